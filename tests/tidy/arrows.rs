@@ -14,7 +14,7 @@ const LIBS: [(&str, &[&str]); 21] = [
     ("yaml", &[]),
     ("flow-file", &["model", "flow", "proto", "yaml"]),
     ("store", &["kv"]),
-    ("workflow", &["model"]),
+    ("workflow", &["model", "expression", "yaml"]),
     ("keys", &["model"]),
     ("kv", &[]),
     ("queue", &["model", "keys", "kv"]),

@@ -5,6 +5,7 @@
 //! number is a text with its digits as they were written: nothing is rounded.
 
 mod read;
+mod rows;
 mod write;
 
 use std::collections::BTreeMap;
@@ -39,6 +40,24 @@ impl Json {
             Self::Map(entries) => entries.get(key),
             _ => None,
         }
+    }
+
+    /// Makes an object of fields.
+    #[must_use]
+    pub fn object<'a>(fields: impl IntoIterator<Item = (&'a str, Self)>) -> Self {
+        Self::Map(fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+    }
+
+    /// Makes a text of something that has one.
+    #[must_use]
+    pub fn text(of: impl std::fmt::Display) -> Self {
+        Self::Text(of.to_string())
+    }
+
+    /// Makes a number; the largest there is for those beyond it.
+    #[must_use]
+    pub fn number(of: u64) -> Self {
+        Self::Int(i64::try_from(of).unwrap_or(i64::MAX))
     }
 
     /// A text.

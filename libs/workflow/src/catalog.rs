@@ -1,0 +1,206 @@
+//! All definitions that are in force together.
+//!
+//! A catalog is made from all manifests at once, or not at all: what several of them say has to fit.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use model::{EffectName, SagaName, TenantId};
+use yaml::{Place, Problem, Problems, did_you_mean};
+
+use crate::definition::{Saga, Tenants};
+use crate::manifest::{Definition, Document};
+use crate::provider::{Effect, Provider};
+
+/// A manifest that was read.
+#[derive(Debug)]
+pub struct File {
+    /// What messages call it.
+    pub name: String,
+    /// Its documents.
+    pub documents: Vec<Document>,
+}
+
+/// All definitions that are in force.
+#[derive(Debug, Clone, Default)]
+pub struct Catalog {
+    sagas: BTreeMap<SagaName, Arc<Saga>>,
+    providers: BTreeMap<EffectName, Arc<Provider>>,
+    /// The provider of each effect.
+    effects: BTreeMap<EffectName, Arc<Provider>>,
+}
+
+impl Catalog {
+    /// Makes a catalog of manifests, which follows another one. `live` are definitions that instances are pinned to.
+    ///
+    /// # Errors
+    /// Everything that does not fit, by file.
+    pub fn new(files: &[File], before: &Self, live: &[Arc<Saga>]) -> Result<Self, Vec<Problems>> {
+        let mut made = Making::default();
+        for file in files {
+            for document in &file.documents {
+                match &document.definition {
+                    Definition::Saga(saga) => made.saga(file, document.place, saga, before),
+                    Definition::Provider(provider) => made.provider(file, document.place, provider),
+                }
+            }
+        }
+        for file in files {
+            for document in &file.documents {
+                if let Definition::Saga(saga) = &document.definition {
+                    made.orders(file, saga, &document.orders);
+                }
+            }
+        }
+        made.needed(live);
+        let Making { catalog, problems } = made;
+        if problems.is_empty() {
+            return Ok(catalog);
+        }
+        Err(problems.into_iter().map(|(file, list)| Problems::new(&file, list)).collect())
+    }
+
+    /// The saga of this name; its newest version.
+    #[must_use]
+    pub fn saga(&self, name: &SagaName) -> Option<&Arc<Saga>> {
+        self.sagas.get(name)
+    }
+
+    /// Lists all sagas.
+    pub fn sagas(&self) -> impl Iterator<Item = &Arc<Saga>> {
+        self.sagas.values()
+    }
+
+    /// Lists all providers.
+    pub fn providers(&self) -> impl Iterator<Item = &Arc<Provider>> {
+        self.providers.values()
+    }
+
+    /// The effect of this name and its provider, as far as a tenant may use it.
+    #[must_use]
+    pub fn effect(&self, name: &EffectName, tenant: &TenantId) -> Option<(&Arc<Provider>, &Effect)> {
+        let provider = self.effects.get(name).filter(|provider| provider.tenants.contain(tenant))?;
+        provider.effects.iter().find(|effect| effect.name == *name).map(|effect| (provider, effect))
+    }
+
+    /// Lists the names of all effects.
+    pub fn effects(&self) -> impl Iterator<Item = &EffectName> {
+        self.effects.keys()
+    }
+}
+
+/// A catalog while it is made.
+#[derive(Default)]
+struct Making {
+    catalog: Catalog,
+    problems: BTreeMap<String, Vec<Problem>>,
+}
+
+impl Making {
+    fn problem(&mut self, file: &File, place: Place, message: String) {
+        self.problems.entry(file.name.clone()).or_default().push(Problem::at(place, message));
+    }
+
+    fn saga(&mut self, file: &File, place: Place, saga: &Arc<Saga>, before: &Catalog) {
+        let (name, version) = (&saga.name, saga.version);
+        if let Some(first) = self.catalog.sagas.get(name) {
+            let message = match first.version == version && first.hash != saga.hash {
+                true => format!("version {version} of the saga `{name}` stands twice, with other content"),
+                false => {
+                    format!("the saga `{name}` stands twice; keep its newest version, instances keep theirs")
+                }
+            };
+            self.problem(file, place, message);
+            return;
+        }
+        if let Some(old) = before.sagas.get(name) {
+            let (in_force, same) = (old.version, old.hash == saga.hash);
+            if version == in_force && !same {
+                let next = version.saturating_add(1);
+                let message = format!(
+                    "version {version} of the saga `{name}` is in force with other content; write `version: {next}`"
+                );
+                self.problem(file, place, message);
+            } else if version < in_force {
+                let message = format!(
+                    "version {version} of the saga `{name}` is behind version {in_force}, which is in force"
+                );
+                self.problem(file, place, message);
+            }
+            if old.shards != saga.shards {
+                let message = format!(
+                    "the saga `{name}` has {} shards; another number of them needs all its instances ended",
+                    old.shards
+                );
+                self.problem(file, place, message);
+            }
+        }
+        self.catalog.sagas.insert(name.clone(), Arc::clone(saga));
+    }
+
+    fn provider(&mut self, file: &File, place: Place, provider: &Arc<Provider>) {
+        if self.catalog.providers.contains_key(&provider.name) {
+            self.problem(file, place, format!("the provider `{}` stands twice", provider.name));
+        }
+        for effect in &provider.effects {
+            if let Some(other) = self.catalog.effects.get(&effect.name) {
+                let (effect, other) = (&effect.name, &other.name);
+                let message = format!("the effect `{effect}` is that of the provider `{other}` already");
+                self.problem(file, place, message);
+            }
+            self.catalog.effects.insert(effect.name.clone(), Arc::clone(provider));
+        }
+        self.catalog.providers.insert(provider.name.clone(), Arc::clone(provider));
+    }
+
+    /// Checks that what a saga orders is there for all its tenants.
+    fn orders(&mut self, file: &File, saga: &Saga, orders: &[(EffectName, Place)]) {
+        let names: Vec<_> = self.catalog.effects.keys().map(EffectName::as_str).map(str::to_owned).collect();
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        for (effect, place) in orders {
+            let message = match self.catalog.effects.get(effect) {
+                None => {
+                    let hint = did_you_mean(effect.as_str(), &names);
+                    format!("no provider has the effect `{effect}`{hint}")
+                }
+                Some(provider) => match left_out(&saga.tenants, &provider.tenants) {
+                    None => continue,
+                    Some(tenants) => {
+                        let provider = &provider.name;
+                        format!("the effect `{effect}` of the provider `{provider}` is not for {tenants}")
+                    }
+                },
+            };
+            self.problem(file, *place, message);
+        }
+    }
+
+    /// Checks that definitions which instances are pinned to still have their effects.
+    fn needed(&mut self, live: &[Arc<Saga>]) {
+        for saga in live {
+            for effect in saga.effects() {
+                if !self.catalog.effects.contains_key(effect) {
+                    let message = format!(
+                        "instances of `{}`, version {}, need the effect `{effect}`, which no provider has any more",
+                        saga.name, saga.version
+                    );
+                    let problems = self.problems.entry("manifests".to_owned()).or_default();
+                    problems.push(Problem { place: None, message });
+                }
+            }
+        }
+    }
+}
+
+/// Tenants that are among the first and not among the second, for people.
+fn left_out(wanted: &Tenants, given: &Tenants) -> Option<String> {
+    match (wanted, given) {
+        (_, Tenants::All) => None,
+        (Tenants::All, Tenants::Listed(_)) => Some("all tenants, as the saga is".to_owned()),
+        (Tenants::Listed(wanted), Tenants::Listed(given)) => {
+            let missing: BTreeSet<_> = wanted.difference(given).map(TenantId::as_str).collect();
+            let missing: Vec<_> = missing.into_iter().map(|tenant| format!("`{tenant}`")).collect();
+            (!missing.is_empty()).then(|| missing.join(", "))
+        }
+    }
+}

@@ -1,0 +1,474 @@
+//! Sagas as they stand in manifests, read and checked.
+//!
+//! A definition is made by [`crate::manifest`] and never changed. Instances are pinned to the hash of theirs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use model::{BlobHash, EffectName, SagaName, StepName, TenantId, TimerName};
+
+use crate::Json;
+use crate::formula::{Formula, Template};
+
+/// Steps of a saga.
+pub const STEPS_MAX: usize = 256;
+/// Branches of a step.
+pub const BRANCHES_MAX: usize = 64;
+/// Effects of a provider.
+pub const EFFECTS_MAX: usize = 32;
+/// Pieces of work that one input may cause.
+pub const WORK_MAX: usize = 64;
+/// Timers of an instance.
+pub const TIMERS_MAX: usize = 64;
+/// State of an instance, in bytes of JSON, unless its manifest says more.
+pub const STATE_BYTES: usize = 64 * 1024;
+/// State of an instance, in bytes of JSON, at most.
+pub const STATE_BYTES_MAX: usize = 256 * 1024;
+/// Rows of the journal that are kept of a run.
+pub const HISTORY_MAX: usize = 500;
+/// Events of an instance that wait for their step.
+pub const KEPT_MAX: usize = 64;
+/// How far ahead a timer may be set.
+pub const TIMER_AHEAD_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// A saga.
+#[derive(Debug, Clone)]
+pub struct Saga {
+    /// Its name.
+    pub name: SagaName,
+    /// Its version: higher than those before it.
+    pub version: u32,
+    /// Hash of its manifest, however that was laid out.
+    pub hash: BlobHash,
+    /// Tenants that have it.
+    pub tenants: Tenants,
+    /// How many lanes each tenant has of it.
+    pub shards: u8,
+    /// Fields of its state.
+    pub state: BTreeMap<String, Field>,
+    /// Aggregates whose events it reads.
+    pub sources: Vec<EventSource>,
+    /// The correlation of an event, as a text or a number.
+    pub correlate: Formula,
+    /// What becomes of events of which there is no instance, by type.
+    pub on_missing: BTreeMap<String, Missing>,
+    /// What becomes of those of every other type.
+    pub on_missing_default: Missing,
+    /// How it starts.
+    pub start: Start,
+    /// Timers that are set when it starts and end with it.
+    pub timers: Vec<TimerSpec>,
+    /// Its steps.
+    pub steps: BTreeMap<StepName, Step>,
+    /// Ordered after the last compensation.
+    pub compensated: Option<Order>,
+    /// Types that a step does not want.
+    pub ignore: BTreeMap<StepName, Ignore>,
+    /// How instances of another version become instances of this one.
+    pub migrate: Option<Migration>,
+    /// Its limits.
+    pub limits: Limits,
+    /// Types of events that steps reachable from a step name, that step left out unless it is reachable from itself.
+    pub ahead: BTreeMap<StepName, BTreeSet<String>>,
+}
+
+/// Tenants to whom something is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tenants {
+    /// Every tenant.
+    All,
+    /// These.
+    Listed(BTreeSet<TenantId>),
+}
+
+impl Tenants {
+    /// Returns whether a tenant is one of them.
+    #[must_use]
+    pub fn contain(&self, tenant: &TenantId) -> bool {
+        match self {
+            Self::All => true,
+            Self::Listed(tenants) => tenants.contains(tenant),
+        }
+    }
+}
+
+/// A field of the state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Field {
+    /// What it holds.
+    pub kind: FieldKind,
+    /// Whether it may be nothing. Until it is set it is.
+    pub is_optional: bool,
+}
+
+/// What a field of the state holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FieldKind {
+    /// A text.
+    Text,
+    /// A whole number.
+    Int,
+    /// A truth.
+    Bool,
+    /// A list of anything.
+    List,
+    /// An object.
+    Object,
+    /// Any value.
+    Any,
+}
+
+impl FieldKind {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::Text, Self::Int, Self::Bool, Self::List, Self::Object, Self::Any];
+
+    /// The name in manifests.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Int => "int",
+            Self::Bool => "bool",
+            Self::List => "list",
+            Self::Object => "object",
+            Self::Any => "any",
+        }
+    }
+
+    /// Returns whether a value is of this kind.
+    #[must_use]
+    pub const fn holds(self, value: &Json) -> bool {
+        matches!(
+            (self, value),
+            (Self::Text, Json::Text(_))
+                | (Self::Int, Json::Int(_))
+                | (Self::Bool, Json::Bool(_))
+                | (Self::List, Json::List(_))
+                | (Self::Object, Json::Map(_))
+                | (Self::Any, _)
+        )
+    }
+}
+
+/// A type of aggregate whose events are read.
+#[derive(Debug, Clone)]
+pub struct EventSource {
+    /// The type, a safe token of a subject.
+    pub aggregate: String,
+    /// Versions of the schema that are understood.
+    pub versions: RangeInclusive<u32>,
+    /// What has to be set in the data of an event to make the next version of it, by version.
+    pub upcast: BTreeMap<u32, Vec<Assignment>>,
+    /// What becomes of events of every other version.
+    pub on_version: OnVersion,
+}
+
+/// What becomes of an event whose version is not understood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnVersion {
+    /// It parks its correlation.
+    DeadLetter,
+    /// Nothing.
+    Ignore,
+    /// Its instance is undone.
+    Compensate,
+}
+
+/// What becomes of an event of which there is no instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    /// Nothing.
+    Ignore,
+    /// It waits so long for an instance, and is a dead letter then.
+    Park(Duration),
+    /// It is a dead letter.
+    DeadLetter,
+}
+
+/// How a saga starts.
+#[derive(Debug, Clone)]
+pub struct Start {
+    /// Types of events that start it; none when it is started by a schedule or by request only.
+    pub on: BTreeSet<String>,
+    /// Whether an event starts it; every one when there is none.
+    pub when: Option<Formula>,
+    /// When it starts by itself.
+    pub schedule: Option<Schedule>,
+    /// The first values of its state.
+    pub set: Vec<Assignment>,
+    /// Its first step.
+    pub goto: StepName,
+}
+
+/// Starts by the calendar.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Schedule {
+    /// Five fields, in UTC.
+    pub cron: String,
+    /// What becomes of occurrences that were missed.
+    pub catch_up: CatchUp,
+}
+
+/// What becomes of occurrences that were missed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CatchUp {
+    /// The last one starts an instance.
+    Last,
+    /// Each of them does, the last hundred at most.
+    All,
+    /// None does.
+    None,
+}
+
+/// A value for a field.
+#[derive(Debug, Clone)]
+pub struct Assignment {
+    /// The field.
+    pub field: String,
+    /// The value.
+    pub value: Template,
+}
+
+/// A step.
+#[derive(Debug, Clone)]
+pub struct Step {
+    /// Whether there is no way back once it has succeeded.
+    pub is_pivot: bool,
+    /// What is done there.
+    pub action: Action,
+}
+
+/// What is done at a step.
+#[derive(Debug, Clone)]
+pub enum Action {
+    /// Work is ordered, and its end is waited for.
+    Work(Work),
+    /// Events and timers are waited for.
+    Wait(Wait),
+}
+
+/// Work of a step.
+#[derive(Debug, Clone)]
+pub struct Work {
+    /// What is ordered, in this order. One unless the step is parallel.
+    pub branches: Vec<Branch>,
+    /// When the step has succeeded.
+    pub join: Join,
+    /// Whether results are named by their branch.
+    pub is_parallel: bool,
+    /// What follows when it has.
+    pub on_success: Vec<Arm>,
+    /// What follows when it has failed; compensation when none fits.
+    pub on_failure: Vec<Arm>,
+}
+
+/// A piece of the work of a step.
+#[derive(Debug, Clone)]
+pub struct Branch {
+    /// Its name within the step; that of the step where there is one branch only.
+    pub name: StepName,
+    /// What is ordered.
+    pub order: Order,
+    /// What undoes it.
+    pub compensate: Option<Order>,
+}
+
+/// Something that is ordered.
+#[derive(Debug, Clone)]
+pub enum Order {
+    /// An effect.
+    Effect {
+        /// Which.
+        effect: EffectName,
+        /// What it is given.
+        input: Template,
+    },
+    /// A command for an aggregate.
+    Command {
+        /// Type of the aggregate.
+        aggregate: String,
+        /// Id of the aggregate.
+        id: Template,
+        /// Type of the command.
+        kind: String,
+        /// What it carries.
+        payload: Template,
+    },
+}
+
+impl Order {
+    /// Returns whether what it carries uses a variable.
+    #[must_use]
+    pub fn uses(&self, variable: &str) -> bool {
+        match self {
+            Self::Effect { input, .. } => input.uses(variable),
+            Self::Command { id, payload, .. } => id.uses(variable) || payload.uses(variable),
+        }
+    }
+}
+
+/// When a step with several branches has succeeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Join {
+    /// When all have.
+    All,
+    /// When one has.
+    Any,
+    /// When so many have.
+    Quorum(usize),
+}
+
+impl Join {
+    /// How many of `branches` have to succeed.
+    #[must_use]
+    pub const fn needs(self, branches: usize) -> usize {
+        match self {
+            Self::All => branches,
+            Self::Any => 1,
+            Self::Quorum(count) => count,
+        }
+    }
+}
+
+/// Events and timers for which a step waits.
+#[derive(Debug, Clone)]
+pub struct Wait {
+    /// What follows, by the type of the event or what a timer raises.
+    pub on: BTreeMap<String, Vec<Arm>>,
+    /// Timers that are set when the step begins and end with it.
+    pub timers: Vec<TimerSpec>,
+}
+
+/// One of several ways to go on: the first whose condition holds is taken.
+#[derive(Debug, Clone)]
+pub struct Arm {
+    /// The condition; none holds always.
+    pub when: Option<Formula>,
+    /// What is noted in the state before.
+    pub set: Vec<Assignment>,
+    /// What follows.
+    pub then: Then,
+}
+
+/// What follows an input.
+#[derive(Debug, Clone)]
+pub enum Then {
+    /// A step begins.
+    Goto(StepName),
+    /// The step goes on waiting.
+    Stay,
+    /// The saga has done what it was for.
+    Complete,
+    /// The saga ends otherwise.
+    Fail(Template),
+    /// What was done is undone, for this reason.
+    Compensate(Template),
+    /// The input is a dead letter, for this reason.
+    DeadLetter(Template),
+}
+
+/// A timer.
+#[derive(Debug, Clone)]
+pub struct TimerSpec {
+    /// Its name.
+    pub name: TimerName,
+    /// When it fires.
+    pub due: Due,
+    /// So much later at most, by its own share of it.
+    pub jitter: Duration,
+    /// What it raises, as an event of this type.
+    pub raise: String,
+}
+
+/// When a timer fires.
+#[derive(Debug, Clone)]
+pub enum Due {
+    /// So long after it was set.
+    After(Duration),
+    /// So many milliseconds after it was set, by a formula.
+    AfterFormula(Formula),
+    /// At a moment, in milliseconds since 1970, by a formula.
+    At(Formula),
+}
+
+/// Types of events that a step does not want.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ignore {
+    /// All of them.
+    All,
+    /// These.
+    Listed(BTreeSet<String>),
+}
+
+impl Ignore {
+    /// Returns whether it names a type.
+    #[must_use]
+    pub fn contains(&self, kind: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Listed(kinds) => kinds.contains(kind),
+        }
+    }
+}
+
+/// How instances of another version become instances of this one.
+#[derive(Debug, Clone)]
+pub struct Migration {
+    /// The version that they are of.
+    pub from: u32,
+    /// The step of this version for each step of theirs that has another name.
+    pub steps: BTreeMap<StepName, StepName>,
+    /// What is set in their state.
+    pub set: Vec<Assignment>,
+}
+
+/// Limits of a saga.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Rows of the journal that are kept of a run.
+    pub history: usize,
+    /// Pieces of work that one input may cause.
+    pub work_items: usize,
+    /// State of an instance, in bytes of JSON.
+    pub state_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { history: HISTORY_MAX, work_items: WORK_MAX, state_bytes: STATE_BYTES }
+    }
+}
+
+impl Saga {
+    /// Effects that it orders.
+    #[must_use]
+    pub fn effects(&self) -> BTreeSet<&EffectName> {
+        let branches = self.steps.values().flat_map(|step| match &step.action {
+            Action::Work(work) => work.branches.as_slice(),
+            Action::Wait(_) => &[],
+        });
+        let orders = branches.flat_map(|branch| std::iter::once(&branch.order).chain(&branch.compensate));
+        let effects = orders.chain(&self.compensated).filter_map(|order| match order {
+            Order::Effect { effect, .. } => Some(effect),
+            Order::Command { .. } => None,
+        });
+        effects.collect()
+    }
+
+    /// Returns whether events of a type mean anything to it.
+    #[must_use]
+    pub fn listens_to(&self, kind: &str) -> bool {
+        self.start.on.contains(kind)
+            || self.steps.values().any(|step| match &step.action {
+                Action::Wait(wait) => wait.on.contains_key(kind),
+                Action::Work(_) => false,
+            })
+    }
+
+    /// What becomes of an event of which there is no instance.
+    #[must_use]
+    pub fn missing(&self, kind: &str) -> Missing {
+        self.on_missing.get(kind).copied().unwrap_or(self.on_missing_default)
+    }
+}

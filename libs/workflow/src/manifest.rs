@@ -1,0 +1,121 @@
+//! Manifests: YAML files with sagas and providers of effects.
+//!
+//! A file has any number of documents. Everything that is wrong with one is found at once, each with its line and column;
+//! [`crate::catalog`] looks at what several of them say together.
+
+mod calls;
+mod canonical;
+mod fields;
+mod graph;
+mod provider;
+mod saga;
+mod steps;
+
+use std::sync::Arc;
+
+use model::{BlobHash, EffectName};
+use yaml::{Place, Problem, Problems, Tree, Value, did_you_mean};
+
+use self::fields::Reader;
+use crate::definition::Saga;
+use crate::provider::Provider;
+
+/// A file, in bytes.
+pub const MANIFEST_BYTES_MAX: usize = 1024 * 1024;
+
+/// What messages call a file.
+const KIND: &str = "a manifest";
+const KINDS: [&str; 2] = ["Saga", "EffectProvider"];
+
+/// One document of a manifest.
+#[derive(Debug, Clone)]
+pub struct Document {
+    /// Where it begins.
+    pub place: Place,
+    /// What it defines.
+    pub definition: Definition,
+    /// The document in its one form, which [`read`] takes as well.
+    pub text: String,
+    /// Hash of that form.
+    pub hash: BlobHash,
+    /// Effects that it orders, and where.
+    pub orders: Vec<(EffectName, Place)>,
+}
+
+/// What a document defines.
+#[derive(Debug, Clone)]
+pub enum Definition {
+    /// A saga.
+    Saga(Arc<Saga>),
+    /// A provider of effects.
+    Provider(Arc<Provider>),
+}
+
+/// Reads a manifest; `name` is what messages call the file.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn read(name: &str, text: &str) -> Result<Vec<Document>, Problems> {
+    let refused = |problem: Problem| Problems::new(name, vec![problem]);
+    if text.len() > MANIFEST_BYTES_MAX {
+        let message =
+            format!("a manifest has at most {MANIFEST_BYTES_MAX} bytes, this one has {}", text.len());
+        return Err(refused(Problem { place: None, message }));
+    }
+    let trees = yaml::parse_all(text, KIND).map_err(refused)?;
+    if trees.is_empty() {
+        let message = "the manifest is empty; it begins with `kind: Saga` or `kind: EffectProvider`";
+        return Err(refused(Problem::at(Place::START, message)));
+    }
+    let mut problems = Vec::new();
+    let documents: Vec<_> = trees.iter().filter_map(|tree| document(tree, &mut problems)).collect();
+    if problems.is_empty() { Ok(documents) } else { Err(Problems::new(name, problems)) }
+}
+
+fn document(tree: &Tree, problems: &mut Vec<Problem>) -> Option<Document> {
+    let kind = match kind(tree) {
+        Ok(kind) => kind,
+        Err(problem) => {
+            problems.push(problem);
+            return None;
+        }
+    };
+    let text = canonical::text(tree);
+    let hash = BlobHash::of(text.as_bytes());
+    let mut reader = Reader::default();
+    let definition = match kind {
+        "Saga" => reader.saga(tree, hash).map(|saga| Definition::Saga(Arc::new(saga))),
+        _ => reader.provider(tree).map(|provider| Definition::Provider(Arc::new(provider))),
+    };
+    let (found, orders) = reader.finish();
+    let is_good = found.is_empty();
+    problems.extend(found);
+    definition.filter(|_| is_good).map(|definition| Document {
+        place: tree.place,
+        definition,
+        text,
+        hash,
+        orders,
+    })
+}
+
+/// Reads what a document is.
+fn kind(tree: &Tree) -> Result<&str, Problem> {
+    let Value::Map(entries) = &tree.value else {
+        let message = format!("a document of a manifest is a mapping, not {}", tree.value.kind());
+        return Err(Problem::at(tree.place, message));
+    };
+    let Some(entry) = entries.iter().find(|entry| entry.key == "kind") else {
+        let message = "the document does not say what it is; write `kind: Saga` or `kind: EffectProvider`";
+        return Err(Problem::at(tree.place, message));
+    };
+    let written = entry.value.value.as_text().unwrap_or_default();
+    KINDS.into_iter().find(|kind| *kind == written).ok_or_else(|| {
+        let hint = did_you_mean(written, &KINDS);
+        let message = format!("there is no kind `{written}`; there are {}{hint}", KINDS.join(" and "));
+        Problem::at(entry.value.place, message)
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,401 @@
+//! Providers of effects as they stand in manifests, read and checked.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use model::EffectName;
+
+use crate::definition::Tenants;
+use crate::formula::{Formula, Template};
+
+/// A provider: one way to the outside world, and the effects that it offers.
+#[derive(Debug, Clone)]
+pub struct Provider {
+    /// Its name.
+    pub name: EffectName,
+    /// Tenants that may use it.
+    pub tenants: Tenants,
+    /// The way.
+    pub transport: Transport,
+    /// Its effects.
+    pub effects: Vec<Effect>,
+}
+
+/// A way to the outside world.
+#[derive(Debug, Clone)]
+pub enum Transport {
+    /// Requests by HTTP.
+    Http(HttpTransport),
+    /// Mail by SMTP.
+    Smtp(SmtpTransport),
+    /// Flows of this suite.
+    Flow(FlowTransport),
+}
+
+impl Transport {
+    /// The name in manifests.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Http(_) => "http",
+            Self::Smtp(_) => "smtp",
+            Self::Flow(_) => "flow",
+        }
+    }
+}
+
+/// A secret by its name. Its value is read when it is used and is in no manifest.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SecretName(String);
+
+impl SecretName {
+    /// How a reference to a secret begins.
+    pub const PREFIX: &'static str = "secret:";
+
+    /// Reads `secret:<name>`; the name has 1 to 64 characters of `[A-Za-z0-9_-]`.
+    #[must_use]
+    pub fn read(text: &str) -> Option<Self> {
+        let name = text.strip_prefix(Self::PREFIX)?;
+        let is_safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        let is_name = (1..=64).contains(&name.len()) && name.chars().all(is_safe);
+        is_name.then(|| Self(name.to_owned()))
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for SecretName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", Self::PREFIX, self.0)
+    }
+}
+
+/// A text of a manifest, or a secret.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TextOrSecret {
+    /// A text.
+    Text(String),
+    /// A secret.
+    Secret(SecretName),
+}
+
+/// Requests by HTTP.
+#[derive(Debug, Clone)]
+pub struct HttpTransport {
+    /// What paths are put behind: `https://pay.internal`.
+    pub base_url: String,
+    /// Hosts that may be connected to, each with a port where it is not the scheme's.
+    pub allow_hosts: Vec<String>,
+    /// Whether addresses of private networks and of this machine may be connected to.
+    pub is_private: bool,
+    /// How requests are authorized.
+    pub auth: Option<HttpAuth>,
+    /// Headers of every request.
+    pub headers: BTreeMap<String, TextOrSecret>,
+    /// Certificates of the authorities that servers are checked against, in place of the public ones.
+    pub ca: Option<SecretName>,
+}
+
+/// How requests are authorized.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HttpAuth {
+    /// `Authorization: Bearer …`.
+    Bearer(SecretName),
+    /// `Authorization: Basic …`.
+    Basic {
+        /// The user.
+        user: String,
+        /// The password.
+        password: SecretName,
+    },
+}
+
+/// Mail by SMTP.
+#[derive(Debug, Clone)]
+pub struct SmtpTransport {
+    /// The server.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// Whether the connection is encrypted.
+    pub tls: SmtpTls,
+    /// Senders that may be named: an address, or `*@domain`. The first one sends unless an effect names another.
+    pub from: Vec<String>,
+    /// Who sends, to the server.
+    pub auth: Option<SmtpAuth>,
+    /// Whether addresses of private networks and of this machine may be connected to.
+    pub is_private: bool,
+    /// Certificates of the authorities that the server is checked against, in place of the public ones.
+    pub ca: Option<SecretName>,
+}
+
+/// Whether mail is encrypted on its way to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SmtpTls {
+    /// By STARTTLS, or not at all.
+    Required,
+    /// From the first byte on.
+    Implicit,
+    /// Never: for servers on this machine.
+    None,
+}
+
+/// Who sends mail, to the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SmtpAuth {
+    /// The user.
+    pub user: String,
+    /// The password.
+    pub password: SecretName,
+}
+
+/// Flows in the tenant's own context.
+#[derive(Debug, Clone)]
+pub struct FlowTransport {
+    /// The actor that submits them.
+    pub actor: u32,
+    /// The key by which the actor signs its tokens.
+    pub signing_key: SecretName,
+}
+
+/// An effect.
+#[derive(Debug, Clone)]
+pub struct Effect {
+    /// Its name.
+    pub name: EffectName,
+    /// What is done.
+    pub call: Call,
+    /// What becomes of a call of which nobody knows whether it happened.
+    pub unknown: Unknown,
+    /// How long things may take.
+    pub timeouts: Timeouts,
+    /// When a call is made again.
+    pub retry: Retry,
+    /// How many calls there may be.
+    pub limits: CallLimits,
+    /// When an upstream is left alone.
+    pub breaker: Breaker,
+    /// Fields that are kept nowhere, as paths: `input.card`, `result.token`.
+    pub redact: Vec<Vec<String>>,
+}
+
+/// What is done by an effect.
+#[derive(Debug, Clone)]
+pub enum Call {
+    /// A request by HTTP.
+    Http(Box<HttpCall>),
+    /// A mail.
+    Mail(Box<Mail>),
+    /// A flow.
+    Flow(FlowCall),
+}
+
+/// A call by HTTP.
+#[derive(Debug, Clone)]
+pub struct HttpCall {
+    /// The request.
+    pub request: Request,
+    /// Whether an answer is a success; status 200 to 299 when it does not say.
+    pub success: Option<Formula>,
+    /// Whether an answer that is none is a failure for good; 400 to 499 without 408, 425 and 429 when it does not say.
+    pub terminal: Option<Formula>,
+    /// What the saga is given; the body when it does not say.
+    pub result: Option<Template>,
+    /// Whether the answer comes later, by the call's token.
+    pub is_callback: bool,
+}
+
+/// A request by HTTP.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The method.
+    pub method: Method,
+    /// The path with its query, behind the provider's base.
+    pub path: Template,
+    /// The body, as JSON; none.
+    pub body: Option<Template>,
+    /// Headers beside those of the provider.
+    pub headers: BTreeMap<String, Template>,
+}
+
+/// A method of HTTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// `GET`.
+    Get,
+    /// `PUT`.
+    Put,
+    /// `POST`.
+    Post,
+    /// `PATCH`.
+    Patch,
+    /// `DELETE`.
+    Delete,
+}
+
+impl Method {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Get, Self::Put, Self::Post, Self::Patch, Self::Delete];
+
+    /// The name in requests.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Get => "GET",
+            Self::Put => "PUT",
+            Self::Post => "POST",
+            Self::Patch => "PATCH",
+            Self::Delete => "DELETE",
+        }
+    }
+}
+
+/// A mail.
+#[derive(Debug, Clone)]
+pub struct Mail {
+    /// Who sends it; the provider's first sender when it does not say.
+    pub from: Option<Template>,
+    /// Who gets it: an address, or a list of them.
+    pub to: Template,
+    /// The subject.
+    pub subject: Template,
+    /// The text.
+    pub text: Template,
+}
+
+/// A flow that is submitted.
+#[derive(Debug, Clone)]
+pub struct FlowCall {
+    /// The flow file, beside the manifest.
+    pub file: String,
+    /// Variables of the flow.
+    pub env: BTreeMap<String, Template>,
+}
+
+/// What becomes of a call of which nobody knows whether it happened.
+#[derive(Debug, Clone)]
+pub enum Unknown {
+    /// It is made again, under the same key.
+    Retry,
+    /// The upstream is asked.
+    Query(Box<Query>),
+    /// It counts as failed, and as perhaps done.
+    Fail,
+    /// A person says.
+    Manual,
+}
+
+impl Unknown {
+    /// The name in manifests and metrics.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Retry => "retry",
+            Self::Query(_) => "query",
+            Self::Fail => "fail",
+            Self::Manual => "manual",
+        }
+    }
+}
+
+/// How an upstream is asked whether a call happened.
+#[derive(Debug, Clone)]
+pub struct Query {
+    /// The request.
+    pub request: Request,
+    /// Whether the answer says that it did not.
+    pub absent: Formula,
+}
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeouts {
+    /// From the command to the first call.
+    pub schedule_to_start: Option<Duration>,
+    /// One call.
+    pub start_to_close: Duration,
+    /// From the command to its result, all calls and pauses together.
+    pub schedule_to_close: Duration,
+    /// Between two signs of life of a call whose answer comes later.
+    pub heartbeat: Option<Duration>,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            schedule_to_start: None,
+            start_to_close: Duration::from_secs(10),
+            schedule_to_close: Duration::from_secs(24 * 3600),
+            heartbeat: None,
+        }
+    }
+}
+
+/// When a call is made again after a failure that passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retry {
+    /// The first pause, at most.
+    pub initial: Duration,
+    /// How much longer each next one is.
+    pub factor: u32,
+    /// The longest pause.
+    pub max: Duration,
+    /// Calls in all.
+    pub attempts: u32,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { initial: Duration::from_millis(500), factor: 2, max: Duration::from_secs(60), attempts: 8 }
+    }
+}
+
+/// How many calls there may be, by each process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallLimits {
+    /// At a time.
+    pub concurrency: u32,
+    /// At a time, of one tenant.
+    pub per_tenant: u32,
+    /// In a length of time; as many as there are when it does not say.
+    pub rate: Option<Rate>,
+}
+
+impl Default for CallLimits {
+    fn default() -> Self {
+        Self { concurrency: 32, per_tenant: 32, rate: None }
+    }
+}
+
+/// So many in a length of time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    /// How many.
+    pub count: u32,
+    /// The length of time.
+    pub each: Duration,
+}
+
+/// When an upstream is left alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Breaker {
+    /// The last calls that count.
+    pub window: u32,
+    /// How many of a thousand of them have to fail for it to open.
+    pub failures_per_mille: u32,
+    /// How long it stays open.
+    pub open: Duration,
+    /// Calls that have to succeed for it to close.
+    pub probes: u32,
+}
+
+impl Default for Breaker {
+    fn default() -> Self {
+        Self { window: 20, failures_per_mille: 500, open: Duration::from_secs(30), probes: 1 }
+    }
+}
