@@ -4,11 +4,13 @@
 //! from chance, and not from the order in which inputs happened to come either.
 
 use model::{CommandId, CorrelationId, SagaName, TenantId, Timestamp};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use uuid::Builder;
 
 /// What an instance was given, by the name under which it counts once.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum InputId {
     /// An event that says its own id.
     Event(String),

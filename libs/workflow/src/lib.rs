@@ -14,12 +14,16 @@ pub mod cursor;
 pub mod definition;
 pub mod formula;
 pub mod id;
+pub mod input;
+pub mod instance;
 pub mod json;
 pub mod key;
 pub mod lane;
 pub mod manifest;
 pub mod provider;
 pub mod queues;
+pub mod replay;
+pub mod step;
 pub mod subject;
 pub mod transition;
 

@@ -1,0 +1,211 @@
+//! What instances are given: events, results of commands, timers, verbs.
+
+use model::{CommandId, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::{InputId, Json};
+
+/// An input, in bytes of the message that brings it.
+pub const INPUT_BYTES_MAX: usize = 1024 * 1024 - 16 * 1024;
+
+/// Something that an instance is given.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Input {
+    /// When it happened: the stored time of its message, or when a timer was due.
+    pub time: Timestamp,
+    /// What it is.
+    pub what: What,
+}
+
+/// What an input is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    /// An event of an aggregate, or what somebody sent in its place.
+    Event(Event),
+    /// The end of a command.
+    Result(CommandResult),
+    /// A timer is due.
+    Timer {
+        /// Its name.
+        name: String,
+        /// How many timers of the instance had been set when it was.
+        generation: u64,
+    },
+    /// Somebody asked for something.
+    Verb {
+        /// The id of the request.
+        request: String,
+        /// What was asked for.
+        verb: Verb,
+    },
+}
+
+/// An event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// The id under which it counts once.
+    pub id: InputId,
+    /// Its type.
+    pub kind: String,
+    /// The event as formulas see it.
+    pub body: Json,
+    /// The aggregate that it is of, as `Type/id`, and the version that it gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<(String, u64)>,
+}
+
+/// The end of a command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommandResult {
+    /// The command.
+    pub command: CommandId,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Whether it may have happened although it did not succeed.
+    pub may_have_happened: bool,
+    /// What its provider says of it.
+    pub payload: Json,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Outcome {
+    /// As it should.
+    Succeeded,
+    /// It failed for good.
+    Failed,
+    /// It took too long.
+    TimedOut,
+    /// Nobody knows whether it happened.
+    Unknown,
+    /// Nobody wanted it any more.
+    Cancelled,
+}
+
+impl Outcome {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Succeeded, Self::Failed, Self::TimedOut, Self::Unknown, Self::Cancelled];
+
+    /// The name in messages.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Succeeded => "Succeeded",
+            Self::Failed => "Failed",
+            Self::TimedOut => "TimedOut",
+            Self::Unknown => "Unknown",
+            Self::Cancelled => "Cancelled",
+        }
+    }
+
+    /// The code of a failure whose provider names none.
+    #[must_use]
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Succeeded => "",
+            Self::Failed => "failed",
+            Self::TimedOut => "timed_out",
+            Self::Unknown => "unknown",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// What somebody asks of an instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verb {
+    /// Starts it; the data stand where those of an event would.
+    Start {
+        /// The data.
+        data: Json,
+    },
+    /// Gives it an event.
+    Send {
+        /// Its type.
+        kind: String,
+        /// Its data.
+        data: Json,
+    },
+    /// Keeps its inputs back from now on.
+    Pause,
+    /// Gives it what was kept back.
+    Resume,
+    /// Undoes what was done.
+    Cancel {
+        /// Why.
+        reason: String,
+    },
+    /// Ends it where it stands.
+    Kill {
+        /// Why.
+        reason: String,
+    },
+    /// Has the step that is stuck tried again.
+    RetryStep,
+    /// Leaves the step out that is stuck.
+    SkipStep {
+        /// What takes the place of its result.
+        result: Json,
+    },
+    /// Says that everything is done.
+    Complete {
+        /// Why.
+        reason: String,
+    },
+    /// Makes it an instance of the version that is in force.
+    Migrate,
+}
+
+impl Verb {
+    /// The name in journals and answers.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Start { .. } => "start",
+            Self::Send { .. } => "send",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+            Self::Cancel { .. } => "cancel",
+            Self::Kill { .. } => "kill",
+            Self::RetryStep => "retry-step",
+            Self::SkipStep { .. } => "skip-step",
+            Self::Complete { .. } => "complete",
+            Self::Migrate => "migrate",
+        }
+    }
+}
+
+impl Input {
+    /// The id under which it counts once.
+    #[must_use]
+    pub fn id(&self) -> InputId {
+        match &self.what {
+            What::Event(event) => event.id.clone(),
+            What::Result(result) => InputId::Result(result.command),
+            What::Timer { name, generation } => {
+                InputId::Timer { name: name.clone(), generation: *generation }
+            }
+            What::Verb { request, .. } => InputId::Verb(request.clone()),
+        }
+    }
+}
+
+impl Event {
+    /// Makes the event that stands for what somebody sent.
+    #[must_use]
+    pub fn sent(request: &str, kind: &str, data: Json) -> Self {
+        let body = Json::object([
+            ("id", Json::text(request)),
+            ("type", Json::text(kind)),
+            ("aggregate_type", Json::Null),
+            ("aggregate_id", Json::Null),
+            ("version", Json::Null),
+            ("data", data),
+            ("metadata", Json::object([])),
+        ]);
+        Self { id: InputId::Verb(request.to_owned()), kind: kind.to_owned(), body, version: None }
+    }
+}

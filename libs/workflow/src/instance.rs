@@ -1,0 +1,395 @@
+//! Instances of sagas, as they are kept.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use model::{BlobHash, CommandId, SagaStatus, StepName, TimerName, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::Json;
+use crate::definition::Saga;
+
+/// The form of the rows that this program writes.
+const FORM: u8 = 1;
+/// An instance, in bytes of its row.
+pub const INSTANCE_BYTES_MAX: usize = 512 * 1024;
+/// The reason of an end, in characters.
+pub const REASON_CHARS_MAX: usize = 300;
+
+/// Everything that is kept of a correlation under its own key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// What there is of it.
+    pub entry: Entry,
+    /// The dead letter that parked it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parked_by: Option<u64>,
+    /// Whether somebody paused it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_paused: bool,
+    /// Inputs that wait behind a letter or a pause.
+    #[serde(default)]
+    pub held: Numbers,
+    /// Dead letters that were written, those among them that are gone.
+    #[serde(default)]
+    pub letters: u64,
+    /// Events that have waited for a start.
+    #[serde(default)]
+    pub awaited: u64,
+}
+
+/// What there is of a correlation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Entry {
+    /// Nothing but events that wait for its start.
+    Awaited(Awaited),
+    /// An instance.
+    Live(Box<Instance>),
+    /// What is left of one.
+    Ended(Tombstone),
+}
+
+/// Events that wait for the start of an instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Awaited {
+    /// After it they are dead letters.
+    pub timer: Timer,
+    /// The events.
+    pub kept: VecDeque<Kept>,
+}
+
+/// An event that waits for its step; its row has the rest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// Its number.
+    pub number: u64,
+    /// Its type.
+    pub kind: String,
+}
+
+/// Rows with numbers, from the first that is there to behind the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Numbers {
+    /// The first that is there.
+    pub first: u64,
+    /// The one that comes next.
+    pub next: u64,
+}
+
+impl Numbers {
+    /// Counts the rows.
+    #[must_use]
+    pub const fn len(self) -> u64 {
+        self.next - self.first
+    }
+
+    /// Returns whether there is none.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.next == self.first
+    }
+}
+
+/// An instance of a saga.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Instance {
+    /// Hash of the definition that it is pinned to.
+    pub definition: BlobHash,
+    /// Version of that.
+    pub version: u32,
+    /// Instances of this correlation before it.
+    pub run: u64,
+    /// Inputs that were applied or ignored: each has a row of the journal.
+    pub revision: u64,
+    /// Where it stands.
+    pub status: SagaStatus,
+    /// When it started.
+    pub started: Timestamp,
+    /// The latest time of its inputs.
+    pub now: Timestamp,
+    /// The step that it is at.
+    pub step: StepName,
+    /// When it came there.
+    pub entered: Timestamp,
+    /// Its state: an object with every field that it has.
+    pub state: Json,
+    /// What may have to be undone, in the order in which it was ordered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stack: Vec<Done>,
+    /// Whether its pivot has succeeded.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_past_pivot: bool,
+    /// Commands whose end is waited for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub open: BTreeMap<CommandId, Open>,
+    /// How far the work of its step is.
+    #[serde(default, skip_serializing_if = "Progress::is_empty")]
+    pub progress: Progress,
+    /// Why it is being undone, or was ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Why somebody cancelled it, while its pivot is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cancelled: Option<String>,
+    /// What it is stuck at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stuck: Option<Stuck>,
+    /// Its timers.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub timers: BTreeMap<TimerName, Timer>,
+    /// Timers that were set.
+    #[serde(default)]
+    pub generations: u64,
+    /// The highest version that was seen of each aggregate, as `Type/id`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub versions: BTreeMap<String, u64>,
+    /// Events that wait for their step.
+    #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
+    pub kept: VecDeque<Kept>,
+    /// Hash over everything that happened to it.
+    pub chain: BlobHash,
+}
+
+/// Something that may have to be undone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    /// The step that ordered it.
+    pub step: StepName,
+    /// The branch.
+    pub branch: StepName,
+    /// The command.
+    pub command: CommandId,
+    /// What it was given, as far as its compensation needs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<Json>,
+    /// What came of it, as far as its compensation needs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<Json>,
+}
+
+/// A command whose end is waited for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Open {
+    /// The step that ordered it.
+    pub step: StepName,
+    /// The branch.
+    pub branch: StepName,
+    /// What for.
+    pub purpose: Purpose,
+    /// The effect; none for a command of an aggregate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub effect: Option<model::EffectName>,
+}
+
+/// What a command is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// The work of a step.
+    Forward,
+    /// Undoing a branch whose step succeeded without it.
+    Tidy,
+    /// Undoing what was done.
+    Undo,
+    /// What is ordered after the last compensation.
+    Last,
+}
+
+/// How far the work of a step is.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Progress {
+    /// Branches that have ended, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub ended: BTreeMap<StepName, Ended>,
+    /// Whether the step has succeeded, once that is decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub has_succeeded: Option<bool>,
+    /// Branches that ended well after that and have to be undone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub untidy: Vec<StepName>,
+}
+
+impl Progress {
+    /// Returns whether nothing of the work has ended.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// How a branch ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// Whether it succeeded.
+    pub is_success: bool,
+    /// Whether it may have happened although it did not.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_uncertain: bool,
+    /// What came of it.
+    pub result: Json,
+}
+
+/// What an instance is stuck at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stuck {
+    /// What could not be done.
+    pub purpose: Purpose,
+    /// Why.
+    pub why: String,
+}
+
+/// A timer that is set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timer {
+    /// How many timers of the instance had been set when it was.
+    pub generation: u64,
+    /// When it fires.
+    pub due: Timestamp,
+    /// What it raises.
+    pub raise: String,
+    /// Whether it ends with its step.
+    pub is_of_step: bool,
+}
+
+/// What is left of an instance that has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tombstone {
+    /// Hash of the definition that it was pinned to.
+    pub definition: BlobHash,
+    /// Version of that.
+    pub version: u32,
+    /// Instances of this correlation before it.
+    pub run: u64,
+    /// Its last revision.
+    pub revision: u64,
+    /// How it ended.
+    pub status: SagaStatus,
+    /// The step that it ended at.
+    pub step: StepName,
+    /// When it started.
+    pub started: Timestamp,
+    /// When it ended.
+    pub ended: Timestamp,
+    /// Why, in so many characters as are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Hash over everything that happened to it.
+    pub chain: BlobHash,
+}
+
+/// A row that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RowError {
+    /// A newer program wrote it.
+    #[error("the row has the form {found}, this program reads those up to {FORM}")]
+    Newer {
+        /// Its form.
+        found: u8,
+    },
+    /// It is damaged.
+    #[error("the row is damaged: {why}")]
+    Damaged {
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// Writes a row: its form, and JSON.
+pub fn encode<T: Serialize>(row: &T) -> Vec<u8> {
+    let mut bytes = vec![FORM];
+    // Keys are texts and nothing of it fails to be written.
+    let written = serde_json::to_writer(&mut bytes, row);
+    debug_assert!(written.is_ok(), "{written:?}");
+    bytes
+}
+
+/// Reads a row that [`encode`] wrote.
+///
+/// # Errors
+/// It is of a newer form, or damaged.
+pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, RowError> {
+    match bytes.split_first() {
+        Some((&FORM, json)) => {
+            serde_json::from_slice(json).map_err(|error| RowError::Damaged { why: error.to_string() })
+        }
+        Some((&found, _)) if found > FORM => Err(RowError::Newer { found }),
+        _ => Err(RowError::Damaged { why: "it has no form".to_owned() }),
+    }
+}
+
+impl Record {
+    /// A record of a correlation of which there was nothing.
+    #[must_use]
+    pub fn new(entry: Entry) -> Self {
+        Self { entry, parked_by: None, is_paused: false, held: Numbers::default(), letters: 0, awaited: 0 }
+    }
+
+    /// The instance, while there is one.
+    #[must_use]
+    pub fn instance(&self) -> Option<&Instance> {
+        match &self.entry {
+            Entry::Live(instance) => Some(instance),
+            Entry::Awaited(_) | Entry::Ended(_) => None,
+        }
+    }
+
+    /// Returns whether inputs wait rather than being applied.
+    #[must_use]
+    pub const fn holds_back(&self) -> bool {
+        self.is_paused || self.parked_by.is_some()
+    }
+
+    /// The definition that its instance is pinned to, or was.
+    #[must_use]
+    pub fn definition(&self) -> Option<BlobHash> {
+        match &self.entry {
+            Entry::Live(instance) => Some(instance.definition),
+            Entry::Ended(tombstone) => Some(tombstone.definition),
+            Entry::Awaited(_) => None,
+        }
+    }
+}
+
+impl Instance {
+    /// The variable `saga` of formulas.
+    #[must_use]
+    pub fn facts(&self, saga: &Saga, correlation: &str) -> Json {
+        Json::object([
+            ("name", Json::text(&saga.name)),
+            ("version", Json::number(saga.version.into())),
+            ("correlation", Json::text(correlation)),
+            ("run", Json::number(self.run)),
+            ("reason", self.reason.as_ref().map_or(Json::Null, Json::text)),
+            ("step", Json::text(&self.step)),
+            ("started_at", Json::number(self.started.as_millis())),
+        ])
+    }
+
+    /// What is left of it when it ends.
+    #[must_use]
+    pub fn tombstone(&self) -> Tombstone {
+        Tombstone {
+            definition: self.definition,
+            version: self.version,
+            run: self.run,
+            revision: self.revision,
+            status: self.status,
+            step: self.step.clone(),
+            started: self.started,
+            ended: self.now,
+            reason: self.reason.clone(),
+            chain: self.chain,
+        }
+    }
+}
+
+/// Cuts a reason to what is kept of it.
+#[must_use]
+pub fn cut(reason: &str) -> String {
+    reason.chars().take(REASON_CHARS_MAX).collect()
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+const fn is_false(truth: &bool) -> bool {
+    !*truth
+}

@@ -1,0 +1,136 @@
+//! Journals that are run again.
+//!
+//! What an instance was given is in its journal, and everything that follows from it is computed: so a journal that is run again
+//! gives the same rows, byte by byte. A row that differs means that a program, a definition or a store is not what it was.
+
+use std::sync::Arc;
+
+use model::BlobHash;
+
+use crate::definition::Saga;
+use crate::input::{Verb, What};
+use crate::instance::{Entry, Instance, Numbers, Record, Tombstone};
+use crate::step::{self, JournalInput, KeptEvents, Origin, Row, Whose};
+
+/// Why a journal does not give what it says.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Difference {
+    /// Its first rows are not kept any more.
+    #[error("the journal begins with revision {first}: what was before it is not kept any more")]
+    Cut {
+        /// The first revision that is there.
+        first: u64,
+    },
+    /// A definition is missing.
+    #[error("revision {revision} is of the definition {definition}, which is not there")]
+    NoDefinition {
+        /// The revision.
+        revision: u64,
+        /// The hash of the definition.
+        definition: String,
+    },
+    /// A row is another one.
+    #[error("revision {revision} differs: {what}")]
+    Row {
+        /// The revision.
+        revision: u64,
+        /// In what.
+        what: String,
+    },
+}
+
+/// Runs a journal again, from its first revision; gives the record that it leads to.
+///
+/// # Errors
+/// The first difference.
+pub fn replay(
+    definition: impl Fn(BlobHash) -> Option<Arc<Saga>>,
+    whose: Whose<'_>,
+    rows: &[Row],
+) -> Result<Option<Record>, Difference> {
+    let first = rows.first().map_or(1, |row| row.revision);
+    if first != 1 {
+        return Err(Difference::Cut { first });
+    }
+    let (mut record, mut kept, mut rest) = (None::<Record>, KeptEvents::new(), rows);
+    let mut saga = None;
+    while let Some(row) = rest.first() {
+        let differs = |what: &str| Difference::Row { revision: row.revision, what: what.to_owned() };
+        if let Some(hash) = row.definition {
+            saga = definition(hash);
+            if saga.is_none() {
+                return Err(Difference::NoDefinition {
+                    revision: row.revision,
+                    definition: hash.to_string(),
+                });
+            }
+        }
+        let (Some(saga), JournalInput::Came(input)) = (&saga, &row.input) else {
+            return Err(differs("an event is applied that would not have been"));
+        };
+        // What held inputs back then is in no journal, only that they came to be applied.
+        let asked = if let What::Verb { verb, .. } = &input.what { Some(verb) } else { None };
+        if let Some(record) = &mut record {
+            record.let_through(matches!(asked, Some(Verb::Resume)));
+        }
+        let change = match (asked, &record) {
+            (Some(Verb::Migrate), Some(record)) => step::migrate(saga, whose, record, input, &kept),
+            _ => step::apply(saga, whose, record.as_ref(), input, Origin::Fresh, &kept),
+        };
+        let made = change.journal.len();
+        if made == 0 {
+            return Err(differs("the input is not applied any more"));
+        }
+        for (row, again) in rest.iter().zip(&change.journal) {
+            if row != again {
+                let what = difference(row, again);
+                return Err(Difference::Row { revision: row.revision, what: what.to_owned() });
+            }
+        }
+        let Some(left) = rest.get(made..) else { return Err(differs("rows behind it are missing")) };
+        rest = left;
+        for number in &change.taken {
+            kept.remove(number);
+        }
+        kept.extend(change.kept);
+        record = change.record;
+    }
+    Ok(record)
+}
+
+/// What differs between two rows, for people.
+fn difference(row: &Row, again: &Row) -> &'static str {
+    match () {
+        () if row.revision != again.revision => "its number",
+        () if row.input != again.input => "the input",
+        () if row.fate != again.fate => "what became of the input",
+        () if row.step != again.step => "the step",
+        () if row.status != again.status => "the status",
+        () if row.work != again.work => "the work",
+        () if row.now != again.now => "the time",
+        () if row.state != again.state => "the state at the end",
+        () => "the instance behind it",
+    }
+}
+
+impl Record {
+    /// Takes away what holds inputs back, but for the pause that is about to end.
+    fn let_through(&mut self, is_paused: bool) {
+        self.parked_by = None;
+        self.held = Numbers::default();
+        self.is_paused = is_paused;
+    }
+}
+
+/// The revision and the chain of a record.
+#[must_use]
+pub fn chain(record: &Record) -> Option<(u64, BlobHash)> {
+    match &record.entry {
+        Entry::Live(instance) => {
+            let Instance { revision, chain, .. } = **instance;
+            Some((revision, chain))
+        }
+        Entry::Ended(Tombstone { revision, chain, .. }) => Some((*revision, *chain)),
+        Entry::Awaited(_) => None,
+    }
+}

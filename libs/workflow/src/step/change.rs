@@ -1,0 +1,346 @@
+//! What follows from an input.
+
+use model::{BlobHash, CommandId, EffectName, SagaStatus, StepName, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::{timers, turn};
+use crate::Json;
+use crate::formula::NoValue;
+use crate::input::{Input, What};
+use crate::instance::{Instance, Kept, Record, Timer};
+use crate::transition::Impossible;
+
+/// What follows from an input. All of it is committed together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// What becomes of the input.
+    pub fate: Fate,
+    /// The record; nothing where there is none any more.
+    pub record: Option<Record>,
+    /// What has happened to the instance, in order: rows of the journal.
+    pub journal: Vec<Row>,
+    /// Work that is ordered, in order.
+    pub work: Vec<WorkItem>,
+    /// Events that are not kept any more: to be removed before others are written.
+    pub taken: Vec<u64>,
+    /// Events that are kept.
+    pub kept: Vec<(u64, Input)>,
+    /// Events that were kept and are dead letters now.
+    pub letters: Vec<(Letter, Input)>,
+}
+
+/// What becomes of an input.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fate {
+    /// It changed the instance.
+    Applied,
+    /// It changed nothing and never will: why.
+    Ignored(Ignored),
+    /// It waits for its step.
+    Kept,
+    /// It waits behind a letter or a pause, under this number.
+    Held(u64),
+    /// It waits, and is to be offered again later: nothing is kept of it.
+    Later(&'static str),
+    /// There is no room for it: the source is to be read no further.
+    NoRoom,
+    /// It is a dead letter.
+    Dead(Letter),
+    /// It was a verb that is refused.
+    Refused(Refusal),
+}
+
+/// Why an input is ignored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ignored {
+    /// There is no instance, and it starts none.
+    NoInstance,
+    /// The instance has ended.
+    Ended,
+    /// A result of a command that is not open.
+    NotOpen,
+    /// A timer that was replaced or is gone.
+    OldTimer,
+    /// An event of an aggregate that had a later version before.
+    OldVersion,
+    /// An event that no step ahead wants.
+    Unwanted,
+}
+
+impl Ignored {
+    /// The name in journals and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoInstance => "no_instance",
+            Self::Ended => "ended",
+            Self::NotOpen => "not_open",
+            Self::OldTimer => "old_timer",
+            Self::OldVersion => "old_version",
+            Self::Unwanted => "unwanted",
+        }
+    }
+
+    /// Returns whether the journal has a row of it: what could mean something later must not be applied then.
+    const fn is_noted(self) -> bool {
+        matches!(self, Self::Unwanted)
+    }
+}
+
+/// A dead letter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Letter {
+    /// Its number.
+    pub number: u64,
+    /// The kind of its reason.
+    pub code: String,
+    /// Why.
+    pub why: String,
+    /// Whether its correlation is parked by it.
+    pub parks: bool,
+}
+
+/// Why a verb is refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// The reason, as in `specs/errors.md`.
+    pub reason: String,
+    /// The reason, for people.
+    pub message: String,
+}
+
+impl Refusal {
+    pub(super) fn new(reason: &str, message: impl Into<String>) -> Self {
+        Self { reason: reason.to_owned(), message: message.into() }
+    }
+}
+
+/// Why an input could not be applied. The same input fails in the same way for ever.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// A formula had no answer.
+    #[error(transparent)]
+    Formula(#[from] NoValue),
+    /// A value is not of its field's kind.
+    #[error("`state.{field}` is {wanted}, not {found}")]
+    Kind {
+        /// The field.
+        field: String,
+        /// What it holds.
+        wanted: String,
+        /// What it was given.
+        found: &'static str,
+    },
+    /// A limit was reached.
+    #[error("{what} has at most {most}, this would be {found}")]
+    Limit {
+        /// What has the limit.
+        what: &'static str,
+        /// The limit.
+        most: usize,
+        /// What was asked for.
+        found: usize,
+    },
+    /// The definition says so.
+    #[error("{0}")]
+    Declared(String),
+    /// The definition has no such thing.
+    #[error("the definition has no {what} `{name}`")]
+    Definition {
+        /// What it has not.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// The table of states has no such change.
+    #[error(transparent)]
+    Impossible(#[from] Impossible),
+}
+
+impl Fault {
+    /// The kind, for lists and metrics.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::Formula(_) => "FORMULA",
+            Self::Kind { .. } => "KIND",
+            Self::Limit { .. } => "LIMIT",
+            Self::Declared(_) => "DECLARED",
+            Self::Definition { .. } => "DEFINITION",
+            Self::Impossible(_) => "IMPOSSIBLE",
+        }
+    }
+
+    pub(super) fn no(what: &'static str, name: impl std::fmt::Display) -> Self {
+        Self::Definition { what, name: name.to_string() }
+    }
+}
+
+/// A row of the journal: an input, and what followed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Row {
+    /// The revision that the instance has since.
+    pub revision: u64,
+    /// The input; of an event that was kept before, its number then.
+    pub input: JournalInput,
+    /// Hash of the definition, where it is another than before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub definition: Option<BlobHash>,
+    /// The instance's time.
+    pub now: Timestamp,
+    /// What became of the input.
+    pub fate: String,
+    /// Where the instance stands.
+    pub status: SagaStatus,
+    /// The step that it is at.
+    pub step: StepName,
+    /// Why it is undone, stuck or ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Work that was ordered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub work: Vec<CommandId>,
+    /// Hash over everything that happened to the instance.
+    pub chain: BlobHash,
+    /// The state with which it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<Json>,
+}
+
+/// The input of a row of the journal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JournalInput {
+    /// As it came.
+    Came(Box<Input>),
+    /// An event that a row before this one kept under this number.
+    Kept(u64),
+}
+
+/// A piece of work that an instance orders.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkItem {
+    /// Its id.
+    pub command: CommandId,
+    /// The step that orders it.
+    pub step: StepName,
+    /// What it is.
+    pub what: Ordered,
+}
+
+/// What is ordered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ordered {
+    /// An effect.
+    Effect {
+        /// Which.
+        effect: EffectName,
+        /// What it is given.
+        input: Json,
+    },
+    /// A command for an aggregate.
+    Command {
+        /// Type of the aggregate.
+        aggregate: String,
+        /// Id of the aggregate.
+        id: String,
+        /// Type of the command.
+        kind: String,
+        /// What it carries.
+        payload: Json,
+    },
+    /// An effect is not wanted any more.
+    Cancel {
+        /// Which.
+        effect: EffectName,
+        /// Its command.
+        of: CommandId,
+    },
+}
+
+impl Ordered {
+    /// The kind, as it stands in keys.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Effect { .. } => "effect",
+            Self::Command { .. } => "command",
+            Self::Cancel { .. } => "cancel",
+        }
+    }
+}
+
+impl Fate {
+    /// Returns whether the journal has a row of the input.
+    pub(super) fn is_noted(&self) -> bool {
+        match self {
+            Self::Applied | Self::Kept => true,
+            Self::Ignored(why) => why.is_noted(),
+            Self::Held(_) | Self::Later(_) | Self::NoRoom | Self::Dead(_) | Self::Refused(_) => false,
+        }
+    }
+}
+
+impl Change {
+    /// A change that commits nothing of an instance.
+    pub(super) fn nothing(fate: Fate, record: Option<Record>) -> Self {
+        Self {
+            fate,
+            record,
+            journal: Vec::new(),
+            work: Vec::new(),
+            taken: Vec::new(),
+            kept: Vec::new(),
+            letters: Vec::new(),
+        }
+    }
+
+    /// Adds what an instance was given, and its row of the journal; gives the instance back. `kept` is the number under which the
+    /// input was kept before.
+    pub(super) fn take_in(&mut self, applied: turn::Applied, input: &Input, kept: Option<u64>) -> Instance {
+        let turn::Applied { mut instance, work, keep, fate, .. } = applied;
+        if let Some(event) = keep {
+            // The row that says so has this revision.
+            let number = instance.revision + 1;
+            instance.kept.push_back(Kept { number, kind: event.kind.clone() });
+            self.kept.push((number, Input { time: input.time, what: What::Event(event) }));
+        }
+        let input = kept.map_or_else(|| JournalInput::Came(Box::new(input.clone())), JournalInput::Kept);
+        self.journal.push(turn::note(&mut instance, input, &fate, &work));
+        self.work.extend(work);
+        instance
+    }
+
+    /// Notes that an event is not kept any more.
+    pub(super) fn forget(&mut self, number: u64) {
+        let before = self.kept.len();
+        self.kept.retain(|(kept, _)| *kept != number);
+        if self.kept.len() == before {
+            self.taken.push(number);
+        }
+    }
+
+    /// Compares its timers with those of the record before it.
+    #[must_use]
+    pub fn timers<'a>(&'a self, before: Option<&'a Record>) -> TimerChanges<'a> {
+        let old = before.map(timers::of).unwrap_or_default();
+        let new = self.record.as_ref().map(timers::of).unwrap_or_default();
+        let set = new.iter().filter(|(name, timer)| old.get(*name) != Some(timer));
+        let dropped = old.iter().filter(|(name, timer)| new.get(*name) != Some(timer));
+        TimerChanges {
+            dropped: dropped.map(|(name, timer)| (*name, timer.due)).collect(),
+            set: set.map(|(name, timer)| (*name, *timer)).collect(),
+        }
+    }
+}
+
+/// Timers that a change sets and drops, by name. One that is replaced is in both.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TimerChanges<'a> {
+    /// Those that are not set any more, and when they would have fired.
+    pub dropped: Vec<(&'a str, Timestamp)>,
+    /// Those that are set.
+    pub set: Vec<(&'a str, &'a Timer)>,
+}

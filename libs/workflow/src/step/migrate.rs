@@ -1,0 +1,129 @@
+//! Instances of one version that become instances of another.
+
+use std::collections::BTreeMap;
+
+use model::StepName;
+
+use super::turn::{Applied, Turn};
+use super::{Application, Change, Fate, Fault, KeptEvents, Origin, Refusal, Whose};
+use crate::Json;
+use crate::definition::{Action, Saga};
+use crate::input::{Input, Verb, What};
+use crate::instance::{Entry, Instance, Purpose, Record};
+
+/// Makes an instance one of `saga`, as that says. A parked or paused one may be migrated as well, and stays so.
+#[must_use]
+pub fn migrate(saga: &Saga, whose: Whose<'_>, record: &Record, input: &Input, kept: &KeptEvents) -> Change {
+    let refused = |refusal: Refusal| Change::nothing(Fate::Refused(refusal), Some(record.clone()));
+    let (Entry::Live(instance), What::Verb { verb: Verb::Migrate, .. }) = (&record.entry, &input.what) else {
+        return refused(Refusal::new("SAGA_NOT_RUNNING", "there is no instance that could be migrated"));
+    };
+    let moved = match moved(saga, instance) {
+        Ok(moved) => moved,
+        Err(refusal) => return refused(refusal),
+    };
+    let application = Application { saga, whose, input, origin: Origin::Fresh, kept };
+    let turn = Turn::new(saga, whose, moved, input);
+    application.finish(record.clone(), turn.migrated())
+}
+
+impl Turn<'_> {
+    /// Sets what the migration says, once everything has its new name.
+    fn migrated(mut self) -> Result<Applied, Fault> {
+        let saga = self.saga;
+        if let Some(migrate) = &saga.migrate {
+            self.assign(&migrate.set, &[])?;
+        }
+        if let Json::Map(state) = &mut self.instance.state {
+            state.retain(|field, _| saga.state.contains_key(field));
+        }
+        for (field, kind) in &saga.state {
+            let value = self.instance.state.get(field).unwrap_or(&Json::Null);
+            // What was never set is nothing, whatever it may hold.
+            if *value != Json::Null && !kind.kind.holds(value) {
+                let wanted = kind.kind.as_str().to_owned();
+                return Err(Fault::Kind { field: field.clone(), wanted, found: value.kind() });
+            }
+        }
+        self.done(Fate::Applied)
+    }
+}
+
+/// The instance with the names of the other definition.
+fn moved(saga: &Saga, instance: &Instance) -> Result<Instance, Refusal> {
+    let refuse = |message: String| Err(Refusal::new("SAGA_NOT_MIGRATABLE", message));
+    if instance.version == saga.version {
+        return refuse(format!("it is of version {} already", saga.version));
+    }
+    let Some(migrate) = saga.migrate.as_ref().filter(|migrate| migrate.from == instance.version) else {
+        return refuse(format!(
+            "version {} of `{}` does not say how to migrate from version {}",
+            saga.version, saga.name, instance.version
+        ));
+    };
+    let renamed = |step: &StepName| migrate.steps.get(step).unwrap_or(step).clone();
+    let mut moved = instance.clone();
+    moved.definition = saga.hash;
+    moved.version = saga.version;
+    moved.step = renamed(&instance.step);
+    for done in &mut moved.stack {
+        done.step = renamed(&done.step);
+    }
+    for open in moved.open.values_mut() {
+        open.step = renamed(&open.step);
+        // A step with one branch gives it its own name.
+        open.branch = renamed(&open.branch);
+    }
+    for done in &mut moved.stack {
+        done.branch = renamed(&done.branch);
+    }
+    let ended = std::mem::take(&mut moved.progress.ended);
+    moved.progress.ended = ended.into_iter().map(|(branch, ended)| (renamed(&branch), ended)).collect();
+    fits(saga, &moved).map(|()| Instance { state: with_all_fields(saga, moved.state.clone()), ..moved })
+}
+
+/// Checks that the definition has everything that the instance is in the middle of.
+fn fits(saga: &Saga, moved: &Instance) -> Result<(), Refusal> {
+    let refuse = |message: String| Err(Refusal::new("SAGA_NOT_MIGRATABLE", message));
+    let has_branch = |step: &StepName, branch: &StepName| match saga.steps.get(step).map(|step| &step.action)
+    {
+        Some(Action::Work(work)) => work.branches.iter().any(|known| known.name == *branch),
+        _ => false,
+    };
+    let Some(step) = saga.steps.get(&moved.step) else {
+        return refuse(format!(
+            "version {} has no step `{}`; say which one it becomes",
+            saga.version, moved.step
+        ));
+    };
+    let forward = moved.open.values().filter(|open| open.purpose == Purpose::Forward);
+    let stacked = moved.stack.iter().map(|done| (&done.step, &done.branch));
+    for (step, branch) in forward.map(|open| (&open.step, &open.branch)).chain(stacked) {
+        if !has_branch(step, branch) {
+            return refuse(format!(
+                "version {} has no work `{step}/{branch}`, which is under way or done",
+                saga.version
+            ));
+        }
+    }
+    if let Action::Wait(wait) = &step.action {
+        for (name, timer) in moved.timers.iter().filter(|(_, timer)| timer.is_of_step) {
+            if !wait.on.contains_key(&timer.raise) {
+                let (step, raise) = (&moved.step, &timer.raise);
+                return refuse(format!(
+                    "the step `{step}` does not wait for `{raise}` of the timer `{name}`"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A state with every field of the definition.
+fn with_all_fields(saga: &Saga, state: Json) -> Json {
+    let Json::Map(mut fields) = state else { return Json::Map(BTreeMap::new()) };
+    for field in saga.state.keys() {
+        fields.entry(field.clone()).or_insert(Json::Null);
+    }
+    Json::Map(fields)
+}

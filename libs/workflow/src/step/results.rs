@@ -1,0 +1,199 @@
+//! Ends of commands: how the work of a step comes together, and what follows.
+
+use model::{SagaStatus, StepName};
+
+use super::turn::{Applied, Turn};
+use super::{Fate, Fault, Ignored};
+use crate::Json;
+use crate::definition::{Action, Join, Work};
+use crate::input::{CommandResult, Outcome};
+use crate::instance::{Ended, Open, Purpose};
+
+/// What a result means for whoever waits for it.
+struct Verdict {
+    is_success: bool,
+    /// Whether it may have happened although it did not succeed.
+    is_uncertain: bool,
+    result: Json,
+    why: String,
+}
+
+impl Verdict {
+    fn of(result: &CommandResult) -> Self {
+        let is_success = result.outcome == Outcome::Succeeded;
+        let mut payload = result.payload.clone();
+        let mut code = result.outcome.code().to_owned();
+        // `result.code` says of every failure which one it is.
+        if let (Json::Map(fields), false) = (&mut payload, is_success) {
+            match fields.get("code") {
+                Some(Json::Text(told)) => code.clone_from(told),
+                Some(_) => {}
+                None => {
+                    fields.insert("code".to_owned(), Json::text(&code));
+                }
+            }
+        } else if !is_success {
+            payload = Json::object([("code", Json::text(&code)), ("value", payload)]);
+        }
+        Self { is_success, is_uncertain: !is_success && result.may_have_happened, result: payload, why: code }
+    }
+}
+
+impl<'a> Turn<'a> {
+    /// Gives the instance the end of a command.
+    pub(super) fn result(mut self, result: &CommandResult) -> Result<Applied, Fault> {
+        let Some(open) = self.instance.open.remove(&result.command) else {
+            return Ok(self.unchanged(Fate::Ignored(Ignored::NotOpen)));
+        };
+        let verdict = Verdict::of(result);
+        match open.purpose {
+            Purpose::Forward => self.forward(&open, result, verdict)?,
+            Purpose::Tidy => self.tidied(&open, &verdict)?,
+            Purpose::Undo => self.undone(&open, verdict.is_success, &verdict.why)?,
+            Purpose::Last if verdict.is_success => self.end(crate::transition::SagaEvent::Undone)?,
+            Purpose::Last => {
+                let why = format!("what follows the last compensation failed: {}", verdict.why);
+                self.stick(Purpose::Last, &why)?;
+            }
+        }
+        self.done(Fate::Applied)
+    }
+
+    /// Takes the end of a step's own work.
+    fn forward(&mut self, open: &Open, result: &CommandResult, verdict: Verdict) -> Result<(), Fault> {
+        let branch = self.branch(&open.step, &open.branch)?;
+        let needs_result = branch.compensate.as_ref().is_some_and(|undo| undo.uses("result"));
+        if verdict.is_success || verdict.is_uncertain {
+            if let Some(done) = self.instance.stack.iter_mut().find(|done| done.command == result.command)
+                && needs_result
+            {
+                done.result = Some(verdict.result.clone());
+            }
+        } else {
+            self.instance.stack.retain(|done| done.command != result.command);
+        }
+        if self.instance.status == SagaStatus::Compensating {
+            return self.go_on_undoing();
+        }
+        let Action::Work(work) = &self.step()?.action else {
+            return Err(Fault::no("work of the step", &self.instance.step));
+        };
+        let has_compensation = branch.compensate.is_some();
+        let came_late = self.instance.progress.has_succeeded == Some(true);
+        if came_late && has_compensation && (verdict.is_success || verdict.is_uncertain) {
+            self.instance.progress.untidy.push(open.branch.clone());
+        }
+        let Verdict { is_success, is_uncertain, result, .. } = verdict;
+        self.instance.progress.ended.insert(open.branch.clone(), Ended { is_success, is_uncertain, result });
+        self.join(work)
+    }
+
+    /// Decides about a step whose work has ended in part or whole.
+    pub(super) fn join(&mut self, work: &'a Work) -> Result<(), Fault> {
+        let all = work.branches.len();
+        let needed = work.join.needs(all);
+        let good = self.instance.progress.ended.values().filter(|ended| ended.is_success).count();
+        let bad = self.instance.progress.ended.len() - good;
+        if self.instance.progress.has_succeeded.is_none() {
+            let verdict = match (good >= needed, all - bad < needed) {
+                (true, _) => true,
+                (_, true) => false,
+                _ => return Ok(()),
+            };
+            self.instance.progress.has_succeeded = Some(verdict);
+            if !self.instance.open.is_empty() {
+                self.cancel_open();
+            }
+        }
+        if !self.instance.open.is_empty() {
+            return Ok(());
+        }
+        if let Some(branch) = self.instance.progress.untidy.last().cloned() {
+            return self.order_undoing(&branch);
+        }
+        match self.instance.progress.has_succeeded {
+            Some(true) => self.step_succeeded(work),
+            _ => self.step_failed(work),
+        }
+    }
+
+    /// Orders the compensation of a branch that its step succeeded without.
+    fn order_undoing(&mut self, branch: &StepName) -> Result<(), Fault> {
+        let step = self.instance.step.clone();
+        let at = self.instance.stack.iter().rposition(|done| done.step == step && done.branch == *branch);
+        let (Some(at), Some(order)) = (at, &self.branch(&step, branch)?.compensate) else {
+            return Err(Fault::no("compensation", format_args!("{step}/{branch}")));
+        };
+        self.order_compensation(at, order, Purpose::Tidy)
+    }
+
+    /// Takes the end of such a compensation.
+    fn tidied(&mut self, open: &Open, verdict: &Verdict) -> Result<(), Fault> {
+        if !verdict.is_success {
+            let why = format!("the compensation of `{}` failed: {}", open.branch, verdict.why);
+            let is_undoing = self.instance.status == SagaStatus::Compensating;
+            return self.stick(if is_undoing { Purpose::Undo } else { Purpose::Tidy }, &why);
+        }
+        self.instance.stack.retain(|done| done.step != open.step || done.branch != open.branch);
+        self.instance.progress.untidy.pop();
+        if self.instance.status == SagaStatus::Compensating {
+            return self.go_on_undoing();
+        }
+        let Action::Work(work) = &self.step()?.action else {
+            return Err(Fault::no("work of the step", &self.instance.step));
+        };
+        self.join(work)
+    }
+
+    fn step_succeeded(&mut self, work: &'a Work) -> Result<(), Fault> {
+        if self.step()?.is_pivot {
+            self.instance.is_past_pivot = true;
+            // It came too late to be undone, and whoever asked was told that it may.
+            self.instance.cancelled = None;
+        }
+        let result = self.result_of(work, true);
+        if !self.follow(&work.on_success, &[("result", &result)])? {
+            return Err(Fault::no("way to go on after the step", &self.instance.step));
+        }
+        Ok(())
+    }
+
+    fn step_failed(&mut self, work: &'a Work) -> Result<(), Fault> {
+        let step = self.instance.step.clone();
+        let result = self.result_of(work, false);
+        let code = match &result {
+            Json::Map(fields) if !work.is_parallel => fields.get("code").map(Json::to_string),
+            _ => None,
+        };
+        let code = code.map(|code| format!(": {}", code.trim_matches('"'))).unwrap_or_default();
+        let why = format!("the step `{step}` failed{code}");
+        let is_uncertain = self.instance.progress.ended.values().any(|ended| ended.is_uncertain);
+        if self.step()?.is_pivot && is_uncertain {
+            let why = format!("nobody knows whether the pivot `{step}` happened{code}");
+            return self.stick(Purpose::Forward, &why);
+        }
+        if let Some(reason) = self.instance.cancelled.take() {
+            return self.undo(&reason);
+        }
+        if self.follow(&work.on_failure, &[("result", &result)])? {
+            return Ok(());
+        }
+        if self.instance.is_past_pivot {
+            return self.stick(Purpose::Forward, &why);
+        }
+        self.undo(&why)
+    }
+
+    /// What came of a step: the result of its only branch, or those of all by name.
+    fn result_of(&self, work: &Work, is_success: bool) -> Json {
+        let ended = &self.instance.progress.ended;
+        if work.is_parallel {
+            let results =
+                ended.iter().filter(|(_, ended)| !is_success || work.join == Join::All || ended.is_success);
+            return Json::Map(
+                results.map(|(name, ended)| (name.to_string(), ended.result.clone())).collect(),
+            );
+        }
+        ended.values().next().map_or(Json::Null, |ended| ended.result.clone())
+    }
+}

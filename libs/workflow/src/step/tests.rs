@@ -1,0 +1,245 @@
+//! Sagas from their manifests to their ends, with a stand-in for everything around them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use model::{BlobHash, CommandId, CorrelationId, SagaStatus, TenantId, Timestamp};
+
+use crate::Json;
+
+use super::*;
+use crate::InputId;
+use crate::input::{CommandResult, Outcome};
+use crate::instance::{decode, encode};
+use crate::manifest::{Definition, read};
+use crate::replay::{chain, replay};
+
+mod compensation;
+mod journeys;
+mod operators;
+mod random;
+
+/// The definitions of a manifest, those that are sagas.
+fn sagas(text: &str) -> Vec<Arc<Saga>> {
+    let documents = read("test.yaml", text).unwrap_or_else(|problems| panic!("{problems}"));
+    let sagas = documents.into_iter().filter_map(|document| match document.definition {
+        Definition::Saga(saga) => Some(saga),
+        Definition::Provider(_) => None,
+    });
+    sagas.collect()
+}
+
+fn saga(text: &str) -> Arc<Saga> {
+    sagas(text).remove(0)
+}
+
+fn json(text: &str) -> Json {
+    crate::json::read(text.as_bytes(), 100_000).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// One correlation, with everything that is kept of it.
+struct World {
+    saga: Arc<Saga>,
+    definitions: BTreeMap<BlobHash, Arc<Saga>>,
+    tenant: TenantId,
+    correlation: CorrelationId,
+    record: Option<Record>,
+    kept: KeptEvents,
+    held: BTreeMap<u64, Input>,
+    letters: BTreeMap<u64, (Letter, Input)>,
+    journal: Vec<Row>,
+    /// Everything that was ordered, in order.
+    ordered: Vec<WorkItem>,
+    now: u64,
+}
+
+impl World {
+    fn new(saga: &Arc<Saga>) -> Self {
+        Self {
+            saga: Arc::clone(saga),
+            definitions: BTreeMap::from([(saga.hash, Arc::clone(saga))]),
+            tenant: "acme".parse().expect("a tenant"),
+            correlation: "c-1".parse().expect("a correlation"),
+            record: None,
+            kept: KeptEvents::new(),
+            held: BTreeMap::new(),
+            letters: BTreeMap::new(),
+            journal: Vec::new(),
+            ordered: Vec::new(),
+            now: 1_700_000_000_000,
+        }
+    }
+
+    fn of(text: &str) -> Self {
+        Self::new(&saga(text))
+    }
+
+    fn give(&mut self, input: &Input, origin: Origin) -> Fate {
+        let whose = Whose { tenant: &self.tenant, correlation: &self.correlation };
+        let change = match (&input.what, &self.record) {
+            (What::Verb { verb: Verb::Migrate, .. }, Some(record)) => {
+                migrate(&self.saga, whose, record, input, &self.kept)
+            }
+            (_, record) => {
+                let pinned = record.as_ref().and_then(Record::definition).unwrap_or(self.saga.hash);
+                let saga = &self.definitions[&pinned];
+                apply(saga, whose, record.as_ref(), input, origin, &self.kept)
+            }
+        };
+        self.commit(input, origin, change)
+    }
+
+    fn commit(&mut self, input: &Input, origin: Origin, change: Change) -> Fate {
+        let before = self.record.take();
+        for number in &change.taken {
+            assert!(self.kept.remove(number).is_some(), "{number} was not kept");
+        }
+        for (number, input) in change.kept.clone() {
+            assert!(self.kept.insert(number, input).is_none(), "{number} is kept twice");
+        }
+        if let Origin::Held(number) = origin
+            && change.record.as_ref().is_some_and(|record| record.held.first > number)
+        {
+            self.held.remove(&number);
+        }
+        if let Origin::Letter(number) = origin {
+            self.letters.remove(&number);
+        }
+        match &change.fate {
+            Fate::Held(number) => assert!(self.held.insert(*number, input.clone()).is_none()),
+            Fate::Dead(letter) => drop(self.letters.insert(letter.number, (letter.clone(), input.clone()))),
+            _ => {}
+        }
+        for (letter, input) in change.letters.clone() {
+            assert!(self.letters.insert(letter.number, (letter, input)).is_none());
+        }
+        let revision = before.as_ref().and_then(chain).map_or(0, |(revision, _)| revision);
+        for (row, expected) in change.journal.iter().zip(revision + 1..) {
+            assert_eq!(row.revision, expected, "a row for each revision");
+        }
+        let ids: Vec<_> = change.journal.iter().flat_map(|row| row.work.clone()).collect();
+        assert_eq!(ids, change.work.iter().map(|item| item.command).collect::<Vec<_>>());
+        self.journal.extend(change.journal.clone());
+        self.ordered.extend(change.work.clone());
+        // Everything comes back from a store as it went there.
+        self.record =
+            change.record.as_ref().map(|record| decode(&encode(record)).expect("as it was written"));
+        assert_eq!(self.record, change.record);
+        for row in &change.journal {
+            assert_eq!(decode::<Row>(&encode(row)).as_ref(), Ok(row));
+        }
+        change.fate
+    }
+
+    /// Gives what was held back, once nothing holds it back any more.
+    fn drain(&mut self) {
+        while let Some(record) = &self.record
+            && !record.holds_back()
+            && !record.held.is_empty()
+            && record.instance().is_some()
+        {
+            let number = record.held.first;
+            let input = self.held[&number].clone();
+            self.give(&input, Origin::Held(number));
+        }
+    }
+
+    fn event(&mut self, id: &str, kind: &str, data: &str) -> Fate {
+        self.give(&self.event_input(id, kind, data), Origin::Fresh)
+    }
+
+    fn event_input(&self, id: &str, kind: &str, data: &str) -> Input {
+        let event = Event { id: InputId::Event(id.to_owned()), ..Event::sent(id, kind, json(data)) };
+        Input { time: Timestamp::from_millis(self.now), what: What::Event(event) }
+    }
+
+    fn verb(&mut self, request: &str, verb: Verb) -> Fate {
+        let what = What::Verb { request: request.to_owned(), verb };
+        let fate = self.give(&Input { time: Timestamp::from_millis(self.now), what }, Origin::Fresh);
+        self.drain();
+        fate
+    }
+
+    fn result(&mut self, command: CommandId, outcome: Outcome, payload: &str) -> Fate {
+        let may_have_happened = matches!(outcome, Outcome::Unknown);
+        let result = CommandResult { command, outcome, may_have_happened, payload: json(payload) };
+        let input = Input { time: Timestamp::from_millis(self.now), what: What::Result(result) };
+        self.give(&input, Origin::Fresh)
+    }
+
+    /// The command that is open for a branch.
+    fn open(&self, branch: &str) -> CommandId {
+        let open = self.instance().open.iter().find(|(_, open)| open.branch.as_str() == branch);
+        *open.unwrap_or_else(|| panic!("nothing is open for {branch}: {:?}", self.instance().open)).0
+    }
+
+    fn succeed(&mut self, branch: &str, payload: &str) -> Fate {
+        self.result(self.open(branch), Outcome::Succeeded, payload)
+    }
+
+    fn fail(&mut self, branch: &str, payload: &str) -> Fate {
+        self.result(self.open(branch), Outcome::Failed, payload)
+    }
+
+    /// Fires what is due until then; gives how many were.
+    fn sleep_until(&mut self, millis: u64) -> usize {
+        let mut fired = 0;
+        while let Some((due, name, generation)) = self.next_timer().filter(|(due, ..)| *due <= millis) {
+            self.now = self.now.max(due);
+            let input = Input {
+                time: Timestamp::from_millis(due),
+                what: What::Timer { name: name.clone(), generation },
+            };
+            if matches!(self.give(&input, Origin::Fresh), Fate::Later(_)) {
+                break;
+            }
+            fired += 1;
+        }
+        self.now = self.now.max(millis);
+        fired
+    }
+
+    fn next_timer(&self) -> Option<(u64, String, u64)> {
+        let timers = timers::of(self.record.as_ref()?);
+        timers
+            .into_iter()
+            .map(|(name, timer)| (timer.due.as_millis(), name.to_owned(), timer.generation))
+            .min()
+    }
+
+    fn instance(&self) -> &Instance {
+        self.record.as_ref().and_then(Record::instance).expect("an instance")
+    }
+
+    fn status(&self) -> SagaStatus {
+        match &self.record.as_ref().expect("a record").entry {
+            Entry::Live(instance) => instance.status,
+            Entry::Ended(tombstone) => tombstone.status,
+            Entry::Awaited(_) => panic!("it has not started"),
+        }
+    }
+
+    fn step(&self) -> &str {
+        self.instance().step.as_str()
+    }
+
+    /// What was ordered, in short: `effect`, `Command` or `-effect` for one that is not wanted any more.
+    fn orders(&self) -> Vec<String> {
+        let short = |item: &WorkItem| match &item.what {
+            Ordered::Effect { effect, .. } => effect.to_string(),
+            Ordered::Command { kind, .. } => kind.clone(),
+            Ordered::Cancel { effect, .. } => format!("-{effect}"),
+        };
+        self.ordered.iter().map(short).collect()
+    }
+
+    /// Runs the journal again.
+    fn assert_replays(&self) {
+        let whose = Whose { tenant: &self.tenant, correlation: &self.correlation };
+        let find = |hash| self.definitions.get(&hash).cloned();
+        let again = replay(find, whose, &self.journal).expect("the same");
+        let (again, record) = (again.as_ref().and_then(chain), self.record.as_ref().and_then(chain));
+        assert_eq!(again, record);
+        assert!(again.is_some());
+    }
+}

@@ -1,0 +1,184 @@
+//! What people ask of instances.
+
+use super::*;
+
+const WAITING: &str = r#"
+kind: Saga
+name: wait
+version: 2
+state: { seen: optional text, count: int }
+sources: [{ aggregate: A }]
+start: { on: Go, set: { count: 0 }, goto: first }
+timers: { remind: { after: 1h, raise: Remind } }
+steps:
+  first:
+    on:
+      Next: { set: { seen: "${{ event.data.what }}" }, goto: work }
+      Again: { set: { count: "${{ state.count + 1 }}" } }
+      Remind: { set: { seen: reminded } }
+  work:
+    effect: do-it
+    compensate: { effect: undo-it }
+    on_success: { goto: last }
+  last:
+    on: { End: { end: completed }, Give: { end: failed, reason: "given up at ${{ state.seen }}" } }
+"#;
+
+const LATER: &str = r#"
+kind: Saga
+name: wait
+version: 3
+state: { seen: optional text, count: int, note: text }
+sources: [{ aggregate: A }]
+start: { on: Go, set: { count: 0, note: new }, goto: begin }
+steps:
+  begin: { on: { Next: { goto: work }, Remind: { set: { seen: reminded } } } }
+  work:
+    effect: do-it-better
+    compensate: { effect: undo-it }
+    on_success: { goto: last }
+  last: { on: { End: { end: completed } } }
+migrate: { from: 2, steps: { first: begin }, set: { note: "was ${{ state.count }}" } }
+"#;
+
+fn started() -> World {
+    let mut world = World::of(WAITING);
+    assert_eq!(world.event("go", "Go", "{}"), Fate::Applied);
+    world
+}
+
+fn refused(fate: &Fate) -> &str {
+    match fate {
+        Fate::Refused(refusal) => &refusal.reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn reason() -> String {
+    "enough".to_owned()
+}
+
+#[test]
+fn what_comes_while_it_is_paused_is_applied_afterwards_in_order() {
+    let mut world = started();
+    assert_eq!(world.verb("r-1", Verb::Pause), Fate::Applied);
+    assert_eq!(refused(&world.verb("r-2", Verb::Pause)), "SAGA_PAUSED");
+    assert_eq!(refused(&world.verb("r-3", Verb::Cancel { reason: reason() })), "SAGA_PAUSED");
+    for (at, kind) in ["Again", "Again", "Next"].into_iter().enumerate() {
+        assert_eq!(world.event(&format!("e-{at}"), kind, r#"{"what":"x"}"#), Fate::Held(at as u64));
+    }
+    assert_eq!(world.verb("r-4", Verb::Send { kind: "Late".to_owned(), data: Json::Null }), Fate::Held(3));
+    assert_eq!(world.sleep_until(world.now + 3_600_000), 0);
+    assert_eq!(world.verb("r-5", Verb::Resume), Fate::Applied);
+    assert_eq!((world.step(), world.instance().state.get("count")), ("work", Some(&Json::Int(2))));
+    assert!(world.held.is_empty());
+    assert_eq!(refused(&world.verb("r-6", Verb::Resume)), "SAGA_NOT_PAUSED");
+    world.assert_replays();
+}
+
+#[test]
+fn a_start_is_asked_for_once_and_has_the_data_of_an_event() {
+    let mut world = World::of(WAITING);
+    let start = Verb::Start { data: json("{}") };
+    assert_eq!(refused(&world.verb("r-0", Verb::Pause)), "SAGA_NOT_FOUND");
+    assert_eq!(world.verb("r-1", start.clone()), Fate::Applied);
+    assert_eq!(refused(&world.verb("r-2", start.clone())), "SAGA_EXISTS");
+    let sent = Verb::Send { kind: "Next".to_owned(), data: json(r#"{"what":"by hand"}"#) };
+    assert_eq!(world.verb("r-3", sent), Fate::Applied);
+    assert_eq!(world.instance().state.get("seen"), Some(&Json::text("by hand")));
+    world.verb("r-4", Verb::Kill { reason: reason() });
+    assert_eq!(
+        (world.status(), world.orders()),
+        (SagaStatus::Killed, vec!["do-it".to_owned(), "-do-it".to_owned()])
+    );
+    assert_eq!(refused(&world.verb("r-5", start)), "SAGA_ENDED");
+    assert_eq!(world.next_timer(), None);
+    world.assert_replays();
+}
+
+#[test]
+fn verbs_that_do_not_fit_are_refused_and_change_nothing() {
+    let mut world = started();
+    let before = world.record.clone();
+    for verb in [Verb::RetryStep, Verb::SkipStep { result: Json::Null }, Verb::Complete { reason: reason() }]
+    {
+        assert_eq!(refused(&world.verb("r", verb)), "SAGA_NOT_STUCK");
+    }
+    assert_eq!(refused(&world.verb("r", Verb::Migrate)), "SAGA_NOT_MIGRATABLE");
+    assert_eq!((world.record.clone(), world.journal.len()), (before, 1));
+    world.event("e", "Next", r#"{"what":1}"#);
+    assert_eq!(refused(&world.verb("r", Verb::Cancel { reason: reason() })), "SAGA_PARKED");
+    assert_eq!(world.verb("r", Verb::Kill { reason: reason() }), Fate::Applied);
+}
+
+#[test]
+fn a_saga_may_end_as_failed_with_its_reason() {
+    let mut world = started();
+    world.event("e-1", "Next", r#"{"what":"x"}"#);
+    world.succeed("work", "{}");
+    world.event("e-2", "Give", "{}");
+    assert_eq!(world.status(), SagaStatus::Failed);
+    assert_eq!(world.journal.last().and_then(|row| row.reason.clone()).as_deref(), Some("given up at x"));
+}
+
+#[test]
+fn a_timer_of_the_saga_is_kept_for_the_step_that_wants_it() {
+    let mut world = started();
+    world.sleep_until(world.now + 3_600_000);
+    assert_eq!(world.instance().state.get("seen"), Some(&Json::text("reminded")));
+    assert_eq!(world.next_timer(), None);
+    world.assert_replays();
+}
+
+#[test]
+fn an_instance_is_migrated_with_all_that_it_is_in_the_middle_of() {
+    let mut world = started();
+    let later = saga(LATER);
+    world.definitions.insert(later.hash, Arc::clone(&later));
+    world.event("e-1", "Again", "{}");
+    world.saga = Arc::clone(&later);
+    assert_eq!(world.verb("r-1", Verb::Migrate), Fate::Applied);
+    assert_eq!((world.step(), world.instance().version), ("begin", 3));
+    assert_eq!(world.instance().state.get("note"), Some(&Json::text("was 1")));
+    assert_eq!(refused(&world.verb("r-2", Verb::Migrate)), "SAGA_NOT_MIGRATABLE");
+    world.event("e-2", "Next", "{}");
+    world.succeed("work", "{}");
+    assert_eq!(world.event("e-3", "End", "{}"), Fate::Applied);
+    assert_eq!(world.orders(), ["do-it-better"]);
+    world.assert_replays();
+    // What the other version does not know cannot be moved.
+    for (old, new, why) in [
+        ("first: begin", "last: begin", "has no step `first`"),
+        ("from: 2", "from: 1", "does not say how to migrate from version 2"),
+    ] {
+        let mut world = started();
+        world.saga = saga(&LATER.replace(old, new));
+        let fate = world.verb("r", Verb::Migrate);
+        assert!(matches!(&fate, Fate::Refused(refusal) if refusal.message.contains(why)), "{fate:?}");
+    }
+    let mut world = started();
+    world.event("e-1", "Next", r#"{"what":"x"}"#);
+    world.saga = saga(&LATER.replace("  work:\n", "  works:\n").replace("goto: work", "goto: works"));
+    let fate = world.verb("r", Verb::Migrate);
+    assert!(
+        matches!(&fate, Fate::Refused(refusal) if refusal.message.contains("has no step `work`")),
+        "{fate:?}"
+    );
+}
+
+#[test]
+fn limits_are_faults() {
+    let mut world = World::of(&WAITING.replace("state: {", "limits: { state_bytes: 100 }\nstate: {"));
+    world.event("go", "Go", "{}");
+    let fate = world.event("e", "Next", &format!("{{\"what\":\"{}\"}}", "x".repeat(100)));
+    assert!(
+        matches!(&fate, Fate::Dead(letter) if letter.code == "LIMIT" && letter.why.starts_with("the state, in bytes, has at most 100")),
+        "{fate:?}"
+    );
+    let mut world = started();
+    // Events that wait for their step.
+    for at in 0..64 {
+        assert_eq!(world.event(&format!("e-{at}"), "End", "{}"), Fate::Kept);
+    }
+    assert!(matches!(world.event("e-64", "End", "{}"), Fate::Dead(_)));
+}

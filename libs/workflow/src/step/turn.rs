@@ -1,0 +1,312 @@
+//! One input of one instance: what all kinds of inputs have in common.
+
+use std::collections::BTreeMap;
+
+use model::{BlobHash, CommandId, SagaStatus, StepName};
+
+use super::{Fate, Fault, JournalInput, Ordered, Row, Whose, WorkItem};
+use crate::definition::{Action, Arm, Assignment, Branch, Order, Saga, Step, Then};
+use crate::formula::Scope;
+use crate::input::{Event, Input, Verb, What};
+use crate::instance::{Done, INSTANCE_BYTES_MAX, Instance, Open, Progress, Purpose, Stuck, cut};
+use crate::transition::{self, SagaEvent};
+use crate::{InputId, Json, WorkSource};
+
+/// An input that was applied, as far as the instance goes.
+pub(super) struct Applied {
+    pub(super) instance: Instance,
+    pub(super) work: Vec<WorkItem>,
+    /// An event that waits for its step.
+    pub(super) keep: Option<Event>,
+    pub(super) fate: Fate,
+    /// A verb that changes the record as well.
+    pub(super) verb: Option<Verb>,
+}
+
+/// An input that is being applied.
+pub(super) struct Turn<'a> {
+    pub(super) saga: &'a Saga,
+    pub(super) whose: Whose<'a>,
+    pub(super) input: &'a Input,
+    pub(super) instance: Instance,
+    id: InputId,
+    work: Vec<WorkItem>,
+    ordinal: u32,
+}
+
+/// A variable of formulas beside those that are always there.
+pub(super) type More<'a> = [(&'static str, &'a Json)];
+
+impl<'a> Turn<'a> {
+    pub(super) fn new(saga: &'a Saga, whose: Whose<'a>, mut instance: Instance, input: &'a Input) -> Self {
+        instance.now = instance.now.max(input.time);
+        Self { saga, whose, input, instance, id: input.id(), work: Vec::new(), ordinal: 0 }
+    }
+
+    /// Ends the turn: everything that follows is within its limits.
+    pub(super) fn done(self, fate: Fate) -> Result<Applied, Fault> {
+        let limit = |what: &'static str, found: usize, most: usize| {
+            if found > most { Err(Fault::Limit { what, most, found }) } else { Ok(()) }
+        };
+        limit("one input, in work,", self.work.len(), self.saga.limits.work_items)?;
+        limit("the state, in bytes,", self.instance.state.to_string().len(), self.saga.limits.state_bytes)?;
+        let size = crate::instance::encode(&self.instance).len();
+        limit("an instance, in bytes,", size, INSTANCE_BYTES_MAX)?;
+        Ok(Applied { instance: self.instance, work: self.work, keep: None, fate, verb: None })
+    }
+
+    /// Ends the turn without a change.
+    pub(super) fn unchanged(self, fate: Fate) -> Applied {
+        Applied { instance: self.instance, work: Vec::new(), keep: None, fate, verb: None }
+    }
+
+    /// Evaluates something while variables have their values.
+    pub(super) fn with_scope<R>(&self, more: &More<'_>, evaluate: impl FnOnce(&Scope<'_>) -> R) -> R {
+        let facts = self.instance.facts(self.saga, self.whose.correlation.as_str());
+        let now = Json::number(self.instance.now.as_millis());
+        let scope = Scope::new().with("state", &self.instance.state).with("saga", &facts).with("now", &now);
+        let scope = more.iter().fold(scope, |scope, (name, value)| scope.with(name, value));
+        evaluate(&scope)
+    }
+
+    /// Changes the status.
+    pub(super) fn happen(&mut self, event: SagaEvent) -> Result<(), Fault> {
+        self.instance.status = transition::saga(Some(self.instance.status), event)?;
+        Ok(())
+    }
+
+    /// The step that the instance is at.
+    pub(super) fn step(&self) -> Result<&'a Step, Fault> {
+        self.step_named(&self.instance.step)
+    }
+
+    pub(super) fn step_named(&self, name: &StepName) -> Result<&'a Step, Fault> {
+        self.saga.steps.get(name).ok_or_else(|| Fault::no("step", name))
+    }
+
+    /// The branch of a step.
+    pub(super) fn branch(&self, step: &StepName, branch: &StepName) -> Result<&'a Branch, Fault> {
+        let found = match &self.step_named(step)?.action {
+            Action::Work(work) => work.branches.iter().find(|known| known.name == *branch),
+            Action::Wait(_) => None,
+        };
+        found.ok_or_else(|| Fault::no("branch", format_args!("{step}/{branch}")))
+    }
+
+    /// Sets fields of the state.
+    pub(super) fn assign(&mut self, set: &[Assignment], more: &More<'_>) -> Result<(), Fault> {
+        // All of them see the state as it was.
+        let values = set.iter().map(|assignment| {
+            let value = self.with_scope(more, |scope| assignment.value.value(scope))?;
+            self.check_kind(&assignment.field, &value)?;
+            Ok((assignment.field.clone(), value))
+        });
+        let values: BTreeMap<_, _> = values.collect::<Result<_, Fault>>()?;
+        if let Json::Map(state) = &mut self.instance.state {
+            state.extend(values);
+        }
+        Ok(())
+    }
+
+    fn check_kind(&self, field: &str, value: &Json) -> Result<(), Fault> {
+        let kind = self.saga.state.get(field).ok_or_else(|| Fault::no("field of the state", field))?;
+        if kind.kind.holds(value) || (kind.is_optional && *value == Json::Null) {
+            return Ok(());
+        }
+        let optional = if kind.is_optional { "optional " } else { "" };
+        let wanted = format!("{optional}{}", kind.kind.as_str());
+        Err(Fault::Kind { field: field.to_owned(), wanted, found: value.kind() })
+    }
+
+    /// Takes the first way whose condition holds; says whether there is one.
+    pub(super) fn follow(&mut self, arms: &[Arm], more: &More<'_>) -> Result<bool, Fault> {
+        let mut chosen = None;
+        for arm in arms {
+            let holds = match &arm.when {
+                None => true,
+                Some(when) => self.with_scope(more, |scope| when.is_true(scope))?,
+            };
+            if holds {
+                chosen = Some(arm);
+                break;
+            }
+        }
+        let Some(arm) = chosen else { return Ok(false) };
+        self.assign(&arm.set, more)?;
+        match &arm.then {
+            Then::Stay => self.happen(SagaEvent::Advance)?,
+            Then::Goto(step) => {
+                self.happen(SagaEvent::Advance)?;
+                self.enter(step)?;
+            }
+            Then::Complete => self.end(SagaEvent::Complete)?,
+            Then::Fail(reason) => {
+                let reason = self.with_scope(more, |scope| reason.shown(scope));
+                self.instance.reason = Some(cut(&reason)).filter(|reason| !reason.is_empty());
+                self.end(SagaEvent::Fail)?;
+            }
+            Then::Compensate(reason) => {
+                let reason = self.with_scope(more, |scope| reason.shown(scope));
+                self.undo(&reason)?;
+            }
+            Then::DeadLetter(why) => {
+                return Err(Fault::Declared(cut(&self.with_scope(more, |scope| why.shown(scope)))));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Begins a step.
+    pub(super) fn enter(&mut self, name: &StepName) -> Result<(), Fault> {
+        let step = self.step_named(name)?;
+        self.instance.timers.retain(|_, timer| !timer.is_of_step);
+        self.instance.step = name.clone();
+        self.instance.entered = self.instance.now;
+        self.instance.progress = Progress::default();
+        match &step.action {
+            Action::Wait(wait) => self.set_timers(&wait.timers, true),
+            Action::Work(work) => work.branches.iter().try_for_each(|branch| self.order_branch(name, branch)),
+        }
+    }
+
+    /// Orders a branch of a step, and notes that it may have to be undone.
+    pub(super) fn order_branch(&mut self, step: &StepName, branch: &'a Branch) -> Result<(), Fault> {
+        let (command, input) = self.order(step, &branch.name, &branch.order, Purpose::Forward, &[])?;
+        // A pivot is undone by nobody.
+        if !self.step_named(step)?.is_pivot {
+            let needs_input = branch.compensate.as_ref().is_some_and(|undo| undo.uses("input"));
+            self.instance.stack.push(Done {
+                step: step.clone(),
+                branch: branch.name.clone(),
+                command,
+                input: needs_input.then_some(input),
+                result: None,
+            });
+        }
+        Ok(())
+    }
+
+    /// Orders something; gives its id and what it was given.
+    pub(super) fn order(
+        &mut self,
+        step: &StepName,
+        branch: &StepName,
+        order: &Order,
+        purpose: Purpose,
+        more: &More<'_>,
+    ) -> Result<(CommandId, Json), Fault> {
+        let (what, effect, input) = match order {
+            Order::Effect { effect, input } => {
+                let input = self.with_scope(more, |scope| input.value(scope))?;
+                let what = Ordered::Effect { effect: effect.clone(), input: input.clone() };
+                (what, Some(effect.clone()), input)
+            }
+            Order::Command { aggregate, id, kind, payload } => {
+                let (id, payload) =
+                    self.with_scope(more, |scope| Ok::<_, Fault>((id.value(scope)?, payload.value(scope)?)))?;
+                let id = match id {
+                    Json::Text(id) if !id.is_empty() => id,
+                    Json::Int(id) => id.to_string(),
+                    other => {
+                        let wanted = "a text".to_owned();
+                        return Err(Fault::Kind { field: "id".to_owned(), wanted, found: other.kind() });
+                    }
+                };
+                let (aggregate, kind) = (aggregate.clone(), kind.clone());
+                (Ordered::Command { aggregate, id, kind, payload: payload.clone() }, None, payload)
+            }
+        };
+        let command = self.command();
+        self.work.push(WorkItem { command, step: step.clone(), what });
+        let open = Open { step: step.clone(), branch: branch.clone(), purpose, effect };
+        self.instance.open.insert(command, open);
+        Ok((command, input))
+    }
+
+    /// Says that open effects of steps are not wanted any more. Commands of aggregates cannot be called back, and what is being
+    /// undone is not left undone.
+    pub(super) fn cancel_open(&mut self) {
+        let open: Vec<_> = self.instance.open.iter().map(|(id, open)| (*id, open.clone())).collect();
+        for (of, open) in open {
+            if let (Some(effect), Purpose::Forward) = (open.effect, open.purpose) {
+                let command = self.command();
+                let what = Ordered::Cancel { effect, of };
+                self.work.push(WorkItem { command, step: open.step, what });
+            }
+        }
+    }
+
+    /// The id of the next piece of work.
+    fn command(&mut self) -> CommandId {
+        let source = WorkSource {
+            tenant: self.whose.tenant,
+            saga: &self.saga.name,
+            correlation: self.whose.correlation,
+            run: self.instance.run,
+            input: &self.id,
+            time: self.input.time,
+        };
+        self.ordinal += 1;
+        source.command(self.ordinal - 1)
+    }
+
+    /// Ends the instance.
+    pub(super) fn end(&mut self, event: SagaEvent) -> Result<(), Fault> {
+        self.happen(event)?;
+        self.instance.timers.clear();
+        self.instance.open.clear();
+        self.instance.stuck = None;
+        Ok(())
+    }
+
+    /// Stops at something that must not fail and has.
+    pub(super) fn stick(&mut self, purpose: Purpose, why: &str) -> Result<(), Fault> {
+        self.happen(SagaEvent::Stick)?;
+        self.instance.stuck = Some(Stuck { purpose, why: cut(why) });
+        Ok(())
+    }
+}
+
+impl Instance {
+    /// The place of the first kept event that is wanted now.
+    pub(super) fn wanted(&self, saga: &Saga) -> Option<usize> {
+        if self.status != SagaStatus::Running {
+            return None;
+        }
+        match saga.steps.get(&self.step).map(|step| &step.action) {
+            Some(Action::Wait(wait)) => self.kept.iter().position(|kept| wait.on.contains_key(&kept.kind)),
+            _ => None,
+        }
+    }
+}
+
+/// Notes an input in the journal: raises the revision and lengthens the chain.
+pub(super) fn note(instance: &mut Instance, input: JournalInput, fate: &Fate, work: &[WorkItem]) -> Row {
+    instance.revision += 1;
+    let is_migrated = |input: &Input| matches!(&input.what, What::Verb { verb: Verb::Migrate, .. });
+    let is_another =
+        instance.revision == 1 || matches!(&input, JournalInput::Came(input) if is_migrated(input));
+    let mut row = Row {
+        revision: instance.revision,
+        definition: is_another.then_some(instance.definition),
+        input,
+        now: instance.now,
+        fate: match fate {
+            Fate::Applied => "applied".to_owned(),
+            Fate::Kept => "kept".to_owned(),
+            Fate::Ignored(why) => why.as_str().to_owned(),
+            other => format!("{other:?}"),
+        },
+        status: instance.status,
+        step: instance.step.clone(),
+        reason: instance.stuck.as_ref().map(|stuck| stuck.why.clone()).or_else(|| instance.reason.clone()),
+        work: work.iter().map(|item| item.command).collect(),
+        chain: instance.chain,
+        state: None,
+    };
+    let mut bytes = crate::instance::encode(&row);
+    bytes.extend(crate::instance::encode(instance));
+    row.chain = BlobHash::of(&bytes);
+    instance.chain = row.chain;
+    row
+}
