@@ -1,14 +1,26 @@
 //! Sagas and effects, pure: no I/O, no clock, no randomness but what is passed in.
 //!
-//! - [`json`]: values and state, the same bytes everywhere.
-//! - [`id`]: ids of inputs and of the work that they cause.
-//! - [`transition`]: the tables of legal state changes, of sagas and of calls.
-//! - [`lane`]: what has one owner, and which lane a correlation belongs to.
+//! What people write and what comes:
+//!
+//! - [`manifest`] reads sagas ([`definition`]) and providers of effects ([`provider`]); [`catalog`] checks them together.
 //! - [`formula`]: expressions of manifests, and values with expressions in them.
+//! - [`json`]: values and state, the same bytes everywhere; [`message`]: messages as they travel.
+//!
+//! What follows:
+//!
+//! - [`receive`] makes an [`input`] of a message, [`step`] what an [`instance`] becomes by it, [`replay`] the same once more.
+//! - [`ledger`]: what is known of each call of an effect; [`breaker`] and [`turns`] say when one may be made.
+//! - [`transition`]: the tables of legal state changes, of sagas and of calls.
+//! - [`id`]: ids of inputs and of the work that they cause.
+//!
+//! Where it is kept and how it is read:
+//!
+//! - [`lane`]: what has one owner, and which lane a correlation belongs to.
 //! - [`cursor`]: how far a source was read; [`queues`]: what waits for its turn.
 //! - [`key`]: the names of everything that a store keeps of a lane.
 //! - [`subject`]: the names of everything that a broker carries.
 
+pub mod breaker;
 pub mod catalog;
 pub mod cursor;
 pub mod definition;
@@ -19,13 +31,17 @@ pub mod instance;
 pub mod json;
 pub mod key;
 pub mod lane;
+pub mod ledger;
 pub mod manifest;
+pub mod message;
 pub mod provider;
 pub mod queues;
+pub mod receive;
 pub mod replay;
 pub mod step;
 pub mod subject;
 pub mod transition;
+pub mod turns;
 
 pub use id::{InputId, WorkSource};
 pub use json::Json;

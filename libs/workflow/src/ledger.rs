@@ -1,0 +1,496 @@
+//! The ledger of effects: what is known of each call, before it is made and after.
+//!
+//! That a call is about to be made is committed before, what came of it after it together with the result. So a process that
+//! dies leaves a call that was perhaps made, and its effect says what becomes of those.
+
+use std::time::Duration;
+
+use model::{BlobHash, CommandId, EffectState, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::Json;
+use crate::input::Outcome;
+use crate::instance::cut;
+use crate::message::{EffectCommand, EffectResult, ReplyTo};
+use crate::provider::{Effect, Retry, Unknown};
+use crate::transition::{self, EffectEvent, Impossible};
+
+/// A call, as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallRow {
+    /// The command that ordered it.
+    pub command: CommandId,
+    /// Whom its result is for.
+    pub reply_to: ReplyTo,
+    /// What it is given.
+    pub input: Json,
+    /// Hash of that: one command has one payload.
+    pub input_hash: BlobHash,
+    /// What its command said beside that.
+    #[serde(default, skip_serializing_if = "std::collections::BTreeMap::is_empty")]
+    pub metadata: std::collections::BTreeMap<String, String>,
+    /// Where it stands.
+    pub state: EffectState,
+    /// When its command was taken.
+    pub accepted: Timestamp,
+    /// Calls that were made, or were about to be.
+    pub attempts: u32,
+    /// The epoch in which the last of them was about to be made.
+    pub epoch: u64,
+    /// When something is to be done about it.
+    pub due: Timestamp,
+    /// When it last showed that it lives, while its answer is waited for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alive: Option<Timestamp>,
+    /// Hash of the token that completes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<BlobHash>,
+    /// What it is called where it runs: the id of a flow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub external: Option<String>,
+    /// Whether its saga does not want it any more.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_unwanted: bool,
+    /// Questions about its outcome that had no answer.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub questions: u32,
+    /// What was said of it last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<String>,
+    /// What came of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<End>,
+}
+
+/// What came of a call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Whether it may have happened although it did not succeed.
+    pub may_have_happened: bool,
+    /// What its provider says of it.
+    pub payload: Json,
+    /// When it ended.
+    pub at: Timestamp,
+}
+
+/// What a provider found out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// It was done.
+    Succeeded(Json),
+    /// It was not done and never will be.
+    Failed {
+        /// What the saga decides by.
+        code: String,
+        /// What is told beside it.
+        payload: Json,
+    },
+    /// It was not done, for a reason that passes.
+    Passing {
+        /// The reason.
+        why: String,
+        /// When to come back, as the upstream said.
+        after: Option<Duration>,
+    },
+    /// It was begun, and its answer comes later.
+    Waiting {
+        /// What it is called there.
+        external: Option<String>,
+    },
+    /// Nobody knows whether it was done.
+    Unknown {
+        /// Why.
+        why: String,
+    },
+    /// It was begun and stopped: it did not do what it was for.
+    Cancelled,
+}
+
+/// What is to be done about a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Todo {
+    /// It is to be made.
+    Call,
+    /// The upstream is to be asked whether it happened.
+    Ask,
+    /// What runs for it is to be stopped.
+    Stop,
+    /// Nothing before its next due time.
+    Nothing,
+}
+
+impl CallRow {
+    /// A call whose command was taken just now.
+    #[must_use]
+    pub fn accept(command: EffectCommand, now: Timestamp) -> Self {
+        let input_hash = BlobHash::of(command.payload.to_string().as_bytes());
+        Self {
+            command: command.command_id,
+            reply_to: command.reply_to,
+            input: command.payload,
+            input_hash,
+            metadata: command.metadata,
+            state: EffectState::Accepted,
+            accepted: now,
+            attempts: 0,
+            epoch: 0,
+            due: now,
+            alive: None,
+            token: None,
+            external: None,
+            is_unwanted: false,
+            questions: 0,
+            last: None,
+            end: None,
+        }
+    }
+
+    /// Returns whether a command asks for the same thing.
+    #[must_use]
+    pub fn is_same(&self, command: &EffectCommand) -> bool {
+        command.cancel || self.input_hash == BlobHash::of(command.payload.to_string().as_bytes())
+    }
+
+    /// Decides what is to be done now, and ends what took too long.
+    ///
+    /// # Errors
+    /// The table of states has no such change: a row that no program wrote.
+    pub fn look(&mut self, effect: &Effect, epoch: u64, now: Timestamp) -> Result<Todo, Impossible> {
+        if self.state.is_end() {
+            return Ok(Todo::Nothing);
+        }
+        if self.state == EffectState::Calling {
+            if self.epoch == epoch {
+                return Ok(Todo::Nothing);
+            }
+            // Whoever made it is gone.
+            self.answered(effect, Answer::Unknown { why: "its process ended".to_owned() }, 0, now)?;
+        }
+        if self.state == EffectState::Unknown {
+            self.settle_unknown(effect, now)?;
+        }
+        if let Some(why) = self.overdue(effect, now) {
+            let may_have_happened = self.may_have_happened();
+            if self.state == EffectState::Waiting && self.external.is_some() && !self.is_unwanted {
+                // What runs is stopped first, and its end is waited for.
+                self.is_unwanted = true;
+                self.last = Some(why.to_owned());
+                self.due = now + effect.timeouts.start_to_close;
+                return Ok(Todo::Stop);
+            }
+            self.happen(EffectEvent::TimeOut)?;
+            self.finish(Outcome::TimedOut, may_have_happened, failure("timed_out", why), now);
+            return Ok(Todo::Nothing);
+        }
+        if now < self.due {
+            return Ok(Todo::Nothing);
+        }
+        Ok(match self.state {
+            EffectState::Accepted | EffectState::Backoff if self.is_unwanted => {
+                self.cancel_now(now)?;
+                Todo::Nothing
+            }
+            EffectState::Accepted | EffectState::Backoff => Todo::Call,
+            EffectState::Unknown => Todo::Ask,
+            _ => {
+                self.due = self.next_deadline(effect);
+                Todo::Nothing
+            }
+        })
+    }
+
+    /// Why it took too long.
+    fn overdue(&self, effect: &Effect, now: Timestamp) -> Option<&'static str> {
+        let times = effect.timeouts;
+        let is_over =
+            |since: Timestamp, length: Option<Duration>| length.is_some_and(|length| now >= since + length);
+        if self.attempts == 0 && is_over(self.accepted, times.schedule_to_start) {
+            return Some("it was not begun in time");
+        }
+        if is_over(self.accepted, Some(times.schedule_to_close)) {
+            return Some("it was not done in time");
+        }
+        let alive = self.alive.filter(|_| self.state == EffectState::Waiting)?;
+        is_over(alive, times.heartbeat).then_some("it has shown no life for too long")
+    }
+
+    /// When it takes too long, whatever happens.
+    fn next_deadline(&self, effect: &Effect) -> Timestamp {
+        let times = effect.timeouts;
+        let mut next = self.accepted + times.schedule_to_close;
+        if let (0, Some(length)) = (self.attempts, times.schedule_to_start) {
+            next = next.min(self.accepted + length);
+        }
+        if let (EffectState::Waiting, Some(alive), Some(length)) = (self.state, self.alive, times.heartbeat) {
+            next = next.min(alive + length);
+        }
+        next
+    }
+
+    /// Returns whether it may have happened, as far as is known now.
+    const fn may_have_happened(&self) -> bool {
+        matches!(self.state, EffectState::Unknown | EffectState::Manual | EffectState::Waiting)
+    }
+
+    /// Notes that it is about to be made. To be committed before it is.
+    ///
+    /// # Errors
+    /// It is not its turn.
+    pub fn intend(&mut self, effect: &Effect, epoch: u64) -> Result<(), Impossible> {
+        self.happen(EffectEvent::Call)?;
+        self.attempts += 1;
+        self.epoch = epoch;
+        self.due = self.next_deadline(effect);
+        Ok(())
+    }
+
+    /// Notes what a provider found out. `share` is a random number, of which the pause before another call depends.
+    ///
+    /// # Errors
+    /// Nothing was asked.
+    pub fn answered(
+        &mut self,
+        effect: &Effect,
+        answer: Answer,
+        share: u32,
+        now: Timestamp,
+    ) -> Result<(), Impossible> {
+        match answer {
+            Answer::Succeeded(payload) => {
+                self.happen(EffectEvent::Succeed)?;
+                self.finish(Outcome::Succeeded, false, payload, now);
+            }
+            Answer::Failed { code, payload } => self.fail(Outcome::Failed, &code, payload, now)?,
+            Answer::Cancelled => {
+                let code = if self.is_unwanted { Outcome::Cancelled } else { Outcome::Failed };
+                self.fail(code, "cancelled", Json::object([]), now)?;
+            }
+            Answer::Passing { why, after } => self.pass(effect, &why, after, share, now)?,
+            Answer::Waiting { external } => {
+                self.happen(EffectEvent::Wait)?;
+                self.external = external;
+                self.alive = Some(now);
+                self.due = self.next_deadline(effect);
+            }
+            Answer::Unknown { why } => {
+                self.last = Some(cut(&why));
+                self.happen(EffectEvent::Lose)?;
+                self.due = now;
+                self.settle_unknown(effect, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fail(
+        &mut self,
+        outcome: Outcome,
+        code: &str,
+        payload: Json,
+        now: Timestamp,
+    ) -> Result<(), Impossible> {
+        self.happen(EffectEvent::Fail)?;
+        let mut payload = match payload {
+            Json::Map(fields) => fields,
+            other => [("value".to_owned(), other)].into(),
+        };
+        payload.entry("code".to_owned()).or_insert_with(|| Json::text(code));
+        self.finish(outcome, false, Json::Map(payload), now);
+        Ok(())
+    }
+
+    /// Waits for the next call, or gives up.
+    fn pass(
+        &mut self,
+        effect: &Effect,
+        why: &str,
+        after: Option<Duration>,
+        share: u32,
+        now: Timestamp,
+    ) -> Result<(), Impossible> {
+        self.last = Some(cut(why));
+        if self.is_unwanted {
+            return self.fail(Outcome::Cancelled, "cancelled", failure("cancelled", why), now);
+        }
+        let pause = pause(&effect.retry, self.attempts, share).max(after.unwrap_or_default());
+        let deadline = self.accepted + effect.timeouts.schedule_to_close;
+        if self.attempts >= effect.retry.attempts || now + pause >= deadline {
+            let payload = failure("unavailable", why);
+            return self.fail(Outcome::Failed, "unavailable", payload, now);
+        }
+        self.happen(EffectEvent::Retry)?;
+        self.due = now + pause;
+        Ok(())
+    }
+
+    /// Goes by what is declared for a call of which nobody knows whether it happened.
+    fn settle_unknown(&mut self, effect: &Effect, now: Timestamp) -> Result<(), Impossible> {
+        match &effect.unknown {
+            // It is asked for when its turn comes.
+            Unknown::Query(_) => Ok(()),
+            Unknown::Manual => self.happen(EffectEvent::Defer),
+            Unknown::Retry if self.attempts < effect.retry.attempts.saturating_mul(2) => {
+                self.happen(EffectEvent::Retry)?;
+                self.due = now;
+                Ok(())
+            }
+            Unknown::Retry | Unknown::Fail => {
+                let why = self.last.clone().unwrap_or_default();
+                self.happen(EffectEvent::Fail)?;
+                self.finish(Outcome::Unknown, true, failure("unknown", &why), now);
+                Ok(())
+            }
+        }
+    }
+
+    /// Notes what an upstream says when it is asked whether a call happened: nothing when it could not be asked.
+    ///
+    /// # Errors
+    /// It was not asked.
+    pub fn found(
+        &mut self,
+        effect: &Effect,
+        answer: Option<Answer>,
+        share: u32,
+        now: Timestamp,
+    ) -> Result<(), Impossible> {
+        match answer {
+            Some(Answer::Passing { why, .. }) => {
+                // It surely never happened. That is no failure of the upstream's.
+                self.last = Some(cut(&why));
+                if self.is_unwanted {
+                    return self.fail(Outcome::Cancelled, "cancelled", failure("cancelled", &why), now);
+                }
+                self.happen(EffectEvent::Retry)?;
+                self.due = now;
+                Ok(())
+            }
+            Some(Answer::Unknown { .. } | Answer::Waiting { .. }) | None => {
+                self.questions = self.questions.saturating_add(1);
+                self.due = now + pause(&effect.retry, self.questions, share.max(1));
+                Ok(())
+            }
+            Some(answer) => self.answered(effect, answer, share, now),
+        }
+    }
+
+    /// Notes that its saga does not want it any more. What is under way is not called back: its end is waited for. Says whether
+    /// something that runs is to be stopped.
+    ///
+    /// # Errors
+    /// A row that no program wrote.
+    pub fn cancel(&mut self, now: Timestamp) -> Result<bool, Impossible> {
+        if self.state.is_end() || self.is_unwanted {
+            return Ok(false);
+        }
+        self.is_unwanted = true;
+        match self.state {
+            EffectState::Accepted | EffectState::Backoff => self.cancel_now(now).map(|()| false),
+            EffectState::Waiting if self.external.is_none() => self.cancel_now(now).map(|()| false),
+            EffectState::Waiting => Ok(true),
+            _ => Ok(false),
+        }
+    }
+
+    fn cancel_now(&mut self, now: Timestamp) -> Result<(), Impossible> {
+        let may_have_happened = self.may_have_happened();
+        self.happen(EffectEvent::Cancel)?;
+        self.finish(
+            Outcome::Cancelled,
+            may_have_happened,
+            failure("cancelled", "its saga does not want it"),
+            now,
+        );
+        Ok(())
+    }
+
+    /// Notes that what runs for it lives.
+    pub fn beat(&mut self, effect: &Effect, now: Timestamp) {
+        if self.state == EffectState::Waiting {
+            self.alive = Some(now);
+            self.due = self.next_deadline(effect);
+        }
+    }
+
+    /// Notes what a person says of a call whose outcome is unknown.
+    ///
+    /// # Errors
+    /// Its outcome is known, or it is still being made.
+    pub fn resolve(&mut self, happened: Option<Json>, now: Timestamp) -> Result<(), Impossible> {
+        match happened {
+            Some(payload) => {
+                self.happen(EffectEvent::Succeed)?;
+                self.finish(Outcome::Succeeded, false, payload, now);
+                Ok(())
+            }
+            None => self.fail(Outcome::Failed, "not_done", Json::object([]), now),
+        }
+    }
+
+    /// Has it made again, as a person asks.
+    ///
+    /// # Errors
+    /// Its outcome is known, or it is still being made.
+    pub fn retry(&mut self, now: Timestamp) -> Result<(), Impossible> {
+        if self.state != EffectState::Backoff {
+            self.happen(EffectEvent::Retry)?;
+        }
+        self.due = now;
+        Ok(())
+    }
+
+    fn happen(&mut self, event: EffectEvent) -> Result<(), Impossible> {
+        self.state = transition::effect(Some(self.state), event)?;
+        Ok(())
+    }
+
+    fn finish(&mut self, outcome: Outcome, may_have_happened: bool, payload: Json, now: Timestamp) {
+        self.end = Some(End { outcome, may_have_happened, payload, at: now });
+        self.token = None;
+        self.alive = None;
+    }
+
+    /// The message that tells its saga; nothing before its end.
+    #[must_use]
+    pub fn result(&self, tenant: &model::TenantId, effect: &model::EffectName) -> Option<EffectResult> {
+        let end = self.end.as_ref()?;
+        Some(EffectResult {
+            tenant_id: tenant.to_string(),
+            command_id: self.command,
+            effect_name: effect.clone(),
+            result_type: end.outcome,
+            may_have_happened: end.may_have_happened,
+            payload: end.payload.clone(),
+            timestamp: end.at.as_millis(),
+            reply_to: self.reply_to.clone(),
+            metadata: self.metadata.clone(),
+        })
+    }
+}
+
+/// The pause before the next call: any length up to the longest, which grows with each call.
+fn pause(retry: &Retry, attempts: u32, share: u32) -> Duration {
+    let grown = retry.factor.checked_pow(attempts.saturating_sub(1)).unwrap_or(u32::MAX);
+    let longest = retry.initial.checked_mul(grown).unwrap_or(retry.max).min(retry.max);
+    let millis = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
+    Duration::from_millis(u64::try_from((u128::from(millis) * u128::from(share)) >> 32).unwrap_or(millis))
+}
+
+fn failure(code: &str, why: &str) -> Json {
+    Json::object([("code", Json::text(code)), ("message", Json::text(cut(why)))])
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+const fn is_false(truth: &bool) -> bool {
+    !*truth
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+const fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+#[cfg(test)]
+mod tests;
