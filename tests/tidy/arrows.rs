@@ -7,13 +7,14 @@ use serde_json::Value;
 use crate::{Finding, check, root};
 
 /// Which of our libraries a library may use. `testkit` may use anything, but needs nothing of ours.
-const LIBS: [(&str, &[&str]); 21] = [
+const LIBS: [(&str, &[&str]); 22] = [
     ("model", &[]),
     ("expression", &[]),
     ("flow", &["model", "expression"]),
     ("yaml", &[]),
     ("flow-file", &["model", "flow", "proto", "yaml"]),
     ("store", &["kv"]),
+    ("broker", &[]),
     ("workflow", &["model", "expression", "yaml"]),
     ("keys", &["model"]),
     ("kv", &[]),
@@ -31,8 +32,9 @@ const LIBS: [(&str, &[&str]); 21] = [
     ("testkit", &[]),
 ];
 /// Crates from outside that only these of ours may name.
-const FENCED: [(&str, &[&str]); 9] = [
+const FENCED: [(&str, &[&str]); 10] = [
     ("redis", &["libs/kv"]),
+    ("async-nats", &["libs/broker"]),
     ("petgraph", &["libs/flow"]),
     ("rcgen", &["libs/identity"]),
     ("tonic-reflection", &["libs/rpc"]),

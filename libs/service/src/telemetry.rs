@@ -38,8 +38,9 @@ type Logs = Box<dyn Layer<Registry> + Send + Sync>;
 type Logged = Layered<Filtered<Logs, EnvFilter, Registry>, Registry>;
 
 /// Our crates, as the targets of log lines name them: levels below INFO are theirs.
-const OURS: [&str; 28] = [
+const OURS: [&str; 29] = [
     "addresses",
+    "broker",
     "directory",
     "egress",
     "envelope",

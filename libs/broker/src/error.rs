@@ -1,0 +1,136 @@
+//! Errors of a broker, and the ends of deliveries.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Reason why a broker did not carry out a request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BrokerError {
+    /// No answer. The request may or may not have been carried out; each may be repeated, a message under its id.
+    #[error("{what}: the broker does not answer: {why}")]
+    Unavailable {
+        /// The request.
+        what: String,
+        /// The reason.
+        why: String,
+    },
+    /// The request can never be carried out as it is.
+    #[error("{what} is refused: {why}")]
+    Refused {
+        /// The request.
+        what: String,
+        /// The reason.
+        why: String,
+    },
+    /// A part of a message is beyond its limit. It was not sent.
+    #[error("{what} has {size} bytes, at most {most} are allowed")]
+    TooLarge {
+        /// The part, and its message.
+        what: String,
+        /// Its size in bytes.
+        size: usize,
+        /// The limit in bytes.
+        most: usize,
+    },
+    /// The server has no stream of this name.
+    #[error("there is no stream {stream}: whoever owns it has to make it first")]
+    NotThere {
+        /// The stream.
+        stream: String,
+    },
+    /// No stream keeps messages of this subject, so nothing was stored.
+    #[error(
+        "no stream takes the subject {subject}: compare the subjects of the streams with those that are wanted"
+    )]
+    NoStream {
+        /// The subject.
+        subject: String,
+    },
+    /// A cursor was asked for behind the end of a stream: the server went back, and its sequences will be used again.
+    #[error(
+        "no cursor {consumer} is made behind {after} in stream {stream}, which ends with {last}: the server went back"
+    )]
+    Behind {
+        /// The stream.
+        stream: String,
+        /// The consumer.
+        consumer: String,
+        /// The position that was asked for.
+        after: u64,
+        /// The last sequence of the stream.
+        last: u64,
+    },
+    /// The server made another consumer than was asked for, without an error. It was deleted again.
+    #[error("the server made the consumer {consumer} differently: {}", listed(differences))]
+    Differs {
+        /// The consumer.
+        consumer: String,
+        /// Every setting that differs.
+        differences: Vec<Difference>,
+    },
+    /// An answer cannot be read.
+    #[error("{what}: the answer of the broker cannot be read: {why}")]
+    Unreadable {
+        /// The request.
+        what: String,
+        /// The fault of the answer.
+        why: String,
+    },
+}
+
+/// A setting that is not as wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The stream.
+    pub stream: String,
+    /// The setting, as the server calls it.
+    pub field: String,
+    /// The value that was wanted.
+    pub wanted: String,
+    /// The value that was found.
+    pub found: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { stream, field, wanted, found } = self;
+        write!(f, "{stream}: {field} is {found}, wanted is {wanted}")
+    }
+}
+
+fn listed(differences: &[Difference]) -> String {
+    differences.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Reason why the deliveries of a cursor have ended. The cursor has to be opened anew, which forgets nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Lost {
+    /// The connection on which the cursor was opened is gone, whether or not there is another one since.
+    #[error("the connection of the cursor {consumer} was lost")]
+    Disconnected {
+        /// The consumer.
+        consumer: String,
+    },
+    /// The consumer is not there any more.
+    #[error("the consumer {consumer} was deleted")]
+    Deleted {
+        /// The consumer.
+        consumer: String,
+    },
+    /// The server said nothing for longer than two heartbeats.
+    #[error("the server has said nothing of the consumer {consumer} for {waited:?}")]
+    Silent {
+        /// The consumer.
+        consumer: String,
+        /// Time for which nothing came.
+        waited: Duration,
+    },
+    /// The server refuses to deliver, or delivers what cannot be read.
+    #[error("the server does not deliver to the consumer {consumer}: {why}")]
+    Refused {
+        /// The consumer.
+        consumer: String,
+        /// The reason, in the server's words where they are its.
+        why: String,
+    },
+}

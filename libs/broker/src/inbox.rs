@@ -1,0 +1,36 @@
+//! Replies, of which nothing is kept.
+
+use std::fmt;
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+
+/// A subject of its own, and the replies that come to it. Of more than 1,024 that nobody has read, later ones are dropped.
+pub struct Inbox {
+    subject: String,
+    replies: BoxStream<'static, Bytes>,
+}
+
+impl Inbox {
+    pub(crate) fn new(subject: String, replies: BoxStream<'static, Bytes>) -> Self {
+        Self { subject, replies }
+    }
+
+    /// Where replies are sent to.
+    #[must_use]
+    pub fn subject(&self) -> &str {
+        &self.subject
+    }
+
+    /// Waits for the next reply; nothing once the connection is gone. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Bytes> {
+        self.replies.next().await
+    }
+}
+
+impl fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Inbox({})", self.subject)
+    }
+}

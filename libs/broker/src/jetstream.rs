@@ -1,0 +1,345 @@
+//! NATS JetStream.
+//!
+//! Each connection has a client of its own, which ends with it (see [`connect`]). Requests go through JetStream's API in JSON;
+//! deliveries are pulled by requests of our own, since the stream of the client library would go on in silence after a lost
+//! connection.
+
+mod answers;
+mod connect;
+mod pull;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::jetstream::context::PublishErrorKind;
+use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::{ErrorCode, stream};
+use async_nats::{HeaderName, HeaderValue};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use serde_json::{Map, Value, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::timeout;
+
+use self::answers::{
+    ConsumerInfo, FoundMessage, MadeConsumer, no_consumer, no_stream, read_message, read_stream,
+    stream_config,
+};
+use self::connect::Connector;
+use self::pull::Pulling;
+use crate::cursor::check_name;
+use crate::message::check_subject;
+use crate::{
+    Broker, BrokerError, Connection, CursorSpec, CursorState, Deliveries, Headers, Inbox, Outgoing,
+    Published, Publishing, Server, StoredMessage, StreamSpec, StreamState, Version,
+};
+
+/// Time that a request waits for its answer, and a message for room and for its acknowledgement.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Messages that were handed over and not written to the connection yet, in bytes of all of them.
+const UNSENT_BYTES_MAX: u32 = 64 * 1024 * 1024;
+/// Memory of a message beyond its payload and its headers, in bytes.
+const MESSAGE_BYTES: usize = 512;
+
+/// Addresses of servers, and the login to them.
+#[derive(Debug, Clone)]
+pub struct JetStreamOptions {
+    /// URLs such as `nats://host:4222`, tried in turn.
+    pub urls: Vec<String>,
+    /// Login; nothing where the server asks nobody.
+    pub login: Option<Login>,
+    /// TLS; nothing where a plain connection will do.
+    pub tls: Option<Tls>,
+    /// Name of the connection, for the server's operator.
+    pub name: String,
+    /// Interval at which a server that has nothing to deliver says so, at least 100 ms. After two without a sign deliveries end.
+    pub heartbeat: Duration,
+}
+
+impl JetStreamOptions {
+    /// Reaches a server at this URL with the usual settings.
+    #[must_use]
+    pub fn new(url: &str) -> Self {
+        Self {
+            urls: vec![url.to_owned()],
+            login: None,
+            tls: None,
+            name: "mycora".to_owned(),
+            heartbeat: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Login to a server.
+#[derive(Clone)]
+pub enum Login {
+    /// A user and its password.
+    Password {
+        /// The user.
+        user: String,
+        /// Its password.
+        password: String,
+    },
+    /// A token.
+    Token(String),
+}
+
+impl std::fmt::Debug for Login {
+    /// Names the kind, and no secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Password { user, .. } => write!(f, "Password {{ user: {user:?}, .. }}"),
+            Self::Token(_) => f.write_str("Token(..)"),
+        }
+    }
+}
+
+/// TLS of a connection.
+#[derive(Debug, Clone, Default)]
+pub struct Tls {
+    /// Certificates of authorities in PEM, by their path; those of the system without one.
+    pub ca: Option<std::path::PathBuf>,
+    /// Own certificate and its key in PEM, by their paths.
+    pub identity: Option<(std::path::PathBuf, std::path::PathBuf)>,
+}
+
+/// NATS JetStream, over one connection that is made anew for ever.
+pub struct JetStream {
+    connector: Connector,
+    unsent: Arc<Semaphore>,
+    heartbeat: Duration,
+}
+
+impl JetStream {
+    /// Starts to connect, and keeps on trying: [`Broker::connection`] tells when there is a connection. Needs a runtime.
+    ///
+    /// # Errors
+    /// [`BrokerError::Refused`] when an option can never work.
+    pub fn start(options: JetStreamOptions) -> Result<Self, BrokerError> {
+        let heartbeat = options.heartbeat;
+        let connector = Connector::start(options)?;
+        Ok(Self { connector, unsent: Arc::new(Semaphore::new(UNSENT_BYTES_MAX as usize)), heartbeat })
+    }
+
+    /// Sends a request to JetStream's API, whose answer may be a refusal.
+    async fn ask<T: serde::de::DeserializeOwned>(
+        &self,
+        what: &str,
+        subject: String,
+        request: &Value,
+    ) -> Result<Result<T, async_nats::jetstream::Error>, BrokerError> {
+        let link = self.connector.link(what)?;
+        answers::ask(&link, what, subject, request).await
+    }
+
+    /// Waits until there is room for so many bytes that were not written to the connection yet.
+    async fn room(&self, what: &str, bytes: usize) -> Result<OwnedSemaphorePermit, BrokerError> {
+        let bytes = u32::try_from(bytes).unwrap_or(UNSENT_BYTES_MAX).min(UNSENT_BYTES_MAX);
+        let room = timeout(ANSWER_TIMEOUT, Arc::clone(&self.unsent).acquire_many_owned(bytes)).await;
+        room.ok().and_then(Result::ok).ok_or_else(|| BrokerError::Unavailable {
+            what: what.to_owned(),
+            why: format!("{UNSENT_BYTES_MAX} bytes are waiting to be sent for {ANSWER_TIMEOUT:?}"),
+        })
+    }
+}
+
+/// A payload that gives its room back once the client has written it, or has dropped it.
+struct Unsent {
+    payload: Bytes,
+    _room: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Unsent {
+    fn as_ref(&self) -> &[u8] {
+        &self.payload
+    }
+}
+
+#[async_trait]
+impl Broker for JetStream {
+    fn server(&self) -> Result<Server, BrokerError> {
+        let link = self.connector.link("the server's description")?;
+        let info = &link.info;
+        Ok(Server {
+            version_text: info.version.clone(),
+            version: Version::parse(&info.version),
+            max_payload: info.max_payload,
+        })
+    }
+
+    fn connection(&self) -> watch::Receiver<Connection> {
+        self.connector.connection()
+    }
+
+    async fn stream(&self, name: &str) -> Result<Option<StreamState>, BrokerError> {
+        check_name("the stream", name)?;
+        let what = format!("the state of stream {name}");
+        match self.ask::<stream::Info>(&what, format!("STREAM.INFO.{name}"), &json!({})).await? {
+            Ok(info) => read_stream(&what, &info).map(Some),
+            Err(error) if no_stream(&error) => Ok(None),
+            Err(error) => Err(answers::refusal(&what, &error)),
+        }
+    }
+
+    async fn create_stream(&self, spec: &StreamSpec) -> Result<(), BrokerError> {
+        check_name("the stream", &spec.name)?;
+        let what = format!("making stream {}", spec.name);
+        let config = serde_json::to_value(stream_config(&spec.name, &spec.settings()));
+        let config =
+            config.map_err(|error| BrokerError::Refused { what: what.clone(), why: error.to_string() })?;
+        match self.ask::<Value>(&what, format!("STREAM.CREATE.{}", spec.name), &config).await? {
+            Err(error) if error.error_code() != ErrorCode::STREAM_NAME_EXIST => {
+                Err(answers::refusal(&what, &error))
+            }
+            // It may be there already, since somebody else was quicker: whoever asks compares it.
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    async fn message(&self, stream: &str, sequence: u64) -> Result<Option<StoredMessage>, BrokerError> {
+        check_name("the stream", stream)?;
+        let what = format!("message {sequence} of stream {stream}");
+        if sequence == 0 {
+            // Servers take it for a request without a sequence.
+            return Ok(None);
+        }
+        match self
+            .ask::<FoundMessage>(&what, format!("STREAM.MSG.GET.{stream}"), &json!({ "seq": sequence }))
+            .await?
+        {
+            Ok(got) => read_message(&what, got.message).map(Some),
+            Err(error) if error.error_code() == ErrorCode::NO_MESSAGE_FOUND => Ok(None),
+            Err(error) if no_stream(&error) => Err(BrokerError::NotThere { stream: stream.to_owned() }),
+            Err(error) => Err(answers::refusal(&what, &error)),
+        }
+    }
+
+    async fn publish(&self, outgoing: Outgoing) -> Result<Publishing, BrokerError> {
+        let what = format!("publishing {} to {}", outgoing.message_id, outgoing.subject);
+        let link = self.connector.link(&what)?;
+        let headers = outgoing.checked(link.info.max_payload)?;
+        let Outgoing { subject, payload, .. } = outgoing;
+        let room = self.room(&what, payload.len() + headers.bytes() + MESSAGE_BYTES).await?;
+        let message = PublishMessage::build()
+            .headers(wire_headers(&what, &headers)?)
+            .payload(Bytes::from_owner(Unsent { payload, _room: room }));
+        let sent = timeout(ANSWER_TIMEOUT, link.context.send_publish(subject.clone(), message)).await;
+        let unavailable = |what, why: String| BrokerError::Unavailable { what, why };
+        let acknowledgement = match sent {
+            Ok(Ok(acknowledgement)) => acknowledgement,
+            Ok(Err(error)) => return Err(unavailable(what, error.to_string())),
+            Err(_) => return Err(unavailable(what, format!("nothing can be sent for {ANSWER_TIMEOUT:?}"))),
+        };
+        Ok(Publishing::new(async move {
+            match acknowledgement.await {
+                Ok(ack) => {
+                    Ok(Published { stream: ack.stream, sequence: ack.sequence, is_duplicate: ack.duplicate })
+                }
+                Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
+                    Err(BrokerError::NoStream { subject })
+                }
+                Err(error) => Err(answers::unpublished(what, &error)),
+            }
+        }))
+    }
+
+    async fn open(&self, spec: &CursorSpec) -> Result<Box<dyn Deliveries>, BrokerError> {
+        let asked = spec.configuration()?;
+        let link = self.connector.link(&format!("the cursor {}", spec.consumer))?;
+        let state = self.stream(&spec.stream).await?;
+        let state = state.ok_or_else(|| BrokerError::NotThere { stream: spec.stream.clone() })?;
+        spec.check_start(&state)?;
+        self.delete_cursor(&spec.stream, &spec.consumer).await?;
+        let what = format!("making the consumer {} of stream {}", spec.consumer, spec.stream);
+        let request = json!({ "stream_name": spec.stream, "config": asked, "action": "create" });
+        let subject = format!("CONSUMER.CREATE.{}.{}.{}", spec.stream, spec.consumer, spec.filter);
+        let made = match answers::ask::<MadeConsumer>(&link, &what, subject, &request).await? {
+            Ok(made) => made.config,
+            Err(error) if no_stream(&error) => {
+                return Err(BrokerError::NotThere { stream: spec.stream.clone() });
+            }
+            Err(error) => return Err(answers::refusal(&what, &error)),
+        };
+        self.compared(spec, &asked, &made).await?;
+        Ok(Box::new(Pulling::start(link, spec, self.heartbeat).await?))
+    }
+
+    async fn cursor(&self, stream: &str, consumer: &str) -> Result<Option<CursorState>, BrokerError> {
+        check_name("the stream", stream)?;
+        check_name("the consumer", consumer)?;
+        let what = format!("the state of the consumer {consumer} of stream {stream}");
+        let subject = format!("CONSUMER.INFO.{stream}.{consumer}");
+        match self.ask::<ConsumerInfo>(&what, subject, &json!({})).await? {
+            Ok(info) => Ok(Some(info.into())),
+            Err(error) if no_consumer(&error) => Ok(None),
+            Err(error) => Err(answers::refusal(&what, &error)),
+        }
+    }
+
+    async fn delete_cursor(&self, stream: &str, consumer: &str) -> Result<(), BrokerError> {
+        check_name("the stream", stream)?;
+        check_name("the consumer", consumer)?;
+        let what = format!("deleting the consumer {consumer} of stream {stream}");
+        match self.ask::<Value>(&what, format!("CONSUMER.DELETE.{stream}.{consumer}"), &json!({})).await? {
+            Ok(_) => Ok(()),
+            Err(error) if no_consumer(&error) => Ok(()),
+            Err(error) => Err(answers::refusal(&what, &error)),
+        }
+    }
+
+    async fn inbox(&self) -> Result<Inbox, BrokerError> {
+        let what = "an inbox";
+        let link = self.connector.link(what)?;
+        let subject = link.client.new_inbox();
+        let replies = link.subscribe(what, &subject).await?;
+        // What the server says by itself, such as that nobody listens, is no reply.
+        let replies = replies.filter_map(async |message| message.status.is_none().then_some(message.payload));
+        Ok(Inbox::new(subject, Box::pin(replies)))
+    }
+
+    async fn reply(&self, subject: &str, payload: Bytes) -> Result<(), BrokerError> {
+        check_subject(subject)?;
+        let what = format!("a reply to {subject}");
+        let link = self.connector.link(&what)?;
+        let (size, most) = (payload.len(), link.info.max_payload);
+        if size > most {
+            return Err(BrokerError::TooLarge { what, size, most });
+        }
+        let room = self.room(&what, size + MESSAGE_BYTES).await?;
+        let payload = Bytes::from_owner(Unsent { payload, _room: room });
+        link.send(&what, subject, None, payload).await
+    }
+}
+
+impl JetStream {
+    /// Compares what was made with what was asked; what differs is deleted again.
+    async fn compared(
+        &self,
+        spec: &CursorSpec,
+        asked: &Map<String, Value>,
+        made: &Map<String, Value>,
+    ) -> Result<(), BrokerError> {
+        let checked = spec.check_made(asked, made);
+        if checked.is_err()
+            && let Err(error) = self.delete_cursor(&spec.stream, &spec.consumer).await
+        {
+            tracing::warn!(consumer = spec.consumer, %error, "a consumer that nobody asked for stays");
+        }
+        checked
+    }
+}
+
+fn wire_headers(what: &str, headers: &Headers) -> Result<async_nats::HeaderMap, BrokerError> {
+    let mut map = async_nats::HeaderMap::new();
+    for (name, value) in headers.iter() {
+        let parsed = name.parse::<HeaderName>().ok().zip(value.parse::<HeaderValue>().ok());
+        let refused = || BrokerError::Refused {
+            what: what.to_owned(),
+            why: format!("the header {name} cannot be written"),
+        };
+        let (name, value) = parsed.ok_or_else(refused)?;
+        map.insert(name, value);
+    }
+    Ok(map)
+}

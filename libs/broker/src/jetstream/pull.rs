@@ -1,0 +1,263 @@
+//! Deliveries of a consumer, pulled piece by piece.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::{Message, StatusCode, Subscriber};
+use async_trait::async_trait;
+use futures_util::{FutureExt as _, StreamExt as _};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::answers::{self, no_consumer, read_headers};
+use super::connect::{Acknowledge, Link};
+use crate::cursor::PULL_MESSAGES_MAX;
+use crate::receipt::Settle;
+use crate::{BrokerError, CursorSpec, Delivered, Deliveries, Lost, PullLimit, Receipt};
+
+/// How long the server keeps a pull that it cannot fill.
+const PULL_EXPIRES: Duration = Duration::from_secs(30);
+/// Description of the status that ends a pull whose rest has no room for the next message.
+const TOO_LARGE: &str = "Message Size Exceeds MaxBytes";
+
+/// Deliveries over one connection.
+pub(super) struct Pulling {
+    link: Arc<Link>,
+    settle: Arc<dyn Settle>,
+    consumer: String,
+    /// The stream and the consumer, as they stand in subjects.
+    path: String,
+    /// Subject to which messages come.
+    inbox: String,
+    subscriber: Subscriber,
+    heartbeat: Duration,
+    /// Pull that is under way.
+    pull: Option<Pull>,
+    /// True when the next message is larger than there was room for: it is pulled alone, whatever its size.
+    is_large: bool,
+    /// Moment of the server's last sign of life.
+    heard: Instant,
+}
+
+/// A pull that is not filled yet.
+struct Pull {
+    missing: usize,
+    has_come: bool,
+}
+
+impl Pulling {
+    pub(super) async fn start(
+        link: Arc<Link>,
+        spec: &CursorSpec,
+        heartbeat: Duration,
+    ) -> Result<Self, BrokerError> {
+        let inbox = link.client.new_inbox();
+        let subscriber = link.subscribe(&format!("the cursor {}", spec.consumer), &inbox).await?;
+        Ok(Self {
+            settle: Arc::new(Acknowledge(Arc::downgrade(&link))),
+            link,
+            consumer: spec.consumer.clone(),
+            path: format!("{}.{}", spec.stream, spec.consumer),
+            inbox,
+            subscriber,
+            heartbeat,
+            pull: None,
+            is_large: false,
+            heard: Instant::now(),
+        })
+    }
+
+    /// Pulls as much as there is room for, unless a pull is under way.
+    async fn pull(&mut self, room: PullLimit) -> Result<(), Lost> {
+        if self.pull.is_some() || !room.is_open() {
+            return Ok(());
+        }
+        let messages = if self.is_large { 1 } else { room.messages.min(PULL_MESSAGES_MAX) };
+        let nanos = |span: Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        let mut request = json!({
+            "batch": messages,
+            "expires": nanos(PULL_EXPIRES),
+            "idle_heartbeat": nanos(self.heartbeat.min(PULL_EXPIRES / 2)),
+        });
+        if !self.is_large {
+            request["max_bytes"] = json!(room.bytes.min(i32::MAX as usize));
+        }
+        let subject = format!("$JS.API.CONSUMER.MSG.NEXT.{}", self.path);
+        let sent = self.link.send("a pull", &subject, Some(&self.inbox), request.to_string().into()).await;
+        // Nothing is awaited between sending and this, so that a call that is dropped has either pulled or not.
+        sent.map_err(|_| self.disconnected())?;
+        self.pull = Some(Pull { missing: messages, has_come: false });
+        self.is_large = false;
+        self.heard = Instant::now();
+        Ok(())
+    }
+
+    /// Waits for whatever comes next, as long as the server gives signs of life.
+    async fn wait(&mut self) -> Result<Message, Lost> {
+        let patience = self.heartbeat * 2;
+        let deadline = self.pull.is_some().then_some(self.heard + patience);
+        let silence = async {
+            match deadline {
+                Some(deadline) => sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            message = self.subscriber.next() => message.ok_or_else(|| self.disconnected()),
+            () = silence => Err(self.silence(patience).await),
+        }
+    }
+
+    /// Asks why nothing comes: servers do not answer a pull of a consumer that is not there, or was deleted just now.
+    async fn silence(&self, waited: Duration) -> Lost {
+        let consumer = self.consumer.clone();
+        let subject = format!("CONSUMER.INFO.{}", self.path);
+        let request = json!({});
+        let asked = answers::ask::<Value>(&self.link, "a consumer", subject, &request);
+        match timeout(waited, asked).await {
+            Ok(Ok(Err(error))) if no_consumer(&error) => Lost::Deleted { consumer },
+            _ => Lost::Silent { consumer, waited },
+        }
+    }
+
+    /// Reads what came: a message, or what the server says of the pull.
+    fn read(&mut self, message: Message) -> Result<Option<Delivered>, Lost> {
+        self.heard = Instant::now();
+        match message.status {
+            None | Some(StatusCode::OK) => self.read_message(message).map(Some),
+            Some(StatusCode::IDLE_HEARTBEAT) => Ok(None),
+            // Not found and timed out: nothing more comes of this pull.
+            Some(status) if matches!(status.as_u16(), 404 | 408) => {
+                self.pull = None;
+                Ok(None)
+            }
+            Some(StatusCode::NO_RESPONDERS) => Err(Lost::Deleted { consumer: self.consumer.clone() }),
+            Some(status) => {
+                let words = message.description.unwrap_or_default();
+                self.read_status(status, &words).map(|()| None)
+            }
+        }
+    }
+
+    fn read_status(&mut self, status: StatusCode, words: &str) -> Result<(), Lost> {
+        if words.eq_ignore_ascii_case("Consumer Deleted") {
+            return Err(Lost::Deleted { consumer: self.consumer.clone() });
+        }
+        if words.eq_ignore_ascii_case(TOO_LARGE) {
+            // Without a message before it, the next one fits in no pull of this size.
+            self.is_large = self.pull.take().is_some_and(|pull| !pull.has_come);
+            return Ok(());
+        }
+        if words.eq_ignore_ascii_case("Batch Completed") {
+            self.pull = None;
+            return Ok(());
+        }
+        Err(Lost::Refused { consumer: self.consumer.clone(), why: format!("{status} {words}") })
+    }
+
+    fn read_message(&mut self, message: Message) -> Result<Delivered, Lost> {
+        if let Some(pull) = &mut self.pull {
+            pull.has_come = true;
+            pull.missing = pull.missing.saturating_sub(1);
+            if pull.missing == 0 {
+                self.pull = None;
+            }
+        }
+        let reply = message.reply.as_deref().unwrap_or_default();
+        let refused = || Lost::Refused {
+            consumer: self.consumer.clone(),
+            why: format!("a message came whose reply subject {reply:?} is none of a delivery"),
+        };
+        let origin = Origin::read(reply).ok_or_else(refused)?;
+        Ok(Delivered {
+            receipt: Receipt::new(Arc::clone(&self.settle), reply),
+            subject: message.subject.to_string(),
+            headers: message.headers.as_ref().map(read_headers).unwrap_or_default(),
+            payload: message.payload,
+            sequence: origin.sequence,
+            count: origin.count,
+            attempt: origin.attempt,
+            stored_millis: origin.stored_millis,
+            pending: origin.pending,
+        })
+    }
+
+    fn disconnected(&self) -> Lost {
+        Lost::Disconnected { consumer: self.consumer.clone() }
+    }
+}
+
+#[async_trait]
+impl Deliveries for Pulling {
+    async fn next(&mut self, room: PullLimit) -> Result<Delivered, Lost> {
+        loop {
+            // What has come already is looked at first: it may end the pull that is under way.
+            let message = match self.subscriber.next().now_or_never() {
+                Some(message) => message.ok_or_else(|| self.disconnected())?,
+                None => {
+                    self.pull(room).await?;
+                    self.wait().await?
+                }
+            };
+            if let Some(delivered) = self.read(message)? {
+                return Ok(delivered);
+            }
+        }
+    }
+}
+
+/// Origin of a delivery, as it stands in the subject to which it is acknowledged.
+#[derive(Debug, PartialEq, Eq)]
+struct Origin {
+    attempt: u64,
+    sequence: u64,
+    count: u64,
+    stored_millis: u64,
+    pending: u64,
+}
+
+impl Origin {
+    /// Reads `$JS.ACK.<stream>.<consumer>.<attempt>.<sequence>.<count>.<nanoseconds>.<pending>`. Newer servers may have the domain
+    /// and a hash of the account before the stream, and more tokens at the end (ADR-15 of NATS).
+    fn read(subject: &str) -> Option<Self> {
+        let tokens: Vec<&str> = subject.strip_prefix("$JS.ACK.")?.split('.').collect();
+        let before = match tokens.len() {
+            7 => 2,
+            9.. => 4,
+            _ => return None,
+        };
+        let mut numbers = tokens.iter().skip(before).map(|token| token.parse::<u64>().ok());
+        let mut number = || numbers.next().flatten();
+        Some(Self {
+            attempt: number()?,
+            sequence: number()?,
+            count: number()?,
+            stored_millis: number()? / 1_000_000,
+            pending: number()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_are_read_in_both_forms() {
+        let origin =
+            Some(Origin { attempt: 2, sequence: 7, count: 9, stored_millis: 1_700_000_000_123, pending: 4 });
+        for subject in [
+            "$JS.ACK.S.c.2.7.9.1700000000123456789.4",
+            "$JS.ACK._.hash.S.c.2.7.9.1700000000123456789.4",
+            "$JS.ACK.domain.hash.S.c.2.7.9.1700000000123456789.4.random.more",
+        ] {
+            assert_eq!(Origin::read(subject), origin, "{subject}");
+        }
+        for subject in
+            ["", "$JS.ACK.S.c", "$JS.ACK.S.c.2.x.9.1.4", "$JS.NAK.S.c.2.7.9.1.4", "$JS.ACK.S.c.2.7.9.1.4.5"]
+        {
+            assert_eq!(Origin::read(subject), None, "{subject}");
+        }
+    }
+}

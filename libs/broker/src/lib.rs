@@ -1,0 +1,201 @@
+//! Broker of sagas: publishing, cursors, and checks of streams.
+//!
+//! A broker is believed in little. The position of a cursor belongs to its owner, acknowledgements only move what the server
+//! displays, and whatever could bring an old message behind a newer one ends the deliveries, so that the owner makes the
+//! cursor anew (decisions 90 and 91).
+//!
+//! - [`Broker`]: what every broker does.
+//! - [`JetStream`]: NATS JetStream, of which version 2.9 has all that is used.
+//! - `Simulated`: a broker in memory with levers that break it, for tests (feature `simulated`).
+
+mod cursor;
+mod error;
+mod inbox;
+mod jetstream;
+mod message;
+mod receipt;
+#[cfg(feature = "simulated")]
+mod simulated;
+mod stream;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::watch;
+
+pub use cursor::{CursorSpec, CursorState, Delivered, PullLimit, Start};
+pub use error::{BrokerError, Difference, Lost};
+pub use inbox::Inbox;
+pub use jetstream::{JetStream, JetStreamOptions, Login, Tls};
+pub use message::{HEADER_BYTES_MAX, Headers, MESSAGE_ID, Outgoing, Published, Publishing, StoredMessage};
+pub use receipt::Receipt;
+#[cfg(feature = "simulated")]
+pub use simulated::{Clock, MachineClock, ManualClock, Simulated};
+pub use stream::{Discard, Retention, Storage, StreamSettings, StreamSpec, StreamState};
+
+/// State of the connection to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Connection {
+    /// True while there is one.
+    pub connected: bool,
+    /// Number of the connection, counted from 1. What was open on an earlier one has ended.
+    pub generation: u64,
+}
+
+/// Version of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// The first number.
+    pub major: u32,
+    /// The second number.
+    pub minor: u32,
+    /// The third number.
+    pub patch: u32,
+}
+
+impl Version {
+    /// Reads `2.9.10` or `v2.12.0-RC.1`; nothing where three numbers are missing.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let numbers = text.trim_start_matches('v').split(['-', '+']).next()?;
+        let mut numbers = numbers.split('.').map(str::parse);
+        let mut next = || numbers.next()?.ok();
+        Some(Self { major: next()?, minor: next()?, patch: next()? })
+    }
+}
+
+/// Self-description of the server that is connected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// The version as the server writes it.
+    pub version_text: String,
+    /// The version, where its text can be read.
+    pub version: Option<Version>,
+    /// The largest message that the server takes, in bytes of headers and payload.
+    pub max_payload: usize,
+}
+
+/// A broker of messages.
+#[async_trait]
+pub trait Broker: Send + Sync {
+    /// Describes the server that is connected now.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unavailable`] when none is.
+    fn server(&self) -> Result<Server, BrokerError>;
+
+    /// Follows the connection. Every change of the generation means that cursors and inboxes have ended.
+    fn connection(&self) -> watch::Receiver<Connection>;
+
+    /// Describes a stream; nothing where there is none of this name.
+    ///
+    /// # Errors
+    /// [`BrokerError`]; may be repeated.
+    async fn stream(&self, name: &str) -> Result<Option<StreamState>, BrokerError>;
+
+    /// Makes a stream as the specification says. Leaves one alone that is there, whatever it is like.
+    ///
+    /// # Errors
+    /// [`BrokerError`]; may be repeated.
+    async fn create_stream(&self, spec: &StreamSpec) -> Result<(), BrokerError>;
+
+    /// Reads a message of a stream; nothing where there is none of this sequence.
+    ///
+    /// # Errors
+    /// [`BrokerError::NotThere`] without such a stream; may be repeated.
+    async fn message(&self, stream: &str, sequence: u64) -> Result<Option<StoredMessage>, BrokerError>;
+
+    /// Sends a message, and gives its acknowledgement to wait for. Several may be under way: within one connection they are stored
+    /// in the order of the calls, and where one is lost with the connection, so is everything sent after it on that connection.
+    ///
+    /// Cancel-safe: a call that is dropped before it answers has sent nothing.
+    ///
+    /// # Errors
+    /// [`BrokerError::TooLarge`] and [`BrokerError::Refused`] for what can never be sent; [`BrokerError::Unavailable`] within a
+    /// bounded time when there is no connection, or no room for more.
+    async fn publish(&self, outgoing: Outgoing) -> Result<Publishing, BrokerError>;
+
+    /// Makes a cursor: deletes the consumer of this name, makes it anew from the start asked for, and compares what the server
+    /// made with what was asked. Each consumer has one puller, namely what this gives.
+    ///
+    /// # Errors
+    /// [`BrokerError::Behind`] when the start lies behind the end of the stream, which means that the server went back;
+    /// [`BrokerError::Differs`] when the server made something else, which is deleted again; [`BrokerError::NotThere`] without
+    /// such a stream.
+    async fn open(&self, spec: &CursorSpec) -> Result<Box<dyn Deliveries>, BrokerError>;
+
+    /// Describes a consumer; nothing where there is none of this name, or no such stream.
+    ///
+    /// # Errors
+    /// [`BrokerError`]; may be repeated.
+    async fn cursor(&self, stream: &str, consumer: &str) -> Result<Option<CursorState>, BrokerError>;
+
+    /// Deletes a consumer, if it is there.
+    ///
+    /// # Errors
+    /// [`BrokerError`]; may be repeated.
+    async fn delete_cursor(&self, stream: &str, consumer: &str) -> Result<(), BrokerError>;
+
+    /// Opens a subject of its own for replies, which ends with the connection.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unavailable`].
+    async fn inbox(&self) -> Result<Inbox, BrokerError>;
+
+    /// Sends a reply to an inbox. Nobody acknowledges it, and where the inbox has ended it is gone.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unavailable`], [`BrokerError::TooLarge`], and [`BrokerError::Refused`] for what is no subject.
+    async fn reply(&self, subject: &str, payload: Bytes) -> Result<(), BrokerError>;
+
+    /// Compares a stream with a specification, and changes nothing.
+    ///
+    /// # Errors
+    /// [`BrokerError::NotThere`] without such a stream; may be repeated.
+    async fn check_stream(&self, spec: &StreamSpec) -> Result<Vec<Difference>, BrokerError> {
+        let state = self.stream(&spec.name).await?;
+        let state = state.ok_or_else(|| BrokerError::NotThere { stream: spec.name.clone() })?;
+        Ok(spec.differences(&state.settings))
+    }
+
+    /// Makes a stream that is not there, and compares it. Never alters one that is there.
+    ///
+    /// # Errors
+    /// [`BrokerError`]; may be repeated.
+    async fn ensure_stream(&self, spec: &StreamSpec) -> Result<Vec<Difference>, BrokerError> {
+        match self.check_stream(spec).await {
+            Err(BrokerError::NotThere { .. }) => {
+                self.create_stream(spec).await?;
+                self.check_stream(spec).await
+            }
+            checked => checked,
+        }
+    }
+}
+
+/// The deliveries of one cursor, in the order of the stream until they end.
+#[async_trait]
+pub trait Deliveries: Send {
+    /// Waits for the next message. Pulls at most as much as there is room for, once the pull before has ended, and nothing for
+    /// [`PullLimit::NONE`]: an owner that stops calling, or has no room, pulls nothing more.
+    ///
+    /// Cancel-safe: no message is lost by a call that is dropped.
+    ///
+    /// # Errors
+    /// [`Lost`] says why there will be no more. The cursor has to be opened anew.
+    async fn next(&mut self, room: PullLimit) -> Result<Delivered, Lost>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read() {
+        let version = |major, minor, patch| Some(Version { major, minor, patch });
+        assert_eq!(Version::parse("2.9.10"), version(2, 9, 10));
+        assert_eq!(Version::parse("v2.12.0-RC.1"), version(2, 12, 0));
+        assert_eq!(Version::parse("2.9"), None);
+        assert_eq!(Version::parse("two"), None);
+        assert!(Version::parse("2.10.0") > Version::parse("2.9.10"));
+    }
+}

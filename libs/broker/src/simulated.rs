@@ -1,0 +1,248 @@
+//! A broker in memory, and levers with which tests break it.
+//!
+//! Behaves as JetStream does where [`crate::Broker`] promises nothing else: acknowledgements of consumers that were made anew
+//! count, what was delivered and not acknowledged in time is delivered again behind newer messages, and sequences are used again
+//! once the server went back.
+
+mod clock;
+mod deliveries;
+mod levers;
+mod world;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::{mpsc, watch};
+
+pub use self::clock::{Clock, MachineClock, ManualClock};
+use self::deliveries::{Acknowledge, Simulation};
+use self::world::{Consumer, Stream, World};
+use crate::cursor::check_name;
+use crate::message::check_subject;
+use crate::{
+    Broker, BrokerError, Connection, CursorSpec, CursorState, Deliveries, Inbox, Outgoing, Publishing,
+    PullLimit, Server, Start, StoredMessage, StreamSpec, StreamState, Version,
+};
+
+/// Replies that nobody has read yet; later ones are dropped.
+const UNREAD_MAX: usize = 1024;
+
+/// A broker in memory. Cheap to clone; all clones are the same broker.
+#[derive(Clone)]
+pub struct Simulated {
+    shared: Arc<Shared>,
+}
+
+/// State that a broker shares with its deliveries.
+struct Shared {
+    clock: Box<dyn Clock>,
+    world: Mutex<World>,
+    /// Counts changes, so that deliveries look again.
+    changed: watch::Sender<u64>,
+    connection: watch::Sender<Connection>,
+}
+
+impl Shared {
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes something, and wakes whoever waits for a change.
+    fn change<T>(&self, change: impl FnOnce(&mut World) -> T) -> T {
+        let mut world = self.world();
+        let changed = change(&mut world);
+        let connection = world.connection;
+        self.connection.send_if_modified(|before| std::mem::replace(before, connection) != connection);
+        drop(world);
+        self.changed.send_modify(|count| *count += 1);
+        changed
+    }
+}
+
+impl Simulated {
+    /// Makes an empty one, which is connected.
+    #[must_use]
+    pub fn new(clock: impl Clock) -> Self {
+        let world = World::new();
+        Self {
+            shared: Arc::new(Shared {
+                clock: Box::new(clock),
+                connection: watch::Sender::new(world.connection),
+                world: Mutex::new(world),
+                changed: watch::Sender::new(0),
+            }),
+        }
+    }
+
+    /// Does something on the server, if it can be reached.
+    fn ask<T>(
+        &self,
+        what: &str,
+        ask: impl FnOnce(&mut World) -> Result<T, BrokerError>,
+    ) -> Result<T, BrokerError> {
+        self.shared
+            .change(|world| if world.connection.connected { ask(world) } else { Err(unavailable(what)) })
+    }
+}
+
+fn unavailable(what: &str) -> BrokerError {
+    BrokerError::Unavailable { what: what.to_owned(), why: "the connection was cut".to_owned() }
+}
+
+fn state(stream: &Stream) -> StreamState {
+    StreamState {
+        incarnation: stream.incarnation,
+        first_sequence: stream.first(),
+        last_sequence: stream.last,
+        messages: stream.messages.len() as u64,
+        consumers: stream.consumers.len(),
+        settings: stream.settings.clone(),
+    }
+}
+
+#[async_trait]
+impl Broker for Simulated {
+    fn server(&self) -> Result<Server, BrokerError> {
+        self.ask("the server's description", |world| {
+            Ok(Server {
+                version_text: world.version_text.clone(),
+                version: Version::parse(&world.version_text),
+                max_payload: world.max_payload,
+            })
+        })
+    }
+
+    fn connection(&self) -> watch::Receiver<Connection> {
+        self.shared.connection.subscribe()
+    }
+
+    async fn stream(&self, name: &str) -> Result<Option<StreamState>, BrokerError> {
+        check_name("the stream", name)?;
+        self.ask(&format!("the state of stream {name}"), |world| Ok(world.streams.get(name).map(state)))
+    }
+
+    async fn create_stream(&self, spec: &StreamSpec) -> Result<(), BrokerError> {
+        check_name("the stream", &spec.name)?;
+        let now = self.shared.clock.now();
+        self.ask(&format!("making stream {}", spec.name), |world| {
+            let incarnation = world.give(now);
+            let made = || Stream::new(&spec.name, incarnation, spec.settings());
+            world.streams.entry(spec.name.clone()).or_insert_with(made);
+            Ok(())
+        })
+    }
+
+    async fn message(&self, stream: &str, sequence: u64) -> Result<Option<StoredMessage>, BrokerError> {
+        check_name("the stream", stream)?;
+        self.ask(&format!("message {sequence} of stream {stream}"), |world| {
+            let stream = world.streams.get(stream).ok_or_else(|| not_there(stream))?;
+            Ok(stream.messages.get(&sequence).cloned())
+        })
+    }
+
+    async fn publish(&self, outgoing: Outgoing) -> Result<Publishing, BrokerError> {
+        let what = format!("publishing {} to {}", outgoing.message_id, outgoing.subject);
+        let now = self.shared.clock.now();
+        let answer = self.ask(&what, |world| {
+            let headers = outgoing.checked(world.max_payload)?;
+            let Outgoing { subject, message_id, payload, .. } = outgoing;
+            let message =
+                StoredMessage { subject: subject.clone(), headers, payload, sequence: 0, stored_millis: now };
+            let stored = world.store(&message_id, message).ok_or(BrokerError::NoStream { subject });
+            if world.lost_acknowledgements > 0 {
+                world.lost_acknowledgements -= 1;
+                let why = "the acknowledgement was lost".to_owned();
+                return Ok(Err(BrokerError::Unavailable { what: what.clone(), why }));
+            }
+            Ok(stored)
+        })?;
+        Ok(Publishing::new(std::future::ready(answer)))
+    }
+
+    async fn open(&self, spec: &CursorSpec) -> Result<Box<dyn Deliveries>, BrokerError> {
+        let asked = spec.configuration()?;
+        let (number, generation) = self.ask(&format!("the cursor {}", spec.consumer), |world| {
+            let number = world.give(0);
+            let made_differently = world.made_differently.take();
+            let stream = world.streams.get_mut(&spec.stream).ok_or_else(|| not_there(&spec.stream))?;
+            spec.check_start(&state(stream))?;
+            stream.consumers.remove(&spec.consumer);
+            let mut made = asked.clone();
+            made.extend(made_differently);
+            spec.check_made(&asked, &made)?;
+            let next = match spec.start {
+                Start::After(sequence) => sequence.saturating_add(1),
+                Start::Since(millis) => {
+                    let since = stream.messages.values().find(|message| message.stored_millis >= millis);
+                    since.map_or(stream.last + 1, |message| message.sequence)
+                }
+            };
+            stream.consumers.insert(spec.consumer.clone(), Consumer::new(number, next, spec));
+            Ok((number, world.connection.generation))
+        })?;
+        Ok(Box::new(Simulation {
+            shared: Arc::clone(&self.shared),
+            settle: Arc::new(Acknowledge { shared: Arc::downgrade(&self.shared), generation }),
+            stream: spec.stream.clone(),
+            consumer: spec.consumer.clone(),
+            number,
+            generation,
+            came: VecDeque::new(),
+            pull: PullLimit::NONE,
+        }))
+    }
+
+    async fn cursor(&self, stream: &str, consumer: &str) -> Result<Option<CursorState>, BrokerError> {
+        check_name("the stream", stream)?;
+        check_name("the consumer", consumer)?;
+        self.ask(&format!("the state of the consumer {consumer} of stream {stream}"), |world| {
+            let stream = world.streams.get(stream);
+            let found = stream.and_then(|stream| Some((stream.consumers.get(consumer)?, &stream.messages)));
+            Ok(found.map(|(consumer, messages)| consumer.state(messages)))
+        })
+    }
+
+    async fn delete_cursor(&self, stream: &str, consumer: &str) -> Result<(), BrokerError> {
+        check_name("the stream", stream)?;
+        check_name("the consumer", consumer)?;
+        self.ask(&format!("deleting the consumer {consumer} of stream {stream}"), |world| {
+            if let Some(stream) = world.streams.get_mut(stream) {
+                stream.consumers.remove(consumer);
+            }
+            Ok(())
+        })
+    }
+
+    async fn inbox(&self) -> Result<Inbox, BrokerError> {
+        self.ask("an inbox", |world| {
+            let subject = format!("_INBOX.{}", world.give(0));
+            let (sender, mut replies) = mpsc::channel(UNREAD_MAX);
+            world.inboxes.retain(|_, inbox| !inbox.is_closed());
+            world.inboxes.insert(subject.clone(), sender);
+            let replies = futures_util::stream::poll_fn(move |context| replies.poll_recv(context));
+            Ok(Inbox::new(subject, Box::pin(replies)))
+        })
+    }
+
+    async fn reply(&self, subject: &str, payload: Bytes) -> Result<(), BrokerError> {
+        check_subject(subject)?;
+        let what = format!("a reply to {subject}");
+        self.ask(&what, |world| {
+            let (size, most) = (payload.len(), world.max_payload);
+            if size > most {
+                return Err(BrokerError::TooLarge { what: what.clone(), size, most });
+            }
+            if let Some(inbox) = world.inboxes.get(subject) {
+                // A full inbox drops it, and so does one that has ended.
+                let _ = inbox.try_send(payload);
+            }
+            Ok(())
+        })
+    }
+}
+
+fn not_there(stream: &str) -> BrokerError {
+    BrokerError::NotThere { stream: stream.to_owned() }
+}

@@ -1,0 +1,83 @@
+//! Clocks by which a simulated broker waits.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+/// Tells a simulated broker the time, and wakes it.
+pub trait Clock: Send + Sync + 'static {
+    /// Milliseconds since 1970.
+    fn now(&self) -> u64;
+
+    /// Waits until it is this moment, or later.
+    fn wait_until(&self, millis: u64) -> BoxFuture<'static, ()>;
+}
+
+/// The time of this machine, as far as the runtime has let it go on: a runtime whose time is paused pauses it.
+#[derive(Debug, Clone, Copy)]
+pub struct MachineClock {
+    begin: Instant,
+    begin_millis: u64,
+}
+
+impl MachineClock {
+    /// Begins with the time that it is.
+    #[must_use]
+    pub fn new() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { begin: Instant::now(), begin_millis: u64::try_from(since.as_millis()).unwrap_or(u64::MAX) }
+    }
+}
+
+impl Default for MachineClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for MachineClock {
+    fn now(&self) -> u64 {
+        let passed = u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.begin_millis.saturating_add(passed)
+    }
+
+    fn wait_until(&self, millis: u64) -> BoxFuture<'static, ()> {
+        Box::pin(sleep_until(self.begin + Duration::from_millis(millis.saturating_sub(self.begin_millis))))
+    }
+}
+
+/// A time that tests set. Cheap to clone; all clones have the same.
+#[derive(Debug, Clone)]
+pub struct ManualClock(Arc<watch::Sender<u64>>);
+
+impl ManualClock {
+    /// Begins with this moment, in milliseconds since 1970.
+    #[must_use]
+    pub fn new(millis: u64) -> Self {
+        Self(Arc::new(watch::Sender::new(millis)))
+    }
+
+    /// Goes on by so many milliseconds, and wakes whoever waits for that.
+    pub fn advance(&self, millis: u64) {
+        self.0.send_modify(|now| *now = now.saturating_add(millis));
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> u64 {
+        *self.0.borrow()
+    }
+
+    fn wait_until(&self, millis: u64) -> BoxFuture<'static, ()> {
+        let mut now = self.0.subscribe();
+        Box::pin(async move {
+            if now.wait_for(|now| *now >= millis).await.is_err() {
+                // The clock is gone, and time with it.
+                std::future::pending::<()>().await;
+            }
+        })
+    }
+}

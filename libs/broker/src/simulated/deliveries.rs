@@ -1,0 +1,146 @@
+//! Deliveries of a simulated broker.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::Shared;
+use super::world::World;
+use crate::cursor::PULL_MESSAGES_MAX;
+use crate::receipt::Settle;
+use crate::{Delivered, Deliveries, Lost, PullLimit, Receipt};
+
+/// Deliveries over one connection.
+pub(super) struct Simulation {
+    pub(super) shared: Arc<Shared>,
+    pub(super) settle: Arc<dyn Settle>,
+    pub(super) stream: String,
+    pub(super) consumer: String,
+    pub(super) number: u64,
+    pub(super) generation: u64,
+    /// Deliveries that came and were not read yet: they can be read when the connection is gone.
+    pub(super) came: VecDeque<Delivered>,
+    /// Rest of the pull that is under way.
+    pub(super) pull: PullLimit,
+}
+
+/// Delivery that came, or the moment until which nothing can come by itself.
+enum Turn {
+    Came(Box<Delivered>),
+    Nothing { due: Option<u64> },
+}
+
+impl Simulation {
+    fn turn(&mut self, room: PullLimit) -> Result<Turn, Lost> {
+        if let Some(delivered) = self.came.pop_front() {
+            return Ok(Turn::Came(Box::new(delivered)));
+        }
+        let shared = Arc::clone(&self.shared);
+        let now = shared.clock.now();
+        let mut world = shared.world();
+        let due = self.fill(&mut world, room, now)?;
+        Ok(self.came.pop_front().map_or(Turn::Nothing { due }, |delivered| Turn::Came(Box::new(delivered))))
+    }
+
+    /// Lets come what the pull has room for; gives when the next delivery would be repeated.
+    fn fill(&mut self, world: &mut World, room: PullLimit, now: u64) -> Result<Option<u64>, Lost> {
+        if !world.connection.connected || world.connection.generation != self.generation {
+            return Err(Lost::Disconnected { consumer: self.consumer.clone() });
+        }
+        let deleted = || Lost::Deleted { consumer: self.consumer.clone() };
+        let stream = world.streams.get_mut(&self.stream).ok_or_else(deleted)?;
+        let consumer = stream.consumers.get_mut(&self.consumer).ok_or_else(deleted)?;
+        if consumer.number != self.number {
+            return Err(deleted());
+        }
+        if !self.pull.is_open() {
+            self.pull = PullLimit { messages: room.messages.min(PULL_MESSAGES_MAX), ..room };
+        }
+        while self.pull.is_open() {
+            // The first message comes whatever its size is.
+            let bytes = if self.came.is_empty() { usize::MAX } else { self.pull.bytes };
+            let Some(taken) = consumer.take(&stream.messages, now, bytes) else { break };
+            let message = taken.message;
+            self.pull.messages -= 1;
+            self.pull.bytes = self.pull.bytes.saturating_sub(message.payload.len());
+            if taken.is_lost {
+                continue;
+            }
+            let token = format!("{}/{}/{}", self.stream, self.consumer, message.sequence);
+            self.came.push_back(Delivered {
+                subject: message.subject,
+                headers: message.headers,
+                payload: message.payload,
+                sequence: message.sequence,
+                count: taken.count,
+                attempt: taken.attempt,
+                stored_millis: message.stored_millis,
+                pending: taken.pending,
+                receipt: Receipt::new(Arc::clone(&self.settle), &token),
+            });
+        }
+        Ok(consumer.due())
+    }
+}
+
+#[async_trait]
+impl Deliveries for Simulation {
+    async fn next(&mut self, room: PullLimit) -> Result<Delivered, Lost> {
+        loop {
+            let mut changed = self.shared.changed.subscribe();
+            let due = match self.turn(room)? {
+                Turn::Came(delivered) => return Ok(*delivered),
+                Turn::Nothing { due } => due.filter(|_| self.pull.is_open()),
+            };
+            let repeat = async {
+                match due {
+                    Some(due) => self.shared.clock.wait_until(due).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                // An error means that the broker is gone, but a part of it is here.
+                _ = changed.changed() => {}
+                () = repeat => {}
+            }
+        }
+    }
+}
+
+/// Acknowledgements of what came over one connection.
+pub(super) struct Acknowledge {
+    pub(super) shared: std::sync::Weak<Shared>,
+    pub(super) generation: u64,
+}
+
+impl Acknowledge {
+    fn settle(&self, token: &str, how: impl FnOnce(&mut super::world::Consumer, u64, u64)) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let now = shared.clock.now();
+        shared.change(|world| {
+            let mut parts = token.split('/');
+            let (Some(stream), Some(consumer), Some(sequence)) = (parts.next(), parts.next(), parts.next())
+            else {
+                return;
+            };
+            let is_open = world.connection.connected && world.connection.generation == self.generation;
+            let stream = world.streams.get_mut(stream).filter(|_| is_open);
+            // A consumer of the same name that was made since hears it as well.
+            let consumer = stream.and_then(|stream| stream.consumers.get_mut(consumer));
+            if let Some((consumer, sequence)) = consumer.zip(sequence.parse().ok()) {
+                how(consumer, sequence, now);
+            }
+        });
+    }
+}
+
+impl Settle for Acknowledge {
+    fn ack(&self, token: &str) {
+        self.settle(token, |consumer, sequence, _| consumer.ack(sequence));
+    }
+
+    fn progress(&self, token: &str) {
+        self.settle(token, |consumer, sequence, now| consumer.progress(sequence, now));
+    }
+}

@@ -1,0 +1,219 @@
+//! Streams, as they are wanted and as they are.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::Difference;
+
+/// Consumers that a stream of ours may have. Servers since 2.12 stop at 1,000 unless the stream says more.
+const CONSUMERS_MAX: i64 = 100_000;
+/// Time for which a stream of ours knows messages again by their ids.
+const DUPLICATE_WINDOW: Duration = Duration::from_secs(120);
+
+macro_rules! choices {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$choice_doc:meta])* $choice:ident = $text:literal,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[$choice_doc])* $choice,)*
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $(Self::$choice => $text,)*
+                })
+            }
+        }
+    )*};
+}
+
+choices! {
+    /// Rule by which a stream forgets messages.
+    Retention {
+        /// At its limits.
+        Limits = "limits",
+        /// Once every consumer has acknowledged.
+        Interest = "interest",
+        /// Once any consumer has acknowledged.
+        WorkQueue = "workqueue",
+    }
+    /// Place where a stream keeps messages.
+    Storage {
+        /// On disk.
+        File = "file",
+        /// In memory, until the server ends.
+        Memory = "memory",
+    }
+    /// Behavior of a full stream.
+    Discard {
+        /// Forgets the oldest.
+        Old = "old",
+        /// Refuses new ones.
+        New = "new",
+    }
+}
+
+/// Settings of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamSettings {
+    /// Subjects of the messages that it keeps.
+    pub subjects: Vec<String>,
+    /// Rule by which it forgets messages.
+    pub retention: Retention,
+    /// Place where it keeps them.
+    pub storage: Storage,
+    /// Its behavior when it is full.
+    pub discard: Discard,
+    /// Time for which it knows messages again by their ids.
+    pub duplicate_window: Duration,
+    /// Time for which it keeps messages; zero for ever.
+    pub max_age: Duration,
+    /// Most consumers that it may have; −1 for as many as the server lets it have.
+    pub max_consumers: i64,
+    /// Number of servers that have it.
+    pub replicas: usize,
+}
+
+/// Settings that are wanted of a stream; those that are `None` do not matter.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StreamSpec {
+    /// Its name.
+    pub name: String,
+    /// Subjects of the messages that it keeps, in any order.
+    pub subjects: Option<Vec<String>>,
+    /// Rule by which it forgets messages.
+    pub retention: Option<Retention>,
+    /// Place where it keeps them.
+    pub storage: Option<Storage>,
+    /// Its behavior when it is full.
+    pub discard: Option<Discard>,
+    /// Time for which it knows messages again by their ids.
+    pub duplicate_window: Option<Duration>,
+    /// Time for which it keeps messages; zero for ever.
+    pub max_age: Option<Duration>,
+    /// Most consumers that it may have.
+    pub max_consumers: Option<i64>,
+    /// Number of servers that have it.
+    pub replicas: Option<usize>,
+}
+
+impl StreamSpec {
+    /// Specifies a stream that is ours: on disk, with limits only, refusing what is beyond them.
+    #[must_use]
+    pub fn ours(name: &str, subjects: &[&str], max_age: Duration) -> Self {
+        Self {
+            name: name.to_owned(),
+            subjects: Some(subjects.iter().map(|subject| (*subject).to_owned()).collect()),
+            retention: Some(Retention::Limits),
+            storage: Some(Storage::File),
+            discard: Some(Discard::New),
+            duplicate_window: Some(DUPLICATE_WINDOW),
+            max_age: Some(max_age),
+            max_consumers: Some(CONSUMERS_MAX),
+            replicas: Some(1),
+        }
+    }
+
+    /// Settings with which the stream is made: those that are wanted, and for the others those of our streams.
+    pub(crate) fn settings(&self) -> StreamSettings {
+        StreamSettings {
+            subjects: self.subjects.clone().unwrap_or_else(|| vec![self.name.clone()]),
+            retention: self.retention.unwrap_or(Retention::Limits),
+            storage: self.storage.unwrap_or(Storage::File),
+            discard: self.discard.unwrap_or(Discard::New),
+            duplicate_window: self.duplicate_window.unwrap_or(DUPLICATE_WINDOW),
+            max_age: self.max_age.unwrap_or_default(),
+            max_consumers: self.max_consumers.unwrap_or(CONSUMERS_MAX),
+            replicas: self.replicas.unwrap_or(1),
+        }
+    }
+
+    /// Lists what of these settings is not as wanted.
+    #[must_use]
+    pub fn differences(&self, found: &StreamSettings) -> Vec<Difference> {
+        let sorted = |subjects: &[String]| {
+            let mut subjects = subjects.to_vec();
+            subjects.sort();
+            subjects.join(", ")
+        };
+        let text = |value: Option<&dyn fmt::Display>| value.map(ToString::to_string);
+        let span = |value: Option<Duration>| value.map(|value| format!("{value:?}"));
+        let fields = [
+            ("subjects", self.subjects.as_deref().map(sorted), sorted(&found.subjects)),
+            ("retention", text(self.retention.as_ref().map(|it| it as _)), found.retention.to_string()),
+            ("storage", text(self.storage.as_ref().map(|it| it as _)), found.storage.to_string()),
+            ("discard", text(self.discard.as_ref().map(|it| it as _)), found.discard.to_string()),
+            ("duplicate_window", span(self.duplicate_window), format!("{:?}", found.duplicate_window)),
+            ("max_age", span(self.max_age), format!("{:?}", found.max_age)),
+            (
+                "max_consumers",
+                text(self.max_consumers.as_ref().map(|it| it as _)),
+                found.max_consumers.to_string(),
+            ),
+            ("num_replicas", text(self.replicas.as_ref().map(|it| it as _)), found.replicas.to_string()),
+        ];
+        let differs = |(field, wanted, found): (&str, Option<String>, String)| {
+            let wanted = wanted.filter(|wanted| *wanted != found)?;
+            Some(Difference { stream: self.name.clone(), field: field.to_owned(), wanted, found })
+        };
+        fields.into_iter().filter_map(differs).collect()
+    }
+}
+
+/// A stream as it is now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamState {
+    /// Moment at which it was made, in milliseconds since 1970: another one of the same name has another incarnation.
+    pub incarnation: u64,
+    /// The first sequence that it still has; one more than the last when it is empty.
+    pub first_sequence: u64,
+    /// The last sequence that it has given; 0 at first.
+    pub last_sequence: u64,
+    /// Number of its messages.
+    pub messages: u64,
+    /// Number of its consumers.
+    pub consumers: usize,
+    /// Its settings.
+    pub settings: StreamSettings,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_field_is_compared_and_named() {
+        let wanted = StreamSpec::ours("S", &["b.*", "a.*"], Duration::from_secs(7 * 86_400));
+        let mut found = wanted.settings();
+        found.subjects.reverse();
+        assert_eq!(wanted.differences(&found), []);
+        let found = StreamSettings {
+            subjects: vec!["a.*".to_owned()],
+            retention: Retention::WorkQueue,
+            storage: Storage::Memory,
+            discard: Discard::Old,
+            duplicate_window: Duration::from_secs(60),
+            max_age: Duration::ZERO,
+            max_consumers: -1,
+            replicas: 3,
+        };
+        let differences = wanted.differences(&found);
+        let shown: Vec<_> = differences.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            shown,
+            [
+                "S: subjects is a.*, wanted is a.*, b.*",
+                "S: retention is workqueue, wanted is limits",
+                "S: storage is memory, wanted is file",
+                "S: discard is old, wanted is new",
+                "S: duplicate_window is 60s, wanted is 120s",
+                "S: max_age is 0ns, wanted is 604800s",
+                "S: max_consumers is -1, wanted is 100000",
+                "S: num_replicas is 3, wanted is 1",
+            ]
+        );
+        // What does not matter is not compared.
+        assert_eq!(StreamSpec { name: "S".to_owned(), ..StreamSpec::default() }.differences(&found), []);
+    }
+}
