@@ -23,8 +23,9 @@ const VICTIMS: [&str; 7] =
     ["storage", "runner-registry", "scheduler", "mycelium-gateway", "router", "supervisor", "runner"];
 
 /// What goes on by itself while storage is away, rather than ask its listeners to come again.
-const KEPT_WITHOUT_STORAGE: [&str; 5] = [
+const KEPT_WITHOUT_STORAGE: [&str; 6] = [
     "FlowService/WatchFlow",
+    "FlowService/WatchFlows",
     "FlowService/StreamFlowLogs",
     "FlowService/RunJob",
     "RunnerService/WatchRunners",
@@ -49,6 +50,7 @@ fn kinds(flow: u64, attempt: &Value) -> Vec<Kind> {
     let inbox = json!({"receive": of_context, "onBehalfOf": 1});
     vec![
         (ServiceName::Scheduler, "actor-1", "FlowService/WatchFlow", of_flow),
+        (ServiceName::Scheduler, "actor-1", "FlowService/WatchFlows", of_context.clone()),
         (ServiceName::Scheduler, "actor-1", "FlowService/StreamFlowLogs", logs),
         (ServiceName::Scheduler, "actor-1", "FlowService/RunJob", job),
         (ServiceName::RunnerRegistry, "actor-1", "RunnerService/WatchRunners", of_context.clone()),

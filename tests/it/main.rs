@@ -56,3 +56,4 @@ mod times;
 mod unnamed;
 mod volumes;
 mod watching;
+mod watching_all;

@@ -58,6 +58,7 @@ impl Who {
 /// Everything that an actor has under way.
 struct UnderWay {
     flow: Streaming<v1::WatchFlowResponse>,
+    all: Streaming<v1::WatchFlowsResponse>,
     logs: Streaming<v1::StreamFlowLogsResponse>,
     inbox: Streaming<v1::ReceiveMessagesResponse>,
     runners: Streaming<v1::WatchRunnersResponse>,
@@ -171,6 +172,8 @@ impl UnderWay {
         let mut flows = FlowServiceClient::new(channel("FlowService"));
         let watch = v1::WatchFlowRequest { context_id: CONTEXT, flow_id, ..Default::default() };
         let flow = flows.watch_flow(who.asks(watch)).await.expect("a reader").into_inner();
+        let watch = v1::WatchFlowsRequest { context_id: CONTEXT, ..Default::default() };
+        let all = flows.watch_flows(who.asks(watch)).await.expect("a reader").into_inner();
         let follow =
             v1::StreamFlowLogsRequest { context_id: CONTEXT, flow_id, follow: true, ..Default::default() };
         let logs = flows.stream_flow_logs(who.asks(follow)).await.expect("a reader").into_inner();
@@ -181,13 +184,14 @@ impl UnderWay {
         let mut runners = RunnerServiceClient::new(channel("RunnerService"));
         let runners = runners.watch_runners(who.asks(watch)).await.expect("a reader").into_inner();
         let (upload, run) = (Upload::begin(stage, who).await, Run::begin(stage, who).await);
-        Self { flow, logs, inbox, runners, upload, run }
+        Self { flow, all, logs, inbox, runners, upload, run }
     }
 
     async fn end_with(self, stage: &Stage, code: Code, reason: &str) {
-        let Self { flow, logs, inbox, runners, upload, run } = self;
+        let Self { flow, all, logs, inbox, runners, upload, run } = self;
         for (name, ended) in [
             ("WatchFlow", ending("WatchFlow", flow).await),
+            ("WatchFlows", ending("WatchFlows", all).await),
             ("StreamFlowLogs", ending("StreamFlowLogs", logs).await),
             ("ReceiveMessages", ending("ReceiveMessages", inbox).await),
             ("WatchRunners", ending("WatchRunners", runners).await),

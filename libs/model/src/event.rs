@@ -71,6 +71,15 @@ pub struct FlowEvent {
     pub status: Option<FlowStatus>,
     /// How often it was run.
     pub generation: Generation,
+    /// What it is called; absent in events from before it was noted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<Name>,
+    /// Whose it is; absent in events from before it was noted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub caller_id: Option<ActorId>,
+    /// When it was made; absent in events from before it was noted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_at: Option<Timestamp>,
     /// When it fails unless it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,

@@ -86,6 +86,7 @@ required! {
     ListFlowsRequest: context_id;
     ListFlowNodesRequest: context_id, flow_id;
     WatchFlowRequest: context_id, flow_id;
+    WatchFlowsRequest: context_id;
     SignalFlowRequest: context_id, flow_id;
     CancelFlowRequest: context_id, flow_id;
     CancelNodeRequest: context_id, flow_id, node;

@@ -307,6 +307,14 @@ impl Clients {
         Ok(Pieces(self.flows.clone().watch_flow(request).await?.into_inner()))
     }
 
+    /// Watches the flows of a context from a position on; an empty one begins with a snapshot.
+    pub async fn watch_flows(
+        &self,
+        request: v1::WatchFlowsRequest,
+    ) -> Result<Pieces<v1::WatchFlowsResponse>, CallError> {
+        Ok(Pieces(self.flows.clone().watch_flows(request).await?.into_inner()))
+    }
+
     /// Reads what jobs print.
     pub async fn stream_logs(
         &self,

@@ -5,6 +5,7 @@ pub mod actor;
 pub mod attempt;
 pub mod bootstrap;
 pub mod cancel;
+mod changes;
 pub mod completions;
 pub mod connection;
 pub mod context;
@@ -36,6 +37,7 @@ pub mod up;
 pub mod validate;
 pub(crate) mod values;
 pub mod watch;
+pub mod watch_all;
 
 use std::path::PathBuf;
 

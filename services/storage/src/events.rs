@@ -112,6 +112,8 @@ impl FromStr for Position {
 pub(crate) enum Subject {
     /// One flow.
     Flow(FlowId),
+    /// Every flow, without nodes and output.
+    Flows,
     /// Every runner record.
     Runners,
 }
@@ -125,6 +127,8 @@ pub(crate) struct Entry {
     pub(crate) event: Bytes,
     /// The flow or record it is about, of those that can be watched each for itself.
     pub(crate) subject: Option<Subject>,
+    /// A flow itself changed, rather than one of its nodes.
+    pub(crate) is_flow: bool,
     /// The context itself changed: who may watch has to be looked at again.
     pub(crate) is_context: bool,
 }
@@ -152,15 +156,24 @@ impl Entry {
         let event = entry.fields.iter_mut().find(|(name, _)| name == "e");
         let event = Bytes::from(event.map(|(_, value)| std::mem::take(value)).unwrap_or_default());
         let about: About<'_> = serde_json::from_slice(&event).map_err(|error| broken(&error))?;
-        let is_context = about.kind == "context";
+        let (is_context, is_flow) = (about.kind == "context", about.kind == "flow");
         let of_runner = about.runner_id.filter(|_| about.kind == "runner").map(|_| Subject::Runners);
         let subject = about.flow_id.map(Subject::Flow).or(of_runner);
-        Ok(Self { position, event, subject, is_context })
+        Ok(Self { position, event, subject, is_flow, is_context })
+    }
+
+    /// Tells whether the entry is about this, or about anything.
+    pub(crate) fn is_about(&self, wanted: Option<Subject>) -> bool {
+        match wanted {
+            None => true,
+            Some(Subject::Flows) => self.is_flow,
+            wanted => self.subject == wanted,
+        }
     }
 
     /// Tells whether a watch of this subject, or of everything, takes the entry up.
     pub(crate) fn is_for(&self, wanted: Option<Subject>) -> bool {
-        wanted.is_none() || self.is_context || self.subject == wanted
+        self.is_context || self.is_about(wanted)
     }
 
     /// Memory that the entry takes, about.

@@ -16,6 +16,7 @@
 mod actors;
 mod app;
 mod audit;
+mod authorization;
 mod blobs;
 mod commits;
 mod config;

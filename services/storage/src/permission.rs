@@ -110,6 +110,16 @@ actions! {
     ResumeRunner = "runner.resume" needs Need::Role(Role::Admin);
     /// Removes its record.
     DeleteRunner = "runner.delete" needs Need::Role(Role::Admin);
+    /// Reads definitions, sagas, effects and dead letters.
+    ReadSagas = "saga.read" needs Need::Role(Role::Reader);
+    /// Starts sagas, sends them events and results.
+    StartSaga = "saga.start" needs Need::Role(Role::Executor);
+    /// Applies and retires definitions.
+    DefineSagas = "saga.define" needs Need::Role(Role::Admin);
+    /// Pauses, resumes, cancels, ends and mends sagas, effects and tenants.
+    OperateSagas = "saga.operate" needs Need::Role(Role::Admin);
+    /// Has dead letters and lanes processed again, or dead letters removed.
+    ReplaySagas = "saga.replay" needs Need::Role(Role::Admin);
 }
 
 /// Whether `actor` may do what concerns the whole context, or what is its own.

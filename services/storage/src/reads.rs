@@ -71,6 +71,17 @@ pub(crate) struct NodePage {
     pub(crate) flow_uid: FlowUid,
 }
 
+/// A page of flows.
+#[derive(Debug)]
+pub(crate) struct FlowPage {
+    /// The newest first.
+    pub(crate) flows: Vec<StoredFlow>,
+    /// For the next page; empty: there is none.
+    pub(crate) next: String,
+    /// For whoever is to watch them: the position after which nothing is missing that is not in them.
+    pub(crate) position: Option<Position>,
+}
+
 /// Which flows are listed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FlowFilter {
@@ -177,17 +188,28 @@ impl Store {
         Ok(((stored, context.uid), position))
     }
 
-    /// A page of flows, newest first, with the uid of their context.
+    /// A page of flows, newest first; for whoever is to watch them, without variables and results, and with a position.
     pub(crate) async fn read_flows(
         &self,
         context: ContextId,
         asker: Asker,
         filter: &FlowFilter,
         page: &Page,
-    ) -> Result<(Vec<StoredFlow>, String)> {
+        to_watch: bool,
+    ) -> Result<FlowPage> {
         let bound_to = format!("{context} {asker:?} {filter:?}");
         let mut after = page.cursor(self.coordinator(), PageOf::Flows, &bound_to)?;
-        let (tenant, _, _) = self.read(context, asker, |_, _| {}).await?;
+        let (tenant, _, mut answers) = self
+            .read(context, asker, |tenant, pipeline| {
+                // Before the flows: what happens between the two is in them, and told again.
+                if to_watch {
+                    pipeline.cmd(newest(&tenant.events, 1));
+                }
+            })
+            .await?;
+        let position = answers.pop().map(Position::first_of).transpose()?.flatten();
+        let page_of = |flows, next| FlowPage { flows, next, position };
+        let token = |after| page.token(self.coordinator(), PageOf::Flows, &bound_to, after);
         let list = match filter.status {
             Some(status) if tenant.has_lists().await? => tenant.keys.flows_of(status),
             _ => tenant.flows.clone(),
@@ -197,9 +219,9 @@ impl Store {
             let ids = flow_ids_before(&tenant, &list, after, page.size).await?;
             let is_last = ids.len() < page.size;
             scanned += ids.len();
-            for (stored, revision, size) in self.flows_of(&tenant, &ids).await? {
+            for (stored, revision, size) in self.flows_of(&tenant, &ids, !to_watch).await? {
                 if found.len() >= page.size || (!found.is_empty() && bytes + size > limits::PAGE_BYTES_MAX) {
-                    return Ok((found, page.token(self.coordinator(), PageOf::Flows, &bound_to, after)));
+                    return Ok(page_of(found, token(after)));
                 }
                 after = Some(revision);
                 if let Some(stored) = stored.filter(|stored| filter.matches(&stored.flow)) {
@@ -208,10 +230,10 @@ impl Store {
                 }
             }
             if is_last {
-                return Ok((found, String::new()));
+                return Ok(page_of(found, String::new()));
             }
             if found.len() >= page.size || scanned >= FLOWS_SCANNED_MAX {
-                return Ok((found, page.token(self.coordinator(), PageOf::Flows, &bound_to, after)));
+                return Ok(page_of(found, token(after)));
             }
         }
     }
@@ -222,10 +244,13 @@ impl Store {
         &self,
         tenant: &Tenant,
         ids: &[(FlowId, u64)],
+        with_values: bool,
     ) -> Result<Vec<(Option<StoredFlow>, u64, usize)>> {
         let mut pipeline = Pipeline::new();
+        let count = if with_values { record::flow::READ.len() } else { record::flow::READ_IN_SHORT };
         for (id, _) in ids {
-            pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(*id)).args(record::flow::READ));
+            let fields = record::flow::READ.into_iter().take(count);
+            pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(*id)).args(fields));
         }
         let answers = tenant.connection.pipeline(&pipeline).await?;
         let mut flows = Vec::with_capacity(ids.len());

@@ -58,6 +58,7 @@ mod tests {
             position: Position { revision, n: 1, bits: revision * 7 },
             event: Bytes::from(vec![b'x'; bytes]),
             subject: Some(Subject::Flow(FlowId(flow))),
+            is_flow: false,
             is_context: false,
         }
     }

@@ -127,9 +127,11 @@ pub const INTERNAL_POLICY: PolicyTable<'static> = &[
             Allow::Service(ServiceName::Router),
             Allow::Service(ServiceName::RunnerRegistry),
             Allow::Service(ServiceName::MyceliumGateway),
+            Allow::Service(ServiceName::Saga),
             Allow::Service(ServiceName::Mycora),
         ],
     ),
+    ("/mycora.internal.v1.IdentityStoreService/Authorize", &[Allow::Service(ServiceName::Saga)]),
 ];
 
 /// Everything that this service may be called for.

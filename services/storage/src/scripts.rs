@@ -27,6 +27,7 @@ scripts! {
         FORGET_FLOW = "forget_flow",
         PUSH_INPUT = "push_input",
         AWAIT_FLOW = "await_flow",
+        AUTHORIZE = "authorize",
         COMMIT = "commit",
         RESERVE_MESSAGES = "reserve_messages",
         BEGIN_REMOVAL = "begin_removal",

@@ -158,7 +158,7 @@ impl Task {
             if !matches!(checked, Ok(()) | Err(Error::ContextDeleting)) {
                 return checked;
             }
-            if self.watch.subject.is_none() || entry.subject == self.watch.subject {
+            if entry.is_about(self.watch.subject) {
                 let watched = Watched { event: entry.event.clone(), position: *position };
                 // A watcher that left is noticed by whoever called.
                 let _ = self.out.send(Ok(watched)).await;

@@ -11,9 +11,11 @@ use proto::v1::watch_flow_response::Event;
 use proto::v1::{
     AddFlowNodesRequest, CreateFlowRequest, Flow, FlowSpec, FlowStatus, GetRunnerRequest, JobSpec,
     ListFlowNodesRequest, ListFlowsRequest, ListRunnersRequest, NodeSpec, RegisterRunnerRequest, Script,
-    SignalFlowRequest, StartFlowRequest, SubmitFlowRequest, WatchFlowRequest, script,
+    SignalFlowRequest, StartFlowRequest, SubmitFlowRequest, WatchFlowRequest, WatchFlowsRequest,
+    WatchFlowsResponse, script,
 };
 use testkit::wait_until;
+use tonic::Streaming;
 
 /// How long a runner may take to come alive.
 const LIVE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -138,6 +140,15 @@ impl Client {
         } else {
             Err(format!("flow {flow_id} ended as {status:?}").into())
         }
+    }
+
+    /// Watches the flows of the context.
+    pub(crate) async fn watch_all(
+        &self,
+        request: WatchFlowsRequest,
+    ) -> Result<Streaming<WatchFlowsResponse>, Error> {
+        let request = WatchFlowsRequest { context_id: self.context, ..request };
+        Ok(self.flows.clone().watch_flows(request).await?.into_inner())
     }
 
     /// Asks for the first page of flows, newest first, of this status if one is specified.

@@ -6,7 +6,8 @@
 //! one run with each other, or two commits on one machine.
 //!
 //! `make bench-size` measures one flow of 100,000 nodes, through separate processes, and 100,000 flows
-//! that wait for a signal; `mycora-bench finished [N]` what flows cost that have ended. `make bench-dead` measures what one dead supervisor costs nine others.
+//! that wait for a signal; `mycora-bench finished [N]` what flows cost that have ended, and
+//! `mycora-bench watching [N]` what one watch of all flows costs. `make bench-dead` measures what one dead supervisor costs nine others.
 
 mod client;
 mod dead;
@@ -17,6 +18,7 @@ mod processes;
 mod report;
 mod runtimes;
 mod size;
+mod watching;
 
 use std::num::ParseIntError;
 use std::process::ExitCode;
@@ -49,8 +51,12 @@ async fn bench() -> ExitCode {
         ["size"] => sizes(true, true).await,
         ["finished"] => finished(Ok(finished::FINISHED)).await,
         ["finished", flows] => finished(flows.parse()).await,
+        ["watching"] => watching(Ok(watching::FLOWS)).await,
+        ["watching", flows] => watching(flows.parse()).await,
         _ => {
-            eprintln!("give nothing, or one of: runtimes, dead, large, waiting, size (both), finished [N]");
+            eprintln!(
+                "give nothing, or one of: runtimes, dead, large, waiting, size (both), finished [N], watching [N]"
+            );
             return ExitCode::from(2);
         }
     };
@@ -82,6 +88,14 @@ async fn finished(
 ) -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
     let mut report = Report::new(machine::describe());
     finished::measure(&mut report, flows?).await?;
+    Ok(report)
+}
+
+async fn watching(
+    flows: Result<u32, ParseIntError>,
+) -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
+    let mut report = Report::new(machine::describe());
+    watching::measure(&mut report, flows?).await?;
     Ok(report)
 }
 

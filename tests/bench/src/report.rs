@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::finished::Finished;
 use crate::runtimes::Language;
+use crate::watching::Watched;
 
 /// Gathers figures and prints them in the end.
 pub(crate) struct Report {
@@ -100,6 +101,27 @@ impl Report {
         self.row("  idle for a minute", format!("suite {}, Redis {}", percent(suite), percent(redis)));
         self.row("  memory", format!("suite {}, Redis {}", mib(suite_bytes), mib(redis_bytes)));
         self.row("  one of them, from signal to end", millis(woke));
+    }
+
+    /// One watch of all flows.
+    pub(crate) fn watched(&mut self, watched: Watched) {
+        let Watched { flows, used, took, delays, snapshot, suite_bytes, events_bytes } = watched;
+        for (name, (suite, redis), took) in
+            [("unseen", used[0], took[0]), ("under one WatchFlows", used[1], took[1])]
+        {
+            let times =
+                format!("suite {}, Redis {} for each, in {}", millis(suite), millis(redis), secs(took));
+            self.row(&format!("{flows} flows, from signal to end, {name}"), times);
+        }
+        for (name, mut delays) in ["one at a time", "all at once"].into_iter().zip(delays) {
+            let (p50, p99) = percentiles(&mut delays);
+            let worst = delays.last().copied().unwrap_or_default();
+            let times = format!("p50 {}  p99 {}  worst {}", millis(p50), millis(p99), millis(worst));
+            self.row(&format!("  from an end to the word of it, {name}"), times);
+        }
+        self.row("  its snapshot", millis(snapshot));
+        self.row("  memory of the suite", format!("{} more", mib(suite_bytes)));
+        self.row("  events in Redis, for each flow", format!("{events_bytes} bytes"));
     }
 
     /// Flows that have ended.

@@ -54,7 +54,7 @@ pub(crate) fn request(method: &str) -> Value {
         "FlowService/RetryFlow" => {
             json!({"contextId": CONTEXT, "flowId": "$ended", "scope": "RETRY_SCOPE_ALL"})
         }
-        "FlowService/ListFlows" => of_context,
+        "FlowService/ListFlows" | "FlowService/WatchFlows" => of_context,
         "FlowService/SignalFlow" => json!({"contextId": CONTEXT, "flowId": "$waiting", "name": "later"}),
         "FlowService/CancelFlow" => of_flow("$waiting"),
         "FlowService/CancelNode" | "FlowService/ExplainNode" => of_node("$waiting"),

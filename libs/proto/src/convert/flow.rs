@@ -59,7 +59,8 @@ pub fn to_wire(flow: &Flow) -> v1::Flow {
 /// result is there when it is that of the same end; otherwise it is lost, and said to be incomplete.
 #[must_use]
 pub fn at(flow: &v1::Flow, change: &FlowEvent, revision: Revision) -> v1::Flow {
-    let FlowEvent { flow_id: _, status, generation, deadline, cancel_requested_time, time: at } = change;
+    // Its name, its caller and the time when it was made do not change.
+    let FlowEvent { status, generation, deadline, cancel_requested_time, time: at, .. } = change;
     let status = status.map_or(v1::FlowStatus::Unspecified, enums::flow_status_to_wire);
     let ends = change.status.is_some_and(FlowStatus::is_end);
     let is_same_end = ends && flow.generation == generation.0 && flow.status() == status;
@@ -75,6 +76,52 @@ pub fn at(flow: &v1::Flow, change: &FlowEvent, revision: Revision) -> v1::Flow {
         revision: revision.0,
         ..flow.clone()
     }
+}
+
+/// The flow in short.
+#[must_use]
+pub fn summary(flow: &v1::Flow) -> v1::FlowSummary {
+    v1::FlowSummary {
+        id: flow.id,
+        name: flow.name.clone(),
+        caller_id: flow.caller_id,
+        status: flow.status,
+        generation: flow.generation,
+        revision: flow.revision,
+        create_time: flow.create_time,
+        update_time: flow.update_time,
+        deadline_time: flow.deadline_time,
+        cancel_requested_time: flow.cancel_requested_time,
+    }
+}
+
+/// The flow in short as it was after `change`; nothing when the change does not say all of that, as those from before it was noted,
+/// and those of a flow that is gone.
+#[must_use]
+pub fn summary_at(change: &FlowEvent, revision: Revision) -> Option<v1::FlowSummary> {
+    let FlowEvent {
+        flow_id,
+        status,
+        generation,
+        name,
+        caller_id,
+        created_at,
+        deadline,
+        cancel_requested_time,
+        time: at,
+    } = change;
+    Some(v1::FlowSummary {
+        id: flow_id.0,
+        name: name.as_ref()?.to_string(),
+        caller_id: caller_id.as_ref()?.0,
+        status: enums::flow_status_to_wire((*status)?).into(),
+        generation: generation.0,
+        revision: revision.0,
+        create_time: Some(time::to_wire((*created_at)?)),
+        update_time: Some(time::to_wire(*at)),
+        deadline_time: deadline.map(time::to_wire),
+        cancel_requested_time: cancel_requested_time.map(time::to_wire),
+    })
 }
 
 /// A flow with what only its owner needs.
@@ -220,6 +267,9 @@ mod tests {
             flow_id: FlowId(7),
             status: Some(status),
             generation: Generation(generation),
+            name: None,
+            caller_id: None,
+            created_at: None,
             deadline: Some(Timestamp::from_millis(5000)),
             cancel_requested_time: None,
             time: Timestamp::from_millis(1000),
@@ -239,5 +289,37 @@ mod tests {
         assert_eq!((&told.result, told.result_truncated), (&later.result, false));
         let told = at(&later, &change(FlowStatus::Finished, 1), Revision(10));
         assert!(told.result.is_empty() && told.result_truncated, "the result of that run is gone");
+    }
+
+    #[test]
+    fn a_change_that_says_all_of_it_makes_the_same_summary_as_the_flow() {
+        let change = FlowEvent {
+            flow_id: FlowId(7),
+            status: Some(FlowStatus::Cancelled),
+            generation: Generation(2),
+            name: Some("night".parse().expect("a name")),
+            caller_id: Some(model::ActorId(3)),
+            created_at: Some(Timestamp::from_millis(500)),
+            deadline: None,
+            cancel_requested_time: Some(Timestamp::from_millis(900)),
+            time: Timestamp::from_millis(1000),
+        };
+        let flow = v1::Flow {
+            id: 7,
+            name: "night".to_owned(),
+            caller_id: 3,
+            create_time: Some(time::to_wire(Timestamp::from_millis(500))),
+            ..v1::Flow::default()
+        };
+        let told = summary_at(&change, Revision(10)).expect("it says all of it");
+        assert_eq!(told, summary(&at(&flow, &change, Revision(10))));
+        for lacking in [
+            FlowEvent { name: None, ..change.clone() },
+            FlowEvent { caller_id: None, ..change.clone() },
+            FlowEvent { created_at: None, ..change.clone() },
+            FlowEvent { status: None, ..change.clone() },
+        ] {
+            assert_eq!(summary_at(&lacking, Revision(10)), None);
+        }
     }
 }

@@ -1237,6 +1237,9 @@ pub struct ReadFlowsRequest {
     /// Only flows made before, in Unix milliseconds; 0: all.
     #[prost(uint64, tag = "9")]
     pub created_before_millis: u64,
+    /// They are to be watched from then on: they come without variables and result, and with a position.
+    #[prost(bool, tag = "10")]
+    pub to_watch: bool,
 }
 /// Gives a page of flows.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1247,6 +1250,9 @@ pub struct ReadFlowsResponse {
     /// For the next page; empty: there is none.
     #[prost(string, tag = "2")]
     pub next_page_token: ::prost::alloc::string::String,
+    /// For whoever is to watch them: the position after which nothing is missing that is not in the page. Else empty.
+    #[prost(string, tag = "3")]
+    pub position: ::prost::alloc::string::String,
 }
 /// Asks for a page of nodes.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1332,6 +1338,9 @@ pub struct WatchEventsRequest {
     /// Only what came after this position; empty: from now on.
     #[prost(string, tag = "4")]
     pub position: ::prost::alloc::string::String,
+    /// Only changes of flows themselves, not of their nodes or their output. Not with a flow.
+    #[prost(bool, tag = "5")]
+    pub only_flows: bool,
 }
 /// An event, or the news that the stream stands.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2219,7 +2228,7 @@ pub mod flow_store_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Streams the events of a context after a revision, for one flow or for all.
+        /// Streams the events of a context after a revision: of one flow, of flows without their nodes, or all.
         ///
         /// Errors: NOT_FOUND, OUT_OF_RANGE (the position is gone), RESOURCE_EXHAUSTED (too slow).
         pub async fn watch_events(
@@ -2547,7 +2556,7 @@ pub mod flow_store_service_server {
             >
             + std::marker::Send
             + 'static;
-        /// Streams the events of a context after a revision, for one flow or for all.
+        /// Streams the events of a context after a revision: of one flow, of flows without their nodes, or all.
         ///
         /// Errors: NOT_FOUND, OUT_OF_RANGE (the position is gone), RESOURCE_EXHAUSTED (too slow).
         async fn watch_events(
@@ -4445,6 +4454,41 @@ pub struct SpendTokenResponse {
     #[prost(bool, tag = "1")]
     pub fresh: bool,
 }
+/// Asks whether an actor may do something.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AuthorizeRequest {
+    /// Where.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// The actor that asks, as the calling service has verified it.
+    #[prost(uint32, tag = "2")]
+    pub on_behalf_of: u32,
+    /// What it needs.
+    #[prost(enumeration = "SagaPermission", tag = "3")]
+    pub permission: i32,
+    /// The method that it called, as in `CancelSaga`: 1 to 64 letters and digits.
+    #[prost(string, tag = "4")]
+    pub method: ::prost::alloc::string::String,
+    /// What it called that for, as the audit is to name it: 1 to 512 bytes without control characters.
+    #[prost(string, tag = "5")]
+    pub resource: ::prost::alloc::string::String,
+    /// What makes the call repeatable; empty: nothing.
+    #[prost(string, tag = "6")]
+    pub request_id: ::prost::alloc::string::String,
+    /// SHA-256 of the body of that call, hex; only with a request id.
+    #[prost(string, tag = "7")]
+    pub request_hash: ::prost::alloc::string::String,
+    /// The call changes nothing: it is decided, and not written down.
+    #[prost(bool, tag = "8")]
+    pub dry_run: bool,
+}
+/// Says that it may.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AuthorizeResponse {
+    /// An entry of the audit was written; false for a repeat, and for what is not written down.
+    #[prost(bool, tag = "1")]
+    pub audited: bool,
+}
 /// Asks to be told of changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchIdentitiesRequest {}
@@ -4469,6 +4513,51 @@ pub mod watch_identities_response {
         /// This context: its members, its state, or that it exists.
         #[prost(uint32, tag = "3")]
         ContextId(u32),
+    }
+}
+/// What an actor may be allowed to do with the sagas of a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SagaPermission {
+    /// None: refused.
+    Unspecified = 0,
+    /// To see definitions, sagas, effects and dead letters.
+    Read = 1,
+    /// To start sagas, and to send them events and the results of callbacks.
+    Start = 2,
+    /// To apply and to retire definitions.
+    Define = 3,
+    /// To pause, resume, cancel, end and mend sagas, effects and tenants.
+    Operate = 4,
+    /// To have dead letters and lanes processed again, or dead letters removed.
+    Replay = 5,
+}
+impl SagaPermission {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SAGA_PERMISSION_UNSPECIFIED",
+            Self::Read => "SAGA_PERMISSION_READ",
+            Self::Start => "SAGA_PERMISSION_START",
+            Self::Define => "SAGA_PERMISSION_DEFINE",
+            Self::Operate => "SAGA_PERMISSION_OPERATE",
+            Self::Replay => "SAGA_PERMISSION_REPLAY",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SAGA_PERMISSION_UNSPECIFIED" => Some(Self::Unspecified),
+            "SAGA_PERMISSION_READ" => Some(Self::Read),
+            "SAGA_PERMISSION_START" => Some(Self::Start),
+            "SAGA_PERMISSION_DEFINE" => Some(Self::Define),
+            "SAGA_PERMISSION_OPERATE" => Some(Self::Operate),
+            "SAGA_PERMISSION_REPLAY" => Some(Self::Replay),
+            _ => None,
+        }
     }
 }
 /// Generated client implementations.
@@ -4648,6 +4737,42 @@ pub mod identity_store_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        /// Decides whether an actor may do something with the sagas of a context, and writes down in the same step that it does: the
+        /// audit has an entry exactly when a change was allowed. Reads, and calls that only ask what would happen, leave none. The same
+        /// request is decided again and written down once.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the context, also where the actor has no role there), PERMISSION_DENIED
+        /// (`ROLE_INSUFFICIENT`), FAILED_PRECONDITION (`CONTEXT_DELETING`), ALREADY_EXISTS (the request id was used with another
+        /// body), ABORTED (members of the context changed again and again meanwhile), UNAVAILABLE.
+        pub async fn authorize(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AuthorizeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AuthorizeResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.internal.v1.IdentityStoreService/Authorize",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "mycora.internal.v1.IdentityStoreService",
+                        "Authorize",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
         /// Tells which actors and contexts change. Begins with `everything`: what was read after it and was not named since still
         /// holds. A sign of life comes every 5 s.
         ///
@@ -4724,6 +4849,20 @@ pub mod identity_store_service_server {
             request: tonic::Request<super::SpendTokenRequest>,
         ) -> std::result::Result<
             tonic::Response<super::SpendTokenResponse>,
+            tonic::Status,
+        >;
+        /// Decides whether an actor may do something with the sagas of a context, and writes down in the same step that it does: the
+        /// audit has an entry exactly when a change was allowed. Reads, and calls that only ask what would happen, leave none. The same
+        /// request is decided again and written down once.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the context, also where the actor has no role there), PERMISSION_DENIED
+        /// (`ROLE_INSUFFICIENT`), FAILED_PRECONDITION (`CONTEXT_DELETING`), ALREADY_EXISTS (the request id was used with another
+        /// body), ABORTED (members of the context changed again and again meanwhile), UNAVAILABLE.
+        async fn authorize(
+            &self,
+            request: tonic::Request<super::AuthorizeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AuthorizeResponse>,
             tonic::Status,
         >;
         /// Server streaming response type for the WatchIdentities method.
@@ -4945,6 +5084,52 @@ pub mod identity_store_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SpendTokenSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.internal.v1.IdentityStoreService/Authorize" => {
+                    #[allow(non_camel_case_types)]
+                    struct AuthorizeSvc<T: IdentityStoreService>(pub Arc<T>);
+                    impl<
+                        T: IdentityStoreService,
+                    > tonic::server::UnaryService<super::AuthorizeRequest>
+                    for AuthorizeSvc<T> {
+                        type Response = super::AuthorizeResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AuthorizeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as IdentityStoreService>::authorize(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AuthorizeSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

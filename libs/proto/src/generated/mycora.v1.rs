@@ -673,6 +673,96 @@ pub mod watch_flow_response {
         Heartbeat(super::Heartbeat),
     }
 }
+/// Asks to watch the flows of a context.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchFlowsRequest {
+    /// Where they run.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Only flows of this actor; 0: all.
+    #[prost(uint32, tag = "2")]
+    pub caller_id: u32,
+    /// Only flows whose name begins so, at most 128 characters; empty: all.
+    #[prost(string, tag = "3")]
+    pub name_prefix: ::prost::alloc::string::String,
+    /// Which of them the snapshot shows, where there is one.
+    #[prost(enumeration = "FlowSnapshot", tag = "4")]
+    pub snapshot: i32,
+    /// The `resume_position` of the last answer that was handled, of a watch of the same filter; empty: begin with a snapshot.
+    #[prost(string, tag = "5")]
+    pub resume_position: ::prost::alloc::string::String,
+}
+/// A flow in short: whose it is, and where it stands. `GetFlow` has its variables and its result.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FlowSummary {
+    /// Its number, unique in the context.
+    #[prost(uint32, tag = "1")]
+    pub id: u32,
+    /// The name it was given.
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// Whose it is.
+    #[prost(uint32, tag = "3")]
+    pub caller_id: u32,
+    /// Where it stands. FINISHED, ERROR and CANCELLED are ends, which only a retry takes back.
+    #[prost(enumeration = "FlowStatus", tag = "4")]
+    pub status: i32,
+    /// How often it was run, from 1 on.
+    #[prost(uint32, tag = "5")]
+    pub generation: u32,
+    /// The change counter at this change.
+    #[prost(uint64, tag = "6")]
+    pub revision: u64,
+    /// When it was made.
+    #[prost(message, optional, tag = "7")]
+    pub create_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// When it last changed.
+    #[prost(message, optional, tag = "8")]
+    pub update_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// When it fails unless it has ended; absent: never.
+    #[prost(message, optional, tag = "9")]
+    pub deadline_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// When somebody asked to cancel it; absent: nobody.
+    #[prost(message, optional, tag = "10")]
+    pub cancel_requested_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// A flow that was deleted.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RemovedFlow {
+    /// Its number.
+    #[prost(uint32, tag = "1")]
+    pub flow_id: u32,
+}
+/// A part of the snapshot, a change, or a sign of life.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchFlowsResponse {
+    /// Where to resume after this answer; empty within a snapshot.
+    #[prost(string, tag = "5")]
+    pub resume_position: ::prost::alloc::string::String,
+    /// What this answer is.
+    #[prost(oneof = "watch_flows_response::Event", tags = "1, 2, 3, 4")]
+    pub event: ::core::option::Option<watch_flows_response::Event>,
+}
+/// Nested message and enum types in `WatchFlowsResponse`.
+pub mod watch_flows_response {
+    /// What this answer is.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Event {
+        /// Snapshot: a flow as it is now; the same flow may come again, as it is later. Change: as it was then; the status may be
+        /// that of before.
+        #[prost(message, tag = "1")]
+        Flow(super::FlowSummary),
+        /// A flow was deleted.
+        #[prost(message, tag = "2")]
+        Removed(super::RemovedFlow),
+        /// The snapshot is complete.
+        #[prost(message, tag = "3")]
+        SnapshotEnd(super::SnapshotEnd),
+        /// Nothing happened for a while.
+        #[prost(message, tag = "4")]
+        Heartbeat(super::Heartbeat),
+    }
+}
 /// Asks to cancel a flow.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CancelFlowRequest {
@@ -1286,6 +1376,39 @@ impl Isolation {
         }
     }
 }
+/// Which flows a watch begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum FlowSnapshot {
+    /// All that match.
+    Unspecified = 0,
+    /// Those that match and have not ended.
+    Open = 1,
+    /// None: changes from now on.
+    None = 2,
+}
+impl FlowSnapshot {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "FLOW_SNAPSHOT_UNSPECIFIED",
+            Self::Open => "FLOW_SNAPSHOT_OPEN",
+            Self::None => "FLOW_SNAPSHOT_NONE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "FLOW_SNAPSHOT_UNSPECIFIED" => Some(Self::Unspecified),
+            "FLOW_SNAPSHOT_OPEN" => Some(Self::Open),
+            "FLOW_SNAPSHOT_NONE" => Some(Self::None),
+            _ => None,
+        }
+    }
+}
 /// Why a part of an attempt's output cannot be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -1771,6 +1894,36 @@ pub mod flow_service_client {
                 .insert(GrpcMethod::new("mycora.v1.FlowService", "WatchFlow"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Watches the flows of a context: first a snapshot of those that match, closed by `snapshot_end`, then each change of one of
+        /// them. Between the two no change is missed. Nodes and output are not told. The stream has no end of its own. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the position to resume from is none, the prefix is longer than a name), NOT_FOUND (the context),
+        /// OUT_OF_RANGE (that position is gone: start anew), RESOURCE_EXHAUSTED (the watcher left 256 answers unread for 10 seconds:
+        /// resume; `resume_position` in the metadata says from where).
+        pub async fn watch_flows(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchFlowsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::WatchFlowsResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.FlowService/WatchFlows",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.FlowService", "WatchFlows"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// Gives a signal to a flow: meets the prerequisites of that name, of nodes that wait for it now or
         /// will. A signal is kept for as long as the flow, also when it is run again; the first of a name
         /// counts. Executors may signal their own flows, admins all. Before the flow is started any name is kept, since nodes that
@@ -2169,6 +2322,22 @@ pub mod flow_service_server {
             &self,
             request: tonic::Request<super::WatchFlowRequest>,
         ) -> std::result::Result<tonic::Response<Self::WatchFlowStream>, tonic::Status>;
+        /// Server streaming response type for the WatchFlows method.
+        type WatchFlowsStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::WatchFlowsResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Watches the flows of a context: first a snapshot of those that match, closed by `snapshot_end`, then each change of one of
+        /// them. Between the two no change is missed. Nodes and output are not told. The stream has no end of its own. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the position to resume from is none, the prefix is longer than a name), NOT_FOUND (the context),
+        /// OUT_OF_RANGE (that position is gone: start anew), RESOURCE_EXHAUSTED (the watcher left 256 answers unread for 10 seconds:
+        /// resume; `resume_position` in the metadata says from where).
+        async fn watch_flows(
+            &self,
+            request: tonic::Request<super::WatchFlowsRequest>,
+        ) -> std::result::Result<tonic::Response<Self::WatchFlowsStream>, tonic::Status>;
         /// Gives a signal to a flow: meets the prerequisites of that name, of nodes that wait for it now or
         /// will. A signal is kept for as long as the flow, also when it is run again; the first of a name
         /// counts. Executors may signal their own flows, admins all. Before the flow is started any name is kept, since nodes that
@@ -2720,6 +2889,52 @@ pub mod flow_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WatchFlowSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.FlowService/WatchFlows" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchFlowsSvc<T: FlowService>(pub Arc<T>);
+                    impl<
+                        T: FlowService,
+                    > tonic::server::ServerStreamingService<super::WatchFlowsRequest>
+                    for WatchFlowsSvc<T> {
+                        type Response = super::WatchFlowsResponse;
+                        type ResponseStream = T::WatchFlowsStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchFlowsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as FlowService>::watch_flows(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchFlowsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -6,7 +6,7 @@ use proto::v1;
 
 use super::{
     Session, cancel, delete, explain, graph, list, logs, nodes, outputs, report, retry, signal, submit,
-    validate, values, watch,
+    validate, values, watch, watch_all,
 };
 use crate::failure::Failure;
 use crate::output::{self, json, summary};
@@ -33,9 +33,9 @@ pub enum FlowCommand {
         after_help = "Example:\n  mycora flow jobs 3 --state failed --state cancelled\n  mycora flow jobs 3 --keys"
     )]
     Nodes(nodes::NodesArgs),
-    /// Watch a flow until it has ended; Ctrl-C leaves it running
-    #[command(after_help = "Example:\n  mycora flow watch 3")]
-    Watch(FlowArg),
+    /// Watch a flow until it has ended, or all flows of the context; Ctrl-C leaves them running
+    #[command(after_help = watch_all::AFTER_HELP)]
+    Watch(watch_all::WatchArgs),
     /// Show what the jobs of a flow print: all that is kept of it (at most the first 10 MiB of each stream), with -f what comes as well
     #[command(after_help = logs::AFTER_HELP)]
     Logs(logs::LogsArgs),
@@ -86,7 +86,10 @@ pub async fn run(session: &Session, command: FlowCommand) -> Result<u8, Failure>
         FlowCommand::List(args) => list::run(session, &args).await.map(|()| 0),
         FlowCommand::Get(FlowArg { id }) => get(session, id).await.map(|()| 0),
         FlowCommand::Nodes(args) => nodes::run(session, &args).await.map(|()| 0),
-        FlowCommand::Watch(FlowArg { id }) => watch::run(session, session.context()?, id).await,
+        FlowCommand::Watch(args) => match args.id {
+            Some(id) => watch::run(session, session.context()?, id).await,
+            None => watch_all::run(session, &args).await.map(|()| 0),
+        },
         FlowCommand::Logs(args) => logs::run(session, &args).await.map(|()| 0),
         FlowCommand::Outputs(args) => outputs::run(session, &args).await.map(|()| 0),
         FlowCommand::Cancel(args) => cancel::run(session, &args).await,

@@ -82,6 +82,7 @@ named! {
     UpdateNodeStatusResponse,
     UpdateRunnerResponse,
     WaitAttemptResponse,
+    WatchFlowsResponse,
     WatchRunnersResponse,
     WhoAmIResponse,
 }

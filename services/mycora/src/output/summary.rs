@@ -242,6 +242,18 @@ pub fn flows(flows: &[v1::Flow], now: Timestamp) -> String {
     table::render(&["ID", "NAME", "STATUS", "JOBS", "ACTOR", "CREATED", "CHANGED"], &rows)
 }
 
+/// A flow in one line, as it is when it changes.
+#[must_use]
+pub fn flow_line(flow: &v1::FlowSummary) -> String {
+    let v1::FlowSummary { id, name, caller_id, generation, .. } = flow;
+    let status = words::flow_status(flow.status());
+    let is_open = matches!(flow.status(), v1::FlowStatus::Created | v1::FlowStatus::Started);
+    let cancel = if is_open && flow.cancel_requested_time.is_some() { ", being cancelled" } else { "" };
+    let again = if *generation > 1 { format!(", run {generation}") } else { String::new() };
+    let changed = time::utc(wire_time::required(flow.update_time));
+    format!("{changed} flow {id} {name} of actor {caller_id}: {status}{cancel}{again}\n")
+}
+
 /// Whether a runner is there to take jobs.
 pub(super) const fn live(runner: &v1::Runner) -> &'static str {
     match (runner.live, runner.draining || runner.drain_time.is_some()) {
@@ -337,6 +349,24 @@ pub fn instances(instances: &[v1::Instance]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_flow_that_changes_is_a_line() {
+        let flow = v1::FlowSummary {
+            id: 3,
+            name: "night".into(),
+            caller_id: 2,
+            status: v1::FlowStatus::Started.into(),
+            generation: 1,
+            update_time: Some(prost_types::Timestamp { seconds: 1_763_690_000, nanos: 0 }),
+            ..Default::default()
+        };
+        assert_eq!(flow_line(&flow), "2025-11-21 01:53:20 UTC flow 3 night of actor 2: running\n");
+        let cancelled = v1::FlowSummary { cancel_requested_time: flow.update_time, generation: 2, ..flow };
+        assert!(flow_line(&cancelled).ends_with(": running, being cancelled, run 2\n"));
+        let ended = v1::FlowSummary { status: v1::FlowStatus::Cancelled.into(), ..cancelled };
+        assert!(flow_line(&ended).ends_with(": cancelled, run 2\n"));
+    }
 
     #[test]
     fn a_large_flow_shows_what_matters() {

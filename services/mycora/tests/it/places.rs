@@ -133,3 +133,37 @@ fn runners_are_watched_over_a_break() {
     let once = stdout(&place.asked(&["runner", "watch", "--once"], 0));
     assert_eq!(once.lines().count(), 1);
 }
+
+#[test]
+fn all_flows_are_watched_over_a_break() {
+    let place = Place::new(Script::Wait);
+    let said = stdout(&place.asked(&["flow", "watch", "--all", "--name", "f", "--caller", "1"], 0));
+    let at = "2025-11-21 01:53:20 UTC flow 5 f of actor 1";
+    assert_eq!(said, format!("{at}: running\n{at}: completed\nflow 5 was deleted\n"));
+    let asked =
+        ["watch 1 1 f FLOW_SNAPSHOT_OPEN ", "watch 1 1 f FLOW_SNAPSHOT_OPEN 7.1-00"].map(str::to_owned);
+    assert_eq!(place.calls(), asked);
+    let from = ["flow", "watch", "--all", "--from", "7.1-00", "--output", "json"];
+    let said = stdout(&place.asked(&from, 0));
+    let last = "{\"removed\":{\"flowId\":5},\"resumePosition\":\"9.1-00\"}";
+    assert_eq!((said.lines().count(), said.lines().last()), (2, Some(last)));
+    let once = stdout(&place.asked(&["flow", "watch", "--all", "--ended", "--once"], 0));
+    assert_eq!(once.lines().count(), 1);
+    assert_eq!(place.calls().last().map(String::as_str), Some("watch 1 0  FLOW_SNAPSHOT_UNSPECIFIED "));
+}
+
+#[test]
+fn one_flow_or_all_are_watched() {
+    let place = Place::new(Script::Wait);
+    let long = "x".repeat(129);
+    for wrong in [
+        &["flow", "watch"][..],
+        &["flow", "watch", "5", "--all"],
+        &["flow", "watch", "5", "--name", "f"],
+        &["flow", "watch", "--all", "--once", "--from", "7.1-00"],
+        &["flow", "watch", "--all", "--name", &long],
+    ] {
+        place.asked(wrong, 2);
+    }
+    assert!(place.calls().is_empty());
+}

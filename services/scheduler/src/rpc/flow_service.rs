@@ -9,12 +9,12 @@ use proto::v1::flow_service_server::FlowService;
 use proto::v1::{
     AddFlowNodesRequest, AddFlowNodesResponse, CancelFlowRequest, CancelFlowResponse, CancelNodeRequest,
     CancelNodeResponse, CreateFlowRequest, CreateFlowResponse, DeleteFlowRequest, DeleteFlowResponse,
-    ExplainNodeRequest, ExplainNodeResponse, GetFlowGraphRequest, GetFlowGraphResponse, GetFlowRequest,
-    GetFlowResponse, GraphFormat, ListFlowNodesRequest, ListFlowNodesResponse, ListFlowsRequest,
-    ListFlowsResponse, RetryFlowRequest, RetryFlowResponse, RunJobRequest, RunJobResponse, SignalFlowRequest,
-    SignalFlowResponse, StartFlowRequest, StartFlowResponse, StreamFlowLogsRequest, StreamFlowLogsResponse,
-    SubmitFlowRequest, SubmitFlowResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
-    WatchFlowRequest, WatchFlowResponse,
+    ExplainNodeRequest, ExplainNodeResponse, FlowSnapshot, GetFlowGraphRequest, GetFlowGraphResponse,
+    GetFlowRequest, GetFlowResponse, GraphFormat, ListFlowNodesRequest, ListFlowNodesResponse,
+    ListFlowsRequest, ListFlowsResponse, RetryFlowRequest, RetryFlowResponse, RunJobRequest, RunJobResponse,
+    SignalFlowRequest, SignalFlowResponse, StartFlowRequest, StartFlowResponse, StreamFlowLogsRequest,
+    StreamFlowLogsResponse, SubmitFlowRequest, SubmitFlowResponse, UpdateNodeStatusRequest,
+    UpdateNodeStatusResponse, WatchFlowRequest, WatchFlowResponse, WatchFlowsRequest, WatchFlowsResponse,
 };
 use proto::{convert, required};
 use rpc::{Caller, Directory, answer_while_member, while_member};
@@ -31,12 +31,14 @@ use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
 use crate::log_asks::LogAsks;
 use crate::metrics::Metrics;
+use crate::views::answers::{self, AnswerSender};
 use crate::views::drawing;
 use crate::views::explain::Explainer;
+use crate::views::flows::{FlowsReader, FlowsWatch, WatchBegin};
 use crate::views::logs::{self, LogStream, Wanted};
 use crate::views::names::Names;
 use crate::views::reader::{self, FlowReader};
-use crate::views::watch::{self, Watch};
+use crate::views::watch::Watch;
 
 /// Serves clients.
 pub struct FlowRpc {
@@ -133,6 +135,7 @@ fn page_size(asked: u32, mut violations: Violations) -> Result<u32, Status> {
 #[tonic::async_trait]
 impl FlowService for FlowRpc {
     type WatchFlowStream = BoxStream<WatchFlowResponse>;
+    type WatchFlowsStream = BoxStream<WatchFlowsResponse>;
     type StreamFlowLogsStream = BoxStream<StreamFlowLogsResponse>;
 
     async fn submit_flow(
@@ -230,9 +233,10 @@ impl FlowService for FlowRpc {
             name_prefix,
             created_from_millis: millis(created_from),
             created_before_millis: millis(created_before),
+            to_watch: false,
         };
         let page = self.store().read_flows(read).await?.into_inner();
-        let internal::ReadFlowsResponse { flows, next_page_token } = page;
+        let internal::ReadFlowsResponse { flows, next_page_token, position: _ } = page;
         Ok(Response::new(ListFlowsResponse { flows, next_page_token }))
     }
 
@@ -270,10 +274,31 @@ impl FlowService for FlowRpc {
         let body = request.into_inner();
         required::check(&body).map_err(rpc::Error::from)?;
         let WatchFlowRequest { context_id, flow_id, resume_position } = body;
-        let (answers, stream) = mpsc::channel(watch::CHANNEL);
-        let slow = self.metrics.slow_watchers.clone();
-        let watch = Watch::new(self.reader(actor, context_id, flow_id), answers.clone(), slow);
+        let (answers, stream) = mpsc::channel(answers::CHANNEL);
+        let sender = AnswerSender::new(answers.clone(), self.metrics.slow_watchers.clone());
+        let watch = Watch::new(self.reader(actor, context_id, flow_id), sender);
         self.spawn(answers, watch.run(resume_position));
+        Ok(self.for_reader(stream, context_id, actor))
+    }
+
+    async fn watch_flows(
+        &self,
+        request: Request<WatchFlowsRequest>,
+    ) -> Result<Response<Self::WatchFlowsStream>, Status> {
+        let actor = actor_of(&request)?;
+        let body = request.into_inner();
+        let mut violations = required::missing(&body);
+        let WatchFlowsRequest { context_id, caller_id, name_prefix, snapshot, resume_position } = body;
+        if name_prefix.chars().count() > limits::NAME_CHARS_MAX {
+            violations.add("name_prefix", format!("has at most {} characters", limits::NAME_CHARS_MAX));
+        }
+        let snapshot = violations.take("snapshot", FlowSnapshot::try_from(snapshot).map_err(|_| "unknown"));
+        let snapshot = violations.into_result(snapshot).map_err(rpc::Error::invalid)?;
+        let (answers, stream) = mpsc::channel(answers::CHANNEL);
+        let sender = AnswerSender::new(answers.clone(), self.metrics.slow_watchers.clone());
+        let reader = FlowsReader::new(self.store(), actor, ContextId(context_id), caller_id, name_prefix);
+        let begin = WatchBegin::of(snapshot, resume_position);
+        self.spawn(answers, FlowsWatch::new(reader, sender).run(begin));
         Ok(self.for_reader(stream, context_id, actor))
     }
 

@@ -54,18 +54,11 @@ impl FlowReader {
     }
 
     /// Asks storage, and asks again as long as a patient reader waits.
-    async fn ask<T, F>(&self, mut ask: impl FnMut(FlowStoreClient) -> F) -> Result<T, Status>
+    async fn ask<T, F>(&self, ask_once: impl FnMut(FlowStoreClient) -> F) -> Result<T, Status>
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let mut patience = Patience::default();
-        loop {
-            match ask(self.store.clone()).await {
-                Ok(answer) => return Ok(answer.into_inner()),
-                Err(status) if self.is_patient => patience.after(status).await?,
-                Err(status) => return Err(status),
-            }
-        }
+        ask(&self.store, self.is_patient, ask_once).await
     }
 
     /// The flow without its nodes.
@@ -253,18 +246,31 @@ impl FlowReader {
             flow_id: self.flow.0,
             on_behalf_of: self.actor.0,
             position,
+            only_flows: false,
         };
-        let mut patience = Patience::default();
-        let kept = loop {
-            let source = EventSource { store: self.store.clone(), request: request.clone() };
-            match KeptStream::open(source).await {
-                Ok(kept) => break kept,
-                Err(status) if self.is_patient => patience.after(status).await?,
-                Err(status) => return Err(status),
-            }
-        };
-        let begin = kept.source().request.position.clone();
-        Ok(Events { kept, begin })
+        Events::open(&self.store, request, self.is_patient).await
+    }
+}
+
+/// Asks storage, and asks again as long as a patient reader waits.
+///
+/// # Errors
+/// As storage's; UNAVAILABLE when it is away for too long.
+pub(super) async fn ask<T, F>(
+    store: &FlowStoreClient,
+    is_patient: bool,
+    mut ask_once: impl FnMut(FlowStoreClient) -> F,
+) -> Result<T, Status>
+where
+    F: Future<Output = Result<Response<T>, Status>>,
+{
+    let mut patience = Patience::default();
+    loop {
+        match ask_once(store.clone()).await {
+            Ok(answer) => return Ok(answer.into_inner()),
+            Err(status) if is_patient => patience.after(status).await?,
+            Err(status) => return Err(status),
+        }
     }
 }
 
@@ -290,7 +296,7 @@ impl Resumable for EventSource {
     }
 }
 
-/// The events of a flow, over as many streams as it takes.
+/// Events of a flow, or of the flows of a context, over as many streams as it takes.
 #[derive(Debug)]
 pub struct Events {
     kept: KeptStream<EventSource>,
@@ -299,6 +305,25 @@ pub struct Events {
 }
 
 impl Events {
+    /// Opens the first stream; a patient reader waits for storage.
+    pub(super) async fn open(
+        store: &FlowStoreClient,
+        request: WatchEventsRequest,
+        is_patient: bool,
+    ) -> Result<Self, Status> {
+        let mut patience = Patience::default();
+        let kept = loop {
+            let source = EventSource { store: store.clone(), request: request.clone() };
+            match KeptStream::open(source).await {
+                Ok(kept) => break kept,
+                Err(status) if is_patient => patience.after(status).await?,
+                Err(status) => return Err(status),
+            }
+        };
+        let begin = kept.source().request.position.clone();
+        Ok(Self { kept, begin })
+    }
+
     /// The next event, nothing for a sign of life; with the position after it. Cancel safe.
     ///
     /// # Errors

@@ -6,89 +6,40 @@
 //! From then on every answer follows from one event alone: whoever watches from a position on, and whenever, is
 //! told the same.
 
-use std::time::Duration;
-
-use model::limits::WATCH_BUFFER;
 use model::{Event, FlowEvent, FlowStatus, JobId, Revision};
-use prometheus::IntCounter;
 use proto::convert;
 use proto::v1::watch_flow_response::Event as Answer;
 use proto::v1::{Flow, Heartbeat, SnapshotEnd, WatchFlowResponse};
-use rpc::Pulse;
-use tokio::sync::mpsc;
 use tonic::Status;
 
+use crate::views::answers::{AnswerSender, Ended};
 use crate::views::names::Names;
 use crate::views::position::revision_of;
 use crate::views::reader::{FlowReader, is_end};
 
-/// How long a watcher may leave [`WATCH_BUFFER`] answers unread before its stream is ended.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// What may wait for a watcher: its answers, and the news that there are no more.
-pub const CHANNEL: usize = WATCH_BUFFER + 1;
-
 /// One watcher of one flow.
 pub struct Watch {
     reader: FlowReader,
-    answers: mpsc::Sender<Result<WatchFlowResponse, Status>>,
-    /// Counts those that are ended since they do not read.
-    slow_watchers: IntCounter,
+    answers: AnswerSender<WatchFlowResponse>,
     /// What the snapshot shows: nodes up to this id, as of this revision.
     shown: Vec<(JobId, Revision)>,
     flow_shown: Revision,
     /// The flow as it was read last: of it only what does not change is told with an event.
     flow: Flow,
-    /// Where the watcher can go on after what it was sent.
-    resume_position: String,
-    pulse: Pulse,
-}
-
-/// The watcher went away.
-struct Gone;
-
-enum Ended {
-    Gone,
-    Failed(Box<Status>),
-}
-
-impl From<Gone> for Ended {
-    fn from(_: Gone) -> Self {
-        Self::Gone
-    }
-}
-
-impl From<Status> for Ended {
-    fn from(status: Status) -> Self {
-        Self::Failed(Box::new(status))
-    }
 }
 
 impl Watch {
-    /// A watcher that is sent its answers through `answers`, a channel of [`CHANNEL`] places.
+    /// A watcher that is sent its answers through `answers`.
     #[must_use]
-    pub fn new(
-        reader: FlowReader,
-        answers: mpsc::Sender<Result<WatchFlowResponse, Status>>,
-        slow_watchers: IntCounter,
-    ) -> Self {
-        Self {
-            reader,
-            answers,
-            slow_watchers,
-            shown: Vec::new(),
-            flow_shown: Revision(0),
-            flow: Flow::default(),
-            resume_position: String::new(),
-            pulse: Pulse::default(),
-        }
+    pub fn new(reader: FlowReader, answers: AnswerSender<WatchFlowResponse>) -> Self {
+        Self { reader, answers, shown: Vec::new(), flow_shown: Revision(0), flow: Flow::default() }
     }
 
     /// Runs until the flow has ended, the watcher has gone or something failed;
     /// a failure is the last thing that the watcher is sent.
     pub async fn run(mut self, resume_position: String) {
-        if let Err(Ended::Failed(status)) = self.watch(resume_position).await {
-            // There is room: no answer takes the last place. A watcher that has gone does not need the reason.
-            let _ = self.answers.try_send(Err(*status));
+        if let Err(ended) = self.watch(resume_position).await {
+            self.answers.end(ended);
         }
     }
 
@@ -108,7 +59,7 @@ impl Watch {
         let mut over = is_end(&self.flow).then_some(Revision(self.flow.revision));
         let mut reached = events.begin.clone();
         loop {
-            let Some(next) = self.pulse.or_due(events.next()).await else {
+            let Some(next) = self.answers.pulse.or_due(events.next()).await else {
                 let place = if in_snapshot { String::new() } else { reached.clone() };
                 self.send(Answer::Heartbeat(Heartbeat {}), place).await?;
                 continue;
@@ -184,31 +135,12 @@ impl Watch {
     }
 
     async fn send(&mut self, event: Answer, resume_position: String) -> Result<(), Ended> {
-        // One place stays free, for the reason of an end.
-        let Ok(places) = tokio::time::timeout(PATIENCE, self.answers.reserve_many(2)).await else {
-            self.slow_watchers.inc();
-            return Err(Ended::from(too_slow(&self.resume_position)));
-        };
-        let place = places.map_err(|_| Gone)?.next().ok_or(Gone)?;
-        self.resume_position.clone_from(&resume_position);
-        place.send(Ok(WatchFlowResponse { event: Some(event), resume_position }));
-        self.pulse.sent();
-        Ok(())
+        let answer = |resume_position| WatchFlowResponse { event: Some(event), resume_position };
+        self.answers.send(resume_position, answer).await
     }
 }
 
 /// Whether a flow runs from there on.
 fn is_run(event: &Event) -> bool {
     matches!(event, Event::Flow(FlowEvent { status: Some(status), .. }) if !status.is_end())
-}
-
-/// RESOURCE_EXHAUSTED, with where to go on.
-fn too_slow(resume_position: &str) -> Status {
-    let message = format!(
-        "{WATCH_BUFFER} answers were not read for {} s; resume from the last one that was",
-        PATIENCE.as_secs()
-    );
-    rpc::Error::new(rpc::ErrorKind::ResourceExhausted, rpc::Reason::SlowConsumer, message)
-        .with("resume_position", resume_position)
-        .into()
 }

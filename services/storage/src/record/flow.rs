@@ -12,15 +12,13 @@ use super::{BadRecord, Fields, Written};
 use crate::flows::NewFlow;
 use crate::messages::message_key;
 
-/// What is read of a flow: all but the list of its jobs, which are those from `first_job_id` on.
+/// What is read of a flow: all but the list of its jobs, which are those from `first_job_id` on. The last two may be long.
 pub(crate) const READ: [&str; 26] = [
     "id",
     "uid",
     "name",
     "caller_id",
     "context_id",
-    "env_vars",
-    "result",
     "result_truncated",
     "fail_fast",
     "deadline",
@@ -40,7 +38,12 @@ pub(crate) const READ: [&str; 26] = [
     "rerun",
     "cancel_grace_secs",
     "last_commit",
+    "env_vars",
+    "result",
 ];
+
+/// How many of them are read of a flow whose variables and result are not asked for.
+pub(crate) const READ_IN_SHORT: usize = READ.len() - 2;
 
 /// A flow with what only this service needs to know.
 #[derive(Debug, Clone)]

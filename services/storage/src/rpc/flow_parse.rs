@@ -11,13 +11,14 @@ use proto::convert::flow_spec::header_from_wire;
 use proto::internal::v1::{
     AddNodesRequest, CommitRequest, CreateFlowRequest, FindRequestRequest, FlowChange, JoinHello,
     JoinRequest, NodeCommit, OutgoingMessage, PushInputRequest, ReadFlowsRequest, ReadNodesRequest,
-    RestartFlowRequest, StoredNode,
+    RestartFlowRequest, StoredNode, WatchEventsRequest,
 };
 
 use super::NAME_BYTES_MAX;
 use super::status::{checked, field};
 use crate::commits::{Commit, NodeChange, Outgoing};
 use crate::error::Error;
+use crate::events::Subject;
 use crate::flows::{NewFlow, NewNode, Restart};
 use crate::inbox::Pushed;
 use crate::messages::parse_message_key;
@@ -27,6 +28,7 @@ use crate::reads::{FlowFilter, NodeFilter};
 use crate::replicas::{Hello, Replica};
 use crate::requests::{Filling, Request};
 use crate::store::Asker;
+use crate::watches::Watch;
 
 /// A creation: where, for whom, what, and whether it may be repeated.
 pub(super) type Creation = (ContextId, Asker, NewFlow, Option<Request>);
@@ -268,6 +270,7 @@ pub(super) fn flow_filter(request: ReadFlowsRequest) -> Result<(ContextId, Asker
         name_prefix,
         created_from_millis,
         created_before_millis,
+        to_watch: _,
     } = request;
     let mut violations = Violations::new();
     let status = match status {
@@ -283,6 +286,19 @@ pub(super) fn flow_filter(request: ReadFlowsRequest) -> Result<(ContextId, Asker
     };
     let page = Page::parse(page_size, &page_token, &mut violations);
     checked(violations, (ContextId(context_id), Asker::from_wire(on_behalf_of), filter, page))
+}
+
+/// What is watched.
+pub(super) fn watch(request: WatchEventsRequest) -> Result<Watch, Error> {
+    let WatchEventsRequest { context_id, flow_id, on_behalf_of, position, only_flows } = request;
+    let subject = match (flow_id, only_flows) {
+        (0, false) => None,
+        (0, true) => Some(Subject::Flows),
+        (flow, false) => Some(Subject::Flow(FlowId(flow))),
+        (_, true) => return Err(Error::field("only_flows", "not with a flow")),
+    };
+    let position = if position.is_empty() { None } else { Some(position.parse()?) };
+    Ok(Watch { context: ContextId(context_id), subject, asker: Asker::from_wire(on_behalf_of), position })
 }
 
 /// Which nodes of which flow are listed, and which page of them.

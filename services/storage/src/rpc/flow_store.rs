@@ -14,15 +14,14 @@ use tonic::{Request, Response, Status, Streaming};
 use super::status::{checked, field};
 use super::{Answers, Rpc, flow_parse, flow_streams};
 use crate::error::Error;
-use crate::events::Subject;
 use crate::flows::FlowInContext;
 use crate::messages::parse_message_key;
 use crate::permission::Action;
-use crate::reads::{LogTail, MessageState, NodePage};
+use crate::reads::{FlowPage, LogTail, MessageState, NodePage};
 use crate::record::flow::StoredFlow;
 use crate::requests::{Answered, Request as Repeatable};
 use crate::store::Asker;
-use crate::watches::{Watch, Watched};
+use crate::watches::Watched;
 
 /// Answers that wait for a slow reader.
 const OUT_BUFFER: usize = 64;
@@ -316,15 +315,19 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::ReadFlowsRequest>,
     ) -> Result<Response<wire::ReadFlowsResponse>, Status> {
-        let (context, asker, filter, page) = flow_parse::flow_filter(request.into_inner())?;
-        let (flows, next_page_token) = self.hub.store().read_flows(context, asker, &filter, &page).await?;
+        let (request, store) = (request.into_inner(), self.hub.store());
+        let to_watch = request.to_watch;
+        let (context, asker, filter, page) = flow_parse::flow_filter(request)?;
+        let FlowPage { flows, next, position } =
+            store.read_flows(context, asker, &filter, &page, to_watch).await?;
         let flow = |stored: StoredFlow| v1::Flow {
             // The list of jobs is not read for this.
             node_count: stored.node_count,
             ..convert::flow::to_wire(&stored.flow)
         };
         let flows = flows.into_iter().map(flow).collect();
-        Ok(Response::new(wire::ReadFlowsResponse { flows, next_page_token }))
+        let position = position.map(|position| position.to_string()).unwrap_or_default();
+        Ok(Response::new(wire::ReadFlowsResponse { flows, next_page_token: next, position }))
     }
 
     async fn read_nodes(
@@ -372,13 +375,7 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
-        let wire::WatchEventsRequest { context_id, flow_id, on_behalf_of, position } = request.into_inner();
-        let watch = Watch {
-            context: ContextId(context_id),
-            subject: (flow_id != 0).then_some(Subject::Flow(FlowId(flow_id))),
-            asker: Asker::from_wire(on_behalf_of),
-            position: if position.is_empty() { None } else { Some(position.parse()?) },
-        };
+        let watch = flow_parse::watch(request.into_inner())?;
         let watched = ReceiverStream::new(self.hub.watch(watch).await?);
         let answers = watched.map(|watched| {
             let Watched { event, position } = watched?;

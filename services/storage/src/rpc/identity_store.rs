@@ -7,20 +7,23 @@ use directory::{News, Source, Views};
 use futures_util::stream;
 use identity::ActorKey;
 use identity::token::TOKEN_SKEW;
-use model::{ActorId, ContextId, Timestamp};
+use model::{ActorId, ContextId, Timestamp, Violations};
 use proto::convert;
 use proto::internal::v1::identity_store_service_server::IdentityStoreService;
 use proto::internal::v1::watch_identities_response::Changed;
 use proto::internal::v1::{
-    ReadActorRequest, ReadActorResponse, ReadRoleRequest, ReadRoleResponse, SpendTokenRequest,
-    SpendTokenResponse, WatchIdentitiesRequest, WatchIdentitiesResponse,
+    AuthorizeRequest, AuthorizeResponse, ReadActorRequest, ReadActorResponse, ReadRoleRequest,
+    ReadRoleResponse, SagaPermission, SpendTokenRequest, SpendTokenResponse, WatchIdentitiesRequest,
+    WatchIdentitiesResponse,
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::{Answers, Rpc};
+use super::{Answers, Rpc, request_of};
+use crate::authorization::Intent;
 use crate::error::Error;
 use crate::identities::NewsFeed;
+use crate::permission::Action;
 use crate::store::Store;
 
 /// How often an idle watch gives a sign of life.
@@ -29,6 +32,10 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 const SPENT_SECS_MAX: u64 = 600;
 /// Characters of a token's id.
 const TOKEN_ID_CHARS_MAX: usize = 64;
+/// Characters of the name of a method of another service.
+const METHOD_CHARS_MAX: usize = 64;
+/// Bytes of what the audit calls a resource of another service.
+const RESOURCE_BYTES_MAX: usize = 512;
 
 /// What is known of actors and roles, kept true by the hints of Redis.
 pub(crate) type Identities = Views<Store>;
@@ -99,6 +106,15 @@ impl IdentityStoreService for Rpc {
         Ok(Response::new(SpendTokenResponse { fresh }))
     }
 
+    async fn authorize(
+        &self,
+        request: Request<AuthorizeRequest>,
+    ) -> Result<Response<AuthorizeResponse>, Status> {
+        let intent = intent(request.into_inner())?;
+        let audited = self.hub.store().authorize(&intent, Timestamp::now()).await?;
+        Ok(Response::new(AuthorizeResponse { audited }))
+    }
+
     type WatchIdentitiesStream = Answers<WatchIdentitiesResponse>;
 
     async fn watch_identities(
@@ -111,6 +127,59 @@ impl IdentityStoreService for Rpc {
         }
         Ok(Response::new(self.until_stop(watch(news))))
     }
+}
+
+/// What an actor wants to do with sagas.
+fn intent(mut request: AuthorizeRequest) -> Result<Intent, Error> {
+    let mut violations = Violations::new();
+    let (permission, request_id) = (request.permission(), std::mem::take(&mut request.request_id));
+    // What was allowed by one name is not allowed by it for something else.
+    let repeatable = request_of(&request_id, &request, &mut violations);
+    let AuthorizeRequest {
+        context_id,
+        on_behalf_of,
+        permission: _,
+        method,
+        resource,
+        request_id: _,
+        request_hash: _,
+        dry_run,
+    } = request;
+    if context_id == 0 {
+        violations.add("context_id", "is missing: it has to be given");
+    }
+    if on_behalf_of == 0 {
+        violations.add("on_behalf_of", "this is decided for actors only");
+    }
+    let action = violations.take("permission", action_of(permission).ok_or("no permission that there is"));
+    let is_word = method.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    if !is_word || !(1..=METHOD_CHARS_MAX).contains(&method.len()) {
+        violations.add("method", format!("1 to {METHOD_CHARS_MAX} letters and digits"));
+    }
+    if resource.chars().any(char::is_control) || !(1..=RESOURCE_BYTES_MAX).contains(&resource.len()) {
+        violations.add("resource", format!("1 to {RESOURCE_BYTES_MAX} bytes without control characters"));
+    }
+    let action = violations.into_result(action)?;
+    Ok(Intent {
+        context: ContextId(context_id),
+        actor: ActorId(on_behalf_of),
+        action,
+        object: format!("{method} {resource}"),
+        request: repeatable,
+        is_read: dry_run || permission == SagaPermission::Read,
+    })
+}
+
+/// The row of the table of permissions.
+const fn action_of(permission: SagaPermission) -> Option<Action> {
+    Some(match permission {
+        SagaPermission::Unspecified => return None,
+        SagaPermission::Read => Action::ReadSagas,
+        SagaPermission::Start => Action::StartSaga,
+        SagaPermission::Define => Action::DefineSagas,
+        SagaPermission::Operate => Action::OperateSagas,
+        SagaPermission::Replay => Action::ReplaySagas,
+    })
 }
 
 /// Begins with everything, and ends when something may be missed.

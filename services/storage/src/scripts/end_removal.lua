@@ -12,8 +12,9 @@ local revision = raise()
 redis.call('UNLINK', KEYS[7], KEYS[9])
 redis.call('ZREM', KEYS[8], ARGV[5])
 for _, status in ipairs(STATUSES) do list_flow(ARGV[5], nil, status) end
-redis.call('DEL', KEYS[4])
+-- It says whose flow it was.
 emit_flow(revision, ARGV[5], nil, flow[3])
+redis.call('DEL', KEYS[4])
 -- The message that it was made of, and that waits for its end, would wait for ever.
 local message = flow[4] and flow[4] ~= '' and own(flow[4])
 if message and is_hash(message) and kept_in(message, own('letters')) then

@@ -109,12 +109,18 @@ end
 -- `status` is nil for a flow that is gone. What watchers are told of a flow stands in the event: the flow, KEYS[4], goes on.
 local function emit_flow(revision, flow, status, generation)
   local quoted = status and ('"' .. status .. '"') or 'null'
-  local times, names = '', {'deadline', 'cancel_requested_time'}
-  for i, time in ipairs(status and redis.call('HMGET', KEYS[4], unpack(names)) or {}) do
-    if time and string.match(time, '^%d+%.?%d+$') then times = times .. ',"' .. names[i] .. '":' .. time end
+  local numbers = {'caller_id', 'created_at', 'deadline', 'cancel_requested_time'}
+  local fields, about = redis.call('HMGET', KEYS[4], 'name', unpack(numbers, 1, status and 4 or 2)), ''
+  -- Programs may have written something else.
+  if string.match(fields[1] or '', '^[%w_-]+$') then about = ',"name":"' .. fields[1] .. '"' end
+  for i = 2, #fields do
+    local number = fields[i] or ''
+    if string.match(number, '^%d+$') or string.match(number, '^%d+%.%d+$') then
+      about = about .. ',"' .. numbers[i - 1] .. '":' .. number
+    end
   end
   emit(revision, '{"kind":"flow","flow_id":' .. flow .. ',"status":' .. quoted .. ',"generation":' .. generation
-    .. times .. ',"time":' .. ARGV[3] .. '}')
+    .. about .. ',"time":' .. ARGV[3] .. '}')
 end
 
 -- Of a job that belongs to no flow.

@@ -3,6 +3,7 @@
 
 mod actors;
 mod audit;
+mod authorization;
 mod blobs;
 mod cluster;
 mod conformance;
@@ -10,6 +11,7 @@ mod context_removal;
 mod contexts;
 mod disk;
 mod durability;
+mod flow_watches;
 mod flows;
 mod foreign;
 mod hostile;

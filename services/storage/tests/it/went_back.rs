@@ -91,6 +91,7 @@ async fn lost_changes_end_everything_that_was_built_on_them() {
             flow_id: flow.id,
             on_behalf_of: READER,
             position: String::new(),
+            only_flows: false,
         };
         let mut events = stage.flows().watch_events(watch).await.unwrap().into_inner();
         events.message().await.unwrap().unwrap();

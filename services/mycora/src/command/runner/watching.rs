@@ -1,23 +1,15 @@
 //! `mycora runner watch`.
 
-use std::time::{Duration, Instant};
-
 use clap::Args;
 use model::Timestamp;
 use proto::v1;
 use proto::v1::watch_runners_response::Event;
-use rpc::Retry;
-use tonic::Code;
 
+use crate::clients::{Clients, Pieces};
 use crate::command::Session;
-use crate::command::absence::Absence;
+use crate::command::changes::{self, Changes};
 use crate::failure::{CallError, Failure};
 use crate::output::{self, Format, json, places};
-
-/// How long the registry may be away.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two tries to reach it.
-const PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) const HELP: &str = "\
 Tells each runner, then each that changes, lives or dies, until it is interrupted. With --output json each answer is a document on a line of its own; --from goes on after one of them.
@@ -37,77 +29,44 @@ pub struct WatchArgs {
 }
 
 pub(super) async fn run(session: &Session, args: &WatchArgs) -> Result<(), Failure> {
-    let mut request =
-        v1::WatchRunnersRequest { context_id: session.context()?, resume_position: args.position.clone() };
-    let (mut heard, mut absence) = (None, Absence::default());
-    loop {
-        let Err(error) = one_stream(session, args.once, &mut request, (&mut heard, &mut absence)).await
-        else {
-            return Ok(());
-        };
-        let Ended::Broken(error) = error else { return Err(error.into()) };
-        match (error.view.code, error.retry) {
-            // It is told from the beginning.
-            (Code::OutOfRange, _) if heard.is_some() => request.resume_position.clear(),
-            (Code::ResourceExhausted, _) | (_, Retry::Reread) => {}
-            (_, Retry::Again { .. }) if heard.is_some_and(|heard: Instant| heard.elapsed() < PATIENCE) => {
-                if let Some(line) = absence.broke(&error, PATIENCE).filter(|_| !session.global.quiet) {
-                    output::note(&line);
-                }
-                tokio::time::sleep(PAUSE).await;
-            }
-            _ => return Err(error.into()),
-        }
-    }
+    let format = session.global.output;
+    let runners = Runners { context_id: session.context()?, once: args.once, format };
+    changes::follow(session, &runners, args.position.clone()).await
 }
 
-/// Why a stream was not read to its end.
-enum Ended {
-    Broken(CallError),
-    Failed(Failure),
-}
-
-impl From<Ended> for Failure {
-    fn from(ended: Ended) -> Self {
-        match ended {
-            Ended::Broken(error) => error.into(),
-            Ended::Failed(failure) => failure,
-        }
-    }
-}
-
-async fn one_stream(
-    session: &Session,
+/// The runners of a context.
+struct Runners {
+    context_id: u32,
     once: bool,
-    request: &mut v1::WatchRunnersRequest,
-    (heard, absence): (&mut Option<Instant>, &mut Absence),
-) -> Result<(), Ended> {
-    let mut pieces = session.clients.watch_runners(request.clone()).await.map_err(Ended::Broken)?;
-    while let Some(piece) = pieces.next().await.map_err(Ended::Broken)? {
-        *heard = Some(Instant::now());
-        if let Some(line) = absence.answered().filter(|_| !session.global.quiet) {
-            output::note(line);
-        }
-        if !piece.resume_position.is_empty() {
-            request.resume_position.clone_from(&piece.resume_position);
-        }
-        tell(session.global.output, &piece).map_err(Ended::Failed)?;
-        if once && matches!(piece.event, Some(Event::SnapshotEnd(_))) {
-            return Ok(());
-        }
-    }
-    Ok(())
+    format: Format,
 }
 
-fn tell(format: Format, piece: &v1::WatchRunnersResponse) -> Result<(), Failure> {
-    if format != Format::Table {
-        return output::print_one_of_many(format, &json::of(piece));
+impl Changes for Runners {
+    type Answer = v1::WatchRunnersResponse;
+
+    async fn open(&self, clients: &Clients, position: &str) -> Result<Pieces<Self::Answer>, CallError> {
+        let (context_id, resume_position) = (self.context_id, position.to_owned());
+        clients.watch_runners(v1::WatchRunnersRequest { context_id, resume_position }).await
     }
-    match &piece.event {
-        Some(Event::Runner(runner)) => output::print(&places::runner_line(runner, Timestamp::now())),
-        Some(Event::Removed(v1::RemovedRunner { runner_id })) => {
-            output::print(&format!("runner {runner_id} was deleted\n"))
+
+    fn position_of<'a>(&self, answer: &'a Self::Answer) -> &'a str {
+        &answer.resume_position
+    }
+
+    fn tell(&self, answer: &Self::Answer) -> Result<(), Failure> {
+        if self.format != Format::Table {
+            return output::print_one_of_many(self.format, &json::of(answer));
         }
-        Some(Event::SnapshotEnd(_) | Event::Heartbeat(_)) | None => Ok(()),
+        match &answer.event {
+            Some(Event::Runner(runner)) => output::print(&places::runner_line(runner, Timestamp::now())),
+            Some(Event::Removed(v1::RemovedRunner { runner_id })) => {
+                output::print(&format!("runner {runner_id} was deleted\n"))
+            }
+            Some(Event::SnapshotEnd(_) | Event::Heartbeat(_)) | None => Ok(()),
+        }
+    }
+
+    fn is_last(&self, answer: &Self::Answer) -> bool {
+        self.once && matches!(answer.event, Some(Event::SnapshotEnd(_)))
     }
 }

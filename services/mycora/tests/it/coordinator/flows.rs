@@ -3,8 +3,9 @@
 use proto::v1;
 use proto::v1::flow_service_server::FlowService;
 use proto::v1::watch_flow_response::Event;
+use proto::v1::watch_flows_response::Event as All;
 use rpc::Error;
-use tokio_stream::StreamExt;
+use tokio_stream::{Iter, StreamExt};
 use tonic::{Request, Response, Status};
 
 use super::{Answers, Script, Scripted, answers, refused};
@@ -182,6 +183,41 @@ impl FlowService for Scripted {
             (_, Script::BreakAndFinish) => Box::pin(waits().chain(no_runner()).chain(broken)),
             _ => Box::pin(waits().chain(no_runner()).chain(tokio_stream::pending())),
         }))
+    }
+
+    type WatchFlowsStream = Iter<std::vec::IntoIter<Result<v1::WatchFlowsResponse, Status>>>;
+
+    /// Breaks off once, behind the snapshot; goes on with an end and a deletion, and ends.
+    async fn watch_flows(
+        &self,
+        request: Request<v1::WatchFlowsRequest>,
+    ) -> Result<Response<Self::WatchFlowsStream>, Status> {
+        let request = request.into_inner();
+        let snapshot = request.snapshot().as_str_name();
+        let v1::WatchFlowsRequest { context_id, caller_id, name_prefix, resume_position, .. } = request;
+        self.call(&format!("watch {context_id} {caller_id} {name_prefix} {snapshot} {resume_position}"));
+        let say = |event, position: &str| {
+            Ok(v1::WatchFlowsResponse { event: Some(event), resume_position: position.to_owned() })
+        };
+        let flow = |status: v1::FlowStatus| {
+            let update_time = Some(prost_types::Timestamp { seconds: 1_763_690_000, nanos: 0 });
+            let (id, name, status) = (5, "f".to_owned(), status.into());
+            All::Flow(v1::FlowSummary { id, name, caller_id: 1, status, update_time, ..Default::default() })
+        };
+        let answers = if resume_position.is_empty() {
+            let slow = rpc::Error::new(rpc::ErrorKind::ResourceExhausted, rpc::Reason::SlowConsumer, "slow");
+            vec![
+                say(flow(v1::FlowStatus::Started), ""),
+                say(All::SnapshotEnd(v1::SnapshotEnd {}), "7.1-00"),
+                Err(slow.into()),
+            ]
+        } else {
+            vec![
+                say(flow(v1::FlowStatus::Finished), "8.1-00"),
+                say(All::Removed(v1::RemovedFlow { flow_id: 5 }), "9.1-00"),
+            ]
+        };
+        Ok(Response::new(tokio_stream::iter(answers)))
     }
 
     async fn signal_flow(

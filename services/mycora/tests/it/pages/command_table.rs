@@ -3,12 +3,13 @@
 use mycora_cli::cli;
 
 /// What stands for a value, and one that it may have.
-const VALUES: [(&str, &str); 16] = [
+const VALUES: [(&str, &str); 17] = [
     ("ID", "7"),
     ("JOB", "merge"),
     ("FILE", "flow.yaml"),
     ("DIR", "there"),
     ("NAME", "approved"),
+    ("PREFIX", "nightly-"),
     ("K=V", "YEAR=2015"),
     ("ACTOR", "2"),
     ("KEY@ADDRESS", "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a@grpc://10.0.0.7:7703"),

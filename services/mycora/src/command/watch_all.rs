@@ -1,0 +1,120 @@
+//! `mycora flow watch --all`.
+
+use clap::Args;
+use model::limits;
+use proto::v1;
+use proto::v1::watch_flows_response::Event;
+
+use super::changes::{self, Changes};
+use super::{Session, values};
+use crate::clients::{Clients, Pieces};
+use crate::failure::{CallError, Failure};
+use crate::output::{self, Format, json, summary};
+
+/// What `flow watch` says under `--help`.
+pub(super) const AFTER_HELP: &str = "\
+With --all it tells each flow of the context that has not ended, then each that changes or is deleted, until it is interrupted. With --output json each answer is a document on a line of its own; --from goes on after one of them.
+
+Examples:
+  mycora flow watch 3
+  mycora flow watch --all --name nightly- --output json";
+
+/// What `flow watch` takes.
+#[derive(Debug, Args)]
+pub struct WatchArgs {
+    /// The flow's number
+    #[arg(value_parser = values::id, required_unless_present = "all")]
+    pub id: Option<u32>,
+    /// Watch all flows of the context
+    #[arg(long, conflicts_with = "id")]
+    pub all: bool,
+    /// Of all, only flows of this actor
+    #[arg(long, value_name = "ACTOR", value_parser = values::id, conflicts_with = "id")]
+    pub caller: Option<u32>,
+    /// Of all, only flows whose name begins so
+    #[arg(
+        long,
+        alias = "name-prefix",
+        value_name = "PREFIX",
+        default_value = "",
+        hide_default_value = true,
+        value_parser = prefix,
+        conflicts_with = "id"
+    )]
+    pub name: String,
+    /// Of all, begin with those that have ended as well
+    #[arg(long, conflicts_with = "id")]
+    pub ended: bool,
+    /// Go on after the answer with this `resumePosition`
+    #[arg(
+        long = "from",
+        value_name = "POSITION",
+        default_value = "",
+        hide_default_value = true,
+        conflicts_with = "id"
+    )]
+    pub position: String,
+    /// End when every flow was told as it is now
+    #[arg(long, conflicts_with_all = ["id", "position"])]
+    pub once: bool,
+}
+
+fn prefix(text: &str) -> Result<String, String> {
+    let max = limits::NAME_CHARS_MAX;
+    if text.chars().count() > max {
+        Err(format!("has at most {max} characters"))
+    } else {
+        Ok(text.to_owned())
+    }
+}
+
+/// Follows the flows of the context.
+pub(super) async fn run(session: &Session, args: &WatchArgs) -> Result<(), Failure> {
+    let snapshot = if args.ended { v1::FlowSnapshot::Unspecified } else { v1::FlowSnapshot::Open };
+    let request = v1::WatchFlowsRequest {
+        context_id: session.context()?,
+        caller_id: args.caller.unwrap_or_default(),
+        name_prefix: args.name.clone(),
+        snapshot: snapshot.into(),
+        resume_position: String::new(),
+    };
+    let flows = Flows { request, once: args.once, format: session.global.output };
+    changes::follow(session, &flows, args.position.clone()).await
+}
+
+/// The flows of a context that match.
+struct Flows {
+    request: v1::WatchFlowsRequest,
+    once: bool,
+    format: Format,
+}
+
+impl Changes for Flows {
+    type Answer = v1::WatchFlowsResponse;
+
+    async fn open(&self, clients: &Clients, position: &str) -> Result<Pieces<Self::Answer>, CallError> {
+        let resume_position = position.to_owned();
+        clients.watch_flows(v1::WatchFlowsRequest { resume_position, ..self.request.clone() }).await
+    }
+
+    fn position_of<'a>(&self, answer: &'a Self::Answer) -> &'a str {
+        &answer.resume_position
+    }
+
+    fn tell(&self, answer: &Self::Answer) -> Result<(), Failure> {
+        if self.format != Format::Table {
+            return output::print_one_of_many(self.format, &json::of(answer));
+        }
+        match &answer.event {
+            Some(Event::Flow(flow)) => output::print(&summary::flow_line(flow)),
+            Some(Event::Removed(v1::RemovedFlow { flow_id })) => {
+                output::print(&format!("flow {flow_id} was deleted\n"))
+            }
+            Some(Event::SnapshotEnd(_) | Event::Heartbeat(_)) | None => Ok(()),
+        }
+    }
+
+    fn is_last(&self, answer: &Self::Answer) -> bool {
+        self.once && matches!(answer.event, Some(Event::SnapshotEnd(_)))
+    }
+}
