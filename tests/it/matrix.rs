@@ -211,19 +211,21 @@ async fn of_tokens_used_twice(stage: &Stage) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_port_of_up_has_no_internal_methods() {
+async fn the_port_of_up_has_neither_internal_methods_nor_those_served_elsewhere() {
     let dir = tempfile::tempdir().expect("a directory");
     let up = Up::start(&dir.path().join("data"), &[]);
     let pki = Pki::open(&dir.path().join("data/pki")).expect("`up` makes one");
     let mut wrong = Vec::new();
+    let known = Methods::new();
+    let methods: Vec<_> = known.of("mycora.internal.v1").into_iter().chain(known.elsewhere()).collect();
     for (name, tls) in stage::everybody(&pki, dir.path()) {
         let channel = rpc::Channel::remote(&format!("https://127.0.0.1:{}", up.port()), &tls, None);
         let channel = channel.expect("a way");
-        for method in Methods::new().of("mycora.internal.v1") {
+        for method in &methods {
             let refused =
-                wire::call(channel.clone(), None, &method, &json!({})).await.map_err(|status| status.code());
+                wire::call(channel.clone(), None, method, &json!({})).await.map_err(|status| status.code());
             if refused != Err(tonic::Code::Unimplemented) {
-                wrong.push(format!("{}, {name}: {refused:?}", short(&method)));
+                wrong.push(format!("{}, {name}: {refused:?}", short(method)));
             }
         }
     }

@@ -12,4 +12,5 @@ pub mod flow_spec;
 pub mod job;
 pub mod node;
 pub mod runner;
+pub mod saga;
 pub mod time;

@@ -33,6 +33,18 @@ impl Unset for String {
     }
 }
 
+impl<T> Unset for Vec<T> {
+    fn is_unset(&self) -> bool {
+        self.is_empty()
+    }
+}
+
+impl<T> Unset for Option<T> {
+    fn is_unset(&self) -> bool {
+        self.is_none()
+    }
+}
+
 /// Starts the list of what is wrong with a request with the fields that it lacks.
 #[must_use]
 pub fn missing<R: Required>(request: &R) -> Violations {
@@ -120,6 +132,40 @@ required! {
     DrainRunnerRequest: context_id, runner_id;
     DeleteRunnerRequest: context_id, runner_id;
     WatchRunnersRequest: context_id;
+
+    ValidateSagaRequest: file;
+    ApplySagaRequest: file;
+    RetireSagaRequest: saga;
+    GetSagaDefinitionRequest: saga;
+
+    StartSagaRequest: saga, correlation_id;
+    SendSagaEventRequest: saga, correlation_id, event_type;
+    GetSagaRequest: saga, correlation_id;
+    GetSagaTimelineRequest: saga, correlation_id;
+    ExplainSagaRequest: saga, correlation_id;
+    GetSagaGraphRequest: saga;
+
+    PauseSagaRequest: saga, correlation_id;
+    ResumeSagaRequest: saga, correlation_id;
+    CancelSagaRequest: saga, correlation_id, reason;
+    KillSagaRequest: saga, correlation_id, reason;
+    RetrySagaStepRequest: saga, correlation_id;
+    SkipSagaStepRequest: saga, correlation_id;
+    CompleteSagaRequest: saga, correlation_id;
+    MigrateSagaRequest: saga, correlation_id;
+
+    GetEffectRequest: command_id;
+    CompleteEffectRequest: command_id, token, outcome;
+    ResolveEffectRequest: command_id, outcome;
+    RetryEffectRequest: command_id;
+    CancelEffectRequest: command_id;
+
+    GetSagaDeadLetterRequest: key;
+    RedriveSagaDeadLettersRequest: keys;
+    PurgeSagaDeadLettersRequest: keys;
+
+    ReplayLaneRequest: lane, confirm, replay;
+    MoveLaneRequest: lane;
 }
 
 #[cfg(test)]
@@ -149,6 +195,44 @@ mod tests {
         }
     }
 
+    /// Requests of sagas that are about the server, with all its tenants.
+    const OF_THE_SERVER: [&str; 1] = ["GetSagaServerRequest"];
+    /// In which a saga or a correlation that is not named stands for all, or for none.
+    const FILTERS: [&str; 7] = [
+        "ListSagaDefinitionsRequest",
+        "ListSagasRequest",
+        "WatchSagasRequest",
+        "ListSagaTimersRequest",
+        "ListEffectsRequest",
+        "ListSagaDeadLettersRequest",
+        "ListLanesRequest",
+    ];
+
+    /// Whether it may be left out is known to the server alone, which has tenants or none.
+    #[test]
+    fn every_request_about_sagas_has_a_tenant_and_names_what_it_is_about() {
+        let set = FileDescriptorSet::decode(crate::DESCRIPTORS).expect("a good set");
+        let file =
+            set.file.iter().find(|file| file.name() == "mycora/v1/saga_service.proto").expect("the file");
+        let requests = file.message_type.iter().filter(|message| message.name().ends_with("Request"));
+        let requests: Vec<_> = requests.collect();
+        assert_eq!(requests.len(), file.service[0].method.len());
+        for message in requests {
+            let name = message.name();
+            let has = |field: &str| message.field.iter().any(|known| known.name() == field);
+            assert_ne!(has("tenant_id"), OF_THE_SERVER.contains(&name), "{name}");
+            let required =
+                ALL.iter().find(|(request, _)| *request == name).map_or(&[][..], |(_, fields)| fields);
+            for field in ["saga", "command_id", "key", "keys", "lane", "file"] {
+                let is_required = required.contains(&field);
+                assert_eq!(is_required, has(field) && !FILTERS.contains(&name), "{name}: {field}");
+            }
+            let is_about_one = has("saga") && has("correlation_id") && !FILTERS.contains(&name);
+            let is_required = required.contains(&"correlation_id");
+            assert_eq!(is_required, is_about_one && name != "GetSagaGraphRequest", "{name}: correlation_id");
+        }
+    }
+
     #[test]
     fn what_is_missing_is_named_field_by_field() {
         let request = v1::CancelNodeRequest { flow_id: 3, ..Default::default() };
@@ -156,5 +240,10 @@ mod tests {
         let fields: Vec<_> = found.as_slice().iter().map(|violation| violation.field.as_str()).collect();
         assert_eq!(fields, ["context_id", "node"]);
         assert_eq!(check(&v1::ListFlowsRequest { context_id: 1, ..Default::default() }), Ok(()));
+        let found = missing(&v1::CompleteEffectRequest::default());
+        let fields: Vec<_> = found.as_slice().iter().map(|violation| violation.field.as_str()).collect();
+        assert_eq!(fields, ["command_id", "token", "outcome"]);
+        let keys = vec!["order/4711/0".to_owned()];
+        assert_eq!(check(&v1::PurgeSagaDeadLettersRequest { keys, ..Default::default() }), Ok(()));
     }
 }

@@ -12,6 +12,10 @@ use tonic::{Request, Status, Streaming};
 /// A method that does not answer within this time hangs.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
 
+/// Public services that no server of these suites has: sagas are served by their own, which is tested beside it, and commands of
+/// aggregates by whoever keeps those.
+const ELSEWHERE: [&str; 2] = ["SagaService", "CommandService"];
+
 /// Every method that the descriptors know.
 pub(crate) struct Methods(DescriptorPool);
 
@@ -20,8 +24,21 @@ impl Methods {
         Self(DescriptorPool::decode(proto::DESCRIPTORS).expect("the build checks the descriptor set"))
     }
 
-    /// Those of one package, as in `mycora.v1`.
+    /// Those of one package, as in `mycora.v1`, that are served here.
     pub(crate) fn of(&self, package: &str) -> Vec<MethodDescriptor> {
+        let mut methods = self.all(package);
+        methods.retain(|method| !ELSEWHERE.contains(&method.parent_service().name()));
+        methods
+    }
+
+    /// Public methods that nobody serves here.
+    pub(crate) fn elsewhere(&self) -> Vec<MethodDescriptor> {
+        let mut methods = self.all("mycora.v1");
+        methods.retain(|method| ELSEWHERE.contains(&method.parent_service().name()));
+        methods
+    }
+
+    fn all(&self, package: &str) -> Vec<MethodDescriptor> {
         let services = self.0.services().filter(|service| service.parent_file().package_name() == package);
         services.flat_map(|service| service.methods().collect::<Vec<_>>()).collect()
     }

@@ -54,3 +54,11 @@ two_ways!(
         Queued = Queued, Sent = Sent, Delivered = Delivered, Read = Read, Failed = Failed,
     }
 );
+two_ways!(saga_status_to_wire, saga_status_from_wire, model::SagaStatus, v1::SagaStatus, {
+    Running = Running, Compensating = Compensating, Stuck = Stuck, Completed = Completed,
+    Failed = Failed, Compensated = Compensated, Killed = Killed,
+});
+two_ways!(effect_state_to_wire, effect_state_from_wire, model::EffectState, v1::EffectState, {
+    Accepted = Accepted, Calling = Calling, Backoff = Backoff, Waiting = Waiting, Unknown = Unknown,
+    Manual = Manual, Succeeded = Succeeded, Failed = Failed, TimedOut = TimedOut, Cancelled = Cancelled,
+});

@@ -7020,6 +7020,390 @@ pub mod runner_service_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// A command for an aggregate.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SubmitCommandRequest {
+    /// Tenant whose aggregate it is: 1 to 64 characters of \[A-Za-z0-9_-\]. Empty: the caller has no tenants.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Id of the command, under which it counts once: a UUID of version 7, lower-case with hyphens.
+    #[prost(string, tag = "2")]
+    pub command_id: ::prost::alloc::string::String,
+    /// Aggregate that it is for. Never empty.
+    #[prost(string, tag = "3")]
+    pub aggregate_id: ::prost::alloc::string::String,
+    /// Type of the aggregate, such as `Order`. Never empty.
+    #[prost(string, tag = "4")]
+    pub aggregate_type: ::prost::alloc::string::String,
+    /// Payload: one JSON value, at most 1,000,000 bytes.
+    #[prost(string, tag = "5")]
+    pub payload_json: ::prost::alloc::string::String,
+    /// Metadata. `correlation_id`, the correlation of the saga, and `causation_id`, the id of what caused the command, are always
+    /// there; `traceparent` where the caller traces.
+    #[prost(btree_map = "string, string", tag = "6")]
+    pub metadata: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    /// Type of the command, such as `MarkShipped`. Never empty. The message that this one comes from has the six fields before it and
+    /// no type: a server that knows only those finds the type nowhere else.
+    #[prost(string, tag = "7")]
+    pub command_type: ::prost::alloc::string::String,
+}
+/// Tells that a command is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SubmitCommandResponse {
+    /// Receipt. Either lets the saga go on in the same way.
+    #[prost(enumeration = "CommandReceipt", tag = "1")]
+    pub receipt: i32,
+}
+/// Receipt for a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum CommandReceipt {
+    /// Not given: ACCEPTED.
+    Unspecified = 0,
+    /// Taken now.
+    Accepted = 1,
+    /// Known: the same command was taken before.
+    Duplicate = 2,
+}
+impl CommandReceipt {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "COMMAND_RECEIPT_UNSPECIFIED",
+            Self::Accepted => "COMMAND_RECEIPT_ACCEPTED",
+            Self::Duplicate => "COMMAND_RECEIPT_DUPLICATE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "COMMAND_RECEIPT_UNSPECIFIED" => Some(Self::Unspecified),
+            "COMMAND_RECEIPT_ACCEPTED" => Some(Self::Accepted),
+            "COMMAND_RECEIPT_DUPLICATE" => Some(Self::Duplicate),
+            _ => None,
+        }
+    }
+}
+/// Generated client implementations.
+pub mod command_service_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Takes commands for aggregates. No server of this suite has it: whoever keeps aggregates implements it, and sagas call it there.
+    ///
+    /// A server of another package may stand in its place, when its method takes and gives the same messages: the path of the method is
+    /// a setting of the caller.
+    #[derive(Debug, Clone)]
+    pub struct CommandServiceClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> CommandServiceClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> CommandServiceClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            CommandServiceClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Takes a command. The answer comes when it is kept, whatever the aggregate makes of it: its events tell that.
+        ///
+        /// A command may come again under the same id, hours later too, since a caller that got no answer submits it again. Only the first
+        /// has an effect.
+        ///
+        /// Errors: UNAVAILABLE, RESOURCE_EXHAUSTED, ABORTED, DEADLINE_EXCEEDED, CANCELLED, UNKNOWN, INTERNAL, and those that say that the
+        /// two are not set up for each other (UNAUTHENTICATED, UNIMPLEMENTED), have the caller submit it again after a pause. ALREADY_EXISTS
+        /// counts as DUPLICATE. Every other code refuses the command for good: the saga goes on with its failure, and decides by the reason
+        /// in ErrorInfo, or else by the name of the code.
+        pub async fn submit_command(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SubmitCommandRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SubmitCommandResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.CommandService/SubmitCommand",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.CommandService", "SubmitCommand"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod command_service_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with CommandServiceServer.
+    #[async_trait]
+    pub trait CommandService: std::marker::Send + std::marker::Sync + 'static {
+        /// Takes a command. The answer comes when it is kept, whatever the aggregate makes of it: its events tell that.
+        ///
+        /// A command may come again under the same id, hours later too, since a caller that got no answer submits it again. Only the first
+        /// has an effect.
+        ///
+        /// Errors: UNAVAILABLE, RESOURCE_EXHAUSTED, ABORTED, DEADLINE_EXCEEDED, CANCELLED, UNKNOWN, INTERNAL, and those that say that the
+        /// two are not set up for each other (UNAUTHENTICATED, UNIMPLEMENTED), have the caller submit it again after a pause. ALREADY_EXISTS
+        /// counts as DUPLICATE. Every other code refuses the command for good: the saga goes on with its failure, and decides by the reason
+        /// in ErrorInfo, or else by the name of the code.
+        async fn submit_command(
+            &self,
+            request: tonic::Request<super::SubmitCommandRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SubmitCommandResponse>,
+            tonic::Status,
+        >;
+    }
+    /// Takes commands for aggregates. No server of this suite has it: whoever keeps aggregates implements it, and sagas call it there.
+    ///
+    /// A server of another package may stand in its place, when its method takes and gives the same messages: the path of the method is
+    /// a setting of the caller.
+    #[derive(Debug)]
+    pub struct CommandServiceServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> CommandServiceServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for CommandServiceServer<T>
+    where
+        T: CommandService,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/mycora.v1.CommandService/SubmitCommand" => {
+                    #[allow(non_camel_case_types)]
+                    struct SubmitCommandSvc<T: CommandService>(pub Arc<T>);
+                    impl<
+                        T: CommandService,
+                    > tonic::server::UnaryService<super::SubmitCommandRequest>
+                    for SubmitCommandSvc<T> {
+                        type Response = super::SubmitCommandResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SubmitCommandRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as CommandService>::submit_command(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SubmitCommandSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for CommandServiceServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "mycora.v1.CommandService";
+    impl<T> tonic::server::NamedService for CommandServiceServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
 /// Switches of a context.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ContextSettings {
@@ -9417,6 +9801,6306 @@ pub mod job_service_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "mycora.v1.JobService";
     impl<T> tonic::server::NamedService for JobServiceServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+/// A file of manifests.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ManifestFile {
+    /// Name of the file in problems, at most 255 bytes. Empty: `manifest`.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Text of the file: YAML, at most 1 MiB, with any number of documents.
+    #[prost(string, tag = "2")]
+    pub text: ::prost::alloc::string::String,
+}
+/// Something wrong with a manifest.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ManifestProblem {
+    /// Name of the file.
+    #[prost(string, tag = "1")]
+    pub file: ::prost::alloc::string::String,
+    /// Line in the file, from 1. 0: the problem is about the whole file.
+    #[prost(uint32, tag = "2")]
+    pub line: u32,
+    /// Column in the line, in characters from 1. 0: as `line`.
+    #[prost(uint32, tag = "3")]
+    pub column: u32,
+    /// Description of the problem, and of the remedy where there is one.
+    #[prost(string, tag = "4")]
+    pub message: ::prost::alloc::string::String,
+}
+/// A definition of a saga, without its manifest.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaDefinition {
+    /// Name of the saga: a letter, then at most 62 of \[A-Za-z0-9-\].
+    #[prost(string, tag = "1")]
+    pub saga: ::prost::alloc::string::String,
+    /// Version, as the manifest says it, from 1.
+    #[prost(uint32, tag = "2")]
+    pub version: u32,
+    /// SHA-256 of the manifest, however that was laid out: 64 lower-case hex digits.
+    #[prost(string, tag = "3")]
+    pub definition_hash: ::prost::alloc::string::String,
+    /// In force: instances that start begin on it. At most one of a name is.
+    #[prost(bool, tag = "4")]
+    pub in_force: bool,
+    /// Applied by ApplySaga for this tenant alone; else it comes from the operator's directory.
+    #[prost(bool, tag = "5")]
+    pub applied_by_tenant: bool,
+    /// Number of lanes that instances are spread over, 1 to 16.
+    #[prost(uint32, tag = "6")]
+    pub shard_count: u32,
+    /// Types of events that start an instance. Empty: none does.
+    #[prost(string, repeated, tag = "7")]
+    pub start_event_types: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Schedule by which instances start: five fields of cron, in UTC. Empty: none.
+    #[prost(string, tag = "8")]
+    pub schedule: ::prost::alloc::string::String,
+    /// Types of aggregates whose events are read.
+    #[prost(string, repeated, tag = "9")]
+    pub aggregate_types: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Names of the effects that are ordered.
+    #[prost(string, repeated, tag = "10")]
+    pub effects: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Names of the steps.
+    #[prost(string, repeated, tag = "11")]
+    pub steps: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Version whose instances MigrateSaga makes ones of this. 0: none.
+    #[prost(uint32, tag = "12")]
+    pub migrates_from_version: u32,
+}
+/// Asks to check a manifest.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ValidateSagaRequest {
+    /// Tenant for whom it is checked.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// The manifest. Providers of effects in it are checked as well, and sagas of the file may use them.
+    #[prost(message, optional, tag = "2")]
+    pub file: ::core::option::Option<ManifestFile>,
+}
+/// Tells what is wrong with a manifest.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ValidateSagaResponse {
+    /// Everything that is wrong, by line. Empty: the manifest is good.
+    #[prost(message, repeated, tag = "1")]
+    pub problems: ::prost::alloc::vec::Vec<ManifestProblem>,
+    /// Sagas of the file; only of a good one.
+    #[prost(message, repeated, tag = "2")]
+    pub definitions: ::prost::alloc::vec::Vec<SagaDefinition>,
+}
+/// Asks to put the sagas of a manifest in force.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ApplySagaRequest {
+    /// A UUID that makes the call repeatable: for 24 hours the same id with the same body has one effect. Empty: not repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant for whom they are in force, and for no other.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// The manifest. One with the content that is in force already changes nothing.
+    #[prost(message, optional, tag = "3")]
+    pub file: ::core::option::Option<ManifestFile>,
+}
+/// Gives the definitions.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ApplySagaResponse {
+    /// Sagas of the file, as they are in force, in the order of the file.
+    #[prost(message, repeated, tag = "1")]
+    pub definitions: ::prost::alloc::vec::Vec<SagaDefinition>,
+}
+/// Asks to take a saga out of force.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RetireSagaRequest {
+    /// Id that makes the call repeatable: see ApplySagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose saga it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "3")]
+    pub saga: ::prost::alloc::string::String,
+    /// Version that is meant, as it was in force when the caller decided; 0: any.
+    #[prost(uint32, tag = "4")]
+    pub expected_version: u32,
+}
+/// Gives the definition.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RetireSagaResponse {
+    /// The definition, which is not in force any more.
+    #[prost(message, optional, tag = "1")]
+    pub definition: ::core::option::Option<SagaDefinition>,
+}
+/// Asks for a definition.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetSagaDefinitionRequest {
+    /// Tenant who has it.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "2")]
+    pub saga: ::prost::alloc::string::String,
+    /// Hash of the definition: 64 lower-case hex digits. Empty: the one in force.
+    #[prost(string, tag = "3")]
+    pub definition_hash: ::prost::alloc::string::String,
+}
+/// Gives a definition.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetSagaDefinitionResponse {
+    /// The definition.
+    #[prost(message, optional, tag = "1")]
+    pub definition: ::core::option::Option<SagaDefinition>,
+    /// Text of its manifest in the one form that is hashed. ApplySaga takes it as well.
+    #[prost(string, tag = "2")]
+    pub manifest: ::prost::alloc::string::String,
+}
+/// Asks for a page of definitions.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListSagaDefinitionsRequest {
+    /// Tenant who has them.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Only definitions of this saga; empty: of all.
+    #[prost(string, tag = "2")]
+    pub saga: ::prost::alloc::string::String,
+    /// Only definitions in force; else also those that instances are still pinned to.
+    #[prost(bool, tag = "3")]
+    pub in_force: bool,
+    /// At most this many, up to 1000. 0: 50.
+    #[prost(uint32, tag = "4")]
+    pub page_size: u32,
+    /// From the answer before; empty: the first page. Bound to caller and filter.
+    #[prost(string, tag = "5")]
+    pub page_token: ::prost::alloc::string::String,
+}
+/// Gives a page of definitions.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListSagaDefinitionsResponse {
+    /// The definitions.
+    #[prost(message, repeated, tag = "1")]
+    pub definitions: ::prost::alloc::vec::Vec<SagaDefinition>,
+    /// For the next page; empty: there is none.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+}
+/// An instance of a saga, without its state.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Saga {
+    /// Tenant whose instance it is. Empty: the server has no tenants.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "2")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation: the text that all events of the instance have in common, 1 to 256 bytes.
+    #[prost(string, tag = "3")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Number of instances of this correlation before it.
+    #[prost(uint64, tag = "4")]
+    pub run: u64,
+    /// Status.
+    #[prost(enumeration = "SagaStatus", tag = "5")]
+    pub status: i32,
+    /// Paused by PauseSaga: inputs are held back.
+    #[prost(bool, tag = "6")]
+    pub paused: bool,
+    /// Parked: a dead letter stands in front, and inputs are held back behind it.
+    #[prost(bool, tag = "7")]
+    pub parked: bool,
+    /// Number of inputs that are held back.
+    #[prost(uint32, tag = "8")]
+    pub held_count: u32,
+    /// Step that it is at, or ended at.
+    #[prost(string, tag = "9")]
+    pub step: ::prost::alloc::string::String,
+    /// Reason why it is being undone, is stuck, or has ended. Empty: none.
+    #[prost(string, tag = "10")]
+    pub reason: ::prost::alloc::string::String,
+    /// The pivot has succeeded, and there is no way back.
+    #[prost(bool, tag = "11")]
+    pub past_pivot: bool,
+    /// Number of inputs that were applied, kept or ignored on arrival at a step: the last row of its timeline.
+    #[prost(uint64, tag = "12")]
+    pub revision: u64,
+    /// Version of the definition that it runs.
+    #[prost(uint32, tag = "13")]
+    pub version: u32,
+    /// Hash of that definition: 64 lower-case hex digits.
+    #[prost(string, tag = "14")]
+    pub definition_hash: ::prost::alloc::string::String,
+    /// Moment of its start.
+    #[prost(message, optional, tag = "15")]
+    pub start_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Moment at which it came to its step; absent: it has ended.
+    #[prost(message, optional, tag = "16")]
+    pub step_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Latest moment of an input; of one that has ended, its end.
+    #[prost(message, optional, tag = "17")]
+    pub update_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Moment of its end; absent: it has not ended.
+    #[prost(message, optional, tag = "18")]
+    pub end_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// Work that an instance ordered.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaCommand {
+    /// The command: a UUID, the idempotency key of whatever is done for it.
+    #[prost(string, tag = "1")]
+    pub command_id: ::prost::alloc::string::String,
+    /// Step that ordered it.
+    #[prost(string, tag = "2")]
+    pub step: ::prost::alloc::string::String,
+    /// Branch of the step; the step's own name where it has one branch only.
+    #[prost(string, tag = "3")]
+    pub branch: ::prost::alloc::string::String,
+    /// Purpose; not given of one that takes back another command.
+    #[prost(enumeration = "SagaCommandPurpose", tag = "4")]
+    pub purpose: i32,
+    /// Effect that is ordered, or whose command is taken back. Empty: a command of an aggregate.
+    #[prost(string, tag = "5")]
+    pub effect: ::prost::alloc::string::String,
+    /// Command that is not wanted any more. Empty: this one orders something.
+    #[prost(string, tag = "6")]
+    pub cancels_command_id: ::prost::alloc::string::String,
+    /// Type of the aggregate; only of a command that was ordered just now.
+    #[prost(string, tag = "7")]
+    pub aggregate_type: ::prost::alloc::string::String,
+    /// Aggregate that it is for; only of a command that was ordered just now.
+    #[prost(string, tag = "8")]
+    pub aggregate_id: ::prost::alloc::string::String,
+    /// Type of the aggregate's command; only of a command that was ordered just now.
+    #[prost(string, tag = "9")]
+    pub command_type: ::prost::alloc::string::String,
+    /// Input of the effect, or payload of the aggregate's command; only of one that was ordered just now.
+    #[prost(string, tag = "10")]
+    pub payload_json: ::prost::alloc::string::String,
+}
+/// Change of an instance that a request has caused, or would cause.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SagaChange {
+    /// The instance as it is since, or as it would be; absent: there is none.
+    #[prost(message, optional, tag = "1")]
+    pub saga: ::core::option::Option<Saga>,
+    /// Fate of the request as an input of the instance.
+    #[prost(enumeration = "SagaInputFate", tag = "2")]
+    pub fate: i32,
+    /// Reason why it was ignored: `no_instance`, `ended`, `unwanted`. Empty: it was not.
+    #[prost(string, tag = "3")]
+    pub ignored_reason: ::prost::alloc::string::String,
+    /// Work that was ordered, or would be, in order. Of a repeated call, as of the first time.
+    #[prost(message, repeated, tag = "4")]
+    pub commands: ::prost::alloc::vec::Vec<SagaCommand>,
+}
+/// Asks to start an instance.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StartSagaRequest {
+    /// A UUID that makes the call repeatable: for 24 hours the same id with the same body has one effect, and the answer is that of the
+    /// first time. Empty: not repeatable.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose instance it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "3")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the new instance, 1 to 256 bytes.
+    #[prost(string, tag = "4")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Data in the place of those of an event, `event.data` to the definition; at most 1,000,000 bytes. Empty: `null`.
+    #[prost(string, tag = "5")]
+    pub data_json: ::prost::alloc::string::String,
+}
+/// Gives the new instance.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StartSagaResponse {
+    /// Change that followed.
+    #[prost(message, optional, tag = "1")]
+    pub change: ::core::option::Option<SagaChange>,
+}
+/// Asks to give an instance an event.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SendSagaEventRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest. Also the id of the event.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose instance it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "3")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the instance.
+    #[prost(string, tag = "4")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Type of the event, 1 to 128 characters. One that starts instances starts one where there is none.
+    #[prost(string, tag = "5")]
+    pub event_type: ::prost::alloc::string::String,
+    /// Data of the event; at most 1,000,000 bytes. Empty: `null`.
+    #[prost(string, tag = "6")]
+    pub data_json: ::prost::alloc::string::String,
+}
+/// Tells what became of the event.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SendSagaEventResponse {
+    /// Change that followed.
+    #[prost(message, optional, tag = "1")]
+    pub change: ::core::option::Option<SagaChange>,
+}
+/// Asks for an instance.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetSagaRequest {
+    /// Tenant whose instance it is.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "2")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the instance.
+    #[prost(string, tag = "3")]
+    pub correlation_id: ::prost::alloc::string::String,
+}
+/// Gives an instance. Of one that has ended there is nothing but the instance, and its last state as long as that is kept.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetSagaResponse {
+    /// The instance.
+    #[prost(message, optional, tag = "1")]
+    pub saga: ::core::option::Option<Saga>,
+    /// State: an object with every field that the definition declares. Of one that has ended the last one, for 7 days; then empty.
+    #[prost(string, tag = "2")]
+    pub state_json: ::prost::alloc::string::String,
+    /// Commands whose end is waited for.
+    #[prost(message, repeated, tag = "3")]
+    pub open_commands: ::prost::alloc::vec::Vec<SagaCommand>,
+    /// Work that may have to be undone, in the order in which it was ordered: compensations begin with the last.
+    #[prost(message, repeated, tag = "4")]
+    pub undo_stack: ::prost::alloc::vec::Vec<SagaUndo>,
+    /// Branches of the step that have ended.
+    #[prost(message, repeated, tag = "5")]
+    pub ended_branches: ::prost::alloc::vec::Vec<SagaBranch>,
+    /// Timers that are set, by their names.
+    #[prost(message, repeated, tag = "6")]
+    pub timers: ::prost::alloc::vec::Vec<SagaTimer>,
+    /// Events that wait for their step, in the order in which they came.
+    #[prost(message, repeated, tag = "7")]
+    pub kept_events: ::prost::alloc::vec::Vec<SagaKeptEvent>,
+    /// Work that it is stuck at; absent: it is not stuck.
+    #[prost(message, optional, tag = "8")]
+    pub stuck: ::core::option::Option<SagaStuck>,
+    /// Reason of a CancelSaga that waits for the end of the pivot. Empty: none waits.
+    #[prost(string, tag = "9")]
+    pub cancel_reason: ::prost::alloc::string::String,
+    /// Highest version that was seen of each aggregate, as `<type>/<id>`.
+    #[prost(btree_map = "string, uint64", tag = "10")]
+    pub aggregate_versions: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        u64,
+    >,
+    /// Hash over everything that happened to the instance: 64 lower-case hex digits.
+    #[prost(string, tag = "11")]
+    pub chain_hash: ::prost::alloc::string::String,
+    /// Key of the dead letter that parks it. Empty: it is not parked.
+    #[prost(string, tag = "12")]
+    pub dead_letter_key: ::prost::alloc::string::String,
+}
+/// Work that may have to be undone.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaUndo {
+    /// Step that ordered it.
+    #[prost(string, tag = "1")]
+    pub step: ::prost::alloc::string::String,
+    /// Branch of the step.
+    #[prost(string, tag = "2")]
+    pub branch: ::prost::alloc::string::String,
+    /// Command that did it, or may have done it.
+    #[prost(string, tag = "3")]
+    pub command_id: ::prost::alloc::string::String,
+    /// Input of the command. Empty: the compensation does not need it.
+    #[prost(string, tag = "4")]
+    pub input_json: ::prost::alloc::string::String,
+    /// Result of the command. Empty: the compensation does not need it, or there is none.
+    #[prost(string, tag = "5")]
+    pub result_json: ::prost::alloc::string::String,
+}
+/// A branch of a step that has ended.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaBranch {
+    /// Name of the branch.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Succeeded.
+    #[prost(bool, tag = "2")]
+    pub succeeded: bool,
+    /// May have happened, though it did not succeed.
+    #[prost(bool, tag = "3")]
+    pub may_have_happened: bool,
+    /// Result.
+    #[prost(string, tag = "4")]
+    pub result_json: ::prost::alloc::string::String,
+}
+/// An event that waits for its step.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaKeptEvent {
+    /// Revision at which it was kept.
+    #[prost(uint64, tag = "1")]
+    pub revision: u64,
+    /// Type of the event.
+    #[prost(string, tag = "2")]
+    pub event_type: ::prost::alloc::string::String,
+}
+/// Work that an instance is stuck at.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaStuck {
+    /// Purpose of that work.
+    #[prost(enumeration = "SagaCommandPurpose", tag = "1")]
+    pub purpose: i32,
+    /// Reason of its failure.
+    #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
+}
+/// Asks for a page of instances.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListSagasRequest {
+    /// Tenant whose instances they are.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Only instances of this saga; empty: of all.
+    #[prost(string, tag = "2")]
+    pub saga: ::prost::alloc::string::String,
+    /// Only instances of these statuses; empty: of all.
+    #[prost(enumeration = "SagaStatus", repeated, tag = "3")]
+    pub statuses: ::prost::alloc::vec::Vec<i32>,
+    /// Only instances at this step, or that ended at it; empty: at any.
+    #[prost(string, tag = "4")]
+    pub step: ::prost::alloc::string::String,
+    /// Only instances that started at this moment or later; absent: all.
+    #[prost(message, optional, tag = "5")]
+    pub started_from: ::core::option::Option<::prost_types::Timestamp>,
+    /// Only instances that started before this moment; absent: all.
+    #[prost(message, optional, tag = "6")]
+    pub started_before: ::core::option::Option<::prost_types::Timestamp>,
+    /// Only instances that came to their step before this moment, or ended before it; absent: all.
+    #[prost(message, optional, tag = "7")]
+    pub step_before: ::core::option::Option<::prost_types::Timestamp>,
+    /// Only instances that an error keeps from going on: stuck, or parked by a dead letter.
+    #[prost(bool, tag = "8")]
+    pub blocked: bool,
+    /// At most this many, up to 1000. 0: 50.
+    #[prost(uint32, tag = "9")]
+    pub page_size: u32,
+    /// From the answer before; empty: the first page. Bound to caller and filter.
+    #[prost(string, tag = "10")]
+    pub page_token: ::prost::alloc::string::String,
+}
+/// Gives a page of instances.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListSagasResponse {
+    /// The instances.
+    #[prost(message, repeated, tag = "1")]
+    pub sagas: ::prost::alloc::vec::Vec<Saga>,
+    /// For the next page; empty: there is none. A page may have fewer entries than asked for, or none, and be followed by others.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+}
+/// Asks to watch instances.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchSagasRequest {
+    /// Tenant whose instances they are.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Only instances of this saga; empty: of all.
+    #[prost(string, tag = "2")]
+    pub saga: ::prost::alloc::string::String,
+    /// Only the instance of this correlation, which needs a saga; empty: all.
+    #[prost(string, tag = "3")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Instances that the snapshot shows, where there is one.
+    #[prost(enumeration = "SagaSnapshot", tag = "4")]
+    pub snapshot: i32,
+    /// The `resume_position` of the last answer that was handled, of a watch of the same filter; empty: begin with a snapshot.
+    #[prost(string, tag = "5")]
+    pub resume_position: ::prost::alloc::string::String,
+}
+/// A part of the snapshot, a change, or a sign of life.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchSagasResponse {
+    /// Position to resume from after this answer; empty within a snapshot.
+    #[prost(string, tag = "4")]
+    pub resume_position: ::prost::alloc::string::String,
+    /// Kind of this answer.
+    #[prost(oneof = "watch_sagas_response::Event", tags = "1, 2, 3")]
+    pub event: ::core::option::Option<watch_sagas_response::Event>,
+}
+/// Nested message and enum types in `WatchSagasResponse`.
+pub mod watch_sagas_response {
+    /// Kind of this answer.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Event {
+        /// Snapshot: an instance as it is now; the same one may come again, later in time and never earlier. Change: an instance that
+        /// started, came to another step or status, or was paused, resumed, parked or redriven, as it was then or later: changes that
+        /// follow each other closely may come as one, and an end always comes.
+        #[prost(message, tag = "1")]
+        Saga(super::Saga),
+        /// End of the snapshot.
+        #[prost(message, tag = "2")]
+        SnapshotEnd(super::SnapshotEnd),
+        /// Sign of life: nothing happened for a while.
+        #[prost(message, tag = "3")]
+        Heartbeat(super::Heartbeat),
+    }
+}
+/// An event, as an input of an instance.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaEventInput {
+    /// Id under which it counts once. Empty: it has none, and counts by its place in the stream.
+    #[prost(string, tag = "1")]
+    pub event_id: ::prost::alloc::string::String,
+    /// Place in its stream; only of an event without an id.
+    #[prost(uint64, tag = "2")]
+    pub stream_sequence: u64,
+    /// Moment at which that stream was made; only of an event without an id.
+    #[prost(message, optional, tag = "3")]
+    pub stream_create_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Type.
+    #[prost(string, tag = "4")]
+    pub event_type: ::prost::alloc::string::String,
+    /// Type of the aggregate that it is of. Empty: of none, as of SendSagaEvent and schedules.
+    #[prost(string, tag = "5")]
+    pub aggregate_type: ::prost::alloc::string::String,
+    /// Aggregate that it is of. Empty: of none.
+    #[prost(string, tag = "6")]
+    pub aggregate_id: ::prost::alloc::string::String,
+    /// Version that it gave the aggregate; absent: none was told.
+    #[prost(uint64, optional, tag = "7")]
+    pub aggregate_version: ::core::option::Option<u64>,
+    /// The event as definitions see it: an object with `data`, `metadata` and the fields above. Empty where payloads are left out.
+    #[prost(string, tag = "8")]
+    pub event_json: ::prost::alloc::string::String,
+}
+/// The end of a command, as an input of an instance.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaResultInput {
+    /// The command.
+    #[prost(string, tag = "1")]
+    pub command_id: ::prost::alloc::string::String,
+    /// Outcome.
+    #[prost(enumeration = "EffectOutcome", tag = "2")]
+    pub outcome: i32,
+    /// May have happened, though it did not succeed.
+    #[prost(bool, tag = "3")]
+    pub may_have_happened: bool,
+    /// Result, as the definition sees it. Empty where payloads are left out.
+    #[prost(string, tag = "4")]
+    pub result_json: ::prost::alloc::string::String,
+}
+/// A timer that fired, as an input of an instance.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaTimerInput {
+    /// Name of the timer.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Number of timers of the instance that had been set when it was.
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+}
+/// A request to change an instance, as an input of it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaVerbInput {
+    /// Id of the request.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// The verb.
+    #[prost(enumeration = "SagaVerb", tag = "2")]
+    pub verb: i32,
+    /// Reason that was given.
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
+    /// Type of the event that was sent.
+    #[prost(string, tag = "4")]
+    pub event_type: ::prost::alloc::string::String,
+    /// Data of a start or an event, or result of a skipped step. Empty where payloads are left out.
+    #[prost(string, tag = "5")]
+    pub data_json: ::prost::alloc::string::String,
+}
+/// An input of an instance.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaInput {
+    /// Moment at which it happened: when its message was stored, or when a timer was due.
+    #[prost(message, optional, tag = "1")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Kind of input.
+    #[prost(oneof = "saga_input::Input", tags = "2, 3, 4, 5")]
+    pub input: ::core::option::Option<saga_input::Input>,
+}
+/// Nested message and enum types in `SagaInput`.
+pub mod saga_input {
+    /// Kind of input.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Input {
+        /// An event.
+        #[prost(message, tag = "2")]
+        Event(super::SagaEventInput),
+        /// The end of a command.
+        #[prost(message, tag = "3")]
+        Result(super::SagaResultInput),
+        /// A timer that fired.
+        #[prost(message, tag = "4")]
+        Timer(super::SagaTimerInput),
+        /// A request by somebody.
+        #[prost(message, tag = "5")]
+        Verb(super::SagaVerbInput),
+    }
+}
+/// A row of a timeline: an input, and what followed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaTimelineEntry {
+    /// Revision of the instance since.
+    #[prost(uint64, tag = "1")]
+    pub revision: u64,
+    /// Time of the instance since: never less than before, whatever the clocks said.
+    #[prost(message, optional, tag = "2")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+    /// The input; absent for one that was kept by a row which is not there any more.
+    #[prost(message, optional, tag = "3")]
+    pub input: ::core::option::Option<SagaInput>,
+    /// Revision at which the input had been kept; 0: it had not, and came then.
+    #[prost(uint64, tag = "4")]
+    pub kept_at_revision: u64,
+    /// Fate of the input: applied, kept or ignored.
+    #[prost(enumeration = "SagaInputFate", tag = "5")]
+    pub fate: i32,
+    /// Reason why it was ignored, such as `unwanted`. Empty: it was not.
+    #[prost(string, tag = "6")]
+    pub ignored_reason: ::prost::alloc::string::String,
+    /// Status since.
+    #[prost(enumeration = "SagaStatus", tag = "7")]
+    pub status: i32,
+    /// Step since.
+    #[prost(string, tag = "8")]
+    pub step: ::prost::alloc::string::String,
+    /// Reason why the instance is being undone, is stuck, or has ended. Empty: none.
+    #[prost(string, tag = "9")]
+    pub reason: ::prost::alloc::string::String,
+    /// Commands that were ordered, in order.
+    #[prost(string, repeated, tag = "10")]
+    pub command_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Hash of the definition, in the first row and where it is another than before; else empty.
+    #[prost(string, tag = "11")]
+    pub definition_hash: ::prost::alloc::string::String,
+    /// Hash over everything that happened until then: 64 lower-case hex digits.
+    #[prost(string, tag = "12")]
+    pub chain_hash: ::prost::alloc::string::String,
+    /// State with which the instance ended; only in the last row of one that has. Empty where payloads are left out.
+    #[prost(string, tag = "13")]
+    pub state_json: ::prost::alloc::string::String,
+}
+/// Asks for a page of a timeline.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetSagaTimelineRequest {
+    /// Tenant whose instance it is.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "2")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the instance.
+    #[prost(string, tag = "3")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Events, results, data and the last state are told as well; else they are left out. With them a timeline from its first revision
+    /// on is all that it takes to run it again.
+    #[prost(bool, tag = "4")]
+    pub with_payloads: bool,
+    /// At most this many, up to 1000. 0: 50.
+    #[prost(uint32, tag = "5")]
+    pub page_size: u32,
+    /// From the answer before; empty: the first page. Bound to caller and instance.
+    #[prost(string, tag = "6")]
+    pub page_token: ::prost::alloc::string::String,
+}
+/// Gives a page of a timeline.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetSagaTimelineResponse {
+    /// Rows, oldest first.
+    #[prost(message, repeated, tag = "1")]
+    pub entries: ::prost::alloc::vec::Vec<SagaTimelineEntry>,
+    /// For the next page; empty: there is none.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+    /// First revision that is kept. Above 1: earlier rows are gone. 0: none is kept.
+    #[prost(uint64, tag = "3")]
+    pub first_revision: u64,
+}
+/// A timer that is set.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaTimer {
+    /// Name of the saga.
+    #[prost(string, tag = "1")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the instance.
+    #[prost(string, tag = "2")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Name of the timer.
+    #[prost(string, tag = "3")]
+    pub name: ::prost::alloc::string::String,
+    /// Moment at which it fires, unless inputs are held back or earlier events are still to come.
+    #[prost(message, optional, tag = "4")]
+    pub due_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Type of the event that it raises.
+    #[prost(string, tag = "5")]
+    pub event_type: ::prost::alloc::string::String,
+    /// Number of timers of the instance that had been set when it was.
+    #[prost(uint64, tag = "6")]
+    pub generation: u64,
+    /// Ends with the step that set it; else with the instance.
+    #[prost(bool, tag = "7")]
+    pub of_step: bool,
+}
+/// Asks for a page of timers.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListSagaTimersRequest {
+    /// Tenant whose timers they are.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Only timers of this saga; empty: of all.
+    #[prost(string, tag = "2")]
+    pub saga: ::prost::alloc::string::String,
+    /// Only timers of the instance of this correlation, which needs a saga; empty: of all.
+    #[prost(string, tag = "3")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Only timers that are due before this moment; absent: all.
+    #[prost(message, optional, tag = "4")]
+    pub due_before: ::core::option::Option<::prost_types::Timestamp>,
+    /// At most this many, up to 1000. 0: 50.
+    #[prost(uint32, tag = "5")]
+    pub page_size: u32,
+    /// From the answer before; empty: the first page. Bound to caller and filter.
+    #[prost(string, tag = "6")]
+    pub page_token: ::prost::alloc::string::String,
+}
+/// Gives a page of timers.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListSagaTimersResponse {
+    /// Timers, the first to fire first.
+    #[prost(message, repeated, tag = "1")]
+    pub timers: ::prost::alloc::vec::Vec<SagaTimer>,
+    /// For the next page; empty: there is none.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+}
+/// Asks why an instance is where it is.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExplainSagaRequest {
+    /// Tenant whose instance it is.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "2")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the instance.
+    #[prost(string, tag = "3")]
+    pub correlation_id: ::prost::alloc::string::String,
+}
+/// Tells why an instance is where it is.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ExplainSagaResponse {
+    /// The instance as it stands.
+    #[prost(message, optional, tag = "1")]
+    pub saga: ::core::option::Option<Saga>,
+    /// The answer in one sentence.
+    #[prost(string, tag = "2")]
+    pub summary: ::prost::alloc::string::String,
+    /// Respect in which it is kept from going on: that of the first finding that blocks. Not given: nothing keeps it.
+    #[prost(enumeration = "SagaFindingKind", tag = "3")]
+    pub cause: i32,
+    /// Everything that was looked at, in the order in which it decides.
+    #[prost(message, repeated, tag = "4")]
+    pub findings: ::prost::alloc::vec::Vec<SagaFinding>,
+}
+/// A finding in one respect.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaFinding {
+    /// Respect in which the instance was looked at.
+    #[prost(enumeration = "SagaFindingKind", tag = "1")]
+    pub kind: i32,
+    /// Keeps the instance from going on.
+    #[prost(bool, tag = "2")]
+    pub blocks: bool,
+    /// The finding in one line, for people.
+    #[prost(string, tag = "3")]
+    pub detail: ::prost::alloc::string::String,
+    /// Command that it is about. Empty: none.
+    #[prost(string, tag = "4")]
+    pub command_id: ::prost::alloc::string::String,
+    /// Effect that it is about. Empty: none.
+    #[prost(string, tag = "5")]
+    pub effect: ::prost::alloc::string::String,
+    /// State of the call; only of an effect.
+    #[prost(enumeration = "EffectState", tag = "6")]
+    pub effect_state: i32,
+    /// Timer that it is about. Empty: none.
+    #[prost(string, tag = "7")]
+    pub timer: ::prost::alloc::string::String,
+    /// Types of the events that it is about.
+    #[prost(string, repeated, tag = "8")]
+    pub event_types: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Key of the dead letter that it is about. Empty: none.
+    #[prost(string, tag = "9")]
+    pub dead_letter_key: ::prost::alloc::string::String,
+    /// Name of the lane that it is about. Empty: none.
+    #[prost(string, tag = "10")]
+    pub lane: ::prost::alloc::string::String,
+    /// Name of the source that it is about. Empty: none.
+    #[prost(string, tag = "11")]
+    pub source: ::prost::alloc::string::String,
+    /// Moment at which it changes by itself: a timer fires, a call is tried again. Absent: it does not, or that is not known.
+    #[prost(message, optional, tag = "12")]
+    pub until_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// Asks for the graph of a definition.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetSagaGraphRequest {
+    /// Tenant who has it.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "2")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of an instance whose definition is described, with its place in it. Empty: none.
+    #[prost(string, tag = "3")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Hash of the definition; not with a correlation. Empty: that of the instance, or the one in force.
+    #[prost(string, tag = "4")]
+    pub definition_hash: ::prost::alloc::string::String,
+}
+/// Gives the graph of a definition.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetSagaGraphResponse {
+    /// The definition.
+    #[prost(message, optional, tag = "1")]
+    pub definition: ::core::option::Option<SagaDefinition>,
+    /// The instance; absent: none was named.
+    #[prost(message, optional, tag = "2")]
+    pub saga: ::core::option::Option<Saga>,
+    /// Nodes: `:start` first, then steps as far as they can be reached, nearest first, then ends.
+    #[prost(message, repeated, tag = "3")]
+    pub nodes: ::prost::alloc::vec::Vec<SagaGraphNode>,
+    /// Edges, by the node that they leave, and in the order in which conditions are tried.
+    #[prost(message, repeated, tag = "4")]
+    pub edges: ::prost::alloc::vec::Vec<SagaGraphEdge>,
+}
+/// A node of a graph.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SagaGraphNode {
+    /// Name: that of the step, or one that begins with a colon.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Kind.
+    #[prost(enumeration = "SagaNodeKind", tag = "2")]
+    pub kind: i32,
+    /// Pivot: there is no way back once it succeeded.
+    #[prost(bool, tag = "3")]
+    pub pivot: bool,
+    /// Work that is ordered there, in order; of `:compensated` the last order.
+    #[prost(message, repeated, tag = "4")]
+    pub orders: ::prost::alloc::vec::Vec<SagaGraphOrder>,
+    /// Number of its branches that have to succeed; 0: no work is ordered there.
+    #[prost(uint32, tag = "5")]
+    pub needed_count: u32,
+    /// Timers that are set there.
+    #[prost(string, repeated, tag = "6")]
+    pub timers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Place of the instance.
+    #[prost(bool, tag = "7")]
+    pub current: bool,
+    /// Visited by the instance, as far as its timeline is kept.
+    #[prost(bool, tag = "8")]
+    pub visited: bool,
+    /// Has work that will be undone should the instance have to turn back.
+    #[prost(bool, tag = "9")]
+    pub to_undo: bool,
+}
+/// A piece of work in a graph.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaGraphOrder {
+    /// Name of the branch.
+    #[prost(string, tag = "1")]
+    pub branch: ::prost::alloc::string::String,
+    /// Effect; empty: a command of an aggregate.
+    #[prost(string, tag = "2")]
+    pub effect: ::prost::alloc::string::String,
+    /// Type of the aggregate; empty: an effect.
+    #[prost(string, tag = "3")]
+    pub aggregate_type: ::prost::alloc::string::String,
+    /// Type of the aggregate's command; empty: an effect.
+    #[prost(string, tag = "4")]
+    pub command_type: ::prost::alloc::string::String,
+    /// Effect that undoes it, or `<type of aggregate>/<type of command>`. Empty: nothing does.
+    #[prost(string, tag = "5")]
+    pub compensation: ::prost::alloc::string::String,
+}
+/// An edge of a graph.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaGraphEdge {
+    /// Name of the node that it leaves.
+    #[prost(string, tag = "1")]
+    pub from_node: ::prost::alloc::string::String,
+    /// Name of the node that it leads to; the same one where the step goes on waiting.
+    #[prost(string, tag = "2")]
+    pub to_node: ::prost::alloc::string::String,
+    /// Kind.
+    #[prost(enumeration = "SagaEdgeKind", tag = "3")]
+    pub kind: i32,
+    /// Type of the event that has it taken; only of events and timers.
+    #[prost(string, tag = "4")]
+    pub event_type: ::prost::alloc::string::String,
+    /// Condition, as the manifest has it. Empty: none.
+    #[prost(string, tag = "5")]
+    pub condition: ::prost::alloc::string::String,
+}
+/// Asks to keep the inputs of an instance back.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PauseSagaRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose instance it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "3")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the instance.
+    #[prost(string, tag = "4")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Revision of the instance that is meant, as it was when the caller decided; 0: any.
+    #[prost(uint64, tag = "5")]
+    pub expected_revision: u64,
+    /// Only answer what would follow. Nothing is kept, the request id neither.
+    #[prost(bool, tag = "6")]
+    pub dry_run: bool,
+}
+/// Tells what followed.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PauseSagaResponse {
+    /// Change that followed, or would follow.
+    #[prost(message, optional, tag = "1")]
+    pub change: ::core::option::Option<SagaChange>,
+}
+/// Asks to apply the inputs that were kept back.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResumeSagaRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose instance it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "3")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the instance.
+    #[prost(string, tag = "4")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Revision of the instance that is meant: see PauseSagaRequest.
+    #[prost(uint64, tag = "5")]
+    pub expected_revision: u64,
+    /// Only answer what would follow: see PauseSagaRequest.
+    #[prost(bool, tag = "6")]
+    pub dry_run: bool,
+}
+/// Tells what followed. Inputs that were held back are applied after it.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ResumeSagaResponse {
+    /// Change that followed, or would follow.
+    #[prost(message, optional, tag = "1")]
+    pub change: ::core::option::Option<SagaChange>,
+}
+/// Asks to undo what an instance has done.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CancelSagaRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose instance it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "3")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the instance.
+    #[prost(string, tag = "4")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Revision of the instance that is meant: see PauseSagaRequest.
+    #[prost(uint64, tag = "5")]
+    pub expected_revision: u64,
+    /// Only answer what would follow: see PauseSagaRequest.
+    #[prost(bool, tag = "6")]
+    pub dry_run: bool,
+    /// Reason, which the definition sees as `saga.reason`; 1 to 300 characters.
+    #[prost(string, tag = "7")]
+    pub reason: ::prost::alloc::string::String,
+}
+/// Tells what followed.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CancelSagaResponse {
+    /// Change that followed, or would follow.
+    #[prost(message, optional, tag = "1")]
+    pub change: ::core::option::Option<SagaChange>,
+}
+/// Asks to end an instance where it stands.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KillSagaRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose instance it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "3")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the instance.
+    #[prost(string, tag = "4")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Revision of the instance that is meant: see PauseSagaRequest.
+    #[prost(uint64, tag = "5")]
+    pub expected_revision: u64,
+    /// Only answer what would follow: see PauseSagaRequest.
+    #[prost(bool, tag = "6")]
+    pub dry_run: bool,
+    /// Reason, 1 to 300 characters.
+    #[prost(string, tag = "7")]
+    pub reason: ::prost::alloc::string::String,
+}
+/// Tells what followed.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct KillSagaResponse {
+    /// Change that followed, or would follow.
+    #[prost(message, optional, tag = "1")]
+    pub change: ::core::option::Option<SagaChange>,
+}
+/// Asks to try again what an instance is stuck at.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RetrySagaStepRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose instance it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "3")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the instance.
+    #[prost(string, tag = "4")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Revision of the instance that is meant: see PauseSagaRequest.
+    #[prost(uint64, tag = "5")]
+    pub expected_revision: u64,
+    /// Only answer what would follow: see PauseSagaRequest.
+    #[prost(bool, tag = "6")]
+    pub dry_run: bool,
+}
+/// Tells what followed.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RetrySagaStepResponse {
+    /// Change that followed, or would follow.
+    #[prost(message, optional, tag = "1")]
+    pub change: ::core::option::Option<SagaChange>,
+}
+/// Asks to leave out what an instance is stuck at.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SkipSagaStepRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose instance it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "3")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the instance.
+    #[prost(string, tag = "4")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Revision of the instance that is meant: see PauseSagaRequest.
+    #[prost(uint64, tag = "5")]
+    pub expected_revision: u64,
+    /// Only answer what would follow: see PauseSagaRequest.
+    #[prost(bool, tag = "6")]
+    pub dry_run: bool,
+    /// Result in the place of the step's own, for every branch that has not succeeded; at most 1,000,000 bytes. Of no account where a
+    /// compensation is left out. Empty: `null`.
+    #[prost(string, tag = "7")]
+    pub result_json: ::prost::alloc::string::String,
+}
+/// Tells what followed.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SkipSagaStepResponse {
+    /// Change that followed, or would follow.
+    #[prost(message, optional, tag = "1")]
+    pub change: ::core::option::Option<SagaChange>,
+}
+/// Asks to end a stuck instance as completed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CompleteSagaRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose instance it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "3")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the instance.
+    #[prost(string, tag = "4")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Revision of the instance that is meant: see PauseSagaRequest.
+    #[prost(uint64, tag = "5")]
+    pub expected_revision: u64,
+    /// Only answer what would follow: see PauseSagaRequest.
+    #[prost(bool, tag = "6")]
+    pub dry_run: bool,
+    /// Reason, at most 300 characters. Empty: none.
+    #[prost(string, tag = "7")]
+    pub reason: ::prost::alloc::string::String,
+}
+/// Tells what followed.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CompleteSagaResponse {
+    /// Change that followed, or would follow.
+    #[prost(message, optional, tag = "1")]
+    pub change: ::core::option::Option<SagaChange>,
+}
+/// Asks to make an instance one of the definition that is in force.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MigrateSagaRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose instance it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the saga.
+    #[prost(string, tag = "3")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the instance.
+    #[prost(string, tag = "4")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Revision of the instance that is meant: see PauseSagaRequest.
+    #[prost(uint64, tag = "5")]
+    pub expected_revision: u64,
+    /// Only answer what would follow: see PauseSagaRequest.
+    #[prost(bool, tag = "6")]
+    pub dry_run: bool,
+}
+/// Tells what followed.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct MigrateSagaResponse {
+    /// Change that followed, or would follow.
+    #[prost(message, optional, tag = "1")]
+    pub change: ::core::option::Option<SagaChange>,
+}
+/// A call of an effect, as the ledger has it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EffectCall {
+    /// Tenant whose call it is. Empty: the server has no tenants.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the effect.
+    #[prost(string, tag = "2")]
+    pub effect: ::prost::alloc::string::String,
+    /// Command that ordered it: a UUID, and the idempotency key of the call.
+    #[prost(string, tag = "3")]
+    pub command_id: ::prost::alloc::string::String,
+    /// Name of the provider that makes it. Empty: none has the effect any more.
+    #[prost(string, tag = "4")]
+    pub provider: ::prost::alloc::string::String,
+    /// State.
+    #[prost(enumeration = "EffectState", tag = "5")]
+    pub state: i32,
+    /// Saga that ordered it.
+    #[prost(string, tag = "6")]
+    pub saga: ::prost::alloc::string::String,
+    /// Correlation of the instance that ordered it.
+    #[prost(string, tag = "7")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Number of instances of that correlation before it.
+    #[prost(uint64, tag = "8")]
+    pub run: u64,
+    /// Step that ordered it.
+    #[prost(string, tag = "9")]
+    pub step: ::prost::alloc::string::String,
+    /// Number of times that it was made, or was about to be.
+    #[prost(uint32, tag = "10")]
+    pub attempts: u32,
+    /// Moment at which its command was taken.
+    #[prost(message, optional, tag = "11")]
+    pub accept_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Moment at which something is to be done about it next; absent: it has ended.
+    #[prost(message, optional, tag = "12")]
+    pub due_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Last sign of life of what runs for it; absent: nothing does.
+    #[prost(message, optional, tag = "13")]
+    pub heartbeat_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Name of what runs for it elsewhere, such as the number of a flow. Empty: nothing does.
+    #[prost(string, tag = "14")]
+    pub external_id: ::prost::alloc::string::String,
+    /// Waits for CompleteEffect.
+    #[prost(bool, tag = "15")]
+    pub waits_for_token: bool,
+    /// Not wanted any more: its end is waited for and changes nothing.
+    #[prost(bool, tag = "16")]
+    pub unwanted: bool,
+    /// Last problem that was met. Empty: none.
+    #[prost(string, tag = "17")]
+    pub last_problem: ::prost::alloc::string::String,
+    /// Outcome; not given before its end.
+    #[prost(enumeration = "EffectOutcome", tag = "18")]
+    pub outcome: i32,
+    /// May have happened, though it did not succeed.
+    #[prost(bool, tag = "19")]
+    pub may_have_happened: bool,
+    /// Moment of its end; absent: it has not ended.
+    #[prost(message, optional, tag = "20")]
+    pub end_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Input, without the fields that its provider redacts; only of GetEffect.
+    #[prost(string, tag = "21")]
+    pub input_json: ::prost::alloc::string::String,
+    /// Result, without the fields that its provider redacts; only of GetEffect, and empty before the end.
+    #[prost(string, tag = "22")]
+    pub result_json: ::prost::alloc::string::String,
+}
+/// Asks for a call.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetEffectRequest {
+    /// Tenant whose call it is.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the effect. Empty: whichever of the tenant's has the command.
+    #[prost(string, tag = "2")]
+    pub effect: ::prost::alloc::string::String,
+    /// Command that ordered the call.
+    #[prost(string, tag = "3")]
+    pub command_id: ::prost::alloc::string::String,
+}
+/// Gives a call.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetEffectResponse {
+    /// The call.
+    #[prost(message, optional, tag = "1")]
+    pub call: ::core::option::Option<EffectCall>,
+}
+/// Asks for a page of calls.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListEffectsRequest {
+    /// Tenant whose calls they are.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Only calls of this effect; empty: of all.
+    #[prost(string, tag = "2")]
+    pub effect: ::prost::alloc::string::String,
+    /// Only calls in these states; empty: in any.
+    #[prost(enumeration = "EffectState", repeated, tag = "3")]
+    pub states: ::prost::alloc::vec::Vec<i32>,
+    /// Only calls that instances of this saga ordered; empty: of any.
+    #[prost(string, tag = "4")]
+    pub saga: ::prost::alloc::string::String,
+    /// Only calls that the instance of this correlation ordered, which needs a saga; empty: any.
+    #[prost(string, tag = "5")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// At most this many, up to 1000. 0: 50.
+    #[prost(uint32, tag = "6")]
+    pub page_size: u32,
+    /// From the answer before; empty: the first page. Bound to caller and filter.
+    #[prost(string, tag = "7")]
+    pub page_token: ::prost::alloc::string::String,
+}
+/// Gives a page of calls.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListEffectsResponse {
+    /// The calls, without their inputs and results.
+    #[prost(message, repeated, tag = "1")]
+    pub calls: ::prost::alloc::vec::Vec<EffectCall>,
+    /// For the next page; empty: there is none. A page may have fewer entries than asked for, or none, and be followed by others.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+}
+/// A call that was made, and succeeded.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EffectSuccess {
+    /// Result, as the saga sees it; at most 1,000,000 bytes. Empty: `null`.
+    #[prost(string, tag = "1")]
+    pub result_json: ::prost::alloc::string::String,
+}
+/// A call that failed for good.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EffectFailure {
+    /// Code that the saga decides by (`result.code`), 1 to 64 characters of \[A-Za-z0-9_.-\].
+    #[prost(string, tag = "1")]
+    pub code: ::prost::alloc::string::String,
+    /// More of the result: an object, at most 1,000,000 bytes. Empty: nothing but the code.
+    #[prost(string, tag = "2")]
+    pub result_json: ::prost::alloc::string::String,
+}
+/// A call that never happened. The saga sees a failure with the code `not_done`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EffectNotDone {}
+/// Ends a call that waits for its answer.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CompleteEffectRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose call it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the effect. Empty: whichever of the tenant's has the command.
+    #[prost(string, tag = "3")]
+    pub effect: ::prost::alloc::string::String,
+    /// Command that ordered the call.
+    #[prost(string, tag = "4")]
+    pub command_id: ::prost::alloc::string::String,
+    /// Token that came with the call.
+    #[prost(string, tag = "5")]
+    pub token: ::prost::alloc::string::String,
+    /// Outcome. One has to be given.
+    #[prost(oneof = "complete_effect_request::Outcome", tags = "6, 7")]
+    pub outcome: ::core::option::Option<complete_effect_request::Outcome>,
+}
+/// Nested message and enum types in `CompleteEffectRequest`.
+pub mod complete_effect_request {
+    /// Outcome. One has to be given.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Outcome {
+        /// Succeeded.
+        #[prost(message, tag = "6")]
+        Succeeded(super::EffectSuccess),
+        /// Failed for good.
+        #[prost(message, tag = "7")]
+        Failed(super::EffectFailure),
+    }
+}
+/// Gives the call.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CompleteEffectResponse {
+    /// The call, without its input and result.
+    #[prost(message, optional, tag = "1")]
+    pub call: ::core::option::Option<EffectCall>,
+}
+/// Says whether a call happened.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResolveEffectRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose call it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the effect. Empty: whichever of the tenant's has the command.
+    #[prost(string, tag = "3")]
+    pub effect: ::prost::alloc::string::String,
+    /// Command that ordered the call.
+    #[prost(string, tag = "4")]
+    pub command_id: ::prost::alloc::string::String,
+    /// Outcome. One has to be given.
+    #[prost(oneof = "resolve_effect_request::Outcome", tags = "5, 6")]
+    pub outcome: ::core::option::Option<resolve_effect_request::Outcome>,
+}
+/// Nested message and enum types in `ResolveEffectRequest`.
+pub mod resolve_effect_request {
+    /// Outcome. One has to be given.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Outcome {
+        /// Happened, with this result.
+        #[prost(message, tag = "5")]
+        Succeeded(super::EffectSuccess),
+        /// Did not happen, and will not.
+        #[prost(message, tag = "6")]
+        NotDone(super::EffectNotDone),
+    }
+}
+/// Gives the call.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResolveEffectResponse {
+    /// The call, without its input and result.
+    #[prost(message, optional, tag = "1")]
+    pub call: ::core::option::Option<EffectCall>,
+}
+/// Asks to make a call again.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RetryEffectRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose call it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the effect. Empty: whichever of the tenant's has the command.
+    #[prost(string, tag = "3")]
+    pub effect: ::prost::alloc::string::String,
+    /// Command that ordered the call.
+    #[prost(string, tag = "4")]
+    pub command_id: ::prost::alloc::string::String,
+}
+/// Gives the call.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RetryEffectResponse {
+    /// The call, without its input and result.
+    #[prost(message, optional, tag = "1")]
+    pub call: ::core::option::Option<EffectCall>,
+}
+/// Asks to cancel a call.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CancelEffectRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose call it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the effect. Empty: whichever of the tenant's has the command.
+    #[prost(string, tag = "3")]
+    pub effect: ::prost::alloc::string::String,
+    /// Command that ordered the call.
+    #[prost(string, tag = "4")]
+    pub command_id: ::prost::alloc::string::String,
+}
+/// Gives the call.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CancelEffectResponse {
+    /// The call, without its input and result.
+    #[prost(message, optional, tag = "1")]
+    pub call: ::core::option::Option<EffectCall>,
+}
+/// A dead letter: an input that nothing can be done with.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaDeadLetter {
+    /// Key: its name within the tenant, as lists give it.
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// Tenant whose letter it is. Empty: the server has no tenants.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Saga that it was for. Empty: it was for an effect.
+    #[prost(string, tag = "3")]
+    pub saga: ::prost::alloc::string::String,
+    /// Effect that it was for. Empty: it was for a saga.
+    #[prost(string, tag = "4")]
+    pub effect: ::prost::alloc::string::String,
+    /// Correlation that it was for. Empty: none could be read.
+    #[prost(string, tag = "5")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Kind of its reason, in UPPER_SNAKE, such as `FORMULA` or `JSON`.
+    #[prost(string, tag = "6")]
+    pub code: ::prost::alloc::string::String,
+    /// Reason, for people.
+    #[prost(string, tag = "7")]
+    pub detail: ::prost::alloc::string::String,
+    /// Parks its correlation: inputs are held back behind it.
+    #[prost(bool, tag = "8")]
+    pub parks: bool,
+    /// Number of inputs that are held back behind it.
+    #[prost(uint32, tag = "9")]
+    pub held_count: u32,
+    /// Moment at which its message was stored.
+    #[prost(message, optional, tag = "10")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+    /// The input; in lists without payloads. Absent: the message is no input.
+    #[prost(message, optional, tag = "11")]
+    pub input: ::core::option::Option<SagaInput>,
+    /// The message as it came, where it is no input; only of GetSagaDeadLetter.
+    #[prost(bytes = "bytes", tag = "12")]
+    pub message: ::prost::bytes::Bytes,
+}
+/// Asks for a page of dead letters.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListSagaDeadLettersRequest {
+    /// Tenant whose letters they are.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Only letters of this saga; empty: of all, and of effects.
+    #[prost(string, tag = "2")]
+    pub saga: ::prost::alloc::string::String,
+    /// Only letters of this correlation, which needs a saga; empty: of all.
+    #[prost(string, tag = "3")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// Only letters with this code; empty: with any.
+    #[prost(string, tag = "4")]
+    pub code: ::prost::alloc::string::String,
+    /// At most this many, up to 1000. 0: 50.
+    #[prost(uint32, tag = "5")]
+    pub page_size: u32,
+    /// From the answer before; empty: the first page. Bound to caller and filter.
+    #[prost(string, tag = "6")]
+    pub page_token: ::prost::alloc::string::String,
+}
+/// Gives a page of dead letters.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListSagaDeadLettersResponse {
+    /// The letters.
+    #[prost(message, repeated, tag = "1")]
+    pub dead_letters: ::prost::alloc::vec::Vec<SagaDeadLetter>,
+    /// For the next page; empty: there is none. A page may have fewer entries than asked for, or none, and be followed by others.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+}
+/// Asks for a dead letter.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetSagaDeadLetterRequest {
+    /// Tenant whose letter it is.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Key of the letter.
+    #[prost(string, tag = "2")]
+    pub key: ::prost::alloc::string::String,
+}
+/// Gives a dead letter.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetSagaDeadLetterResponse {
+    /// The letter.
+    #[prost(message, optional, tag = "1")]
+    pub dead_letter: ::core::option::Option<SagaDeadLetter>,
+}
+/// Asks to apply dead letters.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RedriveSagaDeadLettersRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose letters they are.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Keys of the letters, 1 to 1000, each once.
+    #[prost(string, repeated, tag = "3")]
+    pub keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Leaves the letters out, and applies only what is held back behind them.
+    #[prost(bool, tag = "4")]
+    pub skip: bool,
+    /// Data in the place of those of the event, at most 1,000,000 bytes; only with one key, of an event, and not with `skip`. Empty:
+    /// as it was.
+    #[prost(string, tag = "5")]
+    pub data_json: ::prost::alloc::string::String,
+}
+/// Tells what became of dead letters.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RedriveSagaDeadLettersResponse {
+    /// One entry for each key, in their order.
+    #[prost(message, repeated, tag = "1")]
+    pub redrives: ::prost::alloc::vec::Vec<SagaRedrive>,
+}
+/// Result of redriving one dead letter.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaRedrive {
+    /// Key of the letter.
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// Fate of its input; a dead letter: it failed again and stays. Not given: it was left out.
+    #[prost(enumeration = "SagaInputFate", tag = "2")]
+    pub fate: i32,
+    /// Reason why it failed again, or was ignored. Empty: it did not fail.
+    #[prost(string, tag = "3")]
+    pub detail: ::prost::alloc::string::String,
+    /// Key of the letter that stands in front now: this one, or an input behind it that failed. Empty: none.
+    #[prost(string, tag = "4")]
+    pub dead_letter_key: ::prost::alloc::string::String,
+    /// Number of inputs that are still held back: they are applied next, unless a letter stands in front.
+    #[prost(uint32, tag = "5")]
+    pub held_count: u32,
+}
+/// Asks to remove dead letters.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PurgeSagaDeadLettersRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose letters they are.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Keys of the letters, 1 to 1000. Those that are gone count as removed.
+    #[prost(string, repeated, tag = "3")]
+    pub keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// Tells that dead letters were removed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PurgeSagaDeadLettersResponse {
+    /// Number of letters that were removed.
+    #[prost(uint32, tag = "1")]
+    pub letter_count: u32,
+    /// Number of inputs behind them that were removed.
+    #[prost(uint32, tag = "2")]
+    pub held_count: u32,
+}
+/// A tenant, as the server keeps it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaTenant {
+    /// The tenant. Empty: the server has no tenants.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Context that it belongs to; roles are those of this context.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// Paused.
+    #[prost(bool, tag = "3")]
+    pub paused: bool,
+    /// Moment at which it was paused; absent: it is not.
+    #[prost(message, optional, tag = "4")]
+    pub pause_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// Asks to pause a tenant.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PauseTenantRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// The tenant.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+}
+/// Gives the tenant. Other replicas follow within a second.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PauseTenantResponse {
+    /// The tenant.
+    #[prost(message, optional, tag = "1")]
+    pub tenant: ::core::option::Option<SagaTenant>,
+}
+/// Asks to go on with a tenant.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResumeTenantRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// The tenant.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+}
+/// Gives the tenant. Other replicas follow within a second.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResumeTenantResponse {
+    /// The tenant.
+    #[prost(message, optional, tag = "1")]
+    pub tenant: ::core::option::Option<SagaTenant>,
+}
+/// A lane: what one replica at a time owns and commits.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SagaLane {
+    /// Name: `s:<tenant>:<saga>:<shard>`, or `e:<tenant>:<effect>:0`; the tenant is `%` on a server without tenants.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Tenant whose lane it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Saga whose instances are in it. Empty: it is a lane of an effect.
+    #[prost(string, tag = "3")]
+    pub saga: ::prost::alloc::string::String,
+    /// Effect whose calls are in it. Empty: it is a lane of a saga.
+    #[prost(string, tag = "4")]
+    pub effect: ::prost::alloc::string::String,
+    /// Number of the shard, from 0.
+    #[prost(uint32, tag = "5")]
+    pub shard: u32,
+    /// Name of the replica that owns it. Empty: none does.
+    #[prost(string, tag = "6")]
+    pub owner: ::prost::alloc::string::String,
+    /// Epoch of that ownership: it rises with each owner.
+    #[prost(uint64, tag = "7")]
+    pub epoch: u64,
+    /// Name of the replica that MoveLane gave it to. Empty: its place decides.
+    #[prost(string, tag = "8")]
+    pub wanted_owner: ::prost::alloc::string::String,
+    /// Reason why it does not go on, for people. Empty: nothing is wrong, or its owner does not say.
+    #[prost(string, tag = "9")]
+    pub problem: ::prost::alloc::string::String,
+    /// Sources that it reads.
+    #[prost(message, repeated, tag = "10")]
+    pub sources: ::prost::alloc::vec::Vec<SagaLaneSource>,
+}
+/// A source of a lane.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaLaneSource {
+    /// Name within the lane, such as `aggregate.Order.*`.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Stream that it reads.
+    #[prost(string, tag = "2")]
+    pub stream: ::prost::alloc::string::String,
+    /// Sequence in the stream up to which everything is settled.
+    #[prost(uint64, tag = "3")]
+    pub sequence: u64,
+    /// Moment at which the message there was stored; absent: none was settled yet.
+    #[prost(message, optional, tag = "4")]
+    pub stored_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Number of messages behind it that are for the lane; absent: the broker has not been asked.
+    #[prost(uint64, optional, tag = "5")]
+    pub pending_count: ::core::option::Option<u64>,
+}
+/// Asks for a page of lanes.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListLanesRequest {
+    /// Tenant whose lanes they are.
+    #[prost(string, tag = "1")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Only lanes of this saga; empty: of all.
+    #[prost(string, tag = "2")]
+    pub saga: ::prost::alloc::string::String,
+    /// Only the lane of this effect; empty: of all.
+    #[prost(string, tag = "3")]
+    pub effect: ::prost::alloc::string::String,
+    /// At most this many, up to 1000. 0: 50.
+    #[prost(uint32, tag = "4")]
+    pub page_size: u32,
+    /// From the answer before; empty: the first page. Bound to caller and filter.
+    #[prost(string, tag = "5")]
+    pub page_token: ::prost::alloc::string::String,
+}
+/// Gives a page of lanes.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListLanesResponse {
+    /// The lanes.
+    #[prost(message, repeated, tag = "1")]
+    pub lanes: ::prost::alloc::vec::Vec<SagaLane>,
+    /// For the next page; empty: there is none.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+}
+/// A replay that runs journals again and compares. Nothing is changed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaReplayVerify {
+    /// Only the instance of this correlation; empty: all of the lane.
+    #[prost(string, tag = "1")]
+    pub correlation_id: ::prost::alloc::string::String,
+}
+/// A replay that reads sources again from a position, so that events which were missed are found. Those that were applied count once.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaReplayFrom {
+    /// Name of the source, as ListLanes gives it. Empty: all of the lane, which needs a time.
+    #[prost(string, tag = "1")]
+    pub source: ::prost::alloc::string::String,
+    /// Position. One has to be given.
+    #[prost(oneof = "saga_replay_from::Position", tags = "2, 3")]
+    pub position: ::core::option::Option<saga_replay_from::Position>,
+}
+/// Nested message and enum types in `SagaReplayFrom`.
+pub mod saga_replay_from {
+    /// Position. One has to be given.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Position {
+        /// Sequence in the stream of the source.
+        #[prost(uint64, tag = "2")]
+        Sequence(u64),
+        /// Moment at which messages were stored.
+        #[prost(message, tag = "3")]
+        Time(::prost_types::Timestamp),
+    }
+}
+/// Asks to process a lane again.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReplayLaneRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest. Of no account where nothing is changed.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose lane it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the lane, as ListLanes gives it.
+    #[prost(string, tag = "3")]
+    pub lane: ::prost::alloc::string::String,
+    /// Name of the lane once more.
+    #[prost(string, tag = "4")]
+    pub confirm: ::prost::alloc::string::String,
+    /// Kind of replay. One has to be given. The number 7 is for `rebuild`, which will make instances anew.
+    #[prost(oneof = "replay_lane_request::Replay", tags = "5, 6")]
+    pub replay: ::core::option::Option<replay_lane_request::Replay>,
+}
+/// Nested message and enum types in `ReplayLaneRequest`.
+pub mod replay_lane_request {
+    /// Kind of replay. One has to be given. The number 7 is for `rebuild`, which will make instances anew.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Replay {
+        /// Compares journals with their definitions; only of a saga's lane.
+        #[prost(message, tag = "5")]
+        Verify(super::SagaReplayVerify),
+        /// Reads sources again.
+        #[prost(message, tag = "6")]
+        FromPosition(super::SagaReplayFrom),
+    }
+}
+/// A part of a replay's answer.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReplayLaneResponse {
+    /// Kind of this answer.
+    #[prost(oneof = "replay_lane_response::Event", tags = "1, 2, 3")]
+    pub event: ::core::option::Option<replay_lane_response::Event>,
+}
+/// Nested message and enum types in `ReplayLaneResponse`.
+pub mod replay_lane_response {
+    /// Kind of this answer.
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Event {
+        /// Progress.
+        #[prost(message, tag = "1")]
+        Progress(super::SagaReplayProgress),
+        /// A difference that was found; at most 1000 are told.
+        #[prost(message, tag = "2")]
+        Difference(super::SagaReplayDifference),
+        /// The end.
+        #[prost(message, tag = "3")]
+        Done(super::SagaReplayDone),
+    }
+}
+/// Progress of a replay.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaReplayProgress {
+    /// Number of instances that were compared.
+    #[prost(uint64, tag = "1")]
+    pub compared_count: u64,
+}
+/// A journal that does not give what it says.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaReplayDifference {
+    /// Correlation of the instance.
+    #[prost(string, tag = "1")]
+    pub correlation_id: ::prost::alloc::string::String,
+    /// First revision that differs.
+    #[prost(uint64, tag = "2")]
+    pub revision: u64,
+    /// The difference, for people.
+    #[prost(string, tag = "3")]
+    pub detail: ::prost::alloc::string::String,
+}
+/// The end of a replay.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SagaReplayDone {
+    /// Number of instances that were compared.
+    #[prost(uint64, tag = "1")]
+    pub compared_count: u64,
+    /// Number of instances that could not be compared, since the first rows of their journals are gone.
+    #[prost(uint64, tag = "2")]
+    pub incomplete_count: u64,
+    /// Number of instances that differ.
+    #[prost(uint64, tag = "3")]
+    pub different_count: u64,
+    /// Sources that are read again, as they stand since.
+    #[prost(message, repeated, tag = "4")]
+    pub sources: ::prost::alloc::vec::Vec<SagaLaneSource>,
+}
+/// Asks for the server's description.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetSagaServerRequest {}
+/// Describes the server.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetSagaServerResponse {
+    /// Name of this replica.
+    #[prost(string, tag = "1")]
+    pub replica: ::prost::alloc::string::String,
+    /// Version of its program.
+    #[prost(string, tag = "2")]
+    pub version: ::prost::alloc::string::String,
+    /// Roles: both where it is combined.
+    #[prost(enumeration = "SagaServerRole", repeated, tag = "3")]
+    pub roles: ::prost::alloc::vec::Vec<i32>,
+    /// Without tenants (`tenancy: single`).
+    #[prost(bool, tag = "4")]
+    pub single_tenant: bool,
+    /// Everything that is wrong with it, one line each. Empty: nothing is.
+    #[prost(string, repeated, tag = "5")]
+    pub problems: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Drains.
+    #[prost(bool, tag = "6")]
+    pub draining: bool,
+    /// Moment at which what is still open is given up; absent: it does not drain.
+    #[prost(message, optional, tag = "7")]
+    pub drain_deadline_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Number of lanes that it owns.
+    #[prost(uint32, tag = "8")]
+    pub lane_count: u32,
+    /// Number of sagas in force.
+    #[prost(uint32, tag = "9")]
+    pub saga_count: u32,
+    /// Number of effects in force.
+    #[prost(uint32, tag = "10")]
+    pub effect_count: u32,
+    /// Store that it stands on.
+    #[prost(message, optional, tag = "11")]
+    pub store: ::core::option::Option<SagaStore>,
+    /// Broker that it stands on.
+    #[prost(message, optional, tag = "12")]
+    pub broker: ::core::option::Option<SagaBroker>,
+    /// Replicas that live, this one among them, by name.
+    #[prost(message, repeated, tag = "13")]
+    pub replicas: ::prost::alloc::vec::Vec<SagaReplica>,
+}
+/// A store.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaStore {
+    /// Kind: `mdbx`, `redb`, `redis` or `memory`.
+    #[prost(string, tag = "1")]
+    pub kind: ::prost::alloc::string::String,
+    /// Version. Empty: not known.
+    #[prost(string, tag = "2")]
+    pub version: ::prost::alloc::string::String,
+    /// Shared between replicas; else it belongs to one process, and lanes do not move.
+    #[prost(bool, tag = "3")]
+    pub shared: bool,
+    /// Durability of a commit: `synced`, or `fast`, which may lose the last second.
+    #[prost(string, tag = "4")]
+    pub durability: ::prost::alloc::string::String,
+}
+/// A broker.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaBroker {
+    /// Version. Empty: it was not reached yet.
+    #[prost(string, tag = "1")]
+    pub version: ::prost::alloc::string::String,
+    /// Connected now.
+    #[prost(bool, tag = "2")]
+    pub connected: bool,
+}
+/// A replica that lives.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaReplica {
+    /// Name.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Version of its program.
+    #[prost(string, tag = "2")]
+    pub version: ::prost::alloc::string::String,
+    /// Roles.
+    #[prost(enumeration = "SagaServerRole", repeated, tag = "3")]
+    pub roles: ::prost::alloc::vec::Vec<i32>,
+    /// Last sign of life.
+    #[prost(message, optional, tag = "4")]
+    pub last_seen_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// Asks to drain the server.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaServiceDrainRequest {
+    /// Id that makes the call repeatable: with the same one nothing is drained again, nor another deadline set.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose lanes are given up. Empty: the whole server.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Seconds until what is under way is given up, up to 3600; only of the whole server. Absent: as it was set up for.
+    #[prost(uint32, optional, tag = "3")]
+    pub deadline_secs: ::core::option::Option<u32>,
+}
+/// Tells the progress of the drain.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaServiceDrainResponse {
+    /// Number of lanes that are still owned.
+    #[prost(uint32, tag = "1")]
+    pub lane_count: u32,
+    /// Number of inputs that are being applied.
+    #[prost(uint32, tag = "2")]
+    pub input_count: u32,
+    /// Number of calls that are being made.
+    #[prost(uint32, tag = "3")]
+    pub call_count: u32,
+    /// Moment at which they are given up; absent: the drain is of one tenant.
+    #[prost(message, optional, tag = "4")]
+    pub drain_deadline_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// Asks to read the operator's directory again.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaServiceReloadRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose part is read again. Empty: everything.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Only answer what would change, and everything that is wrong.
+    #[prost(bool, tag = "3")]
+    pub dry_run: bool,
+}
+/// Tells what is in force since.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SagaServiceReloadResponse {
+    /// Changes, by kind and name. Empty: everything is as it was.
+    #[prost(message, repeated, tag = "1")]
+    pub changes: ::prost::alloc::vec::Vec<SagaReloadChange>,
+    /// Everything that is wrong; only with `dry_run`.
+    #[prost(message, repeated, tag = "2")]
+    pub problems: ::prost::alloc::vec::Vec<ManifestProblem>,
+}
+/// Change of one thing that is in force, or was.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SagaReloadChange {
+    /// Kind.
+    #[prost(enumeration = "SagaReloadKind", tag = "1")]
+    pub kind: i32,
+    /// Name.
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// In force before.
+    #[prost(bool, tag = "3")]
+    pub was_in_force: bool,
+    /// In force since.
+    #[prost(bool, tag = "4")]
+    pub in_force: bool,
+    /// Version before; only of a saga that was in force.
+    #[prost(uint32, tag = "5")]
+    pub old_version: u32,
+    /// Version since; only of a saga that is in force.
+    #[prost(uint32, tag = "6")]
+    pub new_version: u32,
+}
+/// Asks to have a lane owned by another replica.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MoveLaneRequest {
+    /// Id that makes the call repeatable: see StartSagaRequest.
+    #[prost(string, tag = "1")]
+    pub request_id: ::prost::alloc::string::String,
+    /// Tenant whose lane it is.
+    #[prost(string, tag = "2")]
+    pub tenant_id: ::prost::alloc::string::String,
+    /// Name of the lane, as ListLanes gives it.
+    #[prost(string, tag = "3")]
+    pub lane: ::prost::alloc::string::String,
+    /// Name of the replica. Should it end, another one takes the lane. Empty: the place of the lane decides again.
+    #[prost(string, tag = "4")]
+    pub replica: ::prost::alloc::string::String,
+}
+/// Gives the lane.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct MoveLaneResponse {
+    /// The lane; the owner may still be the one before.
+    #[prost(message, optional, tag = "1")]
+    pub lane: ::core::option::Option<SagaLane>,
+}
+/// Status of an instance of a saga.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SagaStatus {
+    /// Never given. Invalid in a filter.
+    Unspecified = 0,
+    /// Goes from step to step.
+    Running = 1,
+    /// Undoes what was done, in reverse.
+    Compensating = 2,
+    /// Cannot go on: a step after the pivot, or a compensation, failed for good. A person has to look.
+    Stuck = 3,
+    /// Ended: has done what it was for.
+    Completed = 4,
+    /// Ended otherwise, as its definition says.
+    Failed = 5,
+    /// Ended: everything that was done is undone.
+    Compensated = 6,
+    /// Ended by KillSaga where it stood.
+    Killed = 7,
+}
+impl SagaStatus {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SAGA_STATUS_UNSPECIFIED",
+            Self::Running => "SAGA_STATUS_RUNNING",
+            Self::Compensating => "SAGA_STATUS_COMPENSATING",
+            Self::Stuck => "SAGA_STATUS_STUCK",
+            Self::Completed => "SAGA_STATUS_COMPLETED",
+            Self::Failed => "SAGA_STATUS_FAILED",
+            Self::Compensated => "SAGA_STATUS_COMPENSATED",
+            Self::Killed => "SAGA_STATUS_KILLED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SAGA_STATUS_UNSPECIFIED" => Some(Self::Unspecified),
+            "SAGA_STATUS_RUNNING" => Some(Self::Running),
+            "SAGA_STATUS_COMPENSATING" => Some(Self::Compensating),
+            "SAGA_STATUS_STUCK" => Some(Self::Stuck),
+            "SAGA_STATUS_COMPLETED" => Some(Self::Completed),
+            "SAGA_STATUS_FAILED" => Some(Self::Failed),
+            "SAGA_STATUS_COMPENSATED" => Some(Self::Compensated),
+            "SAGA_STATUS_KILLED" => Some(Self::Killed),
+            _ => None,
+        }
+    }
+}
+/// State of a call of an effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum EffectState {
+    /// Never given. Invalid in a filter.
+    Unspecified = 0,
+    /// Ordered, and not made yet.
+    Accepted = 1,
+    /// About to be made, being made, or just made.
+    Calling = 2,
+    /// Waits for its next try.
+    Backoff = 3,
+    /// Begun; the answer comes later, by another way.
+    Waiting = 4,
+    /// Perhaps made: the upstream is asked, or the policy of the effect decides.
+    Unknown = 5,
+    /// Perhaps made, and a person has to say so (ResolveEffect).
+    Manual = 6,
+    /// Ended: succeeded.
+    Succeeded = 7,
+    /// Ended: failed for good.
+    Failed = 8,
+    /// Ended: took too long.
+    TimedOut = 9,
+    /// Ended: no longer wanted.
+    Cancelled = 10,
+}
+impl EffectState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "EFFECT_STATE_UNSPECIFIED",
+            Self::Accepted => "EFFECT_STATE_ACCEPTED",
+            Self::Calling => "EFFECT_STATE_CALLING",
+            Self::Backoff => "EFFECT_STATE_BACKOFF",
+            Self::Waiting => "EFFECT_STATE_WAITING",
+            Self::Unknown => "EFFECT_STATE_UNKNOWN",
+            Self::Manual => "EFFECT_STATE_MANUAL",
+            Self::Succeeded => "EFFECT_STATE_SUCCEEDED",
+            Self::Failed => "EFFECT_STATE_FAILED",
+            Self::TimedOut => "EFFECT_STATE_TIMED_OUT",
+            Self::Cancelled => "EFFECT_STATE_CANCELLED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "EFFECT_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "EFFECT_STATE_ACCEPTED" => Some(Self::Accepted),
+            "EFFECT_STATE_CALLING" => Some(Self::Calling),
+            "EFFECT_STATE_BACKOFF" => Some(Self::Backoff),
+            "EFFECT_STATE_WAITING" => Some(Self::Waiting),
+            "EFFECT_STATE_UNKNOWN" => Some(Self::Unknown),
+            "EFFECT_STATE_MANUAL" => Some(Self::Manual),
+            "EFFECT_STATE_SUCCEEDED" => Some(Self::Succeeded),
+            "EFFECT_STATE_FAILED" => Some(Self::Failed),
+            "EFFECT_STATE_TIMED_OUT" => Some(Self::TimedOut),
+            "EFFECT_STATE_CANCELLED" => Some(Self::Cancelled),
+            _ => None,
+        }
+    }
+}
+/// Outcome of a command: how it ended, as its saga is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum EffectOutcome {
+    /// None yet.
+    Unspecified = 0,
+    /// Done.
+    Succeeded = 1,
+    /// Not done, for good.
+    Failed = 2,
+    /// Not done in time.
+    TimedOut = 3,
+    /// Perhaps done: nobody will know.
+    Unknown = 4,
+    /// No longer wanted.
+    Cancelled = 5,
+}
+impl EffectOutcome {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "EFFECT_OUTCOME_UNSPECIFIED",
+            Self::Succeeded => "EFFECT_OUTCOME_SUCCEEDED",
+            Self::Failed => "EFFECT_OUTCOME_FAILED",
+            Self::TimedOut => "EFFECT_OUTCOME_TIMED_OUT",
+            Self::Unknown => "EFFECT_OUTCOME_UNKNOWN",
+            Self::Cancelled => "EFFECT_OUTCOME_CANCELLED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "EFFECT_OUTCOME_UNSPECIFIED" => Some(Self::Unspecified),
+            "EFFECT_OUTCOME_SUCCEEDED" => Some(Self::Succeeded),
+            "EFFECT_OUTCOME_FAILED" => Some(Self::Failed),
+            "EFFECT_OUTCOME_TIMED_OUT" => Some(Self::TimedOut),
+            "EFFECT_OUTCOME_UNKNOWN" => Some(Self::Unknown),
+            "EFFECT_OUTCOME_CANCELLED" => Some(Self::Cancelled),
+            _ => None,
+        }
+    }
+}
+/// Fate of an input: what became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SagaInputFate {
+    /// Never given.
+    Unspecified = 0,
+    /// Applied: the instance is another one since.
+    Applied = 1,
+    /// Ignored: it changed nothing and never will.
+    Ignored = 2,
+    /// Kept until its step comes, or until its instance starts.
+    Kept = 3,
+    /// Held back, in order, behind a dead letter or a pause.
+    Held = 4,
+    /// A dead letter.
+    DeadLetter = 5,
+}
+impl SagaInputFate {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SAGA_INPUT_FATE_UNSPECIFIED",
+            Self::Applied => "SAGA_INPUT_FATE_APPLIED",
+            Self::Ignored => "SAGA_INPUT_FATE_IGNORED",
+            Self::Kept => "SAGA_INPUT_FATE_KEPT",
+            Self::Held => "SAGA_INPUT_FATE_HELD",
+            Self::DeadLetter => "SAGA_INPUT_FATE_DEAD_LETTER",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SAGA_INPUT_FATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "SAGA_INPUT_FATE_APPLIED" => Some(Self::Applied),
+            "SAGA_INPUT_FATE_IGNORED" => Some(Self::Ignored),
+            "SAGA_INPUT_FATE_KEPT" => Some(Self::Kept),
+            "SAGA_INPUT_FATE_HELD" => Some(Self::Held),
+            "SAGA_INPUT_FATE_DEAD_LETTER" => Some(Self::DeadLetter),
+            _ => None,
+        }
+    }
+}
+/// Verb: a request to change one instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SagaVerb {
+    /// Never given.
+    Unspecified = 0,
+    /// StartSaga.
+    Start = 1,
+    /// SendSagaEvent.
+    Send = 2,
+    /// PauseSaga.
+    Pause = 3,
+    /// ResumeSaga.
+    Resume = 4,
+    /// CancelSaga.
+    Cancel = 5,
+    /// KillSaga.
+    Kill = 6,
+    /// RetrySagaStep.
+    RetryStep = 7,
+    /// SkipSagaStep.
+    SkipStep = 8,
+    /// CompleteSaga.
+    Complete = 9,
+    /// MigrateSaga.
+    Migrate = 10,
+}
+impl SagaVerb {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SAGA_VERB_UNSPECIFIED",
+            Self::Start => "SAGA_VERB_START",
+            Self::Send => "SAGA_VERB_SEND",
+            Self::Pause => "SAGA_VERB_PAUSE",
+            Self::Resume => "SAGA_VERB_RESUME",
+            Self::Cancel => "SAGA_VERB_CANCEL",
+            Self::Kill => "SAGA_VERB_KILL",
+            Self::RetryStep => "SAGA_VERB_RETRY_STEP",
+            Self::SkipStep => "SAGA_VERB_SKIP_STEP",
+            Self::Complete => "SAGA_VERB_COMPLETE",
+            Self::Migrate => "SAGA_VERB_MIGRATE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SAGA_VERB_UNSPECIFIED" => Some(Self::Unspecified),
+            "SAGA_VERB_START" => Some(Self::Start),
+            "SAGA_VERB_SEND" => Some(Self::Send),
+            "SAGA_VERB_PAUSE" => Some(Self::Pause),
+            "SAGA_VERB_RESUME" => Some(Self::Resume),
+            "SAGA_VERB_CANCEL" => Some(Self::Cancel),
+            "SAGA_VERB_KILL" => Some(Self::Kill),
+            "SAGA_VERB_RETRY_STEP" => Some(Self::RetryStep),
+            "SAGA_VERB_SKIP_STEP" => Some(Self::SkipStep),
+            "SAGA_VERB_COMPLETE" => Some(Self::Complete),
+            "SAGA_VERB_MIGRATE" => Some(Self::Migrate),
+            _ => None,
+        }
+    }
+}
+/// Purpose of a command within its saga.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SagaCommandPurpose {
+    /// Never given.
+    Unspecified = 0,
+    /// The work of a step.
+    Forward = 1,
+    /// Undoing a branch of a parallel step that succeeded without it.
+    Tidy = 2,
+    /// A compensation.
+    Undo = 3,
+    /// The last order, after all compensations (`compensated`).
+    Last = 4,
+}
+impl SagaCommandPurpose {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SAGA_COMMAND_PURPOSE_UNSPECIFIED",
+            Self::Forward => "SAGA_COMMAND_PURPOSE_FORWARD",
+            Self::Tidy => "SAGA_COMMAND_PURPOSE_TIDY",
+            Self::Undo => "SAGA_COMMAND_PURPOSE_UNDO",
+            Self::Last => "SAGA_COMMAND_PURPOSE_LAST",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SAGA_COMMAND_PURPOSE_UNSPECIFIED" => Some(Self::Unspecified),
+            "SAGA_COMMAND_PURPOSE_FORWARD" => Some(Self::Forward),
+            "SAGA_COMMAND_PURPOSE_TIDY" => Some(Self::Tidy),
+            "SAGA_COMMAND_PURPOSE_UNDO" => Some(Self::Undo),
+            "SAGA_COMMAND_PURPOSE_LAST" => Some(Self::Last),
+            _ => None,
+        }
+    }
+}
+/// Instances that a watch begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SagaSnapshot {
+    /// All that match.
+    Unspecified = 0,
+    /// Those that match and have not ended.
+    Open = 1,
+    /// None: changes from now on.
+    None = 2,
+}
+impl SagaSnapshot {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SAGA_SNAPSHOT_UNSPECIFIED",
+            Self::Open => "SAGA_SNAPSHOT_OPEN",
+            Self::None => "SAGA_SNAPSHOT_NONE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SAGA_SNAPSHOT_UNSPECIFIED" => Some(Self::Unspecified),
+            "SAGA_SNAPSHOT_OPEN" => Some(Self::Open),
+            "SAGA_SNAPSHOT_NONE" => Some(Self::None),
+            _ => None,
+        }
+    }
+}
+/// Respect in which an instance was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SagaFindingKind {
+    /// Never given of a finding.
+    Unspecified = 0,
+    /// The tenant: paused, or at a quota.
+    Tenant = 1,
+    /// The lane: without an owner, or stopped.
+    Lane = 2,
+    /// The definition: not to be had.
+    Definition = 3,
+    /// The status: ended, or stuck.
+    Status = 4,
+    /// A dead letter in front of its inputs.
+    DeadLetter = 5,
+    /// A pause.
+    Pause = 6,
+    /// The events that its step waits for.
+    Event = 7,
+    /// A timer.
+    Timer = 8,
+    /// A command of an aggregate whose end is waited for.
+    Command = 9,
+    /// A call of an effect whose end is waited for.
+    Effect = 10,
+    /// A source that is behind.
+    Source = 11,
+}
+impl SagaFindingKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SAGA_FINDING_KIND_UNSPECIFIED",
+            Self::Tenant => "SAGA_FINDING_KIND_TENANT",
+            Self::Lane => "SAGA_FINDING_KIND_LANE",
+            Self::Definition => "SAGA_FINDING_KIND_DEFINITION",
+            Self::Status => "SAGA_FINDING_KIND_STATUS",
+            Self::DeadLetter => "SAGA_FINDING_KIND_DEAD_LETTER",
+            Self::Pause => "SAGA_FINDING_KIND_PAUSE",
+            Self::Event => "SAGA_FINDING_KIND_EVENT",
+            Self::Timer => "SAGA_FINDING_KIND_TIMER",
+            Self::Command => "SAGA_FINDING_KIND_COMMAND",
+            Self::Effect => "SAGA_FINDING_KIND_EFFECT",
+            Self::Source => "SAGA_FINDING_KIND_SOURCE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SAGA_FINDING_KIND_UNSPECIFIED" => Some(Self::Unspecified),
+            "SAGA_FINDING_KIND_TENANT" => Some(Self::Tenant),
+            "SAGA_FINDING_KIND_LANE" => Some(Self::Lane),
+            "SAGA_FINDING_KIND_DEFINITION" => Some(Self::Definition),
+            "SAGA_FINDING_KIND_STATUS" => Some(Self::Status),
+            "SAGA_FINDING_KIND_DEAD_LETTER" => Some(Self::DeadLetter),
+            "SAGA_FINDING_KIND_PAUSE" => Some(Self::Pause),
+            "SAGA_FINDING_KIND_EVENT" => Some(Self::Event),
+            "SAGA_FINDING_KIND_TIMER" => Some(Self::Timer),
+            "SAGA_FINDING_KIND_COMMAND" => Some(Self::Command),
+            "SAGA_FINDING_KIND_EFFECT" => Some(Self::Effect),
+            "SAGA_FINDING_KIND_SOURCE" => Some(Self::Source),
+            _ => None,
+        }
+    }
+}
+/// Kind of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SagaNodeKind {
+    /// Never given.
+    Unspecified = 0,
+    /// The start, `:start`.
+    Start = 1,
+    /// A step that orders one piece of work.
+    Work = 2,
+    /// A step that orders several pieces of work at once.
+    Parallel = 3,
+    /// A step that waits for events and timers.
+    Wait = 4,
+    /// The end as completed, `:completed`.
+    Completed = 5,
+    /// The end as failed, `:failed`.
+    Failed = 6,
+    /// Undoing what was done, with its end as compensated, `:compensated`.
+    Compensated = 7,
+    /// Making a dead letter of the input, `:dead-letter`; the instance stays where it is.
+    DeadLetter = 8,
+}
+impl SagaNodeKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SAGA_NODE_KIND_UNSPECIFIED",
+            Self::Start => "SAGA_NODE_KIND_START",
+            Self::Work => "SAGA_NODE_KIND_WORK",
+            Self::Parallel => "SAGA_NODE_KIND_PARALLEL",
+            Self::Wait => "SAGA_NODE_KIND_WAIT",
+            Self::Completed => "SAGA_NODE_KIND_COMPLETED",
+            Self::Failed => "SAGA_NODE_KIND_FAILED",
+            Self::Compensated => "SAGA_NODE_KIND_COMPENSATED",
+            Self::DeadLetter => "SAGA_NODE_KIND_DEAD_LETTER",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SAGA_NODE_KIND_UNSPECIFIED" => Some(Self::Unspecified),
+            "SAGA_NODE_KIND_START" => Some(Self::Start),
+            "SAGA_NODE_KIND_WORK" => Some(Self::Work),
+            "SAGA_NODE_KIND_PARALLEL" => Some(Self::Parallel),
+            "SAGA_NODE_KIND_WAIT" => Some(Self::Wait),
+            "SAGA_NODE_KIND_COMPLETED" => Some(Self::Completed),
+            "SAGA_NODE_KIND_FAILED" => Some(Self::Failed),
+            "SAGA_NODE_KIND_COMPENSATED" => Some(Self::Compensated),
+            "SAGA_NODE_KIND_DEAD_LETTER" => Some(Self::DeadLetter),
+            _ => None,
+        }
+    }
+}
+/// Kind of an edge: what has it taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SagaEdgeKind {
+    /// Never given.
+    Unspecified = 0,
+    /// The start of an instance.
+    Start = 1,
+    /// Success of the step's work.
+    Success = 2,
+    /// Failure of the step's work.
+    Failure = 3,
+    /// An event.
+    Event = 4,
+    /// A timer that fires.
+    Timer = 5,
+}
+impl SagaEdgeKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SAGA_EDGE_KIND_UNSPECIFIED",
+            Self::Start => "SAGA_EDGE_KIND_START",
+            Self::Success => "SAGA_EDGE_KIND_SUCCESS",
+            Self::Failure => "SAGA_EDGE_KIND_FAILURE",
+            Self::Event => "SAGA_EDGE_KIND_EVENT",
+            Self::Timer => "SAGA_EDGE_KIND_TIMER",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SAGA_EDGE_KIND_UNSPECIFIED" => Some(Self::Unspecified),
+            "SAGA_EDGE_KIND_START" => Some(Self::Start),
+            "SAGA_EDGE_KIND_SUCCESS" => Some(Self::Success),
+            "SAGA_EDGE_KIND_FAILURE" => Some(Self::Failure),
+            "SAGA_EDGE_KIND_EVENT" => Some(Self::Event),
+            "SAGA_EDGE_KIND_TIMER" => Some(Self::Timer),
+            _ => None,
+        }
+    }
+}
+/// Role of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SagaServerRole {
+    /// Never given.
+    Unspecified = 0,
+    /// Owns lanes of sagas.
+    Saga = 1,
+    /// Owns lanes of effects, and makes their calls.
+    Effect = 2,
+}
+impl SagaServerRole {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SAGA_SERVER_ROLE_UNSPECIFIED",
+            Self::Saga => "SAGA_SERVER_ROLE_SAGA",
+            Self::Effect => "SAGA_SERVER_ROLE_EFFECT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SAGA_SERVER_ROLE_UNSPECIFIED" => Some(Self::Unspecified),
+            "SAGA_SERVER_ROLE_SAGA" => Some(Self::Saga),
+            "SAGA_SERVER_ROLE_EFFECT" => Some(Self::Effect),
+            _ => None,
+        }
+    }
+}
+/// Kind of a thing that the operator's directory holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SagaReloadKind {
+    /// Never given.
+    Unspecified = 0,
+    /// A saga.
+    Saga = 1,
+    /// A provider of effects.
+    Provider = 2,
+    /// A tenant.
+    Tenant = 3,
+}
+impl SagaReloadKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SAGA_RELOAD_KIND_UNSPECIFIED",
+            Self::Saga => "SAGA_RELOAD_KIND_SAGA",
+            Self::Provider => "SAGA_RELOAD_KIND_PROVIDER",
+            Self::Tenant => "SAGA_RELOAD_KIND_TENANT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SAGA_RELOAD_KIND_UNSPECIFIED" => Some(Self::Unspecified),
+            "SAGA_RELOAD_KIND_SAGA" => Some(Self::Saga),
+            "SAGA_RELOAD_KIND_PROVIDER" => Some(Self::Provider),
+            "SAGA_RELOAD_KIND_TENANT" => Some(Self::Tenant),
+            _ => None,
+        }
+    }
+}
+/// Generated client implementations.
+pub mod saga_service_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Keeps definitions of sagas, runs their instances and makes the calls that those order.
+    ///
+    /// A request names its tenant in `tenant_id`. On a server without tenants the field stays empty, on every other one it is given.
+    /// The metadata `x-tenant-id` may be absent or name the same tenant; another one is INVALID_ARGUMENT (`TENANT_MISMATCH`). Roles
+    /// are those in the context of the tenant.
+    ///
+    /// A change of one instance goes through the owner of its lane, in order with the events of the instance. When no owner answers
+    /// in time the call is DEADLINE_EXCEEDED: repeat it with the same request id, which has one effect. While the tenant is paused no
+    /// owner takes anything in, and such a call is FAILED_PRECONDITION (`TENANT_PAUSED`).
+    ///
+    /// The methods ExportTenant, EraseTenant and ApplyToSagas will be added under these names.
+    #[derive(Debug, Clone)]
+    pub struct SagaServiceClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> SagaServiceClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> SagaServiceClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            SagaServiceClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Checks a manifest without keeping anything: by itself, and against the definitions and effects that are in force for the
+        /// tenant. Problems are the answer, and no error. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the manifest is larger than 1 MiB), NOT_FOUND (the tenant).
+        pub async fn validate_saga(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ValidateSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ValidateSagaResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/ValidateSaga",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "ValidateSaga"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Puts the sagas of a manifest in force for one tenant, all of them or none. Instances that run keep the definition that they
+        /// began on. Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT (everything that is wrong with the manifest: the field is `<file>:<line>:<column>`; ValidateSaga
+        /// tells the same in fields of its own. Also a version that is in force with other content, or that is behind the one in force,
+        /// and any provider of effects, since those are the operator's), NOT_FOUND (the tenant), PERMISSION_DENIED, ALREADY_EXISTS (the
+        /// request id was used with another body), RESOURCE_EXHAUSTED.
+        pub async fn apply_saga(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ApplySagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ApplySagaResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/ApplySaga",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "ApplySaga"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Takes a saga of the tenant out of force: no instance starts on it any more, and those that run go on to their ends. Retiring
+        /// a retired saga changes nothing. Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant, the saga), PERMISSION_DENIED, FAILED_PRECONDITION (`WRONG_STATE`: the saga
+        /// comes from the operator's directory, and is retired there), ABORTED (another version than the expected one), ALREADY_EXISTS
+        /// (the request id was used with another body).
+        pub async fn retire_saga(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RetireSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RetireSagaResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/RetireSaga",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "RetireSaga"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads a definition with its manifest. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such definition, or none any more).
+        pub async fn get_saga_definition(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetSagaDefinitionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetSagaDefinitionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/GetSagaDefinition",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "GetSagaDefinition"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists the definitions that a tenant has, by name and then by version, the newest first. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (page size or token), NOT_FOUND (the tenant).
+        pub async fn list_saga_definitions(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListSagaDefinitionsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListSagaDefinitionsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/ListSagaDefinitions",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "ListSagaDefinitions"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Starts an instance of the definition that is in force. Executors may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant, the saga), PERMISSION_DENIED, ALREADY_EXISTS (`SAGA_EXISTS`: an instance of
+        /// this correlation runs; the request id was used with another body), FAILED_PRECONDITION (`SAGA_ENDED`: one has ended and is
+        /// still remembered; `SAGA_FAULT`: the definition cannot be applied to the data; `TENANT_PAUSED`), RESOURCE_EXHAUSTED (a quota of
+        /// the tenant, with RetryInfo), DEADLINE_EXCEEDED.
+        pub async fn start_saga(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StartSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::StartSagaResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/StartSaga",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "StartSaga"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Gives an instance an event, as an approval or a callback: the same happens as if an aggregate had sent it. Executors may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant, the saga), PERMISSION_DENIED, FAILED_PRECONDITION (`SAGA_ENDED`;
+        /// `SAGA_FAULT`: the definition cannot be applied to the event; `TENANT_PAUSED`), ALREADY_EXISTS (the request id was used with
+        /// another body), RESOURCE_EXHAUSTED (too much waits behind a dead letter or a pause; a quota of the tenant, with RetryInfo),
+        /// DEADLINE_EXCEEDED.
+        pub async fn send_saga_event(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SendSagaEventRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SendSagaEventResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/SendSagaEvent",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "SendSagaEvent"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads an instance with its state. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such instance, or none any more).
+        pub async fn get_saga(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetSagaResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/GetSaga",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "GetSaga"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists instances without their state, running and ended ones. Their order means nothing, and is the same for all pages.
+        /// Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the filter, page size or token), NOT_FOUND (the tenant).
+        pub async fn list_sagas(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListSagasRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListSagasResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/ListSagas",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "ListSagas"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Watches the instances of a tenant: first a snapshot of those that match, closed by `snapshot_end`, then each change of one of
+        /// them. Between the two no change is missed. The stream has no end of its own. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the filter; the position to resume from is none), NOT_FOUND (the tenant, also when the role is taken
+        /// away), OUT_OF_RANGE (that position is gone: start anew), RESOURCE_EXHAUSTED (the watcher left 256 answers unread for
+        /// 10 seconds: resume; `resume_position` in the metadata says from where), UNAVAILABLE.
+        pub async fn watch_sagas(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchSagasRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::WatchSagasResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/WatchSagas",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "WatchSagas"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Lists what the current run of an instance was given and what followed, oldest first: the journal, as far as it is kept. That of
+        /// an ended instance is kept for 7 days. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (page size or token), NOT_FOUND (the tenant; no such instance, or none any more).
+        pub async fn get_saga_timeline(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetSagaTimelineRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetSagaTimelineResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/GetSagaTimeline",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "GetSagaTimeline"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists timers that are set, the first to fire first. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the filter, page size or token), NOT_FOUND (the tenant).
+        pub async fn list_saga_timers(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListSagaTimersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListSagaTimersResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/ListSagaTimers",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "ListSagaTimers"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Explains why an instance is where it is: pauses, dead letters, the step, open calls, timers, sources and the lane. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such instance, or none any more).
+        pub async fn explain_saga(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExplainSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExplainSagaResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/ExplainSaga",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "ExplainSaga"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Describes a definition as nodes and edges, with the place of an instance in it when one is named. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such definition or instance, or none any more).
+        pub async fn get_saga_graph(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetSagaGraphRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetSagaGraphResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/GetSagaGraph",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "GetSagaGraph"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Keeps the inputs of an instance back from now on: they are stored in order and applied after ResumeSaga. Calls that are under
+        /// way go on. Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant, the instance), PERMISSION_DENIED, FAILED_PRECONDITION (`SAGA_PAUSED`: already;
+        /// `SAGA_STUCK`; `SAGA_PARKED`; `SAGA_ENDED`; `TENANT_PAUSED`), ABORTED (another revision than the expected one), ALREADY_EXISTS
+        /// (the request id was used with another body), DEADLINE_EXCEEDED.
+        pub async fn pause_saga(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PauseSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PauseSagaResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/PauseSaga",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "PauseSaga"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Applies the inputs of a paused instance that were kept back, and those that come. Admins may.
+        ///
+        /// Errors: as PauseSaga, with FAILED_PRECONDITION (`SAGA_NOT_PAUSED`; `SAGA_PARKED`; `SAGA_ENDED`; `TENANT_PAUSED`).
+        pub async fn resume_saga(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ResumeSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ResumeSagaResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/ResumeSaga",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "ResumeSaga"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Undoes what an instance has done, in reverse. While its pivot is under way that waits for the end of the pivot, which may
+        /// succeed. Admins may.
+        ///
+        /// Errors: as PauseSaga, with FAILED_PRECONDITION (`PAST_PIVOT`: there is no way back, it can be killed; `SAGA_NOT_RUNNING`;
+        /// `SAGA_PAUSED`; `SAGA_PARKED`; `SAGA_ENDED`; `SAGA_FAULT`: the definition cannot be applied; `TENANT_PAUSED`).
+        pub async fn cancel_saga(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CancelSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CancelSagaResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/CancelSaga",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "CancelSaga"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Ends an instance where it stands: nothing is undone, and open calls are cancelled. Also of one that is paused, parked or stuck.
+        /// Admins may.
+        ///
+        /// Errors: as PauseSaga, with FAILED_PRECONDITION (`SAGA_ENDED`; `TENANT_PAUSED`).
+        pub async fn kill_saga(
+            &mut self,
+            request: impl tonic::IntoRequest<super::KillSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::KillSagaResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/KillSaga",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "KillSaga"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Tries again what a stuck instance is stuck at: the work of its step that has not succeeded, or a compensation. Admins may.
+        ///
+        /// Errors: as PauseSaga, with FAILED_PRECONDITION (`SAGA_NOT_STUCK`; `SAGA_PAUSED`; `SAGA_PARKED`; `SAGA_ENDED`; `SAGA_FAULT`;
+        /// `TENANT_PAUSED`).
+        pub async fn retry_saga_step(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RetrySagaStepRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RetrySagaStepResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/RetrySagaStep",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "RetrySagaStep"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Leaves out what a stuck instance is stuck at, as if it had succeeded with a given result. Admins may.
+        ///
+        /// Errors: as RetrySagaStep.
+        pub async fn skip_saga_step(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SkipSagaStepRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SkipSagaStepResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/SkipSagaStep",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "SkipSagaStep"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Ends a stuck instance as completed, since somebody has seen to everything that was left. Admins may.
+        ///
+        /// Errors: as RetrySagaStep.
+        pub async fn complete_saga(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CompleteSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CompleteSagaResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/CompleteSaga",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "CompleteSaga"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Makes an instance one of the definition that is in force, as that says (`migrate`). Also of one that is paused or parked, which
+        /// it stays. Admins may.
+        ///
+        /// Errors: as PauseSaga, with FAILED_PRECONDITION (`SAGA_NOT_MIGRATABLE`: the message says what does not fit; `SAGA_ENDED`;
+        /// `SAGA_FAULT`; `TENANT_PAUSED`).
+        pub async fn migrate_saga(
+            &mut self,
+            request: impl tonic::IntoRequest<super::MigrateSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::MigrateSagaResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/MigrateSaga",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "MigrateSaga"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads a call of an effect with its input and its result. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such call, or none any more).
+        pub async fn get_effect(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetEffectRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetEffectResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/GetEffect",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "GetEffect"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists calls of effects without their inputs and results, those that ended up to 7 days ago among them. Their order means
+        /// nothing, and is the same for all pages. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the filter, page size or token), NOT_FOUND (the tenant).
+        pub async fn list_effects(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListEffectsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListEffectsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/ListEffects",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "ListEffects"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Ends a call that waits for its answer by a token: whoever was given the token says what came of it. Executors may, with the
+        /// token.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such call, or none any more), PERMISSION_DENIED (the role; `TOKEN_REFUSED`:
+        /// the token is not that of the call), FAILED_PRECONDITION (`EFFECT_NOT_WAITING`; `TENANT_PAUSED`), ALREADY_EXISTS (the request id
+        /// was used with another body), DEADLINE_EXCEEDED.
+        pub async fn complete_effect(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CompleteEffectRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CompleteEffectResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/CompleteEffect",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "CompleteEffect"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Says of a call whose outcome is unknown whether it happened. Nothing but a person can know that, and the saga goes on by it.
+        /// Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such call, or none any more), PERMISSION_DENIED, FAILED_PRECONDITION
+        /// (`EFFECT_NOT_UNKNOWN`: its outcome is known, or it is being made; `TENANT_PAUSED`), ALREADY_EXISTS (the request id was used with
+        /// another body), DEADLINE_EXCEEDED.
+        pub async fn resolve_effect(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ResolveEffectRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ResolveEffectResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/ResolveEffect",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "ResolveEffect"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Makes a call again at once, under its own idempotency key: one that waits for its next try, or one whose outcome is unknown.
+        /// Admins may.
+        ///
+        /// Errors: as ResolveEffect, with FAILED_PRECONDITION (`EFFECT_NOT_OPEN`: it has ended, is being made, or waits for its answer;
+        /// `TENANT_PAUSED`).
+        pub async fn retry_effect(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RetryEffectRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RetryEffectResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/RetryEffect",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "RetryEffect"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Cancels a call: one that was not made yet never will be, what runs for it is stopped, and the end of one that is being made is
+        /// waited for. Its saga is told as of any other end. Admins may.
+        ///
+        /// Errors: as ResolveEffect, with FAILED_PRECONDITION (`EFFECT_NOT_OPEN`: it has ended; `TENANT_PAUSED`).
+        pub async fn cancel_effect(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CancelEffectRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CancelEffectResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/CancelEffect",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "CancelEffect"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists inputs that nothing can be done with, without the inputs themselves. Their order means nothing, and is the same for all
+        /// pages. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the filter, page size or token), NOT_FOUND (the tenant).
+        pub async fn list_saga_dead_letters(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListSagaDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListSagaDeadLettersResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/ListSagaDeadLetters",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "ListSagaDeadLetters"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads a dead letter with its input. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such letter, or none any more).
+        pub async fn get_saga_dead_letter(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetSagaDeadLetterRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetSagaDeadLetterResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/GetSagaDeadLetter",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "GetSagaDeadLetter"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Applies dead letters, each followed by the inputs that wait behind it, in order: as they were, with other data, or without the
+        /// letter itself. A letter that fails again stays, and so does what is behind it: that is an answer, and no error. Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; one of the letters, and nothing was done), PERMISSION_DENIED,
+        /// FAILED_PRECONDITION (`TENANT_PAUSED`), ALREADY_EXISTS (the request id was used with another body), DEADLINE_EXCEEDED (repeat it
+        /// with the same id: what was applied is not applied again).
+        pub async fn redrive_saga_dead_letters(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RedriveSagaDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RedriveSagaDeadLettersResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/RedriveSagaDeadLetters",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.v1.SagaService", "RedriveSagaDeadLetters"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Removes dead letters for good, each with the inputs that wait behind it. Their instances go on with what comes next.
+        /// RedriveSagaDeadLetters with `skip` removes a letter alone. Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant), PERMISSION_DENIED, FAILED_PRECONDITION (`TENANT_PAUSED`), ALREADY_EXISTS (the
+        /// request id was used with another body), DEADLINE_EXCEEDED.
+        pub async fn purge_saga_dead_letters(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PurgeSagaDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PurgeSagaDeadLettersResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/PurgeSagaDeadLetters",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("mycora.v1.SagaService", "PurgeSagaDeadLetters"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Stops reading everything that comes for a tenant: no event is applied, no timer fires, no call begins. Nothing is lost, and
+        /// what is under way ends. Pausing a paused tenant changes nothing. Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant), PERMISSION_DENIED, ALREADY_EXISTS (the request id was used with another body).
+        pub async fn pause_tenant(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PauseTenantRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PauseTenantResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/PauseTenant",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "PauseTenant"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Goes on with everything that came for a paused tenant. Changes nothing for one that is not paused. Admins may.
+        ///
+        /// Errors: as PauseTenant.
+        pub async fn resume_tenant(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ResumeTenantRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ResumeTenantResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/ResumeTenant",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "ResumeTenant"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists the lanes of a tenant by their names, with how far their sources were read. Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the filter, page size or token), NOT_FOUND (the tenant), PERMISSION_DENIED.
+        pub async fn list_lanes(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListLanesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListLanesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/ListLanes",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "ListLanes"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Processes a lane again: runs its journals and compares, or reads its sources again from a position. Neither makes a call twice.
+        /// Progress comes every 15 seconds at least, and `done` at the end. Breaking off a comparison ends it. Admins may, and have to name
+        /// the lane twice.
+        ///
+        /// Errors: INVALID_ARGUMENT (also when `confirm` is not the name of the lane), NOT_FOUND (the tenant, the lane), PERMISSION_DENIED,
+        /// OUT_OF_RANGE (the position is gone from the stream), FAILED_PRECONDITION (`TENANT_PAUSED`), ALREADY_EXISTS (the request id was
+        /// used with another body), UNAVAILABLE, DEADLINE_EXCEEDED.
+        pub async fn replay_lane(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReplayLaneRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::ReplayLaneResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/ReplayLane",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "ReplayLane"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Describes the server: what it is, what it stands on, what is wrong with it. The bootstrap identity may.
+        ///
+        /// Errors: PERMISSION_DENIED.
+        pub async fn get_saga_server(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetSagaServerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetSagaServerResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/GetSagaServer",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "GetSagaServer"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Drains the server: it takes nothing new, ends what is under way, gives up its lanes and ends. With a tenant it gives up the
+        /// lanes of that tenant only, which other replicas take at once, and goes on. May be repeated. The bootstrap identity may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the deadline), NOT_FOUND (the tenant), PERMISSION_DENIED, ALREADY_EXISTS (the request id was used with
+        /// another body).
+        pub async fn drain(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SagaServiceDrainRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SagaServiceDrainResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/Drain",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "Drain"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads manifests, providers and tenants from the operator's directory again and puts all of it in force, or nothing. Other
+        /// replicas follow within a second. The bootstrap identity may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant), PERMISSION_DENIED, FAILED_PRECONDITION (`MANIFESTS_REFUSED`: nothing was
+        /// changed; the message has the first problems, a `dry_run` answers all), ALREADY_EXISTS (the request id was used with another
+        /// body), UNAVAILABLE.
+        pub async fn reload(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SagaServiceReloadRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SagaServiceReloadResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/Reload",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "Reload"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Has a lane owned by a certain replica, or by the one that its place comes to again. The bootstrap identity may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant, the lane, or no replica of that name lives), PERMISSION_DENIED,
+        /// FAILED_PRECONDITION (`WRONG_STATE`: the store belongs to one process, so lanes do not move; the replica has not the role),
+        /// ALREADY_EXISTS (the request id was used with another body), UNAVAILABLE.
+        pub async fn move_lane(
+            &mut self,
+            request: impl tonic::IntoRequest<super::MoveLaneRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::MoveLaneResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.SagaService/MoveLane",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.SagaService", "MoveLane"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod saga_service_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with SagaServiceServer.
+    #[async_trait]
+    pub trait SagaService: std::marker::Send + std::marker::Sync + 'static {
+        /// Checks a manifest without keeping anything: by itself, and against the definitions and effects that are in force for the
+        /// tenant. Problems are the answer, and no error. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the manifest is larger than 1 MiB), NOT_FOUND (the tenant).
+        async fn validate_saga(
+            &self,
+            request: tonic::Request<super::ValidateSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ValidateSagaResponse>,
+            tonic::Status,
+        >;
+        /// Puts the sagas of a manifest in force for one tenant, all of them or none. Instances that run keep the definition that they
+        /// began on. Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT (everything that is wrong with the manifest: the field is `<file>:<line>:<column>`; ValidateSaga
+        /// tells the same in fields of its own. Also a version that is in force with other content, or that is behind the one in force,
+        /// and any provider of effects, since those are the operator's), NOT_FOUND (the tenant), PERMISSION_DENIED, ALREADY_EXISTS (the
+        /// request id was used with another body), RESOURCE_EXHAUSTED.
+        async fn apply_saga(
+            &self,
+            request: tonic::Request<super::ApplySagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ApplySagaResponse>,
+            tonic::Status,
+        >;
+        /// Takes a saga of the tenant out of force: no instance starts on it any more, and those that run go on to their ends. Retiring
+        /// a retired saga changes nothing. Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant, the saga), PERMISSION_DENIED, FAILED_PRECONDITION (`WRONG_STATE`: the saga
+        /// comes from the operator's directory, and is retired there), ABORTED (another version than the expected one), ALREADY_EXISTS
+        /// (the request id was used with another body).
+        async fn retire_saga(
+            &self,
+            request: tonic::Request<super::RetireSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RetireSagaResponse>,
+            tonic::Status,
+        >;
+        /// Reads a definition with its manifest. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such definition, or none any more).
+        async fn get_saga_definition(
+            &self,
+            request: tonic::Request<super::GetSagaDefinitionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetSagaDefinitionResponse>,
+            tonic::Status,
+        >;
+        /// Lists the definitions that a tenant has, by name and then by version, the newest first. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (page size or token), NOT_FOUND (the tenant).
+        async fn list_saga_definitions(
+            &self,
+            request: tonic::Request<super::ListSagaDefinitionsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListSagaDefinitionsResponse>,
+            tonic::Status,
+        >;
+        /// Starts an instance of the definition that is in force. Executors may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant, the saga), PERMISSION_DENIED, ALREADY_EXISTS (`SAGA_EXISTS`: an instance of
+        /// this correlation runs; the request id was used with another body), FAILED_PRECONDITION (`SAGA_ENDED`: one has ended and is
+        /// still remembered; `SAGA_FAULT`: the definition cannot be applied to the data; `TENANT_PAUSED`), RESOURCE_EXHAUSTED (a quota of
+        /// the tenant, with RetryInfo), DEADLINE_EXCEEDED.
+        async fn start_saga(
+            &self,
+            request: tonic::Request<super::StartSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::StartSagaResponse>,
+            tonic::Status,
+        >;
+        /// Gives an instance an event, as an approval or a callback: the same happens as if an aggregate had sent it. Executors may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant, the saga), PERMISSION_DENIED, FAILED_PRECONDITION (`SAGA_ENDED`;
+        /// `SAGA_FAULT`: the definition cannot be applied to the event; `TENANT_PAUSED`), ALREADY_EXISTS (the request id was used with
+        /// another body), RESOURCE_EXHAUSTED (too much waits behind a dead letter or a pause; a quota of the tenant, with RetryInfo),
+        /// DEADLINE_EXCEEDED.
+        async fn send_saga_event(
+            &self,
+            request: tonic::Request<super::SendSagaEventRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SendSagaEventResponse>,
+            tonic::Status,
+        >;
+        /// Reads an instance with its state. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such instance, or none any more).
+        async fn get_saga(
+            &self,
+            request: tonic::Request<super::GetSagaRequest>,
+        ) -> std::result::Result<tonic::Response<super::GetSagaResponse>, tonic::Status>;
+        /// Lists instances without their state, running and ended ones. Their order means nothing, and is the same for all pages.
+        /// Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the filter, page size or token), NOT_FOUND (the tenant).
+        async fn list_sagas(
+            &self,
+            request: tonic::Request<super::ListSagasRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListSagasResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the WatchSagas method.
+        type WatchSagasStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::WatchSagasResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Watches the instances of a tenant: first a snapshot of those that match, closed by `snapshot_end`, then each change of one of
+        /// them. Between the two no change is missed. The stream has no end of its own. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the filter; the position to resume from is none), NOT_FOUND (the tenant, also when the role is taken
+        /// away), OUT_OF_RANGE (that position is gone: start anew), RESOURCE_EXHAUSTED (the watcher left 256 answers unread for
+        /// 10 seconds: resume; `resume_position` in the metadata says from where), UNAVAILABLE.
+        async fn watch_sagas(
+            &self,
+            request: tonic::Request<super::WatchSagasRequest>,
+        ) -> std::result::Result<tonic::Response<Self::WatchSagasStream>, tonic::Status>;
+        /// Lists what the current run of an instance was given and what followed, oldest first: the journal, as far as it is kept. That of
+        /// an ended instance is kept for 7 days. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (page size or token), NOT_FOUND (the tenant; no such instance, or none any more).
+        async fn get_saga_timeline(
+            &self,
+            request: tonic::Request<super::GetSagaTimelineRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetSagaTimelineResponse>,
+            tonic::Status,
+        >;
+        /// Lists timers that are set, the first to fire first. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the filter, page size or token), NOT_FOUND (the tenant).
+        async fn list_saga_timers(
+            &self,
+            request: tonic::Request<super::ListSagaTimersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListSagaTimersResponse>,
+            tonic::Status,
+        >;
+        /// Explains why an instance is where it is: pauses, dead letters, the step, open calls, timers, sources and the lane. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such instance, or none any more).
+        async fn explain_saga(
+            &self,
+            request: tonic::Request<super::ExplainSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExplainSagaResponse>,
+            tonic::Status,
+        >;
+        /// Describes a definition as nodes and edges, with the place of an instance in it when one is named. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such definition or instance, or none any more).
+        async fn get_saga_graph(
+            &self,
+            request: tonic::Request<super::GetSagaGraphRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetSagaGraphResponse>,
+            tonic::Status,
+        >;
+        /// Keeps the inputs of an instance back from now on: they are stored in order and applied after ResumeSaga. Calls that are under
+        /// way go on. Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant, the instance), PERMISSION_DENIED, FAILED_PRECONDITION (`SAGA_PAUSED`: already;
+        /// `SAGA_STUCK`; `SAGA_PARKED`; `SAGA_ENDED`; `TENANT_PAUSED`), ABORTED (another revision than the expected one), ALREADY_EXISTS
+        /// (the request id was used with another body), DEADLINE_EXCEEDED.
+        async fn pause_saga(
+            &self,
+            request: tonic::Request<super::PauseSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PauseSagaResponse>,
+            tonic::Status,
+        >;
+        /// Applies the inputs of a paused instance that were kept back, and those that come. Admins may.
+        ///
+        /// Errors: as PauseSaga, with FAILED_PRECONDITION (`SAGA_NOT_PAUSED`; `SAGA_PARKED`; `SAGA_ENDED`; `TENANT_PAUSED`).
+        async fn resume_saga(
+            &self,
+            request: tonic::Request<super::ResumeSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ResumeSagaResponse>,
+            tonic::Status,
+        >;
+        /// Undoes what an instance has done, in reverse. While its pivot is under way that waits for the end of the pivot, which may
+        /// succeed. Admins may.
+        ///
+        /// Errors: as PauseSaga, with FAILED_PRECONDITION (`PAST_PIVOT`: there is no way back, it can be killed; `SAGA_NOT_RUNNING`;
+        /// `SAGA_PAUSED`; `SAGA_PARKED`; `SAGA_ENDED`; `SAGA_FAULT`: the definition cannot be applied; `TENANT_PAUSED`).
+        async fn cancel_saga(
+            &self,
+            request: tonic::Request<super::CancelSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CancelSagaResponse>,
+            tonic::Status,
+        >;
+        /// Ends an instance where it stands: nothing is undone, and open calls are cancelled. Also of one that is paused, parked or stuck.
+        /// Admins may.
+        ///
+        /// Errors: as PauseSaga, with FAILED_PRECONDITION (`SAGA_ENDED`; `TENANT_PAUSED`).
+        async fn kill_saga(
+            &self,
+            request: tonic::Request<super::KillSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::KillSagaResponse>,
+            tonic::Status,
+        >;
+        /// Tries again what a stuck instance is stuck at: the work of its step that has not succeeded, or a compensation. Admins may.
+        ///
+        /// Errors: as PauseSaga, with FAILED_PRECONDITION (`SAGA_NOT_STUCK`; `SAGA_PAUSED`; `SAGA_PARKED`; `SAGA_ENDED`; `SAGA_FAULT`;
+        /// `TENANT_PAUSED`).
+        async fn retry_saga_step(
+            &self,
+            request: tonic::Request<super::RetrySagaStepRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RetrySagaStepResponse>,
+            tonic::Status,
+        >;
+        /// Leaves out what a stuck instance is stuck at, as if it had succeeded with a given result. Admins may.
+        ///
+        /// Errors: as RetrySagaStep.
+        async fn skip_saga_step(
+            &self,
+            request: tonic::Request<super::SkipSagaStepRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SkipSagaStepResponse>,
+            tonic::Status,
+        >;
+        /// Ends a stuck instance as completed, since somebody has seen to everything that was left. Admins may.
+        ///
+        /// Errors: as RetrySagaStep.
+        async fn complete_saga(
+            &self,
+            request: tonic::Request<super::CompleteSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CompleteSagaResponse>,
+            tonic::Status,
+        >;
+        /// Makes an instance one of the definition that is in force, as that says (`migrate`). Also of one that is paused or parked, which
+        /// it stays. Admins may.
+        ///
+        /// Errors: as PauseSaga, with FAILED_PRECONDITION (`SAGA_NOT_MIGRATABLE`: the message says what does not fit; `SAGA_ENDED`;
+        /// `SAGA_FAULT`; `TENANT_PAUSED`).
+        async fn migrate_saga(
+            &self,
+            request: tonic::Request<super::MigrateSagaRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::MigrateSagaResponse>,
+            tonic::Status,
+        >;
+        /// Reads a call of an effect with its input and its result. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such call, or none any more).
+        async fn get_effect(
+            &self,
+            request: tonic::Request<super::GetEffectRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetEffectResponse>,
+            tonic::Status,
+        >;
+        /// Lists calls of effects without their inputs and results, those that ended up to 7 days ago among them. Their order means
+        /// nothing, and is the same for all pages. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the filter, page size or token), NOT_FOUND (the tenant).
+        async fn list_effects(
+            &self,
+            request: tonic::Request<super::ListEffectsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListEffectsResponse>,
+            tonic::Status,
+        >;
+        /// Ends a call that waits for its answer by a token: whoever was given the token says what came of it. Executors may, with the
+        /// token.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such call, or none any more), PERMISSION_DENIED (the role; `TOKEN_REFUSED`:
+        /// the token is not that of the call), FAILED_PRECONDITION (`EFFECT_NOT_WAITING`; `TENANT_PAUSED`), ALREADY_EXISTS (the request id
+        /// was used with another body), DEADLINE_EXCEEDED.
+        async fn complete_effect(
+            &self,
+            request: tonic::Request<super::CompleteEffectRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CompleteEffectResponse>,
+            tonic::Status,
+        >;
+        /// Says of a call whose outcome is unknown whether it happened. Nothing but a person can know that, and the saga goes on by it.
+        /// Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such call, or none any more), PERMISSION_DENIED, FAILED_PRECONDITION
+        /// (`EFFECT_NOT_UNKNOWN`: its outcome is known, or it is being made; `TENANT_PAUSED`), ALREADY_EXISTS (the request id was used with
+        /// another body), DEADLINE_EXCEEDED.
+        async fn resolve_effect(
+            &self,
+            request: tonic::Request<super::ResolveEffectRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ResolveEffectResponse>,
+            tonic::Status,
+        >;
+        /// Makes a call again at once, under its own idempotency key: one that waits for its next try, or one whose outcome is unknown.
+        /// Admins may.
+        ///
+        /// Errors: as ResolveEffect, with FAILED_PRECONDITION (`EFFECT_NOT_OPEN`: it has ended, is being made, or waits for its answer;
+        /// `TENANT_PAUSED`).
+        async fn retry_effect(
+            &self,
+            request: tonic::Request<super::RetryEffectRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RetryEffectResponse>,
+            tonic::Status,
+        >;
+        /// Cancels a call: one that was not made yet never will be, what runs for it is stopped, and the end of one that is being made is
+        /// waited for. Its saga is told as of any other end. Admins may.
+        ///
+        /// Errors: as ResolveEffect, with FAILED_PRECONDITION (`EFFECT_NOT_OPEN`: it has ended; `TENANT_PAUSED`).
+        async fn cancel_effect(
+            &self,
+            request: tonic::Request<super::CancelEffectRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CancelEffectResponse>,
+            tonic::Status,
+        >;
+        /// Lists inputs that nothing can be done with, without the inputs themselves. Their order means nothing, and is the same for all
+        /// pages. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the filter, page size or token), NOT_FOUND (the tenant).
+        async fn list_saga_dead_letters(
+            &self,
+            request: tonic::Request<super::ListSagaDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListSagaDeadLettersResponse>,
+            tonic::Status,
+        >;
+        /// Reads a dead letter with its input. Readers may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; no such letter, or none any more).
+        async fn get_saga_dead_letter(
+            &self,
+            request: tonic::Request<super::GetSagaDeadLetterRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetSagaDeadLetterResponse>,
+            tonic::Status,
+        >;
+        /// Applies dead letters, each followed by the inputs that wait behind it, in order: as they were, with other data, or without the
+        /// letter itself. A letter that fails again stays, and so does what is behind it: that is an answer, and no error. Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant; one of the letters, and nothing was done), PERMISSION_DENIED,
+        /// FAILED_PRECONDITION (`TENANT_PAUSED`), ALREADY_EXISTS (the request id was used with another body), DEADLINE_EXCEEDED (repeat it
+        /// with the same id: what was applied is not applied again).
+        async fn redrive_saga_dead_letters(
+            &self,
+            request: tonic::Request<super::RedriveSagaDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RedriveSagaDeadLettersResponse>,
+            tonic::Status,
+        >;
+        /// Removes dead letters for good, each with the inputs that wait behind it. Their instances go on with what comes next.
+        /// RedriveSagaDeadLetters with `skip` removes a letter alone. Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant), PERMISSION_DENIED, FAILED_PRECONDITION (`TENANT_PAUSED`), ALREADY_EXISTS (the
+        /// request id was used with another body), DEADLINE_EXCEEDED.
+        async fn purge_saga_dead_letters(
+            &self,
+            request: tonic::Request<super::PurgeSagaDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PurgeSagaDeadLettersResponse>,
+            tonic::Status,
+        >;
+        /// Stops reading everything that comes for a tenant: no event is applied, no timer fires, no call begins. Nothing is lost, and
+        /// what is under way ends. Pausing a paused tenant changes nothing. Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant), PERMISSION_DENIED, ALREADY_EXISTS (the request id was used with another body).
+        async fn pause_tenant(
+            &self,
+            request: tonic::Request<super::PauseTenantRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PauseTenantResponse>,
+            tonic::Status,
+        >;
+        /// Goes on with everything that came for a paused tenant. Changes nothing for one that is not paused. Admins may.
+        ///
+        /// Errors: as PauseTenant.
+        async fn resume_tenant(
+            &self,
+            request: tonic::Request<super::ResumeTenantRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ResumeTenantResponse>,
+            tonic::Status,
+        >;
+        /// Lists the lanes of a tenant by their names, with how far their sources were read. Admins may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the filter, page size or token), NOT_FOUND (the tenant), PERMISSION_DENIED.
+        async fn list_lanes(
+            &self,
+            request: tonic::Request<super::ListLanesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListLanesResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the ReplayLane method.
+        type ReplayLaneStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::ReplayLaneResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Processes a lane again: runs its journals and compares, or reads its sources again from a position. Neither makes a call twice.
+        /// Progress comes every 15 seconds at least, and `done` at the end. Breaking off a comparison ends it. Admins may, and have to name
+        /// the lane twice.
+        ///
+        /// Errors: INVALID_ARGUMENT (also when `confirm` is not the name of the lane), NOT_FOUND (the tenant, the lane), PERMISSION_DENIED,
+        /// OUT_OF_RANGE (the position is gone from the stream), FAILED_PRECONDITION (`TENANT_PAUSED`), ALREADY_EXISTS (the request id was
+        /// used with another body), UNAVAILABLE, DEADLINE_EXCEEDED.
+        async fn replay_lane(
+            &self,
+            request: tonic::Request<super::ReplayLaneRequest>,
+        ) -> std::result::Result<tonic::Response<Self::ReplayLaneStream>, tonic::Status>;
+        /// Describes the server: what it is, what it stands on, what is wrong with it. The bootstrap identity may.
+        ///
+        /// Errors: PERMISSION_DENIED.
+        async fn get_saga_server(
+            &self,
+            request: tonic::Request<super::GetSagaServerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetSagaServerResponse>,
+            tonic::Status,
+        >;
+        /// Drains the server: it takes nothing new, ends what is under way, gives up its lanes and ends. With a tenant it gives up the
+        /// lanes of that tenant only, which other replicas take at once, and goes on. May be repeated. The bootstrap identity may.
+        ///
+        /// Errors: INVALID_ARGUMENT (the deadline), NOT_FOUND (the tenant), PERMISSION_DENIED, ALREADY_EXISTS (the request id was used with
+        /// another body).
+        async fn drain(
+            &self,
+            request: tonic::Request<super::SagaServiceDrainRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SagaServiceDrainResponse>,
+            tonic::Status,
+        >;
+        /// Reads manifests, providers and tenants from the operator's directory again and puts all of it in force, or nothing. Other
+        /// replicas follow within a second. The bootstrap identity may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant), PERMISSION_DENIED, FAILED_PRECONDITION (`MANIFESTS_REFUSED`: nothing was
+        /// changed; the message has the first problems, a `dry_run` answers all), ALREADY_EXISTS (the request id was used with another
+        /// body), UNAVAILABLE.
+        async fn reload(
+            &self,
+            request: tonic::Request<super::SagaServiceReloadRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SagaServiceReloadResponse>,
+            tonic::Status,
+        >;
+        /// Has a lane owned by a certain replica, or by the one that its place comes to again. The bootstrap identity may.
+        ///
+        /// Errors: INVALID_ARGUMENT, NOT_FOUND (the tenant, the lane, or no replica of that name lives), PERMISSION_DENIED,
+        /// FAILED_PRECONDITION (`WRONG_STATE`: the store belongs to one process, so lanes do not move; the replica has not the role),
+        /// ALREADY_EXISTS (the request id was used with another body), UNAVAILABLE.
+        async fn move_lane(
+            &self,
+            request: tonic::Request<super::MoveLaneRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::MoveLaneResponse>,
+            tonic::Status,
+        >;
+    }
+    /// Keeps definitions of sagas, runs their instances and makes the calls that those order.
+    ///
+    /// A request names its tenant in `tenant_id`. On a server without tenants the field stays empty, on every other one it is given.
+    /// The metadata `x-tenant-id` may be absent or name the same tenant; another one is INVALID_ARGUMENT (`TENANT_MISMATCH`). Roles
+    /// are those in the context of the tenant.
+    ///
+    /// A change of one instance goes through the owner of its lane, in order with the events of the instance. When no owner answers
+    /// in time the call is DEADLINE_EXCEEDED: repeat it with the same request id, which has one effect. While the tenant is paused no
+    /// owner takes anything in, and such a call is FAILED_PRECONDITION (`TENANT_PAUSED`).
+    ///
+    /// The methods ExportTenant, EraseTenant and ApplyToSagas will be added under these names.
+    #[derive(Debug)]
+    pub struct SagaServiceServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> SagaServiceServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for SagaServiceServer<T>
+    where
+        T: SagaService,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/mycora.v1.SagaService/ValidateSaga" => {
+                    #[allow(non_camel_case_types)]
+                    struct ValidateSagaSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::ValidateSagaRequest>
+                    for ValidateSagaSvc<T> {
+                        type Response = super::ValidateSagaResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ValidateSagaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::validate_saga(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ValidateSagaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/ApplySaga" => {
+                    #[allow(non_camel_case_types)]
+                    struct ApplySagaSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::ApplySagaRequest>
+                    for ApplySagaSvc<T> {
+                        type Response = super::ApplySagaResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ApplySagaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::apply_saga(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ApplySagaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/RetireSaga" => {
+                    #[allow(non_camel_case_types)]
+                    struct RetireSagaSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::RetireSagaRequest>
+                    for RetireSagaSvc<T> {
+                        type Response = super::RetireSagaResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RetireSagaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::retire_saga(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RetireSagaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/GetSagaDefinition" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetSagaDefinitionSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::GetSagaDefinitionRequest>
+                    for GetSagaDefinitionSvc<T> {
+                        type Response = super::GetSagaDefinitionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetSagaDefinitionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::get_saga_definition(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetSagaDefinitionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/ListSagaDefinitions" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListSagaDefinitionsSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::ListSagaDefinitionsRequest>
+                    for ListSagaDefinitionsSvc<T> {
+                        type Response = super::ListSagaDefinitionsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListSagaDefinitionsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::list_saga_definitions(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListSagaDefinitionsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/StartSaga" => {
+                    #[allow(non_camel_case_types)]
+                    struct StartSagaSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::StartSagaRequest>
+                    for StartSagaSvc<T> {
+                        type Response = super::StartSagaResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::StartSagaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::start_saga(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StartSagaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/SendSagaEvent" => {
+                    #[allow(non_camel_case_types)]
+                    struct SendSagaEventSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::SendSagaEventRequest>
+                    for SendSagaEventSvc<T> {
+                        type Response = super::SendSagaEventResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SendSagaEventRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::send_saga_event(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SendSagaEventSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/GetSaga" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetSagaSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::GetSagaRequest>
+                    for GetSagaSvc<T> {
+                        type Response = super::GetSagaResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetSagaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::get_saga(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetSagaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/ListSagas" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListSagasSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::ListSagasRequest>
+                    for ListSagasSvc<T> {
+                        type Response = super::ListSagasResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListSagasRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::list_sagas(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListSagasSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/WatchSagas" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchSagasSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::ServerStreamingService<super::WatchSagasRequest>
+                    for WatchSagasSvc<T> {
+                        type Response = super::WatchSagasResponse;
+                        type ResponseStream = T::WatchSagasStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchSagasRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::watch_sagas(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchSagasSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/GetSagaTimeline" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetSagaTimelineSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::GetSagaTimelineRequest>
+                    for GetSagaTimelineSvc<T> {
+                        type Response = super::GetSagaTimelineResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetSagaTimelineRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::get_saga_timeline(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetSagaTimelineSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/ListSagaTimers" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListSagaTimersSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::ListSagaTimersRequest>
+                    for ListSagaTimersSvc<T> {
+                        type Response = super::ListSagaTimersResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListSagaTimersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::list_saga_timers(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListSagaTimersSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/ExplainSaga" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExplainSagaSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::ExplainSagaRequest>
+                    for ExplainSagaSvc<T> {
+                        type Response = super::ExplainSagaResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ExplainSagaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::explain_saga(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExplainSagaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/GetSagaGraph" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetSagaGraphSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::GetSagaGraphRequest>
+                    for GetSagaGraphSvc<T> {
+                        type Response = super::GetSagaGraphResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetSagaGraphRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::get_saga_graph(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetSagaGraphSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/PauseSaga" => {
+                    #[allow(non_camel_case_types)]
+                    struct PauseSagaSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::PauseSagaRequest>
+                    for PauseSagaSvc<T> {
+                        type Response = super::PauseSagaResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PauseSagaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::pause_saga(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PauseSagaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/ResumeSaga" => {
+                    #[allow(non_camel_case_types)]
+                    struct ResumeSagaSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::ResumeSagaRequest>
+                    for ResumeSagaSvc<T> {
+                        type Response = super::ResumeSagaResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ResumeSagaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::resume_saga(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ResumeSagaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/CancelSaga" => {
+                    #[allow(non_camel_case_types)]
+                    struct CancelSagaSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::CancelSagaRequest>
+                    for CancelSagaSvc<T> {
+                        type Response = super::CancelSagaResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CancelSagaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::cancel_saga(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CancelSagaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/KillSaga" => {
+                    #[allow(non_camel_case_types)]
+                    struct KillSagaSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::KillSagaRequest>
+                    for KillSagaSvc<T> {
+                        type Response = super::KillSagaResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::KillSagaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::kill_saga(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = KillSagaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/RetrySagaStep" => {
+                    #[allow(non_camel_case_types)]
+                    struct RetrySagaStepSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::RetrySagaStepRequest>
+                    for RetrySagaStepSvc<T> {
+                        type Response = super::RetrySagaStepResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RetrySagaStepRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::retry_saga_step(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RetrySagaStepSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/SkipSagaStep" => {
+                    #[allow(non_camel_case_types)]
+                    struct SkipSagaStepSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::SkipSagaStepRequest>
+                    for SkipSagaStepSvc<T> {
+                        type Response = super::SkipSagaStepResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SkipSagaStepRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::skip_saga_step(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SkipSagaStepSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/CompleteSaga" => {
+                    #[allow(non_camel_case_types)]
+                    struct CompleteSagaSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::CompleteSagaRequest>
+                    for CompleteSagaSvc<T> {
+                        type Response = super::CompleteSagaResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CompleteSagaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::complete_saga(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CompleteSagaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/MigrateSaga" => {
+                    #[allow(non_camel_case_types)]
+                    struct MigrateSagaSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::MigrateSagaRequest>
+                    for MigrateSagaSvc<T> {
+                        type Response = super::MigrateSagaResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::MigrateSagaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::migrate_saga(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = MigrateSagaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/GetEffect" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetEffectSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::GetEffectRequest>
+                    for GetEffectSvc<T> {
+                        type Response = super::GetEffectResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetEffectRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::get_effect(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetEffectSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/ListEffects" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListEffectsSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::ListEffectsRequest>
+                    for ListEffectsSvc<T> {
+                        type Response = super::ListEffectsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListEffectsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::list_effects(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListEffectsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/CompleteEffect" => {
+                    #[allow(non_camel_case_types)]
+                    struct CompleteEffectSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::CompleteEffectRequest>
+                    for CompleteEffectSvc<T> {
+                        type Response = super::CompleteEffectResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CompleteEffectRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::complete_effect(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CompleteEffectSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/ResolveEffect" => {
+                    #[allow(non_camel_case_types)]
+                    struct ResolveEffectSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::ResolveEffectRequest>
+                    for ResolveEffectSvc<T> {
+                        type Response = super::ResolveEffectResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ResolveEffectRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::resolve_effect(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ResolveEffectSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/RetryEffect" => {
+                    #[allow(non_camel_case_types)]
+                    struct RetryEffectSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::RetryEffectRequest>
+                    for RetryEffectSvc<T> {
+                        type Response = super::RetryEffectResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RetryEffectRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::retry_effect(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RetryEffectSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/CancelEffect" => {
+                    #[allow(non_camel_case_types)]
+                    struct CancelEffectSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::CancelEffectRequest>
+                    for CancelEffectSvc<T> {
+                        type Response = super::CancelEffectResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CancelEffectRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::cancel_effect(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CancelEffectSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/ListSagaDeadLetters" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListSagaDeadLettersSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::ListSagaDeadLettersRequest>
+                    for ListSagaDeadLettersSvc<T> {
+                        type Response = super::ListSagaDeadLettersResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListSagaDeadLettersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::list_saga_dead_letters(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListSagaDeadLettersSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/GetSagaDeadLetter" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetSagaDeadLetterSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::GetSagaDeadLetterRequest>
+                    for GetSagaDeadLetterSvc<T> {
+                        type Response = super::GetSagaDeadLetterResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetSagaDeadLetterRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::get_saga_dead_letter(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetSagaDeadLetterSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/RedriveSagaDeadLetters" => {
+                    #[allow(non_camel_case_types)]
+                    struct RedriveSagaDeadLettersSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::RedriveSagaDeadLettersRequest>
+                    for RedriveSagaDeadLettersSvc<T> {
+                        type Response = super::RedriveSagaDeadLettersResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RedriveSagaDeadLettersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::redrive_saga_dead_letters(
+                                        &inner,
+                                        request,
+                                    )
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RedriveSagaDeadLettersSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/PurgeSagaDeadLetters" => {
+                    #[allow(non_camel_case_types)]
+                    struct PurgeSagaDeadLettersSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::PurgeSagaDeadLettersRequest>
+                    for PurgeSagaDeadLettersSvc<T> {
+                        type Response = super::PurgeSagaDeadLettersResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PurgeSagaDeadLettersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::purge_saga_dead_letters(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PurgeSagaDeadLettersSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/PauseTenant" => {
+                    #[allow(non_camel_case_types)]
+                    struct PauseTenantSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::PauseTenantRequest>
+                    for PauseTenantSvc<T> {
+                        type Response = super::PauseTenantResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PauseTenantRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::pause_tenant(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PauseTenantSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/ResumeTenant" => {
+                    #[allow(non_camel_case_types)]
+                    struct ResumeTenantSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::ResumeTenantRequest>
+                    for ResumeTenantSvc<T> {
+                        type Response = super::ResumeTenantResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ResumeTenantRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::resume_tenant(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ResumeTenantSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/ListLanes" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListLanesSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::ListLanesRequest>
+                    for ListLanesSvc<T> {
+                        type Response = super::ListLanesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListLanesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::list_lanes(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListLanesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/ReplayLane" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReplayLaneSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::ServerStreamingService<super::ReplayLaneRequest>
+                    for ReplayLaneSvc<T> {
+                        type Response = super::ReplayLaneResponse;
+                        type ResponseStream = T::ReplayLaneStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReplayLaneRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::replay_lane(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReplayLaneSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/GetSagaServer" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetSagaServerSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::GetSagaServerRequest>
+                    for GetSagaServerSvc<T> {
+                        type Response = super::GetSagaServerResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetSagaServerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::get_saga_server(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetSagaServerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/Drain" => {
+                    #[allow(non_camel_case_types)]
+                    struct DrainSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::SagaServiceDrainRequest>
+                    for DrainSvc<T> {
+                        type Response = super::SagaServiceDrainResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SagaServiceDrainRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::drain(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DrainSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/Reload" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReloadSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::SagaServiceReloadRequest>
+                    for ReloadSvc<T> {
+                        type Response = super::SagaServiceReloadResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SagaServiceReloadRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::reload(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReloadSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.SagaService/MoveLane" => {
+                    #[allow(non_camel_case_types)]
+                    struct MoveLaneSvc<T: SagaService>(pub Arc<T>);
+                    impl<
+                        T: SagaService,
+                    > tonic::server::UnaryService<super::MoveLaneRequest>
+                    for MoveLaneSvc<T> {
+                        type Response = super::MoveLaneResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::MoveLaneRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SagaService>::move_lane(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = MoveLaneSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for SagaServiceServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "mycora.v1.SagaService";
+    impl<T> tonic::server::NamedService for SagaServiceServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
