@@ -244,7 +244,7 @@ fn the_operators_port_tells_strangers_yes_or_no() {
         let promise =
             "\"durability\": \"fast: an answered change survives the end of every process, Redis too;";
         assert_eq!(answer.contains(promise), known, "{answer}");
-        for path in ["/livez", "/readyz"] {
+        for path in ["/livez", "/readyz", "/ready", "/health"] {
             assert!(get_with(&header, ops, path).starts_with("HTTP/1.1 200"), "{path}");
         }
     }

@@ -4,15 +4,19 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Command, FromArgMatches as _};
+use clap::{ArgMatches, Args, Command, FromArgMatches as _};
 use prometheus::Registry;
 use rpc::{CallRate, MeshTrust, TlsMode};
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 
-use crate::flags::{ActorFlags, CommonFlags, ServingFlags, TlsFlags};
+use crate::flags::{ActorFlags, AdminFlags, CommonFlags, ServingFlags, TlsFlags};
 use crate::notices::Notices;
 use crate::open_files::raise_open_files_limit;
-use crate::ops::{Info, Limits, Ops, OpsAccess, OpsAddress, OpsListener};
+use crate::ops::{
+    ADMIN_LIMITS, AdminMethods, AdminRoutes, Info, Limits, Ops, OpsAccess, OpsAddress, OpsListener,
+    TokenFileError,
+};
 use crate::own_process::{close_memory, close_new_files, give_back_large_allocations};
 use crate::panics::die_on_panic;
 use crate::readiness::Readiness;
@@ -22,6 +26,8 @@ use crate::{Failure, error_chain, telemetry};
 
 /// Configuration that cannot be used; clap's own status for it.
 const EXIT_USAGE: u8 = 2;
+/// At exit, answers of the ops port that are not taken are not waited for any longer.
+const OPS_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A service that is a process of its own.
 ///
@@ -38,6 +44,9 @@ pub trait App {
     const GRPC_PORT: Option<u16>;
     /// Where it serves HTTP for operators unless told otherwise.
     const OPS_PORT: u16;
+    /// gRPC methods that do the same as `/admin/drain` and `/admin/reload`, of a service that serves these on its ops port; it gives
+    /// [`Host::admin`] their handlers.
+    const ADMIN: Option<AdminMethods> = None;
     /// Its own flags.
     type Config: Args + std::fmt::Debug + Send;
 
@@ -77,6 +86,8 @@ pub struct Host {
     pub notices: Notices,
     /// Where metrics are registered.
     pub metrics: Registry,
+    /// Routes that wait for their handlers; of a service that has admin routes ([`App::ADMIN`]).
+    pub admin: Option<AdminRoutes>,
 }
 
 /// The whole life of a service's process, on a single-threaded runtime: with
@@ -86,9 +97,7 @@ pub fn run<A: App>() -> ExitCode {
     close_new_files();
     give_back_large_allocations();
     let matches = command::<A>().get_matches();
-    let parsed = CommonFlags::from_arg_matches(&matches)
-        .and_then(|common| A::Config::from_arg_matches(&matches).map(|config| (common, config)));
-    let (common, config) = match parsed {
+    let (common, admin, config) = match parse::<A>(&matches) {
         Ok(parsed) => parsed,
         Err(error) => error.exit(),
     };
@@ -114,7 +123,7 @@ pub fn run<A: App>() -> ExitCode {
             }
         };
         die_on_panic();
-        let code = match live::<A>(common, config, Shutdown::new()).await {
+        let code = match live::<A>(common, admin, config, Shutdown::new()).await {
             Ok(code) => code,
             Err(error) => {
                 tracing::error!("{} cannot start: {}", A::NAME, error_chain(&*error));
@@ -129,12 +138,23 @@ pub fn run<A: App>() -> ExitCode {
     code
 }
 
+/// The flags of all services, those of the admin routes where there are such, and the service's own.
+fn parse<A: App>(matches: &ArgMatches) -> Result<(CommonFlags, AdminFlags, A::Config), clap::Error> {
+    let admin = match A::ADMIN {
+        Some(_) => AdminFlags::from_arg_matches(matches)?,
+        None => AdminFlags::default(),
+    };
+    Ok((CommonFlags::from_arg_matches(matches)?, admin, A::Config::from_arg_matches(matches)?))
+}
+
 fn command<A: App>() -> Command {
     let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
     let command =
         Command::new(format!("mycora-{}", A::NAME)).version(env!("CARGO_PKG_VERSION")).about(A::ABOUT);
-    let command = A::Config::augment_args(CommonFlags::augment_args(command))
-        .mut_arg("ops_listen", |arg| arg.default_value(local(A::OPS_PORT)));
+    let command = CommonFlags::augment_args(command);
+    let command = if A::ADMIN.is_some() { AdminFlags::augment_args(command) } else { command };
+    let command =
+        A::Config::augment_args(command).mut_arg("ops_listen", |arg| arg.default_value(local(A::OPS_PORT)));
     match A::GRPC_PORT {
         Some(port) => command.mut_arg("listen", |arg| arg.default_value(local(port))),
         None => {
@@ -147,17 +167,15 @@ fn command<A: App>() -> Command {
 /// From bound ports to the end of the drain.
 async fn live<A: App>(
     common: CommonFlags,
+    admin: AdminFlags,
     config: A::Config,
     shutdown: Shutdown,
 ) -> Result<ExitCode, Failure> {
     shutdown.on_signals(Hangup::Reloads)?;
     raise_open_files_limit();
     let drain_deadline = common.drain_deadline();
-    let access = common.ops_access();
-    access.check()?;
-    if access == OpsAccess::NoOne {
-        tracing::info!("without --ops-token-file nobody reads /metrics and /info on the ops port");
-    }
+    let access = ops_access(&common)?;
+    let admin = A::ADMIN.map(|methods| AdminRoutes::new(methods, admin.admin_secret_file)).transpose()?;
     let ops_listener = match &common.ops_listen {
         Some(address) => Some(bind_ops(address).await?),
         None => None,
@@ -168,15 +186,11 @@ async fn live<A: App>(
     };
     let (readiness, metrics) = (Readiness::new(), Registry::new());
     let started = readiness.condition("start");
-    let info = Info {
-        name: A::NAME,
-        version: env!("CARGO_PKG_VERSION"),
-        limits: limits::<A>(&config, common.serving.actors),
-    };
+    let limits = limits::<A>(&config, common.serving.actors);
+    let info = Info { name: A::NAME, version: env!("CARGO_PKG_VERSION"), limits };
     let notices = Notices::default();
     let ops = Ops::new(info, readiness.clone(), metrics.clone(), access).with_notices(notices.clone());
-    // Probes are answered until the very end of the drain.
-    let serving_ops = ops_listener.map(|l| tokio::spawn(ops.serve(l, std::future::pending())));
+    let ops = OpsPort::open(ops_listener, admin.iter().cloned().fold(ops, Ops::with_admin));
 
     let tasks = Tasks::new(shutdown.clone());
     let host = Host {
@@ -191,6 +205,7 @@ async fn live<A: App>(
         readiness: readiness.clone(),
         notices,
         metrics,
+        admin,
     };
     tokio::select! {
         result = A::start(config, host) => {
@@ -207,18 +222,51 @@ async fn live<A: App>(
     if !drained {
         tracing::warn!(tasks = tasks.running(), "the drain deadline passed; what is left is cut");
     }
-    if let Some(serving) = serving_ops {
-        serving.abort();
-    }
+    ops.close().await;
     tracing::info!("{} ended", A::NAME);
     Ok(if tasks.have_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The limits of the service, those that all hold to, and those of serving gRPC when it does.
+/// The ops port of a process while it is served: probes are answered until the very end of the drain.
+struct OpsPort {
+    end: Shutdown,
+    serving: Option<JoinHandle<std::io::Result<()>>>,
+}
+
+impl OpsPort {
+    fn open(listener: Option<OpsListener>, ops: Ops) -> Self {
+        let end = Shutdown::new();
+        let serving = listener.map(|listener| tokio::spawn(ops.serve(listener, end.begun_owned())));
+        Self { end, serving }
+    }
+
+    /// Ends it. Whoever has asked for the end of the process is still answered.
+    async fn close(self) {
+        self.end.begin();
+        if let Some(mut serving) = self.serving
+            && tokio::time::timeout(OPS_END_TIMEOUT, &mut serving).await.is_err()
+        {
+            serving.abort();
+        }
+    }
+}
+
+/// Who may read what the ops port tells.
+fn ops_access(common: &CommonFlags) -> Result<OpsAccess, TokenFileError> {
+    let access = common.ops_access();
+    access.check()?;
+    if access == OpsAccess::NoOne {
+        tracing::info!("without --ops-token-file nobody reads /metrics and /info on the ops port");
+    }
+    Ok(access)
+}
+
+/// The limits of the service, those that all hold to, and those of serving gRPC and of the admin routes when it does.
 fn limits<A: App>(config: &A::Config, actors: ActorFlags) -> Limits {
     let serving = rpc::LIMITS.into_iter().chain(actors.limits()).filter(|_| A::GRPC_PORT.is_some());
+    let admin = ADMIN_LIMITS.into_iter().filter(|_| A::ADMIN.is_some());
     // What the operator chose of them stands in the place of what all hold to.
-    model::limits::TABLE.into_iter().chain(serving).chain(A::limits(config)).collect()
+    model::limits::TABLE.into_iter().chain(serving).chain(admin).chain(A::limits(config)).collect()
 }
 
 /// The port for everybody, and the one for the sidecar. In a mesh that has all the certificates there is nobody

@@ -17,7 +17,7 @@ pub struct CommonFlags {
     /// Where to serve gRPC
     #[arg(long, env = "MYCORA_LISTEN", value_name = "ADDRESS:PORT")]
     pub listen: Option<SocketAddr>,
-    /// Where to serve /livez, /readyz, /metrics and /info (plain HTTP): a port, or a socket file of this user alone as
+    /// Where to serve /livez, /readyz, /health, /metrics and /info (plain HTTP): a port, or a socket file of this user alone as
     /// unix:/PATH
     #[arg(long, env = "MYCORA_OPS_LISTEN", value_name = "ADDRESS:PORT|unix:PATH")]
     pub ops_listen: Option<OpsAddress>,
@@ -57,6 +57,15 @@ impl CommonFlags {
     pub const fn drain_deadline(&self) -> Duration {
         Duration::from_secs(self.drain_secs)
     }
+}
+
+/// Access to the admin routes of the ops port. Services without such routes do not have these flags.
+#[derive(Debug, Clone, Default, Args)]
+pub struct AdminFlags {
+    /// File with the secret that an API gateway shows to call POST /admin/drain and /admin/reload at the ops port, and to be
+    /// believed when it names a tenant by x-tenant-id; without it nobody can, and gRPC does the same for administrators
+    #[arg(long, env = "MYCORA_ADMIN_SECRET_FILE", value_name = "FILE")]
+    pub admin_secret_file: Option<PathBuf>,
 }
 
 /// Which `grpc://` addresses that actors give are dialed.

@@ -29,12 +29,17 @@ mod watched;
 pub use app::{App, Host, run};
 pub use certificates::CertificateMetrics;
 pub use crash::crash_point;
-pub use flags::{ActorFlags, AddressFlags, CommonFlags, MeshFlags, ServingFlags, TelemetryFlags, TlsFlags};
+pub use flags::{
+    ActorFlags, AddressFlags, AdminFlags, CommonFlags, MeshFlags, ServingFlags, TelemetryFlags, TlsFlags,
+};
 pub use lock::Lock;
 pub use log_file::{LOG_FILE_BYTES_MAX, LogFile};
 pub use notices::{Notice, Notices};
 pub use open_files::raise_open_files_limit;
-pub use ops::{BadOpsAddress, Info, Limits, Ops, OpsAccess, OpsAddress, OpsListener, TokenFileError};
+pub use ops::{
+    ADMIN_LIMITS, AdminHandlers, AdminMethods, AdminRoutes, AdminScope, BadOpsAddress, DrainError, Info,
+    InfoScope, Limits, Ops, OpsAccess, OpsAddress, OpsListener, ReloadError, TokenFileError, UnknownTenant,
+};
 pub use own_process::{close_memory, close_new_files, give_back_large_allocations, read_secret};
 pub use panics::die_on_panic;
 pub use readiness::{Condition, Readiness};

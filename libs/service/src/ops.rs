@@ -1,9 +1,11 @@
 //! The ops port: plain HTTP for probes, scrapers and people.
 //!
 //! Probes are answered with yes or no, whoever asks: a job with network reaches a port of its machine as well. What a
-//! process is and does is told to those who show a token, or reach the socket file.
+//! process is and does is told to those who show a token, or reach the socket file. Some services are also told what to do here:
+//! [`AdminRoutes`].
 
 mod access;
+mod admin;
 mod listener;
 
 use std::collections::BTreeMap;
@@ -16,8 +18,14 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus::{Encoder as _, IntGauge, Opts, Registry, TextEncoder};
 use serde::Serialize;
+use serde_json::Value;
 
 pub use self::access::{OpsAccess, TokenFileError};
+pub use self::admin::{
+    ADMIN_LIMITS, AdminHandlers, AdminMethods, AdminRoutes, AdminScope, DrainError, InfoScope, ReloadError,
+    UnknownTenant,
+};
+use self::admin::{Refusal, TENANT_HEADER};
 pub use self::listener::{BadOpsAddress, OpsAddress, OpsListener};
 use crate::notices::Notices;
 use crate::readiness::Readiness;
@@ -44,6 +52,9 @@ struct InfoDocument<'a> {
     /// What operators should know, by what it is about.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     notices: BTreeMap<&'static str, String>,
+    /// Details that the service tells to this caller.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    details: Value,
 }
 
 /// What the ops port shows. Cheap to clone.
@@ -54,6 +65,7 @@ pub struct Ops {
     readiness: Readiness,
     metrics: Registry,
     access: OpsAccess,
+    admin: Option<AdminRoutes>,
 }
 
 impl Ops {
@@ -67,7 +79,7 @@ impl Ops {
         build.set(1);
         // Several services of one process may share a registry; the first one is shown.
         let _ = metrics.register(Box::new(build));
-        Self { info: Arc::new(info), notices: Notices::default(), readiness, metrics, access }
+        Self { info: Arc::new(info), notices: Notices::default(), readiness, metrics, access, admin: None }
     }
 
     /// Shows these notices as well.
@@ -76,7 +88,15 @@ impl Ops {
         Self { notices, ..self }
     }
 
-    /// Answers `/livez`, `/readyz`, `/metrics` and `/info` until the future is dropped or `end` comes.
+    /// Answers `/admin/drain` and `/admin/reload` as well, and shows the service's own details in `/info`. Without these routes
+    /// they are as unknown as any other path.
+    #[must_use]
+    pub fn with_admin(self, routes: AdminRoutes) -> Self {
+        Self { admin: Some(routes), ..self }
+    }
+
+    /// Answers `/livez`, `/readyz`, `/ready`, `/health`, `/metrics`, `/info` and what was added, until the future is dropped or
+    /// `end` comes. Whoever was heard before `end` is answered.
     ///
     /// # Errors
     /// When the listener fails.
@@ -85,13 +105,17 @@ impl Ops {
         listener: OpsListener,
         end: impl Future<Output = ()> + Send + 'static,
     ) -> std::io::Result<()> {
+        let admin = self.admin.clone().map_or_else(Router::new, admin::router);
         let router = Router::new()
             // That it answers is the answer.
             .route("/livez", get(|| std::future::ready("ok\n")))
-            .route("/readyz", get(readyz))
+            .route("/readyz", get(ready))
+            .route("/ready", get(ready))
+            .route("/health", get(health))
             .route("/metrics", get(metrics))
             .route("/info", get(info))
-            .with_state(self);
+            .with_state(self)
+            .merge(admin);
         match listener {
             OpsListener::Tcp(listener) => axum::serve(listener, router).with_graceful_shutdown(end).await,
             OpsListener::Unix(listener) => axum::serve(listener, router).with_graceful_shutdown(end).await,
@@ -99,16 +123,32 @@ impl Ops {
     }
 }
 
-async fn readyz(State(ops): State<Ops>, headers: HeaderMap) -> (StatusCode, String) {
-    let missing = ops.readiness.missing();
-    if missing.is_empty() {
-        return (StatusCode::OK, "ready\n".to_owned());
+async fn ready(State(ops): State<Ops>, headers: HeaderMap) -> (StatusCode, String) {
+    ops.told_readiness(&headers, "ready", "not ready").await
+}
+
+/// Answers people and dashboards; who ends processes that do not answer asks `/livez`.
+async fn health(State(ops): State<Ops>, headers: HeaderMap) -> (StatusCode, String) {
+    ops.told_readiness(&headers, "healthy", "not healthy").await
+}
+
+impl Ops {
+    /// Says yes or no; and one line for each thing that is missing, to those who may read it.
+    async fn told_readiness(&self, headers: &HeaderMap, yes: &str, no: &str) -> (StatusCode, String) {
+        let missing = self.readiness.missing();
+        if missing.is_empty() {
+            return (StatusCode::OK, format!("{yes}\n"));
+        }
+        if !self.access.allows(headers).await {
+            return (StatusCode::SERVICE_UNAVAILABLE, format!("{no}\n"));
+        }
+        (StatusCode::SERVICE_UNAVAILABLE, missing.iter().map(line).collect())
     }
-    if !ops.access.allows(&headers).await {
-        return (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".to_owned());
-    }
-    let lines: String = missing.iter().map(|(name, why)| format!("{name}: {why}\n")).collect();
-    (StatusCode::SERVICE_UNAVAILABLE, lines)
+}
+
+/// A reason may be a foreign text of several lines.
+fn line((name, why): &(String, String)) -> String {
+    format!("{name}: {}\n", why.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 /// What is said to those who may not read it.
@@ -118,6 +158,10 @@ fn refused() -> Response {
 }
 
 async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
+    // All tenants in the place of the one that was named would be too much.
+    if ops.admin.is_some() && headers.contains_key(TENANT_HEADER) {
+        return Refusal::MetricsOfTenant.into_response();
+    }
     if !ops.access.allows(&headers).await {
         return refused();
     }
@@ -133,10 +177,29 @@ async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
 }
 
 async fn info(State(ops): State<Ops>, headers: HeaderMap) -> Response {
-    if !ops.access.allows(&headers).await {
-        return refused();
+    ops.told_info(&headers).await.unwrap_or_else(Refusal::into_response)
+}
+
+impl Ops {
+    async fn told_info(&self, headers: &HeaderMap) -> Result<Response, Refusal> {
+        let authorized = match &self.admin {
+            Some(admin) => admin.authorized(headers).await?,
+            None => None,
+        };
+        let scope = match authorized {
+            Some(AdminScope::Process) => InfoScope::AllTenants,
+            Some(AdminScope::Tenant(tenant)) => InfoScope::Tenant(tenant),
+            None if self.access.allows(headers).await => InfoScope::NoTenant,
+            None => return Ok(refused()),
+        };
+        let notices = match scope {
+            // They are for operators, and may name other tenants.
+            InfoScope::Tenant(_) => BTreeMap::new(),
+            InfoScope::NoTenant | InfoScope::AllTenants => self.notices.told(),
+        };
+        let details = self.admin.as_ref().map_or(Ok(Value::Null), |admin| admin.details(&scope))?;
+        let document = InfoDocument { info: &self.info, notices, details };
+        let text = serde_json::to_string_pretty(&document).expect("texts and numbers are JSON");
+        Ok(([(header::CONTENT_TYPE, "application/json")], text + "\n").into_response())
     }
-    let document = InfoDocument { info: &ops.info, notices: ops.notices.told() };
-    let text = serde_json::to_string_pretty(&document).expect("texts and numbers are JSON");
-    ([(header::CONTENT_TYPE, "application/json")], text + "\n").into_response()
 }

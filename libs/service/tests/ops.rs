@@ -1,6 +1,9 @@
 //! What the ops port answers.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
+#[path = "ops/admin.rs"]
+mod admin;
+
 use prometheus::{IntCounter, Registry};
 use service::{
     CertificateMetrics, Info, Limits, Notices, Ops, OpsAccess, OpsAddress, OpsListener, Readiness, Shutdown,
@@ -31,6 +34,14 @@ impl Port {
     }
 
     async fn at(address: &OpsAddress, access: impl FnOnce(PathBuf) -> OpsAccess) -> Self {
+        Self::with(address, access, |ops| ops).await
+    }
+
+    async fn with(
+        address: &OpsAddress,
+        access: impl FnOnce(PathBuf) -> OpsAccess,
+        more: impl FnOnce(Ops) -> Ops,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let token_file = dir.path().join("ops.token");
         std::fs::write(&token_file, format!("{TOKEN}\n")).unwrap();
@@ -39,7 +50,7 @@ impl Port {
         let info = Info { name: "small", version: "1.2.3", limits: Limits::from([("slots_max", 3)]) };
         let notices = Notices::default();
         let ops = Ops::new(info, readiness.clone(), metrics.clone(), access(token_file.clone()));
-        let ops = ops.with_notices(notices.clone());
+        let ops = more(ops.with_notices(notices.clone()));
         let listener = OpsListener::bind(address).await.unwrap();
         let address = listener.address().unwrap();
         let tasks = Tasks::new(shutdown.clone());
@@ -53,25 +64,36 @@ impl Port {
     }
 
     async fn get_as(&self, authorization: &str, path: &str) -> (u16, String) {
+        let head = format!("GET {path} HTTP/1.1\r\nAuthorization: {authorization}\r\n");
+        let answer = self.ask(&head, "").await;
+        (answer.status, answer.body)
+    }
+
+    /// Sends a request with these lines in its head.
+    async fn ask(&self, head: &str, body: &str) -> Answer {
+        let request = format!("{head}Host: ops\r\nConnection: close\r\n\r\n{body}");
         match self.address.strip_prefix("unix:") {
-            Some(socket) => ask(UnixStream::connect(socket).await.unwrap(), authorization, path).await,
-            None => ask(TcpStream::connect(&self.address).await.unwrap(), authorization, path).await,
+            Some(socket) => answer(UnixStream::connect(socket).await.unwrap(), &request).await,
+            None => answer(TcpStream::connect(&self.address).await.unwrap(), &request).await,
         }
     }
 }
 
-async fn ask(
-    mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    authorization: &str,
-    path: &str,
-) -> (u16, String) {
-    let header = format!("Authorization: {authorization}\r\nConnection: close");
-    let request = format!("GET {path} HTTP/1.1\r\nHost: ops\r\n{header}\r\n\r\n");
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Answer {
+    status: u16,
+    /// In small letters.
+    head: String,
+    body: String,
+}
+
+async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str) -> Answer {
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
 }
 
 #[tokio::test]
@@ -84,6 +106,42 @@ async fn readiness_says_what_is_missing() {
     assert_eq!(port.get("/livez").await, (200, "ok\n".to_owned()));
     storage.met();
     assert_eq!(port.get("/readyz").await.0, 200);
+}
+
+#[tokio::test]
+async fn health_and_ready_are_told_by_every_service() {
+    let port = Port::open().await;
+    assert_eq!(port.get("/health").await, (200, "healthy\n".to_owned()));
+    assert_eq!(port.get("/ready").await, (200, "ready\n".to_owned()));
+    let (storage, nats) = (port.readiness.condition("storage"), port.readiness.condition("nats"));
+    storage.unmet("connection refused:\n  by 127.0.0.1\r\n");
+    let lines = "nats: not yet\nstorage: connection refused: by 127.0.0.1\n";
+    for path in ["/health", "/ready", "/readyz"] {
+        assert_eq!(port.get(path).await, (503, lines.to_owned()), "one line for each thing: {path}");
+    }
+    assert_eq!(port.get_as("", "/health").await, (503, "not healthy\n".to_owned()));
+    assert_eq!(port.get_as("", "/ready").await, (503, "not ready\n".to_owned()));
+    storage.met();
+    nats.met();
+    port.readiness.close("the process is ending");
+    assert_eq!(port.get("/health").await, (503, "process: the process is ending\n".to_owned()));
+    assert_eq!(port.get("/livez").await.0, 200, "no reason to end it");
+}
+
+#[tokio::test]
+async fn probes_answer_head_as_they_answer_get() {
+    let port = Port::open().await;
+    let of_all = async |status| {
+        for path in ["/health", "/ready", "/readyz"] {
+            let answer = port.ask(&format!("HEAD {path} HTTP/1.1\r\n"), "").await;
+            assert_eq!((answer.status, answer.body.as_str()), (status, ""), "{path}");
+            let answer = port.ask(&format!("POST {path} HTTP/1.1\r\nContent-Length: 0\r\n"), "").await;
+            assert_eq!(answer.status, 405, "{path}");
+        }
+    };
+    of_all(200).await;
+    let _storage = port.readiness.condition("storage");
+    of_all(503).await;
 }
 
 #[tokio::test]

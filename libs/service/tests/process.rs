@@ -1,12 +1,17 @@
 //! A real process: `run`, signals and exit status. Started with a first argument
 //! that is a flag of the service, this program is that service.
 
-use std::io::{BufRead as _, BufReader, Lines};
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
+use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, ChildStderr, Command, ExitCode, Stdio};
 
-use service::{App, Failure, Host, Limits};
+use serde_json::{Value, json};
+use service::{
+    AdminHandlers, AdminMethods, AdminScope, App, DrainError, Failure, Host, InfoScope, Limits, ReloadError,
+    Shutdown, UnknownTenant,
+};
 
 /// The user that a service of root's tests runs as.
 const ORDINARY: u32 = 65_534;
@@ -25,6 +30,7 @@ impl App for Small {
     const ABOUT: &'static str = "A service for tests";
     const GRPC_PORT: Option<u16> = None;
     const OPS_PORT: u16 = 7998;
+    const ADMIN: Option<AdminMethods> = Some(AdminMethods { drain: "Small/Drain", reload: "Small/Reload" });
     type Config = Config;
 
     fn limits(_: &Config) -> Limits {
@@ -33,6 +39,7 @@ impl App for Small {
 
     async fn start(config: Config, host: Host) -> Result<(), Failure> {
         let shutdown = host.shutdown.clone();
+        host.admin.ok_or("no admin routes")?.handle_with(Handlers(shutdown.clone()));
         host.tasks.spawn("only", async move {
             if config.hang {
                 std::future::pending::<()>().await;
@@ -44,10 +51,33 @@ impl App for Small {
     }
 }
 
+struct Handlers(Shutdown);
+
+impl AdminHandlers for Handlers {
+    async fn drain(&self, _: AdminScope) -> Result<Value, DrainError> {
+        self.0.begin();
+        // Everything else of the process ends before this answers.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        Ok(json!({"in_flight": 0}))
+    }
+
+    async fn reload(&self, _: AdminScope) -> Result<Value, ReloadError> {
+        Err(ReloadError::Problems("nothing to reload".to_owned()))
+    }
+
+    fn info(&self, _: &InfoScope) -> Result<Value, UnknownTenant> {
+        Ok(Value::Null)
+    }
+}
+
 /// The service as a child process, started completely.
 struct Running {
     child: Child,
     log: Lines<BufReader<ChildStderr>>,
+    /// Where its ops port is.
+    ops: String,
 }
 
 impl Running {
@@ -60,17 +90,29 @@ impl Running {
     fn of(command: &mut Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().expect("started");
         let log = BufReader::new(child.stderr.take().expect("piped")).lines();
-        let mut running = Self { child, log };
+        let mut running = Self { child, log, ops: String::new() };
+        let bound = running.wait_for_log("--ops-listen is bound");
+        bound["address"].as_str().expect("an address").clone_into(&mut running.ops);
         running.wait_for_log("small started");
         running
     }
 
-    fn wait_for_log(&mut self, text: &str) {
-        let found = self.log.by_ref().map_while(Result::ok).any(|line| {
-            assert!(serde_json::from_str::<serde_json::Value>(&line).is_ok(), "no JSON: {line}");
-            line.contains(text)
+    fn wait_for_log(&mut self, text: &str) -> Value {
+        let found = self.log.by_ref().map_while(Result::ok).find_map(|line| {
+            let entry = serde_json::from_str(&line).unwrap_or_else(|_| panic!("no JSON: {line}"));
+            line.contains(text).then_some(entry)
         });
-        assert!(found, "the log ended without `{text}`");
+        found.unwrap_or_else(|| panic!("the log ended without `{text}`"))
+    }
+
+    /// Sends a request without a body to its ops port.
+    fn post(&self, path: &str, secret: &str) -> String {
+        let mut stream = TcpStream::connect(&self.ops).expect("it listens");
+        let headers = format!("Host: ops\r\nAuthorization: Bearer {secret}\r\nContent-Length: 0\r\n\r\n");
+        stream.write_all(format!("POST {path} HTTP/1.1\r\n{headers}").as_bytes()).expect("sent");
+        let mut head = String::new();
+        BufReader::new(stream).read_line(&mut head).expect("an answer");
+        head.trim_end().to_owned()
     }
 
     fn signal(&self, name: &str) {
@@ -96,6 +138,32 @@ fn the_first_signal_ends_it_in_order(name: &str) {
     running.signal(name);
     running.wait_for_log("small ended");
     assert_eq!(running.status(), Some(0));
+}
+
+fn a_drain_that_is_asked_for_is_answered_and_ends_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("admin.secret");
+    let secret = "0123456789abcdef";
+    std::fs::write(&file, format!("{secret}\n")).expect("written");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("its owner");
+    let mut running = Running::start(&["--admin-secret-file", file.to_str().expect("a plain path")]);
+    assert_eq!(running.post("/admin/drain", "another"), "HTTP/1.1 403 Forbidden");
+    assert_eq!(running.post("/admin/reload", secret), "HTTP/1.1 409 Conflict");
+    assert_eq!(running.post("/admin/drain", secret), "HTTP/1.1 202 Accepted");
+    running.wait_for_log("small ended");
+    assert_eq!(running.status(), Some(0));
+}
+
+fn a_secret_that_others_read_stops_the_start() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("admin.secret");
+    std::fs::write(&file, "0123456789abcdef").expect("written");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).expect("its owner");
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args(["--ops-listen", "127.0.0.1:0", "--admin-secret-file"]).arg(&file);
+    let output = command.output().expect("ran");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("secret of the admin routes"), "{said}");
 }
 
 fn a_hangup_ends_nothing() {
@@ -192,10 +260,12 @@ fn main() -> ExitCode {
     }
     the_first_signal_ends_it_in_order("TERM");
     the_first_signal_ends_it_in_order("INT");
+    a_drain_that_is_asked_for_is_answered_and_ends_it();
+    a_secret_that_others_read_stops_the_start();
     a_hangup_ends_nothing();
     the_second_signal_ends_it_at_once();
     its_memory_and_its_files_are_closed();
     wrong_flags_are_a_usage_error();
-    println!("process: 6 tests passed");
+    println!("process: 8 tests passed");
     ExitCode::SUCCESS
 }

@@ -82,7 +82,7 @@ async fn ends_with(task: Task) -> ExitCode {
     let (common, mut config) = flags();
     let (opened, _running) = tokio::sync::oneshot::channel();
     config.script = Some(Script { task, opened });
-    live::<Small>(common, config, Shutdown::new()).await.expect("started")
+    live::<Small>(common, AdminFlags::default(), config, Shutdown::new()).await.expect("started")
 }
 
 #[test]
@@ -105,6 +105,13 @@ fn the_limits_of_serving_are_shown_with_those_of_the_service() {
     assert_eq!(limits.get("rpc_message_bytes_max"), Some(&(4 * 1024 * 1024)));
     assert_eq!(limits.get("env_entries_max"), Some(&256), "what all hold to");
     assert_eq!(limits.len(), 1 + model::limits::TABLE.len() + rpc::LIMITS.len());
+}
+
+#[test]
+fn flags_of_admin_routes_are_those_of_services_that_have_them() {
+    let wrong = command::<Small>().try_get_matches_from(["small", "--admin-secret-file", "a"]);
+    assert_eq!(wrong.expect_err("it has no such routes").kind(), clap::error::ErrorKind::UnknownArgument);
+    assert!(!limits::<Small>(&flags().1, flags().0.serving.actors).contains_key("admin_body_bytes_max"));
 }
 
 #[tokio::test]
@@ -133,7 +140,7 @@ async fn ready_after_its_conditions_and_ended_after_its_tasks() {
     let (opened, running) = tokio::sync::oneshot::channel();
     config.script = Some(Script { task: Task::Obeys, opened });
     let shutdown = Shutdown::new();
-    let life = tokio::spawn(live::<Small>(common, config, shutdown.clone()));
+    let life = tokio::spawn(live::<Small>(common, AdminFlags::default(), config, shutdown.clone()));
     let (readiness, storage) = running.await.expect("started");
     assert!(!readiness.is_ready());
     storage.met();
@@ -149,7 +156,7 @@ async fn a_task_that_hangs_is_cut_at_the_deadline() {
     let (opened, running) = tokio::sync::oneshot::channel();
     config.script = Some(Script { task: Task::Hangs, opened });
     let shutdown = Shutdown::new();
-    let life = tokio::spawn(live::<Small>(common, config, shutdown.clone()));
+    let life = tokio::spawn(live::<Small>(common, AdminFlags::default(), config, shutdown.clone()));
     let (_readiness, _storage) = running.await.expect("started");
     let begun = tokio::time::Instant::now();
     shutdown.begin();
@@ -170,7 +177,9 @@ async fn a_port_in_use_is_named_with_the_way_out() {
     let address = taken.local_addr().expect("bound");
     let (mut common, config) = flags();
     common.listen = Some(address);
-    let error = live::<Small>(common, config, Shutdown::new()).await.expect_err("the port is taken");
+    let error = live::<Small>(common, AdminFlags::default(), config, Shutdown::new())
+        .await
+        .expect_err("the port is taken");
     let text = error_chain(&*error);
     assert!(text.contains(&address.to_string()) && text.contains("--listen"), "{text}");
 }

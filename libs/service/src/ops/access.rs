@@ -1,4 +1,4 @@
-//! Who may read what the ops port tells of a process.
+//! Who may read what the ops port tells of a process, and who may tell the process to do something.
 
 use std::path::{Path, PathBuf};
 
@@ -8,12 +8,12 @@ use zeroize::Zeroizing;
 
 use crate::own_process::read_secret;
 
-/// The fewest characters of a token: what is shorter is guessed.
+/// The fewest characters of a token or secret: what is shorter is guessed.
 const TOKEN_BYTES_MIN: usize = 16;
-/// The most characters of a token.
+/// The most characters of a token or secret.
 const TOKEN_BYTES_MAX: usize = 4096;
 
-/// Condition for reading `/metrics`, `/info` and the details of `/readyz`.
+/// Condition for reading `/metrics`, `/info` and what is missing when a process is not ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpsAccess {
     /// Everyone who reaches the listener: a socket file that only its owner opens.
@@ -24,12 +24,14 @@ pub enum OpsAccess {
     NoOne,
 }
 
-/// Why a token file cannot be used.
+/// Why the file of a token or secret cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenFileError {
     /// It cannot be read, or others can read or change it.
-    #[error("the token of the ops port cannot be read from {}", path.display())]
+    #[error("the {what} cannot be read from {}", path.display())]
     Unreadable {
+        /// What is in it.
+        what: &'static str,
         /// The file.
         path: PathBuf,
         /// Why.
@@ -37,10 +39,12 @@ pub enum TokenFileError {
     },
     /// It is shorter or longer than a token.
     #[error(
-        "{} has to hold a token of {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} bytes: `openssl rand -hex 32` makes one",
+        "{} has to hold the {what}, {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} bytes: `openssl rand -hex 32` makes one",
         path.display()
     )]
     Length {
+        /// What is in it.
+        what: &'static str,
         /// The file.
         path: PathBuf,
     },
@@ -53,20 +57,51 @@ impl OpsAccess {
     /// [`TokenFileError`].
     pub fn check(&self) -> Result<(), TokenFileError> {
         match self {
-            Self::Token(path) => token(path).map(drop),
+            Self::Token(path) => TokenFile::of_ops(path).check(),
             Self::Everyone | Self::NoOne => Ok(()),
         }
     }
 
     /// Whether a request with these headers may read everything.
     pub(super) async fn allows(&self, headers: &HeaderMap) -> bool {
-        let path = match self {
-            Self::Everyone => return true,
-            Self::NoOne => return false,
-            Self::Token(path) => path.clone(),
-        };
+        match self {
+            Self::Everyone => true,
+            Self::NoOne => false,
+            Self::Token(path) => TokenFile::of_ops(path).is_shown(headers).await,
+        }
+    }
+}
+
+/// File with a text that callers show as `Authorization: Bearer`. It is read for each request that shows one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TokenFile {
+    what: &'static str,
+    path: PathBuf,
+}
+
+impl TokenFile {
+    fn of_ops(path: &Path) -> Self {
+        Self { what: "token of the ops port", path: path.to_owned() }
+    }
+
+    /// Secret of the routes under `/admin`.
+    pub(super) const fn of_admin(path: PathBuf) -> Self {
+        Self { what: "secret of the admin routes", path }
+    }
+
+    /// Checks that it can be used now.
+    ///
+    /// # Errors
+    /// [`TokenFileError`].
+    pub(super) fn check(&self) -> Result<(), TokenFileError> {
+        self.read().map(drop)
+    }
+
+    /// Tells whether a request with these headers shows what is in the file.
+    pub(super) async fn is_shown(&self, headers: &HeaderMap) -> bool {
         let Some(shown) = bearer(headers) else { return false };
-        match tokio::task::spawn_blocking(move || token(&path)).await {
+        let file = self.clone();
+        match tokio::task::spawn_blocking(move || file.read()).await {
             // Its length may be told by the time that this takes; nothing else is.
             Ok(Ok(token)) => bool::from(token.as_bytes().ct_eq(shown.as_bytes())),
             Ok(Err(error)) => {
@@ -76,17 +111,24 @@ impl OpsAccess {
             Err(_) => false,
         }
     }
+
+    fn read(&self) -> Result<Zeroizing<String>, TokenFileError> {
+        let (what, path) = (self.what, &self.path);
+        let text = read_secret(path).map_err(|source| TokenFileError::Unreadable {
+            what,
+            path: path.clone(),
+            source,
+        })?;
+        let good = (TOKEN_BYTES_MIN..=TOKEN_BYTES_MAX).contains(&text.len());
+        good.then_some(text).ok_or_else(|| TokenFileError::Length { what, path: path.clone() })
+    }
 }
 
-/// The token that a request shows (RFC 6750, 2.1).
+/// The token that a request shows (RFC 6750, 2.1). Of two that differ nobody knows which one a proxy has looked at: they show
+/// none.
 fn bearer(headers: &HeaderMap) -> Option<Zeroizing<String>> {
-    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    let mut shown = headers.get_all(header::AUTHORIZATION).iter();
+    let (Some(only), None) = (shown.next(), shown.next()) else { return None };
+    let (scheme, token) = only.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| Zeroizing::new(token.trim().to_owned()))
-}
-
-fn token(path: &Path) -> Result<Zeroizing<String>, TokenFileError> {
-    let text =
-        read_secret(path).map_err(|source| TokenFileError::Unreadable { path: path.to_owned(), source })?;
-    let good = (TOKEN_BYTES_MIN..=TOKEN_BYTES_MAX).contains(&text.len());
-    good.then_some(text).ok_or_else(|| TokenFileError::Length { path: path.to_owned() })
 }

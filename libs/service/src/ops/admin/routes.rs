@@ -1,0 +1,110 @@
+//! The HTTP side of the admin routes: who asks, for what, and within which bounds.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use futures_util::StreamExt as _;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::{ANSWER_TIMEOUT, AdminRoutes, AdminScope, AnyHandlers, BODY_BYTES_MAX, BODY_TIMEOUT, Refusal};
+
+const DRAIN: &str = "/admin/drain";
+const RELOAD: &str = "/admin/reload";
+
+/// The routes. Other methods than POST are answered with 405 and `Allow`, whoever asks.
+pub(in crate::ops) fn router(routes: AdminRoutes) -> Router {
+    Router::new().route(DRAIN, post(drain)).route(RELOAD, post(reload)).with_state(routes)
+}
+
+async fn drain(State(routes): State<AdminRoutes>, headers: HeaderMap, body: Body) -> Response {
+    let method = routes.0.methods.drain;
+    let answer = async {
+        let (handlers, scope) = routes.asked(DRAIN, method, &headers, body).await?;
+        finish(&routes.0.drains, async move { handlers.drain(scope).await }).await
+    };
+    shown(StatusCode::ACCEPTED, answer.await)
+}
+
+async fn reload(State(routes): State<AdminRoutes>, headers: HeaderMap, body: Body) -> Response {
+    let method = routes.0.methods.reload;
+    let answer = async {
+        let (handlers, scope) = routes.asked(RELOAD, method, &headers, body).await?;
+        finish(&routes.0.reloads, async move { handlers.reload(scope).await }).await
+    };
+    shown(StatusCode::OK, answer.await)
+}
+
+impl AdminRoutes {
+    /// Finds for what a request asks, and who answers it. Nothing of a body is read for those without the secret.
+    async fn asked(
+        &self,
+        path: &'static str,
+        method: &'static str,
+        headers: &HeaderMap,
+        body: Body,
+    ) -> Result<(Arc<dyn AnyHandlers>, AdminScope), Refusal> {
+        let scope = self.authorized(headers).await?.ok_or(Refusal::Secret { path, method })?;
+        timeout(BODY_TIMEOUT, read(body)).await.map_err(|_| Refusal::SlowBody)??;
+        let handlers = self.0.handlers.get().ok_or(Refusal::Starting)?;
+        tracing::info!(path, %scope, "asked for on the ops port");
+        Ok((handlers.clone(), scope))
+    }
+}
+
+/// All that a body can say. Fields that are not known are refused: a tenant that was named here and not heard would be the
+/// whole process.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NoFields {}
+
+async fn read(body: Body) -> Result<(), Refusal> {
+    let mut pieces = body.into_data_stream();
+    let mut text = Vec::new();
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.map_err(|_| Refusal::BrokenBody)?;
+        if text.len() + piece.len() > BODY_BYTES_MAX {
+            return Err(Refusal::LongBody);
+        }
+        text.extend_from_slice(&piece);
+    }
+    if text.trim_ascii().is_empty() {
+        return Ok(());
+    }
+    serde_json::from_slice(&text).map(|NoFields {}| ()).map_err(|_| Refusal::Body)
+}
+
+/// Has the work done in a task of its own, which no caller cuts in half by going away.
+async fn finish<E: Into<Refusal> + Send + 'static>(
+    permits: &Arc<Semaphore>,
+    work: impl Future<Output = Result<Value, E>> + Send + 'static,
+) -> Result<Value, Refusal> {
+    let permit = permits.clone().try_acquire_owned().map_err(|_| Refusal::Busy)?;
+    let task = tokio::spawn(async move {
+        let answer = work.await;
+        drop(permit);
+        answer
+    });
+    match timeout(ANSWER_TIMEOUT, task).await {
+        Ok(Ok(answer)) => answer.map_err(Into::into),
+        Ok(Err(_)) => Err(Refusal::Failed),
+        Err(_) => Err(Refusal::SlowAnswer),
+    }
+}
+
+fn shown(status: StatusCode, answer: Result<Value, Refusal>) -> Response {
+    match answer {
+        Ok(document) => {
+            let kind = [(header::CONTENT_TYPE, "application/json")];
+            (status, kind, format!("{document:#}\n")).into_response()
+        }
+        Err(refusal) => refusal.into_response(),
+    }
+}
