@@ -164,6 +164,13 @@ impl CommandId {
     pub const fn bits(self) -> u128 {
         self.0
     }
+
+    /// The time that the id names: that of the input which ordered the work.
+    #[must_use]
+    pub const fn time(self) -> crate::Timestamp {
+        // 48 bits are left.
+        crate::Timestamp::from_millis((self.0 >> 80) as u64)
+    }
 }
 
 impl fmt::Display for CommandId {

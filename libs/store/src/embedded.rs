@@ -142,6 +142,10 @@ impl KvStore for EmbeddedStore {
         self.ask(|answer| Request::Take(lane, answer)).await
     }
 
+    async fn now(&self) -> Result<u64, StoreError> {
+        Ok(self.clock.now())
+    }
+
     fn caps(&self) -> Caps {
         Caps { shared: false, durability: "an answered commit is on the disk of this machine" }
     }

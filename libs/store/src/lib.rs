@@ -110,6 +110,13 @@ pub trait KvStore: Send + Sync {
     /// [`StoreError`]; may be repeated.
     async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError>;
 
+    /// Reads the clock by which rows expire, in milliseconds since 1970. Timers of lanes go by it, whatever the clock of their owner
+    /// shows.
+    ///
+    /// # Errors
+    /// [`StoreError`]; may be repeated.
+    async fn now(&self) -> Result<u64, StoreError>;
+
     /// What it is.
     fn caps(&self) -> Caps;
 }

@@ -99,6 +99,10 @@ impl<C: Clock> KvStore for MemoryStore<C> {
         Ok(lane.fence.epoch)
     }
 
+    async fn now(&self) -> Result<u64, StoreError> {
+        Ok(self.clock.now())
+    }
+
     fn caps(&self) -> Caps {
         Caps { shared: false, durability: "nothing survives the end of this process" }
     }

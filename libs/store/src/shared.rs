@@ -146,6 +146,17 @@ impl KvStore for SharedStore {
         answer.and_then(|epoch| epoch.uint()).map_err(store_error)
     }
 
+    async fn now(&self) -> Result<u64, StoreError> {
+        let place = self.at(&LaneKey::new(""));
+        let time =
+            place.connection.cmd(Cmd::new("TIME")).await.and_then(Value::array).map_err(store_error)?;
+        let mut parts = time.into_iter().map(|part| part.text().ok()?.parse::<u64>().ok());
+        match (parts.next().flatten(), parts.next().flatten()) {
+            (Some(secs), Some(micros)) => Ok(secs * 1000 + micros / 1000),
+            _ => Err(StoreError::Damaged { why: "Redis told no time".to_owned() }),
+        }
+    }
+
     fn caps(&self) -> Caps {
         let durability = match self.durability {
             Durability::Fast => "an answered commit survives what Redis is set up for",

@@ -82,6 +82,13 @@ impl Circuit {
         }
     }
 
+    /// Gives back a call that was not made.
+    pub fn give_back(&mut self) {
+        if let State::Probing { under_way, .. } = &mut self.state {
+            *under_way = under_way.saturating_sub(1);
+        }
+    }
+
     fn open(&mut self, now: Timestamp) {
         self.state = State::Open(now + self.breaker.open);
         self.window.clear();
@@ -167,6 +174,8 @@ mod tests {
         assert!(circuit.admit(at(30_000)));
         // One at a time, until it is known.
         assert!(!circuit.admit(at(30_000)));
+        circuit.give_back();
+        assert!(!circuit.is_closed() && circuit.admit(at(30_000)));
         circuit.note(true, at(30_001));
         assert!(!circuit.admit(at(60_000)) && circuit.admit(at(60_001)));
         circuit.note(false, at(60_002));

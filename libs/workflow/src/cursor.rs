@@ -84,6 +84,12 @@ impl Cursor {
         self.in_flight.first().map_or(self.delivered, |first| first.saturating_sub(1))
     }
 
+    /// Counts the deliveries since it was made.
+    #[must_use]
+    pub const fn deliveries(&self) -> u64 {
+        self.count
+    }
+
     /// How many messages are being worked on.
     #[must_use]
     pub fn in_flight(&self) -> usize {

@@ -47,8 +47,6 @@ pub enum Table {
     Dead,
     /// What came behind one of those.
     Parked,
-    /// Timers by name.
-    Timer,
     /// Timers by when they are due.
     Due,
     /// Calls by command.
@@ -57,10 +55,8 @@ pub enum Table {
     EffectDue,
     /// How far a source was read.
     Checkpoint,
-    /// Work that is to be sent.
+    /// Work that is to be sent, in the order of the commits.
     Outbox,
-    /// The same, in the order of the commits.
-    OutboxIndex,
     /// Who owns a lane, and its epoch.
     Fence,
     /// Answers to requests that may come again.
@@ -89,13 +85,11 @@ impl Table {
             Self::Kept => "kept",
             Self::Dead => "dead",
             Self::Parked => "parked",
-            Self::Timer => "timer",
             Self::Due => "due",
             Self::Effect => "effect",
             Self::EffectDue => "effect_due",
             Self::Checkpoint => "checkpoint",
             Self::Outbox => "outbox",
-            Self::OutboxIndex => "outbox_index",
             Self::Fence => "fence",
             Self::Request => "request",
             Self::Replica => "replica",
@@ -139,6 +133,12 @@ impl Key {
         Self(format!("{}:", self.0))..Self(format!("{};", self.0))
     }
 
+    /// The first key behind this one.
+    #[must_use]
+    pub fn behind(&self) -> Self {
+        Self(format!("{}\0", self.0))
+    }
+
     /// The parts behind the table; nothing where one of them is none.
     #[must_use]
     pub fn parts(&self) -> Option<Vec<Part>> {
@@ -167,6 +167,34 @@ impl Key {
         Self::numbered(Table::Journal, correlation, revision)
     }
 
+    /// All rows of the journal of an instance.
+    #[must_use]
+    pub fn journal_of(correlation: &CorrelationId) -> Range<Self> {
+        Self::of(Table::Journal, correlation)
+    }
+
+    /// All inputs of an instance that were kept back.
+    #[must_use]
+    pub fn parked_of(correlation: &CorrelationId) -> Range<Self> {
+        Self::of(Table::Parked, correlation)
+    }
+
+    /// All events of an instance that wait for their step.
+    #[must_use]
+    pub fn kept_of(correlation: &CorrelationId) -> Range<Self> {
+        Self::of(Table::Kept, correlation)
+    }
+
+    /// All dead letters of a correlation.
+    #[must_use]
+    pub fn dead_of(correlation: &CorrelationId) -> Range<Self> {
+        Self::of(Table::Dead, correlation)
+    }
+
+    fn of(table: Table, correlation: &CorrelationId) -> Range<Self> {
+        table.with(|key| key.text(correlation.as_str())).below()
+    }
+
     /// An input that counts once: see [`crate::InputId::digest`].
     #[must_use]
     pub fn dedupe(correlation: &CorrelationId, input: &[u8; 32]) -> Self {
@@ -192,15 +220,6 @@ impl Key {
     #[must_use]
     pub fn parked(correlation: &CorrelationId, number: u64) -> Self {
         Self::numbered(Table::Parked, correlation, number)
-    }
-
-    /// A timer.
-    #[must_use]
-    pub fn timer(correlation: &CorrelationId, name: &str) -> Self {
-        Table::Timer.with(|key| {
-            key.text(correlation.as_str());
-            key.text(name);
-        })
     }
 
     /// A timer, by when it is due.
@@ -234,19 +253,10 @@ impl Key {
         Table::Checkpoint.with(|key| key.text(source))
     }
 
-    /// Work of this kind that is to be sent.
+    /// Work that is to be sent.
     #[must_use]
-    pub fn outbox(kind: &str, work: CommandId) -> Self {
-        Table::Outbox.with(|key| {
-            key.text(kind);
-            key.text(&work.to_string());
-        })
-    }
-
-    /// The same, in the order of the commits.
-    #[must_use]
-    pub fn outbox_index(sequence: u64) -> Self {
-        Table::OutboxIndex.with(|key| key.number(sequence))
+    pub fn outbox(sequence: u64) -> Self {
+        Table::Outbox.with(|key| key.number(sequence))
     }
 
     /// Who owns the lane, and its epoch.
@@ -383,7 +393,6 @@ mod tests {
             (Key::kept(&c, 0), "kept:order-1:00000000000000000000"),
             (Key::dead(&correlation("-"), 9), "dead:-:00000000000000000009"),
             (Key::parked(&c, u64::MAX), "parked:order-1:18446744073709551615"),
-            (Key::timer(&c, "pay-by"), "timer:order-1:pay-by"),
             (Key::due(time, &c, "pay-by"), "due:00000001700000000000:order-1:pay-by"),
             (Key::effect(id), "effect:00000000-0000-0000-0000-000000000007"),
             (
@@ -391,8 +400,7 @@ mod tests {
                 "effect_due:00000001700000000000:00000000-0000-0000-0000-000000000007",
             ),
             (Key::checkpoint("aggregate.Order.*"), "checkpoint:aggregate.Order.%2A"),
-            (Key::outbox("effect", id), "outbox:effect:00000000-0000-0000-0000-000000000007"),
-            (Key::outbox_index(5), "outbox_index:00000000000000000005"),
+            (Key::outbox(5), "outbox:00000000000000000005"),
             (Key::fence(), "fence"),
             (Key::request("a b"), "request:a%20b"),
             (Key::replica("host:1"), "replica:host%3A1"),
@@ -424,7 +432,7 @@ mod tests {
         assert!(
             !Table::Effect.range().contains(&Key::effect_due(Timestamp::default(), CommandId::from_bits(1)))
         );
-        assert!(!Table::Outbox.range().contains(&Key::outbox_index(1)));
+        assert!(!Table::Due.range().contains(&Key::dedupe(&a, &[0; 32])));
         // The journal of one alone.
         let of_a = Key::of_store(format!("journal:{}", part("a"))).below();
         assert!(of_a.contains(&Key::journal(&a, 7)) && !of_a.contains(&Key::journal(&b, 7)));

@@ -67,6 +67,16 @@ impl<T> Queues<T> {
         Ok(())
     }
 
+    /// Adds an item before those of its correlation, whether there is room or not: it is what they wait for.
+    pub fn push_first(&mut self, correlation: &CorrelationId, item: T) {
+        self.items += 1;
+        let line = self.lines.entry(correlation.clone()).or_insert_with(Line::new);
+        if line.working.is_none() && line.waiting.is_empty() {
+            self.ready.push_back(correlation.clone());
+        }
+        line.waiting.push_front((item, 0));
+    }
+
     /// Gives the next item to be worked on. Its correlation gives no other until [`Queues::done`].
     pub fn take(&mut self) -> Option<(CorrelationId, T)> {
         let correlation = self.ready.pop_front()?;
@@ -87,6 +97,11 @@ impl<T> Queues<T> {
         } else {
             self.ready.push_back(correlation.clone());
         }
+    }
+
+    /// Changes every item that waits.
+    pub fn each_waiting(&mut self, mut change: impl FnMut(&mut T)) {
+        self.lines.values_mut().flat_map(|line| &mut line.waiting).for_each(|(item, _)| change(item));
     }
 
     /// How many items wait or are worked on.

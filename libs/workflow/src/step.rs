@@ -90,6 +90,19 @@ pub fn apply(
     }
 }
 
+/// Makes a dead letter of a message that is no input of the instance.
+#[must_use]
+pub fn bury(record: Option<&Record>, code: &str, why: &str, parks: bool) -> Change {
+    let mut record = record.cloned().unwrap_or_else(|| Record::new(Entry::Awaited(Awaited::none())));
+    // Nothing of an instance that has ended waits any more.
+    let parks = parks && !matches!(record.entry, Entry::Ended(_));
+    let letter = record.letter(code, why.to_owned(), parks);
+    if parks && record.parked_by.is_none() {
+        record.parked_by = Some(letter.number);
+    }
+    Change::nothing(Fate::Dead(letter), Some(record))
+}
+
 /// One call of [`apply`].
 #[derive(Clone, Copy)]
 struct Application<'a> {

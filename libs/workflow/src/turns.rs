@@ -76,6 +76,12 @@ impl<T> Turns<T> {
         round.push_back(tenant.clone());
     }
 
+    /// Returns whether somebody's turn it is.
+    #[must_use]
+    pub fn is_somebodys(&self) -> bool {
+        !self.round.is_empty()
+    }
+
     /// Counts what waits.
     #[must_use]
     pub fn len(&self) -> usize {
