@@ -2,71 +2,18 @@
 //!
 //! A connection for each request, to an address that was looked at: nothing decides anew where a name leads.
 
-use std::net::SocketAddr;
-use std::path::Path;
-use std::sync::Arc;
-
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::rt::TokioIo;
-use rustls::{ClientConfig, RootCertStore};
-use rustls_pki_types::pem::PemObject as _;
-use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
-use crate::Hosts;
+use crate::{ConnectError, Denied, Hosts, Trust, connect};
 
 /// How often an answer may lead elsewhere.
 const REDIRECTIONS_MAX: usize = 10;
-/// Where systems keep the certificates that they trust.
-const CERTIFICATES: [&str; 4] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
-
-/// Whom requests trust.
-#[derive(Clone)]
-pub struct Trust(Option<TlsConnector>);
-
-impl Trust {
-    /// What the machine trusts; `SSL_CERT_FILE` names another file.
-    #[must_use]
-    pub fn find() -> Self {
-        let named = std::env::var_os("SSL_CERT_FILE");
-        let places = named.iter().map(Path::new).chain(CERTIFICATES.iter().map(Path::new));
-        for place in places {
-            let Ok(certificates) = CertificateDer::pem_file_iter(place) else { continue };
-            let mut roots = RootCertStore::empty();
-            let (added, _) = roots.add_parsable_certificates(certificates.flatten());
-            if added > 0 {
-                return Self::with(roots);
-            }
-        }
-        Self(None)
-    }
-
-    /// Returns `true` where no certificate is trusted, so that no request over https succeeds.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.0.is_none()
-    }
-
-    fn with(roots: RootCertStore) -> Self {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map(|config| config.with_root_certificates(roots).with_no_client_auth());
-        Self(config.ok().map(|config| TlsConnector::from(Arc::new(config))))
-    }
-}
-
 /// An HTTP request.
 #[derive(Debug, Clone)]
 pub struct Ask {
@@ -83,6 +30,40 @@ impl Ask {
     #[must_use]
     pub fn new(method: Method, uri: Uri) -> Self {
         Self { method, uri, headers: HeaderMap::new(), body: Bytes::new() }
+    }
+
+    /// Returns the method.
+    #[must_use]
+    pub const fn method(&self) -> &Method {
+        &self.method
+    }
+
+    /// Returns the target.
+    #[must_use]
+    pub const fn uri(&self) -> &Uri {
+        &self.uri
+    }
+
+    /// Returns where an answer to this request leads, when it is a redirection to an URL.
+    #[must_use]
+    pub fn redirection(&self, reply: &Reply) -> Option<Uri> {
+        join(&self.uri, leads_elsewhere(reply)?.to_str().ok()?)
+    }
+
+    /// Turns to another target, without the headers that are secret when that is another server's.
+    pub fn turn_to(&mut self, uri: Uri) {
+        if (uri.scheme(), uri.authority()) != (self.uri.scheme(), self.uri.authority()) {
+            // These were for the other one.
+            for secret in [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION] {
+                self.headers.remove(secret);
+            }
+            let marked: Vec<_> = self.headers.iter().filter(|(_, value)| value.is_sensitive()).collect();
+            let marked: Vec<_> = marked.into_iter().map(|(name, _)| name.clone()).collect();
+            for secret in marked {
+                self.headers.remove(secret);
+            }
+        }
+        self.uri = uri;
     }
 }
 
@@ -117,15 +98,35 @@ pub enum RequestError {
 /// Cause of a failed request.
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
-    /// It may not be made, cannot be made, or its answer is not taken.
+    /// No request can be made of it. Nothing was sent.
     #[error("{0}")]
     Refused(String),
-    /// HTTP broke off.
+    /// A rule is against it. Nothing was sent.
     #[error(transparent)]
-    Http(#[from] hyper::Error),
-    /// The answer broke off.
+    Denied(Denied),
+    /// There is no connection to the host, or the host is not who it should be. Nothing was sent.
+    #[error("{0}")]
+    Unreachable(String),
+    /// HTTP broke off, before there was an answer.
     #[error(transparent)]
-    Body(Box<dyn std::error::Error + Send + Sync>),
+    Http(hyper::Error),
+    /// The body of the answer has more bytes than are taken.
+    #[error("the answer has more than {most} bytes")]
+    TooLong {
+        /// The answer, without its body.
+        reply: Box<Reply>,
+        /// How many bytes are taken.
+        most: usize,
+    },
+    /// The body of the answer broke off.
+    #[error("the answer broke off")]
+    Body {
+        /// The answer, without its body.
+        reply: Box<Reply>,
+        /// Why.
+        #[source]
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
 }
 
 impl Cause {
@@ -154,7 +155,7 @@ pub fn is_of_connection(name: &HeaderName) -> bool {
 /// dropped lightly: whether it was carried out is not known then.
 ///
 /// # Errors
-/// [`RequestError`]; beside [`Cause::Refused`] it may have been carried out.
+/// [`RequestError`]. It may have been carried out, unless nothing was sent at all.
 pub async fn send(
     trust: &Trust,
     hosts: &Hosts,
@@ -163,7 +164,7 @@ pub async fn send(
 ) -> Result<Reply, RequestError> {
     for _ in 0..=REDIRECTIONS_MAX {
         let failed = |cause: Cause, uri: &Uri| RequestError::Failed { uri: uri.clone(), cause };
-        let reply = send_once(trust, hosts, &ask, body_max).await;
+        let reply = send_once(trust, hosts, &ask, body_max, || ()).await;
         let reply = reply.map_err(|cause| failed(cause, &ask.uri))?;
         let Some(location) = leads_elsewhere(&reply) else { return Ok(reply) };
         let led = redirect(&mut ask, reply.status, location);
@@ -186,13 +187,7 @@ fn redirect(ask: &mut Ask, status: StatusCode, location: &HeaderValue) -> Result
         ask.body = Bytes::new();
         ask.headers.remove(header::CONTENT_TYPE);
     }
-    if (to.scheme(), to.authority()) != (ask.uri.scheme(), ask.uri.authority()) {
-        // These were for the other one.
-        for secret in [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION] {
-            ask.headers.remove(secret);
-        }
-    }
-    ask.uri = to;
+    ask.turn_to(to);
     Ok(())
 }
 
@@ -222,7 +217,18 @@ fn join(from: &Uri, reference: &str) -> Option<Uri> {
         .ok()
 }
 
-async fn send_once(trust: &Trust, hosts: &Hosts, ask: &Ask, body_max: usize) -> Result<Reply, Cause> {
+/// Asks once, and follows nothing. `sending` is called just before the request leaves, once there is a connection to a host that
+/// proved its name: until then nothing was asked of it.
+///
+/// # Errors
+/// [`Cause`].
+pub async fn send_once(
+    trust: &Trust,
+    hosts: &Hosts,
+    ask: &Ask,
+    body_max: usize,
+    sending: impl FnOnce(),
+) -> Result<Reply, Cause> {
     let is_tls = match ask.uri.scheme() {
         Some(scheme) if *scheme == Scheme::HTTP => false,
         Some(scheme) if *scheme == Scheme::HTTPS => true,
@@ -233,45 +239,37 @@ async fn send_once(trust: &Trust, hosts: &Hosts, ask: &Ask, body_max: usize) -> 
     if authority.as_str().contains('@') {
         return Err(Cause::refused("who asks stands in a header, not in the URL"));
     }
-    let stream = connect(hosts, authority, is_tls).await.map_err(Cause::Refused)?;
-    if !is_tls {
-        return exchange(stream, ask, authority, body_max).await;
+    if !has_good_port(&ask.uri) {
+        return Err(Cause::refused("its port is no number of a port"));
     }
-    let no_trust = || Cause::refused("this machine has no certificates to trust");
-    let connector = trust.0.as_ref().ok_or_else(no_trust)?;
-    let name = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-    let name = ServerName::try_from(name).map_err(Cause::refused)?;
-    let stream = connector.connect(name, stream).await.map_err(Cause::refused)?;
-    exchange(stream, ask, authority, body_max).await
-}
-
-async fn connect(hosts: &Hosts, authority: &Authority, is_tls: bool) -> Result<TcpStream, String> {
+    let request = request(ask, authority)?;
     let host = authority.host();
     let port = authority.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
-    if !hosts.allow(host, port) {
-        return Err(format!("the host {host} is not among those that this supervisor allows"));
+    let stream = connect(hosts, host, port).await.map_err(|error| match error {
+        ConnectError::Denied(denied) => Cause::Denied(denied),
+        ConnectError::Failed(why) => Cause::Unreachable(why),
+    })?;
+    if !is_tls {
+        return exchange(stream, request, body_max, sending).await;
     }
-    let name = host.trim_start_matches('[').trim_end_matches(']');
-    let found = tokio::net::lookup_host((name, port)).await.map_err(|error| format!("{host}: {error}"))?;
-    let found: Vec<SocketAddr> = found.collect();
-    let mut why = format!("{host} has no address that may be reached: the list does not name a private one");
-    for address in found.into_iter().filter(|address| hosts.reach(address.ip(), port)) {
-        match TcpStream::connect(address).await {
-            Ok(stream) => return Ok(stream),
-            Err(error) => why = format!("{address}: {error}"),
-        }
-    }
-    Err(why)
+    let stream = trust.encrypt(host, stream).await.map_err(Cause::Unreachable)?;
+    exchange(stream, request, body_max, sending).await
 }
 
-async fn exchange<S>(stream: S, ask: &Ask, authority: &Authority, body_max: usize) -> Result<Reply, Cause>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+/// Returns `true` for a target whose port is the scheme's or a number of a port. [`Uri`] takes anything for one.
+#[must_use]
+pub fn has_good_port(uri: &Uri) -> bool {
+    let Some(authority) = uri.authority() else { return true };
+    let host_and_port = authority.as_str().rsplit('@').next().unwrap_or_default();
+    let port = host_and_port.strip_prefix(authority.host()).unwrap_or_default();
+    matches!(port, "" | ":") || authority.port_u16().is_some()
+}
+
+/// The request as it goes over a connection.
+fn request(ask: &Ask, authority: &Authority) -> Result<Request<Full<Bytes>>, Cause> {
     let path = ask.uri.path_and_query().map_or("/", PathAndQuery::as_str);
-    let mut request = Request::builder().method(&ask.method).uri(path).body(Full::new(ask.body.clone()));
-    let request = request.as_mut().map_err(Cause::refused)?;
+    let request = Request::builder().method(&ask.method).uri(path).body(Full::new(ask.body.clone()));
+    let mut request = request.map_err(Cause::refused)?;
     let headers = request.headers_mut();
     headers.extend(ask.headers.clone());
     let host = HeaderValue::from_str(authority.as_str()).map_err(Cause::refused)?;
@@ -279,17 +277,31 @@ where
     headers.entry(header::ACCEPT).or_insert(HeaderValue::from_static("*/*"));
     let agent = concat!("mycora/", env!("CARGO_PKG_VERSION"));
     headers.entry(header::USER_AGENT).or_insert(HeaderValue::from_static(agent));
-    let request = std::mem::take(request);
+    Ok(request)
+}
+
+async fn exchange<S>(
+    stream: S,
+    request: Request<Full<Bytes>>,
+    body_max: usize,
+    sending: impl FnOnce(),
+) -> Result<Reply, Cause>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let made = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = made.map_err(|error| Cause::Unreachable(error.to_string()))?;
+    sending();
     let asking = async {
-        let (head, body) = sender.send_request(request).await?.into_parts();
-        let body = Limited::new(body, body_max).collect().await.map_err(|error| {
-            if error.is::<http_body_util::LengthLimitError>() {
-                Cause::Refused(format!("the answer has more than {body_max} bytes"))
-            } else {
-                Cause::Body(error)
+        let (head, body) = sender.send_request(request).await.map_err(Cause::Http)?.into_parts();
+        let reply = Reply { status: head.status, headers: head.headers, body: Bytes::new() };
+        match Limited::new(body, body_max).collect().await {
+            Ok(body) => Ok(Reply { body: body.to_bytes(), ..reply }),
+            Err(error) if error.is::<http_body_util::LengthLimitError>() => {
+                Err(Cause::TooLong { reply: Box::new(reply), most: body_max })
             }
-        })?;
-        Ok(Reply { status: head.status, headers: head.headers, body: body.to_bytes() })
+            Err(cause) => Err(Cause::Body { reply: Box::new(reply), cause }),
+        }
     };
     tokio::pin!(asking, connection);
     tokio::select! {
@@ -321,6 +333,23 @@ mod tests {
     }
 
     #[test]
+    fn ports_are_numbers() {
+        for (uri, expected) in [
+            ("http://a.test/x", true),
+            ("http://a.test:/x", true),
+            ("http://a.test:81/x", true),
+            ("http://[::1]:81/x", true),
+            ("http://[::1]/x", true),
+            ("http://me@a.test:81/x", true),
+            ("http://a.test:port/x", false),
+            ("http://a:a/x", false),
+            ("http://a.test:99999/x", false),
+        ] {
+            assert_eq!(has_good_port(&uri.parse().expect(uri)), expected, "{uri}");
+        }
+    }
+
+    #[test]
     fn secrets_are_for_whom_they_were_meant() {
         let ask = || {
             let mut ask = Ask::new(Method::POST, "http://a.test/x".parse().expect("a url"));
@@ -338,5 +367,18 @@ mod tests {
         assert_eq!(go(307, "/y"), ("POST".to_owned(), true, 4));
         assert_eq!(go(308, "http://b.test/y"), ("POST".to_owned(), false, 4));
         assert_eq!(go(303, "https://a.test/x"), ("GET".to_owned(), false, 0));
+    }
+
+    #[test]
+    fn what_is_marked_as_secret_stays_with_its_server() {
+        let mut ask = Ask::new(Method::GET, "https://a.test/x".parse().expect("a url"));
+        let mut key = HeaderValue::from_static("hush");
+        key.set_sensitive(true);
+        ask.headers.insert("x-api-key", key);
+        ask.headers.insert("x-other", HeaderValue::from_static("1"));
+        ask.turn_to("https://a.test/y".parse().expect("a url"));
+        assert!(ask.headers.contains_key("x-api-key"));
+        ask.turn_to("https://a.test:8443/y".parse().expect("a url"));
+        assert_eq!(ask.headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-other"]);
     }
 }

@@ -6,7 +6,21 @@ use addresses::{is_public, leads_here};
 
 /// The hosts that may be reached.
 #[derive(Debug, Clone)]
-pub struct Hosts(Vec<Entry>);
+pub struct Hosts {
+    entries: Vec<Entry>,
+    reach: Reach,
+}
+
+/// Addresses to which the names of a list may lead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// Public ones, and those that stand in the list themselves.
+    PublicOrListed,
+    /// Public ones.
+    Public,
+    /// All.
+    Any,
+}
 
 /// `*`, `example.com`, `*.example.com`, `10.0.0.7`, `[::1]`, each with `:port` or without.
 #[derive(Debug, Clone)]
@@ -19,24 +33,46 @@ impl Hosts {
     /// From the texts of a list: `*`, `example.com`, `*.example.com`, `10.0.0.7`, `[::1]`, each with `:port` or without.
     #[must_use]
     pub fn new(hosts: &[String]) -> Self {
-        Self(hosts.iter().map(|host| Entry::new(host)).collect())
+        Self { entries: hosts.iter().map(|host| Entry::new(host)).collect(), reach: Reach::PublicOrListed }
+    }
+
+    /// A list whose entries hold for one port each: their own, or else `port`. Addresses that are not public, or are this
+    /// machine's, are reached only with `is_private`, even when they stand in the list themselves.
+    #[must_use]
+    pub fn exact(hosts: &[String], port: u16, is_private: bool) -> Self {
+        let entry = |text: &String| {
+            let entry = Entry::new(text);
+            Entry { port: entry.port.or(Some(port)), ..entry }
+        };
+        let reach = if is_private { Reach::Any } else { Reach::Public };
+        Self { entries: hosts.iter().map(entry).collect(), reach }
     }
 
     /// Whether the list has this host, which is a name or an address.
     #[must_use]
     pub fn allow(&self, host: &str, port: u16) -> bool {
         let host = bare(host);
-        self.0.iter().any(|entry| entry.matches(&host) && entry.port.is_none_or(|allowed| allowed == port))
+        self.entries
+            .iter()
+            .any(|entry| entry.matches(&host) && entry.port.is_none_or(|allowed| allowed == port))
     }
 
     /// Whether an allowed host may be reached at this address: one of the public network that is not this machine's, or
     /// one that the list names itself. So no name can lead into the networks behind this machine, or to its own ports.
+    /// A list of [`Hosts::exact`] says by itself whether those are reached.
     #[must_use]
     pub fn reach(&self, address: IpAddr, port: u16) -> bool {
-        (is_public(address) && !leads_here(address).unwrap_or(true))
-            || self.0.iter().any(|entry| {
+        let is_outside = || is_public(address) && !leads_here(address).unwrap_or(true);
+        let is_listed = || {
+            self.entries.iter().any(|entry| {
                 entry.host.parse() == Ok(address) && entry.port.is_none_or(|allowed| allowed == port)
             })
+        };
+        match self.reach {
+            Reach::PublicOrListed => is_outside() || is_listed(),
+            Reach::Public => is_outside(),
+            Reach::Any => true,
+        }
     }
 }
 
@@ -108,6 +144,14 @@ mod tests {
     }
 
     #[test]
+    fn an_exact_list_has_one_port_for_each_entry() {
+        let list = ["pay.test".to_owned(), "api.test:8443".to_owned()];
+        let hosts = Hosts::exact(&list, 443, false);
+        assert!(hosts.allow("pay.test", 443) && hosts.allow("api.test", 8443));
+        assert!(!hosts.allow("pay.test", 22) && !hosts.allow("api.test", 443));
+    }
+
+    #[test]
     fn private_addresses_have_to_be_named() {
         let any = hosts(&["*"]);
         for address in [
@@ -140,6 +184,12 @@ mod tests {
         }
         for address in ["1.1.1.1", "100.128.0.1", "172.32.0.1", "2606:4700::1111", "::ffff:1.1.1.1"] {
             assert!(any.reach(address.parse().expect("an address"), 80), "{address}");
+        }
+        for address in ["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "fd00::1"] {
+            let list = [address.to_owned()];
+            let address = address.parse().expect("an address");
+            assert!(!Hosts::exact(&list, 80, false).reach(address, 80), "{address} is only listed");
+            assert!(Hosts::exact(&list, 80, true).reach(address, 80), "{address}");
         }
         let with_port = hosts(&["localhost", "127.0.0.1:81"]);
         let loopback = "127.0.0.1".parse().expect("an address");

@@ -5,7 +5,11 @@
 //! and connected to as it was looked at.
 
 mod client;
+mod connect;
 mod hosts;
+mod trust;
 
-pub use client::{Ask, Cause, Reply, RequestError, Trust, is_of_connection, send};
+pub use client::{Ask, Cause, Reply, RequestError, has_good_port, is_of_connection, send, send_once};
+pub use connect::{ConnectError, Denied, Rule, connect};
 pub use hosts::Hosts;
+pub use trust::Trust;

@@ -1,0 +1,82 @@
+//! Connections to addresses that were looked at: nothing decides anew where a name leads.
+
+use std::net::SocketAddr;
+
+use tokio::net::TcpStream;
+
+use crate::Hosts;
+
+/// There is no connection. Nothing was sent.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// A rule is against it; the host was not contacted.
+    #[error(transparent)]
+    Denied(Denied),
+    /// The name leads nowhere, or nobody answers there.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// A host that may not be reached.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.message())]
+pub struct Denied {
+    /// The host, as it was asked for.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// Rule that is against it.
+    pub rule: Rule,
+}
+
+/// Why a host may not be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// The list does not have the host, or not with this port.
+    NotListed,
+    /// Its name leads to addresses only that are not public, or are this machine's.
+    NotPublic,
+}
+
+impl Denied {
+    fn message(&self) -> String {
+        let host = &self.host;
+        match self.rule {
+            Rule::NotListed => format!("the host {host} is not among those that are allowed"),
+            Rule::NotPublic => {
+                format!("{host} has no address that may be reached: private ones have to be allowed")
+            }
+        }
+    }
+}
+
+/// Connects to a host, if these hosts are allowed, at an address that may be reached.
+///
+/// # Errors
+/// [`ConnectError`].
+pub async fn connect(hosts: &Hosts, host: &str, port: u16) -> Result<TcpStream, ConnectError> {
+    let denied = |rule| ConnectError::Denied(Denied { host: host.to_owned(), port, rule });
+    if !hosts.allow(host, port) {
+        return Err(denied(Rule::NotListed));
+    }
+    let found = tokio::net::lookup_host((bare(host), port)).await;
+    let found = found.map_err(|error| ConnectError::Failed(format!("{host}: {error}")))?;
+    let found: Vec<SocketAddr> = found.collect();
+    let mut error = if found.is_empty() {
+        ConnectError::Failed(format!("{host} has no address"))
+    } else {
+        denied(Rule::NotPublic)
+    };
+    for address in found.into_iter().filter(|address| hosts.reach(address.ip(), port)) {
+        match TcpStream::connect(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(why) => error = ConnectError::Failed(format!("{address}: {why}")),
+        }
+    }
+    Err(error)
+}
+
+/// A host without the brackets of an IPv6 address.
+pub(crate) fn bare(host: &str) -> &str {
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
