@@ -32,9 +32,10 @@ const LIBS: [(&str, &[&str]); 22] = [
     ("testkit", &[]),
 ];
 /// Crates from outside that only these of ours may name.
-const FENCED: [(&str, &[&str]); 10] = [
+const FENCED: [(&str, &[&str]); 11] = [
     ("redis", &["libs/kv"]),
     ("async-nats", &["libs/broker"]),
+    ("lettre", &["services/saga"]),
     ("petgraph", &["libs/flow"]),
     ("rcgen", &["libs/identity"]),
     ("tonic-reflection", &["libs/rpc"]),

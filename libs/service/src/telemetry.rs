@@ -38,7 +38,7 @@ type Logs = Box<dyn Layer<Registry> + Send + Sync>;
 type Logged = Layered<Filtered<Logs, EnvFilter, Registry>, Registry>;
 
 /// Our crates, as the targets of log lines name them: levels below INFO are theirs.
-const OURS: [&str; 29] = [
+const OURS: [&str; 30] = [
     "addresses",
     "broker",
     "directory",
@@ -60,6 +60,7 @@ const OURS: [&str; 29] = [
     "rpc",
     "runner",
     "runner_registry",
+    "saga",
     "sandbox",
     "scheduler",
     "service",

@@ -1,0 +1,271 @@
+//! Puts the saga service together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use broker::Broker;
+use egress::Trust;
+use model::TenantId;
+use service::{Condition, Readiness};
+use store::KvStore;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+use workflow::catalog::Catalog;
+use workflow::provider::{Provider as Definition, Transport};
+
+use crate::definitions::{DefinitionError, Definitions};
+use crate::effects::OpenCalls;
+use crate::lane::gateway::Gateway;
+use crate::lane::{PAUSES, Surroundings, streams};
+use crate::manifests::{BadManifests, Manifests};
+use crate::metrics::Metrics;
+use crate::placement::{Placement, Providers, Role};
+use crate::providers::Provider;
+use crate::providers::http::HttpProvider;
+use crate::providers::smtp::SmtpProvider;
+use crate::secrets::Secrets;
+use crate::tenants::Tenants;
+
+/// The service's own settings.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// What this replica does.
+    pub role: Role,
+    /// Where the operator's manifests are; none where all come by request.
+    pub manifests: Option<PathBuf>,
+    /// Whose lanes there are.
+    pub tenants: Tenants,
+    /// Where secrets are; the environment where nothing is said.
+    pub secrets: Option<PathBuf>,
+}
+
+/// What the service needs of others.
+pub struct Deps<'a> {
+    /// Where rows are kept.
+    pub store: Arc<dyn KvStore>,
+    /// Where messages come from and go to.
+    pub broker: Arc<dyn Broker>,
+    /// Where commands of aggregates go.
+    pub gateway: Arc<dyn Gateway>,
+    /// Where its metrics are registered.
+    pub metrics: &'a prometheus::Registry,
+}
+
+/// Why the service cannot be built, or does not take what it is given.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its metrics cannot be registered.
+    #[error("the metrics of the saga service cannot be registered")]
+    Metrics(#[source] prometheus::Error),
+    /// Manifests are wrong.
+    #[error(transparent)]
+    Manifests(#[from] BadManifests),
+    /// A provider of effects cannot be used.
+    #[error("the provider `{name}` cannot be used: {why}")]
+    Provider {
+        /// The provider.
+        name: String,
+        /// Why.
+        why: String,
+    },
+    /// Definitions cannot be kept.
+    #[error(transparent)]
+    Definitions(#[from] DefinitionError),
+}
+
+/// The service.
+pub struct App {
+    config: Config,
+    definitions: Arc<Definitions>,
+    gateway: Arc<dyn Gateway>,
+    around: Surroundings,
+    calls: OpenCalls,
+    providers: watch::Sender<Arc<Providers>>,
+    tenants: watch::Sender<Arc<Tenants>>,
+    /// Tenants whose lanes this replica has given up.
+    drained: watch::Sender<Arc<BTreeSet<TenantId>>>,
+    readiness: Readiness,
+    needs: Needs,
+}
+
+/// What the service cannot do without, beside what its lanes see to.
+struct Needs {
+    broker: Condition,
+    definitions: Condition,
+}
+
+impl App {
+    /// Builds the service; nothing runs before [`App::run`].
+    ///
+    /// # Errors
+    /// [`Error::Metrics`] when another service of the process registered the same.
+    pub fn new(config: Config, deps: Deps<'_>) -> Result<Self, Error> {
+        let Deps { store, broker, gateway, metrics } = deps;
+        let metrics = Arc::new(Metrics::new(metrics).map_err(Error::Metrics)?);
+        let definitions = Arc::new(Definitions::new(Arc::clone(&store)));
+        let has_tenants = config.tenants.has_tenants;
+        let around = Surroundings { store, broker, metrics, has_tenants, wake: Arc::new(Notify::new()) };
+        let readiness = Readiness::new();
+        let needs =
+            Needs { broker: readiness.condition("nats"), definitions: readiness.condition("definitions") };
+        Ok(Self {
+            tenants: watch::Sender::new(Arc::new(config.tenants.clone())),
+            config,
+            definitions,
+            gateway,
+            around,
+            calls: OpenCalls::default(),
+            providers: watch::Sender::new(Arc::default()),
+            drained: watch::Sender::new(Arc::default()),
+            readiness,
+            needs,
+        })
+    }
+
+    /// Ready while the broker has its streams as they are wanted, definitions are in force, and no lane stays away.
+    #[must_use]
+    pub fn readiness(&self) -> Readiness {
+        self.readiness.clone()
+    }
+
+    /// What is in force.
+    #[must_use]
+    pub fn definitions(&self) -> Arc<Definitions> {
+        Arc::clone(&self.definitions)
+    }
+
+    /// What an answered commit survives.
+    #[must_use]
+    pub fn durability(&self) -> &'static str {
+        self.around.store.caps().durability
+    }
+
+    /// Counts the lanes that this replica owns.
+    #[must_use]
+    pub fn lanes(&self) -> i64 {
+        self.around.metrics.lanes_owned.get()
+    }
+
+    /// Returns whether there is a tenant of this name.
+    #[must_use]
+    pub fn has_tenant(&self, tenant: &TenantId) -> bool {
+        self.tenants.borrow().get(tenant).is_some()
+    }
+
+    /// Gives up the lanes of a tenant, until the process is started again; says whether there is such a tenant.
+    pub fn drain_tenant(&self, tenant: &TenantId) -> bool {
+        let is_known = self.has_tenant(tenant);
+        if is_known {
+            self.drained.send_modify(|drained| {
+                Arc::make_mut(drained).insert(tenant.clone());
+            });
+        }
+        is_known
+    }
+
+    /// Reads the operator's manifests and puts them in force, all of them or none.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them; what was in force is then.
+    pub async fn reload(&self) -> Result<(), Error> {
+        let manifests = match &self.config.manifests {
+            Some(directory) => Manifests::read(directory)?,
+            None => Manifests::default(),
+        };
+        let catalog = manifests.catalog(&self.definitions.catalog())?;
+        let providers = self.build_providers(&catalog)?;
+        let (sagas, effects) = (catalog.sagas().count(), catalog.effects().count());
+        self.definitions.put_in_force(&manifests.documents(), catalog).await?;
+        tracing::info!(sagas, effects, "definitions are in force");
+        self.providers.send_replace(Arc::new(providers));
+        self.needs.definitions.met();
+        Ok(())
+    }
+
+    /// Builds a way to the outside world for every provider.
+    fn build_providers(&self, catalog: &Catalog) -> Result<Providers, Error> {
+        let secrets = match &self.config.secrets {
+            Some(directory) => Secrets::in_directory(directory),
+            None => Secrets::in_environment(),
+        };
+        let (secrets, trust) = (Arc::new(secrets), Trust::find());
+        let mut providers = BTreeMap::new();
+        for definition in catalog.providers() {
+            let provider = build(definition, &secrets, &trust)?;
+            for effect in &definition.effects {
+                providers.insert(effect.name.clone(), Arc::clone(&provider));
+            }
+        }
+        Ok(providers)
+    }
+
+    /// Works until `shutdown`. What is under way then is finished or noted, and others, or the next start, go on with the rest.
+    pub async fn run(&self, shutdown: CancellationToken) {
+        let placement = Placement {
+            role: self.config.role,
+            tenants: self.tenants.subscribe(),
+            drained: self.drained.subscribe(),
+            definitions: Arc::clone(&self.definitions),
+            providers: self.providers.subscribe(),
+            gateway: Arc::clone(&self.gateway),
+            calls: self.calls.clone(),
+            around: self.around.clone(),
+            lanes: self.readiness.condition("lanes"),
+        };
+        let watched = watch_streams(self.around.clone(), &self.needs.broker);
+        tokio::select! {
+            () = placement.run(shutdown.clone()) => {}
+            () = watched => {}
+        }
+    }
+}
+
+/// Builds the way to the outside world that a provider describes.
+fn build(definition: &Definition, secrets: &Arc<Secrets>, trust: &Trust) -> Result<Arc<dyn Provider>, Error> {
+    let unusable = |why: String| Error::Provider { name: definition.name.to_string(), why };
+    Ok(match &definition.transport {
+        Transport::Http(http) => {
+            let provider = HttpProvider::new(http, Arc::clone(secrets), trust.clone());
+            Arc::new(provider.map_err(|error| unusable(error.to_string()))?)
+        }
+        Transport::Smtp(smtp) => {
+            let provider = SmtpProvider::new(smtp, Arc::clone(secrets), trust.clone());
+            Arc::new(provider.map_err(|error| unusable(error.to_string()))?)
+        }
+        Transport::Flow(_) => {
+            return Err(unusable("flows are not wired to this process".to_owned()));
+        }
+    })
+}
+
+/// Makes the streams that are ours on every connection, and compares them with what is wanted.
+async fn watch_streams(around: Surroundings, broker: &Condition) {
+    let mut connection = around.broker.connection();
+    loop {
+        if !connection.borrow_and_update().connected {
+            broker.unmet("not connected");
+        } else if let Err(why) = ensure_streams(&around).await {
+            broker.unmet(why);
+            tokio::time::sleep(PAUSES.1).await;
+            continue;
+        } else {
+            broker.met();
+        }
+        if connection.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Makes the streams that are ours; gives how they are not as they are wanted.
+async fn ensure_streams(around: &Surroundings) -> Result<(), String> {
+    for stream in streams(around.has_tenants) {
+        let differences = around.broker.ensure_stream(&stream).await.map_err(|error| error.to_string())?;
+        if !differences.is_empty() {
+            let differences: Vec<_> = differences.iter().map(ToString::to_string).collect();
+            return Err(differences.join("; "));
+        }
+    }
+    Ok(())
+}

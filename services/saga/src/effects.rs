@@ -1,0 +1,356 @@
+//! The owner of an effect's lane: takes commands into the ledger, and has each call made as its row says.
+//!
+//! Each open call has a task of its own, which alone changes its row. That a call is about to be made is committed before, what came
+//! of it after it, together with the message that tells its saga.
+
+mod call;
+pub mod upstreams;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use model::{CommandId, EffectName, TenantId};
+use store::{Expect, Op, Outcome};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use workflow::cursor::Delivery;
+use workflow::instance::encode;
+use workflow::key::Table;
+use workflow::ledger::{Answer, CallRow};
+use workflow::message::{self, EffectCommand};
+use workflow::step::Letter;
+use workflow::subject::{Source, Subject};
+use workflow::{Json, Key, Lane};
+
+use self::call::{Life, due_key};
+use self::upstreams::Upstreams;
+use crate::definitions::Definitions;
+use crate::lane::relay::{Relay, ToRelay};
+use crate::lane::rows::{Rows, row};
+use crate::lane::source::{Brought, Reading, SourceState};
+use crate::lane::{Ended, Surroundings, WORKFLOW_COMMANDS};
+use crate::providers::Provider;
+use crate::sagas::LetterRow;
+
+/// Words for one call that may wait.
+const WORDS_MAX: usize = 8;
+
+/// A word for a call.
+#[derive(Debug)]
+pub enum Word {
+    /// Its saga does not want it any more.
+    Cancel,
+    /// Its answer came by another way.
+    Answer(Answer),
+    /// What runs for it lives.
+    Beat,
+    /// A person says whether it happened.
+    Resolve(Option<Json>),
+    /// A person wants it made again.
+    Retry,
+}
+
+/// Calls of a process that are open, by their commands. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct OpenCalls(Arc<Mutex<HashMap<CommandId, mpsc::Sender<Word>>>>);
+
+impl OpenCalls {
+    /// Tells a call something; says whether it is open in this process.
+    pub fn tell(&self, command: CommandId, word: Word) -> bool {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(&command).is_some_and(|words| words.try_send(word).is_ok())
+    }
+
+    fn add(&self, command: CommandId) -> mpsc::Receiver<Word> {
+        let (words, heard) = mpsc::channel(WORDS_MAX);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(command, words);
+        heard
+    }
+
+    fn remove(&self, command: CommandId) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&command);
+    }
+}
+
+/// An effect's lane that is to be owned.
+pub struct EffectLane {
+    /// Whose.
+    pub tenant: TenantId,
+    /// Which effect.
+    pub effect: EffectName,
+    /// The tenant's share of turns.
+    pub weight: u32,
+    /// What is in force.
+    pub definitions: Arc<Definitions>,
+    /// The way to the outside world.
+    pub provider: Arc<dyn Provider>,
+    /// What upstreams allow.
+    pub upstreams: Upstreams,
+    /// Where words for calls come from.
+    pub calls: OpenCalls,
+    /// What it works with.
+    pub around: Surroundings,
+}
+
+/// What every call of a lane is made with.
+pub(crate) struct Shared {
+    pub(crate) rows: Arc<Rows>,
+    pub(crate) lane: EffectLane,
+    pub(crate) relay: mpsc::UnboundedSender<ToRelay>,
+    pub(crate) stop: CancellationToken,
+}
+
+struct Owner {
+    shared: Arc<Shared>,
+    source: SourceState,
+    brought: mpsc::Receiver<(usize, Brought)>,
+    anew: mpsc::Sender<()>,
+    tasks: JoinSet<Result<(), Ended>>,
+    lives: JoinSet<Result<(), Ended>>,
+    /// Where nobody answers commands of aggregates: effects order none.
+    _commands: mpsc::UnboundedReceiver<(u64, crate::lane::relay::OutboxRow)>,
+}
+
+impl EffectLane {
+    /// Takes the lane and owns it, until it is told to stop or another owner takes it.
+    ///
+    /// # Errors
+    /// Why it was given up; [`Ended::Stopped`] when it was asked to.
+    pub async fn own(self, stop: CancellationToken) -> Ended {
+        let lane = Lane::Effect { tenant: self.tenant.clone(), effect: self.effect.clone() };
+        let rows = match Rows::take(lane, self.around.clone()).await {
+            Ok(rows) => Arc::new(rows),
+            Err(ended) => return ended,
+        };
+        let metrics = Arc::clone(&rows.around().metrics);
+        metrics.lanes_owned.inc();
+        let lane = rows.lane.to_string();
+        let ended = match Owner::start(self, rows, &stop).await {
+            Ok(owner) => owner.run(&stop).await,
+            Err(ended) => ended,
+        };
+        metrics.lanes_owned.dec();
+        tracing::info!(lane, "{ended}");
+        ended
+    }
+}
+
+impl Owner {
+    async fn start(lane: EffectLane, rows: Arc<Rows>, stop: &CancellationToken) -> Result<Self, Ended> {
+        let (relay, words) = mpsc::unbounded_channel();
+        let (commands, ordered) = mpsc::unbounded_channel();
+        let mut tasks = JoinSet::new();
+        let outgoing = Relay { rows: Arc::clone(&rows), words, commands };
+        tasks.spawn(outgoing.run());
+        let source = Source::Commands(lane.effect.clone());
+        let (to, brought) = mpsc::channel(64);
+        let (anew, asked) = mpsc::channel(1);
+        let reading = Reading {
+            rows: Arc::clone(&rows),
+            source: source.clone(),
+            stream: WORKFLOW_COMMANDS.to_owned(),
+            number: 0,
+            since: None,
+            to,
+            anew: asked,
+            stop: stop.clone(),
+        };
+        tasks.spawn(reading.run());
+        let source = SourceState::new(source, WORKFLOW_COMMANDS, &rows.lane);
+        let shared = Arc::new(Shared { rows, lane, relay, stop: stop.clone() });
+        let mut owner =
+            Self { shared, source, brought, anew, tasks, lives: JoinSet::new(), _commands: ordered };
+        owner.adopt().await?;
+        Ok(owner)
+    }
+
+    /// Goes on with the calls that are open.
+    async fn adopt(&mut self) -> Result<(), Ended> {
+        let open: Vec<(Key, CommandId)> = self.shared.rows.all(Table::EffectDue.range()).await?;
+        for (_, command) in open {
+            self.begin(command);
+        }
+        Ok(())
+    }
+
+    /// Has a call live until its end.
+    fn begin(&mut self, command: CommandId) {
+        let words = self.shared.lane.calls.add(command);
+        let life = Life::new(Arc::clone(&self.shared), command, words);
+        self.lives.spawn(life.run());
+    }
+
+    async fn run(mut self, stop: &CancellationToken) -> Ended {
+        let ended = self.turns(stop).await;
+        match ended {
+            Ok(()) => {
+                // Calls that are under way have their time; whoever comes next goes on with the others.
+                while let Some(ended) = self.lives.join_next().await {
+                    if let Ok(Err(ended)) = ended {
+                        return ended;
+                    }
+                }
+                let lane = self.shared.rows.lane.to_string();
+                if let Some(note) = self.source.note()
+                    && let Err(ended) = self.shared.rows.commit(Vec::new(), vec![note]).await
+                {
+                    return ended;
+                }
+                // The relay ends when nobody is left who could have something sent.
+                let Self { shared, mut tasks, .. } = self;
+                drop(shared);
+                while tasks.join_next().await.is_some() {}
+                Ended::Stopped { lane }
+            }
+            Err(ended) => {
+                self.lives.abort_all();
+                self.tasks.abort_all();
+                ended
+            }
+        }
+    }
+
+    async fn turns(&mut self, stop: &CancellationToken) -> Result<(), Ended> {
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(()),
+                Some(ended) = self.lives.join_next() => match ended {
+                    Ok(ended) => ended?,
+                    Err(error) => return Err(Ended::damaged(&self.shared.rows.lane, error)),
+                },
+                Some(ended) = self.tasks.join_next() => match ended {
+                    Ok(ended) => ended?,
+                    Err(error) => return Err(Ended::damaged(&self.shared.rows.lane, error)),
+                },
+                Some((_, brought)) = self.brought.recv() => self.take_in(brought).await?,
+            }
+        }
+    }
+
+    async fn take_in(&mut self, brought: Brought) -> Result<(), Ended> {
+        match brought {
+            Brought::Opened(checkpoint) => self.source.opened(checkpoint),
+            Brought::Lost(_) => {
+                self.source.lost();
+                // One word is enough.
+                let _ = self.anew.try_send(());
+            }
+            Brought::Message(message) => match self.source.deliver(&message) {
+                None => {}
+                Some(Delivery::InFlight) => message.receipt.progress(),
+                Some(Delivery::Anew(_)) => {
+                    self.source.lost();
+                    let _ = self.anew.try_send(());
+                }
+                Some(Delivery::Next) => {
+                    service::crash_point("effect.pulled");
+                    self.accept(&message).await?;
+                    self.source.settle(message.sequence);
+                    self.source.tidy();
+                    message.receipt.ack();
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// Takes a command into the ledger.
+    async fn accept(&mut self, delivered: &broker::Delivered) -> Result<(), Ended> {
+        let rows = Arc::clone(&self.shared.rows);
+        let note = self.source.note_with(delivered.sequence);
+        let command = match self.read(delivered)? {
+            Ok(command) => command,
+            Err((code, why)) => return self.bury(delivered, code, &why, note).await,
+        };
+        let key = Key::effect(command.command_id);
+        let known = rows.read(std::slice::from_ref(&key)).await?.into_iter().next().flatten();
+        if let Some(known) = known {
+            let known: CallRow = rows.decode(&known)?;
+            if !known.is_same(&command) {
+                let why = format!("the command {} has another payload than before", command.command_id);
+                return self.bury(delivered, "KEY_CONFLICT", &why, note).await;
+            }
+            if command.cancel {
+                self.shared.lane.calls.tell(command.command_id, Word::Cancel);
+            }
+            return self.note(note).await;
+        }
+        if command.cancel {
+            return self.note(note).await;
+        }
+        let id = command.command_id;
+        let call = CallRow::accept(command, model::Timestamp::from_millis(rows.now().await?));
+        let mut ops =
+            vec![Op::Put(row(&key), encode(&call).into()), Op::Put(row(&due_key(&call)), encode(&id).into())];
+        ops.extend(note);
+        if let Outcome::Committed(_) = rows.commit(vec![Expect::Absent(row(&key))], ops).await? {
+            service::crash_point("effect.accepted");
+        }
+        self.begin(id);
+        Ok(())
+    }
+
+    async fn note(&self, note: Option<Op>) -> Result<(), Ended> {
+        if let Some(note) = note {
+            self.shared.rows.commit(Vec::new(), vec![note]).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads a command; gives why it is none.
+    fn read(
+        &self,
+        delivered: &broker::Delivered,
+    ) -> Result<Result<EffectCommand, (&'static str, String)>, Ended> {
+        let EffectLane { tenant, effect, .. } = &self.shared.lane;
+        let has_tenants = self.shared.rows.around().has_tenants;
+        let subject = Subject::read(&delivered.subject, has_tenants);
+        let Some((_, Subject::Effect { command, .. })) = subject.filter(|(found, subject)| {
+            found == tenant && matches!(subject, Subject::Effect { effect: found, .. } if found == effect)
+        }) else {
+            self.shared.rows.around().metrics.foreign_messages.inc();
+            let (lane, subject) = (self.shared.rows.lane.to_string(), delivered.subject.clone());
+            return Err(Ended::Foreign { lane, subject });
+        };
+        let read = match message::read::<EffectCommand>(&delivered.payload, tenant) {
+            Ok(read) => read,
+            Err(error) => return Ok(Err((error.code(), error.to_string()))),
+        };
+        if read.command_id != command || read.effect_name != *effect {
+            return Ok(Err(("ENVELOPE", "the body names another command than its subject".to_owned())));
+        }
+        Ok(Ok(read))
+    }
+
+    /// Makes a dead letter of a message.
+    async fn bury(
+        &self,
+        delivered: &broker::Delivered,
+        code: &str,
+        why: &str,
+        note: Option<Op>,
+    ) -> Result<(), Ended> {
+        let rows = &self.shared.rows;
+        let letter = LetterRow {
+            letter: Letter {
+                number: delivered.sequence,
+                code: code.to_owned(),
+                why: why.to_owned(),
+                parks: false,
+            },
+            input: None,
+            raw: Some(String::from_utf8_lossy(&delivered.payload).into_owned()),
+            time: model::Timestamp::from_millis(delivered.stored_millis),
+        };
+        let Ok(nobody) = crate::sagas::NOBODY.parse() else { return Ok(()) };
+        let key = Key::dead(&nobody, delivered.sequence);
+        let mut ops = vec![Op::Put(row(&key), encode(&letter).into())];
+        ops.extend(note);
+        rows.commit(Vec::new(), ops).await?;
+        rows.around().metrics.letters.inc();
+        tracing::warn!(lane = %rows.lane, code, "a command is a dead letter: {why}");
+        Ok(())
+    }
+}

@@ -1,0 +1,334 @@
+//! The life of one call, from its row in the ledger to its result.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::{CommandId, EffectState, Timestamp};
+use store::{Expect, Op, Outcome};
+use tokio::sync::mpsc;
+use workflow::Key;
+use workflow::instance::encode;
+use workflow::ledger::{Answer, CallRow, Todo};
+use workflow::message;
+use workflow::provider::Effect;
+use workflow::subject::Subject;
+use workflow::transition::Impossible;
+
+use super::upstreams::Permit;
+use super::{Shared, Word};
+use crate::lane::Ended;
+use crate::lane::relay::{Destination, OutboxRow, ToRelay};
+use crate::lane::rows::row;
+use crate::providers::{Call, Sent};
+
+/// A row stays so long after its end, in milliseconds: longer than its stream keeps the command.
+const ENDED_MILLIS: u64 = 15 * 24 * 3_600_000;
+/// Nothing is waited for longer at a time.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
+
+/// The row that says when something is to be done about a call.
+pub(super) fn due_key(call: &CallRow) -> Key {
+    Key::effect_due(call.due, call.command)
+}
+
+/// A call that lives.
+pub(super) struct Life {
+    shared: Arc<Shared>,
+    command: CommandId,
+    words: mpsc::Receiver<Word>,
+}
+
+/// A row as it was read, and as it is to be.
+struct Ledger {
+    kept: CallRow,
+    row: CallRow,
+    revision: u64,
+}
+
+impl Life {
+    pub(super) const fn new(shared: Arc<Shared>, command: CommandId, words: mpsc::Receiver<Word>) -> Self {
+        Self { shared, command, words }
+    }
+
+    /// Lives until the end of the call, or until the lane is given up.
+    pub(super) async fn run(mut self) -> Result<(), Ended> {
+        let ended = self.live().await;
+        self.shared.lane.calls.remove(self.command);
+        ended
+    }
+
+    async fn live(&mut self) -> Result<(), Ended> {
+        let Some(mut ledger) = self.load().await? else { return Ok(()) };
+        self.adopt(&ledger).await;
+        while !ledger.row.state.is_end() {
+            let Some(effect) = self.effect().await else { return Ok(()) };
+            let now = self.now().await?;
+            let epoch = self.shared.rows.epoch();
+            let todo = self.legal(ledger.row.look(&effect, epoch, now))?;
+            self.keep(&mut ledger).await?;
+            match todo {
+                Todo::Call => {
+                    if !self.make(&mut ledger, &effect).await? {
+                        return Ok(());
+                    }
+                }
+                Todo::Ask => self.ask(&mut ledger, &effect).await?,
+                Todo::Stop => self.stop(&ledger, &effect).await,
+                Todo::Nothing if ledger.row.state.is_end() => {}
+                Todo::Nothing => {
+                    if !self.wait(&mut ledger, &effect, now).await? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the provider tell the end of what runs for the call. A stop that an earlier owner asked for may not have been heard.
+    async fn adopt(&self, ledger: &Ledger) {
+        let (CallRow { state: EffectState::Waiting, is_unwanted, .. }, Some(external)) =
+            (&ledger.row, &ledger.row.external)
+        else {
+            return;
+        };
+        let Some(effect) = self.effect().await else { return };
+        self.shared.lane.provider.adopt(&self.call(ledger, &effect, None), external).await;
+        if *is_unwanted {
+            self.stop(ledger, &effect).await;
+        }
+    }
+
+    /// The effect as it is in force; waits until it is, or the lane is given up.
+    async fn effect(&self) -> Option<Arc<Effect>> {
+        let lane = &self.shared.lane;
+        let mut changes = lane.definitions.subscribe();
+        loop {
+            let catalog = Arc::clone(&changes.borrow_and_update().catalog);
+            if let Some((_, effect)) = catalog.effect(&lane.effect, &lane.tenant) {
+                return Some(Arc::new(effect.clone()));
+            }
+            tokio::select! {
+                () = self.shared.stop.cancelled() => return None,
+                changed = changes.changed() => changed.ok()?,
+            }
+        }
+    }
+
+    async fn load(&self) -> Result<Option<Ledger>, Ended> {
+        let rows = &self.shared.rows;
+        let found = rows.read(&[Key::effect(self.command)]).await?.into_iter().next().flatten();
+        let Some(found) = found else { return Ok(None) };
+        let row: CallRow = rows.decode(&found)?;
+        Ok(Some(Ledger { kept: row.clone(), row, revision: found.revision }))
+    }
+
+    async fn now(&self) -> Result<Timestamp, Ended> {
+        Ok(Timestamp::from_millis(self.shared.rows.now().await?))
+    }
+
+    /// Ends the lane for a row that no program wrote.
+    fn legal<T>(&self, changed: Result<T, Impossible>) -> Result<T, Ended> {
+        changed.map_err(|error| Ended::damaged(&self.shared.rows.lane, format!("{}: {error}", self.command)))
+    }
+
+    /// Commits what has changed; with the end the message that tells it.
+    async fn keep(&self, ledger: &mut Ledger) -> Result<(), Ended> {
+        if ledger.row == ledger.kept {
+            return Ok(());
+        }
+        let rows = &self.shared.rows;
+        let (key, is_end) = (row(&Key::effect(self.command)), ledger.row.state.is_end());
+        let bytes = encode(&ledger.row).into();
+        let until = ledger.row.end.as_ref().map(|end| end.at.as_millis().saturating_add(ENDED_MILLIS));
+        let mut ops = vec![match until {
+            Some(until) => Op::PutUntil(key.clone(), bytes, until),
+            None => Op::Put(key.clone(), bytes),
+        }];
+        let (before, after) = (due_key(&ledger.kept), due_key(&ledger.row));
+        if before != after || is_end {
+            ops.push(Op::Delete(row(&before)));
+        }
+        if before != after && !is_end {
+            ops.push(Op::Put(row(&after), encode(&self.command).into()));
+        }
+        let outgoing = self.outgoing(&ledger.row);
+        if let Some((number, message)) = &outgoing {
+            ops.push(Op::Put(row(&Key::outbox(*number)), encode(message).into()));
+        }
+        match rows.commit(vec![Expect::Revision(key, ledger.revision)], ops).await? {
+            Outcome::Committed(revision) => ledger.revision = revision,
+            // The answer to this very change was lost: nobody else changes this row.
+            Outcome::Conflict { found, .. } => {
+                ledger.revision = found;
+                let _ = self.shared.relay.send(ToRelay::LookAgain);
+            }
+            Outcome::Exists(_) | Outcome::Fenced { .. } => {}
+        }
+        ledger.kept = ledger.row.clone();
+        if let Some(outgoing) = outgoing {
+            service::crash_point("effect.outcome");
+            let outcome = ledger.row.end.as_ref().map_or("", |end| end.outcome.as_str());
+            rows.around().metrics.effect(self.shared.lane.effect.as_str(), outcome);
+            // It ends with its owner only.
+            let _ = self.shared.relay.send(ToRelay::Rows(vec![outgoing]));
+        }
+        Ok(())
+    }
+
+    /// The message that tells the end of a call.
+    fn outgoing(&self, call: &CallRow) -> Option<(u64, OutboxRow)> {
+        let lane = &self.shared.lane;
+        let result = call.result(&lane.tenant, &lane.effect)?;
+        let subject = Subject::EffectResult { effect: lane.effect.clone(), command: call.command };
+        let correlation = call.reply_to.correlation.clone();
+        let headers = BTreeMap::from([
+            (message::SAGA.to_owned(), call.reply_to.saga.to_string()),
+            (message::CORRELATION.to_owned(), workflow::key::part(correlation.as_str())),
+        ]);
+        let row = OutboxRow {
+            to: Destination::Broker,
+            correlation,
+            subject: subject.of(&lane.tenant),
+            id: format!("result-{}", call.command),
+            headers,
+            body: String::from_utf8_lossy(&message::write(&result)).into_owned(),
+        };
+        Some((self.shared.rows.next_outbox(), row))
+    }
+
+    fn call(&self, ledger: &Ledger, effect: &Arc<Effect>, token: Option<String>) -> Call {
+        Call {
+            tenant: self.shared.lane.tenant.clone(),
+            command: self.command,
+            effect: Arc::clone(effect),
+            input: Arc::new(ledger.row.input.clone()),
+            traceparent: ledger.row.metadata.get("traceparent").cloned(),
+            callback_token: token,
+            sent: Sent::default(),
+        }
+    }
+
+    /// Waits for a turn and makes the call; says whether the lane goes on.
+    async fn make(&mut self, ledger: &mut Ledger, effect: &Arc<Effect>) -> Result<bool, Ended> {
+        let lane = &self.shared.lane;
+        let now = self.now().await?;
+        let deadline = deadline(&ledger.row, effect).since(now).min(WAIT_MAX);
+        let permit = tokio::select! {
+            () = self.shared.stop.cancelled() => return Ok(false),
+            word = self.words.recv() => return self.hear(ledger, effect, word).await,
+            permit = lane.upstreams.permit(effect, &lane.tenant, lane.weight) => permit,
+            // It may be too late by now.
+            () = tokio::time::sleep(deadline) => return Ok(true),
+        };
+        let token = is_callback(effect).then(|| hex::encode(rand::random::<[u8; 16]>()));
+        ledger.row.token = token.as_ref().map(|token| model::BlobHash::of(token.as_bytes()));
+        self.legal(ledger.row.intend(effect, self.shared.rows.epoch()))?;
+        self.keep(ledger).await?;
+        service::crash_point("effect.intent");
+        let call = self.call(ledger, effect, token);
+        let answer = self.send(&call, effect, permit).await;
+        service::crash_point("effect.answered");
+        let now = self.now().await?;
+        self.legal(ledger.row.answered(effect, answer, rand::random(), now))?;
+        self.keep(ledger).await?;
+        Ok(!self.shared.stop.is_cancelled() || ledger.row.state.is_end())
+    }
+
+    /// Sends a call, within its time.
+    async fn send(&self, call: &Call, effect: &Effect, mut permit: Permit) -> Answer {
+        let limit = effect.timeouts.start_to_close;
+        let answer = match tokio::time::timeout(limit, self.shared.lane.provider.call(call)).await {
+            Ok(answer) => answer,
+            Err(_) if call.sent.is_raised() => Answer::Unknown { why: format!("no answer in {limit:?}") },
+            Err(_) => Answer::Passing { why: format!("it could not be sent in {limit:?}"), after: None },
+        };
+        permit.note(matches!(answer, Answer::Passing { .. } | Answer::Unknown { .. }));
+        answer
+    }
+
+    /// Asks whether a call has happened.
+    async fn ask(&self, ledger: &mut Ledger, effect: &Arc<Effect>) -> Result<(), Ended> {
+        let call = self.call(ledger, effect, None);
+        let limit = effect.timeouts.start_to_close;
+        let asked = tokio::time::timeout(limit, self.shared.lane.provider.ask(&call)).await;
+        let now = self.now().await?;
+        self.legal(ledger.row.found(effect, asked.ok().flatten(), rand::random(), now))?;
+        self.keep(ledger).await?;
+        if ledger.row.state == EffectState::Waiting && ledger.row.is_unwanted {
+            self.stop(ledger, effect).await;
+        }
+        Ok(())
+    }
+
+    async fn stop(&self, ledger: &Ledger, effect: &Arc<Effect>) {
+        if let Some(external) = &ledger.row.external {
+            let call = self.call(ledger, effect, None);
+            self.shared.lane.provider.stop(&call, external).await;
+        }
+    }
+
+    /// Waits until something is due, or somebody says something; says whether the lane goes on.
+    async fn wait(
+        &mut self,
+        ledger: &mut Ledger,
+        effect: &Arc<Effect>,
+        now: Timestamp,
+    ) -> Result<bool, Ended> {
+        let wake = Arc::clone(&self.shared.rows.around().wake);
+        tokio::select! {
+            () = self.shared.stop.cancelled() => Ok(false),
+            word = self.words.recv() => self.hear(ledger, effect, word).await,
+            () = wake.notified() => Ok(true),
+            () = tokio::time::sleep(ledger.row.due.since(now).min(WAIT_MAX)) => Ok(true),
+        }
+    }
+
+    /// Does as somebody says; says whether the lane goes on.
+    async fn hear(
+        &self,
+        ledger: &mut Ledger,
+        effect: &Arc<Effect>,
+        word: Option<Word>,
+    ) -> Result<bool, Ended> {
+        let Some(word) = word else { return Ok(false) };
+        let now = self.now().await?;
+        match word {
+            Word::Cancel => {
+                let runs = self.legal(ledger.row.cancel(now))?;
+                // Whoever owns the lane next has to know that it is to be stopped.
+                self.keep(ledger).await?;
+                if runs {
+                    self.stop(ledger, effect).await;
+                }
+            }
+            Word::Answer(answer) => {
+                // One that comes too late changes nothing.
+                let _ = ledger.row.answered(effect, answer, rand::random(), now);
+            }
+            Word::Beat => ledger.row.beat(effect, now),
+            Word::Resolve(happened) => {
+                let _ = ledger.row.resolve(happened, now);
+            }
+            Word::Retry => {
+                let _ = ledger.row.retry(now);
+            }
+        }
+        self.keep(ledger).await?;
+        Ok(true)
+    }
+}
+
+/// When it is too late for a call, whatever happens.
+fn deadline(call: &CallRow, effect: &Effect) -> Timestamp {
+    let close = call.accepted + effect.timeouts.schedule_to_close;
+    match effect.timeouts.schedule_to_start {
+        Some(start) if call.attempts == 0 => close.min(call.accepted + start),
+        _ => close,
+    }
+}
+
+const fn is_callback(effect: &Effect) -> bool {
+    matches!(&effect.call, workflow::provider::Call::Http(http) if http.is_callback)
+}

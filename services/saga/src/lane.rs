@@ -1,0 +1,124 @@
+//! What lanes of sagas and of effects have in common: an owner by epoch, rows, sources, and what goes out.
+
+pub mod checkpoint;
+pub mod gateway;
+pub mod relay;
+pub mod rows;
+pub mod source;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker::{Broker, StreamSpec};
+use store::KvStore;
+use tokio::sync::Notify;
+use workflow::Lane;
+
+use crate::metrics::Metrics;
+
+/// The streams of this suite, and what each of them carries; without tenants subjects have no tenant in front.
+#[must_use]
+pub fn streams(has_tenants: bool) -> [StreamSpec; 2] {
+    let (day, start) = (Duration::from_secs(24 * 3600), if has_tenants { "tenant.*." } else { "" });
+    let ours = |name: &str, subjects: [&str; 2], days: u32| {
+        let subjects = subjects.map(|subject| format!("{start}{subject}"));
+        StreamSpec::ours(name, &subjects.each_ref().map(String::as_str), day * days)
+    };
+    [
+        ours(WORKFLOW_COMMANDS, ["effect.*.*", "workflow.*.*"], 7),
+        ours(WORKFLOW_EVENTS, ["effect_result.*.*", "workflow_event.*.*"], 14),
+    ]
+}
+
+/// Stream of events of aggregates, which is not ours.
+pub const AGGREGATE_EVENTS: &str = "AGGREGATE_EVENTS";
+/// Stream of commands for effects, and of verbs.
+pub const WORKFLOW_COMMANDS: &str = "WORKFLOW_COMMANDS";
+/// Stream of results of effects, and of what became of instances.
+pub const WORKFLOW_EVENTS: &str = "WORKFLOW_EVENTS";
+
+/// Tables whose rows are never scanned.
+pub const UNSCANNED: [&str; 5] = ["saga", "dedupe", "effect", "request", "checkpoint"];
+
+/// The first pause after the store or the broker did not answer, and the longest.
+pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// What the owner of a lane works with.
+#[derive(Clone)]
+pub struct Surroundings {
+    /// Where rows are kept.
+    pub store: Arc<dyn KvStore>,
+    /// Where messages come from and go to.
+    pub broker: Arc<dyn Broker>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Whether subjects name tenants.
+    pub has_tenants: bool,
+    /// Woken when the store's clock may have been moved: by tests.
+    pub wake: Arc<Notify>,
+}
+
+/// Why an owner gives up its lane. It is taken anew afterwards, by whoever it belongs to then.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Ended {
+    /// Another owner has taken it since.
+    #[error("the lane {lane} was taken by another owner, in epoch {epoch}")]
+    Fenced {
+        /// The lane.
+        lane: String,
+        /// The epoch of the other owner.
+        epoch: u64,
+    },
+    /// A message came that its filter does not let through: the broker keeps tenants apart no more.
+    #[error(
+        "the lane {lane} was given a message of the subject `{subject}`, which its filter does not let through"
+    )]
+    Foreign {
+        /// The lane.
+        lane: String,
+        /// The subject of the message.
+        subject: String,
+    },
+    /// A row cannot be read.
+    #[error("a row of the lane {lane} cannot be read: {why}")]
+    Damaged {
+        /// The lane.
+        lane: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A batch is beyond a limit: a defect of this program.
+    #[error("a commit of the lane {lane} does not fit: {why}")]
+    TooLarge {
+        /// The lane.
+        lane: String,
+        /// What does not fit.
+        why: String,
+    },
+    /// It was asked to.
+    #[error("the lane {lane} was given up")]
+    Stopped {
+        /// The lane.
+        lane: String,
+    },
+}
+
+impl Ended {
+    pub(crate) fn damaged(lane: &Lane, why: impl std::fmt::Display) -> Self {
+        Self::Damaged { lane: lane.to_string(), why: format!("{why}") }
+    }
+}
+
+/// Pauses that grow from one failure to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Pauses(u32);
+
+impl Pauses {
+    /// The next pause.
+    pub(crate) fn next(&mut self) -> Duration {
+        let (first, longest) = PAUSES;
+        let pause = first.saturating_mul(1 << self.0.min(16)).min(longest);
+        self.0 += 1;
+        pause
+    }
+}

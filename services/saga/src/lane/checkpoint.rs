@@ -1,0 +1,173 @@
+//! How far a source was read, as it is kept, and what the stream says to that.
+
+use broker::{StoredMessage, StreamState};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// Messages before the last one that was read are read again when a stream went back: so long before, in milliseconds.
+const BACK_MILLIS: u64 = 3_600_000;
+
+/// How far a source was read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// When the stream was made, in milliseconds since 1970.
+    pub incarnation: u64,
+    /// The last sequence up to which everything is settled.
+    pub position: u64,
+    /// The last message that was settled, by which the stream is known again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anchor: Option<Anchor>,
+    /// The moment at which reading begins, in milliseconds since 1970, as long as nothing was settled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
+}
+
+/// A message by which a stream is known again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Anchor {
+    /// Its sequence.
+    pub sequence: u64,
+    /// When it was stored, in milliseconds since 1970.
+    pub stored: u64,
+    /// The first bytes of the hash of its subject and payload.
+    pub digest: u64,
+}
+
+impl Anchor {
+    /// The anchor that a message makes.
+    #[must_use]
+    pub fn of(subject: &str, payload: &[u8], sequence: u64, stored: u64) -> Self {
+        let mut hash = Sha256::new();
+        hash.update((subject.len() as u64).to_be_bytes());
+        hash.update(subject);
+        hash.update(payload);
+        let mut first = [0; 8];
+        first.copy_from_slice(&hash.finalize()[..8]);
+        Self { sequence, stored, digest: u64::from_be_bytes(first) }
+    }
+
+    /// Returns whether a message is the one that made it.
+    #[must_use]
+    pub fn is_of(&self, message: &StoredMessage) -> bool {
+        *self == Self::of(&message.subject, &message.payload, message.sequence, message.stored_millis)
+    }
+}
+
+/// What a stream says to a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is as it was: reading goes on behind the position.
+    GoesOn,
+    /// It is as it was, but for so many messages that are gone before they were read.
+    Expired(u64),
+    /// It went back, or is another one: why.
+    WentBack(&'static str),
+}
+
+impl Checkpoint {
+    /// The checkpoint of a source of which nothing was read.
+    #[must_use]
+    pub const fn new(incarnation: u64, since: Option<u64>) -> Self {
+        Self { incarnation, position: 0, anchor: None, since }
+    }
+
+    /// Compares it with a stream. `at_anchor` is the message that the stream has where the anchor was.
+    #[must_use]
+    pub fn compare(&self, stream: &StreamState, at_anchor: Option<&StoredMessage>) -> Verdict {
+        if self.incarnation != stream.incarnation {
+            return Verdict::WentBack("the stream was made anew");
+        }
+        if stream.last_sequence < self.position {
+            return Verdict::WentBack("its end is before the position");
+        }
+        if let Some(anchor) = &self.anchor {
+            match at_anchor {
+                Some(message) if !anchor.is_of(message) => {
+                    return Verdict::WentBack("another message has the sequence of the last one read");
+                }
+                None if anchor.sequence >= stream.first_sequence
+                    && anchor.sequence <= stream.last_sequence =>
+                {
+                    // It was deleted by itself; what comes behind it is as it was.
+                }
+                _ => {}
+            }
+        }
+        match stream.first_sequence.checked_sub(self.position + 1) {
+            Some(gone) if gone > 0 && self.position > 0 => Verdict::Expired(gone),
+            _ => Verdict::GoesOn,
+        }
+    }
+
+    /// The checkpoint after the stream went back: what was stored since shortly before the last message read is read again.
+    #[must_use]
+    pub fn back(&self, incarnation: u64) -> Self {
+        let since = self.anchor.map(|anchor| anchor.stored.saturating_sub(BACK_MILLIS)).or(self.since);
+        Self { incarnation, position: 0, anchor: None, since: Some(since.unwrap_or(0)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use broker::{Headers, Storage, StreamSettings};
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn stream(incarnation: u64, first: u64, last: u64) -> StreamState {
+        let settings = StreamSettings {
+            subjects: Vec::new(),
+            retention: broker::Retention::Limits,
+            storage: Storage::File,
+            discard: broker::Discard::New,
+            duplicate_window: std::time::Duration::ZERO,
+            max_age: std::time::Duration::ZERO,
+            max_consumers: -1,
+            replicas: 1,
+        };
+        StreamState {
+            incarnation,
+            first_sequence: first,
+            last_sequence: last,
+            messages: last,
+            consumers: 0,
+            settings,
+        }
+    }
+
+    fn message(payload: &'static str) -> StoredMessage {
+        StoredMessage {
+            subject: "a".to_owned(),
+            headers: Headers::new(),
+            payload: Bytes::from_static(payload.as_bytes()),
+            sequence: 7,
+            stored_millis: 5,
+        }
+    }
+
+    #[test]
+    fn a_stream_that_forgets_is_noticed() {
+        let anchor = Anchor::of("a", b"x", 7, 5);
+        let read = Checkpoint { incarnation: 1, position: 9, anchor: Some(anchor), since: None };
+        let (same, other) = (message("x"), message("y"));
+        for (stream, found, expected) in [
+            (stream(1, 1, 9), Some(&same), Verdict::GoesOn),
+            (stream(1, 10, 9), None, Verdict::GoesOn),
+            (stream(1, 8, 20), None, Verdict::GoesOn),
+            (stream(1, 13, 20), None, Verdict::Expired(3)),
+            (stream(2, 1, 9), Some(&same), Verdict::WentBack("the stream was made anew")),
+            (stream(1, 1, 8), Some(&same), Verdict::WentBack("its end is before the position")),
+            (
+                stream(1, 1, 20),
+                Some(&other),
+                Verdict::WentBack("another message has the sequence of the last one read"),
+            ),
+        ] {
+            assert_eq!(read.compare(&stream, found), expected, "{stream:?}");
+        }
+        // Of what was never read nothing can be missing.
+        assert_eq!(Checkpoint::new(1, Some(4)).compare(&stream(1, 50, 60), None), Verdict::GoesOn);
+        let late = Anchor { stored: 10_000_000, ..anchor };
+        assert_eq!(Checkpoint { anchor: Some(late), ..read }.back(2).since, Some(6_400_000));
+    }
+}

@@ -1,0 +1,168 @@
+//! Commands of aggregates: submitted to their gateway, in order of each correlation.
+//!
+//! The row of the outbox is all that is kept of one: it stays until the answer is committed as an input of its instance. The gateway
+//! knows a command by its id, so one whose answer was lost is submitted again.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use model::{CommandId, CorrelationId};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use workflow::Json;
+use workflow::input::{CommandResult, Outcome};
+
+use super::Pauses;
+use super::relay::OutboxRow;
+
+/// Commands that are submitted at a time.
+const AT_ONCE: usize = 32;
+
+/// A command for an aggregate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AggregateCommand {
+    /// The tenant; empty where there are none.
+    pub tenant_id: String,
+    /// The command, by which repeats are known.
+    pub command_id: CommandId,
+    /// The type of the aggregate.
+    pub aggregate_type: String,
+    /// The aggregate.
+    pub aggregate_id: String,
+    /// The type of the command.
+    pub command_type: String,
+    /// What it carries: JSON.
+    pub payload_json: String,
+    /// The correlation of the instance that orders it.
+    pub correlation_id: String,
+}
+
+/// What a gateway answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GatewayAnswer {
+    /// It is done, or was before.
+    Done(Json),
+    /// It is refused for ever.
+    Refused {
+        /// What the saga decides by.
+        code: String,
+        /// The reason, for people.
+        message: String,
+    },
+    /// Nobody knows: it is submitted again.
+    Unknown {
+        /// Why.
+        why: String,
+    },
+}
+
+/// A gateway of aggregates.
+#[async_trait]
+pub trait Gateway: Send + Sync {
+    /// Submits a command.
+    async fn submit(&self, command: &AggregateCommand) -> GatewayAnswer;
+}
+
+/// A command that was answered: its row of the outbox, and its end.
+#[derive(Debug)]
+pub struct Answered {
+    /// The number of the row.
+    pub number: u64,
+    /// The correlation that ordered it.
+    pub correlation: CorrelationId,
+    /// Its end.
+    pub result: CommandResult,
+}
+
+/// Submits commands until nobody orders any more.
+pub struct Commands {
+    /// The gateway.
+    pub gateway: Arc<dyn Gateway>,
+    /// Commands that were committed.
+    pub ordered: mpsc::UnboundedReceiver<(u64, OutboxRow)>,
+    /// Where answers go.
+    pub answered: mpsc::UnboundedSender<Answered>,
+}
+
+impl Commands {
+    /// Submits.
+    pub async fn run(mut self) {
+        let mut lines: HashMap<CorrelationId, VecDeque<(u64, OutboxRow)>> = HashMap::new();
+        let mut ready: VecDeque<CorrelationId> = VecDeque::new();
+        let mut known: HashSet<u64> = HashSet::new();
+        let mut working = FuturesUnordered::new();
+        loop {
+            while working.len() < AT_ONCE
+                && let Some(correlation) = ready.pop_front()
+                && let Some((number, item)) = lines.get_mut(&correlation).and_then(VecDeque::pop_front)
+            {
+                working.push(submit(Arc::clone(&self.gateway), number, item));
+            }
+            tokio::select! {
+                Some(answered) = working.next(), if !working.is_empty() => {
+                    let answered: Answered = answered;
+                    known.remove(&answered.number);
+                    match lines.get(&answered.correlation) {
+                        Some(line) if !line.is_empty() => ready.push_back(answered.correlation.clone()),
+                        _ => drop(lines.remove(&answered.correlation)),
+                    }
+                    if self.answered.send(answered).is_err() {
+                        return;
+                    }
+                }
+                ordered = self.ordered.recv() => match ordered {
+                    // The outbox was read again.
+                    Some((number, _)) if !known.insert(number) => {}
+                    Some((number, item)) => {
+                        let line = lines.entry(item.correlation.clone()).or_insert_with(|| {
+                            ready.push_back(item.correlation.clone());
+                            VecDeque::new()
+                        });
+                        line.push_back((number, item));
+                    }
+                    None => return,
+                },
+            }
+        }
+    }
+}
+
+/// Submits a command until it has an answer.
+async fn submit(gateway: Arc<dyn Gateway>, number: u64, item: OutboxRow) -> Answered {
+    let OutboxRow { correlation, body, id, .. } = item;
+    let command: Result<AggregateCommand, _> = serde_json::from_str(&body);
+    let result = match (command, id.parse()) {
+        (Ok(command), Ok(id)) => {
+            let mut pauses = Pauses::default();
+            loop {
+                let answer = gateway.submit(&command).await;
+                service::crash_point("command.sent");
+                match answer {
+                    GatewayAnswer::Done(payload) => break result(id, Outcome::Succeeded, payload),
+                    GatewayAnswer::Refused { code, message } => {
+                        let payload =
+                            Json::object([("code", Json::Text(code)), ("message", Json::Text(message))]);
+                        break result(id, Outcome::Failed, payload);
+                    }
+                    GatewayAnswer::Unknown { why } => {
+                        tracing::warn!(command = %id, "a command is submitted again: {why}");
+                        tokio::time::sleep(pauses.next()).await;
+                    }
+                }
+            }
+        }
+        // No program wrote it.
+        (_, id) => {
+            let id = id.unwrap_or(CommandId::from_bits(0));
+            result(id, Outcome::Failed, Json::object([("code", Json::text("damaged"))]))
+        }
+    };
+    Answered { number, correlation, result }
+}
+
+const fn result(command: CommandId, outcome: Outcome, payload: Json) -> CommandResult {
+    CommandResult { command, outcome, may_have_happened: false, payload }
+}

@@ -1,0 +1,254 @@
+//! What goes out of a lane: rows of its outbox, in order, many under way at a time.
+//!
+//! A row is removed once the broker has its message. Until then it is sent again after each failure, under the same id: whoever
+//! gets it twice knows the id.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use broker::{BrokerError, Headers, Outgoing, Publishing};
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesOrdered;
+use model::CorrelationId;
+use serde::{Deserialize, Serialize};
+use store::Op;
+use tokio::sync::mpsc;
+use workflow::Key;
+use workflow::key::{Part, Table};
+
+use super::rows::{Rows, row};
+use super::{Ended, Pauses};
+
+/// Messages that are under way at a time.
+const IN_FLIGHT_MAX: usize = 256;
+/// Rows that are removed with one commit.
+const REMOVED_AT_ONCE: usize = 256;
+
+/// Where a row of the outbox goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Destination {
+    /// To the broker.
+    #[default]
+    Broker,
+    /// To the gateway of an aggregate.
+    Gateway,
+}
+
+/// A message that is to be sent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutboxRow {
+    /// Where it goes.
+    #[serde(default)]
+    pub to: Destination,
+    /// The correlation that ordered it.
+    pub correlation: CorrelationId,
+    /// Its subject; none for a gateway.
+    #[serde(default)]
+    pub subject: String,
+    /// The id by which repeats are known.
+    pub id: String,
+    /// Its headers.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
+    /// Its body: JSON.
+    pub body: String,
+}
+
+/// A word for the relay.
+#[derive(Debug)]
+pub enum ToRelay {
+    /// These rows were committed.
+    Rows(Vec<(u64, OutboxRow)>),
+    /// Rows may have been committed of which only the store knows.
+    LookAgain,
+}
+
+/// Sends rows of the outbox, until its owner is gone and everything is sent.
+pub struct Relay {
+    /// Rows of the lane.
+    pub rows: Arc<Rows>,
+    /// Words of the owner.
+    pub words: mpsc::UnboundedReceiver<ToRelay>,
+    /// Where commands of aggregates go.
+    pub commands: mpsc::UnboundedSender<(u64, OutboxRow)>,
+}
+
+/// What the relay knows.
+#[derive(Default)]
+struct Outbox {
+    /// Rows that were not sent since the last failure.
+    waiting: VecDeque<(u64, OutboxRow)>,
+    /// Rows that are under way, in order.
+    under_way: VecDeque<(u64, OutboxRow)>,
+    /// Rows whose messages the broker has.
+    confirmed: Vec<u64>,
+}
+
+impl Outbox {
+    fn len(&self) -> usize {
+        self.waiting.len() + self.under_way.len() + self.confirmed.len()
+    }
+
+    /// Has everything that is under way sent again, in order.
+    fn again(&mut self) {
+        while let Some(item) = self.under_way.pop_back() {
+            self.waiting.push_front(item);
+        }
+    }
+}
+
+impl Relay {
+    /// Sends.
+    ///
+    /// # Errors
+    /// [`Ended`], where the lane has to be given up.
+    pub async fn run(mut self) -> Result<(), Ended> {
+        let mut outbox = Outbox { waiting: self.load().await?, ..Outbox::default() };
+        let mut publishing: FuturesOrdered<Publishing> = FuturesOrdered::new();
+        let mut pauses = Pauses::default();
+        // Once the owner is gone, what is there is sent.
+        let mut is_closed = false;
+        loop {
+            self.rows.around().metrics.outbox_rows.set(i64::try_from(outbox.len()).unwrap_or(i64::MAX));
+            if self.send(&mut outbox, &mut publishing).await.is_err() {
+                publishing = FuturesOrdered::new();
+                outbox.again();
+                tokio::time::sleep(pauses.next()).await;
+                continue;
+            }
+            if outbox.confirmed.len() >= REMOVED_AT_ONCE
+                || (publishing.is_empty() && !outbox.confirmed.is_empty())
+            {
+                self.remove(&mut outbox).await?;
+                continue;
+            }
+            if outbox.len() == 0 && is_closed {
+                return Ok(());
+            }
+            tokio::select! {
+                answer = publishing.next(), if !publishing.is_empty() => match answer {
+                    Some(Ok(_)) => {
+                        service::crash_point("relay.confirmed");
+                        pauses = Pauses::default();
+                        self.rows.around().metrics.relayed.inc();
+                        if let Some((number, _)) = outbox.under_way.pop_front() {
+                            outbox.confirmed.push(number);
+                        }
+                    }
+                    Some(Err(error)) => {
+                        self.failed(&error, &mut outbox);
+                        publishing = FuturesOrdered::new();
+                        outbox.again();
+                        tokio::time::sleep(pauses.next()).await;
+                    }
+                    None => {}
+                },
+                word = self.words.recv(), if !is_closed => match word {
+                    Some(ToRelay::Rows(rows)) => self.sort(rows, &mut outbox.waiting),
+                    Some(ToRelay::LookAgain) => {
+                        publishing = FuturesOrdered::new();
+                        outbox = Outbox { waiting: self.load().await?, confirmed: outbox.confirmed, ..Outbox::default() };
+                        let confirmed = std::mem::take(&mut outbox.confirmed);
+                        outbox.waiting.retain(|(number, _)| !confirmed.contains(number));
+                        outbox.confirmed = confirmed;
+                    }
+                    None => is_closed = true,
+                },
+            }
+        }
+    }
+
+    /// Reads all rows that wait.
+    async fn load(&self) -> Result<VecDeque<(u64, OutboxRow)>, Ended> {
+        let rows: Vec<(Key, OutboxRow)> = self.rows.all(Table::Outbox.range()).await?;
+        service::crash_point("relay.read");
+        let mut waiting = VecDeque::with_capacity(rows.len());
+        for (key, item) in rows {
+            let number = match key.parts().as_deref() {
+                Some([Part::Text(number)]) => number.parse().ok(),
+                _ => None,
+            };
+            let number =
+                number.ok_or_else(|| Ended::damaged(&self.rows.lane, format!("{key} is no number")))?;
+            self.rows.outbox_is_at(number);
+            self.sort([(number, item)], &mut waiting);
+        }
+        Ok(waiting)
+    }
+
+    /// Puts rows where they wait: commands of aggregates go another way.
+    fn sort(
+        &self,
+        rows: impl IntoIterator<Item = (u64, OutboxRow)>,
+        waiting: &mut VecDeque<(u64, OutboxRow)>,
+    ) {
+        for (number, item) in rows {
+            match item.to {
+                Destination::Broker => waiting.push_back((number, item)),
+                // Where nobody takes it any more, the lane is given up.
+                Destination::Gateway => drop(self.commands.send((number, item))),
+            }
+        }
+    }
+
+    /// Sends as much as may be under way.
+    async fn send(&self, outbox: &mut Outbox, publishing: &mut FuturesOrdered<Publishing>) -> Result<(), ()> {
+        while publishing.len() < IN_FLIGHT_MAX
+            && let Some((number, item)) = outbox.waiting.pop_front()
+        {
+            let sent = self.rows.around().broker.publish(item.outgoing()).await;
+            service::crash_point("relay.published");
+            match sent {
+                Ok(answer) => {
+                    publishing.push_back(answer);
+                    outbox.under_way.push_back((number, item));
+                }
+                Err(error) => {
+                    outbox.waiting.push_front((number, item));
+                    self.failed(&error, outbox);
+                    return Err(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells why something was not sent. What never can be is given up, so that it is in nobody's way.
+    fn failed(&self, error: &BrokerError, outbox: &mut Outbox) {
+        let lane = &self.rows.lane;
+        if matches!(error, BrokerError::TooLarge { .. } | BrokerError::Refused { .. })
+            && outbox.under_way.is_empty()
+        {
+            if let Some((number, item)) = outbox.waiting.pop_front() {
+                tracing::error!(%lane, subject = item.subject, "a message can never be sent and is given up: {error}");
+                outbox.confirmed.push(number);
+            }
+            return;
+        }
+        tracing::warn!(%lane, "work is not sent: {error}; it is sent again");
+    }
+
+    /// Removes rows whose messages the broker has.
+    async fn remove(&self, outbox: &mut Outbox) -> Result<(), Ended> {
+        let ops = outbox.confirmed.iter().map(|number| Op::Delete(row(&Key::outbox(*number))));
+        self.rows.commit(Vec::new(), ops.collect()).await?;
+        service::crash_point("relay.removed");
+        outbox.confirmed.clear();
+        Ok(())
+    }
+}
+
+impl OutboxRow {
+    fn outgoing(&self) -> Outgoing {
+        let headers =
+            self.headers.iter().fold(Headers::new(), |headers, (name, value)| headers.with(name, value));
+        Outgoing {
+            subject: self.subject.clone(),
+            message_id: self.id.clone(),
+            headers,
+            payload: Bytes::copy_from_slice(self.body.as_bytes()),
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Rows of a lane, as its owner in one epoch reads and writes them.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use serde::de::DeserializeOwned;
+use store::{Batch, Expect, LaneKey, Op, Outcome, Page, RowKey, StoreError, Versioned};
+use workflow::instance::decode;
+use workflow::{Key, Lane};
+
+use super::{Ended, Pauses, Surroundings};
+
+/// Rows that one scan asks for.
+const PAGE_ROWS: usize = 256;
+
+/// Rows of a lane in one epoch.
+pub struct Rows {
+    /// The lane.
+    pub lane: Lane,
+    key: LaneKey,
+    epoch: u64,
+    around: Surroundings,
+    /// Whether a commit may have been made whose answer was lost.
+    is_uncertain: AtomicBool,
+    /// The number of the next row of the outbox.
+    outbox: AtomicU64,
+}
+
+/// A key as the store takes it.
+#[must_use]
+pub fn row(key: &Key) -> RowKey {
+    RowKey::new(key.as_str())
+}
+
+/// The bounds of a scan as the store takes them.
+fn bounds(range: &Range<Key>) -> Range<RowKey> {
+    row(&range.start)..row(&range.end)
+}
+
+impl Rows {
+    /// Takes a lane: from now on nothing of a former owner is committed. Waits for the store as long as it has to.
+    ///
+    /// # Errors
+    /// [`Ended::Damaged`].
+    pub async fn take(lane: Lane, around: Surroundings) -> Result<Self, Ended> {
+        let key = LaneKey::new(&lane.to_string());
+        let mut pauses = Pauses::default();
+        let epoch = loop {
+            match around.store.take(&key).await {
+                Ok(epoch) => break epoch,
+                Err(error) => again(&lane, error, &mut pauses).await?,
+            }
+        };
+        service::crash_point("lane.fenced");
+        around.metrics.taken.inc();
+        let (is_uncertain, outbox) = (AtomicBool::new(false), AtomicU64::new(0));
+        Ok(Self { lane, key, epoch, around, is_uncertain, outbox })
+    }
+
+    /// The epoch in which it was taken.
+    #[must_use]
+    pub const fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// What the owner works with.
+    #[must_use]
+    pub const fn around(&self) -> &Surroundings {
+        &self.around
+    }
+
+    /// Reads the store's clock.
+    ///
+    /// # Errors
+    /// [`Ended::Damaged`].
+    pub async fn now(&self) -> Result<u64, Ended> {
+        let mut pauses = Pauses::default();
+        loop {
+            match self.around.store.now().await {
+                Ok(now) => return Ok(now),
+                Err(error) => again(&self.lane, error, &mut pauses).await?,
+            }
+        }
+    }
+
+    /// Commits a change, and waits for the store as long as it has to: the same change is sent again until it has an answer. Where an
+    /// answer was lost, the change may be answered by one of its own conditions that does not hold any more.
+    ///
+    /// # Errors
+    /// [`Ended::Fenced`], [`Ended::Damaged`], [`Ended::TooLarge`].
+    pub async fn commit(&self, expect: Vec<Expect>, ops: Vec<Op>) -> Result<Outcome, Ended> {
+        let batch = Batch { lane: self.key.clone(), epoch: self.epoch, expect, ops };
+        let mut pauses = Pauses::default();
+        loop {
+            match self.around.store.commit(batch.clone()).await {
+                Ok(Outcome::Fenced { epoch }) => {
+                    self.around.metrics.fenced_commits.inc();
+                    return Err(Ended::Fenced { lane: self.lane.to_string(), epoch });
+                }
+                Ok(outcome) => return Ok(outcome),
+                Err(error) => {
+                    if matches!(error, StoreError::Indeterminate { .. }) {
+                        self.is_uncertain.store(true, Ordering::Release);
+                    }
+                    again(&self.lane, error, &mut pauses).await?;
+                }
+            }
+        }
+    }
+
+    /// Says whether an answer was lost since it was asked last.
+    #[must_use]
+    pub fn was_uncertain(&self) -> bool {
+        self.is_uncertain.swap(false, Ordering::AcqRel)
+    }
+
+    /// Reads rows as of one moment.
+    ///
+    /// # Errors
+    /// [`Ended::Damaged`].
+    pub async fn read(&self, keys: &[Key]) -> Result<Vec<Option<Versioned>>, Ended> {
+        let keys: Vec<_> = keys.iter().map(row).collect();
+        let mut pauses = Pauses::default();
+        loop {
+            match self.around.store.read(&self.key, &keys).await {
+                Ok(rows) => return Ok(rows),
+                Err(error) => again(&self.lane, error, &mut pauses).await?,
+            }
+        }
+    }
+
+    /// Reads a page of rows.
+    ///
+    /// # Errors
+    /// [`Ended::Damaged`].
+    pub async fn page(&self, range: &Range<Key>) -> Result<Page, Ended> {
+        let mut pauses = Pauses::default();
+        loop {
+            match self.around.store.scan(&self.key, bounds(range), PAGE_ROWS).await {
+                Ok(page) => return Ok(page),
+                Err(error) => again(&self.lane, error, &mut pauses).await?,
+            }
+        }
+    }
+
+    /// Reads all rows of a range, in pages.
+    ///
+    /// # Errors
+    /// [`Ended::Damaged`].
+    pub async fn all<T: DeserializeOwned>(&self, mut range: Range<Key>) -> Result<Vec<(Key, T)>, Ended> {
+        let mut all = Vec::new();
+        loop {
+            let page = self.page(&range).await?;
+            for (key, versioned) in &page.rows {
+                all.push((Key::of_store(key.to_string()), self.decode(versioned)?));
+            }
+            match page.rows.last() {
+                Some((last, _)) if page.has_more => {
+                    range.start = Key::behind(&Key::of_store(last.to_string()))
+                }
+                _ => return Ok(all),
+            }
+        }
+    }
+
+    /// Reads what a row says.
+    ///
+    /// # Errors
+    /// [`Ended::Damaged`].
+    pub fn decode<T: DeserializeOwned>(&self, versioned: &Versioned) -> Result<T, Ended> {
+        decode(&versioned.value).map_err(|error| Ended::damaged(&self.lane, error))
+    }
+
+    /// Gives the next number of the outbox.
+    #[must_use]
+    pub fn next_outbox(&self) -> u64 {
+        self.outbox.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Goes on behind this number of the outbox.
+    pub fn outbox_is_at(&self, number: u64) {
+        self.outbox.fetch_max(number + 1, Ordering::Relaxed);
+    }
+}
+
+/// Waits before the store is asked again; gives up where that is of no use.
+async fn again(lane: &Lane, error: StoreError, pauses: &mut Pauses) -> Result<(), Ended> {
+    match error {
+        StoreError::Damaged { why } => Err(Ended::damaged(lane, why)),
+        error @ StoreError::TooLarge { .. } => {
+            Err(Ended::TooLarge { lane: lane.to_string(), why: error.to_string() })
+        }
+        StoreError::Full { .. }
+        | StoreError::Indeterminate { .. }
+        | StoreError::Unavailable { .. }
+        | StoreError::Owned { .. } => {
+            tracing::warn!(lane = %lane, "{error}; it is asked again");
+            tokio::time::sleep(pauses.next()).await;
+            Ok(())
+        }
+    }
+}

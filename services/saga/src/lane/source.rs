@@ -1,0 +1,292 @@
+//! One source of a lane: a cursor that may be thrown away, and the position that may not.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use broker::{BrokerError, CursorSpec, Delivered, Deliveries, PullLimit, Start};
+use store::Op;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use workflow::cursor::{Cursor, Delivery};
+use workflow::instance::encode;
+use workflow::subject::Source;
+use workflow::{Key, Lane};
+
+use super::checkpoint::{Anchor, Checkpoint, Verdict};
+use super::rows::{Rows, row};
+use super::{Ended, Pauses, Surroundings};
+
+/// Messages and bytes that one pull may bring.
+const PULL: PullLimit = PullLimit { messages: 64, bytes: 4 * 1024 * 1024 };
+/// Deliveries that are acknowledged late at most.
+const ACK_PENDING_MAX: u32 = 256;
+/// How long the server waits before it delivers again.
+const ACK_WAIT: Duration = Duration::from_secs(30);
+
+/// What a source brings to its owner.
+#[derive(Debug)]
+pub enum Brought {
+    /// Its cursor was made, from this checkpoint on.
+    Opened(Checkpoint),
+    /// A message.
+    Message(Box<Delivered>),
+    /// Its cursor is gone; it is made anew when its owner says so.
+    Lost(String),
+}
+
+/// A source, for its owner.
+pub struct SourceState {
+    /// What it reads.
+    pub source: Source,
+    /// Its stream.
+    pub stream: String,
+    /// Its consumer.
+    pub consumer: String,
+    cursor: Option<Cursor>,
+    checkpoint: Option<Checkpoint>,
+    /// Messages that are not settled, or are the last one before those.
+    anchors: BTreeMap<u64, Anchor>,
+    /// Everything stored before this moment was delivered, in milliseconds since 1970.
+    pub seen_until: u64,
+    is_dirty: bool,
+}
+
+impl SourceState {
+    /// A source that was not opened yet.
+    #[must_use]
+    pub fn new(source: Source, stream: &str, lane: &Lane) -> Self {
+        let consumer = source.consumer(lane);
+        Self {
+            source,
+            stream: stream.to_owned(),
+            consumer,
+            cursor: None,
+            checkpoint: None,
+            anchors: BTreeMap::new(),
+            seen_until: 0,
+            is_dirty: false,
+        }
+    }
+
+    /// Takes note that its cursor was made.
+    pub fn opened(&mut self, checkpoint: Checkpoint) {
+        self.cursor = Some(Cursor::behind(checkpoint.position));
+        self.anchors.clear();
+        self.checkpoint = Some(checkpoint);
+    }
+
+    /// Takes note that its cursor is gone: what is under way is delivered again.
+    pub fn lost(&mut self) {
+        self.cursor = None;
+    }
+
+    /// Takes note of a delivery.
+    pub fn deliver(&mut self, message: &Delivered) -> Option<Delivery> {
+        let delivery = self.cursor.as_mut()?.deliver(message.sequence, message.count);
+        if delivery == Delivery::Next {
+            let (sequence, stored) = (message.sequence, message.stored_millis);
+            self.anchors.insert(sequence, Anchor::of(&message.subject, &message.payload, sequence, stored));
+            // What was stored at the same moment may still come.
+            self.seen_until = self.seen_until.max(stored);
+        }
+        Some(delivery)
+    }
+
+    /// Returns whether there is a cursor that delivers.
+    #[must_use]
+    pub const fn has_cursor(&self) -> bool {
+        self.cursor.is_some()
+    }
+
+    /// Returns whether all of so many deliveries of its cursor have come.
+    #[must_use]
+    pub fn has_all(&self, delivered: u64) -> bool {
+        self.cursor.as_ref().is_some_and(|cursor| cursor.deliveries() >= delivered)
+    }
+
+    /// Takes note that a message is settled.
+    pub fn settle(&mut self, sequence: u64) {
+        let Some(cursor) = &mut self.cursor else { return };
+        if cursor.settle(sequence) {
+            self.is_dirty = true;
+        }
+    }
+
+    /// The change that notes its position, if `sequence` is settled with it; nothing where that does not move it.
+    #[must_use]
+    pub fn note_with(&self, sequence: u64) -> Option<Op> {
+        let mut cursor = self.cursor.clone()?;
+        cursor.settle(sequence).then(|| self.note_at(cursor.position())).flatten()
+    }
+
+    /// The change that notes its position, where it has moved since it was noted last.
+    #[must_use]
+    pub fn note(&mut self) -> Option<Op> {
+        if !std::mem::take(&mut self.is_dirty) {
+            return None;
+        }
+        self.note_at(self.cursor.as_ref()?.position())
+    }
+
+    fn note_at(&self, position: u64) -> Option<Op> {
+        let before = self.checkpoint.as_ref()?;
+        let anchor = self.anchors.range(..=position).next_back().map(|(_, anchor)| *anchor).or(before.anchor);
+        let noted = Checkpoint { incarnation: before.incarnation, position, anchor, since: None };
+        Some(Op::Put(row(&Key::checkpoint(&self.source.to_string())), encode(&noted).into()))
+    }
+
+    /// Forgets anchors of messages that no position can stand at any more.
+    pub fn tidy(&mut self) {
+        let Some(position) = self.cursor.as_ref().map(Cursor::position) else { return };
+        if let Some((last, _)) = self.anchors.range(..=position).next_back() {
+            let last = *last;
+            self.anchors = self.anchors.split_off(&last);
+        }
+    }
+
+    /// The incarnation of its stream.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.incarnation)
+    }
+}
+
+/// Reads a source and brings what it gives, until it is told to stop or nobody takes it any more. After each cursor that was lost it
+/// waits for a word on `anew`, so that its owner has forgotten what was under way.
+pub struct Reading {
+    /// Rows of the lane.
+    pub rows: std::sync::Arc<Rows>,
+    /// What is read.
+    pub source: Source,
+    /// Its stream.
+    pub stream: String,
+    /// Which of the lane's sources it is.
+    pub number: usize,
+    /// Reading begins here where nothing was read yet: a moment in milliseconds since 1970, or the beginning.
+    pub since: Option<u64>,
+    /// Where it is brought to.
+    pub to: mpsc::Sender<(usize, Brought)>,
+    /// Words of the owner.
+    pub anew: mpsc::Receiver<()>,
+    /// Ends it.
+    pub stop: CancellationToken,
+}
+
+impl Reading {
+    /// Reads.
+    ///
+    /// # Errors
+    /// [`Ended`], where the lane has to be given up.
+    pub async fn run(mut self) -> Result<(), Ended> {
+        let stop = self.stop.clone();
+        tokio::select! {
+            () = stop.cancelled() => Ok(()),
+            ended = self.read() => ended,
+        }
+    }
+
+    async fn read(&mut self) -> Result<(), Ended> {
+        let mut pauses = Pauses::default();
+        loop {
+            let why = match self.open().await? {
+                Ok((checkpoint, mut deliveries)) => {
+                    if self.bring(Brought::Opened(checkpoint)).await.is_err() {
+                        return Ok(());
+                    }
+                    pauses = Pauses::default();
+                    match self.pump(&mut *deliveries).await {
+                        Some(why) => why,
+                        None => return Ok(()),
+                    }
+                }
+                Err(error) => error.to_string(),
+            };
+            tracing::info!(lane = %self.rows.lane, source = %self.source, "its cursor is made anew: {why}");
+            if self.bring(Brought::Lost(why)).await.is_err() || self.anew.recv().await.is_none() {
+                return Ok(());
+            }
+            tokio::time::sleep(pauses.next()).await;
+        }
+    }
+
+    /// Brings messages until there are no more; gives why, or nothing where nobody takes them.
+    async fn pump(&mut self, deliveries: &mut dyn Deliveries) -> Option<String> {
+        loop {
+            tokio::select! {
+                // A word before anything was lost: the owner saw disorder.
+                word = self.anew.recv() => {
+                    word?;
+                    return Some("its deliveries were out of order".to_owned());
+                }
+                message = deliveries.next(PULL) => match message {
+                    Ok(message) => {
+                        service::crash_point("event.pulled");
+                        self.bring(Brought::Message(Box::new(message))).await.ok()?;
+                    }
+                    Err(lost) => return Some(lost.to_string()),
+                }
+            }
+        }
+    }
+
+    async fn bring(&self, brought: Brought) -> Result<(), ()> {
+        self.to.send((self.number, brought)).await.map_err(|_| ())
+    }
+
+    /// Makes the cursor, behind what was read.
+    async fn open(&self) -> Result<Result<(Checkpoint, Box<dyn Deliveries>), BrokerError>, Ended> {
+        let Surroundings { broker, metrics, .. } = self.rows.around();
+        let stream = match broker.stream(&self.stream).await {
+            Ok(Some(stream)) => stream,
+            Ok(None) => return Ok(Err(BrokerError::NotThere { stream: self.stream.clone() })),
+            Err(error) => return Ok(Err(error)),
+        };
+        let key = Key::checkpoint(&self.source.to_string());
+        let kept = self.rows.read(std::slice::from_ref(&key)).await?.into_iter().next().flatten();
+        let kept: Option<Checkpoint> = kept.map(|row| self.rows.decode(&row)).transpose()?;
+        let at_anchor = match kept.as_ref().and_then(|kept| kept.anchor) {
+            Some(anchor) => match broker.message(&self.stream, anchor.sequence).await {
+                Ok(message) => message,
+                Err(error) => return Ok(Err(error)),
+            },
+            None => None,
+        };
+        let (lane, source) = (&self.rows.lane, &self.source);
+        let checkpoint = match &kept {
+            None => Checkpoint::new(stream.incarnation, self.since),
+            Some(kept) => match kept.compare(&stream, at_anchor.as_ref()) {
+                Verdict::GoesOn => kept.clone(),
+                Verdict::Expired(gone) => {
+                    metrics.events_expired.inc_by(gone);
+                    tracing::error!(%lane, %source, stream = self.stream, gone, "messages are gone before they were read");
+                    kept.clone()
+                }
+                Verdict::WentBack(why) => {
+                    metrics.stream_went_back.inc();
+                    tracing::error!(%lane, %source, stream = self.stream, "the stream went back: {why}; it is read again");
+                    kept.back(stream.incarnation)
+                }
+            },
+        };
+        if kept.as_ref() != Some(&checkpoint) {
+            self.rows.commit(Vec::new(), vec![Op::Put(row(&key), encode(&checkpoint).into())]).await?;
+        }
+        let start = match checkpoint.since {
+            Some(since) if checkpoint.position == 0 => Start::Since(since),
+            _ => Start::After(checkpoint.position),
+        };
+        let consumer = self.source.consumer(lane);
+        if let Err(error) = broker.delete_cursor(&self.stream, &consumer).await {
+            return Ok(Err(error));
+        }
+        service::crash_point("lane.cursor_deleted");
+        let spec = CursorSpec {
+            description: format!("mycora {lane}, epoch {}", self.rows.epoch()),
+            max_ack_pending: ACK_PENDING_MAX,
+            ack_wait: ACK_WAIT,
+            ..CursorSpec::new(&self.stream, &consumer, &source.filter(lane.tenant()), start)
+        };
+        metrics.cursor_resets.inc();
+        Ok(broker.open(&spec).await.map(|deliveries| (checkpoint, deliveries)))
+    }
+}

@@ -1,0 +1,25 @@
+//! The saga service: runs sagas, and makes the calls that they order.
+//!
+//! - [`lane`]: what lanes of both kinds have in common: epochs, rows, sources, what goes out.
+//! - [`sagas`]: the owner of a saga's lane; [`effects`]: that of an effect's.
+//! - [`placement`]: which lanes this replica owns; [`tenants`]: whose.
+//! - [`manifests`]: what people write; [`definitions`]: what is in force, and what instances are pinned to.
+//! - [`command_service`]: the gateway of aggregates.
+//! - [`providers`]: the ways to the outside world; [`secrets`]: what they prove themselves with.
+
+mod admin;
+mod app;
+pub mod command_service;
+pub mod definitions;
+pub mod effects;
+pub mod lane;
+pub mod manifests;
+pub mod metrics;
+pub mod placement;
+mod process;
+pub mod providers;
+pub mod sagas;
+pub mod secrets;
+pub mod tenants;
+
+pub use app::{App, Config, Deps, Error};

@@ -1,0 +1,179 @@
+//! The saga service as a process of its own.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ::rpc::Channel;
+use broker::{JetStream, JetStreamOptions, Login};
+use http::uri::PathAndQuery;
+use kv::{Durability, Endpoint, Kv};
+use service::{AdminMethods, Failure, Host, Limits};
+use store::{EmbeddedStore, KvStore, MachineClock, SharedStore};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use workflow::definition::{KEPT_MAX, STATE_BYTES_MAX, STEPS_MAX, TIMERS_MAX, WORK_MAX};
+use workflow::input::INPUT_BYTES_MAX;
+use workflow::manifest::MANIFEST_BYTES_MAX;
+use workflow::step::HELD_MAX;
+
+use crate::admin::Admin;
+use crate::app::{App, Config, Deps};
+use crate::command_service::{CommandService, NoGateway, SUBMIT_COMMAND};
+use crate::lane::UNSCANNED;
+use crate::lane::gateway::Gateway;
+use crate::placement::Role;
+use crate::tenants::Tenants;
+
+const MIB: usize = 1024 * 1024;
+
+/// Where the service finds what it needs.
+#[derive(Debug, clap::Args)]
+pub struct Flags {
+    /// What this process does: sagas, effects, or both
+    #[arg(long, env = "MYCORA_ROLE", value_enum, default_value = "combined")]
+    role: RoleFlag,
+    /// The operator's manifests: all `.yaml` files of this directory. Read again on SIGHUP
+    #[arg(long, env = "MYCORA_MANIFESTS", value_name = "DIR")]
+    manifests: Option<PathBuf>,
+    /// Whose sagas there are: a file that maps tenants to their contexts. Without it there are no tenants
+    #[arg(long, env = "MYCORA_TENANTS", value_name = "FILE")]
+    tenants: Option<PathBuf>,
+    /// The context that everything belongs to where there are no tenants
+    #[arg(long, env = "MYCORA_CONTEXT", value_name = "NUMBER", default_value_t = 1)]
+    context: u32,
+    /// Secrets that providers name: a file for each, those of a tenant in a directory of its name [default: the environment, as
+    /// MYCORA_SECRET_<NAME>]
+    #[arg(long, env = "MYCORA_SECRETS", value_name = "DIR")]
+    secrets: Option<PathBuf>,
+    /// Where rows are kept, by this process alone
+    #[arg(long, env = "MYCORA_STORE_DIR", value_name = "DIR", default_value = "/var/lib/mycora/saga")]
+    store_dir: PathBuf,
+    /// Room for rows in that directory
+    #[arg(long, env = "MYCORA_STORE_MAX_MIB", value_name = "MIB", default_value_t = 16 * 1024)]
+    store_max_mib: usize,
+    /// Keep rows in this Redis instead of a directory
+    #[arg(long, env = "MYCORA_REDIS_URL", hide_env_values = true, value_name = "URL")]
+    redis_url: Option<Endpoint>,
+    /// The NATS server, with JetStream
+    #[arg(long, env = "MYCORA_NATS_URL", value_name = "URL", default_value = "nats://127.0.0.1:4222")]
+    nats_url: String,
+    /// Who this is, to NATS
+    #[arg(long, env = "MYCORA_NATS_USER", value_name = "NAME", requires = "nats_password_file")]
+    nats_user: Option<String>,
+    /// The password of that user, in a file
+    #[arg(long, env = "MYCORA_NATS_PASSWORD_FILE", value_name = "FILE", requires = "nats_user")]
+    nats_password_file: Option<PathBuf>,
+    /// Who takes commands of aggregates
+    #[arg(long, env = "MYCORA_GATEWAY", value_name = "URL")]
+    gateway: Option<String>,
+    /// The method that takes them
+    #[arg(long, env = "MYCORA_GATEWAY_METHOD", value_name = "PATH", default_value = SUBMIT_COMMAND)]
+    gateway_method: PathAndQuery,
+}
+
+/// What a process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum RoleFlag {
+    /// Sagas
+    Saga,
+    /// Effects
+    Effect,
+    /// Both
+    Combined,
+}
+
+impl Flags {
+    async fn store(&self) -> Result<Arc<dyn KvStore>, Failure> {
+        let Some(url) = &self.redis_url else {
+            std::fs::create_dir_all(&self.store_dir)?;
+            let bytes = self.store_max_mib.saturating_mul(MIB);
+            return Ok(Arc::new(EmbeddedStore::open(&self.store_dir, bytes, MachineClock)?));
+        };
+        let store = SharedStore::open(Kv::new(url.clone()), Durability::Synced, &UNSCANNED).await?;
+        Ok(Arc::new(store))
+    }
+
+    fn broker(&self) -> Result<JetStream, Failure> {
+        let mut options = JetStreamOptions::new(&self.nats_url);
+        "mycora-saga".clone_into(&mut options.name);
+        if let (Some(user), Some(file)) = (&self.nats_user, &self.nats_password_file) {
+            let password = service::read_secret(file)
+                .map_err(|error| format!("the password in {} cannot be read: {error}", file.display()))?;
+            options.login = Some(Login::Password { user: user.clone(), password: password.to_string() });
+        }
+        Ok(JetStream::start(options)?)
+    }
+
+    fn tenants(&self) -> Result<Tenants, Failure> {
+        let Some(file) = &self.tenants else { return Ok(Tenants::single(self.context)) };
+        let name = file.display().to_string();
+        let text =
+            std::fs::read_to_string(file).map_err(|error| format!("{name} cannot be read: {error}"))?;
+        Ok(Tenants::read(&name, &text)?)
+    }
+}
+
+impl service::App for App {
+    const NAME: &'static str = "saga";
+    const ABOUT: &'static str =
+        "Runs sagas: waits for events, orders work and undoes it, and makes the calls";
+    const GRPC_PORT: Option<u16> = None;
+    const OPS_PORT: u16 = 7808;
+    const ADMIN: Option<AdminMethods> =
+        Some(AdminMethods { drain: "mycora.v1.SagaService/Drain", reload: "mycora.v1.SagaService/Reload" });
+    type Config = Flags;
+
+    fn limits(_: &Flags) -> Limits {
+        Limits::from([
+            ("saga_steps_max", STEPS_MAX as u64),
+            ("saga_state_bytes_max", STATE_BYTES_MAX as u64),
+            ("saga_input_bytes_max", INPUT_BYTES_MAX as u64),
+            ("saga_work_max", WORK_MAX as u64),
+            ("saga_timers_max", TIMERS_MAX as u64),
+            ("saga_events_kept_max", KEPT_MAX as u64),
+            ("saga_inputs_held_max", HELD_MAX),
+            ("manifest_bytes_max", MANIFEST_BYTES_MAX as u64),
+        ])
+    }
+
+    async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
+        let gateway: Arc<dyn Gateway> = match &flags.gateway {
+            Some(url) => {
+                let channel = Channel::remote(url, &host.tls_files()?, None)?;
+                Arc::new(CommandService::new(channel, flags.gateway_method.clone()))
+            }
+            None => Arc::new(NoGateway),
+        };
+        let config = Config {
+            role: Role { sagas: flags.role != RoleFlag::Effect, effects: flags.role != RoleFlag::Saga },
+            manifests: flags.manifests.clone(),
+            tenants: flags.tenants()?,
+            secrets: flags.secrets.clone(),
+        };
+        let (store, broker) = (flags.store().await?, Arc::new(flags.broker()?));
+        let app = Arc::new(App::new(config, Deps { store, broker, gateway, metrics: &host.metrics })?);
+        app.reload().await?;
+        host.readiness.include("", &app.readiness());
+        if let Some(admin) = &host.admin {
+            admin.handle_with(Admin { app: Arc::clone(&app), shutdown: host.shutdown.clone() });
+        }
+        let hangups = signal(SignalKind::hangup())?;
+        host.run("lanes", |stop| async move {
+            tokio::select! {
+                () = app.run(stop) => {}
+                () = reload_at(hangups, &app) => {}
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Reads manifests again at each hangup.
+async fn reload_at(mut hangups: Signal, app: &App) {
+    while hangups.recv().await.is_some() {
+        match app.reload().await {
+            Ok(()) => tracing::info!("manifests were read again"),
+            Err(error) => tracing::error!("manifests are not taken, what was in force is: {error}"),
+        }
+    }
+    std::future::pending().await
+}

@@ -1,0 +1,74 @@
+//! The ways to the outside world: one file for each transport.
+//!
+//! A provider makes a call and says what came of it. It decides nothing about retries: the ledger does.
+//!
+//! - [`http`] makes requests by HTTP;
+//! - [`smtp`] sends mail.
+
+pub mod http;
+pub mod smtp;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use model::{CommandId, TenantId};
+use workflow::Json;
+use workflow::ledger::Answer;
+use workflow::provider::Effect;
+
+/// Flag of a call: raised before anything of it leaves that the upstream may act upon. Clones share one flag.
+///
+/// A call that is dropped before was not made and may be made again ([`Answer::Passing`]); once the flag is up, nobody knows
+/// ([`Answer::Unknown`]).
+#[derive(Debug, Clone, Default)]
+pub struct Sent(Arc<AtomicBool>);
+
+impl Sent {
+    /// Raises the flag. Providers do this before they send, never after.
+    pub fn raise(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns `true` once the upstream may have acted upon the call.
+    #[must_use]
+    pub fn is_raised(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// A call that a provider is asked to make.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// The command, which is the key under which it counts once.
+    pub command: CommandId,
+    /// The effect.
+    pub effect: Arc<Effect>,
+    /// What it is given.
+    pub input: Arc<Json>,
+    /// W3C trace context, to be passed on.
+    pub traceparent: Option<String>,
+    /// The token by which its answer can be given later, where the effect has such answers.
+    pub callback_token: Option<String>,
+    /// Flag that says whether anything was sent. New for each attempt.
+    pub sent: Sent,
+}
+
+/// A way to the outside world.
+#[async_trait]
+pub trait Provider: Send + Sync {
+    /// Makes a call. Whoever asks drops it after `start_to_close`; [`Call::sent`] says then whether it may have happened.
+    async fn call(&self, call: &Call) -> Answer;
+
+    /// Asks whether a call has happened: nothing where the upstream cannot be asked now, [`Answer::Passing`] where it has not.
+    async fn ask(&self, call: &Call) -> Option<Answer>;
+
+    /// Takes over a call that waits for what runs under this name, and was begun by another process or by an earlier owner of its
+    /// lane: its end is told as if it had been begun here, also when it has ended since.
+    async fn adopt(&self, _: &Call, _: &str) {}
+
+    /// Stops what runs for a call under this name. Its end comes by the way by which it would have come.
+    async fn stop(&self, call: &Call, external: &str);
+}

@@ -1,0 +1,263 @@
+//! Requests by HTTP: one request for each call, under the key by which it counts once.
+//!
+//! A request that was sent may have been carried out. So a failure before the first byte of the request passes, one after it leaves the outcome
+//! unknown, and only an answer says that a call failed.
+
+mod answer;
+mod request;
+
+use std::fmt;
+use std::sync::Arc;
+
+use ::http::header::{self, HeaderName, HeaderValue};
+use ::http::uri::Scheme;
+use ::http::{Method, Uri};
+use async_trait::async_trait;
+use egress::{Ask, Cause, Denied, Hosts, Reply, Rule, Trust, is_of_connection, send_once};
+use service::error_chain;
+use workflow::Json;
+use workflow::formula::NoValue;
+use workflow::ledger::Answer;
+use workflow::provider::{
+    Call as CallKind, HttpAuth, HttpCall, HttpTransport, Request, SecretName, TextOrSecret, Unknown,
+};
+
+use self::answer::{Heard, answer_to_ask, answer_to_call};
+use super::{Call, Provider, Sent};
+use crate::secrets::{SecretError, Secrets};
+
+/// Body of a request or an answer, in bytes.
+pub const BODY_BYTES_MAX: usize = 1024 * 1024;
+/// How often an answer may lead elsewhere.
+const REDIRECTIONS_MAX: usize = 5;
+
+/// The name of the header that carries the key of a call.
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// The name of the header that carries the trace context.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// A transport that cannot work, whatever it is asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadTransport(pub(super) String);
+
+/// Provider of effects by HTTP.
+pub struct HttpProvider {
+    base: Uri,
+    hosts: Hosts,
+    auth: Option<HttpAuth>,
+    headers: Vec<(HeaderName, TextOrSecret)>,
+    ca: Option<SecretName>,
+    trust: Trust,
+    secrets: Arc<Secrets>,
+}
+
+impl fmt::Debug for HttpProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpProvider")
+            .field("base", &self.base)
+            .field("hosts", &self.hosts)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why no request could be made of a call. Nothing was sent.
+#[derive(Debug)]
+pub(super) enum Unmade {
+    /// A formula has no answer.
+    Formula(NoValue),
+    /// The answers of the formulas make no request.
+    Request(String),
+    /// A secret cannot be used now.
+    Secret(SecretError),
+}
+
+impl From<Unmade> for Answer {
+    fn from(unmade: Unmade) -> Self {
+        match unmade {
+            Unmade::Formula(error) => failed("formula", &error.to_string()),
+            Unmade::Request(why) => failed("request", &why),
+            // Whoever keeps the secrets can mend that.
+            Unmade::Secret(error) => Self::Passing { why: error_chain(&error), after: None },
+        }
+    }
+}
+
+impl HttpProvider {
+    /// Makes the provider. `trust` is for transports that name no authority of their own.
+    ///
+    /// # Errors
+    /// The transport has a base or a header that is none, or a header that the provider sets itself.
+    pub fn new(transport: &HttpTransport, secrets: Arc<Secrets>, trust: Trust) -> Result<Self, BadTransport> {
+        let text = transport.base_url.trim_end_matches('/');
+        let base: Option<Uri> = text.parse().ok();
+        let port = |base: &Uri| match base.scheme() {
+            Some(scheme) if *scheme == Scheme::HTTPS => Some(443),
+            Some(scheme) if *scheme == Scheme::HTTP => Some(80),
+            _ => None,
+        };
+        let base = base.filter(|base| base.query().is_none() && egress::has_good_port(base));
+        let base = base.and_then(|base| Some((port(&base)?, base)));
+        let (port, base) = base.ok_or_else(|| BadTransport(format!("`{text}` is no base of requests")))?;
+        let mut headers = Vec::new();
+        for (name, value) in &transport.headers {
+            let header = HeaderName::from_bytes(name.as_bytes());
+            let header = header.map_err(|_| BadTransport(format!("`{name}` is no header")))?;
+            let is_auth = header == header::AUTHORIZATION && transport.auth.is_some();
+            if is_auth || is_reserved(&header) && header != header::AUTHORIZATION {
+                return Err(BadTransport(format!("the header `{header}` is set by the provider itself")));
+            }
+            headers.push((header, value.clone()));
+        }
+        Ok(Self {
+            base,
+            hosts: Hosts::exact(&transport.allow_hosts, port, transport.is_private),
+            auth: transport.auth.clone(),
+            headers,
+            ca: transport.ca.clone(),
+            trust,
+            secrets,
+        })
+    }
+
+    /// Sends a request, and follows where the answer leads as far as that repeats nothing and tells nobody else.
+    async fn exchange(&self, mut ask: Ask, call: &Call, sent: &Sent) -> Result<Heard, Answer> {
+        let trust = match &self.ca {
+            None => self.trust.clone(),
+            Some(name) => self.private_trust(call, name)?,
+        };
+        for _ in 0..REDIRECTIONS_MAX {
+            let heard = self.send_once(&trust, &ask, sent).await?;
+            let Some(to) = heard.reply.as_ref().and_then(|reply| self.follows(&ask, reply)) else {
+                return Ok(heard);
+            };
+            ask.turn_to(to);
+        }
+        self.send_once(&trust, &ask, sent).await
+    }
+
+    async fn send_once(&self, trust: &Trust, ask: &Ask, sent: &Sent) -> Result<Heard, Answer> {
+        let cause = match send_once(trust, &self.hosts, ask, BODY_BYTES_MAX, || sent.raise()).await {
+            Ok(reply) => return Ok(Heard::whole(reply)),
+            Err(cause) => cause,
+        };
+        let why = error_chain(&cause);
+        Err(match cause {
+            Cause::Refused(_) => failed("request", &why),
+            Cause::Denied(denied) => denied_by(&denied),
+            Cause::Unreachable(_) => Answer::Passing { why, after: None },
+            Cause::Http(_) => Answer::Unknown { why: format!("no answer: {why}") },
+            Cause::TooLong { reply, .. } | Cause::Body { reply, .. } => return Ok(Heard::cut(*reply, why)),
+        })
+    }
+
+    /// Returns where to follow an answer: to the same server, by the same method; and for what only reads, to another allowed
+    /// server as well, unless the way there is not encrypted any more.
+    fn follows(&self, ask: &Ask, reply: &Reply) -> Option<Uri> {
+        let to = ask.redirection(reply)?;
+        let keeps_method = matches!(reply.status.as_u16(), 307 | 308);
+        let is_same = (to.scheme(), to.authority()) == (ask.uri().scheme(), ask.uri().authority());
+        if is_same {
+            return (keeps_method || *ask.method() == Method::GET).then_some(to);
+        }
+        let is_tls = to.scheme() == Some(&Scheme::HTTPS);
+        let port = to.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+        let is_allowed = self.hosts.allow(to.host()?, port) && (is_tls || ask.uri().scheme() == to.scheme());
+        (is_allowed && *ask.method() == Method::GET).then_some(to)
+    }
+
+    fn private_trust(&self, call: &Call, name: &SecretName) -> Result<Trust, Answer> {
+        let pem = self.secrets.read(&call.tenant, name).map_err(Unmade::Secret)?;
+        let trust = Trust::of_pem(pem.expose());
+        trust.map_err(|why| Answer::Passing {
+            why: format!("the authorities of `{name}`: {why}"),
+            after: None,
+        })
+    }
+
+    async fn make(&self, call: &Call, http: &HttpCall) -> Result<Answer, Answer> {
+        let mut ask = self.ask_of(call, &http.request)?;
+        let key = HeaderValue::from_str(&call.command.to_string());
+        let key = key.map_err(|error| Unmade::Request(error.to_string()))?;
+        ask.headers.insert(IDEMPOTENCY_KEY, key);
+        let heard = self.exchange(ask, call, &call.sent).await?;
+        Ok(answer_to_call(call, http, &heard))
+    }
+
+    async fn query(&self, call: &Call, http: &HttpCall) -> Result<Option<Answer>, Answer> {
+        let Unknown::Query(query) = &call.effect.unknown else { return Ok(None) };
+        // No key: that is for the one request that counts, and this is another one.
+        let ask = self.ask_of(call, &query.request)?;
+        let heard = self.exchange(ask, call, &Sent::default()).await?;
+        Ok(answer_to_ask(call, http, query, &heard))
+    }
+
+    fn ask_of(&self, call: &Call, request: &Request) -> Result<Ask, Unmade> {
+        request::Rendering { provider: self, call }.ask(request)
+    }
+}
+
+#[async_trait]
+impl Provider for HttpProvider {
+    async fn call(&self, call: &Call) -> Answer {
+        let CallKind::Http(http) = &call.effect.call else {
+            return failed("request", "the effect is not one by HTTP");
+        };
+        self.make(call, http).await.unwrap_or_else(|answer| answer)
+    }
+
+    async fn ask(&self, call: &Call) -> Option<Answer> {
+        let CallKind::Http(http) = &call.effect.call else { return None };
+        match self.query(call, http).await {
+            Ok(answer) => answer,
+            Err(answer) => {
+                // About the question, not about the call.
+                let why = why_not(&answer);
+                tracing::info!(effect = %call.effect.name, command = %call.command, why, "the query had no answer");
+                None
+            }
+        }
+    }
+
+    /// A request has no life beyond its answer.
+    async fn stop(&self, _: &Call, _: &str) {}
+}
+
+/// Why a request had no answer, for people.
+fn why_not(answer: &Answer) -> &str {
+    match answer {
+        Answer::Passing { why, .. } | Answer::Unknown { why } => why,
+        Answer::Failed { payload, .. } => payload.get("message").and_then(Json::as_text).unwrap_or_default(),
+        Answer::Succeeded(_) | Answer::Waiting { .. } | Answer::Cancelled => "",
+    }
+}
+
+/// Returns `true` for a header that providers alone set.
+fn is_reserved(name: &HeaderName) -> bool {
+    is_of_connection(name)
+        || *name == header::AUTHORIZATION
+        || *name == IDEMPOTENCY_KEY
+        || *name == TRACEPARENT
+}
+
+/// The answer to a call that cannot be made as it stands.
+pub(super) fn failed(code: &str, why: &str) -> Answer {
+    let payload = Json::object([("code", Json::text(code)), ("message", Json::text(why))]);
+    Answer::Failed { code: code.to_owned(), payload }
+}
+
+/// The answer to a call that the rules of egress are against.
+pub(super) fn denied_by(denied: &Denied) -> Answer {
+    let code = "egress";
+    let rule = match denied.rule {
+        Rule::NotListed => "allow_hosts",
+        Rule::NotPublic => "private",
+    };
+    let payload = Json::object([
+        ("code", Json::text(code)),
+        ("message", Json::text(denied)),
+        ("host", Json::text(format_args!("{}:{}", denied.host, denied.port))),
+        ("rule", Json::text(rule)),
+    ]);
+    Answer::Failed { code: code.to_owned(), payload }
+}

@@ -1,0 +1,431 @@
+//! The owner of a saga's lane: gives instances what comes, commits what follows.
+//!
+//! Messages of a lane come in order, and wait in a line for each correlation. Of each correlation one is worked on at a time, side
+//! by side with those of others. One commit has everything that follows from an input, and the position of its source as well.
+
+mod batch;
+mod intake;
+mod timers;
+mod work;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use broker::Receipt;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use model::{CorrelationId, SagaName, TenantId};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use workflow::Lane;
+use workflow::cursor::Delivery;
+use workflow::input::{Input, What};
+use workflow::instance::Record;
+use workflow::queues::{Queues, Room};
+use workflow::subject::Source;
+
+pub use self::batch::{AnswerRow, HeldRow, LetterRow, ListedRow};
+pub(crate) use self::intake::NOBODY;
+use self::intake::Wanted;
+use self::timers::Timers;
+use self::work::{Done, Work};
+use crate::definitions::Definitions;
+use crate::lane::gateway::{Answered, Commands, Gateway};
+use crate::lane::relay::{Relay, ToRelay};
+use crate::lane::rows::Rows;
+use crate::lane::source::{Brought, Reading, SourceState};
+use crate::lane::{AGGREGATE_EVENTS, Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS};
+
+/// What may wait in a lane.
+const ROOM: Room = Room { items: 512, bytes: 16 * 1024 * 1024, of_one: 64 };
+/// Inputs that are worked on at a time, each of another correlation.
+const AT_ONCE: usize = 64;
+/// Records that are kept in memory.
+const CACHED_MAX: usize = 10_000;
+/// An input that waits for its turn.
+pub(crate) struct Item {
+    pub(crate) what: Wanted,
+    /// The source that it came from, and its sequence there.
+    pub(crate) from: Option<(usize, u64)>,
+    pub(crate) receipt: Option<Receipt>,
+}
+
+/// A saga's lane that is to be owned.
+pub struct SagaLane {
+    /// Whose.
+    pub tenant: TenantId,
+    /// Of which saga.
+    pub saga: SagaName,
+    /// Which of its shards.
+    pub shard: u8,
+    /// Where its sources begin that were never read: in milliseconds since 1970.
+    pub since: Option<u64>,
+    /// What is in force.
+    pub definitions: Arc<Definitions>,
+    /// Where commands of aggregates go.
+    pub gateway: Arc<dyn Gateway>,
+    /// What it works with.
+    pub around: Surroundings,
+}
+
+/// A record that is in memory, with the revision of its row.
+#[derive(Clone)]
+pub(crate) struct Cached {
+    pub(crate) record: Option<Record>,
+    pub(crate) revision: u64,
+}
+
+impl SagaLane {
+    /// Takes the lane and owns it, until it is told to stop or another owner takes it.
+    ///
+    /// # Errors
+    /// Why it was given up; [`Ended::Stopped`] when it was asked to.
+    pub async fn own(self, stop: CancellationToken) -> Ended {
+        let lane = Lane::Saga { tenant: self.tenant.clone(), saga: self.saga.clone(), shard: self.shard };
+        let around = self.around.clone();
+        let rows = match Rows::take(lane, around).await {
+            Ok(rows) => Arc::new(rows),
+            Err(ended) => return ended,
+        };
+        rows.around().metrics.lanes_owned.inc();
+        let lane = rows.lane.to_string();
+        let metrics = Arc::clone(&rows.around().metrics);
+        let ended = match Owner::start(self, rows, &stop).await {
+            Ok(owner) => owner.run(stop).await,
+            Err(ended) => ended,
+        };
+        metrics.lanes_owned.dec();
+        tracing::info!(lane, "{ended}");
+        ended
+    }
+
+    /// Its sources: aggregates, results of the effects that it orders, verbs.
+    fn sources(&self) -> Vec<(Source, &'static str)> {
+        let versions = self.definitions.versions(&self.saga);
+        let mut aggregates: Vec<_> =
+            versions.iter().flat_map(|saga| saga.sources.iter().map(|source| &source.aggregate)).collect();
+        aggregates.sort();
+        aggregates.dedup();
+        let mut effects: Vec<_> = versions.iter().flat_map(|saga| saga.effects()).collect();
+        effects.sort();
+        effects.dedup();
+        let aggregates =
+            aggregates.into_iter().map(|kind| (Source::Aggregate(kind.clone()), AGGREGATE_EVENTS));
+        let results = effects.into_iter().map(|effect| (Source::Results(effect.clone()), WORKFLOW_EVENTS));
+        let verbs = std::iter::once((Source::Verbs(self.saga.clone()), WORKFLOW_COMMANDS));
+        aggregates.chain(results).chain(verbs).collect()
+    }
+}
+
+/// An owned lane.
+struct Owner {
+    shared: Arc<Shared>,
+    sources: Vec<SourceState>,
+    anew: Vec<mpsc::Sender<()>>,
+    brought: mpsc::Receiver<(usize, Brought)>,
+    /// Verbs come though there is no room for events: one of them may make some.
+    verbs: mpsc::Receiver<(usize, Brought)>,
+    answered: mpsc::UnboundedReceiver<Answered>,
+    queues: Queues<Item>,
+    cache: HashMap<CorrelationId, Cached>,
+    timers: Timers,
+    working: FuturesUnordered<futures_util::future::BoxFuture<'static, Result<Done, Ended>>>,
+    /// Inputs for which there was no room in their lines, in order.
+    stalled: VecDeque<(CorrelationId, Item, usize)>,
+    /// Inputs for which there was no room behind a letter or a pause.
+    blocked: HashMap<CorrelationId, Vec<Item>>,
+    tasks: JoinSet<Result<(), Ended>>,
+    relay: mpsc::UnboundedSender<ToRelay>,
+}
+
+/// What every input of a lane is worked on with.
+pub(crate) struct Shared {
+    pub(crate) tenant: TenantId,
+    pub(crate) saga: SagaName,
+    pub(crate) shard: u8,
+    pub(crate) rows: Arc<Rows>,
+    pub(crate) definitions: Arc<Definitions>,
+}
+
+impl Owner {
+    async fn start(lane: SagaLane, rows: Arc<Rows>, stop: &CancellationToken) -> Result<Self, Ended> {
+        let (to, brought) = mpsc::channel(64);
+        let (to_verbs, verbs) = mpsc::channel(16);
+        let mut tasks = JoinSet::new();
+        let (relay, words) = mpsc::unbounded_channel();
+        let (commands, ordered) = mpsc::unbounded_channel();
+        let (answers, answered) = mpsc::unbounded_channel();
+        let outgoing = Relay { rows: Arc::clone(&rows), words, commands };
+        tasks.spawn(outgoing.run());
+        let commands = Commands { gateway: Arc::clone(&lane.gateway), ordered, answered: answers };
+        tasks.spawn(async move {
+            commands.run().await;
+            Ok(())
+        });
+        let (mut sources, mut anew) = (Vec::new(), Vec::new());
+        for (number, (source, stream)) in lane.sources().into_iter().enumerate() {
+            sources.push(SourceState::new(source.clone(), stream, &rows.lane));
+            let (word, words) = mpsc::channel(1);
+            anew.push(word);
+            // What was ordered before this lane was made was ordered by nobody of it.
+            let since = lane.since.filter(|_| matches!(source, Source::Aggregate(_)));
+            let is_of_verbs = matches!(source, Source::Verbs(_));
+            let reading = Reading {
+                rows: Arc::clone(&rows),
+                source,
+                stream: stream.to_owned(),
+                number,
+                since,
+                to: if is_of_verbs { to_verbs.clone() } else { to.clone() },
+                anew: words,
+                stop: stop.clone(),
+            };
+            tasks.spawn(reading.run());
+        }
+        let timers = Timers::load(&rows).await?;
+        let SagaLane { tenant, saga, shard, definitions, .. } = lane;
+        Ok(Self {
+            shared: Arc::new(Shared { tenant, saga, shard, rows, definitions }),
+            sources,
+            anew,
+            brought,
+            verbs,
+            answered,
+            queues: Queues::new(ROOM),
+            cache: HashMap::new(),
+            timers,
+            working: FuturesUnordered::new(),
+            stalled: VecDeque::new(),
+            blocked: HashMap::new(),
+            tasks,
+            relay,
+        })
+    }
+
+    async fn run(mut self, stop: CancellationToken) -> Ended {
+        match self.turns(&stop).await {
+            Ok(()) => {
+                // What is under way ends, and what was committed is sent.
+                let finished = self.finish().await;
+                drop(self.relay);
+                while self.tasks.join_next().await.is_some() {}
+                let lane = self.shared.rows.lane.to_string();
+                finished.err().unwrap_or(Ended::Stopped { lane })
+            }
+            Err(ended) => {
+                self.tasks.abort_all();
+                ended
+            }
+        }
+    }
+
+    /// Works until it is told to stop.
+    async fn turns(&mut self, stop: &CancellationToken) -> Result<(), Ended> {
+        let wake = Arc::clone(&self.shared.rows.around().wake);
+        loop {
+            self.unstall();
+            while self.working.len() < AT_ONCE
+                && let Some((correlation, item)) = self.queues.take()
+            {
+                self.begin(correlation, item);
+            }
+            let next_timer = self.timers.next_wait();
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(()),
+                Some(done) = self.working.next() => self.done(done?)?,
+                Some(answered) = self.answered.recv() => self.command_answered(answered),
+                Some((number, brought)) = self.verbs.recv() => self.take_in(number, brought)?,
+                Some((number, brought)) = self.brought.recv(), if self.has_room() => {
+                    self.take_in(number, brought)?;
+                }
+                Some(ended) = self.tasks.join_next() => match ended {
+                    Ok(ended) => ended?,
+                    Err(error) => return Err(Ended::damaged(&self.shared.rows.lane, error)),
+                },
+                () = wake.notified() => self.timers.look(),
+                () = tokio::time::sleep(next_timer) => self.fire().await?,
+            }
+        }
+    }
+
+    /// Lets what is under way end.
+    async fn finish(&mut self) -> Result<(), Ended> {
+        while let Some(done) = self.working.next().await {
+            self.done(done?)?;
+        }
+        let ops: Vec<_> = self.sources.iter_mut().filter_map(SourceState::note).collect();
+        if !ops.is_empty() {
+            self.shared.rows.commit(Vec::new(), ops).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether more may be taken in.
+    fn has_room(&self) -> bool {
+        self.stalled.is_empty() && self.blocked.is_empty()
+    }
+
+    /// Takes in the answer to a command of an aggregate.
+    fn command_answered(&mut self, answered: Answered) {
+        let Answered { number, correlation, result } = answered;
+        // Its time is that of whoever ordered it, at least: the instance sees to that.
+        let time = result.command.time();
+        let input = Box::new(Input { time, what: What::Result(result) });
+        let item = Item { what: Wanted::Answered { number, input }, from: None, receipt: None };
+        self.push(correlation, item, 0);
+    }
+
+    /// Takes in what a source brought.
+    fn take_in(&mut self, number: usize, brought: Brought) -> Result<(), Ended> {
+        let Some(state) = self.sources.get_mut(number) else { return Ok(()) };
+        match brought {
+            Brought::Opened(checkpoint) => state.opened(checkpoint),
+            Brought::Lost(_) => {
+                state.lost();
+                self.forget(number);
+                self.ask_anew(number);
+            }
+            Brought::Message(message) => match state.deliver(&message) {
+                // What is under way of a cursor that was given up.
+                None => {}
+                Some(Delivery::InFlight) => message.receipt.progress(),
+                Some(Delivery::Anew(disorder)) => {
+                    tracing::info!(lane = %self.shared.rows.lane, source = %state.source, why = disorder.as_str(), "deliveries are out of order");
+                    state.lost();
+                    self.forget(number);
+                    self.ask_anew(number);
+                }
+                Some(Delivery::Next) => self.sort(number, &message)?,
+            },
+        }
+        Ok(())
+    }
+
+    /// Asks for another cursor.
+    fn ask_anew(&self, number: usize) {
+        if let Some(anew) = self.anew.get(number) {
+            // One word is enough.
+            let _ = anew.try_send(());
+        }
+    }
+
+    /// Forgets where waiting messages of a source came from: their position is that of another cursor. They are delivered again,
+    /// and then known.
+    fn forget(&mut self, number: usize) {
+        self.queues.each_waiting(|item| {
+            if item.from.is_some_and(|(source, _)| source == number) {
+                item.from = None;
+                item.receipt = None;
+            }
+        });
+        let stalled = self.stalled.iter_mut().map(|(_, item, _)| item);
+        let blocked = self.blocked.values_mut().flatten();
+        for item in
+            stalled.chain(blocked).filter(|item| item.from.is_some_and(|(source, _)| source == number))
+        {
+            item.from = None;
+            item.receipt = None;
+        }
+    }
+
+    /// Puts a message into the line of its correlation, or settles it.
+    fn sort(&mut self, number: usize, message: &broker::Delivered) -> Result<(), Ended> {
+        let Some(state) = self.sources.get(number) else { return Ok(()) };
+        let incarnation = state.incarnation();
+        match self.shared.intake(&state.source, incarnation, message) {
+            Err(ended) => {
+                self.shared.rows.around().metrics.foreign_messages.inc();
+                Err(ended)
+            }
+            Ok(None) => {
+                self.settle(number, message.sequence);
+                message.receipt.ack();
+                Ok(())
+            }
+            Ok(Some((correlation, what))) => {
+                let from = Some((number, message.sequence));
+                let item = Item { what, from, receipt: Some(message.receipt.clone()) };
+                self.push(correlation, item, message.payload.len());
+                Ok(())
+            }
+        }
+    }
+
+    fn push(&mut self, correlation: CorrelationId, item: Item, bytes: usize) {
+        // Nothing overtakes what waits for room.
+        if self.stalled.iter().any(|(stalled, ..)| *stalled == correlation) {
+            self.stalled.push_back((correlation, item, bytes));
+            return;
+        }
+        if let Err(item) = self.queues.push(&correlation, item, bytes) {
+            self.stalled.push_back((correlation, item, bytes));
+        }
+    }
+
+    /// Puts inputs that found no room into their lines, once there is some.
+    fn unstall(&mut self) {
+        for (correlation, item, bytes) in std::mem::take(&mut self.stalled) {
+            self.push(correlation, item, bytes);
+        }
+    }
+
+    fn settle(&mut self, number: usize, sequence: u64) {
+        if let Some(state) = self.sources.get_mut(number) {
+            state.settle(sequence);
+            state.tidy();
+        }
+    }
+
+    /// Begins to work on an input.
+    fn begin(&mut self, correlation: CorrelationId, item: Item) {
+        let note = item.from.and_then(|(number, sequence)| self.sources.get(number)?.note_with(sequence));
+        let cached = self.cache.get(&correlation).cloned();
+        let work = Work { shared: Arc::clone(&self.shared), correlation, item, cached, note };
+        self.working.push(Box::pin(work.run()));
+    }
+
+    /// Takes note of what became of an input.
+    fn done(&mut self, done: Done) -> Result<(), Ended> {
+        let Done { correlation, item, cached, timers, outgoing, follows, is_blocked } = done;
+        self.queues.done(&correlation);
+        if is_blocked {
+            tracing::warn!(lane = %self.shared.rows.lane, "no room behind the letter of {correlation}; nothing is read until there is");
+            self.blocked.entry(correlation).or_default().push(item);
+            return Ok(());
+        }
+        if let Some(blocked) = self.blocked.remove(&correlation) {
+            blocked.into_iter().for_each(|item| self.push(correlation.clone(), item, 0));
+        }
+        if let Some((number, sequence)) = item.from {
+            self.settle(number, sequence);
+        }
+        if let Some(receipt) = &item.receipt {
+            receipt.ack();
+            service::crash_point("event.acked");
+        }
+        if self.shared.rows.was_uncertain() {
+            let _ = self.relay.send(ToRelay::LookAgain);
+        }
+        if !outgoing.is_empty() {
+            // It ends with its owner only.
+            let _ = self.relay.send(ToRelay::Rows(outgoing));
+        }
+        self.timers.change(&correlation, timers);
+        if self.cache.len() >= CACHED_MAX {
+            // Whatever goes is read again; which one goes is all the same.
+            let oldest = self.cache.keys().next().cloned();
+            oldest.map(|oldest| self.cache.remove(&oldest));
+        }
+        match cached {
+            Some(cached) => drop(self.cache.insert(correlation.clone(), cached)),
+            None => drop(self.cache.remove(&correlation)),
+        }
+        if let Some(what) = follows {
+            // Before everything that came since.
+            self.queues.push_first(&correlation, Item { what, from: None, receipt: None });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,426 @@
+//! The rows that one input changes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use model::{CorrelationId, SagaStatus, StepName, Timestamp};
+use serde::{Deserialize, Serialize};
+use store::{Expect, Op};
+use workflow::input::{Input, What};
+use workflow::instance::{Entry, Record, encode};
+use workflow::message::{self, EffectCommand, FactMessage, ReplyTo};
+use workflow::step::{Change, Fate, Letter, Ordered, Origin, Row, WorkItem};
+use workflow::subject::Subject;
+use workflow::{InputId, Json, Key};
+
+use super::timers::{DueRow, RETIRE, TimerDelta};
+use super::work::json_of;
+use super::{Cached, Shared};
+use crate::lane::gateway::AggregateCommand;
+use crate::lane::relay::{Destination, OutboxRow};
+use crate::lane::rows::row;
+
+/// What came is known so long, in milliseconds: longer than streams keep it.
+const KNOWN_MILLIS: u64 = 30 * 24 * 3_600_000;
+/// Answers to verbs are kept so long, in milliseconds.
+const ANSWERS_MILLIS: u64 = 24 * 3_600_000;
+/// A tombstone stays so long, in milliseconds.
+const TOMBSTONE_MILLIS: u64 = 30 * 24 * 3_600_000;
+/// The journal of an instance that has ended stays so long.
+const JOURNAL: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// When the journal of an instance goes that ended then.
+pub(super) fn retired_at(ended: Timestamp) -> Timestamp {
+    ended + JOURNAL
+}
+
+/// An input that was kept back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldRow {
+    /// The input.
+    pub input: Input,
+}
+
+/// A dead letter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LetterRow {
+    /// Why it is one.
+    pub letter: Letter,
+    /// The input.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<Input>,
+    /// The message, where it is no input.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub raw: Option<String>,
+    /// When it was stored.
+    pub time: Timestamp,
+}
+
+/// The answer to a verb.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnswerRow {
+    /// The reason of a refusal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<workflow::step::Refusal>,
+    /// What became of it: `applied`, `held`, `kept`, `ignored`.
+    pub outcome: String,
+    /// The instance, as it is since.
+    pub instance: Json,
+}
+
+impl AnswerRow {
+    /// The answer that a change makes.
+    pub(super) fn of(change: &Change) -> Option<Self> {
+        let (outcome, refusal) = match &change.fate {
+            Fate::Applied => ("applied", None),
+            Fate::Held(_) => ("held", None),
+            Fate::Kept => ("kept", None),
+            Fate::Ignored(why) => (why.as_str(), None),
+            Fate::Refused(refusal) => ("refused", Some(refusal.clone())),
+            Fate::Later(_) | Fate::NoRoom | Fate::Dead(_) => return None,
+        };
+        Some(Self { refusal, outcome: outcome.to_owned(), instance: json_of(change.record.as_ref()) })
+    }
+}
+
+/// What an operator sees of an instance in a list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedRow {
+    /// Its correlation.
+    pub correlation: CorrelationId,
+    /// When it came to this step.
+    pub since: Timestamp,
+}
+
+/// What one commit has to make, and what follows from it.
+pub(super) struct Commit {
+    pub(super) expect: Vec<Expect>,
+    pub(super) ops: Vec<Op>,
+    pub(super) timers: TimerDelta,
+    pub(super) outgoing: Vec<(u64, OutboxRow)>,
+    pub(super) answer: Option<AnswerRow>,
+}
+
+impl Commit {
+    pub(super) fn begin(correlation: &CorrelationId, current: &Cached, change: &Change) -> Self {
+        let key = row(&Key::saga(correlation));
+        let mut commit = Self {
+            expect: vec![Expect::Revision(key.clone(), current.revision)],
+            ops: Vec::new(),
+            timers: TimerDelta::default(),
+            outgoing: Vec::new(),
+            answer: None,
+        };
+        match &change.record {
+            Some(record) => {
+                let bytes = encode(record).into();
+                commit.ops.push(match &record.entry {
+                    Entry::Ended(tombstone) => {
+                        let until = tombstone.ended.as_millis().saturating_add(TOMBSTONE_MILLIS);
+                        Op::PutUntil(key, bytes, until)
+                    }
+                    Entry::Live(_) | Entry::Awaited(_) => Op::Put(key, bytes),
+                });
+            }
+            None if current.record.is_some() => commit.ops.push(Op::Delete(key)),
+            None => {}
+        }
+        commit
+    }
+
+    /// Has a message count once that is no input.
+    pub(super) fn count_message_once(&mut self, correlation: &CorrelationId, id: &InputId, time: Timestamp) {
+        let until = time.as_millis().saturating_add(KNOWN_MILLIS);
+        let key = row(&Key::dedupe(correlation, &id.digest()));
+        self.expect.push(Expect::Absent(key.clone()));
+        self.ops.push(Op::PutUntil(key, bytes::Bytes::new(), until));
+    }
+
+    /// Has an input count once: events by their id, verbs by their request. Results and timers are known by the instance.
+    pub(super) fn count_once(&mut self, correlation: &CorrelationId, input: &Input, origin: Origin) {
+        if origin != Origin::Fresh {
+            return;
+        }
+        match &input.what {
+            What::Event(event) => self.count_message_once(correlation, &event.id, input.time),
+            // Its answer is the row.
+            What::Verb { request, .. } => self.expect.push(Expect::Absent(row(&Key::request(request)))),
+            What::Result(_) | What::Timer { .. } => {}
+        }
+    }
+
+    /// Writes the input where it waits, and removes it from where it did.
+    pub(super) fn put_input(
+        &mut self,
+        correlation: &CorrelationId,
+        input: &Input,
+        origin: Origin,
+        change: &Change,
+    ) {
+        match origin {
+            Origin::Held(number) => self.ops.push(Op::Delete(row(&Key::parked(correlation, number)))),
+            Origin::Letter(number) if !matches!(change.fate, Fate::Dead(_)) => {
+                self.ops.push(Op::Delete(row(&Key::dead(correlation, number))));
+            }
+            Origin::Fresh | Origin::Letter(_) => {}
+        }
+        match &change.fate {
+            Fate::Held(number) => {
+                let held = HeldRow { input: input.clone() };
+                self.ops.push(Op::Put(row(&Key::parked(correlation, *number)), encode(&held).into()));
+            }
+            Fate::Dead(letter) => {
+                let (letter, time) = (letter.clone(), input.time);
+                let letter = LetterRow { letter, input: Some(input.clone()), raw: None, time };
+                self.put_letter(correlation, &letter);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn put_letter(&mut self, correlation: &CorrelationId, letter: &LetterRow) {
+        let key = row(&Key::dead(correlation, letter.letter.number));
+        self.ops.push(Op::Put(key, encode(letter).into()));
+    }
+
+    /// Writes what follows from a change: events, letters, journal, timers, lists.
+    pub(super) fn put_change(
+        &mut self,
+        shared: &Shared,
+        correlation: &CorrelationId,
+        current: &Cached,
+        change: &Change,
+    ) {
+        let taken = change.taken.iter().map(|number| Op::Delete(row(&Key::kept(correlation, *number))));
+        self.ops.extend(taken);
+        let kept = change
+            .kept
+            .iter()
+            .map(|(number, input)| Op::Put(row(&Key::kept(correlation, *number)), encode(input).into()));
+        self.ops.extend(kept);
+        for (letter, input) in &change.letters {
+            let (letter, input, time) = (letter.clone(), Some(input.clone()), input.time);
+            self.put_letter(correlation, &LetterRow { letter, input, raw: None, time });
+        }
+        let metrics = &shared.rows.around().metrics;
+        let letters = change.letters.len() + usize::from(matches!(change.fate, Fate::Dead(_)));
+        metrics.letters.inc_by(letters as u64);
+        self.put_journal(correlation, change, shared.history());
+        self.put_timers(correlation, current, change);
+        self.put_lists(correlation, current.record.as_ref(), change.record.as_ref());
+    }
+
+    fn put_journal(&mut self, correlation: &CorrelationId, change: &Change, history: u64) {
+        for journal in &change.journal {
+            let key = row(&Key::journal(correlation, journal.revision));
+            self.ops.push(Op::Put(key, encode(journal).into()));
+            if let Some(old) = journal.revision.checked_sub(history).filter(|old| *old > 0) {
+                self.ops.push(Op::Delete(row(&Key::journal(correlation, old))));
+            }
+        }
+    }
+
+    fn put_timers(&mut self, correlation: &CorrelationId, current: &Cached, change: &Change) {
+        let changes = change.timers(current.record.as_ref());
+        for (name, due) in changes.dropped {
+            self.ops.push(Op::Delete(row(&Key::due(due, correlation, name))));
+            self.timers.dropped.push((due, name.to_owned()));
+        }
+        let set = changes.set.iter().map(|(name, timer)| DueRow {
+            due: timer.due,
+            correlation: correlation.clone(),
+            name: (*name).to_owned(),
+            generation: timer.generation,
+        });
+        let mut set: Vec<_> = set.collect();
+        let was_ended = matches!(current.record.as_ref().map(|record| &record.entry), Some(Entry::Ended(_)));
+        if let Some(Entry::Ended(tombstone)) = change.record.as_ref().map(|record| &record.entry)
+            && !was_ended
+        {
+            let due = retired_at(tombstone.ended);
+            let name = RETIRE.to_owned();
+            set.push(DueRow { due, correlation: correlation.clone(), name, generation: 0 });
+        }
+        for timer in set {
+            self.ops.push(Op::Put(row(&timer.key()), encode(&timer).into()));
+            self.timers.set.push(timer);
+        }
+        self.timers.holds_back = change.record.as_ref().is_some_and(Record::holds_back);
+    }
+
+    fn put_lists(&mut self, correlation: &CorrelationId, before: Option<&Record>, after: Option<&Record>) {
+        let (before, after) = (before.and_then(place), after.and_then(place));
+        let key = |(status, step, _): &(SagaStatus, StepName, Timestamp)| {
+            row(&Key::by(status.as_str(), step.as_str(), correlation))
+        };
+        let same = |one: &(SagaStatus, StepName, Timestamp), other: &(SagaStatus, StepName, Timestamp)| {
+            (one.0, &one.1) == (other.0, &other.1)
+        };
+        if let (Some(before), Some(after)) = (&before, &after)
+            && same(before, after)
+        {
+            return;
+        }
+        self.ops.extend(before.map(|before| Op::Delete(key(&before))));
+        if let Some(after) = after {
+            let listed = ListedRow { correlation: correlation.clone(), since: after.2 };
+            let (key, bytes) = (key(&after), encode(&listed).into());
+            self.ops.push(if after.0.is_end() {
+                Op::PutUntil(key, bytes, after.2.as_millis().saturating_add(TOMBSTONE_MILLIS))
+            } else {
+                Op::Put(key, bytes)
+            });
+        }
+    }
+
+    /// Writes what goes out: work, and what became of the instance.
+    pub(super) fn put_outgoing(
+        &mut self,
+        shared: &Shared,
+        correlation: &CorrelationId,
+        before: Option<&Record>,
+        change: &Change,
+    ) {
+        let run = change.record.as_ref().map_or(0, run);
+        for item in &change.work {
+            let message = shared.message(correlation, run, item);
+            self.put_row(shared, message);
+        }
+        let mut before = before.and_then(place).map(|(status, step, _)| (status, step));
+        for journal in &change.journal {
+            let now = (journal.status, journal.step.clone());
+            if journal.revision == 1 || before.as_ref().is_none_or(|before| *before != now) {
+                let fact = shared.fact(correlation, run, journal);
+                self.put_row(shared, fact);
+            }
+            before = Some(now);
+        }
+    }
+
+    fn put_row(&mut self, shared: &Shared, message: OutboxRow) {
+        let number = shared.rows.next_outbox();
+        self.ops.push(Op::Put(row(&Key::outbox(number)), encode(&message).into()));
+        self.outgoing.push((number, message));
+    }
+
+    pub(super) fn answer_for(&self, input: Option<&Input>, change: &Change) -> Option<AnswerRow> {
+        match input.map(|input| &input.what) {
+            Some(What::Verb { .. }) => AnswerRow::of(change),
+            _ => None,
+        }
+    }
+
+    pub(super) fn put_answer(&mut self, input: Option<&Input>, answer: AnswerRow) {
+        if let Some(Input { time, what: What::Verb { request, .. } }) = input {
+            let until = time.as_millis().saturating_add(ANSWERS_MILLIS);
+            self.ops.push(Op::PutUntil(row(&Key::request(request)), encode(&answer).into(), until));
+        }
+        self.answer = Some(answer);
+    }
+}
+
+/// Where an instance stands in lists, and since when.
+fn place(record: &Record) -> Option<(SagaStatus, StepName, Timestamp)> {
+    match &record.entry {
+        Entry::Live(instance) => Some((instance.status, instance.step.clone(), instance.entered)),
+        Entry::Ended(tombstone) => Some((tombstone.status, tombstone.step.clone(), tombstone.ended)),
+        Entry::Awaited(_) => None,
+    }
+}
+
+fn run(record: &Record) -> u64 {
+    match &record.entry {
+        Entry::Live(instance) => instance.run,
+        Entry::Ended(tombstone) => tombstone.run,
+        Entry::Awaited(_) => 0,
+    }
+}
+
+impl Shared {
+    /// Rows of the journal that are kept of a run.
+    fn history(&self) -> u64 {
+        let saga = self.definitions.catalog().saga(&self.saga).map(|saga| saga.limits.history);
+        saga.unwrap_or(workflow::definition::HISTORY_MAX) as u64
+    }
+
+    /// The message that orders a piece of work.
+    fn message(&self, correlation: &CorrelationId, run: u64, item: &WorkItem) -> OutboxRow {
+        let reply_to = ReplyTo {
+            saga: self.saga.clone(),
+            correlation: correlation.clone(),
+            run,
+            step: item.step.clone(),
+        };
+        let metadata = BTreeMap::from([
+            ("correlation_id".to_owned(), correlation.to_string()),
+            ("causation_id".to_owned(), item.command.to_string()),
+        ]);
+        let command = |effect: &model::EffectName, of, payload, cancel| {
+            let subject = Subject::Effect { effect: effect.clone(), command: of };
+            let body = EffectCommand {
+                tenant_id: self.tenant.to_string(),
+                command_id: of,
+                effect_name: effect.clone(),
+                payload,
+                cancel,
+                reply_to: reply_to.clone(),
+                metadata: metadata.clone(),
+            };
+            (subject.of(&self.tenant), message::write(&body))
+        };
+        let (subject, body) = match &item.what {
+            Ordered::Effect { effect, input } => command(effect, item.command, input.clone(), false),
+            Ordered::Cancel { effect, of } => command(effect, *of, Json::Null, true),
+            Ordered::Command { aggregate, id, kind, payload } => {
+                let body = AggregateCommand {
+                    tenant_id: self.tenant.to_string(),
+                    command_id: item.command,
+                    aggregate_type: aggregate.clone(),
+                    aggregate_id: id.clone(),
+                    command_type: kind.clone(),
+                    payload_json: payload.to_string(),
+                    correlation_id: correlation.to_string(),
+                };
+                let (id, body) = (item.command.to_string(), message::write(&body));
+                let row = self.outbox_row(String::new(), id, correlation, &body);
+                return OutboxRow { to: Destination::Gateway, ..row };
+            }
+        };
+        self.outbox_row(subject, item.command.to_string(), correlation, &body)
+    }
+
+    /// The message that tells what became of an instance.
+    fn fact(&self, correlation: &CorrelationId, run: u64, journal: &Row) -> OutboxRow {
+        let kind = match (journal.revision, journal.status) {
+            (1, SagaStatus::Running) => "started",
+            (_, SagaStatus::Running) => "step",
+            (_, status) => status.as_str(),
+        };
+        let body = FactMessage {
+            tenant_id: self.tenant.to_string(),
+            saga: self.saga.clone(),
+            correlation: correlation.clone(),
+            run,
+            revision: journal.revision,
+            kind: kind.to_owned(),
+            step: journal.step.clone(),
+            reason: journal.reason.clone(),
+            timestamp: journal.now.as_millis(),
+        };
+        let subject = Subject::workflow_event(&self.saga, correlation).of(&self.tenant);
+        // One fact for each revision of each run.
+        let id = format!("{}\n{}\n{correlation}\n{run}\n{}", self.tenant, self.saga, journal.revision);
+        let id = hex::encode(InputId::Event(id).digest());
+        self.outbox_row(subject, id, correlation, &message::write(&body))
+    }
+
+    fn outbox_row(&self, subject: String, id: String, correlation: &CorrelationId, body: &[u8]) -> OutboxRow {
+        let headers = BTreeMap::from([
+            (message::SAGA.to_owned(), self.saga.to_string()),
+            // Any text may be a correlation, and not every text is a header.
+            (message::CORRELATION.to_owned(), workflow::key::part(correlation.as_str())),
+        ]);
+        let body = String::from_utf8_lossy(body).into_owned();
+        OutboxRow { to: Destination::Broker, correlation: correlation.clone(), subject, id, headers, body }
+    }
+}

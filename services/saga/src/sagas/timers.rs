@@ -1,0 +1,201 @@
+//! Timers of a lane: what is due next, and whether everything that was stored before was delivered.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use model::{CorrelationId, Timestamp};
+use serde::{Deserialize, Serialize};
+use workflow::Key;
+use workflow::input::{Input, What};
+use workflow::key::Table;
+use workflow::step::Origin;
+
+use super::intake::Wanted;
+use super::{Item, Owner};
+use crate::lane::Ended;
+use crate::lane::rows::Rows;
+
+/// Timers that fire before anything else has its turn.
+const AT_ONCE: usize = 256;
+/// How long an owner waits that has no timer.
+const FOR_EVER: Duration = Duration::from_secs(3600);
+/// A source is asked at most once in such a time how far it is.
+const ASK_EACH: Duration = Duration::from_secs(1);
+/// Name of the timer after which nothing is left of an instance but its tombstone. No timer of a saga has it.
+pub(crate) const RETIRE: &str = "%retire";
+
+/// A timer as its row has it, in the order in which timers fire.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct DueRow {
+    pub(crate) due: Timestamp,
+    pub(crate) correlation: CorrelationId,
+    pub(crate) name: String,
+    pub(crate) generation: u64,
+}
+
+impl DueRow {
+    pub(crate) fn key(&self) -> Key {
+        Key::due(self.due, &self.correlation, &self.name)
+    }
+}
+
+/// What an input changes of them.
+#[derive(Debug, Default)]
+pub(crate) struct TimerDelta {
+    pub(crate) set: Vec<DueRow>,
+    pub(crate) dropped: Vec<(Timestamp, String)>,
+    /// Whether inputs of the correlation wait, and timers with them.
+    pub(crate) holds_back: bool,
+    /// A timer that has to wait until they do not.
+    pub(crate) later: Option<DueRow>,
+}
+
+/// Timers of a lane. All of them are in the store; here are those that come first.
+pub(super) struct Timers {
+    due: BTreeMap<DueRow, ()>,
+    /// Everything due up to there is in memory; everything, where nothing is said.
+    loaded_until: Option<Timestamp>,
+    /// Timers of correlations whose inputs wait.
+    held: HashMap<CorrelationId, Vec<DueRow>>,
+    /// When to look again.
+    next: Option<tokio::time::Instant>,
+}
+
+impl Timers {
+    pub(super) async fn load(rows: &Rows) -> Result<Self, Ended> {
+        let mut timers = Self { due: BTreeMap::new(), loaded_until: None, held: HashMap::new(), next: None };
+        timers.load_more(rows).await?;
+        timers.look();
+        Ok(timers)
+    }
+
+    /// Reads the timers that come first.
+    async fn load_more(&mut self, rows: &Rows) -> Result<(), Ended> {
+        let page = rows.page(&Table::Due.range()).await?;
+        for (_, versioned) in &page.rows {
+            let timer: DueRow = rows.decode(versioned)?;
+            let is_held = self.held.get(&timer.correlation).is_some_and(|held| held.contains(&timer));
+            if !is_held {
+                self.due.insert(timer, ());
+            }
+        }
+        let last = self.due.keys().next_back().map(|timer| timer.due);
+        self.loaded_until = last.filter(|_| page.has_more);
+        Ok(())
+    }
+
+    /// Has everything looked at as soon as may be.
+    pub(super) fn look(&mut self) {
+        self.next = Some(tokio::time::Instant::now());
+    }
+
+    /// How long there is to wait.
+    pub(super) fn next_wait(&self) -> Duration {
+        self.next.map_or(FOR_EVER, |next| next.saturating_duration_since(tokio::time::Instant::now()))
+    }
+
+    fn wait(&mut self, length: Duration) {
+        self.next = Some(tokio::time::Instant::now() + length.min(FOR_EVER));
+    }
+
+    /// Takes note of what an input has changed.
+    pub(super) fn change(&mut self, correlation: &CorrelationId, delta: TimerDelta) {
+        let TimerDelta { set, dropped, holds_back, later } = delta;
+        if let Some(timer) = later {
+            self.held.entry(correlation.clone()).or_default().push(timer);
+        }
+        for (due, name) in dropped {
+            let is_it =
+                |timer: &DueRow| timer.due == due && timer.name == name && timer.correlation == *correlation;
+            self.due.retain(|timer, ()| timer.due != due || !is_it(timer));
+            if let Some(held) = self.held.get_mut(correlation) {
+                held.retain(|timer| !is_it(timer));
+            }
+        }
+        let mut is_new = false;
+        for timer in set {
+            if self.loaded_until.is_none_or(|until| timer.due <= until) {
+                is_new = true;
+                self.due.insert(timer, ());
+            }
+        }
+        if !holds_back && let Some(held) = self.held.remove(correlation) {
+            is_new |= !held.is_empty();
+            self.due.extend(held.into_iter().map(|timer| (timer, ())));
+        }
+        if is_new {
+            self.look();
+        }
+    }
+}
+
+impl Owner {
+    /// Fires what is due, as far as everything stored before it was delivered.
+    pub(super) async fn fire(&mut self) -> Result<(), Ended> {
+        let rows = std::sync::Arc::clone(&self.shared.rows);
+        if self.timers.due.is_empty() && self.timers.loaded_until.is_some() {
+            self.timers.load_more(&rows).await?;
+        }
+        let Some(first) = self.timers.due.keys().next().map(|timer| timer.due) else {
+            self.timers.wait(FOR_EVER);
+            return Ok(());
+        };
+        let now = Timestamp::from_millis(rows.now().await?);
+        if now < first {
+            self.timers.wait(first.since(now));
+            return Ok(());
+        }
+        service::crash_point("timer.read");
+        let seen = self.seen_until(first, now).await;
+        for _ in 0..AT_ONCE {
+            let Some((timer, ())) = self.timers.due.pop_first() else { break };
+            let has_room = self.queues.has_room(&timer.correlation, 0) && self.has_room();
+            if timer.due > now || timer.due >= seen || !has_room {
+                let is_behind = timer.due >= seen && timer.due <= now;
+                let length = if timer.due > now {
+                    timer.due.since(now)
+                } else if is_behind {
+                    ASK_EACH
+                } else {
+                    Duration::from_millis(20)
+                };
+                self.timers.due.insert(timer, ());
+                self.timers.wait(length);
+                return Ok(());
+            }
+            self.give(timer);
+        }
+        self.timers.look();
+        Ok(())
+    }
+
+    fn give(&mut self, timer: DueRow) {
+        let correlation = timer.correlation.clone();
+        let what = if timer.name == RETIRE {
+            Wanted::Retire
+        } else {
+            let (time, generation) = (timer.due, timer.generation);
+            let input = Box::new(Input { time, what: What::Timer { name: timer.name, generation } });
+            Wanted::Input { input, origin: Origin::Fresh, asked: None }
+        };
+        self.push(correlation, Item { what, from: None, receipt: None }, 0);
+    }
+
+    /// The moment before which every source has delivered everything. Sources that have nothing left are asked whether they have.
+    async fn seen_until(&mut self, due: Timestamp, now: Timestamp) -> Timestamp {
+        let mut seen = u64::MAX;
+        for state in &mut self.sources {
+            if state.seen_until <= due.as_millis() && state.has_cursor() {
+                let broker = &self.shared.rows.around().broker;
+                if let Ok(Some(cursor)) = broker.cursor(&state.stream, &state.consumer).await
+                    && cursor.pending == 0
+                    && state.has_all(cursor.delivered)
+                {
+                    state.seen_until = state.seen_until.max(now.as_millis().saturating_add(1));
+                }
+            }
+            seen = seen.min(state.seen_until);
+        }
+        Timestamp::from_millis(seen)
+    }
+}

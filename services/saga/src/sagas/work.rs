@@ -1,0 +1,390 @@
+//! One input, from its line to its commit.
+
+use bytes::Bytes;
+use model::{BlobHash, CorrelationId, Timestamp};
+use store::{Op, Outcome, Versioned};
+use workflow::definition::Saga;
+use workflow::input::{Input, Verb, What};
+use workflow::instance::{Entry, Record};
+use workflow::step::{self, Change, Fate, KeptEvents, Origin, Whose};
+use workflow::{Json, Key};
+
+use std::sync::Arc;
+
+use super::batch::{AnswerRow, Commit, HeldRow, LetterRow};
+use super::intake::{Asked, Wanted};
+use super::timers::{DueRow, TimerDelta};
+use super::{Cached, Item, Shared};
+use crate::definitions::DefinitionError;
+use crate::lane::relay::OutboxRow;
+use crate::lane::{Ended, Pauses};
+
+/// An input that is worked on.
+pub(super) struct Work {
+    pub(super) shared: Arc<Shared>,
+    pub(super) correlation: CorrelationId,
+    pub(super) item: Item,
+    /// The record, where it is in memory.
+    pub(super) cached: Option<Cached>,
+    /// The change that notes the position of its source.
+    pub(super) note: Option<Op>,
+}
+
+/// What became of an input.
+pub(super) struct Done {
+    pub(super) correlation: CorrelationId,
+    pub(super) item: Item,
+    /// The record; nothing where it has to be read again.
+    pub(super) cached: Option<Cached>,
+    pub(super) timers: TimerDelta,
+    pub(super) outgoing: Vec<(u64, OutboxRow)>,
+    /// What is to be done next of the same correlation.
+    pub(super) follows: Option<Wanted>,
+    /// Whether there was no room for it, so that it has to be given again.
+    pub(super) is_blocked: bool,
+}
+
+/// What was decided about an input.
+struct Decision {
+    /// The input; nothing for a message that is none.
+    input: Option<Input>,
+    origin: Origin,
+    change: Change,
+}
+
+impl Work {
+    pub(super) async fn run(self) -> Result<Done, Ended> {
+        let Self { shared, correlation, item, mut cached, note } = self;
+        loop {
+            let current = match cached.take() {
+                Some(current) => current,
+                None => shared.load(&correlation).await?,
+            };
+            if matches!(item.what, Wanted::Retire) {
+                shared.retire(&correlation, &current).await?;
+                return Ok(Done::unchanged(correlation, item, None));
+            }
+            let Some(decision) = shared.decide(&correlation, &current, &item.what).await? else {
+                return Ok(Done::unchanged(correlation, item, Some(current)));
+            };
+            service::crash_point("event.stepped");
+            let metrics = &shared.rows.around().metrics;
+            metrics.transition(outcome(&decision.change.fate));
+            if let Some(done) = shared.without_commit(&correlation, &current, &decision, &item).await {
+                return Ok(Done { item, correlation, ..done });
+            }
+            let commit = shared.commit_of(&correlation, &current, &decision, &item, note.clone());
+            let Commit { expect, ops, timers, outgoing, answer } = commit;
+            service::crash_point("event.commit_sent");
+            match shared.rows.commit(expect, ops).await? {
+                Outcome::Committed(revision) => {
+                    let is_timer =
+                        matches!(decision.input.as_ref().map(|input| &input.what), Some(What::Timer { .. }));
+                    service::crash_point(match decision.change.fate {
+                        Fate::Dead(_) => "park.committed",
+                        _ if is_timer => "timer.committed",
+                        _ => "event.committed",
+                    });
+                    metrics.timers_fired.inc_by(u64::from(is_timer));
+                    shared.answer(&item, answer.as_ref()).await;
+                    let record = decision.change.record;
+                    let follows = next_held(record.as_ref());
+                    let cached = Some(Cached { record, revision });
+                    return Ok(Done {
+                        correlation,
+                        item,
+                        cached,
+                        timers,
+                        outgoing,
+                        follows,
+                        is_blocked: false,
+                    });
+                }
+                Outcome::Exists(_) => {
+                    metrics.transition("repeat");
+                    shared.answer_again(&decision, &item).await?;
+                    return Ok(Done::unchanged(correlation, item, None));
+                }
+                // Another commit of this lane changed it, or this one did and its answer was lost.
+                Outcome::Conflict { .. } => {}
+                // It ends the lane where it is noticed.
+                Outcome::Fenced { epoch } => {
+                    return Err(Ended::Fenced { lane: shared.rows.lane.to_string(), epoch });
+                }
+            }
+        }
+    }
+}
+
+impl Done {
+    fn unchanged(correlation: CorrelationId, item: Item, cached: Option<Cached>) -> Self {
+        let follows = cached.as_ref().and_then(|cached| next_held(cached.record.as_ref()));
+        let (timers, outgoing) = (TimerDelta::default(), Vec::new());
+        Self { correlation, item, cached, timers, outgoing, follows, is_blocked: false }
+    }
+}
+
+/// What was kept back and may be given now.
+fn next_held(record: Option<&Record>) -> Option<Wanted> {
+    let record = record?;
+    let may = !record.holds_back() && !record.held.is_empty() && !matches!(record.entry, Entry::Ended(_));
+    may.then_some(Wanted::Held(record.held.first))
+}
+
+/// What became of an input, for metrics.
+const fn outcome(fate: &Fate) -> &'static str {
+    match fate {
+        Fate::Applied => "applied",
+        Fate::Ignored(_) => "ignored",
+        Fate::Kept => "kept",
+        Fate::Held(_) => "held",
+        Fate::Later(_) => "later",
+        Fate::NoRoom => "no_room",
+        Fate::Dead(_) => "dead",
+        Fate::Refused(_) => "refused",
+    }
+}
+
+impl Shared {
+    /// Reads a record.
+    async fn load(&self, correlation: &CorrelationId) -> Result<Cached, Ended> {
+        let found = self.rows.read(&[Key::saga(correlation)]).await?.into_iter().next().flatten();
+        let Some(found) = found else { return Ok(Cached { record: None, revision: 0 }) };
+        let record = self.rows.decode(&found)?;
+        Ok(Cached { record: Some(record), revision: found.revision })
+    }
+
+    /// Reads the events that a record says are kept.
+    async fn kept(&self, correlation: &CorrelationId, record: Option<&Record>) -> Result<KeptEvents, Ended> {
+        let kept = match record.map(|record| &record.entry) {
+            Some(Entry::Live(instance)) => &instance.kept,
+            Some(Entry::Awaited(awaited)) => &awaited.kept,
+            Some(Entry::Ended(_)) | None => return Ok(KeptEvents::new()),
+        };
+        let keys: Vec<_> = kept.iter().map(|kept| Key::kept(correlation, kept.number)).collect();
+        if keys.is_empty() {
+            return Ok(KeptEvents::new());
+        }
+        let rows = self.rows.read(&keys).await?;
+        let decode = |(number, row): (u64, Option<Versioned>)| {
+            Some(row?).map(|row| Ok((number, self.rows.decode::<Input>(&row)?)))
+        };
+        kept.iter().map(|kept| kept.number).zip(rows).filter_map(decode).collect()
+    }
+
+    /// Decides what follows; nothing where what was wanted is not there any more.
+    async fn decide(
+        &self,
+        correlation: &CorrelationId,
+        current: &Cached,
+        wanted: &Wanted,
+    ) -> Result<Option<Decision>, Ended> {
+        let record = current.record.as_ref();
+        let (input, origin) = match wanted {
+            Wanted::Input { input, origin, .. } => ((**input).clone(), *origin),
+            Wanted::Answered { input, .. } => ((**input).clone(), Origin::Fresh),
+            Wanted::Held(number) => {
+                let row =
+                    self.rows.read(&[Key::parked(correlation, *number)]).await?.into_iter().next().flatten();
+                let Some(row) = row else { return Ok(None) };
+                (self.rows.decode::<HeldRow>(&row)?.input, Origin::Held(*number))
+            }
+            Wanted::Dead { code, why, parks, .. } => {
+                let change = step::bury(record, code, why, *parks);
+                return Ok(Some(Decision { input: None, origin: Origin::Fresh, change }));
+            }
+            Wanted::Retire => return Ok(None),
+        };
+        let kept = self.kept(correlation, record).await?;
+        let whose = Whose { tenant: &self.tenant, correlation };
+        let is_migration = matches!(&input.what, What::Verb { verb: Verb::Migrate, .. });
+        let pinned = record.and_then(Record::definition).filter(|_| !is_migration);
+        let Some(saga) = self.definition(pinned).await? else { return Ok(None) };
+        let change = match record.filter(|_| is_migration) {
+            Some(record) => step::migrate(&saga, whose, record, &input, &kept),
+            None => step::apply(&saga, whose, record, &input, origin, &kept),
+        };
+        Ok(Some(Decision { input: Some(input), origin, change }))
+    }
+
+    /// The definition of this hash, or the one that is in force.
+    async fn definition(&self, pinned: Option<BlobHash>) -> Result<Option<Arc<Saga>>, Ended> {
+        let Some(hash) = pinned else {
+            let in_force = self.definitions.catalog().saga(&self.saga).map(Arc::clone);
+            return Ok(in_force.or_else(|| self.definitions.versions(&self.saga).into_iter().next()));
+        };
+        let mut pauses = Pauses::default();
+        loop {
+            match self.definitions.pinned_to(hash).await {
+                Ok(saga) => return Ok(Some(saga)),
+                Err(DefinitionError::Store(error)) => {
+                    tracing::warn!(lane = %self.rows.lane, "{error}; it is asked again");
+                    tokio::time::sleep(pauses.next()).await;
+                }
+                Err(error) => return Err(Ended::damaged(&self.rows.lane, error)),
+            }
+        }
+    }
+
+    /// Ends what needs no commit: what changes nothing, what is only asked, and what has to wait.
+    async fn without_commit(
+        &self,
+        correlation: &CorrelationId,
+        current: &Cached,
+        decision: &Decision,
+        item: &Item,
+    ) -> Option<Done> {
+        let Decision { change, input, .. } = decision;
+        let done = |cached: Option<Cached>| Done::unchanged(correlation.clone(), Item::nothing(), cached);
+        let asked = asked(&item.what);
+        if asked.is_some_and(|asked| asked.dry_run) {
+            self.answer(item, AnswerRow::of(change).as_ref()).await;
+            return Some(done(Some(current.clone())));
+        }
+        match &change.fate {
+            Fate::NoRoom => Some(Done { is_blocked: true, ..done(Some(current.clone())) }),
+            Fate::Later(_) => {
+                let later = match input.as_ref().map(|input| (&input.what, input.time)) {
+                    Some((What::Timer { name, generation }, due)) => {
+                        let (name, generation) = (name.clone(), *generation);
+                        Some(DueRow { due, correlation: correlation.clone(), name, generation })
+                    }
+                    _ => None,
+                };
+                let mut done = done(Some(current.clone()));
+                done.timers = TimerDelta { holds_back: true, later, ..TimerDelta::default() };
+                done.follows = None;
+                Some(done)
+            }
+            Fate::Ignored(_)
+                if change.journal.is_empty()
+                    && change.record == current.record
+                    && !matches!(item.what, Wanted::Answered { .. }) =>
+            {
+                Some(done(Some(current.clone())))
+            }
+            _ => None,
+        }
+    }
+
+    /// Answers whoever asked.
+    async fn answer(&self, item: &Item, answer: Option<&AnswerRow>) {
+        let (Some(asked), Some(answer)) = (asked(&item.what), answer) else { return };
+        if let Some(subject) = &asked.reply_subject {
+            let body = Bytes::from(workflow::message::write(answer));
+            if let Err(error) = self.rows.around().broker.reply(subject, body).await {
+                tracing::debug!(lane = %self.rows.lane, "an answer did not reach who asked: {error}");
+            }
+        }
+    }
+
+    /// Answers whoever asked once more, with what was answered first.
+    async fn answer_again(&self, decision: &Decision, item: &Item) -> Result<(), Ended> {
+        let Some(What::Verb { request, .. }) = decision.input.as_ref().map(|input| &input.what) else {
+            return Ok(());
+        };
+        let row = self.rows.read(&[Key::request(request)]).await?.into_iter().next().flatten();
+        if let Some(row) = row {
+            let answer: AnswerRow = self.rows.decode(&row)?;
+            self.answer(item, Some(&answer)).await;
+        }
+        Ok(())
+    }
+
+    /// Removes what is left of an instance that ended long ago, but for its tombstone.
+    async fn retire(&self, correlation: &CorrelationId, current: &Cached) -> Result<(), Ended> {
+        for range in [Key::journal_of(correlation), Key::parked_of(correlation), Key::kept_of(correlation)] {
+            loop {
+                let page = self.rows.page(&range).await?;
+                let ops: Vec<_> = page.rows.iter().map(|(key, _)| Op::Delete(key.clone())).collect();
+                if !ops.is_empty() {
+                    self.rows.commit(Vec::new(), ops).await?;
+                }
+                if !page.has_more {
+                    break;
+                }
+            }
+        }
+        let ended = match current.record.as_ref().map(|record| &record.entry) {
+            Some(Entry::Ended(tombstone)) => tombstone.ended,
+            _ => Timestamp::from_millis(0),
+        };
+        let due = super::batch::retired_at(ended);
+        let row = DueRow {
+            due,
+            correlation: correlation.clone(),
+            name: super::timers::RETIRE.to_owned(),
+            generation: 0,
+        };
+        self.rows.commit(Vec::new(), vec![Op::Delete(crate::lane::rows::row(&row.key()))]).await?;
+        Ok(())
+    }
+
+    /// Puts together what one commit has to make.
+    fn commit_of(
+        &self,
+        correlation: &CorrelationId,
+        current: &Cached,
+        decision: &Decision,
+        item: &Item,
+        note: Option<Op>,
+    ) -> Commit {
+        let Decision { input, origin, change } = decision;
+        let mut commit = Commit::begin(correlation, current, change);
+        if let Some(input) = input {
+            commit.count_once(correlation, input, *origin);
+            commit.put_input(correlation, input, *origin, change);
+        }
+        if let Wanted::Answered { number, .. } = &item.what {
+            commit.ops.push(Op::Delete(crate::lane::rows::row(&Key::outbox(*number))));
+        }
+        if let Wanted::Dead { raw, time, id, .. } = &item.what
+            && let Fate::Dead(letter) = &change.fate
+        {
+            commit.count_message_once(correlation, id, *time);
+            let row = LetterRow { letter: letter.clone(), input: None, raw: Some(raw.clone()), time: *time };
+            commit.put_letter(correlation, &row);
+        }
+        commit.put_change(self, correlation, current, change);
+        commit.put_outgoing(self, correlation, current.record.as_ref(), change);
+        if let Some(answer) = commit.answer_for(input.as_ref(), change) {
+            commit.put_answer(input.as_ref(), answer);
+        }
+        commit.ops.extend(note);
+        commit
+    }
+}
+
+fn asked(wanted: &Wanted) -> Option<&Asked> {
+    match wanted {
+        Wanted::Input { asked, .. } => asked.as_ref(),
+        Wanted::Held(_) | Wanted::Dead { .. } | Wanted::Answered { .. } | Wanted::Retire => None,
+    }
+}
+
+impl Item {
+    /// Stands for one that is put in afterwards.
+    const fn nothing() -> Self {
+        Self { what: Wanted::Retire, from: None, receipt: None }
+    }
+}
+
+/// Answers of an operator's verbs are JSON.
+pub(super) fn json_of(record: Option<&Record>) -> Json {
+    match record.and_then(step_of) {
+        Some((status, step, revision)) => Json::object([
+            ("status", Json::text(status)),
+            ("step", Json::text(step)),
+            ("revision", Json::number(revision)),
+        ]),
+        None => Json::Null,
+    }
+}
+
+fn step_of(record: &Record) -> Option<(model::SagaStatus, &model::StepName, u64)> {
+    match &record.entry {
+        Entry::Live(instance) => Some((instance.status, &instance.step, instance.revision)),
+        Entry::Ended(tombstone) => Some((tombstone.status, &tombstone.step, tombstone.revision)),
+        Entry::Awaited(_) => None,
+    }
+}

@@ -1,0 +1,212 @@
+//! What a lane does with what comes.
+
+use std::time::Duration;
+
+use model::SagaStatus;
+use workflow::Json;
+use workflow::input::{Outcome, Verb};
+use workflow::key::Table;
+use workflow::message::EffectCommand;
+
+use crate::world::World;
+
+const ORDER: &str = include_str!("../../../../libs/workflow/src/manifest/example.yaml");
+const PLACED: &str = r#"{"order_id":"o-1","email":"a@b.example","amount_cents":1250}"#;
+const CAPTURED: &str = r#"{"amount_cents":1250}"#;
+
+/// Runs a case on a simulation, and on real servers with each store.
+macro_rules! everywhere {
+    ($($case:ident)*) => {
+        mod in_memory {
+            $(
+                #[tokio::test]
+                async fn $case() {
+                    super::$case(super::World::simulated().await).await;
+                }
+            )*
+        }
+
+        mod in_a_directory {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $case() {
+                    super::$case(super::World::in_a_directory().await).await;
+                }
+            )*
+        }
+
+        mod in_redis {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $case() {
+                    super::$case(super::World::in_redis().await).await;
+                }
+            )*
+        }
+    };
+}
+
+everywhere! {
+    an_order_is_shipped
+    every_event_counts_once
+    whoever_takes_over_goes_on
+    poison_parks_its_correlation_alone
+    an_operator_is_answered_once
+}
+
+/// Everything succeeds.
+fn succeed(command: &EffectCommand) -> Option<(Outcome, Json)> {
+    let payload = match command.effect_name.as_str() {
+        "payment-reserve" => r#"{"payment_id":"p-1"}"#,
+        "make-label" => r#"{"label":{"code":"L-1"}}"#,
+        _ => "{}",
+    };
+    Some((Outcome::Succeeded, workflow::json::read(payload.as_bytes(), 1000).expect("JSON")))
+}
+
+async fn started(mut world: World) -> World {
+    world.apply(ORDER).await;
+    world.serve(succeed).await;
+    world.follow().await;
+    world.own();
+    world
+}
+
+async fn an_order_is_shipped(world: World) {
+    let mut world = started(world).await;
+    world.event("Order", "e-1", "OrderPlaced", "c-1", PLACED).await;
+    world.wait_for("c-1", "await-payment").await;
+    world.event("Payment", "e-2", "PaymentCaptured", "c-1", CAPTURED).await;
+    world.wait_for("c-1", "completed").await;
+    assert_eq!(world.status("c-1").await, SagaStatus::Completed);
+    assert_eq!(world.witness.deeds(), ["payment-reserve", "make-label", "MarkShipped", "mail-receipt"]);
+    let ended = world.stop().await;
+    assert!(matches!(ended, saga::lane::Ended::Stopped { .. }), "{ended}");
+    // Nothing is left to be sent, and the only timer is that after which the journal goes.
+    assert_eq!((world.count(Table::Outbox).await, world.count(Table::Due).await), (0, 1));
+    assert_eq!(world.count(Table::Journal).await, 6);
+}
+
+async fn every_event_counts_once(world: World) {
+    let mut world = started(world).await;
+    // Under ids of messages that no stream knows again.
+    for copy in ["a", "b", "c"] {
+        let body = format!(
+            r#"{{"event_id":"e-1","type":"OrderPlaced","data":{PLACED},"metadata":{{"correlation_id":"c-1"}}}}"#
+        );
+        world.raw("tenant.acme.aggregate.Order.x", copy, &body).await;
+    }
+    world.wait_for("c-1", "await-payment").await;
+    for copy in ["d", "e"] {
+        let body = format!(
+            r#"{{"event_id":"e-2","type":"PaymentCaptured","data":{CAPTURED},"metadata":{{"correlation_id":"c-1"}}}}"#
+        );
+        world.raw("tenant.acme.aggregate.Payment.x", copy, &body).await;
+    }
+    world.wait_for("c-1", "completed").await;
+    assert_eq!(world.witness.deeds().len(), 4);
+}
+
+async fn whoever_takes_over_goes_on(world: World) {
+    let mut world = started(world).await;
+    for order in 0..20 {
+        world.event("Order", &format!("p-{order}"), "OrderPlaced", &format!("c-{order}"), PLACED).await;
+        if order % 3 == 0 {
+            // The former owner notices at its next commit, if it has one, and is none any more.
+            world.crash().await;
+            world.own();
+        }
+        world
+            .event("Payment", &format!("q-{order}"), "PaymentCaptured", &format!("c-{order}"), CAPTURED)
+            .await;
+    }
+    for order in 0..20 {
+        let correlation = format!("c-{order}");
+        while !world.has_ended(&correlation).await {
+            world.wait_for(&correlation, "completed").await;
+        }
+        assert_eq!(world.status(&correlation).await, SagaStatus::Completed);
+    }
+    // One key and one payload for each of four deeds.
+    assert_eq!(world.witness.deeds().len(), 80);
+}
+
+async fn poison_parks_its_correlation_alone(world: World) {
+    let mut world = started(world).await;
+    world.raw("tenant.acme.aggregate.Order.x", "p-1", "{").await;
+    world.raw("tenant.acme.aggregate.Order.x", "p-2", r#"{"type":"OrderPlaced","type":"x"}"#).await;
+    world.event("Order", "p-3", "OrderPlaced", "bad", r#"{"order_id":7}"#).await;
+    world.event("Order", "p-4", "OrderPlaced", "bad", PLACED).await;
+    world.event("Order", "e-1", "OrderPlaced", "good", PLACED).await;
+    world.wait_for("good", "await-payment").await;
+    let bad = world.record("bad").await.expect("a record");
+    assert_eq!((bad.parked_by, bad.held.len(), bad.letters), (Some(0), 1, 1));
+    assert_eq!(world.record("-").await.expect("letters of nobody").letters, 2);
+    assert_eq!((world.count(Table::Dead).await, world.count(Table::Parked).await), (3, 1));
+    assert_eq!(world.metrics.letters.get(), 3);
+}
+
+async fn an_operator_is_answered_once(world: World) {
+    let mut world = started(world).await;
+    let cancel = || Verb::Cancel { reason: "enough".to_owned() };
+    let answer = world.ask("r-0", "c-1", cancel()).await;
+    assert_eq!(answer.refusal.map(|refusal| refusal.reason).as_deref(), Some("SAGA_NOT_FOUND"));
+    world.event("Order", "e-1", "OrderPlaced", "c-1", PLACED).await;
+    world.wait_for("c-1", "await-payment").await;
+    let answer = world.ask("r-1", "c-1", cancel()).await;
+    assert_eq!((answer.outcome.as_str(), answer.refusal), ("applied", None));
+    assert_eq!(answer.instance.get("status"), Some(&Json::text("compensating")));
+    world.wait_for("c-1", "compensated").await;
+    // The same request has the same answer, whatever happened since.
+    let again = world.ask("r-1", "c-1", cancel()).await;
+    assert_eq!(again.instance.get("status"), Some(&Json::text("compensating")));
+    let late = world.ask("r-2", "c-1", cancel()).await;
+    assert_eq!(late.refusal.map(|refusal| refusal.reason).as_deref(), Some("SAGA_ENDED"));
+    assert_eq!(world.witness.deeds(), ["payment-reserve", "payment-release", "Cancel"]);
+}
+
+#[tokio::test]
+async fn an_order_that_is_not_paid_is_undone_when_its_time_is_over() {
+    let mut world = started(World::simulated().await).await;
+    world.event("Order", "e-1", "OrderPlaced", "c-1", PLACED).await;
+    world.wait_for("c-1", "await-payment").await;
+    world.forward(Duration::from_secs(29 * 60 + 50));
+    world.event("Order", "e-2", "OrderPlaced", "c-2", PLACED).await;
+    world.wait_for("c-2", "await-payment").await;
+    assert_eq!(world.status("c-1").await, SagaStatus::Running);
+    world.forward(Duration::from_secs(10));
+    world.wait_for("c-1", "compensated").await;
+    // The other one was stored later than its clock says, and may be over as well: each is released once.
+    let released = world.witness.deeds().iter().filter(|deed| *deed == "payment-release").count();
+    assert_eq!(released as u64, world.metrics.timers_fired.get());
+}
+
+#[tokio::test]
+async fn a_payment_that_was_stored_in_time_wins_over_the_timer_after_a_downtime() {
+    let mut world = started(World::simulated().await).await;
+    world.event("Order", "e-1", "OrderPlaced", "c-1", PLACED).await;
+    world.wait_for("c-1", "await-payment").await;
+    world.stop().await;
+    world.event("Payment", "e-2", "PaymentCaptured", "c-1", CAPTURED).await;
+    world.forward(Duration::from_secs(2 * 3600));
+    world.own();
+    world.wait_for("c-1", "completed").await;
+    assert_eq!(world.metrics.timers_fired.get(), 0);
+}
+
+#[tokio::test]
+async fn a_message_that_no_filter_lets_through_stops_the_lane() {
+    let mut world = started(World::simulated().await).await;
+    world.event("Order", "e-1", "OrderPlaced", "c-1", PLACED).await;
+    world.wait_for("c-1", "await-payment").await;
+    world.raw("tenant.other.aggregate.Order.x", "foreign", r#"{"type":"OrderPlaced"}"#).await;
+    let simulated = world.simulated.clone().expect("a simulation");
+    let consumer = "sg_order-fulfilment_0_a250518df_acme";
+    simulated.deliver("AGGREGATE_EVENTS", consumer, 2);
+    let ended = world.ended().await;
+    assert!(
+        matches!(&ended, saga::lane::Ended::Foreign { subject, .. } if subject == "tenant.other.aggregate.Order.x"),
+        "{ended}"
+    );
+    assert_eq!(world.metrics.foreign_messages.get(), 1);
+}

@@ -1,0 +1,549 @@
+//! A saga's lane with everything around it: a store, a broker, effects and aggregates that are stand-ins.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use broker::{
+    Broker, CursorSpec, Headers, JetStream, JetStreamOptions, MachineClock, Outgoing, PullLimit, Simulated,
+    Start, StreamSpec,
+};
+use bytes::Bytes;
+use model::{CorrelationId, SagaStatus, TenantId};
+use saga::definitions::Definitions;
+use saga::effects::upstreams::Upstreams;
+use saga::effects::{EffectLane, OpenCalls};
+use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
+use saga::lane::{AGGREGATE_EVENTS, Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, streams};
+use saga::metrics::Metrics;
+use saga::providers::Provider;
+use saga::sagas::SagaLane;
+use serde::de::DeserializeOwned;
+use store::{Clock, EmbeddedStore, KvStore, LaneKey, MemoryStore, RowKey, SharedStore};
+use tempfile::TempDir;
+use testkit::{NatsServer, PATIENCE, RedisServer};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use workflow::catalog::{Catalog, File};
+use workflow::input::{Outcome, Verb};
+use workflow::instance::{Entry, Record, decode};
+use workflow::ledger::CallRow;
+use workflow::message::{EffectCommand, EffectResult, FactMessage, VerbMessage};
+use workflow::{Json, Key, manifest, message};
+
+pub(crate) const TENANT: &str = "acme";
+/// The effect whose lane tests own.
+pub(crate) const EFFECT: &str = "payment-reserve";
+
+/// This machine's clock, which tests set forward.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SetForward(Arc<AtomicU64>);
+
+impl Clock for SetForward {
+    fn now(&self) -> u64 {
+        store::MachineClock.now() + self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A call that was ordered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Called {
+    pub(crate) what: String,
+    pub(crate) id: String,
+    pub(crate) payload: String,
+}
+
+type Answers = dyn Fn(&EffectCommand) -> Option<(Outcome, Json)> + Send + Sync;
+
+/// What a world stands on, which goes with it.
+#[derive(Default)]
+pub(crate) struct Ground {
+    _nats: Option<NatsServer>,
+    _redis: Option<RedisServer>,
+    _dir: Option<TempDir>,
+}
+
+/// What was done outside, in the order in which it was first seen.
+#[derive(Clone, Default)]
+pub(crate) struct Witness(Arc<Mutex<Vec<Called>>>);
+
+impl Witness {
+    fn note(&self, called: Called) {
+        self.0.lock().expect("no test panicked with it").push(called);
+    }
+
+    pub(crate) fn calls(&self) -> Vec<Called> {
+        self.0.lock().expect("no test panicked with it").clone()
+    }
+
+    /// What was done, each id once.
+    pub(crate) fn deeds(&self) -> Vec<String> {
+        let mut seen = BTreeMap::new();
+        let mut deeds = Vec::new();
+        for called in self.calls() {
+            let payload = seen.entry(called.id.clone()).or_insert_with(|| {
+                deeds.push(called.what.clone());
+                called.payload.clone()
+            });
+            assert_eq!(*payload, called.payload, "one payload for {}", called.id);
+        }
+        deeds
+    }
+}
+
+#[async_trait]
+impl Gateway for Witness {
+    async fn submit(&self, command: &AggregateCommand) -> GatewayAnswer {
+        self.note(Called {
+            what: command.command_type.clone(),
+            id: command.command_id.to_string(),
+            payload: command.payload_json.clone(),
+        });
+        GatewayAnswer::Done(Json::object([]))
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) store: Arc<dyn KvStore>,
+    pub(crate) broker: Arc<dyn Broker>,
+    pub(crate) simulated: Option<Simulated>,
+    pub(crate) clock: SetForward,
+    pub(crate) definitions: Arc<Definitions>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) witness: Witness,
+    pub(crate) saga: String,
+    wake: Arc<Notify>,
+    facts: Option<mpsc::UnboundedReceiver<FactMessage>>,
+    results: Option<mpsc::UnboundedReceiver<EffectResult>>,
+    pub(crate) calls: OpenCalls,
+    lane: Option<(JoinHandle<Ended>, CancellationToken)>,
+    _ground: Ground,
+}
+
+impl World {
+    async fn new(
+        store: Arc<dyn KvStore>,
+        broker: Arc<dyn Broker>,
+        simulated: Option<Simulated>,
+        clock: SetForward,
+        ground: Ground,
+    ) -> Self {
+        let [commands, events] = streams(true);
+        let aggregates =
+            StreamSpec::ours(AGGREGATE_EVENTS, &["tenant.*.aggregate.*.*"], Duration::from_secs(86_400));
+        for stream in [commands, events, aggregates] {
+            let differences = broker.ensure_stream(&stream).await.expect("a stream");
+            assert_eq!(differences, []);
+        }
+        Self {
+            definitions: Arc::new(Definitions::new(Arc::clone(&store))),
+            store,
+            broker,
+            simulated,
+            clock,
+            metrics: Arc::new(Metrics::new(&prometheus::Registry::new()).expect("new names")),
+            witness: Witness::default(),
+            saga: String::new(),
+            wake: Arc::default(),
+            facts: None,
+            results: None,
+            calls: OpenCalls::default(),
+            lane: None,
+            _ground: ground,
+        }
+    }
+
+    pub(crate) async fn simulated() -> Self {
+        let clock = SetForward::default();
+        let broker = Simulated::new(MachineClock::new());
+        let store = Arc::new(MemoryStore::new(clock.clone()));
+        Self::new(store, Arc::new(broker.clone()), Some(broker), clock, Ground::default()).await
+    }
+
+    /// A real server, and rows in a directory.
+    pub(crate) async fn in_a_directory() -> Self {
+        let (nats, dir) = (NatsServer::start(), tempfile::tempdir().expect("a directory"));
+        let clock = SetForward::default();
+        let store = EmbeddedStore::open(dir.path(), 64 * 1024 * 1024, clock.clone()).expect("a new store");
+        let broker = connect(&nats).await;
+        let ground = Ground { _nats: Some(nats), _redis: None, _dir: Some(dir) };
+        Self::new(Arc::new(store), broker, None, clock, ground).await
+    }
+
+    /// A real server, and rows in Redis.
+    pub(crate) async fn in_redis() -> Self {
+        let (nats, redis) = (NatsServer::start(), RedisServer::start());
+        let kv = kv::Kv::new(redis.url().parse().expect("a URL"));
+        let unscanned = ["saga", "dedupe", "effect", "request", "checkpoint", "definition"];
+        let store = SharedStore::open(kv, kv::Durability::Fast, &unscanned).await.expect("a store");
+        let broker = connect(&nats).await;
+        let ground = Ground { _nats: Some(nats), _redis: Some(redis), _dir: None };
+        Self::new(Arc::new(store), broker, None, SetForward::default(), ground).await
+    }
+
+    /// Puts a manifest in force; its first document is the saga of this world.
+    pub(crate) async fn apply(&mut self, text: &str) {
+        let documents = manifest::read("test.yaml", text).unwrap_or_else(|problems| panic!("{problems}"));
+        let file = File { name: "test.yaml".to_owned(), documents: documents.clone() };
+        let before = self.definitions.catalog();
+        let catalog = Catalog::new(&[file], &before, &[]).unwrap_or_else(|all| panic!("{all:?}"));
+        self.saga = catalog.sagas().next().expect("a saga").name.to_string();
+        self.definitions.put_in_force(&documents, catalog).await.expect("kept");
+    }
+
+    fn surroundings(&self) -> Surroundings {
+        Surroundings {
+            store: Arc::clone(&self.store),
+            broker: Arc::clone(&self.broker),
+            metrics: Arc::clone(&self.metrics),
+            has_tenants: true,
+            wake: Arc::clone(&self.wake),
+        }
+    }
+
+    /// Owns the lane from now on.
+    pub(crate) fn own(&mut self) {
+        let lane = self.lane();
+        let stop = CancellationToken::new();
+        let ended = tokio::spawn(lane.own(stop.clone()));
+        self.lane = Some((ended, stop));
+    }
+
+    pub(crate) fn lane(&self) -> SagaLane {
+        SagaLane {
+            tenant: TENANT.parse().expect("a tenant"),
+            saga: self.saga.parse().expect("a name"),
+            shard: 0,
+            since: None,
+            definitions: Arc::clone(&self.definitions),
+            gateway: Arc::new(self.witness.clone()),
+            around: self.surroundings(),
+        }
+    }
+
+    /// Ends the owner as a drain does.
+    pub(crate) async fn stop(&mut self) -> Ended {
+        let (ended, stop) = self.lane.take().expect("an owner");
+        stop.cancel();
+        tokio::time::timeout(PATIENCE, ended).await.expect("it ends").expect("it does not panic")
+    }
+
+    /// Ends the owner as a crash does.
+    pub(crate) async fn crash(&mut self) {
+        let (ended, _) = self.lane.take().expect("an owner");
+        ended.abort();
+        assert!(ended.await.is_err_and(|error| error.is_cancelled()));
+    }
+
+    /// Waits for the end of the owner by itself.
+    pub(crate) async fn ended(&mut self) -> Ended {
+        let (ended, _) = self.lane.take().expect("an owner");
+        tokio::time::timeout(PATIENCE, ended).await.expect("it ends").expect("it does not panic")
+    }
+
+    /// Answers commands of effects as `answers` says, each time they come; nothing is not answered.
+    pub(crate) async fn serve(
+        &mut self,
+        answers: impl Fn(&EffectCommand) -> Option<(Outcome, Json)> + Send + Sync + 'static,
+    ) {
+        let filter = format!("tenant.{TENANT}.effect.*.*");
+        let spec = CursorSpec::new(WORKFLOW_COMMANDS, "upstream", &filter, Start::After(0));
+        let mut deliveries = self.broker.open(&spec).await.expect("a cursor");
+        let (broker, witness) = (Arc::clone(&self.broker), self.witness.clone());
+        let answers: Box<Answers> = Box::new(answers);
+        tokio::spawn(async move {
+            let tenant: TenantId = TENANT.parse().expect("a tenant");
+            let room = PullLimit { messages: 64, bytes: 1 << 20 };
+            while let Ok(delivered) = deliveries.next(room).await {
+                let command: EffectCommand = message::read(&delivered.payload, &tenant).expect("a command");
+                let sign = if command.cancel { "-" } else { "" };
+                let id = format!("{sign}{}", command.command_id);
+                let payload = command.payload.to_string();
+                witness.note(Called { what: format!("{sign}{}", command.effect_name), id, payload });
+                delivered.receipt.ack();
+                if let Some((outcome, payload)) = answers(&command).filter(|_| !command.cancel) {
+                    publish_result(&*broker, &command, outcome, payload).await;
+                }
+            }
+        });
+    }
+
+    /// Follows what becomes of instances.
+    pub(crate) async fn follow(&mut self) {
+        self.facts = Some(self.read("projection", "workflow_event").await);
+    }
+
+    /// Follows results of effects.
+    pub(crate) async fn results(&mut self) {
+        self.results = Some(self.read("results", "effect_result").await);
+    }
+
+    async fn read<T: DeserializeOwned + Send + 'static>(
+        &self,
+        consumer: &str,
+        kind: &str,
+    ) -> mpsc::UnboundedReceiver<T> {
+        let filter = format!("tenant.{TENANT}.{kind}.*.*");
+        let spec = CursorSpec::new(WORKFLOW_EVENTS, consumer, &filter, Start::After(0));
+        let mut deliveries = self.broker.open(&spec).await.expect("a cursor");
+        let (to, read) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            let room = PullLimit { messages: 64, bytes: 1 << 20 };
+            while let Ok(delivered) = deliveries.next(room).await {
+                delivered.receipt.ack();
+                let message = serde_json::from_slice(&delivered.payload).expect("a message");
+                if to.send(message).is_err() {
+                    return;
+                }
+            }
+        });
+        read
+    }
+
+    /// The next result of an effect.
+    pub(crate) async fn result(&mut self) -> EffectResult {
+        let results = self.results.as_mut().expect("they are followed");
+        let result = tokio::time::timeout(PATIENCE, results.recv()).await;
+        result.expect("a result in time").expect("the world goes on")
+    }
+
+    /// Owns an effect's lane from now on.
+    pub(crate) fn own_effect(&mut self, provider: Arc<dyn Provider>) {
+        let lane = EffectLane {
+            tenant: TENANT.parse().expect("a tenant"),
+            effect: EFFECT.parse().expect("a name"),
+            weight: 1,
+            definitions: Arc::clone(&self.definitions),
+            provider,
+            upstreams: Upstreams::default(),
+            calls: self.calls.clone(),
+            around: self.surroundings(),
+        };
+        let stop = CancellationToken::new();
+        self.lane = Some((tokio::spawn(lane.own(stop.clone())), stop));
+    }
+
+    /// Orders an effect.
+    pub(crate) async fn command(&self, command: &EffectCommand, id: &str) {
+        let subject = format!("tenant.{TENANT}.effect.{}.{}", command.effect_name, command.command_id);
+        let body = String::from_utf8(message::write(command)).expect("JSON");
+        self.raw(&subject, id, &body).await;
+    }
+
+    /// The row of a call.
+    pub(crate) async fn call(&self, number: u128) -> CallRow {
+        let key = Key::effect(model::CommandId::from_bits(number));
+        let lane = LaneKey::new(&format!("e:{TENANT}:{EFFECT}:0"));
+        let rows = self.store.read(&lane, &[RowKey::new(key.as_str())]).await.expect("it can be read");
+        decode(&rows[0].as_ref().expect("a row").value).expect("a call")
+    }
+
+    /// Waits until a call is in this state.
+    pub(crate) async fn until(&self, number: u128, state: model::EffectState) {
+        let wanted = async {
+            let key = Key::effect(model::CommandId::from_bits(number));
+            let lane = LaneKey::new(&format!("e:{TENANT}:{EFFECT}:0"));
+            loop {
+                let rows =
+                    self.store.read(&lane, &[RowKey::new(key.as_str())]).await.expect("it can be read");
+                let found = rows[0].as_ref().map(|row| decode::<CallRow>(&row.value).expect("a call").state);
+                if found == Some(state) {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, wanted).await.expect("it comes to that");
+    }
+
+    /// Counts calls that are open.
+    pub(crate) async fn open_calls(&self) -> usize {
+        let lane = LaneKey::new(&format!("e:{TENANT}:{EFFECT}:0"));
+        let range = workflow::key::Table::EffectDue.range();
+        let range = RowKey::new(range.start.as_str())..RowKey::new(range.end.as_str());
+        self.store.scan(&lane, range, 1000).await.expect("it can be read").rows.len()
+    }
+
+    /// Waits until something happened to an instance.
+    pub(crate) async fn wait_for(&mut self, correlation: &str, kind: &str) -> FactMessage {
+        let facts = self.facts.as_mut().expect("they are followed");
+        let wanted = async {
+            loop {
+                let fact = facts.recv().await.expect("the world goes on");
+                if fact.correlation.as_str() == correlation
+                    && (fact.kind == kind || fact.step.as_str() == kind)
+                {
+                    return fact;
+                }
+            }
+        };
+        let fact = tokio::time::timeout(PATIENCE, wanted).await;
+        fact.unwrap_or_else(|_| panic!("{correlation} does not come to {kind}"))
+    }
+
+    /// Publishes an event of an aggregate.
+    pub(crate) async fn event(&self, aggregate: &str, id: &str, kind: &str, correlation: &str, data: &str) {
+        publish_event(&*self.broker, aggregate, id, kind, correlation, data).await;
+    }
+
+    pub(crate) async fn raw(&self, subject: &str, id: &str, body: &str) {
+        let outgoing = Outgoing {
+            subject: subject.to_owned(),
+            message_id: id.to_owned(),
+            headers: Headers::new(),
+            payload: Bytes::copy_from_slice(body.as_bytes()),
+        };
+        publish(&*self.broker, outgoing).await;
+    }
+
+    /// Asks something of an instance, and waits for the answer.
+    pub(crate) async fn ask(&self, request: &str, correlation: &str, verb: Verb) -> saga::sagas::AnswerRow {
+        let mut inbox = self.broker.inbox().await.expect("an inbox");
+        let correlation: CorrelationId = correlation.parse().expect("a correlation");
+        let saga = self.saga.parse().expect("a name");
+        let subject = workflow::Subject::workflow(&saga, &correlation).of(&TENANT.parse().expect("a tenant"));
+        let verb = VerbMessage {
+            tenant_id: TENANT.to_owned(),
+            request_id: request.to_owned(),
+            correlation,
+            verb,
+            dry_run: false,
+            reply_subject: Some(inbox.subject().to_owned()),
+        };
+        let body = String::from_utf8(message::write(&verb)).expect("JSON");
+        self.raw(&subject, &format!("{request}-{}", self.witness.calls().len()), &body).await;
+        let answer = tokio::time::timeout(PATIENCE, inbox.next()).await.expect("in time").expect("an answer");
+        serde_json::from_slice(&answer).expect("an answer")
+    }
+
+    /// Sets the clock forward.
+    pub(crate) fn forward(&self, length: Duration) {
+        let millis = u64::try_from(length.as_millis()).expect("not for ever");
+        self.clock.0.fetch_add(millis, Ordering::Relaxed);
+        self.wake.notify_waiters();
+        self.wake.notify_one();
+    }
+
+    /// The record of a correlation.
+    pub(crate) async fn record(&self, correlation: &str) -> Option<Record> {
+        let key = Key::saga(&correlation.parse().expect("a correlation"));
+        self.row(key.as_str()).await.map(|bytes| decode(&bytes).expect("a record"))
+    }
+
+    pub(crate) async fn row(&self, key: &str) -> Option<Bytes> {
+        let lane = LaneKey::new(&format!("s:{TENANT}:{}:0", self.saga));
+        let rows = self.store.read(&lane, &[RowKey::new(key)]).await.expect("it can be read");
+        rows.into_iter().next().flatten().map(|row| row.value)
+    }
+
+    /// Counts the rows of a table.
+    pub(crate) async fn count(&self, table: workflow::key::Table) -> usize {
+        let lane = LaneKey::new(&format!("s:{TENANT}:{}:0", self.saga));
+        let range = table.range();
+        let range = RowKey::new(range.start.as_str())..RowKey::new(range.end.as_str());
+        self.store.scan(&lane, range, 1000).await.expect("it can be read").rows.len()
+    }
+
+    pub(crate) async fn has_ended(&self, correlation: &str) -> bool {
+        self.record(correlation).await.is_some_and(|record| matches!(record.entry, Entry::Ended(_)))
+    }
+
+    pub(crate) async fn status(&self, correlation: &str) -> SagaStatus {
+        match self.record(correlation).await.expect("a record").entry {
+            Entry::Live(instance) => instance.status,
+            Entry::Ended(tombstone) => tombstone.status,
+            Entry::Awaited(_) => panic!("it has not started"),
+        }
+    }
+}
+
+/// Connects to a server.
+pub(crate) async fn connect(nats: &NatsServer) -> Arc<dyn Broker> {
+    println!("nats-server {}", nats.info());
+    let broker = JetStream::start(JetStreamOptions::new(&nats.url())).expect("options");
+    let mut connection = broker.connection();
+    let connected = connection.wait_for(|connection| connection.connected);
+    tokio::time::timeout(PATIENCE, connected).await.expect("in time").expect("it goes on");
+    Arc::new(broker)
+}
+
+pub(crate) async fn publish(broker: &dyn Broker, outgoing: Outgoing) {
+    broker.publish(outgoing).await.expect("sent").await.expect("stored");
+}
+
+pub(crate) async fn publish_result(
+    broker: &dyn Broker,
+    command: &EffectCommand,
+    outcome: Outcome,
+    payload: Json,
+) {
+    let result = EffectResult {
+        tenant_id: command.tenant_id.clone(),
+        command_id: command.command_id,
+        effect_name: command.effect_name.clone(),
+        result_type: outcome,
+        may_have_happened: false,
+        payload,
+        timestamp: 0,
+        reply_to: command.reply_to.clone(),
+        metadata: BTreeMap::new(),
+    };
+    let subject =
+        format!("tenant.{}.effect_result.{}.{}", command.tenant_id, command.effect_name, command.command_id);
+    let message_id = format!("result-{}", command.command_id);
+    let payload = Bytes::from(message::write(&result));
+    publish(broker, Outgoing { subject, message_id, headers: Headers::new(), payload }).await;
+}
+
+/// Publishes an event of an aggregate, and makes the stream for those where there is none.
+pub(crate) async fn publish_event(
+    broker: &dyn Broker,
+    aggregate: &str,
+    id: &str,
+    kind: &str,
+    correlation: &str,
+    data: &str,
+) {
+    let body = format!(
+        r#"{{"event_id":"{id}","type":"{kind}","data":{data},"metadata":{{"correlation_id":"{correlation}"}}}}"#
+    );
+    let outgoing = Outgoing {
+        subject: format!("tenant.{TENANT}.aggregate.{aggregate}.x"),
+        message_id: id.to_owned(),
+        headers: Headers::new(),
+        payload: Bytes::from(body),
+    };
+    publish(broker, outgoing).await;
+}
+
+/// What becomes of instances, to whoever follows it.
+pub(crate) struct Projection(Box<dyn broker::Deliveries>);
+
+impl Projection {
+    /// Makes all streams, and follows.
+    pub(crate) async fn open(broker: &Arc<dyn Broker>) -> Self {
+        let [commands, events] = streams(true);
+        for stream in [commands, events, aggregates()] {
+            broker.ensure_stream(&stream).await.expect("a stream");
+        }
+        let filter = format!("tenant.{TENANT}.workflow_event.*.*");
+        let spec = CursorSpec::new(WORKFLOW_EVENTS, "projection", &filter, Start::After(0));
+        Self(broker.open(&spec).await.expect("a cursor"))
+    }
+
+    /// The next fact, if it comes within a moment.
+    pub(crate) async fn next_soon(&mut self) -> Option<FactMessage> {
+        let room = PullLimit { messages: 64, bytes: 1 << 20 };
+        let next = tokio::time::timeout(Duration::from_millis(50), self.0.next(room)).await.ok()?;
+        let delivered = next.expect("the server goes on");
+        delivered.receipt.ack();
+        Some(serde_json::from_slice(&delivered.payload).expect("a fact"))
+    }
+}
+
+fn aggregates() -> StreamSpec {
+    StreamSpec::ours(AGGREGATE_EVENTS, &["tenant.*.aggregate.*.*"], Duration::from_secs(86_400))
+}
