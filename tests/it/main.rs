@@ -11,6 +11,7 @@ mod dialing;
 mod disk;
 mod draw;
 mod engines;
+mod flow_effects;
 mod flows;
 mod full_store;
 mod health;

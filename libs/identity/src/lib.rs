@@ -17,6 +17,8 @@ pub use certificate::{CertificateError, CertificateSummary, LeafIdentity};
 pub use exposure::Exposed;
 pub use key_proof::KeyProofError;
 pub use pki::{IssueOptions, IssuedCertificate, IssuedFiles, Pki, PkiError};
-pub use signing_key::{BadVerifyingKey, SIGNATURE_BYTES, SigningKey, SigningKeyError, VerifyingKey};
+pub use signing_key::{
+    BadSigningKey, BadVerifyingKey, SIGNATURE_BYTES, SigningKey, SigningKeyError, VerifyingKey,
+};
 pub use spiffe::{Identity, ServiceName, SpiffeError, SpiffeId, TrustDomain};
 pub use token::{ActorKey, Token, TokenError};

@@ -45,13 +45,22 @@ impl SigningKey {
     pub fn load(path: &Path) -> Result<Self, SigningKeyError> {
         let refused = |message: String| SigningKeyError::Read { path: path.to_owned(), message };
         let pem = std::fs::read(path).map(Zeroizing::new).map_err(|error| refused(error.to_string()))?;
-        let der = PrivatePkcs8KeyDer::from_pem_slice(&pem).map_err(|error| refused(error.to_string()))?;
-        let der = Zeroizing::new(der);
-        let key = ed25519_dalek::SigningKey::from_pkcs8_der(der.secret_pkcs8_der());
-        let key = key.map_err(|error| refused(error.to_string()))?;
+        let key = Self::from_pem(&pem).map_err(|BadSigningKey(message)| refused(message))?;
         // A file that is no key at all is told before.
         exposure::check_secret(path).map_err(SigningKeyError::Exposed)?;
-        Ok(Self(key))
+        Ok(key)
+    }
+
+    /// Reads one from PEM (`BEGIN PRIVATE KEY`).
+    ///
+    /// # Errors
+    /// The bytes hold no Ed25519 key.
+    pub fn from_pem(pem: &[u8]) -> Result<Self, BadSigningKey> {
+        let refused = |error: &dyn fmt::Display| BadSigningKey(error.to_string());
+        let der = PrivatePkcs8KeyDer::from_pem_slice(pem).map_err(|error| refused(&error))?;
+        let der = Zeroizing::new(der);
+        let key = ed25519_dalek::SigningKey::from_pkcs8_der(der.secret_pkcs8_der());
+        key.map(Self).map_err(|error| refused(&error))
     }
 
     /// Reads the one in a file, which is made with a new one when it is not there.
@@ -135,6 +144,11 @@ impl VerifyingKey {
     }
 }
 
+/// Bytes that are no private key. Holds what the reader said, and nothing of the bytes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no Ed25519 private key in PEM (PKCS#8): {0}")]
+pub struct BadSigningKey(String);
+
 /// The text is no public key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadVerifyingKey {
@@ -217,6 +231,10 @@ mod tests {
         let key = SigningKey::load_or_make(&path).expect("a key");
         assert_eq!(path.metadata().expect("there").permissions().mode() & 0o777, 0o600);
         assert_eq!(SigningKey::load_or_make(&path).expect("read").verifying_key(), key.verifying_key());
+        let read = SigningKey::from_pem(key.to_pem().as_bytes()).expect("its own form");
+        assert_eq!(read.verifying_key(), key.verifying_key());
+        let refused = SigningKey::from_pem(b"canary").expect_err("no key").to_string();
+        assert!(refused.starts_with("no Ed25519 private key") && !refused.contains("canary"), "{refused}");
         assert!(matches!(key.write(&path), Err(SigningKeyError::Exists { .. })));
         assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 1, "a draft was left behind");
     }

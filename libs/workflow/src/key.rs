@@ -53,6 +53,8 @@ pub enum Table {
     Effect,
     /// Calls by when something is due of them.
     EffectDue,
+    /// Calls that their sagas do not want any more.
+    Unwanted,
     /// How far a source was read.
     Checkpoint,
     /// Work that is to be sent, in the order of the commits.
@@ -88,6 +90,7 @@ impl Table {
             Self::Due => "due",
             Self::Effect => "effect",
             Self::EffectDue => "effect_due",
+            Self::Unwanted => "unwanted",
             Self::Checkpoint => "checkpoint",
             Self::Outbox => "outbox",
             Self::Fence => "fence",
@@ -245,6 +248,12 @@ impl Key {
             key.number(due.as_millis());
             key.text(&command.to_string());
         })
+    }
+
+    /// A call that its saga does not want any more, until its row says so.
+    #[must_use]
+    pub fn unwanted(command: CommandId) -> Self {
+        Table::Unwanted.with(|key| key.text(&command.to_string()))
     }
 
     /// How far a source was read.

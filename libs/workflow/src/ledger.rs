@@ -51,6 +51,9 @@ pub struct CallRow {
     /// Whether its saga does not want it any more.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_unwanted: bool,
+    /// Whether one of the calls before may have happened, of which nobody has heard since.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_in_doubt: bool,
     /// Questions about its outcome that had no answer.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub questions: u32,
@@ -141,6 +144,7 @@ impl CallRow {
             token: None,
             external: None,
             is_unwanted: false,
+            is_in_doubt: false,
             questions: 0,
             last: None,
             end: None,
@@ -173,7 +177,11 @@ impl CallRow {
         }
         if let Some(why) = self.overdue(effect, now) {
             let may_have_happened = self.may_have_happened();
-            if self.state == EffectState::Waiting && self.external.is_some() && !self.is_unwanted {
+            let runs_elsewhere = self.state == EffectState::Waiting && self.external.is_some();
+            if runs_elsewhere && self.is_unwanted && now < self.due {
+                return Ok(Todo::Nothing);
+            }
+            if runs_elsewhere && !self.is_unwanted {
                 // What runs is stopped first, and its end is waited for.
                 self.is_unwanted = true;
                 self.last = Some(why.to_owned());
@@ -231,7 +239,8 @@ impl CallRow {
 
     /// Returns whether it may have happened, as far as is known now.
     const fn may_have_happened(&self) -> bool {
-        matches!(self.state, EffectState::Unknown | EffectState::Manual | EffectState::Waiting)
+        self.is_in_doubt
+            || matches!(self.state, EffectState::Unknown | EffectState::Manual | EffectState::Waiting)
     }
 
     /// Notes that it is about to be made. To be committed before it is.
@@ -262,8 +271,13 @@ impl CallRow {
                 self.happen(EffectEvent::Succeed)?;
                 self.finish(Outcome::Succeeded, false, payload, now);
             }
-            Answer::Failed { code, payload } => self.fail(Outcome::Failed, &code, payload, now)?,
+            Answer::Failed { code, payload } => {
+                // All calls have one key: what is said of one is said of all.
+                self.is_in_doubt = false;
+                self.fail(Outcome::Failed, &code, payload, now)?;
+            }
             Answer::Cancelled => {
+                self.is_in_doubt = false;
                 let code = if self.is_unwanted { Outcome::Cancelled } else { Outcome::Failed };
                 self.fail(code, "cancelled", Json::object([]), now)?;
             }
@@ -275,10 +289,16 @@ impl CallRow {
                 self.due = self.next_deadline(effect);
             }
             Answer::Unknown { why } => {
-                self.last = Some(cut(&why));
+                let was_waiting = self.state == EffectState::Waiting;
                 self.happen(EffectEvent::Lose)?;
+                self.is_in_doubt = true;
+                self.last = Some(cut(&why));
                 self.due = now;
-                self.settle_unknown(effect, now)?;
+                match &effect.unknown {
+                    // It was begun for certain, so making it again would be a second one.
+                    Unknown::Retry | Unknown::Query(_) if was_waiting => self.fail_unknown(now)?,
+                    _ => self.settle_unknown(effect, now)?,
+                }
             }
         }
         Ok(())
@@ -297,7 +317,7 @@ impl CallRow {
             other => [("value".to_owned(), other)].into(),
         };
         payload.entry("code".to_owned()).or_insert_with(|| Json::text(code));
-        self.finish(outcome, false, Json::Map(payload), now);
+        self.finish(outcome, self.is_in_doubt, Json::Map(payload), now);
         Ok(())
     }
 
@@ -336,13 +356,16 @@ impl CallRow {
                 self.due = now;
                 Ok(())
             }
-            Unknown::Retry | Unknown::Fail => {
-                let why = self.last.clone().unwrap_or_default();
-                self.happen(EffectEvent::Fail)?;
-                self.finish(Outcome::Unknown, true, failure("unknown", &why), now);
-                Ok(())
-            }
+            Unknown::Retry | Unknown::Fail => self.fail_unknown(now),
         }
+    }
+
+    /// Ends it as one that may have happened.
+    fn fail_unknown(&mut self, now: Timestamp) -> Result<(), Impossible> {
+        let why = self.last.clone().unwrap_or_default();
+        self.happen(EffectEvent::Fail)?;
+        self.finish(Outcome::Unknown, true, failure("unknown", &why), now);
+        Ok(())
     }
 
     /// Notes what an upstream says when it is asked whether a call happened: nothing when it could not be asked.
@@ -359,6 +382,7 @@ impl CallRow {
         match answer {
             Some(Answer::Passing { why, .. }) => {
                 // It surely never happened. That is no failure of the upstream's.
+                self.is_in_doubt = false;
                 self.last = Some(cut(&why));
                 if self.is_unwanted {
                     return self.fail(Outcome::Cancelled, "cancelled", failure("cancelled", &why), now);
@@ -367,7 +391,7 @@ impl CallRow {
                 self.due = now;
                 Ok(())
             }
-            Some(Answer::Unknown { .. } | Answer::Waiting { .. }) | None => {
+            Some(Answer::Unknown { .. }) | None => {
                 self.questions = self.questions.saturating_add(1);
                 self.due = now + pause(&effect.retry, self.questions, share.max(1));
                 Ok(())
@@ -425,7 +449,10 @@ impl CallRow {
                 self.finish(Outcome::Succeeded, false, payload, now);
                 Ok(())
             }
-            None => self.fail(Outcome::Failed, "not_done", Json::object([]), now),
+            None => {
+                self.is_in_doubt = false;
+                self.fail(Outcome::Failed, "not_done", Json::object([]), now)
+            }
         }
     }
 

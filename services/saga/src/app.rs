@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use broker::Broker;
 use egress::Trust;
-use model::TenantId;
+use model::{ContextId, TenantId};
 use service::{Condition, Readiness};
 use store::KvStore;
 use tokio::sync::{Notify, watch};
@@ -22,6 +22,7 @@ use crate::manifests::{BadManifests, Manifests};
 use crate::metrics::Metrics;
 use crate::placement::{Placement, Providers, Role};
 use crate::providers::Provider;
+use crate::providers::flow::{FlowFiles, FlowProvider, FlowSurroundings};
 use crate::providers::http::HttpProvider;
 use crate::providers::smtp::SmtpProvider;
 use crate::secrets::Secrets;
@@ -48,8 +49,21 @@ pub struct Deps<'a> {
     pub broker: Arc<dyn Broker>,
     /// Where commands of aggregates go.
     pub gateway: Arc<dyn Gateway>,
+    /// Where effects that are flows are run; none where there are none.
+    pub flows: Option<FlowSuite>,
     /// Where its metrics are registered.
     pub metrics: &'a prometheus::Registry,
+}
+
+/// Where flows are run.
+#[derive(Clone)]
+pub struct FlowSuite {
+    /// The way to the scheduler.
+    pub scheduler: rpc::Channel,
+    /// The way to storage.
+    pub storage: rpc::Channel,
+    /// Whose servers tokens are for.
+    pub trust_domain: identity::TrustDomain,
 }
 
 /// Why the service cannot be built, or does not take what it is given.
@@ -79,6 +93,7 @@ pub struct App {
     config: Config,
     definitions: Arc<Definitions>,
     gateway: Arc<dyn Gateway>,
+    flows: Option<FlowSuite>,
     around: Surroundings,
     calls: OpenCalls,
     providers: watch::Sender<Arc<Providers>>,
@@ -101,7 +116,7 @@ impl App {
     /// # Errors
     /// [`Error::Metrics`] when another service of the process registered the same.
     pub fn new(config: Config, deps: Deps<'_>) -> Result<Self, Error> {
-        let Deps { store, broker, gateway, metrics } = deps;
+        let Deps { store, broker, gateway, flows, metrics } = deps;
         let metrics = Arc::new(Metrics::new(metrics).map_err(Error::Metrics)?);
         let definitions = Arc::new(Definitions::new(Arc::clone(&store)));
         let has_tenants = config.tenants.has_tenants;
@@ -114,6 +129,7 @@ impl App {
             config,
             definitions,
             gateway,
+            flows,
             around,
             calls: OpenCalls::default(),
             providers: watch::Sender::new(Arc::default()),
@@ -192,12 +208,53 @@ impl App {
         let (secrets, trust) = (Arc::new(secrets), Trust::find());
         let mut providers = BTreeMap::new();
         for definition in catalog.providers() {
-            let provider = build(definition, &secrets, &trust)?;
+            let provider = self.build(definition, &secrets, &trust)?;
             for effect in &definition.effects {
                 providers.insert(effect.name.clone(), Arc::clone(&provider));
             }
         }
         Ok(providers)
+    }
+
+    /// Builds the way to the outside world that a provider describes.
+    fn build(
+        &self,
+        definition: &Definition,
+        secrets: &Arc<Secrets>,
+        trust: &Trust,
+    ) -> Result<Arc<dyn Provider>, Error> {
+        let unusable = |why: String| Error::Provider { name: definition.name.to_string(), why };
+        Ok(match &definition.transport {
+            Transport::Http(http) => {
+                let provider = HttpProvider::new(http, Arc::clone(secrets), trust.clone());
+                Arc::new(provider.map_err(|error| unusable(error.to_string()))?)
+            }
+            Transport::Smtp(smtp) => {
+                let provider = SmtpProvider::new(smtp, Arc::clone(secrets), trust.clone());
+                Arc::new(provider.map_err(|error| unusable(error.to_string()))?)
+            }
+            Transport::Flow(flow) => {
+                let suite = self.flows.clone();
+                let FlowSuite { scheduler, storage, trust_domain } = suite
+                    .ok_or_else(|| unusable("name the suite that runs flows with --scheduler".to_owned()))?;
+                let directory = self.config.manifests.clone().unwrap_or_default();
+                let files = FlowFiles::read(&definition.effects, &directory);
+                let files = files.map_err(|error| unusable(error.to_string()))?;
+                let (tenants, calls) = (self.tenants.subscribe(), self.calls.clone());
+                let context_of = move |tenant: &TenantId| {
+                    tenants.borrow().get(tenant).map(|tenant| ContextId(tenant.context))
+                };
+                let around = FlowSurroundings {
+                    scheduler,
+                    storage,
+                    trust_domain,
+                    secrets: Arc::clone(secrets),
+                    context_of: Arc::new(context_of),
+                    tell: Arc::new(move |command, word| calls.tell(command, word)),
+                };
+                Arc::new(FlowProvider::new(flow, files, around))
+            }
+        })
     }
 
     /// Works until `shutdown`. What is under way then is finished or noted, and others, or the next start, go on with the rest.
@@ -219,24 +276,6 @@ impl App {
             () = watched => {}
         }
     }
-}
-
-/// Builds the way to the outside world that a provider describes.
-fn build(definition: &Definition, secrets: &Arc<Secrets>, trust: &Trust) -> Result<Arc<dyn Provider>, Error> {
-    let unusable = |why: String| Error::Provider { name: definition.name.to_string(), why };
-    Ok(match &definition.transport {
-        Transport::Http(http) => {
-            let provider = HttpProvider::new(http, Arc::clone(secrets), trust.clone());
-            Arc::new(provider.map_err(|error| unusable(error.to_string()))?)
-        }
-        Transport::Smtp(smtp) => {
-            let provider = SmtpProvider::new(smtp, Arc::clone(secrets), trust.clone());
-            Arc::new(provider.map_err(|error| unusable(error.to_string()))?)
-        }
-        Transport::Flow(_) => {
-            return Err(unusable("flows are not wired to this process".to_owned()));
-        }
-    })
 }
 
 /// Makes the streams that are ours on every connection, and compares them with what is wanted.

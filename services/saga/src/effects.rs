@@ -272,10 +272,19 @@ impl Owner {
                 let why = format!("the command {} has another payload than before", command.command_id);
                 return self.bury(delivered, "KEY_CONFLICT", &why, note).await;
             }
+            let mut ops: Vec<_> = note.into_iter().collect();
+            if command.cancel && !known.state.is_end() {
+                // It stands there before the command counts as read: whoever makes the call may be busy, or gone.
+                let key = Key::unwanted(command.command_id);
+                ops.push(Op::Put(row(&key), encode(&command.command_id).into()));
+            }
+            if !ops.is_empty() {
+                rows.commit(Vec::new(), ops).await?;
+            }
             if command.cancel {
                 self.shared.lane.calls.tell(command.command_id, Word::Cancel);
             }
-            return self.note(note).await;
+            return Ok(());
         }
         if command.cancel {
             return self.note(note).await;

@@ -22,4 +22,4 @@ pub mod sagas;
 pub mod secrets;
 pub mod tenants;
 
-pub use app::{App, Config, Deps, Error};
+pub use app::{App, Config, Deps, Error, FlowSuite};

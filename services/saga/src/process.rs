@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ::rpc::Channel;
 use broker::{JetStream, JetStreamOptions, Login};
 use http::uri::PathAndQuery;
+use identity::TrustDomain;
 use kv::{Durability, Endpoint, Kv};
 use service::{AdminMethods, Failure, Host, Limits};
 use store::{EmbeddedStore, KvStore, MachineClock, SharedStore};
@@ -16,7 +17,7 @@ use workflow::manifest::MANIFEST_BYTES_MAX;
 use workflow::step::HELD_MAX;
 
 use crate::admin::Admin;
-use crate::app::{App, Config, Deps};
+use crate::app::{App, Config, Deps, FlowSuite};
 use crate::command_service::{CommandService, NoGateway, SUBMIT_COMMAND};
 use crate::lane::UNSCANNED;
 use crate::lane::gateway::Gateway;
@@ -62,6 +63,15 @@ pub struct Flags {
     /// The password of that user, in a file
     #[arg(long, env = "MYCORA_NATS_PASSWORD_FILE", value_name = "FILE", requires = "nats_user")]
     nats_password_file: Option<PathBuf>,
+    /// Where effects that are flows are run: the scheduler
+    #[arg(long, env = "MYCORA_SCHEDULER", value_name = "URL")]
+    scheduler: Option<String>,
+    /// The storage of the same suite, which takes what flows carry along
+    #[arg(long, env = "MYCORA_STORAGE", value_name = "URL", default_value = "https://127.0.0.1:7701")]
+    storage: String,
+    /// The trust domain of that suite
+    #[arg(long, env = "MYCORA_TRUST_DOMAIN", value_name = "NAME", default_value = TrustDomain::DEFAULT)]
+    trust_domain: TrustDomain,
     /// Who takes commands of aggregates
     #[arg(long, env = "MYCORA_GATEWAY", value_name = "URL")]
     gateway: Option<String>,
@@ -149,8 +159,19 @@ impl service::App for App {
             tenants: flags.tenants()?,
             secrets: flags.secrets.clone(),
         };
+        let flows = match &flags.scheduler {
+            Some(url) => {
+                let tls = host.tls_files()?;
+                Some(FlowSuite {
+                    scheduler: Channel::remote(url, &tls, Some("scheduler"))?,
+                    storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
+                    trust_domain: flags.trust_domain.clone(),
+                })
+            }
+            None => None,
+        };
         let (store, broker) = (flags.store().await?, Arc::new(flags.broker()?));
-        let app = Arc::new(App::new(config, Deps { store, broker, gateway, metrics: &host.metrics })?);
+        let app = Arc::new(App::new(config, Deps { store, broker, gateway, flows, metrics: &host.metrics })?);
         app.reload().await?;
         host.readiness.include("", &app.readiness());
         if let Some(admin) = &host.admin {

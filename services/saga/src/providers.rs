@@ -2,9 +2,11 @@
 //!
 //! A provider makes a call and says what came of it. It decides nothing about retries: the ledger does.
 //!
+//! - [`flow`] has flows of this suite run;
 //! - [`http`] makes requests by HTTP;
 //! - [`smtp`] sends mail.
 
+pub mod flow;
 pub mod http;
 pub mod smtp;
 

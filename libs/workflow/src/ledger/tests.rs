@@ -117,6 +117,63 @@ fn an_upstream_is_asked_until_it_answers() {
 }
 
 #[test]
+fn an_upstream_that_says_that_a_call_runs_is_waited_for() {
+    let effect = effect("query");
+    let runs = || Some(Answer::Waiting { external: Some("9".to_owned()) });
+    let mut row = calling(&effect);
+    row.answered(&effect, lost(), 0, at(1)).expect("legal");
+    row.found(&effect, runs(), 0, at(2)).expect("legal");
+    assert_eq!((row.state, row.external.as_deref(), row.attempts), (EffectState::Waiting, Some("9"), 1));
+    assert_eq!(row.due, at(62), "its signs of life are waited for");
+    row.answered(&effect, Answer::Succeeded(Json::Null), 0, at(3)).expect("legal");
+    assert_eq!(row.state, EffectState::Succeeded);
+    // One that nobody wants any more is still to be stopped.
+    let mut row = calling(&effect);
+    row.answered(&effect, lost(), 0, at(1)).expect("legal");
+    assert_eq!(row.cancel(at(1)), Ok(false));
+    row.found(&effect, runs(), 0, at(2)).expect("legal");
+    assert_eq!((row.state, row.is_unwanted), (EffectState::Waiting, true));
+}
+
+#[test]
+fn what_ran_elsewhere_and_is_gone_is_not_made_again() {
+    for unknown in ["retry", "query", "fail", "manual"] {
+        let effect = effect(unknown);
+        let mut row = calling(&effect);
+        row.answered(&effect, Answer::Waiting { external: Some("9".to_owned()) }, 0, at(0)).expect("legal");
+        row.answered(&effect, lost(), 0, at(1)).expect("legal");
+        if unknown == "manual" {
+            assert_eq!(row.state, EffectState::Manual);
+        } else {
+            assert_eq!(end(&row), (Outcome::Unknown, true, "unknown".to_owned()), "{unknown}");
+        }
+    }
+}
+
+#[test]
+fn what_may_have_happened_stays_in_doubt_until_somebody_knows() {
+    let effect = effect("retry");
+    let doubtful = || {
+        let mut row = calling(&effect);
+        row.answered(&effect, lost(), 0, at(1)).expect("legal");
+        assert_eq!((row.state, row.is_in_doubt), (EffectState::Backoff, true));
+        row
+    };
+    let mut row = doubtful();
+    row.cancel(at(2)).expect("legal");
+    assert_eq!(end(&row), (Outcome::Cancelled, true, "cancelled".to_owned()));
+    let mut row = doubtful();
+    row.look(&effect, EPOCH, at(600)).expect("legal");
+    assert_eq!(end(&row), (Outcome::TimedOut, true, "timed_out".to_owned()));
+    // An answer to the same key is one to all calls.
+    let mut row = doubtful();
+    row.intend(&effect, EPOCH).expect("its turn");
+    let refused = Answer::Failed { code: "declined".to_owned(), payload: Json::object([]) };
+    row.answered(&effect, refused, 0, at(2)).expect("legal");
+    assert_eq!(end(&row), (Outcome::Failed, false, "declined".to_owned()));
+}
+
+#[test]
 fn passing_failures_wait_longer_each_time_and_end_with_their_attempts() {
     let effect = effect("retry");
     let mut row = accepted();
@@ -170,8 +227,12 @@ fn what_runs_elsewhere_is_stopped_before_it_is_given_up() {
     row.answered(&effect, Answer::Waiting { external: Some("flow 9".to_owned()) }, 0, at(0)).expect("legal");
     assert_eq!(row.look(&effect, EPOCH, at(600)), Ok(Todo::Stop));
     assert_eq!((row.state, row.is_unwanted), (EffectState::Waiting, true));
+    let mut silent = row.clone();
+    assert_eq!(row.look(&effect, EPOCH, at(600)), Ok(Todo::Nothing), "its end is waited for");
     row.answered(&effect, Answer::Cancelled, 0, at(601)).expect("legal");
     assert_eq!(end(&row), (Outcome::Cancelled, false, "cancelled".to_owned()));
+    assert_eq!(silent.look(&effect, EPOCH, at(605)), Ok(Todo::Nothing));
+    assert_eq!(end(&silent), (Outcome::TimedOut, true, "timed_out".to_owned()));
     let mut row = calling(&effect);
     row.answered(&effect, Answer::Waiting { external: Some("flow 9".to_owned()) }, 0, at(0)).expect("legal");
     assert_eq!(row.cancel(at(1)), Ok(true));

@@ -61,6 +61,10 @@ impl Life {
     async fn live(&mut self) -> Result<(), Ended> {
         let Some(mut ledger) = self.load().await? else { return Ok(()) };
         self.adopt(&ledger).await;
+        let unwanted = self.shared.rows.read(&[Key::unwanted(self.command)]).await?;
+        if unwanted.iter().any(Option::is_some) && !ledger.row.state.is_end() {
+            self.cancel(&mut ledger).await?;
+        }
         while !ledger.row.state.is_end() {
             let Some(effect) = self.effect().await else { return Ok(()) };
             let now = self.now().await?;
@@ -149,6 +153,9 @@ impl Life {
         let (before, after) = (due_key(&ledger.kept), due_key(&ledger.row));
         if before != after || is_end {
             ops.push(Op::Delete(row(&before)));
+        }
+        if ledger.row.is_unwanted {
+            ops.push(Op::Delete(row(&Key::unwanted(self.command))));
         }
         if before != after && !is_end {
             ops.push(Op::Put(row(&after), encode(&self.command).into()));
@@ -285,6 +292,18 @@ impl Life {
         }
     }
 
+    /// Notes that its saga does not want it any more, and stops what runs for it.
+    async fn cancel(&self, ledger: &mut Ledger) -> Result<(), Ended> {
+        let now = self.now().await?;
+        let runs = self.legal(ledger.row.cancel(now))?;
+        // Whoever owns the lane next has to know that it is to be stopped.
+        self.keep(ledger).await?;
+        if runs && let Some(effect) = self.effect().await {
+            self.stop(ledger, &effect).await;
+        }
+        Ok(())
+    }
+
     /// Does as somebody says; says whether the lane goes on.
     async fn hear(
         &self,
@@ -295,14 +314,7 @@ impl Life {
         let Some(word) = word else { return Ok(false) };
         let now = self.now().await?;
         match word {
-            Word::Cancel => {
-                let runs = self.legal(ledger.row.cancel(now))?;
-                // Whoever owns the lane next has to know that it is to be stopped.
-                self.keep(ledger).await?;
-                if runs {
-                    self.stop(ledger, effect).await;
-                }
-            }
+            Word::Cancel => self.cancel(ledger).await?,
             Word::Answer(answer) => {
                 // One that comes too late changes nothing.
                 let _ = ledger.row.answered(effect, answer, rand::random(), now);

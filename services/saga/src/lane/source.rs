@@ -268,9 +268,10 @@ impl Reading {
                 }
             },
         };
-        if kept.as_ref() != Some(&checkpoint) {
-            self.rows.commit(Vec::new(), vec![Op::Put(row(&key), encode(&checkpoint).into())]).await?;
-        }
+        // Also where there is nothing to note: a former owner must not take the consumer from the one that came after it.
+        let note =
+            (kept.as_ref() != Some(&checkpoint)).then(|| Op::Put(row(&key), encode(&checkpoint).into()));
+        self.rows.commit(Vec::new(), note.into_iter().collect()).await?;
         let start = match checkpoint.since {
             Some(since) if checkpoint.position == 0 => Start::Since(since),
             _ => Start::After(checkpoint.position),

@@ -202,9 +202,6 @@ impl Commit {
             let (letter, input, time) = (letter.clone(), Some(input.clone()), input.time);
             self.put_letter(correlation, &LetterRow { letter, input, raw: None, time });
         }
-        let metrics = &shared.rows.around().metrics;
-        let letters = change.letters.len() + usize::from(matches!(change.fate, Fate::Dead(_)));
-        metrics.letters.inc_by(letters as u64);
         self.put_journal(correlation, change, shared.history());
         self.put_timers(correlation, current, change);
         self.put_lists(correlation, current.record.as_ref(), change.record.as_ref());

@@ -69,8 +69,8 @@ impl Work {
             };
             service::crash_point("event.stepped");
             let metrics = &shared.rows.around().metrics;
-            metrics.transition(outcome(&decision.change.fate));
             if let Some(done) = shared.without_commit(&correlation, &current, &decision, &item).await {
+                metrics.transition(outcome(&decision.change.fate));
                 return Ok(Done { item, correlation, ..done });
             }
             let commit = shared.commit_of(&correlation, &current, &decision, &item, note.clone());
@@ -86,6 +86,9 @@ impl Work {
                         _ => "event.committed",
                     });
                     metrics.timers_fired.inc_by(u64::from(is_timer));
+                    metrics.transition(outcome(&decision.change.fate));
+                    let is_dead = matches!(decision.change.fate, Fate::Dead(_));
+                    metrics.letters.inc_by(decision.change.letters.len() as u64 + u64::from(is_dead));
                     shared.answer(&item, answer.as_ref()).await;
                     let record = decision.change.record;
                     let follows = next_held(record.as_ref());

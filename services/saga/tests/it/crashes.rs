@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use futures_util::StreamExt as _;
 use testkit::{NatsServer, PATIENCE, Process};
 
-use crate::world::{Projection, TENANT, connect, publish_event};
+use crate::streams::{Projection, connect, publish_event};
+use crate::world::TENANT;
 
 /// Points that the test's sagas do not come by, and why.
 const ELSEWHERE: [(&str, &str); 1] =

@@ -1,6 +1,8 @@
 //! Lanes of sagas and of effects, on every store and every broker.
 
 mod crashes;
+mod disorder;
 mod effects;
 mod lanes;
+mod streams;
 mod world;

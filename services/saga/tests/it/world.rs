@@ -6,17 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use broker::{
-    Broker, CursorSpec, Headers, JetStream, JetStreamOptions, MachineClock, Outgoing, PullLimit, Simulated,
-    Start, StreamSpec,
-};
+use broker::{Broker, Headers, MachineClock, Outgoing, Simulated};
 use bytes::Bytes;
 use model::{CorrelationId, SagaStatus, TenantId};
 use saga::definitions::Definitions;
 use saga::effects::upstreams::Upstreams;
 use saga::effects::{EffectLane, OpenCalls};
 use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
-use saga::lane::{AGGREGATE_EVENTS, Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, streams};
+use saga::lane::{Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, streams};
 use saga::metrics::Metrics;
 use saga::providers::Provider;
 use saga::sagas::SagaLane;
@@ -33,6 +30,8 @@ use workflow::instance::{Entry, Record, decode};
 use workflow::ledger::CallRow;
 use workflow::message::{EffectCommand, EffectResult, FactMessage, VerbMessage};
 use workflow::{Json, Key, manifest, message};
+
+use crate::streams::{Reader, aggregates, connect, publish, publish_event, publish_result};
 
 pub(crate) const TENANT: &str = "acme";
 /// The effect whose lane tests own.
@@ -61,7 +60,7 @@ type Answers = dyn Fn(&EffectCommand) -> Option<(Outcome, Json)> + Send + Sync;
 /// What a world stands on, which goes with it.
 #[derive(Default)]
 pub(crate) struct Ground {
-    _nats: Option<NatsServer>,
+    nats: Option<NatsServer>,
     _redis: Option<RedisServer>,
     _dir: Option<TempDir>,
 }
@@ -117,10 +116,11 @@ pub(crate) struct World {
     pub(crate) saga: String,
     wake: Arc<Notify>,
     facts: Option<mpsc::UnboundedReceiver<FactMessage>>,
+    seen: Vec<FactMessage>,
     results: Option<mpsc::UnboundedReceiver<EffectResult>>,
     pub(crate) calls: OpenCalls,
     lane: Option<(JoinHandle<Ended>, CancellationToken)>,
-    _ground: Ground,
+    ground: Ground,
 }
 
 impl World {
@@ -132,9 +132,7 @@ impl World {
         ground: Ground,
     ) -> Self {
         let [commands, events] = streams(true);
-        let aggregates =
-            StreamSpec::ours(AGGREGATE_EVENTS, &["tenant.*.aggregate.*.*"], Duration::from_secs(86_400));
-        for stream in [commands, events, aggregates] {
+        for stream in [commands, events, aggregates()] {
             let differences = broker.ensure_stream(&stream).await.expect("a stream");
             assert_eq!(differences, []);
         }
@@ -149,10 +147,11 @@ impl World {
             saga: String::new(),
             wake: Arc::default(),
             facts: None,
+            seen: Vec::new(),
             results: None,
             calls: OpenCalls::default(),
             lane: None,
-            _ground: ground,
+            ground,
         }
     }
 
@@ -169,7 +168,7 @@ impl World {
         let clock = SetForward::default();
         let store = EmbeddedStore::open(dir.path(), 64 * 1024 * 1024, clock.clone()).expect("a new store");
         let broker = connect(&nats).await;
-        let ground = Ground { _nats: Some(nats), _redis: None, _dir: Some(dir) };
+        let ground = Ground { nats: Some(nats), _redis: None, _dir: Some(dir) };
         Self::new(Arc::new(store), broker, None, clock, ground).await
     }
 
@@ -180,7 +179,7 @@ impl World {
         let unscanned = ["saga", "dedupe", "effect", "request", "checkpoint", "definition"];
         let store = SharedStore::open(kv, kv::Durability::Fast, &unscanned).await.expect("a store");
         let broker = connect(&nats).await;
-        let ground = Ground { _nats: Some(nats), _redis: Some(redis), _dir: None };
+        let ground = Ground { nats: Some(nats), _redis: Some(redis), _dir: None };
         Self::new(Arc::new(store), broker, None, SetForward::default(), ground).await
     }
 
@@ -224,6 +223,40 @@ impl World {
         }
     }
 
+    /// A second owner of the lane, which takes it from the first.
+    pub(crate) fn second_owner(&self) -> JoinHandle<Ended> {
+        tokio::spawn(self.lane().own(CancellationToken::new()))
+    }
+
+    /// Makes the stream of aggregates once more.
+    pub(crate) async fn make_aggregates(&self) {
+        self.broker.ensure_stream(&aggregates()).await.expect("a stream");
+    }
+
+    /// Kills the server, starts it again, and waits until it is connected.
+    pub(crate) async fn kill_nats(&mut self) {
+        let mut connection = self.broker.connection();
+        let before = connection.borrow().generation;
+        let nats = self.ground.nats.as_mut().expect("a real server");
+        nats.kill9();
+        nats.restart();
+        let again = connection.wait_for(|now| now.connected && now.generation > before);
+        tokio::time::timeout(PATIENCE, again).await.expect("in time").expect("it goes on");
+    }
+
+    /// Waits until an instance has this revision.
+    pub(crate) async fn until_revision(&self, correlation: &str, revision: u64) {
+        let wanted =
+            async {
+                while self.record(correlation).await.is_none_or(|record| {
+                    record.instance().is_none_or(|instance| instance.revision < revision)
+                }) {
+                    tokio::task::yield_now().await;
+                }
+            };
+        tokio::time::timeout(PATIENCE, wanted).await.expect("it comes to that");
+    }
+
     /// Ends the owner as a drain does.
     pub(crate) async fn stop(&mut self) -> Ended {
         let (ended, stop) = self.lane.take().expect("an owner");
@@ -250,20 +283,18 @@ impl World {
         answers: impl Fn(&EffectCommand) -> Option<(Outcome, Json)> + Send + Sync + 'static,
     ) {
         let filter = format!("tenant.{TENANT}.effect.*.*");
-        let spec = CursorSpec::new(WORKFLOW_COMMANDS, "upstream", &filter, Start::After(0));
-        let mut deliveries = self.broker.open(&spec).await.expect("a cursor");
+        let mut commands = Reader::open(&self.broker, WORKFLOW_COMMANDS, "upstream", &filter).await;
         let (broker, witness) = (Arc::clone(&self.broker), self.witness.clone());
         let answers: Box<Answers> = Box::new(answers);
         tokio::spawn(async move {
             let tenant: TenantId = TENANT.parse().expect("a tenant");
-            let room = PullLimit { messages: 64, bytes: 1 << 20 };
-            while let Ok(delivered) = deliveries.next(room).await {
-                let command: EffectCommand = message::read(&delivered.payload, &tenant).expect("a command");
+            loop {
+                let payload = commands.next().await;
+                let command: EffectCommand = message::read(&payload, &tenant).expect("a command");
                 let sign = if command.cancel { "-" } else { "" };
                 let id = format!("{sign}{}", command.command_id);
                 let payload = command.payload.to_string();
                 witness.note(Called { what: format!("{sign}{}", command.effect_name), id, payload });
-                delivered.receipt.ack();
                 if let Some((outcome, payload)) = answers(&command).filter(|_| !command.cancel) {
                     publish_result(&*broker, &command, outcome, payload).await;
                 }
@@ -287,18 +318,10 @@ impl World {
         kind: &str,
     ) -> mpsc::UnboundedReceiver<T> {
         let filter = format!("tenant.{TENANT}.{kind}.*.*");
-        let spec = CursorSpec::new(WORKFLOW_EVENTS, consumer, &filter, Start::After(0));
-        let mut deliveries = self.broker.open(&spec).await.expect("a cursor");
+        let mut messages = Reader::open(&self.broker, WORKFLOW_EVENTS, consumer, &filter).await;
         let (to, read) = mpsc::unbounded_channel();
         tokio::spawn(async move {
-            let room = PullLimit { messages: 64, bytes: 1 << 20 };
-            while let Ok(delivered) = deliveries.next(room).await {
-                delivered.receipt.ack();
-                let message = serde_json::from_slice(&delivered.payload).expect("a message");
-                if to.send(message).is_err() {
-                    return;
-                }
-            }
+            while to.send(serde_json::from_slice(&messages.next().await).expect("a message")).is_ok() {}
         });
         read
     }
@@ -367,21 +390,28 @@ impl World {
         self.store.scan(&lane, range, 1000).await.expect("it can be read").rows.len()
     }
 
-    /// Waits until something happened to an instance.
-    pub(crate) async fn wait_for(&mut self, correlation: &str, kind: &str) -> FactMessage {
+    /// Waits until something has happened to an instance.
+    pub(crate) async fn wait_for(&mut self, correlation: &str, kind: &str) {
         let facts = self.facts.as_mut().expect("they are followed");
+        let seen = &mut self.seen;
+        let is_it = |fact: &FactMessage| {
+            fact.correlation.as_str() == correlation && (fact.kind == kind || fact.step.as_str() == kind)
+        };
         let wanted = async {
-            loop {
-                let fact = facts.recv().await.expect("the world goes on");
-                if fact.correlation.as_str() == correlation
-                    && (fact.kind == kind || fact.step.as_str() == kind)
-                {
-                    return fact;
-                }
+            while !seen.iter().any(is_it) {
+                seen.push(facts.recv().await.expect("the world goes on"));
             }
         };
-        let fact = tokio::time::timeout(PATIENCE, wanted).await;
-        fact.unwrap_or_else(|_| panic!("{correlation} does not come to {kind}"))
+        let come = tokio::time::timeout(PATIENCE, wanted).await;
+        assert!(come.is_ok(), "{correlation} does not come to {kind}: {:?}", self.seen);
+    }
+
+    /// Waits until something happens to an instance, or nothing does for a moment.
+    pub(crate) async fn soon(&mut self) {
+        let facts = self.facts.as_mut().expect("they are followed");
+        if let Ok(Some(fact)) = tokio::time::timeout(Duration::from_millis(20), facts.recv()).await {
+            self.seen.push(fact);
+        }
     }
 
     /// Publishes an event of an aggregate.
@@ -458,92 +488,4 @@ impl World {
             Entry::Awaited(_) => panic!("it has not started"),
         }
     }
-}
-
-/// Connects to a server.
-pub(crate) async fn connect(nats: &NatsServer) -> Arc<dyn Broker> {
-    println!("nats-server {}", nats.info());
-    let broker = JetStream::start(JetStreamOptions::new(&nats.url())).expect("options");
-    let mut connection = broker.connection();
-    let connected = connection.wait_for(|connection| connection.connected);
-    tokio::time::timeout(PATIENCE, connected).await.expect("in time").expect("it goes on");
-    Arc::new(broker)
-}
-
-pub(crate) async fn publish(broker: &dyn Broker, outgoing: Outgoing) {
-    broker.publish(outgoing).await.expect("sent").await.expect("stored");
-}
-
-pub(crate) async fn publish_result(
-    broker: &dyn Broker,
-    command: &EffectCommand,
-    outcome: Outcome,
-    payload: Json,
-) {
-    let result = EffectResult {
-        tenant_id: command.tenant_id.clone(),
-        command_id: command.command_id,
-        effect_name: command.effect_name.clone(),
-        result_type: outcome,
-        may_have_happened: false,
-        payload,
-        timestamp: 0,
-        reply_to: command.reply_to.clone(),
-        metadata: BTreeMap::new(),
-    };
-    let subject =
-        format!("tenant.{}.effect_result.{}.{}", command.tenant_id, command.effect_name, command.command_id);
-    let message_id = format!("result-{}", command.command_id);
-    let payload = Bytes::from(message::write(&result));
-    publish(broker, Outgoing { subject, message_id, headers: Headers::new(), payload }).await;
-}
-
-/// Publishes an event of an aggregate, and makes the stream for those where there is none.
-pub(crate) async fn publish_event(
-    broker: &dyn Broker,
-    aggregate: &str,
-    id: &str,
-    kind: &str,
-    correlation: &str,
-    data: &str,
-) {
-    let body = format!(
-        r#"{{"event_id":"{id}","type":"{kind}","data":{data},"metadata":{{"correlation_id":"{correlation}"}}}}"#
-    );
-    let outgoing = Outgoing {
-        subject: format!("tenant.{TENANT}.aggregate.{aggregate}.x"),
-        message_id: id.to_owned(),
-        headers: Headers::new(),
-        payload: Bytes::from(body),
-    };
-    publish(broker, outgoing).await;
-}
-
-/// What becomes of instances, to whoever follows it.
-pub(crate) struct Projection(Box<dyn broker::Deliveries>);
-
-impl Projection {
-    /// Makes all streams, and follows.
-    pub(crate) async fn open(broker: &Arc<dyn Broker>) -> Self {
-        let [commands, events] = streams(true);
-        for stream in [commands, events, aggregates()] {
-            broker.ensure_stream(&stream).await.expect("a stream");
-        }
-        let filter = format!("tenant.{TENANT}.workflow_event.*.*");
-        let spec = CursorSpec::new(WORKFLOW_EVENTS, "projection", &filter, Start::After(0));
-        Self(broker.open(&spec).await.expect("a cursor"))
-    }
-
-    /// The next fact, if it comes within a moment.
-    pub(crate) async fn next_soon(&mut self) -> Option<FactMessage> {
-        let room = PullLimit { messages: 64, bytes: 1 << 20 };
-        let next = tokio::time::timeout(Duration::from_millis(50), self.0.next(room)).await.ok()?;
-        let delivered = next.expect("the server goes on");
-        delivered.receipt.ack();
-        Some(serde_json::from_slice(&delivered.payload).expect("a fact"))
-    }
-}
-
-fn aggregates() -> StreamSpec {
-    StreamSpec::ours(AGGREGATE_EVENTS, &["tenant.*.aggregate.*.*"], Duration::from_secs(86_400))
 }

@@ -1,0 +1,86 @@
+//! Flow files of effects: read and checked when manifests are loaded, and filled in for each call.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+
+use flow_file::{FlowFile, SUBMIT_BYTES_MAX, Source};
+use model::{EffectName, Violation};
+use workflow::Json;
+use workflow::formula::{NoValue, Scope};
+use workflow::provider::{Call as CallKind, Effect, FlowCall};
+use yaml::{Problem, Problems};
+
+use crate::providers::Call;
+
+/// Flow files of a provider's effects, each checked as `flow validate` does.
+#[derive(Debug, Clone, Default)]
+pub struct FlowFiles(HashMap<EffectName, Arc<FlowFile>>);
+
+/// Flow files that cannot be used, with every problem at its line and column.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+pub struct BadFlowFiles(pub Vec<Problems>);
+
+impl FlowFiles {
+    /// Reads the flow file of each effect that is a flow. Paths are relative to `directory`.
+    ///
+    /// # Errors
+    /// Everything that is wrong with any of the files.
+    pub fn read(effects: &[Effect], directory: &Path) -> Result<Self, BadFlowFiles> {
+        let (mut files, mut refused) = (HashMap::new(), Vec::new());
+        for effect in effects {
+            let CallKind::Flow(flow) = &effect.call else { continue };
+            match read(flow, directory) {
+                Ok(file) => drop(files.insert(effect.name.clone(), Arc::new(file))),
+                Err(problems) => refused.push(problems),
+            }
+        }
+        if refused.is_empty() { Ok(Self(files)) } else { Err(BadFlowFiles(refused)) }
+    }
+
+    /// The flow file of an effect.
+    pub(super) fn of(&self, effect: &EffectName) -> Option<&Arc<FlowFile>> {
+        self.0.get(effect)
+    }
+}
+
+fn read(flow: &FlowCall, directory: &Path) -> Result<FlowFile, Problems> {
+    let path = directory.join(&flow.file).display().to_string();
+    // The names are known now, and the values are texts whatever they will be.
+    let env: Vec<_> = flow.env.keys().map(|name| (name.clone(), String::new())).collect();
+    let file = FlowFile::parse(Source::open(&path)?, &env)?;
+    if file.context.is_some() {
+        return Err(file.locate(&[Violation {
+            field: "flow.context".to_owned(),
+            description: "the flow of an effect runs in the context of each tenant: leave `context` out"
+                .to_owned(),
+        }]));
+    }
+    let kept = "the flow of an effect runs in the contexts of several tenants, where this is another job: say what it executes";
+    if let Some(problems) = file.of_kept_jobs(kept) {
+        return Err(problems);
+    }
+    if !file.fits_one_call() {
+        let message = format!("the flow of an effect has at most {SUBMIT_BYTES_MAX} bytes");
+        return Err(Problems::new(&path, vec![Problem { place: None, message }]));
+    }
+    Ok(file)
+}
+
+/// Fills in the variables of a flow for a call. One without a value is left out, so that the flow's own stands.
+pub(super) fn variables(call: &Call, flow: &FlowCall) -> Result<BTreeMap<String, String>, NoValue> {
+    let command = Json::text(call.command);
+    let scope = Scope::new().with("input", &call.input).with("command_id", &command);
+    let mut variables = BTreeMap::new();
+    for (name, template) in &flow.env {
+        let text = match template.value(&scope)? {
+            Json::Null => continue,
+            Json::Text(text) => text,
+            // Numbers and truths as they are written, lists and objects as JSON.
+            other => other.to_string(),
+        };
+        variables.insert(name.clone(), text);
+    }
+    Ok(variables)
+}

@@ -1,0 +1,434 @@
+//! Ends of flows that calls wait for: one watch for each context, and a look at each flow that may have ended.
+//!
+//! A call is noted before its flow is submitted, so no end comes before it. A watch that lost its place begins with the flows that
+//! run; every other flow that a call waits for is looked at. An end is read from the flow itself, since the watch tells no results.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use model::{CommandId, ContextId, FlowId, FlowStatus, TenantId};
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use workflow::ledger::Answer;
+
+use super::Tell;
+use super::client::{FlowClient, Place, Told, Trouble, Watched};
+use super::end::{self, Flow};
+use crate::effects::Word;
+
+/// How names of flows begin that run for calls; the command's id follows.
+const PREFIX: &str = "saga-";
+/// Calls of one tenant that wait for their flows.
+const WAITING_MAX: usize = 10_000;
+/// Flows that are looked at together.
+const LOOKS_MAX: usize = 16;
+/// Pauses before the suite is asked again.
+const PAUSE_FIRST: Duration = Duration::from_millis(50);
+const PAUSE_AWAY_MAX: Duration = rpc::RECONNECT_MAX;
+const PAUSE_REFUSED_MAX: Duration = Duration::from_secs(10);
+/// Pauses before a call is told its end again that did not take it.
+const TELL_AGAIN: [Duration; 3] =
+    [Duration::from_millis(10), Duration::from_millis(200), Duration::from_secs(2)];
+
+/// The name of the flow that runs for a command.
+pub(super) fn flow_name(command: CommandId) -> String {
+    format!("{PREFIX}{command}")
+}
+
+fn command_of(name: &str) -> Option<CommandId> {
+    name.strip_prefix(PREFIX)?.parse().ok()
+}
+
+/// The answer of a flow to its call; nothing while it runs.
+pub(super) async fn answer_of(
+    client: &FlowClient,
+    place: &Place,
+    flow: &Flow,
+) -> Result<Option<Answer>, Trouble> {
+    let failed = match flow.status {
+        FlowStatus::Error => client.failed_nodes(place, flow.id).await?,
+        _ => Vec::new(),
+    };
+    Ok(end::answer(flow, &failed))
+}
+
+/// Pauses that double.
+struct Pause(Duration);
+
+impl Pause {
+    const fn new() -> Self {
+        Self(PAUSE_FIRST)
+    }
+
+    async fn after(&mut self, trouble: &Trouble) {
+        let (longest, least) = match trouble {
+            Trouble::Away(_) | Trouble::PositionGone => (PAUSE_AWAY_MAX, None),
+            Trouble::Busy { after, .. } => (PAUSE_REFUSED_MAX, *after),
+            Trouble::Unsigned { .. } | Trouble::Refused { .. } => (PAUSE_REFUSED_MAX, None),
+        };
+        let pause = self.0.min(longest).max(least.unwrap_or_default().min(PAUSE_REFUSED_MAX));
+        self.0 = (self.0 * 2).min(PAUSE_REFUSED_MAX);
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// A call that waits for its flow.
+struct Waiting {
+    tenant: TenantId,
+    /// Nothing while it is being submitted.
+    flow: Option<FlowId>,
+    /// Tells it from an earlier note of the same call.
+    number: u64,
+    /// How often there was a reason to look at the flow.
+    reasons: u64,
+    is_looked_at: bool,
+}
+
+#[derive(Default)]
+struct Calls {
+    waiting: HashMap<CommandId, Waiting>,
+    /// Tenants of the context, in whose names it is watched in turn.
+    tenants: Vec<TenantId>,
+    turn: usize,
+    noted: u64,
+}
+
+impl Calls {
+    fn of(&mut self, command: CommandId, number: u64) -> Option<&mut Waiting> {
+        self.waiting.get_mut(&command).filter(|waiting| waiting.number == number)
+    }
+}
+
+/// Whether the watch stands.
+#[derive(Debug, Clone)]
+enum Standing {
+    Opening,
+    Stands,
+    Broken(String),
+}
+
+/// What the tasks of a watch share.
+struct Shared {
+    client: FlowClient,
+    context: ContextId,
+    tell: Tell,
+    calls: Mutex<Calls>,
+    looks: Semaphore,
+    stop: CancellationToken,
+}
+
+/// Watch of the flows of one context. Ends when it is dropped.
+pub(super) struct ContextWatch {
+    shared: Arc<Shared>,
+    standing: watch::Receiver<Standing>,
+    _stop: DropGuard,
+}
+
+/// A call whose flow is being submitted. Forgotten when it is dropped, unless its flow is waited for.
+pub(super) struct Noted {
+    shared: Arc<Shared>,
+    command: CommandId,
+    number: u64,
+    is_kept: bool,
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.shared.forget(self.command, self.number);
+        }
+    }
+}
+
+impl Noted {
+    /// Has the end of this flow told.
+    pub(super) fn wait_for(mut self, flow: FlowId) {
+        self.is_kept = true;
+        if let Some(waiting) = self.shared.calls().of(self.command, self.number) {
+            waiting.flow = Some(flow);
+        }
+    }
+}
+
+impl ContextWatch {
+    /// Begins to watch.
+    pub(super) fn new(client: FlowClient, place: &Place, tell: Tell) -> Self {
+        let stop = CancellationToken::new();
+        let calls = Calls { tenants: vec![place.tenant.clone()], ..Calls::default() };
+        let shared = Arc::new(Shared {
+            client,
+            context: place.context,
+            tell,
+            calls: Mutex::new(calls),
+            looks: Semaphore::new(LOOKS_MAX),
+            stop: stop.clone(),
+        });
+        let (to, standing) = watch::channel(Standing::Opening);
+        shared.spawn(Arc::clone(&shared).run(to));
+        Self { shared, standing, _stop: stop.drop_guard() }
+    }
+
+    /// Waits until the watch stands.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub(super) async fn stands(&self) -> Result<(), String> {
+        let mut standing = self.standing.clone();
+        let settled = standing.wait_for(|standing| !matches!(standing, Standing::Opening)).await;
+        match settled.as_deref() {
+            Ok(Standing::Broken(why)) => Err(format!("flows cannot be watched: {why}")),
+            Ok(_) => Ok(()),
+            Err(_) => Err("flows are not watched any more".to_owned()),
+        }
+    }
+
+    /// Notes a call whose flow is about to be submitted.
+    ///
+    /// # Errors
+    /// Its tenant waits for too many already.
+    pub(super) fn note(&self, tenant: &TenantId, command: CommandId) -> Result<Noted, String> {
+        let mut calls = self.shared.calls();
+        if calls.waiting.values().filter(|waiting| waiting.tenant == *tenant).count() >= WAITING_MAX {
+            return Err(format!("the tenant waits for {WAITING_MAX} flows already"));
+        }
+        let number = Shared::add(&mut calls, tenant, command, None);
+        Ok(Noted { shared: Arc::clone(&self.shared), command, number, is_kept: false })
+    }
+
+    /// Notes a call whose flow was submitted before, and looks whether it has ended.
+    pub(super) fn adopt(&self, tenant: &TenantId, command: CommandId, flow: Option<FlowId>) {
+        Shared::add(&mut self.shared.calls(), tenant, command, flow);
+        self.shared.look(command);
+    }
+
+    /// Has a flow cancelled, however long that takes. Its end is told like any other.
+    pub(super) fn cancel(&self, place: Place, command: CommandId, flow: FlowId) {
+        self.shared.spawn(Arc::clone(&self.shared).cancel(place, command, flow));
+    }
+}
+
+impl Shared {
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs something until it ends, or until the watch is dropped.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        tokio::spawn(async move { stop.run_until_cancelled(task).await });
+    }
+
+    fn add(calls: &mut Calls, tenant: &TenantId, command: CommandId, flow: Option<FlowId>) -> u64 {
+        calls.noted += 1;
+        if !calls.tenants.contains(tenant) {
+            calls.tenants.push(tenant.clone());
+        }
+        let (tenant, number) = (tenant.clone(), calls.noted);
+        let waiting = Waiting { tenant, flow, number, reasons: 0, is_looked_at: false };
+        calls.waiting.insert(command, waiting);
+        number
+    }
+
+    fn forget(&self, command: CommandId, number: u64) {
+        let mut calls = self.calls();
+        if calls.of(command, number).is_some() {
+            calls.waiting.remove(&command);
+        }
+    }
+
+    /// The tenant in whose name the context is watched next: the key of one may be of no use.
+    fn place(&self) -> Place {
+        let mut calls = self.calls();
+        calls.turn = (calls.turn + 1) % calls.tenants.len();
+        Place { tenant: calls.tenants[calls.turn].clone(), context: self.context }
+    }
+
+    /// Watches for ever.
+    async fn run(self: Arc<Self>, standing: watch::Sender<Standing>) {
+        let (mut position, mut pause) = (String::new(), Pause::new());
+        loop {
+            let Err(trouble) = self.follow(&mut position, &standing, &mut pause).await;
+            let stood = matches!(*standing.borrow(), Standing::Stands);
+            tracing::info!(context = %self.context, stood, "the watch of flows broke off: {trouble}");
+            if stood {
+                // Another one may stand at once.
+                standing.send_replace(Standing::Opening);
+            } else {
+                standing.send_replace(Standing::Broken(trouble.to_string()));
+            }
+            if matches!(trouble, Trouble::PositionGone) && !std::mem::take(&mut position).is_empty() {
+                continue;
+            }
+            pause.after(&trouble).await;
+        }
+    }
+
+    /// Follows one stream until it breaks off.
+    async fn follow(
+        self: &Arc<Self>,
+        position: &mut String,
+        standing: &watch::Sender<Standing>,
+        pause: &mut Pause,
+    ) -> Result<std::convert::Infallible, Trouble> {
+        let mut watched: Watched = self.client.watch(&self.place(), PREFIX, position).await?;
+        let (mut running, mut in_snapshot) = (HashSet::new(), position.is_empty());
+        if !in_snapshot {
+            standing.send_replace(Standing::Stands);
+        }
+        loop {
+            let (told, behind) = watched.next().await?;
+            *pause = Pause::new();
+            match told {
+                Told::Flow { id, name, is_end } => {
+                    if let Some(command) = command_of(&name) {
+                        if is_end {
+                            running.remove(&command);
+                        } else if in_snapshot {
+                            running.insert(command);
+                        }
+                        self.stands_now(command, id, is_end);
+                    }
+                }
+                Told::Removed(flow) => self.look_at_all(|_, waiting| waiting.flow == Some(flow)),
+                Told::SnapshotEnd => {
+                    in_snapshot = false;
+                    self.look_at_all(|command, _| !running.contains(command));
+                    running = HashSet::new();
+                    standing.send_replace(Standing::Stands);
+                }
+                Told::Life => {}
+            }
+            if !behind.is_empty() {
+                *position = behind;
+            }
+        }
+    }
+
+    /// Takes in how a flow stands.
+    fn stands_now(self: &Arc<Self>, command: CommandId, flow: FlowId, is_end: bool) {
+        if let Some(waiting) = self.calls().waiting.get_mut(&command) {
+            waiting.flow = Some(flow);
+        }
+        if is_end {
+            self.look(command);
+        }
+    }
+
+    fn look_at_all(self: &Arc<Self>, is_meant: impl Fn(&CommandId, &Waiting) -> bool) {
+        let meant: Vec<_> = {
+            let calls = self.calls();
+            calls
+                .waiting
+                .iter()
+                .filter(|(command, waiting)| is_meant(command, waiting))
+                .map(|(c, _)| *c)
+                .collect()
+        };
+        for command in meant {
+            self.look(command);
+        }
+    }
+
+    /// Has a flow looked at, once more where that is under way: it may have ended since.
+    fn look(self: &Arc<Self>, command: CommandId) {
+        let mut calls = self.calls();
+        let Some(waiting) = calls.waiting.get_mut(&command) else { return };
+        waiting.reasons += 1;
+        if !std::mem::replace(&mut waiting.is_looked_at, true) {
+            self.spawn(Arc::clone(self).settle(command, waiting.number));
+        }
+    }
+
+    /// Looks at a flow until it has ended and that was told, or until nothing says that it may have.
+    async fn settle(self: Arc<Self>, command: CommandId, number: u64) {
+        let mut pause = Pause::new();
+        loop {
+            let Some((place, flow, reasons)) = self.looked_at(command, number) else { return };
+            match self.read(&place, command, flow).await {
+                Ok(Some(answer)) => {
+                    self.hand_over(command, answer).await;
+                    return self.forget(command, number);
+                }
+                Ok(None) if self.is_settled(command, number, reasons) => return,
+                Ok(None) => {}
+                Err(trouble) => {
+                    tracing::debug!(%command, "its flow cannot be read: {trouble}");
+                    pause.after(&trouble).await;
+                }
+            }
+        }
+    }
+
+    fn looked_at(&self, command: CommandId, number: u64) -> Option<(Place, Option<FlowId>, u64)> {
+        let mut calls = self.calls();
+        let waiting = calls.of(command, number)?;
+        let place = Place { tenant: waiting.tenant.clone(), context: self.context };
+        Some((place, waiting.flow, waiting.reasons))
+    }
+
+    /// Ends a look at a flow that runs, unless there was another reason for one meanwhile.
+    fn is_settled(&self, command: CommandId, number: u64, reasons: u64) -> bool {
+        let mut calls = self.calls();
+        calls.of(command, number).is_none_or(|waiting| {
+            waiting.is_looked_at = waiting.reasons != reasons;
+            !waiting.is_looked_at
+        })
+    }
+
+    /// The answer to a call; nothing while its flow runs, or was not submitted yet.
+    async fn read(
+        &self,
+        place: &Place,
+        command: CommandId,
+        flow: Option<FlowId>,
+    ) -> Result<Option<Answer>, Trouble> {
+        let Ok(_turn) = self.looks.acquire().await else { return Ok(None) };
+        let name = flow_name(command);
+        let found = match flow {
+            // Another flow may have the number since.
+            Some(flow) => self.client.flow(place, flow).await?.filter(|flow| flow.name == name),
+            None => None,
+        };
+        // An actor without a role is told that there is no flow; that there is no context it is told here.
+        let found = match found {
+            None => self.client.find(place, &name).await?,
+            found => found,
+        };
+        match (found, flow) {
+            (Some(found), _) => answer_of(&self.client, place, &found).await,
+            (None, Some(flow)) => {
+                let why = format!("the flow {flow} was deleted before its end could be read");
+                Ok(Some(Answer::Unknown { why }))
+            }
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Tells a call its end. One that is not open here needs it no more: its next owner looks by itself.
+    async fn hand_over(&self, command: CommandId, answer: Answer) {
+        for pause in TELL_AGAIN {
+            if (self.tell)(command, Word::Answer(answer.clone())) {
+                return;
+            }
+            tokio::time::sleep(pause).await;
+        }
+        if !(self.tell)(command, Word::Answer(answer)) {
+            tracing::info!(%command, "nobody waits for the end of its flow any more");
+        }
+    }
+
+    async fn cancel(self: Arc<Self>, place: Place, command: CommandId, flow: FlowId) {
+        let mut pause = Pause::new();
+        loop {
+            match self.client.cancel(&place, flow).await {
+                Ok(()) => return self.look(command),
+                Err(trouble @ Trouble::Refused { .. }) => {
+                    tracing::warn!(%command, %flow, "the flow cannot be cancelled: {trouble}");
+                    return;
+                }
+                Err(trouble) => pause.after(&trouble).await,
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! A broker that loses, repeats, forgets and goes back; and two owners of one lane.
+
+use workflow::input::Outcome;
+use workflow::instance::Entry;
+use workflow::{Json, Lane};
+
+use crate::world::{TENANT, World};
+
+/// Counts upwards, and calls every hole and every repeat a dead letter. The counter is an aggregate with versions.
+const COUNTER: &str = r#"
+kind: Saga
+name: counter
+version: 1
+state: { n: int }
+sources: [{ aggregate: Counter }]
+correlate: event.aggregate_id
+start: { on: Began, set: { n: 0 }, goto: count }
+steps:
+  count:
+    on:
+      Next:
+        - { when: event.data.n == state.n + 1 && event.data.n < LAST, set: { n: "${{ event.data.n }}" } }
+        - { when: event.data.n == state.n + 1, set: { n: "${{ event.data.n }}" }, goto: tell }
+        - { dead_letter: "${{ event.data.n }} after ${{ state.n }}" }
+  tell: { effect: tell, on_success: { end: completed } }
+---
+kind: EffectProvider
+name: upstream
+transport: http
+http: { base_url: "http://127.0.0.1:1", allow_hosts: ["127.0.0.1:1"], private: true }
+effects: { tell: { request: { method: POST, path: / } } }
+"#;
+const LAST: u64 = 40;
+const STREAM: &str = "AGGREGATE_EVENTS";
+
+async fn counting(mut world: World) -> World {
+    world.apply(&COUNTER.replace("LAST", &LAST.to_string())).await;
+    world.serve(|_| Some((Outcome::Succeeded, Json::object([])))).await;
+    world.follow().await;
+    world.own();
+    for counter in ["a", "b", "c"] {
+        next(&world, counter, 0).await;
+    }
+    for counter in ["a", "b", "c"] {
+        world.wait_for(counter, "started").await;
+    }
+    world
+}
+
+/// Publishes the next event of a counter; the one of number 0 begins it.
+async fn next(world: &World, counter: &str, n: u64) {
+    let kind = if n == 0 { "Began" } else { "Next" };
+    let id = format!("{counter}-{n}");
+    let body = format!(
+        r#"{{"event_id":"{id}","type":"{kind}","aggregate_id":"{counter}","version":{n},"data":{{"n":{n}}}}}"#
+    );
+    world.raw(&format!("tenant.{TENANT}.aggregate.Counter.{counter}"), &id, &body).await;
+}
+
+fn consumer(world: &World) -> String {
+    let lane = Lane::Saga {
+        tenant: TENANT.parse().expect("a tenant"),
+        saga: world.saga.parse().expect("a name"),
+        shard: 0,
+    };
+    workflow::subject::Source::Aggregate("Counter".to_owned()).consumer(&lane)
+}
+
+/// Every counter has come to its end, without a hole and without a repeat.
+async fn assert_counted(world: &mut World) {
+    for counter in ["a", "b", "c"] {
+        while !world.has_ended(counter).await {
+            let letter = world.row(&format!("dead:{counter}:{:020}", 0)).await;
+            assert!(letter.is_none(), "{}", String::from_utf8_lossy(&letter.unwrap_or_default()));
+            world.soon().await;
+        }
+        let record = world.record(counter).await.expect("a record");
+        let Entry::Ended(tombstone) = &record.entry else { panic!("{record:?}") };
+        // One row for the start, one for each number, one for the result.
+        assert_eq!((tombstone.revision, record.letters), (LAST + 2, 0), "{counter}");
+    }
+    assert_eq!(world.metrics.letters.get(), 0);
+    assert_eq!(world.witness.deeds(), ["tell"; 3]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn versions_rise_without_holes_through_everything_that_a_broker_does() {
+    for seed in 0..4_u64 {
+        let mut world = counting(World::simulated().await).await;
+        let (simulated, consumer) = (world.simulated.clone().expect("a simulation"), consumer(&world));
+        let mut random = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        for n in 1..=LAST {
+            for counter in ["a", "b", "c"] {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                match (random >> 32) % 12 {
+                    0 => simulated.lose_deliveries(STREAM, &consumer, 2),
+                    1 => simulated.forget_acks(STREAM, &consumer, 3),
+                    2 => simulated.deliver(STREAM, &consumer, (random >> 20) % (3 * n) + 1),
+                    3 => simulated.cut(),
+                    4 if n % 4 == 0 => {
+                        world.crash().await;
+                        world.own();
+                    }
+                    _ => {}
+                }
+                next(&world, counter, n).await;
+            }
+        }
+        // Whatever was lost last comes with the connection that is made now.
+        simulated.cut();
+        assert_counted(&mut world).await;
+        println!("seed {seed}: {} cursors", world.metrics.cursor_resets.get());
+        assert!(world.metrics.cursor_resets.get() > 5);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_is_made_anew_is_noticed_and_read() {
+    let mut world = counting(World::simulated().await).await;
+    let simulated = world.simulated.clone().expect("a simulation");
+    for n in 1..=LAST / 2 {
+        for counter in ["a", "b", "c"] {
+            next(&world, counter, n).await;
+        }
+    }
+    world.until_revision("c", LAST / 2 + 1).await;
+    simulated.delete_stream(STREAM);
+    world.make_aggregates().await;
+    // Some of them once more, under other sequences.
+    for n in LAST / 4..=LAST {
+        for counter in ["a", "b", "c"] {
+            next(&world, counter, n).await;
+        }
+    }
+    simulated.cut();
+    assert_counted(&mut world).await;
+    assert_eq!(world.metrics.stream_went_back.get(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sequences_that_are_used_again_are_noticed_and_read() {
+    let mut world = counting(World::simulated().await).await;
+    let simulated = world.simulated.clone().expect("a simulation");
+    for n in 1..=LAST / 2 {
+        for counter in ["a", "b", "c"] {
+            next(&world, counter, n).await;
+        }
+    }
+    world.until_revision("c", LAST / 2 + 1).await;
+    world.stop().await;
+    // The tail is lost, and what comes has its sequences.
+    simulated.go_back(STREAM, 20);
+    for n in LAST / 2 + 1..=LAST {
+        for counter in ["a", "b", "c"] {
+            next(&world, counter, n).await;
+        }
+    }
+    world.own();
+    assert_counted(&mut world).await;
+    assert_eq!(world.metrics.stream_went_back.get(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_killed_or_loses_a_consumer_is_read_on() {
+    let mut world = counting(World::in_a_directory().await).await;
+    let consumer = consumer(&world);
+    for n in 1..=LAST {
+        for counter in ["a", "b", "c"] {
+            next(&world, counter, n).await;
+        }
+        if n == LAST / 4 {
+            world.broker.delete_cursor(STREAM, &consumer).await.expect("deleted");
+        }
+        if n == LAST / 2 {
+            world.kill_nats().await;
+        }
+    }
+    assert_counted(&mut world).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_former_owner_commits_nothing_more() {
+    for make in [0, 1, 2] {
+        let world = match make {
+            0 => World::simulated().await,
+            1 => World::in_a_directory().await,
+            _ => World::in_redis().await,
+        };
+        let mut world = counting(world).await;
+        // Another owner takes the lane while the first one works.
+        let second = world.second_owner();
+        for n in 1..=LAST {
+            for counter in ["a", "b", "c"] {
+                next(&world, counter, n).await;
+            }
+        }
+        let ended = world.ended().await;
+        assert!(matches!(ended, saga::lane::Ended::Fenced { .. }), "{ended}");
+        assert!(world.metrics.fenced_commits.get() >= 1);
+        assert_counted(&mut world).await;
+        second.abort();
+    }
+}

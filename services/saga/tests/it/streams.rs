@@ -1,0 +1,138 @@
+//! What tests publish and read beside the lanes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker::{
+    Broker, CursorSpec, Headers, JetStream, JetStreamOptions, Outgoing, PullLimit, Start, StreamSpec,
+};
+use bytes::Bytes;
+use saga::lane::{AGGREGATE_EVENTS, WORKFLOW_EVENTS, streams};
+use testkit::{NatsServer, PATIENCE, wait_until};
+use workflow::input::Outcome;
+use workflow::message::{EffectCommand, EffectResult, FactMessage};
+use workflow::{Json, message};
+
+use crate::world::TENANT;
+
+/// Connects to a server.
+pub(crate) async fn connect(nats: &NatsServer) -> Arc<dyn Broker> {
+    println!("nats-server {}", nats.info());
+    let broker = JetStream::start(JetStreamOptions::new(&nats.url())).expect("options");
+    let mut connection = broker.connection();
+    let connected = connection.wait_for(|connection| connection.connected);
+    tokio::time::timeout(PATIENCE, connected).await.expect("in time").expect("it goes on");
+    Arc::new(broker)
+}
+
+pub(crate) async fn publish(broker: &dyn Broker, outgoing: Outgoing) {
+    let publish = || async { broker.publish(outgoing.clone()).await.ok()?.await.ok() };
+    wait_until(publish, PATIENCE, "it is stored").await;
+}
+
+pub(crate) async fn publish_result(
+    broker: &dyn Broker,
+    command: &EffectCommand,
+    outcome: Outcome,
+    payload: Json,
+) {
+    let result = EffectResult {
+        tenant_id: command.tenant_id.clone(),
+        command_id: command.command_id,
+        effect_name: command.effect_name.clone(),
+        result_type: outcome,
+        may_have_happened: false,
+        payload,
+        timestamp: 0,
+        reply_to: command.reply_to.clone(),
+        metadata: BTreeMap::new(),
+    };
+    let subject =
+        format!("tenant.{}.effect_result.{}.{}", command.tenant_id, command.effect_name, command.command_id);
+    let message_id = format!("result-{}", command.command_id);
+    let payload = Bytes::from(message::write(&result));
+    publish(broker, Outgoing { subject, message_id, headers: Headers::new(), payload }).await;
+}
+
+/// Reads a stream over everything that happens to its connection.
+pub(crate) struct Reader {
+    broker: Arc<dyn Broker>,
+    spec: CursorSpec,
+    deliveries: Box<dyn broker::Deliveries>,
+}
+
+impl Reader {
+    pub(crate) async fn open(broker: &Arc<dyn Broker>, stream: &str, consumer: &str, filter: &str) -> Self {
+        let spec = CursorSpec::new(stream, consumer, filter, Start::After(0));
+        let deliveries = broker.open(&spec).await.expect("a cursor");
+        Self { broker: Arc::clone(broker), spec, deliveries }
+    }
+
+    /// The next message.
+    pub(crate) async fn next(&mut self) -> Bytes {
+        let room = PullLimit { messages: 64, bytes: 1 << 20 };
+        loop {
+            if let Ok(delivered) = self.deliveries.next(room).await {
+                delivered.receipt.ack();
+                self.spec.start = Start::After(delivered.sequence);
+                return delivered.payload;
+            }
+            let broker = Arc::clone(&self.broker);
+            let spec = self.spec.clone();
+            let open = || async { broker.open(&spec).await.ok() };
+            self.deliveries = wait_until(open, PATIENCE, "the cursor is there again").await;
+        }
+    }
+}
+
+/// Publishes an event of an aggregate, and makes the stream for those where there is none.
+pub(crate) async fn publish_event(
+    broker: &dyn Broker,
+    aggregate: &str,
+    id: &str,
+    kind: &str,
+    correlation: &str,
+    data: &str,
+) {
+    let body = format!(
+        r#"{{"event_id":"{id}","type":"{kind}","data":{data},"metadata":{{"correlation_id":"{correlation}"}}}}"#
+    );
+    let outgoing = Outgoing {
+        subject: format!("tenant.{TENANT}.aggregate.{aggregate}.x"),
+        message_id: id.to_owned(),
+        headers: Headers::new(),
+        payload: Bytes::from(body),
+    };
+    publish(broker, outgoing).await;
+}
+
+/// What becomes of instances, to whoever follows it.
+pub(crate) struct Projection(Box<dyn broker::Deliveries>);
+
+impl Projection {
+    /// Makes all streams, and follows.
+    pub(crate) async fn open(broker: &Arc<dyn Broker>) -> Self {
+        let [commands, events] = streams(true);
+        for stream in [commands, events, aggregates()] {
+            broker.ensure_stream(&stream).await.expect("a stream");
+        }
+        let filter = format!("tenant.{TENANT}.workflow_event.*.*");
+        let spec = CursorSpec::new(WORKFLOW_EVENTS, "projection", &filter, Start::After(0));
+        Self(broker.open(&spec).await.expect("a cursor"))
+    }
+
+    /// The next fact, if it comes within a moment.
+    pub(crate) async fn next_soon(&mut self) -> Option<FactMessage> {
+        let room = PullLimit { messages: 64, bytes: 1 << 20 };
+        let next = tokio::time::timeout(Duration::from_millis(50), self.0.next(room)).await.ok()?;
+        let delivered = next.expect("the server goes on");
+        delivered.receipt.ack();
+        Some(serde_json::from_slice(&delivered.payload).expect("a fact"))
+    }
+}
+
+/// The stream of aggregates, which is not ours.
+pub(crate) fn aggregates() -> StreamSpec {
+    StreamSpec::ours(AGGREGATE_EVENTS, &["tenant.*.aggregate.*.*"], Duration::from_secs(86_400))
+}

@@ -1,0 +1,306 @@
+//! Effects that are flows: the provider of the saga service against a whole suite, as an actor by the tokens that its key signs.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use identity::TrustDomain;
+use model::{CommandId, ContextId, Timestamp};
+use mycora_cli::profile::Profile;
+use saga::effects::Word;
+use saga::providers::flow::{FlowFiles, FlowProvider, FlowSurroundings};
+use saga::providers::{Call, Provider as _, Sent};
+use saga::secrets::Secrets;
+use testkit::{Fault, FaultProxy, Target, wait_until};
+use tokio::sync::mpsc;
+use workflow::Json;
+use workflow::ledger::Answer;
+use workflow::manifest::{self, Definition};
+use workflow::provider::{Provider as Defined, Transport};
+
+use crate::scene::Scene;
+use crate::suite::{PATIENCE, stdout};
+
+const LABEL: &str =
+    "name: label\njobs:\n  label: { script_type: shell, script: 'echo code=$ORDER >> \"$MYCORA_RESULT\"' }\n";
+const BAD: &str = "name: bad\njobs:\n  good: { script_type: shell, script: 'true' }\n  \
+    print: { script_type: shell, script: 'exit 3', depends: [good] }\n";
+const WAITS: &str = "name: waits\njobs:\n  label: { script_type: rhai, script: '()', prerequisites: [go] }\n";
+
+/// A suite, and what a saga service would keep beside it.
+struct Stage {
+    scene: Scene,
+    defined: Defined,
+}
+
+/// A provider, and the ends that it tells.
+struct Told {
+    provider: FlowProvider,
+    ends: mpsc::UnboundedReceiver<(CommandId, Answer)>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let scene = Scene::new(&[]);
+        let secrets = scene.path().join("secrets");
+        std::fs::create_dir(&secrets).expect("a directory");
+        // The key that the suite's first actor is registered with. Copies have the mode of what they were copied from.
+        let key = scene.path().join("data/actor-1.ed25519");
+        std::fs::copy(key, secrets.join("actor-1")).expect("a key");
+        let mut text = "kind: EffectProvider\nname: flows\ntransport: flow\n\
+            flow: { actor: 1, signing_key: \"secret:actor-1\" }\neffects:\n"
+            .to_owned();
+        for (name, flow) in [("label", LABEL), ("bad", BAD), ("waits", WAITS)] {
+            std::fs::write(scene.path().join(format!("{name}.yaml")), flow).expect("written");
+            text.push_str(&format!(
+                "  {name}: {{ flow_file: {name}.yaml, env: {{ ORDER: \"${{{{ input.order_id }}}}\" }} }}\n"
+            ));
+        }
+        let mut documents =
+            manifest::read("flows.yaml", &text).unwrap_or_else(|problems| panic!("{problems}"));
+        let Some(Definition::Provider(defined)) = documents.pop().map(|document| document.definition) else {
+            panic!("no provider")
+        };
+        Self { scene, defined: (*defined).clone() }
+    }
+
+    /// A way to the suite, without a certificate, for what listens at this port.
+    fn channel(&self, port: u16) -> rpc::Channel {
+        let profile = Profile::load(&self.scene.up.profile()).expect("a profile");
+        let address = format!("https://{}", SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let anonymous = Profile { address: Some(address), cert: None, key: None, ..profile };
+        anonymous.channel().expect("a channel")
+    }
+
+    fn provider(&self) -> Told {
+        self.provider_at(self.scene.up.port())
+    }
+
+    fn provider_at(&self, port: u16) -> Told {
+        let Transport::Flow(transport) = &self.defined.transport else { panic!("a flow") };
+        let files = FlowFiles::read(&self.defined.effects, self.scene.path()).expect("they are good");
+        let (to, ends) = mpsc::unbounded_channel();
+        let around = FlowSurroundings {
+            scheduler: self.channel(port),
+            storage: self.channel(port),
+            trust_domain: TrustDomain::default(),
+            secrets: Arc::new(Secrets::in_directory(self.scene.path().join("secrets"))),
+            context_of: Arc::new(|_| Some(ContextId(1))),
+            tell: Arc::new(move |command, word| {
+                let Word::Answer(answer) = word else { panic!("{word:?}") };
+                to.send((command, answer)).is_ok()
+            }),
+        };
+        Told { provider: FlowProvider::new(transport, files, around), ends }
+    }
+
+    /// A call of an effect, ordered this long ago. Equal numbers are one command.
+    fn call(&self, effect: &str, number: u128, ago: Duration) -> Call {
+        let effect =
+            self.defined.effects.iter().find(|known| known.name.as_str() == effect).expect("such an effect");
+        let millis = u128::from(Timestamp::now().as_millis()) - ago.as_millis();
+        // One number is ordered within one hour.
+        let hours = millis - millis % 3_600_000;
+        Call {
+            tenant: "acme".parse().expect("a tenant"),
+            command: CommandId::from_bits(hours << 80 | 7 << 76 | 2 << 62 | number),
+            effect: Arc::new(effect.clone()),
+            input: Arc::new(Json::object([("order_id", Json::text(format_args!("o-{number}")))])),
+            traceparent: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned()),
+            callback_token: None,
+            sent: Sent::default(),
+        }
+    }
+
+    /// Flows of calls that there are.
+    fn flows(&self) -> usize {
+        let list = self.scene.json(&["flow", "list", "--name", "saga-"], 0);
+        list["flows"].as_array().expect("flows").len()
+    }
+
+    fn signal(&self, flow: &str) {
+        stdout(&self.scene.up.mycora(&["flow", "signal", flow, "go"]), 0);
+    }
+}
+
+impl Told {
+    /// Makes a call that is waited for; gives the number of its flow.
+    async fn begin(&self, call: &Call) -> String {
+        let answer = self.provider.call(call).await;
+        let Answer::Waiting { external: Some(flow) } = answer else { panic!("{answer:?}") };
+        flow
+    }
+
+    /// The next end that is told, which is of this call.
+    async fn end(&mut self, call: &Call) -> Answer {
+        let told = tokio::time::timeout(PATIENCE, self.ends.recv()).await;
+        let (command, answer) = told.expect("an end is told").expect("the provider lives");
+        assert_eq!(command, call.command);
+        answer
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+fn label(code: &str) -> Answer {
+    Answer::Succeeded(Json::object([("label", Json::object([("code", Json::text(code))]))]))
+}
+
+/// Whatever was forgotten meanwhile, and whatever else was said, a command has one flow.
+#[test]
+fn a_flow_runs_once_for_a_command_and_its_result_is_the_answer() {
+    let stage = Stage::new();
+    runtime().block_on(async {
+        let mut told = stage.provider();
+        let call = stage.call("label", 1, Duration::ZERO);
+        assert_eq!(
+            told.provider.ask(&call).await,
+            Some(Answer::Passing { why: "it was never submitted".to_owned(), after: None })
+        );
+        told.begin(&call).await;
+        assert!(call.sent.is_raised());
+        assert_eq!(told.end(&call).await, label("o-1"));
+        assert_eq!(told.provider.call(&call).await, label("o-1"));
+        assert_eq!(told.provider.ask(&call).await, Some(label("o-1")));
+        let other =
+            Call { input: Arc::new(Json::object([("order_id", Json::text("other"))])), ..call.clone() };
+        assert_eq!(told.provider.call(&other).await, label("o-1"), "its flow is that of the first time");
+        assert_eq!(stage.flows(), 1);
+
+        // Of an old command the scheduler has forgotten the request: its flow is found by its name.
+        let old = stage.call("label", 2, Duration::from_secs(48 * 3600));
+        told.begin(&old).await;
+        assert_eq!(told.end(&old).await, label("o-2"));
+        let again = Call { input: other.input, sent: Sent::default(), ..old.clone() };
+        assert_eq!(told.provider.call(&again).await, label("o-2"));
+        assert!(!again.sent.is_raised(), "nothing was submitted");
+        assert_eq!(stage.flows(), 2);
+    });
+    stage.scene.close();
+}
+
+#[test]
+fn a_flow_that_fails_names_its_nodes_and_one_that_is_stopped_is_cancelled() {
+    let stage = Stage::new();
+    runtime().block_on(async {
+        let mut told = stage.provider();
+        let bad = stage.call("bad", 1, Duration::ZERO);
+        let flow = told.begin(&bad).await;
+        let Answer::Failed { code, payload } = told.end(&bad).await else { panic!("it fails") };
+        assert_eq!(code, "flow_failed");
+        let said = format!("the flow {flow} failed: `print` (EXIT_CODE)");
+        assert_eq!(payload.get("message"), Some(&Json::Text(said)));
+        let Some(Json::List(nodes)) = payload.get("nodes") else { panic!("{payload}") };
+        assert_eq!(nodes.len(), 1);
+        assert_eq!(nodes[0].get("exit_code"), Some(&Json::Int(3)));
+
+        let waits = stage.call("waits", 2, Duration::ZERO);
+        let flow = told.begin(&waits).await;
+        assert_eq!(told.begin(&waits).await, flow, "it runs already");
+        assert_eq!(
+            told.provider.ask(&waits).await,
+            Some(Answer::Waiting { external: Some(flow.clone()) }),
+            "it is waited for from then on"
+        );
+        told.provider.stop(&waits, &flow).await;
+        assert_eq!(told.end(&waits).await, Answer::Cancelled);
+        // Once more changes nothing.
+        told.provider.stop(&waits, &flow).await;
+        assert_eq!(told.provider.call(&waits).await, Answer::Cancelled);
+    });
+    stage.scene.close();
+}
+
+#[test]
+fn another_provider_tells_the_ends_of_what_was_begun_before_it() {
+    let stage = Stage::new();
+    runtime().block_on(async {
+        let calls: Vec<_> = (1..=3).map(|number| stage.call("waits", number, Duration::ZERO)).collect();
+        let mut flows = Vec::new();
+        let first = stage.provider();
+        for call in &calls {
+            flows.push(first.begin(call).await);
+        }
+        drop(first);
+        let (ended, deleted, open) = (&flows[0], &flows[1], &flows[2]);
+        for flow in [ended, deleted] {
+            stage.signal(flow);
+            assert_eq!(stage.scene.end(flow.parse().expect("a number")).status, "FINISHED");
+        }
+        stdout(&stage.scene.up.mycora(&["flow", "delete", deleted]), 0);
+
+        let mut second = stage.provider();
+        let took = |n: usize| second.provider.adopt(&calls[n], &flows[n]);
+        took(0).await;
+        assert_eq!(second.end(&calls[0]).await, Answer::Succeeded(Json::object([])));
+        second.provider.adopt(&calls[1], &flows[1]).await;
+        let answer = second.end(&calls[1]).await;
+        assert!(matches!(&answer, Answer::Unknown { why } if why.contains("was deleted")), "{answer:?}");
+        second.provider.adopt(&calls[2], &flows[2]).await;
+        stage.signal(open);
+        assert_eq!(second.end(&calls[2]).await, Answer::Succeeded(Json::object([])));
+        // The same number under another name is another flow.
+        let stranger = stage.call("waits", 9, Duration::ZERO);
+        second.provider.adopt(&stranger, open).await;
+        assert!(matches!(second.end(&stranger).await, Answer::Unknown { .. }));
+    });
+    stage.scene.close();
+}
+
+#[test]
+fn ends_are_told_once_each_over_a_connection_that_is_cut() {
+    const CALLS: u128 = 12;
+    let stage = Stage::new();
+    runtime().block_on(async {
+        let server = SocketAddr::from((Ipv4Addr::LOCALHOST, stage.scene.up.port()));
+        let proxy = FaultProxy::start(Target::Tcp(server)).await;
+        let mut told = stage.provider_at(proxy.address().port());
+        let (mut calls, mut flows) = (Vec::new(), Vec::new());
+        for number in 1..=CALLS {
+            let call = stage.call("waits", number, Duration::ZERO);
+            flows.push(told.begin(&call).await);
+            calls.push(call);
+        }
+        for (call, flow) in calls.iter().zip(&flows) {
+            proxy.cut_once();
+            stage.signal(flow);
+            assert_eq!(told.end(call).await, Answer::Succeeded(Json::object([])));
+        }
+        assert_eq!(stage.flows() as u128, CALLS);
+        assert!(told.ends.is_empty(), "each is told once");
+    });
+    stage.scene.close();
+}
+
+#[test]
+fn an_end_that_no_watch_can_tell_any_more_is_looked_for() {
+    let stage = Stage::new();
+    runtime().block_on(async {
+        let server = SocketAddr::from((Ipv4Addr::LOCALHOST, stage.scene.up.port()));
+        let proxy = FaultProxy::start(Target::Tcp(server)).await;
+        let mut told = stage.provider_at(proxy.address().port());
+        let (ends, runs) = (stage.call("waits", 1, Duration::ZERO), stage.call("waits", 2, Duration::ZERO));
+        let (ending, running) = (told.begin(&ends).await, told.begin(&runs).await);
+        proxy.set(Fault::Cut);
+        stage.signal(&ending);
+        assert_eq!(stage.scene.end(ending.parse().expect("a number")).status, "FINISHED");
+        stage.scene.up.redis(1, &["XTRIM", "events", "MAXLEN", "1"]);
+        let refused = || {
+            let unsent = stage.call("waits", 3, Duration::ZERO);
+            let provider = &told.provider;
+            async move {
+                let answer = provider.call(&unsent).await;
+                matches!(answer, Answer::Passing { .. }).then(|| assert!(!unsent.sent.is_raised()))
+            }
+        };
+        wait_until(refused, PATIENCE, "nothing can be submitted").await;
+        proxy.restore();
+        assert_eq!(told.end(&ends).await, Answer::Succeeded(Json::object([])));
+        stage.signal(&running);
+        assert_eq!(told.end(&runs).await, Answer::Succeeded(Json::object([])));
+        assert!(told.ends.is_empty(), "each is told once");
+    });
+    stage.scene.close();
+}
