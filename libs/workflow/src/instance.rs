@@ -389,7 +389,8 @@ pub fn cut(reason: &str) -> String {
     reason.chars().take(REASON_CHARS_MAX).collect()
 }
 
+/// Returns whether a flag is left out of a row.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
-const fn is_false(truth: &bool) -> bool {
+pub(crate) const fn is_false(truth: &bool) -> bool {
     !*truth
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Json;
 use crate::input::Outcome;
-use crate::instance::cut;
+use crate::instance::{cut, is_false};
 use crate::message::{EffectCommand, EffectResult, ReplyTo};
 use crate::provider::{Effect, Retry, Unknown};
 use crate::transition::{self, EffectEvent, Impossible};
@@ -507,11 +507,6 @@ fn pause(retry: &Retry, attempts: u32, share: u32) -> Duration {
 
 fn failure(code: &str, why: &str) -> Json {
     Json::object([("code", Json::text(code)), ("message", Json::text(cut(why)))])
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
-const fn is_false(truth: &bool) -> bool {
-    !*truth
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]

@@ -9,6 +9,7 @@ use model::{CommandId, CorrelationId, EffectName, SagaName, StepName, TenantId};
 use serde::{Deserialize, Serialize};
 
 use crate::input::{CommandResult, Event, INPUT_BYTES_MAX, Outcome, Verb};
+use crate::instance::is_false;
 use crate::json::{self, JsonError};
 use crate::{InputId, Json};
 
@@ -342,11 +343,6 @@ impl Fields {
 
 fn nothing() -> Json {
     Json::Null
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
-const fn is_false(truth: &bool) -> bool {
-    !*truth
 }
 
 #[cfg(test)]

@@ -172,7 +172,6 @@ impl Relay {
             };
             let number =
                 number.ok_or_else(|| Ended::damaged(&self.rows.lane, format!("{key} is no number")))?;
-            self.rows.outbox_is_at(number);
             self.sort([(number, item)], &mut waiting);
         }
         Ok(waiting)

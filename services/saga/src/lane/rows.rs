@@ -10,6 +10,8 @@ use workflow::{Key, Lane};
 
 use super::{Ended, Pauses, Surroundings};
 
+/// Room in the numbers of the outbox between one epoch and the next, in bits.
+const OUTBOX_BITS: u32 = 20;
 /// Rows that one scan asks for.
 const PAGE_ROWS: usize = 256;
 
@@ -53,7 +55,8 @@ impl Rows {
         };
         service::crash_point("lane.fenced");
         around.metrics.taken.inc();
-        let (is_uncertain, outbox) = (AtomicBool::new(false), AtomicU64::new(0));
+        // Epochs are times in milliseconds, so that no owner before has come as far.
+        let (is_uncertain, outbox) = (AtomicBool::new(false), AtomicU64::new(epoch << OUTBOX_BITS));
         Ok(Self { lane, key, epoch, around, is_uncertain, outbox })
     }
 
@@ -171,15 +174,10 @@ impl Rows {
         decode(&versioned.value).map_err(|error| Ended::damaged(&self.lane, error))
     }
 
-    /// Gives the next number of the outbox.
+    /// Gives the next number of the outbox: higher than all that were given before, by this owner and by others.
     #[must_use]
     pub fn next_outbox(&self) -> u64 {
         self.outbox.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Goes on behind this number of the outbox.
-    pub fn outbox_is_at(&self, number: u64) {
-        self.outbox.fetch_max(number + 1, Ordering::Relaxed);
     }
 }
 
