@@ -113,10 +113,8 @@ struct Owner {
 }
 
 impl EffectLane {
-    /// Takes the lane and owns it, until it is told to stop or another owner takes it.
-    ///
-    /// # Errors
-    /// Why it was given up; [`Ended::Stopped`] when it was asked to.
+    /// Takes the lane and owns it, until it is told to stop or another owner takes it. Gives why it was given up:
+    /// [`Ended::Stopped`] when it was asked to. Cancel-safe as a crash is: the next owner goes on from what is committed.
     pub async fn own(self, stop: CancellationToken) -> Ended {
         let lane = Lane::Effect { tenant: self.tenant.clone(), effect: self.effect.clone() };
         let rows = match Rows::take(lane, self.around.clone()).await {

@@ -77,10 +77,8 @@ pub(crate) struct Cached {
 }
 
 impl SagaLane {
-    /// Takes the lane and owns it, until it is told to stop or another owner takes it.
-    ///
-    /// # Errors
-    /// Why it was given up; [`Ended::Stopped`] when it was asked to.
+    /// Takes the lane and owns it, until it is told to stop or another owner takes it. Gives why it was given up:
+    /// [`Ended::Stopped`] when it was asked to. Cancel-safe as a crash is: the next owner goes on from what is committed.
     pub async fn own(self, stop: CancellationToken) -> Ended {
         let lane = Lane::Saga { tenant: self.tenant.clone(), saga: self.saga.clone(), shard: self.shard };
         let around = self.around.clone();
