@@ -28,7 +28,7 @@ use self::upstreams::Upstreams;
 use crate::definitions::Definitions;
 use crate::lane::relay::{Relay, ToRelay};
 use crate::lane::rows::{Rows, row};
-use crate::lane::source::{Brought, Reading, SourceState};
+use crate::lane::source::{Brought, ReadWord, Reading, SourceState};
 use crate::lane::{Ended, Surroundings, WORKFLOW_COMMANDS};
 use crate::providers::Provider;
 use crate::sagas::LetterRow;
@@ -105,7 +105,7 @@ struct Owner {
     shared: Arc<Shared>,
     source: SourceState,
     brought: mpsc::Receiver<(usize, Brought)>,
-    anew: mpsc::Sender<()>,
+    reader: mpsc::Sender<ReadWord>,
     tasks: JoinSet<Result<(), Ended>>,
     lives: JoinSet<Result<(), Ended>>,
     /// Where nobody answers commands of aggregates: effects order none.
@@ -143,7 +143,7 @@ impl Owner {
         tasks.spawn(outgoing.run());
         let source = Source::Commands(lane.effect.clone());
         let (to, brought) = mpsc::channel(64);
-        let (anew, asked) = mpsc::channel(1);
+        let (reader, asked) = mpsc::channel(4);
         let reading = Reading {
             rows: Arc::clone(&rows),
             source: source.clone(),
@@ -151,14 +151,14 @@ impl Owner {
             number: 0,
             since: None,
             to,
-            anew: asked,
+            words: asked,
             stop: stop.clone(),
         };
         tasks.spawn(reading.run());
         let source = SourceState::new(source, WORKFLOW_COMMANDS, &rows.lane);
         let shared = Arc::new(Shared { rows, lane, relay, stop: stop.clone() });
         let mut owner =
-            Self { shared, source, brought, anew, tasks, lives: JoinSet::new(), _commands: ordered };
+            Self { shared, source, brought, reader, tasks, lives: JoinSet::new(), _commands: ordered };
         owner.adopt().await?;
         Ok(owner)
     }
@@ -232,15 +232,15 @@ impl Owner {
             Brought::Opened(checkpoint) => self.source.opened(checkpoint),
             Brought::Lost(_) => {
                 self.source.lost();
-                // One word is enough.
-                let _ = self.anew.try_send(());
+                // Nothing of it is under way: commands are taken in one after the other.
+                let _ = self.reader.try_send(ReadWord::Open);
             }
             Brought::Message(message) => match self.source.deliver(&message) {
                 None => {}
                 Some(Delivery::InFlight) => message.receipt.progress(),
                 Some(Delivery::Anew(_)) => {
                     self.source.lost();
-                    let _ = self.anew.try_send(());
+                    let _ = self.reader.try_send(ReadWord::Drop);
                 }
                 Some(Delivery::Next) => {
                     service::crash_point("effect.pulled");

@@ -34,13 +34,15 @@ use crate::definitions::Definitions;
 use crate::lane::gateway::{Answered, Commands, Gateway};
 use crate::lane::relay::{Relay, ToRelay};
 use crate::lane::rows::Rows;
-use crate::lane::source::{Brought, Reading, SourceState};
+use crate::lane::source::{Brought, ReadWord, Reading, SourceState};
 use crate::lane::{AGGREGATE_EVENTS, Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS};
 
 /// What may wait in a lane.
 const ROOM: Room = Room { items: 512, bytes: 16 * 1024 * 1024, of_one: 64 };
 /// Inputs that are worked on at a time, each of another correlation.
 const AT_ONCE: usize = 64;
+/// After so many turns timers have theirs.
+const TURNS: u64 = 32;
 /// Records that are kept in memory.
 const CACHED_MAX: usize = 10_000;
 /// An input that waits for its turn.
@@ -120,7 +122,11 @@ impl SagaLane {
 struct Owner {
     shared: Arc<Shared>,
     sources: Vec<SourceState>,
-    anew: Vec<mpsc::Sender<()>>,
+    readers: Vec<mpsc::Sender<ReadWord>>,
+    /// How many inputs of each source are worked on.
+    working_of: Vec<usize>,
+    /// Sources whose cursors were lost, and which wait for that.
+    is_lost: Vec<bool>,
     brought: mpsc::Receiver<(usize, Brought)>,
     /// Verbs come though there is no room for events: one of them may make some.
     verbs: mpsc::Receiver<(usize, Brought)>,
@@ -161,11 +167,11 @@ impl Owner {
             commands.run().await;
             Ok(())
         });
-        let (mut sources, mut anew) = (Vec::new(), Vec::new());
+        let (mut sources, mut readers) = (Vec::new(), Vec::new());
         for (number, (source, stream)) in lane.sources().into_iter().enumerate() {
             sources.push(SourceState::new(source.clone(), stream, &rows.lane));
-            let (word, words) = mpsc::channel(1);
-            anew.push(word);
+            let (reader, words) = mpsc::channel(4);
+            readers.push(reader);
             // What was ordered before this lane was made was ordered by nobody of it.
             let since = lane.since.filter(|_| matches!(source, Source::Aggregate(_)));
             let is_of_verbs = matches!(source, Source::Verbs(_));
@@ -176,7 +182,7 @@ impl Owner {
                 number,
                 since,
                 to: if is_of_verbs { to_verbs.clone() } else { to.clone() },
-                anew: words,
+                words,
                 stop: stop.clone(),
             };
             tasks.spawn(reading.run());
@@ -185,8 +191,10 @@ impl Owner {
         let SagaLane { tenant, saga, shard, definitions, .. } = lane;
         Ok(Self {
             shared: Arc::new(Shared { tenant, saga, shard, rows, definitions }),
+            working_of: vec![0; sources.len()],
+            is_lost: vec![false; sources.len()],
             sources,
-            anew,
+            readers,
             brought,
             verbs,
             answered,
@@ -221,8 +229,12 @@ impl Owner {
     /// Works until it is told to stop.
     async fn turns(&mut self, stop: &CancellationToken) -> Result<(), Ended> {
         let wake = Arc::clone(&self.shared.rows.around().wake);
-        loop {
+        for turn in 0_u64.. {
             self.unstall();
+            // Also while there is always something else.
+            if turn.is_multiple_of(TURNS) && self.timers.next_wait().is_zero() {
+                self.fire().await?;
+            }
             while self.working.len() < AT_ONCE
                 && let Some((correlation, item)) = self.queues.take()
             {
@@ -246,6 +258,7 @@ impl Owner {
                 () = tokio::time::sleep(next_timer) => self.fire().await?,
             }
         }
+        Ok(())
     }
 
     /// Lets what is under way end.
@@ -283,7 +296,8 @@ impl Owner {
             Brought::Lost(_) => {
                 state.lost();
                 self.forget(number);
-                self.ask_anew(number);
+                self.is_lost[number] = true;
+                self.open_again(number);
             }
             Brought::Message(message) => match state.deliver(&message) {
                 // What is under way of a cursor that was given up.
@@ -293,7 +307,7 @@ impl Owner {
                     tracing::info!(lane = %self.shared.rows.lane, source = %state.source, why = disorder.as_str(), "deliveries are out of order");
                     state.lost();
                     self.forget(number);
-                    self.ask_anew(number);
+                    self.tell_reader(number, ReadWord::Drop);
                 }
                 Some(Delivery::Next) => self.sort(number, &message)?,
             },
@@ -301,11 +315,18 @@ impl Owner {
         Ok(())
     }
 
-    /// Asks for another cursor.
-    fn ask_anew(&self, number: usize) {
-        if let Some(anew) = self.anew.get(number) {
-            // One word is enough.
-            let _ = anew.try_send(());
+    /// Has another cursor made for a source that lost its own, once nothing of that is worked on.
+    fn open_again(&mut self, number: usize) {
+        if self.is_lost[number] && self.working_of[number] == 0 {
+            self.is_lost[number] = false;
+            self.tell_reader(number, ReadWord::Open);
+        }
+    }
+
+    fn tell_reader(&self, number: usize, word: ReadWord) {
+        if self.readers[number].try_send(word).is_err() {
+            // It has ended, and the lane with it; or it has not read the words before, which say the same.
+            tracing::debug!(lane = %self.shared.rows.lane, number, ?word, "the reader of a source does not hear");
         }
     }
 
@@ -379,6 +400,9 @@ impl Owner {
     /// Begins to work on an input.
     fn begin(&mut self, correlation: CorrelationId, item: Item) {
         let note = item.from.and_then(|(number, sequence)| self.sources.get(number)?.note_with(sequence));
+        if let Some((number, _)) = item.from {
+            self.working_of[number] += 1;
+        }
         let cached = self.cache.get(&correlation).cloned();
         let work = Work { shared: Arc::clone(&self.shared), correlation, item, cached, note };
         self.working.push(Box::pin(work.run()));
@@ -388,6 +412,10 @@ impl Owner {
     fn done(&mut self, done: Done) -> Result<(), Ended> {
         let Done { correlation, item, cached, timers, outgoing, follows, is_blocked } = done;
         self.queues.done(&correlation);
+        if let Some((number, _)) = item.from {
+            self.working_of[number] -= 1;
+            self.open_again(number);
+        }
         if is_blocked {
             tracing::warn!(lane = %self.shared.rows.lane, "no room behind the letter of {correlation}; nothing is read until there is");
             self.blocked.entry(correlation).or_default().push(item);

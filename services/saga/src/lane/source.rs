@@ -151,8 +151,18 @@ impl SourceState {
     }
 }
 
+/// A word of the owner to whoever reads a source for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadWord {
+    /// Its deliveries are out of order: they are of no use any more.
+    Drop,
+    /// Nothing of the cursor that was lost is under way any more: another one may be made.
+    Open,
+}
+
 /// Reads a source and brings what it gives, until it is told to stop or nobody takes it any more. After each cursor that was lost it
-/// waits for a word on `anew`, so that its owner has forgotten what was under way.
+/// waits until its owner has nothing of it under way: what is still committed must not note a position of that cursor behind those
+/// of the next.
 pub struct Reading {
     /// Rows of the lane.
     pub rows: std::sync::Arc<Rows>,
@@ -167,7 +177,7 @@ pub struct Reading {
     /// Where it is brought to.
     pub to: mpsc::Sender<(usize, Brought)>,
     /// Words of the owner.
-    pub anew: mpsc::Receiver<()>,
+    pub words: mpsc::Receiver<ReadWord>,
     /// Ends it.
     pub stop: CancellationToken,
 }
@@ -202,8 +212,16 @@ impl Reading {
                 Err(error) => error.to_string(),
             };
             tracing::info!(lane = %self.rows.lane, source = %self.source, "its cursor is made anew: {why}");
-            if self.bring(Brought::Lost(why)).await.is_err() || self.anew.recv().await.is_none() {
+            if self.bring(Brought::Lost(why)).await.is_err() {
                 return Ok(());
+            }
+            loop {
+                match self.words.recv().await {
+                    Some(ReadWord::Open) => break,
+                    // It was lost by itself meanwhile.
+                    Some(ReadWord::Drop) => {}
+                    None => return Ok(()),
+                }
             }
             tokio::time::sleep(pauses.next()).await;
         }
@@ -213,8 +231,7 @@ impl Reading {
     async fn pump(&mut self, deliveries: &mut dyn Deliveries) -> Option<String> {
         loop {
             tokio::select! {
-                // A word before anything was lost: the owner saw disorder.
-                word = self.anew.recv() => {
+                word = self.words.recv() => {
                     word?;
                     return Some("its deliveries were out of order".to_owned());
                 }
