@@ -1,6 +1,6 @@
 //! Timers of a lane: what is due next, and whether everything that was stored before was delivered.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use model::{CorrelationId, Timestamp};
@@ -17,6 +17,8 @@ use crate::lane::rows::Rows;
 
 /// Timers that fire before anything else has its turn.
 const AT_ONCE: usize = 256;
+/// Timers that are in memory.
+const LOADED_MAX: usize = 8192;
 /// How long an owner waits that has no timer.
 const FOR_EVER: Duration = Duration::from_secs(3600);
 /// A source is asked at most once in such a time how far it is.
@@ -52,36 +54,48 @@ pub(crate) struct TimerDelta {
 
 /// Timers of a lane. All of them are in the store; here are those that come first.
 pub(super) struct Timers {
-    due: BTreeMap<DueRow, ()>,
+    due: BTreeSet<DueRow>,
     /// Everything due up to there is in memory; everything, where nothing is said.
     loaded_until: Option<Timestamp>,
     /// Timers of correlations whose inputs wait.
-    held: HashMap<CorrelationId, Vec<DueRow>>,
+    held: HashMap<CorrelationId, BTreeSet<DueRow>>,
+    /// Timers that wait in a line to be fired.
+    given: BTreeSet<DueRow>,
     /// When to look again.
     next: Option<tokio::time::Instant>,
 }
 
 impl Timers {
     pub(super) async fn load(rows: &Rows) -> Result<Self, Ended> {
-        let mut timers = Self { due: BTreeMap::new(), loaded_until: None, held: HashMap::new(), next: None };
+        let (due, given) = (BTreeSet::new(), BTreeSet::new());
+        let mut timers = Self { due, loaded_until: None, held: HashMap::new(), given, next: None };
         timers.load_more(rows).await?;
         timers.look();
         Ok(timers)
     }
 
-    /// Reads the timers that come first.
+    /// Reads the timers that come first, those left out that wait for something else.
     async fn load_more(&mut self, rows: &Rows) -> Result<(), Ended> {
-        let page = rows.page(&Table::Due.range()).await?;
-        for (_, versioned) in &page.rows {
-            let timer: DueRow = rows.decode(versioned)?;
-            let is_held = self.held.get(&timer.correlation).is_some_and(|held| held.contains(&timer));
-            if !is_held {
-                self.due.insert(timer, ());
+        let mut range = Table::Due.range();
+        loop {
+            let page = rows.page(&range).await?;
+            let mut last = None;
+            for (_, versioned) in &page.rows {
+                let timer: DueRow = rows.decode(versioned)?;
+                last = Some(timer.due);
+                let is_held = self.held.get(&timer.correlation).is_some_and(|held| held.contains(&timer));
+                if !is_held && !self.given.contains(&timer) {
+                    self.due.insert(timer);
+                }
+            }
+            self.loaded_until = last.filter(|_| page.has_more);
+            match page.rows.last() {
+                Some((last, _)) if page.has_more && self.due.is_empty() => {
+                    range.start = Key::of_store(last.to_string()).behind();
+                }
+                _ => return Ok(()),
             }
         }
-        let last = self.due.keys().next_back().map(|timer| timer.due);
-        self.loaded_until = last.filter(|_| page.has_more);
-        Ok(())
     }
 
     /// Has everything looked at as soon as may be.
@@ -102,29 +116,45 @@ impl Timers {
     pub(super) fn change(&mut self, correlation: &CorrelationId, delta: TimerDelta) {
         let TimerDelta { set, dropped, holds_back, later } = delta;
         if let Some(timer) = later {
-            self.held.entry(correlation.clone()).or_default().push(timer);
+            self.given.remove(&timer);
+            self.held.entry(correlation.clone()).or_default().insert(timer);
         }
         for (due, name) in dropped {
-            let is_it =
-                |timer: &DueRow| timer.due == due && timer.name == name && timer.correlation == *correlation;
-            self.due.retain(|timer, ()| timer.due != due || !is_it(timer));
-            if let Some(held) = self.held.get_mut(correlation) {
-                held.retain(|timer| !is_it(timer));
+            let (correlation, first) = (correlation.clone(), name.clone());
+            let from = DueRow { due, correlation: correlation.clone(), name: first, generation: 0 };
+            let to = DueRow { due, correlation: correlation.clone(), name, generation: u64::MAX };
+            let mut all = vec![&mut self.due, &mut self.given];
+            all.extend(self.held.get_mut(&correlation));
+            for timers in all {
+                let found: Vec<_> = timers.range(&from..=&to).cloned().collect();
+                found.iter().for_each(|timer| drop(timers.take(timer)));
             }
         }
         let mut is_new = false;
         for timer in set {
             if self.loaded_until.is_none_or(|until| timer.due <= until) {
                 is_new = true;
-                self.due.insert(timer, ());
+                self.due.insert(timer);
             }
         }
         if !holds_back && let Some(held) = self.held.remove(correlation) {
             is_new |= !held.is_empty();
-            self.due.extend(held.into_iter().map(|timer| (timer, ())));
+            self.due.extend(held);
         }
+        self.forget_last();
         if is_new {
             self.look();
+        }
+    }
+
+    /// Leaves timers that come last to the store, where there are many.
+    fn forget_last(&mut self) {
+        while self.due.len() > LOADED_MAX
+            && let Some(last) = self.due.last().map(|timer| timer.due)
+        {
+            // Of those due at one moment all are here, or none.
+            self.due.retain(|timer| timer.due < last);
+            self.loaded_until = Some(Timestamp::from_millis(last.as_millis().saturating_sub(1)));
         }
     }
 }
@@ -136,7 +166,7 @@ impl Owner {
         if self.timers.due.is_empty() && self.timers.loaded_until.is_some() {
             self.timers.load_more(&rows).await?;
         }
-        let Some(first) = self.timers.due.keys().next().map(|timer| timer.due) else {
+        let Some(first) = self.timers.due.first().map(|timer| timer.due) else {
             self.timers.wait(FOR_EVER);
             return Ok(());
         };
@@ -148,7 +178,7 @@ impl Owner {
         service::crash_point("timer.read");
         let seen = self.seen_until(first, now).await;
         for _ in 0..AT_ONCE {
-            let Some((timer, ())) = self.timers.due.pop_first() else { break };
+            let Some(timer) = self.timers.due.pop_first() else { break };
             let has_room = self.queues.has_room(&timer.correlation, 0) && self.has_room();
             if timer.due > now || timer.due >= seen || !has_room {
                 let is_behind = timer.due >= seen && timer.due <= now;
@@ -159,7 +189,7 @@ impl Owner {
                 } else {
                     Duration::from_millis(20)
                 };
-                self.timers.due.insert(timer, ());
+                self.timers.due.insert(timer);
                 self.timers.wait(length);
                 return Ok(());
             }
@@ -170,6 +200,7 @@ impl Owner {
     }
 
     fn give(&mut self, timer: DueRow) {
+        self.timers.given.insert(timer.clone());
         let correlation = timer.correlation.clone();
         let what = if timer.name == RETIRE {
             Wanted::Retire

@@ -61,8 +61,10 @@ impl Work {
                 None => shared.load(&correlation).await?,
             };
             if matches!(item.what, Wanted::Retire) {
-                shared.retire(&correlation, &current).await?;
-                return Ok(Done::unchanged(correlation, item, None));
+                let due = shared.retire(&correlation, &current).await?;
+                let mut done = Done::unchanged(correlation, item, None);
+                done.timers.dropped.push((due, super::timers::RETIRE.to_owned()));
+                return Ok(done);
             }
             let Some(decision) = shared.decide(&correlation, &current, &item.what).await? else {
                 return Ok(Done::unchanged(correlation, item, Some(current)));
@@ -294,8 +296,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Removes what is left of an instance that ended long ago, but for its tombstone.
-    async fn retire(&self, correlation: &CorrelationId, current: &Cached) -> Result<(), Ended> {
+    /// Removes what is left of an instance that ended long ago, but for its tombstone; gives when that was due.
+    async fn retire(&self, correlation: &CorrelationId, current: &Cached) -> Result<Timestamp, Ended> {
         for range in [Key::journal_of(correlation), Key::parked_of(correlation), Key::kept_of(correlation)] {
             loop {
                 let page = self.rows.page(&range).await?;
@@ -320,7 +322,7 @@ impl Shared {
             generation: 0,
         };
         self.rows.commit(Vec::new(), vec![Op::Delete(crate::lane::rows::row(&row.key()))]).await?;
-        Ok(())
+        Ok(due)
     }
 
     /// Puts together what one commit has to make.

@@ -208,3 +208,33 @@ async fn a_message_that_no_filter_lets_through_stops_the_lane() {
     );
     assert_eq!(world.metrics.foreign_messages.get(), 1);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_timers_that_are_due_at_once_are_fired_while_others_go_on() {
+    const ORDERS: usize = 600;
+    let mut world = started(World::simulated().await).await;
+    for order in 0..ORDERS {
+        world.event("Order", &format!("p-{order}"), "OrderPlaced", &format!("c-{order}"), PLACED).await;
+    }
+    for order in 0..ORDERS {
+        world.wait_for(&format!("c-{order}"), "await-payment").await;
+    }
+    // One of them waits behind a letter, and its timer with it.
+    world.event("Payment", "q-0", "PaymentCaptured", "c-0", r#"{"amount_cents":1}"#).await;
+    world.event("Payment", "q-1", "PaymentCaptured", "c-1", CAPTURED).await;
+    world.wait_for("c-1", "completed").await;
+    // Everything that was started before is due, and the journal of the one that has ended not yet.
+    world.forward(Duration::from_secs(31 * 60));
+    for order in 2..ORDERS {
+        world.wait_for(&format!("c-{order}"), "compensated").await;
+    }
+    assert_eq!(world.metrics.timers_fired.get(), ORDERS as u64 - 2);
+    assert_eq!(world.status("c-0").await, SagaStatus::Running);
+    world.forward(Duration::from_secs(8 * 24 * 3600));
+    world.event("Order", "p-last", "OrderPlaced", "last", PLACED).await;
+    world.wait_for("last", "compensated").await;
+    // Of those that have ended tombstones are left; the timer of the parked one waits on.
+    let retired = || async { (world.count(Table::Journal).await <= 30).then_some(()) };
+    testkit::wait_until(retired, testkit::PATIENCE, "journals are gone").await;
+    assert_eq!(world.record("c-1").await.map(|record| record.instance().is_none()), Some(true));
+}
