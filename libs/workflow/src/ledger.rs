@@ -224,8 +224,9 @@ impl CallRow {
         is_over(alive, times.heartbeat).then_some("it has shown no life for too long")
     }
 
-    /// When it takes too long, whatever happens.
-    fn next_deadline(&self, effect: &Effect) -> Timestamp {
+    /// Gives the time at which the call takes too long, whatever happens until then.
+    #[must_use]
+    pub fn next_deadline(&self, effect: &Effect) -> Timestamp {
         let times = effect.timeouts;
         let mut next = self.accepted + times.schedule_to_close;
         if let (0, Some(length)) = (self.attempts, times.schedule_to_start) {

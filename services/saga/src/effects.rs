@@ -263,7 +263,7 @@ impl Owner {
             Err((code, why)) => return self.bury(delivered, code, &why, note).await,
         };
         let key = Key::effect(command.command_id);
-        let known = rows.read(std::slice::from_ref(&key)).await?.into_iter().next().flatten();
+        let known = rows.get(&key).await?;
         if let Some(known) = known {
             let known: CallRow = rows.decode(&known)?;
             if !known.is_same(&command) {
@@ -276,16 +276,14 @@ impl Owner {
                 let key = Key::unwanted(command.command_id);
                 ops.push(Op::Put(row(&key), encode(&command.command_id).into()));
             }
-            if !ops.is_empty() {
-                rows.commit(Vec::new(), ops).await?;
-            }
+            self.note(ops).await?;
             if command.cancel {
                 self.shared.lane.calls.tell(command.command_id, Word::Cancel);
             }
             return Ok(());
         }
         if command.cancel {
-            return self.note(note).await;
+            return self.note(note.into_iter().collect()).await;
         }
         let id = command.command_id;
         let call = CallRow::accept(command, model::Timestamp::from_millis(rows.now().await?));
@@ -299,9 +297,10 @@ impl Owner {
         Ok(())
     }
 
-    async fn note(&self, note: Option<Op>) -> Result<(), Ended> {
-        if let Some(note) = note {
-            self.shared.rows.commit(Vec::new(), vec![note]).await?;
+    /// Commits what is to be noted, if there is anything.
+    async fn note(&self, ops: Vec<Op>) -> Result<(), Ended> {
+        if !ops.is_empty() {
+            self.shared.rows.commit(Vec::new(), ops).await?;
         }
         Ok(())
     }

@@ -1,6 +1,5 @@
 //! The life of one call, from its row in the ledger to its result.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ use workflow::transition::Impossible;
 use super::upstreams::Permit;
 use super::{Shared, Word};
 use crate::lane::Ended;
-use crate::lane::relay::{Destination, OutboxRow, ToRelay};
+use crate::lane::relay::{OutboxRow, ToRelay};
 use crate::lane::rows::row;
 use crate::providers::{Call, Sent};
 
@@ -61,8 +60,8 @@ impl Life {
     async fn live(&mut self) -> Result<(), Ended> {
         let Some(mut ledger) = self.load().await? else { return Ok(()) };
         self.adopt(&ledger).await;
-        let unwanted = self.shared.rows.read(&[Key::unwanted(self.command)]).await?;
-        if unwanted.iter().any(Option::is_some) && !ledger.row.state.is_end() {
+        let unwanted = self.shared.rows.get(&Key::unwanted(self.command)).await?;
+        if unwanted.is_some() && !ledger.row.state.is_end() {
             self.cancel(&mut ledger).await?;
         }
         while !ledger.row.state.is_end() {
@@ -122,7 +121,7 @@ impl Life {
 
     async fn load(&self) -> Result<Option<Ledger>, Ended> {
         let rows = &self.shared.rows;
-        let found = rows.read(&[Key::effect(self.command)]).await?.into_iter().next().flatten();
+        let found = rows.get(&Key::effect(self.command)).await?;
         let Some(found) = found else { return Ok(None) };
         let row: CallRow = rows.decode(&found)?;
         Ok(Some(Ledger { kept: row.clone(), row, revision: found.revision }))
@@ -189,19 +188,10 @@ impl Life {
         let lane = &self.shared.lane;
         let result = call.result(&lane.tenant, &lane.effect)?;
         let subject = Subject::EffectResult { effect: lane.effect.clone(), command: call.command };
-        let correlation = call.reply_to.correlation.clone();
-        let headers = BTreeMap::from([
-            (message::SAGA.to_owned(), call.reply_to.saga.to_string()),
-            (message::CORRELATION.to_owned(), workflow::key::part(correlation.as_str())),
-        ]);
-        let row = OutboxRow {
-            to: Destination::Broker,
-            correlation,
-            subject: subject.of(&lane.tenant),
-            id: format!("result-{}", call.command),
-            headers,
-            body: String::from_utf8_lossy(&message::write(&result)).into_owned(),
-        };
+        let (reply_to, id) = (&call.reply_to, format!("result-{}", call.command));
+        let body = message::write(&result);
+        let (subject, correlation) = (subject.of(&lane.tenant), reply_to.correlation.clone());
+        let row = OutboxRow::message(subject, id, &reply_to.saga, correlation, &body);
         Some((self.shared.rows.next_outbox(), row))
     }
 
@@ -221,7 +211,7 @@ impl Life {
     async fn make(&mut self, ledger: &mut Ledger, effect: &Arc<Effect>) -> Result<bool, Ended> {
         let lane = &self.shared.lane;
         let now = self.now().await?;
-        let deadline = deadline(&ledger.row, effect).since(now).min(WAIT_MAX);
+        let deadline = ledger.row.next_deadline(effect).since(now).min(WAIT_MAX);
         let permit = tokio::select! {
             () = self.shared.stop.cancelled() => return Ok(false),
             word = self.words.recv() => return self.hear(ledger, effect, word).await,
@@ -329,15 +319,6 @@ impl Life {
         }
         self.keep(ledger).await?;
         Ok(true)
-    }
-}
-
-/// When it is too late for a call, whatever happens.
-fn deadline(call: &CallRow, effect: &Effect) -> Timestamp {
-    let close = call.accepted + effect.timeouts.schedule_to_close;
-    match effect.timeouts.schedule_to_start {
-        Some(start) if call.attempts == 0 => close.min(call.accepted + start),
-        _ => close,
     }
 }
 

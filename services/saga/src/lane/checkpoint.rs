@@ -80,18 +80,11 @@ impl Checkpoint {
         if stream.last_sequence < self.position {
             return Verdict::WentBack("its end is before the position");
         }
-        if let Some(anchor) = &self.anchor {
-            match at_anchor {
-                Some(message) if !anchor.is_of(message) => {
-                    return Verdict::WentBack("another message has the sequence of the last one read");
-                }
-                None if anchor.sequence >= stream.first_sequence
-                    && anchor.sequence <= stream.last_sequence =>
-                {
-                    // It was deleted by itself; what comes behind it is as it was.
-                }
-                _ => {}
-            }
+        // Where no message is at the anchor, it was deleted or is too old: what comes behind it is as it was.
+        if let (Some(anchor), Some(message)) = (&self.anchor, at_anchor)
+            && !anchor.is_of(message)
+        {
+            return Verdict::WentBack("another message has the sequence of the last one read");
         }
         match stream.first_sequence.checked_sub(self.position + 1) {
             Some(gone) if gone > 0 && self.position > 0 => Verdict::Expired(gone),

@@ -10,12 +10,13 @@ use broker::{BrokerError, Headers, Outgoing, Publishing};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
-use model::CorrelationId;
+use model::{CorrelationId, SagaName};
 use serde::{Deserialize, Serialize};
 use store::Op;
 use tokio::sync::mpsc;
 use workflow::Key;
 use workflow::key::{Part, Table};
+use workflow::message;
 
 use super::rows::{Rows, row};
 use super::{Ended, Pauses};
@@ -240,6 +241,24 @@ impl Relay {
 }
 
 impl OutboxRow {
+    /// Makes a message for the broker, whose headers say which instance it belongs to.
+    #[must_use]
+    pub fn message(
+        subject: String,
+        id: String,
+        saga: &SagaName,
+        correlation: CorrelationId,
+        body: &[u8],
+    ) -> Self {
+        let headers = BTreeMap::from([
+            (message::SAGA.to_owned(), saga.to_string()),
+            // Any text may be a correlation, and not every text is a header.
+            (message::CORRELATION.to_owned(), workflow::key::part(correlation.as_str())),
+        ]);
+        let body = String::from_utf8_lossy(body).into_owned();
+        Self { to: Destination::Broker, correlation, subject, id, headers, body }
+    }
+
     fn outgoing(&self) -> Outgoing {
         let headers =
             self.headers.iter().fold(Headers::new(), |headers, (name, value)| headers.with(name, value));

@@ -132,6 +132,14 @@ impl Rows {
         }
     }
 
+    /// Reads one row.
+    ///
+    /// # Errors
+    /// [`Ended::Damaged`].
+    pub async fn get(&self, key: &Key) -> Result<Option<Versioned>, Ended> {
+        Ok(self.read(std::slice::from_ref(key)).await?.pop().flatten())
+    }
+
     /// Reads a page of rows.
     ///
     /// # Errors

@@ -259,7 +259,7 @@ impl Reading {
             Err(error) => return Ok(Err(error)),
         };
         let key = Key::checkpoint(&self.source.to_string());
-        let kept = self.rows.read(std::slice::from_ref(&key)).await?.into_iter().next().flatten();
+        let kept = self.rows.get(&key).await?;
         let kept: Option<Checkpoint> = kept.map(|row| self.rows.decode(&row)).transpose()?;
         let at_anchor = match kept.as_ref().and_then(|kept| kept.anchor) {
             Some(anchor) => match broker.message(&self.stream, anchor.sequence).await {

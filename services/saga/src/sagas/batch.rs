@@ -412,12 +412,6 @@ impl Shared {
     }
 
     fn outbox_row(&self, subject: String, id: String, correlation: &CorrelationId, body: &[u8]) -> OutboxRow {
-        let headers = BTreeMap::from([
-            (message::SAGA.to_owned(), self.saga.to_string()),
-            // Any text may be a correlation, and not every text is a header.
-            (message::CORRELATION.to_owned(), workflow::key::part(correlation.as_str())),
-        ]);
-        let body = String::from_utf8_lossy(body).into_owned();
-        OutboxRow { to: Destination::Broker, correlation: correlation.clone(), subject, id, headers, body }
+        OutboxRow::message(subject, id, &self.saga, correlation.clone(), body)
     }
 }

@@ -153,7 +153,7 @@ const fn outcome(fate: &Fate) -> &'static str {
 impl Shared {
     /// Reads a record.
     async fn load(&self, correlation: &CorrelationId) -> Result<Cached, Ended> {
-        let found = self.rows.read(&[Key::saga(correlation)]).await?.into_iter().next().flatten();
+        let found = self.rows.get(&Key::saga(correlation)).await?;
         let Some(found) = found else { return Ok(Cached { record: None, revision: 0 }) };
         let record = self.rows.decode(&found)?;
         Ok(Cached { record: Some(record), revision: found.revision })
@@ -189,8 +189,7 @@ impl Shared {
             Wanted::Input { input, origin, .. } => ((**input).clone(), *origin),
             Wanted::Answered { input, .. } => ((**input).clone(), Origin::Fresh),
             Wanted::Held(number) => {
-                let row =
-                    self.rows.read(&[Key::parked(correlation, *number)]).await?.into_iter().next().flatten();
+                let row = self.rows.get(&Key::parked(correlation, *number)).await?;
                 let Some(row) = row else { return Ok(None) };
                 (self.rows.decode::<HeldRow>(&row)?.input, Origin::Held(*number))
             }
@@ -288,7 +287,7 @@ impl Shared {
         let Some(What::Verb { request, .. }) = decision.input.as_ref().map(|input| &input.what) else {
             return Ok(());
         };
-        let row = self.rows.read(&[Key::request(request)]).await?.into_iter().next().flatten();
+        let row = self.rows.get(&Key::request(request)).await?;
         if let Some(row) = row {
             let answer: AnswerRow = self.rows.decode(&row)?;
             self.answer(item, Some(&answer)).await;
