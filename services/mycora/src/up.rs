@@ -7,6 +7,7 @@
 
 mod banner;
 mod certificates;
+mod child;
 mod directory;
 pub(crate) mod disk;
 mod error;
@@ -263,7 +264,7 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     let suite = match Suite::start(parts, listeners, stop.clone()).await {
         Ok(suite) => suite,
         Err(error) => {
-            redis.stop().await.map_err(UpError::RedisStop)?;
+            redis.stop().await?;
             return Err(error);
         }
     };
@@ -301,7 +302,7 @@ async fn supervise(
     }
     stop.cancel();
     suite.drain(&mut redis, &dir).await;
-    redis.stop().await.map_err(UpError::RedisStop)?;
+    redis.stop().await?;
     // The lock is the last thing that is given up.
     drop(dir);
     result

@@ -208,7 +208,7 @@ fn failed(error: &UpError) -> Failure {
         UpError::PortTooHigh { .. } | UpError::SocketPath { .. } | UpError::ClusterForSupervisor { .. } => {
             Failure::Invalid(text)
         }
-        UpError::Task(_) | UpError::Ended { .. } | UpError::RedisLost { .. } => Failure::Failed(text),
+        UpError::Task(_) | UpError::Ended { .. } | UpError::ChildLost { .. } => Failure::Failed(text),
         _ => Failure::Unreachable(text),
     }
 }

@@ -64,12 +64,19 @@ pub enum UpError {
         /// The path.
         path: PathBuf,
     },
-    /// Redis cannot be started.
-    #[error("redis-server cannot be started")]
-    RedisStart(#[source] io::Error),
-    /// Redis ended while it started.
-    #[error("redis-server ended while it started ({status}); the end of {}, which says why:\n{last}", log.display())]
-    RedisEarlyEnd {
+    /// A private server cannot be started.
+    #[error("{program} cannot be started")]
+    ChildStart {
+        /// Which.
+        program: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// A private server ended while it started.
+    #[error("{program} ended while it started ({status}); the end of {}, which says why:\n{last}", log.display())]
+    ChildEarlyEnd {
+        /// Which.
+        program: &'static str,
         /// How it ended.
         status: String,
         /// The last lines of its log.
@@ -77,9 +84,11 @@ pub enum UpError {
         /// Where it says why.
         log: PathBuf,
     },
-    /// Redis does not answer.
-    #[error("redis-server does not answer after {secs} s; {} may say why", log.display())]
-    RedisSlow {
+    /// A private server does not answer.
+    #[error("{program} does not answer after {secs} s; {} may say why", log.display())]
+    ChildSlow {
+        /// Which.
+        program: &'static str,
         /// How long it was waited for.
         secs: u64,
         /// Where it may say why.
@@ -102,13 +111,15 @@ pub enum UpError {
         /// Which, without its password.
         endpoint: String,
     },
-    /// Redis ended while it was needed, and does not start any more.
+    /// A private server ended while it was needed, and does not start any more.
     #[error(
-        "redis-server ended and could not be started again in {starts} tries; mend what is in its way ({}) and start again to go \
+        "{program} ended and could not be started again in {starts} tries; mend what is in its way ({}) and start again to go \
          on where it was. The last try: {why}",
         log.display()
     )]
-    RedisLost {
+    ChildLost {
+        /// Which.
+        program: &'static str,
         /// How many tries there were.
         starts: u32,
         /// What came of the last one.
@@ -116,9 +127,14 @@ pub enum UpError {
         /// Its log.
         log: PathBuf,
     },
-    /// Redis cannot be ended.
-    #[error("redis-server cannot be stopped")]
-    RedisStop(#[source] io::Error),
+    /// A private server cannot be ended.
+    #[error("{program} cannot be stopped")]
+    ChildStop {
+        /// Which.
+        program: &'static str,
+        /// Why.
+        source: io::Error,
+    },
     /// Scripts of an earlier start cannot be ended.
     #[error("scripts of an earlier start cannot be ended")]
     Sweep(#[source] io::Error),

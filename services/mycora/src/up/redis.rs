@@ -6,29 +6,21 @@
 //! it is started again on the same data, and clients connect anew.
 
 mod disk_writer;
-mod keeper;
 
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use kv::{Durability, Endpoint};
-use model::id::Uid;
 use tokio::io::AsyncWriteExt as _;
-use tokio::process::{Child, Command};
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use tokio::process::Child;
 use zeroize::Zeroizing;
 
 use self::disk_writer::DiskWriter;
-use self::keeper::{Keeper, Loss};
+use super::child::{self, Kept, Names, Progress, secret};
 use super::directory::DataDir;
 use super::disk::SharedDisk;
-use super::process::ProcessRecord;
 use super::{Notice, UpError};
 
 /// Databases of the server: contexts 1 to 4094, and the last one for the supervisor.
@@ -42,17 +34,14 @@ const LOG: &str = "redis/redis.log";
 const APPENDED: &str = "appendonlydir";
 const SOCKET: &str = "redis.sock";
 const PASSWORD: &str = "redis.password";
-const RECORD: &str = "redis.pid";
+const NAMES: Names = Names {
+    program: "redis-server",
+    record: "redis.pid",
+    log: LOG,
+    meanwhile: "jobs that run go on and report afterwards",
+};
 /// The longest path that a unix socket can have, on Linux.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
-/// How long it may say nothing while it starts. One that reads its data says so, and may take as long as it needs.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
-const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-const POLL: Duration = Duration::from_millis(5);
-/// How much of the end of its log an error shows.
-const LAST_LINES: usize = 5;
-const LAST_BYTES: u64 = 4096;
-
 /// What the runner pool may do: its queues, and nothing administrative.
 const RUNNER_RULES: &str = "~hero:* resetchannels -@all +@read +@write +@stream +@blocking +@connection \
      +@scripting +time -@dangerous -script|flush -script|kill -function +client|unblock +client|id";
@@ -63,10 +52,7 @@ pub(super) struct PrivateRedis {
     socket: PathBuf,
     password: Zeroizing<String>,
     runner_password: Zeroizing<String>,
-    /// Ends it, and what keeps it running.
-    stop: CancellationToken,
-    keeper: JoinHandle<io::Result<()>>,
-    lost: watch::Receiver<Option<Loss>>,
+    kept: Kept,
 }
 
 impl PrivateRedis {
@@ -84,31 +70,25 @@ impl PrivateRedis {
         if socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
             return Err(UpError::SocketPath { path: socket });
         }
-        stop_orphan(dir, notice).await?;
+        child::stop_orphan(dir, NAMES, notice).await?;
         prepare_files(dir)?;
         let (password, runner_password) = (secret(), secret());
         dir.write_secret(PASSWORD, &password)?;
         let configuration = configuration(dir, durability, memory, &password, &runner_password);
         let endpoint = endpoint(&socket, &password);
         let server = Server { dir: Arc::clone(dir), configuration, endpoint };
-        let child = server.start().await?;
-        let (stop, (lose, lost)) = (CancellationToken::new(), watch::channel(None));
-        let keeper = Keeper { server, notice: *notice, stop: stop.clone(), lose };
+        let child = child::start(&server).await?;
         let writes =
             (durability == Durability::Fast).then(|| DiskWriter::new(dir.join(FILES).join(APPENDED)));
-        let keeper = tokio::spawn(async move {
-            let writing = async {
-                match writes {
-                    Some(writer) => writer.keep().await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                kept = keeper.keep(child) => kept,
-                () = writing => Err(io::Error::other("what brings its data to the disk has ended")),
+        let writing = async {
+            match writes {
+                Some(writer) => writer.keep().await,
+                None => std::future::pending().await,
             }
-        });
-        Ok(Self { socket, password, runner_password, stop, keeper, lost })
+            io::Error::other("what brings its data to the disk has ended")
+        };
+        let kept = Kept::keep(server, child, *notice, writing);
+        Ok(Self { socket, password, runner_password, kept })
     }
 
     /// For the coordinator: every database, every command.
@@ -152,27 +132,23 @@ impl PrivateRedis {
         SharedDisk::of(scripts, &dir.join(FILES), floor)
     }
 
-    /// Returns when the server has ended by itself and cannot be started again. Cancel safe.
-    pub(super) async fn lost(&mut self) -> UpError {
-        match self.lost.wait_for(Option::is_some).await.as_deref() {
-            Ok(Some(loss)) => loss.error(),
-            _ => UpError::Task("what keeps redis-server running".to_owned()),
-        }
+    /// What keeps it running.
+    pub(super) const fn kept(&mut self) -> &mut Kept {
+        &mut self.kept
     }
 
     /// Whether the server has ended and cannot be started again.
     #[must_use]
     pub(super) fn is_lost(&self) -> bool {
-        self.lost.borrow().is_some()
+        self.kept.is_lost()
     }
 
     /// Lets the server write what it has and end.
     ///
     /// # Errors
     /// When it cannot be ended.
-    pub(super) async fn stop(self) -> io::Result<()> {
-        self.stop.cancel();
-        self.keeper.await.map_err(io::Error::other)?
+    pub(super) async fn stop(self) -> Result<(), UpError> {
+        self.kept.stop().await
     }
 }
 
@@ -184,112 +160,44 @@ struct Server {
     endpoint: Endpoint,
 }
 
-impl Server {
-    /// Starts it on what its directory holds, and returns when it answers. Dropped before, it is killed.
-    ///
-    /// # Errors
-    /// When it cannot be started, or ends before it answers.
-    async fn start(&self) -> Result<Child, UpError> {
-        let mut child = spawn(&self.dir)?;
-        let pid = child.id().unwrap_or_default();
-        let process = ProcessRecord::of(pid).map_err(UpError::RedisStart)?;
-        self.dir.write_secret(RECORD, &process.to_string())?;
+impl child::Server for Server {
+    const NAMES: Names = NAMES;
+
+    fn dir(&self) -> &DataDir {
+        &self.dir
+    }
+
+    fn spawn(&self) -> Result<Child, UpError> {
+        let mut command = child::command(NAMES.program, &self.dir, LOG);
+        command.arg("-").stdin(Stdio::piped()).spawn().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => UpError::NoRedis,
+            _ => UpError::ChildStart { program: NAMES.program, source: error },
+        })
+    }
+
+    async fn instruct(&self, child: &mut Child) {
         if let Some(mut stdin) = child.stdin.take() {
-            // One that has ended by now says why below.
+            // One that has ended by now says why in its log.
             let _ = stdin.write_all(self.configuration.as_bytes()).await;
         }
-        self.wait_until_ready(&mut child).await?;
-        Ok(child)
     }
 
-    async fn wait_until_ready(&self, child: &mut Child) -> Result<(), UpError> {
-        let (socket, log) = (self.dir.join(SOCKET), self.dir.join(LOG));
-        let mut deadline = Instant::now() + START_TIMEOUT;
-        loop {
-            if let Some(status) = child.try_wait().map_err(UpError::RedisStart)? {
-                let last = last_lines(&log);
-                return Err(UpError::RedisEarlyEnd { status: status.to_string(), last, log });
-            }
-            // The socket is there before the data is read; only an answer says that it was.
-            if socket.exists() {
-                match kv::Kv::new(self.endpoint.clone()).database(0).ping().await {
-                    // A full disk does not hinder it from answering what is asked.
-                    Ok(()) | Err(kv::Error::DiskFull(_)) => return Ok(()),
-                    Err(kv::Error::Unreachable { reason, .. }) if reason.contains("LOADING") => {
-                        deadline = Instant::now() + START_TIMEOUT;
-                    }
-                    Err(_) => {}
-                }
-            }
-            if Instant::now() > deadline {
-                return Err(UpError::RedisSlow { secs: START_TIMEOUT.as_secs(), log });
-            }
-            tokio::time::sleep(POLL).await;
+    async fn progress(&self) -> Progress {
+        // The socket is there before the data is read; only an answer says that it was.
+        if !self.dir.join(SOCKET).exists() {
+            return Progress::Silent;
         }
-    }
-
-    /// Lets it write what it has and end; kills it when that takes too long.
-    async fn end(&self, mut child: Child) -> io::Result<()> {
-        let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
-        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
-            rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        match kv::Kv::new(self.endpoint.clone()).database(0).ping().await {
+            // A full disk does not hinder it from answering what is asked.
+            Ok(()) | Err(kv::Error::DiskFull(_)) => Progress::Ready,
+            Err(kv::Error::Unreachable { reason, .. }) if reason.contains("LOADING") => Progress::Reading,
+            Err(_) => Progress::Silent,
         }
-        if tokio::time::timeout(STOP_TIMEOUT, child.wait()).await.is_err() {
-            child.kill().await?;
-        }
-        self.forget();
-        Ok(())
-    }
-
-    /// Removes the record of its process.
-    fn forget(&self) {
-        // A record that stays is recognised as stale by the next start.
-        let _ = std::fs::remove_file(self.dir.join(RECORD));
     }
 }
 
 fn endpoint(socket: &Path, password: &Zeroizing<String>) -> Endpoint {
     Endpoint::unix(socket).with_credentials(None, password.as_str())
-}
-
-/// The end of its log; empty when there is none.
-fn last_lines(log: &Path) -> String {
-    let read = || {
-        let mut file = std::fs::File::open(log)?;
-        let from = file.metadata()?.len().saturating_sub(LAST_BYTES);
-        io::Seek::seek(&mut file, io::SeekFrom::Start(from))?;
-        let mut bytes = Vec::new();
-        io::Read::read_to_end(&mut io::Read::take(file, LAST_BYTES), &mut bytes)?;
-        io::Result::Ok(bytes)
-    };
-    let bytes = read().unwrap_or_default();
-    let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
-}
-
-/// A password that nobody guesses.
-fn secret() -> Zeroizing<String> {
-    Zeroizing::new(Uid::random().to_string())
-}
-
-fn spawn(dir: &DataDir) -> Result<Child, UpError> {
-    // What it says before it has read where its log is.
-    let log = std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(dir.join(LOG));
-    let spawned = Command::new("redis-server")
-        .arg("-")
-        .current_dir(dir.path())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(log.map_or_else(|_| Stdio::null(), Stdio::from))
-        .kill_on_drop(true)
-        // Ctrl-C at the terminal is for us: we end the server when its clients have ended.
-        .process_group(0)
-        .spawn();
-    spawned.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => UpError::NoRedis,
-        _ => UpError::RedisStart(error),
-    })
 }
 
 /// Makes the directory of its data, and takes over what earlier versions kept beside it.
@@ -331,14 +239,4 @@ fn configuration(
         directory = quoted(FILES),
         log = quoted(LOG),
     ))
-}
-
-/// Ends the server that a `kill -9` of an earlier `up` left behind.
-async fn stop_orphan(dir: &DataDir, notice: &Notice) -> Result<(), UpError> {
-    let Ok(text) = std::fs::read_to_string(dir.join(RECORD)) else { return Ok(()) };
-    let Some(orphan) = text.trim().parse::<ProcessRecord>().ok().filter(ProcessRecord::is_alive) else {
-        return Ok(());
-    };
-    notice.say(&format!("stopping redis-server {} of an earlier start that was killed", orphan.pid));
-    orphan.end(STOP_TIMEOUT).await.map_err(UpError::RedisStart)
 }

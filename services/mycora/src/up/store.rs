@@ -1,6 +1,5 @@
 //! The Redis of an all-in-one: a child of its own, or one that the operator names.
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -130,7 +129,7 @@ impl Store {
     /// however long it is away. Cancel safe.
     pub(super) async fn lost(&mut self) -> UpError {
         match self {
-            Self::Private(redis) => redis.lost().await,
+            Self::Private(redis) => redis.kept().lost().await,
             Self::Named(_) => std::future::pending().await,
         }
     }
@@ -148,7 +147,7 @@ impl Store {
     ///
     /// # Errors
     /// When it cannot be ended.
-    pub(super) async fn stop(self) -> io::Result<()> {
+    pub(super) async fn stop(self) -> Result<(), UpError> {
         match self {
             Self::Private(redis) => redis.stop().await,
             Self::Named(_) => Ok(()),

@@ -40,7 +40,7 @@ fn where_its_redis_cannot_start_again_it_ends_and_says_why() {
         tokio::time::timeout(END_WITHIN, running.wait()).await.expect("in time")
     });
     let said = ended.expect_err("not as asked");
-    assert!(matches!(said, UpError::RedisLost { .. }), "{said}");
+    assert!(matches!(said, UpError::ChildLost { program: "redis-server", .. }), "{said}");
     let said = said.to_string();
     assert!(
         said.contains("start again to go on") && said.contains("Invalid AOF manifest file format"),

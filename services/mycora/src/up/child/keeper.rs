@@ -1,4 +1,4 @@
-//! Starting the private Redis again whenever it ends by itself.
+//! Starting a private server again whenever it ends by itself.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use tokio::process::Child;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::{LOG, Server};
+use super::Server;
 use crate::failure::error_chain;
 use crate::up::{Notice, UpError};
 
@@ -19,18 +20,73 @@ const STARTS_MAX: u32 = 12;
 /// A server that ran so long has recovered: the next end is not one of a row.
 const STEADY: Duration = Duration::from_secs(10);
 
+/// A server that is kept running.
+#[derive(Debug)]
+pub(in crate::up) struct Kept {
+    program: &'static str,
+    /// Ends it, and what keeps it running.
+    stop: CancellationToken,
+    keeper: JoinHandle<io::Result<()>>,
+    lost: watch::Receiver<Option<Loss>>,
+}
+
+impl Kept {
+    /// Keeps a server running that was started as this child. What works beside it ends only with an error.
+    pub(in crate::up) fn keep<S: Server>(
+        server: S,
+        child: Child,
+        notice: Notice,
+        beside: impl Future<Output = io::Error> + Send + 'static,
+    ) -> Self {
+        let (stop, (lose, lost)) = (CancellationToken::new(), watch::channel(None));
+        let keeper = Keeper { server, notice, stop: stop.clone(), lose };
+        let keeper = tokio::spawn(async move {
+            tokio::select! {
+                kept = keeper.keep(child) => kept,
+                error = beside => Err(error),
+            }
+        });
+        Self { program: S::NAMES.program, stop, keeper, lost }
+    }
+
+    /// Returns when the server has ended by itself and cannot be started again. Cancel safe.
+    pub(in crate::up) async fn lost(&mut self) -> UpError {
+        match self.lost.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(loss)) => loss.error(),
+            _ => UpError::Task(format!("what keeps {} running", self.program)),
+        }
+    }
+
+    /// Whether the server has ended and cannot be started again.
+    #[must_use]
+    pub(in crate::up) fn is_lost(&self) -> bool {
+        self.lost.borrow().is_some()
+    }
+
+    /// Lets the server write what it has and end.
+    ///
+    /// # Errors
+    /// When it cannot be ended.
+    pub(in crate::up) async fn stop(self) -> Result<(), UpError> {
+        self.stop.cancel();
+        let ended = self.keeper.await.unwrap_or_else(|error| Err(io::Error::other(error)));
+        ended.map_err(|source| UpError::ChildStop { program: self.program, source })
+    }
+}
+
 /// Why the server could not be started again.
 #[derive(Debug, Clone)]
-pub(super) struct Loss {
+struct Loss {
+    program: &'static str,
     starts: u32,
     why: String,
     log: PathBuf,
 }
 
 impl Loss {
-    pub(super) fn error(&self) -> UpError {
-        let Self { starts, why, log } = self.clone();
-        UpError::RedisLost { starts, why, log }
+    fn error(&self) -> UpError {
+        let Self { program, starts, why, log } = self.clone();
+        UpError::ChildLost { program, starts, why, log }
     }
 }
 
@@ -57,33 +113,32 @@ impl BackOff {
 }
 
 /// Keeps a server running until it is to stop.
-pub(super) struct Keeper {
-    pub(super) server: Server,
-    pub(super) notice: Notice,
-    pub(super) stop: CancellationToken,
+struct Keeper<S> {
+    server: S,
+    notice: Notice,
+    stop: CancellationToken,
     /// Told when it gives up.
-    pub(super) lose: watch::Sender<Option<Loss>>,
+    lose: watch::Sender<Option<Loss>>,
 }
 
-impl Keeper {
+impl<S: Server> Keeper<S> {
     /// Starts the server again whenever it ends, until `stop`; then ends it.
     ///
     /// # Errors
     /// When it cannot be ended.
-    pub(super) async fn keep(self, mut child: Child) -> io::Result<()> {
+    async fn keep(self, mut child: Child) -> io::Result<()> {
+        let super::Names { program, meanwhile, .. } = S::NAMES;
         let mut back_off = BackOff::default();
         loop {
             let since = Instant::now();
             let status = tokio::select! {
-                () = self.stop.cancelled() => return self.server.end(child).await,
+                () = self.stop.cancelled() => return super::end(&self.server, child).await,
                 status = child.wait() => status?,
             };
             back_off.ended_after(since.elapsed());
             let ended = Instant::now();
-            tracing::error!(%status, "redis-server ended by itself and is started again");
-            self.notice.say(&format!(
-                "redis-server ended ({status}) and is started again; jobs that run go on and report afterwards"
-            ));
+            tracing::error!(%status, "{program} ended by itself and is started again");
+            self.notice.say(&format!("{program} ended ({status}) and is started again; {meanwhile}"));
             let revived = tokio::select! {
                 () = self.stop.cancelled() => break,
                 revived = self.revive(&mut back_off) => revived,
@@ -96,26 +151,27 @@ impl Keeper {
                     break;
                 }
             };
-            tracing::info!(secs = ended.elapsed().as_secs_f64(), "redis-server runs again");
-            self.notice.say("redis-server runs again, with the same data");
+            tracing::info!(secs = ended.elapsed().as_secs_f64(), "{program} runs again");
+            self.notice.say(&format!("{program} runs again, with the same data"));
         }
-        self.server.forget();
+        super::forget(&self.server);
         Ok(())
     }
 
     async fn revive(&self, back_off: &mut BackOff) -> Result<Child, Loss> {
+        let super::Names { program, log, .. } = S::NAMES;
         let mut starts = 0;
         loop {
             tokio::time::sleep(back_off.next()).await;
             starts += 1;
-            let error = match self.server.start().await {
+            let error = match super::start(&self.server).await {
                 Ok(child) => return Ok(child),
                 Err(error) => error,
             };
             let why = error_chain(&error);
-            tracing::error!(error = why, starts, "redis-server cannot be started again");
+            tracing::error!(error = why, starts, "{program} cannot be started again");
             if starts >= STARTS_MAX {
-                return Err(Loss { starts, why, log: self.server.dir.join(LOG) });
+                return Err(Loss { program, starts, why, log: self.server.dir().join(log) });
             }
         }
     }
