@@ -114,7 +114,7 @@ impl Default for Readiness {
 }
 
 /// One thing that has to be so before calls are welcome.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Condition {
     name: String,
     readiness: Readiness,

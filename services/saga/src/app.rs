@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use broker::Broker;
+use directory::Remote;
 use egress::Trust;
 use model::{ContextId, TenantId};
-use service::{Condition, Readiness};
+use proto::internal::v1::identity_store_service_client::IdentityStoreServiceClient;
+use service::{Condition, Readiness, Shutdown};
 use store::KvStore;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -25,6 +27,7 @@ use crate::providers::Provider;
 use crate::providers::flow::{FlowFiles, FlowProvider, FlowSurroundings};
 use crate::providers::http::HttpProvider;
 use crate::providers::smtp::SmtpProvider;
+use crate::rpc::Rpc;
 use crate::secrets::Secrets;
 use crate::tenants::Tenants;
 
@@ -51,6 +54,8 @@ pub struct Deps<'a> {
     pub gateway: Arc<dyn Gateway>,
     /// Where effects that are flows are run; none where there are none.
     pub flows: Option<FlowSuite>,
+    /// The way to storage, which knows actors and decides about changes. Without it no actor is believed.
+    pub storage: Option<rpc::Channel>,
     /// Where its metrics are registered.
     pub metrics: &'a prometheus::Registry,
 }
@@ -64,6 +69,33 @@ pub struct FlowSuite {
     pub storage: rpc::Channel,
     /// Whose servers tokens are for.
     pub trust_domain: identity::TrustDomain,
+}
+
+/// What is known of actors, and who decides about their changes.
+pub(crate) struct Access {
+    /// Actors, and their roles in contexts.
+    pub(crate) directory: Arc<dyn rpc::Directory>,
+    /// Decides about changes, and writes them down.
+    pub(crate) identities: IdentityStoreServiceClient<rpc::Channel>,
+    /// Hears of changes of roles.
+    remote: Remote,
+    storage: rpc::Channel,
+}
+
+impl Access {
+    fn new(storage: rpc::Channel) -> Self {
+        let remote = Remote::new(storage.clone());
+        let identities = IdentityStoreServiceClient::new(storage.clone());
+        Self { directory: remote.directory(), identities, remote, storage }
+    }
+
+    /// Hears of changes until `stop`, and tells how storage is.
+    async fn follow(&self, is_serving: &Condition, stop: CancellationToken) {
+        tokio::select! {
+            () = self.remote.clone().follow(stop) => {}
+            () = is_serving.clone().while_serves(self.storage.clone()) => {}
+        }
+    }
 }
 
 /// Why the service cannot be built, or does not take what it is given.
@@ -95,6 +127,7 @@ pub struct App {
     gateway: Arc<dyn Gateway>,
     flows: Option<FlowSuite>,
     around: Surroundings,
+    access: Option<Access>,
     calls: OpenCalls,
     providers: watch::Sender<Arc<Providers>>,
     tenants: watch::Sender<Arc<Tenants>>,
@@ -108,6 +141,7 @@ pub struct App {
 struct Needs {
     broker: Condition,
     definitions: Condition,
+    storage: Option<Condition>,
 }
 
 impl App {
@@ -116,14 +150,17 @@ impl App {
     /// # Errors
     /// [`Error::Metrics`] when another service of the process registered the same.
     pub fn new(config: Config, deps: Deps<'_>) -> Result<Self, Error> {
-        let Deps { store, broker, gateway, flows, metrics } = deps;
+        let Deps { store, broker, gateway, flows, storage, metrics } = deps;
         let metrics = Arc::new(Metrics::new(metrics).map_err(Error::Metrics)?);
         let definitions = Arc::new(Definitions::new(Arc::clone(&store)));
         let has_tenants = config.tenants.has_tenants;
         let around = Surroundings { store, broker, metrics, has_tenants, wake: Arc::new(Notify::new()) };
         let readiness = Readiness::new();
-        let needs =
-            Needs { broker: readiness.condition("nats"), definitions: readiness.condition("definitions") };
+        let needs = Needs {
+            broker: readiness.condition("nats"),
+            definitions: readiness.condition("definitions"),
+            storage: storage.is_some().then(|| readiness.condition("storage")),
+        };
         Ok(Self {
             tenants: watch::Sender::new(Arc::new(config.tenants.clone())),
             config,
@@ -131,12 +168,40 @@ impl App {
             gateway,
             flows,
             around,
+            access: storage.map(Access::new),
             calls: OpenCalls::default(),
             providers: watch::Sender::new(Arc::default()),
             drained: watch::Sender::new(Arc::default()),
             readiness,
             needs,
         })
+    }
+
+    /// Adds what actors and the operator may call. `shutdown` ends the service when it is drained.
+    #[must_use]
+    pub fn mount_public(self: &Arc<Self>, mount: rpc::MountBuilder, shutdown: Shutdown) -> rpc::MountBuilder {
+        Rpc::new(Arc::clone(self), shutdown).mount_public(mount)
+    }
+
+    /// Who knows the actors and their roles, for the gate in front of this service; none without storage.
+    #[must_use]
+    pub fn directory(&self) -> Option<Arc<dyn rpc::Directory>> {
+        self.access.as_ref().map(|access| Arc::clone(&access.directory))
+    }
+
+    /// What is known of actors; none without storage.
+    pub(crate) const fn access(&self) -> Option<&Access> {
+        self.access.as_ref()
+    }
+
+    /// What lanes work with, and requests as well.
+    pub(crate) const fn around(&self) -> &Surroundings {
+        &self.around
+    }
+
+    /// Context that a tenant belongs to; none for an unknown one.
+    pub(crate) fn context_of(&self, tenant: &TenantId) -> Option<ContextId> {
+        self.tenants.borrow().get(tenant).map(|tenant| ContextId(tenant.context))
     }
 
     /// Ready while the broker has its streams as they are wanted, definitions are in force, and no lane stays away.
@@ -271,9 +336,17 @@ impl App {
             lanes: self.readiness.condition("lanes"),
         };
         let watched = watch_streams(self.around.clone(), &self.needs.broker);
+        let access = async {
+            match (&self.access, &self.needs.storage) {
+                (Some(access), Some(is_serving)) => access.follow(is_serving, shutdown.clone()).await,
+                _ => std::future::pending().await,
+            }
+        };
         tokio::select! {
             () = placement.run(shutdown.clone()) => {}
             () = watched => {}
+            // It ends with the shutdown, which the lanes have to be given up at.
+            () = async { access.await; std::future::pending().await } => {}
         }
     }
 }

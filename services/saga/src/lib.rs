@@ -5,6 +5,7 @@
 //! - [`placement`]: which lanes this replica owns; [`tenants`]: whose.
 //! - [`manifests`]: what people write; [`definitions`]: what is in force, and what instances are pinned to.
 //! - [`command_service`]: the gateway of aggregates.
+//! - [`rpc`]: what actors and the operator may call.
 //! - [`providers`]: the ways to the outside world; [`secrets`]: what they prove themselves with.
 
 mod admin;
@@ -18,6 +19,7 @@ pub mod metrics;
 pub mod placement;
 mod process;
 pub mod providers;
+pub mod rpc;
 pub mod sagas;
 pub mod secrets;
 pub mod tenants;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ::rpc::Channel;
+use ::rpc::{Channel, Mount, TlsFiles};
 use broker::{JetStream, JetStreamOptions, Login};
 use http::uri::PathAndQuery;
 use identity::TrustDomain;
@@ -22,8 +22,11 @@ use crate::command_service::{CommandService, NoGateway, SUBMIT_COMMAND};
 use crate::lane::UNSCANNED;
 use crate::lane::gateway::Gateway;
 use crate::placement::Role;
+use crate::rpc::policy;
 use crate::tenants::Tenants;
 
+/// The value of `--storage` that stands for none.
+const NO_STORAGE: &str = "none";
 const MIB: usize = 1024 * 1024;
 
 /// Where the service finds what it needs.
@@ -66,7 +69,7 @@ pub struct Flags {
     /// Where effects that are flows are run: the scheduler
     #[arg(long, env = "MYCORA_SCHEDULER", value_name = "URL")]
     scheduler: Option<String>,
-    /// The storage of the same suite, which takes what flows carry along
+    /// The storage service, which knows actors and their roles, and takes what flows carry along. `none`: no actor is let in
     #[arg(long, env = "MYCORA_STORAGE", value_name = "URL", default_value = "https://127.0.0.1:7701")]
     storage: String,
     /// The trust domain of that suite
@@ -102,6 +105,22 @@ impl Flags {
         Ok(Arc::new(store))
     }
 
+    /// The way to storage; none where it is not wanted.
+    fn storage(&self, tls: &TlsFiles) -> Result<Option<Channel>, Failure> {
+        if self.storage == NO_STORAGE {
+            return Ok(None);
+        }
+        Ok(Some(Channel::remote(&self.storage, tls, Some("storage"))?))
+    }
+
+    /// Where flows are run; none where that is not wanted.
+    fn flows(&self, tls: &TlsFiles, storage: Option<&Channel>) -> Result<Option<FlowSuite>, Failure> {
+        let Some(url) = &self.scheduler else { return Ok(None) };
+        let storage = storage.ok_or("flows need the storage of their suite: name it with --storage")?.clone();
+        let scheduler = Channel::remote(url, tls, Some("scheduler"))?;
+        Ok(Some(FlowSuite { scheduler, storage, trust_domain: self.trust_domain.clone() }))
+    }
+
     fn broker(&self) -> Result<JetStream, Failure> {
         let mut options = JetStreamOptions::new(&self.nats_url);
         "mycora-saga".clone_into(&mut options.name);
@@ -126,7 +145,7 @@ impl service::App for App {
     const NAME: &'static str = "saga";
     const ABOUT: &'static str =
         "Runs sagas: waits for events, orders work and undoes it, and makes the calls";
-    const GRPC_PORT: Option<u16> = None;
+    const GRPC_PORT: Option<u16> = Some(7708);
     const OPS_PORT: u16 = 7808;
     const ADMIN: Option<AdminMethods> =
         Some(AdminMethods { drain: "mycora.v1.SagaService/Drain", reload: "mycora.v1.SagaService/Reload" });
@@ -145,10 +164,11 @@ impl service::App for App {
         ])
     }
 
-    async fn start(flags: Flags, host: Host) -> Result<(), Failure> {
+    async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
+        let tls = host.tls_files()?;
         let gateway: Arc<dyn Gateway> = match &flags.gateway {
             Some(url) => {
-                let channel = Channel::remote(url, &host.tls_files()?, None)?;
+                let channel = Channel::remote(url, &tls, None)?;
                 Arc::new(CommandService::new(channel, flags.gateway_method.clone()))
             }
             None => Arc::new(NoGateway),
@@ -159,20 +179,18 @@ impl service::App for App {
             tenants: flags.tenants()?,
             secrets: flags.secrets.clone(),
         };
-        let flows = match &flags.scheduler {
-            Some(url) => {
-                let tls = host.tls_files()?;
-                Some(FlowSuite {
-                    scheduler: Channel::remote(url, &tls, Some("scheduler"))?,
-                    storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
-                    trust_domain: flags.trust_domain.clone(),
-                })
-            }
-            None => None,
-        };
+        let storage = flags.storage(&tls)?;
+        let flows = flags.flows(&tls, storage.as_ref())?;
         let (store, broker) = (flags.store().await?, Arc::new(flags.broker()?));
-        let app = Arc::new(App::new(config, Deps { store, broker, gateway, flows, metrics: &host.metrics })?);
+        let deps = Deps { store, broker, gateway, flows, storage, metrics: &host.metrics };
+        let app = Arc::new(App::new(config, deps)?);
         app.reload().await?;
+        let builder = Mount::builder(policy()).descriptors(proto::DESCRIPTORS);
+        let builder = match app.directory() {
+            Some(directory) => builder.directory(directory),
+            None => builder,
+        };
+        host.serve(app.mount_public(builder, host.shutdown.clone()).build()?, &tls)?;
         host.readiness.include("", &app.readiness());
         if let Some(admin) = &host.admin {
             admin.handle_with(Admin { app: Arc::clone(&app), shutdown: host.shutdown.clone() });

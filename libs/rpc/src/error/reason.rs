@@ -51,6 +51,42 @@ reasons! {
     FlowNotEnded = "FLOW_NOT_ENDED" as [FailedPrecondition],
     /// The flow has ended.
     FlowEnded = "FLOW_ENDED" as [FailedPrecondition],
+    /// The metadata `x-tenant-id` name another tenant than the request.
+    TenantMismatch = "TENANT_MISMATCH" as [InvalidArgument],
+    /// The tenant is paused: resume it first.
+    TenantPaused = "TENANT_PAUSED" as [FailedPrecondition],
+    /// An instance of this correlation runs already.
+    SagaExists = "SAGA_EXISTS" as [AlreadyExists],
+    /// The instance has ended.
+    SagaEnded = "SAGA_ENDED" as [FailedPrecondition],
+    /// The definition cannot be applied; the message says where.
+    SagaFault = "SAGA_FAULT" as [FailedPrecondition],
+    /// The pivot of the instance has succeeded: there is no way back, it can be killed.
+    PastPivot = "PAST_PIVOT" as [FailedPrecondition],
+    /// The instance is paused: resume it first.
+    SagaPaused = "SAGA_PAUSED" as [FailedPrecondition],
+    /// The instance is not paused.
+    SagaNotPaused = "SAGA_NOT_PAUSED" as [FailedPrecondition],
+    /// The instance is stuck: have its step tried again, left out, or say that it is complete.
+    SagaStuck = "SAGA_STUCK" as [FailedPrecondition],
+    /// The instance is not stuck.
+    SagaNotStuck = "SAGA_NOT_STUCK" as [FailedPrecondition],
+    /// A dead letter stands in front of the instance: redrive or purge it first.
+    SagaParked = "SAGA_PARKED" as [FailedPrecondition],
+    /// The instance does not go from step to step: it is being undone, or is stuck.
+    SagaNotRunning = "SAGA_NOT_RUNNING" as [FailedPrecondition],
+    /// The instance cannot become one of the definition in force; the message says what does not fit.
+    SagaNotMigratable = "SAGA_NOT_MIGRATABLE" as [FailedPrecondition],
+    /// The operator's directory is not taken as it is; the message has the first problems.
+    ManifestsRefused = "MANIFESTS_REFUSED" as [FailedPrecondition],
+    /// The outcome of the call is known, or it is being made.
+    EffectNotUnknown = "EFFECT_NOT_UNKNOWN" as [FailedPrecondition],
+    /// The call has ended, or is not at a point where this could be done.
+    EffectNotOpen = "EFFECT_NOT_OPEN" as [FailedPrecondition],
+    /// The call does not wait for its answer.
+    EffectNotWaiting = "EFFECT_NOT_WAITING" as [FailedPrecondition],
+    /// The token is not that of the call.
+    TokenRefused = "TOKEN_REFUSED" as [PermissionDenied],
     /// No node of the flow would be run again.
     NothingToRetry = "NOTHING_TO_RETRY" as [FailedPrecondition],
     /// That attempt of the node is not under way.

@@ -1,0 +1,168 @@
+//! The gRPC side: finds out whose call it is, asks, converts.
+//!
+//! - [`access`]: tenants, contexts and roles: every method begins there.
+//! - [`definitions`], [`instances`], [`verbs`], [`effects`], [`letters`], [`lanes`], [`process`]: what methods do, by topic.
+//!
+//! A method is a function of the service, the caller and the body of the request, which gives the body of the answer.
+
+mod access;
+mod definitions;
+mod effects;
+mod instances;
+mod lanes;
+mod letters;
+mod process;
+mod verbs;
+
+use std::sync::Arc;
+
+use ::rpc::{Allow, Error, ErrorKind, MethodPolicy, MountBuilder, PolicyTable, Reason};
+use model::limits::GRPC_MESSAGE_BYTES_MAX;
+use proto::v1;
+use proto::v1::saga_service_server::{SagaService, SagaServiceServer};
+use service::Shutdown;
+use tonic::codegen::BoxStream;
+use tonic::{Request, Response, Status};
+
+pub(crate) use self::access::Principal;
+use crate::app::App;
+
+/// What actors may call, and what is the operator's.
+pub const PUBLIC_POLICY: PolicyTable<'static> = &[
+    ("/mycora.v1.SagaService/*", &[Allow::AnyActor]),
+    ("/mycora.v1.SagaService/GetSagaServer", &[Allow::Admin]),
+    ("/mycora.v1.SagaService/Drain", &[Allow::Admin]),
+    ("/mycora.v1.SagaService/Reload", &[Allow::Admin]),
+    ("/mycora.v1.SagaService/MoveLane", &[Allow::Admin]),
+];
+
+/// Everything that this service may be called for.
+///
+/// # Panics
+/// Never: the table is well-formed, which a test checks.
+#[must_use]
+pub fn policy() -> MethodPolicy {
+    MethodPolicy::new(&[PUBLIC_POLICY]).expect("the table is well-formed")
+}
+
+/// What methods work with.
+pub(crate) struct Api {
+    /// The service.
+    pub(crate) app: Arc<App>,
+    /// Ends the process, or the part of it that is this service.
+    pub(crate) shutdown: Shutdown,
+}
+
+/// Answers `SagaService`.
+#[derive(Clone)]
+pub(crate) struct Rpc(Arc<Api>);
+
+impl Rpc {
+    pub(crate) fn new(app: Arc<App>, shutdown: Shutdown) -> Self {
+        Self(Arc::new(Api { app, shutdown }))
+    }
+
+    pub(crate) fn mount_public(self, mount: MountBuilder) -> MountBuilder {
+        let server = SagaServiceServer::new(self)
+            .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX);
+        mount.service(server)
+    }
+}
+
+/// UNIMPLEMENTED.
+fn unimplemented(method: &str) -> Status {
+    let message = format!("{method} is not part of this server");
+    Error::new(ErrorKind::Unimplemented, Reason::Unimplemented, message).into()
+}
+
+macro_rules! saga_service {
+    (
+        answers { $($method:ident($request:ident) -> $response:ident = $handler:path;)+ }
+        streams { $($stream:ident $streaming:ident($asked:ident) -> $part:ident = $source:path;)+ }
+    ) => {
+        #[tonic::async_trait]
+        impl SagaService for Rpc {
+            $(async fn $method(
+                &self,
+                request: Request<v1::$request>,
+            ) -> Result<Response<v1::$response>, Status> {
+                let caller = Principal::of(&request)?;
+                $handler(&self.0, &caller, request.into_inner()).await.map(Response::new)
+            })+
+
+            $(type $stream = BoxStream<v1::$part>;
+
+            async fn $streaming(
+                &self,
+                request: Request<v1::$asked>,
+            ) -> Result<Response<Self::$stream>, Status> {
+                let caller = Principal::of(&request)?;
+                $source(&self.0, &caller, request.into_inner()).await.map(Response::new)
+            })+
+        }
+    };
+}
+
+saga_service! {
+    answers {
+        validate_saga(ValidateSagaRequest) -> ValidateSagaResponse = definitions::validate;
+        apply_saga(ApplySagaRequest) -> ApplySagaResponse = definitions::apply;
+        retire_saga(RetireSagaRequest) -> RetireSagaResponse = definitions::retire;
+        get_saga_definition(GetSagaDefinitionRequest) -> GetSagaDefinitionResponse = definitions::get;
+        list_saga_definitions(ListSagaDefinitionsRequest) -> ListSagaDefinitionsResponse = definitions::list;
+
+        start_saga(StartSagaRequest) -> StartSagaResponse = verbs::start;
+        send_saga_event(SendSagaEventRequest) -> SendSagaEventResponse = verbs::send;
+        pause_saga(PauseSagaRequest) -> PauseSagaResponse = verbs::pause;
+        resume_saga(ResumeSagaRequest) -> ResumeSagaResponse = verbs::resume;
+        cancel_saga(CancelSagaRequest) -> CancelSagaResponse = verbs::cancel;
+        kill_saga(KillSagaRequest) -> KillSagaResponse = verbs::kill;
+        retry_saga_step(RetrySagaStepRequest) -> RetrySagaStepResponse = verbs::retry_step;
+        skip_saga_step(SkipSagaStepRequest) -> SkipSagaStepResponse = verbs::skip_step;
+        complete_saga(CompleteSagaRequest) -> CompleteSagaResponse = verbs::complete;
+        migrate_saga(MigrateSagaRequest) -> MigrateSagaResponse = verbs::migrate;
+
+        get_saga(GetSagaRequest) -> GetSagaResponse = instances::get;
+        list_sagas(ListSagasRequest) -> ListSagasResponse = instances::list;
+        get_saga_timeline(GetSagaTimelineRequest) -> GetSagaTimelineResponse = instances::timeline;
+        list_saga_timers(ListSagaTimersRequest) -> ListSagaTimersResponse = instances::timers;
+        explain_saga(ExplainSagaRequest) -> ExplainSagaResponse = instances::explain;
+        get_saga_graph(GetSagaGraphRequest) -> GetSagaGraphResponse = instances::graph;
+
+        get_effect(GetEffectRequest) -> GetEffectResponse = effects::get;
+        list_effects(ListEffectsRequest) -> ListEffectsResponse = effects::list;
+        complete_effect(CompleteEffectRequest) -> CompleteEffectResponse = effects::complete;
+        resolve_effect(ResolveEffectRequest) -> ResolveEffectResponse = effects::resolve;
+        retry_effect(RetryEffectRequest) -> RetryEffectResponse = effects::retry;
+        cancel_effect(CancelEffectRequest) -> CancelEffectResponse = effects::cancel;
+
+        list_saga_dead_letters(ListSagaDeadLettersRequest) -> ListSagaDeadLettersResponse = letters::list;
+        get_saga_dead_letter(GetSagaDeadLetterRequest) -> GetSagaDeadLetterResponse = letters::get;
+        redrive_saga_dead_letters(RedriveSagaDeadLettersRequest) -> RedriveSagaDeadLettersResponse = letters::redrive;
+        purge_saga_dead_letters(PurgeSagaDeadLettersRequest) -> PurgeSagaDeadLettersResponse = letters::purge;
+
+        pause_tenant(PauseTenantRequest) -> PauseTenantResponse = lanes::pause_tenant;
+        resume_tenant(ResumeTenantRequest) -> ResumeTenantResponse = lanes::resume_tenant;
+        list_lanes(ListLanesRequest) -> ListLanesResponse = lanes::list;
+        move_lane(MoveLaneRequest) -> MoveLaneResponse = lanes::move_lane;
+
+        get_saga_server(GetSagaServerRequest) -> GetSagaServerResponse = process::get_server;
+        drain(SagaServiceDrainRequest) -> SagaServiceDrainResponse = process::drain;
+        reload(SagaServiceReloadRequest) -> SagaServiceReloadResponse = process::reload;
+    }
+    streams {
+        WatchSagasStream watch_sagas(WatchSagasRequest) -> WatchSagasResponse = instances::watch;
+        ReplayLaneStream replay_lane(ReplayLaneRequest) -> ReplayLaneResponse = lanes::replay;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_makes_a_policy() {
+        drop(policy());
+    }
+}

@@ -1,0 +1,252 @@
+//! Tenants, contexts and roles: who may do what to whose sagas.
+//!
+//! A tenant belongs to a context, and roles are those of that context. Reads go by what is known of roles here; changes are decided
+//! by storage, which writes them down in the same step. An unknown tenant and one whose context the caller has no role in are both
+//! NOT_FOUND, in the same words.
+
+#![allow(dead_code, reason = "methods that use it come one by one")]
+
+use ::rpc::{Caller, Error, ErrorKind, Reason, passed_on};
+use identity::Identity;
+use model::{ActorId, BlobHash, ContextId, RequestId, Role, TenantId, Violations};
+use prost::Message;
+use proto::internal::v1::{AuthorizeRequest, SagaPermission};
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Request, Status};
+
+use super::Api;
+
+/// Metadata that may name the tenant of a call once more.
+const TENANT_HEADER: &str = "x-tenant-id";
+/// What an audit entry is about, in bytes at most.
+const RESOURCE_BYTES_MAX: usize = 512;
+
+/// Who calls, and the tenant that its metadata name.
+#[derive(Debug)]
+pub(crate) struct Principal {
+    identity: Identity,
+    /// The texts of the metadata, of which there is one at most.
+    named: Vec<String>,
+}
+
+impl Principal {
+    /// Reads who calls.
+    ///
+    /// # Errors
+    /// As [`Caller::of`].
+    pub(crate) fn of<T>(request: &Request<T>) -> Result<Self, Status> {
+        let identity = Caller::of(request)?.identity();
+        Ok(Self { identity, named: named(request.metadata()) })
+    }
+
+    /// The actor that calls.
+    ///
+    /// # Errors
+    /// PERMISSION_DENIED for a service and the bootstrap identity, which have no roles.
+    pub(crate) fn actor(&self) -> Result<ActorId, Status> {
+        match self.identity {
+            Identity::Actor(actor) => Ok(actor),
+            Identity::Service(_) | Identity::Admin => {
+                Err(Status::permission_denied("only actors have roles in a context"))
+            }
+        }
+    }
+
+    /// Checks that the metadata name no other tenant than the request.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT (`TENANT_MISMATCH`).
+    pub(crate) fn check_header(&self, tenant: &TenantId) -> Result<(), Status> {
+        if self.named.iter().all(|named| named == tenant.as_str()) {
+            return Ok(());
+        }
+        let message = format!("the metadata `{TENANT_HEADER}` name another tenant than the request does");
+        let mut violations = Violations::new();
+        violations.add("tenant_id", &*message);
+        let kind = ErrorKind::InvalidArgument(violations);
+        Err(Error::new(kind, Reason::TenantMismatch, message).into())
+    }
+}
+
+fn named(metadata: &MetadataMap) -> Vec<String> {
+    // What is no text names no tenant either.
+    let text = |value: &tonic::metadata::MetadataValue<_>| value.to_str().unwrap_or("\u{fffd}").to_owned();
+    metadata.get_all(TENANT_HEADER).iter().map(text).collect()
+}
+
+/// Change that somebody asks for, as it is decided about and written down.
+#[derive(Debug)]
+pub(crate) struct Change<'a> {
+    /// What the caller needs to be allowed.
+    pub(crate) permission: SagaPermission,
+    /// The method, as in `CancelSaga`.
+    pub(crate) method: &'static str,
+    /// What it is called for, as in `order/o-1`.
+    pub(crate) resource: &'a str,
+    /// Id and hash of the request; none where it may not come again.
+    pub(crate) request: Option<&'a Repeatable>,
+    /// Whether nothing is to be changed.
+    pub(crate) dry_run: bool,
+}
+
+/// Request that may come again: its id, and what makes two of them the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Repeatable {
+    /// The id.
+    pub(crate) id: RequestId,
+    /// Hash of method and body.
+    pub(crate) hash: BlobHash,
+}
+
+impl Repeatable {
+    /// Reads the id of a request, and notes what is wrong with it; nothing where it is empty. `body` is the request without the id.
+    pub(crate) fn parse<M: Message>(
+        method: &str,
+        id: &str,
+        body: &M,
+        violations: &mut Violations,
+    ) -> Option<Self> {
+        let id = RequestId::parse(id, violations)?;
+        Some(Self { id, hash: hash_of(method, body) })
+    }
+}
+
+/// Hash of a method and the body that it is called with, without the id of the request.
+pub(crate) fn hash_of<M: Message>(method: &str, body: &M) -> BlobHash {
+    BlobHash::of(&[method.as_bytes(), &[0], &body.encode_to_vec()].concat())
+}
+
+/// NOT_FOUND of a tenant, in the same words whether it is unknown or foreign.
+pub(crate) fn no_tenant(tenant: &TenantId) -> Status {
+    Error::not_found(if tenant.is_single() { "the tenant".to_owned() } else { format!("tenant {tenant}") })
+        .into()
+}
+
+impl Api {
+    /// Whether requests name tenants.
+    pub(crate) fn has_tenants(&self) -> bool {
+        self.app.around().has_tenants
+    }
+
+    /// Context that a tenant belongs to.
+    ///
+    /// # Errors
+    /// NOT_FOUND for an unknown tenant.
+    pub(crate) fn context_of(&self, tenant: &TenantId) -> Result<ContextId, Status> {
+        self.app.context_of(tenant).ok_or_else(|| no_tenant(tenant))
+    }
+
+    /// Lets a reader through. Gives the context and the actor, for streams that end with the role.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT (`TENANT_MISMATCH`), NOT_FOUND for a tenant that is unknown or foreign, UNAVAILABLE.
+    pub(crate) async fn read(
+        &self,
+        principal: &Principal,
+        tenant: &TenantId,
+    ) -> Result<(ContextId, ActorId), Status> {
+        principal.check_header(tenant)?;
+        let (actor, context) = (principal.actor()?, self.context_of(tenant)?);
+        let membership = self.access()?.directory.membership(context, actor).await?;
+        match membership.role {
+            Some(role) if role >= Role::Reader => Ok((context, actor)),
+            Some(_) | None => Err(no_tenant(tenant)),
+        }
+    }
+
+    /// Has storage decide about a change, which writes it down where it is allowed. Gives the actor.
+    ///
+    /// # Errors
+    /// As [`Api::read`]; PERMISSION_DENIED (`ROLE_INSUFFICIENT`), FAILED_PRECONDITION (`CONTEXT_DELETING`), ALREADY_EXISTS
+    /// (`REQUEST_ID_REUSED`).
+    pub(crate) async fn authorize(
+        &self,
+        principal: &Principal,
+        tenant: &TenantId,
+        change: Change<'_>,
+    ) -> Result<ActorId, Status> {
+        principal.check_header(tenant)?;
+        let (actor, context) = (principal.actor()?, self.context_of(tenant)?);
+        let Change { permission, method, resource, request, dry_run } = change;
+        let authorize = AuthorizeRequest {
+            context_id: context.0,
+            on_behalf_of: actor.0,
+            permission: permission.into(),
+            method: method.to_owned(),
+            resource: resource_of(tenant, resource),
+            request_id: request.map(|request| request.id.to_string()).unwrap_or_default(),
+            request_hash: request.map(|request| request.hash.to_string()).unwrap_or_default(),
+            dry_run,
+        };
+        match self.access()?.identities.clone().authorize(authorize).await {
+            Ok(_) => Ok(actor),
+            Err(status) if status.code() == Code::NotFound => Err(no_tenant(tenant)),
+            Err(status) => Err(passed_on(status)),
+        }
+    }
+
+    /// Checks that a tenant is there that the operator names; none where the request names none.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT, NOT_FOUND.
+    pub(crate) fn operators_tenant(
+        &self,
+        principal: &Principal,
+        tenant_id: &str,
+    ) -> Result<Option<TenantId>, Status> {
+        if tenant_id.is_empty() {
+            principal.check_header(&TenantId::single())?;
+            return Ok(None);
+        }
+        let mut violations = Violations::new();
+        let tenant = proto::convert::saga::tenant(tenant_id, self.has_tenants(), &mut violations);
+        let tenant = violations.into_result(tenant).map_err(Error::from)?;
+        principal.check_header(&tenant)?;
+        self.context_of(&tenant)?;
+        Ok(Some(tenant))
+    }
+
+    fn access(&self) -> Result<&crate::app::Access, Status> {
+        // Without storage the gate believes no actor, so that nobody comes here.
+        self.app.access().ok_or_else(|| {
+            Error::unavailable(
+                Reason::PeerUnavailable,
+                "this server knows no actors: it runs without storage",
+            )
+            .into()
+        })
+    }
+}
+
+/// What the audit says that a change is about: no control characters, and not too long.
+fn resource_of(tenant: &TenantId, resource: &str) -> String {
+    let tenant = if tenant.is_single() { "" } else { tenant.as_str() };
+    let mut text = String::new();
+    let separator = if tenant.is_empty() || resource.is_empty() { "" } else { "/" };
+    for c in tenant.chars().chain(separator.chars()).chain(resource.chars()) {
+        let shown = if c.is_control() { '\u{fffd}' } else { c };
+        if text.len() + shown.len_utf8() > RESOURCE_BYTES_MAX {
+            break;
+        }
+        text.push(shown);
+    }
+    if text.is_empty() { "server".to_owned() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_audit_is_told_is_short_and_visible() {
+        let acme: TenantId = "acme".parse().expect("a tenant");
+        assert_eq!(resource_of(&acme, "order/o\n1"), "acme/order/o\u{fffd}1");
+        assert_eq!(resource_of(&TenantId::single(), "order/o-1"), "order/o-1");
+        assert_eq!(
+            (resource_of(&acme, "").as_str(), resource_of(&TenantId::single(), "").as_str()),
+            ("acme", "server")
+        );
+        let long = resource_of(&acme, &"é".repeat(400));
+        assert!(long.len() <= RESOURCE_BYTES_MAX && long.len() > RESOURCE_BYTES_MAX - 3, "{}", long.len());
+    }
+}
