@@ -160,7 +160,7 @@ pub fn page_token(secret: &str, filter: &str, place: &str) -> String {
 /// It was not made for this.
 pub fn page_place(token: &str, secret: &str, filter: &str) -> Result<Option<String>, String> {
     let page = page(token)?;
-    page.place(secret, PageOf::Messages, filter).map_err(whole)
+    page.place(secret, PageOf::Messages, filter).map_err(|error| whole(error.into()))
 }
 
 /// The same in a list whose places are numbers.
@@ -169,7 +169,7 @@ pub fn page_place(token: &str, secret: &str, filter: &str) -> Result<Option<Stri
 /// It was not made for this.
 pub fn page_cursor(token: &str, secret: &str, filter: &str) -> Result<Option<u64>, String> {
     let page = page(token)?;
-    page.cursor(secret, PageOf::Messages, filter).map_err(whole)
+    page.cursor(secret, PageOf::Messages, filter).map_err(|error| whole(error.into()))
 }
 
 fn page(token: &str) -> Result<Page, String> {
