@@ -17,10 +17,14 @@ use async_trait::async_trait;
 use signet_libmdbx::{Environment, EnvironmentFlags, Geometry, MdbxError, Mode, ReadError, SyncMode};
 use tokio::sync::oneshot;
 
-use self::layout::{decode_key, physical};
+use self::layout::{decode_key, fence_key, physical};
 use self::writer::{Request, Writer};
-use crate::row::Row;
-use crate::{Batch, Caps, Clock, KvStore, LaneKey, OpenPage, Outcome, Page, RowKey, StoreError, Versioned};
+use crate::replica::Replicas;
+use crate::row::{Fence, Row};
+use crate::{
+    Batch, Beat, Caps, Clock, KvStore, LaneKey, Living, OpenPage, Outcome, Page, RowKey, StoreError,
+    Versioned,
+};
 
 /// The map is larger than what may be used by a sixteenth, and by this at least: what frees takes pages too.
 const RESERVE_BYTES_MIN: usize = 16 * 1024 * 1024;
@@ -35,6 +39,7 @@ const DISK_IS_FULL: [i32; 2] = [28, 122];
 pub struct EmbeddedStore {
     environment: Environment,
     clock: Arc<dyn Clock>,
+    replicas: Replicas,
     /// Nothing once it ends.
     requests: Option<mpsc::Sender<Request>>,
     writer: Option<JoinHandle<()>>,
@@ -69,7 +74,8 @@ impl EmbeddedStore {
         let thread = std::thread::Builder::new().name("store-writer".to_owned());
         let writer = thread.spawn(move || writer.run(&received));
         let writer = writer.map_err(|error| StoreError::Unavailable { why: error.to_string() })?;
-        Ok(Self { environment, clock, requests: Some(requests), writer: Some(writer), _lock: lock })
+        let replicas = Replicas::default();
+        Ok(Self { environment, clock, replicas, requests: Some(requests), writer: Some(writer), _lock: lock })
     }
 
     async fn ask<T>(
@@ -140,6 +146,16 @@ impl KvStore for EmbeddedStore {
     async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {
         let lane = lane.clone();
         self.ask(|answer| Request::Take(lane, answer)).await
+    }
+
+    async fn beat(&self, beat: &Beat) -> Result<Living, StoreError> {
+        let fence = self.look(|environment, _| {
+            let tx = environment.begin_ro_unsync().map_err(not_read)?;
+            let db = tx.open_db(None).map_err(not_read)?;
+            let found = tx.get::<Vec<u8>>(db.dbi(), &fence_key(&LaneKey::new(""))).map_err(not_decoded)?;
+            found.map_or(Ok(Fence::default()), |bytes| Fence::decode(&bytes))
+        });
+        self.replicas.beat(beat, self.clock.now(), fence.await?.revision)
     }
 
     async fn now(&self) -> Result<u64, StoreError> {

@@ -6,6 +6,7 @@
 //!
 //! - [`KvStore`]: what every store does.
 //! - [`EmbeddedStore`]: a directory of one process, by MDBX.
+//! - [`Beat`]: how a replica says that it lives, and hears who else does.
 //! - [`SharedStore`]: Redis, one server or a cluster, for several processes.
 //! - [`MemoryStore`]: the model that the others are compared with; it keeps nothing.
 
@@ -15,6 +16,7 @@ mod embedded;
 mod error;
 mod judge;
 mod memory;
+mod replica;
 mod row;
 mod shared;
 
@@ -27,6 +29,7 @@ pub use clock::{Clock, MachineClock};
 pub use embedded::EmbeddedStore;
 pub use error::StoreError;
 pub use memory::MemoryStore;
+pub use replica::{Beat, Living, REPLICA_NAME_BYTES_MAX, REPLICA_WORDS_BYTES_MAX, Replica};
 pub use row::Versioned;
 pub use shared::SharedStore;
 
@@ -109,6 +112,13 @@ pub trait KvStore: Send + Sync {
     /// # Errors
     /// [`StoreError`]; may be repeated.
     async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError>;
+
+    /// Takes a replica's word that it lives, and tells who else does. A store of one process knows the replicas of that process only.
+    /// Nothing that must be right rests on it: it places lanes, and the fence keeps them.
+    ///
+    /// # Errors
+    /// [`StoreError`]; may be repeated.
+    async fn beat(&self, beat: &Beat) -> Result<Living, StoreError>;
 
     /// Reads the clock by which rows expire, in milliseconds since 1970. Timers of lanes go by it, whatever the clock of their owner
     /// shows.

@@ -7,16 +7,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 
 use crate::judge::{Rows, apply, judge};
+use crate::replica::Replicas;
 use crate::row::{Fence, Row};
 use crate::{
-    Batch, Caps, Clock, KvStore, LaneKey, MachineClock, OpenPage, Outcome, Page, RowKey, StoreError,
-    Versioned,
+    Batch, Beat, Caps, Clock, KvStore, LaneKey, Living, MachineClock, OpenPage, Outcome, Page, RowKey,
+    StoreError, Versioned,
 };
 
 /// A store that keeps nothing beyond its process.
 pub struct MemoryStore<C = MachineClock> {
     clock: C,
     lanes: Mutex<HashMap<LaneKey, Lane>>,
+    replicas: Replicas,
 }
 
 #[derive(Default)]
@@ -29,7 +31,7 @@ impl<C: Clock> MemoryStore<C> {
     /// An empty one.
     #[must_use]
     pub fn new(clock: C) -> Self {
-        Self { clock, lanes: Mutex::new(HashMap::new()) }
+        Self { clock, lanes: Mutex::new(HashMap::new()), replicas: Replicas::default() }
     }
 
     fn lanes(&self) -> MutexGuard<'_, HashMap<LaneKey, Lane>> {
@@ -97,6 +99,11 @@ impl<C: Clock> KvStore for MemoryStore<C> {
         let lane = lanes.entry(lane.clone()).or_default();
         lane.fence = lane.fence.raised(self.clock.now());
         Ok(lane.fence.epoch)
+    }
+
+    async fn beat(&self, beat: &Beat) -> Result<Living, StoreError> {
+        let revision = self.lanes().get(&LaneKey::new("")).map_or(0, |lane| lane.fence.revision);
+        self.replicas.beat(beat, self.clock.now(), revision)
     }
 
     async fn now(&self) -> Result<u64, StoreError> {

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use kv::{Call, Cmd, Confirmation, Connection, Durability, Kv, Script, SetupError, Value};
 
 use crate::{
-    Batch, Caps, Expect, KvStore, LaneKey, Op, OpenPage, Outcome, PAGE_BYTES, Page, RowKey, StoreError,
-    Versioned,
+    Batch, Beat, Caps, Expect, KvStore, LaneKey, Living, Op, OpenPage, Outcome, PAGE_BYTES, Page, Replica,
+    RowKey, StoreError, Versioned,
 };
 
 static COMMIT: Script = Script::new("commit", concat!("#!lua\n", include_str!("shared/commit.lua")));
@@ -19,6 +19,7 @@ static COMMIT: Script = Script::new("commit", concat!("#!lua\n", include_str!("s
 static FREE: Script =
     Script::new("free", concat!("#!lua flags=allow-oom\n", include_str!("shared/commit.lua")));
 static TAKE: Script = Script::new("take", include_str!("shared/take.lua"));
+static BEAT: Script = Script::new("beat", include_str!("shared/beat.lua"));
 static SCAN: Script = Script::new("scan", include_str!("shared/scan.lua"));
 
 /// Rows that one script looks at: while it does, Redis does nothing else.
@@ -146,6 +147,18 @@ impl KvStore for SharedStore {
         answer.and_then(|epoch| epoch.uint()).map_err(store_error)
     }
 
+    async fn beat(&self, beat: &Beat) -> Result<Living, StoreError> {
+        beat.replica.check()?;
+        let place = self.at(&LaneKey::new(""));
+        let Replica { name, session, words } = &beat.replica;
+        let call = BEAT.call(&[place.key("replicas"), place.fence()]);
+        let call = call.arg(name).arg(&format!("{session:x}"));
+        let call = call.arg(u64::try_from(beat.ttl.as_millis()).unwrap_or(u64::MAX));
+        let call = call.arg(&words[..]).arg(u64::from(beat.takes_name));
+        let answer = place.connection.call(call).await.and_then(Value::array).map_err(store_error)?;
+        living(answer).map_err(store_error)
+    }
+
     async fn now(&self) -> Result<u64, StoreError> {
         let place = self.at(&LaneKey::new(""));
         let time =
@@ -194,6 +207,20 @@ fn outcome(answer: Value) -> kv::Result<Outcome> {
         "fenced" => Outcome::Fenced { epoch: next().uint()? },
         other => return Err(kv::Error::Protocol(format!("`{other}` is no outcome of a commit"))),
     })
+}
+
+fn living(answer: Vec<Value>) -> kv::Result<Living> {
+    let mut answer = answer.into_iter();
+    let mut number = || answer.next().unwrap_or(Value::Nil).uint();
+    let (now, revision, is_displaced) = (number()?, number()?, number()? != 0);
+    let mut replicas = Vec::new();
+    while let (Some(name), Some(session), Some(words)) = (answer.next(), answer.next(), answer.next()) {
+        let session = u64::from_str_radix(&session.text()?, 16);
+        let session = session.map_err(|_| kv::Error::Protocol("a session is no number".to_owned()))?;
+        replicas.push(Replica { name: name.text()?, session, words: words.bytes()?.into() });
+    }
+    replicas.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(Living { replicas, now, revision, is_displaced })
 }
 
 fn versioned(row: Value) -> Result<Versioned, StoreError> {

@@ -14,6 +14,11 @@ pub(super) fn physical(lane: &LaneKey, key: &RowKey) -> Vec<u8> {
     format!("{tag}}}:{key}").into_bytes()
 }
 
+/// The key of a lane's fence.
+pub(super) fn fence_key(lane: &LaneKey) -> Vec<u8> {
+    physical(lane, &RowKey::new("fence"))
+}
+
 /// Undoes [`physical`], but for the lane.
 pub(super) fn decode_key(physical: &[u8]) -> Result<RowKey, StoreError> {
     let text = std::str::from_utf8(physical).ok().and_then(|text| text.split_once("}:"));

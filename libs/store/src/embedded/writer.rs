@@ -8,7 +8,7 @@ use signet_libmdbx::tx::aliases::RwTxUnsync;
 use signet_libmdbx::{Database, Environment, MdbxError, WriteFlags};
 use tokio::sync::oneshot;
 
-use super::layout::{FIRST_END, decode_end, end, physical};
+use super::layout::{FIRST_END, decode_end, end, fence_key, physical};
 use super::{DISK_IS_FULL, not_decoded, not_read};
 use crate::judge::{Rows, apply, judge};
 use crate::row::{Fence, Row};
@@ -237,8 +237,4 @@ impl Rows for LaneRows<'_> {
     fn delete(&mut self, key: &RowKey) -> Result<(), StoreError> {
         self.map.delete(&physical(self.lane, key))
     }
-}
-
-fn fence_key(lane: &LaneKey) -> Vec<u8> {
-    physical(lane, &RowKey::new("fence"))
 }

@@ -1,10 +1,11 @@
 //! What every store does.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use store::{
-    Batch, Expect, KEY_BYTES_MAX, KvStore, LaneKey, MemoryStore, Op, Outcome, Page, ROWS_MAX, StoreError,
-    VALUE_BYTES_MAX,
+    Batch, Beat, Expect, KEY_BYTES_MAX, KvStore, LaneKey, Living, MemoryStore, Op, Outcome, Page,
+    REPLICA_WORDS_BYTES_MAX, ROWS_MAX, Replica, StoreError, VALUE_BYTES_MAX,
 };
 use tokio::task::JoinSet;
 
@@ -58,7 +59,11 @@ on_every_store! {
     limits_are_named
     whoever_comes_second_is_told_the_revision
     pages_end
+    replicas_hear_of_each_other
+    a_name_has_one_process
+    words_have_a_limit
     ; rows_end
+    replicas_live_by_their_beats
 }
 
 async fn a_commit_is_whole_or_absent(store: Arc<dyn KvStore>, _: TestClock) {
@@ -279,4 +284,76 @@ async fn whoever_comes_second_is_told_the_revision(store: Arc<dyn KvStore>, _: T
     }
     let _ = writers.join_all().await;
     assert_eq!(value(&*store, "n").await, Some((EACH * WRITERS).to_string()));
+}
+
+fn beat(name: &str, session: u64, secs: u64) -> Beat {
+    let words = format!("{name} says:\n{session}").into();
+    let replica = Replica { name: name.to_owned(), session, words };
+    Beat { replica, ttl: Duration::from_secs(secs), takes_name: false }
+}
+
+/// Who lives, by name and session.
+fn names(living: &Living) -> Vec<(&str, u64)> {
+    living.replicas.iter().map(|replica| (replica.name.as_str(), replica.session)).collect()
+}
+
+async fn replicas_hear_of_each_other(store: Arc<dyn KvStore>, _: TestClock) {
+    let first = store.beat(&beat("b", 1, 60)).await.expect("an answer");
+    assert_eq!((names(&first), first.revision, first.is_displaced), (vec![("b", 1)], 0, false));
+    let second = store.beat(&beat("a:1", 2, 60)).await.expect("an answer");
+    assert_eq!(names(&second), [("a:1", 2), ("b", 1)]);
+    assert_eq!(second.replicas[1].words, "b says:\n1");
+    assert!(second.now >= first.now && second.now <= store.now().await.expect("a time"));
+    // Changes beside the lanes are heard of, those of lanes and beats are not.
+    let beside = LaneKey::new("");
+    let other = store.take(&lane()).await.expect("taken");
+    commit(&*store, other, vec![put("a", "1")]).await;
+    let epoch = store.take(&beside).await.expect("taken");
+    let change = Batch { lane: beside, epoch, expect: Vec::new(), ops: vec![put("tenant:acme", "x")] };
+    let Ok(Outcome::Committed(revision)) = store.commit(change).await else { panic!("it is committed") };
+    let heard = store.beat(&beat("b", 1, 60)).await.expect("an answer");
+    assert_eq!((heard.revision, names(&heard).len()), (revision, 2));
+    // Whoever leaves lives no longer.
+    let left = store.beat(&beat("a:1", 2, 0)).await.expect("an answer");
+    assert_eq!(names(&left), [("b", 1)]);
+    assert_eq!(names(&store.beat(&beat("b", 1, 60)).await.expect("an answer")), [("b", 1)]);
+}
+
+async fn a_name_has_one_process(store: Arc<dyn KvStore>, _: TestClock) {
+    store.beat(&beat("a", 1, 60)).await.expect("an answer");
+    let refused = store.beat(&beat("a", 2, 60)).await.expect("an answer");
+    assert_eq!((names(&refused), refused.is_displaced), (vec![("a", 1)], true));
+    let taken = store.beat(&Beat { takes_name: true, ..beat("a", 2, 60) }).await.expect("an answer");
+    assert_eq!((names(&taken), taken.is_displaced), (vec![("a", 2)], false));
+    // The one before hears of it, and takes nothing away by leaving.
+    for secs in [60, 0] {
+        let former = store.beat(&beat("a", 1, secs)).await.expect("an answer");
+        assert_eq!((names(&former), former.is_displaced), (vec![("a", 2)], true));
+    }
+    store.beat(&beat("a", 2, 0)).await.expect("an answer");
+    let again = store.beat(&beat("a", 1, 60)).await.expect("an answer");
+    assert_eq!((names(&again), again.is_displaced), (vec![("a", 1)], false));
+}
+
+async fn words_have_a_limit(store: Arc<dyn KvStore>, _: TestClock) {
+    let with = |name: &str, bytes: usize| {
+        let replica = Replica { name: name.to_owned(), session: 1, words: vec![b'x'; bytes].into() };
+        Beat { replica, ttl: Duration::from_secs(60), takes_name: false }
+    };
+    store.beat(&with("a", REPLICA_WORDS_BYTES_MAX)).await.expect("it fits");
+    for beat in [with("a", REPLICA_WORDS_BYTES_MAX + 1), with(&"a".repeat(256), 1)] {
+        assert!(matches!(store.beat(&beat).await, Err(StoreError::TooLarge { .. })));
+    }
+}
+
+async fn replicas_live_by_their_beats(store: Arc<dyn KvStore>, clock: TestClock) {
+    store.beat(&beat("a", 1, 5)).await.expect("an answer");
+    clock.advance(4_000);
+    assert_eq!(names(&store.beat(&beat("b", 1, 5)).await.expect("an answer")), [("a", 1), ("b", 1)]);
+    clock.advance(1_000);
+    assert_eq!(names(&store.beat(&beat("b", 1, 5)).await.expect("an answer")), [("b", 1)]);
+    // A name whose process was lost is free.
+    assert!(!store.beat(&beat("a", 2, 5)).await.expect("an answer").is_displaced);
+    clock.advance(5_000);
+    assert_eq!(names(&store.beat(&beat("a", 1, 5)).await.expect("an answer")), [("a", 1)]);
 }

@@ -1,8 +1,10 @@
 //! What is kept in Redis: its names, its ends, and what it takes when it has no room.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use kv::{Durability, Kv};
-use store::{Expect, KvStore, Op, Outcome, SharedStore, StoreError};
+use store::{Beat, Expect, KvStore, Op, Outcome, Replica, SharedStore, StoreError};
 use testkit::{PATIENCE, RedisCluster, RedisServer, wait_until};
 
 use crate::{batch, commit, key, lane, put, value};
@@ -64,6 +66,26 @@ async fn rows_end_by_the_clock_of_redis() {
     // What is written again without an end has none.
     commit(&store, epoch, vec![put("late", "y")]).await;
     assert_eq!(redis.raw(0, &["PTTL", "{sg:s:acme:order:0}:late"]), ":-1\r\n");
+}
+
+#[tokio::test]
+async fn replicas_are_lost_by_the_clock_of_redis() {
+    let (redis, store) = in_redis().await;
+    let beat = |name: &str, millis| Beat {
+        replica: Replica { name: name.to_owned(), session: 0xab, words: Bytes::from_static(b"w:1") },
+        ttl: Duration::from_millis(millis),
+        takes_name: false,
+    };
+    store.beat(&beat("short", 60)).await.expect("an answer");
+    let lost = async || {
+        let living = store.beat(&beat("long", 600_000)).await.expect("an answer");
+        (living.replicas.len() == 1).then_some(living)
+    };
+    let living = wait_until(lost, PATIENCE, "the replica is lost").await;
+    assert_eq!(living.replicas, [beat("long", 1).replica]);
+    let kept = redis.raw(0, &["HGET", "{sg}:replicas", "long"]);
+    assert!(kept.contains(":ab:w:1"), "{kept}");
+    assert_eq!(redis.raw(0, &["HLEN", "{sg}:replicas"]), ":1\r\n");
 }
 
 #[tokio::test]

@@ -1,0 +1,84 @@
+//! Replicas of a service that say that they live.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::StoreError;
+
+/// Name of a replica, in bytes.
+pub const REPLICA_NAME_BYTES_MAX: usize = 255;
+/// Words of a replica, in bytes.
+pub const REPLICA_WORDS_BYTES_MAX: usize = 64 * 1024;
+
+/// A replica of a service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replica {
+    /// Its name among the others.
+    pub name: String,
+    /// Number of its process: another process of the same name has another one.
+    pub session: u64,
+    /// Words with which it tells the others of itself.
+    pub words: Bytes,
+}
+
+impl Replica {
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        let too_large = |what: &str, size: usize, most: usize| {
+            if size > most { Err(StoreError::TooLarge { what: what.to_owned(), size, most }) } else { Ok(()) }
+        };
+        too_large("the name of a replica, in bytes,", self.name.len(), REPLICA_NAME_BYTES_MAX)?;
+        too_large("the words of a replica, in bytes,", self.words.len(), REPLICA_WORDS_BYTES_MAX)
+    }
+}
+
+/// A beat of a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Beat {
+    /// Replica that beats.
+    pub replica: Replica,
+    /// Time for which it lives without another beat; with zero it lives no longer.
+    pub ttl: Duration,
+    /// Takes the name from another process that has it. A process does so once, with its first beat: of two that have one name
+    /// the later one lives.
+    pub takes_name: bool,
+}
+
+/// Answer to a beat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Living {
+    /// Replicas that live, in the order of their names.
+    pub replicas: Vec<Replica>,
+    /// Moment of the answer by the store's clock, in milliseconds since 1970.
+    pub now: u64,
+    /// Revision of the rows beside the lanes: with the same one, none of them has changed.
+    pub revision: u64,
+    /// True when another process lives under the name, so that the beat counted for nothing.
+    pub is_displaced: bool,
+}
+
+/// Replicas of a store that is in this process.
+#[derive(Debug, Default)]
+pub(crate) struct Replicas(Mutex<BTreeMap<String, (Replica, u64)>>);
+
+impl Replicas {
+    /// Takes a beat.
+    pub(crate) fn beat(&self, beat: &Beat, now: u64, revision: u64) -> Result<Living, StoreError> {
+        beat.replica.check()?;
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, (_, until)| *until > now);
+        let name = &beat.replica.name;
+        let is_displaced =
+            !beat.takes_name && all.get(name).is_some_and(|(other, _)| other.session != beat.replica.session);
+        let ttl = u64::try_from(beat.ttl.as_millis()).unwrap_or(u64::MAX);
+        if !is_displaced && ttl == 0 {
+            all.remove(name);
+        } else if !is_displaced {
+            all.insert(name.clone(), (beat.replica.clone(), now.saturating_add(ttl)));
+        }
+        let replicas = all.values().map(|(replica, _)| replica.clone()).collect();
+        Ok(Living { replicas, now, revision, is_displaced })
+    }
+}
