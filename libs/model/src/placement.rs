@@ -1,20 +1,21 @@
-//! Which scheduler replica owns a flow: a hash of the flow over the replicas that live.
+//! Which replica owns what is divided among those that live: a hash of the thing over their names.
 //!
-//! Rendezvous hashing: each replica gets a number for the flow, and the highest wins. When a replica
-//! comes or goes, only its own flows move. Everybody who asks has to come to the same answer, so the
+//! Rendezvous hashing: each replica gets a number for the thing, and the highest wins. When a replica
+//! comes or goes, only its own things move. Everybody who asks has to come to the same answer, so the
 //! numbers are computed here and depend on nothing but the names.
 
 use crate::id::FlowUid;
 
-/// The replica that owns a flow; nothing when there is none.
+/// The scheduler replica that owns a flow; nothing when there is none.
 pub fn owner_of<'a>(replicas: impl IntoIterator<Item = &'a str>, flow: FlowUid) -> Option<&'a str> {
-    let flow = flow.0.bits();
-    replicas.into_iter().max_by_key(|name| (weight(name, flow), *name))
+    let flow = flow.0.bits().to_le_bytes();
+    replicas.into_iter().max_by_key(|name| (score(name, &flow), *name))
 }
 
-/// FNV-1a over the name and the flow, mixed so that every bit counts.
-fn weight(name: &str, flow: u128) -> u64 {
-    let bytes = name.bytes().chain(flow.to_le_bytes());
+/// Number that a replica gets for a thing: FNV-1a over the name and the thing, mixed so that every bit counts. It is the same for ever.
+#[must_use]
+pub fn score(name: &str, thing: &[u8]) -> u64 {
+    let bytes = name.bytes().chain(thing.iter().copied());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });

@@ -61,10 +61,10 @@ pub enum Table {
     Outbox,
     /// Who owns a lane, and its epoch.
     Fence,
+    /// Name of the replica that owns a lane.
+    Owner,
     /// Answers to requests that may come again.
     Request,
-    /// Replicas that live.
-    Replica,
     /// Definitions by their hash.
     Definition,
     /// What is in force, as one row.
@@ -94,8 +94,8 @@ impl Table {
             Self::Checkpoint => "checkpoint",
             Self::Outbox => "outbox",
             Self::Fence => "fence",
+            Self::Owner => "owner",
             Self::Request => "request",
-            Self::Replica => "replica",
             Self::Definition => "definition",
             Self::Active => "active",
             Self::Lane => "lane",
@@ -274,19 +274,19 @@ impl Key {
         Table::Fence.with(|_| ())
     }
 
+    /// The name of the replica that owns the lane, as long as it has not given it up.
+    #[must_use]
+    pub fn owner() -> Self {
+        Table::Owner.with(|_| ())
+    }
+
     /// The answer to a request that may come again.
     #[must_use]
     pub fn request(id: &str) -> Self {
         Table::Request.with(|key| key.text(id))
     }
 
-    /// A replica that lives. Beside the lanes, as those that follow.
-    #[must_use]
-    pub fn replica(name: &str) -> Self {
-        Table::Replica.with(|key| key.text(name))
-    }
-
-    /// A definition, by its hash.
+    /// A definition, by its hash. Beside the lanes, as those that follow.
     #[must_use]
     pub fn definition(hash: &[u8; 32]) -> Self {
         Table::Definition.with(|key| key.text(&hex::encode(hash)))
@@ -411,8 +411,8 @@ mod tests {
             (Key::checkpoint("aggregate.Order.*"), "checkpoint:aggregate.Order.%2A"),
             (Key::outbox(5), "outbox:00000000000000000005"),
             (Key::fence(), "fence"),
+            (Key::owner(), "owner"),
             (Key::request("a b"), "request:a%20b"),
-            (Key::replica("host:1"), "replica:host%3A1"),
             (Key::active(), "active"),
             (
                 Key::lane(&Lane::Effect {

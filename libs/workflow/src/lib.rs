@@ -17,6 +17,7 @@
 //!
 //! - [`lane`]: what has one owner, and which lane a correlation belongs to.
 //! - [`cursor`]: how far a source was read; [`queues`]: what waits for its turn.
+//! - [`placement`]: which replica owns a lane.
 //! - [`key`]: the names of everything that a store keeps of a lane.
 //! - [`subject`]: the names of everything that a broker carries.
 
@@ -34,6 +35,7 @@ pub mod lane;
 pub mod ledger;
 pub mod manifest;
 pub mod message;
+pub mod placement;
 pub mod provider;
 pub mod queues;
 pub mod receive;
