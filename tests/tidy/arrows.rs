@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{Finding, check, root};
 
 /// Which of our libraries a library may use. `testkit` may use anything, but needs nothing of ours.
-const LIBS: [(&str, &[&str]); 22] = [
+const LIBS: [(&str, &[&str]); 23] = [
     ("model", &[]),
     ("expression", &[]),
     ("flow", &["model", "expression"]),
@@ -16,6 +16,7 @@ const LIBS: [(&str, &[&str]); 22] = [
     ("store", &["kv"]),
     ("broker", &[]),
     ("workflow", &["model", "expression", "yaml"]),
+    ("rehearsal", &["model", "workflow", "yaml"]),
     ("keys", &["model"]),
     ("kv", &[]),
     ("queue", &["model", "keys", "kv"]),
@@ -48,8 +49,15 @@ const FENCED: [(&str, &[&str]); 11] = [
 /// What pure crates have no use for.
 const IMPURE: [&str; 5] = ["tokio", "tonic", "prost", "redis", "tracing"];
 /// The pure ones.
-const PURE: [&str; 6] =
-    ["libs/model", "libs/expression", "libs/flow", "libs/keys", "libs/workflow", "libs/yaml"];
+const PURE: [&str; 7] = [
+    "libs/model",
+    "libs/expression",
+    "libs/flow",
+    "libs/keys",
+    "libs/rehearsal",
+    "libs/workflow",
+    "libs/yaml",
+];
 
 /// What a crate depends on.
 struct Package {

@@ -65,7 +65,7 @@ fn the_command_line_prints_through_one_writer() {
 fn clock_and_randomness_are_arguments() {
     let files = source::rust(&root());
     let is_pure = |file: &&Source| {
-        ["flow", "model", "expression", "workflow", "yaml"]
+        ["flow", "model", "expression", "rehearsal", "workflow", "yaml"]
             .iter()
             .any(|lib| file.path.starts_with(&format!("libs/{lib}/src")))
     };

@@ -1,0 +1,182 @@
+//! Scenario files: what an instance is given, who answers its work, and what is expected of it.
+
+mod answers;
+mod expected;
+mod given;
+mod read;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::{CorrelationId, EffectName, SagaStatus, StepName, TenantId, Timestamp};
+use workflow::Json;
+use workflow::definition::Saga;
+use workflow::formula::Formula;
+use workflow::input::{Outcome, Verb};
+
+pub use read::{ANSWER_KEYS, EXPECT_KEYS, FILE_KEYS, GIVEN_KEYS, SCENARIO_KEYS, Source, VERBS, WORK_KEYS};
+
+/// A scenario file, in bytes.
+pub const FILE_BYTES_MAX: usize = 1024 * 1024;
+/// Scenarios of a file.
+pub const SCENARIOS_MAX: usize = 256;
+/// Inputs that a scenario gives, and its answers.
+pub const ITEMS_MAX: usize = 1000;
+
+/// One scenario: the story of one instance.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// Its name.
+    pub name: String,
+    /// The saga.
+    pub saga: Arc<Saga>,
+    /// The tenant.
+    pub tenant: TenantId,
+    /// The correlation of the instance.
+    pub correlation: CorrelationId,
+    /// The moment at which the scenario begins.
+    pub begin: Timestamp,
+    /// Inputs from outside, in the order of the file.
+    pub given: Vec<Given>,
+    /// Answers to work: its own, then those of the file. The first that fits is taken.
+    pub answers: Vec<Answer>,
+    /// Answers of the other scenarios of the file, for work that a variation brings about.
+    pub spare: Vec<Answer>,
+    /// Duration; until nothing is left to happen where it does not say.
+    pub until: Option<Duration>,
+    /// Expectations at its end.
+    pub expected: Expected,
+    /// True when everything that can go wrong is tried on it.
+    pub is_exhaustive: bool,
+}
+
+/// An input from outside.
+#[derive(Debug, Clone)]
+pub struct Given {
+    /// Time since the beginning.
+    pub at: Duration,
+    /// Event or verb.
+    pub what: Stimulus,
+}
+
+/// Event or verb from outside.
+#[derive(Debug, Clone)]
+pub enum Stimulus {
+    /// An event of an aggregate, as it stands in its stream.
+    Event {
+        /// The type, for people.
+        kind: String,
+        /// Type and id of the aggregate, as its subject says them.
+        aggregate: (String, String),
+        /// The body of the message.
+        body: Json,
+    },
+    /// A request.
+    Verb {
+        /// Verb that is asked for.
+        verb: Verb,
+        /// The reason with which it has to be refused; none: it has to be accepted.
+        refused: Option<String>,
+    },
+}
+
+/// An answer to work.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Work that it answers.
+    pub to: Asked,
+    /// Condition on the input of the work; without one it fits always.
+    pub when: Option<Formula>,
+    /// Number of the order of this kind that it answers, from 1 on; each where it does not say.
+    pub occurrence: Option<usize>,
+    /// The reply.
+    pub reply: Reply,
+    /// Time that the answer takes.
+    pub after: Duration,
+    /// True when it comes although the saga has called the work off.
+    pub despite_cancel: bool,
+}
+
+/// Work that an answer is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asked {
+    /// An effect.
+    Effect(EffectName),
+    /// A command for an aggregate, by its type.
+    Command(String),
+}
+
+/// The reply.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    /// The work ends.
+    End {
+        /// Outcome of the work.
+        outcome: Outcome,
+        /// Payload, as its provider gives it.
+        payload: Json,
+        /// True when it may have happened although it did not succeed.
+        may_have_happened: bool,
+    },
+    /// Nothing is ever heard of it.
+    Never,
+}
+
+/// Expectations at the end of a scenario. One that is left out is not looked at, but for letters: without a list there must be none.
+#[derive(Debug, Clone, Default)]
+pub struct Expected {
+    /// Where the instance stands.
+    pub status: Option<ExpectedStatus>,
+    /// The step that it is at, or ended at.
+    pub step: Option<StepName>,
+    /// Why it is undone, stuck or ended.
+    pub reason: Option<String>,
+    /// Fields of the state. Objects in them may have more fields.
+    pub state: BTreeMap<String, Json>,
+    /// All work, in order.
+    pub work: Option<Vec<ExpectedWork>>,
+    /// The work that undoes something, in order.
+    pub compensations: Option<Vec<ExpectedWork>>,
+    /// Timers that are set, and how long after the beginning they would fire.
+    pub timers: Option<BTreeMap<String, Duration>>,
+    /// Codes of dead letters, in order.
+    pub letters: Vec<String>,
+    /// Types of events that are ignored, in order.
+    pub ignored: Option<Vec<String>>,
+    /// True when it has to be paused, false when it must not be.
+    pub is_paused: Option<bool>,
+}
+
+/// Where an instance is expected to stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpectedStatus {
+    /// There is none.
+    None,
+    /// There.
+    Status(SagaStatus),
+}
+
+impl ExpectedStatus {
+    /// The name in scenario files.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Status(status) => status.as_str(),
+        }
+    }
+}
+
+/// A piece of work that is expected.
+#[derive(Debug, Clone)]
+pub struct ExpectedWork {
+    /// Its name: an effect, the type of a command, or an effect that is called off.
+    pub name: String,
+    /// True when the effect is called off.
+    pub is_cancel: bool,
+    /// Input or payload. Objects may have more fields.
+    pub input: Option<Json>,
+    /// The aggregate, as type and id, as far as it is said.
+    pub aggregate: (Option<String>, Option<String>),
+}

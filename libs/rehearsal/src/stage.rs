@@ -1,0 +1,413 @@
+//! One run of a scenario, in virtual time.
+//!
+//! Around the pure core stands what stands around it in a service: the store's knowledge of events that were seen, inputs that are
+//! held back, letters, timers that fire when they are due, and providers that answer. Of several things at one moment, answers come
+//! first, then what the scenario gives, then timers, which wait for their sources in a service as well.
+
+mod answers;
+mod feed;
+mod show;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use model::{CommandId, Timestamp};
+use serde::Serialize;
+use workflow::Json;
+use workflow::input::{CommandResult, Input, Outcome, Verb, What};
+use workflow::instance::{Entry, Purpose, Record};
+use workflow::replay;
+use workflow::step::{KeptEvents, Row, Whose};
+
+use crate::laws::Laws;
+use crate::scenario::{Scenario, Stimulus};
+use crate::variation::{Again, Variation};
+
+/// Inputs of one run. A saga that sets a timer whenever one fires would never end.
+pub const INPUTS_MAX: usize = 10_000;
+
+/// Name of an input of a run, by which another run of the same scenario finds it again.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    /// The one with this number that the scenario gives.
+    Given(usize),
+    /// The end of the work with this number.
+    Result(usize),
+    /// A timer.
+    Timer {
+        /// Its name.
+        name: String,
+        /// Number of timers of the instance that had been set when it was.
+        generation: u64,
+    },
+    /// One that a variation adds.
+    Added,
+}
+
+/// A piece of work that was ordered.
+#[derive(Debug, Clone)]
+pub struct Work {
+    /// Its id.
+    pub command: CommandId,
+    /// Its name: an effect, the type of a command, or an effect that is called off.
+    pub name: String,
+    /// True when it calls an effect off.
+    pub is_cancel: bool,
+    /// True for an effect, false for a command.
+    pub is_effect: bool,
+    /// Input of an effect, or payload of a command.
+    pub input: Json,
+    /// The aggregate of a command, as type and id.
+    pub aggregate: Option<(String, String)>,
+    /// Purpose: a step, its compensation, or the step behind the last one.
+    pub purpose: Purpose,
+    /// The input that caused it.
+    pub cause: Key,
+}
+
+/// An input that was given to the instance.
+#[derive(Debug, Clone)]
+pub struct Fed {
+    /// Name of the input.
+    pub key: Key,
+    /// The input, in short.
+    pub shown: String,
+    /// True for an event of an aggregate.
+    pub is_event: bool,
+}
+
+/// A line of the story.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Moment {
+    /// Milliseconds since the beginning.
+    pub at_ms: u64,
+    /// The input.
+    pub input: String,
+    /// Fate of the input.
+    pub fate: String,
+    /// Where the instance stands since; empty where there is none.
+    pub status: String,
+    /// The step that it is at since.
+    pub step: String,
+    /// Work that was ordered.
+    pub work: Vec<String>,
+}
+
+/// Result of a run.
+#[derive(Debug, Default)]
+pub struct Run {
+    /// The story.
+    pub timeline: Vec<Moment>,
+    /// Inputs that the instance was given, in order.
+    pub fed: Vec<Fed>,
+    /// Work that was ordered, in order.
+    pub work: Vec<Work>,
+    /// Timers that were set, and by which input.
+    pub timers: Vec<(String, u64, Key)>,
+    /// The record at the end.
+    pub record: Option<Record>,
+    /// The state at the end.
+    pub state: Option<Json>,
+    /// The journal.
+    pub journal: Vec<Row>,
+    /// Codes of dead letters, and why.
+    pub letters: Vec<(String, String)>,
+    /// Types of events that were ignored.
+    pub ignored: Vec<String>,
+    /// Parts of the scenario that are missing, or are given in vain.
+    pub problems: Vec<String>,
+    /// Laws that do not hold.
+    pub broken: Vec<String>,
+    /// Effects that nothing answers, which succeeded without a result.
+    pub guessed: BTreeSet<String>,
+    /// Duration in milliseconds of its own time.
+    pub lasted_ms: u64,
+}
+
+impl Run {
+    /// Where the instance stands at the end, for people.
+    #[must_use]
+    pub fn end(&self) -> &'static str {
+        match self.record.as_ref().map(|record| &record.entry) {
+            Some(Entry::Live(instance)) => match instance.status {
+                model::SagaStatus::Running => "waiting",
+                status => status.as_str(),
+            },
+            Some(Entry::Ended(tombstone)) => tombstone.status.as_str(),
+            Some(Entry::Awaited(_)) | None => "none",
+        }
+    }
+}
+
+/// Plays a scenario, with one thing that is otherwise.
+#[must_use]
+pub fn play(scenario: &Scenario, variation: &Variation) -> Run {
+    let mut stage = Stage::new(scenario, variation);
+    stage.give_all();
+    stage.run();
+    stage.finish()
+}
+
+/// Something that is going to happen.
+#[derive(Debug, Clone)]
+struct Pending {
+    at: u64,
+    /// Answers come before what is given at the same moment.
+    class: u8,
+    order: usize,
+    key: Key,
+    what: Coming,
+}
+
+#[derive(Debug, Clone)]
+enum Coming {
+    Given(usize),
+    Result(CommandResult),
+}
+
+/// The next thing that happens.
+enum Next {
+    Pending(usize),
+    Timer { due: u64, name: String, generation: u64 },
+}
+
+/// One run while it is played.
+struct Stage<'a> {
+    scenario: &'a Scenario,
+    variation: &'a Variation,
+    /// Milliseconds since 1970.
+    now: u64,
+    pending: Vec<Pending>,
+    order: usize,
+    record: Option<Record>,
+    kept: KeptEvents,
+    held: BTreeMap<u64, Input>,
+    /// Events that count once.
+    seen: BTreeSet<[u8; 32]>,
+    /// Timers that wait for what is held back.
+    later: BTreeSet<(String, u64)>,
+    /// Count of the orders of each effect and command.
+    counts: BTreeMap<String, usize>,
+    /// Work that nothing is heard of, and whether it may be called off.
+    open: BTreeMap<CommandId, bool>,
+    given: BTreeSet<Key>,
+    /// The input that a variation repeats at the end.
+    again: Option<(Key, Input)>,
+    laws: Laws,
+    run: Run,
+}
+
+impl<'a> Stage<'a> {
+    fn new(scenario: &'a Scenario, variation: &'a Variation) -> Self {
+        let mut laws = Laws::default();
+        laws.allow(scenario.expected.letters.iter().map(String::as_str));
+        Self {
+            scenario,
+            variation,
+            now: scenario.begin.as_millis(),
+            pending: Vec::new(),
+            order: 0,
+            record: None,
+            kept: KeptEvents::new(),
+            held: BTreeMap::new(),
+            seen: BTreeSet::new(),
+            later: BTreeSet::new(),
+            counts: BTreeMap::new(),
+            open: BTreeMap::new(),
+            given: BTreeSet::new(),
+            again: None,
+            laws,
+            run: Run::default(),
+        }
+    }
+
+    fn whose(&self) -> Whose<'a> {
+        Whose { tenant: &self.scenario.tenant, correlation: &self.scenario.correlation }
+    }
+
+    /// Milliseconds since the beginning.
+    fn elapsed(&self) -> u64 {
+        self.now.saturating_sub(self.scenario.begin.as_millis())
+    }
+
+    /// Puts down everything that the scenario gives.
+    fn give_all(&mut self) {
+        for (at, given) in self.scenario.given.iter().enumerate() {
+            let time = (self.scenario.begin + given.at).as_millis();
+            self.put(time, 1, Key::Given(at), Coming::Given(at));
+        }
+    }
+
+    fn put(&mut self, at: u64, class: u8, key: Key, what: Coming) {
+        self.order += 1;
+        self.pending.push(Pending { at, class, order: self.order, key, what });
+    }
+
+    fn run(&mut self) {
+        let until = self.scenario.until.map(|until| (self.scenario.begin + until).as_millis());
+        loop {
+            if self.run.fed.len() >= INPUTS_MAX {
+                self.run.problems.push(format!("the scenario does not end within {INPUTS_MAX} inputs"));
+                return;
+            }
+            let Some(next) = self.next() else {
+                // Everything has happened that happens by itself.
+                match self.again.take() {
+                    Some((key, input)) => self.feed(key, input),
+                    None => return,
+                }
+                continue;
+            };
+            let at = match &next {
+                Next::Pending(at) => self.pending.get(*at).map_or(0, |pending| pending.at),
+                Next::Timer { due, .. } => *due,
+            };
+            if until.is_some_and(|until| at > until) {
+                return;
+            }
+            self.now = self.now.max(at);
+            match next {
+                Next::Pending(at) => {
+                    let pending = self.pending.swap_remove(at);
+                    self.happen(pending);
+                }
+                Next::Timer { due, name, generation } => {
+                    let key = Key::Timer { name: name.clone(), generation };
+                    let what = What::Timer { name, generation };
+                    self.feed(key, Input { time: Timestamp::from_millis(due), what });
+                }
+            }
+        }
+    }
+
+    /// Finds what happens next.
+    fn next(&self) -> Option<Next> {
+        let timer = self.next_timer();
+        if let (Variation::TimerFirst { name, generation }, Some(_)) = (self.variation, &timer)
+            && self.timers().iter().any(|(_, known, number)| known == name && number == generation)
+        {
+            return timer.map(|(due, name, generation)| Next::Timer { due, name, generation });
+        }
+        let withheld = match self.variation {
+            Variation::Swapped { first, second } if !self.given.contains(second) => Some(first),
+            _ => None,
+        };
+        let pending = |is_withheld: bool| {
+            let open = self.pending.iter().enumerate();
+            let open = open.filter(move |(_, pending)| (Some(&pending.key) == withheld) == is_withheld);
+            open.min_by_key(|(_, pending)| (pending.at, pending.class, pending.order))
+        };
+        match (pending(false), timer) {
+            (Some((at, pending)), Some((due, ..))) if pending.at <= due => Some(Next::Pending(at)),
+            (_, Some((due, name, generation))) => Some(Next::Timer { due, name, generation }),
+            (Some((at, _)), None) => Some(Next::Pending(at)),
+            // What was to come before it does not come without it.
+            (None, None) => pending(true).map(|(at, _)| Next::Pending(at)),
+        }
+    }
+
+    fn next_timer(&self) -> Option<(u64, String, u64)> {
+        let waits =
+            |(_, name, generation): &(u64, String, u64)| self.later.contains(&(name.clone(), *generation));
+        self.timers().into_iter().filter(|timer| !waits(timer)).min()
+    }
+
+    /// The timers that are set.
+    fn timers(&self) -> Vec<(u64, String, u64)> {
+        match self.record.as_ref().map(|record| &record.entry) {
+            Some(Entry::Live(instance)) => {
+                let timers = instance.timers.iter();
+                timers
+                    .map(|(name, timer)| (timer.due.as_millis(), name.to_string(), timer.generation))
+                    .collect()
+            }
+            Some(Entry::Awaited(awaited)) if !awaited.kept.is_empty() => {
+                let timer = &awaited.timer;
+                vec![(timer.due.as_millis(), workflow::step::AWAITED.to_owned(), timer.generation)]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn happen(&mut self, pending: Pending) {
+        let time = Timestamp::from_millis(self.now);
+        match pending.what {
+            Coming::Result(result) => {
+                self.open.remove(&result.command);
+                self.feed(pending.key, Input { time, what: What::Result(result) });
+            }
+            Coming::Given(at) => {
+                let Some(given) = self.scenario.given.get(at) else { return };
+                match &given.what {
+                    Stimulus::Event { kind, aggregate, body } => {
+                        self.event(pending.key.clone(), kind, aggregate, body, at);
+                        if let Variation::Again { key, how: Again::UnderAnotherId } = self.variation
+                            && *key == pending.key
+                        {
+                            let body = under_another_id(body);
+                            self.event(Key::Added, kind, aggregate, &body, at);
+                        }
+                    }
+                    Stimulus::Verb { verb, .. } => {
+                        let what = What::Verb { request: format!("request-{}", at + 1), verb: verb.clone() };
+                        self.feed(pending.key, Input { time, what });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives an input, and what the variation adds to it.
+    fn feed(&mut self, key: Key, input: Input) {
+        self.take(&key, &input);
+        match self.variation {
+            Variation::Again { key: repeated, how } if *repeated == key => match how {
+                Again::AtOnce => self.take(&Key::Added, &input),
+                Again::AtTheEnd => self.again = Some((Key::Added, input)),
+                Again::UnderAnotherId => {}
+            },
+            Variation::Cancelled { behind } if *behind == key => {
+                let verb = Verb::Cancel { reason: "cancelled by the rehearsal".to_owned() };
+                let what = What::Verb { request: "rehearsal".to_owned(), verb };
+                self.take(&Key::Added, &Input { time: Timestamp::from_millis(self.now), what });
+            }
+            _ => {}
+        }
+        self.given.insert(key);
+    }
+
+    /// Looks at how it ended.
+    fn finish(mut self) -> Run {
+        self.laws.conclude(&self.scenario.saga, self.record.as_ref());
+        if !self.run.journal.is_empty() {
+            let saga = &self.scenario.saga;
+            let find = |hash| (saga.hash == hash).then(|| saga.clone());
+            let chain = self.record.as_ref().and_then(replay::chain);
+            match replay::replay(find, self.whose(), &self.run.journal) {
+                Ok(again) if again.as_ref().and_then(replay::chain) == chain => {}
+                Ok(_) => self.laws.breaks("its journal, run again, ends otherwise"),
+                Err(difference) => self.laws.breaks(format!("its journal, run again, differs: {difference}")),
+            }
+        }
+        self.run.lasted_ms = self.elapsed();
+        self.run.state = match self.record.as_ref().map(|record| &record.entry) {
+            Some(Entry::Live(instance)) => Some(instance.state.clone()),
+            _ => self.run.journal.last().and_then(|row| row.state.clone()),
+        };
+        self.run.record = self.record;
+        self.run.broken = self.laws.into_broken();
+        self.run
+    }
+}
+
+fn under_another_id(body: &Json) -> Json {
+    let Json::Map(fields) = body else { return body.clone() };
+    let mut fields = fields.clone();
+    let id = fields.get("event_id").and_then(Json::as_text).unwrap_or_default();
+    fields.insert("event_id".to_owned(), Json::text(format_args!("{id} again")));
+    Json::Map(fields)
+}
+
+/// The end of work, as it comes back.
+fn result(command: CommandId, outcome: Outcome, payload: Json, may_have_happened: bool) -> CommandResult {
+    CommandResult { command, outcome, may_have_happened, payload }
+}

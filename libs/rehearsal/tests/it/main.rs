@@ -1,0 +1,4 @@
+//! Rehearsals of whole scenario files.
+
+mod files;
+mod rehearsals;
