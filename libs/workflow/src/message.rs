@@ -228,9 +228,33 @@ pub struct VerbMessage {
     /// Whether nothing is to be changed, only told what would be.
     #[serde(default, skip_serializing_if = "is_false")]
     pub dry_run: bool,
+    /// Revision that the instance has to have, as it was when the caller decided; 0 for any.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub expected_revision: u64,
+    /// Hash of what was asked, and by whom: the same id with another one is another request.
+    #[serde(default)]
+    pub request_hash: String,
     /// Where the answer is waited for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reply_subject: Option<String>,
+    pub reply_to: Option<ReplyAddress>,
+}
+
+/// Address at which the answer to a request is waited for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplyAddress {
+    /// Subject of the inbox, which many may share.
+    pub subject: String,
+    /// Name of the request there.
+    pub token: String,
+}
+
+/// Answer to a request, on its way to the inbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnswerMessage<T> {
+    /// Name of the request, as its address says.
+    pub token: String,
+    /// The answer; nothing where it is too large for a message, and is to be read from its row.
+    pub answer: Option<T>,
 }
 
 /// Something that happened to an instance, for projections.
@@ -345,6 +369,11 @@ fn nothing() -> Json {
     Json::Null
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -438,7 +467,9 @@ mod tests {
             correlation: "c".parse().expect("a correlation"),
             verb: Verb::Cancel { reason: "enough".to_owned() },
             dry_run: true,
-            reply_subject: Some("_INBOX.x".to_owned()),
+            expected_revision: 0,
+            request_hash: String::new(),
+            reply_to: Some(ReplyAddress { subject: "_INBOX.x".to_owned(), token: "t".to_owned() }),
         };
         assert_eq!(read::<VerbMessage>(&write(&verb), &tenant()), Ok(verb));
         let refused = read::<VerbMessage>(b"{\"tenant_id\":\"acme\"}", &tenant()).expect_err("not whole");

@@ -1,11 +1,14 @@
 //! The gRPC side: finds out whose call it is, asks, converts.
 //!
 //! - [`access`]: tenants, contexts and roles: every method begins there.
+//! - [`ask`]: requests to owners of lanes, and their answers; [`convert`]: from what is kept to what callers see.
 //! - [`definitions`], [`instances`], [`verbs`], [`effects`], [`letters`], [`lanes`], [`process`]: what methods do, by topic.
 //!
 //! A method is a function of the service, the caller and the body of the request, which gives the body of the answer.
 
 mod access;
+mod ask;
+mod convert;
 mod definitions;
 mod effects;
 mod instances;
@@ -25,6 +28,7 @@ use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
 pub(crate) use self::access::Principal;
+use self::ask::Asker;
 use crate::app::App;
 
 /// What actors may call, and what is the operator's.
@@ -49,6 +53,8 @@ pub fn policy() -> MethodPolicy {
 pub(crate) struct Api {
     /// The service.
     pub(crate) app: Arc<App>,
+    /// Asks owners of lanes.
+    pub(crate) asker: Asker,
     /// Ends the process, or the part of it that is this service.
     pub(crate) shutdown: Shutdown,
 }
@@ -59,7 +65,8 @@ pub(crate) struct Rpc(Arc<Api>);
 
 impl Rpc {
     pub(crate) fn new(app: Arc<App>, shutdown: Shutdown) -> Self {
-        Self(Arc::new(Api { app, shutdown }))
+        let asker = Asker::new(app.around().clone());
+        Self(Arc::new(Api { app, asker, shutdown }))
     }
 
     pub(crate) fn mount_public(self, mount: MountBuilder) -> MountBuilder {

@@ -3,8 +3,10 @@
 //! Messages of a lane come in order, and wait in a line for each correlation. Of each correlation one is worked on at a time, side
 //! by side with those of others. One commit has everything that follows from an input, and the position of its source as well.
 
+mod answer;
 mod batch;
 mod intake;
+mod summary;
 mod timers;
 mod work;
 
@@ -25,9 +27,11 @@ use workflow::instance::Record;
 use workflow::queues::{Queues, Room};
 use workflow::subject::Source;
 
-pub use self::batch::{AnswerRow, HeldRow, LetterRow, ListedRow};
+pub use self::answer::{AnswerRow, OrderedWork, VerbOutcome};
+pub use self::batch::{HeldRow, LetterRow, ListedRow};
 pub(crate) use self::intake::NOBODY;
 use self::intake::Wanted;
+pub use self::summary::Summary;
 use self::timers::Timers;
 use self::work::{Done, Work};
 use crate::definitions::Definitions;

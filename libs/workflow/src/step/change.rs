@@ -285,7 +285,8 @@ impl Fate {
 
 impl Change {
     /// A change that commits nothing of an instance.
-    pub(super) fn nothing(fate: Fate, record: Option<Record>) -> Self {
+    #[must_use]
+    pub fn nothing(fate: Fate, record: Option<Record>) -> Self {
         Self {
             fate,
             record,

@@ -1,89 +1,456 @@
 //! Verbs of instances: messages to the owner of the lane, who answers.
+//!
+//! A verb is published where the instance's own lane reads, so that it is applied in order with events, once, by whichever replica
+//! owns the lane.
 
+use ::rpc::{Error, ErrorKind, Reason};
+use model::{ActorId, BlobHash, SagaName, TenantId, Violations};
+use prost::Message;
+use proto::convert::saga::{InstanceName, instance};
+use proto::internal::v1::SagaPermission;
+use proto::required::{self, Required};
 use proto::v1::{
     CancelSagaRequest, CancelSagaResponse, CompleteSagaRequest, CompleteSagaResponse, KillSagaRequest,
     KillSagaResponse, MigrateSagaRequest, MigrateSagaResponse, PauseSagaRequest, PauseSagaResponse,
-    ResumeSagaRequest, ResumeSagaResponse, RetrySagaStepRequest, RetrySagaStepResponse, SendSagaEventRequest,
-    SendSagaEventResponse, SkipSagaStepRequest, SkipSagaStepResponse, StartSagaRequest, StartSagaResponse,
+    ResumeSagaRequest, ResumeSagaResponse, RetrySagaStepRequest, RetrySagaStepResponse, SagaChange,
+    SagaInputFate, SendSagaEventRequest, SendSagaEventResponse, SkipSagaStepRequest, SkipSagaStepResponse,
+    StartSagaRequest, StartSagaResponse,
 };
 use tonic::Status;
+use workflow::input::Verb;
+use workflow::instance::REASON_CHARS_MAX;
+use workflow::lane::shard;
+use workflow::message::{self, ReplyAddress, VerbMessage};
+use workflow::step::{HELD_MAX, Refusal};
+use workflow::{InputId, Json, Key, Lane, Subject, json};
 
-use super::{Api, Principal, unimplemented};
+use super::access::{Change, Repeatable, hash_of};
+use super::ask::Question;
+use super::{Api, Principal, convert};
+use crate::sagas::{AnswerRow, VerbOutcome};
+
+/// Data of a request, in bytes.
+pub(crate) const DATA_BYTES_MAX: usize = 1_000_000;
+/// Type of an event, in characters.
+const EVENT_TYPE_CHARS_MAX: usize = 128;
+
+/// Fields that requests of verbs have in common.
+struct Head<'a> {
+    tenant_id: &'a str,
+    saga: &'a str,
+    correlation_id: &'a str,
+    expected_revision: u64,
+    dry_run: bool,
+}
+
+/// Request of a verb.
+trait VerbRequest: Message + Required {
+    /// The method that it is of.
+    const METHOD: &'static str;
+    /// What its caller needs to be allowed.
+    const PERMISSION: SagaPermission;
+
+    /// Takes the id of the request, so that what is left is what makes two of them the same.
+    fn take_id(&mut self) -> String;
+
+    fn head(&self) -> Head<'_>;
+}
+
+macro_rules! verb_requests {
+    ($($request:ident $method:literal $permission:ident ($revision:expr, $dry_run:expr);)+) => {
+        $(impl VerbRequest for $request {
+            const METHOD: &'static str = $method;
+            const PERMISSION: SagaPermission = SagaPermission::$permission;
+
+            fn take_id(&mut self) -> String {
+                std::mem::take(&mut self.request_id)
+            }
+
+            fn head(&self) -> Head<'_> {
+                let (revision, dry_run): (fn(&Self) -> u64, fn(&Self) -> bool) = ($revision, $dry_run);
+                Head {
+                    tenant_id: &self.tenant_id,
+                    saga: &self.saga,
+                    correlation_id: &self.correlation_id,
+                    expected_revision: revision(self),
+                    dry_run: dry_run(self),
+                }
+            }
+        })+
+    };
+}
+
+verb_requests! {
+    StartSagaRequest "StartSaga" Start (|_| 0, |_| false);
+    SendSagaEventRequest "SendSagaEvent" Start (|_| 0, |_| false);
+    PauseSagaRequest "PauseSaga" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
+    ResumeSagaRequest "ResumeSaga" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
+    CancelSagaRequest "CancelSaga" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
+    KillSagaRequest "KillSaga" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
+    RetrySagaStepRequest "RetrySagaStep" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
+    SkipSagaStepRequest "SkipSagaStep" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
+    CompleteSagaRequest "CompleteSaga" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
+    MigrateSagaRequest "MigrateSaga" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
+}
 
 /// Starts an instance.
-pub(super) async fn start(_: &Api, _: &Principal, _: StartSagaRequest) -> Result<StartSagaResponse, Status> {
-    Err(unimplemented("StartSaga"))
+pub(super) async fn start(
+    api: &Api,
+    caller: &Principal,
+    request: StartSagaRequest,
+) -> Result<StartSagaResponse, Status> {
+    let verb = |asked: &StartSagaRequest, violations: &mut Violations| {
+        Some(Verb::Start { data: json_of("data_json", &asked.data_json, violations)? })
+    };
+    let change = Some(ask(api, caller, request, verb).await?);
+    Ok(StartSagaResponse { change })
 }
 
 /// Gives an instance an event.
 pub(super) async fn send(
-    _: &Api,
-    _: &Principal,
-    _: SendSagaEventRequest,
+    api: &Api,
+    caller: &Principal,
+    request: SendSagaEventRequest,
 ) -> Result<SendSagaEventResponse, Status> {
-    Err(unimplemented("SendSagaEvent"))
+    let verb = |asked: &SendSagaEventRequest, violations: &mut Violations| {
+        let kind = asked.event_type.clone();
+        if kind.chars().count() > EVENT_TYPE_CHARS_MAX || kind.chars().any(char::is_control) {
+            let wanted = format!("1 to {EVENT_TYPE_CHARS_MAX} characters, none of them a control character");
+            violations.add("event_type", wanted);
+        }
+        Some(Verb::Send { kind, data: json_of("data_json", &asked.data_json, violations)? })
+    };
+    let change = Some(ask(api, caller, request, verb).await?);
+    Ok(SendSagaEventResponse { change })
 }
 
 /// Keeps inputs back.
-pub(super) async fn pause(_: &Api, _: &Principal, _: PauseSagaRequest) -> Result<PauseSagaResponse, Status> {
-    Err(unimplemented("PauseSaga"))
+pub(super) async fn pause(
+    api: &Api,
+    caller: &Principal,
+    request: PauseSagaRequest,
+) -> Result<PauseSagaResponse, Status> {
+    let change = Some(ask(api, caller, request, |_, _| Some(Verb::Pause)).await?);
+    Ok(PauseSagaResponse { change })
 }
 
 /// Applies what was kept back.
 pub(super) async fn resume(
-    _: &Api,
-    _: &Principal,
-    _: ResumeSagaRequest,
+    api: &Api,
+    caller: &Principal,
+    request: ResumeSagaRequest,
 ) -> Result<ResumeSagaResponse, Status> {
-    Err(unimplemented("ResumeSaga"))
+    let change = Some(ask(api, caller, request, |_, _| Some(Verb::Resume)).await?);
+    Ok(ResumeSagaResponse { change })
 }
 
 /// Undoes what an instance has done.
 pub(super) async fn cancel(
-    _: &Api,
-    _: &Principal,
-    _: CancelSagaRequest,
+    api: &Api,
+    caller: &Principal,
+    request: CancelSagaRequest,
 ) -> Result<CancelSagaResponse, Status> {
-    Err(unimplemented("CancelSaga"))
+    let verb = |asked: &CancelSagaRequest, violations: &mut Violations| {
+        Some(Verb::Cancel { reason: reason_of(&asked.reason, violations) })
+    };
+    let change = Some(ask(api, caller, request, verb).await?);
+    Ok(CancelSagaResponse { change })
 }
 
 /// Ends an instance where it stands.
-pub(super) async fn kill(_: &Api, _: &Principal, _: KillSagaRequest) -> Result<KillSagaResponse, Status> {
-    Err(unimplemented("KillSaga"))
+pub(super) async fn kill(
+    api: &Api,
+    caller: &Principal,
+    request: KillSagaRequest,
+) -> Result<KillSagaResponse, Status> {
+    let verb = |asked: &KillSagaRequest, violations: &mut Violations| {
+        Some(Verb::Kill { reason: reason_of(&asked.reason, violations) })
+    };
+    let change = Some(ask(api, caller, request, verb).await?);
+    Ok(KillSagaResponse { change })
 }
 
 /// Tries again what an instance is stuck at.
 pub(super) async fn retry_step(
-    _: &Api,
-    _: &Principal,
-    _: RetrySagaStepRequest,
+    api: &Api,
+    caller: &Principal,
+    request: RetrySagaStepRequest,
 ) -> Result<RetrySagaStepResponse, Status> {
-    Err(unimplemented("RetrySagaStep"))
+    let change = Some(ask(api, caller, request, |_, _| Some(Verb::RetryStep)).await?);
+    Ok(RetrySagaStepResponse { change })
 }
 
 /// Leaves out what an instance is stuck at.
 pub(super) async fn skip_step(
-    _: &Api,
-    _: &Principal,
-    _: SkipSagaStepRequest,
+    api: &Api,
+    caller: &Principal,
+    request: SkipSagaStepRequest,
 ) -> Result<SkipSagaStepResponse, Status> {
-    Err(unimplemented("SkipSagaStep"))
+    let verb = |asked: &SkipSagaStepRequest, violations: &mut Violations| {
+        Some(Verb::SkipStep { result: json_of("result_json", &asked.result_json, violations)? })
+    };
+    let change = Some(ask(api, caller, request, verb).await?);
+    Ok(SkipSagaStepResponse { change })
 }
 
 /// Ends a stuck instance as completed.
 pub(super) async fn complete(
-    _: &Api,
-    _: &Principal,
-    _: CompleteSagaRequest,
+    api: &Api,
+    caller: &Principal,
+    request: CompleteSagaRequest,
 ) -> Result<CompleteSagaResponse, Status> {
-    Err(unimplemented("CompleteSaga"))
+    let verb = |asked: &CompleteSagaRequest, violations: &mut Violations| {
+        Some(Verb::Complete { reason: reason_of(&asked.reason, violations) })
+    };
+    let change = Some(ask(api, caller, request, verb).await?);
+    Ok(CompleteSagaResponse { change })
 }
 
-/// Makes an instance one of the definition in force.
+/// Makes an instance one of the definition that is in force.
 pub(super) async fn migrate(
-    _: &Api,
-    _: &Principal,
-    _: MigrateSagaRequest,
+    api: &Api,
+    caller: &Principal,
+    request: MigrateSagaRequest,
 ) -> Result<MigrateSagaResponse, Status> {
-    Err(unimplemented("MigrateSaga"))
+    let change = Some(ask(api, caller, request, |_, _| Some(Verb::Migrate)).await?);
+    Ok(MigrateSagaResponse { change })
+}
+
+/// Parses JSON that a request carries; `null` where it is empty.
+pub(super) fn json_of(field: &str, text: &str, violations: &mut Violations) -> Option<Json> {
+    if text.is_empty() {
+        return Some(Json::Null);
+    }
+    if text.len() > DATA_BYTES_MAX {
+        violations.add(field, format!("{} bytes, at most {DATA_BYTES_MAX} are allowed", text.len()));
+        return None;
+    }
+    violations.take(field, json::read(text.as_bytes(), DATA_BYTES_MAX))
+}
+
+/// Parses a reason; one that has to be given is noted by [`required`] where it is empty.
+fn reason_of(text: &str, violations: &mut Violations) -> String {
+    if text.chars().count() > REASON_CHARS_MAX {
+        violations.add("reason", format!("at most {REASON_CHARS_MAX} characters are allowed"));
+    }
+    text.to_owned()
+}
+
+/// Verb on its way to the owner of the lane.
+struct Asked {
+    name: InstanceName,
+    request: Option<Repeatable>,
+    hash: BlobHash,
+    verb: Verb,
+    expected_revision: u64,
+    dry_run: bool,
+}
+
+impl Asked {
+    /// Parses a request.
+    fn parse<R: VerbRequest>(
+        api: &Api,
+        mut request: R,
+        verb: impl FnOnce(&R, &mut Violations) -> Option<Verb>,
+    ) -> Result<Self, Status> {
+        let mut violations = required::missing(&request);
+        let id = request.take_id();
+        let hash = hash_of(R::METHOD, &request);
+        let repeatable = Repeatable::parse(&id, hash, &mut violations);
+        let Head { tenant_id, saga, correlation_id, expected_revision, dry_run } = request.head();
+        let name = instance((tenant_id, saga, correlation_id), api.has_tenants(), &mut violations);
+        let parsed = verb(&request, &mut violations);
+        let parsed = violations.into_result(name.zip(parsed)).map_err(Error::from)?;
+        let (name, verb) = parsed;
+        Ok(Self { name, request: repeatable, hash, verb, expected_revision, dry_run })
+    }
+}
+
+/// Asks the owner of the lane for a verb, and gives what followed.
+async fn ask<R: VerbRequest>(
+    api: &Api,
+    caller: &Principal,
+    request: R,
+    verb: impl FnOnce(&R, &mut Violations) -> Option<Verb>,
+) -> Result<SagaChange, Status> {
+    let asked = Asked::parse(api, request, verb)?;
+    let InstanceName { tenant, saga, correlation } = &asked.name;
+    let change = Change {
+        permission: R::PERMISSION,
+        method: R::METHOD,
+        resource: &format!("{saga}/{correlation}"),
+        request: asked.request.as_ref(),
+        dry_run: asked.dry_run,
+    };
+    let actor = api.authorize(caller, tenant, change).await?;
+    let shards = shards_of(api, tenant, saga, matches!(asked.verb, Verb::Start { .. }))?;
+    let id = asked
+        .request
+        .as_ref()
+        .map_or_else(|| format!("{:032x}", rand::random::<u128>()), |request| request.id.to_string());
+    let request_hash =
+        BlobHash::of(&[&actor.0.to_be_bytes()[..], asked.hash.as_bytes()].concat()).to_string();
+    let body = |reply_to: Option<ReplyAddress>| {
+        message::write(&VerbMessage {
+            tenant_id: tenant.to_string(),
+            request_id: id.clone(),
+            correlation: correlation.clone(),
+            verb: asked.verb.clone(),
+            dry_run: asked.dry_run,
+            expected_revision: asked.expected_revision,
+            request_hash: request_hash.clone(),
+            reply_to,
+        })
+    };
+    check_size(&body(None), tenant)?;
+    let lane =
+        Lane::Saga { tenant: tenant.clone(), saga: saga.clone(), shard: shard(tenant, correlation, shards) };
+    let question = Question {
+        subject: Subject::workflow(saga, correlation).of(tenant),
+        message_id: message_id(actor, &asked.name, &id, asked.dry_run),
+        body: &|to| body(Some(to)),
+        stored: (!asked.dry_run).then(|| (&lane, Key::request(&id))),
+    };
+    let answer = api.asker.ask(&question, |answer: &AnswerRow| answer.request_hash == request_hash).await?;
+    change_of(&asked.name, &answer)
+}
+
+/// Counts the lanes of a saga that a tenant has.
+fn shards_of(api: &Api, tenant: &TenantId, saga: &SagaName, is_start: bool) -> Result<u8, Status> {
+    let definitions = api.app.definitions();
+    let versions = definitions.versions(saga);
+    let is_known = versions.iter().any(|version| version.tenants.contain(tenant));
+    let starts = || definitions.catalog().saga(saga).is_some_and(|saga| saga.tenants.contain(tenant));
+    match versions.first() {
+        Some(newest) if is_known && (!is_start || starts()) => Ok(newest.shards),
+        _ => Err(Error::not_found(format!("saga {saga}")).into()),
+    }
+}
+
+/// Checks that the owner of a lane can read a message: what a request carries may be longer, or deeper, as a part of it.
+fn check_size(body: &[u8], tenant: &TenantId) -> Result<(), Status> {
+    match message::read::<VerbMessage>(body, tenant) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let mut violations = Violations::new();
+            violations.add("data_json", error);
+            Err(Error::from(violations).into())
+        }
+    }
+}
+
+/// Id by which the broker knows a request again: nobody's else, and of a dry run, which nothing is kept of, no other one.
+fn message_id(actor: ActorId, name: &InstanceName, request: &str, dry_run: bool) -> String {
+    let InstanceName { tenant, saga, .. } = name;
+    let nonce = if dry_run { rand::random::<u128>() } else { 0 };
+    let id = InputId::Event(format!("verb\n{tenant}\n{saga}\n{}\n{request}\n{nonce}", actor.0));
+    hex::encode(id.digest())
+}
+
+/// What followed from a verb.
+fn change_of(name: &InstanceName, answer: &AnswerRow) -> Result<SagaChange, Status> {
+    let (fate, ignored_reason) = match &answer.outcome {
+        VerbOutcome::Applied => (SagaInputFate::Applied, ""),
+        VerbOutcome::Held => (SagaInputFate::Held, ""),
+        VerbOutcome::Kept => (SagaInputFate::Kept, ""),
+        VerbOutcome::DeadLetter => (SagaInputFate::DeadLetter, ""),
+        VerbOutcome::Ignored(why) => (SagaInputFate::Ignored, why.as_str()),
+        VerbOutcome::Refused(refusal) => return Err(refused(name, refusal)),
+    };
+    Ok(SagaChange {
+        saga: answer.instance.as_ref().map(|instance| convert::saga(name, instance)),
+        fate: fate.into(),
+        ignored_reason: ignored_reason.to_owned(),
+        commands: answer.work.iter().map(convert::command).collect(),
+    })
+}
+
+/// The refusal of a verb, as its caller hears it.
+fn refused(name: &InstanceName, refusal: &Refusal) -> Status {
+    let InstanceName { saga, correlation, .. } = name;
+    let message = format!("instance {correlation} of saga {saga}: {}", refusal.message);
+    let (kind, reason) = match refusal.reason.as_str() {
+        "SAGA_NOT_FOUND" => {
+            return Error::not_found(format!("instance {correlation} of saga {saga}")).into();
+        }
+        "REVISION_MISMATCH" => (ErrorKind::Aborted, Reason::RevisionMismatch),
+        "REQUEST_ID_REUSED" => (ErrorKind::AlreadyExists, Reason::RequestIdReused),
+        "SAGA_EXISTS" => (ErrorKind::AlreadyExists, Reason::SagaExists),
+        "LIMIT_EXCEEDED" => {
+            let error = Error::new(ErrorKind::ResourceExhausted, Reason::LimitExceeded, message);
+            return error.with("limit", "saga_inputs_held_max").with("max", HELD_MAX).into();
+        }
+        text => {
+            let known = Reason::ALL.iter().find(|reason| reason.as_str() == text);
+            match known.filter(|reason| *reason.codes() == [tonic::Code::FailedPrecondition]) {
+                Some(reason) => (ErrorKind::FailedPrecondition, *reason),
+                None => return Error::internal(format!("no such reason of a refusal: {refusal:?}")).into(),
+            }
+        }
+    };
+    Error::new(kind, reason, message).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name() -> InstanceName {
+        InstanceName {
+            tenant: "acme".parse().expect("a tenant"),
+            saga: "order".parse().expect("a name"),
+            correlation: "o-1".parse().expect("a correlation"),
+        }
+    }
+
+    #[test]
+    fn every_refusal_has_a_status() {
+        for (reason, code) in [
+            ("SAGA_NOT_FOUND", tonic::Code::NotFound),
+            ("REVISION_MISMATCH", tonic::Code::Aborted),
+            ("REQUEST_ID_REUSED", tonic::Code::AlreadyExists),
+            ("SAGA_EXISTS", tonic::Code::AlreadyExists),
+            ("LIMIT_EXCEEDED", tonic::Code::ResourceExhausted),
+            ("SAGA_ENDED", tonic::Code::FailedPrecondition),
+            ("SAGA_FAULT", tonic::Code::FailedPrecondition),
+            ("PAST_PIVOT", tonic::Code::FailedPrecondition),
+            ("SAGA_PAUSED", tonic::Code::FailedPrecondition),
+            ("SAGA_NOT_PAUSED", tonic::Code::FailedPrecondition),
+            ("SAGA_STUCK", tonic::Code::FailedPrecondition),
+            ("SAGA_NOT_STUCK", tonic::Code::FailedPrecondition),
+            ("SAGA_PARKED", tonic::Code::FailedPrecondition),
+            ("SAGA_NOT_RUNNING", tonic::Code::FailedPrecondition),
+            ("SAGA_NOT_MIGRATABLE", tonic::Code::FailedPrecondition),
+            ("OTHER", tonic::Code::Internal),
+        ] {
+            let refusal = Refusal { reason: reason.to_owned(), message: "why".to_owned() };
+            assert_eq!(refused(&name(), &refusal).code(), code, "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_message_is_one_request_of_one_actor_at_one_tenant() {
+        let of = |actor, tenant: &str, request, dry_run| {
+            let name = InstanceName { tenant: tenant.parse().expect("a tenant"), ..name() };
+            message_id(ActorId(actor), &name, request, dry_run)
+        };
+        assert_eq!(of(1, "acme", "r", false), of(1, "acme", "r", false));
+        assert_ne!(of(1, "acme", "r", false), of(2, "acme", "r", false));
+        assert_ne!(of(1, "acme", "r", false), of(1, "b", "r", false));
+        assert_ne!(of(1, "acme", "r", true), of(1, "acme", "r", true));
+    }
+
+    #[test]
+    fn data_is_bounded_and_read_as_json() {
+        let mut violations = Violations::new();
+        assert_eq!(json_of("data_json", "", &mut violations), Some(Json::Null));
+        assert_eq!(json_of("data_json", "[1]", &mut violations), Some(Json::List(vec![Json::Int(1)])));
+        assert!(violations.is_empty());
+        let long = format!("\"{}\"", "x".repeat(DATA_BYTES_MAX - 1));
+        for wrong in ["{", "{\"a\":1,\"a\":2}", &long] {
+            let mut violations = Violations::new();
+            assert_eq!(json_of("data_json", wrong, &mut violations), None);
+            assert_eq!(violations.as_slice().len(), 1);
+        }
+    }
 }

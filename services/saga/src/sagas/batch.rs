@@ -13,8 +13,8 @@ use workflow::step::{Change, Fate, Letter, Ordered, Origin, Row, WorkItem};
 use workflow::subject::Subject;
 use workflow::{InputId, Json, Key};
 
+use super::answer::AnswerRow;
 use super::timers::{DueRow, RETIRE, TimerDelta};
-use super::work::json_of;
 use super::{Cached, Shared};
 use crate::lane::gateway::AggregateCommand;
 use crate::lane::relay::{Destination, OutboxRow};
@@ -54,33 +54,6 @@ pub struct LetterRow {
     pub raw: Option<String>,
     /// When it was stored.
     pub time: Timestamp,
-}
-
-/// The answer to a verb.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AnswerRow {
-    /// The reason of a refusal.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refusal: Option<workflow::step::Refusal>,
-    /// What became of it: `applied`, `held`, `kept`, `ignored`.
-    pub outcome: String,
-    /// The instance, as it is since.
-    pub instance: Json,
-}
-
-impl AnswerRow {
-    /// The answer that a change makes.
-    pub(super) fn of(change: &Change) -> Option<Self> {
-        let (outcome, refusal) = match &change.fate {
-            Fate::Applied => ("applied", None),
-            Fate::Held(_) => ("held", None),
-            Fate::Kept => ("kept", None),
-            Fate::Ignored(why) => (why.as_str(), None),
-            Fate::Refused(refusal) => ("refused", Some(refusal.clone())),
-            Fate::Later(_) | Fate::NoRoom | Fate::Dead(_) => return None,
-        };
-        Some(Self { refusal, outcome: outcome.to_owned(), instance: json_of(change.record.as_ref()) })
-    }
 }
 
 /// What an operator sees of an instance in a list.
@@ -143,8 +116,11 @@ impl Commit {
         }
         match &input.what {
             What::Event(event) => self.count_message_once(correlation, &event.id, input.time),
-            // Its answer is the row.
-            What::Verb { request, .. } => self.expect.push(Expect::Absent(row(&Key::request(request)))),
+            What::Verb { request, .. } => {
+                self.expect.push(Expect::Absent(row(&Key::request(request))));
+                // Its answer is gone long before the message is.
+                self.count_message_once(correlation, &input.id(), input.time);
+            }
             What::Result(_) | What::Timer { .. } => {}
         }
     }
@@ -300,19 +276,14 @@ impl Commit {
         self.outgoing.push((number, message));
     }
 
-    pub(super) fn answer_for(&self, input: Option<&Input>, change: &Change) -> Option<AnswerRow> {
-        match input.map(|input| &input.what) {
-            Some(What::Verb { .. }) => AnswerRow::of(change),
-            _ => None,
-        }
-    }
-
-    pub(super) fn put_answer(&mut self, input: Option<&Input>, answer: AnswerRow) {
+    /// Keeps the answer to a request that came just now: one that was held back was answered so.
+    pub(super) fn put_answer(&mut self, input: Option<&Input>, origin: Origin, answer: Option<AnswerRow>) {
+        let (Origin::Fresh, Some(answer)) = (origin, answer) else { return };
         if let Some(Input { time, what: What::Verb { request, .. } }) = input {
             let until = time.as_millis().saturating_add(ANSWERS_MILLIS);
             self.ops.push(Op::PutUntil(row(&Key::request(request)), encode(&answer).into(), until));
+            self.answer = Some(answer);
         }
-        self.answer = Some(answer);
     }
 }
 

@@ -5,7 +5,7 @@ use model::{CorrelationId, Timestamp};
 use workflow::InputId;
 use workflow::input::{Input, What};
 use workflow::lane::shard;
-use workflow::message::{self, EffectResult, Position, Unreadable, VerbMessage};
+use workflow::message::{self, EffectResult, Position, ReplyAddress, Unreadable, VerbMessage};
 use workflow::receive::Received;
 use workflow::step::Origin;
 use workflow::subject::{Source, Subject, token};
@@ -51,8 +51,13 @@ pub(crate) enum Wanted {
 /// Who waits for an answer.
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
-    pub(crate) reply_subject: Option<String>,
+    pub(crate) reply_to: Option<ReplyAddress>,
+    /// Whether nothing is to be changed.
     pub(crate) dry_run: bool,
+    /// Revision that the instance has to have; 0 for any.
+    pub(crate) expected_revision: u64,
+    /// Hash of what was asked, and by whom.
+    pub(crate) request_hash: String,
 }
 
 impl Shared {
@@ -170,11 +175,20 @@ impl Shared {
     }
 
     fn verb(&self, message: VerbMessage, time: Timestamp) -> Option<(CorrelationId, Wanted)> {
-        let VerbMessage { request_id: request, correlation, verb, dry_run, reply_subject, .. } = message;
+        let VerbMessage {
+            tenant_id: _,
+            request_id: request,
+            correlation,
+            verb,
+            dry_run,
+            expected_revision,
+            request_hash,
+            reply_to,
+        } = message;
         if !self.is_mine(&correlation) {
             return None;
         }
-        let asked = Some(Asked { reply_subject, dry_run });
+        let asked = Some(Asked { reply_to, dry_run, expected_revision, request_hash });
         let input = Box::new(Input { time, what: What::Verb { request, verb } });
         Some((correlation, Wanted::Input { input, origin: Origin::Fresh, asked }))
     }

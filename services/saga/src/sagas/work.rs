@@ -1,23 +1,24 @@
 //! One input, from its line to its commit.
 
-use bytes::Bytes;
 use model::{BlobHash, CorrelationId, Timestamp};
 use store::{Op, Outcome, Versioned};
+use workflow::Key;
 use workflow::definition::Saga;
 use workflow::input::{Input, Verb, What};
 use workflow::instance::{Entry, Record};
-use workflow::step::{self, Change, Fate, KeptEvents, Origin, Whose};
-use workflow::{Json, Key};
+use workflow::step::{self, Change, Fate, KeptEvents, Origin, Refusal, Whose};
 
 use std::sync::Arc;
 
-use super::batch::{AnswerRow, Commit, HeldRow, LetterRow};
+use super::answer::AnswerRow;
+use super::batch::{Commit, HeldRow, LetterRow};
 use super::intake::{Asked, Wanted};
+use super::summary::Summary;
 use super::timers::{DueRow, TimerDelta};
 use super::{Cached, Item, Shared};
 use crate::definitions::DefinitionError;
 use crate::lane::relay::OutboxRow;
-use crate::lane::{Ended, Pauses};
+use crate::lane::{Ended, Pauses, answers};
 
 /// An input that is worked on.
 pub(super) struct Work {
@@ -199,16 +200,42 @@ impl Shared {
             }
             Wanted::Retire => return Ok(None),
         };
+        if let Some(refusal) = asked(wanted).and_then(|asked| self.refusal(asked, record, &input)) {
+            let change = Change::nothing(Fate::Refused(refusal), record.cloned());
+            return Ok(Some(Decision { input: Some(input), origin, change }));
+        }
         let kept = self.kept(correlation, record).await?;
         let whose = Whose { tenant: &self.tenant, correlation };
-        let is_migration = matches!(&input.what, What::Verb { verb: Verb::Migrate, .. });
+        let is_migration = matches!(&input.what, What::Verb { verb: Verb::Migrate, .. })
+            && record.is_some_and(|record| record.instance().is_some());
         let pinned = record.and_then(Record::definition).filter(|_| !is_migration);
         let Some(saga) = self.definition(pinned).await? else { return Ok(None) };
-        let change = match record.filter(|_| is_migration) {
+        let mut change = match record.filter(|_| is_migration) {
             Some(record) => step::migrate(&saga, whose, record, &input, &kept),
             None => step::apply(&saga, whose, record, &input, origin, &kept),
         };
+        if change.fate == Fate::NoRoom && asked(wanted).is_some() {
+            // Whoever asks can ask again; what waits for room would be in the way of other requests.
+            let message = format!("{} inputs wait behind a dead letter or a pause already", step::HELD_MAX);
+            let refusal = Refusal { reason: "LIMIT_EXCEEDED".to_owned(), message };
+            change = Change::nothing(Fate::Refused(refusal), record.cloned());
+        }
         Ok(Some(Decision { input: Some(input), origin, change }))
+    }
+
+    /// Why a request is refused whatever the definition says.
+    fn refusal(&self, asked: &Asked, record: Option<&Record>, input: &Input) -> Option<Refusal> {
+        let refuse = |reason: &str, message: String| Some(Refusal { reason: reason.to_owned(), message });
+        let is_start = matches!(&input.what, What::Verb { verb: Verb::Start { .. }, .. });
+        if is_start && self.definitions.catalog().saga(&self.saga).is_none() {
+            return refuse("SAGA_NOT_FOUND", format!("the saga {} is not in force", self.saga));
+        }
+        let revision = record.and_then(Summary::of)?.revision;
+        if asked.expected_revision == 0 || asked.expected_revision == revision {
+            return None;
+        }
+        let expected = asked.expected_revision;
+        refuse("REVISION_MISMATCH", format!("its revision is {revision} by now, and not {expected}"))
     }
 
     /// The definition of this hash, or the one that is in force.
@@ -241,8 +268,8 @@ impl Shared {
         let Decision { change, input, .. } = decision;
         let done = |cached: Option<Cached>| Done::unchanged(correlation.clone(), Item::nothing(), cached);
         let asked = asked(&item.what);
-        if asked.is_some_and(|asked| asked.dry_run) {
-            self.answer(item, AnswerRow::of(change).as_ref()).await;
+        if let Some(asked) = asked.filter(|asked| asked.dry_run) {
+            self.answer(item, AnswerRow::of(change, &asked.request_hash).as_ref()).await;
             return Some(done(Some(current.clone())));
         }
         match &change.fate {
@@ -263,6 +290,8 @@ impl Shared {
             Fate::Ignored(_)
                 if change.journal.is_empty()
                     && change.record == current.record
+                    // Whoever asked is answered the same each time.
+                    && asked.is_none()
                     && !matches!(item.what, Wanted::Answered { .. }) =>
             {
                 Some(done(Some(current.clone())))
@@ -274,24 +303,27 @@ impl Shared {
     /// Answers whoever asked.
     async fn answer(&self, item: &Item, answer: Option<&AnswerRow>) {
         let (Some(asked), Some(answer)) = (asked(&item.what), answer) else { return };
-        if let Some(subject) = &asked.reply_subject {
-            let body = Bytes::from(workflow::message::write(answer));
-            if let Err(error) = self.rows.around().broker.reply(subject, body).await {
-                tracing::debug!(lane = %self.rows.lane, "an answer did not reach who asked: {error}");
-            }
+        if let Some(to) = &asked.reply_to {
+            answers::answer(self.rows.around(), to, answer).await;
         }
     }
 
     /// Answers whoever asked once more, with what was answered first.
     async fn answer_again(&self, decision: &Decision, item: &Item) -> Result<(), Ended> {
-        let Some(What::Verb { request, .. }) = decision.input.as_ref().map(|input| &input.what) else {
+        let what = decision.input.as_ref().map(|input| &input.what);
+        let (Some(What::Verb { request, .. }), Some(asked)) = (what, asked(&item.what)) else {
             return Ok(());
         };
-        let row = self.rows.get(&Key::request(request)).await?;
-        if let Some(row) = row {
-            let answer: AnswerRow = self.rows.decode(&row)?;
-            self.answer(item, Some(&answer)).await;
-        }
+        let reused = |why| AnswerRow::reused(&asked.request_hash, why);
+        let answer = match self.rows.get(&Key::request(request)).await? {
+            Some(row) => {
+                let answer: AnswerRow = self.rows.decode(&row)?;
+                let is_it = answer.request_hash == asked.request_hash;
+                if is_it { answer } else { reused("this request_id came with another body before") }
+            }
+            None => reused("this request_id was used more than a day ago, and its answer is gone"),
+        };
+        self.answer(item, Some(&answer)).await;
         Ok(())
     }
 
@@ -351,9 +383,8 @@ impl Shared {
         }
         commit.put_change(self, correlation, current, change);
         commit.put_outgoing(self, correlation, current.record.as_ref(), change);
-        if let Some(answer) = commit.answer_for(input.as_ref(), change) {
-            commit.put_answer(input.as_ref(), answer);
-        }
+        let answer = asked(&item.what).and_then(|asked| AnswerRow::of(change, &asked.request_hash));
+        commit.put_answer(input.as_ref(), *origin, answer);
         commit.ops.extend(note);
         commit
     }
@@ -370,25 +401,5 @@ impl Item {
     /// Stands for one that is put in afterwards.
     const fn nothing() -> Self {
         Self { what: Wanted::Retire, from: None, receipt: None }
-    }
-}
-
-/// Answers of an operator's verbs are JSON.
-pub(super) fn json_of(record: Option<&Record>) -> Json {
-    match record.and_then(step_of) {
-        Some((status, step, revision)) => Json::object([
-            ("status", Json::text(status)),
-            ("step", Json::text(step)),
-            ("revision", Json::number(revision)),
-        ]),
-        None => Json::Null,
-    }
-}
-
-fn step_of(record: &Record) -> Option<(model::SagaStatus, &model::StepName, u64)> {
-    match &record.entry {
-        Entry::Live(instance) => Some((instance.status, &instance.step, instance.revision)),
-        Entry::Ended(tombstone) => Some((tombstone.status, &tombstone.step, tombstone.revision)),
-        Entry::Awaited(_) => None,
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use model::SagaStatus;
+use saga::sagas::{AnswerRow, VerbOutcome};
 use workflow::Json;
 use workflow::input::{Outcome, Verb};
 use workflow::key::Table;
@@ -144,22 +145,26 @@ async fn poison_parks_its_correlation_alone(world: World) {
     assert_eq!(world.metrics.letters.get(), 3);
 }
 
+fn reason(answer: &AnswerRow) -> Option<&str> {
+    answer.refusal().map(|refusal| refusal.reason.as_str())
+}
+
 async fn an_operator_is_answered_once(world: World) {
     let mut world = started(world).await;
     let cancel = || Verb::Cancel { reason: "enough".to_owned() };
     let answer = world.ask("r-0", "c-1", cancel()).await;
-    assert_eq!(answer.refusal.map(|refusal| refusal.reason).as_deref(), Some("SAGA_NOT_FOUND"));
+    assert_eq!(reason(&answer), Some("SAGA_NOT_FOUND"));
     world.event("Order", "e-1", "OrderPlaced", "c-1", PLACED).await;
     world.wait_for("c-1", "await-payment").await;
     let answer = world.ask("r-1", "c-1", cancel()).await;
-    assert_eq!((answer.outcome.as_str(), answer.refusal), ("applied", None));
-    assert_eq!(answer.instance.get("status"), Some(&Json::text("compensating")));
+    assert_eq!(answer.outcome, VerbOutcome::Applied);
+    assert_eq!(answer.instance.map(|instance| instance.status), Some(SagaStatus::Compensating));
     world.wait_for("c-1", "compensated").await;
     // The same request has the same answer, whatever happened since.
     let again = world.ask("r-1", "c-1", cancel()).await;
-    assert_eq!(again.instance.get("status"), Some(&Json::text("compensating")));
+    assert_eq!(again.instance.map(|instance| instance.status), Some(SagaStatus::Compensating));
     let late = world.ask("r-2", "c-1", cancel()).await;
-    assert_eq!(late.refusal.map(|refusal| refusal.reason).as_deref(), Some("SAGA_ENDED"));
+    assert_eq!(reason(&late), Some("SAGA_ENDED"));
     assert_eq!(world.witness.deeds(), ["payment-reserve", "payment-release", "Cancel"]);
 }
 

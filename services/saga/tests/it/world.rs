@@ -28,7 +28,7 @@ use workflow::catalog::{Catalog, File};
 use workflow::input::{Outcome, Verb};
 use workflow::instance::{Entry, Record, decode};
 use workflow::ledger::CallRow;
-use workflow::message::{EffectCommand, EffectResult, FactMessage, VerbMessage};
+use workflow::message::{AnswerMessage, EffectCommand, EffectResult, FactMessage, ReplyAddress, VerbMessage};
 use workflow::{Json, Key, manifest, message};
 
 use crate::streams::{Reader, aggregates, connect, publish, publish_event, publish_result};
@@ -441,12 +441,16 @@ impl World {
             correlation,
             verb,
             dry_run: false,
-            reply_subject: Some(inbox.subject().to_owned()),
+            expected_revision: 0,
+            request_hash: String::new(),
+            reply_to: Some(ReplyAddress { subject: inbox.subject().to_owned(), token: request.to_owned() }),
         };
         let body = String::from_utf8(message::write(&verb)).expect("JSON");
         self.raw(&subject, &format!("{request}-{}", self.witness.calls().len()), &body).await;
         let answer = tokio::time::timeout(PATIENCE, inbox.next()).await.expect("in time").expect("an answer");
-        serde_json::from_slice(&answer).expect("an answer")
+        let answer: AnswerMessage<_> = serde_json::from_slice(&answer).expect("an answer");
+        assert_eq!(answer.token, request);
+        answer.answer.expect("it fits into a message")
     }
 
     /// Sets the clock forward.
