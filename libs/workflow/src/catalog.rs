@@ -2,6 +2,8 @@
 //!
 //! A catalog is made from all manifests at once, or not at all: what several of them say has to fit.
 
+mod tenant;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -60,6 +62,31 @@ impl Catalog {
         Err(problems.into_iter().map(|(file, list)| Problems::new(&file, list)).collect())
     }
 
+    /// Makes a catalog of definitions that were checked when they came in force.
+    #[must_use]
+    pub fn restored(
+        sagas: impl IntoIterator<Item = Arc<Saga>>,
+        providers: impl IntoIterator<Item = Arc<Provider>>,
+    ) -> Self {
+        let mut catalog = Self::default();
+        catalog.sagas.extend(sagas.into_iter().map(|saga| (saga.name.clone(), saga)));
+        for provider in providers {
+            let effects = provider.effects.iter().map(|effect| effect.name.clone());
+            catalog.effects.extend(effects.map(|effect| (effect, Arc::clone(&provider))));
+            catalog.providers.insert(provider.name.clone(), provider);
+        }
+        catalog
+    }
+
+    /// Adds sagas that were left out: what follows the catalog may not be behind them either.
+    #[must_use]
+    pub fn remembering(mut self, left_out: impl IntoIterator<Item = Arc<Saga>>) -> Self {
+        for saga in left_out {
+            self.sagas.entry(saga.name.clone()).or_insert(saga);
+        }
+        self
+    }
+
     /// The saga of this name; its newest version.
     #[must_use]
     pub fn saga(&self, name: &SagaName) -> Option<&Arc<Saga>> {
@@ -114,24 +141,7 @@ impl Making {
             return;
         }
         if let Some(old) = before.sagas.get(name) {
-            let (in_force, same) = (old.version, old.hash == saga.hash);
-            if version == in_force && !same {
-                let next = version.saturating_add(1);
-                let message = format!(
-                    "version {version} of the saga `{name}` is in force with other content; write `version: {next}`"
-                );
-                self.problem(file, place, message);
-            } else if version < in_force {
-                let message = format!(
-                    "version {version} of the saga `{name}` is behind version {in_force}, which is in force"
-                );
-                self.problem(file, place, message);
-            }
-            if old.shards != saga.shards {
-                let message = format!(
-                    "the saga `{name}` has {} shards; another number of them needs all its instances ended",
-                    old.shards
-                );
+            for message in saga.problems_behind(old) {
                 self.problem(file, place, message);
             }
         }
@@ -189,6 +199,32 @@ impl Making {
                 }
             }
         }
+    }
+}
+
+impl Saga {
+    /// Why it cannot follow another version of the same saga.
+    fn problems_behind(&self, old: &Self) -> Vec<String> {
+        let Self { name, version, .. } = self;
+        let (in_force, is_same) = (old.version, old.hash == self.hash);
+        let mut problems = Vec::new();
+        if *version == in_force && !is_same {
+            let next = version.saturating_add(1);
+            problems.push(format!(
+                "version {version} of the saga `{name}` is in force with other content; write `version: {next}`"
+            ));
+        } else if *version < in_force {
+            problems.push(format!(
+                "version {version} of the saga `{name}` is behind version {in_force}, which is in force"
+            ));
+        }
+        if old.shards != self.shards {
+            problems.push(format!(
+                "the saga `{name}` has {} shards; another number of them needs all its instances ended",
+                old.shards
+            ));
+        }
+        problems
     }
 }
 

@@ -10,6 +10,8 @@ use model::{BlobHash, EffectName, SagaName, StepName, TenantId, TimerName};
 
 use crate::Json;
 use crate::formula::{Formula, Template};
+use crate::input::Event;
+use crate::schedule::Schedule;
 
 /// Steps of a saga.
 pub const STEPS_MAX: usize = 256;
@@ -71,6 +73,8 @@ pub struct Saga {
     pub limits: Limits,
     /// Types of events that steps reachable from a step name, that step left out unless it is reachable from itself.
     pub ahead: BTreeMap<StepName, BTreeSet<String>>,
+    /// Whether it is in force no more: instances go on, and none starts.
+    pub is_left_out: bool,
 }
 
 /// Tenants to whom something is given.
@@ -199,26 +203,6 @@ pub struct Start {
     pub set: Vec<Assignment>,
     /// Its first step.
     pub goto: StepName,
-}
-
-/// Starts by the calendar.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Schedule {
-    /// Five fields, in UTC.
-    pub cron: String,
-    /// What becomes of occurrences that were missed.
-    pub catch_up: CatchUp,
-}
-
-/// What becomes of occurrences that were missed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CatchUp {
-    /// The last one starts an instance.
-    Last,
-    /// Each of them does, the last hundred at most.
-    All,
-    /// None does.
-    None,
 }
 
 /// A value for a field.
@@ -441,6 +425,12 @@ impl Default for Limits {
 }
 
 impl Saga {
+    /// The saga after it was left out: instances go on, and none starts.
+    #[must_use]
+    pub fn left_out(&self) -> Self {
+        Self { is_left_out: true, ..self.clone() }
+    }
+
     /// Effects that it orders.
     #[must_use]
     pub fn effects(&self) -> BTreeSet<&EffectName> {
@@ -454,6 +444,18 @@ impl Saga {
             Order::Command { .. } => None,
         });
         effects.collect()
+    }
+
+    /// Returns whether an event of a type starts an instance.
+    #[must_use]
+    pub fn starts_on(&self, kind: &str) -> bool {
+        !self.is_left_out && self.start.on.contains(kind)
+    }
+
+    /// Returns whether an event starts an instance: one of its types, or an occurrence of its schedule.
+    #[must_use]
+    pub fn starts_with(&self, event: &Event) -> bool {
+        self.starts_on(&event.kind) || (event.is_occurrence() && !self.is_left_out)
     }
 
     /// Returns whether events of a type mean anything to it.

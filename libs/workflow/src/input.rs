@@ -193,7 +193,32 @@ impl Input {
     }
 }
 
+/// The name under which an occurrence of a schedule is known. No timer of a saga has it.
+pub const OCCURRENCE: &str = "%schedule";
+
 impl Event {
+    /// Makes the event that stands for an occurrence of a saga's schedule.
+    #[must_use]
+    pub fn occurrence(time: Timestamp) -> Self {
+        let body = Json::object([
+            ("id", Json::Null),
+            ("type", Json::text("schedule")),
+            ("aggregate_type", Json::Null),
+            ("aggregate_id", Json::Null),
+            ("version", Json::Null),
+            ("data", Json::object([("scheduled", Json::number(time.as_millis()))])),
+            ("metadata", Json::object([])),
+        ]);
+        let id = InputId::Timer { name: OCCURRENCE.to_owned(), generation: time.as_millis() };
+        Self { id, kind: "schedule".to_owned(), body, version: None }
+    }
+
+    /// Returns whether it stands for an occurrence of a schedule: nothing that came from outside does.
+    #[must_use]
+    pub fn is_occurrence(&self) -> bool {
+        matches!(&self.id, InputId::Timer { name, .. } if name == OCCURRENCE)
+    }
+
     /// Makes the event that stands for what somebody sent.
     #[must_use]
     pub fn sent(request: &str, kind: &str, data: Json) -> Self {

@@ -57,6 +57,8 @@ pub enum Table {
     Unwanted,
     /// How far a source was read.
     Checkpoint,
+    /// Which occurrence of its schedule a saga waits for.
+    Schedule,
     /// Work that is to be sent, in the order of the commits.
     Outbox,
     /// Who owns a lane, and its epoch.
@@ -67,7 +69,7 @@ pub enum Table {
     Request,
     /// Definitions by their hash.
     Definition,
-    /// What is in force, as one row.
+    /// What is in force: of the operator as one row, and of what each tenant brought.
     Active,
     /// What was decided about a lane.
     Lane,
@@ -92,6 +94,7 @@ impl Table {
             Self::EffectDue => "effect_due",
             Self::Unwanted => "unwanted",
             Self::Checkpoint => "checkpoint",
+            Self::Schedule => "schedule",
             Self::Outbox => "outbox",
             Self::Fence => "fence",
             Self::Owner => "owner",
@@ -262,6 +265,12 @@ impl Key {
         Table::Checkpoint.with(|key| key.text(source))
     }
 
+    /// Which occurrence of its schedule the saga waits for.
+    #[must_use]
+    pub fn schedule() -> Self {
+        Table::Schedule.with(|_| ())
+    }
+
     /// Work that is to be sent.
     #[must_use]
     pub fn outbox(sequence: u64) -> Self {
@@ -296,6 +305,18 @@ impl Key {
     #[must_use]
     pub fn active() -> Self {
         Table::Active.with(|_| ())
+    }
+
+    /// What is in force of what a tenant brought.
+    #[must_use]
+    pub fn applied(tenant: &TenantId) -> Self {
+        Table::Active.with(|key| key.text(tenant.as_str()))
+    }
+
+    /// Tenants, as one row.
+    #[must_use]
+    pub fn tenants() -> Self {
+        Table::Tenant.with(|_| ())
     }
 
     /// What was decided about a lane.

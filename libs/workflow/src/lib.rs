@@ -10,6 +10,7 @@
 //!
 //! - [`receive`] makes an [`input`] of a message, [`step`] what an [`instance`] becomes by it, [`replay`] the same once more.
 //! - [`ledger`]: what is known of each call of an effect; [`breaker`] and [`turns`] say when one may be made.
+//! - [`schedule`]: when sagas start by the calendar.
 //! - [`transition`]: the tables of legal state changes, of sagas and of calls.
 //! - [`id`]: ids of inputs and of the work that they cause.
 //!
@@ -40,6 +41,7 @@ pub mod provider;
 pub mod queues;
 pub mod receive;
 pub mod replay;
+pub mod schedule;
 pub mod step;
 pub mod subject;
 pub mod transition;

@@ -159,14 +159,19 @@ impl Application<'_> {
     /// Decides about an input where there is no instance.
     fn without_instance(self, record: Record) -> Change {
         let missing = match &self.input.what {
-            What::Event(event) if self.saga.start.on.contains(&event.kind) => {
+            What::Event(event) if self.saga.starts_with(event) => {
                 return self.start(record, event);
+            }
+            What::Verb { verb: Verb::Start { .. }, .. } if self.saga.is_left_out => {
+                let message = format!("`{}` is in force no more: no instance of it starts", self.saga.name);
+                let refusal = Refusal::new("SAGA_NOT_FOUND", message);
+                return Change::nothing(Fate::Refused(refusal), record.unless_empty());
             }
             What::Verb { request, verb: Verb::Start { data } } => {
                 return self.start(record, &Event::sent(request, "", data.clone()));
             }
             What::Verb { request, verb: Verb::Send { kind, data } } => {
-                if self.saga.start.on.contains(kind) {
+                if self.saga.starts_on(kind) {
                     return self.start(record, &Event::sent(request, kind, data.clone()));
                 }
                 self.saga.missing(kind)

@@ -9,10 +9,11 @@ use yaml::{Entry, Fields, Tree, Value, did_you_mean};
 use super::fields::{Reader, event_variable};
 use super::graph;
 use crate::definition::{
-    CatchUp, EventSource, Field, FieldKind, HISTORY_MAX, Ignore, Limits, Migration, Missing, OnVersion,
-    Order, STATE_BYTES_MAX, Saga, Schedule, Start, WORK_MAX,
+    EventSource, Field, FieldKind, HISTORY_MAX, Ignore, Limits, Migration, Missing, OnVersion, Order,
+    STATE_BYTES_MAX, Saga, Start, WORK_MAX,
 };
 use crate::formula::{Formula, Variable};
+use crate::schedule::{CatchUp, Schedule};
 
 /// Keys of a saga.
 pub(super) const SAGA_KEYS: &[&str] = &[
@@ -80,6 +81,7 @@ impl Reader {
             migrate,
             limits: fields.get("limits").map(|entry| self.limits(entry)).unwrap_or_default(),
             ahead: BTreeMap::new(),
+            is_left_out: false,
         };
         let places = steps.iter().map(|(name, (place, _))| (name.clone(), *place)).collect();
         let targets = std::mem::take(&mut self.targets);
@@ -306,6 +308,11 @@ impl Reader {
     }
 
     fn schedule(&mut self, fields: &Fields<'_>) -> Option<Schedule> {
+        if let Some(entry) = fields.get("catch_up")
+            && !fields.contains_key("schedule")
+        {
+            self.problem(entry.place, "`catch_up` is about a `schedule`, and there is none");
+        }
         let catch_up = match fields.get("catch_up").map(|entry| (entry, self.yaml.text(entry))) {
             Some((_, Some("all"))) => CatchUp::All,
             Some((_, Some("none"))) => CatchUp::None,
@@ -317,11 +324,16 @@ impl Reader {
         };
         let entry = fields.get("schedule")?;
         let cron = self.yaml.text(entry)?;
-        // Which numbers they may have is said by what computes occurrences.
-        if cron.split_whitespace().count() != 5 {
-            self.yaml.wrong_kind(entry, "five fields as cron has them, in UTC, such as \"0 3 * * *\"");
+        match Schedule::read(cron, catch_up) {
+            Ok(schedule) => Some(schedule),
+            Err(why) => {
+                let message = format!(
+                    "`schedule` has to be five fields as cron has them, in UTC, such as \"0 3 * * *\": {why}"
+                );
+                self.problem(entry.value.place, message);
+                None
+            }
         }
-        Some(Schedule { cron: cron.to_owned(), catch_up })
     }
 
     fn compensated(&mut self, entry: &Entry) -> Option<Order> {

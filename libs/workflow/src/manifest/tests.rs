@@ -114,6 +114,23 @@ const BAD: &[(&str, &str, &str)] = &[
         "name: order-fulfilment\nname: twice",
         "`name` is written twice in the same mapping",
     ),
+    // The calendar.
+    (
+        "  on: OrderPlaced",
+        "  schedule: \"0 25 * * *\"\n  on: OrderPlaced",
+        "`schedule` has to be five fields as cron has them, in UTC, such as \"0 3 * * *\": ",
+    ),
+    ("  on: OrderPlaced", "  schedule: \"@daily\"\n  on: OrderPlaced", ": it has five fields, not 1"),
+    (
+        "  on: OrderPlaced",
+        "  schedule: \"0 3 * * *\"\n  catch_up: some\n  on: OrderPlaced",
+        "`catch_up` has to be last, all or none, not `some`",
+    ),
+    (
+        "  on: OrderPlaced",
+        "  catch_up: all\n  on: OrderPlaced",
+        "`catch_up` is about a `schedule`, and there is none",
+    ),
     // Steps and where they lead.
     (
         "goto: await-payment",
@@ -332,4 +349,93 @@ fn what_instances_are_pinned_to_keeps_its_effects() {
         "{refused}"
     );
     assert!(catalog_behind(without_saga, &Catalog::default(), &[]).is_ok());
+}
+
+/// Checks a file for `acme`, which has `own` of its own.
+fn checked(catalog: &Catalog, text: &str, own: &[&str], may_provide: bool) -> Result<(), String> {
+    let documents = read("m.yaml", text).map_err(|problems| problems.to_string())?;
+    let own: Vec<_> = own.iter().map(|text| read("own", text).expect("a good one").remove(0)).collect();
+    let own = own.into_iter().map(|document| match document.definition {
+        Definition::Saga(saga) => (saga.name.clone(), saga),
+        Definition::Provider(_) => panic!("a provider"),
+    });
+    let file = File { name: "m.yaml".to_owned(), documents };
+    let tenant = "acme".parse().expect("a tenant");
+    catalog.check_for(&tenant, &file, &own.collect(), may_provide).map_err(|problems| problems.to_string())
+}
+
+#[test]
+fn what_a_tenant_brings_has_to_fit_what_it_has() {
+    const MINE: &str = "kind: Saga\nname: mine\nversion: 2\nsources: [{ aggregate: O }]\nstart: { on: A, goto: s }\nsteps: { s: { effect: payment-reserve, on_done: { end: completed } } }\n";
+    let catalog = catalog(EXAMPLE).expect("good");
+    let check = |text: &str| checked(&catalog, text, &[MINE], false);
+    assert_eq!(check(MINE), Ok(()));
+    assert_eq!(check(&MINE.replace("version: 2", "version: 3")), Ok(()));
+    assert_eq!(check(&MINE.replace("version: 2", "version: 2\ntenants: [acme]")), Ok(()));
+    for (good, bad, expected) in [
+        (
+            "on: A",
+            "on: B",
+            "m.yaml:1:1: version 2 of the saga `mine` is in force with other content; write `version: 3`",
+        ),
+        ("version: 2", "version: 1", "version 1 of the saga `mine` is behind version 2"),
+        ("version: 2", "version: 3\nshards: 2", "the saga `mine` has 1 shards"),
+        (
+            "version: 2",
+            "version: 3\ntenants: [other]",
+            "the saga `mine` is not for the tenant that it is applied for",
+        ),
+        (
+            "payment-reserve",
+            "payment-reserv",
+            ": no provider has the effect `payment-reserv`; did you mean `payment-reserve`?",
+        ),
+        (
+            "name: mine",
+            "name: order-fulfilment",
+            "the saga `order-fulfilment` comes from the operator's directory",
+        ),
+    ] {
+        let refused = check(&MINE.replace(good, bad)).expect_err(bad);
+        assert!(refused.contains(expected), "{bad}: {refused}");
+    }
+    let refused = check(&format!("{MINE}---\n{MINE}")).expect_err("twice");
+    assert!(refused.contains("the saga `mine` stands twice"), "{refused}");
+    // Providers are the operator's, and are only looked at.
+    let refused = check(EXAMPLE).expect_err("providers").lines().count();
+    assert_eq!(refused, 4);
+    assert_eq!(checked(&catalog, EXAMPLE, &[], true), Ok(()));
+    let other = EXAMPLE.replace("name: mail\n", "name: post\n");
+    let refused = checked(&catalog, &other, &[], true).expect_err("another provider has it");
+    assert!(
+        refused.contains("the effect `mail-receipt` is that of the provider `mail` already"),
+        "{refused}"
+    );
+    // What a tenant may not use is not there for it.
+    let hidden = EXAMPLE
+        .replace("tenants: all", "tenants: [b]")
+        .replace("name: payment\n", "name: payment\ntenants: [b]\n");
+    let hidden = super::tests::catalog(&hidden).expect("good");
+    let refused = checked(&hidden, MINE, &[], false).expect_err("not for acme");
+    assert!(refused.ends_with("no provider has the effect `payment-reserve`"), "{refused}");
+    // Nor is a saga that is not for it.
+    assert_eq!(
+        checked(
+            &hidden,
+            &MINE.replace("name: mine", "name: order-fulfilment").replace("payment-reserve", "mail-receipt"),
+            &[],
+            false
+        ),
+        Ok(())
+    );
+}
+
+#[test]
+fn what_was_left_out_is_remembered() {
+    let documents = read_example();
+    let Definition::Saga(left_out) = &documents[0].definition else { panic!("no saga") };
+    let before = Catalog::default().remembering([Arc::clone(left_out)]);
+    let refused = catalog_behind(&EXAMPLE.replace("after: 30m", "after: 31m"), &before, &[]);
+    assert!(refused.is_err_and(|why| why.contains("with other content")));
+    assert!(catalog_behind(EXAMPLE, &before, &[]).is_ok());
 }
