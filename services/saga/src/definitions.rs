@@ -1,57 +1,56 @@
-//! Definitions: what is in force, and what instances are pinned to.
+//! Definitions: what is in force, for whom, and what instances are pinned to.
+//!
+//! Rows beside the lanes keep them, for all replicas. The row `active` has the operator's, `active:<tenant>` what a tenant brought,
+//! and every change writes `active` as well: so its revision says whether a replica has seen the last one. Documents are kept by
+//! their hash before a row names them.
 
-use std::collections::{BTreeMap, HashMap};
+mod apply;
+mod beside;
+mod in_force;
+mod rows;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use model::{BlobHash, SagaName};
-use serde::{Deserialize, Serialize};
-use store::{Batch, KvStore, LaneKey, Op, Outcome, StoreError};
+use model::{BlobHash, SagaName, TenantId};
+use store::{Expect, KvStore, Op, Outcome, StoreError, Versioned};
 use tokio::sync::watch;
 use workflow::Key;
 use workflow::catalog::Catalog;
 use workflow::definition::Saga;
-use workflow::instance::{decode, encode};
-use workflow::manifest::{self, Definition, Document};
+use workflow::instance::encode;
+use workflow::key::{Part, Table};
+use workflow::manifest::{self, Document};
+use workflow::provider::Provider;
 
+pub use self::apply::{ApplyError, Repeatable, SAGA_VERSIONS_MAX, TENANT_SAGAS_MAX};
+pub use self::beside::beside_lanes;
+use self::beside::{Beside, read_row};
+use self::in_force::Known;
+pub use self::in_force::{Definition, InForce, SagaInForce};
+pub use self::rows::{ActiveRow, ActiveSaga, AppliedRow, OlderSaga};
 use crate::lane::rows::row;
+use crate::tenants::Tenants;
+
+/// Definitions that are kept in memory though they are not in force.
+const REMEMBERED_MAX: usize = 1024;
+/// Bytes of documents that are written with one commit.
+const COMMIT_BYTES: usize = 2 * 1024 * 1024;
 
 /// What is in force, and every definition that was asked for.
 pub struct Definitions {
-    store: Arc<dyn KvStore>,
+    beside: Beside,
     in_force: watch::Sender<Arc<InForce>>,
-    pinned: Mutex<HashMap<BlobHash, Arc<Saga>>>,
+    known: Mutex<HashMap<BlobHash, Read>>,
+    /// Held while rows are read: what is older never takes the place of what is newer.
+    reading: tokio::sync::Mutex<()>,
 }
 
-/// What is in force.
-#[derive(Debug, Clone, Default)]
-pub struct InForce {
-    /// Sagas that start, and all effects.
-    pub catalog: Arc<Catalog>,
-    /// Sagas that have lanes: those that start, and those that were left out.
-    pub active: ActiveRow,
-}
-
-/// Sagas that were ever in force.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct ActiveRow {
-    /// The sagas, by name.
-    pub sagas: BTreeMap<SagaName, ActiveSaga>,
-}
-
-/// A saga that was ever in force.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ActiveSaga {
-    /// Hash of its newest definition.
-    pub hash: BlobHash,
-    /// Version of that.
-    pub version: u32,
-    /// How many lanes each tenant has of it.
-    pub shards: u8,
-    /// When it came in force first, in milliseconds since 1970: events that are older start nothing.
-    pub since: u64,
-    /// Whether it was left out: its instances go on, and no new one starts.
-    #[serde(default)]
-    pub is_retired: bool,
+/// A document that was read.
+#[derive(Clone)]
+struct Read {
+    definition: manifest::Definition,
+    text: Arc<str>,
 }
 
 /// Why a definition cannot be had.
@@ -61,38 +60,146 @@ pub enum DefinitionError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// It is not there, or cannot be read.
-    #[error("the definition {hash} cannot be had: {why}")]
+    #[error("{what} cannot be had: {why}")]
     Unreadable {
-        /// Its hash.
-        hash: String,
+        /// What.
+        what: String,
         /// Why.
         why: String,
     },
-}
-
-/// The rows that stand beside all lanes.
-#[must_use]
-pub fn beside_lanes() -> LaneKey {
-    LaneKey::new("")
 }
 
 impl Definitions {
     /// Nothing that is in force.
     #[must_use]
     pub fn new(store: Arc<dyn KvStore>) -> Self {
-        Self { store, in_force: watch::Sender::new(Arc::default()), pinned: Mutex::default() }
+        Self {
+            beside: Beside::new(store),
+            in_force: watch::Sender::new(Arc::default()),
+            known: Mutex::default(),
+            reading: tokio::sync::Mutex::default(),
+        }
     }
 
-    /// Sagas that start, and all effects.
+    /// Sagas of the operator that start, and all effects.
     #[must_use]
     pub fn catalog(&self) -> Arc<Catalog> {
         Arc::clone(&self.in_force.borrow().catalog)
+    }
+
+    /// What is in force now, as this replica has read it.
+    #[must_use]
+    pub fn in_force(&self) -> Arc<InForce> {
+        Arc::clone(&self.in_force.borrow())
     }
 
     /// Follows what is in force.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<Arc<InForce>> {
         self.in_force.subscribe()
+    }
+
+    /// All versions of a saga that a tenant may have instances of, the newest first.
+    #[must_use]
+    pub fn versions(&self, tenant: &TenantId, name: &SagaName) -> Arc<[Arc<Saga>]> {
+        self.in_force.borrow().versions(tenant, name)
+    }
+
+    /// The saga that instances of a tenant start on.
+    #[must_use]
+    pub fn saga(&self, tenant: &TenantId, name: &SagaName) -> Option<Arc<Saga>> {
+        self.in_force.borrow().saga(tenant, name).map(Arc::clone)
+    }
+
+    /// Reads what is in force, where another replica has changed it since it was read last, and puts it in force here.
+    ///
+    /// # Errors
+    /// [`DefinitionError`]; what was in force here is then.
+    pub async fn refresh(&self) -> Result<Arc<InForce>, DefinitionError> {
+        let _one_at_a_time = self.reading.lock().await;
+        let found = self.beside.read(&[Key::active(), Key::tenants()]).await?;
+        let [active, tenants] = <[_; 2]>::try_from(found).unwrap_or_default();
+        let revision = active.as_ref().map_or(0, |found| found.revision);
+        let before = self.in_force();
+        if before.revision == revision {
+            return Ok(before);
+        }
+        let read = |found: &Versioned| read_row("what is in force", found);
+        let active = active.as_ref().map(read).transpose()?.unwrap_or_default();
+        let read = |found: &Versioned| read_row::<Tenants>("the row of tenants", found).map(Arc::new);
+        let tenants = tenants.as_ref().map(read).transpose()?;
+        let applied = self.applied().await?;
+        let made = Arc::new(self.make(revision, active, tenants, applied).await?);
+        let keep: HashSet<_> = made.hashes().collect();
+        let mut room = REMEMBERED_MAX;
+        self.known().retain(|hash, _| {
+            let is_kept = keep.contains(hash) || room > 0;
+            room -= usize::from(is_kept && !keep.contains(hash));
+            is_kept
+        });
+        self.in_force.send_replace(Arc::clone(&made));
+        Ok(made)
+    }
+
+    /// Reads what tenants brought.
+    async fn applied(&self) -> Result<BTreeMap<TenantId, AppliedRow>, DefinitionError> {
+        let mut applied = BTreeMap::new();
+        for (key, found) in self.beside.all(Table::Active.range()).await? {
+            let tenant = match key.parts().as_deref() {
+                Some([Part::Text(text)]) if text.is_empty() => Some(TenantId::single()),
+                Some([Part::Text(text)]) => text.parse().ok(),
+                _ => None,
+            };
+            match (tenant, read_row(key.as_str(), &found)) {
+                (Some(tenant), Ok(row)) => drop(applied.insert(tenant, row)),
+                // What one tenant brought keeps nothing of the others back.
+                (_, Err(error)) => tracing::error!("{error}; the tenant has none of its own sagas"),
+                (None, Ok(_)) => tracing::error!(%key, "the row is of no tenant"),
+            }
+        }
+        Ok(applied)
+    }
+
+    /// Puts together what rows say.
+    async fn make(
+        &self,
+        revision: u64,
+        active: ActiveRow,
+        tenants: Option<Arc<Tenants>>,
+        applied: BTreeMap<TenantId, AppliedRow>,
+    ) -> Result<InForce, DefinitionError> {
+        let (mut operators, mut own) = (HashMap::new(), HashMap::new());
+        for (name, saga) in &active.sagas {
+            operators.extend(self.known_of(saga).await?.map(|known| (name.clone(), known)));
+        }
+        for (tenant, row) in &applied {
+            let mut all = HashMap::new();
+            for (name, saga) in &row.sagas {
+                match self.known_of(saga).await {
+                    Ok(known) => all.extend(known.map(|known| (name.clone(), known))),
+                    Err(error @ DefinitionError::Store(_)) => return Err(error),
+                    Err(error) => tracing::error!(%tenant, saga = %name, "{error}; the saga is not in force"),
+                }
+            }
+            own.insert(tenant.clone(), all);
+        }
+        let mut providers = Vec::with_capacity(active.providers.len());
+        for hash in active.providers.values() {
+            providers.push(self.provider(*hash).await?);
+        }
+        let in_force = operators.values().filter(|known: &&Known| !known.is_retired);
+        let in_force = in_force.filter_map(|known| known.versions.first().map(Arc::clone));
+        let catalog = Arc::new(Catalog::restored(in_force, providers));
+        Ok(InForce { catalog, active, applied, tenants, revision, operators, own })
+    }
+
+    /// All versions of a saga that its row names.
+    async fn known_of(&self, saga: &ActiveSaga) -> Result<Option<Known>, DefinitionError> {
+        let mut versions = Vec::new();
+        for hash in saga.hashes() {
+            versions.push(self.pinned_to(hash).await?);
+        }
+        Ok(Known::new(versions, saga.is_retired))
     }
 
     /// Keeps the texts of documents, so that instances may be pinned to them, and puts a catalog in force that was made of them.
@@ -104,76 +211,68 @@ impl Definitions {
         documents: &[Document],
         catalog: Catalog,
     ) -> Result<(), DefinitionError> {
-        for document in documents {
-            if let Definition::Saga(saga) = &document.definition {
-                self.keep(document).await?;
-                self.pinned().insert(document.hash, Arc::clone(saga));
-            }
-        }
-        service::crash_point("reload.stored");
-        let active = self.activate(&catalog).await?;
-        for left_out in active.sagas.values().filter(|saga| saga.is_retired) {
-            self.pinned_to(left_out.hash).await?;
-        }
-        self.in_force.send_replace(Arc::new(InForce { catalog: Arc::new(catalog), active }));
+        while !self.replace(documents, &catalog, None, self.refresh().await?.revision).await? {}
         Ok(())
     }
 
-    /// Notes in one row what is in force.
-    async fn activate(&self, catalog: &Catalog) -> Result<ActiveRow, DefinitionError> {
-        let (lane, key) = (beside_lanes(), row(&Key::active()));
-        loop {
-            let found =
-                self.store.read(&lane, std::slice::from_ref(&key)).await?.into_iter().next().flatten();
-            let before: ActiveRow = match &found {
-                Some(found) => decode(&found.value).map_err(|error| DefinitionError::Unreadable {
-                    hash: "of what is in force".to_owned(),
-                    why: error.to_string(),
-                })?,
-                None => ActiveRow::default(),
-            };
-            let active = before.clone().followed_by(catalog, self.store.now().await?);
-            if found.is_some() && active == before {
-                return Ok(active);
-            }
-            let epoch = self.store.take(&lane).await?;
-            let revision = found.map_or(0, |found| found.revision);
-            let expect = vec![store::Expect::Revision(key.clone(), revision)];
-            let ops = vec![Op::Put(key.clone(), encode(&active).into())];
-            if let Outcome::Committed(_) =
-                self.store.commit(Batch { lane: lane.clone(), epoch, expect, ops }).await?
-            {
-                return Ok(active);
-            }
+    /// Puts a catalog in force in place of the operator's, and tenants as well where some are given: with one commit. Says whether it
+    /// did: it does not where another change has come since `revision`.
+    ///
+    /// # Errors
+    /// [`DefinitionError`]; nothing is in force that was not before.
+    pub async fn replace(
+        &self,
+        documents: &[Document],
+        catalog: &Catalog,
+        tenants: Option<&Tenants>,
+        revision: u64,
+    ) -> Result<bool, DefinitionError> {
+        self.keep(documents).await?;
+        service::crash_point("reload.stored");
+        let before = self.in_force();
+        let providers = documents.iter().filter_map(|document| match &document.definition {
+            manifest::Definition::Provider(provider) => Some((provider.name.clone(), document.hash)),
+            manifest::Definition::Saga(_) => None,
+        });
+        let now = self.beside.now().await?;
+        let active = before.active.clone().followed_by(catalog, providers.collect(), now);
+        let has_tenants = tenants.is_none_or(|tenants| before.tenants.as_deref() == Some(tenants));
+        if revision > 0 && before.revision == revision && active == before.active && has_tenants {
+            return Ok(true);
         }
+        let (key, mut ops) = (row(&Key::active()), Vec::new());
+        ops.push(Op::Put(key.clone(), encode(&active).into()));
+        ops.extend(tenants.map(|tenants| Op::Put(row(&Key::tenants()), encode(tenants).into())));
+        let outcome = self.beside.commit(vec![Expect::Revision(key, revision)], ops).await?;
+        self.refresh().await?;
+        Ok(matches!(outcome, Outcome::Committed(_)))
     }
 
-    /// Keeps the text of a document under its hash. One that is there already is the same.
-    async fn keep(&self, document: &Document) -> Result<(), StoreError> {
-        let key = row(&Key::definition(document.hash.as_bytes()));
-        let lane = beside_lanes();
-        loop {
-            if self.store.read(&lane, std::slice::from_ref(&key)).await?.iter().any(Option::is_some) {
-                return Ok(());
-            }
-            let epoch = self.store.take(&lane).await?;
-            let ops = vec![Op::Put(key.clone(), document.text.clone().into())];
-            let batch = Batch { lane: lane.clone(), epoch, expect: Vec::new(), ops };
-            match self.store.commit(batch).await? {
-                // Another replica writes definitions at the same time.
-                Outcome::Fenced { .. } | Outcome::Conflict { .. } => {}
-                Outcome::Committed(_) | Outcome::Exists(_) => return Ok(()),
-            }
+    /// Keeps documents under their hashes. Those that are there already are the same.
+    async fn keep(&self, documents: &[Document]) -> Result<(), DefinitionError> {
+        let key = |document: &Document| Key::definition(document.hash.as_bytes());
+        let mut missing = Vec::new();
+        for documents in documents.chunks(64) {
+            let keys: Vec<_> = documents.iter().map(key).collect();
+            let found = self.beside.read(&keys).await?;
+            let found = documents.iter().zip(found).filter(|(_, found)| found.is_none());
+            missing.extend(found.map(|(document, _)| document));
         }
-    }
-
-    /// All versions of a saga that were asked for, the newest first.
-    #[must_use]
-    pub fn versions(&self, name: &SagaName) -> Vec<Arc<Saga>> {
-        let mut versions: Vec<_> =
-            self.pinned().values().filter(|saga| saga.name == *name).map(Arc::clone).collect();
-        versions.sort_by_key(|saga| std::cmp::Reverse(saga.version));
-        versions
+        let (mut ops, mut bytes) = (Vec::new(), 0);
+        for document in missing {
+            if bytes + document.text.len() > COMMIT_BYTES && !ops.is_empty() {
+                self.beside.commit(Vec::new(), std::mem::take(&mut ops)).await?;
+                bytes = 0;
+            }
+            bytes += document.text.len();
+            ops.push(Op::Put(row(&key(document)), document.text.clone().into()));
+        }
+        if !ops.is_empty() {
+            self.beside.commit(Vec::new(), ops).await?;
+        }
+        let read = documents.iter().map(|document| (document.hash, Read::of(document)));
+        self.known().extend(read);
+        Ok(())
     }
 
     /// The definition that an instance is pinned to.
@@ -181,42 +280,54 @@ impl Definitions {
     /// # Errors
     /// [`DefinitionError`].
     pub async fn pinned_to(&self, hash: BlobHash) -> Result<Arc<Saga>, DefinitionError> {
-        if let Some(saga) = self.pinned().get(&hash) {
-            return Ok(Arc::clone(saga));
-        }
-        let unreadable = |why: String| DefinitionError::Unreadable { hash: hash.to_string(), why };
-        let key = row(&Key::definition(hash.as_bytes()));
-        let found = self.store.read(&beside_lanes(), &[key]).await?.into_iter().next().flatten();
-        let found = found.ok_or_else(|| unreadable("no row has it".to_owned()))?;
-        let text = std::str::from_utf8(&found.value).map_err(|error| unreadable(error.to_string()))?;
-        let documents =
-            manifest::read("definition", text).map_err(|problems| unreadable(problems.to_string()))?;
-        match documents.into_iter().next().map(|document| (document.hash, document.definition)) {
-            Some((found, Definition::Saga(saga))) if found == hash => {
-                self.pinned().insert(hash, Arc::clone(&saga));
-                Ok(saga)
-            }
-            _ => Err(unreadable("its row has something else".to_owned())),
+        match self.read(hash).await?.definition {
+            manifest::Definition::Saga(saga) => Ok(saga),
+            manifest::Definition::Provider(_) => Err(unreadable(hash, "its row has a provider")),
         }
     }
 
-    fn pinned(&self) -> MutexGuard<'_, HashMap<BlobHash, Arc<Saga>>> {
-        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The text of a definition in its one form.
+    ///
+    /// # Errors
+    /// [`DefinitionError`].
+    pub async fn text(&self, hash: BlobHash) -> Result<Arc<str>, DefinitionError> {
+        Ok(self.read(hash).await?.text)
+    }
+
+    async fn provider(&self, hash: BlobHash) -> Result<Arc<Provider>, DefinitionError> {
+        match self.read(hash).await?.definition {
+            manifest::Definition::Provider(provider) => Ok(provider),
+            manifest::Definition::Saga(_) => Err(unreadable(hash, "its row has a saga")),
+        }
+    }
+
+    /// Reads a document by its hash.
+    async fn read(&self, hash: BlobHash) -> Result<Read, DefinitionError> {
+        let known = self.known().get(&hash).cloned();
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let found = self.beside.get(&Key::definition(hash.as_bytes())).await?;
+        let found = found.ok_or_else(|| unreadable(hash, "no row has it"))?;
+        let text = std::str::from_utf8(&found.value).map_err(|error| unreadable(hash, error))?;
+        let documents = manifest::read("definition", text).map_err(|problems| unreadable(hash, problems))?;
+        let document = documents.into_iter().next().filter(|document| document.hash == hash);
+        let read = Read::of(&document.ok_or_else(|| unreadable(hash, "its row has something else"))?);
+        self.known().insert(hash, read.clone());
+        Ok(read)
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<BlobHash, Read>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl ActiveRow {
-    /// What is in force after a catalog was put there.
-    fn followed_by(mut self, catalog: &Catalog, now: u64) -> Self {
-        for saga in self.sagas.values_mut() {
-            saga.is_retired = true;
-        }
-        for saga in catalog.sagas() {
-            let since = self.sagas.get(&saga.name).map_or(now, |before| before.since);
-            let (hash, version, shards) = (saga.hash, saga.version, saga.shards);
-            let active = ActiveSaga { hash, version, shards, since, is_retired: false };
-            self.sagas.insert(saga.name.clone(), active);
-        }
-        self
+impl Read {
+    fn of(document: &Document) -> Self {
+        Self { definition: document.definition.clone(), text: document.text.as_str().into() }
     }
+}
+
+fn unreadable(hash: BlobHash, why: impl std::fmt::Display) -> DefinitionError {
+    DefinitionError::Unreadable { what: format!("the definition {hash}"), why: format!("{why}") }
 }

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use workflow::Lane;
 
-use crate::definitions::{Definitions, InForce};
+use crate::definitions::{Definitions, InForce, SagaInForce};
 use crate::effects::upstreams::Upstreams;
 use crate::effects::{EffectLane, OpenCalls};
 use crate::lane::gateway::Gateway;
@@ -146,13 +146,12 @@ impl Placement {
         let (tenants, drained) = (Arc::clone(&self.tenants.borrow()), Arc::clone(&self.drained.borrow()));
         let tenants: Vec<_> = tenants.iter().filter(|(tenant, _)| !drained.contains(*tenant)).collect();
         let mut wanted = BTreeSet::new();
-        for (name, active) in in_force.active.sagas.iter().filter(|_| self.role.sagas) {
-            let versions = self.definitions.versions(name);
-            let is_for = |tenant| versions.iter().any(|saga| saga.tenants.contain(tenant));
-            for (tenant, found) in tenants.iter().copied().filter(|(tenant, _)| is_for(tenant)) {
+        for (tenant, found) in tenants.iter().copied().filter(|_| self.role.sagas) {
+            for SagaInForce { name, active } in in_force.sagas_of(tenant) {
                 wanted.extend((0..active.shards).map(|shard| Wanted {
                     lane: Lane::Saga { tenant: tenant.clone(), saga: name.clone(), shard },
-                    definition: Some(active.hash),
+                    // One that was left out has no schedule any more.
+                    definition: Some(active.hash).filter(|_| !active.is_retired),
                     since: Some(active.since),
                     weight: found.weight,
                     provider: 0,

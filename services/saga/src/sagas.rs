@@ -106,7 +106,7 @@ impl SagaLane {
 
     /// Its sources: aggregates, results of the effects that it orders, verbs.
     fn sources(&self) -> Vec<(Source, &'static str)> {
-        let versions = self.definitions.versions(&self.saga);
+        let versions = self.definitions.versions(&self.tenant, &self.saga);
         let mut aggregates: Vec<_> =
             versions.iter().flat_map(|saga| saga.sources.iter().map(|source| &source.aggregate)).collect();
         aggregates.sort();

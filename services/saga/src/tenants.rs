@@ -1,42 +1,96 @@
-//! Tenants: which there are, the context that each belongs to, and its share.
+//! Tenants: which there are, the context that each belongs to, its share, and how much it may have.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 
 use model::TenantId;
+use serde::{Deserialize, Serialize};
 use yaml::{Entry, Keys, Place, Problem, Problems, Value};
 
 /// Keys of a tenant.
-const TENANT_KEYS: &[&str] = &["context", "weight"];
+const TENANT_KEYS: &[&str] = &["context", "weight", "quotas"];
+/// Keys of quotas.
+const QUOTA_KEYS: &[&str] = &["instances", "starts_per_sec", "open_effects", "timers"];
 /// What messages call the file.
 const KIND: &str = "a tenants file";
 /// A share, at most.
 const WEIGHT_MAX: u32 = 100;
 
+/// A quota, at most.
+const QUOTA_MAX: u64 = 1_000_000_000;
+
 /// A tenant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tenant {
     /// The context by whose roles permission is decided.
     pub context: u32,
     /// Its share of turns.
     pub weight: u32,
+    /// How much it may have.
+    #[serde(default)]
+    pub quotas: Quotas,
+}
+
+/// How much a tenant may have on one replica. Beyond it no instance starts; those that run go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quotas {
+    /// Instances that have not ended.
+    pub instances: u64,
+    /// Instances that start in a second.
+    pub starts_per_sec: u64,
+    /// Calls of effects that have not ended.
+    pub open_effects: u64,
+    /// Timers that are set.
+    pub timers: u64,
+}
+
+impl Default for Quotas {
+    fn default() -> Self {
+        Self { instances: 100_000, starts_per_sec: 1_000, open_effects: 10_000, timers: 200_000 }
+    }
+}
+
+impl Tenant {
+    /// A tenant of a context, with the share and the quotas of one of which nothing is said.
+    #[must_use]
+    pub fn of(context: u32) -> Self {
+        Self { context, weight: 1, quotas: Quotas::default() }
+    }
 }
 
 /// All tenants.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "TenantsRow", into = "TenantsRow")]
 pub struct Tenants {
     /// Whether subjects and keys name them.
     pub has_tenants: bool,
     all: BTreeMap<TenantId, Tenant>,
 }
 
+/// Tenants, as a row has them.
+#[derive(Serialize, Deserialize)]
+struct TenantsRow(BTreeMap<String, Tenant>);
+
+impl From<Tenants> for TenantsRow {
+    fn from(tenants: Tenants) -> Self {
+        Self(tenants.all.into_iter().map(|(id, tenant)| (id.to_string(), tenant)).collect())
+    }
+}
+
+impl TryFrom<TenantsRow> for Tenants {
+    type Error = <TenantId as FromStr>::Err;
+
+    fn try_from(row: TenantsRow) -> Result<Self, Self::Error> {
+        let read = |(id, tenant): (String, Tenant)| id.parse().map(|id: TenantId| (id, tenant));
+        Ok(Self { has_tenants: true, all: row.0.into_iter().map(read).collect::<Result<_, _>>()? })
+    }
+}
+
 impl Tenants {
     /// No tenants: everything belongs to one context.
     #[must_use]
     pub fn single(context: u32) -> Self {
-        Self {
-            has_tenants: false,
-            all: BTreeMap::from([(TenantId::single(), Tenant { context, weight: 1 })]),
-        }
+        Self { has_tenants: false, all: BTreeMap::from([(TenantId::single(), Tenant::of(context))]) }
     }
 
     /// Reads a file, which maps tenants to their contexts; `name` is what messages call it.
@@ -99,7 +153,31 @@ fn tenant(reader: &mut yaml::Reader, entry: &Entry) -> Option<(TenantId, Tenant)
         Some(entry) => from_one(entry, WEIGHT_MAX, "a whole number from 1 to 100"),
         None => Some(1),
     };
-    Some((id.ok()?, Tenant { context: context?, weight: weight? }))
+    let quotas = fields.get("quotas").map(|entry| quotas(reader, entry)).unwrap_or_default();
+    Some((id.ok()?, Tenant { context: context?, weight: weight?, quotas }))
+}
+
+fn quotas(reader: &mut yaml::Reader, entry: &Entry) -> Quotas {
+    let fields = reader.fields(&entry.value, "`quotas`", Keys::of(QUOTA_KEYS));
+    let mut quota = |key: &str, default: u64| {
+        let Some(entry) = fields.get(key) else { return default };
+        let wanted = "a whole number from 1 to 1000000000";
+        match reader.whole(entry, wanted) {
+            Some(number @ 1..=QUOTA_MAX) => number,
+            Some(_) => {
+                reader.wrong_kind(entry, wanted);
+                default
+            }
+            None => default,
+        }
+    };
+    let default = Quotas::default();
+    Quotas {
+        instances: quota("instances", default.instances),
+        starts_per_sec: quota("starts_per_sec", default.starts_per_sec),
+        open_effects: quota("open_effects", default.open_effects),
+        timers: quota("timers", default.timers),
+    }
 }
 
 #[cfg(test)]
@@ -111,14 +189,18 @@ mod tests {
         let tenants =
             Tenants::read("t", "acme: { context: 7, weight: 3 }\nb: { context: 1 }\n").expect("good");
         let of = |id: &str| tenants.get(&id.parse().expect("a tenant")).copied();
-        assert_eq!(of("acme"), Some(Tenant { context: 7, weight: 3 }));
-        assert_eq!((of("b"), of("c")), (Some(Tenant { context: 1, weight: 1 }), None));
+        assert_eq!(of("acme"), Some(Tenant { weight: 3, ..Tenant::of(7) }));
+        assert_eq!((of("b"), of("c")), (Some(Tenant::of(1)), None));
+        let text = "a: { context: 1, quotas: { instances: 3, timers: 9 } }";
+        let found = Tenants::read("t", text).expect("good").get(&"a".parse().expect("a tenant")).copied();
+        let quotas = Quotas { instances: 3, timers: 9, ..Quotas::default() };
+        assert_eq!(found, Some(Tenant { quotas, ..Tenant::of(1) }));
         assert!(tenants.has_tenants && !Tenants::single(1).has_tenants);
     }
 
     #[test]
     fn what_is_wrong_is_told_at_once() {
-        let text = "a.b: { context: 1 }\nacme: { weight: 0, contxt: 1 }\nc: { context: 0 }\nd: { context: 1, weight: 101 }\n";
+        let text = "a.b: { context: 1 }\nacme: { weight: 0, contxt: 1 }\nc: { context: 0 }\nd: { context: 1, weight: 101 }\ne: { context: 1, quotas: { timers: 0, instance: 1 } }\n";
         let refused = Tenants::read("t.yaml", text).expect_err("wrong").to_string();
         for expected in [
             "t.yaml:1:1: the tenant is made of",
@@ -126,6 +208,8 @@ mod tests {
             "the tenant `acme` needs `context`",
             "`context` has to be the number of a context, from 1 on, not `0`",
             "`weight` has to be a whole number from 1 to 100, not `101`",
+            "t.yaml:5:36: `timers` has to be a whole number from 1 to 1000000000, not `0`",
+            "`quotas` has no key `instance`; did you mean `instances`?",
         ] {
             assert!(refused.contains(expected), "{expected}: {refused}");
         }

@@ -35,7 +35,7 @@ pub fn row(key: &Key) -> RowKey {
 }
 
 /// The bounds of a scan as the store takes them.
-fn bounds(range: &Range<Key>) -> Range<RowKey> {
+pub(crate) fn bounds(range: &Range<Key>) -> Range<RowKey> {
     row(&range.start)..row(&range.end)
 }
 

@@ -307,8 +307,8 @@ fn run(record: &Record) -> u64 {
 impl Shared {
     /// Rows of the journal that are kept of a run.
     fn history(&self) -> u64 {
-        let saga = self.definitions.catalog().saga(&self.saga).map(|saga| saga.limits.history);
-        saga.unwrap_or(workflow::definition::HISTORY_MAX) as u64
+        let saga = self.definitions.saga(&self.tenant, &self.saga);
+        saga.map_or(workflow::definition::HISTORY_MAX, |saga| saga.limits.history) as u64
     }
 
     /// The message that orders a piece of work.

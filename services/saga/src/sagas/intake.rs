@@ -117,7 +117,8 @@ impl Shared {
     }
 
     fn is_mine(&self, correlation: &CorrelationId) -> bool {
-        let shards = self.definitions.versions(&self.saga).first().map_or(1, |saga| saga.shards);
+        let shards =
+            self.definitions.versions(&self.tenant, &self.saga).first().map_or(1, |saga| saga.shards);
         shard(&self.tenant, correlation, shards) == self.shard
     }
 
@@ -133,7 +134,7 @@ impl Shared {
         message: &Delivered,
         at: Position,
     ) -> Option<(CorrelationId, Wanted)> {
-        let versions = self.definitions.versions(&self.saga);
+        let versions = self.definitions.versions(&self.tenant, &self.saga);
         // What the newest version does not hear may be waited for by an instance of an older one.
         let received = versions.iter().map(|saga| saga.receive(event.clone(), time));
         let received = received.into_iter().find(|received| !matches!(received, Received::Ignored(_)))?;

@@ -241,8 +241,8 @@ impl Shared {
     /// The definition of this hash, or the one that is in force.
     async fn definition(&self, pinned: Option<BlobHash>) -> Result<Option<Arc<Saga>>, Ended> {
         let Some(hash) = pinned else {
-            let in_force = self.definitions.catalog().saga(&self.saga).map(Arc::clone);
-            return Ok(in_force.or_else(|| self.definitions.versions(&self.saga).into_iter().next()));
+            let in_force = self.definitions.in_force();
+            return Ok(in_force.without_instance(&self.tenant, &self.saga).map(Arc::clone));
         };
         let mut pauses = Pauses::default();
         loop {

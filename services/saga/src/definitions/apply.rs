@@ -1,0 +1,246 @@
+//! What one tenant brings: checked, put in force, taken out of it.
+
+use std::sync::Arc;
+
+use model::{BlobHash, SagaName, TenantId};
+use serde::{Deserialize, Serialize};
+use store::{Expect, Op, Outcome, StoreError};
+use workflow::Key;
+use workflow::catalog::File;
+use workflow::definition::Saga;
+use workflow::instance::encode;
+use workflow::manifest;
+use yaml::Problems;
+
+use super::beside::read_row;
+use super::rows::{ActiveSaga, AppliedRow};
+use super::{Definition, DefinitionError, Definitions, InForce};
+use crate::lane::rows::row;
+
+/// Sagas that a tenant may have brought, those that it has retired among them.
+pub const TENANT_SAGAS_MAX: usize = 100;
+/// Versions of one saga that instances may be pinned to.
+pub const SAGA_VERSIONS_MAX: usize = 64;
+/// Answers to requests are kept so long, in milliseconds.
+const ANSWERS_MILLIS: u64 = 24 * 3_600_000;
+
+/// A request that may come again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repeatable {
+    /// Id of the request, with whose it is.
+    pub id: String,
+    /// Hash of what is asked for.
+    pub hash: BlobHash,
+}
+
+/// Why a tenant's change is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ApplyError {
+    /// What is in force cannot be read or changed.
+    #[error(transparent)]
+    Definitions(#[from] DefinitionError),
+    /// The manifest is wrong, or does not fit.
+    #[error("{0}")]
+    Problems(Problems),
+    /// The tenant has no such saga.
+    #[error("there is no saga `{0}`")]
+    NotFound(SagaName),
+    /// The saga comes from the operator's directory.
+    #[error("the saga `{0}` comes from the operator's directory, and is retired there")]
+    Operators(SagaName),
+    /// Another version is in force than the caller expects.
+    #[error("version {found} of the saga `{saga}` is in force, not version {expected}")]
+    OtherVersion {
+        /// The saga.
+        saga: SagaName,
+        /// The version in force.
+        found: u32,
+        /// The one that was expected.
+        expected: u32,
+    },
+    /// The id of the request was used with another body.
+    #[error("the id of the request was used with another body")]
+    Reused,
+    /// There are too many of something.
+    #[error("{what} has at most {most}, this would make {found}")]
+    Limit {
+        /// What has too many, and of what.
+        what: String,
+        /// How many there may be.
+        most: usize,
+        /// How many there would be.
+        found: usize,
+    },
+}
+
+impl From<StoreError> for ApplyError {
+    fn from(error: StoreError) -> Self {
+        Self::Definitions(error.into())
+    }
+}
+
+/// The answer to a request, for when it comes again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct AnswerRow {
+    hash: BlobHash,
+    in_force: bool,
+    definitions: Vec<BlobHash>,
+}
+
+impl Definitions {
+    /// Checks a manifest against what is in force for a tenant, and keeps nothing.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn validate(&self, tenant: &TenantId, name: &str, text: &str) -> Result<Vec<Definition>, Problems> {
+        let (in_force, file) = (self.in_force(), read(name, text)?);
+        in_force.remembered().check_for(tenant, &file, &in_force.own_sagas(tenant), true)?;
+        let own = in_force.own_sagas(tenant);
+        Ok(sagas(&file)
+            .map(|saga| Definition {
+                saga: Arc::clone(saga),
+                in_force: in_force.saga(tenant, &saga.name).is_some_and(|found| found.hash == saga.hash),
+                is_applied: own.contains_key(&saga.name),
+            })
+            .collect())
+    }
+
+    /// Puts the sagas of a manifest in force for one tenant, with one commit. Gives them in the order of the file.
+    ///
+    /// # Errors
+    /// [`ApplyError`], and then nothing has changed.
+    pub async fn apply(
+        &self,
+        tenant: &TenantId,
+        name: &str,
+        text: &str,
+        request: Option<&Repeatable>,
+    ) -> Result<Vec<Definition>, ApplyError> {
+        let file = read(name, text).map_err(ApplyError::Problems)?;
+        loop {
+            let now = self.refresh().await?;
+            if let Some(answer) = self.answered(request).await? {
+                return Ok(answer);
+            }
+            now.remembered()
+                .check_for(tenant, &file, &now.own_sagas(tenant), false)
+                .map_err(ApplyError::Problems)?;
+            let before = now.applied.get(tenant).cloned().unwrap_or_default();
+            let (mut applied, time) = (before.clone(), self.beside.now().await?);
+            for saga in sagas(&file) {
+                let active = ActiveSaga::behind(applied.sagas.get(&saga.name), saga, time);
+                limit(
+                    format!("the saga `{}`, in versions,", saga.name),
+                    SAGA_VERSIONS_MAX,
+                    active.older.len() + 1,
+                )?;
+                applied.sagas.insert(saga.name.clone(), active);
+            }
+            limit("a tenant, in sagas of its own,".to_owned(), TENANT_SAGAS_MAX, applied.sagas.len())?;
+            self.keep(&file.documents).await?;
+            let hashes = sagas(&file).map(|saga| saga.hash).collect();
+            if self.change(tenant, &now, (&before, &applied), request, (true, hashes)).await? {
+                let in_force = true;
+                let definition =
+                    |saga: &Arc<Saga>| Definition { saga: Arc::clone(saga), in_force, is_applied: true };
+                return Ok(sagas(&file).map(definition).collect());
+            }
+        }
+    }
+
+    /// Takes a saga out of force that a tenant brought. `expected` is its version; 0 for any.
+    ///
+    /// # Errors
+    /// [`ApplyError`], and then nothing has changed.
+    pub async fn retire(
+        &self,
+        tenant: &TenantId,
+        saga: &SagaName,
+        expected: u32,
+        request: Option<&Repeatable>,
+    ) -> Result<Definition, ApplyError> {
+        loop {
+            let now = self.refresh().await?;
+            if let Some(answer) = self.answered(request).await?.and_then(|answer| answer.into_iter().next()) {
+                return Ok(answer);
+            }
+            let before = now.applied.get(tenant).cloned().unwrap_or_default();
+            let mut applied = before.clone();
+            let Some(found) = applied.sagas.get_mut(saga) else {
+                let is_operators = now.without_instance(tenant, saga).is_some();
+                let refused = if is_operators { ApplyError::Operators } else { ApplyError::NotFound };
+                return Err(refused(saga.clone()));
+            };
+            if expected != 0 && expected != found.version {
+                let (saga, found) = (saga.clone(), found.version);
+                return Err(ApplyError::OtherVersion { saga, found, expected });
+            }
+            found.is_retired = true;
+            let hash = found.hash;
+            if self.change(tenant, &now, (&before, &applied), request, (false, vec![hash])).await? {
+                let saga = self.pinned_to(hash).await?;
+                return Ok(Definition { saga, in_force: false, is_applied: true });
+            }
+        }
+    }
+
+    /// Writes what is in force for a tenant. Says whether it did: it does not where another change came first.
+    async fn change(
+        &self,
+        tenant: &TenantId,
+        now: &InForce,
+        (before, after): (&AppliedRow, &AppliedRow),
+        request: Option<&Repeatable>,
+        (in_force, definitions): (bool, Vec<BlobHash>),
+    ) -> Result<bool, ApplyError> {
+        let mut ops = Vec::new();
+        let key = row(&Key::active());
+        if before != after {
+            ops.push(Op::Put(row(&Key::applied(tenant)), encode(after).into()));
+            // Written as it was: its revision tells the others.
+            ops.push(Op::Put(key.clone(), encode(&now.active).into()));
+        }
+        if let Some(request) = request {
+            let answer = AnswerRow { hash: request.hash, in_force, definitions };
+            let until = self.beside.now().await?.saturating_add(ANSWERS_MILLIS);
+            ops.push(Op::PutUntil(row(&Key::request(&request.id)), encode(&answer).into(), until));
+        }
+        if ops.is_empty() {
+            return Ok(true);
+        }
+        let outcome = self.beside.commit(vec![Expect::Revision(key, now.revision)], ops).await?;
+        self.refresh().await?;
+        Ok(matches!(outcome, Outcome::Committed(_)))
+    }
+
+    /// The answer that a request was given when it came first.
+    async fn answered(&self, request: Option<&Repeatable>) -> Result<Option<Vec<Definition>>, ApplyError> {
+        let Some(request) = request else { return Ok(None) };
+        let Some(found) = self.beside.get(&Key::request(&request.id)).await? else { return Ok(None) };
+        let answer: AnswerRow = read_row("the answer to a request", &found)?;
+        if answer.hash != request.hash {
+            return Err(ApplyError::Reused);
+        }
+        let mut definitions = Vec::with_capacity(answer.definitions.len());
+        for hash in answer.definitions {
+            let (saga, in_force) = (self.pinned_to(hash).await?, answer.in_force);
+            definitions.push(Definition { saga, in_force, is_applied: true });
+        }
+        Ok(Some(definitions))
+    }
+}
+
+fn read(name: &str, text: &str) -> Result<File, Problems> {
+    Ok(File { name: name.to_owned(), documents: manifest::read(name, text)? })
+}
+
+fn sagas(file: &File) -> impl Iterator<Item = &Arc<Saga>> {
+    file.documents.iter().filter_map(|document| match &document.definition {
+        manifest::Definition::Saga(saga) => Some(saga),
+        manifest::Definition::Provider(_) => None,
+    })
+}
+
+fn limit(what: String, most: usize, found: usize) -> Result<(), ApplyError> {
+    if found > most { Err(ApplyError::Limit { what, most, found }) } else { Ok(()) }
+}
