@@ -317,13 +317,11 @@ async fn ask<R: VerbRequest>(
 
 /// Counts the lanes of a saga that a tenant has.
 fn shards_of(api: &Api, tenant: &TenantId, saga: &SagaName, is_start: bool) -> Result<u8, Status> {
-    let definitions = api.app.definitions();
-    let versions = definitions.versions(saga);
-    let is_known = versions.iter().any(|version| version.tenants.contain(tenant));
-    let starts = || definitions.catalog().saga(saga).is_some_and(|saga| saga.tenants.contain(tenant));
-    match versions.first() {
-        Some(newest) if is_known && (!is_start || starts()) => Ok(newest.shards),
-        _ => Err(Error::not_found(format!("saga {saga}")).into()),
+    let in_force = api.app.definitions().in_force();
+    let known = in_force.without_instance(tenant, saga);
+    match known.filter(|known| !is_start || !known.is_left_out) {
+        Some(known) => Ok(known.shards),
+        None => Err(Error::not_found(format!("saga {saga}")).into()),
     }
 }
 
