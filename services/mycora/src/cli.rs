@@ -18,12 +18,13 @@ use crate::command::job::JobCommand;
 use crate::command::message::MessageCommand;
 use crate::command::pki::PkiCommand;
 use crate::command::runner::RunnerCommand;
+use crate::command::saga::SagaCommand;
 use crate::command::supervisor::SupervisorCommand;
 use crate::command::token::TokenArgs;
 use crate::command::up::UpArgs;
 use crate::command::{
     Global, Session, actor, attempt, bootstrap, completions, connection, context, demo, doctor, down, flow,
-    gateway, job, message, pki, runner, supervisor, token, up, validate,
+    gateway, job, message, pki, runner, saga, supervisor, token, up, validate,
 };
 use crate::failure::Failure;
 use crate::output;
@@ -91,6 +92,9 @@ pub enum Command {
     /// Register actors and their keys; show who somebody is, and where messages to it arrive
     #[command(subcommand)]
     Actor(ActorCommand),
+    /// Rehearse sagas and verify their journals
+    #[command(subcommand)]
+    Saga(SagaCommand),
     /// Show how other machines are spoken to, and ask whether one is there
     #[command(subcommand)]
     Gateway(GatewayCommand),
@@ -218,6 +222,7 @@ pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
         Command::Connection => connection::run(&global).map(|()| 0),
         Command::Completions(args) => completions::run(&args).map(|()| 0),
         Command::Flow(FlowCommand::Validate(args)) => validate::run(&args, global.output).map(|()| 0),
+        Command::Saga(command) => saga::run_alone(&command, global.output),
         Command::Bootstrap(args) => {
             in_session(global, async |session| bootstrap::run(&args, session).await).await
         }

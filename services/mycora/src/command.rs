@@ -28,6 +28,7 @@ pub mod pki;
 pub mod report;
 pub mod retry;
 pub mod runner;
+pub mod saga;
 pub mod signal;
 pub mod signing;
 pub mod submit;

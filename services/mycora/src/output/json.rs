@@ -70,6 +70,7 @@ named! {
     RotateActorKeyResponse,
     RunAttemptResponse,
     RunJobResponse,
+    SagaTimelineEntry,
     SendMessageResponse,
     SignalFlowResponse,
     StopAttemptResponse,
@@ -95,6 +96,16 @@ pub fn of<M: Named>(message: &M) -> DynamicMessage {
     let mut dynamic = DynamicMessage::new(descriptor);
     dynamic.transcode_from(message).expect("both sides were made from the same definition");
     dynamic
+}
+
+/// Reads a message from its proto JSON.
+///
+/// # Errors
+/// The reason why it is no such message, for people.
+pub fn read<M: Named + Default>(value: serde_json::Value) -> Result<M, String> {
+    let descriptor = POOL.get_message_by_name(M::NAME).ok_or_else(|| format!("there is no {}", M::NAME))?;
+    let dynamic = DynamicMessage::deserialize(descriptor, value).map_err(|error| error.to_string())?;
+    dynamic.transcode_to().map_err(|error| error.to_string())
 }
 
 /// What `flow get`, `flow watch` and `flow submit --watch` give.

@@ -13,6 +13,7 @@ mod operating;
 mod pages;
 mod places;
 mod profiles;
+mod rehearsals;
 mod served;
 mod signing;
 mod token;
