@@ -273,6 +273,9 @@ pub struct Tombstone {
     /// Why, in so many characters as are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Whether its pivot had succeeded.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_past_pivot: bool,
     /// Hash over everything that happened to it.
     pub chain: BlobHash,
 }
@@ -378,6 +381,7 @@ impl Instance {
             started: self.started,
             ended: self.now,
             reason: self.reason.clone(),
+            is_past_pivot: self.is_past_pivot,
             chain: self.chain,
         }
     }

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use model::{CommandId, CorrelationId, TenantId, Timestamp};
+use model::{CommandId, CorrelationId, SagaName, TenantId, Timestamp};
 use sha2::{Digest as _, Sha256};
 
 use crate::lane::Lane;
@@ -53,6 +53,8 @@ pub enum Table {
     Effect,
     /// Calls by when something is due of them.
     EffectDue,
+    /// Calls by their state and by who ordered them, for lists.
+    EffectBy,
     /// Calls that their sagas do not want any more.
     Unwanted,
     /// How far a source was read.
@@ -92,6 +94,7 @@ impl Table {
             Self::Due => "due",
             Self::Effect => "effect",
             Self::EffectDue => "effect_due",
+            Self::EffectBy => "effect_by",
             Self::Unwanted => "unwanted",
             Self::Checkpoint => "checkpoint",
             Self::Schedule => "schedule",
@@ -167,6 +170,22 @@ impl Key {
         })
     }
 
+    /// All instances in the list of those with this status.
+    #[must_use]
+    pub fn by_status(status: &str) -> Range<Self> {
+        Table::By.with(|key| key.text(status)).below()
+    }
+
+    /// All instances in the list of those with this status at this step.
+    #[must_use]
+    pub fn by_step(status: &str, step: &str) -> Range<Self> {
+        let at = |key: &mut Writer| {
+            key.text(status);
+            key.text(step);
+        };
+        Table::By.with(at).below()
+    }
+
     /// What an instance was given at this revision.
     #[must_use]
     pub fn journal(correlation: &CorrelationId, revision: u64) -> Self {
@@ -238,6 +257,12 @@ impl Key {
         })
     }
 
+    /// The first key of a timer that is due at this moment or later.
+    #[must_use]
+    pub fn due_from(due: Timestamp) -> Self {
+        Table::Due.with(|key| key.number(due.as_millis()))
+    }
+
     /// A call.
     #[must_use]
     pub fn effect(command: CommandId) -> Self {
@@ -251,6 +276,36 @@ impl Key {
             key.number(due.as_millis());
             key.text(&command.to_string());
         })
+    }
+
+    /// A call, in a list of those in this state, by the instance that ordered it.
+    #[must_use]
+    pub fn effect_by(state: &str, saga: &SagaName, correlation: &CorrelationId, command: CommandId) -> Self {
+        Table::EffectBy.with(|key| {
+            key.text(state);
+            key.text(saga.as_str());
+            key.text(correlation.as_str());
+            key.text(&command.to_string());
+        })
+    }
+
+    /// All calls in the list of those in this state: of every saga, of one, or of one instance of it.
+    #[must_use]
+    pub fn effects_by(
+        state: &str,
+        saga: Option<&SagaName>,
+        correlation: Option<&CorrelationId>,
+    ) -> Range<Self> {
+        let by = |key: &mut Writer| {
+            key.text(state);
+            if let Some(saga) = saga {
+                key.text(saga.as_str());
+                if let Some(correlation) = correlation {
+                    key.text(correlation.as_str());
+                }
+            }
+        };
+        Table::EffectBy.with(by).below()
     }
 
     /// A call that its saga does not want any more, until its row says so.
@@ -429,6 +484,10 @@ mod tests {
                 Key::effect_due(time, id),
                 "effect_due:00000001700000000000:00000000-0000-0000-0000-000000000007",
             ),
+            (
+                Key::effect_by("calling", &"order".parse().expect("a name"), &c, id),
+                "effect_by:calling:order:order-1:00000000-0000-0000-0000-000000000007",
+            ),
             (Key::checkpoint("aggregate.Order.*"), "checkpoint:aggregate.Order.%2A"),
             (Key::outbox(5), "outbox:00000000000000000005"),
             (Key::fence(), "fence"),
@@ -463,6 +522,26 @@ mod tests {
             !Table::Effect.range().contains(&Key::effect_due(Timestamp::default(), CommandId::from_bits(1)))
         );
         assert!(!Table::Due.range().contains(&Key::dedupe(&a, &[0; 32])));
+        let order: SagaName = "order".parse().expect("a name");
+        let called = Key::effect_by("calling", &order, &a, CommandId::from_bits(1));
+        for range in [
+            Table::EffectBy.range(),
+            Key::effects_by("calling", None, None),
+            Key::effects_by("calling", Some(&order), None),
+            Key::effects_by("calling", Some(&order), Some(&a)),
+        ] {
+            assert!(range.contains(&called), "{range:?}");
+        }
+        assert!(!Key::effects_by("calling", Some(&order), Some(&b)).contains(&called));
+        assert!(!Key::effects_by("failed", None, None).contains(&called));
+        assert!(!Table::Effect.range().contains(&called) && !Table::EffectDue.range().contains(&called));
+        let moment = Timestamp::from_millis(7);
+        assert!(Key::due(Timestamp::from_millis(6), &a, "z") < Key::due_from(moment));
+        assert!(Key::due_from(moment) < Key::due(moment, &a, "a"));
+        let running = Key::by("running", "reserve", &a);
+        assert!(Key::by_status("running").contains(&running) && !Key::by_status("stuck").contains(&running));
+        assert!(Key::by_step("running", "reserve").contains(&running));
+        assert!(!Key::by_step("running", "reserve-b").contains(&running));
         // The journal of one alone.
         let of_a = Key::of_store(format!("journal:{}", part("a"))).below();
         assert!(of_a.contains(&Key::journal(&a, 7)) && !of_a.contains(&Key::journal(&b, 7)));

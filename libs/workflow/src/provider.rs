@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use model::EffectName;
 
+use crate::Json;
 use crate::definition::Tenants;
 use crate::formula::{Formula, Template};
 
@@ -182,6 +183,37 @@ pub struct Effect {
     pub breaker: Breaker,
     /// Fields that are kept nowhere, as paths: `input.card`, `result.token`.
     pub redact: Vec<Vec<String>>,
+}
+
+impl Effect {
+    /// Gives a value without the fields that are kept nowhere: those whose paths begin with this root, `input` or `result`. A list is
+    /// gone through: what is redacted of an object is of each object in it.
+    #[must_use]
+    pub fn redacted(&self, root: &str, value: &Json) -> Json {
+        let mut value = value.clone();
+        for path in &self.redact {
+            if let Some((first, fields)) = path.split_first()
+                && first == root
+            {
+                remove(&mut value, fields);
+            }
+        }
+        value
+    }
+}
+
+/// Removes what stands at a path.
+fn remove(value: &mut Json, path: &[String]) {
+    match (value, path) {
+        (Json::List(items), path) => items.iter_mut().for_each(|item| remove(item, path)),
+        (Json::Map(fields), [last]) => drop(fields.remove(last)),
+        (Json::Map(fields), [first, rest @ ..]) => {
+            if let Some(value) = fields.get_mut(first) {
+                remove(value, rest);
+            }
+        }
+        _ => {}
+    }
 }
 
 /// What is done by an effect.

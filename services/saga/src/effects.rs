@@ -23,7 +23,7 @@ use workflow::step::Letter;
 use workflow::subject::{Source, Subject};
 use workflow::{Json, Key, Lane};
 
-use self::call::{Life, due_key};
+use self::call::{Life, due_key, list_key};
 use self::upstreams::Upstreams;
 use crate::definitions::Definitions;
 use crate::lane::relay::{Relay, ToRelay};
@@ -287,8 +287,11 @@ impl Owner {
         }
         let id = command.command_id;
         let call = CallRow::accept(command, model::Timestamp::from_millis(rows.now().await?));
-        let mut ops =
-            vec![Op::Put(row(&key), encode(&call).into()), Op::Put(row(&due_key(&call)), encode(&id).into())];
+        let mut ops = vec![
+            Op::Put(row(&key), encode(&call).into()),
+            Op::Put(row(&due_key(&call)), encode(&id).into()),
+            Op::Put(row(&list_key(&call)), encode(&id).into()),
+        ];
         ops.extend(note);
         if let Outcome::Committed(_) = rows.commit(vec![Expect::Absent(row(&key))], ops).await? {
             service::crash_point("effect.accepted");
@@ -349,6 +352,7 @@ impl Owner {
             input: None,
             raw: Some(String::from_utf8_lossy(&delivered.payload).into_owned()),
             time: model::Timestamp::from_millis(delivered.stored_millis),
+            correlation: None,
         };
         let Ok(nobody) = crate::sagas::NOBODY.parse() else { return Ok(()) };
         let key = Key::dead(&nobody, delivered.sequence);

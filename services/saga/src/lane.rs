@@ -3,6 +3,7 @@
 pub(crate) mod answers;
 pub mod checkpoint;
 pub mod gateway;
+pub mod letter_name;
 pub mod relay;
 pub mod rows;
 pub mod source;

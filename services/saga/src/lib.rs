@@ -5,7 +5,7 @@
 //! - [`placement`]: which lanes this replica owns; [`tenants`]: whose.
 //! - [`manifests`]: what people write; [`definitions`]: what is in force, and what instances are pinned to.
 //! - [`command_service`]: the gateway of aggregates.
-//! - [`rpc`]: what actors and the operator may call.
+//! - [`rpc`]: what actors and the operator may call; [`reads`]: rows, for whoever owns no lane.
 //! - [`providers`]: the ways to the outside world; [`secrets`]: what they prove themselves with.
 
 mod admin;
@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod placement;
 mod process;
 pub mod providers;
+pub mod reads;
 pub mod rpc;
 pub mod sagas;
 pub mod secrets;

@@ -1,8 +1,10 @@
 //! The gRPC side: finds out whose call it is, asks, converts.
 //!
 //! - [`access`]: tenants, contexts and roles: every method begins there.
-//! - [`ask`]: requests to owners of lanes, and their answers; [`convert`]: from what is kept to what callers see.
-//! - [`definitions`], [`instances`], [`verbs`], [`effects`], [`letters`], [`lanes`], [`process`]: what methods do, by topic.
+//! - [`ask`]: requests to owners of lanes, and their answers.
+//! - [`convert`], [`wire`]: from what is kept to what callers see; [`lists`]: pages of it.
+//! - [`instances`], [`timers`], [`watch`], [`explain`], [`graph`]: what readers see of instances.
+//! - [`definitions`], [`verbs`], [`effects`], [`letters`], [`lanes`], [`process`]: what methods do, by topic.
 //!
 //! A method is a function of the service, the caller and the body of the request, which gives the body of the answer.
 
@@ -11,11 +13,17 @@ mod ask;
 mod convert;
 mod definitions;
 mod effects;
+mod explain;
+mod graph;
 mod instances;
 mod lanes;
 mod letters;
+mod lists;
 mod process;
+mod timers;
 mod verbs;
+mod watch;
+mod wire;
 
 use std::sync::Arc;
 
@@ -133,9 +141,9 @@ saga_service! {
         get_saga(GetSagaRequest) -> GetSagaResponse = instances::get;
         list_sagas(ListSagasRequest) -> ListSagasResponse = instances::list;
         get_saga_timeline(GetSagaTimelineRequest) -> GetSagaTimelineResponse = instances::timeline;
-        list_saga_timers(ListSagaTimersRequest) -> ListSagaTimersResponse = instances::timers;
-        explain_saga(ExplainSagaRequest) -> ExplainSagaResponse = instances::explain;
-        get_saga_graph(GetSagaGraphRequest) -> GetSagaGraphResponse = instances::graph;
+        list_saga_timers(ListSagaTimersRequest) -> ListSagaTimersResponse = timers::list;
+        explain_saga(ExplainSagaRequest) -> ExplainSagaResponse = explain::explain;
+        get_saga_graph(GetSagaGraphRequest) -> GetSagaGraphResponse = graph::graph;
 
         get_effect(GetEffectRequest) -> GetEffectResponse = effects::get;
         list_effects(ListEffectsRequest) -> ListEffectsResponse = effects::list;
@@ -159,7 +167,7 @@ saga_service! {
         reload(SagaServiceReloadRequest) -> SagaServiceReloadResponse = process::reload;
     }
     streams {
-        WatchSagasStream watch_sagas(WatchSagasRequest) -> WatchSagasResponse = instances::watch;
+        WatchSagasStream watch_sagas(WatchSagasRequest) -> WatchSagasResponse = watch::watch;
         ReplayLaneStream replay_lane(ReplayLaneRequest) -> ReplayLaneResponse = lanes::replay;
     }
 }

@@ -32,6 +32,7 @@ pub use self::batch::{HeldRow, LetterRow, ListedRow};
 pub(crate) use self::intake::NOBODY;
 use self::intake::Wanted;
 pub use self::summary::Summary;
+pub use self::timers::DueRow;
 use self::timers::Timers;
 use self::work::{Done, Work};
 use crate::definitions::Definitions;

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use workflow::Key;
 use workflow::instance::encode;
 use workflow::ledger::{Answer, CallRow, Todo};
-use workflow::message;
+use workflow::message::{self, ReplyTo};
 use workflow::provider::Effect;
 use workflow::subject::Subject;
 use workflow::transition::Impossible;
@@ -29,6 +29,15 @@ const WAIT_MAX: Duration = Duration::from_secs(3600);
 /// The row that says when something is to be done about a call.
 pub(super) fn due_key(call: &CallRow) -> Key {
     Key::effect_due(call.due, call.command)
+}
+
+/// A call that has ended is listed so long after it, in milliseconds.
+const LISTED_MILLIS: u64 = 7 * 24 * 3_600_000;
+
+/// The row by which a call is listed.
+pub(super) fn list_key(call: &CallRow) -> Key {
+    let ReplyTo { saga, correlation, .. } = &call.reply_to;
+    Key::effect_by(call.state.as_str(), saga, correlation, call.command)
 }
 
 /// A call that lives.
@@ -155,6 +164,14 @@ impl Life {
         }
         if ledger.row.is_unwanted {
             ops.push(Op::Delete(row(&Key::unwanted(self.command))));
+        }
+        if ledger.kept.state != ledger.row.state {
+            let (listed, bytes) = (row(&list_key(&ledger.row)), encode(&self.command).into());
+            ops.push(Op::Delete(row(&list_key(&ledger.kept))));
+            ops.push(match &ledger.row.end {
+                Some(end) => Op::PutUntil(listed, bytes, end.at.as_millis().saturating_add(LISTED_MILLIS)),
+                None => Op::Put(listed, bytes),
+            });
         }
         if before != after && !is_end {
             ops.push(Op::Put(row(&after), encode(&self.command).into()));

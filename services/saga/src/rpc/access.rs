@@ -133,7 +133,6 @@ impl Api {
     ///
     /// # Errors
     /// INVALID_ARGUMENT (`TENANT_MISMATCH`), NOT_FOUND for a tenant that is unknown or foreign, UNAVAILABLE.
-    #[allow(dead_code, reason = "methods that read come next")]
     pub(crate) async fn read(
         &self,
         principal: &Principal,

@@ -1,26 +1,187 @@
 //! Calls of effects: read, resolved, made again, cancelled.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ::rpc::{Error, Page};
+use futures_util::StreamExt as _;
+use model::{CommandId, CorrelationId, EffectName, EffectState, SagaName, TenantId, Violations};
+use proto::convert::saga::{name, states, tenant};
+use proto::required::missing;
 use proto::v1::{
-    CancelEffectRequest, CancelEffectResponse, CompleteEffectRequest, CompleteEffectResponse,
+    CancelEffectRequest, CancelEffectResponse, CompleteEffectRequest, CompleteEffectResponse, EffectCall,
     GetEffectRequest, GetEffectResponse, ListEffectsRequest, ListEffectsResponse, ResolveEffectRequest,
     ResolveEffectResponse, RetryEffectRequest, RetryEffectResponse,
 };
+use store::Versioned;
 use tonic::Status;
+use workflow::catalog::Catalog;
+use workflow::key::Table;
+use workflow::ledger::CallRow;
+use workflow::{Key, Lane};
 
+use super::lists::{Asked, Listed, PageOf, Stretch, failed, page};
+use super::wire;
+use super::wire::effect::Declared;
 use super::{Api, Principal, unimplemented};
+use crate::reads::{ReadError, Reads, read};
+
+/// Lanes that are asked at a time for a call of which nobody said where it is.
+const LANES_AT_ONCE: usize = 8;
+
+/// NOT_FOUND of a call.
+pub(super) fn no_call(command: CommandId) -> Status {
+    Error::not_found(format!("the call of the command {command}")).into()
+}
+
+impl Api {
+    /// Finds a call: that of a command of one effect, or of whichever of the tenant's has the command.
+    ///
+    /// # Errors
+    /// NOT_FOUND, and as the store.
+    pub(super) async fn call(
+        &self,
+        tenant: &TenantId,
+        effect: Option<&EffectName>,
+        command: CommandId,
+    ) -> Result<(EffectName, CallRow), Status> {
+        let reads = self.reads();
+        let lanes = reads.effect_lanes(tenant, effect);
+        let reads = &reads;
+        let find = lanes.into_iter().map(|lane| async move {
+            let found = reads.call(&lane, command).await;
+            found.map(|found| found.map(|row| (lane, row)))
+        });
+        let mut found = futures_util::stream::iter(find).buffered(LANES_AT_ONCE);
+        while let Some(one) = found.next().await {
+            if let Some((Lane::Effect { effect, .. }, row)) = one.map_err(failed)? {
+                return Ok((effect, row));
+            }
+        }
+        Err(no_call(command))
+    }
+}
 
 /// Reads a call.
-pub(super) async fn get(_: &Api, _: &Principal, _: GetEffectRequest) -> Result<GetEffectResponse, Status> {
-    Err(unimplemented("GetEffect"))
+pub(super) async fn get(
+    api: &Api,
+    caller: &Principal,
+    request: GetEffectRequest,
+) -> Result<GetEffectResponse, Status> {
+    let mut violations = missing(&request);
+    let GetEffectRequest { tenant_id, effect, command_id } = request;
+    let tenant = tenant(&tenant_id, api.has_tenants(), &mut violations);
+    let effect: Option<EffectName> = name("effect", &effect, &mut violations);
+    let command: Option<CommandId> = name("command_id", &command_id, &mut violations);
+    let (tenant, command) = violations.into_result(tenant.zip(command)).map_err(Error::from)?;
+    api.read(caller, &tenant).await?;
+    let (effect, row) = api.call(&tenant, effect.as_ref(), command).await?;
+    let catalog = api.app.definitions().catalog();
+    let call = wire::effect::detailed(&tenant, &effect, &row, declared(&catalog, &effect, &tenant));
+    Ok(GetEffectResponse { call: Some(call) })
+}
+
+/// What is in force of an effect.
+fn declared<'a>(catalog: &'a Catalog, effect: &EffectName, tenant: &TenantId) -> Declared<'a> {
+    catalog.effect(effect, tenant).map(|(provider, effect)| (provider.name.as_str(), effect))
+}
+
+/// What calls are asked for.
+#[derive(Debug)]
+struct Filter {
+    effect: Option<EffectName>,
+    /// Empty for all.
+    states: BTreeSet<EffectState>,
+    saga: Option<SagaName>,
+    correlation: Option<CorrelationId>,
+}
+
+impl Filter {
+    /// Rows in which calls stand that match.
+    fn stretches(&self, lanes: Vec<Lane>) -> Vec<Stretch> {
+        let is_wanted = |state: &EffectState| self.states.is_empty() || self.states.contains(state);
+        let ranges: Vec<_> = if self.states.is_empty() && self.saga.is_none() {
+            vec![Table::EffectBy.range()]
+        } else {
+            let of = |state: EffectState| {
+                Key::effects_by(state.as_str(), self.saga.as_ref(), self.correlation.as_ref())
+            };
+            EffectState::ALL.into_iter().filter(is_wanted).map(of).collect()
+        };
+        let of_lane =
+            |lane: Lane| ranges.iter().map(move |range| Stretch { lane: lane.clone(), range: range.clone() });
+        lanes.into_iter().flat_map(of_lane).collect()
+    }
+
+    fn matches(&self, row: &CallRow) -> bool {
+        (self.states.is_empty() || self.states.contains(&row.state))
+            && self.saga.as_ref().is_none_or(|saga| *saga == row.reply_to.saga)
+            && self.correlation.as_ref().is_none_or(|wanted| *wanted == row.reply_to.correlation)
+    }
+}
+
+/// Calls in lists.
+struct Calls<'a> {
+    reads: &'a Reads,
+    tenant: &'a TenantId,
+    filter: &'a Filter,
+    catalog: Arc<Catalog>,
+}
+
+impl Listed for Calls<'_> {
+    type Entry = EffectCall;
+
+    async fn entries(
+        &self,
+        lane: &Lane,
+        rows: &[(Key, Versioned)],
+    ) -> Result<Vec<Option<EffectCall>>, ReadError> {
+        let Lane::Effect { effect, .. } = lane else { return Ok(rows.iter().map(|_| None).collect()) };
+        let commands: Vec<CommandId> =
+            rows.iter().map(|(key, row)| read(lane, key, row)).collect::<Result<_, ReadError>>()?;
+        let keys: Vec<_> = commands.into_iter().map(Key::effect).collect();
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let found: Vec<Option<CallRow>> = self.reads.rows(lane, &keys).await?;
+        let declared = declared(&self.catalog, effect, self.tenant);
+        let shown = |row: Option<CallRow>| {
+            let row = row.filter(|row| self.filter.matches(row))?;
+            Some(wire::effect::call(self.tenant, effect, &row, declared))
+        };
+        Ok(found.into_iter().map(shown).collect())
+    }
 }
 
 /// Lists calls.
 pub(super) async fn list(
-    _: &Api,
-    _: &Principal,
-    _: ListEffectsRequest,
+    api: &Api,
+    caller: &Principal,
+    request: ListEffectsRequest,
 ) -> Result<ListEffectsResponse, Status> {
-    Err(unimplemented("ListEffects"))
+    let mut violations = Violations::new();
+    let ListEffectsRequest { tenant_id, effect, states: wanted, saga, correlation_id, page_size, page_token } =
+        request;
+    let tenant = tenant(&tenant_id, api.has_tenants(), &mut violations);
+    if saga.is_empty() && !correlation_id.is_empty() {
+        violations.add("saga", "is missing: a correlation is one within a saga");
+    }
+    let filter = Filter {
+        effect: name("effect", &effect, &mut violations),
+        states: states("states", &wanted, &mut violations),
+        saga: name("saga", &saga, &mut violations),
+        correlation: name("correlation_id", &correlation_id, &mut violations),
+    };
+    let asked = Page::parse(page_size, &page_token, &mut violations);
+    let tenant = violations.into_result(tenant).map_err(Error::from)?;
+    api.read(caller, &tenant).await?;
+    let reads = api.reads();
+    let asked = Asked::new(asked, PageOf::Effects, caller, &tenant, &filter)?;
+    let stretches = filter.stretches(reads.effect_lanes(&tenant, filter.effect.as_ref()));
+    let catalog = reads.definitions().catalog();
+    let listed = Calls { reads: &reads, tenant: &tenant, filter: &filter, catalog };
+    let (calls, next_page_token) = page(&reads, &asked, &stretches, &listed).await?;
+    Ok(ListEffectsResponse { calls, next_page_token })
 }
 
 /// Ends a call that waits for its answer.

@@ -54,6 +54,9 @@ pub struct LetterRow {
     pub raw: Option<String>,
     /// When it was stored.
     pub time: Timestamp,
+    /// The correlation that it is of; none where none could be read. A key may have no more than its hash.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub correlation: Option<CorrelationId>,
 }
 
 /// What an operator sees of an instance in a list.
@@ -147,7 +150,9 @@ impl Commit {
             }
             Fate::Dead(letter) => {
                 let (letter, time) = (letter.clone(), input.time);
-                let letter = LetterRow { letter, input: Some(input.clone()), raw: None, time };
+                let whose = Some(correlation.clone());
+                let input = Some(input.clone());
+                let letter = LetterRow { letter, input, raw: None, time, correlation: whose };
                 self.put_letter(correlation, &letter);
             }
             _ => {}
@@ -176,7 +181,8 @@ impl Commit {
         self.ops.extend(kept);
         for (letter, input) in &change.letters {
             let (letter, input, time) = (letter.clone(), Some(input.clone()), input.time);
-            self.put_letter(correlation, &LetterRow { letter, input, raw: None, time });
+            let whose = Some(correlation.clone());
+            self.put_letter(correlation, &LetterRow { letter, input, raw: None, time, correlation: whose });
         }
         self.put_journal(correlation, change, shared.history());
         self.put_timers(correlation, current, change);

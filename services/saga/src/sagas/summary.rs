@@ -52,9 +52,10 @@ impl Summary {
                 held: record.held.len(),
                 step: instance.step.clone(),
                 reason: instance
-                    .reason
-                    .clone()
-                    .or_else(|| instance.stuck.as_ref().map(|stuck| stuck.why.clone())),
+                    .stuck
+                    .as_ref()
+                    .map(|stuck| stuck.why.clone())
+                    .or_else(|| instance.reason.clone()),
                 is_past_pivot: instance.is_past_pivot,
                 revision: instance.revision,
                 version: instance.version,
@@ -72,8 +73,7 @@ impl Summary {
                 held: 0,
                 step: tombstone.step.clone(),
                 reason: tombstone.reason.clone(),
-                // Nobody can turn back any more, whatever it had done.
-                is_past_pivot: false,
+                is_past_pivot: tombstone.is_past_pivot,
                 revision: tombstone.revision,
                 version: tombstone.version,
                 definition: tombstone.definition,

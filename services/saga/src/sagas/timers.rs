@@ -26,18 +26,27 @@ const ASK_EACH: Duration = Duration::from_secs(1);
 /// Name of the timer after which nothing is left of an instance but its tombstone. No timer of a saga has it.
 pub(crate) const RETIRE: &str = "%retire";
 
-/// A timer as its row has it, in the order in which timers fire.
+/// Timer as its row has it, in the order in which timers fire.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct DueRow {
-    pub(crate) due: Timestamp,
-    pub(crate) correlation: CorrelationId,
-    pub(crate) name: String,
-    pub(crate) generation: u64,
+pub struct DueRow {
+    /// When it fires.
+    pub due: Timestamp,
+    /// Whose it is.
+    pub correlation: CorrelationId,
+    /// Its name.
+    pub name: String,
+    /// How many timers of the instance had been set when it was.
+    pub generation: u64,
 }
 
 impl DueRow {
     pub(crate) fn key(&self) -> Key {
         Key::due(self.due, &self.correlation, &self.name)
+    }
+
+    /// Returns whether it is a timer of the service rather than one of the saga: no name of one begins so.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.name.starts_with('%')
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::answer::AnswerRow;
 use super::batch::{Commit, HeldRow, LetterRow};
-use super::intake::{Asked, Wanted};
+use super::intake::{Asked, NOBODY, Wanted};
 use super::summary::Summary;
 use super::timers::{DueRow, TimerDelta};
 use super::{Cached, Item, Shared};
@@ -378,7 +378,9 @@ impl Shared {
             && let Fate::Dead(letter) = &change.fate
         {
             commit.count_message_once(correlation, id, *time);
-            let row = LetterRow { letter: letter.clone(), input: None, raw: Some(raw.clone()), time: *time };
+            let (letter, raw, time) = (letter.clone(), Some(raw.clone()), *time);
+            let whose = Some(correlation.clone()).filter(|whose| whose.as_str() != NOBODY);
+            let row = LetterRow { letter, input: None, raw, time, correlation: whose };
             commit.put_letter(correlation, &row);
         }
         commit.put_change(self, correlation, current, change);

@@ -1,0 +1,276 @@
+//! Pages of what several lanes have.
+//!
+//! A list goes through stretches: ranges of rows in lanes, one after the other. A page looks at so many rows at most, whatever the
+//! filter: it may have fewer entries than asked for, or none, and be followed by others.
+
+use std::future::Future;
+use std::ops::Range;
+use std::sync::Arc;
+
+use ::rpc::{Error, Page};
+use model::limits::PAGE_BYTES_MAX;
+use model::{TenantId, Violations};
+use prost::Message;
+use store::Versioned;
+use tonic::Status;
+use workflow::{Key, Lane};
+
+use super::{Api, Principal};
+use crate::reads::{ReadError, Reads};
+
+/// Rows that one page looks at.
+const LOOKED_AT_MAX: usize = 2000;
+/// Reads of the store that one page makes: a tenant may have many lanes in which there is nothing.
+const SCANS_MAX: usize = 1000;
+/// Rows that are read at once, at most and at least.
+const CHUNK: usize = 200;
+const CHUNK_MIN: usize = 16;
+/// What tokens are sealed with. A place that somebody made up leads nowhere but through their own list.
+const SEAL: &str = "sagas";
+
+/// What is listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PageOf {
+    /// Instances.
+    Sagas,
+    /// What an instance was given.
+    Timeline,
+    /// Timers.
+    Timers,
+    /// Calls of effects.
+    Effects,
+    /// Dead letters.
+    Letters,
+}
+
+impl Api {
+    /// What readers read with.
+    pub(crate) fn reads(&self) -> Reads {
+        Reads::new(Arc::clone(&self.app.around().store), self.app.definitions())
+    }
+}
+
+/// A page that somebody asks for, and what its tokens are bound to.
+#[derive(Debug, Clone)]
+pub(crate) struct Asked {
+    page: Page,
+    of: PageOf,
+    bound_to: String,
+}
+
+impl Asked {
+    /// Puts together what a page is of; `filter` is everything that decides what is listed.
+    ///
+    /// # Errors
+    /// PERMISSION_DENIED for a caller that is no actor.
+    pub(crate) fn new(
+        page: Page,
+        of: PageOf,
+        caller: &Principal,
+        tenant: &TenantId,
+        filter: &dyn std::fmt::Debug,
+    ) -> Result<Self, Status> {
+        let bound_to = format!("{} {tenant:?} {filter:?}", caller.actor()?.0);
+        Ok(Self { page, of, bound_to })
+    }
+
+    /// Entries that were asked for, at most.
+    pub(crate) const fn size(&self) -> usize {
+        self.page.size
+    }
+
+    /// Place behind which the page begins; nothing for the first one.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for a token that was made for something else.
+    pub(crate) fn place(&self) -> Result<Option<String>, Status> {
+        Ok(self.page.place(SEAL, self.of, &self.bound_to).map_err(Error::from)?)
+    }
+
+    /// Token with which to go on behind a place; empty without one.
+    pub(crate) fn token(&self, place: Option<&str>) -> String {
+        self.page.token_at(SEAL, self.of, &self.bound_to, place)
+    }
+}
+
+/// Rows that a list goes through.
+#[derive(Debug, Clone)]
+pub(crate) struct Stretch {
+    /// Their lane.
+    pub(crate) lane: Lane,
+    /// Their keys.
+    pub(crate) range: Range<Key>,
+}
+
+/// Place in a list: a stretch, by its number, and the last row of it that was looked at; without one, its beginning.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    stretch: usize,
+    lane: String,
+    key: Option<Key>,
+}
+
+impl Place {
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split(' ');
+        let (stretch, lane, key) = (parts.next()?.parse().ok()?, parts.next()?.to_owned(), parts.next()?);
+        Some(Self { stretch, lane, key: (!key.is_empty()).then(|| Key::of_store(key.to_owned())) })
+    }
+
+    fn text(&self) -> String {
+        format!("{} {} {}", self.stretch, self.lane, self.key.as_ref().map_or("", Key::as_str))
+    }
+
+    /// The stretch to go on with. Where lanes came or went since, their places are others.
+    fn number(&self, stretches: &[Stretch]) -> Option<usize> {
+        let is_it = |stretch: &Stretch| {
+            let is_in = self.key.as_ref().is_none_or(|key| stretch.range.contains(key));
+            stretch.lane.to_string() == self.lane && is_in
+        };
+        if stretches.get(self.stretch).is_some_and(is_it) {
+            return Some(self.stretch);
+        }
+        stretches.iter().position(is_it)
+    }
+}
+
+/// Makes entries of rows.
+pub(crate) trait Listed: Sync {
+    /// What answers have.
+    type Entry: Message;
+
+    /// Makes entries of some rows of a stretch, each at the place of its row; nothing for those that do not match.
+    fn entries(
+        &self,
+        lane: &Lane,
+        rows: &[(Key, Versioned)],
+    ) -> impl Future<Output = Result<Vec<Option<Self::Entry>>, ReadError>> + Send;
+}
+
+/// Fills a page with what stretches have; gives the token of the next one as well.
+///
+/// # Errors
+/// INVALID_ARGUMENT for a foreign token, and as [`failed`].
+pub(crate) async fn page<L: Listed>(
+    reads: &Reads,
+    asked: &Asked,
+    stretches: &[Stretch],
+    listed: &L,
+) -> Result<(Vec<L::Entry>, String), Status> {
+    let from = asked.place()?;
+    let from = from.as_deref().map(|place| Place::parse(place).ok_or_else(foreign)).transpose()?;
+    let begin = match &from {
+        Some(place) => place.number(stretches).ok_or_else(foreign)?,
+        None => 0,
+    };
+    let mut behind = from.and_then(|place| place.key);
+    let mut filled = Filled { entries: Vec::new(), bytes: 0, looked_at: 0, scans: 0, size: asked.size() };
+    for (number, stretch) in stretches.iter().enumerate().skip(begin) {
+        let at = |key: Option<Key>| Place { stretch: number, lane: stretch.lane.to_string(), key }.text();
+        loop {
+            if filled.is_full() {
+                return Ok((filled.entries, asked.token(Some(&at(behind)))));
+            }
+            let start = behind.as_ref().map_or_else(|| stretch.range.start.clone(), Key::behind);
+            let range = start..stretch.range.end.clone();
+            let found = reads.scan(&stretch.lane, &range, filled.room()).await.map_err(failed)?;
+            filled.scans += 1;
+            let entries = listed.entries(&stretch.lane, &found.rows).await.map_err(failed)?;
+            for ((key, _), entry) in found.rows.into_iter().zip(entries) {
+                if !filled.take(entry) {
+                    return Ok((filled.entries, asked.token(Some(&at(behind)))));
+                }
+                behind = Some(key);
+            }
+            if !found.has_more {
+                break;
+            }
+        }
+        behind = None;
+    }
+    Ok((filled.entries, String::new()))
+}
+
+/// A page while it is filled.
+struct Filled<T> {
+    entries: Vec<T>,
+    bytes: usize,
+    looked_at: usize,
+    scans: usize,
+    size: usize,
+}
+
+impl<T: Message> Filled<T> {
+    const fn is_full(&self) -> bool {
+        self.entries.len() >= self.size || self.looked_at >= LOOKED_AT_MAX || self.scans >= SCANS_MAX
+    }
+
+    /// Rows that may still be looked at, of those that are read at once.
+    fn room(&self) -> usize {
+        let wanted = (self.size - self.entries.len()).max(CHUNK_MIN);
+        wanted.min(CHUNK).min(LOOKED_AT_MAX - self.looked_at)
+    }
+
+    /// Takes in what was made of a row; says whether there was room.
+    fn take(&mut self, entry: Option<T>) -> bool {
+        let Some(entry) = entry else {
+            self.looked_at += 1;
+            return true;
+        };
+        let bytes = entry.encoded_len();
+        let is_full = self.entries.len() >= self.size
+            || (!self.entries.is_empty() && self.bytes + bytes > PAGE_BYTES_MAX);
+        if !is_full {
+            self.looked_at += 1;
+            self.bytes += bytes;
+            self.entries.push(entry);
+        }
+        !is_full
+    }
+}
+
+/// INVALID_ARGUMENT for a token that was made for something else.
+pub(crate) fn foreign() -> Status {
+    let mut violations = Violations::new();
+    violations.add("page_token", "the token is not one that was given for this caller and filter");
+    Error::from(violations).into()
+}
+
+/// What callers are told where rows cannot be read: UNAVAILABLE while the store does not answer, INTERNAL for one that cannot be
+/// read.
+pub(crate) fn failed(error: ReadError) -> Status {
+    use ::rpc::Reason;
+
+    use crate::definitions::DefinitionError;
+
+    match error {
+        ReadError::Store(error) | ReadError::Definition(DefinitionError::Store(error)) => {
+            Error::unavailable(Reason::StoreUnavailable, "the store does not answer").because(error).into()
+        }
+        error @ (ReadError::Definition(_) | ReadError::Damaged { .. }) => Error::internal(error).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_found_again_where_lanes_came() {
+        let lane =
+            |shard| Lane::Saga { tenant: TenantId::single(), saga: "order".parse().expect("a name"), shard };
+        let range = workflow::key::Table::By.range();
+        let stretch = |shard| Stretch { lane: lane(shard), range: range.clone() };
+        let key = Key::by("running", "reserve", &"a b:%".parse().expect("a correlation"));
+        let place = Place { stretch: 1, lane: lane(1).to_string(), key: Some(key) };
+        assert_eq!(Place::parse(&place.text()), Some(place.clone()));
+        assert_eq!(place.number(&[stretch(0), stretch(1)]), Some(1));
+        assert_eq!(place.number(&[stretch(1), stretch(2)]), Some(0));
+        assert_eq!(place.number(&[stretch(0)]), None);
+        let other = Place { key: Some(Key::fence()), ..place };
+        assert_eq!(other.number(&[stretch(0), stretch(1)]), None);
+        for text in ["", "x", "1 s:%:order:0", "x s:%:order:0 k"] {
+            assert_eq!(Place::parse(text), None, "{text}");
+        }
+    }
+}

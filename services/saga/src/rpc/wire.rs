@@ -1,0 +1,31 @@
+//! Rows as answers have them.
+
+pub(crate) mod effect;
+pub(crate) mod input;
+pub(crate) mod letter;
+pub(crate) mod saga;
+
+use model::TenantId;
+use proto::convert::time;
+use workflow::Json;
+
+/// A tenant as answers name it; empty where there are none.
+pub(crate) fn tenant(tenant: &TenantId) -> String {
+    tenant.as_str().to_owned()
+}
+
+/// A count; as many as there may be for those beyond.
+pub(crate) fn count(of: impl TryInto<u32>) -> u32 {
+    of.try_into().unwrap_or(u32::MAX)
+}
+
+/// A value as text; empty for none.
+pub(crate) fn json(value: Option<&Json>) -> String {
+    value.map(ToString::to_string).unwrap_or_default()
+}
+
+/// A moment.
+#[expect(clippy::unnecessary_wraps, reason = "as messages have it")]
+pub(crate) fn moment(at: model::Timestamp) -> Option<prost_types::Timestamp> {
+    Some(time::to_wire(at))
+}
