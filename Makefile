@@ -4,7 +4,7 @@
 # Named one by one: what is built together with the tests can be made to die by them.
 programs = -p mycora $(addprefix -p mycora-,bench storage scheduler router runner-registry mycelium-gateway supervisor runner)
 
-.PHONY: help demo test lint deny sbom dist fuzz faults bench bench-dead bench-size
+.PHONY: help demo test lint deny sbom dist fuzz faults bench bench-dead bench-saga bench-size
 
 help: ## says what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,11 @@ bench-dead: ## measures what one dead supervisor of ten costs the others; a few 
 	@deploy/local/need.sh cargo cc redis-server
 	@cargo build --release --quiet $(programs)
 	@target/release/mycora-bench dead
+
+bench-saga: ## measures sagas on both stores beside what the stores do alone; release build, some minutes
+	@deploy/local/need.sh cargo cc redis-server nats-server
+	@cargo build --release --quiet -p mycora-bench
+	@target/release/mycora-bench saga
 
 bench-size: ## measures a flow of 100,000 nodes, and 100,000 flows that wait; several minutes
 	@deploy/local/need.sh cargo cc redis-server python3

@@ -7,7 +7,8 @@
 //!
 //! `make bench-size` measures one flow of 100,000 nodes, through separate processes, and 100,000 flows
 //! that wait for a signal; `mycora-bench finished [N]` what flows cost that have ended, and
-//! `mycora-bench watching [N]` what one watch of all flows costs. `make bench-dead` measures what one dead supervisor costs nine others.
+//! `mycora-bench watching [N]` what one watch of all flows costs. `make bench-dead` measures what one dead supervisor costs nine others, and
+//! `make bench-saga` what sagas cost.
 
 mod client;
 mod dead;
@@ -17,6 +18,7 @@ mod machine;
 mod processes;
 mod report;
 mod runtimes;
+mod saga;
 mod size;
 mod watching;
 
@@ -51,11 +53,12 @@ async fn bench() -> ExitCode {
         ["size"] => sizes(true, true).await,
         ["finished"] => finished(Ok(finished::FINISHED)).await,
         ["finished", flows] => finished(flows.parse()).await,
+        ["saga"] => sagas().await,
         ["watching"] => watching(Ok(watching::FLOWS)).await,
         ["watching", flows] => watching(flows.parse()).await,
         _ => {
             eprintln!(
-                "give nothing, or one of: runtimes, dead, large, waiting, size (both), finished [N], watching [N]"
+                "give nothing, or one of: runtimes, dead, large, waiting, size (both), saga, finished [N], watching [N]"
             );
             return ExitCode::from(2);
         }
@@ -108,6 +111,13 @@ async fn runtimes() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> 
 async fn dead() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
     let mut report = Report::new(machine::describe());
     dead::measure(&mut report).await?;
+    Ok(report)
+}
+
+async fn sagas() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
+    let mut report =
+        Report::new(machine::describe()).of("the saga service in this process, nats-server beside it");
+    Box::pin(saga::measure(&mut report)).await?;
     Ok(report)
 }
 

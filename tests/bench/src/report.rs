@@ -10,13 +10,21 @@ use crate::watching::Watched;
 /// Gathers figures and prints them in the end.
 pub(crate) struct Report {
     machine: String,
+    setting: &'static str,
     rows: Vec<(String, String)>,
 }
 
 impl Report {
     /// A report of this machine.
     pub(crate) const fn new(machine: String) -> Self {
-        Self { machine, rows: Vec::new() }
+        let setting = "all-in-one, client over mTLS, no-op rhai jobs, append-only file every second";
+        Self { machine, setting, rows: Vec::new() }
+    }
+
+    /// Replaces the line that says what was measured.
+    pub(crate) const fn of(mut self, setting: &'static str) -> Self {
+        self.setting = setting;
+        self
     }
 
     /// Times per step of chains.
@@ -149,6 +157,48 @@ impl Report {
         }
     }
 
+    /// A heading of the rows that follow.
+    pub(crate) fn title(&mut self, title: &str) {
+        self.row(title, String::new());
+    }
+
+    /// A number of times that something was done a second.
+    pub(crate) fn rate(&mut self, what: &str, per_second: f64) {
+        self.row(&format!("  {what}"), format!("{per_second:.0} /s"));
+    }
+
+    /// Times of one thing.
+    pub(crate) fn spread(&mut self, what: &str, mut times: Vec<Duration>) {
+        let (p50, p99) = percentiles(&mut times);
+        self.row(&format!("  {what}"), format!("p50 {}  p99 {}", millis(p50), millis(p99)));
+    }
+
+    /// Transitions of sagas a second, the processor time of each, and the commits a second that the store can do.
+    pub(crate) fn transitions(&mut self, lanes: usize, per_second: f64, processor: Duration, floor: f64) {
+        let ratio = per_second / floor;
+        let each = processor.as_secs_f64() * 1e6;
+        let figures =
+            format!("{per_second:.0} /s, {ratio:.2} of the store's, {each:.0} µs of processor each");
+        self.row(&format!("  transitions, lanes: {lanes}"), figures);
+    }
+
+    /// Instances of sagas that wait: bytes of memory and of the store.
+    pub(crate) fn waiting_sagas(&mut self, instances: usize, memory: u64, stored: u64) {
+        let each = stored / u64::try_from(instances).unwrap_or(u64::MAX).max(1);
+        let figures = format!("{} of memory, {each} bytes each in the store", mib(memory));
+        self.row(&format!("  {instances} instances that wait"), figures);
+    }
+
+    /// Timers that came due before everything was written.
+    pub(crate) fn late(&mut self, timers: usize) {
+        self.row(&format!("  {timers} timers"), "came due before all were set".to_owned());
+    }
+
+    /// Timers that were due at once: the time until the last had fired.
+    pub(crate) fn due_at_once(&mut self, timers: usize, last: Duration) {
+        self.row(&format!("  {timers} timers due at once, the last one after"), secs(last));
+    }
+
     fn row(&mut self, what: &str, figure: String) {
         self.rows.push((what.to_owned(), figure));
     }
@@ -157,7 +207,7 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.machine)?;
-        writeln!(f, "all-in-one, client over mTLS, no-op rhai jobs, append-only file every second")?;
+        writeln!(f, "{}", self.setting)?;
         for (what, figure) in &self.rows {
             writeln!(f, "  {what:<44} {figure}")?;
         }
