@@ -51,6 +51,12 @@ impl Problems {
         Self { file: file.to_owned(), list }
     }
 
+    /// What messages call the file.
+    #[must_use]
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
     /// All of them.
     #[must_use]
     pub fn as_slice(&self) -> &[Problem] {

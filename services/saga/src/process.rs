@@ -19,6 +19,7 @@ use workflow::step::HELD_MAX;
 use crate::admin::Admin;
 use crate::app::{App, Config, Deps, FlowSuite};
 use crate::command_service::{CommandService, NoGateway, SUBMIT_COMMAND};
+use crate::definitions::{SAGA_VERSIONS_MAX, TENANT_SAGAS_MAX};
 use crate::lane::UNSCANNED;
 use crate::lane::gateway::Gateway;
 use crate::placement::Role;
@@ -161,6 +162,8 @@ impl service::App for App {
             ("saga_events_kept_max", KEPT_MAX as u64),
             ("saga_inputs_held_max", HELD_MAX),
             ("manifest_bytes_max", MANIFEST_BYTES_MAX as u64),
+            ("saga_versions_max", SAGA_VERSIONS_MAX as u64),
+            ("tenant_sagas_max", TENANT_SAGAS_MAX as u64),
         ])
     }
 

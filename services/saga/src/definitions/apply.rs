@@ -64,6 +64,8 @@ pub enum ApplyError {
     /// There are too many of something.
     #[error("{what} has at most {most}, this would make {found}")]
     Limit {
+        /// The limit, as `/info` has it.
+        limit: &'static str,
         /// What has too many, and of what.
         what: String,
         /// How many there may be.
@@ -129,14 +131,12 @@ impl Definitions {
             let (mut applied, time) = (before.clone(), self.beside.now().await?);
             for saga in sagas(&file) {
                 let active = ActiveSaga::behind(applied.sagas.get(&saga.name), saga, time);
-                limit(
-                    format!("the saga `{}`, in versions,", saga.name),
-                    SAGA_VERSIONS_MAX,
-                    active.older.len() + 1,
-                )?;
+                let what = format!("the saga `{}`, in versions that are kept,", saga.name);
+                check("saga_versions_max", what, SAGA_VERSIONS_MAX, active.older.len() + 1)?;
                 applied.sagas.insert(saga.name.clone(), active);
             }
-            limit("a tenant, in sagas of its own,".to_owned(), TENANT_SAGAS_MAX, applied.sagas.len())?;
+            let what = "a tenant, in sagas of its own,".to_owned();
+            check("tenant_sagas_max", what, TENANT_SAGAS_MAX, applied.sagas.len())?;
             self.keep(&file.documents).await?;
             let hashes = sagas(&file).map(|saga| saga.hash).collect();
             if self.change(tenant, &now, (&before, &applied), request, (true, hashes)).await? {
@@ -241,6 +241,6 @@ fn sagas(file: &File) -> impl Iterator<Item = &Arc<Saga>> {
     })
 }
 
-fn limit(what: String, most: usize, found: usize) -> Result<(), ApplyError> {
-    if found > most { Err(ApplyError::Limit { what, most, found }) } else { Ok(()) }
+fn check(limit: &'static str, what: String, most: usize, found: usize) -> Result<(), ApplyError> {
+    if found > most { Err(ApplyError::Limit { limit, what, most, found }) } else { Ok(()) }
 }

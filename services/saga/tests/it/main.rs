@@ -1,6 +1,7 @@
 //! Lanes of sagas and of effects, on every store and every broker.
 
 mod crashes;
+mod definitions;
 mod disorder;
 mod effects;
 mod lanes;
