@@ -6,6 +6,7 @@
 mod answer;
 mod batch;
 mod intake;
+mod schedule;
 mod summary;
 mod timers;
 mod work;
@@ -192,6 +193,9 @@ impl Owner {
             };
             tasks.spawn(reading.run());
         }
+        let saga = lane.definitions.saga(&lane.tenant, &lane.saga);
+        let wanted = saga.as_ref().and_then(|saga| saga.start.schedule.as_ref());
+        schedule::prepare(&rows, &lane.saga, wanted).await?;
         let timers = Timers::load(&rows).await?;
         let SagaLane { tenant, saga, shard, definitions, .. } = lane;
         Ok(Self {

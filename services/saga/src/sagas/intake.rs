@@ -11,6 +11,7 @@ use workflow::step::Origin;
 use workflow::subject::{Source, Subject, token};
 
 use super::Shared;
+use super::schedule::Occurrence;
 use crate::lane::Ended;
 
 /// The correlation under which letters stand that are of none.
@@ -44,6 +45,8 @@ pub(crate) enum Wanted {
     },
     /// A command of an aggregate was answered: its row of the outbox goes.
     Answered { number: u64, input: Box<Input> },
+    /// An occurrence of the schedule is due.
+    Occurrence(Box<Occurrence>),
     /// What is left of an instance goes.
     Retire,
 }
@@ -116,7 +119,7 @@ impl Shared {
         }
     }
 
-    fn is_mine(&self, correlation: &CorrelationId) -> bool {
+    pub(super) fn is_mine(&self, correlation: &CorrelationId) -> bool {
         let shards =
             self.definitions.versions(&self.tenant, &self.saga).first().map_or(1, |saga| saga.shards);
         shard(&self.tenant, correlation, shards) == self.shard

@@ -6,7 +6,7 @@ use std::time::Duration;
 use model::{CorrelationId, Timestamp};
 use serde::{Deserialize, Serialize};
 use workflow::Key;
-use workflow::input::{Input, What};
+use workflow::input::{Input, OCCURRENCE, What};
 use workflow::key::Table;
 use workflow::step::Origin;
 
@@ -57,6 +57,8 @@ pub(crate) struct TimerDelta {
     pub(crate) dropped: Vec<(Timestamp, String)>,
     /// Whether inputs of the correlation wait, and timers with them.
     pub(crate) holds_back: bool,
+    /// A timer that has done its work, of whichever correlation it was.
+    pub(crate) fired: Option<DueRow>,
     /// A timer that has to wait until they do not.
     pub(crate) later: Option<DueRow>,
 }
@@ -123,7 +125,11 @@ impl Timers {
 
     /// Takes note of what an input has changed.
     pub(super) fn change(&mut self, correlation: &CorrelationId, delta: TimerDelta) {
-        let TimerDelta { set, dropped, holds_back, later } = delta;
+        let TimerDelta { set, dropped, holds_back, fired, later } = delta;
+        if let Some(timer) = fired {
+            self.given.remove(&timer);
+            self.due.remove(&timer);
+        }
         if let Some(timer) = later {
             self.given.remove(&timer);
             self.held.entry(correlation.clone()).or_default().insert(timer);
@@ -202,14 +208,17 @@ impl Owner {
                 self.timers.wait(length);
                 return Ok(());
             }
-            self.give(timer);
+            self.give(timer, now);
         }
         self.timers.look();
         Ok(())
     }
 
-    fn give(&mut self, timer: DueRow) {
+    fn give(&mut self, timer: DueRow, now: Timestamp) {
         self.timers.given.insert(timer.clone());
+        if timer.name == OCCURRENCE {
+            return self.occur(timer, now);
+        }
         let correlation = timer.correlation.clone();
         let what = if timer.name == RETIRE {
             Wanted::Retire

@@ -67,6 +67,12 @@ impl Work {
                 done.timers.dropped.push((due, super::timers::RETIRE.to_owned()));
                 return Ok(done);
             }
+            if let Wanted::Occurrence(occurrence) = &item.what
+                && occurrence.start.is_none()
+            {
+                let timers = shared.pass(occurrence).await?;
+                return Ok(Done { timers, ..Done::unchanged(correlation, item, Some(current)) });
+            }
             let Some(decision) = shared.decide(&correlation, &current, &item.what).await? else {
                 return Ok(Done::unchanged(correlation, item, Some(current)));
             };
@@ -109,7 +115,13 @@ impl Work {
                 Outcome::Exists(_) => {
                     metrics.transition("repeat");
                     shared.answer_again(&decision, &item).await?;
-                    return Ok(Done::unchanged(correlation, item, None));
+                    let is_occurrence = matches!(item.what, Wanted::Occurrence(_));
+                    let mut done = Done::unchanged(correlation, item, None);
+                    if is_occurrence {
+                        // This very commit was made, and its answer lost: the next one is waited for.
+                        done.timers = timers;
+                    }
+                    return Ok(done);
                 }
                 // Another commit of this lane changed it, or this one did and its answer was lost.
                 Outcome::Conflict { .. } => {}
@@ -197,6 +209,10 @@ impl Shared {
             Wanted::Dead { code, why, parks, .. } => {
                 let change = step::bury(record, code, why, *parks);
                 return Ok(Some(Decision { input: None, origin: Origin::Fresh, change }));
+            }
+            Wanted::Occurrence(occurrence) => {
+                let Some(input) = occurrence.input() else { return Ok(None) };
+                (input, Origin::Fresh)
             }
             Wanted::Retire => return Ok(None),
         };
@@ -292,7 +308,7 @@ impl Shared {
                     && change.record == current.record
                     // Whoever asked is answered the same each time.
                     && asked.is_none()
-                    && !matches!(item.what, Wanted::Answered { .. }) =>
+                    && !matches!(item.what, Wanted::Answered { .. } | Wanted::Occurrence(_)) =>
             {
                 Some(done(Some(current.clone())))
             }
@@ -371,6 +387,9 @@ impl Shared {
             commit.count_once(correlation, input, *origin);
             commit.put_input(correlation, input, *origin, change);
         }
+        if let Wanted::Occurrence(occurrence) = &item.what {
+            commit.put_next(occurrence);
+        }
         if let Wanted::Answered { number, .. } = &item.what {
             commit.ops.push(Op::Delete(crate::lane::rows::row(&Key::outbox(*number))));
         }
@@ -395,7 +414,11 @@ impl Shared {
 fn asked(wanted: &Wanted) -> Option<&Asked> {
     match wanted {
         Wanted::Input { asked, .. } => asked.as_ref(),
-        Wanted::Held(_) | Wanted::Dead { .. } | Wanted::Answered { .. } | Wanted::Retire => None,
+        Wanted::Held(_)
+        | Wanted::Dead { .. }
+        | Wanted::Answered { .. }
+        | Wanted::Occurrence(_)
+        | Wanted::Retire => None,
     }
 }
 

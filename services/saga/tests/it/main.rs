@@ -5,5 +5,6 @@ mod definitions;
 mod disorder;
 mod effects;
 mod lanes;
+mod schedules;
 mod streams;
 mod world;

@@ -223,6 +223,12 @@ impl World {
         }
     }
 
+    /// Owns another shard.
+    pub(crate) fn own_shard(&self, shard: u8) -> JoinHandle<Ended> {
+        let lane = SagaLane { shard, ..self.lane() };
+        tokio::spawn(lane.own(CancellationToken::new()))
+    }
+
     /// A second owner of the lane, which takes it from the first.
     pub(crate) fn second_owner(&self) -> JoinHandle<Ended> {
         tokio::spawn(self.lane().own(CancellationToken::new()))
@@ -475,7 +481,12 @@ impl World {
 
     /// Counts the rows of a table.
     pub(crate) async fn count(&self, table: workflow::key::Table) -> usize {
-        let lane = LaneKey::new(&format!("s:{TENANT}:{}:0", self.saga));
+        self.count_in(0, table).await
+    }
+
+    /// Counts the rows of a table in another shard.
+    pub(crate) async fn count_in(&self, shard: u8, table: workflow::key::Table) -> usize {
+        let lane = LaneKey::new(&format!("s:{TENANT}:{}:{shard}", self.saga));
         let range = table.range();
         let range = RowKey::new(range.start.as_str())..RowKey::new(range.end.as_str());
         self.store.scan(&lane, range, 1000).await.expect("it can be read").rows.len()

@@ -1,0 +1,136 @@
+//! Instances that start by the calendar.
+//!
+//! The next occurrence is a row among the timers of the lane, so it fires by the same loop. Each shard waits for all of them and starts
+//! those whose correlation is its own. One commit starts the instance and moves the row to the next occurrence: so none starts twice,
+//! and one that was missed while nobody owned the lane is still there.
+
+use model::{SagaName, Timestamp};
+use serde::{Deserialize, Serialize};
+use store::Op;
+use workflow::Key;
+use workflow::input::{Input, OCCURRENCE, What};
+use workflow::instance::encode;
+use workflow::schedule::{Schedule, correlation};
+
+use super::batch::Commit;
+use super::intake::Wanted;
+use super::timers::{DueRow, TimerDelta};
+use super::{Item, Owner, Shared};
+use crate::lane::Ended;
+use crate::lane::rows::{Rows, row};
+
+/// What is waited for, and by which schedule.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct ScheduleRow {
+    cron: String,
+    due: Timestamp,
+}
+
+/// An occurrence that is due.
+#[derive(Debug, Clone)]
+pub(crate) struct Occurrence {
+    /// The row by which it was waited for.
+    pub(super) timer: DueRow,
+    /// The occurrence that starts an instance here, if one does: of those that were missed it may be a later one.
+    pub(super) start: Option<Timestamp>,
+    /// The row of the next one; nothing where there is none.
+    pub(super) next: Option<DueRow>,
+    cron: String,
+}
+
+/// The row by which an occurrence is waited for.
+fn due_row(saga: &SagaName, due: Timestamp) -> Option<DueRow> {
+    let correlation = correlation(saga, due)?;
+    Some(DueRow { due, correlation, name: OCCURRENCE.to_owned(), generation: 0 })
+}
+
+/// Has the lane wait for what the definition in force says, and for nothing else. What is waited for already is waited for still.
+pub(super) async fn prepare(rows: &Rows, saga: &SagaName, wanted: Option<&Schedule>) -> Result<(), Ended> {
+    let found = rows.get(&Key::schedule()).await?;
+    let found: Option<ScheduleRow> = found.map(|found| rows.decode(&found)).transpose()?;
+    if found.as_ref().map(|found| &found.cron) == wanted.map(|wanted| &wanted.cron) {
+        return Ok(());
+    }
+    let mut ops = Vec::new();
+    if let Some(before) = found.and_then(|found| due_row(saga, found.due)) {
+        ops.extend([Op::Delete(row(&before.key())), Op::Delete(row(&Key::schedule()))]);
+    }
+    if let Some(schedule) = wanted {
+        let now = Timestamp::from_millis(rows.now().await?);
+        if let Some(next) = schedule.after(now).and_then(|due| due_row(saga, due)) {
+            ops.extend(wait_for(&schedule.cron, &next));
+        }
+    }
+    if !ops.is_empty() {
+        rows.commit(Vec::new(), ops).await?;
+    }
+    Ok(())
+}
+
+/// The rows that an occurrence is waited for by.
+fn wait_for(cron: &str, next: &DueRow) -> [Op; 2] {
+    let schedule = ScheduleRow { cron: cron.to_owned(), due: next.due };
+    [Op::Put(row(&next.key()), encode(next).into()), Op::Put(row(&Key::schedule()), encode(&schedule).into())]
+}
+
+impl Occurrence {
+    /// The input of the instance that it starts.
+    pub(super) fn input(&self) -> Option<Input> {
+        let time = self.start?;
+        Some(Input { time, what: What::Event(workflow::input::Event::occurrence(time)) })
+    }
+
+    /// What it changes of the timers in memory.
+    fn delta(&self) -> TimerDelta {
+        let set = self.next.iter().cloned().collect();
+        TimerDelta { set, fired: Some(self.timer.clone()), ..TimerDelta::default() }
+    }
+
+    /// The change that has the lane wait for the next one.
+    fn ops(&self) -> Vec<Op> {
+        let mut ops = vec![Op::Delete(row(&self.timer.key()))];
+        match &self.next {
+            Some(next) => ops.extend(wait_for(&self.cron, next)),
+            None => ops.push(Op::Delete(row(&Key::schedule()))),
+        }
+        ops
+    }
+}
+
+impl Commit {
+    /// Has the lane wait for the next occurrence.
+    pub(super) fn put_next(&mut self, occurrence: &Occurrence) {
+        self.ops.extend(occurrence.ops());
+        let TimerDelta { set, fired, .. } = occurrence.delta();
+        self.timers.set.extend(set);
+        self.timers.fired = fired;
+    }
+}
+
+impl Shared {
+    /// Passes over an occurrence that starts nothing here.
+    pub(super) async fn pass(&self, occurrence: &Occurrence) -> Result<TimerDelta, Ended> {
+        self.rows.commit(Vec::new(), occurrence.ops()).await?;
+        Ok(occurrence.delta())
+    }
+}
+
+impl Owner {
+    /// Gives an occurrence that is due to the line of the instance that it starts.
+    pub(super) fn occur(&mut self, timer: DueRow, now: Timestamp) {
+        let Shared { tenant, saga: name, definitions, .. } = &*self.shared;
+        let saga = definitions.saga(tenant, name);
+        let Some(schedule) = saga.as_ref().and_then(|saga| saga.start.schedule.as_ref()) else {
+            // Another definition has come in force: the lane is made anew for that, and waits for what it says.
+            return;
+        };
+        let plan = schedule.plan(timer.due, now);
+        let next = plan.next.and_then(|due| due_row(name, due));
+        let start = plan.start.and_then(|start| Some((start, correlation(name, start)?)));
+        let start = start.filter(|(_, correlation)| self.shared.is_mine(correlation));
+        let line = start.as_ref().map_or_else(|| timer.correlation.clone(), |(_, line)| line.clone());
+        let (start, cron) = (start.map(|(start, _)| start), schedule.cron.clone());
+        let what = Wanted::Occurrence(Box::new(Occurrence { timer, start, next, cron }));
+        self.push(line, Item { what, from: None, receipt: None }, 0);
+    }
+}
