@@ -210,6 +210,53 @@ fn the_keys_of_a_supervisor_are_as_written() {
 }
 
 #[test]
+fn the_keys_of_manifests_and_scenarios_are_as_written() {
+    use rehearsal::scenario::{
+        ANSWER_KEYS, EXPECT_KEYS, FILE_KEYS, GIVEN_KEYS, SCENARIO_KEYS, VERBS, WORK_KEYS,
+    };
+
+    let scenarios = [
+        ("Scenario file", FILE_KEYS),
+        ("Scenario", SCENARIO_KEYS),
+        ("Input", GIVEN_KEYS),
+        ("Answer", ANSWER_KEYS),
+        ("Expectation", EXPECT_KEYS),
+        ("Work", WORK_KEYS),
+    ];
+    for (heading, keys) in workflow::manifest::KEYS.into_iter().chain(scenarios) {
+        assert_eq!(first("saga.md", heading, 1), texts(keys.iter().copied()), "{heading}");
+        for row in rows("saga.md", heading) {
+            assert_eq!(row.len(), 5, "{heading}: {row:?}");
+        }
+    }
+    let verbs = rows("saga.md", "Input").into_iter().find(|row| row[0] == "verb").expect("a row");
+    // The marks around the cell are taken off.
+    let listed = format!("`{}`", verbs[1]);
+    for verb in VERBS {
+        assert!(listed.contains(&format!("`{verb}`")), "{verb}: {listed}");
+    }
+}
+
+#[test]
+fn the_examples_of_sagas_are_good() {
+    let text = read("specs/saga.md");
+    let blocks: Vec<_> = text
+        .split("```yaml\n")
+        .skip(1)
+        .map(|block| block.split("```").next().expect("a block").to_owned())
+        .collect();
+    let [manifest, scenarios, _tenants] = blocks.as_slice() else { panic!("{} blocks", blocks.len()) };
+    let source = rehearsal::Source::read("scenarios", scenarios).expect("a scenario file");
+    let manifests = [("order.yaml".to_owned(), manifest.clone())];
+    let scenarios = source.scenarios(&manifests).unwrap_or_else(|problems| panic!("{}", problems[0]));
+    assert_eq!(scenarios.len(), 2);
+    for scenario in scenarios {
+        let report = rehearsal::rehearse(&scenario, true);
+        assert!(report.passed, "{report:#?}");
+    }
+}
+
+#[test]
 fn the_tests_that_show_an_invariant_exist() {
     let known = first("invariants.md", "Invariants", 1);
     for row in rows("invariants.md", "Shown by") {

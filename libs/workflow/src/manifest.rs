@@ -23,6 +23,36 @@ use crate::provider::Provider;
 /// A file, in bytes.
 pub const MANIFEST_BYTES_MAX: usize = 1024 * 1024;
 
+/// Keys that manifests may have, by the heading of `specs/saga.md` under which they are described.
+pub const KEYS: [(&str, &[&str]); 26] = [
+    ("Saga", saga::SAGA_KEYS),
+    ("Source", saga::SOURCE_KEYS),
+    ("Start", saga::START_KEYS),
+    ("Step", steps::STEP_KEYS),
+    ("Branch", steps::BRANCH_KEYS),
+    ("Command", steps::COMMAND_KEYS),
+    ("What follows", steps::ARM_KEYS),
+    ("Timer", steps::TIMER_KEYS),
+    ("Migration", saga::MIGRATE_KEYS),
+    ("Limits of a saga", saga::LIMIT_KEYS),
+    ("Provider", provider::PROVIDER_KEYS),
+    ("HTTP transport", provider::HTTP_KEYS),
+    ("HTTP authorization", provider::HTTP_AUTH_KEYS),
+    ("SMTP transport", provider::SMTP_KEYS),
+    ("Flow transport", provider::FLOW_KEYS),
+    ("Every effect", provider::EFFECT_KEYS),
+    ("HTTP effect", calls::HTTP_CALL_KEYS),
+    ("HTTP request", calls::REQUEST_KEYS),
+    ("Query", calls::QUERY_KEYS),
+    ("Mail effect", calls::MAIL_KEYS),
+    ("Flow effect", calls::FLOW_CALL_KEYS),
+    ("Timeouts", provider::TIMEOUT_KEYS),
+    ("Retry", provider::RETRY_KEYS),
+    ("Limits of an effect", provider::CALL_LIMIT_KEYS),
+    ("Breaker", provider::BREAKER_KEYS),
+    ("Upcast", saga::UPCAST_KEYS),
+];
+
 /// What messages call a file.
 const KIND: &str = "a manifest";
 const KINDS: [&str; 2] = ["Saga", "EffectProvider"];

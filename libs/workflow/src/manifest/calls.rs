@@ -11,6 +11,8 @@ use crate::provider::{Call, FlowCall, HttpCall, Mail, Method, Query, Request, Un
 pub(super) const HTTP_CALL_KEYS: &[&str] = &["request", "success", "terminal", "result", "callback"];
 /// Keys of a request.
 pub(super) const REQUEST_KEYS: &[&str] = &["method", "path", "body", "headers"];
+/// Keys of a query.
+pub(super) const QUERY_KEYS: &[&str] = &["method", "path", "body", "headers", "absent"];
 /// Keys of a mail, beside those of every effect.
 pub(super) const MAIL_KEYS: &[&str] = &["from", "to", "subject", "text"];
 /// Keys of a flow, beside those of every effect.
@@ -113,7 +115,7 @@ impl Reader {
             );
             return None;
         }
-        let fields = self.fields(&query.value, "`query`", &[REQUEST_KEYS, &["absent"]].concat());
+        let fields = self.fields(&query.value, "`query`", QUERY_KEYS);
         let request = self.request_of(query, &fields, "`query`");
         let absent = match fields.get("absent") {
             Some(entry) => self.formula(entry, &answer_variables()),

@@ -18,6 +18,8 @@ pub(super) const PROVIDER_KEYS: &[&str] =
     &["kind", "name", "tenants", "transport", "http", "smtp", "flow", "effects"];
 /// Keys of `http`.
 pub(super) const HTTP_KEYS: &[&str] = &["base_url", "allow_hosts", "private", "auth", "headers", "ca"];
+/// Keys of `auth` of `http`.
+pub(super) const HTTP_AUTH_KEYS: &[&str] = &["bearer", "user", "password"];
 /// Keys of `smtp`.
 pub(super) const SMTP_KEYS: &[&str] = &["host", "port", "starttls", "tls", "from", "auth", "private", "ca"];
 /// Keys of `flow`.
@@ -307,7 +309,7 @@ impl Reader {
     }
 
     fn http_auth(&mut self, entry: &Entry) -> Option<HttpAuth> {
-        let fields = self.fields(&entry.value, "`auth`", &["bearer", "user", "password"]);
+        let fields = self.fields(&entry.value, "`auth`", HTTP_AUTH_KEYS);
         match (fields.get("bearer"), fields.get("user"), fields.get("password")) {
             (Some(bearer), None, None) => self.secret(bearer).map(HttpAuth::Bearer),
             (None, Some(user), Some(password)) => {

@@ -36,6 +36,8 @@ pub(super) const SAGA_KEYS: &[&str] = &[
 ];
 /// Keys of a source.
 pub(super) const SOURCE_KEYS: &[&str] = &["aggregate", "versions", "upcast", "on_version"];
+/// Keys of an upcast.
+pub(super) const UPCAST_KEYS: &[&str] = &["set"];
 /// Keys of `start`.
 pub(super) const START_KEYS: &[&str] = &["on", "when", "schedule", "catch_up", "set", "goto"];
 /// Keys of `migrate`.
@@ -215,7 +217,7 @@ impl Reader {
                 self.problem(version.place, format!("`{}` is no version of a schema", version.key));
                 continue;
             };
-            let fields = self.fields(&version.value, "an upcast", &["set"]);
+            let fields = self.fields(&version.value, "an upcast", UPCAST_KEYS);
             let known = [event_variable()];
             let set = self.templates(
                 fields.get("set").copied(),
