@@ -126,12 +126,20 @@ impl Process {
         self.signal(rustix::process::Signal::TERM);
     }
 
-    /// Suspends it: it keeps its connections and hears nothing, until it is killed.
+    /// Suspends it: it keeps its connections and hears nothing, until it is resumed or killed.
     ///
     /// # Panics
     /// When it is gone.
     pub fn suspend(&self) {
         self.signal(rustix::process::Signal::STOP);
+    }
+
+    /// Has a suspended one go on.
+    ///
+    /// # Panics
+    /// When it is gone.
+    pub fn resume(&self) {
+        self.signal(rustix::process::Signal::CONT);
     }
 
     /// Kills it without a warning and waits until it is gone.

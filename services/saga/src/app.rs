@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use broker::Broker;
 use directory::Remote;
@@ -13,6 +15,7 @@ use service::{Condition, Readiness, Shutdown};
 use store::KvStore;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
+use workflow::Lane;
 use workflow::catalog::Catalog;
 use workflow::provider::{Provider as Definition, Transport};
 
@@ -22,7 +25,8 @@ use crate::lane::gateway::Gateway;
 use crate::lane::{PAUSES, Surroundings, streams};
 use crate::manifests::{BadManifests, Manifests};
 use crate::metrics::Metrics;
-use crate::placement::{Placement, Providers, Role};
+use crate::placement::beats::{Beats, Heard};
+use crate::placement::{Identity, Placement, Providers, Role};
 use crate::providers::Provider;
 use crate::providers::flow::{FlowFiles, FlowProvider, FlowSurroundings};
 use crate::providers::http::HttpProvider;
@@ -42,6 +46,10 @@ pub struct Config {
     pub tenants: Tenants,
     /// Where secrets are; the environment where nothing is said.
     pub secrets: Option<PathBuf>,
+    /// Who this replica is among others of the same store.
+    pub replica: Identity,
+    /// How long calls under way may take to end when their lane is given up.
+    pub grace: Duration,
 }
 
 /// What the service needs of others.
@@ -130,9 +138,14 @@ pub struct App {
     access: Option<Access>,
     calls: OpenCalls,
     providers: watch::Sender<Arc<Providers>>,
+    /// Revision of what is in force that the providers were built for.
+    built: AtomicU64,
     tenants: watch::Sender<Arc<Tenants>>,
     /// Tenants whose lanes this replica has given up.
     drained: watch::Sender<Arc<BTreeSet<TenantId>>>,
+    beats: Beats,
+    /// Lanes that stay away, and why.
+    away: watch::Sender<Arc<BTreeMap<Lane, String>>>,
     readiness: Readiness,
     needs: Needs,
 }
@@ -142,6 +155,7 @@ struct Needs {
     broker: Condition,
     definitions: Condition,
     storage: Option<Condition>,
+    store: Condition,
 }
 
 impl App {
@@ -154,12 +168,16 @@ impl App {
         let metrics = Arc::new(Metrics::new(metrics).map_err(Error::Metrics)?);
         let definitions = Arc::new(Definitions::new(Arc::clone(&store)));
         let has_tenants = config.tenants.has_tenants;
-        let around = Surroundings { store, broker, metrics, has_tenants, wake: Arc::new(Notify::new()) };
+        let beats = Beats::new(Arc::clone(&store), config.replica.clone(), config.role);
+        let (replica, cut) = (config.replica.name.as_str().into(), CancellationToken::new());
+        let wake = Arc::new(Notify::new());
+        let around = Surroundings { store, broker, metrics, has_tenants, replica, cut, wake };
         let readiness = Readiness::new();
         let needs = Needs {
             broker: readiness.condition("nats"),
             definitions: readiness.condition("definitions"),
             storage: storage.is_some().then(|| readiness.condition("storage")),
+            store: readiness.condition("store"),
         };
         Ok(Self {
             tenants: watch::Sender::new(Arc::new(config.tenants.clone())),
@@ -171,7 +189,10 @@ impl App {
             access: storage.map(Access::new),
             calls: OpenCalls::default(),
             providers: watch::Sender::new(Arc::default()),
+            built: AtomicU64::new(0),
             drained: watch::Sender::new(Arc::default()),
+            beats,
+            away: watch::Sender::default(),
             readiness,
             needs,
         })
@@ -258,6 +279,7 @@ impl App {
         let providers = self.build_providers(&catalog)?;
         let (sagas, effects) = (catalog.sagas().count(), catalog.effects().count());
         self.definitions.put_in_force(&manifests.documents(), catalog).await?;
+        self.built.store(self.definitions.in_force().revision, Ordering::Release);
         tracing::info!(sagas, effects, "definitions are in force");
         self.providers.send_replace(Arc::new(providers));
         self.needs.definitions.met();
@@ -322,10 +344,24 @@ impl App {
         })
     }
 
+    /// Returns whether a tenant is paused, as far as it was heard: for at most a second longer, or shorter, than it is.
+    #[must_use]
+    pub fn is_paused(&self, tenant: &TenantId) -> bool {
+        self.beats.view().decided.paused_since(tenant).is_some()
+    }
+
+    /// What is heard of the other replicas, and of rows beside the lanes: whoever follows those reads them again with each other
+    /// revision.
+    #[must_use]
+    pub fn heard(&self) -> Heard {
+        self.beats.heard()
+    }
+
     /// Works until `shutdown`. What is under way then is finished or noted, and others, or the next start, go on with the rest.
     pub async fn run(&self, shutdown: CancellationToken) {
         let placement = Placement {
-            role: self.config.role,
+            name: self.config.replica.name.clone(),
+            heard: self.beats.heard(),
             tenants: self.tenants.subscribe(),
             drained: self.drained.subscribe(),
             definitions: Arc::clone(&self.definitions),
@@ -333,6 +369,8 @@ impl App {
             gateway: Arc::clone(&self.gateway),
             calls: self.calls.clone(),
             around: self.around.clone(),
+            grace: self.config.grace,
+            away: self.away.clone(),
             lanes: self.readiness.condition("lanes"),
         };
         let watched = watch_streams(self.around.clone(), &self.needs.broker);
@@ -342,11 +380,54 @@ impl App {
                 _ => std::future::pending().await,
             }
         };
+        let (draining, stop) = (CancellationToken::new(), CancellationToken::new());
+        let drain = async {
+            shutdown.cancelled().await;
+            // Whoever sends calls here has to hear of it before anything stops.
+            self.readiness.close("it is draining");
+            draining.cancel();
+            stop.cancel();
+            std::future::pending().await
+        };
         tokio::select! {
-            () = placement.run(shutdown.clone()) => {}
+            () = placement.run(stop.clone()) => {}
+            () = self.follow_definitions() => {}
             () = watched => {}
+            () = self.beats.run(self.drained.subscribe(), draining.clone(), &self.needs.store) => {}
+            () = drain => {}
             // It ends with the shutdown, which the lanes have to be given up at.
             () = async { access.await; std::future::pending().await } => {}
+        }
+        if let Err(error) = self.beats.leave().await {
+            tracing::warn!("{error}; others take the lanes once this replica is lost");
+        }
+    }
+}
+
+impl App {
+    /// Puts in force here what another replica has changed, which beats tell.
+    async fn follow_definitions(&self) {
+        let mut heard = self.beats.heard();
+        loop {
+            let answer = match self.definitions.refresh().await {
+                // What this process put in force itself has its ways to the outside world.
+                Ok(in_force) if in_force.revision == self.built.load(Ordering::Acquire) => Ok(()),
+                Ok(in_force) => self.build_providers(&in_force.catalog).map(|providers| {
+                    self.built.store(in_force.revision, Ordering::Release);
+                    self.providers.send_replace(Arc::new(providers));
+                }),
+                Err(error) => Err(error.into()),
+            };
+            let changed = match answer {
+                Ok(()) => heard.view.changed().await,
+                Err(error) => {
+                    tracing::error!("what another replica put in force is not in force here: {error}");
+                    heard.beats.changed().await
+                }
+            };
+            if changed.is_err() {
+                return;
+            }
         }
     }
 }

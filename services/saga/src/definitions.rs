@@ -24,8 +24,9 @@ use workflow::manifest::{self, Document};
 use workflow::provider::Provider;
 
 pub use self::apply::{ApplyError, Repeatable, SAGA_VERSIONS_MAX, TENANT_SAGAS_MAX};
+pub(crate) use self::beside::Beside;
 pub use self::beside::beside_lanes;
-use self::beside::{Beside, read_row};
+use self::beside::read_row;
 use self::in_force::Known;
 pub use self::in_force::{Definition, InForce, SagaInForce};
 pub use self::rows::{ActiveRow, ActiveSaga, AppliedRow, OlderSaga};

@@ -124,10 +124,13 @@ impl EffectLane {
         let metrics = Arc::clone(&rows.around().metrics);
         metrics.lanes_owned.inc();
         let lane = rows.lane.to_string();
-        let ended = match Owner::start(self, rows, &stop).await {
+        let ended = match Owner::start(self, Arc::clone(&rows), &stop).await {
             Ok(owner) => owner.run(&stop).await,
             Err(ended) => ended,
         };
+        if matches!(ended, Ended::Stopped { .. }) {
+            rows.give_up().await;
+        }
         metrics.lanes_owned.dec();
         tracing::info!(lane, "{ended}");
         ended
@@ -197,8 +200,12 @@ impl Owner {
                 }
                 // The relay ends when nobody is left who could have something sent.
                 let Self { shared, mut tasks, .. } = self;
+                let cut = shared.rows.around().cut.clone();
                 drop(shared);
-                while tasks.join_next().await.is_some() {}
+                tokio::select! {
+                    () = cut.cancelled() => tasks.abort_all(),
+                    () = async { while tasks.join_next().await.is_some() {} } => {}
+                }
                 Ended::Stopped { lane }
             }
             Err(ended) => {

@@ -14,6 +14,7 @@ use std::time::Duration;
 use broker::{Broker, StreamSpec};
 use store::KvStore;
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 use workflow::Lane;
 
 use crate::metrics::Metrics;
@@ -40,7 +41,7 @@ pub const WORKFLOW_COMMANDS: &str = "WORKFLOW_COMMANDS";
 pub const WORKFLOW_EVENTS: &str = "WORKFLOW_EVENTS";
 
 /// Tables whose rows are never scanned.
-pub const UNSCANNED: [&str; 5] = ["saga", "dedupe", "effect", "request", "checkpoint"];
+pub const UNSCANNED: [&str; 6] = ["saga", "dedupe", "effect", "request", "checkpoint", "owner"];
 
 /// The first pause after the store or the broker did not answer, and the longest.
 pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -56,6 +57,10 @@ pub struct Surroundings {
     pub metrics: Arc<Metrics>,
     /// Whether subjects name tenants.
     pub has_tenants: bool,
+    /// Name of this replica among those that share the store.
+    pub replica: Arc<str>,
+    /// Ends what is still under way in a lane that is given up and takes too long.
+    pub cut: CancellationToken,
     /// Woken when the store's clock may have been moved: by tests.
     pub wake: Arc<Notify>,
 }

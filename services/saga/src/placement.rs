@@ -1,7 +1,16 @@
 //! Which lanes this replica owns, and that it does.
 //!
-//! A lane that has ended is taken again after a pause, unless it was given a message that no filter lets through: then it stays away
-//! until a reload, since the broker keeps tenants apart no more.
+//! Every replica hears by its beats who else lives, and comes to the same answer whose a lane is. One that is not its own any more is
+//! given up: what is under way ends, what was committed is sent. One that is its own is taken once its former owner has given it up,
+//! or is gone; taking fences that one out in any case.
+//!
+//! A lane that was fenced is taken again by a later beat only, if that still says that it is ours: two replicas that know different
+//! members take a lane from each other once at most. A lane that was given a message that no filter lets through stays away until a
+//! reload, since the broker keeps tenants apart no more.
+
+pub mod beats;
+pub mod decided;
+mod hand_over;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +22,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use workflow::Lane;
+use workflow::placement::{WEIGHT_MAX, owner_of};
 
+use self::beats::{Heard, View};
+use self::hand_over::HandOver;
 use crate::definitions::{Definitions, InForce, SagaInForce};
 use crate::effects::upstreams::Upstreams;
 use crate::effects::{EffectLane, OpenCalls};
@@ -22,9 +34,6 @@ use crate::lane::{Ended, Surroundings};
 use crate::providers::Provider;
 use crate::sagas::SagaLane;
 use crate::tenants::Tenants;
-
-/// A lane that has ended by itself is taken again after this time.
-const AGAIN: Duration = Duration::from_secs(1);
 
 /// What a replica does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,13 +44,57 @@ pub struct Role {
     pub effects: bool,
 }
 
+/// Who a replica is among the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// Its name, of which the others have none.
+    pub name: String,
+    /// Number of its process.
+    pub session: u64,
+    /// Its share of lanes beside others, from 1 to 100.
+    pub weight: u32,
+}
+
+impl Identity {
+    /// A replica of this name.
+    ///
+    /// # Errors
+    /// What is wrong with name or share.
+    pub fn new(name: &str, weight: u32) -> Result<Self, String> {
+        let is_good = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
+        if name.is_empty() || name.len() > store::REPLICA_NAME_BYTES_MAX || !name.chars().all(is_good) {
+            let most = store::REPLICA_NAME_BYTES_MAX;
+            return Err(format!(
+                "a replica's name is made of 1 to {most} of the characters A-Z a-z 0-9 - _ . :, not `{}`",
+                name.escape_debug()
+            ));
+        }
+        if weight == 0 || weight > WEIGHT_MAX {
+            return Err(format!("a replica's share is a number from 1 to {WEIGHT_MAX}, not {weight}"));
+        }
+        Ok(Self { name: name.to_owned(), session: rand::random(), weight })
+    }
+
+    /// A replica of a name that no other process of this suite has: that of the machine, and the number of the process.
+    ///
+    /// # Errors
+    /// As [`Identity::new`].
+    pub fn of_process(weight: u32) -> Result<Self, String> {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let host = if host.trim().is_empty() { "local" } else { host.trim() };
+        Self::new(&format!("{host}-{}", std::process::id()), weight)
+    }
+}
+
 /// Ways to the outside world, by effect.
 pub type Providers = BTreeMap<EffectName, Arc<dyn Provider>>;
 
 /// What lanes are owned with.
 pub struct Placement {
-    /// What this replica does.
-    pub role: Role,
+    /// Name of this replica.
+    pub name: String,
+    /// What is heard of the others.
+    pub heard: Heard,
     /// Whose lanes there are.
     pub tenants: watch::Receiver<Arc<Tenants>>,
     /// Tenants whose lanes this replica has given up.
@@ -56,6 +109,10 @@ pub struct Placement {
     pub calls: OpenCalls,
     /// What lanes work with.
     pub around: Surroundings,
+    /// How long calls under way may take to end when their lane is given up.
+    pub grace: Duration,
+    /// Lanes that stay away, and why.
+    pub away: watch::Sender<Arc<BTreeMap<Lane, String>>>,
     /// Met while no lane stays away.
     pub lanes: Condition,
 }
@@ -63,124 +120,166 @@ pub struct Placement {
 /// What a lane is owned for: where that changes, it is given up and taken anew.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Wanted {
-    lane: Lane,
     /// Hash of the definition whose sources it reads.
     definition: Option<BlobHash>,
     since: Option<u64>,
     weight: u32,
     /// Which way to the outside world it has: that of another reload is another one.
     provider: usize,
+    /// How often this replica was lost before: what it took then may be another's.
+    lapses: u64,
 }
 
-/// A lane that is owned.
+/// A lane that is owned, or will be once its former owner has given it up.
 struct Owned {
     wanted: Wanted,
     stop: CancellationToken,
+}
+
+/// Lanes of this replica.
+#[derive(Default)]
+struct Lanes {
+    owned: BTreeMap<Lane, Owned>,
+    owners: JoinSet<(Lane, Ended)>,
+    /// Lanes that have ended by themselves, and the last beat before that: a later one says whether they are ours.
+    ended: BTreeMap<Lane, u64>,
+    upstreams: Upstreams,
 }
 
 impl Placement {
     /// Owns lanes until it is told to stop, and gives them up then.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut in_force = self.definitions.subscribe();
-        let mut owned: BTreeMap<Lane, Owned> = BTreeMap::new();
-        let mut away: BTreeMap<Lane, String> = BTreeMap::new();
-        let mut owners: JoinSet<(Lane, Ended)> = JoinSet::new();
-        let upstreams = Upstreams::default();
+        let mut lanes = Lanes::default();
         loop {
-            let wanted = self.wanted(&in_force.borrow_and_update());
-            let lanes: BTreeSet<_> = wanted.iter().map(|wanted| &wanted.lane).collect();
-            for (lane, one) in &owned {
-                if !lanes.contains(lane) || !wanted.contains(&one.wanted) {
-                    one.stop.cancel();
-                }
-            }
-            let is_missing = |one: &Wanted| !owned.contains_key(&one.lane) && !away.contains_key(&one.lane);
-            let missing: Vec<_> = wanted.into_iter().filter(is_missing).collect();
-            for wanted in missing {
-                let token = stop.child_token();
-                self.own(&wanted, &token, &upstreams, &mut owners);
-                owned.insert(wanted.lane.clone(), Owned { wanted, stop: token });
-            }
-            self.tell(&away);
+            self.place(&in_force.borrow_and_update(), &mut lanes, &stop);
             tokio::select! {
                 () = stop.cancelled() => break,
-                changed = in_force.changed() => if changed.is_err() { break } else { away.clear() },
+                changed = in_force.changed() => {
+                    if changed.is_err() { break }
+                    self.away.send_replace(Arc::default());
+                }
+                changed = self.heard.view.changed() => if changed.is_err() { break },
+                changed = self.heard.beats.changed(), if !lanes.ended.is_empty() => if changed.is_err() { break },
                 changed = self.tenants.changed() => if changed.is_err() { break },
                 changed = self.drained.changed() => if changed.is_err() { break },
                 changed = self.providers.changed() => if changed.is_err() { break },
-                Some(ended) = owners.join_next() => match ended {
-                    Ok((lane, Ended::Foreign { subject, .. })) => {
-                        tracing::error!(%lane, subject, "the lane stays away until a reload: the broker keeps tenants apart no more");
-                        owned.remove(&lane);
-                        away.insert(lane, format!("it was given a message of `{subject}`"));
-                    }
-                    Ok((lane, Ended::Stopped { .. })) => drop(owned.remove(&lane)),
-                    Ok((lane, ended)) => {
-                        tracing::warn!(%lane, "{ended}; it is taken again");
-                        owned.remove(&lane);
-                        tokio::select! {
-                            () = stop.cancelled() => break,
-                            () = tokio::time::sleep(AGAIN) => {}
-                        }
-                    }
+                Some(ended) = lanes.owners.join_next() => match ended {
+                    Ok((lane, ended)) => self.ended(lane, &ended, &mut lanes),
                     Err(error) => tracing::error!("the owner of a lane ended: {error}"),
                 },
             }
         }
-        while let Some(ended) = owners.join_next().await {
+        while let Some(ended) = lanes.owners.join_next().await {
             if let Err(error) = ended {
                 tracing::error!("the owner of a lane ended: {error}");
             }
         }
     }
 
-    fn tell(&self, away: &BTreeMap<Lane, String>) {
+    /// Gives up lanes that are not this replica's, and takes those that are.
+    fn place(&mut self, in_force: &InForce, lanes: &mut Lanes, stop: &CancellationToken) {
+        let view = Arc::clone(&self.heard.view.borrow_and_update());
+        let beat = *self.heard.beats.borrow_and_update();
+        let wanted = self.wanted(in_force, &view);
+        for (lane, owned) in &lanes.owned {
+            if wanted.get(lane) != Some(&owned.wanted) {
+                owned.stop.cancel();
+            }
+        }
+        lanes.ended.retain(|lane, last| wanted.contains_key(lane) && *last >= beat);
+        let away = Arc::clone(&self.away.borrow());
+        for (lane, wanted) in wanted {
+            let waits = lanes.ended.contains_key(&lane) || away.contains_key(&lane);
+            if waits || lanes.owned.contains_key(&lane) {
+                continue;
+            }
+            let token = stop.child_token();
+            self.own(&lane, &wanted, &token, lanes);
+            lanes.owned.insert(lane, Owned { wanted, stop: token });
+        }
         match away.iter().next() {
             Some((lane, why)) => self.lanes.unmet(format!("the lane {lane} stays away: {why}")),
             None => self.lanes.met(),
         }
     }
 
+    /// Takes note that a lane is not owned any more.
+    fn ended(&self, lane: Lane, ended: &Ended, lanes: &mut Lanes) {
+        lanes.owned.remove(&lane);
+        match ended {
+            Ended::Stopped { .. } => {}
+            Ended::Foreign { subject, .. } => {
+                tracing::error!(%lane, subject, "the lane stays away until a reload: the broker keeps tenants apart no more");
+                let why = format!("it was given a message of `{subject}`");
+                self.away.send_modify(|away| {
+                    Arc::make_mut(away).insert(lane, why);
+                });
+            }
+            ended => {
+                tracing::warn!(%lane, "{ended}; it is taken again if it is still ours");
+                lanes.ended.insert(lane, *self.heard.beats.borrow());
+            }
+        }
+    }
+
     /// Lanes that this replica is to own.
-    fn wanted(&self, in_force: &InForce) -> BTreeSet<Wanted> {
-        let (tenants, drained) = (Arc::clone(&self.tenants.borrow()), Arc::clone(&self.drained.borrow()));
-        let tenants: Vec<_> = tenants.iter().filter(|(tenant, _)| !drained.contains(*tenant)).collect();
-        let mut wanted = BTreeSet::new();
-        for (tenant, found) in tenants.iter().copied().filter(|_| self.role.sagas) {
+    fn wanted(&self, in_force: &InForce, view: &View) -> BTreeMap<Lane, Wanted> {
+        let drained = Arc::clone(&self.drained.borrow());
+        let is_mine = |lane: &Lane| {
+            !drained.contains(lane.tenant())
+                && owner_of(&view.members, lane, view.decided.moved_to(lane))
+                    .is_some_and(|owner| owner.name == self.name)
+        };
+        let mut wanted = self.all(in_force, view);
+        wanted.retain(|lane, _| is_mine(lane));
+        wanted
+    }
+
+    /// Lanes of all tenants that are not paused.
+    fn all(&self, in_force: &InForce, view: &View) -> BTreeMap<Lane, Wanted> {
+        let (all, lapses) = (Arc::clone(&self.tenants.borrow()), view.lapses);
+        let tenants: Vec<_> =
+            all.iter().filter(|(tenant, _)| view.decided.paused_since(tenant).is_none()).collect();
+        let mut wanted = BTreeMap::new();
+        for (tenant, found) in tenants.iter().copied() {
             for SagaInForce { name, active } in in_force.sagas_of(tenant) {
-                wanted.extend((0..active.shards).map(|shard| Wanted {
-                    lane: Lane::Saga { tenant: tenant.clone(), saga: name.clone(), shard },
-                    // One that was left out has no schedule any more.
-                    definition: Some(active.hash).filter(|_| !active.is_retired),
-                    since: Some(active.since),
-                    weight: found.weight,
-                    provider: 0,
+                // One that was left out has no schedule any more.
+                let definition = Some(active.hash).filter(|_| !active.is_retired);
+                let (since, weight) = (Some(active.since), found.weight);
+                wanted.extend((0..active.shards).map(|shard| {
+                    let lane = Lane::Saga { tenant: tenant.clone(), saga: name.clone(), shard };
+                    (lane, Wanted { definition, since, weight, provider: 0, lapses })
                 }));
             }
         }
         let providers = Arc::clone(&self.providers.borrow());
-        for effect in in_force.catalog.effects().filter(|_| self.role.effects) {
+        for effect in in_force.catalog.effects() {
             let is_for = |tenant| in_force.catalog.effect(effect, tenant).is_some();
             let Some(provider) = providers.get(effect) else { continue };
             let provider = Arc::as_ptr(provider).cast::<()>() as usize;
             for (tenant, found) in tenants.iter().copied().filter(|(tenant, _)| is_for(tenant)) {
                 let lane = Lane::Effect { tenant: tenant.clone(), effect: effect.clone() };
-                wanted.insert(Wanted { lane, definition: None, since: None, weight: found.weight, provider });
+                let weight = found.weight;
+                wanted.insert(lane, Wanted { definition: None, since: None, weight, provider, lapses });
             }
         }
         wanted
     }
 
-    /// Begins to own a lane.
-    fn own(
-        &self,
-        wanted: &Wanted,
-        stop: &CancellationToken,
-        upstreams: &Upstreams,
-        owners: &mut JoinSet<(Lane, Ended)>,
-    ) {
-        let (lane, stop) = (wanted.lane.clone(), stop.clone());
-        match &wanted.lane {
+    /// Begins to own a lane, once its former owner has given it up.
+    fn own(&self, lane: &Lane, wanted: &Wanted, stop: &CancellationToken, lanes: &mut Lanes) {
+        let cut = CancellationToken::new();
+        let around = Surroundings { cut: cut.clone(), ..self.around.clone() };
+        let hand_over = HandOver {
+            lane: lane.clone(),
+            heard: self.heard.clone(),
+            around: around.clone(),
+            grace: self.grace,
+            stop: stop.clone(),
+            cut,
+        };
+        match lane {
             Lane::Saga { tenant, saga, shard } => {
                 let owner = SagaLane {
                     tenant: tenant.clone(),
@@ -189,9 +288,9 @@ impl Placement {
                     since: wanted.since,
                     definitions: Arc::clone(&self.definitions),
                     gateway: Arc::clone(&self.gateway),
-                    around: self.around.clone(),
+                    around,
                 };
-                owners.spawn(async move { (lane, owner.own(stop).await) });
+                lanes.owners.spawn(hand_over.run(|stop| owner.own(stop)));
             }
             Lane::Effect { tenant, effect } => {
                 let Some(provider) = self.providers.borrow().get(effect).map(Arc::clone) else { return };
@@ -201,12 +300,32 @@ impl Placement {
                     weight: wanted.weight,
                     definitions: Arc::clone(&self.definitions),
                     provider,
-                    upstreams: upstreams.clone(),
+                    upstreams: lanes.upstreams.clone(),
                     calls: self.calls.clone(),
-                    around: self.around.clone(),
+                    around,
                 };
-                owners.spawn(async move { (lane, owner.own(stop).await) });
+                lanes.owners.spawn(hand_over.run(|stop| owner.own(stop)));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_replicas_are_plain() {
+        for good in ["a", "saga-0.saga:7708", &"x".repeat(255)] {
+            assert_eq!(Identity::new(good, 1).map(|identity| identity.name).as_deref(), Ok(good));
+        }
+        for bad in ["", "a b", "é", &"x".repeat(256)] {
+            assert!(Identity::new(bad, 1).is_err_and(|why| why.contains("a replica's name")), "{bad}");
+        }
+        assert!(Identity::new("a", 0).is_err() && Identity::new("a", 101).is_err());
+        let (one, other) = (Identity::of_process(3), Identity::of_process(3));
+        let (Ok(one), Ok(other)) = (one, other) else { panic!("this machine has a name") };
+        assert_eq!(one.name, other.name);
+        assert_ne!(one.session, other.session);
     }
 }

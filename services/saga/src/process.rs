@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::rpc::{Channel, Mount, TlsFiles};
 use broker::{JetStream, JetStreamOptions, Login};
@@ -22,13 +23,16 @@ use crate::command_service::{CommandService, NoGateway, SUBMIT_COMMAND};
 use crate::definitions::{SAGA_VERSIONS_MAX, TENANT_SAGAS_MAX};
 use crate::lane::UNSCANNED;
 use crate::lane::gateway::Gateway;
-use crate::placement::Role;
+use crate::placement::{Identity, Role};
 use crate::rpc::policy;
 use crate::tenants::Tenants;
 
 /// The value of `--storage` that stands for none.
 const NO_STORAGE: &str = "none";
 const MIB: usize = 1024 * 1024;
+
+/// Of a drain so long is left, at most, to commit and send what came of calls.
+const COMMIT_WITHIN: Duration = Duration::from_secs(3);
 
 /// Where the service finds what it needs.
 #[derive(Debug, clap::Args)]
@@ -58,6 +62,13 @@ pub struct Flags {
     /// Keep rows in this Redis instead of a directory
     #[arg(long, env = "MYCORA_REDIS_URL", hide_env_values = true, value_name = "URL")]
     redis_url: Option<Endpoint>,
+    /// Name of this process among those that share that Redis: the same after a restart, different for each [default: the name of
+    /// the machine and the number of the process]
+    #[arg(long, env = "MYCORA_REPLICA", value_name = "NAME")]
+    replica: Option<String>,
+    /// Share of lanes that this process owns beside others of that Redis
+    #[arg(long, env = "MYCORA_REPLICA_WEIGHT", value_name = "NUMBER", default_value_t = 1)]
+    replica_weight: u32,
     /// The NATS server, with JetStream
     #[arg(long, env = "MYCORA_NATS_URL", value_name = "URL", default_value = "nats://127.0.0.1:4222")]
     nats_url: String,
@@ -104,6 +115,25 @@ impl Flags {
         };
         let store = SharedStore::open(Kv::new(url.clone()), Durability::Synced, &UNSCANNED).await?;
         Ok(Arc::new(store))
+    }
+
+    /// Who this process is among those that share its store.
+    fn identity(&self) -> Result<Identity, Failure> {
+        let is_placed = self.replica.is_some() || self.replica_weight != 1;
+        if self.redis_url.is_none() && is_placed {
+            return Err("--replica and --replica-weight place lanes over several processes, and the store in --store-dir belongs to \
+                one: name a Redis with --redis-url"
+                .into());
+        }
+        Ok(match &self.replica {
+            Some(name) => Identity::new(name, self.replica_weight)?,
+            None => Identity::of_process(self.replica_weight)?,
+        })
+    }
+
+    /// How long calls may take to end, so that what is left of the drain is enough to commit what came of them.
+    fn grace(drain_deadline: Duration) -> Duration {
+        drain_deadline.saturating_sub((drain_deadline / 4).min(COMMIT_WITHIN))
     }
 
     /// The way to storage; none where it is not wanted.
@@ -181,6 +211,8 @@ impl service::App for App {
             manifests: flags.manifests.clone(),
             tenants: flags.tenants()?,
             secrets: flags.secrets.clone(),
+            replica: flags.identity()?,
+            grace: Flags::grace(host.drain_deadline),
         };
         let storage = flags.storage(&tls)?;
         let flows = flags.flows(&tls, storage.as_ref())?;

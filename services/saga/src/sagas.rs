@@ -97,10 +97,13 @@ impl SagaLane {
         rows.around().metrics.lanes_owned.inc();
         let lane = rows.lane.to_string();
         let metrics = Arc::clone(&rows.around().metrics);
-        let ended = match Owner::start(self, rows, &stop).await {
+        let ended = match Owner::start(self, Arc::clone(&rows), &stop).await {
             Ok(owner) => owner.run(stop).await,
             Err(ended) => ended,
         };
+        if matches!(ended, Ended::Stopped { .. }) {
+            rows.give_up().await;
+        }
         metrics.lanes_owned.dec();
         tracing::info!(lane, "{ended}");
         ended
@@ -224,7 +227,11 @@ impl Owner {
                 // What is under way ends, and what was committed is sent.
                 let finished = self.finish().await;
                 drop(self.relay);
-                while self.tasks.join_next().await.is_some() {}
+                let cut = self.shared.rows.around().cut.clone();
+                tokio::select! {
+                    () = cut.cancelled() => self.tasks.abort_all(),
+                    () = async { while self.tasks.join_next().await.is_some() {} } => {}
+                }
                 let lane = self.shared.rows.lane.to_string();
                 finished.err().unwrap_or(Ended::Stopped { lane })
             }

@@ -73,7 +73,7 @@ impl Life {
         if unwanted.is_some() && !ledger.row.state.is_end() {
             self.cancel(&mut ledger).await?;
         }
-        while !ledger.row.state.is_end() {
+        while !ledger.row.state.is_end() && !self.shared.rows.around().cut.is_cancelled() {
             let Some(effect) = self.effect().await else { return Ok(()) };
             let now = self.now().await?;
             let epoch = self.shared.rows.epoch();
@@ -230,6 +230,7 @@ impl Life {
         let now = self.now().await?;
         let deadline = ledger.row.next_deadline(effect).since(now).min(WAIT_MAX);
         let permit = tokio::select! {
+            biased;
             () = self.shared.stop.cancelled() => return Ok(false),
             word = self.words.recv() => return self.hear(ledger, effect, word).await,
             permit = lane.upstreams.permit(effect, &lane.tenant, lane.weight) => permit,
@@ -253,10 +254,16 @@ impl Life {
     /// Sends a call, within its time.
     async fn send(&self, call: &Call, effect: &Effect, mut permit: Permit) -> Answer {
         let limit = effect.timeouts.start_to_close;
-        let answer = match tokio::time::timeout(limit, self.shared.lane.provider.call(call)).await {
+        let answer = tokio::select! {
+            answer = tokio::time::timeout(limit, self.shared.lane.provider.call(call)) => {
+                answer.map_err(|_| format!("in {limit:?}"))
+            }
+            () = self.shared.rows.around().cut.cancelled() => Err("until its lane was given up".to_owned()),
+        };
+        let answer = match answer {
             Ok(answer) => answer,
-            Err(_) if call.sent.is_raised() => Answer::Unknown { why: format!("no answer in {limit:?}") },
-            Err(_) => Answer::Passing { why: format!("it could not be sent in {limit:?}"), after: None },
+            Err(by) if call.sent.is_raised() => Answer::Unknown { why: format!("no answer {by}") },
+            Err(by) => Answer::Passing { why: format!("it could not be sent {by}"), after: None },
         };
         permit.note(matches!(answer, Answer::Passing { .. } | Answer::Unknown { .. }));
         answer
@@ -266,7 +273,11 @@ impl Life {
     async fn ask(&self, ledger: &mut Ledger, effect: &Arc<Effect>) -> Result<(), Ended> {
         let call = self.call(ledger, effect, None);
         let limit = effect.timeouts.start_to_close;
-        let asked = tokio::time::timeout(limit, self.shared.lane.provider.ask(&call)).await;
+        let asked = tokio::select! {
+            asked = tokio::time::timeout(limit, self.shared.lane.provider.ask(&call)) => asked,
+            // Whoever owns the lane next asks again.
+            () = self.shared.rows.around().cut.cancelled() => return Ok(()),
+        };
         let now = self.now().await?;
         self.legal(ledger.row.found(effect, asked.ok().flatten(), rand::random(), now))?;
         self.keep(ledger).await?;

@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use store::{Batch, Expect, LaneKey, Op, Outcome, Page, RowKey, StoreError, Versioned};
-use workflow::instance::decode;
+use workflow::instance::{decode, encode};
 use workflow::{Key, Lane};
 
 use super::{Ended, Pauses, Surroundings};
@@ -28,6 +29,15 @@ pub struct Rows {
     outbox: AtomicU64,
 }
 
+/// Who owns a lane, for people and for whoever owns it next. It is the fence that keeps others out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnerRow {
+    /// Name of the replica.
+    pub replica: String,
+    /// Epoch in which it took the lane.
+    pub epoch: u64,
+}
+
 /// A key as the store takes it.
 #[must_use]
 pub fn row(key: &Key) -> RowKey {
@@ -43,7 +53,7 @@ impl Rows {
     /// Takes a lane: from now on nothing of a former owner is committed. Waits for the store as long as it has to.
     ///
     /// # Errors
-    /// [`Ended::Damaged`].
+    /// [`Ended::Fenced`], [`Ended::Damaged`].
     pub async fn take(lane: Lane, around: Surroundings) -> Result<Self, Ended> {
         let key = LaneKey::new(&lane.to_string());
         let mut pauses = Pauses::default();
@@ -57,7 +67,21 @@ impl Rows {
         around.metrics.taken.inc();
         // Epochs are times in milliseconds, so that no owner before has come as far.
         let (is_uncertain, outbox) = (AtomicBool::new(false), AtomicU64::new(epoch << OUTBOX_BITS));
-        Ok(Self { lane, key, epoch, around, is_uncertain, outbox })
+        let rows = Self { lane, key, epoch, around, is_uncertain, outbox };
+        let owner = OwnerRow { replica: rows.around.replica.to_string(), epoch };
+        rows.commit(Vec::new(), vec![Op::Put(row(&Key::owner()), encode(&owner).into())]).await?;
+        Ok(rows)
+    }
+
+    /// Tells that the lane has no owner any more. Where that fails others hear of it later.
+    pub async fn give_up(&self) {
+        let ops = vec![Op::Delete(row(&Key::owner()))];
+        let batch = Batch { lane: self.key.clone(), epoch: self.epoch, expect: Vec::new(), ops };
+        match self.around.store.commit(batch).await {
+            Ok(Outcome::Fenced { .. }) => self.around.metrics.fenced_commits.inc(),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(lane = %self.lane, "{error}; the next owner has to wait"),
+        }
     }
 
     /// The epoch in which it was taken.

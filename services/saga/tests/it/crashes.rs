@@ -1,17 +1,13 @@
 //! The process dies at each of its crash points, and everything ends as if it had not.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::Command;
-use std::sync::{Arc, Mutex};
 
 use futures_util::StreamExt as _;
 use testkit::{NatsServer, PATIENCE, Process};
 
+use crate::process::{self, Upstream};
 use crate::streams::{Projection, connect, publish_event};
-use crate::world::TENANT;
 
 /// Points that the test's sagas do not come by, and why.
 const ELSEWHERE: [(&str, &str); 1] =
@@ -50,69 +46,6 @@ effects:
   tell: { request: { method: POST, path: /tell, body: "${{ input }}" }, unknown_outcome: fail }
 "#;
 
-/// An upstream that logs each call.
-struct Upstream {
-    address: String,
-    calls: Arc<Mutex<Vec<(String, String, String)>>>,
-}
-
-impl Upstream {
-    fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("bound").to_string();
-        let calls: Arc<Mutex<Vec<_>>> = Arc::default();
-        let log = Arc::clone(&calls);
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let log = Arc::clone(&log);
-                std::thread::spawn(move || answer(stream, &log));
-            }
-        });
-        Self { address, calls }
-    }
-
-    /// What was called, by its key: the path and the payload, and how often.
-    fn by_key(&self) -> BTreeMap<String, (String, String, usize)> {
-        let mut by_key: BTreeMap<String, (String, String, usize)> = BTreeMap::new();
-        for (key, path, body) in self.calls.lock().expect("no panic").clone() {
-            let call = by_key.entry(key.clone()).or_insert_with(|| (path.clone(), body.clone(), 0));
-            assert_eq!((&call.0, &call.1), (&path, &body), "one payload for {key}");
-            call.2 += 1;
-        }
-        by_key
-    }
-}
-
-/// Reads one request and answers it; one that is cut off was none.
-fn answer(mut stream: TcpStream, log: &Mutex<Vec<(String, String, String)>>) {
-    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
-    let (head, length) = loop {
-        let Ok(read @ 1..) = stream.read(&mut buffer) else { return };
-        bytes.extend_from_slice(&buffer[..read]);
-        let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
-        let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
-        let length = header(&head, "content-length").parse::<usize>().unwrap_or(0);
-        if bytes.len() >= end + 4 + length {
-            break (head, length);
-        }
-    };
-    let body = String::from_utf8_lossy(&bytes[bytes.len() - length..]).into_owned();
-    let path = head.split_whitespace().nth(1).unwrap_or_default().to_owned();
-    log.lock().expect("no panic").push((header(&head, "idempotency-key").to_owned(), path, body));
-    let answer = r#"{"id":"p-1"}"#;
-    // Whoever called may be gone.
-    let _ = write!(
-        stream,
-        "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{answer}",
-        answer.len()
-    );
-}
-
-fn header<'a>(head: &'a str, name: &str) -> &'a str {
-    let line = head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-    line.unwrap_or_default()
-}
-
 /// Points that the code has.
 fn points() -> BTreeSet<String> {
     let mut points = BTreeSet::new();
@@ -136,15 +69,11 @@ fn points() -> BTreeSet<String> {
 }
 
 fn start(dir: &Path, nats: &NatsServer, crash_at: Option<String>) -> Process {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mycora-saga"));
+    let mut command = process::command(dir, nats);
     command
-        .args(["--ops-listen", "127.0.0.1:0", "--nats-url", &nats.url(), "--drain-secs", "5"])
+        .args(["--ops-listen", "127.0.0.1:0", "--drain-secs", "5"])
         .arg("--store-dir")
-        .arg(dir.join("store"))
-        .arg("--manifests")
-        .arg(dir.join("manifests"))
-        .arg("--tenants")
-        .arg(dir.join("tenants.yaml"));
+        .arg(dir.join("store"));
     if let Some(place) = crash_at {
         command.env("MYCORA_CRASH_AT", place);
     }
@@ -154,11 +83,7 @@ fn start(dir: &Path, nats: &NatsServer, crash_at: Option<String>) -> Process {
 /// Four orders: paid, not paid, one whose payment is poison, and one that is poison itself; gives what was called.
 async fn run(nats: &NatsServer, point: Option<(&str, u32)>) -> BTreeMap<String, (String, String, usize)> {
     let (dir, upstream) = (tempfile::tempdir().expect("a directory"), Upstream::start());
-    std::fs::create_dir(dir.path().join("manifests")).expect("made");
-    let manifest = MANIFEST.replace("ADDRESS", &upstream.address);
-    std::fs::write(dir.path().join("manifests/order.yaml"), manifest).expect("written");
-    std::fs::write(dir.path().join("tenants.yaml"), format!("{TENANT}: {{ context: 1 }}\n"))
-        .expect("written");
+    process::prepare(dir.path(), MANIFEST, &upstream);
     let broker = connect(nats).await;
     let mut projection = Projection::open(&broker).await;
     // Events are those of sagas that were in force before them.

@@ -5,6 +5,8 @@ mod definitions;
 mod disorder;
 mod effects;
 mod lanes;
+mod process;
+mod replicas;
 mod schedules;
 mod streams;
 mod world;

@@ -199,6 +199,8 @@ impl World {
             broker: Arc::clone(&self.broker),
             metrics: Arc::clone(&self.metrics),
             has_tenants: true,
+            replica: "test".into(),
+            cut: CancellationToken::new(),
             wake: Arc::clone(&self.wake),
         }
     }

@@ -13,7 +13,7 @@ use futures_util::stream::FuturesOrdered;
 use kv::{Durability, Kv};
 use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
 use saga::lane::{AGGREGATE_EVENTS, UNSCANNED};
-use saga::placement::Role;
+use saga::placement::{Identity, Role};
 use saga::tenants::Tenants;
 use saga::{App, Config, Deps};
 use store::{EmbeddedStore, KvStore, MachineClock, SharedStore};
@@ -31,6 +31,8 @@ const STORE_BYTES: usize = 8 * 1024 * 1024 * 1024;
 const UNDER_WAY: usize = 256;
 /// Time that inputs may take altogether.
 const TRANSITIONS_TIMEOUT: Duration = Duration::from_secs(600);
+/// Calls under way end in such a time, or are cut.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Place where rows are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,6 +155,8 @@ impl Stage {
             manifests: Some(manifests.path().to_owned()),
             tenants: Tenants::read("tenants", &tenants)?,
             secrets: None,
+            replica: Identity::of_process(1)?,
+            grace: DRAIN_TIMEOUT,
         };
         let metrics = prometheus::Registry::new();
         let deps = Deps {

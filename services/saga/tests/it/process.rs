@@ -1,0 +1,204 @@
+//! Processes of the service, and the outside world that they call.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::SystemTime;
+
+use identity::{Identity, IssueOptions, Pki, ServiceName, TrustDomain};
+use testkit::{NatsServer, PATIENCE, Process, wait_until};
+
+use crate::world::TENANT;
+
+/// A call as it came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) key: String,
+    pub(crate) path: String,
+    pub(crate) body: String,
+}
+
+/// An upstream that logs each call, and answers when it may.
+pub(crate) struct Upstream {
+    pub(crate) address: String,
+    calls: Arc<Mutex<Vec<Request>>>,
+    held: Arc<(Mutex<BTreeSet<String>>, Condvar)>,
+}
+
+impl Upstream {
+    pub(crate) fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound").to_string();
+        let upstream = Self { address, calls: Arc::default(), held: Arc::default() };
+        let (calls, held) = (Arc::clone(&upstream.calls), Arc::clone(&upstream.held));
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (calls, held) = (Arc::clone(&calls), Arc::clone(&held));
+                std::thread::spawn(move || {
+                    let Some((stream, request)) = read(stream) else { return };
+                    let path = request.path.clone();
+                    calls.lock().expect("no panic").push(request);
+                    let (paths, changed) = &*held;
+                    let paths = paths.lock().expect("no panic");
+                    drop(changed.wait_while(paths, |paths| paths.contains(&path)).expect("no panic"));
+                    answer(stream);
+                });
+            }
+        });
+        upstream
+    }
+
+    /// Holds answers to calls of this path.
+    pub(crate) fn hold(&self, path: &str) {
+        self.held.0.lock().expect("no panic").insert(path.to_owned());
+    }
+
+    /// Answers everything.
+    pub(crate) fn release(&self) {
+        self.held.0.lock().expect("no panic").clear();
+        self.held.1.notify_all();
+    }
+
+    /// All calls, in the order in which they came.
+    pub(crate) fn calls(&self) -> Vec<Request> {
+        self.calls.lock().expect("no panic").clone()
+    }
+
+    /// Number of calls of a path.
+    pub(crate) fn count(&self, path: &str) -> usize {
+        self.calls().iter().filter(|call| call.path == path).count()
+    }
+
+    /// What was called, by its key: the path and the payload, and how often.
+    pub(crate) fn by_key(&self) -> BTreeMap<String, (String, String, usize)> {
+        let mut by_key: BTreeMap<String, (String, String, usize)> = BTreeMap::new();
+        for Request { key, path, body } in self.calls() {
+            let call = by_key.entry(key.clone()).or_insert_with(|| (path.clone(), body.clone(), 0));
+            assert_eq!((&call.0, &call.1), (&path, &body), "one payload for {key}");
+            call.2 += 1;
+        }
+        by_key
+    }
+}
+
+/// Reads one request; one that is cut off is none.
+fn read(mut stream: TcpStream) -> Option<(TcpStream, Request)> {
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+    let (head, length) = loop {
+        let Ok(read @ 1..) = stream.read(&mut buffer) else { return None };
+        bytes.extend_from_slice(&buffer[..read]);
+        let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
+        let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
+        let length = header(&head, "content-length").parse::<usize>().unwrap_or(0);
+        if bytes.len() >= end + 4 + length {
+            break (head, length);
+        }
+    };
+    let body = String::from_utf8_lossy(&bytes[bytes.len() - length..]).into_owned();
+    let path = head.split_whitespace().nth(1).unwrap_or_default().to_owned();
+    Some((stream, Request { key: header(&head, "idempotency-key").to_owned(), path, body }))
+}
+
+fn answer(mut stream: TcpStream) {
+    let answer = r#"{"id":"p-1"}"#;
+    // Whoever called may be gone.
+    let _ = write!(
+        stream,
+        "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{answer}",
+        answer.len()
+    );
+}
+
+fn header<'a>(head: &'a str, name: &str) -> &'a str {
+    let line = head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    line.unwrap_or_default()
+}
+
+/// Writes what a process reads: a manifest, a tenants file, certificates.
+pub(crate) fn prepare(dir: &Path, manifest: &str, upstream: &Upstream) {
+    std::fs::create_dir(dir.join("manifests")).expect("made");
+    let manifest = manifest.replace("ADDRESS", &upstream.address);
+    std::fs::write(dir.join("manifests/order.yaml"), manifest).expect("written");
+    std::fs::write(dir.join("tenants.yaml"), format!("{TENANT}: {{ context: 1 }}\n")).expect("written");
+    let now = SystemTime::now();
+    let pki = Pki::init(&dir.join("pki"), &TrustDomain::default(), now).expect("an authority");
+    pki.issue(Identity::Service(ServiceName::Saga), &IssueOptions::from(now)).expect("issued");
+}
+
+/// The command of a process that reads what was prepared; where it keeps rows is added.
+pub(crate) fn command(dir: &Path, nats: &NatsServer) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mycora-saga"));
+    let pki = Pki::open(&dir.join("pki")).expect("an authority");
+    let files = pki.files(Identity::Service(ServiceName::Saga));
+    command
+        .args(["--listen", "127.0.0.1:0", "--storage", "none", "--nats-url", &nats.url()])
+        .arg("--tls-ca")
+        .arg(files.ca)
+        .arg("--tls-cert")
+        .arg(files.certificate)
+        .arg("--tls-key")
+        .arg(files.key)
+        .arg("--manifests")
+        .arg(dir.join("manifests"))
+        .arg("--tenants")
+        .arg(dir.join("tenants.yaml"));
+    command
+}
+
+/// One of several processes over one Redis.
+pub(crate) struct ReplicaProcess {
+    pub(crate) name: String,
+    pub(crate) process: Process,
+    ops: PathBuf,
+}
+
+impl ReplicaProcess {
+    /// Starts one, and waits until it has what it needs.
+    pub(crate) fn start(dir: &Path, nats: &NatsServer, redis: &str, name: &str, drain_secs: u32) -> Self {
+        let ops = dir.join(format!("{name}.sock"));
+        let mut command = command(dir, nats);
+        command
+            .args(["--redis-url", redis, "--replica", name, "--drain-secs", &drain_secs.to_string()])
+            .arg("--ops-listen")
+            .arg(format!("unix:{}", ops.display()));
+        let mut process = Process::spawn(name, &mut command);
+        process.wait_for_line("saga started", PATIENCE);
+        Self { name: name.to_owned(), process, ops }
+    }
+
+    /// Asks the ops port; gives the status and the body. Nothing where nobody answers.
+    pub(crate) fn ask(&self, path: &str) -> Option<(u16, String)> {
+        let mut stream = UnixStream::connect(&self.ops).ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: ops\r\nconnection: close\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let status = answer.split_whitespace().nth(1)?.parse().ok()?;
+        let (_, body) = answer.split_once("\r\n\r\n")?;
+        Some((status, body.to_owned()))
+    }
+
+    /// Sum of a metric over its labels.
+    pub(crate) fn metric(&self, name: &str) -> Option<f64> {
+        let (_, body) = self.ask("/metrics")?;
+        let of = |line: &str| {
+            let rest = line.strip_prefix("mycora_saga_")?.strip_prefix(name)?;
+            rest.starts_with([' ', '{']).then(|| rest.rsplit_once(' ')?.1.parse::<f64>().ok()).flatten()
+        };
+        Some(body.lines().filter_map(of).sum())
+    }
+
+    /// Number of lanes that it owns.
+    pub(crate) fn lanes(&self) -> usize {
+        self.metric("lanes_owned").map_or(0, |lanes| lanes as usize)
+    }
+
+    /// Waits until it owns so many lanes.
+    pub(crate) async fn until_lanes(&self, wanted: impl Fn(usize) -> bool, what: &str) {
+        let owned = async || wanted(self.lanes()).then_some(());
+        wait_until(owned, PATIENCE, format!("{}: {what}", self.name)).await;
+    }
+}

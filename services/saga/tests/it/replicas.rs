@@ -1,0 +1,395 @@
+//! Several processes over one Redis: each lane has one owner, whoever comes, goes, dies or sleeps.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use broker::{Broker, CursorState};
+use kv::{Durability, Kv};
+use model::TenantId;
+use saga::lane::rows::OwnerRow;
+use saga::lane::{AGGREGATE_EVENTS, UNSCANNED};
+use saga::placement::decided;
+use store::{KvStore, LaneKey, RowKey, SharedStore};
+use tempfile::TempDir;
+use testkit::{Fault, FaultProxy, NatsServer, PATIENCE, RedisServer, Target, wait_until};
+use workflow::instance::decode;
+use workflow::message::FactMessage;
+use workflow::subject::Source;
+use workflow::{Key, Lane};
+
+use crate::process::{ReplicaProcess, Upstream, prepare};
+use crate::streams::{Projection, connect, publish_event};
+use crate::world::TENANT;
+
+/// Scales the number of sagas that go through a death.
+const SAGAS: &str = "MYCORA_TEST_SAGAS";
+/// Lanes of the saga, of which there are as many as shards, and of its effects.
+const LANES: usize = 8 + 3;
+const MANIFEST: &str = r#"
+kind: Saga
+name: order
+version: 1
+shards: 8
+state: { id: text }
+sources: [{ aggregate: Order }]
+start: { on: OrderPlaced, set: { id: "${{ event.data.id }}" }, goto: reserve }
+steps:
+  reserve: { effect: reserve, input: { order: "${{ state.id }}" }, on_success: { goto: ship } }
+  ship: { effect: ship, input: { order: "${{ state.id }}" }, on_success: { goto: tell } }
+  tell: { effect: tell, input: { order: "${{ state.id }}" }, on_done: { end: completed } }
+---
+kind: EffectProvider
+name: upstream
+transport: http
+http: { base_url: "http://ADDRESS", allow_hosts: ["ADDRESS"], private: true }
+effects:
+  reserve: { request: { method: POST, path: /reserve, body: "${{ input }}" }, retry: { initial: 1ms } }
+  ship: { request: { method: POST, path: /ship, body: "${{ input }}" }, retry: { initial: 1ms } }
+  tell: { request: { method: POST, path: /tell, body: "${{ input }}" }, retry: { initial: 1ms } }
+"#;
+
+/// What replicas stand on, and what is seen of them from outside.
+struct Stage {
+    nats: NatsServer,
+    redis: RedisServer,
+    dir: TempDir,
+    upstream: Upstream,
+    broker: Arc<dyn Broker>,
+    projection: Projection,
+    facts: Vec<FactMessage>,
+    orders: Vec<String>,
+}
+
+impl Stage {
+    async fn new() -> Self {
+        let (nats, redis) = (NatsServer::start(), RedisServer::builder().tcp().persistent().start());
+        let (dir, upstream) = (tempfile::tempdir().expect("a directory"), Upstream::start());
+        prepare(dir.path(), MANIFEST, &upstream);
+        let broker = connect(&nats).await;
+        let projection = Projection::open(&broker).await;
+        Self { nats, redis, dir, upstream, broker, projection, facts: Vec::new(), orders: Vec::new() }
+    }
+
+    fn replica(&self, name: &str) -> ReplicaProcess {
+        self.replica_at(&self.redis.tcp_url(), name, 20)
+    }
+
+    fn replica_at(&self, redis: &str, name: &str, drain_secs: u32) -> ReplicaProcess {
+        ReplicaProcess::start(self.dir.path(), &self.nats, redis, name, drain_secs)
+    }
+
+    /// Two replicas, between which all lanes are divided.
+    async fn two(&self) -> (ReplicaProcess, ReplicaProcess) {
+        let (a, b) = (self.replica("a"), self.replica("b"));
+        divided(&[&a, &b]).await;
+        (a, b)
+    }
+
+    async fn store(&self) -> Arc<dyn KvStore> {
+        let kv = Kv::new(self.redis.tcp_url().parse().expect("a URL"));
+        Arc::new(SharedStore::open(kv, Durability::Fast, &UNSCANNED).await.expect("a store"))
+    }
+
+    async fn order(&mut self, id: &str) {
+        let data = format!("{{\"id\":\"{id}\"}}");
+        publish_event(&*self.broker, "Order", &format!("p-{id}"), "OrderPlaced", id, &data).await;
+        self.orders.push(id.to_owned());
+    }
+
+    async fn orders(&mut self, name: &str, count: usize) {
+        for number in 0..count {
+            self.order(&format!("{name}-{number}")).await;
+        }
+    }
+
+    /// Number of orders that have ended.
+    fn ended(&self) -> usize {
+        let ended = self.facts.iter().filter(|fact| fact.kind == "completed");
+        ended.map(|fact| fact.correlation.as_str()).collect::<BTreeSet<_>>().len()
+    }
+
+    /// Waits until so many orders have ended.
+    async fn until_ended(&mut self, count: usize) {
+        let begin = Instant::now();
+        while self.ended() < count {
+            assert!(begin.elapsed() < 2 * PATIENCE, "{} of {count} have ended", self.ended());
+            if let Some(fact) = self.projection.next_soon().await {
+                self.facts.push(fact);
+            }
+        }
+    }
+
+    /// Waits for the end of all orders, and checks that nothing was done twice.
+    async fn until_all_ended_once(&mut self) {
+        self.until_ended(self.orders.len()).await;
+        let mut seen = BTreeSet::new();
+        for fact in &self.facts {
+            let transition = (fact.correlation.to_string(), fact.revision, fact.kind.clone());
+            assert!(seen.insert(transition.clone()), "{transition:?} came twice");
+        }
+        let mut deeds: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (path, body, _) in self.upstream.by_key().into_values() {
+            deeds.entry(body).or_default().push(path);
+        }
+        assert_eq!(deeds.len(), self.orders.len());
+        for (order, mut paths) in deeds {
+            paths.sort();
+            assert_eq!(paths, ["/reserve", "/ship", "/tell"], "{order}: each has one key");
+        }
+    }
+
+    /// Checks that an instance has one journal row for each of its revisions.
+    async fn has_whole_journals(&self) {
+        let store = self.store().await;
+        let tenant = tenant();
+        for order in &self.orders {
+            let correlation = order.parse().expect("a correlation");
+            let shard = workflow::lane::shard(&tenant, &correlation, 8);
+            let lane = LaneKey::new(&format!("s:{TENANT}:order:{shard}"));
+            let range = Key::journal_of(&correlation);
+            let range = RowKey::new(range.start.as_str())..RowKey::new(range.end.as_str());
+            let rows = store.scan(&lane, range, 100).await.expect("read").rows;
+            let keys: Vec<_> = rows.iter().map(|(key, _)| key.as_str().to_owned()).collect();
+            let wanted: Vec<_> = (1..=4).map(|n| Key::journal(&correlation, n).as_str().to_owned()).collect();
+            assert_eq!(keys, wanted);
+        }
+    }
+
+    async fn cursor(&self, lane: &Lane) -> Option<CursorState> {
+        let source = Source::Aggregate("Order".parse().expect("an aggregate"));
+        self.broker.cursor(AGGREGATE_EVENTS, &source.consumer(lane)).await.ok().flatten()
+    }
+}
+
+fn tenant() -> TenantId {
+    TENANT.parse().expect("a tenant")
+}
+
+fn shard(shard: u8) -> Lane {
+    Lane::Saga { tenant: tenant(), saga: "order".parse().expect("a name"), shard }
+}
+
+/// Waits until all lanes are owned, and each of these owns some.
+async fn divided(replicas: &[&ReplicaProcess]) {
+    let owned = async || {
+        let lanes: Vec<_> = replicas.iter().map(|replica| replica.lanes()).collect();
+        (lanes.iter().sum::<usize>() == LANES && lanes.iter().all(|owned| *owned > 0)).then_some(())
+    };
+    wait_until(owned, PATIENCE, "all lanes are divided").await;
+}
+
+/// Who a lane says that it belongs to.
+async fn owner(store: &Arc<dyn KvStore>, lane: &Lane) -> Option<OwnerRow> {
+    let key = LaneKey::new(&lane.to_string());
+    let rows = store.read(&key, &[RowKey::new(Key::owner().as_str())]).await.expect("read");
+    rows[0].as_ref().map(|row| decode(&row.value).expect("an owner"))
+}
+
+async fn until_owner(store: &Arc<dyn KvStore>, lane: &Lane, name: &str) {
+    let owned = async || owner(store, lane).await.filter(|owner| owner.replica == name);
+    wait_until(owned, PATIENCE, format!("{lane} is owned by {name}")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_lanes_of_a_replica_that_is_killed_go_on_elsewhere() {
+    let sagas = std::env::var(SAGAS).ok().and_then(|count| count.parse().ok()).unwrap_or(300);
+    let mut stage = Stage::new().await;
+    let (mut a, b) = stage.two().await;
+    stage.orders("before", sagas / 2).await;
+    stage.until_ended(sagas / 10).await;
+    a.process.kill9();
+    let begin = Instant::now();
+    stage.orders("after", sagas / 2).await;
+    b.until_lanes(|lanes| lanes == LANES, "it has all lanes").await;
+    let took = begin.elapsed();
+    println!("the lanes of a replica that was killed were taken after {took:?}");
+    assert!(took < Duration::from_secs(20), "it is lost after five seconds, not {took:?}");
+    stage.until_all_ended_once().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_slept_longer_than_its_lease_commits_nothing_of_what_it_had() {
+    let mut stage = Stage::new().await;
+    let target = Target::Tcp(([127, 0, 0, 1], stage.redis.port()).into());
+    let proxy = FaultProxy::start(target).await;
+    let a = stage.replica_at(&format!("redis://{}", proxy.address()), "a", 20);
+    a.until_lanes(|lanes| lanes == LANES, "it has all lanes").await;
+    stage.orders("first", 20).await;
+    stage.until_ended(20).await;
+    // Everything that it sends from now on is on its way to Redis, until it wakes.
+    let before = proxy.held();
+    proxy.set(Fault::Hold);
+    stage.orders("second", 20).await;
+    for number in 0..8 {
+        let delivered = async || {
+            let all = stage.cursor(&shard(number)).await?;
+            (all.pending == 0 && all.delivered >= 40).then_some(())
+        };
+        wait_until(delivered, PATIENCE, "the events were delivered").await;
+    }
+    let held = async || (proxy.held() > before && a.ask("/livez").is_some()).then_some(());
+    wait_until(held, PATIENCE, "a commit is held").await;
+    a.process.suspend();
+    let b = stage.replica("b");
+    b.until_lanes(|lanes| lanes == LANES, "it has all lanes").await;
+    stage.until_ended(40).await;
+    a.process.resume();
+    proxy.restore();
+    let fenced = async || (a.metric("fenced_commits_total")? >= 1.0).then_some(());
+    wait_until(fenced, PATIENCE, "a commit was refused").await;
+    // It is one of two again.
+    divided(&[&a, &b]).await;
+    stage.orders("third", 40).await;
+    stage.until_all_ended_once().await;
+    stage.has_whole_journals().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_is_drained_hands_over_what_it_has() {
+    let mut stage = Stage::new().await;
+    let (mut a, b) = stage.two().await;
+    let store = stage.store().await;
+    for effect in ["reserve", "ship", "tell"] {
+        let effect = effect.parse().expect("a name");
+        let lane = Lane::Effect { tenant: tenant(), effect };
+        decided::move_lane(&store, &lane, Some("a")).await.expect("moved");
+        until_owner(&store, &lane, "a").await;
+    }
+    stage.upstream.hold("/ship");
+    stage.orders("slow", 5).await;
+    wait_until(async || (stage.upstream.count("/ship") == 5).then_some(()), PATIENCE, "calls are under way")
+        .await;
+    a.process.terminate();
+    // It is not ready while it still has the lane whose calls are under way, and the others go at once.
+    let is_draining = async || (a.ask("/ready")?.0 == 503 && a.lanes() == 1).then_some(());
+    wait_until(is_draining, PATIENCE, "it keeps the lane of the calls alone").await;
+    b.until_lanes(|lanes| lanes == LANES - 1, "it has all other lanes").await;
+    let lane = Lane::Effect { tenant: tenant(), effect: "ship".parse().expect("a name") };
+    assert_eq!(owner(&store, &lane).await.map(|owner| owner.replica).as_deref(), Some("a"));
+    assert!(a.process.is_running());
+    stage.upstream.release();
+    assert!(a.process.wait(PATIENCE).success(), "{}", a.process.output());
+    let begin = Instant::now();
+    b.until_lanes(|lanes| lanes == LANES, "it has all lanes").await;
+    println!("the last lane of a replica that was drained was taken after {:?}", begin.elapsed());
+    stage.until_all_ended_once().await;
+    // What was under way came to its end where it began.
+    assert_eq!(stage.upstream.count("/ship"), 5);
+    assert_eq!(b.metric("fenced_commits_total"), Some(0.0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_outlive_a_drain_are_made_again_by_the_next_owner() {
+    let mut stage = Stage::new().await;
+    let mut a = stage.replica_at(&stage.redis.tcp_url(), "a", 4);
+    a.until_lanes(|lanes| lanes == LANES, "it has all lanes").await;
+    stage.upstream.hold("/ship");
+    stage.orders("slow", 3).await;
+    wait_until(async || (stage.upstream.count("/ship") == 3).then_some(()), PATIENCE, "calls are under way")
+        .await;
+    a.process.terminate();
+    assert!(a.process.wait(PATIENCE).success(), "{}", a.process.output());
+    // What came of them was committed: the lane has no owner, and nothing was left to a crash.
+    let store = stage.store().await;
+    let lane = Lane::Effect { tenant: tenant(), effect: "ship".parse().expect("a name") };
+    assert_eq!(owner(&store, &lane).await, None);
+    stage.upstream.release();
+    let b = stage.replica("b");
+    b.until_lanes(|lanes| lanes == LANES, "it has all lanes").await;
+    stage.until_all_ended_once().await;
+    assert_eq!(stage.upstream.count("/ship"), 6);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_signal_ends_a_drain_at_once() {
+    let mut stage = Stage::new().await;
+    let mut a = stage.replica("a");
+    a.until_lanes(|lanes| lanes == LANES, "it has all lanes").await;
+    stage.upstream.hold("/reserve");
+    stage.orders("slow", 1).await;
+    let called = async || (stage.upstream.calls().len() == 1).then_some(());
+    wait_until(called, PATIENCE, "a call is under way").await;
+    a.process.terminate();
+    wait_until(async || (a.ask("/ready")?.0 == 503).then_some(()), PATIENCE, "it is draining").await;
+    a.process.terminate();
+    assert_eq!(a.process.wait(PATIENCE).code(), Some(130));
+    stage.upstream.release();
+    // Its name is free for the process that comes after it, without waiting for the end of its lease.
+    let a = stage.replica("a");
+    a.until_lanes(|lanes| lanes == LANES, "it has all lanes").await;
+    stage.until_all_ended_once().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_tenant_has_no_lanes_and_goes_on_where_it_was() {
+    let mut stage = Stage::new().await;
+    let (a, b) = stage.two().await;
+    let store = stage.store().await;
+    stage.orders("before", 10).await;
+    stage.until_ended(10).await;
+    let since = decided::pause(&store, &tenant(), true).await.expect("paused");
+    assert!(since.is_some());
+    for replica in [&a, &b] {
+        replica.until_lanes(|lanes| lanes == 0, "it has no lanes").await;
+    }
+    stage.orders("paused", 10).await;
+    assert_eq!(stage.upstream.calls().len(), 30);
+    assert_eq!(decided::pause(&store, &tenant(), true).await, Ok(since));
+    decided::pause(&store, &tenant(), false).await.expect("resumed");
+    divided(&[&a, &b]).await;
+    stage.until_all_ended_once().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replicas_join_and_leave_and_lanes_are_moved() {
+    let mut stage = Stage::new().await;
+    let (a, b) = stage.two().await;
+    let store = stage.store().await;
+    stage.orders("two", 30).await;
+    let mut c = stage.replica("c");
+    divided(&[&a, &b, &c]).await;
+    stage.orders("three", 30).await;
+    // Where it is now, so that it has to go somewhere else.
+    let lane = shard(3);
+    let before = owner(&store, &lane).await.expect("an owner");
+    let other = if before.replica == "c" { "a" } else { "c" };
+    decided::move_lane(&store, &lane, Some(other)).await.expect("moved");
+    until_owner(&store, &lane, other).await;
+    assert!(owner(&store, &lane).await.is_some_and(|owner| owner.epoch > before.epoch));
+    decided::move_lane(&store, &lane, None).await.expect("moved");
+    until_owner(&store, &lane, &before.replica).await;
+    decided::move_lane(&store, &lane, Some("c")).await.expect("moved");
+    until_owner(&store, &lane, "c").await;
+    stage.orders("moved", 30).await;
+    c.process.terminate();
+    assert!(c.process.wait(PATIENCE).success(), "{}", c.process.output());
+    divided(&[&a, &b]).await;
+    assert_ne!(owner(&store, &lane).await.map(|owner| owner.replica).as_deref(), Some("c"));
+    stage.orders("after", 30).await;
+    stage.until_all_ended_once().await;
+    // Nobody was surprised by another owner.
+    for replica in [&a, &b] {
+        assert_eq!(replica.metric("fenced_commits_total"), Some(0.0), "{}", replica.process.output());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_processes_of_one_name_the_later_one_owns_lanes() {
+    let mut stage = Stage::new().await;
+    let a = stage.replica("a");
+    a.until_lanes(|lanes| lanes == LANES, "it has all lanes").await;
+    let ops = stage.dir.path().join("later");
+    std::fs::create_dir(&ops).expect("made");
+    for file in ["manifests", "tenants.yaml", "pki"] {
+        std::os::unix::fs::symlink(stage.dir.path().join(file), ops.join(file)).expect("linked");
+    }
+    let later = ReplicaProcess::start(&ops, &stage.nats, &stage.redis.tcp_url(), "a", 20);
+    later.until_lanes(|lanes| lanes == LANES, "it has all lanes").await;
+    a.until_lanes(|lanes| lanes == 0, "it has no lanes").await;
+    let displaced = async || a.ask("/ready").filter(|(status, _)| *status == 503);
+    let (_, body) = wait_until(displaced, PATIENCE, "it hears of the other one").await;
+    assert!(body.contains("another process is the replica `a` now"), "{body}");
+    stage.orders("later", 10).await;
+    stage.until_all_ended_once().await;
+}
