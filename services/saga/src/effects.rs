@@ -272,6 +272,9 @@ impl Owner {
         let key = Key::effect(command.command_id);
         let known = rows.get(&key).await?;
         if let Some(known) = known {
+            if !command.cancel {
+                rows.around().metrics.dedupe_hit("ledger");
+            }
             let known: CallRow = rows.decode(&known)?;
             if !known.is_same(&command) {
                 let why = format!("the command {} has another payload than before", command.command_id);

@@ -1,7 +1,19 @@
 //! What the saga service counts.
 
+use std::time::Duration;
+
+use model::EffectState;
 use prometheus::core::Collector;
-use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
+
+/// Bounds of short times, in seconds: commits and transitions.
+const SHORT: [f64; 11] = [0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0];
+/// Bounds of long times, in seconds: calls and timers.
+const LONG: [f64; 12] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 86_400.0];
+/// Bounds of attempts.
+const ATTEMPTS: [f64; 8] = [1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 100.0];
 
 /// The service's counters, under `/metrics`.
 #[derive(Debug)]
@@ -28,8 +40,20 @@ pub struct Metrics {
     pub timers_fired: IntCounter,
     /// Dead letters that were written.
     pub letters: IntCounter,
+    /// Timers in memory whose time is over, and that wait for a source.
+    pub timers_waiting_for_source: IntGauge,
+    /// Time between the moment at which a timer was due and its transition.
+    timer_lag: Histogram,
     transitions: IntCounterVec,
+    transition_seconds: Histogram,
+    commit_seconds: HistogramVec,
+    dedupe_hits: IntCounterVec,
     effects: IntCounterVec,
+    effect_seconds: HistogramVec,
+    effect_attempts: HistogramVec,
+    effects_open: IntGaugeVec,
+    unknown_outcomes: IntCounterVec,
+    breaker_open: IntGaugeVec,
 }
 
 impl Metrics {
@@ -45,6 +69,14 @@ impl Metrics {
             |name: &str, help: &str| add(registry, &IntGauge::new(format!("mycora_saga_{name}"), help)?);
         let vector = |name: &str, help: &str, labels: &[&str]| {
             add(registry, &IntCounterVec::new(Opts::new(format!("mycora_saga_{name}_total"), help), labels)?)
+        };
+        let times_by = |name: &str, help: &str, labels: &[&str], bounds: &[f64]| {
+            let opts = HistogramOpts::new(format!("mycora_saga_{name}"), help).buckets(bounds.to_vec());
+            add(registry, &HistogramVec::new(opts, labels)?)
+        };
+        let times = |name: &str, help: &str, bounds: &[f64]| {
+            let opts = HistogramOpts::new(format!("mycora_saga_{name}"), help).buckets(bounds.to_vec());
+            add(registry, &Histogram::with_opts(opts)?)
         };
         Ok(Self {
             lanes_owned: gauge("lanes_owned", "Lanes that this replica owns")?,
@@ -64,17 +96,130 @@ impl Metrics {
                 &["outcome"],
             )?,
             effects: vector("effects", "Calls that ended, by effect and result", &["effect", "result"])?,
+            timers_waiting_for_source: gauge(
+                "timers_waiting_for_source",
+                "Timers in memory whose time is over, and that wait for a source",
+            )?,
+            timer_lag: times("timer_lag_seconds", "Time from a timer's moment to its transition", &LONG)?,
+            transition_seconds: times(
+                "transition_seconds",
+                "Time from an input's turn to its commit",
+                &SHORT,
+            )?,
+            commit_seconds: times_by("commit_seconds", "Time of commits, by store", &["backend"], &SHORT)?,
+            dedupe_hits: vector("dedupe_hits", "Inputs that had come before, by who knew it", &["where"])?,
+            effect_seconds: times_by(
+                "effect_seconds",
+                "Time from a command to its result, all calls and pauses together",
+                &["effect"],
+                &LONG,
+            )?,
+            effect_attempts: times_by("effect_attempts", "Calls until a result", &["effect"], &ATTEMPTS)?,
+            effects_open: add(
+                registry,
+                &IntGaugeVec::new(
+                    Opts::new("mycora_saga_effects_open", "Calls that have not ended, by state"),
+                    &["state"],
+                )?,
+            )?,
+            unknown_outcomes: vector(
+                "unknown_outcomes",
+                "Calls of which nobody knew whether they happened, by effect and policy",
+                &["effect", "policy"],
+            )?,
+            breaker_open: add(
+                registry,
+                &IntGaugeVec::new(
+                    Opts::new("mycora_saga_breaker_open", "1 where an upstream is left alone, by effect"),
+                    &["upstream"],
+                )?,
+            )?,
         })
     }
 
     /// Counts an input, by what became of it.
     pub fn transition(&self, outcome: &str) {
+        if outcome == "repeat" {
+            self.dedupe_hit("store");
+        }
         self.transitions.with_label_values(&[outcome]).inc();
     }
 
+    /// Notes how long an input's turn took, its commit included.
+    pub fn transition_took(&self, length: Duration) {
+        self.transition_seconds.observe(length.as_secs_f64());
+    }
+
+    /// Notes how long a commit took. `is_shared` says which store it was: Redis, or a directory.
+    pub fn commit_took(&self, is_shared: bool, length: Duration) {
+        let backend = if is_shared { "redis" } else { "embedded" };
+        self.commit_seconds.with_label_values(&[backend]).observe(length.as_secs_f64());
+    }
+
+    /// Notes how late a timer fired.
+    pub fn timer_lagged(&self, length: Duration) {
+        self.timer_lag.observe(length.as_secs_f64());
+    }
+
+    /// Counts an input that had come before: `store` knew an event or a request, `ledger` a command.
+    pub fn dedupe_hit(&self, place: &str) {
+        self.dedupe_hits.with_label_values(&[place]).inc();
+    }
+
     /// Counts a call that ended.
-    pub fn effect(&self, effect: &str, result: &str) {
+    pub fn effect(&self, effect: &str, result: &str, attempts: u32, took: Duration) {
         self.effects.with_label_values(&[effect, result]).inc();
+        self.effect_attempts.with_label_values(&[effect]).observe(attempts.into());
+        self.effect_seconds.with_label_values(&[effect]).observe(took.as_secs_f64());
+    }
+
+    /// Counts a call of which nobody knows whether it happened.
+    pub fn unknown_outcome(&self, effect: &str, policy: &str) {
+        self.unknown_outcomes.with_label_values(&[effect, policy]).inc();
+    }
+
+    /// Counts an open call that comes from one state to another; none: it is not open, or not this replica's.
+    pub fn effect_moved(&self, from: Option<EffectState>, to: Option<EffectState>) {
+        let open = |state: Option<EffectState>| state.filter(|state| !state.is_end());
+        if let Some(from) = open(from) {
+            self.effects_open.with_label_values(&[from.as_str()]).dec();
+        }
+        if let Some(to) = open(to) {
+            self.effects_open.with_label_values(&[to.as_str()]).inc();
+        }
+    }
+
+    /// Notes whether an upstream is left alone.
+    pub fn breaker(&self, upstream: &str, is_open: bool) {
+        self.breaker_open.with_label_values(&[upstream]).set(i64::from(is_open));
+    }
+}
+
+/// One lane's part of a gauge that all lanes share; taken back when it is dropped.
+#[derive(Debug)]
+pub struct GaugeShare {
+    gauge: IntGauge,
+    part: i64,
+}
+
+impl GaugeShare {
+    /// Begins with nothing.
+    #[must_use]
+    pub const fn new(gauge: IntGauge) -> Self {
+        Self { gauge, part: 0 }
+    }
+
+    /// Sets the part of the lane.
+    pub fn set(&mut self, part: usize) {
+        let part = i64::try_from(part).unwrap_or(i64::MAX);
+        self.gauge.add(part - self.part);
+        self.part = part;
+    }
+}
+
+impl Drop for GaugeShare {
+    fn drop(&mut self) {
+        self.set(0);
     }
 }
 

@@ -13,6 +13,7 @@ mod work;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Instant;
 
 use broker::Receipt;
 use futures_util::StreamExt as _;
@@ -421,7 +422,13 @@ impl Owner {
         }
         let cached = self.cache.get(&correlation).cloned();
         let work = Work { shared: Arc::clone(&self.shared), correlation, item, cached, note };
-        self.working.push(Box::pin(work.run()));
+        let metrics = Arc::clone(&self.shared.rows.around().metrics);
+        self.working.push(Box::pin(async move {
+            let begin = Instant::now();
+            let done = work.run().await;
+            metrics.transition_took(begin.elapsed());
+            done
+        }));
     }
 
     /// Takes note of what became of an input.

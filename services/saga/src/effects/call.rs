@@ -19,6 +19,7 @@ use super::{Shared, Word};
 use crate::lane::Ended;
 use crate::lane::relay::{OutboxRow, ToRelay};
 use crate::lane::rows::row;
+use crate::metrics::Metrics;
 use crate::providers::{Call, Sent};
 
 /// A row stays so long after its end, in milliseconds: longer than its stream keeps the command.
@@ -52,6 +53,26 @@ struct Ledger {
     kept: CallRow,
     row: CallRow,
     revision: u64,
+    open: OpenCall,
+}
+
+/// A call that has not ended, as it is counted; not counted any more when it is dropped.
+struct OpenCall {
+    metrics: Arc<Metrics>,
+    state: Option<EffectState>,
+}
+
+impl OpenCall {
+    fn move_to(&mut self, state: Option<EffectState>) {
+        self.metrics.effect_moved(self.state, state);
+        self.state = state;
+    }
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        self.move_to(None);
+    }
 }
 
 impl Life {
@@ -78,6 +99,7 @@ impl Life {
             let now = self.now().await?;
             let epoch = self.shared.rows.epoch();
             let todo = self.legal(ledger.row.look(&effect, epoch, now))?;
+            self.count_doubt(&ledger, &effect);
             self.keep(&mut ledger).await?;
             match todo {
                 Todo::Call => {
@@ -133,7 +155,9 @@ impl Life {
         let found = rows.get(&Key::effect(self.command)).await?;
         let Some(found) = found else { return Ok(None) };
         let row: CallRow = rows.decode(&found)?;
-        Ok(Some(Ledger { kept: row.clone(), row, revision: found.revision }))
+        let mut open = OpenCall { metrics: Arc::clone(&rows.around().metrics), state: None };
+        open.move_to(Some(row.state));
+        Ok(Some(Ledger { kept: row.clone(), row, revision: found.revision, open }))
     }
 
     async fn now(&self) -> Result<Timestamp, Ended> {
@@ -190,10 +214,13 @@ impl Life {
             Outcome::Exists(_) | Outcome::Fenced { .. } => {}
         }
         ledger.kept = ledger.row.clone();
+        ledger.open.move_to(Some(ledger.row.state));
         if let Some(outgoing) = outgoing {
             service::crash_point("effect.outcome");
-            let outcome = ledger.row.end.as_ref().map_or("", |end| end.outcome.as_str());
-            rows.around().metrics.effect(self.shared.lane.effect.as_str(), outcome);
+            if let CallRow { end: Some(end), attempts, accepted, .. } = &ledger.row {
+                let (effect, took) = (self.shared.lane.effect.as_str(), end.at.since(*accepted));
+                rows.around().metrics.effect(effect, end.outcome.as_str(), *attempts, took);
+            }
             // It ends with its owner only.
             let _ = self.shared.relay.send(ToRelay::Rows(vec![outgoing]));
         }
@@ -247,8 +274,18 @@ impl Life {
         service::crash_point("effect.answered");
         let now = self.now().await?;
         self.legal(ledger.row.answered(effect, answer, rand::random(), now))?;
+        self.count_doubt(ledger, effect);
+        lane.upstreams.tell(&effect.name, &self.shared.rows.around().metrics);
         self.keep(ledger).await?;
         Ok(!self.shared.stop.is_cancelled() || ledger.row.state.is_end())
+    }
+
+    /// Counts a call of which nobody knows since now whether it happened.
+    fn count_doubt(&self, ledger: &Ledger, effect: &Effect) {
+        if ledger.row.is_in_doubt && !ledger.kept.is_in_doubt {
+            let metrics = &self.shared.rows.around().metrics;
+            metrics.unknown_outcome(effect.name.as_str(), effect.unknown.as_str());
+        }
     }
 
     /// Sends a call, within its time.

@@ -12,6 +12,8 @@ use workflow::breaker::{Circuit, Pace};
 use workflow::provider::Effect;
 use workflow::turns::Turns;
 
+use crate::metrics::Metrics;
+
 /// Upstreams of a process. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Upstreams(Arc<Mutex<HashMap<EffectName, Upstream>>>);
@@ -127,6 +129,13 @@ impl Upstreams {
             }
             upstreams.serve(&effect);
         });
+    }
+
+    /// Tells whether an effect's upstream is left alone now.
+    pub(super) fn tell(&self, effect: &EffectName, metrics: &Metrics) {
+        if let Some(upstream) = self.all().get(effect) {
+            metrics.breaker(effect.as_str(), !upstream.circuit.is_closed());
+        }
     }
 
     /// Counts upstreams that are left alone now.

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -119,7 +120,10 @@ impl Rows {
         let batch = Batch { lane: self.key.clone(), epoch: self.epoch, expect, ops };
         let mut pauses = Pauses::default();
         loop {
-            match self.around.store.commit(batch.clone()).await {
+            let begin = Instant::now();
+            let answer = self.around.store.commit(batch.clone()).await;
+            self.around.metrics.commit_took(self.around.store.caps().shared, begin.elapsed());
+            match answer {
                 Ok(Outcome::Fenced { epoch }) => {
                     self.around.metrics.fenced_commits.inc();
                     return Err(Ended::Fenced { lane: self.lane.to_string(), epoch });

@@ -14,6 +14,7 @@ use super::intake::Wanted;
 use super::{Item, Owner};
 use crate::lane::Ended;
 use crate::lane::rows::Rows;
+use crate::metrics::GaugeShare;
 
 /// Timers that fire before anything else has its turn.
 const AT_ONCE: usize = 256;
@@ -74,12 +75,15 @@ pub(super) struct Timers {
     given: BTreeSet<DueRow>,
     /// When to look again.
     next: Option<tokio::time::Instant>,
+    /// Timers whose time is over, and that wait for a source.
+    waiting: GaugeShare,
 }
 
 impl Timers {
     pub(super) async fn load(rows: &Rows) -> Result<Self, Ended> {
         let (due, given) = (BTreeSet::new(), BTreeSet::new());
-        let mut timers = Self { due, loaded_until: None, held: HashMap::new(), given, next: None };
+        let waiting = GaugeShare::new(rows.around().metrics.timers_waiting_for_source.clone());
+        let mut timers = Self { due, loaded_until: None, held: HashMap::new(), given, next: None, waiting };
         timers.load_more(rows).await?;
         timers.look();
         Ok(timers)
@@ -162,6 +166,13 @@ impl Timers {
         }
     }
 
+    /// Counts timers whose time is over, and that wait for a source.
+    fn count_waiting(&mut self, seen: Timestamp, now: Timestamp) {
+        let over = self.due.iter().take_while(|timer| timer.due <= now);
+        let waiting = over.filter(|timer| timer.due >= seen).count();
+        self.waiting.set(waiting);
+    }
+
     /// Leaves timers that come last to the store, where there are many.
     fn forget_last(&mut self) {
         while self.due.len() > LOADED_MAX
@@ -182,16 +193,19 @@ impl Owner {
             self.timers.load_more(&rows).await?;
         }
         let Some(first) = self.timers.due.first().map(|timer| timer.due) else {
+            self.timers.waiting.set(0);
             self.timers.wait(FOR_EVER);
             return Ok(());
         };
         let now = Timestamp::from_millis(rows.now().await?);
         if now < first {
+            self.timers.waiting.set(0);
             self.timers.wait(first.since(now));
             return Ok(());
         }
         service::crash_point("timer.read");
         let seen = self.seen_until(first, now).await;
+        self.timers.count_waiting(seen, now);
         for _ in 0..AT_ONCE {
             let Some(timer) = self.timers.due.pop_first() else { break };
             let has_room = self.queues.has_room(&timer.correlation, 0) && self.has_room();
@@ -223,6 +237,7 @@ impl Owner {
         let what = if timer.name == RETIRE {
             Wanted::Retire
         } else {
+            self.shared.rows.around().metrics.timer_lagged(now.since(timer.due));
             let (time, generation) = (timer.due, timer.generation);
             let input = Box::new(Input { time, what: What::Timer { name: timer.name, generation } });
             Wanted::Input { input, origin: Origin::Fresh, asked: None }

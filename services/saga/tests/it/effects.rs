@@ -220,9 +220,18 @@ async fn a_person_resolves_what_is_manual() {
     world.command(&command(1, Json::Null), "a").await;
     upstream.was_called().await;
     world.until(1, EffectState::Manual).await;
+    world.until_measured(r#"mycora_saga_effects_open{state="manual"} 1"#).await;
+    world
+        .until_measured(&format!(
+            r#"mycora_saga_unknown_outcomes_total{{effect="{EFFECT}",policy="manual"}} 1"#
+        ))
+        .await;
     assert!(world.calls.tell(model::CommandId::from_bits(1), Word::Resolve(Some(Json::text("by hand")))));
     let result = world.result().await;
     assert_eq!((end(&result), result.payload), ((Outcome::Succeeded, false), Json::text("by hand")));
+    world.until_measured(r#"mycora_saga_effects_open{state="manual"} 0"#).await;
+    world.until_measured(&format!(r#"mycora_saga_effect_attempts_sum{{effect="{EFFECT}"}} 1"#)).await;
+    world.until_measured(&format!(r#"mycora_saga_effect_seconds_count{{effect="{EFFECT}"}} 1"#)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -98,6 +98,7 @@ async fn every_event_counts_once(world: World) {
         world.raw("tenant.acme.aggregate.Order.x", copy, &body).await;
     }
     world.wait_for("c-1", "await-payment").await;
+    world.until_measured(r#"mycora_saga_dedupe_hits_total{where="store"} 2"#).await;
     for copy in ["d", "e"] {
         let body = format!(
             r#"{{"event_id":"e-2","type":"PaymentCaptured","data":{CAPTURED},"metadata":{{"correlation_id":"c-1"}}}}"#
@@ -182,6 +183,7 @@ async fn an_order_that_is_not_paid_is_undone_when_its_time_is_over() {
     // The other one was stored later than its clock says, and may be over as well: each is released once.
     let released = world.witness.deeds().iter().filter(|deed| *deed == "payment-release").count();
     assert_eq!(released as u64, world.metrics.timers_fired.get());
+    world.until_measured(&format!("mycora_saga_timer_lag_seconds_count {released}")).await;
 }
 
 #[tokio::test]
@@ -195,6 +197,8 @@ async fn a_payment_that_was_stored_in_time_wins_over_the_timer_after_a_downtime(
     world.own();
     world.wait_for("c-1", "completed").await;
     assert_eq!(world.metrics.timers_fired.get(), 0);
+    // While the payment was still to come the timer waited for it, or it had come before anybody looked.
+    world.until_measured("mycora_saga_timers_waiting_for_source 0").await;
 }
 
 #[tokio::test]

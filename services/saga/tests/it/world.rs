@@ -112,6 +112,7 @@ pub(crate) struct World {
     pub(crate) clock: SetForward,
     pub(crate) definitions: Arc<Definitions>,
     pub(crate) metrics: Arc<Metrics>,
+    registry: prometheus::Registry,
     pub(crate) witness: Witness,
     pub(crate) saga: String,
     wake: Arc<Notify>,
@@ -136,13 +137,15 @@ impl World {
             let differences = broker.ensure_stream(&stream).await.expect("a stream");
             assert_eq!(differences, []);
         }
+        let registry = prometheus::Registry::new();
         Self {
             definitions: Arc::new(Definitions::new(Arc::clone(&store))),
             store,
             broker,
             simulated,
             clock,
-            metrics: Arc::new(Metrics::new(&prometheus::Registry::new()).expect("new names")),
+            metrics: Arc::new(Metrics::new(&registry).expect("new names")),
+            registry,
             witness: Witness::default(),
             saga: String::new(),
             wake: Arc::default(),
@@ -263,6 +266,18 @@ impl World {
                 }
             };
         tokio::time::timeout(PATIENCE, wanted).await.expect("it comes to that");
+    }
+
+    /// Waits until `/metrics` has this line.
+    pub(crate) async fn until_measured(&self, line: &str) {
+        let text = || prometheus::TextEncoder::new().encode_to_string(&self.registry.gather()).expect("text");
+        let wanted = async {
+            while !text().lines().any(|found| found == line) {
+                tokio::task::yield_now().await;
+            }
+        };
+        let come = tokio::time::timeout(PATIENCE, wanted).await;
+        assert!(come.is_ok(), "no {line}: {}", text());
     }
 
     /// Ends the owner as a drain does.
