@@ -10,8 +10,10 @@ use crate::process::{self, Upstream};
 use crate::streams::{Projection, connect, publish_event};
 
 /// Points that the test's sagas do not come by, and why.
-const ELSEWHERE: [(&str, &str); 1] =
-    [("command.sent", "commands of aggregates need their gateway, by gRPC with TLS")];
+const ELSEWHERE: [(&str, &str); 2] = [
+    ("command.sent", "commands of aggregates need their gateway, by gRPC with TLS"),
+    ("verb.published", "callers need storage, which knows them"),
+];
 
 const MANIFEST: &str = r#"
 kind: Saga

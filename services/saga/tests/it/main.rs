@@ -8,5 +8,7 @@ mod lanes;
 mod process;
 mod replicas;
 mod schedules;
+mod served;
 mod streams;
+mod verbs;
 mod world;
