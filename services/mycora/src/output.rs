@@ -53,6 +53,41 @@ pub fn answer<D: Serialize>(
     }
 }
 
+/// A list, as far as it was read.
+#[derive(Debug, Clone, Copy)]
+pub struct Listed<'a> {
+    /// How many entries were read.
+    pub count: usize,
+    /// How many were wanted at most.
+    pub limit: u32,
+    /// For what comes after them; empty: there is no more.
+    pub next_page_token: &'a str,
+    /// What people are told when there are none.
+    pub none: &'a str,
+}
+
+/// Writes a list as [`answer`] does. People are told when there is nothing, or more than was wanted.
+///
+/// # Errors
+/// As [`print()`].
+pub fn list<D: Serialize>(
+    format: Format,
+    listed: Listed<'_>,
+    document: impl FnOnce() -> D,
+    text: impl FnOnce() -> String,
+) -> Result<(), Failure> {
+    let Listed { count, limit, next_page_token, none } = listed;
+    if format == Format::Table && count == 0 && next_page_token.is_empty() {
+        note(none);
+        return Ok(());
+    }
+    answer(format, document, text)?;
+    if format == Format::Table && !next_page_token.is_empty() {
+        note(&format!("there are more than {limit}; ask for them with --limit"));
+    }
+    Ok(())
+}
+
 /// Writes one document of many, so that a reader need not wait for the last: JSON on a line of its own,
 /// YAML after `---`.
 ///
@@ -140,6 +175,14 @@ fn plain_json(json: String) -> String {
         }
     }
     plain
+}
+
+/// A text that is JSON, over several lines and with nothing hidden in it; one that is none as a line of text.
+#[must_use]
+pub fn pretty(json: &str) -> String {
+    let value = serde_json::from_str::<serde_json::Value>(json);
+    let written = value.and_then(|value| serde_json::to_string_pretty(&value));
+    written.map_or_else(|_| table::shown_whole(json), plain_json)
 }
 
 fn unwritable(error: impl std::fmt::Display) -> Failure {

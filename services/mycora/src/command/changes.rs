@@ -1,4 +1,4 @@
-//! Following what changes in a context until it is interrupted: resumes where it was when the stream breaks.
+//! Following what changes until it is interrupted: resumes where it was when the stream breaks.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,8 @@ use super::Session;
 use super::absence::Absence;
 use crate::clients::{Clients, Pieces};
 use crate::failure::{CallError, Failure};
-use crate::output;
+use crate::output::json::Named;
+use crate::output::{self, Format, json};
 
 /// How long the coordinator may be away.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -19,7 +20,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Something that tells of changes from a position on.
 pub(super) trait Changes {
     /// One answer of its stream.
-    type Answer;
+    type Answer: Named;
 
     /// Opens the stream behind a position; an empty one begins with a snapshot.
     async fn open(&self, clients: &Clients, position: &str) -> Result<Pieces<Self::Answer>, CallError>;
@@ -27,14 +28,14 @@ pub(super) trait Changes {
     /// The position after an answer; empty within a snapshot.
     fn position_of<'a>(&self, answer: &'a Self::Answer) -> &'a str;
 
-    /// Shows an answer.
-    fn tell(&self, answer: &Self::Answer) -> Result<(), Failure>;
+    /// What people are told of an answer; nothing of a sign of life.
+    fn line(&self, answer: &Self::Answer) -> Option<String>;
 
-    /// Whether an answer was the last that is wanted.
+    /// Whether an answer is the last that is wanted.
     fn is_last(&self, answer: &Self::Answer) -> bool;
 }
 
-/// Follows the changes after a position, over as many streams as it takes.
+/// Follows the changes after a position, over as many streams as it takes. Programs are given each answer.
 pub(super) async fn follow(
     session: &Session,
     changes: &impl Changes,
@@ -78,12 +79,19 @@ impl<C: Changes> Follower<'_, C> {
             if !position.is_empty() {
                 position.clone_into(&mut self.position);
             }
-            self.changes.tell(&answer).map_err(Ended::Failed)?;
+            self.tell(&answer).map_err(Ended::Failed)?;
             if self.changes.is_last(&answer) {
                 return Ok(());
             }
         }
         Ok(())
+    }
+
+    fn tell(&self, answer: &C::Answer) -> Result<(), Failure> {
+        match self.session.global.output {
+            Format::Table => self.changes.line(answer).map_or(Ok(()), |line| output::print(&line)),
+            format => output::print_one_of_many(format, &json::of(answer)),
+        }
     }
 
     /// Waits until a broken stream is worth another.

@@ -8,7 +8,7 @@ use proto::v1;
 use super::Session;
 use super::values::{self, Moment};
 use crate::failure::Failure;
-use crate::output::{self, Format, json, summary};
+use crate::output::{self, Listed, json, summary};
 
 /// What `flow list` takes.
 #[derive(Debug, Args)]
@@ -76,14 +76,9 @@ pub(super) async fn run(session: &Session, args: &ListArgs) -> Result<(), Failur
         ..Default::default()
     };
     let answer = session.clients.list_flows(request, args.limit).await?;
-    let format = session.global.output;
-    if format == Format::Table && answer.flows.is_empty() {
-        output::note("there are no such flows; `mycora flow submit FILE` makes one");
-        return Ok(());
-    }
-    output::answer(format, || json::of(&answer), || summary::flows(&answer.flows, now))?;
-    if format == Format::Table && !answer.next_page_token.is_empty() {
-        output::note(&format!("there are more than {}; ask for them with --limit", args.limit));
-    }
-    Ok(())
+    let v1::ListFlowsResponse { flows, next_page_token } = &answer;
+    let none = "there are no such flows; `mycora flow submit FILE` makes one";
+    let listed = Listed { count: flows.len(), limit: args.limit, next_page_token, none };
+    let text = || summary::flows(flows, now);
+    output::list(session.global.output, listed, || json::of(&answer), text)
 }

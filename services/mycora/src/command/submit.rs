@@ -43,12 +43,8 @@ pub struct SubmitArgs {
     #[command(flatten)]
     pub signing: SigningArgs,
     /// Makes the submission repeatable: the same id with the same file starts one flow only
-    #[arg(long, value_name = "UUID", value_parser = uuid)]
+    #[arg(long, value_name = "UUID", value_parser = values::uuid)]
     pub request_id: Option<Uuid>,
-}
-
-fn uuid(text: &str) -> Result<Uuid, String> {
-    text.parse().map_err(|_| "a UUID is needed, such as `uuidgen` prints".to_owned())
 }
 
 pub(super) async fn run(session: &Session, args: &SubmitArgs) -> Result<u8, Failure> {

@@ -1,9 +1,13 @@
 //! Values as they are typed.
 
+use std::io::Read as _;
 use std::time::Duration;
 
 use model::Timestamp;
+use uuid::Uuid;
 use yaml::length;
+
+use crate::failure::Failure;
 
 /// Reads the number of a flow, a context, an actor or a runner.
 pub(super) fn id(text: &str) -> Result<u32, String> {
@@ -72,6 +76,32 @@ pub(super) fn moment(text: &str) -> Result<Moment, String> {
 pub(super) fn secs(text: &str) -> Result<u32, String> {
     let read = text.parse().ok().or_else(|| u32::try_from(length(text)?.as_secs()).ok());
     read.ok_or_else(|| "write seconds, or a time as 90s, 5m, 2h or 7d".to_owned())
+}
+
+/// Reads a UUID.
+pub(super) fn uuid(text: &str) -> Result<Uuid, String> {
+    text.parse().map_err(|_| "a UUID is needed, such as `uuidgen` prints".to_owned())
+}
+
+/// Reads the text of a file, or of standard input where it is called `-`. `what` it should be is told where it is not.
+///
+/// # Errors
+/// When it cannot be read, has more bytes than it may, or is no text.
+pub(super) fn text_of(path: &str, bytes_max: usize, what: &str) -> Result<String, Failure> {
+    let unreadable = |error: std::io::Error| Failure::Invalid(format!("{path}: cannot be read: {error}"));
+    let mut bytes = Vec::new();
+    let limit = bytes_max as u64 + 1;
+    if path == "-" {
+        std::io::stdin().lock().take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
+    } else {
+        let file = std::fs::File::open(path).map_err(unreadable)?;
+        file.take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
+    }
+    if bytes.len() > bytes_max {
+        return Err(Failure::Invalid(format!("{path}: {what} has at most {bytes_max} bytes")));
+    }
+    String::from_utf8(bytes)
+        .map_err(|_| Failure::Invalid(format!("{path}: {what} is a text in UTF-8, this is not")))
 }
 
 #[cfg(test)]

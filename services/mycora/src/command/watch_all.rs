@@ -9,7 +9,7 @@ use super::changes::{self, Changes};
 use super::{Session, values};
 use crate::clients::{Clients, Pieces};
 use crate::failure::{CallError, Failure};
-use crate::output::{self, Format, json, summary};
+use crate::output::summary;
 
 /// What `flow watch` says under `--help`.
 pub(super) const AFTER_HELP: &str = "\
@@ -78,15 +78,13 @@ pub(super) async fn run(session: &Session, args: &WatchArgs) -> Result<(), Failu
         snapshot: snapshot.into(),
         resume_position: String::new(),
     };
-    let flows = Flows { request, once: args.once, format: session.global.output };
-    changes::follow(session, &flows, args.position.clone()).await
+    changes::follow(session, &Flows { request, once: args.once }, args.position.clone()).await
 }
 
 /// The flows of a context that match.
 struct Flows {
     request: v1::WatchFlowsRequest,
     once: bool,
-    format: Format,
 }
 
 impl Changes for Flows {
@@ -101,16 +99,11 @@ impl Changes for Flows {
         &answer.resume_position
     }
 
-    fn tell(&self, answer: &Self::Answer) -> Result<(), Failure> {
-        if self.format != Format::Table {
-            return output::print_one_of_many(self.format, &json::of(answer));
-        }
-        match &answer.event {
-            Some(Event::Flow(flow)) => output::print(&summary::flow_line(flow)),
-            Some(Event::Removed(v1::RemovedFlow { flow_id })) => {
-                output::print(&format!("flow {flow_id} was deleted\n"))
-            }
-            Some(Event::SnapshotEnd(_) | Event::Heartbeat(_)) | None => Ok(()),
+    fn line(&self, answer: &Self::Answer) -> Option<String> {
+        match answer.event.as_ref()? {
+            Event::Flow(flow) => Some(summary::flow_line(flow)),
+            Event::Removed(v1::RemovedFlow { flow_id }) => Some(format!("flow {flow_id} was deleted\n")),
+            Event::SnapshotEnd(_) | Event::Heartbeat(_) => None,
         }
     }
 

@@ -156,7 +156,7 @@ fn what_is_wrong_is_told_before_anything_is_sent() {
         (&["send", "x", "--signing-key", "me.key"], "--to <ACTOR|KEY@ADDRESS>"),
         (&["send", "--to", "anna", "x"], "write the id of an actor of this coordinator, or KEY@ADDRESS"),
         (&["send", "--to", "2", "--file", "none"], "none: cannot be read"),
-        (&["send", "--to", "2", "--file", "large"], "large: the text of a message has at most 524288 bytes"),
+        (&["send", "--to", "2", "--file", "large"], "large: a message has at most 524288 bytes"),
         (&["send", "--to", "2", "--file", "bytes"], "bytes: a message is a text in UTF-8"),
         (&["send", "--to", "2", "x", "--timeout", "600000"], "518400"),
         (&["send", "--to", "2", "x", "--format", "pdf"], "pdf"),

@@ -8,7 +8,7 @@ use proto::v1;
 use crate::command::values::Moment;
 use crate::command::{Session, values};
 use crate::failure::Failure;
-use crate::output::{self, Format, json, objects};
+use crate::output::{self, Listed, json, objects};
 
 pub(super) const AFTER_HELP: &str = "\
 What was done is kept for 90 days; who looked is not.
@@ -46,14 +46,8 @@ pub(super) async fn run(session: &Session, args: &AuditArgs) -> Result<(), Failu
         ..Default::default()
     };
     let answer = session.clients.list_audit_entries(request, args.limit).await?;
-    let format = session.global.output;
-    if format == Format::Table && answer.entries.is_empty() {
-        output::note("nothing of that kind was done");
-        return Ok(());
-    }
-    output::answer(format, || json::of(&answer), || objects::audit(&answer.entries))?;
-    if format == Format::Table && !answer.next_page_token.is_empty() {
-        output::note(&format!("there are more than {}; ask for them with --limit", args.limit));
-    }
-    Ok(())
+    let v1::ListAuditEntriesResponse { entries, next_page_token } = &answer;
+    let none = "nothing of that kind was done";
+    let listed = Listed { count: entries.len(), limit: args.limit, next_page_token, none };
+    output::list(session.global.output, listed, || json::of(&answer), || objects::audit(entries))
 }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::script::ScriptArgs;
 use crate::command::{Session, submit, values};
 use crate::failure::Failure;
-use crate::output::{self, Format, json, objects};
+use crate::output::{self, Listed, json, objects};
 
 pub(super) const CREATE_HELP: &str = "\
 A job that is kept belongs to no flow. Flows take a copy of it by its number: `created_job: N` in a flow file, `created_job_id` of a node for programs.
@@ -119,19 +119,14 @@ pub(super) async fn list(session: &Session, args: &ListArgs) -> Result<(), Failu
         ..Default::default()
     };
     let answer = session.clients.list_jobs(request, args.limit).await?;
-    let format = session.global.output;
-    if format == Format::Table && answer.jobs.is_empty() {
-        output::note(match args.flow {
-            Some(_) => "there are no such jobs in that flow",
-            None => "there are no such jobs outside flows; `mycora job create FILE` makes one",
-        });
-        return Ok(());
-    }
-    output::answer(format, || json::of(&answer), || objects::jobs(&answer.jobs, Timestamp::now()))?;
-    if format == Format::Table && !answer.next_page_token.is_empty() {
-        output::note(&format!("there are more than {}; ask for them with --limit", args.limit));
-    }
-    Ok(())
+    let none = match args.flow {
+        Some(_) => "there are no such jobs in that flow",
+        None => "there are no such jobs outside flows; `mycora job create FILE` makes one",
+    };
+    let v1::ListJobsResponse { jobs, next_page_token } = &answer;
+    let listed = Listed { count: jobs.len(), limit: args.limit, next_page_token, none };
+    let text = || objects::jobs(jobs, Timestamp::now());
+    output::list(session.global.output, listed, || json::of(&answer), text)
 }
 
 pub(super) async fn delete(session: &Session, args: &DeleteArgs) -> Result<(), Failure> {

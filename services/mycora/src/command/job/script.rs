@@ -1,7 +1,6 @@
 //! A script as the command line describes it.
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::Path;
 
 use clap::Args;
@@ -114,20 +113,7 @@ impl SourceArgs {
             (Some(text), _) => return Ok((text.clone(), None)),
             (None, path) => path.unwrap_or("-"),
         };
-        let unreadable = |error: std::io::Error| Failure::Invalid(format!("{path}: cannot be read: {error}"));
-        let mut bytes = Vec::new();
-        let limit = SCRIPT_BYTES_MAX as u64 + 1;
-        if path == "-" {
-            std::io::stdin().lock().take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
-        } else {
-            let file = std::fs::File::open(path).map_err(unreadable)?;
-            file.take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
-        }
-        if bytes.len() > SCRIPT_BYTES_MAX {
-            return Err(Failure::Invalid(format!("{path}: a script has at most {SCRIPT_BYTES_MAX} bytes")));
-        }
-        let text = String::from_utf8(bytes)
-            .map_err(|_| Failure::Invalid(format!("{path}: a script is a text in UTF-8, this is not")))?;
+        let text = values::text_of(path, SCRIPT_BYTES_MAX, "a script")?;
         let ending = Path::new(path).extension().and_then(|ending| ending.to_str());
         let told =
             ENDINGS.iter().find(|(known, _)| Some(*known) == ending).map(|(_, script_type)| *script_type);

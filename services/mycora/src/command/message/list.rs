@@ -6,7 +6,7 @@ use proto::v1;
 
 use crate::command::{Session, values};
 use crate::failure::Failure;
-use crate::output::{self, Format, json, message};
+use crate::output::{self, Listed, json, message};
 
 /// What `message list` takes.
 #[derive(Debug, Args)]
@@ -87,33 +87,19 @@ pub(super) async fn run(session: &Session, args: &ListArgs) -> Result<(), Failur
         ..Default::default()
     };
     let answer = session.clients.list_messages(request, args.limit).await?;
-    let format = session.global.output;
-    if format == Format::Table && answer.messages.is_empty() {
-        output::note("there are no such messages");
-        return Ok(());
-    }
-    output::answer(format, || json::of(&answer), || message::list(&answer.messages, Timestamp::now()))?;
-    more(session, &answer.next_page_token, args.limit);
-    Ok(())
+    let v1::ListMessagesResponse { messages, next_page_token } = &answer;
+    let none = "there are no such messages";
+    let listed = Listed { count: messages.len(), limit: args.limit, next_page_token, none };
+    let text = || message::list(messages, Timestamp::now());
+    output::list(session.global.output, listed, || json::of(&answer), text)
 }
 
 pub(super) async fn dead_letters(session: &Session, args: &DeadLettersArgs) -> Result<(), Failure> {
     let context = session.context()?;
     let answer = session.clients.list_dead_letters(context, args.limit).await?;
-    let format = session.global.output;
-    if format == Format::Table && answer.messages.is_empty() {
-        output::note(&format!("every message of context {context} arrived, or still may"));
-        return Ok(());
-    }
-    let text = || message::dead_letters(&answer.messages, Timestamp::now());
-    output::answer(format, || json::of(&answer), text)?;
-    more(session, &answer.next_page_token, args.limit);
-    Ok(())
-}
-
-/// Says that not everything was shown.
-fn more(session: &Session, next_page_token: &str, limit: u32) {
-    if session.global.output == Format::Table && !next_page_token.is_empty() {
-        output::note(&format!("there are more than {limit}; ask for them with --limit"));
-    }
+    let v1::ListDeadLettersResponse { messages, next_page_token } = &answer;
+    let none = format!("every message of context {context} arrived, or still may");
+    let listed = Listed { count: messages.len(), limit: args.limit, next_page_token, none: &none };
+    let text = || message::dead_letters(messages, Timestamp::now());
+    output::list(session.global.output, listed, || json::of(&answer), text)
 }

@@ -1,7 +1,6 @@
 //! `mycora message send`.
 
 use std::fmt;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -199,21 +198,7 @@ fn text(args: &SendArgs) -> Result<String, Failure> {
         (Some(text), _) => return Ok(text.clone()),
         (None, path) => path.unwrap_or("-"),
     };
-    let unreadable = |error: std::io::Error| Failure::Invalid(format!("{path}: cannot be read: {error}"));
-    let mut bytes = Vec::new();
-    let limit = MESSAGE_TEXT_BYTES_MAX as u64 + 1;
-    if path == "-" {
-        std::io::stdin().lock().take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
-    } else {
-        let file = std::fs::File::open(path).map_err(unreadable)?;
-        file.take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
-    }
-    if bytes.len() > MESSAGE_TEXT_BYTES_MAX {
-        let text = format!("{path}: the text of a message has at most {MESSAGE_TEXT_BYTES_MAX} bytes");
-        return Err(Failure::Invalid(text));
-    }
-    String::from_utf8(bytes)
-        .map_err(|_| Failure::Invalid(format!("{path}: a message is a text in UTF-8, this is not")))
+    values::text_of(path, MESSAGE_TEXT_BYTES_MAX, "a message")
 }
 
 async fn signature(

@@ -9,7 +9,7 @@ use crate::clients::{Clients, Pieces};
 use crate::command::Session;
 use crate::command::changes::{self, Changes};
 use crate::failure::{CallError, Failure};
-use crate::output::{self, Format, json, places};
+use crate::output::places;
 
 pub(super) const HELP: &str = "\
 Tells each runner, then each that changes, lives or dies, until it is interrupted. With --output json each answer is a document on a line of its own; --from goes on after one of them.
@@ -29,8 +29,7 @@ pub struct WatchArgs {
 }
 
 pub(super) async fn run(session: &Session, args: &WatchArgs) -> Result<(), Failure> {
-    let format = session.global.output;
-    let runners = Runners { context_id: session.context()?, once: args.once, format };
+    let runners = Runners { context_id: session.context()?, once: args.once };
     changes::follow(session, &runners, args.position.clone()).await
 }
 
@@ -38,7 +37,6 @@ pub(super) async fn run(session: &Session, args: &WatchArgs) -> Result<(), Failu
 struct Runners {
     context_id: u32,
     once: bool,
-    format: Format,
 }
 
 impl Changes for Runners {
@@ -53,16 +51,13 @@ impl Changes for Runners {
         &answer.resume_position
     }
 
-    fn tell(&self, answer: &Self::Answer) -> Result<(), Failure> {
-        if self.format != Format::Table {
-            return output::print_one_of_many(self.format, &json::of(answer));
-        }
-        match &answer.event {
-            Some(Event::Runner(runner)) => output::print(&places::runner_line(runner, Timestamp::now())),
-            Some(Event::Removed(v1::RemovedRunner { runner_id })) => {
-                output::print(&format!("runner {runner_id} was deleted\n"))
+    fn line(&self, answer: &Self::Answer) -> Option<String> {
+        match answer.event.as_ref()? {
+            Event::Runner(runner) => Some(places::runner_line(runner, Timestamp::now())),
+            Event::Removed(v1::RemovedRunner { runner_id }) => {
+                Some(format!("runner {runner_id} was deleted\n"))
             }
-            Some(Event::SnapshotEnd(_) | Event::Heartbeat(_)) | None => Ok(()),
+            Event::SnapshotEnd(_) | Event::Heartbeat(_) => None,
         }
     }
 
