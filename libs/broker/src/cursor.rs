@@ -111,6 +111,15 @@ impl CursorSpec {
         asked: &Map<String, Value>,
         made: &Map<String, Value>,
     ) -> Result<(), BrokerError> {
+        let differences = self.compare(asked, made);
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(BrokerError::Differs { consumer: self.consumer.clone(), differences })
+    }
+
+    /// Lists what of these settings is not as it was asked for.
+    pub(crate) fn compare(&self, asked: &Map<String, Value>, made: &Map<String, Value>) -> Vec<Difference> {
         let mut fields: Vec<&String> = asked.keys().chain(made.keys()).collect();
         fields.sort();
         fields.dedup();
@@ -124,11 +133,7 @@ impl CursorSpec {
                 found: shown(found),
             })
         };
-        let differences: Vec<_> = fields.into_iter().filter_map(differs).collect();
-        if differences.is_empty() {
-            return Ok(());
-        }
-        Err(BrokerError::Differs { consumer: self.consumer.clone(), differences })
+        fields.into_iter().filter_map(differs).collect()
     }
 
     fn moment(&self, millis: u64) -> Result<String, BrokerError> {

@@ -23,16 +23,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
 use self::answers::{
-    ConsumerInfo, FoundMessage, MadeConsumer, no_consumer, no_stream, read_message, read_stream,
-    stream_config,
+    ConsumerInfo, ConsumerPage, FoundMessage, MadeConsumer, no_consumer, no_stream, read_message,
+    read_stream, stream_config,
 };
 use self::connect::Connector;
 use self::pull::Pulling;
 use crate::cursor::check_name;
 use crate::message::check_subject;
 use crate::{
-    Broker, BrokerError, Connection, CursorSpec, CursorState, Deliveries, Headers, Inbox, Outgoing,
-    Published, Publishing, Server, StoredMessage, StreamSpec, StreamState, Version,
+    Broker, BrokerError, Connection, CursorSpec, CursorState, Deliveries, FoundConsumer, Headers, Inbox,
+    Outgoing, Published, Publishing, Server, StoredMessage, StreamSpec, StreamState, Version,
 };
 
 /// Time that a request waits for its answer, and a message for room and for its acknowledgement.
@@ -120,6 +120,48 @@ impl JetStream {
         let heartbeat = options.heartbeat;
         let connector = Connector::start(options)?;
         Ok(Self { connector, unsent: Arc::new(Semaphore::new(UNSENT_BYTES_MAX as usize)), heartbeat })
+    }
+
+    /// Waits until there is a connection, at most so long.
+    ///
+    /// Cancel-safe.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unavailable`] says why there is none.
+    pub async fn connected(&self, patience: Duration) -> Result<(), BrokerError> {
+        let mut connection = self.connector.connection();
+        let waited = timeout(patience, connection.wait_for(|connection| connection.connected)).await;
+        match waited {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) | Err(_) => self.connector.link("the connection").map(drop),
+        }
+    }
+
+    /// Lists the consumers of a stream, by name. Nothing is changed.
+    ///
+    /// # Errors
+    /// [`BrokerError::NotThere`] without such a stream; may be repeated.
+    pub async fn consumers(&self, stream: &str) -> Result<Vec<FoundConsumer>, BrokerError> {
+        check_name("the stream", stream)?;
+        let what = format!("the consumers of stream {stream}");
+        let mut all = Vec::new();
+        loop {
+            let request = json!({ "offset": all.len() });
+            let asked = self.ask::<ConsumerPage>(&what, format!("CONSUMER.LIST.{stream}"), &request).await?;
+            let ConsumerPage { total, consumers } = match asked {
+                Ok(page) => page,
+                Err(error) if no_stream(&error) => {
+                    return Err(BrokerError::NotThere { stream: stream.to_owned() });
+                }
+                Err(error) => return Err(answers::refusal(&what, &error)),
+            };
+            let consumers = consumers.unwrap_or_default();
+            let is_last = consumers.is_empty();
+            all.extend(consumers);
+            if is_last || all.len() >= total {
+                return Ok(all);
+            }
+        }
     }
 
     /// Sends a request to JetStream's API, whose answer may be a refusal.

@@ -11,6 +11,7 @@
 mod cursor;
 mod error;
 mod inbox;
+mod inspect;
 mod jetstream;
 mod message;
 mod receipt;
@@ -25,6 +26,7 @@ use tokio::sync::watch;
 pub use cursor::{CursorSpec, CursorState, Delivered, PullLimit, Start};
 pub use error::{BrokerError, Difference, Lost};
 pub use inbox::Inbox;
+pub use inspect::FoundConsumer;
 pub use jetstream::{JetStream, JetStreamOptions, Login, Tls};
 pub use message::{HEADER_BYTES_MAX, Headers, MESSAGE_ID, Outgoing, Published, Publishing, StoredMessage};
 pub use receipt::Receipt;

@@ -14,8 +14,8 @@ use time::OffsetDateTime;
 
 use super::connect::Link;
 use crate::{
-    BrokerError, CursorState, Discard, Headers, Retention, Storage, StoredMessage, StreamSettings,
-    StreamState,
+    BrokerError, CursorState, Discard, FoundConsumer, Headers, Retention, Storage, StoredMessage,
+    StreamSettings, StreamState,
 };
 
 /// Code of answers that a server gives while it starts, or is too busy.
@@ -39,6 +39,13 @@ pub(super) struct ConsumerInfo {
     delivered: Position,
     num_pending: u64,
     num_ack_pending: u64,
+}
+
+/// Answer to a request for consumers: a page of them.
+#[derive(Deserialize)]
+pub(super) struct ConsumerPage {
+    pub(super) total: usize,
+    pub(super) consumers: Option<Vec<FoundConsumer>>,
 }
 
 /// Position of a consumer: in its own numbers, and in those of the stream.

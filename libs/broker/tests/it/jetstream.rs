@@ -198,3 +198,34 @@ async fn deliveries_that_are_dropped_end_their_pull() {
     drop(real);
     receipt.ack();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn consumers_are_listed_as_they_are() {
+    let real = real(Duration::from_secs(5)).await;
+    assert_eq!(real.broker.consumers(STREAM).await, Ok(vec![]));
+    let mut deliveries = open(&*real.broker, Start::After(0)).await;
+    let _ = publish_all(&*real.broker, 0..2).await;
+    let _ = next(&mut *deliveries).await;
+    // More than a server tells on one page.
+    for number in 0..300 {
+        let config = format!(
+            r#"{{"durable_name":"c{number}","ack_policy":"explicit","filter_subject":"tenant.acme.effect.pay.*"}}"#
+        );
+        let request = format!(r#"{{"stream_name":"{STREAM}","config":{config}}}"#);
+        let made = real.server.ask(&format!("$JS.API.CONSUMER.DURABLE.CREATE.{STREAM}.c{number}"), &request);
+        assert!(made.contains("\"name\""), "{made}");
+    }
+    let listed = real.broker.consumers(STREAM).await.expect("a list");
+    assert_eq!(listed.len(), 301);
+    let wanted = crate::cursor(Start::After(1_000));
+    let as_wanted = |consumer: &broker::FoundConsumer| consumer.differences(&wanted).expect("compared");
+    let ours = listed.iter().find(|consumer| consumer.name == CONSUMER).expect("it is there");
+    assert_eq!(as_wanted(ours), []);
+    assert_eq!(ours.filter(), Some("tenant.acme.effect.pay.*"));
+    assert!(ours.unacknowledged > 0, "{ours:?}");
+    let other = listed.iter().find(|consumer| consumer.name == "c7").expect("it is there");
+    let named: Vec<_> = as_wanted(other).into_iter().map(|found| found.field).collect();
+    assert!(named.contains(&"durable_name".to_owned()), "{named:?}");
+    let absent = real.broker.consumers("NOWHERE").await;
+    assert_eq!(absent, Err(BrokerError::NotThere { stream: "NOWHERE".to_owned() }));
+}

@@ -1,0 +1,78 @@
+//! Consumers as a server lists them, for whoever looks for what is wrong with one.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::{BrokerError, CursorSpec, Difference};
+
+/// Settings of a consumer that say where it began and what people are told: they are other ones each time that it is made.
+const OF_THE_TIME: [&str; 4] = ["deliver_policy", "opt_start_seq", "opt_start_time", "description"];
+
+/// A consumer as the server lists it.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct FoundConsumer {
+    /// Its name.
+    pub name: String,
+    /// Its settings, as the server writes them.
+    config: Map<String, Value>,
+    /// Number of messages that it has not delivered yet.
+    #[serde(rename = "num_pending")]
+    pub pending: u64,
+    /// Number of deliveries without an acknowledgement.
+    #[serde(rename = "num_ack_pending")]
+    pub unacknowledged: u64,
+}
+
+impl FoundConsumer {
+    /// The filter of one that has one.
+    #[must_use]
+    pub fn filter(&self) -> Option<&str> {
+        self.config.get("filter_subject").and_then(Value::as_str).filter(|filter| !filter.is_empty())
+    }
+
+    /// Compares its settings with those of a cursor that is wanted, wherever that begins.
+    ///
+    /// # Errors
+    /// [`BrokerError::Refused`] when there can be no such cursor.
+    pub fn differences(&self, wanted: &CursorSpec) -> Result<Vec<Difference>, BrokerError> {
+        let (mut asked, mut found) = (wanted.configuration()?, self.config.clone());
+        for name in OF_THE_TIME {
+            asked.remove(name);
+            found.remove(name);
+        }
+        Ok(wanted.compare(&asked, &found))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::Start;
+
+    fn found(change: impl FnOnce(&mut Map<String, Value>)) -> FoundConsumer {
+        let spec = CursorSpec::new("EVENTS", "c", "a.*", Start::After(7));
+        let mut config = spec.configuration().expect("a good one");
+        config.insert("max_waiting".to_owned(), json!(512));
+        config.insert("description".to_owned(), json!("epoch 3"));
+        change(&mut config);
+        FoundConsumer { name: "c".to_owned(), config, pending: 0, unacknowledged: 0 }
+    }
+
+    #[test]
+    fn what_differs_is_named_and_the_beginning_does_not_count() {
+        let wanted = CursorSpec::new("EVENTS", "c", "a.*", Start::After(0));
+        assert_eq!(found(|_| {}).differences(&wanted), Ok(vec![]));
+        assert_eq!(found(|_| {}).filter(), Some("a.*"));
+        let several = found(|config| {
+            config.remove("filter_subject");
+            config.insert("filter_subjects".to_owned(), json!(["a.*", "b.*"]));
+            config.insert("max_deliver".to_owned(), json!(5));
+        });
+        assert_eq!(several.filter(), None);
+        let named: Vec<_> =
+            several.differences(&wanted).expect("compared").into_iter().map(|found| found.field).collect();
+        assert_eq!(named, ["filter_subject", "filter_subjects", "max_deliver"]);
+    }
+}
