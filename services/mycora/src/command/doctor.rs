@@ -6,6 +6,7 @@ mod disk;
 mod finding;
 mod machine;
 mod mesh;
+mod nats;
 mod stores;
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -16,6 +17,7 @@ use kv::{Durability, Endpoint};
 use model::Timestamp;
 
 pub use self::finding::{Finding, Level, Report};
+pub use self::nats::NatsArgs;
 use super::{Global, find_profile, profile_path};
 use crate::failure::Failure;
 use crate::output;
@@ -31,6 +33,7 @@ Examples:
   mycora doctor --redis-url redis+cluster://10.0.0.1,10.0.0.2 --durability replicated
   mycora doctor --data /srv/mycora
   mycora doctor --mesh-address http://10.0.0.7:7790
+  mycora doctor --nats-url nats://127.0.0.1:4222 --nats-user mycora --nats-password-file nats.password
 
 Exit codes: 0 nothing fails; 1 something does. What could be better, `warn`, does not count.";
 
@@ -59,6 +62,9 @@ pub struct DoctorArgs {
     /// That port [default: 8990, where an address is given]
     #[arg(long, value_name = "PORT", env = "MYCORA_MYCELIUM_PORT")]
     pub mycelium_port: Option<u16>,
+    /// The broker of sagas.
+    #[command(flatten)]
+    pub nats: NatsArgs,
 }
 
 /// Looks at everything; gives the exit code.
@@ -82,6 +88,7 @@ pub async fn run(args: &DoctorArgs, global: &Global) -> Result<u8, Failure> {
         findings
             .push(stores::mycelium(ip, args.mycelium_port.unwrap_or(mycelium::daemon::PORT_DEFAULT)).await);
     }
+    findings.extend(nats::look(&args.nats).await);
     findings.extend(disk::look(args).await);
     findings.extend(machine::look().await);
     let report = Report::new(findings);

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use identity::{Identity, IssueOptions, Pki};
 use serde_json::Value;
 use stand_in::{Overlay, StandIn, Traps};
-use testkit::{RedisCluster, RedisSentinels, RedisServer};
+use testkit::{NatsServer, RedisCluster, RedisSentinels, RedisServer};
 
 use crate::commands::Place;
 use crate::coordinator::{ACTOR_KEY, Script};
@@ -227,4 +227,90 @@ fn a_daemon_is_asked_who_it_is() {
     drop(daemon);
     let document = place.document(&["doctor", "--mycelium-ip", "127.0.0.1", "--mycelium-port", port], 1);
     assert_eq!(level(&document, "mycelium"), "fail");
+}
+
+/// A broker as the saga service leaves it: its streams, that of aggregates, and the consumers of two lanes.
+async fn furnish(server: &NatsServer) {
+    use broker::Broker as _;
+    use workflow::Lane;
+    use workflow::subject::Source;
+
+    let broker = broker::JetStream::start(broker::JetStreamOptions::new(&server.url())).expect("options");
+    broker.connected(testkit::PATIENCE).await.expect("a connection");
+    let subjects = ["tenant.*.aggregate.*.*"];
+    let aggregates = broker::StreamSpec::ours(saga::lane::AGGREGATE_EVENTS, &subjects, DAY);
+    for stream in saga::lane::streams(true).into_iter().chain([aggregates]) {
+        assert_eq!(broker.ensure_stream(&stream).await, Ok(vec![]));
+    }
+    let tenant: model::TenantId = "acme".parse().expect("a tenant");
+    let effect: model::EffectName = "mail".parse().expect("a name");
+    let of_saga = Lane::Saga { tenant: tenant.clone(), saga: "order".parse().expect("a name"), shard: 0 };
+    let of_effect = Lane::Effect { tenant: tenant.clone(), effect: effect.clone() };
+    for (stream, lane, source) in [
+        (saga::lane::AGGREGATE_EVENTS, &of_saga, Source::Aggregate("Order".to_owned())),
+        (saga::lane::WORKFLOW_EVENTS, &of_saga, Source::Results(effect.clone())),
+        (saga::lane::WORKFLOW_COMMANDS, &of_saga, Source::Verbs("order".parse().expect("a name"))),
+        (saga::lane::WORKFLOW_COMMANDS, &of_effect, Source::Commands(effect)),
+    ] {
+        let (name, filter) = (source.consumer(lane), source.filter(&tenant));
+        let mut cursor = broker::CursorSpec::new(stream, &name, &filter, broker::Start::After(0));
+        "epoch 3".clone_into(&mut cursor.description);
+        drop(broker.open(&cursor).await.expect("a cursor"));
+    }
+}
+
+#[test]
+fn the_broker_of_sagas_is_looked_at() {
+    let home = home();
+    let server = NatsServer::start();
+    let look = |code: i32| {
+        let arguments =
+            ["--output", "json", "doctor", "--address", "https://127.0.0.1:1", "--nats-url", &server.url()];
+        let output = mycora(home.path()).args(arguments).output().expect("it starts");
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+        serde_json::from_slice::<Value>(&output.stdout).expect("one document")
+    };
+    // The coordinator is not there, which is another finding.
+    let document = look(1);
+    let (level_of, version) = found(&document, "nats");
+    assert!(level_of == "ok" && version.starts_with("nats-server 2."), "{version}");
+    assert_eq!(level(&document, "nats max_payload"), "ok");
+    assert_eq!(level(&document, "stream WORKFLOW_COMMANDS"), "warn");
+    let (level_of, aggregates) = found(&document, "stream AGGREGATE_EVENTS");
+    assert!(level_of == "warn" && aggregates.contains("is not there"), "{aggregates}");
+
+    tokio::runtime::Runtime::new().expect("a runtime").block_on(furnish(&server));
+    let document = look(1);
+    for stream in ["WORKFLOW_COMMANDS", "WORKFLOW_EVENTS", "AGGREGATE_EVENTS"] {
+        assert_eq!(level(&document, &format!("stream {stream}")), "ok", "{document:#}");
+        assert_eq!(level(&document, &format!("consumers of {stream}")), "ok", "{document:#}");
+    }
+    let (_, consumers) = found(&document, "consumers of WORKFLOW_COMMANDS");
+    assert!(consumers.starts_with("2 consumers of lanes, as wanted"), "{consumers}");
+
+    let stray = r#"{"stream_name":"WORKFLOW_EVENTS","config":{"durable_name":"sg_order_0_r00000000_acme","ack_policy":"none","filter_subject":"tenant.acme.effect_result.mail.*"}}"#;
+    let made = server.ask("$JS.API.CONSUMER.DURABLE.CREATE.WORKFLOW_EVENTS.sg_order_0_r00000000_acme", stray);
+    assert!(made.contains("\"name\""), "{made}");
+    let changed = r#"{"name":"WORKFLOW_COMMANDS","subjects":["tenant.*.effect.*.*"],"retention":"limits","discard":"old","storage":"file","num_replicas":1,"duplicate_window":120000000000,"max_consumers":100000}"#;
+    let made = server.ask("$JS.API.STREAM.UPDATE.WORKFLOW_COMMANDS", changed);
+    assert!(made.contains("\"config\""), "{made}");
+    let document = look(1);
+    let (level_of, consumers) = found(&document, "consumers of WORKFLOW_EVENTS");
+    assert!(level_of == "fail" && consumers.contains("is that of the consumer sg_order_0_r"), "{consumers}");
+    let (level_of, stream) = found(&document, "stream WORKFLOW_COMMANDS");
+    assert!(level_of == "fail" && stream.contains("discard") && stream.contains("max_age"), "{stream}");
+}
+
+#[test]
+fn a_broker_that_is_away_is_told() {
+    let home = home();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("nats://{}", listener.local_addr().expect("an address"));
+    drop(listener);
+    let arguments = ["--output", "json", "doctor", "--address", "https://127.0.0.1:1", "--nats-url", &url];
+    let output = mycora(home.path()).args(arguments).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let document: Value = serde_json::from_slice(&output.stdout).expect("one document");
+    let (level_of, nats) = found(&document, "nats");
+    assert!(level_of == "fail" && nats.contains("does not answer"), "{nats}");
 }
