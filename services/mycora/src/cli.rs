@@ -18,7 +18,7 @@ use crate::command::job::JobCommand;
 use crate::command::message::MessageCommand;
 use crate::command::pki::PkiCommand;
 use crate::command::runner::RunnerCommand;
-use crate::command::saga::SagaCommand;
+use crate::command::saga::SagaArgs;
 use crate::command::supervisor::SupervisorCommand;
 use crate::command::token::TokenArgs;
 use crate::command::up::UpArgs;
@@ -83,6 +83,8 @@ pub enum Command {
     /// Run one job without a flow file; keep jobs for flows
     #[command(subcommand)]
     Job(JobCommand),
+    /// Put sagas in force, start them, watch and steer them, and look into them
+    Saga(Box<SagaArgs>),
     /// Make and change contexts; see who may do what in them, and who did
     #[command(subcommand)]
     Context(ContextCommand),
@@ -92,9 +94,6 @@ pub enum Command {
     /// Register actors and their keys; show who somebody is, and where messages to it arrive
     #[command(subcommand)]
     Actor(ActorCommand),
-    /// Rehearse sagas and verify their journals
-    #[command(subcommand)]
-    Saga(SagaCommand),
     /// Show how other machines are spoken to, and ask whether one is there
     #[command(subcommand)]
     Gateway(GatewayCommand),
@@ -222,12 +221,13 @@ pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
         Command::Connection => connection::run(&global).map(|()| 0),
         Command::Completions(args) => completions::run(&args).map(|()| 0),
         Command::Flow(FlowCommand::Validate(args)) => validate::run(&args, global.output).map(|()| 0),
-        Command::Saga(command) => saga::run_alone(&command, global.output),
         Command::Bootstrap(args) => {
             in_session(global, async |session| bootstrap::run(&args, session).await).await
         }
         Command::Flow(command) => in_session(global, async |session| flow::run(session, command).await).await,
         Command::Job(command) => in_session(global, async |session| job::run(session, &command).await).await,
+        Command::Saga(args) if args.is_alone() => saga::run_alone(&args, global.output),
+        Command::Saga(args) => in_session(global, async |session| saga::run(session, *args).await).await,
         Command::Context(command) => {
             in_session(global, async |session| context::run(session, &command).await.map(|()| 0)).await
         }

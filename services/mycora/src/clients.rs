@@ -11,6 +11,7 @@ use proto::v1::gateway_service_client::GatewayServiceClient;
 use proto::v1::job_service_client::JobServiceClient;
 use proto::v1::message_service_client::MessageServiceClient;
 use proto::v1::runner_service_client::RunnerServiceClient;
+use proto::v1::saga_service_client::SagaServiceClient;
 use proto::v1::supervisor_service_client::SupervisorServiceClient;
 use rpc::{Channel, Retry};
 use tonic::service::interceptor::InterceptedService;
@@ -53,10 +54,11 @@ pub struct Clients {
     contexts: ContextServiceClient<Way>,
     actors: ActorServiceClient<Way>,
     runners: RunnerServiceClient<Way>,
-    /// Not every profile names one; nor the next two.
+    /// Not every profile names one; nor the next three.
     messages: Result<MessageServiceClient<Way>, Failure>,
     gateway: Result<GatewayServiceClient<Way>, Failure>,
     supervisor: Result<SupervisorServiceClient<Way>, Failure>,
+    sagas: Result<SagaServiceClient<Way>, Failure>,
 }
 
 /// An answer that comes in pieces.
@@ -115,6 +117,7 @@ pub mod health;
 mod messages;
 mod objects;
 mod places;
+pub(crate) mod sagas;
 
 impl Clients {
     /// Prepares to call; connects with the first call. Has to be made within a runtime.
@@ -134,6 +137,7 @@ impl Clients {
             messages: way(Host::Router).map(MessageServiceClient::new),
             gateway: way(Host::MyceliumGateway).map(GatewayServiceClient::new),
             supervisor: way(Host::Supervisor).map(SupervisorServiceClient::new),
+            sagas: way(Host::Saga).map(SagaServiceClient::new),
         })
     }
 

@@ -22,6 +22,23 @@ const IDENTITY_REQUIRED: &str = Reason::IdentityRequired.as_str();
 /// What gives somebody a role, as servers say who refuse one that is too small.
 const GIVES_A_ROLE: &str = "`mycora context update ";
 
+/// What helps against refusals about sagas, by their reason.
+const WAYS_OUT: [(Reason, &str); 13] = [
+    (Reason::TenantPaused, "`mycora saga resume-tenant` goes on with it"),
+    (Reason::SagaExists, "`mycora saga show SAGA CORRELATION` shows it"),
+    (Reason::PastPivot, "`mycora saga kill` ends it where it stands"),
+    (Reason::SagaPaused, "`mycora saga resume` goes on with it"),
+    (Reason::SagaStuck, "`mycora saga retry-step`, `skip-step` or `complete` goes on with it"),
+    (Reason::SagaNotStuck, "`mycora saga explain` says why it is where it is"),
+    (Reason::SagaParked, "`mycora saga letters list SAGA CORRELATION` lists what stands in front of it"),
+    (Reason::SagaNotRunning, "`mycora saga explain` says why it is where it is"),
+    (Reason::ManifestsRefused, "`mycora saga reload --dry-run` tells all problems"),
+    (Reason::EffectNotUnknown, "`mycora saga effect show COMMAND` shows where it stands"),
+    (Reason::EffectNotOpen, "`mycora saga effect show COMMAND` shows where it stands"),
+    (Reason::EffectNotWaiting, "`mycora saga effect show COMMAND` shows where it stands"),
+    (Reason::TokenRefused, "the token is the one that came with this call, and with no other"),
+];
+
 /// Why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
@@ -111,6 +128,8 @@ impl From<CallError> for Failure {
                 "{text}\nthe profile needs `cert` and `key`, which `mycora pki issue actor/1` makes, or `actor` and \
                  its `signing_key`"
             )),
+            // Another certificate would not help.
+            Code::PermissionDenied if way_out(&view).is_some() => Self::Unreachable(with_way_out(&view)),
             // It says how the role is given.
             Code::PermissionDenied if text.contains(GIVES_A_ROLE) => Self::Unreachable(text),
             Code::PermissionDenied => Self::Unreachable(format!(
@@ -124,9 +143,18 @@ impl From<CallError> for Failure {
                 "{text}\nit does not exist, or this identity has no role in its context; `mycora context list` shows those \
                  where it has one"
             )),
-            _ => Self::Failed(text),
+            _ => Self::Failed(with_way_out(&view)),
         }
     }
+}
+
+/// What helps against a refusal, where that is known.
+fn way_out(view: &ErrorView) -> Option<&'static str> {
+    WAYS_OUT.iter().find(|(reason, _)| reason.as_str() == view.reason).map(|(_, way)| *way)
+}
+
+fn with_way_out(view: &ErrorView) -> String {
+    way_out(view).map_or_else(|| view.to_string(), |way| format!("{view}\n{way}"))
 }
 
 /// Whether a server sent this. What the way to a server says of itself has details as well.
@@ -168,6 +196,17 @@ mod tests {
         let said = "actor 3 needs the role executor in context 1: an admin of it gives that with `mycora context update 1 \
                     --add-executor 3`";
         assert_eq!(failure, Failure::Unreachable(said.into()), "and no other certificate is advised");
+    }
+
+    #[test]
+    fn refusals_about_sagas_come_with_a_way_out() {
+        let refused =
+            |kind, reason| Failure::from(CallError::from(Status::from(rpc::Error::new(kind, reason, "no"))));
+        let paused = refused(rpc::ErrorKind::FailedPrecondition, Reason::SagaPaused);
+        assert_eq!(paused, Failure::Failed("no\n`mycora saga resume` goes on with it".into()));
+        let token = refused(rpc::ErrorKind::PermissionDenied, Reason::TokenRefused);
+        assert_eq!(token.exit_code(), 3);
+        assert!(!token.to_string().contains("certificate"), "{token}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod message;
 pub mod objects;
 pub mod places;
 pub mod progress;
+pub mod saga;
 pub mod summary;
 pub mod table;
 pub mod terminal;

@@ -35,23 +35,26 @@ pub enum Host {
     MyceliumGateway,
     /// A machine that runs jobs.
     Supervisor,
+    /// Sagas.
+    Saga,
 }
 
 impl Host {
     /// Every one.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Scheduler,
         Self::Storage,
         Self::RunnerRegistry,
         Self::Router,
         Self::MyceliumGateway,
         Self::Supervisor,
+        Self::Saga,
     ];
 
     /// Whether a profile need not know where it is: not every suite has one, and only some commands need it.
     #[must_use]
     pub const fn is_optional(self) -> bool {
-        matches!(self, Self::Router | Self::MyceliumGateway | Self::Supervisor)
+        matches!(self, Self::Router | Self::MyceliumGateway | Self::Supervisor | Self::Saga)
     }
 
     /// As it stands below `[addresses]`.
@@ -64,6 +67,7 @@ impl Host {
             Self::Router => "router",
             Self::MyceliumGateway => "mycelium-gateway",
             Self::Supervisor => "supervisor",
+            Self::Saga => "saga",
         }
     }
 }
@@ -99,6 +103,9 @@ pub struct Profile {
     /// In whose name flows are submitted, and whose the signing key is; 0: the certificate's actor.
     #[serde(skip_serializing_if = "is_zero")]
     pub actor: u32,
+    /// Whose sagas commands are about that name no tenant; absent: the context says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
     /// Addresses of single services, where they are separate processes.
     #[serde(skip_serializing_if = "Addresses::is_empty")]
     pub addresses: Addresses,
@@ -129,6 +136,9 @@ pub struct Addresses {
     /// The supervisor that `mycora supervisor` is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub supervisor: Option<String>,
+    /// Where sagas are run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saga: Option<String>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
@@ -139,7 +149,7 @@ const fn is_zero(id: &u32) -> bool {
 impl Addresses {
     /// Takes over those that others name.
     fn replace(&mut self, others: Self) {
-        let Self { scheduler, storage, runner_registry, router, mycelium_gateway, supervisor } = others;
+        let Self { scheduler, storage, runner_registry, router, mycelium_gateway, supervisor, saga } = others;
         for (own, other) in [
             (&mut self.scheduler, scheduler),
             (&mut self.storage, storage),
@@ -147,6 +157,7 @@ impl Addresses {
             (&mut self.router, router),
             (&mut self.mycelium_gateway, mycelium_gateway),
             (&mut self.supervisor, supervisor),
+            (&mut self.saga, saga),
         ] {
             if other.is_some() {
                 *own = other;
@@ -364,6 +375,7 @@ impl Profile {
             Host::Router => &self.addresses.router,
             Host::MyceliumGateway => &self.addresses.mycelium_gateway,
             Host::Supervisor => &self.addresses.supervisor,
+            Host::Saga => &self.addresses.saga,
         };
         own.as_deref().or(self.address.as_deref()).ok_or_else(|| {
             Failure::Invalid(format!(

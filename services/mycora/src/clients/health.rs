@@ -5,7 +5,7 @@ use std::time::Duration;
 use model::Timestamp;
 use proto::v1::{
     context_service_server, flow_service_server, gateway_service_server, message_service_server,
-    runner_service_server, supervisor_service_server,
+    runner_service_server, saga_service_server, supervisor_service_server,
 };
 use rpc::Channel;
 use tonic::{Code, Request};
@@ -69,6 +69,7 @@ const fn service_of(host: Host) -> &'static str {
         Host::Router => message_service_server::SERVICE_NAME,
         Host::MyceliumGateway => gateway_service_server::SERVICE_NAME,
         Host::Supervisor => supervisor_service_server::SERVICE_NAME,
+        Host::Saga => saga_service_server::SERVICE_NAME,
     }
 }
 

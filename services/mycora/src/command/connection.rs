@@ -11,8 +11,8 @@ use crate::profile::{Host, Profile};
 /// Shown below the options.
 pub const AFTER_HELP: &str = "\
 Every command takes these options. What they do not say, the profile does: the file named by --config or MYCORA_CONFIG, else client.toml in \
-$XDG_DATA_HOME/mycora or ~/.local/share/mycora. Its keys are address, ca, cert, key, signing_key, trust_domain, server_name, context and \
-actor, and below [addresses] scheduler, storage, runner-registry, router, mycelium-gateway and supervisor. Below [profiles.NAME] stands \
+$XDG_DATA_HOME/mycora or ~/.local/share/mycora. Its keys are address, ca, cert, key, signing_key, trust_domain, server_name, context, \
+actor and tenant, and below [addresses] scheduler, storage, runner-registry, router, mycelium-gateway, supervisor and saga. Below [profiles.NAME] stands \
 what --as NAME changes of that. Paths in it are relative to the file.
 
 Examples:
@@ -50,6 +50,7 @@ fn rows<'a>(file: Option<&str>, name: Option<&str>, profile: &Profile) -> Vec<(&
         ("trust_domain", profile.trust_domain.clone()),
         ("context", number(profile.context)),
         ("actor", number(profile.actor)),
+        ("tenant", profile.tenant.clone()),
     ];
     let elsewhere =
         |host: &Host| profile.address_of(*host).ok().filter(|at| Some(*at) != profile.address.as_deref());

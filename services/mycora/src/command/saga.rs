@@ -1,34 +1,242 @@
-//! `mycora saga`: sagas, their definitions and their effects.
+//! `mycora saga`: state machines that wait for events, order work and undo it.
 
+mod definitions;
+mod drawing;
+mod effects;
+mod instances;
 mod journal;
+mod lanes;
+mod letters;
+mod replay;
 pub mod replay_verify;
+mod scope;
+mod server;
+mod starting;
 pub mod test;
+mod timeline;
+mod validate;
+mod verbs;
+mod watching;
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 
+use self::definitions::{ApplyArgs, DefinitionArgs, DefinitionsArgs, RetireArgs};
+use self::drawing::GraphArgs;
+use self::effects::EffectCommand;
+use self::instances::{ListArgs, TimersArgs};
+use self::lanes::{LanesArgs, MoveLaneArgs};
+use self::letters::LettersCommand;
+use self::replay::ReplayArgs;
 pub use self::replay_verify::ReplayVerifyArgs;
+use self::scope::{InstanceArg, Scope};
+use self::server::{DrainArgs, ReloadArgs, TenantArgs};
+use self::starting::{SendArgs, StartArgs};
 pub use self::test::TestArgs;
+use self::timeline::TimelineArgs;
+use self::validate::ValidateArgs;
+use self::verbs::{CancelArgs, CompleteArgs, KillArgs, SkipArgs, VerbArgs};
+use self::watching::WatchArgs;
+use super::Session;
 use crate::failure::Failure;
 use crate::output::Format;
+
+/// What `mycora saga` takes.
+#[derive(Debug, Args)]
+pub struct SagaArgs {
+    /// Whose sagas they are [default: `tenant` of the profile, else the number of the context]. Empty, or of no account, on a
+    /// server without tenants
+    #[arg(long, global = true, value_name = "TENANT", env = "MYCORA_TENANT", value_parser = scope::tenant)]
+    pub tenant: Option<String>,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: SagaCommand,
+}
 
 /// Commands about sagas.
 #[derive(Debug, Subcommand)]
 pub enum SagaCommand {
+    /// Check manifests without putting anything in force; needs no server unless --remote asks one
+    #[command(after_help = validate::AFTER_HELP)]
+    Validate(ValidateArgs),
     /// Play scenarios of a saga in virtual time, without any server, and everything that can go wrong in them
     #[command(after_help = test::AFTER_HELP)]
     Test(TestArgs),
     /// Run a journal again and compare every byte of it, without any server
     #[command(after_help = replay_verify::AFTER_HELP)]
     ReplayVerify(ReplayVerifyArgs),
+    /// Put the sagas of a manifest in force for a tenant, all of them or none
+    #[command(after_help = definitions::APPLY_HELP)]
+    Apply(ApplyArgs),
+    /// List the definitions of sagas, by name, the newest first
+    #[command(after_help = "Example:\n  mycora saga definitions --in-force")]
+    Definitions(DefinitionsArgs),
+    /// Show a definition with its manifest
+    #[command(after_help = definitions::DEFINITION_HELP)]
+    Definition(DefinitionArgs),
+    /// Take a saga out of force: no instance starts on it any more, and those that run go on
+    #[command(
+        after_help = "Admins may.\n\nExample:\n  mycora saga retire order-fulfilment --expect-version 3"
+    )]
+    Retire(RetireArgs),
+    /// Start an instance
+    #[command(after_help = starting::START_HELP)]
+    Start(StartArgs),
+    /// Give an instance an event, such as an approval
+    #[command(after_help = starting::SEND_HELP)]
+    Send(SendArgs),
+    /// List instances, running and ended ones
+    #[command(after_help = instances::LIST_HELP)]
+    List(ListArgs),
+    /// Show an instance: its state, what it waits for and what it may have to undo
+    #[command(after_help = "Example:\n  mycora saga show order-fulfilment order-7 --output yaml")]
+    Show(InstanceArg),
+    /// Watch an instance until it has ended, those of a saga, or all; Ctrl-C leaves them running
+    #[command(after_help = watching::AFTER_HELP)]
+    Watch(WatchArgs),
+    /// Show what an instance was given and what followed, oldest first
+    #[command(after_help = timeline::AFTER_HELP)]
+    Timeline(TimelineArgs),
+    /// List timers that are set, the first to fire first
+    #[command(after_help = "Example:\n  mycora saga timers order-fulfilment --within 1h")]
+    Timers(TimersArgs),
+    /// Say why an instance is where it is
+    #[command(after_help = "Example:\n  mycora saga explain order-fulfilment order-7")]
+    Explain(InstanceArg),
+    /// Draw a saga, with the place of an instance in it
+    #[command(after_help = drawing::AFTER_HELP)]
+    Graph(GraphArgs),
+    /// Keep the inputs of an instance back from now on, until it is resumed
+    #[command(
+        after_help = "Admins may. Calls that are under way go on.\n\nExample:\n  mycora saga pause order-fulfilment order-7"
+    )]
+    Pause(VerbArgs),
+    /// Apply the inputs of a paused instance that were kept back, and those that come
+    #[command(after_help = "Admins may.\n\nExample:\n  mycora saga resume order-fulfilment order-7")]
+    Resume(VerbArgs),
+    /// Undo what an instance has done, in reverse
+    #[command(after_help = verbs::CANCEL_HELP)]
+    Cancel(CancelArgs),
+    /// End an instance where it stands, with nothing undone
+    #[command(after_help = verbs::KILL_HELP)]
+    Kill(KillArgs),
+    /// Try again what a stuck instance is stuck at
+    #[command(after_help = "Admins may.\n\nExample:\n  mycora saga retry-step order-fulfilment order-7")]
+    RetryStep(VerbArgs),
+    /// Leave out what a stuck instance is stuck at, as if it had succeeded
+    #[command(after_help = verbs::SKIP_HELP)]
+    SkipStep(SkipArgs),
+    /// End a stuck instance as completed, since somebody has seen to what was left
+    #[command(after_help = verbs::COMPLETE_HELP)]
+    Complete(CompleteArgs),
+    /// Make an instance one of the definition that is in force, as that says
+    #[command(after_help = verbs::MIGRATE_HELP)]
+    Migrate(VerbArgs),
+    /// List calls of effects, look into one, and say what became of it
+    #[command(subcommand)]
+    Effect(EffectCommand),
+    /// List inputs that nothing can be done with, apply them again or remove them
+    #[command(subcommand)]
+    Letters(LettersCommand),
+    /// List lanes: who owns them, and how far their sources were read
+    #[command(after_help = "Admins may.\n\nExample:\n  mycora saga lanes order-fulfilment")]
+    Lanes(LanesArgs),
+    /// Have a lane owned by a certain replica, or by its place again
+    #[command(after_help = lanes::MOVE_HELP)]
+    MoveLane(MoveLaneArgs),
+    /// Process a lane again: compare its journals, or read its sources from a position
+    #[command(after_help = replay::AFTER_HELP)]
+    Replay(ReplayArgs),
+    /// Stop reading everything that comes for a tenant; nothing is lost
+    #[command(after_help = "Admins may.\n\nExample:\n  mycora saga pause-tenant --tenant acme")]
+    PauseTenant(TenantArgs),
+    /// Go on with everything that came for a paused tenant
+    #[command(after_help = "Admins may.\n\nExample:\n  mycora saga resume-tenant --tenant acme")]
+    ResumeTenant(TenantArgs),
+    /// Have the service end what is under way, give up its lanes and end
+    #[command(after_help = server::DRAIN_HELP)]
+    Drain(DrainArgs),
+    /// Read manifests, providers and tenants from the operator's directory again
+    #[command(after_help = server::RELOAD_HELP)]
+    Reload(ReloadArgs),
+    /// Show what the service is, what it stands on and what is wrong with it
+    #[command(after_help = "Needs the admin's certificate.\n\nExample:\n  mycora saga server --as admin")]
+    Server,
+}
+
+impl SagaArgs {
+    /// Returns whether this is done without a server.
+    #[must_use]
+    pub const fn is_alone(&self) -> bool {
+        match &self.command {
+            SagaCommand::Validate(args) => !args.remote,
+            SagaCommand::Test(_) | SagaCommand::ReplayVerify(_) => true,
+            _ => false,
+        }
+    }
 }
 
 /// Runs a command that needs no server; gives the exit code.
 ///
 /// # Errors
-/// A file is wrong, or the answer cannot be written.
-pub fn run_alone(command: &SagaCommand, format: Format) -> Result<u8, Failure> {
-    match command {
+/// When it cannot be done, or does need one.
+pub fn run_alone(args: &SagaArgs, format: Format) -> Result<u8, Failure> {
+    match &args.command {
+        SagaCommand::Validate(args) => validate::alone(args, format),
         SagaCommand::Test(args) => test::run(args, format),
         SagaCommand::ReplayVerify(args) => replay_verify::run(args, format),
+        _ => Err(Failure::Failed("this needs a server".to_owned())),
     }
+}
+
+/// Runs a command that needs a server; gives the exit code.
+///
+/// # Errors
+/// When the server cannot be reached or refuses.
+pub async fn run(session: &Session, args: SagaArgs) -> Result<u8, Failure> {
+    let SagaArgs { tenant, command } = args;
+    match command {
+        // The tenant is only what they are told in so many words: without one they are about all.
+        SagaCommand::Drain(args) => return server::drain(session, tenant, args).await,
+        SagaCommand::Reload(args) => return server::reload(session, tenant, args).await,
+        SagaCommand::Server => return server::show(session).await,
+        _ => {}
+    }
+    let scope = Scope::find(session, tenant).await?;
+    match command {
+        SagaCommand::Validate(args) => return validate::remote(&scope, &args).await,
+        SagaCommand::Apply(args) => definitions::apply(&scope, &args).await?,
+        SagaCommand::Definitions(args) => definitions::list(&scope, args).await?,
+        SagaCommand::Definition(args) => definitions::show(&scope, args).await?,
+        SagaCommand::Retire(args) => definitions::retire(&scope, args).await?,
+        SagaCommand::Start(args) => return starting::start(&scope, args).await,
+        SagaCommand::Send(args) => starting::send(&scope, args).await?,
+        SagaCommand::List(args) => instances::list(&scope, args).await?,
+        SagaCommand::Show(instance) => instances::show(&scope, instance).await?,
+        SagaCommand::Watch(args) => return watching::run(&scope, args).await,
+        SagaCommand::Timeline(args) => timeline::run(&scope, args).await?,
+        SagaCommand::Timers(args) => instances::timers(&scope, args).await?,
+        SagaCommand::Explain(instance) => instances::explain(&scope, instance).await?,
+        SagaCommand::Graph(args) => drawing::run(&scope, args).await?,
+        SagaCommand::Pause(args) => verbs::pause(&scope, args).await?,
+        SagaCommand::Resume(args) => verbs::resume(&scope, args).await?,
+        SagaCommand::Cancel(args) => return verbs::cancel(&scope, args).await,
+        SagaCommand::Kill(args) => verbs::kill(&scope, args).await?,
+        SagaCommand::RetryStep(args) => verbs::retry_step(&scope, args).await?,
+        SagaCommand::SkipStep(args) => verbs::skip_step(&scope, args).await?,
+        SagaCommand::Complete(args) => verbs::complete(&scope, args).await?,
+        SagaCommand::Migrate(args) => verbs::migrate(&scope, args).await?,
+        SagaCommand::Effect(command) => effects::run(&scope, command).await?,
+        SagaCommand::Letters(command) => return letters::run(&scope, command).await,
+        SagaCommand::Lanes(args) => lanes::list(&scope, args).await?,
+        SagaCommand::MoveLane(args) => lanes::move_lane(&scope, args).await?,
+        SagaCommand::Replay(args) => return replay::run(&scope, args).await,
+        SagaCommand::PauseTenant(args) => server::pause_tenant(&scope, args).await?,
+        SagaCommand::ResumeTenant(args) => server::resume_tenant(&scope, args).await?,
+        SagaCommand::Drain(_) | SagaCommand::Reload(_) | SagaCommand::Server => {}
+        command @ (SagaCommand::Test(_) | SagaCommand::ReplayVerify(_)) => {
+            let args = SagaArgs { tenant: None, command };
+            return run_alone(&args, session.global.output);
+        }
+    }
+    Ok(0)
 }

@@ -50,6 +50,7 @@ impl Profile {
             trust_domain: named.trust_domain.or(self.trust_domain),
             context: if named.context == 0 { self.context } else { named.context },
             actor: if is_somebody { named.actor } else { self.actor },
+            tenant: named.tenant.or(self.tenant),
             addresses,
             profiles: self.profiles,
         }

@@ -5,6 +5,7 @@ mod actors;
 mod flows;
 mod messages;
 mod places;
+pub(crate) mod sagas;
 pub(crate) mod storage;
 
 use std::net::SocketAddr;
@@ -23,6 +24,7 @@ use proto::v1::gateway_service_server::GatewayServiceServer;
 use proto::v1::job_service_server::JobServiceServer;
 use proto::v1::message_service_server::MessageServiceServer;
 use proto::v1::runner_service_server::RunnerServiceServer;
+use proto::v1::saga_service_server::SagaServiceServer;
 use rpc::{Allow, MethodPolicy, Mount, Server, TlsFiles};
 use tokio_stream::Stream;
 use tonic::Status;
@@ -43,6 +45,8 @@ pub(crate) enum Script {
     RefusePart,
     /// What was uploaded has gone, until it is uploaded again.
     ForgetUploads,
+    /// The saga service has no tenants.
+    NoTenants,
 }
 
 /// What the coordinator was asked.
@@ -88,6 +92,7 @@ impl Coordinator {
             ("/mycora.v1.ActorService/*", &[Allow::AnyActor]),
             ("/mycora.v1.GatewayService/*", &[Allow::AnyActor]),
             ("/mycora.v1.MessageService/*", &[Allow::AnyActor]),
+            ("/mycora.v1.SagaService/*", &[Allow::AnyActor]),
             // Listing them is what this actor may not.
             ("/mycora.v1.RunnerService/GetRunner", &[Allow::AnyActor]),
             ("/mycora.v1.RunnerService/RegisterRunner", &[Allow::AnyActor]),
@@ -107,6 +112,7 @@ impl Coordinator {
             .service(ActorServiceServer::new(scripted.clone()))
             .service(GatewayServiceServer::new(scripted.clone()))
             .service(MessageServiceServer::new(scripted.clone()))
+            .service(SagaServiceServer::new(scripted.clone()))
             .service(RunnerServiceServer::new(scripted))
             .build()
             .expect("a mount");

@@ -126,6 +126,9 @@ fn service(host: Host, health: Result<Health, Failure>) -> Finding {
             "is there, and does not serve",
             "it starts, ends, or lacks something: /readyz on its ops port says what, to who shows the token",
         ),
+        Ok(Health { condition: Condition::Absent, .. }) if host == Host::Saga => {
+            Finding::ok(check, "is not offered here, which is all right where there are no sagas")
+        }
         Ok(Health { condition: Condition::Absent, .. }) => Finding::warn(
             check,
             "is not offered at its address",

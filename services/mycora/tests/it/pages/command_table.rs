@@ -3,7 +3,7 @@
 use mycora_cli::cli;
 
 /// What stands for a value, and one that it may have.
-const VALUES: [(&str, &str); 17] = [
+const VALUES: [(&str, &str); 24] = [
     ("ID", "7"),
     ("JOB", "merge"),
     ("FILE", "flow.yaml"),
@@ -21,6 +21,13 @@ const VALUES: [(&str, &str); 17] = [
     ("URL", "redis://127.0.0.1:6379"),
     ("IP", "127.0.0.1"),
     ("IDENTITY", "actor/2"),
+    ("SAGA", "order-fulfilment"),
+    ("CORRELATION", "order-7"),
+    ("EVENT", "PaymentCaptured"),
+    ("JSON", "{}"),
+    ("COMMAND", "018f4d2e-7a1b-7c3d-8e4f-0123456789ab"),
+    ("LETTER", "letter"),
+    ("LANE", "s:acme:order-fulfilment:0"),
 ];
 
 /// The command lines of the table, each whole: what follows another one's group is written without it there.

@@ -1,0 +1,240 @@
+//! Calls about sagas: definitions, instances, calls of effects, dead letters, lanes, and the service itself.
+//!
+//! Whatever changes something is tried again when the answer was lost: each of these requests has an id.
+
+use proto::v1;
+use proto::v1::saga_service_client::SagaServiceClient;
+use rpc::Retry;
+use tonic::{Code, Status};
+
+use super::{CALL_TIMEOUT, Clients, PAGE_SIZE, Pieces, RETRY_WAITS, Way, repeat, timed};
+use crate::failure::{CallError, Failure};
+
+/// The field of all requests that a server without tenants refuses to be given.
+const TENANT_FIELD: &str = "tenant_id";
+
+impl Clients {
+    fn sagas(&self) -> Result<&SagaServiceClient<Way>, Failure> {
+        self.sagas.as_ref().map_err(Clone::clone)
+    }
+
+    /// Tells whether requests name this tenant; not so on a server that has none.
+    ///
+    /// # Errors
+    /// When the server cannot be reached. Anything else that is wrong is left to the call that is asked for.
+    pub async fn names_tenant(&self, tenant: &str) -> Result<bool, Failure> {
+        let request = v1::ListSagaDefinitionsRequest {
+            tenant_id: tenant.to_owned(),
+            page_size: 1,
+            ..Default::default()
+        };
+        let client = self.sagas()?;
+        match call!(client, list_saga_definitions, request).await {
+            Err(CallError { view, .. }) if view.code == Code::InvalidArgument => {
+                Ok(view.violations.iter().all(|violation| violation.field != TENANT_FIELD))
+            }
+            Err(error) if matches!(error.view.code, Code::Unavailable | Code::DeadlineExceeded) => {
+                Err(error.into())
+            }
+            Ok(_) | Err(_) => Ok(true),
+        }
+    }
+
+    /// Watches instances from a position on; an empty one begins with a snapshot.
+    pub async fn watch_sagas(
+        &self,
+        request: v1::WatchSagasRequest,
+    ) -> Result<Pieces<v1::WatchSagasResponse>, CallError> {
+        // What is wrong with the profile is told as it is.
+        let unknown = |failure: Failure| CallError::from(Status::invalid_argument(failure.to_string()));
+        let mut client = self.sagas().map_err(unknown)?.clone();
+        Ok(Pieces(client.watch_sagas(request).await?.into_inner()))
+    }
+
+    /// Processes a lane again. One try: how far it came is told as it goes.
+    pub async fn replay_lane(
+        &self,
+        request: v1::ReplayLaneRequest,
+    ) -> Result<Pieces<v1::ReplayLaneResponse>, Failure> {
+        let mut client = self.sagas()?.clone();
+        let id = request.request_id.clone();
+        let asked = client.replay_lane(request).await;
+        Ok(Pieces(asked.map_err(|status| unanswered(status.into(), &id))?.into_inner()))
+    }
+
+    /// Reads the rows of a timeline that the request describes, the oldest first, at most `limit`.
+    pub async fn get_saga_timeline(
+        &self,
+        request: v1::GetSagaTimelineRequest,
+        limit: u32,
+    ) -> Result<v1::GetSagaTimelineResponse, Failure> {
+        let client = self.sagas()?;
+        let (mut request, mut all) = (request, v1::GetSagaTimelineResponse::default());
+        loop {
+            let left = limit.saturating_sub(u32::try_from(all.entries.len()).unwrap_or(u32::MAX));
+            if left == 0 {
+                return Ok(all);
+            }
+            request.page_size = left.min(PAGE_SIZE);
+            let page = call!(client, get_saga_timeline, request).await?;
+            all.first_revision = page.first_revision;
+            all.entries.extend(page.entries);
+            all.next_page_token.clone_from(&page.next_page_token);
+            if page.next_page_token.is_empty() {
+                return Ok(all);
+            }
+            request.page_token = page.next_page_token;
+        }
+    }
+}
+
+/// Tells how a change can be repeated whose answer did not come.
+pub(crate) fn unanswered(error: CallError, request_id: &str) -> Failure {
+    let may_be_done = matches!(error.retry, Retry::Again { .. });
+    match Failure::from(error) {
+        Failure::Unreachable(text) if may_be_done => Failure::Unreachable(format!(
+            "{text}\nshould it have been done after all: with --request-id {request_id} it has one effect"
+        )),
+        other => other,
+    }
+}
+
+/// What is read with one answer.
+macro_rules! read {
+    ($($(#[$doc:meta])* $name:ident: $request:ident -> $response:ident;)*) => {
+        impl Clients {$(
+            $(#[$doc])*
+            pub async fn $name(&self, request: &v1::$request) -> Result<v1::$response, Failure> {
+                let client = self.sagas()?;
+                Ok(call!(client, $name, request).await?)
+            }
+        )*}
+    };
+}
+
+read! {
+    /// Checks a manifest.
+    validate_saga: ValidateSagaRequest -> ValidateSagaResponse;
+    /// Reads a definition with its manifest.
+    get_saga_definition: GetSagaDefinitionRequest -> GetSagaDefinitionResponse;
+    /// Reads an instance.
+    get_saga: GetSagaRequest -> GetSagaResponse;
+    /// Asks why an instance is where it is.
+    explain_saga: ExplainSagaRequest -> ExplainSagaResponse;
+    /// Reads the graph of a definition.
+    get_saga_graph: GetSagaGraphRequest -> GetSagaGraphResponse;
+    /// Reads a call of an effect.
+    get_effect: GetEffectRequest -> GetEffectResponse;
+    /// Reads a dead letter.
+    get_saga_dead_letter: GetSagaDeadLetterRequest -> GetSagaDeadLetterResponse;
+    /// Describes the server.
+    get_saga_server: GetSagaServerRequest -> GetSagaServerResponse;
+}
+
+/// What is read page by page, at most `limit` of it.
+macro_rules! listed {
+    ($($(#[$doc:meta])* $name:ident: $request:ident -> $response:ident of $items:ident;)*) => {
+        impl Clients {$(
+            $(#[$doc])*
+            pub async fn $name(&self, request: v1::$request, limit: u32) -> Result<v1::$response, Failure> {
+                let client = self.sagas()?;
+                let ($items, next_page_token) = pages!(client, $name, request, $items, limit);
+                Ok(v1::$response { $items, next_page_token })
+            }
+        )*}
+    };
+}
+
+listed! {
+    /// Reads the definitions that the request describes, at most `limit`.
+    list_saga_definitions: ListSagaDefinitionsRequest -> ListSagaDefinitionsResponse of definitions;
+    /// Reads the instances that the request describes, at most `limit`.
+    list_sagas: ListSagasRequest -> ListSagasResponse of sagas;
+    /// Reads the timers that the request describes, the first to fire first, at most `limit`.
+    list_saga_timers: ListSagaTimersRequest -> ListSagaTimersResponse of timers;
+    /// Reads the calls of effects that the request describes, at most `limit`.
+    list_effects: ListEffectsRequest -> ListEffectsResponse of calls;
+    /// Reads the dead letters that the request describes, at most `limit`.
+    list_saga_dead_letters: ListSagaDeadLettersRequest -> ListSagaDeadLettersResponse of dead_letters;
+    /// Reads the lanes that the request describes, at most `limit`.
+    list_lanes: ListLanesRequest -> ListLanesResponse of lanes;
+}
+
+/// What changes something.
+macro_rules! changed {
+    ($($(#[$doc:meta])* $name:ident($method:ident): $request:ident -> $response:ident;)*) => {
+        impl Clients {$(
+            $(#[$doc])*
+            pub async fn $name(&self, request: &v1::$request) -> Result<v1::$response, Failure> {
+                debug_assert!(!request.request_id.is_empty());
+                let client = self.sagas()?;
+                call!(client, $method, request).await.map_err(|error| unanswered(error, &request.request_id))
+            }
+        )*}
+    };
+}
+
+changed! {
+    /// Puts sagas in force.
+    apply_saga(apply_saga): ApplySagaRequest -> ApplySagaResponse;
+    /// Takes a saga out of force.
+    retire_saga(retire_saga): RetireSagaRequest -> RetireSagaResponse;
+    /// Starts an instance.
+    start_saga(start_saga): StartSagaRequest -> StartSagaResponse;
+    /// Gives an instance an event.
+    send_saga_event(send_saga_event): SendSagaEventRequest -> SendSagaEventResponse;
+    /// Keeps the inputs of an instance back.
+    pause_saga(pause_saga): PauseSagaRequest -> PauseSagaResponse;
+    /// Applies the inputs that were kept back.
+    resume_saga(resume_saga): ResumeSagaRequest -> ResumeSagaResponse;
+    /// Undoes what an instance has done.
+    cancel_saga(cancel_saga): CancelSagaRequest -> CancelSagaResponse;
+    /// Ends an instance where it stands.
+    kill_saga(kill_saga): KillSagaRequest -> KillSagaResponse;
+    /// Tries again what an instance is stuck at.
+    retry_saga_step(retry_saga_step): RetrySagaStepRequest -> RetrySagaStepResponse;
+    /// Leaves out what an instance is stuck at.
+    skip_saga_step(skip_saga_step): SkipSagaStepRequest -> SkipSagaStepResponse;
+    /// Ends a stuck instance as completed.
+    complete_saga(complete_saga): CompleteSagaRequest -> CompleteSagaResponse;
+    /// Makes an instance one of the definition that is in force.
+    migrate_saga(migrate_saga): MigrateSagaRequest -> MigrateSagaResponse;
+    /// Ends a call that waits for its answer.
+    complete_effect(complete_effect): CompleteEffectRequest -> CompleteEffectResponse;
+    /// Says whether a call happened.
+    resolve_effect(resolve_effect): ResolveEffectRequest -> ResolveEffectResponse;
+    /// Makes a call again.
+    retry_effect(retry_effect): RetryEffectRequest -> RetryEffectResponse;
+    /// Cancels a call.
+    cancel_effect(cancel_effect): CancelEffectRequest -> CancelEffectResponse;
+    /// Applies dead letters.
+    redrive_saga_dead_letters(redrive_saga_dead_letters): RedriveSagaDeadLettersRequest -> RedriveSagaDeadLettersResponse;
+    /// Removes dead letters.
+    purge_saga_dead_letters(purge_saga_dead_letters): PurgeSagaDeadLettersRequest -> PurgeSagaDeadLettersResponse;
+    /// Stops reading what comes for a tenant.
+    pause_tenant(pause_tenant): PauseTenantRequest -> PauseTenantResponse;
+    /// Goes on with a tenant.
+    resume_tenant(resume_tenant): ResumeTenantRequest -> ResumeTenantResponse;
+    /// Has a lane owned by another replica.
+    move_lane(move_lane): MoveLaneRequest -> MoveLaneResponse;
+    /// Drains the service, or gives up a tenant's lanes.
+    drain_sagas(drain): SagaServiceDrainRequest -> SagaServiceDrainResponse;
+    /// Reads the operator's directory again.
+    reload_sagas(reload): SagaServiceReloadRequest -> SagaServiceReloadResponse;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_got_no_answer_is_told_how_to_ask_again() {
+        let told = |status: Status| unanswered(CallError::from(status), "id-1").to_string();
+        assert!(told(Status::deadline_exceeded("late")).contains("--request-id id-1"));
+        for refused in
+            [Status::permission_denied("no"), Status::invalid_argument("no"), Status::aborted("no")]
+        {
+            assert!(!told(refused).contains("--request-id"));
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! `mycora saga apply`, `definitions`, `definition` and `retire`.
+
+use clap::Args;
+use proto::v1;
+
+use super::scope::{self, RepeatArgs, Scope};
+use super::validate;
+use crate::failure::Failure;
+use crate::output::saga::definition;
+use crate::output::{self, Listed, json};
+
+pub(super) const APPLY_HELP: &str = "\
+Admins may. The sagas are in force for this tenant, and for no other. Instances that run keep the definition that they began on; `mycora saga migrate` changes one. A manifest with the content that is in force changes nothing. Providers of effects are the operator's, and are refused.
+
+Examples:
+  mycora saga apply order-fulfilment.yaml
+  cat order-fulfilment.yaml | mycora saga apply - --tenant acme";
+
+pub(super) const DEFINITION_HELP: &str = "\
+The manifest is told in the one form that is hashed: JSON, which is YAML as well, and which `saga apply` takes.
+
+Examples:
+  mycora saga definition order-fulfilment
+  mycora saga definition order-fulfilment --manifest > in-force.yaml";
+
+/// What `saga apply` takes.
+#[derive(Debug, Args)]
+pub struct ApplyArgs {
+    /// The manifest, YAML; `-` for standard input
+    pub file: String,
+    /// What makes it repeatable.
+    #[command(flatten)]
+    pub repeat: RepeatArgs,
+}
+
+/// What `saga definitions` takes.
+#[derive(Debug, Args)]
+pub struct DefinitionsArgs {
+    /// Only of this saga
+    #[arg(value_parser = scope::saga)]
+    pub saga: Option<String>,
+    /// Only those in force, without those that instances still run on
+    #[arg(long)]
+    pub in_force: bool,
+    /// At most this many
+    #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
+}
+
+/// What `saga definition` takes.
+#[derive(Debug, Args)]
+pub struct DefinitionArgs {
+    /// Name of the saga
+    #[arg(value_parser = scope::saga)]
+    pub saga: String,
+    /// Hash of the definition: 64 hex digits [default: the one in force]
+    #[arg(long, value_name = "HASH", default_value = "", hide_default_value = true)]
+    pub hash: String,
+    /// Nothing but the manifest
+    #[arg(long)]
+    pub manifest: bool,
+}
+
+/// What `saga retire` takes.
+#[derive(Debug, Args)]
+pub struct RetireArgs {
+    /// Name of the saga
+    #[arg(value_parser = scope::saga)]
+    pub saga: String,
+    /// Only while this version is in force
+    #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u32).range(1..))]
+    pub expect_version: Option<u32>,
+    /// What makes it repeatable.
+    #[command(flatten)]
+    pub repeat: RepeatArgs,
+}
+
+pub(super) async fn apply(scope: &Scope<'_>, args: &ApplyArgs) -> Result<(), Failure> {
+    let request = v1::ApplySagaRequest {
+        request_id: args.repeat.id(),
+        tenant_id: scope.tenant_id.clone(),
+        file: Some(validate::read(&args.file)?),
+    };
+    let id = &request.request_id;
+    let answer = scope.clients().apply_saga(&request).await?;
+    let text = || definition::applied(&answer.definitions, id);
+    output::answer(scope.format(), || json::of(&answer), text)
+}
+
+pub(super) async fn list(scope: &Scope<'_>, args: DefinitionsArgs) -> Result<(), Failure> {
+    let DefinitionsArgs { saga, in_force, limit } = args;
+    let request = v1::ListSagaDefinitionsRequest {
+        tenant_id: scope.tenant_id.clone(),
+        saga: saga.unwrap_or_default(),
+        in_force,
+        ..Default::default()
+    };
+    let answer = scope.clients().list_saga_definitions(request, limit).await?;
+    let v1::ListSagaDefinitionsResponse { definitions, next_page_token } = &answer;
+    let none = "there are no such definitions; `mycora saga apply FILE` puts some in force";
+    let listed = Listed { count: definitions.len(), limit, next_page_token, none };
+    output::list(scope.format(), listed, || json::of(&answer), || definition::list(definitions))
+}
+
+pub(super) async fn show(scope: &Scope<'_>, args: DefinitionArgs) -> Result<(), Failure> {
+    let DefinitionArgs { saga, hash, manifest } = args;
+    let answer = read(scope, saga, hash).await?;
+    if manifest {
+        return output::print(&format!("{}\n", answer.manifest.trim_end()));
+    }
+    let text = || definition::whole(&answer.definition.clone().unwrap_or_default(), &answer.manifest);
+    output::answer(scope.format(), || json::of(&answer), text)
+}
+
+/// Reads a definition; the one in force without a hash.
+pub(super) async fn read(
+    scope: &Scope<'_>,
+    saga: String,
+    definition_hash: String,
+) -> Result<v1::GetSagaDefinitionResponse, Failure> {
+    let tenant_id = scope.tenant_id.clone();
+    let request = v1::GetSagaDefinitionRequest { tenant_id, saga, definition_hash };
+    scope.clients().get_saga_definition(&request).await
+}
+
+pub(super) async fn retire(scope: &Scope<'_>, args: RetireArgs) -> Result<(), Failure> {
+    let request = v1::RetireSagaRequest {
+        request_id: args.repeat.id(),
+        tenant_id: scope.tenant_id.clone(),
+        saga: args.saga,
+        expected_version: args.expect_version.unwrap_or_default(),
+    };
+    let answer = scope.clients().retire_saga(&request).await?;
+    let text = || {
+        let v1::SagaDefinition { saga, version, .. } = answer.definition.clone().unwrap_or_default();
+        let id = &request.request_id;
+        format!("the saga `{saga}`, version {version}, starts no instances any more (request {id})\n")
+    };
+    output::answer(scope.format(), || json::of(&answer), text)
+}

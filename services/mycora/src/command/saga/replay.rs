@@ -1,0 +1,146 @@
+//! `mycora saga replay`.
+
+use clap::Args;
+use model::Timestamp;
+use proto::convert::time as wire_time;
+use proto::v1;
+use proto::v1::replay_lane_request::Replay;
+use proto::v1::replay_lane_response::Event;
+use proto::v1::saga_replay_from::Position;
+
+use super::scope::{self, RepeatArgs, Scope};
+use crate::clients::sagas::unanswered;
+use crate::command::values;
+use crate::failure::Failure;
+use crate::output::saga::lane;
+use crate::output::{self, Format, json};
+
+pub(super) const AFTER_HELP: &str = "\
+Admins may. --verify runs journals again and compares, and changes nothing; the exit code is 1 when one differs. --from reads sources again from a position, so that events which were missed are found; those that were applied count once. Neither makes a call twice. With --output json each answer is a document on a line of its own.
+
+Examples:
+  mycora saga replay s:acme:order-fulfilment:0 --confirm s:acme:order-fulfilment:0 --verify
+  mycora saga replay s:acme:order-fulfilment:0 --confirm s:acme:order-fulfilment:0 --from 2h
+  mycora saga replay s:acme:order-fulfilment:0 --confirm s:acme:order-fulfilment:0 --source 'aggregate.Order' --from 4711";
+
+/// What `saga replay` takes.
+#[derive(Debug, Args)]
+#[group(id = "kind", required = true, multiple = false, args = ["verify", "position"])]
+pub struct ReplayArgs {
+    /// Name of the lane, as `saga lanes` gives it
+    pub lane: String,
+    /// Name of the lane once more
+    #[arg(long, value_name = "LANE")]
+    pub confirm: String,
+    /// Compare journals with their definitions; only of a saga's lane
+    #[arg(long)]
+    pub verify: bool,
+    /// Of all journals, only that of this correlation
+    #[arg(long, value_parser = scope::correlation, requires = "verify")]
+    pub correlation: Option<String>,
+    /// Read again from here: a sequence of the source's stream, a time, a day (UTC), or how long ago
+    #[arg(id = "position", long = "from", value_name = "SEQUENCE|TIME", value_parser = position)]
+    pub position: Option<ReadFrom>,
+    /// Only this source, as `saga lanes` gives it; a sequence needs one
+    #[arg(long, default_value = "", hide_default_value = true, conflicts_with = "verify")]
+    pub source: String,
+    /// What makes it repeatable.
+    #[command(flatten)]
+    pub repeat: RepeatArgs,
+}
+
+/// Where reading begins, as it is typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadFrom {
+    /// A sequence of the stream.
+    Sequence(u64),
+    /// A moment at which messages were stored.
+    Time(values::Moment),
+}
+
+fn position(text: &str) -> Result<ReadFrom, String> {
+    match text.parse() {
+        Ok(sequence) => Ok(ReadFrom::Sequence(sequence)),
+        Err(_) => values::moment(text)
+            .map(ReadFrom::Time)
+            .map_err(|told| format!("write a sequence as 4711, or {told}")),
+    }
+}
+
+pub(super) async fn run(scope: &Scope<'_>, args: ReplayArgs) -> Result<u8, Failure> {
+    let ReplayArgs { lane: name, confirm, verify: _, correlation, position, source, repeat } = args;
+    if confirm != name {
+        return Err(Failure::Invalid(format!(
+            "--confirm names another lane than the one that is to be processed again: `{}`, and not `{}`",
+            confirm.escape_debug(),
+            name.escape_debug()
+        )));
+    }
+    let replay = match position {
+        None => Replay::Verify(v1::SagaReplayVerify { correlation_id: correlation.unwrap_or_default() }),
+        Some(from) => {
+            let position = match from {
+                ReadFrom::Sequence(_) if source.is_empty() => {
+                    let text = "a sequence is that of one source: name it with --source, or give a time";
+                    return Err(Failure::Invalid(text.to_owned()));
+                }
+                ReadFrom::Sequence(sequence) => Position::Sequence(sequence),
+                ReadFrom::Time(moment) => Position::Time(wire_time::to_wire(moment.from(Timestamp::now()))),
+            };
+            Replay::FromPosition(v1::SagaReplayFrom { source, position: Some(position) })
+        }
+    };
+    let request = v1::ReplayLaneRequest {
+        request_id: repeat.id(),
+        tenant_id: scope.tenant_id.clone(),
+        lane: name,
+        confirm,
+        replay: Some(replay),
+    };
+    follow(scope, request).await
+}
+
+/// Tells how it goes on until it is done; gives the exit code.
+async fn follow(scope: &Scope<'_>, request: v1::ReplayLaneRequest) -> Result<u8, Failure> {
+    let id = request.request_id.clone();
+    let mut answers = scope.clients().replay_lane(request).await?;
+    let mut done = None;
+    while let Some(answer) = answers.next().await.map_err(|error| unanswered(error, &id))? {
+        if scope.format() != Format::Table {
+            output::print_one_of_many(scope.format(), &json::of(&answer))?;
+        }
+        match answer.event {
+            Some(Event::Progress(progress)) if !scope.session.global.quiet => {
+                output::note(&lane::progress(&progress));
+            }
+            Some(Event::Difference(difference)) if scope.format() == Format::Table => {
+                output::print(&lane::difference(&difference))?;
+            }
+            Some(Event::Done(end)) => done = Some(end),
+            Some(Event::Progress(_) | Event::Difference(_)) | None => {}
+        }
+    }
+    let Some(done) = done else {
+        let text = format!("the replay broke off before its end; repeat it with --request-id {id}");
+        return Err(Failure::Unreachable(text));
+    };
+    if scope.format() == Format::Table {
+        output::print(&lane::done(&done))?;
+    }
+    Ok(u8::from(done.different_count > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_are_sequences_and_moments() {
+        assert_eq!(position("4711"), Ok(ReadFrom::Sequence(4711)));
+        assert!(matches!(position("2h"), Ok(ReadFrom::Time(values::Moment::Ago(_)))));
+        assert!(matches!(position("2026-11-21"), Ok(ReadFrom::Time(values::Moment::At(_)))));
+        assert!(
+            position("soon").is_err_and(|told| told.starts_with("write a sequence as 4711, or write a time"))
+        );
+    }
+}

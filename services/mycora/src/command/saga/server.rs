@@ -1,0 +1,107 @@
+//! The service and its tenants: `mycora saga pause-tenant`, `resume-tenant`, `drain`, `reload` and `server`.
+
+use clap::Args;
+use proto::v1;
+
+use super::scope::{RepeatArgs, Scope};
+use super::validate::problems_text;
+use crate::command::{Session, values};
+use crate::failure::Failure;
+use crate::output::saga::server;
+use crate::output::{self, Format, json};
+
+pub(super) const DRAIN_HELP: &str = "\
+Needs the admin's certificate. What is under way ends, or is given up at the deadline; the process ends then. With --tenant only the lanes of that tenant are given up, which other replicas take at once, and the service goes on.
+
+Examples:
+  mycora saga drain --deadline 60 --as admin
+  mycora saga drain --tenant acme --as admin";
+
+pub(super) const RELOAD_HELP: &str = "\
+Needs the admin's certificate. All of it comes in force, or nothing does; other replicas follow within a second. With --dry-run everything that is wrong is told, and the exit code is 2 then. With --tenant only the part of that tenant is read.
+
+Examples:
+  mycora saga reload --dry-run --as admin
+  mycora saga reload --as admin";
+
+/// What `saga pause-tenant` and `saga resume-tenant` take.
+#[derive(Debug, Args)]
+pub struct TenantArgs {
+    /// What makes it repeatable.
+    #[command(flatten)]
+    pub repeat: RepeatArgs,
+}
+
+/// What `saga drain` takes.
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// What is still under way then is given up: seconds, up to 3600, or a time as 5m [default: as the service was set up for]
+    #[arg(long, value_name = "SECS", value_parser = values::secs)]
+    pub deadline: Option<u32>,
+    /// What makes it repeatable.
+    #[command(flatten)]
+    pub repeat: RepeatArgs,
+}
+
+/// What `saga reload` takes.
+#[derive(Debug, Args)]
+pub struct ReloadArgs {
+    /// Only tell what would change, and everything that is wrong
+    #[arg(long)]
+    pub dry_run: bool,
+    /// What makes it repeatable.
+    #[command(flatten)]
+    pub repeat: RepeatArgs,
+}
+
+pub(super) async fn pause_tenant(scope: &Scope<'_>, args: TenantArgs) -> Result<(), Failure> {
+    let (request_id, tenant_id) = (args.repeat.id(), scope.tenant_id.clone());
+    let request = v1::PauseTenantRequest { request_id, tenant_id };
+    let answer = scope.clients().pause_tenant(&request).await?;
+    let text = || server::tenant(&answer.tenant.clone().unwrap_or_default(), &request.request_id);
+    output::answer(scope.format(), || json::of(&answer), text)
+}
+
+pub(super) async fn resume_tenant(scope: &Scope<'_>, args: TenantArgs) -> Result<(), Failure> {
+    let (request_id, tenant_id) = (args.repeat.id(), scope.tenant_id.clone());
+    let request = v1::ResumeTenantRequest { request_id, tenant_id };
+    let answer = scope.clients().resume_tenant(&request).await?;
+    let text = || server::tenant(&answer.tenant.clone().unwrap_or_default(), &request.request_id);
+    output::answer(scope.format(), || json::of(&answer), text)
+}
+
+pub(super) async fn drain(session: &Session, tenant: Option<String>, args: DrainArgs) -> Result<u8, Failure> {
+    let DrainArgs { deadline, repeat } = args;
+    let tenant_id = tenant.unwrap_or_default();
+    if deadline.is_some() && !tenant_id.is_empty() {
+        let text = "--deadline is for the whole service; the lanes of one tenant are given up at once";
+        return Err(Failure::Invalid(text.to_owned()));
+    }
+    let request = v1::SagaServiceDrainRequest { request_id: repeat.id(), tenant_id, deadline_secs: deadline };
+    let answer = session.clients.drain_sagas(&request).await?;
+    let text = || server::drained(&answer, &request.tenant_id, &request.request_id);
+    output::answer(session.global.output, || json::of(&answer), text).map(|()| 0)
+}
+
+pub(super) async fn reload(
+    session: &Session,
+    tenant: Option<String>,
+    args: ReloadArgs,
+) -> Result<u8, Failure> {
+    let ReloadArgs { dry_run, repeat } = args;
+    let tenant_id = tenant.unwrap_or_default();
+    let request = v1::SagaServiceReloadRequest { request_id: repeat.id(), tenant_id, dry_run };
+    let answer = session.clients.reload_sagas(&request).await?;
+    let format = session.global.output;
+    if format == Format::Table && !answer.problems.is_empty() {
+        return Err(Failure::Invalid(problems_text(&answer.problems).trim_end().to_owned()));
+    }
+    let text = || server::reloaded(&answer, dry_run, &request.request_id);
+    output::answer(format, || json::of(&answer), text)?;
+    Ok(if answer.problems.is_empty() { 0 } else { 2 })
+}
+
+pub(super) async fn show(session: &Session) -> Result<u8, Failure> {
+    let answer = session.clients.get_saga_server(&v1::GetSagaServerRequest {}).await?;
+    output::answer(session.global.output, || json::of(&answer), || server::whole(&answer)).map(|()| 0)
+}

@@ -1,0 +1,233 @@
+//! `mycora saga validate`: what is wrong with manifests, without a server or by one.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use clap::Args;
+use proto::v1;
+use workflow::catalog::{Catalog, File};
+use workflow::definition::Saga;
+use workflow::manifest::{self, Definition, MANIFEST_BYTES_MAX};
+use yaml::Problems;
+
+use super::scope::Scope;
+use crate::command::values;
+use crate::failure::Failure;
+use crate::output::{self, Format, json, words};
+
+/// Shown below the options.
+pub(super) const AFTER_HELP: &str = "\
+Without --remote the files are checked together and by themselves: the effects that sagas order have to be those of providers in these files. Where no file has a provider, effects are not looked for. With --remote the server checks each file against what is in force for the tenant, providers of the operator among it; readers may.
+
+Each problem is told as file:line:column: message, and the exit code is 2 then. With --output json everything is one document, problems and definitions.
+
+Examples:
+  mycora saga validate order-fulfilment.yaml
+  mycora saga validate manifests/
+  mycora saga validate order-fulfilment.yaml --remote --tenant acme";
+
+/// What `saga validate` takes.
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// Manifests, YAML; `-` for standard input, a directory for all that end in .yaml or .yml there
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<String>,
+    /// Ask the server of the profile, which knows what is in force
+    #[arg(long)]
+    pub remote: bool,
+}
+
+/// Checks manifests without a server; gives the exit code.
+pub(super) fn alone(args: &ValidateArgs, format: Format) -> Result<u8, Failure> {
+    let checked = check(&read_all(&args.files)?);
+    if let Some(line) = checked.left_out() {
+        output::note(&line);
+    }
+    tell(format, &checked.answer)
+}
+
+/// Has the server check manifests, each by itself; gives the exit code.
+pub(super) async fn remote(scope: &Scope<'_>, args: &ValidateArgs) -> Result<u8, Failure> {
+    let mut all = v1::ValidateSagaResponse::default();
+    for file in read_all(&args.files)? {
+        let request = v1::ValidateSagaRequest { tenant_id: scope.tenant_id.clone(), file: Some(file) };
+        let answer = scope.clients().validate_saga(&request).await?;
+        all.problems.extend(answer.problems);
+        all.definitions.extend(answer.definitions);
+    }
+    tell(scope.format(), &all)
+}
+
+/// Reads a manifest as it is sent.
+pub(super) fn read(path: &str) -> Result<v1::ManifestFile, Failure> {
+    let text = values::text_of(path, MANIFEST_BYTES_MAX, "a manifest")?;
+    let name = if path == "-" { "stdin" } else { path };
+    Ok(v1::ManifestFile { name: name.to_owned(), text })
+}
+
+fn read_all(paths: &[String]) -> Result<Vec<v1::ManifestFile>, Failure> {
+    let mut files = Vec::new();
+    for path in paths {
+        if !Path::new(path).is_dir() {
+            files.push(read(path)?);
+            continue;
+        }
+        let unreadable = |error: std::io::Error| Failure::Invalid(format!("{path}: cannot be read: {error}"));
+        let entries = std::fs::read_dir(path).map_err(unreadable)?;
+        let found: Result<Vec<_>, _> = entries.map(|entry| entry.map(|entry| entry.path())).collect();
+        let mut found = found.map_err(unreadable)?;
+        let is_yaml = |path: &Path| path.extension().is_some_and(|end| end == "yaml" || end == "yml");
+        found.retain(|path| is_yaml(path) && path.is_file());
+        found.sort();
+        for path in found {
+            let file = read(&path.display().to_string())?;
+            // Others lie beside manifests, such as the flow files that they name.
+            if file.text.lines().any(|line| line.starts_with("kind:")) {
+                files.push(file);
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// What was found without a server.
+struct Checked {
+    answer: v1::ValidateSagaResponse,
+    /// Effects that were not looked for.
+    effects: usize,
+}
+
+impl Checked {
+    /// That effects were not looked for.
+    fn left_out(&self) -> Option<String> {
+        let effects = words::count(self.effects, "effect was", "effects were");
+        (self.effects > 0 && self.answer.problems.is_empty()).then(|| {
+            format!(
+                "{effects} not looked for, since no file has a provider; name the files of providers as well, or give --remote"
+            )
+        })
+    }
+}
+
+fn check(files: &[v1::ManifestFile]) -> Checked {
+    let mut answer = v1::ValidateSagaResponse::default();
+    let mut read = Vec::new();
+    for v1::ManifestFile { name, text } in files {
+        match manifest::read(name, text) {
+            Ok(documents) => read.push(File { name: name.clone(), documents }),
+            Err(found) => answer.problems.extend(wire_problems(name, &found)),
+        }
+    }
+    let documents = || read.iter().flat_map(|file| &file.documents);
+    let has_providers = documents().any(|document| matches!(document.definition, Definition::Provider(_)));
+    let mut effects = 0;
+    if !has_providers {
+        for document in read.iter_mut().flat_map(|file| &mut file.documents) {
+            effects += document.orders.len();
+            document.orders.clear();
+        }
+    }
+    // What fits together is asked of files that are good by themselves.
+    if answer.problems.is_empty() {
+        match Catalog::new(&read, &Catalog::default(), &[]) {
+            Ok(catalog) => answer.definitions = catalog.sagas().map(|saga| wire_definition(saga)).collect(),
+            Err(found) => {
+                answer.problems.extend(found.iter().flat_map(|found| wire_problems(found.file(), found)));
+            }
+        }
+    }
+    Checked { answer, effects }
+}
+
+fn wire_problems(file: &str, problems: &Problems) -> Vec<v1::ManifestProblem> {
+    let number = |place: u64| u32::try_from(place).unwrap_or(u32::MAX);
+    let wire = |problem: &yaml::Problem| v1::ManifestProblem {
+        file: file.to_owned(),
+        line: problem.place.map_or(0, |place| number(place.line)),
+        column: problem.place.map_or(0, |place| number(place.column)),
+        message: problem.message.clone(),
+    };
+    problems.as_slice().iter().map(wire).collect()
+}
+
+fn wire_definition(saga: &Saga) -> v1::SagaDefinition {
+    v1::SagaDefinition {
+        saga: saga.name.to_string(),
+        version: saga.version,
+        definition_hash: saga.hash.to_string(),
+        shard_count: saga.shards.into(),
+        effects: saga.effects().into_iter().map(ToString::to_string).collect(),
+        steps: saga.steps.keys().map(ToString::to_string).collect(),
+        ..Default::default()
+    }
+}
+
+/// Tells what was found; the exit code is 2 where something is wrong.
+fn tell(format: Format, answer: &v1::ValidateSagaResponse) -> Result<u8, Failure> {
+    let text = problems_text(&answer.problems);
+    match (format, answer.problems.is_empty()) {
+        (Format::Table, false) => Err(Failure::Invalid(text.trim_end().to_owned())),
+        (_, is_good) => {
+            let good = || answer.definitions.iter().map(good_line).collect();
+            output::answer(format, || json::of(answer), good)?;
+            Ok(if is_good { 0 } else { 2 })
+        }
+    }
+}
+
+/// Problems, each as `file:line:column: message` in a line.
+pub(super) fn problems_text(problems: &[v1::ManifestProblem]) -> String {
+    let mut text = String::new();
+    for v1::ManifestProblem { file, line, column, message } in problems {
+        let place = if *line == 0 { String::new() } else { format!("{line}:{column}:") };
+        // Writing to a text cannot fail.
+        let _ = writeln!(text, "{file}:{place} {message}");
+    }
+    text
+}
+
+fn good_line(definition: &v1::SagaDefinition) -> String {
+    let v1::SagaDefinition { saga, version, steps, effects, .. } = definition;
+    let steps = words::count(steps.len(), "step", "steps");
+    let effects = words::count(effects.len(), "effect", "effects");
+    format!("the saga `{saga}`, version {version}, is good: {steps}, {effects}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXAMPLE: &str = include_str!("../../../../../libs/workflow/src/manifest/example.yaml");
+
+    fn file(name: &str, text: &str) -> v1::ManifestFile {
+        v1::ManifestFile { name: name.to_owned(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn sagas_are_checked_against_the_providers_that_are_given() {
+        let (saga, providers) = EXAMPLE.split_once("\n---\n").expect("several documents");
+        let whole = check(&[file("all.yaml", EXAMPLE)]);
+        assert_eq!((whole.answer.problems.len(), whole.answer.definitions.len(), whole.effects), (0, 1, 0));
+        let apart = check(&[file("saga.yaml", saga), file("providers.yaml", providers)]);
+        assert_eq!(apart.answer, whole.answer);
+
+        let alone = check(&[file("saga.yaml", saga)]);
+        assert_eq!(alone.answer.problems, []);
+        assert!(alone.left_out().is_some_and(|line| line.contains("effects were not looked for")));
+
+        let misspelled = saga.replacen("effect: payment-reserve", "effect: payment-reserv", 1);
+        let wrong = check(&[file("saga.yaml", &misspelled), file("providers.yaml", providers)]);
+        let told = problems_text(&wrong.answer.problems);
+        assert!(told.starts_with("saga.yaml:") && told.contains("did you mean `payment-reserve`?"), "{told}");
+        assert_eq!(wrong.left_out(), None);
+    }
+
+    #[test]
+    fn every_problem_has_its_place() {
+        let checked = check(&[file("a.yaml", "kind: Saga\nname: a_b\n"), file("b.yaml", "kind: Sagga\n")]);
+        let told = problems_text(&checked.answer.problems);
+        assert!(told.contains("a.yaml:2:7: ") && told.contains("b.yaml:1:7: there is no kind"), "{told}");
+        let refused = tell(Format::Table, &checked.answer).expect_err("it is told");
+        assert_eq!(refused.exit_code(), 2);
+    }
+}

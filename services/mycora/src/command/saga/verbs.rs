@@ -1,0 +1,188 @@
+//! Changes of one instance: `mycora saga pause` to `mycora saga migrate`.
+
+use clap::Args;
+use proto::v1;
+
+use super::scope::{InstanceArg, RepeatArgs, ResultArgs, Scope};
+use super::watching;
+use crate::failure::Failure;
+use crate::output::saga::change::{self, Asked};
+use crate::output::saga::instance::quoted;
+use crate::output::{self, json};
+
+pub(super) const CANCEL_HELP: &str = "\
+Admins may. What was done is undone in reverse, as the definition says. While the pivot is under way its end is waited for, and it may succeed; after it there is no way back, but the instance can be killed.
+
+Examples:
+  mycora saga cancel order-fulfilment order-7 --reason 'the customer called'
+  mycora saga cancel order-fulfilment order-7 --reason test --dry-run";
+
+pub(super) const KILL_HELP: &str = "\
+Admins may. Nothing is undone, and open calls are cancelled. Also of an instance that is paused, parked or stuck.
+
+Example:
+  mycora saga kill order-fulfilment order-7 --reason 'seen to by hand' --yes";
+
+pub(super) const SKIP_HELP: &str = "\
+Admins may. The result stands for that of every branch that has not succeeded. Where a compensation is left out it is of no account.
+
+Example:
+  mycora saga skip-step order-fulfilment order-7 --result '{\"label\": {\"code\": \"L-1\"}}'";
+
+pub(super) const COMPLETE_HELP: &str = "\
+Admins may.
+
+Example:
+  mycora saga complete order-fulfilment order-7 --reason 'shipped by hand'";
+
+pub(super) const MIGRATE_HELP: &str = "\
+Admins may. The definition in force says from which version, and what becomes of steps and state (`migrate`). Also of an instance that is paused or parked, which it stays.
+
+Example:
+  mycora saga migrate order-fulfilment order-7 --dry-run";
+
+/// What every change of an instance takes.
+#[derive(Debug, Args)]
+pub struct VerbArgs {
+    /// What is changed.
+    #[command(flatten)]
+    pub instance: InstanceArg,
+    /// Only tell what would follow
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Only while the instance is still at this revision, as `saga show` tells it
+    #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(u64).range(1..))]
+    pub expect_revision: Option<u64>,
+    /// What makes it repeatable.
+    #[command(flatten)]
+    pub repeat: RepeatArgs,
+}
+
+/// What `saga cancel` takes.
+#[derive(Debug, Args)]
+pub struct CancelArgs {
+    /// What is changed.
+    #[command(flatten)]
+    pub verb: VerbArgs,
+    /// Why, in at most 300 characters; its definition sees it as `saga.reason`
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    /// Watch it until it has ended; Ctrl-C leaves it running
+    #[arg(long, short, conflicts_with = "dry_run")]
+    pub watch: bool,
+}
+
+/// What `saga kill` takes.
+#[derive(Debug, Args)]
+pub struct KillArgs {
+    /// What is changed.
+    #[command(flatten)]
+    pub verb: VerbArgs,
+    /// Why, in at most 300 characters
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    /// Really end it: nothing that it has done is undone
+    #[arg(long)]
+    pub yes: bool,
+}
+
+/// What `saga skip-step` takes.
+#[derive(Debug, Args)]
+pub struct SkipArgs {
+    /// What is changed.
+    #[command(flatten)]
+    pub verb: VerbArgs,
+    /// What stands for its result.
+    #[command(flatten)]
+    pub result: ResultArgs,
+}
+
+/// What `saga complete` takes.
+#[derive(Debug, Args)]
+pub struct CompleteArgs {
+    /// What is changed.
+    #[command(flatten)]
+    pub verb: VerbArgs,
+    /// Why, in at most 300 characters
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub reason: String,
+}
+
+/// Asks for a change of an instance with what all of them have in common, and tells what followed.
+macro_rules! asked {
+    ($scope:expr, $verb:expr, $call:ident, $request:ident { $($field:ident: $value:expr),* }) => {{
+        let (scope, VerbArgs { instance, dry_run, expect_revision, repeat }) = ($scope, $verb);
+        let request = v1::$request {
+            request_id: repeat.id(),
+            tenant_id: scope.tenant_id.clone(),
+            saga: instance.saga,
+            correlation_id: instance.correlation,
+            expected_revision: expect_revision.unwrap_or_default(),
+            dry_run,
+            $($field: $value,)*
+        };
+        let answer = scope.clients().$call(&request).await?;
+        let asked = Asked { request_id: &request.request_id, dry_run };
+        let text = || change::text(&answer.change.clone().unwrap_or_default(), asked);
+        output::answer(scope.format(), || json::of(&answer), text)
+    }};
+}
+
+pub(super) async fn pause(scope: &Scope<'_>, verb: VerbArgs) -> Result<(), Failure> {
+    asked!(scope, verb, pause_saga, PauseSagaRequest {})
+}
+
+pub(super) async fn resume(scope: &Scope<'_>, verb: VerbArgs) -> Result<(), Failure> {
+    asked!(scope, verb, resume_saga, ResumeSagaRequest {})
+}
+
+pub(super) async fn cancel(scope: &Scope<'_>, args: CancelArgs) -> Result<u8, Failure> {
+    let CancelArgs { verb, reason, watch } = args;
+    if !watch {
+        return asked!(scope, verb, cancel_saga, CancelSagaRequest { reason: reason }).map(|()| 0);
+    }
+    let instance = verb.instance.clone();
+    let request = v1::CancelSagaRequest {
+        request_id: verb.repeat.id(),
+        tenant_id: scope.tenant_id.clone(),
+        saga: verb.instance.saga,
+        correlation_id: verb.instance.correlation,
+        expected_revision: verb.expect_revision.unwrap_or_default(),
+        dry_run: false,
+        reason,
+    };
+    scope.clients().cancel_saga(&request).await?;
+    watching::until_ended(scope, instance).await
+}
+
+pub(super) async fn kill(scope: &Scope<'_>, args: KillArgs) -> Result<(), Failure> {
+    let KillArgs { verb, reason, yes } = args;
+    if !yes && !verb.dry_run {
+        let InstanceArg { saga, correlation } = &verb.instance;
+        return Err(Failure::Invalid(format!(
+            "the instance {} of `{saga}` would end where it stands, with nothing undone; say so with --yes, or look with \
+             --dry-run",
+            quoted(correlation)
+        )));
+    }
+    asked!(scope, verb, kill_saga, KillSagaRequest { reason: reason })
+}
+
+pub(super) async fn retry_step(scope: &Scope<'_>, verb: VerbArgs) -> Result<(), Failure> {
+    asked!(scope, verb, retry_saga_step, RetrySagaStepRequest {})
+}
+
+pub(super) async fn skip_step(scope: &Scope<'_>, args: SkipArgs) -> Result<(), Failure> {
+    let SkipArgs { verb, result } = args;
+    let result_json = result.read()?;
+    asked!(scope, verb, skip_saga_step, SkipSagaStepRequest { result_json: result_json })
+}
+
+pub(super) async fn complete(scope: &Scope<'_>, args: CompleteArgs) -> Result<(), Failure> {
+    let CompleteArgs { verb, reason } = args;
+    asked!(scope, verb, complete_saga, CompleteSagaRequest { reason: reason })
+}
+
+pub(super) async fn migrate(scope: &Scope<'_>, verb: VerbArgs) -> Result<(), Failure> {
+    asked!(scope, verb, migrate_saga, MigrateSagaRequest {})
+}
