@@ -33,6 +33,8 @@ pub struct CursorSpec {
     pub max_ack_pending: u32,
     /// Time after which the server delivers again what was not acknowledged.
     pub ack_wait: Duration,
+    /// Time after which the server deletes the consumer when nobody pulls; none for one that stays.
+    pub inactive_after: Option<Duration>,
 }
 
 /// Beginning of a cursor.
@@ -56,6 +58,7 @@ impl CursorSpec {
             description: String::new(),
             max_ack_pending: 256,
             ack_wait: Duration::from_secs(30),
+            inactive_after: None,
         }
     }
 
@@ -74,18 +77,23 @@ impl CursorSpec {
                 "opt_start_time": self.moment(millis)?,
             }),
         };
+        let nanos = |length: Duration| u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
+        let inactive = match self.inactive_after {
+            Some(length) => json!({ "inactive_threshold": nanos(length) }),
+            None => json!({}),
+        };
         let rest = json!({
             "durable_name": self.consumer,
             "name": self.consumer,
             "description": self.description,
             "ack_policy": "explicit",
-            "ack_wait": u64::try_from(self.ack_wait.as_nanos()).unwrap_or(u64::MAX),
+            "ack_wait": nanos(self.ack_wait),
             "max_deliver": -1,
             "filter_subject": self.filter,
             "replay_policy": "instant",
             "max_ack_pending": self.max_ack_pending,
         });
-        let fields = [start, rest].into_iter().filter_map(|part| match part {
+        let fields = [start, inactive, rest].into_iter().filter_map(|part| match part {
             Value::Object(fields) => Some(fields),
             _ => None,
         });
