@@ -176,6 +176,12 @@ impl Formula {
         Ok(Self { expression, text: text.to_owned(), uses: uses.found })
     }
 
+    /// The text that was read.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Returns whether it uses a variable.
     #[must_use]
     pub fn uses(&self, variable: &str) -> bool {

@@ -3,6 +3,7 @@
 //! What people write and what comes:
 //!
 //! - [`manifest`] reads sagas ([`definition`]) and providers of effects ([`provider`]); [`catalog`] checks them together.
+//! - [`graph`]: a definition as nodes and edges.
 //! - [`formula`]: expressions of manifests, and values with expressions in them.
 //! - [`json`]: values and state, the same bytes everywhere; [`message`]: messages as they travel.
 //!
@@ -27,6 +28,7 @@ pub mod catalog;
 pub mod cursor;
 pub mod definition;
 pub mod formula;
+pub mod graph;
 pub mod id;
 pub mod input;
 pub mod instance;

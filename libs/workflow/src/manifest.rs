@@ -6,7 +6,7 @@
 mod calls;
 mod canonical;
 mod fields;
-mod graph;
+pub(crate) mod graph;
 mod provider;
 mod saga;
 mod steps;

@@ -136,17 +136,21 @@ fn unreachable(saga: &Saga, places: &BTreeMap<StepName, Place>, reader: &mut yam
     }
 }
 
-fn pivots(saga: &Saga, places: &BTreeMap<StepName, Place>, reader: &mut yaml::Reader) {
-    let is_pivot = |name: &&StepName| saga.steps.get(*name).is_some_and(|step| step.is_pivot);
-    // Steps that are reached while everything can be undone.
-    let before = reachable(saga, [&saga.start.goto], |step| {
+/// Steps that are reached while everything can be undone.
+pub(crate) fn before_pivot(saga: &Saga) -> BTreeSet<&StepName> {
+    reachable(saga, [&saga.start.goto], |step| {
         let Ways { mut on_success, on_failure } = step.ways();
         if step.is_pivot {
             on_success.clear();
         }
         on_success.extend(on_failure);
         on_success
-    });
+    })
+}
+
+fn pivots(saga: &Saga, places: &BTreeMap<StepName, Place>, reader: &mut yaml::Reader) {
+    let is_pivot = |name: &&StepName| saga.steps.get(*name).is_some_and(|step| step.is_pivot);
+    let before = before_pivot(saga);
     for (name, step) in saga.steps.iter().filter(|(_, step)| step.is_pivot) {
         let behind = reachable(saga, step.ways().on_success, all_ways);
         for second in behind.iter().filter(|name| is_pivot(name)) {
