@@ -271,7 +271,7 @@ pub struct FactMessage {
     pub run: u64,
     /// The revision that the instance has since.
     pub revision: u64,
-    /// What happened: `started`, `step`, or the status that it came to.
+    /// What happened: `started`, `step`, the status that it came to; `paused`, `resumed`, `parked`, `unparked`.
     #[serde(rename = "type")]
     pub kind: String,
     /// The step that it is at.
@@ -310,7 +310,12 @@ macro_rules! of_tenant {
     )*};
 }
 
-of_tenant!(EffectCommand "command of an effect", EffectResult "result of an effect", VerbMessage "verb");
+of_tenant!(
+    EffectCommand "command of an effect",
+    EffectResult "result of an effect",
+    VerbMessage "verb",
+    FactMessage "fact"
+);
 
 /// Reads a message of this suite that came under a tenant's subject.
 ///

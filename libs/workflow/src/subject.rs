@@ -78,6 +78,12 @@ impl Subject {
         Self::WorkflowEvent { saga: saga.clone(), correlation: token(correlation.as_str()) }
     }
 
+    /// Filter of everything that became of instances of a tenant.
+    #[must_use]
+    pub fn workflow_events_of(tenant: &TenantId) -> String {
+        format!("{}workflow_event.*.*", start(tenant))
+    }
+
     /// The subject for this tenant: `tenant.<t>.effect.<effect>.<command>`, without its first two tokens where there are no
     /// tenants.
     #[must_use]

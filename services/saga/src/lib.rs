@@ -5,7 +5,8 @@
 //! - [`placement`]: which lanes this replica owns; [`tenants`]: whose.
 //! - [`manifests`]: what people write; [`definitions`]: what is in force, and what instances are pinned to.
 //! - [`command_service`]: the gateway of aggregates.
-//! - [`rpc`]: what actors and the operator may call; [`reads`]: rows, for whoever owns no lane.
+//! - [`rpc`]: what actors and the operator may call; [`reads`]: rows, for whoever owns no lane; [`facts`]: what becomes
+//!   of instances, for those who watch.
 //! - [`providers`]: the ways to the outside world; [`secrets`]: what they prove themselves with.
 
 mod admin;
@@ -13,6 +14,7 @@ mod app;
 pub mod command_service;
 pub mod definitions;
 pub mod effects;
+pub mod facts;
 pub mod lane;
 pub mod manifests;
 pub mod metrics;

@@ -44,6 +44,8 @@ pub struct Metrics {
     pub timers_waiting_for_source: IntGauge,
     /// Time between the moment at which a timer was due and its transition.
     timer_lag: Histogram,
+    /// Watchers that were ended since they did not read.
+    pub slow_watchers: IntCounter,
     transitions: IntCounterVec,
     transition_seconds: Histogram,
     commit_seconds: HistogramVec,
@@ -90,6 +92,7 @@ impl Metrics {
             outbox_rows: gauge("outbox_rows", "Work that waits to be sent")?,
             timers_fired: counter("timers_fired", "Timers that fired")?,
             letters: counter("letters_written", "Dead letters that were written")?,
+            slow_watchers: counter("slow_watchers", "Watchers ended: they did not read")?,
             transitions: vector(
                 "transitions",
                 "Inputs given to instances, by what became of them",

@@ -38,6 +38,8 @@ use tonic::{Request, Response, Status};
 pub(crate) use self::access::Principal;
 use self::ask::Asker;
 use crate::app::App;
+use crate::facts::Facts;
+use crate::reads::Reads;
 
 /// What actors may call, and what is the operator's.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[
@@ -63,6 +65,8 @@ pub(crate) struct Api {
     pub(crate) app: Arc<App>,
     /// Asks owners of lanes.
     pub(crate) asker: Asker,
+    /// What becomes of instances.
+    pub(crate) facts: Facts,
     /// Ends the process, or the part of it that is this service.
     pub(crate) shutdown: Shutdown,
 }
@@ -74,7 +78,10 @@ pub(crate) struct Rpc(Arc<Api>);
 impl Rpc {
     pub(crate) fn new(app: Arc<App>, shutdown: Shutdown) -> Self {
         let asker = Asker::new(app.around().clone());
-        Self(Arc::new(Api { app, asker, shutdown }))
+        let (store, broker) = (Arc::clone(&app.around().store), Arc::clone(&app.around().broker));
+        let reads = Reads::new(store, app.definitions());
+        let facts = Facts::new(broker, reads, rand::random());
+        Self(Arc::new(Api { app, asker, facts, shutdown }))
     }
 
     pub(crate) fn mount_public(self, mount: MountBuilder) -> MountBuilder {

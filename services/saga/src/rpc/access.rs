@@ -199,6 +199,14 @@ impl Api {
         Ok(Some(tenant))
     }
 
+    /// Who knows the roles of actors, for streams that end with the role.
+    ///
+    /// # Errors
+    /// UNAVAILABLE without storage.
+    pub(crate) fn directory(&self) -> Result<std::sync::Arc<dyn ::rpc::Directory>, Status> {
+        Ok(std::sync::Arc::clone(&self.access()?.directory))
+    }
+
     fn access(&self) -> Result<&crate::app::Access, Status> {
         // Without storage the gate believes no actor, so that nobody comes here.
         self.app.access().ok_or_else(|| {

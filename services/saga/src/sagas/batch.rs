@@ -265,14 +265,21 @@ impl Commit {
             let message = shared.message(correlation, run, item);
             self.put_row(shared, message);
         }
-        let mut before = before.and_then(place).map(|(status, step, _)| (status, step));
+        let mut last = before.and_then(place).map(|(status, step, _)| (status, step));
         for journal in &change.journal {
             let now = (journal.status, journal.step.clone());
-            if journal.revision == 1 || before.as_ref().is_none_or(|before| *before != now) {
+            if journal.revision == 1 || last.as_ref().is_none_or(|last| *last != now) {
                 let fact = shared.fact(correlation, run, journal);
                 self.put_row(shared, fact);
             }
-            before = Some(now);
+            last = Some(now);
+        }
+        for kind in held_back(before, change.record.as_ref()) {
+            if let Some(fact) =
+                change.record.as_ref().and_then(|now| shared.held_fact(correlation, now, kind))
+            {
+                self.put_row(shared, fact);
+            }
         }
     }
 
@@ -302,12 +309,39 @@ fn place(record: &Record) -> Option<(SagaStatus, StepName, Timestamp)> {
     }
 }
 
+/// What became of what holds inputs back: facts of their own, since neither step nor status tells of it.
+fn held_back(before: Option<&Record>, after: Option<&Record>) -> Vec<&'static str> {
+    let is_paused = |record: Option<&Record>| record.is_some_and(|record| record.is_paused);
+    let parked_by = |record: Option<&Record>| record.and_then(|record| record.parked_by);
+    let mut kinds = Vec::new();
+    match (is_paused(before), is_paused(after)) {
+        (false, true) => kinds.push("paused"),
+        (true, false) => kinds.push("resumed"),
+        _ => {}
+    }
+    match (parked_by(before), parked_by(after)) {
+        (before, after) if before == after => {}
+        (_, Some(_)) => kinds.push("parked"),
+        (_, None) => kinds.push("unparked"),
+    }
+    kinds
+}
+
 fn run(record: &Record) -> u64 {
     match &record.entry {
         Entry::Live(instance) => instance.run,
         Entry::Ended(tombstone) => tombstone.run,
         Entry::Awaited(_) => 0,
     }
+}
+
+/// Something that became of an instance.
+struct Fact<'a> {
+    revision: u64,
+    kind: &'a str,
+    step: &'a StepName,
+    reason: Option<&'a String>,
+    time: Timestamp,
 }
 
 impl Shared {
@@ -370,20 +404,47 @@ impl Shared {
             (_, SagaStatus::Running) => "step",
             (_, status) => status.as_str(),
         };
+        let fact = Fact {
+            revision: journal.revision,
+            kind,
+            step: &journal.step,
+            reason: journal.reason.as_ref(),
+            time: journal.now,
+        };
+        // One fact for each revision of each run.
+        self.fact_row(correlation, run, &fact, &journal.revision.to_string())
+    }
+
+    /// The message that tells that inputs of an instance are held back, or no more; none where there is no instance, or none any more:
+    /// its end was told.
+    fn held_fact(
+        &self,
+        correlation: &CorrelationId,
+        record: &Record,
+        kind: &'static str,
+    ) -> Option<OutboxRow> {
+        let instance = record.instance()?;
+        let (revision, time) = (instance.revision, instance.now);
+        let fact = Fact { revision, kind, step: &instance.step, reason: instance.reason.as_ref(), time };
+        // An instance may be parked again at the same revision, by another letter.
+        let id = format!("{revision}\n{kind}\n{}", record.letters);
+        Some(self.fact_row(correlation, instance.run, &fact, &id))
+    }
+
+    fn fact_row(&self, correlation: &CorrelationId, run: u64, fact: &Fact<'_>, id: &str) -> OutboxRow {
         let body = FactMessage {
             tenant_id: self.tenant.to_string(),
             saga: self.saga.clone(),
             correlation: correlation.clone(),
             run,
-            revision: journal.revision,
-            kind: kind.to_owned(),
-            step: journal.step.clone(),
-            reason: journal.reason.clone(),
-            timestamp: journal.now.as_millis(),
+            revision: fact.revision,
+            kind: fact.kind.to_owned(),
+            step: fact.step.clone(),
+            reason: fact.reason.cloned(),
+            timestamp: fact.time.as_millis(),
         };
         let subject = Subject::workflow_event(&self.saga, correlation).of(&self.tenant);
-        // One fact for each revision of each run.
-        let id = format!("{}\n{}\n{correlation}\n{run}\n{}", self.tenant, self.saga, journal.revision);
+        let id = format!("{}\n{}\n{correlation}\n{run}\n{id}", self.tenant, self.saga);
         let id = hex::encode(InputId::Event(id).digest());
         self.outbox_row(subject, id, correlation, &message::write(&body))
     }

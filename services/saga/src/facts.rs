@@ -1,0 +1,271 @@
+//! What becomes of instances, as the stream of facts tells it, for those who watch.
+//!
+//! Of each tenant that is watched in this process one task reads the facts, and for each of them the row of its instance: who watches
+//! is told what that says, as of then or later. Whoever begins further back, or falls behind, reads alone until it has come up.
+//! Nothing of it is durable: readers go by themselves when nobody reads.
+
+mod feed;
+mod reading;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Weak};
+
+use broker::{Broker, BrokerError};
+use model::{CorrelationId, SagaName, TenantId};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, broadcast};
+use workflow::instance::Record;
+
+use self::feed::Feed;
+use self::reading::Reading;
+use crate::lane::WORKFLOW_EVENTS;
+use crate::reads::{ReadError, Reads};
+
+/// Watchers that read alone at a time.
+const ALONE_MAX: usize = 16;
+
+/// Place in the stream of facts: which life of the stream, and a sequence in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    /// When the stream was made, in milliseconds since 1970.
+    pub incarnation: u64,
+    /// Everything up to this sequence is known.
+    pub sequence: u64,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.incarnation, self.sequence)
+    }
+}
+
+/// Text that is no position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a position that was given by a watch")]
+pub struct NoPosition;
+
+impl FromStr for Position {
+    type Err = NoPosition;
+    fn from_str(text: &str) -> Result<Self, NoPosition> {
+        let (incarnation, sequence) = text.split_once('.').ok_or(NoPosition)?;
+        let number = |text: &str| text.parse().map_err(|_| NoPosition);
+        let position = Self { incarnation: number(incarnation)?, sequence: number(sequence)? };
+        if position.to_string() == text { Ok(position) } else { Err(NoPosition) }
+    }
+}
+
+/// Why facts are followed no further.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FactsError {
+    /// The position is gone: the stream forgot what came behind it, or is another one.
+    #[error("the position is gone: begin with a snapshot")]
+    Gone,
+    /// The broker is away, for longer than anybody waits.
+    #[error("the broker does not answer: {0}")]
+    Away(BrokerError),
+    /// Rows cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+/// Instance that something became of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fact {
+    /// Sequence in the stream.
+    sequence: u64,
+    /// Its saga.
+    pub saga: SagaName,
+    /// Its correlation.
+    pub correlation: CorrelationId,
+}
+
+/// Instance as it was when something became of it, or later.
+#[derive(Debug, Clone)]
+pub struct Changed {
+    /// What became of it is known.
+    pub fact: Fact,
+    /// Its row; none where it is gone.
+    pub record: Option<Arc<Record>>,
+}
+
+/// Facts of all tenants. Cheap to clone.
+#[derive(Clone)]
+pub struct Facts(Arc<Inner>);
+
+struct Inner {
+    broker: Arc<dyn Broker>,
+    reads: Reads,
+    /// Names of consumers begin so: no other process has them.
+    process: String,
+    feeds: Mutex<HashMap<TenantId, Weak<Feed>>>,
+    alone: Arc<Semaphore>,
+}
+
+impl Facts {
+    /// Makes one for this process. `random` tells it from others.
+    #[must_use]
+    pub fn new(broker: Arc<dyn Broker>, reads: Reads, random: u64) -> Self {
+        let process = format!("watch-{random:016x}");
+        let (feeds, alone) = (Mutex::default(), Arc::new(Semaphore::new(ALONE_MAX)));
+        Self(Arc::new(Inner { broker, reads, process, feeds, alone }))
+    }
+
+    /// Follows the facts of a tenant: those that come from now on, or behind a position.
+    ///
+    /// # Errors
+    /// [`FactsError`].
+    pub async fn follow(&self, tenant: &TenantId, from: Option<Position>) -> Result<Following, FactsError> {
+        let feed = self.feed(tenant).await?;
+        let (told, reached) = feed.subscribe();
+        let position = match from {
+            None => reached,
+            Some(from) => {
+                let stream = self.0.stream().await?;
+                let is_there = from.incarnation == feed.incarnation
+                    && from.incarnation == stream.incarnation
+                    && (stream.first_sequence.saturating_sub(1)..=stream.last_sequence)
+                        .contains(&from.sequence);
+                if !is_there {
+                    return Err(FactsError::Gone);
+                }
+                from.sequence
+            }
+        };
+        let (facts, tenant) = (self.clone(), tenant.clone());
+        let behind = (position < reached).then_some(reached);
+        Ok(Following { facts, tenant, feed, told, position, mark: 0, behind, alone: None, next: None })
+    }
+
+    /// Finds the task that reads the facts of a tenant, or begins one.
+    async fn feed(&self, tenant: &TenantId) -> Result<Arc<Feed>, FactsError> {
+        let mut feeds = self.0.feeds.lock().await;
+        if let Some(feed) = feeds.get(tenant).and_then(Weak::upgrade)
+            && !feed.has_ended()
+        {
+            return Ok(feed);
+        }
+        let stream = self.0.stream().await?;
+        let from = Position { incarnation: stream.incarnation, sequence: stream.last_sequence };
+        let reading = Reading::open(Arc::clone(&self.0), tenant.clone(), from).await?;
+        let feed = Arc::new(Feed::start(reading));
+        feeds.retain(|_, feed| feed.strong_count() > 0);
+        feeds.insert(tenant.clone(), Arc::downgrade(&feed));
+        Ok(feed)
+    }
+}
+
+impl Inner {
+    async fn stream(&self) -> Result<broker::StreamState, FactsError> {
+        let stream = self.broker.stream(WORKFLOW_EVENTS).await.map_err(FactsError::Away)?;
+        stream.ok_or_else(|| FactsError::Away(BrokerError::NotThere { stream: WORKFLOW_EVENTS.to_owned() }))
+    }
+
+    /// Reads the row of the instance that a fact is about.
+    async fn record(&self, tenant: &TenantId, fact: &Fact) -> Result<Option<Arc<Record>>, ReadError> {
+        let Some(lane) = self.reads.lane_of(tenant, &fact.saga, &fact.correlation) else { return Ok(None) };
+        Ok(self.reads.record(&lane, &fact.correlation).await?.map(Arc::new))
+    }
+}
+
+/// One who follows the facts of a tenant.
+pub struct Following {
+    facts: Facts,
+    tenant: TenantId,
+    feed: Arc<Feed>,
+    told: broadcast::Receiver<Changed>,
+    /// Everything up to this sequence was given.
+    position: u64,
+    /// Rows that the feed read for facts up to this sequence may be older than what the follower knows.
+    mark: u64,
+    /// What is told begins behind this sequence: until there it has to be read.
+    behind: Option<u64>,
+    alone: Option<(Reading, OwnedSemaphorePermit)>,
+    /// What is given next, once its row was read.
+    next: Option<Fact>,
+}
+
+impl Following {
+    /// Place behind everything that was given.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        Position { incarnation: self.feed.incarnation, sequence: self.position }
+    }
+
+    /// Takes note that the follower has read rows by itself: what is given from now on is not older than those.
+    pub fn has_read(&mut self) {
+        self.mark = self.feed.begun();
+    }
+
+    /// Gives the next change. Each fact is given once, and none is left out. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`FactsError`]; nothing comes after it.
+    pub async fn next(&mut self) -> Result<Changed, FactsError> {
+        loop {
+            if let Some(fact) = &self.next {
+                let record = self.facts.0.record(&self.tenant, fact).await?;
+                let fact = fact.clone();
+                self.next = None;
+                self.position = fact.sequence;
+                return Ok(Changed { fact, record });
+            }
+            if let Some(until) = self.behind {
+                self.come_up(until).await?;
+                continue;
+            }
+            match self.told.recv().await {
+                Ok(changed) if changed.fact.sequence <= self.position => {}
+                Ok(changed) if changed.fact.sequence <= self.mark => self.next = Some(changed.fact),
+                Ok(changed) => {
+                    self.position = changed.fact.sequence;
+                    return Ok(changed);
+                }
+                Err(RecvError::Lagged(_)) => {
+                    let (told, reached) = self.feed.subscribe();
+                    (self.told, self.behind) = (told, Some(reached));
+                }
+                Err(RecvError::Closed) => return Err(self.feed.ended()),
+            }
+        }
+    }
+
+    /// Reads what was told before it listened: the next fact, or notes that there are no more.
+    async fn come_up(&mut self, until: u64) -> Result<(), FactsError> {
+        let (reading, _) = match &mut self.alone {
+            Some(alone) => alone,
+            None => {
+                let permit = Arc::clone(&self.facts.0.alone).acquire_owned().await;
+                let permit = permit.map_err(|_| FactsError::Gone)?;
+                let inner = Arc::clone(&self.facts.0);
+                let reading = Reading::open(inner, self.tenant.clone(), self.position()).await?;
+                self.alone.insert((reading, permit))
+            }
+        };
+        match reading.next_until(until).await? {
+            Some(fact) => self.next = Some(fact),
+            None => {
+                // Rows were read meanwhile.
+                (self.behind, self.alone) = (None, None);
+                self.has_read();
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_have_one_form() {
+        let position = Position { incarnation: 1_700_000_000_000, sequence: 7 };
+        assert_eq!(position.to_string(), "1700000000000.7");
+        assert_eq!("1700000000000.7".parse(), Ok(position));
+        for text in ["", ".", "1", "1.", ".1", "01.1", "1.01", "1.-1", "+1.1", "1.1.1", "a.b", "1.1 "] {
+            assert_eq!(text.parse::<Position>(), Err(NoPosition), "{text}");
+        }
+    }
+}
