@@ -24,6 +24,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use workflow::Lane;
 use workflow::cursor::Delivery;
+use workflow::definition::Saga;
 use workflow::input::{Input, What};
 use workflow::instance::Record;
 use workflow::queues::{Queues, Room};
@@ -110,22 +111,25 @@ impl SagaLane {
         ended
     }
 
-    /// Its sources: aggregates, results of the effects that it orders, verbs.
     fn sources(&self) -> Vec<(Source, &'static str)> {
-        let versions = self.definitions.versions(&self.tenant, &self.saga);
-        let mut aggregates: Vec<_> =
-            versions.iter().flat_map(|saga| saga.sources.iter().map(|source| &source.aggregate)).collect();
-        aggregates.sort();
-        aggregates.dedup();
-        let mut effects: Vec<_> = versions.iter().flat_map(|saga| saga.effects()).collect();
-        effects.sort();
-        effects.dedup();
-        let aggregates =
-            aggregates.into_iter().map(|kind| (Source::Aggregate(kind.clone()), AGGREGATE_EVENTS));
-        let results = effects.into_iter().map(|effect| (Source::Results(effect.clone()), WORKFLOW_EVENTS));
-        let verbs = std::iter::once((Source::Verbs(self.saga.clone()), WORKFLOW_COMMANDS));
-        aggregates.chain(results).chain(verbs).collect()
+        sources(&self.saga, &self.definitions.versions(&self.tenant, &self.saga))
     }
+}
+
+/// Sources of the lanes of a saga, each with its stream: aggregates, results of the effects that it orders, verbs.
+#[must_use]
+pub fn sources(saga: &SagaName, versions: &[Arc<Saga>]) -> Vec<(Source, &'static str)> {
+    let mut aggregates: Vec<_> =
+        versions.iter().flat_map(|saga| saga.sources.iter().map(|source| &source.aggregate)).collect();
+    aggregates.sort();
+    aggregates.dedup();
+    let mut effects: Vec<_> = versions.iter().flat_map(|saga| saga.effects()).collect();
+    effects.sort();
+    effects.dedup();
+    let aggregates = aggregates.into_iter().map(|kind| (Source::Aggregate(kind.clone()), AGGREGATE_EVENTS));
+    let results = effects.into_iter().map(|effect| (Source::Results(effect.clone()), WORKFLOW_EVENTS));
+    let verbs = std::iter::once((Source::Verbs(saga.clone()), WORKFLOW_COMMANDS));
+    aggregates.chain(results).chain(verbs).collect()
 }
 
 /// An owned lane.

@@ -173,7 +173,7 @@ fn kept(tenant: &TenantId, actor: u32, request: Option<Repeatable>) -> Option<Ke
 }
 
 /// A definition as callers see it.
-fn definition(found: &Definition) -> v1::SagaDefinition {
+pub(super) fn definition(found: &Definition) -> v1::SagaDefinition {
     let Definition { saga, in_force, is_applied } = found;
     v1::SagaDefinition {
         saga: saga.name.to_string(),

@@ -1,15 +1,316 @@
-//! Why an instance is where it is.
+//! Why an instance is where it is, for whoever was woken by it.
 
-use proto::v1::{ExplainSagaRequest, ExplainSagaResponse};
+use model::{CommandId, EffectState, SagaStatus, Timestamp};
+use proto::convert::enums::effect_state_to_wire;
+use proto::convert::saga::instance as instance_name;
+use proto::required::missing;
+use proto::v1::{ExplainSagaRequest, ExplainSagaResponse, SagaFinding, SagaFindingKind};
 use tonic::Status;
+use workflow::definition::{Action, Saga};
+use workflow::instance::{Entry, Instance, Open, Tombstone};
+use workflow::ledger::CallRow;
+use workflow::{Key, Lane};
 
-use super::{Api, Principal, unimplemented};
+use super::instances::{Found, no_instance};
+use super::lists::failed;
+use super::wire::{self, moment};
+use super::{Api, Principal};
+use crate::lane::letter_name::LetterName;
+use crate::reads::{ReadError, Reads};
+use crate::sagas::sources;
+
+/// Open calls that are looked at, of the many that an instance may have.
+const CALLS_MAX: usize = 64;
+/// Types of events that are named in a sentence.
+const TYPES_SHOWN: usize = 5;
 
 /// Explains why an instance is where it is.
 pub(super) async fn explain(
-    _: &Api,
-    _: &Principal,
-    _: ExplainSagaRequest,
+    api: &Api,
+    caller: &Principal,
+    request: ExplainSagaRequest,
 ) -> Result<ExplainSagaResponse, Status> {
-    Err(unimplemented("ExplainSaga"))
+    let mut violations = missing(&request);
+    let ExplainSagaRequest { tenant_id, saga, correlation_id } = request;
+    let name = instance_name((&tenant_id, &saga, &correlation_id), api.has_tenants(), &mut violations);
+    let found = api.instance(caller, name, violations).await?;
+    let looked = Looked { api, reads: api.reads(), found: &found };
+    let findings = match &found.record.entry {
+        Entry::Live(instance) => looked.live(instance).await.map_err(failed)?,
+        Entry::Ended(tombstone) => vec![ended(tombstone)],
+        Entry::Awaited(_) => return Err(no_instance(&found.name.saga, &found.name.correlation)),
+    };
+    let cause = findings.iter().find(|finding| finding.blocks);
+    Ok(ExplainSagaResponse {
+        saga: wire::saga::saga(found.whose(), &found.record),
+        summary: summary(&found, &findings, cause),
+        cause: cause.map_or(SagaFindingKind::Unspecified, SagaFinding::kind).into(),
+        findings,
+    })
+}
+
+fn finding(kind: SagaFindingKind, blocks: bool, detail: String) -> SagaFinding {
+    SagaFinding { kind: kind.into(), blocks, detail, ..SagaFinding::default() }
+}
+
+fn ended(tombstone: &Tombstone) -> SagaFinding {
+    let reason = tombstone.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let (status, step, at) = (tombstone.status, &tombstone.step, tombstone.ended.rfc3339());
+    finding(SagaFindingKind::Status, true, format!("it is {status} since {at}, at the step `{step}`{reason}"))
+}
+
+/// The answer in one sentence: where it is, what keeps it, and when that changes by itself.
+fn summary(found: &Found, findings: &[SagaFinding], cause: Option<&SagaFinding>) -> String {
+    let place = match &found.record.entry {
+        Entry::Live(instance) => {
+            let (status, step) = (instance.status, &instance.step);
+            format!("It is {status} at the step `{step}` since {}", instance.entered.rfc3339())
+        }
+        _ => return findings.first().map(|finding| sentence(&finding.detail)).unwrap_or_default(),
+    };
+    let kept =
+        cause.map_or_else(|| "nothing keeps it from going on".to_owned(), |cause| cause.detail.clone());
+    let timer = findings.iter().find(|finding| finding.kind() == SagaFindingKind::Timer);
+    // What wakes it if nothing else does; said once.
+    let timer = timer
+        .filter(|timer| !timer.blocks && cause.is_some_and(|cause| cause.kind() == SagaFindingKind::Event));
+    let timer = timer.map(|timer| format!("; {}", timer.detail)).unwrap_or_default();
+    format!("{place}: {kept}{timer}.")
+}
+
+fn sentence(detail: &str) -> String {
+    let mut chars = detail.chars();
+    let first = chars.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
+    format!("{first}{}.", chars.as_str())
+}
+
+/// An instance that is looked at.
+struct Looked<'a> {
+    api: &'a Api,
+    reads: Reads,
+    found: &'a Found,
+}
+
+impl Looked<'_> {
+    /// Everything that is found of an instance that has not ended, in the order in which it decides.
+    async fn live(&self, instance: &Instance) -> Result<Vec<SagaFinding>, ReadError> {
+        let (mut findings, sources) = (Vec::new(), self.sources().await);
+        findings.extend(self.lane(&sources));
+        let definition = match self.reads.definition(instance.definition).await {
+            Ok(definition) => Some(definition),
+            Err(error @ ReadError::Store(_)) => return Err(error),
+            Err(error) => {
+                tracing::error!("{error}");
+                None
+            }
+        };
+        findings.extend(self.definition(instance, definition.as_deref()));
+        findings.push(status(instance));
+        findings.extend(self.letter().await?);
+        if self.found.record.is_paused {
+            let held = self.found.record.held.len();
+            let detail = format!("it is paused, and {held} inputs are held back; ResumeSaga lets it go on");
+            findings.push(finding(SagaFindingKind::Pause, true, detail));
+        }
+        if let Some(definition) = &definition {
+            findings.extend(waits(instance, definition));
+        }
+        findings.extend(timers(instance, definition.as_deref()));
+        findings.extend(self.open(instance).await?);
+        findings.extend(sources.into_iter().filter_map(|source| source.finding));
+        Ok(findings)
+    }
+
+    /// Says whether anybody reads for the lane.
+    fn lane(&self, sources: &[SourceFound]) -> Option<SagaFinding> {
+        let lane = self.found.lane.to_string();
+        let is_unread = sources.iter().any(|source| source.is_unread);
+        is_unread.then(|| {
+            let detail =
+                format!("no replica reads for its lane {lane}: it has no owner, or that has just begun");
+            SagaFinding { lane, ..finding(SagaFindingKind::Lane, true, detail) }
+        })
+    }
+
+    fn definition(&self, instance: &Instance, found: Option<&Saga>) -> Option<SagaFinding> {
+        let (version, hash) = (instance.version, instance.definition);
+        if found.is_none() {
+            let detail = format!("its definition, version {version}, cannot be had ({hash})");
+            return Some(finding(SagaFindingKind::Definition, true, detail));
+        }
+        let newer = self.reads.definitions().saga(&self.found.name.tenant, &self.found.name.saga);
+        let newer = newer.filter(|saga| saga.hash != hash)?.version;
+        let detail = format!("it runs version {version}; instances that start now run version {newer}");
+        Some(finding(SagaFindingKind::Definition, false, detail))
+    }
+
+    async fn letter(&self) -> Result<Option<SagaFinding>, ReadError> {
+        let Some(number) = self.found.record.parked_by else { return Ok(None) };
+        let key = Key::dead(&self.found.name.correlation, number);
+        let name = LetterName { lane: self.found.lane.clone(), key };
+        let held = self.found.record.held.len();
+        let why = match self.reads.letter(&name).await? {
+            Some(letter) => format!(" ({}: {})", letter.row.letter.code, letter.row.letter.why),
+            None => String::new(),
+        };
+        let detail = format!(
+            "a dead letter stands in front of {held} inputs{why}; redrive it, or purge it with what is behind it"
+        );
+        let dead_letter_key = name.to_string();
+        Ok(Some(SagaFinding { dead_letter_key, ..finding(SagaFindingKind::DeadLetter, true, detail) }))
+    }
+
+    /// Commands and calls whose end is waited for.
+    async fn open(&self, instance: &Instance) -> Result<Vec<SagaFinding>, ReadError> {
+        let mut findings = Vec::new();
+        for (id, open) in instance.open.iter().take(CALLS_MAX) {
+            if open.effect.is_none() {
+                let detail = format!("the command {id} of the step `{}` has no answer yet", open.step);
+                let command_id = id.to_string();
+                findings.push(SagaFinding { command_id, ..finding(SagaFindingKind::Command, true, detail) });
+            }
+        }
+        for (id, open) in instance.open.iter().take(CALLS_MAX) {
+            let Some(effect) = &open.effect else { continue };
+            let lane = Lane::Effect { tenant: self.found.name.tenant.clone(), effect: effect.clone() };
+            let row = self.reads.call(&lane, *id).await?;
+            findings.push(call(*id, open, effect.as_str(), row.as_ref()));
+        }
+        Ok(findings)
+    }
+
+    /// What the broker says of the sources of the lane.
+    async fn sources(&self) -> Vec<SourceFound> {
+        let (name, lane) = (&self.found.name, &self.found.lane);
+        let versions = self.reads.definitions().versions(&name.tenant, &name.saga);
+        let broker = &self.api.app.around().broker;
+        let mut all = Vec::new();
+        for (source, stream) in sources(&name.saga, &versions) {
+            let about = |detail: String| {
+                let source = source.to_string();
+                Some(SagaFinding { source, ..finding(SagaFindingKind::Source, true, detail) })
+            };
+            match broker.cursor(stream, &source.consumer(lane)).await {
+                Ok(Some(state)) if state.pending > 0 => {
+                    let pending = state.pending;
+                    let detail = format!("the source {source} is behind by {pending} messages");
+                    all.push(SourceFound { is_unread: false, finding: about(detail) });
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => all.push(SourceFound { is_unread: true, finding: None }),
+                Err(error) => {
+                    tracing::info!("{error}");
+                    let detail = "the broker does not answer: nothing comes in".to_owned();
+                    all.push(SourceFound { is_unread: false, finding: about(detail) });
+                    break;
+                }
+            }
+        }
+        all
+    }
+}
+
+/// What was found of a source.
+struct SourceFound {
+    /// Whether nobody reads it.
+    is_unread: bool,
+    finding: Option<SagaFinding>,
+}
+
+fn status(instance: &Instance) -> SagaFinding {
+    let reason = instance.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    let step = &instance.step;
+    let (blocks, detail) = match (&instance.stuck, instance.status) {
+        (Some(stuck), _) => {
+            let why = &stuck.why;
+            (true, format!("it is stuck: {why}; RetrySagaStep, SkipSagaStep or CompleteSaga takes it on"))
+        }
+        (None, SagaStatus::Compensating) => (false, format!("it undoes what was done{reason}")),
+        (None, status) if instance.cancelled.is_some() => {
+            (false, format!("it is {status} at `{step}`, and will be undone unless its pivot succeeds"))
+        }
+        (None, status) => (false, format!("it is {status} at `{step}`")),
+    };
+    finding(SagaFindingKind::Status, blocks, detail)
+}
+
+/// The events that its step waits for; nothing where it waits for timers alone.
+fn waits(instance: &Instance, saga: &Saga) -> Option<SagaFinding> {
+    let is_running = instance.status == SagaStatus::Running;
+    let Action::Wait(wait) = &saga.steps.get(&instance.step).filter(|_| is_running)?.action else {
+        return None;
+    };
+    let types = wait.on.keys().filter(|kind| !saga.is_raised(wait, kind));
+    let event_types: Vec<String> = types.cloned().collect();
+    if event_types.is_empty() {
+        return None;
+    }
+    let mut shown = event_types.iter().take(TYPES_SHOWN).cloned().collect::<Vec<_>>().join(" or ");
+    if event_types.len() > TYPES_SHOWN {
+        shown.push_str(" or others");
+    }
+    let detail = format!("it waits for an event: {shown}");
+    Some(SagaFinding { event_types, ..finding(SagaFindingKind::Event, true, detail) })
+}
+
+/// Timers that are set, the first to fire first. They are waited for where nothing else is.
+fn timers(instance: &Instance, saga: Option<&Saga>) -> Vec<SagaFinding> {
+    let is_alone = instance.open.is_empty() && saga.is_some_and(|saga| waits(instance, saga).is_none());
+    let mut timers: Vec<_> = instance.timers.iter().collect();
+    timers.sort_by_key(|(_, timer)| timer.due);
+    let about = |(place, (name, timer)): (usize, (&model::TimerName, &workflow::instance::Timer))| {
+        let detail = format!("the timer `{name}` fires at {}", timer.due.rfc3339());
+        let blocks = is_alone && place == 0 && instance.status == SagaStatus::Running;
+        SagaFinding {
+            timer: name.to_string(),
+            event_types: vec![timer.raise.clone()],
+            until_time: moment(timer.due),
+            ..finding(SagaFindingKind::Timer, blocks, detail)
+        }
+    };
+    timers.into_iter().enumerate().map(about).collect()
+}
+
+/// What is known of a call whose end is waited for.
+fn call(id: CommandId, open: &Open, effect: &str, row: Option<&CallRow>) -> SagaFinding {
+    let step = &open.step;
+    let at = |time: Timestamp| time.rfc3339();
+    let base = |detail: String| SagaFinding {
+        command_id: id.to_string(),
+        effect: effect.to_owned(),
+        ..finding(SagaFindingKind::Effect, true, detail)
+    };
+    let Some(row) = row else {
+        return base(format!("the call of `{effect}` for the step `{step}` was not taken up yet"));
+    };
+    let last = row.last.as_ref().map(|last| format!(" ({last})")).unwrap_or_default();
+    let attempts = row.attempts;
+    let (detail, until) = match row.state {
+        EffectState::Accepted => (format!("the call of `{effect}` is to be made{last}"), None),
+        EffectState::Calling => (format!("the call of `{effect}` is being made, the {attempts}. time"), None),
+        EffectState::Backoff => {
+            let due = at(row.due);
+            (
+                format!("the call of `{effect}` is tried again at {due}, after {attempts} times{last}"),
+                Some(row.due),
+            )
+        }
+        EffectState::Waiting => {
+            let due = at(row.due);
+            (format!("`{effect}` was begun and has not ended; it is given up at {due}"), Some(row.due))
+        }
+        EffectState::Unknown => {
+            (format!("whether the call of `{effect}` happened is being found out{last}"), Some(row.due))
+        }
+        EffectState::Manual => (
+            format!("nobody knows whether the call of `{effect}` happened{last}; ResolveEffect says it"),
+            None,
+        ),
+        state => (format!("the call of `{effect}` is {state}, and its result is on its way"), None),
+    };
+    SagaFinding {
+        effect_state: effect_state_to_wire(row.state).into(),
+        until_time: until.and_then(moment),
+        ..base(detail)
+    }
 }
