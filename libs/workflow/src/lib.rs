@@ -48,6 +48,7 @@ pub mod step;
 pub mod subject;
 pub mod transition;
 pub mod turns;
+pub mod word;
 
 pub use id::{InputId, WorkSource};
 pub use json::Json;

@@ -323,7 +323,14 @@ of_tenant!(
 /// What is wrong with it.
 pub fn read<T: OfTenant + for<'a> Deserialize<'a>>(body: &[u8], tenant: &TenantId) -> Result<T, Unreadable> {
     // Its own reader first: what is not certain is refused before anything else looks at it.
-    let value = json::read(body, INPUT_BYTES_MAX)?;
+    take(&json::read(body, INPUT_BYTES_MAX)?, tenant)
+}
+
+/// Reads a message of this suite from its body.
+pub(crate) fn take<T: OfTenant + for<'a> Deserialize<'a>>(
+    value: &Json,
+    tenant: &TenantId,
+) -> Result<T, Unreadable> {
     let form = |why: serde_json::Error| Unreadable::Form { kind: T::KIND, why: why.to_string() };
     let message: T = serde_json::from_str(&value.to_string()).map_err(form)?;
     if message.tenant() != tenant.as_str() {

@@ -54,6 +54,18 @@ pub enum Origin {
     Letter(u64),
 }
 
+impl Origin {
+    /// Takes an input off the place that it comes from.
+    fn behind(self, mut record: Record) -> Record {
+        match self {
+            Self::Held(number) if number == record.held.first => record.held.first += 1,
+            Self::Letter(number) if record.parked_by == Some(number) => record.parked_by = None,
+            Self::Fresh | Self::Held(_) | Self::Letter(_) => {}
+        }
+        record
+    }
+}
+
 /// Events that are kept, by their numbers.
 pub type KeptEvents = BTreeMap<u64, Input>;
 
@@ -85,22 +97,45 @@ pub fn apply(
                 )),
                 _ => Fate::Ignored(Ignored::Ended),
             };
-            Change::nothing(fate, Some(record.clone()))
+            Change::nothing(fate, Some(origin.behind(record.clone())))
         }
     }
 }
 
-/// Makes a dead letter of a message that is no input of the instance.
+/// Makes a dead letter of a message that is no input of the instance. One that parks its correlation waits for its turn where inputs
+/// are held back, so that they are applied in order later.
 #[must_use]
-pub fn bury(record: Option<&Record>, code: &str, why: &str, parks: bool) -> Change {
-    let mut record = record.cloned().unwrap_or_else(|| Record::new(Entry::Awaited(Awaited::none())));
+pub fn bury(record: Option<&Record>, code: &str, why: &str, parks: bool, origin: Origin) -> Change {
+    let record = record.cloned().unwrap_or_else(|| Record::new(Entry::Awaited(Awaited::none())));
     // Nothing of an instance that has ended waits any more.
     let parks = parks && !matches!(record.entry, Entry::Ended(_));
-    let letter = record.letter(code, why.to_owned(), parks);
-    if parks && record.parked_by.is_none() {
+    if parks && !record.is_turn_of(origin) {
+        return record.hold(origin);
+    }
+    let mut record = origin.behind(record);
+    let letter = match origin {
+        Origin::Letter(number) => Letter { number, code: code.to_owned(), why: why.to_owned(), parks },
+        Origin::Fresh | Origin::Held(_) => record.letter(code, why.to_owned(), parks),
+    };
+    if parks {
         record.parked_by = Some(letter.number);
     }
     Change::nothing(Fate::Dead(letter), Some(record))
+}
+
+/// Takes a dead letter away without applying it, and what waits behind it as well when that is not to be applied either.
+#[must_use]
+pub fn discard(record: Option<&Record>, letter: u64, with_held: bool) -> Change {
+    let mut record = record.cloned();
+    if let Some(record) = &mut record
+        && record.parked_by == Some(letter)
+    {
+        record.parked_by = None;
+        if with_held {
+            record.held.first = record.held.next;
+        }
+    }
+    Change::nothing(Fate::Applied, record)
 }
 
 /// One call of [`apply`].
@@ -132,28 +167,16 @@ impl Application<'_> {
     /// Keeps an input back that has to wait behind a letter or a pause; nothing where it has not.
     fn held_back(self, record: &Record) -> Option<Change> {
         // What is given back in order is not kept back again, nor is a verb: one of them ends the waiting.
-        let is_next = match self.origin {
-            Origin::Letter(_) => true,
-            Origin::Held(number) => number == record.held.first && !record.holds_back(),
-            Origin::Fresh => record.held.is_empty() && !record.holds_back(),
-        };
-        if is_next
+        if record.is_turn_of(self.origin)
             || matches!(&self.input.what, What::Verb { verb, .. } if !matches!(verb, Verb::Send { .. }))
         {
             return None;
         }
-        Some(match (&self.input.what, self.origin) {
+        match &self.input.what {
             // It is not fired before what waits was applied.
-            (What::Timer { .. }, _) => Change::nothing(Fate::Later("held back"), Some(record.clone())),
-            (_, Origin::Held(_)) => Change::nothing(Fate::Later("held back"), Some(record.clone())),
-            _ if record.held.len() >= HELD_MAX => Change::nothing(Fate::NoRoom, Some(record.clone())),
-            _ => {
-                let mut record = record.clone();
-                let number = record.held.next;
-                record.held.next += 1;
-                Change::nothing(Fate::Held(number), Some(record))
-            }
-        })
+            What::Timer { .. } => Some(Change::nothing(Fate::Later("held back"), Some(record.clone()))),
+            _ => Some(record.hold(self.origin)),
+        }
     }
 
     /// Decides about an input where there is no instance.
@@ -179,21 +202,26 @@ impl Application<'_> {
             What::Verb { .. } => {
                 let message = format!("there is no instance of `{}` with this correlation", self.saga.name);
                 let refusal = Refusal::new("SAGA_NOT_FOUND", message);
-                return Change::nothing(Fate::Refused(refusal), record.unless_empty());
+                return Change::nothing(Fate::Refused(refusal), self.behind(record).unless_empty());
             }
             What::Timer { name, .. } if name == AWAITED => return self.expire(record),
             What::Result(_) | What::Timer { .. } => {
-                return Change::nothing(Fate::Ignored(Ignored::NoInstance), record.unless_empty());
+                return self.ignored(record);
             }
             What::Event(event) => self.saga.missing(&event.kind),
         };
         match missing {
-            Missing::Ignore => Change::nothing(Fate::Ignored(Ignored::NoInstance), record.unless_empty()),
+            Missing::Ignore => self.ignored(record),
             Missing::DeadLetter => {
                 self.dead(record, "NO_INSTANCE", "there is no instance for it".to_owned(), false)
             }
             Missing::Park(length) => self.await_start(record, length),
         }
+    }
+
+    /// Ignores an input for which there is no instance.
+    fn ignored(self, record: Record) -> Change {
+        Change::nothing(Fate::Ignored(Ignored::NoInstance), self.behind(record).unless_empty())
     }
 
     fn event(&self) -> Option<Event> {
@@ -209,7 +237,7 @@ impl Application<'_> {
     /// Keeps an event until its instance starts.
     fn await_start(self, mut record: Record, length: std::time::Duration) -> Change {
         let (Entry::Awaited(awaited), Some(event)) = (&mut record.entry, self.event()) else {
-            return Change::nothing(Fate::Ignored(Ignored::NoInstance), record.unless_empty());
+            return self.ignored(record);
         };
         if awaited.kept.len() >= definition::KEPT_MAX {
             let why = format!("{} events wait for the start already", definition::KEPT_MAX);
@@ -262,15 +290,8 @@ impl Application<'_> {
     }
 
     /// Takes the input off the place that it comes from.
-    fn behind(self, mut record: Record) -> Record {
-        match self.origin {
-            Origin::Held(number) if number == record.held.first => record.held.first += 1,
-            Origin::Letter(number) if record.parked_by == Some(number) => {
-                record.parked_by = None;
-            }
-            Origin::Fresh | Origin::Held(_) | Origin::Letter(_) => {}
-        }
-        record
+    fn behind(self, record: Record) -> Record {
+        self.origin.behind(record)
     }
 
     /// Puts a record and what was applied to its instance together, and offers kept events.
@@ -280,7 +301,7 @@ impl Application<'_> {
             // A verb parks nobody: whoever asked is told.
             Err(fault) if matches!(self.input.what, What::Verb { .. }) => {
                 let refusal = Refusal::new("SAGA_FAULT", fault.to_string());
-                return Change::nothing(Fate::Refused(refusal), Some(record));
+                return Change::nothing(Fate::Refused(refusal), Some(self.behind(record)));
             }
             Err(fault) => return self.dead(record, fault.code(), fault.to_string(), true),
         };
@@ -359,6 +380,29 @@ impl Record {
     fn unless_empty(self) -> Option<Self> {
         let is_empty = matches!(&self.entry, Entry::Awaited(awaited) if awaited.kept.is_empty());
         (!is_empty || self.letters > 0 || self.parked_by.is_some()).then_some(self)
+    }
+
+    /// Returns whether nothing has to be applied before an input that comes from there.
+    fn is_turn_of(&self, origin: Origin) -> bool {
+        match origin {
+            Origin::Letter(number) if self.parked_by == Some(number) => true,
+            Origin::Held(number) => number == self.held.first && !self.holds_back(),
+            Origin::Fresh | Origin::Letter(_) => self.held.is_empty() && !self.holds_back(),
+        }
+    }
+
+    /// Has an input wait behind those that are held back.
+    fn hold(&self, origin: Origin) -> Change {
+        let fate = match origin {
+            Origin::Held(_) => Fate::Later("held back"),
+            _ if self.held.len() >= HELD_MAX => Fate::NoRoom,
+            Origin::Fresh | Origin::Letter(_) => {
+                let mut record = self.clone();
+                record.held.next += 1;
+                return Change::nothing(Fate::Held(self.held.next), Some(record));
+            }
+        };
+        Change::nothing(fate, Some(self.clone()))
     }
 
     /// Makes a letter with the next number.

@@ -18,7 +18,7 @@ use workflow::cursor::Delivery;
 use workflow::instance::encode;
 use workflow::key::Table;
 use workflow::ledger::{Answer, CallRow};
-use workflow::message::{self, EffectCommand};
+use workflow::message::{self, EffectCommand, Position};
 use workflow::step::Letter;
 use workflow::subject::{Source, Subject};
 use workflow::{Json, Key, Lane};
@@ -31,7 +31,7 @@ use crate::lane::rows::{Rows, row};
 use crate::lane::source::{Brought, ReadWord, Reading, SourceState};
 use crate::lane::{Ended, Surroundings, WORKFLOW_COMMANDS};
 use crate::providers::Provider;
-use crate::sagas::LetterRow;
+use crate::sagas::{Came, LetterRow, RawMessage};
 
 /// Words for one call that may wait.
 const WORDS_MAX: usize = 8;
@@ -352,6 +352,13 @@ impl Owner {
         note: Option<Op>,
     ) -> Result<(), Ended> {
         let rows = &self.shared.rows;
+        let Ok(nobody) = crate::sagas::NOBODY.parse() else { return Ok(()) };
+        let came = Came {
+            subject: &delivered.subject,
+            payload: &delivered.payload,
+            time: model::Timestamp::from_millis(delivered.stored_millis),
+            at: Position { incarnation: self.source.incarnation(), sequence: delivered.sequence },
+        };
         let letter = LetterRow {
             letter: Letter {
                 number: delivered.sequence,
@@ -360,11 +367,10 @@ impl Owner {
                 parks: false,
             },
             input: None,
-            raw: Some(String::from_utf8_lossy(&delivered.payload).into_owned()),
-            time: model::Timestamp::from_millis(delivered.stored_millis),
+            raw: Some(RawMessage::of(came)),
+            time: came.time,
             correlation: None,
         };
-        let Ok(nobody) = crate::sagas::NOBODY.parse() else { return Ok(()) };
         let key = Key::dead(&nobody, delivered.sequence);
         let mut ops = vec![Op::Put(row(&key), encode(&letter).into())];
         ops.extend(note);

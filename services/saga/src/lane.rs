@@ -1,6 +1,6 @@
 //! What lanes of sagas and of effects have in common: an owner by epoch, rows, sources, and what goes out.
 
-pub(crate) mod answers;
+pub mod answers;
 pub mod checkpoint;
 pub mod gateway;
 pub mod letter_name;

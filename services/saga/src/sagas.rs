@@ -6,7 +6,9 @@
 mod answer;
 mod batch;
 mod intake;
+mod letters;
 mod schedule;
+mod set_back;
 mod summary;
 mod timers;
 mod work;
@@ -18,7 +20,7 @@ use std::time::Instant;
 use broker::Receipt;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use model::{CorrelationId, SagaName, TenantId};
+use model::{CorrelationId, SagaName, TenantId, Timestamp};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -27,13 +29,16 @@ use workflow::cursor::Delivery;
 use workflow::definition::Saga;
 use workflow::input::{Input, What};
 use workflow::instance::Record;
+use workflow::message::Position;
 use workflow::queues::{Queues, Room};
 use workflow::subject::Source;
 
 pub use self::answer::{AnswerRow, OrderedWork, VerbOutcome};
-pub use self::batch::{HeldRow, LetterRow, ListedRow};
-pub(crate) use self::intake::NOBODY;
-use self::intake::Wanted;
+pub use self::batch::{HeldRow, HeldWhat, LetterRow, ListedRow};
+pub(crate) use self::intake::{Came, NOBODY};
+pub use self::intake::{DeadMessage, RawMessage};
+use self::intake::{Intake, Wanted};
+use self::set_back::Pending;
 pub use self::summary::Summary;
 pub use self::timers::DueRow;
 use self::timers::Timers;
@@ -153,6 +158,10 @@ struct Owner {
     stalled: VecDeque<(CorrelationId, Item, usize)>,
     /// Inputs for which there was no room behind a letter or a pause.
     blocked: HashMap<CorrelationId, Vec<Item>>,
+    /// Correlations whose inputs were held back when the lane was taken.
+    held: mpsc::Receiver<CorrelationId>,
+    /// Those who want sources to be read again, in order.
+    setting_back: VecDeque<Pending>,
     tasks: JoinSet<Result<(), Ended>>,
     relay: mpsc::UnboundedSender<ToRelay>,
 }
@@ -204,6 +213,8 @@ impl Owner {
         let saga = lane.definitions.saga(&lane.tenant, &lane.saga);
         let wanted = saga.as_ref().and_then(|saga| saga.start.schedule.as_ref());
         schedule::prepare(&rows, &lane.saga, wanted).await?;
+        let (to_held, held) = mpsc::channel(64);
+        tasks.spawn(set_back::find_held(Arc::clone(&rows), to_held));
         let timers = Timers::load(&rows).await?;
         let SagaLane { tenant, saga, shard, definitions, .. } = lane;
         Ok(Self {
@@ -221,6 +232,8 @@ impl Owner {
             working: FuturesUnordered::new(),
             stalled: VecDeque::new(),
             blocked: HashMap::new(),
+            held,
+            setting_back: VecDeque::new(),
             tasks,
             relay,
         })
@@ -231,7 +244,8 @@ impl Owner {
             Ok(()) => {
                 // What is under way ends, and what was committed is sent.
                 let finished = self.finish().await;
-                drop(self.relay);
+                // Whoever waits to tell something, waits no more.
+                drop((self.relay, self.held));
                 let cut = self.shared.rows.around().cut.clone();
                 tokio::select! {
                     () = cut.cancelled() => self.tasks.abort_all(),
@@ -252,6 +266,9 @@ impl Owner {
         let wake = Arc::clone(&self.shared.rows.around().wake);
         for turn in 0_u64.. {
             self.unstall();
+            if !self.setting_back.is_empty() {
+                self.set_back().await?;
+            }
             // Also while there is always something else.
             if turn.is_multiple_of(TURNS) && self.timers.next_wait().is_zero() {
                 self.fire().await?;
@@ -268,6 +285,9 @@ impl Owner {
                 Some(done) = self.working.next() => self.done(done?)?,
                 Some(answered) = self.answered.recv() => self.command_answered(answered),
                 Some((number, brought)) = self.verbs.recv() => self.take_in(number, brought)?,
+                Some(correlation) = self.held.recv(), if self.has_room() => {
+                    self.push(correlation, Item { what: Wanted::Resume, from: None, receipt: None }, 0);
+                }
                 Some((number, brought)) = self.brought.recv(), if self.has_room() => {
                     self.take_in(number, brought)?;
                 }
@@ -338,7 +358,7 @@ impl Owner {
 
     /// Has another cursor made for a source that lost its own, once nothing of that is worked on.
     fn open_again(&mut self, number: usize) {
-        if self.is_lost[number] && self.working_of[number] == 0 {
+        if self.is_lost[number] && self.working_of[number] == 0 && !self.is_target(number) {
             self.is_lost[number] = false;
             self.tell_reader(number, ReadWord::Open);
         }
@@ -373,18 +393,27 @@ impl Owner {
     /// Puts a message into the line of its correlation, or settles it.
     fn sort(&mut self, number: usize, message: &broker::Delivered) -> Result<(), Ended> {
         let Some(state) = self.sources.get(number) else { return Ok(()) };
-        let incarnation = state.incarnation();
-        match self.shared.intake(&state.source, incarnation, message) {
+        let came = Came {
+            subject: &message.subject,
+            payload: &message.payload,
+            time: Timestamp::from_millis(message.stored_millis),
+            at: Position { incarnation: state.incarnation(), sequence: message.sequence },
+        };
+        match self.shared.intake(&state.source, came) {
             Err(ended) => {
                 self.shared.rows.around().metrics.foreign_messages.inc();
                 Err(ended)
             }
-            Ok(None) => {
+            Ok(Intake::Nothing) => {
                 self.settle(number, message.sequence);
                 message.receipt.ack();
                 Ok(())
             }
-            Ok(Some((correlation, what))) => {
+            Ok(Intake::SetBack(setting)) => {
+                self.begin_set_back(setting, number, message);
+                Ok(())
+            }
+            Ok(Intake::Of(correlation, what)) => {
                 let from = Some((number, message.sequence));
                 let item = Item { what, from, receipt: Some(message.receipt.clone()) };
                 self.push(correlation, item, message.payload.len());

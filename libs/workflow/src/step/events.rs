@@ -58,9 +58,7 @@ impl Application<'_> {
                 let why = "its saga does not start with it".to_owned();
                 self.dead(record, "NO_INSTANCE", why, false)
             }
-            Missing::Ignore | Missing::Park(_) => {
-                Change::nothing(Fate::Ignored(Ignored::NoInstance), record.unless_empty())
-            }
+            Missing::Ignore | Missing::Park(_) => self.ignored(record),
         }
     }
 

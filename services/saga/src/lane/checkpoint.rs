@@ -3,6 +3,7 @@
 use broker::{StoredMessage, StreamState};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use workflow::word::Place;
 
 /// Messages before the last one that was read are read again when a stream went back: so long before, in milliseconds.
 const BACK_MILLIS: u64 = 3_600_000;
@@ -92,6 +93,33 @@ impl Checkpoint {
         }
     }
 
+    /// The checkpoint from which a source is read again; nothing where it was not read as far.
+    #[must_use]
+    pub fn set_back(&self, to: Place) -> Option<Self> {
+        let Self { incarnation, position, .. } = *self;
+        match to {
+            Place::Sequence(sequence) => {
+                let position = sequence.saturating_sub(1);
+                (position < self.position).then_some(Self {
+                    incarnation,
+                    position,
+                    anchor: None,
+                    since: None,
+                })
+            }
+            Place::Time(time) => {
+                let is_behind = match (self.anchor, self.since) {
+                    (Some(anchor), _) => anchor.stored >= time,
+                    (None, Some(since)) if position == 0 => since > time,
+                    // It begins with the first message, or it is not known when the position was stored.
+                    (None, _) => false,
+                };
+                let since = Some(time);
+                is_behind.then_some(Self { incarnation, position: 0, anchor: None, since })
+            }
+        }
+    }
+
     /// The checkpoint after the stream went back: what was stored since shortly before the last message read is read again.
     #[must_use]
     pub fn back(&self, incarnation: u64) -> Self {
@@ -160,6 +188,17 @@ mod tests {
         }
         // Of what was never read nothing can be missing.
         assert_eq!(Checkpoint::new(1, Some(4)).compare(&stream(1, 50, 60), None), Verdict::GoesOn);
+        let place = Place::Time;
+        let time = |since| Some(Checkpoint { since: Some(since), ..Checkpoint::new(1, None) });
+        assert_eq!(
+            read.set_back(Place::Sequence(4)),
+            Some(Checkpoint { position: 3, ..Checkpoint::new(1, None) })
+        );
+        assert_eq!((read.set_back(place(5)), read.set_back(place(1))), (time(5), time(1)));
+        // Nothing is passed over.
+        assert_eq!((read.set_back(Place::Sequence(10)), read.set_back(place(6))), (None, None));
+        let begun = Checkpoint::new(1, Some(4));
+        assert_eq!((begun.set_back(place(3)), begun.set_back(place(4))), (time(3), None));
         let late = Anchor { stored: 10_000_000, ..anchor };
         assert_eq!(Checkpoint { anchor: Some(late), ..read }.back(2).since, Some(6_400_000));
     }

@@ -173,9 +173,21 @@ impl Rows {
     /// # Errors
     /// [`Ended::Damaged`].
     pub async fn page(&self, range: &Range<Key>) -> Result<Page, Ended> {
+        self.page_of(range, PAGE_ROWS).await
+    }
+
+    /// Reads the first row of a range.
+    ///
+    /// # Errors
+    /// [`Ended::Damaged`].
+    pub async fn first(&self, range: &Range<Key>) -> Result<Option<Versioned>, Ended> {
+        Ok(self.page_of(range, 1).await?.rows.into_iter().next().map(|(_, row)| row))
+    }
+
+    async fn page_of(&self, range: &Range<Key>, limit: usize) -> Result<Page, Ended> {
         let mut pauses = Pauses::default();
         loop {
-            match self.around.store.scan(&self.key, bounds(range), PAGE_ROWS).await {
+            match self.around.store.scan(&self.key, bounds(range), limit).await {
                 Ok(page) => return Ok(page),
                 Err(error) => again(&self.lane, error, &mut pauses).await?,
             }

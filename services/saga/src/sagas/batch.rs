@@ -14,6 +14,7 @@ use workflow::subject::Subject;
 use workflow::{InputId, Json, Key};
 
 use super::answer::AnswerRow;
+use super::intake::{DeadMessage, NOBODY, RawMessage};
 use super::timers::{DueRow, RETIRE, TimerDelta};
 use super::{Cached, Shared};
 use crate::lane::gateway::AggregateCommand;
@@ -37,8 +38,20 @@ pub(super) fn retired_at(ended: Timestamp) -> Timestamp {
 /// An input that was kept back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldRow {
+    /// The correlation that it is for.
+    pub correlation: CorrelationId,
     /// The input.
-    pub input: Input,
+    pub what: HeldWhat,
+}
+
+/// What was kept back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeldWhat {
+    /// An input.
+    Input(Box<Input>),
+    /// A message that will be a dead letter when its turn comes.
+    Dead(Box<DeadMessage>),
 }
 
 /// A dead letter.
@@ -51,12 +64,27 @@ pub struct LetterRow {
     pub input: Option<Input>,
     /// The message, where it is no input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub raw: Option<String>,
+    pub raw: Option<RawMessage>,
     /// When it was stored.
     pub time: Timestamp,
     /// The correlation that it is of; none where none could be read. A key may have no more than its hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correlation: Option<CorrelationId>,
+}
+
+impl LetterRow {
+    /// A letter of something.
+    fn of(correlation: &CorrelationId, letter: Letter, what: HeldWhat) -> Self {
+        let correlation = Some(correlation.clone()).filter(|correlation| correlation.as_str() != NOBODY);
+        match what {
+            HeldWhat::Input(input) => {
+                Self { letter, correlation, time: input.time, input: Some(*input), raw: None }
+            }
+            HeldWhat::Dead(dead) => {
+                Self { letter, correlation, time: dead.raw.time, input: None, raw: Some(dead.raw) }
+            }
+        }
+    }
 }
 
 /// What an operator sees of an instance in a list.
@@ -128,38 +156,42 @@ impl Commit {
         }
     }
 
-    /// Writes the input where it waits, and removes it from where it did.
+    /// Removes an input from where it waited.
+    pub(super) fn take_input(&mut self, correlation: &CorrelationId, origin: Origin) {
+        match origin {
+            Origin::Held(number) => self.ops.push(Op::Delete(row(&Key::parked(correlation, number)))),
+            Origin::Letter(number) => self.ops.push(Op::Delete(row(&Key::dead(correlation, number)))),
+            Origin::Fresh => {}
+        }
+    }
+
+    /// Writes what came where it waits from now on. `kept` is the letter that it was, which stays as it is but for its reason.
     pub(super) fn put_input(
         &mut self,
         correlation: &CorrelationId,
-        input: &Input,
-        origin: Origin,
-        change: &Change,
+        what: Option<&HeldWhat>,
+        kept: Option<&LetterRow>,
+        fate: &Fate,
     ) {
-        match origin {
-            Origin::Held(number) => self.ops.push(Op::Delete(row(&Key::parked(correlation, number)))),
-            Origin::Letter(number) if !matches!(change.fate, Fate::Dead(_)) => {
-                self.ops.push(Op::Delete(row(&Key::dead(correlation, number))));
-            }
-            Origin::Fresh | Origin::Letter(_) => {}
-        }
-        match &change.fate {
-            Fate::Held(number) => {
-                let held = HeldRow { input: input.clone() };
+        match (fate, what) {
+            (Fate::Held(number), Some(what)) => {
+                let held = HeldRow { correlation: correlation.clone(), what: what.clone() };
                 self.ops.push(Op::Put(row(&Key::parked(correlation, *number)), encode(&held).into()));
             }
-            Fate::Dead(letter) => {
-                let (letter, time) = (letter.clone(), input.time);
-                let whose = Some(correlation.clone());
-                let input = Some(input.clone());
-                let letter = LetterRow { letter, input, raw: None, time, correlation: whose };
-                self.put_letter(correlation, &letter);
-            }
+            (Fate::Dead(letter), what) => match (kept, what) {
+                (Some(kept), _) => {
+                    self.put_letter(correlation, &LetterRow { letter: letter.clone(), ..kept.clone() })
+                }
+                (None, Some(what)) => {
+                    self.put_letter(correlation, &LetterRow::of(correlation, letter.clone(), what.clone()));
+                }
+                (None, None) => {}
+            },
             _ => {}
         }
     }
 
-    pub(super) fn put_letter(&mut self, correlation: &CorrelationId, letter: &LetterRow) {
+    fn put_letter(&mut self, correlation: &CorrelationId, letter: &LetterRow) {
         let key = row(&Key::dead(correlation, letter.letter.number));
         self.ops.push(Op::Put(key, encode(letter).into()));
     }
@@ -180,9 +212,8 @@ impl Commit {
             .map(|(number, input)| Op::Put(row(&Key::kept(correlation, *number)), encode(input).into()));
         self.ops.extend(kept);
         for (letter, input) in &change.letters {
-            let (letter, input, time) = (letter.clone(), Some(input.clone()), input.time);
-            let whose = Some(correlation.clone());
-            self.put_letter(correlation, &LetterRow { letter, input, raw: None, time, correlation: whose });
+            let what = HeldWhat::Input(Box::new(input.clone()));
+            self.put_letter(correlation, &LetterRow::of(correlation, letter.clone(), what));
         }
         self.put_journal(correlation, change, shared.history());
         self.put_timers(correlation, current, change);
@@ -283,7 +314,7 @@ impl Commit {
         }
     }
 
-    fn put_row(&mut self, shared: &Shared, message: OutboxRow) {
+    pub(super) fn put_row(&mut self, shared: &Shared, message: OutboxRow) {
         let number = shared.rows.next_outbox();
         self.ops.push(Op::Put(row(&Key::outbox(number)), encode(&message).into()));
         self.outgoing.push((number, message));
@@ -449,7 +480,13 @@ impl Shared {
         self.outbox_row(subject, id, correlation, &message::write(&body))
     }
 
-    fn outbox_row(&self, subject: String, id: String, correlation: &CorrelationId, body: &[u8]) -> OutboxRow {
+    pub(super) fn outbox_row(
+        &self,
+        subject: String,
+        id: String,
+        correlation: &CorrelationId,
+        body: &[u8],
+    ) -> OutboxRow {
         OutboxRow::message(subject, id, &self.saga, correlation.clone(), body)
     }
 }

@@ -1,7 +1,7 @@
 //! From a message to what is wanted of an instance.
 
-use broker::Delivered;
 use model::{CorrelationId, Timestamp};
+use serde::{Deserialize, Serialize};
 use workflow::InputId;
 use workflow::input::{Input, What};
 use workflow::lane::shard;
@@ -9,6 +9,7 @@ use workflow::message::{self, EffectResult, Position, ReplyAddress, Unreadable, 
 use workflow::receive::Received;
 use workflow::step::Origin;
 use workflow::subject::{Source, Subject, token};
+use workflow::word::{self, OfSaga, Passed, SagaWord, SetBack, WordMessage};
 
 use super::Shared;
 use super::schedule::Occurrence;
@@ -16,8 +17,10 @@ use crate::lane::Ended;
 
 /// The correlation under which letters stand that are of none.
 pub(crate) const NOBODY: &str = "-";
-/// Of a message that cannot be read so many bytes are kept.
+/// Of a message that cannot be kept whole so many bytes are kept.
 const RAW_BYTES_MAX: usize = 64 * 1024;
+/// A message is kept whole when it has at most so many bytes as a text of JSON: its row has to fit.
+const WHOLE_BYTES_MAX: usize = 768 * 1024;
 
 /// What is wanted of an instance.
 #[derive(Debug)]
@@ -32,23 +35,46 @@ pub(crate) enum Wanted {
     /// It is given what was kept back under this number.
     Held(u64),
     /// A message is a dead letter.
-    Dead {
-        code: &'static str,
-        why: String,
-        /// The message, as far as it is kept.
-        raw: String,
-        time: Timestamp,
-        /// Where it stood: it is one letter, however often it comes.
-        id: InputId,
-        /// Whether it parks its correlation.
-        parks: bool,
-    },
+    Dead(Box<DeadMessage>),
     /// A command of an aggregate was answered: its row of the outbox goes.
     Answered { number: u64, input: Box<Input> },
     /// An occurrence of the schedule is due.
     Occurrence(Box<Occurrence>),
+    /// Something is asked about its letters.
+    Word(Box<Asking>),
+    /// What was kept back and may be applied is looked for.
+    Resume,
     /// What is left of an instance goes.
     Retire,
+}
+
+/// Message that nothing can be done with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeadMessage {
+    /// The kind of its reason.
+    pub code: String,
+    /// Why.
+    pub why: String,
+    /// Whether it parks its correlation.
+    pub parks: bool,
+    /// The message.
+    pub raw: RawMessage,
+}
+
+/// Message as it came, as far as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RawMessage {
+    /// Its subject.
+    pub subject: String,
+    /// When it was stored.
+    pub time: Timestamp,
+    /// Where it stood: it is one letter, however often it comes.
+    pub id: InputId,
+    /// Its body.
+    pub body: String,
+    /// Whether something of its body is missing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_cut: bool,
 }
 
 /// Who waits for an answer.
@@ -63,60 +89,121 @@ pub(crate) struct Asked {
     pub(crate) request_hash: String,
 }
 
+/// A word, and who said it.
+#[derive(Debug)]
+pub(crate) struct Asking {
+    pub(crate) word: SagaWord,
+    pub(crate) request: String,
+    pub(crate) time: Timestamp,
+    pub(crate) request_hash: String,
+    pub(crate) reply_to: Option<ReplyAddress>,
+}
+
+/// Sources that are to be read again, and who said so.
+#[derive(Debug)]
+pub(crate) struct SettingBack {
+    pub(crate) sources: Vec<SetBack>,
+    pub(crate) request: String,
+    pub(crate) time: Timestamp,
+    pub(crate) request_hash: String,
+    pub(crate) reply_to: Option<ReplyAddress>,
+}
+
+/// What a message is to a lane.
+#[derive(Debug)]
+pub(crate) enum Intake {
+    /// Nothing.
+    Nothing,
+    /// Something for an instance.
+    Of(CorrelationId, Wanted),
+    /// Sources are to be read again.
+    SetBack(SettingBack),
+}
+
+/// A message, as it came or as a letter has it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Came<'a> {
+    pub(crate) subject: &'a str,
+    pub(crate) payload: &'a [u8],
+    pub(crate) time: Timestamp,
+    pub(crate) at: Position,
+}
+
+/// What a message says, whichever lane it is for.
+pub(super) enum Said {
+    Nothing,
+    Input(CorrelationId, Box<Input>, Option<Asked>),
+    Dead { correlation: Option<CorrelationId>, code: &'static str, why: String },
+    Word(WordMessage<SagaWord>),
+}
+
 impl Shared {
-    /// Reads a message: whose it is, and what it wants. Nothing where it is nothing to this lane.
+    /// Reads a message: whose it is, and what it wants.
     ///
     /// # Errors
     /// [`Ended::Foreign`] for a message that the filter does not let through.
-    pub(crate) fn intake(
-        &self,
-        source: &Source,
-        incarnation: u64,
-        message: &Delivered,
-    ) -> Result<Option<(CorrelationId, Wanted)>, Ended> {
+    pub(crate) fn intake(&self, source: &Source, came: Came<'_>) -> Result<Intake, Ended> {
+        let of = |correlation, wanted| Ok(Intake::Of(correlation, wanted));
+        match self.read(source, came)? {
+            Said::Nothing => Ok(Intake::Nothing),
+            Said::Input(correlation, input, asked) if self.is_mine(&correlation) => {
+                of(correlation, Wanted::Input { input, origin: Origin::Fresh, asked })
+            }
+            Said::Dead { correlation, code, why } => {
+                let parks = correlation.is_some();
+                let correlation = match correlation {
+                    Some(correlation) => Some(correlation).filter(|correlation| self.is_mine(correlation)),
+                    None => self.nobody(),
+                };
+                let Some(correlation) = correlation else { return Ok(Intake::Nothing) };
+                let raw = RawMessage::of(came);
+                of(
+                    correlation,
+                    Wanted::Dead(Box::new(DeadMessage { code: code.to_owned(), why, parks, raw })),
+                )
+            }
+            Said::Word(word) if word.lane == self.rows.lane.to_string() => Ok(self.word(word, came.time)),
+            Said::Input(..) | Said::Word(_) => Ok(Intake::Nothing),
+        }
+    }
+
+    /// Reads what a message says.
+    ///
+    /// # Errors
+    /// [`Ended::Foreign`] for a message that the filter does not let through.
+    pub(super) fn read(&self, source: &Source, came: Came<'_>) -> Result<Said, Ended> {
         let foreign =
-            || Ended::Foreign { lane: self.rows.lane.to_string(), subject: message.subject.clone() };
+            || Ended::Foreign { lane: self.rows.lane.to_string(), subject: came.subject.to_owned() };
         let (tenant, subject) =
-            Subject::read(&message.subject, self.rows.around().has_tenants).ok_or_else(foreign)?;
+            Subject::read(came.subject, self.rows.around().has_tenants).ok_or_else(foreign)?;
         if tenant != self.tenant {
             return Err(foreign());
         }
-        let time = Timestamp::from_millis(message.stored_millis);
-        let at = Position { incarnation, sequence: message.sequence };
-        match (source, subject) {
+        let read = match (source, subject) {
             (Source::Aggregate(wanted), Subject::Aggregate { kind, id }) if kind == *wanted => {
-                let read = message::read_event(&message.payload, &self.tenant, (&kind, &id), at);
-                match read {
-                    Ok(event) => Ok(self.receive(&event, time, message, at)),
-                    Err(error) => Ok(self.unreadable(&error, message, at)),
-                }
+                message::read_event(came.payload, &self.tenant, (&kind, &id), came.at)
+                    .map(|event| self.receive(&event, came.time))
             }
             (Source::Results(wanted), Subject::EffectResult { effect, command }) if effect == *wanted => {
-                match message::read::<EffectResult>(&message.payload, &self.tenant) {
-                    Ok(result) if result.command_id != command => {
-                        let why = "the body names another command than its subject".to_owned();
-                        Ok(self.unreadable(
-                            &Unreadable::Form { kind: "result of an effect", why },
-                            message,
-                            at,
-                        ))
+                message::read::<EffectResult>(came.payload, &self.tenant).and_then(|result| {
+                    if result.command_id == command {
+                        return Ok(self.result(result, came.time));
                     }
-                    Ok(result) => Ok(self.result(result, time)),
-                    Err(error) => Ok(self.unreadable(&error, message, at)),
-                }
+                    let why = "the body names another command than its subject".to_owned();
+                    Err(Unreadable::Form { kind: "result of an effect", why })
+                })
             }
             (Source::Verbs(_), Subject::Workflow { saga, correlation }) if saga == self.saga => {
-                match message::read::<VerbMessage>(&message.payload, &self.tenant) {
-                    Ok(verb) if token(verb.correlation.as_str()) != correlation => {
-                        let why = "the body names another correlation than its subject".to_owned();
-                        Ok(self.unreadable(&Unreadable::Form { kind: "verb", why }, message, at))
-                    }
-                    Ok(verb) => Ok(self.verb(verb, time)),
-                    Err(error) => Ok(self.unreadable(&error, message, at)),
-                }
+                word::read_of_saga(came.payload, &self.tenant)
+                    .and_then(|said| asked_of(said, &correlation, came.time))
             }
-            _ => Err(foreign()),
-        }
+            _ => return Err(foreign()),
+        };
+        Ok(read.unwrap_or_else(|error| Said::Dead {
+            correlation: None,
+            code: error.code(),
+            why: error.to_string(),
+        }))
     }
 
     pub(super) fn is_mine(&self, correlation: &CorrelationId) -> bool {
@@ -130,80 +217,129 @@ impl Shared {
         NOBODY.parse().ok().filter(|_| self.shard == 0)
     }
 
-    fn receive(
-        &self,
-        event: &message::EventMessage,
-        time: Timestamp,
-        message: &Delivered,
-        at: Position,
-    ) -> Option<(CorrelationId, Wanted)> {
+    fn receive(&self, event: &message::EventMessage, time: Timestamp) -> Said {
         let versions = self.definitions.versions(&self.tenant, &self.saga);
         // What the newest version does not hear may be waited for by an instance of an older one.
         let received = versions.iter().map(|saga| saga.receive(event.clone(), time));
-        let received = received.into_iter().find(|received| !matches!(received, Received::Ignored(_)))?;
-        match received {
-            Received::Ignored(_) => None,
-            Received::Input(correlation, input) => {
-                let wanted = Wanted::Input { input, origin: Origin::Fresh, asked: None };
-                self.is_mine(&correlation).then_some((correlation, wanted))
-            }
-            Received::Dead { correlation, code, why } => {
-                let parks = correlation.is_some();
-                let correlation = match correlation {
-                    Some(correlation) => self.is_mine(&correlation).then_some(correlation)?,
-                    None => self.nobody()?,
-                };
-                Some((correlation, Wanted::Dead { code, why, raw: raw(message), time, id: id_of(at), parks }))
-            }
+        match received.into_iter().find(|received| !matches!(received, Received::Ignored(_))) {
+            None | Some(Received::Ignored(_)) => Said::Nothing,
+            Some(Received::Input(correlation, input)) => Said::Input(correlation, input, None),
+            Some(Received::Dead { correlation, code, why }) => Said::Dead { correlation, code, why },
         }
     }
 
-    fn unreadable(
-        &self,
-        error: &Unreadable,
-        message: &Delivered,
-        at: Position,
-    ) -> Option<(CorrelationId, Wanted)> {
-        let time = Timestamp::from_millis(message.stored_millis);
-        let (code, why, raw) = (error.code(), error.to_string(), raw(message));
-        Some((self.nobody()?, Wanted::Dead { code, why, raw, time, id: id_of(at), parks: false }))
-    }
-
-    fn result(&self, result: EffectResult, time: Timestamp) -> Option<(CorrelationId, Wanted)> {
+    fn result(&self, result: EffectResult, time: Timestamp) -> Said {
+        if result.reply_to.saga != self.saga {
+            return Said::Nothing;
+        }
         let correlation = result.reply_to.correlation.clone();
-        if result.reply_to.saga != self.saga || !self.is_mine(&correlation) {
-            return None;
-        }
         let input = Box::new(Input { time, what: What::Result(result.into_result()) });
-        Some((correlation, Wanted::Input { input, origin: Origin::Fresh, asked: None }))
+        Said::Input(correlation, input, None)
     }
 
-    fn verb(&self, message: VerbMessage, time: Timestamp) -> Option<(CorrelationId, Wanted)> {
-        let VerbMessage {
-            tenant_id: _,
-            request_id: request,
-            correlation,
-            verb,
-            dry_run,
-            expected_revision,
-            request_hash,
-            reply_to,
-        } = message;
-        if !self.is_mine(&correlation) {
-            return None;
+    fn word(&self, message: WordMessage<SagaWord>, time: Timestamp) -> Intake {
+        let WordMessage { tenant_id: _, request_id: request, lane: _, word, request_hash, reply_to } =
+            message;
+        match word {
+            SagaWord::SetBack(sources) => {
+                Intake::SetBack(SettingBack { sources, request, time, request_hash, reply_to })
+            }
+            word => {
+                let Some(correlation) = word.correlation().cloned() else { return Intake::Nothing };
+                let asking = Asking { word, request, time, request_hash, reply_to };
+                Intake::Of(correlation, Wanted::Word(Box::new(asking)))
+            }
         }
-        let asked = Some(Asked { reply_to, dry_run, expected_revision, request_hash });
-        let input = Box::new(Input { time, what: What::Verb { request, verb } });
-        Some((correlation, Wanted::Input { input, origin: Origin::Fresh, asked }))
     }
 }
 
-const fn id_of(at: Position) -> InputId {
-    InputId::Message { incarnation: at.incarnation, sequence: at.sequence }
+/// What a verb or a word says, if its subject says the same.
+fn asked_of(said: OfSaga, subject: &str, time: Timestamp) -> Result<Said, Unreadable> {
+    let check = |correlation: &CorrelationId| {
+        if token(correlation.as_str()) == subject {
+            return Ok(());
+        }
+        let why = "the body names another correlation than its subject".to_owned();
+        Err(Unreadable::Form { kind: "verb", why })
+    };
+    match said {
+        OfSaga::Verb(verb) => {
+            check(&verb.correlation)?;
+            let VerbMessage {
+                tenant_id: _,
+                request_id: request,
+                correlation,
+                verb,
+                dry_run,
+                expected_revision,
+                request_hash,
+                reply_to,
+            } = verb;
+            let asked = Some(Asked { reply_to, dry_run, expected_revision, request_hash });
+            Ok(Said::Input(correlation, Box::new(Input { time, what: What::Verb { request, verb } }), asked))
+        }
+        OfSaga::Word(word) => {
+            word.word.correlation().map_or(Ok(()), check)?;
+            Ok(Said::Word(word))
+        }
+    }
 }
 
-/// What is kept of a message that cannot be read.
-fn raw(message: &Delivered) -> String {
-    let bytes = message.payload.get(..RAW_BYTES_MAX).unwrap_or(&message.payload);
-    String::from_utf8_lossy(bytes).into_owned()
+impl RawMessage {
+    /// What is kept of a message.
+    pub(crate) fn of(came: Came<'_>) -> Self {
+        let Position { incarnation, sequence } = came.at;
+        let is_whole = std::str::from_utf8(came.payload).is_ok_and(|text| written(text) <= WHOLE_BYTES_MAX);
+        let most = if is_whole { came.payload.len() } else { RAW_BYTES_MAX };
+        let bytes = came.payload.get(..most).unwrap_or(came.payload);
+        Self {
+            subject: came.subject.to_owned(),
+            time: came.time,
+            id: InputId::Message { incarnation, sequence },
+            body: String::from_utf8_lossy(bytes).into_owned(),
+            is_cut: !is_whole,
+        }
+    }
+
+    /// The message of a letter that another lane had.
+    pub(super) fn of_passed(passed: &Passed) -> Self {
+        let Passed { subject, body, stored, incarnation, sequence } = passed;
+        Self {
+            subject: subject.clone(),
+            time: Timestamp::from_millis(*stored),
+            id: InputId::Message { incarnation: *incarnation, sequence: *sequence },
+            body: body.clone(),
+            is_cut: false,
+        }
+    }
+
+    /// The message, for another lane; nothing where it is not whole.
+    pub(super) fn passed(&self) -> Option<Passed> {
+        let Came { subject, time, at, .. } = self.came()?;
+        let Position { incarnation, sequence } = at;
+        let (subject, body) = (subject.to_owned(), self.body.clone());
+        Some(Passed { subject, body, stored: time.as_millis(), incarnation, sequence })
+    }
+
+    /// The message, to be read once more; nothing where it is not whole.
+    pub(crate) fn came(&self) -> Option<Came<'_>> {
+        let InputId::Message { incarnation, sequence } = self.id else { return None };
+        let at = Position { incarnation, sequence };
+        (!self.is_cut).then_some(Came {
+            subject: &self.subject,
+            payload: self.body.as_bytes(),
+            time: self.time,
+            at,
+        })
+    }
+}
+
+/// Bytes that a text has in JSON, at most.
+fn written(text: &str) -> usize {
+    let of_byte = |byte: u8| match byte {
+        b'"' | b'\\' => 2,
+        0..0x20 => 6,
+        _ => 1,
+    };
+    text.bytes().map(of_byte).sum()
 }

@@ -11,8 +11,9 @@ use workflow::step::{self, Change, Fate, KeptEvents, Origin, Refusal, Whose};
 use std::sync::Arc;
 
 use super::answer::AnswerRow;
-use super::batch::{Commit, HeldRow, LetterRow};
-use super::intake::{Asked, NOBODY, Wanted};
+use super::batch::{Commit, HeldRow, HeldWhat};
+use super::intake::{Asked, DeadMessage, Wanted};
+use super::letters::LetterTurn;
 use super::summary::Summary;
 use super::timers::{DueRow, TimerDelta};
 use super::{Cached, Item, Shared};
@@ -46,11 +47,13 @@ pub(super) struct Done {
 }
 
 /// What was decided about an input.
-struct Decision {
-    /// The input; nothing for a message that is none.
-    input: Option<Input>,
-    origin: Origin,
-    change: Change,
+pub(super) struct Decision {
+    /// What came; nothing where it is gone, or is given to nobody.
+    pub(super) what: Option<HeldWhat>,
+    pub(super) origin: Origin,
+    pub(super) change: Change,
+    /// What somebody asked for about a letter.
+    pub(super) letter: Option<LetterTurn>,
 }
 
 impl Work {
@@ -61,17 +64,10 @@ impl Work {
                 Some(current) => current,
                 None => shared.load(&correlation).await?,
             };
-            if matches!(item.what, Wanted::Retire) {
-                let due = shared.retire(&correlation, &current).await?;
-                let mut done = Done::unchanged(correlation, item, None);
-                done.timers.dropped.push((due, super::timers::RETIRE.to_owned()));
-                return Ok(done);
-            }
-            if let Wanted::Occurrence(occurrence) = &item.what
-                && occurrence.start.is_none()
-            {
-                let timers = shared.pass(occurrence).await?;
-                return Ok(Done { timers, ..Done::unchanged(correlation, item, Some(current)) });
+            if let Some(timers) = shared.without_step(&correlation, &current, &item.what).await? {
+                // Of what was retired nothing is in memory.
+                let cached = Some(current).filter(|_| !matches!(item.what, Wanted::Retire));
+                return Ok(Done { timers, ..Done::unchanged(correlation, item, cached) });
             }
             let Some(decision) = shared.decide(&correlation, &current, &item.what).await? else {
                 return Ok(Done::unchanged(correlation, item, Some(current)));
@@ -87,20 +83,13 @@ impl Work {
             service::crash_point("event.commit_sent");
             match shared.rows.commit(expect, ops).await? {
                 Outcome::Committed(revision) => {
-                    let is_timer =
-                        matches!(decision.input.as_ref().map(|input| &input.what), Some(What::Timer { .. }));
-                    service::crash_point(match decision.change.fate {
-                        Fate::Dead(_) => "park.committed",
-                        _ if is_timer => "timer.committed",
-                        _ => "event.committed",
-                    });
-                    metrics.timers_fired.inc_by(u64::from(is_timer));
-                    metrics.transition(outcome(&decision.change.fate));
-                    let is_dead = matches!(decision.change.fate, Fate::Dead(_));
-                    metrics.letters.inc_by(decision.change.letters.len() as u64 + u64::from(is_dead));
+                    shared.note_commit(&decision);
                     shared.answer(&item, answer.as_ref()).await;
+                    shared.answer_word(&item, &decision).await;
+                    let is_swept = decision.letter.as_ref().is_none_or(LetterTurn::is_whole);
                     let record = decision.change.record;
-                    let follows = next_held(record.as_ref());
+                    let follows =
+                        next_held(record.as_ref()).or_else(|| (!is_swept).then_some(Wanted::Resume));
                     let cached = Some(Cached { record, revision });
                     return Ok(Done {
                         correlation,
@@ -190,6 +179,48 @@ impl Shared {
         kept.iter().map(|kept| kept.number).zip(rows).filter_map(decode).collect()
     }
 
+    /// Does what needs no step; gives what it changes of timers, or nothing where a step is needed.
+    async fn without_step(
+        &self,
+        correlation: &CorrelationId,
+        current: &Cached,
+        wanted: &Wanted,
+    ) -> Result<Option<TimerDelta>, Ended> {
+        let mut timers = TimerDelta::default();
+        match wanted {
+            Wanted::Retire => {
+                let due = self.retire(correlation, current).await?;
+                timers.dropped.push((due, super::timers::RETIRE.to_owned()));
+            }
+            Wanted::Occurrence(occurrence) if occurrence.start.is_none() => {
+                timers = self.pass(occurrence).await?;
+            }
+            Wanted::Resume => {
+                self.sweep(correlation, current).await?;
+                timers.holds_back = current.record.as_ref().is_some_and(Record::holds_back);
+            }
+            _ => return Ok(None),
+        }
+        Ok(Some(timers))
+    }
+
+    /// Counts what was committed.
+    fn note_commit(&self, decision: &Decision) {
+        let metrics = &self.rows.around().metrics;
+        let fate = &decision.change.fate;
+        let is_timer = matches!(decision.input().map(|input| &input.what), Some(What::Timer { .. }));
+        service::crash_point(match fate {
+            _ if decision.is_of_redrive() => "redrive.committed",
+            Fate::Dead(_) => "park.committed",
+            _ if is_timer => "timer.committed",
+            _ => "event.committed",
+        });
+        metrics.timers_fired.inc_by(u64::from(is_timer));
+        metrics.transition(outcome(fate));
+        let is_dead = matches!(fate, Fate::Dead(_)) && decision.letter.is_none();
+        metrics.letters.inc_by(decision.change.letters.len() as u64 + u64::from(is_dead));
+    }
+
     /// Decides what follows; nothing where what was wanted is not there any more.
     async fn decide(
         &self,
@@ -204,31 +235,27 @@ impl Shared {
             Wanted::Held(number) => {
                 let row = self.rows.get(&Key::parked(correlation, *number)).await?;
                 let Some(row) = row else { return Ok(None) };
-                (self.rows.decode::<HeldRow>(&row)?.input, Origin::Held(*number))
+                let origin = Origin::Held(*number);
+                match self.rows.decode::<HeldRow>(&row)?.what {
+                    HeldWhat::Input(input) => (*input, origin),
+                    HeldWhat::Dead(dead) => return Ok(Some(Decision::bury(record, &dead, origin))),
+                }
             }
-            Wanted::Dead { code, why, parks, .. } => {
-                let change = step::bury(record, code, why, *parks);
-                return Ok(Some(Decision { input: None, origin: Origin::Fresh, change }));
-            }
+            Wanted::Dead(dead) => return Ok(Some(Decision::bury(record, dead, Origin::Fresh))),
+            Wanted::Word(asking) => return self.decide_word(correlation, current, asking).await.map(Some),
             Wanted::Occurrence(occurrence) => {
                 let Some(input) = occurrence.input() else { return Ok(None) };
                 (input, Origin::Fresh)
             }
-            Wanted::Retire => return Ok(None),
+            Wanted::Resume | Wanted::Retire => return Ok(None),
         };
         if let Some(refusal) = asked(wanted).and_then(|asked| self.refusal(asked, record, &input)) {
             let change = Change::nothing(Fate::Refused(refusal), record.cloned());
-            return Ok(Some(Decision { input: Some(input), origin, change }));
+            let what = Some(HeldWhat::Input(Box::new(input)));
+            return Ok(Some(Decision { what, origin, change, letter: None }));
         }
-        let kept = self.kept(correlation, record).await?;
-        let whose = Whose { tenant: &self.tenant, correlation };
-        let is_migration = matches!(&input.what, What::Verb { verb: Verb::Migrate, .. })
-            && record.is_some_and(|record| record.instance().is_some());
-        let pinned = record.and_then(Record::definition).filter(|_| !is_migration);
-        let Some(saga) = self.definition(pinned).await? else { return Ok(None) };
-        let mut change = match record.filter(|_| is_migration) {
-            Some(record) => step::migrate(&saga, whose, record, &input, &kept),
-            None => step::apply(&saga, whose, record, &input, origin, &kept),
+        let Some(mut change) = self.apply(correlation, current, &input, origin).await? else {
+            return Ok(None);
         };
         if change.fate == Fate::NoRoom && asked(wanted).is_some() {
             // Whoever asks can ask again; what waits for room would be in the way of other requests.
@@ -236,7 +263,29 @@ impl Shared {
             let refusal = Refusal { reason: "LIMIT_EXCEEDED".to_owned(), message };
             change = Change::nothing(Fate::Refused(refusal), record.cloned());
         }
-        Ok(Some(Decision { input: Some(input), origin, change }))
+        let what = Some(HeldWhat::Input(Box::new(input)));
+        Ok(Some(Decision { what, origin, change, letter: None }))
+    }
+
+    /// Gives an input to an instance; nothing where its saga has no definition any more.
+    pub(super) async fn apply(
+        &self,
+        correlation: &CorrelationId,
+        current: &Cached,
+        input: &Input,
+        origin: Origin,
+    ) -> Result<Option<Change>, Ended> {
+        let record = current.record.as_ref();
+        let kept = self.kept(correlation, record).await?;
+        let whose = Whose { tenant: &self.tenant, correlation };
+        let is_migration = matches!(&input.what, What::Verb { verb: Verb::Migrate, .. })
+            && record.is_some_and(|record| record.instance().is_some());
+        let pinned = record.and_then(Record::definition).filter(|_| !is_migration);
+        let Some(saga) = self.definition(pinned).await? else { return Ok(None) };
+        Ok(Some(match record.filter(|_| is_migration) {
+            Some(record) => step::migrate(&saga, whose, record, input, &kept),
+            None => step::apply(&saga, whose, record, input, origin, &kept),
+        }))
     }
 
     /// Why a request is refused whatever the definition says.
@@ -281,7 +330,10 @@ impl Shared {
         decision: &Decision,
         item: &Item,
     ) -> Option<Done> {
-        let Decision { change, input, .. } = decision;
+        let change = &decision.change;
+        if decision.letter.is_some() {
+            return None;
+        }
         let done = |cached: Option<Cached>| Done::unchanged(correlation.clone(), Item::nothing(), cached);
         let asked = asked(&item.what);
         if let Some(asked) = asked.filter(|asked| asked.dry_run) {
@@ -291,7 +343,7 @@ impl Shared {
         match &change.fate {
             Fate::NoRoom => Some(Done { is_blocked: true, ..done(Some(current.clone())) }),
             Fate::Later(_) => {
-                let later = match input.as_ref().map(|input| (&input.what, input.time)) {
+                let later = match decision.input().map(|input| (&input.what, input.time)) {
                     Some((What::Timer { name, generation }, due)) => {
                         let (name, generation) = (name.clone(), *generation);
                         Some(DueRow { due, correlation: correlation.clone(), name, generation })
@@ -326,7 +378,10 @@ impl Shared {
 
     /// Answers whoever asked once more, with what was answered first.
     async fn answer_again(&self, decision: &Decision, item: &Item) -> Result<(), Ended> {
-        let what = decision.input.as_ref().map(|input| &input.what);
+        if let Wanted::Word(asking) = &item.what {
+            return self.answer_word_again(asking, decision).await;
+        }
+        let what = decision.input().map(|input| &input.what);
         let (Some(What::Verb { request, .. }), Some(asked)) = (what, asked(&item.what)) else {
             return Ok(());
         };
@@ -381,33 +436,58 @@ impl Shared {
         item: &Item,
         note: Option<Op>,
     ) -> Commit {
-        let Decision { input, origin, change } = decision;
+        let Decision { what, origin, change, letter } = decision;
         let mut commit = Commit::begin(correlation, current, change);
-        if let Some(input) = input {
-            commit.count_once(correlation, input, *origin);
-            commit.put_input(correlation, input, *origin, change);
+        let kept = letter.as_ref().and_then(|turn| turn.kept.as_ref());
+        match what {
+            Some(HeldWhat::Input(input)) => commit.count_once(correlation, input, *origin),
+            Some(HeldWhat::Dead(dead)) if *origin == Origin::Fresh => {
+                commit.count_message_once(correlation, &dead.raw.id, dead.raw.time);
+            }
+            Some(HeldWhat::Dead(_)) | None => {}
         }
+        if !matches!((origin, &change.fate), (Origin::Letter(_), Fate::Dead(_))) {
+            commit.take_input(correlation, *origin);
+        }
+        commit.put_input(correlation, what.as_ref(), kept, &change.fate);
         if let Wanted::Occurrence(occurrence) = &item.what {
             commit.put_next(occurrence);
         }
         if let Wanted::Answered { number, .. } = &item.what {
             commit.ops.push(Op::Delete(crate::lane::rows::row(&Key::outbox(*number))));
         }
-        if let Wanted::Dead { raw, time, id, .. } = &item.what
-            && let Fate::Dead(letter) = &change.fate
-        {
-            commit.count_message_once(correlation, id, *time);
-            let (letter, raw, time) = (letter.clone(), Some(raw.clone()), *time);
-            let whose = Some(correlation.clone()).filter(|whose| whose.as_str() != NOBODY);
-            let row = LetterRow { letter, input: None, raw, time, correlation: whose };
-            commit.put_letter(correlation, &row);
-        }
         commit.put_change(self, correlation, current, change);
         commit.put_outgoing(self, correlation, current.record.as_ref(), change);
-        let answer = asked(&item.what).and_then(|asked| AnswerRow::of(change, &asked.request_hash));
-        commit.put_answer(input.as_ref(), *origin, answer);
+        if let Wanted::Word(asking) = &item.what {
+            commit.put_word(self, correlation, asking, decision);
+        } else {
+            let answer = asked(&item.what).and_then(|asked| AnswerRow::of(change, &asked.request_hash));
+            commit.put_answer(decision.input(), *origin, answer);
+        }
         commit.ops.extend(note);
         commit
+    }
+}
+
+impl Decision {
+    /// A message is a dead letter.
+    fn bury(record: Option<&Record>, dead: &DeadMessage, origin: Origin) -> Self {
+        let change = step::bury(record, &dead.code, &dead.why, dead.parks, origin);
+        let what = Some(HeldWhat::Dead(Box::new(dead.clone())));
+        Self { what, origin, change, letter: None }
+    }
+
+    /// The input; nothing where what came is none.
+    pub(super) fn input(&self) -> Option<&Input> {
+        match &self.what {
+            Some(HeldWhat::Input(input)) => Some(input),
+            Some(HeldWhat::Dead(_)) | None => None,
+        }
+    }
+
+    /// Whether it is one of a letter that is applied, or of what waited behind it.
+    const fn is_of_redrive(&self) -> bool {
+        matches!(self.origin, Origin::Held(_) | Origin::Letter(_)) || self.letter.is_some()
     }
 }
 
@@ -415,9 +495,11 @@ fn asked(wanted: &Wanted) -> Option<&Asked> {
     match wanted {
         Wanted::Input { asked, .. } => asked.as_ref(),
         Wanted::Held(_)
-        | Wanted::Dead { .. }
+        | Wanted::Dead(_)
         | Wanted::Answered { .. }
         | Wanted::Occurrence(_)
+        | Wanted::Word(_)
+        | Wanted::Resume
         | Wanted::Retire => None,
     }
 }

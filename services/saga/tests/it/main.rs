@@ -5,6 +5,7 @@ mod definitions;
 mod disorder;
 mod effects;
 mod lanes;
+mod letters;
 mod process;
 mod replicas;
 mod schedules;

@@ -12,6 +12,7 @@ use model::{CorrelationId, SagaStatus, TenantId};
 use saga::definitions::Definitions;
 use saga::effects::upstreams::Upstreams;
 use saga::effects::{EffectLane, OpenCalls};
+use saga::lane::answers::WordAnswer;
 use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
 use saga::lane::{Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, streams};
 use saga::metrics::Metrics;
@@ -29,6 +30,7 @@ use workflow::input::{Outcome, Verb};
 use workflow::instance::{Entry, Record, decode};
 use workflow::ledger::CallRow;
 use workflow::message::{AnswerMessage, EffectCommand, EffectResult, FactMessage, ReplyAddress, VerbMessage};
+use workflow::word::{SagaWord, WordMessage};
 use workflow::{Json, Key, manifest, message};
 
 use crate::streams::{Reader, aggregates, connect, publish, publish_event, publish_result};
@@ -116,6 +118,8 @@ pub(crate) struct World {
     pub(crate) witness: Witness,
     pub(crate) saga: String,
     wake: Arc<Notify>,
+    /// Messages of words that were published.
+    copies: AtomicU64,
     facts: Option<mpsc::UnboundedReceiver<FactMessage>>,
     seen: Vec<FactMessage>,
     results: Option<mpsc::UnboundedReceiver<EffectResult>>,
@@ -149,6 +153,7 @@ impl World {
             witness: Witness::default(),
             saga: String::new(),
             wake: Arc::default(),
+            copies: AtomicU64::new(0),
             facts: None,
             seen: Vec::new(),
             results: None,
@@ -473,6 +478,39 @@ impl World {
         let answer = tokio::time::timeout(PATIENCE, inbox.next()).await.expect("in time").expect("an answer");
         let answer: AnswerMessage<_> = serde_json::from_slice(&answer).expect("an answer");
         assert_eq!(answer.token, request);
+        answer.answer.expect("it fits into a message")
+    }
+
+    /// Says a word to the lane, under the subject of a correlation, and waits for the answer.
+    pub(crate) async fn say(&self, request: &str, correlation: &str, word: SagaWord) -> WordAnswer {
+        let correlation: CorrelationId = correlation.parse().expect("a correlation");
+        let saga = self.saga.parse().expect("a name");
+        let subject = workflow::Subject::workflow(&saga, &correlation);
+        self.say_to(request, &subject, format!("s:{TENANT}:{}:0", self.saga), word).await
+    }
+
+    pub(crate) async fn say_to<W: serde::Serialize>(
+        &self,
+        request: &str,
+        subject: &workflow::Subject,
+        lane: String,
+        word: W,
+    ) -> WordAnswer {
+        let mut inbox = self.broker.inbox().await.expect("an inbox");
+        let word = WordMessage {
+            tenant_id: TENANT.to_owned(),
+            request_id: request.to_owned(),
+            lane,
+            word,
+            request_hash: String::new(),
+            reply_to: Some(ReplyAddress { subject: inbox.subject().to_owned(), token: request.to_owned() }),
+        };
+        let body = String::from_utf8(message::write(&word)).expect("JSON");
+        let copy = self.copies.fetch_add(1, Ordering::Relaxed);
+        let subject = subject.of(&TENANT.parse().expect("a tenant"));
+        self.raw(&subject, &format!("{request}-{copy}"), &body).await;
+        let answer = tokio::time::timeout(PATIENCE, inbox.next()).await.expect("in time").expect("an answer");
+        let answer: AnswerMessage<_> = serde_json::from_slice(&answer).expect("an answer");
         answer.answer.expect("it fits into a message")
     }
 

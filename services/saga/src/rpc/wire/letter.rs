@@ -27,6 +27,6 @@ pub(crate) fn letter(whose: &TenantId, letter: &Letter, in_full: bool) -> v1::Sa
         held_count: count(behind.unwrap_or_default()),
         time: moment(row.time),
         input: row.input.as_ref().map(|input| super::input::input(input, in_full)),
-        message: message.map(|raw| raw.clone().into()).unwrap_or_default(),
+        message: message.map(|raw| raw.body.clone().into()).unwrap_or_default(),
     }
 }

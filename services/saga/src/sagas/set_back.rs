@@ -1,0 +1,142 @@
+//! Sources that are read again from a place before the one that they were read to.
+//!
+//! What was applied is known and changes nothing, so that only what was missed is found. What is asked of instances is never read
+//! again: it is known for a day only, and what somebody wanted once is not wanted for ever.
+
+use broker::Receipt;
+use model::CorrelationId;
+use store::Op;
+use tokio::sync::mpsc;
+use workflow::Key;
+use workflow::instance::encode;
+use workflow::key::Table;
+use workflow::subject::Source;
+
+use super::intake::SettingBack;
+use super::{HeldRow, Owner};
+use crate::lane::Ended;
+use crate::lane::answers::{self, WordAnswer, WordOutcome, commit_answer};
+use crate::lane::checkpoint::Checkpoint;
+use crate::lane::rows::{Rows, row};
+use crate::lane::source::ReadWord;
+
+/// Sources that are to be set back once nothing of theirs is worked on.
+pub(super) struct Pending {
+    setting: SettingBack,
+    from: (usize, u64),
+    receipt: Receipt,
+}
+
+impl Owner {
+    /// Takes note that sources are to be set back.
+    pub(super) fn begin_set_back(
+        &mut self,
+        setting: SettingBack,
+        number: usize,
+        message: &broker::Delivered,
+    ) {
+        let (from, receipt) = ((number, message.sequence), message.receipt.clone());
+        self.setting_back.push_back(Pending { setting, from, receipt });
+        if self.setting_back.len() == 1 {
+            self.lose_targets();
+        }
+    }
+
+    /// Sources that the next one of those who wait for it sets back.
+    fn targets(&self) -> Vec<usize> {
+        let Some(next) = self.setting_back.front() else { return Vec::new() };
+        let is_named = |source: &Source| {
+            let name = source.to_string();
+            next.setting.sources.iter().any(|named| named.source == name)
+        };
+        let sources = self.sources.iter().enumerate();
+        let named =
+            sources.filter(|(_, state)| !matches!(state.source, Source::Verbs(_)) && is_named(&state.source));
+        named.map(|(number, _)| number).collect()
+    }
+
+    pub(super) fn is_target(&self, number: usize) -> bool {
+        self.targets().contains(&number)
+    }
+
+    fn lose_targets(&mut self) {
+        for number in self.targets() {
+            if let Some(state) = self.sources.get_mut(number) {
+                state.lost();
+            }
+            self.forget(number);
+            self.tell_reader(number, ReadWord::Drop);
+        }
+    }
+
+    /// Sets sources back, if nothing of theirs is worked on: what is would note a position behind the one where they begin then.
+    pub(super) async fn set_back(&mut self) -> Result<(), Ended> {
+        let targets = self.targets();
+        let is_ready = |number: &usize| self.is_lost[*number] && self.working_of[*number] == 0;
+        if self.setting_back.is_empty() || !targets.iter().all(is_ready) {
+            return Ok(());
+        }
+        let Some(Pending { setting, from: (number, sequence), receipt }) = self.setting_back.pop_front()
+        else {
+            return Ok(());
+        };
+        let rows = std::sync::Arc::clone(&self.shared.rows);
+        let mut ops = set_back(&rows, &setting).await?;
+        ops.extend(self.sources.get(number).and_then(|state| state.note_with(sequence)));
+        let said = commit_answer(
+            &rows,
+            &setting.request,
+            setting.time.as_millis(),
+            WordAnswer::new(&setting.request_hash, WordOutcome::Done),
+            Vec::new(),
+            ops,
+        )
+        .await?;
+        for number in targets {
+            if let Some(state) = self.sources.get_mut(number) {
+                state.seen_until = 0;
+            }
+        }
+        self.settle(number, sequence);
+        receipt.ack();
+        if let Some(to) = &setting.reply_to {
+            answers::answer(rows.around(), to, &said).await;
+        }
+        for number in 0..self.sources.len() {
+            self.open_again(number);
+        }
+        self.lose_targets();
+        Ok(())
+    }
+}
+
+/// The changes of the checkpoints of sources that are set back.
+pub(crate) async fn set_back(rows: &Rows, setting: &SettingBack) -> Result<Vec<Op>, Ended> {
+    let mut ops = Vec::new();
+    for named in &setting.sources {
+        let key = Key::checkpoint(&named.source);
+        let Some(kept) = rows.get(&key).await? else { continue };
+        let kept: Checkpoint = rows.decode(&kept)?;
+        if let Some(before) = kept.set_back(named.to) {
+            ops.push(Op::Put(row(&key), encode(&before).into()));
+        }
+    }
+    Ok(ops)
+}
+
+/// Finds the correlations whose inputs were held back: of those that are not any more the next one has to be applied, which nobody
+/// else does when their owner was gone before.
+pub(super) async fn find_held(
+    rows: std::sync::Arc<Rows>,
+    to: mpsc::Sender<CorrelationId>,
+) -> Result<(), Ended> {
+    let mut range = Table::Parked.range();
+    while let Some(found) = rows.first(&range).await? {
+        let held: HeldRow = rows.decode(&found)?;
+        range.start = Key::parked_of(&held.correlation).end;
+        if to.send(held.correlation).await.is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
