@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use service::{AdminHandlers, AdminScope, DrainError, InfoScope, ReloadError, Shutdown, UnknownTenant};
 
-use crate::app::{App, Error};
+use crate::app::{App, Error, ReloadChange};
 
 /// Handlers of the admin routes.
 pub(crate) struct Admin {
@@ -39,8 +39,15 @@ impl AdminHandlers for Admin {
         {
             return Err(UnknownTenant.into());
         }
-        match self.app.reload().await {
-            Ok(()) => Ok(json!({ "in_force": self.sagas() })),
+        let reloaded = match &scope {
+            AdminScope::Process => self.app.reload().await,
+            AdminScope::Tenant(tenant) => self.app.reload_tenant(tenant).await,
+        };
+        match reloaded {
+            Ok(changes) => {
+                let changes: Vec<_> = changes.iter().map(change).collect();
+                Ok(json!({ "in_force": self.sagas(), "changes": changes }))
+            }
             Err(Error::Definitions(error)) => Err(ReloadError::Unavailable(error.to_string())),
             Err(error) => Err(ReloadError::Problems(error.to_string())),
         }
@@ -54,6 +61,20 @@ impl AdminHandlers for Admin {
         }
         Ok(json!({ "sagas": self.sagas(), "durability": self.app.durability() }))
     }
+}
+
+/// What a reload has changed.
+fn change(change: &ReloadChange) -> Value {
+    let ReloadChange { kind, name, before, after } = change;
+    let version = |version: &u32| Some(*version).filter(|version| *version > 0);
+    json!({
+        "kind": kind.as_str(),
+        "name": name,
+        "was_in_force": before.is_some(),
+        "in_force": after.is_some(),
+        "old_version": before.as_ref().and_then(version),
+        "new_version": after.as_ref().and_then(version),
+    })
 }
 
 impl Admin {

@@ -1,14 +1,15 @@
 //! Puts the saga service together.
 
+mod provide;
+mod reload;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use broker::Broker;
 use directory::Remote;
-use egress::Trust;
 use model::{ContextId, TenantId};
 use proto::internal::v1::identity_store_service_client::IdentityStoreServiceClient;
 use service::{Condition, Readiness, Shutdown};
@@ -16,23 +17,18 @@ use store::KvStore;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use workflow::Lane;
-use workflow::catalog::Catalog;
-use workflow::provider::{Provider as Definition, Transport};
 
+use self::reload::Built;
+pub use self::reload::{ReloadChange, ReloadKind};
 use crate::definitions::{DefinitionError, Definitions};
 use crate::effects::OpenCalls;
 use crate::lane::gateway::Gateway;
 use crate::lane::{PAUSES, Surroundings, streams};
-use crate::manifests::{BadManifests, Manifests};
+use crate::manifests::BadManifests;
 use crate::metrics::Metrics;
 use crate::placement::beats::{Beats, Heard};
 use crate::placement::{Identity, Placement, Providers, Role};
-use crate::providers::Provider;
-use crate::providers::flow::{FlowFiles, FlowProvider, FlowSurroundings};
-use crate::providers::http::HttpProvider;
-use crate::providers::smtp::SmtpProvider;
 use crate::rpc::Rpc;
-use crate::secrets::Secrets;
 use crate::tenants::Tenants;
 
 /// The service's own settings.
@@ -115,14 +111,6 @@ pub enum Error {
     /// Manifests are wrong.
     #[error(transparent)]
     Manifests(#[from] BadManifests),
-    /// A provider of effects cannot be used.
-    #[error("the provider `{name}` cannot be used: {why}")]
-    Provider {
-        /// The provider.
-        name: String,
-        /// Why.
-        why: String,
-    },
     /// Definitions cannot be kept.
     #[error(transparent)]
     Definitions(#[from] DefinitionError),
@@ -138,9 +126,12 @@ pub struct App {
     access: Option<Access>,
     calls: OpenCalls,
     providers: watch::Sender<Arc<Providers>>,
-    /// Revision of what is in force that the providers were built for.
-    built: AtomicU64,
+    /// Providers as they were built, by the hash of their documents.
+    built: Mutex<Built>,
     tenants: watch::Sender<Arc<Tenants>>,
+    /// Where tenants are read again.
+    tenants_file: Option<PathBuf>,
+    reloading: tokio::sync::Mutex<()>,
     /// Tenants whose lanes this replica has given up.
     drained: watch::Sender<Arc<BTreeSet<TenantId>>>,
     beats: Beats,
@@ -189,13 +180,22 @@ impl App {
             access: storage.map(Access::new),
             calls: OpenCalls::default(),
             providers: watch::Sender::new(Arc::default()),
-            built: AtomicU64::new(0),
+            built: Mutex::default(),
+            tenants_file: None,
+            reloading: tokio::sync::Mutex::default(),
             drained: watch::Sender::new(Arc::default()),
             beats,
             away: watch::Sender::default(),
             readiness,
             needs,
         })
+    }
+
+    /// Has tenants read again from their file at each reload.
+    #[must_use]
+    pub fn with_tenants_file(mut self, file: PathBuf) -> Self {
+        self.tenants_file = Some(file);
+        self
     }
 
     /// Adds what actors and the operator may call. `shutdown` ends the service when it is drained.
@@ -266,84 +266,6 @@ impl App {
         is_known
     }
 
-    /// Reads the operator's manifests and puts them in force, all of them or none.
-    ///
-    /// # Errors
-    /// Everything that is wrong with them; what was in force is then.
-    pub async fn reload(&self) -> Result<(), Error> {
-        let manifests = match &self.config.manifests {
-            Some(directory) => Manifests::read(directory)?,
-            None => Manifests::default(),
-        };
-        let catalog = manifests.catalog(&self.definitions.catalog())?;
-        let providers = self.build_providers(&catalog)?;
-        let (sagas, effects) = (catalog.sagas().count(), catalog.effects().count());
-        self.definitions.put_in_force(&manifests.documents(), catalog).await?;
-        self.built.store(self.definitions.in_force().revision, Ordering::Release);
-        tracing::info!(sagas, effects, "definitions are in force");
-        self.providers.send_replace(Arc::new(providers));
-        self.needs.definitions.met();
-        Ok(())
-    }
-
-    /// Builds a way to the outside world for every provider.
-    fn build_providers(&self, catalog: &Catalog) -> Result<Providers, Error> {
-        let secrets = match &self.config.secrets {
-            Some(directory) => Secrets::in_directory(directory),
-            None => Secrets::in_environment(),
-        };
-        let (secrets, trust) = (Arc::new(secrets), Trust::find());
-        let mut providers = BTreeMap::new();
-        for definition in catalog.providers() {
-            let provider = self.build(definition, &secrets, &trust)?;
-            for effect in &definition.effects {
-                providers.insert(effect.name.clone(), Arc::clone(&provider));
-            }
-        }
-        Ok(providers)
-    }
-
-    /// Builds the way to the outside world that a provider describes.
-    fn build(
-        &self,
-        definition: &Definition,
-        secrets: &Arc<Secrets>,
-        trust: &Trust,
-    ) -> Result<Arc<dyn Provider>, Error> {
-        let unusable = |why: String| Error::Provider { name: definition.name.to_string(), why };
-        Ok(match &definition.transport {
-            Transport::Http(http) => {
-                let provider = HttpProvider::new(http, Arc::clone(secrets), trust.clone());
-                Arc::new(provider.map_err(|error| unusable(error.to_string()))?)
-            }
-            Transport::Smtp(smtp) => {
-                let provider = SmtpProvider::new(smtp, Arc::clone(secrets), trust.clone());
-                Arc::new(provider.map_err(|error| unusable(error.to_string()))?)
-            }
-            Transport::Flow(flow) => {
-                let suite = self.flows.clone();
-                let FlowSuite { scheduler, storage, trust_domain } = suite
-                    .ok_or_else(|| unusable("name the suite that runs flows with --scheduler".to_owned()))?;
-                let directory = self.config.manifests.clone().unwrap_or_default();
-                let files = FlowFiles::read(&definition.effects, &directory);
-                let files = files.map_err(|error| unusable(error.to_string()))?;
-                let (tenants, calls) = (self.tenants.subscribe(), self.calls.clone());
-                let context_of = move |tenant: &TenantId| {
-                    tenants.borrow().get(tenant).map(|tenant| ContextId(tenant.context))
-                };
-                let around = FlowSurroundings {
-                    scheduler,
-                    storage,
-                    trust_domain,
-                    secrets: Arc::clone(secrets),
-                    context_of: Arc::new(context_of),
-                    tell: Arc::new(move |command, word| calls.tell(command, word)),
-                };
-                Arc::new(FlowProvider::new(flow, files, around))
-            }
-        })
-    }
-
     /// Returns whether a tenant is paused, as far as it was heard: for at most a second longer, or shorter, than it is.
     #[must_use]
     pub fn is_paused(&self, tenant: &TenantId) -> bool {
@@ -400,34 +322,6 @@ impl App {
         }
         if let Err(error) = self.beats.leave().await {
             tracing::warn!("{error}; others take the lanes once this replica is lost");
-        }
-    }
-}
-
-impl App {
-    /// Puts in force here what another replica has changed, which beats tell.
-    async fn follow_definitions(&self) {
-        let mut heard = self.beats.heard();
-        loop {
-            let answer = match self.definitions.refresh().await {
-                // What this process put in force itself has its ways to the outside world.
-                Ok(in_force) if in_force.revision == self.built.load(Ordering::Acquire) => Ok(()),
-                Ok(in_force) => self.build_providers(&in_force.catalog).map(|providers| {
-                    self.built.store(in_force.revision, Ordering::Release);
-                    self.providers.send_replace(Arc::new(providers));
-                }),
-                Err(error) => Err(error.into()),
-            };
-            let changed = match answer {
-                Ok(()) => heard.view.changed().await,
-                Err(error) => {
-                    tracing::error!("what another replica put in force is not in force here: {error}");
-                    heard.beats.changed().await
-                }
-            };
-            if changed.is_err() {
-                return;
-            }
         }
     }
 }

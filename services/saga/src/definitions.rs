@@ -7,12 +7,15 @@
 mod apply;
 mod beside;
 mod in_force;
+mod references;
 mod rows;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use model::{BlobHash, SagaName, TenantId};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use store::{Expect, KvStore, Op, Outcome, StoreError, Versioned};
 use tokio::sync::watch;
 use workflow::Key;
@@ -35,6 +38,8 @@ use crate::tenants::Tenants;
 
 /// Definitions that are kept in memory though they are not in force.
 const REMEMBERED_MAX: usize = 1024;
+/// Answers to requests are kept so long, in milliseconds.
+const ANSWERS_MILLIS: u64 = 24 * 3_600_000;
 /// Bytes of documents that are written with one commit.
 const COMMIT_BYTES: usize = 2 * 1024 * 1024;
 
@@ -212,41 +217,59 @@ impl Definitions {
         documents: &[Document],
         catalog: Catalog,
     ) -> Result<(), DefinitionError> {
-        while !self.replace(documents, &catalog, None, self.refresh().await?.revision).await? {}
+        while !self
+            .replace(Some((documents, &catalog)), None, self.refresh().await?.revision, Vec::new())
+            .await?
+        {}
         Ok(())
     }
 
-    /// Puts a catalog in force in place of the operator's, and tenants as well where some are given: with one commit. Says whether it
-    /// did: it does not where another change has come since `revision`.
+    /// Puts documents with the catalog that they make in force in place of the operator's, and tenants: with one commit, each where it
+    /// is given, and with `more` that is to be written. Says whether it did: it does not where another change has come since `revision`.
     ///
     /// # Errors
     /// [`DefinitionError`]; nothing is in force that was not before.
     pub async fn replace(
         &self,
-        documents: &[Document],
-        catalog: &Catalog,
+        operators: Option<(&[Document], &Catalog)>,
         tenants: Option<&Tenants>,
         revision: u64,
+        more: Vec<Op>,
     ) -> Result<bool, DefinitionError> {
-        self.keep(documents).await?;
+        self.keep(operators.map_or(&[], |(documents, _)| documents)).await?;
         service::crash_point("reload.stored");
         let before = self.in_force();
-        let providers = documents.iter().filter_map(|document| match &document.definition {
-            manifest::Definition::Provider(provider) => Some((provider.name.clone(), document.hash)),
-            manifest::Definition::Saga(_) => None,
-        });
-        let now = self.beside.now().await?;
-        let active = before.active.clone().followed_by(catalog, providers.collect(), now);
+        let mut active = before.active.clone();
+        if let Some((documents, catalog)) = operators {
+            let providers = documents.iter().filter_map(|document| match &document.definition {
+                manifest::Definition::Provider(provider) => Some((provider.name.clone(), document.hash)),
+                manifest::Definition::Saga(_) => None,
+            });
+            active = active.followed_by(catalog, providers.collect(), self.beside.now().await?);
+        }
         let has_tenants = tenants.is_none_or(|tenants| before.tenants.as_deref() == Some(tenants));
-        if revision > 0 && before.revision == revision && active == before.active && has_tenants {
+        let is_same = active == before.active && has_tenants && more.is_empty();
+        if revision > 0 && before.revision == revision && is_same {
             return Ok(true);
         }
-        let (key, mut ops) = (row(&Key::active()), Vec::new());
+        let (key, mut ops) = (row(&Key::active()), more);
         ops.push(Op::Put(key.clone(), encode(&active).into()));
         ops.extend(tenants.map(|tenants| Op::Put(row(&Key::tenants()), encode(tenants).into())));
         let outcome = self.beside.commit(vec![Expect::Revision(key, revision)], ops).await?;
         self.refresh().await?;
         Ok(matches!(outcome, Outcome::Committed(_)))
+    }
+
+    /// The row that answers a request when it comes again, until a day from now.
+    pub(crate) async fn answer_row<T: Serialize>(&self, id: &str, answer: &T) -> Result<Op, DefinitionError> {
+        let until = self.beside.now().await?.saturating_add(ANSWERS_MILLIS);
+        Ok(Op::PutUntil(row(&Key::request(id)), encode(answer).into(), until))
+    }
+
+    /// The answer to a request that came before.
+    pub(crate) async fn answer<T: DeserializeOwned>(&self, id: &str) -> Result<Option<T>, DefinitionError> {
+        let found = self.beside.get(&Key::request(id)).await?;
+        found.map(|found| read_row("the answer to a request", &found)).transpose()
     }
 
     /// Keeps documents under their hashes. Those that are there already are the same.

@@ -27,4 +27,4 @@ pub mod sagas;
 pub mod secrets;
 pub mod tenants;
 
-pub use app::{App, Config, Deps, Error, FlowSuite};
+pub use app::{App, Config, Deps, Error, FlowSuite, ReloadChange, ReloadKind};

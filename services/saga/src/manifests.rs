@@ -1,8 +1,10 @@
 //! Manifests in a directory: all of them are read and checked, or none comes in force.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use workflow::catalog::{Catalog, File};
+use workflow::definition::Saga;
 use workflow::manifest::{self, Document, MANIFEST_BYTES_MAX};
 use yaml::{Problem, Problems};
 
@@ -83,12 +85,19 @@ impl Manifests {
         if problems.is_empty() { Ok(Self { files }) } else { Err(BadManifests(problems)) }
     }
 
-    /// Makes a catalog of them, which follows another one.
+    /// Makes a catalog of them, which follows another one. `live` are definitions that have to keep their effects.
     ///
     /// # Errors
     /// Everything that does not fit.
-    pub fn catalog(&self, before: &Catalog) -> Result<Catalog, BadManifests> {
-        Catalog::new(&self.files, before, &[]).map_err(BadManifests)
+    pub fn catalog(&self, before: &Catalog, live: &[Arc<Saga>]) -> Result<Catalog, BadManifests> {
+        Catalog::new(&self.files, before, live).map_err(BadManifests)
+    }
+
+    /// All documents, each with the name of its file.
+    pub fn by_file(&self) -> impl Iterator<Item = (&str, &Document)> {
+        self.files
+            .iter()
+            .flat_map(|file| file.documents.iter().map(|document| (file.name.as_str(), document)))
     }
 
     /// All documents.
@@ -118,7 +127,7 @@ mod tests {
         write("notes.txt", "kind: Saga");
         let manifests = Manifests::read(dir.path()).expect("good");
         assert_eq!(manifests.documents().len(), 4);
-        assert_eq!(manifests.catalog(&Catalog::default()).expect("it fits").sagas().count(), 1);
+        assert_eq!(manifests.catalog(&Catalog::default(), &[]).expect("it fits").sagas().count(), 1);
         write("bad.yaml", "kind: Saga\nname: a_b\n");
         write("worse.yml", "kind: Sagga\n");
         let refused = Manifests::read(dir.path()).expect_err("two are bad").to_string();

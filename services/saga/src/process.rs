@@ -218,7 +218,11 @@ impl service::App for App {
         let flows = flags.flows(&tls, storage.as_ref())?;
         let (store, broker) = (flags.store().await?, Arc::new(flags.broker()?));
         let deps = Deps { store, broker, gateway, flows, storage, metrics: &host.metrics };
-        let app = Arc::new(App::new(config, deps)?);
+        let app = App::new(config, deps)?;
+        let app = Arc::new(match &flags.tenants {
+            Some(file) => app.with_tenants_file(file.clone()),
+            None => app,
+        });
         app.reload().await?;
         let builder = Mount::builder(policy()).descriptors(proto::DESCRIPTORS);
         let builder = match app.directory() {
@@ -241,12 +245,12 @@ impl service::App for App {
     }
 }
 
-/// Reads manifests again at each hangup.
+/// Reads the operator's files again at each hangup.
 async fn reload_at(mut hangups: Signal, app: &App) {
     while hangups.recv().await.is_some() {
         match app.reload().await {
-            Ok(()) => tracing::info!("manifests were read again"),
-            Err(error) => tracing::error!("manifests are not taken, what was in force is: {error}"),
+            Ok(changes) => tracing::info!(changes = changes.len(), "manifests and tenants were read again"),
+            Err(error) => tracing::error!("they are not taken, what was in force is: {error}"),
         }
     }
     std::future::pending().await

@@ -65,15 +65,25 @@ pub struct Tenants {
     /// Whether subjects and keys name them.
     pub has_tenants: bool,
     all: BTreeMap<TenantId, Tenant>,
+    /// Contexts of those that were there once: what they left behind is for the same people, should they come back.
+    gone: BTreeMap<TenantId, u32>,
 }
 
 /// Tenants, as a row has them.
 #[derive(Serialize, Deserialize)]
-struct TenantsRow(BTreeMap<String, Tenant>);
+struct TenantsRow {
+    tenants: BTreeMap<String, Tenant>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    gone: BTreeMap<String, u32>,
+}
 
 impl From<Tenants> for TenantsRow {
     fn from(tenants: Tenants) -> Self {
-        Self(tenants.all.into_iter().map(|(id, tenant)| (id.to_string(), tenant)).collect())
+        let Tenants { all, gone, .. } = tenants;
+        Self {
+            tenants: all.into_iter().map(|(id, tenant)| (id.to_string(), tenant)).collect(),
+            gone: gone.into_iter().map(|(id, context)| (id.to_string(), context)).collect(),
+        }
     }
 }
 
@@ -81,16 +91,20 @@ impl TryFrom<TenantsRow> for Tenants {
     type Error = <TenantId as FromStr>::Err;
 
     fn try_from(row: TenantsRow) -> Result<Self, Self::Error> {
-        let read = |(id, tenant): (String, Tenant)| id.parse().map(|id: TenantId| (id, tenant));
-        Ok(Self { has_tenants: true, all: row.0.into_iter().map(read).collect::<Result<_, _>>()? })
+        Ok(Self { has_tenants: true, all: by_id(row.tenants)?, gone: by_id(row.gone)? })
     }
+}
+
+fn by_id<T>(all: BTreeMap<String, T>) -> Result<BTreeMap<TenantId, T>, <TenantId as FromStr>::Err> {
+    all.into_iter().map(|(id, found)| id.parse().map(|id| (id, found))).collect()
 }
 
 impl Tenants {
     /// No tenants: everything belongs to one context.
     #[must_use]
     pub fn single(context: u32) -> Self {
-        Self { has_tenants: false, all: BTreeMap::from([(TenantId::single(), Tenant::of(context))]) }
+        let all = BTreeMap::from([(TenantId::single(), Tenant::of(context))]);
+        Self { has_tenants: false, all, gone: BTreeMap::new() }
     }
 
     /// Reads a file, which maps tenants to their contexts; `name` is what messages call it.
@@ -98,12 +112,21 @@ impl Tenants {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn read(name: &str, text: &str) -> Result<Self, Problems> {
+        Self::read_behind(name, text, None)
+    }
+
+    /// Reads a file that follows other tenants: none of them may belong to another context than before.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn read_behind(name: &str, text: &str, before: Option<&Self>) -> Result<Self, Problems> {
         let tree = yaml::parse(text, KIND).map_err(|problem| Problems::new(name, vec![problem]))?;
         let mut reader = yaml::Reader::default();
         let mut all = BTreeMap::new();
         match &tree.value {
             Value::Map(entries) if !entries.is_empty() => {
-                all.extend(entries.iter().filter_map(|entry| tenant(&mut reader, entry)));
+                let was = |id: &TenantId| before.and_then(|before| before.context_ever(id));
+                all.extend(entries.iter().filter_map(|entry| tenant(&mut reader, entry, was)));
             }
             _ => {
                 let message =
@@ -113,10 +136,42 @@ impl Tenants {
         }
         let problems = reader.into_problems();
         if problems.is_empty() {
-            Ok(Self { has_tenants: true, all })
+            let mut gone = before.map(|before| before.gone.clone()).unwrap_or_default();
+            let known = before.into_iter().flat_map(|before| &before.all);
+            gone.extend(known.map(|(id, tenant)| (id.clone(), tenant.context)));
+            gone.retain(|id, _| !all.contains_key(id));
+            Ok(Self { has_tenants: true, all, gone })
         } else {
             Err(Problems::new(name, problems))
         }
+    }
+
+    /// These tenants with what others say of one of them.
+    #[must_use]
+    pub fn with(&self, id: &TenantId, others: &Self) -> Self {
+        let mut tenants = self.clone();
+        match others.all.get(id) {
+            Some(tenant) => {
+                tenants.all.insert(id.clone(), *tenant);
+                tenants.gone.remove(id);
+            }
+            None => {
+                let left = tenants.all.remove(id).map(|tenant| (id.clone(), tenant.context));
+                tenants.gone.extend(left);
+            }
+        }
+        tenants
+    }
+
+    /// The context that a tenant belongs to, or belonged to.
+    fn context_ever(&self, id: &TenantId) -> Option<u32> {
+        self.all.get(id).map(|tenant| tenant.context).or_else(|| self.gone.get(id).copied())
+    }
+
+    /// Ids of all tenants.
+    #[must_use]
+    pub fn ids(&self) -> Vec<TenantId> {
+        self.all.keys().cloned().collect()
     }
 
     /// The tenant of this id.
@@ -131,7 +186,11 @@ impl Tenants {
     }
 }
 
-fn tenant(reader: &mut yaml::Reader, entry: &Entry) -> Option<(TenantId, Tenant)> {
+fn tenant(
+    reader: &mut yaml::Reader,
+    entry: &Entry,
+    was: impl Fn(&TenantId) -> Option<u32>,
+) -> Option<(TenantId, Tenant)> {
     let id = entry.key.parse::<TenantId>().map_err(|error| reader.problem(entry.place, error.to_string()));
     let fields = reader.fields(&entry.value, &format!("the tenant `{}`", entry.key), Keys::of(TENANT_KEYS));
     let Some(context) = fields.get("context") else {
@@ -148,11 +207,19 @@ fn tenant(reader: &mut yaml::Reader, entry: &Entry) -> Option<(TenantId, Tenant)
         }
         Some(number)
     };
+    let place = context.value.place;
     let context = from_one(context, u32::MAX, "the number of a context, from 1 on");
     let weight = match fields.get("weight") {
         Some(entry) => from_one(entry, WEIGHT_MAX, "a whole number from 1 to 100"),
         None => Some(1),
     };
+    if let (Ok(id), Some(context)) = (&id, context)
+        && let Some(was) = was(id).filter(|was| *was != context)
+    {
+        let message =
+            format!("the tenant `{id}` belongs to the context {was}, and cannot move to another one");
+        reader.problem(place, message);
+    }
     let quotas = fields.get("quotas").map(|entry| quotas(reader, entry)).unwrap_or_default();
     Some((id.ok()?, Tenant { context: context?, weight: weight?, quotas }))
 }
@@ -214,5 +281,30 @@ mod tests {
             assert!(refused.contains(expected), "{expected}: {refused}");
         }
         assert!(Tenants::read("t", "[]").is_err());
+    }
+
+    #[test]
+    fn a_tenant_stays_in_its_context() {
+        let read = |text: &str, before: &Tenants| Tenants::read_behind("t", text, Some(before));
+        let before = Tenants::read("t", "a: { context: 1 }\nb: { context: 2 }\n").expect("good");
+        let refused = read("a: { context: 2 }\n", &before).expect_err("it moved").to_string();
+        assert_eq!(
+            refused,
+            "t:1:15: the tenant `a` belongs to the context 1, and cannot move to another one"
+        );
+        let without = read("b: { context: 2, weight: 9 }\n", &before).expect("one has gone");
+        assert!(
+            read("a: { context: 3 }\nb: { context: 2 }\n", &without).is_err(),
+            "it comes back as another one"
+        );
+        assert!(read("a: { context: 1 }\nb: { context: 2 }\n", &without).is_ok());
+        // Rows say the same.
+        let row = serde_json::to_string(&without).expect("JSON");
+        assert_eq!(serde_json::from_str::<Tenants>(&row).expect("a row"), without);
+        // One of them alone.
+        let (a, b): (TenantId, TenantId) = ("a".parse().expect("a tenant"), "b".parse().expect("a tenant"));
+        let one = before.with(&b, &without);
+        assert_eq!((one.get(&a), one.get(&b).map(|b| b.weight)), (Some(&Tenant::of(1)), Some(9)));
+        assert_eq!(before.with(&a, &without).ids(), [b]);
     }
 }

@@ -12,7 +12,6 @@ use workflow::instance::encode;
 use workflow::manifest;
 use yaml::Problems;
 
-use super::beside::read_row;
 use super::rows::{ActiveSaga, AppliedRow};
 use super::{Definition, DefinitionError, Definitions, InForce};
 use crate::lane::rows::row;
@@ -21,8 +20,6 @@ use crate::lane::rows::row;
 pub const TENANT_SAGAS_MAX: usize = 100;
 /// Versions of one saga that instances may be pinned to.
 pub const SAGA_VERSIONS_MAX: usize = 64;
-/// Answers to requests are kept so long, in milliseconds.
-const ANSWERS_MILLIS: u64 = 24 * 3_600_000;
 
 /// A request that may come again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -202,8 +199,7 @@ impl Definitions {
         }
         if let Some(request) = request {
             let answer = AnswerRow { hash: request.hash, in_force, definitions };
-            let until = self.beside.now().await?.saturating_add(ANSWERS_MILLIS);
-            ops.push(Op::PutUntil(row(&Key::request(&request.id)), encode(&answer).into(), until));
+            ops.push(self.answer_row(&request.id, &answer).await?);
         }
         if ops.is_empty() {
             return Ok(true);
@@ -216,8 +212,7 @@ impl Definitions {
     /// The answer that a request was given when it came first.
     async fn answered(&self, request: Option<&Repeatable>) -> Result<Option<Vec<Definition>>, ApplyError> {
         let Some(request) = request else { return Ok(None) };
-        let Some(found) = self.beside.get(&Key::request(&request.id)).await? else { return Ok(None) };
-        let answer: AnswerRow = read_row("the answer to a request", &found)?;
+        let Some(answer) = self.answer::<AnswerRow>(&request.id).await? else { return Ok(None) };
         if answer.hash != request.hash {
             return Err(ApplyError::Reused);
         }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use store::{Batch, Expect, KvStore, LaneKey, Op, Outcome, StoreError, Versioned};
-use workflow::Key;
 use workflow::instance::decode;
+use workflow::{Key, Lane};
 
 use super::DefinitionError;
 use crate::lane::rows::{bounds, row};
@@ -56,6 +56,27 @@ impl Beside {
             match all.last() {
                 Some((last, _)) if page.has_more => range.start = last.behind(),
                 _ => return Ok(all),
+            }
+        }
+    }
+
+    /// Reads the first rows of a range of a lane, so many at most.
+    pub(crate) async fn some_of(
+        &self,
+        lane: &Lane,
+        mut range: Range<Key>,
+        most: usize,
+    ) -> Result<Vec<Versioned>, StoreError> {
+        let lane = LaneKey::new(&lane.to_string());
+        let mut some = Vec::new();
+        loop {
+            let page = self.store.scan(&lane, bounds(&range), PAGE_ROWS).await?;
+            if let Some((last, _)) = page.rows.last() {
+                range.start = Key::of_store(last.to_string()).behind();
+            }
+            some.extend(page.rows.into_iter().map(|(_, found)| found));
+            if !page.has_more || some.len() >= most {
+                return Ok(some);
             }
         }
     }

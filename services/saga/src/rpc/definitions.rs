@@ -203,7 +203,7 @@ pub(super) fn problems(found: &Problems) -> Vec<v1::ManifestProblem> {
     found.as_slice().iter().map(problem).collect()
 }
 
-fn unavailable(error: &DefinitionError) -> Status {
+pub(super) fn unavailable(error: &DefinitionError) -> Status {
     match error {
         DefinitionError::Store(error) => store_unavailable(error),
         DefinitionError::Unreadable { .. } => Error::internal(error.clone()).into(),

@@ -1,12 +1,22 @@
 //! The server itself: described, drained, its directory read again.
 
+use ::rpc::{Error, ErrorKind, Reason};
+use model::Violations;
 use proto::v1::{
-    GetSagaServerRequest, GetSagaServerResponse, SagaServiceDrainRequest, SagaServiceDrainResponse,
-    SagaServiceReloadRequest, SagaServiceReloadResponse,
+    GetSagaServerRequest, GetSagaServerResponse, SagaReloadChange, SagaReloadKind, SagaServiceDrainRequest,
+    SagaServiceDrainResponse, SagaServiceReloadRequest, SagaServiceReloadResponse,
 };
 use tonic::Status;
 
+use super::access::{Repeatable, hash_of};
+use super::definitions::{problems, unavailable};
 use super::{Api, Principal, unimplemented};
+use crate::app::{self, ReloadChange, ReloadKind};
+use crate::definitions::Repeatable as Kept;
+use crate::manifests::BadManifests;
+
+/// Problems that the message of a refused reload has.
+const PROBLEMS_SHOWN: usize = 5;
 
 /// Describes the server.
 pub(super) async fn get_server(
@@ -35,9 +45,64 @@ pub(super) async fn drain(
 
 /// Reads the operator's directory again.
 pub(super) async fn reload(
-    _: &Api,
-    _: &Principal,
-    _: SagaServiceReloadRequest,
+    api: &Api,
+    caller: &Principal,
+    mut request: SagaServiceReloadRequest,
 ) -> Result<SagaServiceReloadResponse, Status> {
-    Err(unimplemented("Reload"))
+    let id = std::mem::take(&mut request.request_id);
+    let mut violations = Violations::new();
+    let repeatable = Repeatable::parse(&id, hash_of("Reload", &request), &mut violations);
+    violations.into_result(Some(())).map_err(Error::from)?;
+    let tenant = api.operators_tenant(caller, &request.tenant_id)?;
+    let of = tenant.as_ref();
+    let reloaded = match (request.dry_run, repeatable) {
+        (true, _) => api.app.check_reload(of).await.map(Some),
+        (false, Some(Repeatable { id, hash })) => {
+            let request = Kept { id: format!("reload\n{id}"), hash };
+            api.app.reload_once(of, &request).await
+        }
+        (false, None) => match of {
+            Some(tenant) => api.app.reload_tenant(tenant).await.map(Some),
+            None => api.app.reload().await.map(Some),
+        },
+    };
+    match reloaded {
+        Ok(Some(changes)) => {
+            let changes = changes.iter().map(change).collect();
+            Ok(SagaServiceReloadResponse { changes, problems: Vec::new() })
+        }
+        Ok(None) => {
+            let message = "the id of the request was used with another body";
+            Err(Error::new(ErrorKind::AlreadyExists, Reason::RequestIdReused, message).into())
+        }
+        Err(app::Error::Manifests(BadManifests(found))) if request.dry_run => {
+            let problems = found.iter().flat_map(problems).collect();
+            Ok(SagaServiceReloadResponse { changes: Vec::new(), problems })
+        }
+        Err(app::Error::Manifests(found)) => {
+            let text = found.to_string();
+            let first: Vec<_> = text.lines().take(PROBLEMS_SHOWN).collect();
+            let message = format!("nothing was changed: {}", first.join("; "));
+            Err(Error::new(ErrorKind::FailedPrecondition, Reason::ManifestsRefused, message).into())
+        }
+        Err(app::Error::Definitions(error)) => Err(unavailable(&error)),
+        Err(error @ app::Error::Metrics(_)) => Err(Error::internal(error).into()),
+    }
+}
+
+/// A change of a reload, as callers see it.
+fn change(change: &ReloadChange) -> SagaReloadChange {
+    let kind = match change.kind {
+        ReloadKind::Saga => SagaReloadKind::Saga,
+        ReloadKind::Provider => SagaReloadKind::Provider,
+        ReloadKind::Tenant => SagaReloadKind::Tenant,
+    };
+    SagaReloadChange {
+        kind: kind.into(),
+        name: change.name.clone(),
+        was_in_force: change.before.is_some(),
+        in_force: change.after.is_some(),
+        old_version: change.before.unwrap_or(0),
+        new_version: change.after.unwrap_or(0),
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use model::{CorrelationId, SagaStatus, StepName, Timestamp};
+use model::{BlobHash, CorrelationId, SagaStatus, StepName, Timestamp};
 use serde::{Deserialize, Serialize};
 use store::{Expect, Op};
 use workflow::input::{Input, What};
@@ -94,6 +94,9 @@ pub struct ListedRow {
     pub correlation: CorrelationId,
     /// When it came to this step.
     pub since: Timestamp,
+    /// Hash of the definition that it is pinned to; nothing in older rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub definition: Option<BlobHash>,
 }
 
 /// What one commit has to make, and what follows from it.
@@ -259,6 +262,7 @@ impl Commit {
     }
 
     fn put_lists(&mut self, correlation: &CorrelationId, before: Option<&Record>, after: Option<&Record>) {
+        let (pinned, definition) = (before.and_then(Record::definition), after.and_then(Record::definition));
         let (before, after) = (before.and_then(place), after.and_then(place));
         let key = |(status, step, _): &(SagaStatus, StepName, Timestamp)| {
             row(&Key::by(status.as_str(), step.as_str(), correlation))
@@ -266,14 +270,13 @@ impl Commit {
         let same = |one: &(SagaStatus, StepName, Timestamp), other: &(SagaStatus, StepName, Timestamp)| {
             (one.0, &one.1) == (other.0, &other.1)
         };
-        if let (Some(before), Some(after)) = (&before, &after)
-            && same(before, after)
-        {
+        let is_there = matches!((&before, &after), (Some(before), Some(after)) if same(before, after));
+        if is_there && pinned == definition {
             return;
         }
-        self.ops.extend(before.map(|before| Op::Delete(key(&before))));
+        self.ops.extend(before.filter(|_| !is_there).map(|before| Op::Delete(key(&before))));
         if let Some(after) = after {
-            let listed = ListedRow { correlation: correlation.clone(), since: after.2 };
+            let listed = ListedRow { correlation: correlation.clone(), since: after.2, definition };
             let (key, bytes) = (key(&after), encode(&listed).into());
             self.ops.push(if after.0.is_end() {
                 Op::PutUntil(key, bytes, after.2.as_millis().saturating_add(TOMBSTONE_MILLIS))

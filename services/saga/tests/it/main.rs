@@ -7,6 +7,7 @@ mod effects;
 mod lanes;
 mod letters;
 mod process;
+mod reloads;
 mod replicas;
 mod schedules;
 mod served;

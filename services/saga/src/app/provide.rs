@@ -1,0 +1,64 @@
+//! Ways to the outside world, built of their definitions.
+
+use std::sync::Arc;
+
+use egress::Trust;
+use model::{ContextId, TenantId};
+use workflow::provider::{Provider as Definition, Transport};
+
+use super::{App, FlowSuite};
+use crate::providers::Provider;
+use crate::providers::flow::{FlowFiles, FlowProvider, FlowSurroundings};
+use crate::providers::http::HttpProvider;
+use crate::providers::smtp::SmtpProvider;
+use crate::secrets::Secrets;
+
+impl App {
+    /// Where secrets are read.
+    pub(super) fn secrets(&self) -> Secrets {
+        match &self.config.secrets {
+            Some(directory) => Secrets::in_directory(directory),
+            None => Secrets::in_environment(),
+        }
+    }
+
+    /// Builds the way to the outside world that a provider describes; gives why it cannot be used.
+    pub(super) fn build(
+        &self,
+        definition: &Definition,
+        secrets: &Arc<Secrets>,
+        trust: &Trust,
+    ) -> Result<Arc<dyn Provider>, String> {
+        Ok(match &definition.transport {
+            Transport::Http(http) => {
+                let provider = HttpProvider::new(http, Arc::clone(secrets), trust.clone());
+                Arc::new(provider.map_err(|error| error.to_string())?)
+            }
+            Transport::Smtp(smtp) => {
+                let provider = SmtpProvider::new(smtp, Arc::clone(secrets), trust.clone());
+                Arc::new(provider.map_err(|error| error.to_string())?)
+            }
+            Transport::Flow(flow) => {
+                let suite = self.flows.clone();
+                let FlowSuite { scheduler, storage, trust_domain } =
+                    suite.ok_or("name the suite that runs flows with --scheduler")?;
+                let directory = self.config.manifests.clone().unwrap_or_default();
+                let files = FlowFiles::read(&definition.effects, &directory);
+                let files = files.map_err(|error| error.to_string())?;
+                let (tenants, calls) = (self.tenants.subscribe(), self.calls.clone());
+                let context_of = move |tenant: &TenantId| {
+                    tenants.borrow().get(tenant).map(|tenant| ContextId(tenant.context))
+                };
+                let around = FlowSurroundings {
+                    scheduler,
+                    storage,
+                    trust_domain,
+                    secrets: Arc::clone(secrets),
+                    context_of: Arc::new(context_of),
+                    tell: Arc::new(move |command, word| calls.tell(command, word)),
+                };
+                Arc::new(FlowProvider::new(flow, files, around))
+            }
+        })
+    }
+}

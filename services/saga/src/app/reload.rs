@@ -1,0 +1,352 @@
+//! The operator's files, read again: manifests, providers and tenants come in force together, or nothing does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError};
+
+use egress::Trust;
+use model::{BlobHash, EffectName, TenantId};
+use serde::{Deserialize, Serialize};
+use workflow::catalog::Catalog;
+use workflow::manifest::{self, Document};
+use yaml::{Problem, Problems};
+
+use super::{App, Error};
+use crate::definitions::{InForce, Repeatable};
+use crate::manifests::{BadManifests, Manifests};
+use crate::placement::Providers;
+use crate::providers::Provider;
+use crate::tenants::{Tenant, Tenants};
+
+/// Providers as they were built, with the hash of their documents.
+pub(super) type Built = BTreeMap<EffectName, (BlobHash, Arc<dyn Provider>)>;
+
+/// Kind of a thing that the operator's files hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReloadKind {
+    /// A saga.
+    Saga,
+    /// A provider of effects.
+    Provider,
+    /// A tenant.
+    Tenant,
+}
+
+impl ReloadKind {
+    /// The name in answers.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Saga => "saga",
+            Self::Provider => "provider",
+            Self::Tenant => "tenant",
+        }
+    }
+}
+
+/// Change of one thing that is in force, or was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReloadChange {
+    /// Kind.
+    pub kind: ReloadKind,
+    /// Name.
+    pub name: String,
+    /// Version before, 0 of what has none; nothing where it was not in force.
+    pub before: Option<u32>,
+    /// Version since, 0 of what has none; nothing where it is not in force.
+    pub after: Option<u32>,
+}
+
+/// The answer to a request, for when it comes again.
+#[derive(Serialize, Deserialize)]
+struct AnswerRow {
+    hash: BlobHash,
+    changes: Vec<ReloadChange>,
+}
+
+/// What the operator's files say, checked against what is in force.
+struct Checked {
+    /// Documents with the catalog that they make; nothing where this replica has no directory of manifests.
+    operators: Option<(Vec<Document>, Catalog)>,
+    built: Built,
+    tenants: Option<Tenants>,
+    changes: Vec<ReloadChange>,
+    /// What it was checked against.
+    revision: u64,
+}
+
+impl App {
+    /// Reads the operator's files again and puts everything in force that they say, with one commit. Gives what has changed.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them; what was in force is then.
+    pub async fn reload(&self) -> Result<Vec<ReloadChange>, Error> {
+        Ok(self.reload_of(None, None).await?.unwrap_or_default())
+    }
+
+    /// Reads the operator's files again and puts in force what they say of one tenant.
+    ///
+    /// # Errors
+    /// As [`App::reload`].
+    pub async fn reload_tenant(&self, tenant: &TenantId) -> Result<Vec<ReloadChange>, Error> {
+        Ok(self.reload_of(Some(tenant), None).await?.unwrap_or_default())
+    }
+
+    /// Reloads as [`App::reload`] and [`App::reload_tenant`] do, once for each id of a request. Nothing where the id came with another
+    /// body before.
+    ///
+    /// # Errors
+    /// As [`App::reload`].
+    pub async fn reload_once(
+        &self,
+        of: Option<&TenantId>,
+        request: &Repeatable,
+    ) -> Result<Option<Vec<ReloadChange>>, Error> {
+        self.reload_of(of, Some(request)).await
+    }
+
+    /// Reads the operator's files, and says what a reload of them, or of one tenant, would change.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them.
+    pub async fn check_reload(&self, of: Option<&TenantId>) -> Result<Vec<ReloadChange>, Error> {
+        Ok(self.check(of).await?.changes)
+    }
+
+    async fn reload_of(
+        &self,
+        of: Option<&TenantId>,
+        request: Option<&Repeatable>,
+    ) -> Result<Option<Vec<ReloadChange>>, Error> {
+        let _one_at_a_time = self.reloading.lock().await;
+        loop {
+            if let Some(request) = request
+                && let Some(answer) = self.definitions.answer::<AnswerRow>(&request.id).await?
+            {
+                return Ok(Some(answer.changes).filter(|_| answer.hash == request.hash));
+            }
+            let Checked { operators, built, tenants, changes, revision } = self.check(of).await?;
+            // Others follow by the documents; here they are built already.
+            *self.built.lock().unwrap_or_else(PoisonError::into_inner) = built;
+            let operators = operators.as_ref().map(|(documents, catalog)| (&**documents, catalog));
+            let mut more = Vec::new();
+            if let Some(Repeatable { id, hash }) = request {
+                let answer = AnswerRow { hash: *hash, changes: changes.clone() };
+                more.push(self.definitions.answer_row(id, &answer).await?);
+            }
+            if self.definitions.replace(operators, tenants.as_ref(), revision, more).await? {
+                let now = self.definitions.in_force();
+                self.take_over(&now);
+                let (sagas, effects) = (now.catalog.sagas().count(), now.catalog.effects().count());
+                tracing::info!(sagas, effects, "definitions are in force");
+                return Ok(Some(changes));
+            }
+        }
+    }
+
+    /// Reads everything and checks everything.
+    async fn check(&self, of: Option<&TenantId>) -> Result<Checked, Error> {
+        let now = self.definitions.refresh().await?;
+        let mut problems = Vec::new();
+        let tenants = self.read_tenants(&now, of).unwrap_or_else(|found| {
+            problems.push(found);
+            None
+        });
+        // Manifests are the same for all tenants.
+        let directory = self.config.manifests.as_ref().filter(|_| of.is_none());
+        let manifests = directory.map(|directory| Manifests::read(directory)).transpose();
+        let manifests = manifests.unwrap_or_else(|BadManifests(found)| {
+            problems.extend(found);
+            None
+        });
+        let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut operators = None;
+        if let Some(manifests) = manifests {
+            let (found, wrong) = self.check_manifests(&now, &manifests).await?;
+            problems.extend(wrong);
+            if let Some((catalog, found)) = found {
+                built = found;
+                operators = Some((manifests.documents(), catalog));
+            }
+        }
+        if !problems.is_empty() {
+            return Err(BadManifests(problems).into());
+        }
+        let changes = changes(&now, operators.as_ref(), tenants.as_ref());
+        Ok(Checked { operators, built, tenants, changes, revision: now.revision })
+    }
+
+    /// Checks manifests together, and builds their providers; gives everything that is wrong as well.
+    async fn check_manifests(
+        &self,
+        now: &InForce,
+        manifests: &Manifests,
+    ) -> Result<(Option<(Catalog, Built)>, Vec<Problems>), Error> {
+        let tenants = self.tenants.borrow().ids();
+        let live = self.definitions.left_without(&manifests.documents(), &tenants).await?;
+        let (catalog, mut problems) = match manifests.catalog(&now.remembered(), &live) {
+            Ok(catalog) => (Some(catalog), Vec::new()),
+            Err(BadManifests(found)) => (None, found),
+        };
+        let (secrets, trust) = (Arc::new(self.secrets()), Trust::find());
+        let mut built = Built::new();
+        for (file, document) in manifests.by_file() {
+            let manifest::Definition::Provider(definition) = &document.definition else { continue };
+            match self.build(definition, &secrets, &trust) {
+                Ok(provider) => drop(built.insert(definition.name.clone(), (document.hash, provider))),
+                Err(why) => {
+                    let message = format!("the provider `{}` cannot be used: {why}", definition.name);
+                    problems.push(Problems::new(file, vec![Problem::at(document.place, message)]));
+                }
+            }
+        }
+        Ok((catalog.map(|catalog| (catalog, built)), problems))
+    }
+
+    /// Reads the file of tenants, as far as it is about one of them; nothing where there is no file.
+    fn read_tenants(&self, now: &InForce, of: Option<&TenantId>) -> Result<Option<Tenants>, Problems> {
+        let Some(file) = &self.tenants_file else { return Ok(None) };
+        let name = file.display().to_string();
+        let text = std::fs::read_to_string(file).map_err(|error| {
+            Problems::new(&name, vec![Problem { place: None, message: format!("cannot be read: {error}") }])
+        })?;
+        let before = now.tenants.as_deref();
+        let read = Tenants::read_behind(&name, &text, before)?;
+        Ok(Some(match (of, before) {
+            (Some(tenant), Some(before)) => before.with(tenant, &read),
+            _ => read,
+        }))
+    }
+
+    /// Works with what is in force from now on, as it was put there here or by another replica.
+    pub(super) fn take_over(&self, now: &InForce) {
+        if let Some(tenants) = now.tenants.as_ref().filter(|_| self.around.has_tenants) {
+            self.tenants.send_if_modified(|known| {
+                let is_new = known != tenants;
+                if is_new {
+                    *known = Arc::clone(tenants);
+                }
+                is_new
+            });
+        }
+        let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
+        let unusable = self.build_missing(now, &mut built);
+        let mut providers = Providers::new();
+        for definition in now.catalog.providers() {
+            if let Some((_, provider)) = built.get(&definition.name) {
+                let effects = definition.effects.iter().map(|effect| effect.name.clone());
+                providers.extend(effects.map(|effect| (effect, Arc::clone(provider))));
+            }
+        }
+        drop(built);
+        let address = |provider: &Arc<dyn Provider>| Arc::as_ptr(provider).cast::<()>();
+        self.providers.send_if_modified(|known| {
+            let mut pairs = known.iter().zip(&providers);
+            let is_same = known.len() == providers.len()
+                && pairs.all(|(one, other)| one.0 == other.0 && address(one.1) == address(other.1));
+            if !is_same {
+                *known = Arc::new(providers);
+            }
+            !is_same
+        });
+        match unusable.into_iter().next() {
+            Some(why) => self.needs.definitions.unmet(why),
+            None => self.needs.definitions.met(),
+        }
+    }
+
+    /// Builds providers that another replica put in force; gives why some cannot be used here.
+    fn build_missing(&self, now: &InForce, built: &mut Built) -> Vec<String> {
+        let mut unusable = Vec::new();
+        built.retain(|name, (hash, _)| now.active.providers.get(name) == Some(hash));
+        for definition in now.catalog.providers() {
+            let Some(hash) = now.active.providers.get(&definition.name) else { continue };
+            if built.contains_key(&definition.name) {
+                continue;
+            }
+            match self.build(definition, &Arc::new(self.secrets()), &Trust::find()) {
+                Ok(provider) => drop(built.insert(definition.name.clone(), (*hash, provider))),
+                Err(why) => {
+                    let why = format!("the provider `{}` cannot be used: {why}", definition.name);
+                    tracing::error!("{why}");
+                    unusable.push(why);
+                }
+            }
+        }
+        unusable
+    }
+
+    /// Works with what other replicas put in force, which beats tell.
+    pub(super) async fn follow_definitions(&self) {
+        let (mut heard, mut in_force) = (self.beats.heard(), self.definitions.subscribe());
+        loop {
+            let read = self.definitions.refresh().await;
+            let changed = match read {
+                Ok(_) => {
+                    let now = Arc::clone(&in_force.borrow_and_update());
+                    if now.revision > 0 {
+                        self.take_over(&now);
+                    }
+                    tokio::select! {
+                        changed = heard.view.changed() => changed,
+                        changed = in_force.changed() => changed,
+                    }
+                }
+                Err(error) => {
+                    tracing::error!("what another replica put in force is not in force here: {error}");
+                    heard.beats.changed().await
+                }
+            };
+            if changed.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+}
+
+/// What differs from what is in force.
+fn changes(
+    now: &InForce,
+    operators: Option<&(Vec<Document>, Catalog)>,
+    tenants: Option<&Tenants>,
+) -> Vec<ReloadChange> {
+    let mut changes = Vec::new();
+    if let Some((documents, catalog)) = operators {
+        let sagas = |catalog: &Catalog| -> BTreeMap<String, (u32, BlobHash)> {
+            catalog.sagas().map(|saga| (saga.name.to_string(), (saga.version, saga.hash))).collect()
+        };
+        differences(ReloadKind::Saga, &sagas(&now.catalog), &sagas(catalog), &mut changes);
+        let before = now.active.providers.iter().map(|(name, hash)| (name.to_string(), (0, *hash)));
+        let after = documents.iter().filter_map(|document| match &document.definition {
+            manifest::Definition::Provider(provider) => Some((provider.name.to_string(), (0, document.hash))),
+            manifest::Definition::Saga(_) => None,
+        });
+        differences(ReloadKind::Provider, &before.collect(), &after.collect(), &mut changes);
+    }
+    if let Some(tenants) = tenants {
+        let of = |tenants: &Tenants| -> BTreeMap<String, (u32, Tenant)> {
+            tenants.iter().map(|(id, tenant)| (id.to_string(), (0, *tenant))).collect()
+        };
+        let before = now.tenants.as_deref().map(of).unwrap_or_default();
+        differences(ReloadKind::Tenant, &before, &of(tenants), &mut changes);
+    }
+    changes
+}
+
+/// Adds what is in force on one side only, or in another form.
+fn differences<T: PartialEq>(
+    kind: ReloadKind,
+    before: &BTreeMap<String, (u32, T)>,
+    after: &BTreeMap<String, (u32, T)>,
+    changes: &mut Vec<ReloadChange>,
+) {
+    let names: BTreeSet<_> = before.keys().chain(after.keys()).collect();
+    for name in names {
+        let (one, other) = (before.get(name), after.get(name));
+        if one != other {
+            let version = |found: Option<&(u32, T)>| found.map(|(version, _)| *version);
+            let (before, after) = (version(one), version(other));
+            changes.push(ReloadChange { kind, name: name.clone(), before, after });
+        }
+    }
+}

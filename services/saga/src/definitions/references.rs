@@ -1,0 +1,87 @@
+//! Which definitions instances are pinned to.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use model::{EffectName, SagaName, SagaStatus, TenantId};
+use workflow::definition::Saga;
+use workflow::instance::decode;
+use workflow::manifest::{self, Document};
+use workflow::{Key, Lane};
+
+use super::{DefinitionError, Definitions, InForce};
+use crate::sagas::ListedRow;
+
+/// Instances of one lane that are looked at: where there are more, one of them is taken to be pinned to what is asked for.
+const LOOKED_AT_MAX: usize = 10_000;
+
+impl Definitions {
+    /// Definitions that would be left without an effect if the operator had nothing but these documents, and are needed: a tenant has
+    /// them in force, or instances run on them.
+    ///
+    /// # Errors
+    /// [`DefinitionError`].
+    pub async fn left_without(
+        &self,
+        documents: &[Document],
+        tenants: &[TenantId],
+    ) -> Result<Vec<Arc<Saga>>, DefinitionError> {
+        let mut provided = BTreeSet::new();
+        let mut replaced = BTreeSet::new();
+        for document in documents {
+            match &document.definition {
+                manifest::Definition::Provider(provider) => {
+                    provided.extend(provider.effects.iter().map(|effect| &effect.name));
+                }
+                manifest::Definition::Saga(_) => drop(replaced.insert(document.hash)),
+            }
+        }
+        let lacks =
+            |saga: &Saga| saga.effects().iter().any(|effect| !provided.contains::<EffectName>(effect));
+        let in_force = self.in_force();
+        let (mut needed, mut known) = (Vec::new(), BTreeSet::new());
+        for tenant in tenants {
+            for found in in_force.definitions_of(tenant) {
+                let saga = found.saga;
+                // What stands in the documents is told at its place.
+                if !lacks(&saga) || replaced.contains(&saga.hash) || known.contains(&saga.hash) {
+                    continue;
+                }
+                let is_needed = found.in_force && found.is_applied;
+                if is_needed || self.has_instances(&in_force, tenant, &saga).await? {
+                    known.insert(saga.hash);
+                    needed.push(saga);
+                }
+            }
+        }
+        Ok(needed)
+    }
+
+    /// Returns whether instances of a tenant run on a definition.
+    async fn has_instances(
+        &self,
+        in_force: &InForce,
+        tenant: &TenantId,
+        saga: &Saga,
+    ) -> Result<bool, DefinitionError> {
+        for shard in 0..shards(in_force, tenant, &saga.name) {
+            let lane = Lane::Saga { tenant: tenant.clone(), saga: saga.name.clone(), shard };
+            for status in SagaStatus::ALL.into_iter().filter(|status| !status.is_end()) {
+                let rows = self.beside.some_of(&lane, Key::by_status(status.as_str()), LOOKED_AT_MAX).await?;
+                let is_pinned = |value: &[u8]| {
+                    // A row that does not say may be pinned to it.
+                    let listed = decode::<ListedRow>(value).ok().and_then(|listed| listed.definition);
+                    listed.is_none_or(|hash| hash == saga.hash)
+                };
+                if rows.len() >= LOOKED_AT_MAX || rows.iter().any(|found| is_pinned(&found.value)) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn shards(in_force: &InForce, tenant: &TenantId, name: &SagaName) -> u8 {
+    in_force.versions(tenant, name).first().map_or(1, |saga| saga.shards)
+}
