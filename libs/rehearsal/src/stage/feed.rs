@@ -49,8 +49,12 @@ impl Stage<'_> {
                 self.note(&format!("event {kind}"), format!("ignored: {why}"), Vec::new());
             }
             Received::Dead { correlation, code, why } => {
-                let change = step::bury(self.record.as_ref(), code, &why, correlation.is_some());
-                self.record = change.record;
+                let parks = correlation.is_some();
+                let change = step::bury(self.record.as_ref(), code, &why, parks, Origin::Fresh);
+                // Behind others it waits for its turn, and is told all the same: it will be one.
+                if matches!(change.fate, Fate::Dead(_)) {
+                    self.record = change.record;
+                }
                 self.letter(code, &why);
                 self.note(&format!("event {kind}"), format!("dead letter {code}: {why}"), Vec::new());
             }
