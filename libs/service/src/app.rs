@@ -174,6 +174,7 @@ async fn live<A: App>(
     shutdown.on_signals(Hangup::Reloads)?;
     raise_open_files_limit();
     let drain_deadline = common.drain_deadline();
+    let shutdown = shutdown.with_patience(drain_deadline);
     let access = ops_access(&common)?;
     let admin = A::ADMIN.map(|methods| AdminRoutes::new(methods, admin.admin_secret_file)).transpose()?;
     let ops_listener = match &common.ops_listen {
@@ -218,7 +219,7 @@ async fn live<A: App>(
     }
 
     readiness.close("the process is ending");
-    let drained = tasks.drain(drain_deadline).await;
+    let drained = tasks.drain(shutdown.left().unwrap_or(drain_deadline)).await;
     if !drained {
         tracing::warn!(tasks = tasks.running(), "the drain deadline passed; what is left is cut");
     }

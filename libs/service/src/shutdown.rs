@@ -1,5 +1,8 @@
 //! One moment at which everything begins to end.
 
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -17,7 +20,19 @@ pub enum Hangup {
 
 /// Tells that the process, or a part of it, is to end. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Shutdown(CancellationToken);
+pub struct Shutdown {
+    token: CancellationToken,
+    drain: Arc<Drain>,
+}
+
+/// Time that a drain may take.
+#[derive(Debug, Default)]
+struct Drain {
+    /// As it was set up.
+    patience: OnceLock<Duration>,
+    /// Moment at which what is still under way is given up, by both clocks.
+    deadline: OnceLock<(Instant, SystemTime)>,
+}
 
 impl Shutdown {
     /// One that has not begun.
@@ -26,37 +41,62 @@ impl Shutdown {
         Self::default()
     }
 
+    /// Sets up how long the drain may take that it begins. Counts once, and before it has begun.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        self.drain.patience.get_or_init(|| patience);
+        self
+    }
+
     /// Begins it, for this one, its clones and its children.
     pub fn begin(&self) {
-        self.0.cancel();
+        self.begin_within(self.drain.patience.get().copied().unwrap_or_default());
+    }
+
+    /// Begins it as [`Shutdown::begin`] does, with so much time for the drain. That of the first call counts.
+    pub fn begin_within(&self, patience: Duration) {
+        self.drain.deadline.get_or_init(|| (Instant::now() + patience, SystemTime::now() + patience));
+        self.token.cancel();
+    }
+
+    /// Time that is left of the drain; nothing unless it has begun here.
+    #[must_use]
+    pub fn left(&self) -> Option<Duration> {
+        self.drain.deadline.get().map(|(deadline, _)| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Moment at which what is still under way is given up; nothing unless it has begun here.
+    #[must_use]
+    pub fn deadline(&self) -> Option<SystemTime> {
+        self.drain.deadline.get().map(|(_, deadline)| *deadline)
     }
 
     /// Whether it has begun.
     #[must_use]
     pub fn has_begun(&self) -> bool {
-        self.0.is_cancelled()
+        self.token.is_cancelled()
     }
 
     /// Waits until it begins. Cancel safe.
     pub async fn begun(&self) {
-        self.0.cancelled().await;
+        self.token.cancelled().await;
     }
 
     /// Like [`Shutdown::begun`], for a task that keeps nothing borrowed.
     pub fn begun_owned(&self) -> impl Future<Output = ()> + Send + 'static {
-        self.0.clone().cancelled_owned()
+        self.token.clone().cancelled_owned()
     }
 
     /// The token behind it, for what knows nothing of processes.
     #[must_use]
     pub fn token(&self) -> CancellationToken {
-        self.0.clone()
+        self.token.clone()
     }
 
     /// One that begins with this one, and may begin earlier.
     #[must_use]
     pub fn child(&self) -> Self {
-        Self(self.0.child_token())
+        Self { token: self.token.child_token(), drain: Arc::default() }
     }
 
     /// Begins with the first SIGTERM or SIGINT, or SIGHUP where that ends; the second one ends the process at once
@@ -89,5 +129,32 @@ impl Shutdown {
             }
         });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deadline_of_the_first_call_counts() {
+        let shutdown = Shutdown::new().with_patience(Duration::from_secs(20));
+        assert_eq!((shutdown.left(), shutdown.deadline()), (None, None));
+        let child = shutdown.child();
+        shutdown.begin_within(Duration::from_secs(600));
+        let deadline = shutdown.deadline();
+        shutdown.begin();
+        shutdown.begin_within(Duration::ZERO);
+        assert!(deadline.is_some() && shutdown.deadline() == deadline);
+        assert!(shutdown.clone().left().is_some_and(|left| left > Duration::from_secs(500)));
+        assert!(child.has_begun() && child.left().is_none());
+    }
+
+    #[test]
+    fn a_drain_takes_as_long_as_it_was_set_up_for() {
+        let shutdown = Shutdown::new().with_patience(Duration::from_secs(20));
+        shutdown.begin();
+        let left = shutdown.left().expect("begun");
+        assert!(left > Duration::from_secs(10) && left <= Duration::from_secs(20), "{left:?}");
     }
 }

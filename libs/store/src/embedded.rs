@@ -163,7 +163,13 @@ impl KvStore for EmbeddedStore {
     }
 
     fn caps(&self) -> Caps {
-        Caps { shared: false, durability: "an answered commit is on the disk of this machine" }
+        let (kind, is_synced) = ("mdbx", true);
+        Caps {
+            kind,
+            is_synced,
+            shared: false,
+            durability: "an answered commit is on the disk of this machine",
+        }
     }
 }
 

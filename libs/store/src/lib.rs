@@ -39,6 +39,10 @@ const PAGE_BYTES: usize = 4 * 1024 * 1024;
 /// What a store is, for whoever places lanes and tells operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caps {
+    /// What keeps the rows: `mdbx`, `redis` or `memory`.
+    pub kind: &'static str,
+    /// Whether an answered commit survives everything but the loss of disks.
+    pub is_synced: bool,
     /// Whether several processes may own lanes of it.
     pub shared: bool,
     /// What an answered commit survives.

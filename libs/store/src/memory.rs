@@ -111,6 +111,7 @@ impl<C: Clock> KvStore for MemoryStore<C> {
     }
 
     fn caps(&self) -> Caps {
-        Caps { shared: false, durability: "nothing survives the end of this process" }
+        let (kind, is_synced) = ("memory", false);
+        Caps { kind, is_synced, shared: false, durability: "nothing survives the end of this process" }
     }
 }

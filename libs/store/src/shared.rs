@@ -176,7 +176,8 @@ impl KvStore for SharedStore {
             Durability::Synced => "an answered commit is on the disk of Redis",
             Durability::Replicated => "an answered commit is at Redis and at a replica",
         };
-        Caps { shared: true, durability }
+        let is_synced = self.durability != Durability::Fast;
+        Caps { kind: "redis", is_synced, shared: true, durability }
     }
 }
 

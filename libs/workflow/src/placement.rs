@@ -19,6 +19,9 @@ pub struct Member {
     /// Its name.
     #[serde(skip)]
     pub name: String,
+    /// Version of its program. Empty: it does not say.
+    #[serde(default)]
+    pub version: String,
     /// Whether it owns lanes of sagas.
     pub sagas: bool,
     /// Whether it owns lanes of effects.
@@ -80,6 +83,7 @@ mod tests {
     fn member(name: &str, weight: u32) -> Member {
         Member {
             name: name.to_owned(),
+            version: String::new(),
             sagas: true,
             effects: true,
             weight,

@@ -215,6 +215,11 @@ impl App {
         self.access.as_ref()
     }
 
+    /// What this replica does.
+    pub(crate) const fn role(&self) -> Role {
+        self.config.role
+    }
+
     /// What lanes work with, and requests as well.
     pub(crate) const fn around(&self) -> &Surroundings {
         &self.around

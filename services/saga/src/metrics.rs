@@ -15,6 +15,16 @@ const LONG: [f64; 12] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 900.
 /// Bounds of attempts.
 const ATTEMPTS: [f64; 8] = [1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 100.0];
 
+/// An input that is being applied, counted as long as this is kept.
+#[derive(Debug)]
+pub(crate) struct UnderWay(IntGauge);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 /// The service's counters, under `/metrics`.
 #[derive(Debug)]
 pub struct Metrics {
@@ -36,6 +46,7 @@ pub struct Metrics {
     pub relayed: IntCounter,
     /// Rows that wait to be sent.
     pub outbox_rows: IntGauge,
+    inputs_under_way: IntGauge,
     /// Timers that fired.
     pub timers_fired: IntCounter,
     /// Dead letters that were written.
@@ -90,6 +101,7 @@ impl Metrics {
             foreign_messages: counter("foreign_messages", "Messages that no filter should have let through")?,
             relayed: counter("relayed", "Work that was sent")?,
             outbox_rows: gauge("outbox_rows", "Work that waits to be sent")?,
+            inputs_under_way: gauge("inputs_under_way", "Inputs that are being applied")?,
             timers_fired: counter("timers_fired", "Timers that fired")?,
             letters: counter("letters_written", "Dead letters that were written")?,
             slow_watchers: counter("slow_watchers", "Watchers ended: they did not read")?,
@@ -138,6 +150,22 @@ impl Metrics {
                 )?,
             )?,
         })
+    }
+
+    /// Counts an input that is being applied.
+    pub(crate) fn under_way(&self) -> UnderWay {
+        self.inputs_under_way.inc();
+        UnderWay(self.inputs_under_way.clone())
+    }
+
+    /// Counts the inputs that are being applied.
+    pub(crate) fn inputs_under_way(&self) -> i64 {
+        self.inputs_under_way.get()
+    }
+
+    /// Counts the calls that are being made.
+    pub(crate) fn calls_under_way(&self) -> i64 {
+        self.effects_open.with_label_values(&[EffectState::Calling.as_str()]).get()
     }
 
     /// Counts an input, by what became of it.

@@ -4,7 +4,7 @@
 //! - [`ask`]: requests to owners of lanes, and their answers.
 //! - [`convert`], [`wire`]: from what is kept to what callers see; [`lists`]: pages of it.
 //! - [`instances`], [`timers`], [`watch`], [`explain`], [`graph`]: what readers see of instances.
-//! - [`definitions`], [`verbs`], [`effects`], [`letters`], [`lanes`], [`process`]: what methods do, by topic.
+//! - [`definitions`], [`verbs`], [`effects`], [`letters`], [`lanes`], [`process`], [`server`]: what methods do, by topic.
 //!
 //! A method is a function of the service, the caller and the body of the request, which gives the body of the answer.
 
@@ -20,6 +20,7 @@ mod lanes;
 mod letters;
 mod lists;
 mod process;
+mod server;
 mod timers;
 mod verbs;
 mod watch;
@@ -169,8 +170,8 @@ saga_service! {
         list_lanes(ListLanesRequest) -> ListLanesResponse = lanes::list;
         move_lane(MoveLaneRequest) -> MoveLaneResponse = lanes::move_lane;
 
-        get_saga_server(GetSagaServerRequest) -> GetSagaServerResponse = process::get_server;
-        drain(SagaServiceDrainRequest) -> SagaServiceDrainResponse = process::drain;
+        get_saga_server(GetSagaServerRequest) -> GetSagaServerResponse = server::get_server;
+        drain(SagaServiceDrainRequest) -> SagaServiceDrainResponse = server::drain;
         reload(SagaServiceReloadRequest) -> SagaServiceReloadResponse = process::reload;
     }
     streams {

@@ -147,6 +147,7 @@ impl Beats {
     fn words(&self, drained: &BTreeSet<TenantId>, is_draining: bool) -> Bytes {
         let member = Member {
             name: String::new(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
             sagas: self.role.sagas,
             effects: self.role.effects,
             weight: self.identity.weight,

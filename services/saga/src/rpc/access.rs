@@ -178,6 +178,18 @@ impl Api {
         }
     }
 
+    /// Checks that owners take in what is for a tenant.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION (`TENANT_PAUSED`).
+    pub(crate) fn check_running(&self, tenant: &TenantId) -> Result<(), Status> {
+        if !self.app.is_paused(tenant) {
+            return Ok(());
+        }
+        let message = "the tenant is paused, so that nothing is taken in for it: resume it first";
+        Err(Error::new(ErrorKind::FailedPrecondition, Reason::TenantPaused, message).into())
+    }
+
     /// Checks that a tenant is there that the operator names; none where the request names none.
     ///
     /// # Errors

@@ -1,47 +1,19 @@
-//! The server itself: described, drained, its directory read again.
+//! The operator's directory, read again.
 
 use ::rpc::{Error, ErrorKind, Reason};
 use model::Violations;
-use proto::v1::{
-    GetSagaServerRequest, GetSagaServerResponse, SagaReloadChange, SagaReloadKind, SagaServiceDrainRequest,
-    SagaServiceDrainResponse, SagaServiceReloadRequest, SagaServiceReloadResponse,
-};
+use proto::v1::{SagaReloadChange, SagaReloadKind, SagaServiceReloadRequest, SagaServiceReloadResponse};
 use tonic::Status;
 
 use super::access::{Repeatable, hash_of};
 use super::definitions::{problems, unavailable};
-use super::{Api, Principal, unimplemented};
+use super::{Api, Principal};
 use crate::app::{self, ReloadChange, ReloadKind};
 use crate::definitions::Repeatable as Kept;
 use crate::manifests::BadManifests;
 
 /// Problems that the message of a refused reload has.
 const PROBLEMS_SHOWN: usize = 5;
-
-/// Describes the server.
-pub(super) async fn get_server(
-    _: &Api,
-    _: &Principal,
-    _: GetSagaServerRequest,
-) -> Result<GetSagaServerResponse, Status> {
-    Err(unimplemented("GetSagaServer"))
-}
-
-/// Drains the server.
-pub(super) async fn drain(
-    api: &Api,
-    caller: &Principal,
-    request: SagaServiceDrainRequest,
-) -> Result<SagaServiceDrainResponse, Status> {
-    let tenant = api.operators_tenant(caller, &request.tenant_id)?;
-    match tenant {
-        Some(_) => Err(unimplemented("Drain of a tenant")),
-        None => {
-            api.shutdown.begin();
-            Ok(SagaServiceDrainResponse::default())
-        }
-    }
-}
 
 /// Reads the operator's directory again.
 pub(super) async fn reload(

@@ -283,6 +283,7 @@ async fn ask<R: VerbRequest>(
         dry_run: asked.dry_run,
     };
     let actor = api.authorize(caller, tenant, change).await?;
+    api.check_running(tenant)?;
     let shards = shards_of(api, tenant, saga, matches!(asked.verb, Verb::Start { .. }))?;
     let id = asked
         .request

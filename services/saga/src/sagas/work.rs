@@ -59,6 +59,7 @@ pub(super) struct Decision {
 impl Work {
     pub(super) async fn run(self) -> Result<Done, Ended> {
         let Self { shared, correlation, item, mut cached, note } = self;
+        let _counted = shared.rows.around().metrics.under_way();
         loop {
             let current = match cached.take() {
                 Some(current) => current,

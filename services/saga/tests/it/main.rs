@@ -6,6 +6,8 @@ mod disorder;
 mod effects;
 mod lanes;
 mod letters;
+mod operator;
+mod permissions;
 mod process;
 mod reloads;
 mod replicas;

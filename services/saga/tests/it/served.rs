@@ -226,8 +226,12 @@ pub(crate) struct ServedProcess {
 }
 
 impl ServedProcess {
+    pub(crate) fn client(&self, suite: &Suite, identity: Identity) -> SagaServiceClient<Channel> {
+        SagaServiceClient::new(suite.channel(self.address, identity))
+    }
+
     pub(crate) fn actor(&self, suite: &Suite, id: u32) -> SagaServiceClient<Channel> {
-        SagaServiceClient::new(suite.channel(self.address, Identity::Actor(ActorId(id))))
+        self.client(suite, Identity::Actor(ActorId(id)))
     }
 }
 
@@ -256,8 +260,9 @@ pub(crate) struct Served {
     pub(crate) aggregates: Aggregates,
     pub(crate) broker: Arc<dyn Broker>,
     pub(crate) store: Arc<dyn KvStore>,
-    /// Begun where the service was drained.
-    pub(crate) shutdown: Shutdown,
+    /// Begun where the service was drained, which its process would end by.
+    pub(crate) drained: Shutdown,
+    shutdown: Shutdown,
     address: SocketAddr,
     pub(crate) suite: Suite,
 }
@@ -305,18 +310,18 @@ impl Served {
         };
         let app = Arc::new(App::new(config, deps).expect("the service"));
         app.reload().await.expect("manifests");
-        let shutdown = Shutdown::new();
+        let (drained, shutdown) = (Shutdown::new(), Shutdown::new());
         let builder = Mount::builder(saga::rpc::policy()).descriptors(proto::DESCRIPTORS);
         let builder = match app.directory() {
             Some(directory) => builder.directory(directory),
             None => builder,
         };
-        let mount = app.mount_public(builder, shutdown.clone()).build().expect("a mount");
+        let mount = app.mount_public(builder, drained.clone()).build().expect("a mount");
         let address = serve(mount, &suite.files(us), &shutdown).await;
         let (running, stop) = (Arc::clone(&app), shutdown.token());
         tokio::spawn(async move { running.run(stop).await });
         tokio::time::timeout(PATIENCE, app.readiness().ready()).await.expect("it is ready");
-        Self { app, aggregates, broker, store, shutdown, address, suite }
+        Self { app, aggregates, broker, store, drained, shutdown, address, suite }
     }
 
     /// Puts another manifest into the operator's directory.
@@ -326,6 +331,13 @@ impl Served {
 
     pub(crate) fn client(&self, identity: Identity) -> SagaServiceClient<Channel> {
         SagaServiceClient::new(self.suite.channel(self.address, identity))
+    }
+
+    /// One without a certificate.
+    pub(crate) fn anonymous(&self) -> SagaServiceClient<Channel> {
+        let tls = TlsFiles::anonymous(self.suite.pki.ca_file());
+        let channel = Channel::remote(&format!("https://{}", self.address), &tls, None).expect("a way");
+        SagaServiceClient::new(channel)
     }
 
     pub(crate) fn actor(&self, id: u32) -> SagaServiceClient<Channel> {

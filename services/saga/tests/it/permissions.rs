@@ -1,0 +1,203 @@
+//! Every method of `SagaService`, called by everybody: the answers are those of `specs/permissions.md`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use identity::{Identity, ServiceName};
+use model::ActorId;
+use prost::Message as _;
+use prost_types::FileDescriptorSet;
+use proto::v1;
+use proto::v1::saga_service_client::SagaServiceClient;
+use rpc::{Channel, ErrorView};
+use tonic::{Code, Status};
+
+use crate::served::{ACME, ADMIN, ELSEWHERE, EXECUTOR, ORDER, READER, STRANGER, Served};
+
+/// Heading of the table.
+const HEADING: &str = "## Methods of sagas";
+/// Methods that nobody serves yet.
+const UNSERVED: [&str; 11] = [
+    "CompleteEffect",
+    "ResolveEffect",
+    "RetryEffect",
+    "CancelEffect",
+    "RedriveSagaDeadLetters",
+    "PurgeSagaDeadLetters",
+    "PauseTenant",
+    "ResumeTenant",
+    "ListLanes",
+    "ReplayLane",
+    "MoveLane",
+];
+const OK: &str = "OK";
+const COMMAND: &str = "01890a5d-ac96-774b-bcce-b302099a8057";
+const LETTER: &str = "s:order:0:o-1:00000000000000000007";
+const LANE: &str = "s:acme:order:0";
+
+/// Fills the tenant of a request in, and fields of its own.
+macro_rules! of {
+    ($request:ident $(, $field:ident: $value:expr)*) => {
+        v1::$request { tenant_id: ACME.to_owned(), $($field: $value.into(),)* ..Default::default() }
+    };
+}
+
+/// Makes a request about one instance.
+macro_rules! one {
+    ($request:ident $(, $field:ident: $value:expr)*) => {
+        of!($request, saga: "order", correlation_id: "nobody" $(, $field: $value)*)
+    };
+}
+
+/// Calls methods by their names.
+macro_rules! calls {
+    ($client:ident, $name:ident, { $($method:literal $function:ident($request:expr);)+ }) => {
+        match $name {
+            $($method => $client.$function($request).await.map(drop),)+
+            other => panic!("{other} has no request: write one, and its row in specs/permissions.md"),
+        }
+    };
+}
+
+/// Calls a method with a request that is well-formed.
+#[allow(
+    clippy::needless_update,
+    reason = "requests are made by one macro, whether all of their fields are given or not"
+)]
+async fn call(mut client: SagaServiceClient<Channel>, name: &str) -> Result<(), Status> {
+    let file = || {
+        let text = ORDER.replace("name: order", "name: mine");
+        Some(v1::ManifestFile { name: "mine.yaml".to_owned(), text })
+    };
+    let verify = v1::SagaReplayVerify::default();
+    let completed = v1::complete_effect_request::Outcome::Succeeded(v1::EffectSuccess::default());
+    let resolved = v1::resolve_effect_request::Outcome::Succeeded(v1::EffectSuccess::default());
+    calls!(client, name, {
+        "ValidateSaga" validate_saga(of!(ValidateSagaRequest, file: file()));
+        "ApplySaga" apply_saga(of!(ApplySagaRequest, file: file()));
+        "RetireSaga" retire_saga(of!(RetireSagaRequest, saga: "mine"));
+        "GetSagaDefinition" get_saga_definition(of!(GetSagaDefinitionRequest, saga: "order"));
+        "ListSagaDefinitions" list_saga_definitions(of!(ListSagaDefinitionsRequest));
+        "StartSaga" start_saga(one!(StartSagaRequest, data_json: r#"{"id":7}"#));
+        "SendSagaEvent" send_saga_event(one!(SendSagaEventRequest, event_type: "Unheard"));
+        "GetSaga" get_saga(one!(GetSagaRequest));
+        "ListSagas" list_sagas(of!(ListSagasRequest));
+        "WatchSagas" watch_sagas(of!(WatchSagasRequest));
+        "GetSagaTimeline" get_saga_timeline(one!(GetSagaTimelineRequest));
+        "ListSagaTimers" list_saga_timers(of!(ListSagaTimersRequest));
+        "ExplainSaga" explain_saga(one!(ExplainSagaRequest));
+        "GetSagaGraph" get_saga_graph(of!(GetSagaGraphRequest, saga: "order"));
+        "PauseSaga" pause_saga(one!(PauseSagaRequest));
+        "ResumeSaga" resume_saga(one!(ResumeSagaRequest));
+        "CancelSaga" cancel_saga(one!(CancelSagaRequest, reason: "why"));
+        "KillSaga" kill_saga(one!(KillSagaRequest, reason: "why"));
+        "RetrySagaStep" retry_saga_step(one!(RetrySagaStepRequest));
+        "SkipSagaStep" skip_saga_step(one!(SkipSagaStepRequest));
+        "CompleteSaga" complete_saga(one!(CompleteSagaRequest));
+        "MigrateSaga" migrate_saga(one!(MigrateSagaRequest));
+        "GetEffect" get_effect(of!(GetEffectRequest, command_id: COMMAND));
+        "ListEffects" list_effects(of!(ListEffectsRequest));
+        "CompleteEffect" complete_effect(
+            of!(CompleteEffectRequest, command_id: COMMAND, token: "0".repeat(32), outcome: completed)
+        );
+        "ResolveEffect" resolve_effect(
+            of!(ResolveEffectRequest, command_id: COMMAND, outcome: resolved)
+        );
+        "RetryEffect" retry_effect(of!(RetryEffectRequest, command_id: COMMAND));
+        "CancelEffect" cancel_effect(of!(CancelEffectRequest, command_id: COMMAND));
+        "ListSagaDeadLetters" list_saga_dead_letters(of!(ListSagaDeadLettersRequest));
+        "GetSagaDeadLetter" get_saga_dead_letter(of!(GetSagaDeadLetterRequest, key: LETTER));
+        "RedriveSagaDeadLetters" redrive_saga_dead_letters(
+            of!(RedriveSagaDeadLettersRequest, keys: [LETTER.to_owned()])
+        );
+        "PurgeSagaDeadLetters" purge_saga_dead_letters(
+            of!(PurgeSagaDeadLettersRequest, keys: [LETTER.to_owned()])
+        );
+        "PauseTenant" pause_tenant(of!(PauseTenantRequest));
+        "ResumeTenant" resume_tenant(of!(ResumeTenantRequest));
+        "ListLanes" list_lanes(of!(ListLanesRequest));
+        "ReplayLane" replay_lane(
+            of!(ReplayLaneRequest, lane: LANE, confirm: LANE, replay: v1::replay_lane_request::Replay::Verify(verify))
+        );
+        "GetSagaServer" get_saga_server(v1::GetSagaServerRequest {});
+        "Drain" drain(v1::SagaServiceDrainRequest::default());
+        "Reload" reload(v1::SagaServiceReloadRequest::default());
+        "MoveLane" move_lane(of!(MoveLaneRequest, lane: LANE));
+    })
+}
+
+/// What somebody was told: `OK` where the request was looked at, whatever came of it.
+async fn told(client: SagaServiceClient<Channel>, name: &str) -> String {
+    let Err(status) = call(client, name).await else { return OK.to_owned() };
+    let ErrorView { code, reason, message, .. } = ErrorView::from(&status);
+    let is_of_caller = ["METHOD_NOT_ALLOWED", "ROLE_INSUFFICIENT", "IDENTITY_REQUIRED"]
+        .contains(&reason.as_str())
+        || (code == Code::NotFound && message.starts_with("tenant "))
+        || [Code::Unimplemented, Code::InvalidArgument, Code::Internal, Code::Unknown].contains(&code);
+    if is_of_caller { reason } else { OK.to_owned() }
+}
+
+/// Rows of the table: the method, and what is told by column.
+fn written() -> BTreeMap<String, Vec<String>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../specs/permissions.md");
+    let page = std::fs::read_to_string(path).expect("the page");
+    let (_, behind) = page.split_once(HEADING).expect("the heading");
+    let section = behind.split("\n## ").next().unwrap_or_default();
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `SagaService/"));
+    rows.map(|row| {
+        let mut cells = row.split('|').map(|cell| cell.trim().trim_matches('`').to_owned());
+        (cells.next().expect("a method"), cells.filter(|cell| !cell.is_empty()).collect())
+    })
+    .collect()
+}
+
+/// Methods of the service, those of the operator last: one of them drains it.
+fn methods() -> Vec<String> {
+    let set = FileDescriptorSet::decode(proto::DESCRIPTORS).expect("a good set");
+    let mut services = set.file.iter().flat_map(|file| &file.service);
+    let service = services.find(|service| service.name() == "SagaService").expect("the service");
+    service.method.iter().map(|method| method.name().to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_method_answers_everybody_as_written() {
+    let served = Served::start().await;
+    let (written, methods) = (written(), methods());
+    let actor = |id| Identity::Actor(ActorId(id));
+    let callers = [
+        ("without a role", 0, actor(STRANGER)),
+        ("admin of another context", 0, actor(ELSEWHERE)),
+        ("reader", 1, actor(READER)),
+        ("executor", 2, actor(EXECUTOR)),
+        ("admin", 3, actor(ADMIN)),
+        ("bootstrap", 4, Identity::Admin),
+    ];
+    let mut wrong = Vec::new();
+    for name in &methods {
+        let Some(row) = written.get(name) else {
+            wrong.push(format!("{name} has no row in specs/permissions.md"));
+            continue;
+        };
+        for (caller, column, identity) in callers {
+            let told = told(served.client(identity), name).await;
+            let is_unserved = told == "UNIMPLEMENTED" && UNSERVED.contains(&name.as_str());
+            if told != row[column] && !is_unserved {
+                wrong.push(format!("{name}, {caller}: {told}, not {}", row[column]));
+            }
+        }
+        for service in ServiceName::ALL {
+            let told = told(served.client(Identity::Service(*service)), name).await;
+            if told != "METHOD_NOT_ALLOWED" {
+                wrong.push(format!("{name}, {service}: {told}"));
+            }
+        }
+        let told = told(served.anonymous(), name).await;
+        if told != "IDENTITY_REQUIRED" {
+            wrong.push(format!("{name}, without a certificate: {told}"));
+        }
+    }
+    wrong.extend(
+        written.keys().filter(|name| !methods.contains(name)).map(|name| format!("there is no {name}")),
+    );
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
