@@ -13,7 +13,7 @@
 //! - [`ledger`]: what is known of each call of an effect; [`breaker`] and [`turns`] say when one may be made.
 //! - [`schedule`]: when sagas start by the calendar.
 //! - [`transition`]: the tables of legal state changes, of sagas and of calls.
-//! - [`id`]: ids of inputs and of the work that they cause.
+//! - [`id`]: ids of inputs and of the work that they cause; [`trace`]: the traces that it belongs to.
 //!
 //! Where it is kept and how it is read:
 //!
@@ -46,6 +46,7 @@ pub mod replay;
 pub mod schedule;
 pub mod step;
 pub mod subject;
+pub mod trace;
 pub mod transition;
 pub mod turns;
 pub mod word;

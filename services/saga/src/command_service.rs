@@ -59,6 +59,7 @@ impl CommandService {
         let mut metadata = std::collections::BTreeMap::new();
         metadata.insert("correlation_id".to_owned(), command.correlation_id.clone());
         metadata.insert("causation_id".to_owned(), command.command_id.to_string());
+        metadata.extend(command.traceparent.clone().map(|trace| ("traceparent".to_owned(), trace)));
         let mut request = Request::new(v1::SubmitCommandRequest {
             tenant_id: command.tenant_id.clone(),
             command_id: command.command_id.to_string(),
@@ -72,6 +73,9 @@ impl CommandService {
         // Tenants are safe tokens, and an empty one is none.
         if let Ok(tenant) = command.tenant_id.parse() {
             request.metadata_mut().insert("x-tenant-id", tenant);
+        }
+        if let Some(Ok(trace)) = command.traceparent.as_ref().map(|trace| trace.parse()) {
+            request.metadata_mut().insert("traceparent", trace);
         }
         self.0.clone().submit_command(request).await.map(tonic::Response::into_inner)
     }

@@ -38,6 +38,9 @@ pub struct AggregateCommand {
     pub payload_json: String,
     /// The correlation of the instance that orders it.
     pub correlation_id: String,
+    /// Trace that it belongs to, as W3C has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
 }
 
 /// What a gateway answers.

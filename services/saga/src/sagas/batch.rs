@@ -11,6 +11,7 @@ use workflow::instance::{Entry, Record, encode};
 use workflow::message::{self, EffectCommand, FactMessage, ReplyTo};
 use workflow::step::{Change, Fate, Letter, Ordered, Origin, Row, WorkItem};
 use workflow::subject::Subject;
+use workflow::trace;
 use workflow::{InputId, Json, Key};
 
 use super::answer::AnswerRow;
@@ -296,7 +297,8 @@ impl Commit {
     ) {
         let run = change.record.as_ref().map_or(0, run);
         for item in &change.work {
-            let message = shared.message(correlation, run, item);
+            let cause = change.journal.iter().find(|row| row.work.contains(&item.command));
+            let message = shared.message(correlation, run, item, cause);
             self.put_row(shared, message);
         }
         let mut last = before.and_then(place).map(|(status, step, _)| (status, step));
@@ -386,17 +388,25 @@ impl Shared {
     }
 
     /// The message that orders a piece of work.
-    fn message(&self, correlation: &CorrelationId, run: u64, item: &WorkItem) -> OutboxRow {
+    fn message(
+        &self,
+        correlation: &CorrelationId,
+        run: u64,
+        item: &WorkItem,
+        cause: Option<&Row>,
+    ) -> OutboxRow {
+        let traceparent = cause.map(|row| trace::of_work(row, item.command));
         let reply_to = ReplyTo {
             saga: self.saga.clone(),
             correlation: correlation.clone(),
             run,
             step: item.step.clone(),
         };
-        let metadata = BTreeMap::from([
+        let mut metadata = BTreeMap::from([
             ("correlation_id".to_owned(), correlation.to_string()),
             ("causation_id".to_owned(), item.command.to_string()),
         ]);
+        metadata.extend(traceparent.clone().map(|trace| ("traceparent".to_owned(), trace)));
         let command = |effect: &model::EffectName, of, payload, cancel| {
             let subject = Subject::Effect { effect: effect.clone(), command: of };
             let body = EffectCommand {
@@ -422,6 +432,7 @@ impl Shared {
                     command_type: kind.clone(),
                     payload_json: payload.to_string(),
                     correlation_id: correlation.to_string(),
+                    traceparent,
                 };
                 let (id, body) = (item.command.to_string(), message::write(&body));
                 let row = self.outbox_row(String::new(), id, correlation, &body);

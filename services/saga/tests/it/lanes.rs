@@ -1,5 +1,6 @@
 //! What a lane does with what comes.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use model::SagaStatus;
@@ -167,6 +168,44 @@ async fn an_operator_is_answered_once(world: World) {
     let late = world.ask("r-2", "c-1", cancel()).await;
     assert_eq!(reason(&late), Some("SAGA_ENDED"));
     assert_eq!(world.witness.deeds(), ["payment-reserve", "payment-release", "Cancel"]);
+}
+
+#[tokio::test]
+async fn work_is_traced_from_its_event() {
+    let mut world = World::simulated().await;
+    world.apply(ORDER).await;
+    let traces: Arc<Mutex<Vec<String>>> = Arc::default();
+    let seen = Arc::clone(&traces);
+    world
+        .serve(move |command| {
+            let trace = command.metadata.get("traceparent").cloned().unwrap_or_default();
+            seen.lock().expect("no panic").push(format!("{} {trace}", command.effect_name));
+            succeed(command)
+        })
+        .await;
+    world.follow().await;
+    world.own();
+    for (aggregate, id, kind, data, trace) in
+        [("Order", "e-1", "OrderPlaced", PLACED, "a1"), ("Payment", "e-2", "PaymentCaptured", CAPTURED, "b2")]
+    {
+        let parent = format!("00-{}-00f067aa0ba902b7-01", trace.repeat(16));
+        let body = format!(
+            r#"{{"event_id":"{id}","type":"{kind}","data":{data},"metadata":{{"correlation_id":"c-1","traceparent":"{parent}"}}}}"#
+        );
+        world.raw(&format!("tenant.acme.aggregate.{aggregate}.x"), id, &body).await;
+        let step = if kind == "OrderPlaced" { "await-payment" } else { "completed" };
+        world.wait_for("c-1", step).await;
+    }
+    let traces = traces.lock().expect("no panic").clone();
+    let [reserve, label, mail] = traces.as_slice() else { panic!("{traces:?}") };
+    assert!(reserve.starts_with(&format!("payment-reserve 00-{}-", "a1".repeat(16))), "{reserve}");
+    assert!(label.starts_with(&format!("make-label 00-{}-", "b2".repeat(16))), "{label}");
+    // Ordered by a result, which begins a trace of its own.
+    assert!(
+        mail.starts_with("mail-receipt 00-") && !mail.contains("a1a1a1") && !mail.contains("b2b2b2"),
+        "{mail}"
+    );
+    assert!(!reserve.contains("00f067aa0ba902b7"), "a span of its own: {reserve}");
 }
 
 #[tokio::test]
