@@ -106,8 +106,8 @@ fn a_wrong_scenario_file_is_told_of_with_its_places() {
     asked(home.path(), &["saga", "test"], 2);
 }
 
-const CANCELLED: &str = include_str!("journals/cancelled.json");
-const TIMED_OUT: &str = include_str!("journals/timed-out.json");
+const CANCELLED: &str = include_str!("../../../../libs/rehearsal/tests/journals/cancelled.json");
+const TIMED_OUT: &str = include_str!("../../../../libs/rehearsal/tests/journals/timed-out.json");
 
 /// These journals were written once, and lead to the same bytes for ever: in every build, on every machine.
 #[test]

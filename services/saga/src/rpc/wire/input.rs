@@ -126,3 +126,50 @@ pub(crate) fn entry(row: &Row, kept: Option<&Input>, with_payloads: bool) -> v1:
         state_json: super::json(row.state.as_ref().filter(|_| with_payloads)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use prost::Message as _;
+    use prost_reflect::{DescriptorPool, DynamicMessage};
+    use rehearsal::{Source, Variation, play};
+
+    use super::*;
+
+    const EXAMPLE: &str = include_str!("../../../../../libs/workflow/src/manifest/example.yaml");
+    const SCENARIOS: &str = include_str!("../../../../../libs/rehearsal/tests/journals/journals.test.yaml");
+    const JOURNALS: [(&str, &str); 2] = [
+        ("cancelled", include_str!("../../../../../libs/rehearsal/tests/journals/cancelled.json")),
+        ("timed-out", include_str!("../../../../../libs/rehearsal/tests/journals/timed-out.json")),
+    ];
+
+    /// Those who run a journal again read these very files.
+    #[test]
+    fn rows_are_told_as_journals_have_them() {
+        let source = Source::read("journals.test.yaml", SCENARIOS).expect("good");
+        let manifests = [("example.yaml".to_owned(), EXAMPLE.to_owned())];
+        let scenarios = source.scenarios(&manifests).expect("good");
+        assert_eq!(scenarios.len(), JOURNALS.len());
+        let pool = DescriptorPool::decode(proto::DESCRIPTORS).expect("descriptors");
+        let kind = pool.get_message_by_name("mycora.v1.SagaTimelineEntry").expect("it is there");
+        for scenario in scenarios {
+            let run = play(&scenario, &Variation::None);
+            let (_, file) = JOURNALS.into_iter().find(|(name, _)| *name == scenario.name).expect("a file");
+            let mut journal: serde_json::Value = serde_json::from_str(file).expect("JSON");
+            let entries = journal["entries"].as_array_mut().expect("a list");
+            assert_eq!(entries.len(), run.journal.len());
+            let mut kept = BTreeMap::new();
+            for (row, written) in run.journal.iter().zip(entries) {
+                if let JournalInput::Came(input) = &row.input {
+                    kept.insert(row.revision, (**input).clone());
+                }
+                let of = if let JournalInput::Kept(at) = &row.input { kept.get(at) } else { None };
+                let told = entry(row, of, true);
+                let written = DynamicMessage::deserialize(kind.clone(), written.take()).expect("an entry");
+                let bytes = written.encode_to_vec();
+                assert_eq!(Ok(told), v1::SagaTimelineEntry::decode(bytes.as_slice()), "{}", scenario.name);
+            }
+        }
+    }
+}
