@@ -95,6 +95,7 @@ impl Looked<'_> {
     /// Everything that is found of an instance that has not ended, in the order in which it decides.
     async fn live(&self, instance: &Instance) -> Result<Vec<SagaFinding>, ReadError> {
         let (mut findings, sources) = (Vec::new(), self.sources().await);
+        findings.extend(self.tenant());
         findings.extend(self.lane(&sources));
         let definition = match self.reads.definition(instance.definition).await {
             Ok(definition) => Some(definition),
@@ -119,6 +120,14 @@ impl Looked<'_> {
         findings.extend(self.open(instance).await?);
         findings.extend(sources.into_iter().filter_map(|source| source.finding));
         Ok(findings)
+    }
+
+    /// Says since when the tenant is paused.
+    fn tenant(&self) -> Option<SagaFinding> {
+        let heard = self.api.app.heard();
+        let since = heard.view.borrow().decided.paused_since(&self.found.name.tenant)?;
+        let detail = format!("its tenant is paused since {}; ResumeTenant lets it go on", since.rfc3339());
+        Some(finding(SagaFindingKind::Tenant, true, detail))
     }
 
     /// Says whether anybody reads for the lane.

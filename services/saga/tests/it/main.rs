@@ -9,6 +9,7 @@ mod letters;
 mod operator;
 mod permissions;
 mod process;
+mod reads;
 mod reloads;
 mod replicas;
 mod schedules;
