@@ -24,7 +24,7 @@ use crate::definitions::{SAGA_VERSIONS_MAX, TENANT_SAGAS_MAX};
 use crate::lane::UNSCANNED;
 use crate::lane::gateway::Gateway;
 use crate::placement::{Identity, Role};
-use crate::rpc::policy;
+use crate::rpc::{DATA_BYTES_MAX, policy};
 use crate::tenants::Tenants;
 
 /// The value of `--storage` that stands for none.
@@ -187,6 +187,7 @@ impl service::App for App {
             ("saga_steps_max", STEPS_MAX as u64),
             ("saga_state_bytes_max", STATE_BYTES_MAX as u64),
             ("saga_input_bytes_max", INPUT_BYTES_MAX as u64),
+            ("saga_data_bytes_max", DATA_BYTES_MAX as u64),
             ("saga_work_max", WORK_MAX as u64),
             ("saga_timers_max", TIMERS_MAX as u64),
             ("saga_events_kept_max", KEPT_MAX as u64),

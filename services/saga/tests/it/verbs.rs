@@ -12,7 +12,7 @@ use model::SagaStatus;
 use proto::v1;
 use rpc::ErrorView;
 use saga::placement::Role;
-use testkit::PATIENCE;
+use testkit::{PATIENCE, wait_until};
 use tonic::{Code, Request};
 use workflow::key::Table;
 
@@ -508,4 +508,20 @@ async fn a_process_that_dies_behind_the_publish_has_done_it_once() {
     let other = v1::StartSagaRequest { request_id: String::new(), ..start };
     let other = process.actor(&suite, EXECUTOR).start_saga(other).await;
     assert_eq!(refused(other), (Code::AlreadyExists, "SAGA_EXISTS".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_come_again_after_the_broker_was_away() {
+    let mut served = Served::start().await;
+    served.start_order("o-1").await;
+    // The inbox that was opened for it has ended with its connection.
+    served.suite.nats.kill9();
+    let away = Request::new(verb!(PauseSagaRequest, "o-1"));
+    assert_eq!(operate!(served, pause_saga, away).map_err(|status| status.code()), Err(Code::Unavailable));
+    served.suite.nats.restart();
+    let pause = verb!(PauseSagaRequest, "o-1", request_id: "r-1".to_owned());
+    let paused = || async { operate!(served, pause_saga, pause.clone()).ok() };
+    let paused = wait_until(paused, PATIENCE, "it is asked again").await;
+    assert!(saga(&paused).paused);
+    served.start_order("o-2").await;
 }
