@@ -3,6 +3,8 @@
 //! That a call is about to be made is committed before, what came of it after it together with the result. So a process that
 //! dies leaves a call that was perhaps made, and its effect says what becomes of those.
 
+mod words;
+
 use std::time::Duration;
 
 use model::{BlobHash, CommandId, EffectState, Timestamp};
@@ -45,6 +47,9 @@ pub struct CallRow {
     /// Hash of the token that completes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<BlobHash>,
+    /// Hashes of the tokens of calls before, which complete it as well.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former_tokens: Vec<BlobHash>,
     /// What it is called where it runs: the id of a flow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external: Option<String>,
@@ -142,6 +147,7 @@ impl CallRow {
             due: now,
             alive: None,
             token: None,
+            former_tokens: Vec::new(),
             external: None,
             is_unwanted: false,
             is_in_doubt: false,
@@ -477,6 +483,7 @@ impl CallRow {
     fn finish(&mut self, outcome: Outcome, may_have_happened: bool, payload: Json, now: Timestamp) {
         self.end = Some(End { outcome, may_have_happened, payload, at: now });
         self.token = None;
+        self.former_tokens.clear();
         self.alive = None;
     }
 

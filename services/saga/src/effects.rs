@@ -5,6 +5,7 @@
 
 mod call;
 pub mod upstreams;
+mod words;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,13 +19,15 @@ use workflow::cursor::Delivery;
 use workflow::instance::encode;
 use workflow::key::Table;
 use workflow::ledger::{Answer, CallRow};
-use workflow::message::{self, EffectCommand, Position};
+use workflow::message::Position;
 use workflow::step::Letter;
 use workflow::subject::{Source, Subject};
-use workflow::{Json, Key, Lane};
+use workflow::word::{self, EffectWord, OfEffect, WordMessage};
+use workflow::{Key, Lane};
 
 use self::call::{Life, due_key, list_key};
 use self::upstreams::Upstreams;
+use self::words::{Back, CallAsking};
 use crate::definitions::Definitions;
 use crate::lane::relay::{Relay, ToRelay};
 use crate::lane::rows::{Rows, row};
@@ -45,10 +48,8 @@ pub enum Word {
     Answer(Answer),
     /// What runs for it lives.
     Beat,
-    /// A person says whether it happened.
-    Resolve(Option<Json>),
-    /// A person wants it made again.
-    Retry,
+    /// Somebody asks something, and waits for the answer.
+    Ask(Box<CallAsking>),
 }
 
 /// Calls of a process that are open, by their commands. Cheap to clone.
@@ -60,6 +61,10 @@ impl OpenCalls {
     pub fn tell(&self, command: CommandId, word: Word) -> bool {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&command).is_some_and(|words| words.try_send(word).is_ok())
+    }
+
+    fn sender(&self, command: CommandId) -> Option<mpsc::Sender<Word>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&command).cloned()
     }
 
     fn add(&self, command: CommandId) -> mpsc::Receiver<Word> {
@@ -108,6 +113,11 @@ struct Owner {
     reader: mpsc::Sender<ReadWord>,
     tasks: JoinSet<Result<(), Ended>>,
     lives: JoinSet<Result<(), Ended>>,
+    /// What became of what was asked of calls.
+    backs: mpsc::UnboundedReceiver<Back>,
+    backs_to: mpsc::UnboundedSender<Back>,
+    /// Whether the source is read again from another place as soon as its cursor is gone.
+    is_setting_back: bool,
     /// Where nobody answers commands of aggregates: effects order none.
     _commands: mpsc::UnboundedReceiver<(u64, crate::lane::relay::OutboxRow)>,
 }
@@ -160,8 +170,19 @@ impl Owner {
         tasks.spawn(reading.run());
         let source = SourceState::new(source, WORKFLOW_COMMANDS, &rows.lane);
         let shared = Arc::new(Shared { rows, lane, relay, stop: stop.clone() });
-        let mut owner =
-            Self { shared, source, brought, reader, tasks, lives: JoinSet::new(), _commands: ordered };
+        let (backs_to, backs) = mpsc::unbounded_channel();
+        let mut owner = Self {
+            backs,
+            backs_to,
+            is_setting_back: false,
+            shared,
+            source,
+            brought,
+            reader,
+            tasks,
+            lives: JoinSet::new(),
+            _commands: ordered,
+        };
         owner.adopt().await?;
         Ok(owner)
     }
@@ -229,6 +250,7 @@ impl Owner {
                     Ok(ended) => ended?,
                     Err(error) => return Err(Ended::damaged(&self.shared.rows.lane, error)),
                 },
+                Some(back) = self.backs.recv() => self.back(back).await?,
                 Some((_, brought)) = self.brought.recv() => self.take_in(brought).await?,
             }
         }
@@ -236,8 +258,11 @@ impl Owner {
 
     async fn take_in(&mut self, brought: Brought) -> Result<(), Ended> {
         match brought {
+            // Of the cursor before nothing is to be noted any more.
+            Brought::Opened(_) | Brought::Message(_) if self.is_setting_back => {}
             Brought::Opened(checkpoint) => self.source.opened(checkpoint),
             Brought::Lost(_) => {
+                self.is_setting_back = false;
                 self.source.lost();
                 // Nothing of it is under way: commands are taken in one after the other.
                 let _ = self.reader.try_send(ReadWord::Open);
@@ -251,23 +276,28 @@ impl Owner {
                 }
                 Some(Delivery::Next) => {
                     service::crash_point("effect.pulled");
-                    self.accept(&message).await?;
-                    self.source.settle(message.sequence);
-                    self.source.tidy();
-                    message.receipt.ack();
+                    if self.accept(&message).await? {
+                        self.source.settle(message.sequence);
+                        self.source.tidy();
+                        message.receipt.ack();
+                    }
                 }
             },
         }
         Ok(())
     }
 
-    /// Takes a command into the ledger.
-    async fn accept(&mut self, delivered: &broker::Delivered) -> Result<(), Ended> {
+    /// Takes a command into the ledger, or hears a word; says whether its message is settled by that.
+    async fn accept(&mut self, delivered: &broker::Delivered) -> Result<bool, Ended> {
         let rows = Arc::clone(&self.shared.rows);
         let note = self.source.note_with(delivered.sequence);
         let command = match self.read(delivered)? {
-            Ok(command) => command,
-            Err((code, why)) => return self.bury(delivered, code, &why, note).await,
+            Ok(OfEffect::Command(command)) => command,
+            Ok(OfEffect::Word(word)) => return self.hear(word, delivered).await,
+            Err((code, why)) => {
+                self.bury(delivered, code, &why, note).await?;
+                return Ok(true);
+            }
         };
         let key = Key::effect(command.command_id);
         let known = rows.get(&key).await?;
@@ -278,7 +308,8 @@ impl Owner {
             let known: CallRow = rows.decode(&known)?;
             if !known.is_same(&command) {
                 let why = format!("the command {} has another payload than before", command.command_id);
-                return self.bury(delivered, "KEY_CONFLICT", &why, note).await;
+                self.bury(delivered, "KEY_CONFLICT", &why, note).await?;
+                return Ok(true);
             }
             let mut ops: Vec<_> = note.into_iter().collect();
             if command.cancel && !known.state.is_end() {
@@ -290,24 +321,21 @@ impl Owner {
             if command.cancel {
                 self.shared.lane.calls.tell(command.command_id, Word::Cancel);
             }
-            return Ok(());
+            return Ok(true);
         }
         if command.cancel {
-            return self.note(note.into_iter().collect()).await;
+            self.note(note.into_iter().collect()).await?;
+            return Ok(true);
         }
         let id = command.command_id;
         let call = CallRow::accept(command, model::Timestamp::from_millis(rows.now().await?));
-        let mut ops = vec![
-            Op::Put(row(&key), encode(&call).into()),
-            Op::Put(row(&due_key(&call)), encode(&id).into()),
-            Op::Put(row(&list_key(&call)), encode(&id).into()),
-        ];
+        let mut ops = accepted(&call);
         ops.extend(note);
         if let Outcome::Committed(_) = rows.commit(vec![Expect::Absent(row(&key))], ops).await? {
             service::crash_point("effect.accepted");
         }
         self.begin(id);
-        Ok(())
+        Ok(true)
     }
 
     /// Commits what is to be noted, if there is anything.
@@ -319,10 +347,7 @@ impl Owner {
     }
 
     /// Reads a command; gives why it is none.
-    fn read(
-        &self,
-        delivered: &broker::Delivered,
-    ) -> Result<Result<EffectCommand, (&'static str, String)>, Ended> {
+    fn read(&self, delivered: &broker::Delivered) -> Result<Result<OfEffect, (&'static str, String)>, Ended> {
         let EffectLane { tenant, effect, .. } = &self.shared.lane;
         let has_tenants = self.shared.rows.around().has_tenants;
         let subject = Subject::read(&delivered.subject, has_tenants);
@@ -333,11 +358,18 @@ impl Owner {
             let (lane, subject) = (self.shared.rows.lane.to_string(), delivered.subject.clone());
             return Err(Ended::Foreign { lane, subject });
         };
-        let read = match message::read::<EffectCommand>(&delivered.payload, tenant) {
+        let read = match word::read_of_effect(&delivered.payload, tenant) {
             Ok(read) => read,
             Err(error) => return Ok(Err((error.code(), error.to_string()))),
         };
-        if read.command_id != command || read.effect_name != *effect {
+        let is_same = match &read {
+            OfEffect::Command(read) => read.command_id == command && read.effect_name == *effect,
+            OfEffect::Word(WordMessage { word: EffectWord::Call { command: read, .. }, .. }) => {
+                *read == command
+            }
+            OfEffect::Word(_) => true,
+        };
+        if !is_same {
             return Ok(Err(("ENVELOPE", "the body names another command than its subject".to_owned())));
         }
         Ok(Ok(read))
@@ -379,4 +411,14 @@ impl Owner {
         tracing::warn!(lane = %rows.lane, code, "a command is a dead letter: {why}");
         Ok(())
     }
+}
+
+/// The rows of a call whose command was taken.
+fn accepted(call: &CallRow) -> Vec<Op> {
+    let id = call.command;
+    vec![
+        Op::Put(row(&Key::effect(id)), encode(call).into()),
+        Op::Put(row(&due_key(call)), encode(&id).into()),
+        Op::Put(row(&list_key(call)), encode(&id).into()),
+    ]
 }

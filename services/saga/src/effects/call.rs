@@ -1,5 +1,6 @@
 //! The life of one call, from its row in the ledger to its result.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,8 +16,10 @@ use workflow::subject::Subject;
 use workflow::transition::Impossible;
 
 use super::upstreams::Permit;
+use super::words::{Asker, CallAsking};
 use super::{Shared, Word};
 use crate::lane::Ended;
+use crate::lane::answers::WordAnswer;
 use crate::lane::relay::{OutboxRow, ToRelay};
 use crate::lane::rows::row;
 use crate::metrics::Metrics;
@@ -46,6 +49,8 @@ pub(super) struct Life {
     shared: Arc<Shared>,
     command: CommandId,
     words: mpsc::Receiver<Word>,
+    /// Words that came while the call was being made.
+    later: VecDeque<Word>,
 }
 
 /// A row as it was read, and as it is to be.
@@ -77,13 +82,14 @@ impl Drop for OpenCall {
 
 impl Life {
     pub(super) const fn new(shared: Arc<Shared>, command: CommandId, words: mpsc::Receiver<Word>) -> Self {
-        Self { shared, command, words }
+        Self { shared, command, words, later: VecDeque::new() }
     }
 
     /// Lives until the end of the call, or until the lane is given up.
     pub(super) async fn run(mut self) -> Result<(), Ended> {
         let ended = self.live().await;
         self.shared.lane.calls.remove(self.command);
+        self.give_back();
         ended
     }
 
@@ -174,19 +180,26 @@ impl Life {
         if ledger.row == ledger.kept {
             return Ok(());
         }
-        let rows = &self.shared.rows;
+        self.commit(ledger, None).await.map(|_| ())
+    }
+
+    /// Changes of rows that make the ledger what it is to be.
+    fn ops(&self, ledger: &Ledger) -> Vec<Op> {
+        if ledger.row == ledger.kept {
+            return Vec::new();
+        }
         let (key, is_end) = (row(&Key::effect(self.command)), ledger.row.state.is_end());
         let bytes = encode(&ledger.row).into();
         let until = ledger.row.end.as_ref().map(|end| end.at.as_millis().saturating_add(ENDED_MILLIS));
         let mut ops = vec![match until {
-            Some(until) => Op::PutUntil(key.clone(), bytes, until),
-            None => Op::Put(key.clone(), bytes),
+            Some(until) => Op::PutUntil(key, bytes, until),
+            None => Op::Put(key, bytes),
         }];
         let (before, after) = (due_key(&ledger.kept), due_key(&ledger.row));
         if before != after || is_end {
             ops.push(Op::Delete(row(&before)));
         }
-        if ledger.row.is_unwanted {
+        if ledger.row.is_unwanted && (is_end || !ledger.kept.is_unwanted) {
             ops.push(Op::Delete(row(&Key::unwanted(self.command))));
         }
         if ledger.kept.state != ledger.row.state {
@@ -200,18 +213,49 @@ impl Life {
         if before != after && !is_end {
             ops.push(Op::Put(row(&after), encode(&self.command).into()));
         }
-        let outgoing = self.outgoing(&ledger.row);
+        ops
+    }
+
+    /// Commits what has changed, and what was answered to whoever asked for it; says whether it was, and not before.
+    async fn commit(
+        &self,
+        ledger: &mut Ledger,
+        answer: Option<(&Asker, &WordAnswer)>,
+    ) -> Result<bool, Ended> {
+        let rows = &self.shared.rows;
+        let key = row(&Key::effect(self.command));
+        let (is_changed, mut ops) = (ledger.row != ledger.kept, self.ops(ledger));
+        let mut expect = Vec::new();
+        if let Some((by, answer)) = answer {
+            expect.push(Expect::Absent(row(&WordAnswer::key(&by.request))));
+            ops.push(answer.put(&by.request, by.millis));
+        }
+        if is_changed {
+            expect.push(Expect::Revision(key, ledger.revision));
+        }
+        let outgoing = self.outgoing(&ledger.row).filter(|_| is_changed);
         if let Some((number, message)) = &outgoing {
             ops.push(Op::Put(row(&Key::outbox(*number)), encode(message).into()));
         }
-        match rows.commit(vec![Expect::Revision(key, ledger.revision)], ops).await? {
-            Outcome::Committed(revision) => ledger.revision = revision,
+        match rows.commit(expect, ops).await? {
+            Outcome::Committed(revision) if is_changed => ledger.revision = revision,
+            Outcome::Committed(_) => {}
+            Outcome::Exists(_) => {
+                // This very change was made and its answer lost, or it was asked for before: what is kept says which.
+                let Some(found) = rows.get(&Key::effect(self.command)).await? else { return Ok(false) };
+                ledger.row = rows.decode(&found)?;
+                ledger.kept = ledger.row.clone();
+                ledger.revision = found.revision;
+                ledger.open.move_to(Some(ledger.row.state));
+                let _ = self.shared.relay.send(ToRelay::LookAgain);
+                return Ok(false);
+            }
             // The answer to this very change was lost: nobody else changes this row.
             Outcome::Conflict { found, .. } => {
                 ledger.revision = found;
                 let _ = self.shared.relay.send(ToRelay::LookAgain);
             }
-            Outcome::Exists(_) | Outcome::Fenced { .. } => {}
+            Outcome::Fenced { .. } => {}
         }
         ledger.kept = ledger.row.clone();
         ledger.open.move_to(Some(ledger.row.state));
@@ -224,7 +268,7 @@ impl Life {
             // It ends with its owner only.
             let _ = self.shared.relay.send(ToRelay::Rows(vec![outgoing]));
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The message that tells the end of a call.
@@ -253,25 +297,26 @@ impl Life {
 
     /// Waits for a turn and makes the call; says whether the lane goes on.
     async fn make(&mut self, ledger: &mut Ledger, effect: &Arc<Effect>) -> Result<bool, Ended> {
-        let lane = &self.shared.lane;
+        let shared = Arc::clone(&self.shared);
+        let lane = &shared.lane;
         let now = self.now().await?;
         let deadline = ledger.row.next_deadline(effect).since(now).min(WAIT_MAX);
         let permit = tokio::select! {
             biased;
-            () = self.shared.stop.cancelled() => return Ok(false),
-            word = self.words.recv() => return self.hear(ledger, effect, word).await,
+            () = shared.stop.cancelled() => return Ok(false),
+            word = self.next_word() => return self.hear(ledger, effect, word).await,
             permit = lane.upstreams.permit(effect, &lane.tenant, lane.weight) => permit,
             // It may be too late by now.
             () = tokio::time::sleep(deadline) => return Ok(true),
         };
         let token = is_callback(effect).then(|| hex::encode(rand::random::<[u8; 16]>()));
-        ledger.row.token = token.as_ref().map(|token| model::BlobHash::of(token.as_bytes()));
+        ledger.row.expect_token(token.as_ref().map(|token| model::BlobHash::of(token.as_bytes())));
         self.legal(ledger.row.intend(effect, self.shared.rows.epoch()))?;
         self.keep(ledger).await?;
         service::crash_point("effect.intent");
         let call = self.call(ledger, effect, token);
-        let answer = self.send(&call, effect, permit).await;
-        service::crash_point("effect.answered");
+        let Some(answer) = self.sent(ledger, &call, effect, permit).await? else { return Ok(true) };
+        service::crash_point(if answer.is_waiting() { "effect.submitted" } else { "effect.answered" });
         let now = self.now().await?;
         self.legal(ledger.row.answered(effect, answer, rand::random(), now))?;
         self.count_doubt(ledger, effect);
@@ -288,14 +333,87 @@ impl Life {
         }
     }
 
+    /// The next word that was said. Cancel-safe.
+    async fn next_word(&mut self) -> Option<Word> {
+        match self.later.pop_front() {
+            Some(word) => Some(word),
+            None => self.words.recv().await,
+        }
+    }
+
+    /// Sends a call, and hears meanwhile what is asked of it; gives the answer, or nothing where it has ended by another way.
+    async fn sent(
+        &mut self,
+        ledger: &mut Ledger,
+        call: &Call,
+        effect: &Arc<Effect>,
+        permit: Permit,
+    ) -> Result<Option<Answer>, Ended> {
+        let shared = Arc::clone(&self.shared);
+        let sending = shared.send(call, effect, permit);
+        tokio::pin!(sending);
+        loop {
+            tokio::select! {
+                answer = &mut sending => return Ok(Some(answer)),
+                Some(word) = self.words.recv() => match word {
+                    Word::Ask(asking) => {
+                        self.obey(ledger, asking).await?;
+                        if ledger.row.state.is_end() {
+                            return Ok(None);
+                        }
+                    }
+                    word => self.later.push_back(word),
+                },
+            }
+        }
+    }
+
+    /// Does what somebody asks, in one commit with the answer.
+    async fn obey(&self, ledger: &mut Ledger, asking: Box<CallAsking>) -> Result<(), Ended> {
+        let now = self.now().await?;
+        let obeyed = ledger.row.obey(&asking.asked, now);
+        let runs = matches!(obeyed, Ok(true));
+        let answer = WordAnswer::of_call(&asking.by, obeyed.err());
+        let said = match self.commit(ledger, Some((&asking.by, &answer))).await? {
+            true => answer,
+            false => {
+                // It came before, and is answered as it was then.
+                let key = WordAnswer::key(&asking.by.request);
+                let known = self.shared.rows.get(&key).await?;
+                let known = known.map(|row| self.shared.rows.decode::<WordAnswer>(&row)).transpose()?;
+                known.map_or(answer, |known| known.again(&asking.by.request_hash))
+            }
+        };
+        asking.answer(self.shared.rows.around(), &said).await;
+        if runs
+            && ledger.row.is_unwanted
+            && let Some(effect) = self.effect().await
+        {
+            self.stop(ledger, &effect).await;
+        }
+        Ok(())
+    }
+
+    /// Answers nobody any more: whatever is asked of it from now on, its lane answers.
+    fn give_back(&mut self) {
+        self.words.close();
+        while let Some(word) = self.later.pop_front().or_else(|| self.words.try_recv().ok()) {
+            if let Word::Ask(asking) = word {
+                asking.give_back();
+            }
+        }
+    }
+}
+
+impl Shared {
     /// Sends a call, within its time.
     async fn send(&self, call: &Call, effect: &Effect, mut permit: Permit) -> Answer {
         let limit = effect.timeouts.start_to_close;
         let answer = tokio::select! {
-            answer = tokio::time::timeout(limit, self.shared.lane.provider.call(call)) => {
+            answer = tokio::time::timeout(limit, self.lane.provider.call(call)) => {
                 answer.map_err(|_| format!("in {limit:?}"))
             }
-            () = self.shared.rows.around().cut.cancelled() => Err("until its lane was given up".to_owned()),
+            () = self.rows.around().cut.cancelled() => Err("until its lane was given up".to_owned()),
         };
         let answer = match answer {
             Ok(answer) => answer,
@@ -305,7 +423,9 @@ impl Life {
         permit.note(matches!(answer, Answer::Passing { .. } | Answer::Unknown { .. }));
         answer
     }
+}
 
+impl Life {
     /// Asks whether a call has happened.
     async fn ask(&self, ledger: &mut Ledger, effect: &Arc<Effect>) -> Result<(), Ended> {
         let call = self.call(ledger, effect, None);
@@ -339,9 +459,10 @@ impl Life {
         now: Timestamp,
     ) -> Result<bool, Ended> {
         let wake = Arc::clone(&self.shared.rows.around().wake);
+        let stop = self.shared.stop.clone();
         tokio::select! {
-            () = self.shared.stop.cancelled() => Ok(false),
-            word = self.words.recv() => self.hear(ledger, effect, word).await,
+            () = stop.cancelled() => Ok(false),
+            word = self.next_word() => self.hear(ledger, effect, word).await,
             () = wake.notified() => Ok(true),
             () = tokio::time::sleep(ledger.row.due.since(now).min(WAIT_MAX)) => Ok(true),
         }
@@ -375,12 +496,7 @@ impl Life {
                 let _ = ledger.row.answered(effect, answer, rand::random(), now);
             }
             Word::Beat => ledger.row.beat(effect, now),
-            Word::Resolve(happened) => {
-                let _ = ledger.row.resolve(happened, now);
-            }
-            Word::Retry => {
-                let _ = ledger.row.retry(now);
-            }
+            Word::Ask(asking) => self.obey(ledger, asking).await?,
         }
         self.keep(ledger).await?;
         Ok(true)

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use model::EffectState;
 use saga::effects::Word;
+use saga::lane::answers::WordOutcome;
 use saga::providers::{Call, Provider};
 use tokio::sync::Semaphore;
 use workflow::Json;
 use workflow::input::Outcome;
 use workflow::ledger::Answer;
 use workflow::message::{EffectCommand, EffectResult, ReplyTo};
+use workflow::word::{CallWord, Completion, EffectWord, Place, SetBack};
 
 use crate::world::{EFFECT, World};
 
@@ -23,6 +25,7 @@ pub(crate) struct Upstream {
     answers: Arc<Mutex<VecDeque<Answer>>>,
     asked: Arc<Mutex<VecDeque<Option<Answer>>>>,
     calls: Arc<Mutex<Vec<String>>>,
+    tokens: Arc<Mutex<Vec<String>>>,
     /// Whether calls wait for an answer which never comes.
     hanging: Arc<Mutex<bool>>,
     called: Arc<Semaphore>,
@@ -34,6 +37,7 @@ impl Upstream {
             answers: Arc::new(Mutex::new(answers.into_iter().collect())),
             asked: Arc::default(),
             calls: Arc::default(),
+            tokens: Arc::default(),
             hanging: Arc::default(),
             called: Arc::new(Semaphore::new(0)),
         }
@@ -41,6 +45,10 @@ impl Upstream {
 
     fn calls(&self) -> Vec<String> {
         self.calls.lock().expect("no panic").clone()
+    }
+
+    fn tokens(&self) -> Vec<String> {
+        self.tokens.lock().expect("no panic").clone()
     }
 
     async fn was_called(&self) {
@@ -54,6 +62,7 @@ impl Provider for Upstream {
     async fn call(&self, call: &Call) -> Answer {
         call.sent.raise();
         self.calls.lock().expect("no panic").push(format!("{} {}", call.command, call.input));
+        self.tokens.lock().expect("no panic").extend(call.callback_token.clone());
         let is_hanging = *self.hanging.lock().expect("no panic");
         self.called.add_permits(1);
         if is_hanging {
@@ -212,26 +221,135 @@ async fn a_call_of_an_owner_that_died_goes_by_its_policy() {
     }
 }
 
+/// Asks something of a call, and waits for the answer.
+async fn ask(world: &World, request: &str, number: u128, asked: CallWord) -> WordOutcome {
+    let command = model::CommandId::from_bits(number);
+    let subject = workflow::Subject::Effect { effect: EFFECT.parse().expect("a name"), command };
+    let lane = format!("e:{}:{EFFECT}:0", crate::world::TENANT);
+    world.say_to(request, &subject, lane, EffectWord::Call { command, asked }).await.outcome
+}
+
+fn refused(outcome: WordOutcome) -> String {
+    match outcome {
+        WordOutcome::Refused(refusal) => refusal.reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn happened(result: &str) -> CallWord {
+    CallWord::Happened { result: Json::text(result) }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_person_resolves_what_is_manual() {
+    for mut world in each_world().await {
+        let upstream = Upstream::with([lost(), lost(), lost()]);
+        served(&mut world, "manual", &upstream).await;
+        for number in 1..=3 {
+            world.command(&command(number, Json::Null), &format!("c-{number}")).await;
+            upstream.was_called().await;
+            world.until(number, EffectState::Manual).await;
+        }
+        assert_eq!(ask(&world, "r-1", 1, happened("by hand")).await, WordOutcome::Done);
+        let result = world.result().await;
+        assert_eq!((end(&result), result.payload), ((Outcome::Succeeded, false), Json::text("by hand")));
+        // The same request has the same answer; another one comes too late.
+        assert_eq!(ask(&world, "r-1", 1, happened("by hand")).await, WordOutcome::Done);
+        assert_eq!(refused(ask(&world, "r-2", 1, CallWord::NotDone).await), "EFFECT_NOT_UNKNOWN");
+        assert_eq!(refused(ask(&world, "r-2", 1, CallWord::NotDone).await), "EFFECT_NOT_UNKNOWN");
+        assert_eq!(refused(ask(&world, "r-3", 9, CallWord::Cancel).await), "EFFECT_NOT_FOUND");
+        assert_eq!(ask(&world, "r-4", 2, CallWord::NotDone).await, WordOutcome::Done);
+        let result = world.result().await;
+        assert_eq!(result.payload.get("code"), Some(&Json::text("not_done")));
+        assert_eq!(ask(&world, "r-5", 3, CallWord::Retry).await, WordOutcome::Done);
+        assert_eq!(end(&world.result().await), (Outcome::Succeeded, false));
+        assert_eq!(refused(ask(&world, "r-6", 3, CallWord::Retry).await), "EFFECT_NOT_OPEN");
+        assert_eq!(upstream.calls().len(), 4);
+        let ended = world.stop().await;
+        assert!(matches!(ended, saga::lane::Ended::Stopped { .. }), "{ended}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_is_being_made_hears_what_is_asked_of_it() {
     let mut world = World::simulated().await;
-    let upstream = Upstream::with([lost()]);
+    let upstream = Upstream::with([]);
+    *upstream.hanging.lock().expect("no panic") = true;
     served(&mut world, "manual", &upstream).await;
     world.command(&command(1, Json::Null), "a").await;
     upstream.was_called().await;
+    assert_eq!(refused(ask(&world, "r-1", 1, CallWord::Retry).await), "EFFECT_NOT_OPEN");
+    assert_eq!(refused(ask(&world, "r-2", 1, CallWord::NotDone).await), "EFFECT_NOT_UNKNOWN");
+    assert_eq!(ask(&world, "r-3", 1, CallWord::Cancel).await, WordOutcome::Done);
+    assert!(world.call(1).await.is_unwanted);
+    // Whatever is asked again after its owner died was done before.
+    world.crash().await;
+    *upstream.hanging.lock().expect("no panic") = false;
+    world.own_effect(Arc::new(upstream.clone()));
+    assert_eq!(ask(&world, "r-3", 1, CallWord::Cancel).await, WordOutcome::Done);
     world.until(1, EffectState::Manual).await;
-    world.until_measured(r#"mycora_saga_effects_open{state="manual"} 1"#).await;
-    world
-        .until_measured(&format!(
-            r#"mycora_saga_unknown_outcomes_total{{effect="{EFFECT}",policy="manual"}} 1"#
-        ))
-        .await;
-    assert!(world.calls.tell(model::CommandId::from_bits(1), Word::Resolve(Some(Json::text("by hand")))));
-    let result = world.result().await;
-    assert_eq!((end(&result), result.payload), ((Outcome::Succeeded, false), Json::text("by hand")));
-    world.until_measured(r#"mycora_saga_effects_open{state="manual"} 0"#).await;
-    world.until_measured(&format!(r#"mycora_saga_effect_attempts_sum{{effect="{EFFECT}"}} 1"#)).await;
-    world.until_measured(&format!(r#"mycora_saga_effect_seconds_count{{effect="{EFFECT}"}} 1"#)).await;
+    assert_eq!(ask(&world, "r-4", 1, CallWord::NotDone).await, WordOutcome::Done);
+    assert_eq!(world.result().await.payload.get("code"), Some(&Json::text("not_done")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_ends_by_its_token_once() {
+    for mut world in each_world().await {
+        let upstream =
+            Upstream::with([Answer::Waiting { external: None }, Answer::Waiting { external: None }]);
+        let callback = manifest("retry")
+            .replace("request: { method: POST", "callback: true\n    request: { method: POST");
+        world.apply(&callback).await;
+        world.results().await;
+        world.own_effect(Arc::new(upstream.clone()));
+        for number in 1..=2 {
+            world.command(&command(number, Json::Null), &format!("c-{number}")).await;
+            world.until(number, EffectState::Waiting).await;
+        }
+        let tokens = upstream.tokens();
+        assert_eq!(tokens.len(), 2);
+        let complete = |token: &str| CallWord::Complete {
+            token: model::BlobHash::of(token.as_bytes()),
+            end: Completion::Failed { code: "no_stock".to_owned(), result: Json::Null },
+        };
+        assert_eq!(refused(ask(&world, "r-1", 1, complete(&tokens[1])).await), "TOKEN_REFUSED");
+        assert_eq!(ask(&world, "r-2", 1, complete(&tokens[0])).await, WordOutcome::Done);
+        let result = world.result().await;
+        assert_eq!(
+            (end(&result).0, result.payload.get("code")),
+            (Outcome::Failed, Some(&Json::text("no_stock")))
+        );
+        assert_eq!(refused(ask(&world, "r-3", 1, complete(&tokens[0])).await), "EFFECT_NOT_WAITING");
+        // The token outlives its owner, and stands nowhere as it is.
+        world.crash().await;
+        world.own_effect(Arc::new(upstream.clone()));
+        assert!(!format!("{:?}", world.call(2).await).contains(&tokens[1]));
+        assert_eq!(ask(&world, "r-4", 2, complete(&tokens[1])).await, WordOutcome::Done);
+        assert_eq!(upstream.calls().len(), 2);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_are_read_again_without_a_call() {
+    let mut world = World::simulated().await;
+    let upstream = Upstream::with([]);
+    served(&mut world, "retry", &upstream).await;
+    for number in 1..=3 {
+        world.command(&command(number, Json::Null), &format!("c-{number}")).await;
+        world.result().await;
+    }
+    let subject = workflow::Subject::Effect {
+        effect: EFFECT.parse().expect("a name"),
+        command: model::CommandId::from_bits(0),
+    };
+    let lane = format!("e:{}:{EFFECT}:0", crate::world::TENANT);
+    let sources = vec![SetBack { source: format!("commands.{EFFECT}"), to: Place::Sequence(1) }];
+    let said = world.say_to("r-1", &subject, lane, EffectWord::SetBack(sources)).await;
+    assert_eq!(said.outcome, WordOutcome::Done);
+    // What comes behind everything that was read again shows that it was.
+    world.command(&command(4, Json::Null), "c-4").await;
+    assert_eq!(world.result().await.command_id, model::CommandId::from_bits(4));
+    assert_eq!(upstream.calls().len(), 4);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
