@@ -183,3 +183,29 @@ fn a_difference_is_named_with_its_row() {
     }
     asked(home.path(), &["saga", "replay-verify", "none.json"], 2);
 }
+
+/// The page for people who are woken at night: each of its commands is understood as it stands there.
+#[test]
+fn commands_of_the_page_are_understood() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../specs/saga.md");
+    let page = std::fs::read_to_string(page).expect("the page");
+    let value = |word: &str| match word {
+        "SAGA" => "order".to_owned(),
+        "CORRELATION" | "LETTER" => "o-1".to_owned(),
+        "COMMAND" => "018bcfe5-6800-751b-8c5e-11be58818d21".to_owned(),
+        "TYPE" => "Approved".to_owned(),
+        "JSON" => "{}".to_owned(),
+        "FILE" | "FILE…" => "order.test.yaml".to_owned(),
+        word => word.trim_matches(['[', ']']).to_owned(),
+    };
+    // What stands between marks, outside blocks of code.
+    let text: String = page.split("```").step_by(2).collect();
+    let lines: Vec<_> =
+        text.split('`').skip(1).step_by(2).filter(|code| code.starts_with("mycora ")).collect();
+    assert!(lines.len() > 14, "{lines:?}");
+    for line in lines {
+        let words = line.split_whitespace().map(value);
+        let read = mycora_cli::cli::command().try_get_matches_from(words);
+        assert!(read.is_ok(), "{line}: {}", read.err().map(|error| error.to_string()).unwrap_or_default());
+    }
+}
