@@ -71,6 +71,9 @@ const OURS: [&str; 30] = [
     "yaml",
 ];
 
+/// Keeps the NATS client from telling each connection, which we tell by ourselves.
+const NATS_QUIET: &str = "async_nats=warn";
+
 /// What has to be flushed before the process ends.
 #[derive(Debug)]
 #[must_use = "traces that were not sent are lost unless this is flushed"]
@@ -151,7 +154,12 @@ fn init_to(
 fn directives(flag: &str) -> String {
     let mut directives = Vec::new();
     for part in flag.split(',').map(str::trim) {
-        match part.to_ascii_lowercase().as_str() {
+        let level = part.to_ascii_lowercase();
+        if ["info", "debug", "trace"].contains(&level.as_str()) {
+            // First, so that whoever names it is heard.
+            directives.insert(0, NATS_QUIET.to_owned());
+        }
+        match level.as_str() {
             level @ ("debug" | "trace") => {
                 directives.push("info".to_owned());
                 directives.extend(OURS.map(|target| format!("{target}={level}")));
@@ -325,6 +333,14 @@ mod tests {
             assert!(event_enabled!(target: "h2::codec::framed_read", Level::TRACE), "it was asked for");
             assert!(!event_enabled!(target: "hyper_util::client", Level::DEBUG));
         });
+        with("info", &|| {
+            assert!(!event_enabled!(target: "async_nats::connection", Level::INFO));
+            assert!(event_enabled!(target: "async_nats::connection", Level::WARN));
+        });
+        with("async_nats=debug,info", &|| {
+            assert!(event_enabled!(target: "async_nats::connection", Level::DEBUG), "it was asked for");
+        });
+        with("error", &|| assert!(!event_enabled!(target: "async_nats::connection", Level::WARN)));
         with("warn,rpc=debug", &|| {
             assert!(event_enabled!(target: "rpc::server", Level::DEBUG));
             assert!(!event_enabled!(target: "storage", Level::INFO));
