@@ -14,11 +14,11 @@ if [ ! -d "$dir/run" ]; then
 fi
 dir=$(cd "$dir" && pwd)
 # Those that take work first, what they need last.
-for name in router mycelium-gateway scheduler runner; do
+for name in saga router mycelium-gateway scheduler runner; do
   for record in "$dir/run/$name".pid "$dir/run/$name"-[0-9]*.pid; do
     if [ -f "$record" ]; then stop "$(basename "$record" .pid)"; fi
   done
 done
-for name in supervisor runner-registry storage redis mycelium; do
+for name in supervisor runner-registry storage redis nats mycelium; do
   stop "$name"
 done

@@ -14,6 +14,10 @@
 # MYCORA_RUNNER_ADDRESSES which addresses actors may give for runners and mail; default 127.0.0.1
 # MYCORA_MAIL_FROM, MYCORA_MAIL_FROM_STRANGERS: whose letters the gateway takes; default nobody's from elsewhere
 # MYCORA_DURABILITY what an answered change survives: fast (default) or synced
+# MYCORA_SAGA       yes: sagas as well, on + 8, over a nats-server on + 50 with its streams in DIR/nats; whoever keeps aggregates
+#                   makes the stream AGGREGATE_EVENTS there, as the user mycora with the password in DIR/nats.password
+# MYCORA_NATS_SERVER the program for that; default nats-server in the PATH, or /usr/sbin/nats-server
+# MYCORA_MANIFESTS, MYCORA_SECRETS: default DIR/manifests and DIR/secrets; MYCORA_TENANTS, MYCORA_GATEWAY: as the service takes them
 set -euo pipefail
 # What is made here is for this user alone, unless it says otherwise.
 umask 077
@@ -23,6 +27,7 @@ base=${MYCORA_PORT_BASE:-7700}
 schedulers=${MYCORA_SCHEDULERS:-1}
 runners=${MYCORA_RUNNERS:-1}
 durability=${MYCORA_DURABILITY:-fast}
+saga=${MYCORA_SAGA:-}
 # The supervisor is on this machine.
 export MYCORA_RUNNER_ADDRESSES=${MYCORA_RUNNER_ADDRESSES:-127.0.0.1}
 # shellcheck source=deploy/local/processes.sh
@@ -39,11 +44,20 @@ if [ -z "$bin" ]; then
   fi
 fi
 "$root/deploy/local/need.sh" redis-server python3
+nats=${MYCORA_NATS_SERVER:-}
+if [ "$saga" = yes ] && [ -z "$nats" ]; then
+  "$root/deploy/local/need.sh" nats-server
+  nats=$(command -v nats-server || echo /usr/sbin/nats-server)
+fi
 
 mkdir -p "$dir"/{redis,run,log,work}
 # Users of contexts pass through to the work directory; the rest is for nobody else.
 chmod 711 "$dir"
 chmod 700 "$dir"/{redis,run,log}
+if [ "$saga" = yes ]; then
+  mkdir -p "$dir"/{nats,saga,manifests,secrets}
+  chmod 700 "$dir"/{nats,saga,manifests,secrets}
+fi
 dir=$(cd "$dir" && pwd)
 # What readers of /metrics and /info show.
 [ -s "$dir/ops.token" ] || od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$dir/ops.token"
@@ -61,7 +75,9 @@ done
 for ((replica = 2; replica <= runners; replica++)); do
   services+=("runner-$replica:$((7 + 10 * (replica - 1)))")
 done
+if [ "$saga" = yes ]; then services+=(saga:8); fi
 url() { echo "https://127.0.0.1:$((base + $1))"; }
+nats_port=$((base + 50))
 
 start_redis() {
   is_running redis && return
@@ -71,6 +87,28 @@ start_redis() {
   start redis redis-server --port 0 --unixsocket "$socket" --unixsocketperm 700 --dir "$dir/redis" \
     --databases 64 --appendonly yes --appendfsync $fsync --notify-keyspace-events Kl --save ""
   wait_until redis "answers on $socket" test -S "$socket"
+}
+
+listens() ( # PORT
+  exec 4<>"/dev/tcp/127.0.0.1/$1"
+) 2>/dev/null
+
+start_nats() {
+  is_running nats && return
+  [ -s "$dir/nats.password" ] || od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$dir/nats.password"
+  local version sync=
+  version=$("$nats" --version)
+  # Version 2.9 does not know the key, and does not start with it.
+  case $version in *" v2.9."*) ;; *) sync="sync_interval: always" ;; esac
+  cat >"$dir/nats/nats.conf" <<END
+listen: "127.0.0.1:$nats_port"
+authorization { user: mycora, password: "$(cat "$dir/nats.password")" }
+jetstream { store_dir: "$dir/nats/store"
+$sync
+}
+END
+  start nats "$nats" -c "$dir/nats/nats.conf"
+  wait_until nats "listens" listens "$nats_port"
 }
 
 issue() { # IDENTITY FILE
@@ -112,6 +150,14 @@ start_service() { # NAME NUMBER
     signing=(MYCORA_SIGNING_KEY="$dir/pki/$program.signing.key"
       MYCORA_SIGNING_CERTIFICATE="$dir/pki/$program.signing.json")
   fi
+  local sagas=()
+  if [ "$program" = saga ]; then
+    # Its rows are its own: not in the Redis of the others.
+    sagas=(-u MYCORA_REDIS_URL MYCORA_STORE_DIR="$dir/saga" MYCORA_SCHEDULER="$(url 2)"
+      MYCORA_NATS_URL="nats://127.0.0.1:$nats_port" MYCORA_NATS_USER=mycora
+      MYCORA_NATS_PASSWORD_FILE="$dir/nats.password"
+      MYCORA_MANIFESTS="${MYCORA_MANIFESTS:-$dir/manifests}" MYCORA_SECRETS="${MYCORA_SECRETS:-$dir/secrets}")
+  fi
   case $name in supervisor | runner | runner-[0-9]*) database=63 ;; esac
   case $name in runner-[0-9]*) instance=${name#runner-} ;; esac
   MYCORA_LISTEN=127.0.0.1:$((base + number)) MYCORA_OPS_LISTEN=127.0.0.1:$((base + 100 + number)) \
@@ -120,7 +166,7 @@ start_service() { # NAME NUMBER
     MYCORA_REDIS_URL="unix://$socket?db=$database" MYCORA_WORK_DIR=$dir/work \
     MYCORA_STORAGE=$storage MYCORA_RUNNER_REGISTRY=$(url 4) MYCORA_MYCELIUM_GATEWAY=$(url 5) \
     MYCORA_COORDINATOR=$coordinators MYCORA_DURABILITY=$durability MYCORA_GROUP=${!group:-default} MYCORA_INSTANCE=$instance \
-    start "$name" env "${signing[@]}" "$bin/mycora-$program"
+    start "$name" env "${sagas[@]}" "${signing[@]}" "$bin/mycora-$program"
 }
 
 write_profile() {
@@ -146,6 +192,7 @@ END
 }
 
 start_redis
+if [ "$saga" = yes ]; then start_nats; fi
 make_certificates
 coordinators=$("$bin/mycora" pki root --dir "$dir/pki")${MYCORA_COORDINATOR:+,$MYCORA_COORDINATOR}
 for service in "${services[@]}"; do
