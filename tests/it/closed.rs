@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 use testkit::{Process, free_port};
 
-use crate::suite::{PATIENCE, end_redis_of, get_with, program, stderr, stdout};
+use crate::suite::{PATIENCE, end_servers_of, get_with, program, stderr, stdout};
 
 /// The ordinary user of root's tests.
 const ORDINARY: u32 = 65_534;
@@ -85,7 +85,7 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        end_redis_of(&self.path("data"));
+        end_servers_of(&self.path("data"));
     }
 }
 

@@ -129,19 +129,21 @@ impl Up {
 impl Drop for Up {
     fn drop(&mut self) {
         self.process.kill9();
-        end_redis_of(&self.dir);
+        end_servers_of(&self.dir);
     }
 }
 
-/// Ends the Redis of a `mycora up` that was killed: it outlives that one, until the next start in the same directory finds it.
-pub(crate) fn end_redis_of(dir: &Path) {
-    let record = std::fs::read_to_string(dir.join("redis.pid")).unwrap_or_default();
-    let mut words = record.split_whitespace();
-    let (Some(pid), Some(since)) = (words.next(), words.next()) else { return };
-    // Never a later process of the same number.
-    if started_at(pid).as_deref() == Some(since) {
-        let killed = Command::new("kill").args(["-KILL", pid]).status();
-        assert!(killed.is_ok_and(|status| status.success()) || std::thread::panicking(), "{pid} goes on");
+/// Ends the servers of a `mycora up` that was killed: they outlive that one, until the next start in the same directory finds them.
+pub(crate) fn end_servers_of(dir: &Path) {
+    for record in ["redis.pid", "nats.pid"] {
+        let record = std::fs::read_to_string(dir.join(record)).unwrap_or_default();
+        let mut words = record.split_whitespace();
+        let (Some(pid), Some(since)) = (words.next(), words.next()) else { continue };
+        // Never a later process of the same number.
+        if started_at(pid).as_deref() == Some(since) {
+            let killed = Command::new("kill").args(["-KILL", pid]).status();
+            assert!(killed.is_ok_and(|status| status.success()) || std::thread::panicking(), "{pid} goes on");
+        }
     }
 }
 
@@ -193,7 +195,7 @@ pub(crate) fn place_of_scripts(dir: &Path) -> &Path {
 }
 
 /// A port that is free together with its ops port.
-fn free_port_pair() -> u16 {
+pub(crate) fn free_port_pair() -> u16 {
     (0..100)
         .map(|_| free_port())
         .find(|port| {

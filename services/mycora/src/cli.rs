@@ -212,9 +212,9 @@ fn close_up(command: &Command) -> Result<(), Failure> {
 /// When it cannot be done.
 pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
     match command {
-        Command::Up(args) => up::run(*args, &global).await,
+        Command::Up(args) => Box::pin(up::run(*args, &global)).await,
         Command::Down(args) => down::run(&args, &global).await,
-        Command::Demo(args) => demo::run(&args, global).await,
+        Command::Demo(args) => Box::pin(demo::run(&args, global)).await,
         Command::Pki(command) => pki::run(&command, global.output).map(|()| 0),
         Command::Doctor(args) => doctor::run(&args, &global).await,
         Command::Token(args) => token::run(&args, &global).map(|()| 0),

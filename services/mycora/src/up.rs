@@ -3,7 +3,8 @@
 //! The services speak to each other through in-memory connections; the one
 //! port that is open speaks mTLS and offers what clients may call, nothing
 //! internal. Redis is a private child that listens on a socket in the
-//! directory.
+//! directory; so is the NATS server that sagas need, where they are run, on a port
+//! of the loopback interface.
 
 mod banner;
 mod certificates;
@@ -12,8 +13,11 @@ mod directory;
 pub(crate) mod disk;
 mod error;
 mod info;
+mod nats;
 mod process;
 mod redis;
+mod saga;
+mod servers;
 mod store;
 mod suite;
 
@@ -39,7 +43,10 @@ pub use self::banner::Banner;
 use self::directory::DataDir;
 pub(crate) use self::directory::{Owner, owner};
 pub use self::error::UpError;
-use self::store::Store;
+pub use self::nats::{NatsAccess, NatsProgram};
+use self::saga::NatsPlan;
+pub use self::saga::{NatsOptions, SagaOptions};
+use self::servers::Servers;
 use self::suite::Suite;
 use crate::profile::Profile;
 
@@ -107,6 +114,8 @@ pub struct Options {
     pub actor_calls: CallRate,
     /// How much memory the private Redis may use, in bytes.
     pub redis_memory: u64,
+    /// How sagas are run; absent: not at all.
+    pub saga: Option<SagaOptions>,
     /// Say nothing of what happens on the way.
     pub quiet: bool,
 }
@@ -138,6 +147,7 @@ impl Options {
             limits: Vec::new(),
             actor_calls: CallRate { per_sec: u64::from(u32::MAX), burst: u64::from(u32::MAX) },
             redis_memory: redis_memory_default(),
+            saga: None,
             quiet: true,
         }
     }
@@ -186,6 +196,7 @@ impl Notice {
 pub struct Running {
     profile: Profile,
     banner: Banner,
+    nats: Option<NatsAccess>,
     stop: CancellationToken,
     task: JoinHandle<Result<(), UpError>>,
 }
@@ -203,6 +214,12 @@ impl Running {
         &self.banner
     }
 
+    /// The way to its private NATS server; none where it has none.
+    #[must_use]
+    pub const fn nats(&self) -> Option<&NatsAccess> {
+        self.nats.as_ref()
+    }
+
     /// A handle that ends it from elsewhere.
     #[must_use]
     pub fn stopper(&self) -> CancellationToken {
@@ -217,7 +234,7 @@ impl Running {
         self.task.await.map_err(|error| UpError::Task(error.to_string()))?
     }
 
-    /// Ends it: takes nothing new, lets what runs end for a while, stops Redis.
+    /// Ends it: takes nothing new, lets what runs end for a while, stops its servers.
     ///
     /// # Errors
     /// What failed on the way down; everything is stopped all the same.
@@ -241,14 +258,16 @@ pub fn log_file(data_dir: &Path) -> Result<(PathBuf, LogFile), UpError> {
 
 /// Starts an all-in-one and returns when it serves.
 ///
-/// Not cancel safe: a start that is dropped may leave Redis running, which the
+/// Not cancel safe: a start that is dropped may leave servers running, which the
 /// next start finds and stops.
 ///
 /// # Errors
 /// Says what is in the way: the directory is in use, a port is taken, there is
-/// no `redis-server`.
+/// no `redis-server`, or no `nats-server` where sagas are to be run.
 pub async fn start(options: Options) -> Result<Running, UpError> {
     let notice = Notice { quiet: options.quiet };
+    // What is not there is said before anything is made.
+    let nats = options.saga.as_ref().map(|saga| NatsPlan::of(&saga.nats)).transpose()?;
     let dir = Arc::new(DataDir::open(&options.data_dir)?);
     dir.sign()?;
     let listeners = Listeners::bind(&options).await?;
@@ -258,13 +277,15 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     for ended in runner::sweep(&work_dir).map_err(UpError::Sweep)? {
         notice.say(&format!("ended a script of an earlier start: {ended}"));
     }
-    let redis = Store::start(&dir, &options, &notice).await?;
+    let servers = Servers::start(&dir, &options, nats, &notice).await?;
     let stop = CancellationToken::new();
-    let parts = suite::Parts { dir: &dir, redis: &redis, certificates: &certificates, options: &options };
+    let (redis, nats) = (&servers.redis, servers.nats.as_ref());
+    let parts =
+        suite::Parts { dir: &dir, redis, nats, certificates: &certificates, options: &options, served };
     let suite = match Suite::start(parts, listeners, stop.clone()).await {
         Ok(suite) => suite,
         Err(error) => {
-            redis.stop().await?;
+            servers.stop().await?;
             return Err(error);
         }
     };
@@ -275,16 +296,21 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     written.save(&dir.join("client.toml")).map_err(UpError::Profile)?;
     let scripts = options.supervisor.then_some((work_dir.as_path(), options.scripts.disk_floor));
     let shared = scripts.and_then(|(work_dir, floor)| redis.shared_disk(&dir, work_dir, floor));
-    let banner = Banner::new(&dir, &redis, &profile, certificates.admin(), served.port(), suite.standing())
+    let banner = Banner::new(&dir, redis, &profile, certificates.admin(), served.port(), suite.standing())
         .with_disk(shared.as_ref());
-    let task = tokio::spawn(supervise(dir, redis, suite, stop.clone(), notice));
-    Ok(Running { profile, banner, stop, task })
+    let banner = match (&options.saga, nats) {
+        (Some(saga), Some(nats)) => banner.with_sagas(saga.tenant(), nats.cli_line(&dir)),
+        _ => banner,
+    };
+    let nats = nats.and_then(|nats| nats.access().cloned());
+    let task = tokio::spawn(supervise(dir, servers, suite, stop.clone(), notice));
+    Ok(Running { profile, banner, nats, stop, task })
 }
 
 /// Runs until asked to end, or until a part ends by itself; then ends the rest.
 async fn supervise(
     dir: Arc<DataDir>,
-    mut redis: Store,
+    mut servers: Servers,
     mut suite: Suite,
     stop: CancellationToken,
     notice: Notice,
@@ -293,7 +319,7 @@ async fn supervise(
         // First: once the end was asked for, parts that end are no failure.
         biased;
         () = stop.cancelled() => Ok(()),
-        error = redis.lost() => Err(error),
+        error = servers.lost() => Err(error),
         error = suite.failed() => Err(error),
     };
     if let Err(error) = &result {
@@ -301,8 +327,8 @@ async fn supervise(
         notice.say(&format!("{error}\nending what runs"));
     }
     stop.cancel();
-    suite.drain(&mut redis, &dir).await;
-    redis.stop().await?;
+    suite.drain(&mut servers.redis, &dir).await;
+    servers.stop().await?;
     // The lock is the last thing that is given up.
     drop(dir);
     result

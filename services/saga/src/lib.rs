@@ -28,3 +28,4 @@ pub mod secrets;
 pub mod tenants;
 
 pub use app::{App, Config, Deps, Error, FlowSuite, ReloadChange, ReloadKind};
+pub use process::limits;

@@ -172,6 +172,24 @@ impl Flags {
     }
 }
 
+/// What definitions, instances and requests are bounded by, under the names that `/info` gives.
+#[must_use]
+pub fn limits() -> Limits {
+    Limits::from([
+        ("saga_steps_max", STEPS_MAX as u64),
+        ("saga_state_bytes_max", STATE_BYTES_MAX as u64),
+        ("saga_input_bytes_max", INPUT_BYTES_MAX as u64),
+        ("saga_data_bytes_max", DATA_BYTES_MAX as u64),
+        ("saga_work_max", WORK_MAX as u64),
+        ("saga_timers_max", TIMERS_MAX as u64),
+        ("saga_events_kept_max", KEPT_MAX as u64),
+        ("saga_inputs_held_max", HELD_MAX),
+        ("manifest_bytes_max", MANIFEST_BYTES_MAX as u64),
+        ("saga_versions_max", SAGA_VERSIONS_MAX as u64),
+        ("tenant_sagas_max", TENANT_SAGAS_MAX as u64),
+    ])
+}
+
 impl service::App for App {
     const NAME: &'static str = "saga";
     const ABOUT: &'static str =
@@ -183,19 +201,7 @@ impl service::App for App {
     type Config = Flags;
 
     fn limits(_: &Flags) -> Limits {
-        Limits::from([
-            ("saga_steps_max", STEPS_MAX as u64),
-            ("saga_state_bytes_max", STATE_BYTES_MAX as u64),
-            ("saga_input_bytes_max", INPUT_BYTES_MAX as u64),
-            ("saga_data_bytes_max", DATA_BYTES_MAX as u64),
-            ("saga_work_max", WORK_MAX as u64),
-            ("saga_timers_max", TIMERS_MAX as u64),
-            ("saga_events_kept_max", KEPT_MAX as u64),
-            ("saga_inputs_held_max", HELD_MAX),
-            ("manifest_bytes_max", MANIFEST_BYTES_MAX as u64),
-            ("saga_versions_max", SAGA_VERSIONS_MAX as u64),
-            ("tenant_sagas_max", TENANT_SAGAS_MAX as u64),
-        ])
+        limits()
     }
 
     async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {

@@ -1,6 +1,7 @@
 //! `mycora up`: every service in one process, until Ctrl-C or `mycora down`.
 
 mod detach;
+mod saga;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use mycelium_gateway::mail_policy::MailPolicy;
 use service::{ActorFlags, AddressFlags, Hangup, MeshFlags, Shutdown, TelemetryFlags, telemetry};
 use storage::QuotaSetting;
 
+pub use self::saga::SagaFlags;
 use crate::command::Global;
 use crate::failure::{Failure, error_chain};
 use crate::output;
@@ -114,6 +116,9 @@ pub struct UpArgs {
     /// most 4096]
     #[arg(long, env = "MYCORA_REDIS_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(16..=1_048_576))]
     pub redis_memory: Option<u64>,
+    /// Sagas.
+    #[command(flatten)]
+    pub saga: SagaFlags,
     /// Logs and traces.
     #[command(flatten)]
     pub telemetry: TelemetryFlags,
@@ -175,6 +180,7 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
         limits: args.limits,
         actor_calls: args.actors.rate(),
         redis_memory: args.redis_memory.map_or_else(up::redis_memory_default, |mib| mib * 1024 * 1024),
+        saga: args.saga.options(),
         quiet: global.quiet,
     };
     let running = up::start(options).await.map_err(|error| failed(&error))?;
@@ -205,9 +211,10 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
 fn failed(error: &UpError) -> Failure {
     let text = error_chain(error);
     match error {
-        UpError::PortTooHigh { .. } | UpError::SocketPath { .. } | UpError::ClusterForSupervisor { .. } => {
-            Failure::Invalid(text)
-        }
+        UpError::PortTooHigh { .. }
+        | UpError::SocketPath { .. }
+        | UpError::ClusterForSupervisor { .. }
+        | UpError::SagaSettings(_) => Failure::Invalid(text),
         UpError::Task(_) | UpError::Ended { .. } | UpError::ChildLost { .. } => Failure::Failed(text),
         _ => Failure::Unreachable(text),
     }

@@ -46,6 +46,12 @@ pub struct Banner {
     pub admin_key: PathBuf,
     /// A command that looks into Redis.
     pub redis_cli: String,
+    /// A command that lists sagas, where they are run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sagas: Option<String>,
+    /// A command that looks into its private NATS server, where it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nats_cli: Option<String>,
     /// Where it logs, when nobody sees its standard error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log: Option<PathBuf>,
@@ -76,6 +82,8 @@ impl Banner {
             admin_cert: admin.certificate.clone(),
             admin_key: admin.key.clone(),
             redis_cli: redis.cli_line(dir, 1),
+            sagas: None,
+            nats_cli: None,
             log: None,
             port,
         }
@@ -85,6 +93,11 @@ impl Banner {
     pub(super) fn with_disk(mut self, shared: Option<&SharedDisk>) -> Self {
         self.disk = shared.iter().flat_map(|shared| [shared.to_string(), shared.way_out()]).collect();
         self
+    }
+
+    /// Says how one looks at sagas, and into its NATS server when it has one.
+    pub(super) fn with_sagas(self, tenant: &str, nats_cli: Option<String>) -> Self {
+        Self { sagas: Some(format!("mycora saga list --tenant {tenant}")), nats_cli, ..self }
     }
 
     /// Says where it logs, and how to end what has no terminal.
@@ -121,6 +134,11 @@ impl Banner {
         begin.zip(&self.disk).map(|(begin, line)| format!("{begin}      {line}\n")).collect()
     }
 
+    fn saga_text(&self) -> String {
+        let named = [("sagas         ", &self.sagas), ("nats          ", &self.nats_cli)];
+        named.into_iter().filter_map(|(name, line)| Some(format!("{name}{}\n", line.as_ref()?))).collect()
+    }
+
     fn log_text(&self) -> String {
         let Some(log) = &self.log else { return String::new() };
         format!("log           {}\nto end it     mycora down --data {}\n", log.display(), self.data.display())
@@ -133,6 +151,7 @@ impl Banner {
         let [config, ca, cert, key] = [config, ca, cert, key].map(|path| path.display());
         let ready = self.line();
         let (isolation, disk, log) = (self.isolation_text(), self.disk_text(), self.log_text());
+        let saga = self.saga_text();
         format!(
             "{ready}\
              {isolation}\
@@ -146,6 +165,7 @@ impl Banner {
              buf curl      buf curl --protocol grpc --cacert {ca} --cert {cert} --key {key} https://localhost:{port} --list-services\n\
              redis-cli     {redis_cli}\n\
              \x20             (context 1; then HGETALL flow:1)\n\
+             {saga}\
              {log}"
         )
     }

@@ -58,6 +58,26 @@ pub enum UpError {
         "there is no `redis-server` on this machine; install it, on Debian or Ubuntu with `apt-get install redis-server`"
     )]
     NoRedis,
+    /// There is no NATS server on this machine.
+    #[error(
+        "there is no `nats-server` on this machine, which sagas need; install it, on Debian or Ubuntu with `apt-get install nats-server`, \
+         or give --nats-url"
+    )]
+    NoNats,
+    /// The NATS server that was found cannot be used.
+    #[error("{} is no `nats-server` that can be used: {why}; name another one with --nats-server", path.display())]
+    NatsProgram {
+        /// The program.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The NATS server that was named cannot be used.
+    #[error("the NATS server cannot be used; `mycora doctor --nats-url` looks at it more closely")]
+    Nats(#[source] broker::BrokerError),
+    /// Manifests, tenants or other settings of sagas are wrong.
+    #[error("{0}")]
+    SagaSettings(String),
     /// The socket's path is longer than the system allows.
     #[error("{} is too long for the path of a socket (107 bytes); choose a shorter directory with --data", path.display())]
     SocketPath {

@@ -16,5 +16,8 @@ pub(super) fn limits(options: &Options) -> Limits {
         ("actor_calls_burst", burst),
         ("redis_memory_bytes", options.redis_memory),
     ]);
+    if options.saga.is_some() {
+        limits.extend(saga::limits());
+    }
     limits
 }

@@ -1,27 +1,32 @@
 //! The services of an all-in-one, wired through in-memory connections.
 
-use std::path::PathBuf;
+mod machine;
+mod saga;
+
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use identity::{Identity, ServiceName, TrustDomain};
 use kv::Kv;
+use model::Timestamp;
 use model::dialing::AddressRules;
-use model::{Address, Timestamp};
 use mycelium::{Bus, JoinedBus, MemoryNetwork, PublicKey};
 use mycelium_gateway::dial;
 use prometheus::Registry;
 use rpc::{Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server};
 use sandbox::Standing;
-use service::{CertificateMetrics, Info, Limits, Notices, Ops, OpsAccess, OpsListener, Readiness, Shutdown};
+use service::{CertificateMetrics, Info, Limits, Notices, Ops, OpsAccess, OpsListener, Readiness};
 use storage::Quotas;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
+use self::machine::{end_scripts, runner_addresses};
 use super::certificates::Certificates;
 use super::directory::DataDir;
 use super::info::limits;
+use super::saga::Nats;
 use super::store::Store;
 use super::{Listeners, Options, UpError, WORK_DIR};
 use crate::bootstrap::{self, ACTOR};
@@ -50,8 +55,11 @@ const SUPERVISOR_NODE: &str = "supervisor.node";
 pub(super) struct Parts<'a> {
     pub(super) dir: &'a DataDir,
     pub(super) redis: &'a Store,
+    pub(super) nats: Option<&'a Nats>,
     pub(super) certificates: &'a Certificates,
     pub(super) options: &'a Options,
+    /// Where clients are served.
+    pub(super) served: SocketAddr,
 }
 
 /// Everything that runs.
@@ -144,15 +152,6 @@ impl Suite {
                 return error;
             }
         }
-    }
-
-    async fn start_runner(&mut self) -> Result<(), UpError> {
-        let Some((settings, kv, database)) = self.runner_start.clone() else { return Ok(()) };
-        // The one before gives up what is its own by being dropped.
-        self.runner = None;
-        let running = runner::start(settings, &kv, database, &Shutdown::new()).await;
-        self.runner = Some(running.map_err(build_error("runner"))?);
-        Ok(())
     }
 
     /// What ended; nothing for the runners when they were drained.
@@ -258,6 +257,7 @@ impl Suite {
             mycelium_gateway::rpc::PUBLIC_POLICY,
             supervisor::rpc::PUBLIC_POLICY,
             router::rpc::PUBLIC_POLICY,
+            ::saga::rpc::PUBLIC_POLICY,
         ]);
         let policy = policy
             .and_then(|policy| policy.with_administrative(storage::ADMINISTRATIVE))
@@ -274,6 +274,7 @@ impl Suite {
         self.runner_seen(actor, parts).await?;
         let mount = self.scheduler(&places, metrics, mount).await?;
         let mount = self.router(&places, metrics, mount)?;
+        let mount = self.saga(&places, parts, metrics, mount).await?;
         mount.descriptors(proto::DESCRIPTORS).build().map_err(build_error("the port"))
     }
 
@@ -361,21 +362,6 @@ impl Suite {
         Ok(mount)
     }
 
-    /// Waits until the registry sees what runs here, before the scheduler takes over its view: the first job would find no runner
-    /// otherwise. Whoever runs elsewhere is not waited for.
-    async fn runner_seen(&self, actor: Channel, parts: &Parts<'_>) -> Result<(), UpError> {
-        let Some(runner) = &self.runner else { return Ok(()) };
-        let here = Address::MyceliumKey(node_key(parts.dir, SUPERVISOR_NODE)?.to_string());
-        let seen = bootstrap::seen(actor, &here, runner.instances().len());
-        match tokio::time::timeout(READY_TIMEOUT, seen).await {
-            Ok(seen) => seen.map_err(UpError::from),
-            Err(_) => {
-                tracing::warn!("the runners of this machine are not seen yet; jobs wait for them");
-                Ok(())
-            }
-        }
-    }
-
     async fn scheduler(
         &mut self,
         places: &Places,
@@ -420,59 +406,6 @@ impl Suite {
         self.readiness.include("router", &app.readiness());
         self.spawn("router", app.run(self.stop.clone()));
         Ok(mount)
-    }
-
-    /// The supervisor and the runners of this machine, unless there are to be none.
-    async fn machine(
-        &mut self,
-        parts: &Parts<'_>,
-        metrics: &Registry,
-        network: &MemoryNetwork,
-        mount: MountBuilder,
-    ) -> Result<MountBuilder, UpError> {
-        if !parts.options.supervisor {
-            return Ok(mount);
-        }
-        let work_dir = parts.dir.join(WORK_DIR);
-        let bus: Arc<dyn Bus> = Arc::new(network.node(node_key(parts.dir, SUPERVISOR_NODE)?));
-        let deps =
-            supervisor::Deps { kv: Kv::new(parts.redis.supervisor_endpoint()), bus: Some(bus), metrics };
-        let legacy = parts.options.legacy.as_deref().map(supervisor::legacy::Bindings::load).transpose();
-        let config = supervisor::Config {
-            legacy: legacy.map_err(build_error("supervisor"))?.unwrap_or_default(),
-            open_queues: parts.options.open_queues,
-            served_by_others: parts.options.served_by_others.clone(),
-            policy: parts.options.policy.clone(),
-            disk_floor: parts.options.scripts.disk_floor,
-            ..supervisor::Config::new(work_dir.clone())
-        };
-        let app = config.build(deps).map_err(build_error("supervisor"))?;
-        let mount = app.mount_public(mount);
-        let readiness = app.readiness();
-        self.readiness.include("supervisor", &readiness);
-        self.spawn("supervisor", app.run(self.stop.clone()));
-        wait_ready("supervisor", &readiness).await?;
-        let kv = Kv::new(parts.redis.runner_endpoint());
-        let settings = runner::Settings {
-            group: GROUP.parse().map_err(build_error("runner"))?,
-            slots: parts.options.slots,
-            drain_deadline: DRAIN_DEADLINE,
-            scripts: parts.options.scripts.clone(),
-            launcher: parts.options.launcher.clone(),
-            ..runner::Settings::new(work_dir)
-        };
-        self.runner_start = Some((settings, kv, parts.redis.supervisor_database()));
-        self.start_runner().await?;
-        Ok(mount)
-    }
-}
-
-/// Ends the scripts of runners that were cut.
-async fn end_scripts(work_dir: PathBuf) {
-    match tokio::task::spawn_blocking(move || runner::sweep(&work_dir)).await {
-        Ok(Ok(ended)) => ended.iter().for_each(|script| tracing::warn!("ended a script: {script}")),
-        Ok(Err(error)) => tracing::warn!(%error, "scripts may go on; the next start ends them"),
-        Err(error) => tracing::warn!(%error, "scripts may go on; the next start ends them"),
     }
 }
 
@@ -525,17 +458,6 @@ fn clock() -> Arc<dyn Fn() -> Timestamp + Send + Sync> {
 fn node_key(dir: &DataDir, name: &str) -> Result<PublicKey, UpError> {
     let text = dir.once(name, || PublicKey::random().to_string())?;
     text.parse().map_err(build_error("the in-memory bus"))
-}
-
-/// Whose runners take jobs of context 1; `true` for the one on this machine.
-fn runner_addresses(parts: &Parts<'_>) -> Result<Vec<(Address, bool)>, UpError> {
-    let mut addresses = Vec::new();
-    if parts.options.supervisor {
-        let key = node_key(parts.dir, SUPERVISOR_NODE)?;
-        addresses.push((Address::MyceliumKey(key.to_string()), true));
-    }
-    addresses.extend(parts.options.runners.iter().map(|address| (address.clone(), false)));
-    Ok(addresses)
 }
 
 async fn wait_ready(service: &'static str, readiness: &Readiness) -> Result<(), UpError> {

@@ -9,6 +9,7 @@ use tokio::process::Command;
 
 use super::finding::Finding;
 use crate::failure::error_chain;
+use crate::up::{NatsProgram, UpError};
 
 /// What a language needs.
 const NEEDS: [(ScriptType, &str); 4] = [
@@ -26,7 +27,7 @@ const NEEDS: [(ScriptType, &str); 4] = [
 
 /// Tools, languages and isolation.
 pub(super) async fn look() -> Vec<Finding> {
-    let mut findings = vec![redis_server().await];
+    let mut findings = vec![redis_server().await, nats_server()];
     match survey().await {
         Ok(survey) => {
             findings.extend(languages(&survey));
@@ -108,6 +109,20 @@ async fn redis_server() -> Finding {
             "is not on the search path; only `mycora up` and `mycora demo` need it",
             "install it, on Debian or Ubuntu with `apt-get install redis-server`",
         ),
+    }
+}
+
+/// What `mycora up --saga` starts beside it.
+fn nats_server() -> Finding {
+    const CHECK: &str = "tool nats-server";
+    match NatsProgram::find(std::env::var_os("MYCORA_NATS_SERVER").map(PathBuf::from).as_deref()) {
+        Ok(program) => Finding::ok(CHECK, format!("{} {}", program.path().display(), program.version())),
+        Err(UpError::NoNats) => Finding::warn(
+            CHECK,
+            "is not on the search path; only `mycora up --saga` and `mycora demo --saga` need it",
+            "install it, on Debian or Ubuntu with `apt-get install nats-server`",
+        ),
+        Err(error) => Finding::warn(CHECK, error.to_string(), "name another one in MYCORA_NATS_SERVER"),
     }
 }
 

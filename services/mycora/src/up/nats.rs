@@ -1,0 +1,214 @@
+//! The private NATS server of an all-in-one, for sagas.
+//!
+//! It listens on a free port of the loopback interface, lets one user in, whose name and password are new with each start, and
+//! keeps its streams in the data directory. Its configuration is a file that only its owner reads. When it ends by itself it is
+//! started again on the same port and data: nothing of ours rests on what it had in memory.
+
+mod program;
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker::{JetStreamOptions, Login};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::Child;
+use zeroize::Zeroizing;
+
+pub use self::program::NatsProgram;
+use super::child::{self, Kept, Names, Progress, secret};
+use super::directory::DataDir;
+use super::{Notice, UpError};
+
+/// Where it keeps its streams, its configuration and its log.
+pub(super) const FILES: &str = "nats";
+const CONFIGURATION: &str = "nats/nats.conf";
+const LOG: &str = "nats/nats.log";
+const STORE: &str = "nats/store";
+/// Where its address is, for programs of others.
+const URL: &str = "nats.url";
+/// Who may come in, and where the password is.
+const USER: &str = "nats.user";
+const PASSWORD: &str = "nats.password";
+const NAMES: Names = Names {
+    program: "nats-server",
+    record: "nats.pid",
+    log: LOG,
+    meanwhile: "sagas wait for it, and go on from where they were",
+};
+/// Memory for streams that are kept there: those of sagas are on the disk.
+const MEMORY_STORE_BYTES: u64 = 64 * 1024 * 1024;
+/// Tries to start on another port, where somebody took the one that was free.
+const PORTS_MAX: u32 = 5;
+/// Time for which one look at it may last.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+/// What it says of itself to whoever connects, at most.
+const INFO_BYTES_MAX: u64 = 64 * 1024;
+
+/// Way to the server, for programs that read and write streams there.
+#[derive(Debug, Clone)]
+pub struct NatsAccess {
+    /// Its address, as `nats://127.0.0.1:PORT`.
+    pub url: String,
+    /// The user.
+    pub user: String,
+    /// The user's password.
+    pub password: Zeroizing<String>,
+}
+
+impl NatsAccess {
+    /// Options of a connection of this name.
+    #[must_use]
+    pub fn options(&self, name: &str) -> JetStreamOptions {
+        let login = Login::Password { user: self.user.clone(), password: self.password.to_string() };
+        let url = JetStreamOptions::new(&self.url);
+        JetStreamOptions { login: Some(login), name: name.to_owned(), ..url }
+    }
+}
+
+/// The server, kept running, and how to reach it.
+#[derive(Debug)]
+pub(super) struct PrivateNats {
+    access: NatsAccess,
+    kept: Kept,
+}
+
+impl PrivateNats {
+    /// Stops an orphan of an earlier life, starts the server on the directory's data, and keeps it running.
+    ///
+    /// # Errors
+    /// When its files cannot be written, or it does not start.
+    pub(super) async fn start(
+        dir: &Arc<DataDir>,
+        program: &NatsProgram,
+        notice: &Notice,
+    ) -> Result<Self, UpError> {
+        child::stop_orphan(dir, NAMES, notice).await?;
+        dir.private(FILES)?;
+        let (user, password) = (secret().to_string(), secret());
+        dir.write_secret(USER, &user)?;
+        dir.write_secret(PASSWORD, &password)?;
+        let mut tries = 1;
+        loop {
+            let port = free_port().await.map_err(UpError::Address)?;
+            dir.write_secret(CONFIGURATION, &configuration(dir, program, port, &user, &password))?;
+            let server = Server { dir: Arc::clone(dir), program: program.clone(), port };
+            let child = match child::start(&server).await {
+                Ok(child) => child,
+                Err(UpError::ChildEarlyEnd { last, .. }) if is_taken(&last) && tries < PORTS_MAX => {
+                    tries += 1;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let url = format!("nats://{}", server.address());
+            dir.write_secret(URL, &url)?;
+            let kept = Kept::keep(server, child, *notice, std::future::pending());
+            return Ok(Self { access: NatsAccess { url, user, password }, kept });
+        }
+    }
+
+    /// The way to it.
+    #[must_use]
+    pub(super) const fn access(&self) -> &NatsAccess {
+        &self.access
+    }
+
+    /// The command that lists its streams.
+    #[must_use]
+    pub(super) fn cli_line(&self, dir: &DataDir) -> String {
+        let NatsAccess { url, user, .. } = &self.access;
+        let password = dir.join(PASSWORD);
+        let password = password.display();
+        format!("NATS_URL={url} NATS_USER={user} NATS_PASSWORD=\"$(cat {password})\" nats stream list")
+    }
+
+    /// Returns when it has ended by itself and cannot be started again. Cancel safe.
+    pub(super) async fn lost(&mut self) -> UpError {
+        self.kept.lost().await
+    }
+
+    /// Lets it write what it has and end.
+    ///
+    /// # Errors
+    /// When it cannot be ended.
+    pub(super) async fn stop(self) -> Result<(), UpError> {
+        self.kept.stop().await
+    }
+}
+
+/// What a server is started from, as often as it has to be.
+#[derive(Debug)]
+struct Server {
+    dir: Arc<DataDir>,
+    program: NatsProgram,
+    port: u16,
+}
+
+impl Server {
+    fn address(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
+    }
+
+    /// Whether it says of itself that it has JetStream. It listens only once its streams were read.
+    async fn greets(&self) -> io::Result<bool> {
+        let stream = TcpStream::connect(self.address()).await?;
+        let mut line = String::new();
+        BufReader::new(stream).take(INFO_BYTES_MAX).read_line(&mut line).await?;
+        Ok(line.starts_with("INFO ") && line.contains("\"jetstream\":true"))
+    }
+}
+
+impl child::Server for Server {
+    const NAMES: Names = NAMES;
+
+    fn dir(&self) -> &DataDir {
+        &self.dir
+    }
+
+    fn spawn(&self) -> Result<Child, UpError> {
+        let mut command = child::command(self.program.path(), &self.dir, LOG);
+        command.arg("-c").arg(self.dir.join(CONFIGURATION)).stdin(std::process::Stdio::null());
+        command.spawn().map_err(|source| UpError::ChildStart { program: NAMES.program, source })
+    }
+
+    async fn progress(&self) -> Progress {
+        match tokio::time::timeout(LOOK_TIMEOUT, self.greets()).await {
+            Ok(Ok(true)) => Progress::Ready,
+            _ => Progress::Silent,
+        }
+    }
+}
+
+/// A port of the loopback interface that nobody has now.
+async fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?.local_addr()?.port())
+}
+
+fn is_taken(last_words: &str) -> bool {
+    last_words.contains("address already in use")
+}
+
+fn configuration(
+    dir: &DataDir,
+    program: &NatsProgram,
+    port: u16,
+    user: &str,
+    password: &str,
+) -> Zeroizing<String> {
+    let quoted = |path: &Path| format!("{:?}", path.display().to_string());
+    // Version 2.9 does not know the key, and does not start with it; later ones lose two minutes at the end of the machine without.
+    let sync = if program.syncs_always() { "\n  sync_interval: always" } else { "" };
+    Zeroizing::new(format!(
+        "listen: \"127.0.0.1:{port}\"\n\
+         server_name: \"mycora-up\"\n\
+         log_file: {log}\n\
+         authorization {{\n  user: \"{user}\"\n  password: \"{password}\"\n}}\n\
+         jetstream {{\n  store_dir: {store}\n  max_memory_store: {MEMORY_STORE_BYTES}{sync}\n}}\n",
+        log = quoted(&dir.join(LOG)),
+        store = quoted(&dir.join(STORE)),
+    ))
+}

@@ -1,0 +1,169 @@
+//! What `mycora up --saga` adds: how it is asked for, and the NATS server that it needs.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use broker::{JetStreamOptions, Login};
+
+use super::directory::DataDir;
+use super::nats::{NatsAccess, NatsProgram, PrivateNats};
+use super::{Notice, UpError};
+
+/// Where its rows are, within the data directory.
+pub(super) const FILES: &str = "saga";
+/// Where secrets of providers are unless another place is named, there too.
+pub(super) const SECRETS: &str = "secrets";
+/// Name of its connections, for the operator of a server.
+pub(super) const CONNECTION: &str = "mycora-saga";
+
+/// How the saga service is started.
+#[derive(Debug, Clone)]
+pub struct SagaOptions {
+    /// The operator's manifests; without them all come by request.
+    pub manifests: Option<PathBuf>,
+    /// Whose sagas there are; without it context 1 alone, as the tenant `1`.
+    pub tenants: Option<PathBuf>,
+    /// Where secrets of providers are; those in the data directory where nothing is said.
+    pub secrets: Option<PathBuf>,
+    /// Who takes commands of aggregates: its URL, and the path of the method.
+    pub gateway: Option<(String, http::uri::PathAndQuery)>,
+    /// The broker.
+    pub nats: NatsOptions,
+}
+
+/// The broker of sagas.
+#[derive(Debug, Clone)]
+pub enum NatsOptions {
+    /// A private child, by this program or by the one that is found.
+    Private {
+        /// The program that is named.
+        program: Option<PathBuf>,
+    },
+    /// A server that somebody else looks after.
+    Named {
+        /// Its URL.
+        url: String,
+        /// The user, and the file with its password.
+        login: Option<(String, PathBuf)>,
+    },
+}
+
+impl SagaOptions {
+    /// With a private server, these manifests and these secrets: for demonstrations and tests.
+    #[must_use]
+    pub fn private(manifests: &Path, secrets: &Path) -> Self {
+        Self {
+            manifests: Some(manifests.to_owned()),
+            tenants: None,
+            secrets: Some(secrets.to_owned()),
+            gateway: None,
+            nats: NatsOptions::Private { program: None },
+        }
+    }
+
+    /// A tenant, or what stands for one where the operator's file says which there are.
+    pub(super) const fn tenant(&self) -> &'static str {
+        if self.tenants.is_some() { "TENANT" } else { "1" }
+    }
+}
+
+/// The broker, before anything is started.
+pub(super) enum NatsPlan {
+    /// A private child of this program.
+    Private(NatsProgram),
+    /// A server that somebody else looks after.
+    Named(JetStreamOptions),
+}
+
+impl NatsPlan {
+    /// Finds the program, or reads how the server is reached.
+    ///
+    /// # Errors
+    /// When there is no program, or the password cannot be read.
+    pub(super) fn of(options: &NatsOptions) -> Result<Self, UpError> {
+        match options {
+            NatsOptions::Private { program } => NatsProgram::find(program.as_deref()).map(Self::Private),
+            NatsOptions::Named { url, login } => {
+                let mut options = JetStreamOptions::new(url);
+                CONNECTION.clone_into(&mut options.name);
+                if let Some((user, file)) = login {
+                    let password = service::read_secret(file).map_err(|error| {
+                        let file = file.display();
+                        UpError::SagaSettings(format!("the password in {file} cannot be read: {error}"))
+                    })?;
+                    let password = password.to_string();
+                    options.login = Some(Login::Password { user: user.clone(), password });
+                }
+                Ok(Self::Named(options))
+            }
+        }
+    }
+}
+
+/// The NATS server of sagas: a child, or one that the operator names.
+pub(super) enum Nats {
+    /// The private child.
+    Private(PrivateNats),
+    /// A server that somebody else looks after.
+    Named(JetStreamOptions),
+}
+
+impl Nats {
+    /// Starts the child, if it is to be one.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub(super) async fn start(dir: &Arc<DataDir>, plan: NatsPlan, notice: &Notice) -> Result<Self, UpError> {
+        match plan {
+            NatsPlan::Private(program) => PrivateNats::start(dir, &program, notice).await.map(Self::Private),
+            NatsPlan::Named(options) => Ok(Self::Named(options)),
+        }
+    }
+
+    /// How it is reached.
+    #[must_use]
+    pub(super) fn options(&self) -> JetStreamOptions {
+        match self {
+            Self::Private(nats) => nats.access().options(CONNECTION),
+            Self::Named(options) => options.clone(),
+        }
+    }
+
+    /// The way to the child, for programs of others; none where somebody else looks after the server.
+    #[must_use]
+    pub(super) const fn access(&self) -> Option<&NatsAccess> {
+        match self {
+            Self::Private(nats) => Some(nats.access()),
+            Self::Named(_) => None,
+        }
+    }
+
+    /// The command that lists the streams of the child.
+    #[must_use]
+    pub(super) fn cli_line(&self, dir: &DataDir) -> Option<String> {
+        match self {
+            Self::Private(nats) => Some(nats.cli_line(dir)),
+            Self::Named(_) => None,
+        }
+    }
+
+    /// Returns when the child has ended by itself and cannot be started again. One that somebody else looks after is waited for,
+    /// however long it is away. Cancel safe.
+    pub(super) async fn lost(&mut self) -> UpError {
+        match self {
+            Self::Private(nats) => nats.lost().await,
+            Self::Named(_) => std::future::pending().await,
+        }
+    }
+
+    /// Lets the child write what it has and end.
+    ///
+    /// # Errors
+    /// When it cannot be ended.
+    pub(super) async fn stop(self) -> Result<(), UpError> {
+        match self {
+            Self::Private(nats) => nats.stop().await,
+            Self::Named(_) => Ok(()),
+        }
+    }
+}

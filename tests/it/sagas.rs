@@ -1,0 +1,231 @@
+//! `mycora up --saga`: the private NATS server and what it is for, over the death of either.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker::{
+    Broker, CursorSpec, Deliveries, Headers, JetStream, JetStreamOptions, Login, Outgoing, PullLimit, Start,
+    StreamSpec,
+};
+use testkit::wait_until;
+use workflow::message::FactMessage;
+
+use crate::local::Processes;
+use crate::suite::{PATIENCE, Up, free_port_pair, processes_in, program, started_at, stderr};
+
+/// A saga that waits for longer than it takes to kill a suite.
+const WAITS: &str = "kind: Saga\nname: waits\nversion: 1\ntenants: all\nstate: { order_id: text }\n\
+    sources: [ { aggregate: Order } ]\ncorrelate: event.data.order_id\n\
+    start:\n  on: OrderPlaced\n  set: { order_id: \"${{ event.data.order_id }}\" }\n  goto: wait\n\
+    steps:\n  wait:\n    timers: { over: { after: 3s, raise: Over } }\n    on: { Over: { end: completed } }\n";
+
+/// How subjects begin that are of the tenant of context 1; and where there are no tenants.
+const TENANT: &str = "tenant.1.";
+const NO_TENANT: &str = "";
+
+/// The process in a record of a data directory, and when it began.
+fn recorded(data: &Path, record: &str) -> (String, String) {
+    let text = std::fs::read_to_string(data.join(record)).expect("a record");
+    let mut words = text.split_whitespace().map(str::to_owned);
+    (words.next().expect("a process id"), words.next().expect("its start"))
+}
+
+fn runs((pid, since): &(String, String)) -> bool {
+    started_at(pid).as_ref() == Some(since)
+}
+
+fn kill(pid: &str) {
+    let killed = Command::new("kill").args(["-KILL", pid]).status();
+    assert!(killed.expect("`kill` starts").success());
+}
+
+/// A connection to the private server, as a program of somebody else has it.
+async fn connect(data: &Path) -> Arc<dyn Broker> {
+    let text = |name: &str| std::fs::read_to_string(data.join(name)).expect(name);
+    connect_to(&text("nats.url"), &text("nats.user"), &text("nats.password")).await
+}
+
+async fn connect_to(url: &str, user: &str, password: &str) -> Arc<dyn Broker> {
+    let login = Login::Password { user: user.to_owned(), password: password.to_owned() };
+    let options = JetStreamOptions { login: Some(login), ..JetStreamOptions::new(url) };
+    let broker = JetStream::start(options).expect("options");
+    let mut connection = broker.connection();
+    let connected = connection.wait_for(|connection| connection.connected);
+    tokio::time::timeout(PATIENCE, connected).await.expect("in time").expect("it goes on");
+    Arc::new(broker)
+}
+
+async fn place(broker: &dyn Broker, whose: &str, order: &str) {
+    let body = format!(
+        "{{\"event_id\":\"placed-{order}\",\"type\":\"OrderPlaced\",\"data\":{{\"order_id\":\"{order}\"}},\"metadata\":{{}}}}"
+    );
+    let outgoing = Outgoing {
+        subject: format!("{whose}aggregate.Order.{order}"),
+        message_id: format!("placed-{order}"),
+        headers: Headers::new(),
+        payload: body.into(),
+    };
+    let publish = || async { broker.publish(outgoing.clone()).await.ok()?.await.ok() };
+    wait_until(publish, PATIENCE, "it is stored").await;
+}
+
+/// What became of instances, from the beginning.
+async fn facts(broker: &dyn Broker, whose: &str) -> Box<dyn Deliveries> {
+    let filter = format!("{whose}workflow_event.waits.*");
+    let spec = CursorSpec::new("WORKFLOW_EVENTS", "looks-on", &filter, Start::After(0));
+    let open = || async { broker.open(&spec).await.ok() };
+    wait_until(open, PATIENCE, "a cursor").await
+}
+
+/// Kinds of facts of an order, up to this one.
+async fn kinds_until(facts: &mut dyn Deliveries, order: &str, last: &str) -> Vec<String> {
+    let mut kinds = Vec::new();
+    while kinds.last().is_none_or(|kind| kind != last) {
+        let next = facts.next(PullLimit { messages: 16, bytes: 1 << 20 });
+        let delivered = tokio::time::timeout(PATIENCE, next).await.expect("in time").expect("it goes on");
+        let fact: FactMessage = serde_json::from_slice(&delivered.payload).expect("a fact");
+        if fact.correlation.as_str() == order {
+            kinds.push(fact.kind);
+        }
+    }
+    kinds
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+#[test]
+fn a_killed_suite_goes_on_with_its_sagas_and_ends_the_server_that_was_left() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (data, manifests) = (dir.path().join("data"), dir.path().join("manifests"));
+    std::fs::create_dir(&manifests).expect("made");
+    std::fs::write(manifests.join("waits.yaml"), WAITS).expect("written");
+    let arguments = ["--saga", "--no-supervisor", "--manifests", manifests.to_str().expect("a plain path")];
+    let mut up = Up::start(&data, &arguments);
+    let said = up.process.output();
+    assert!(said.contains("sagas         mycora saga list --tenant 1\n"), "{said}");
+    let runtime = runtime();
+    let before = runtime.block_on(async {
+        let broker = connect(&data).await;
+        place(&*broker, TENANT, "1001").await;
+        kinds_until(&mut *facts(&*broker, TENANT).await, "1001", "started").await
+    });
+    assert_eq!(before, ["started"]);
+
+    // Whoever comes while it runs is told where it is.
+    let mut second = Command::new(program("mycora"));
+    second.args(["up", "--saga", "--port", "1"]).arg("--data").arg(&data);
+    let refused = stderr(&second.output().expect("it starts"), 3);
+    assert!(refused.contains(&format!("{} is in use by another `mycora up`", data.display())), "{refused}");
+
+    let left = recorded(&data, "nats.pid");
+    up.process.kill9();
+    assert!(runs(&left), "it was to outlive the kill");
+    up.restart();
+    assert!(!runs(&left), "it was ended");
+    let said = up.process.output();
+    assert!(said.contains(&format!("stopping nats-server {} of an earlier start", left.0)), "{said}");
+    let all = runtime.block_on(async {
+        let broker = connect(&data).await;
+        kinds_until(&mut *facts(&*broker, TENANT).await, "1001", "completed").await
+    });
+    assert_eq!(all, ["started", "completed"], "once each");
+
+    up.stop();
+    assert_eq!(processes_in(&data), Vec::<String>::new(), "left running");
+}
+
+#[test]
+fn a_server_that_is_killed_is_started_again_and_loses_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (data, manifests) = (dir.path().join("data"), dir.path().join("manifests"));
+    std::fs::create_dir(&manifests).expect("made");
+    std::fs::write(manifests.join("waits.yaml"), WAITS).expect("written");
+    let arguments = ["--saga", "--no-supervisor", "--manifests", manifests.to_str().expect("a plain path")];
+    let up = Up::start(&data, &arguments);
+    let first = recorded(&data, "nats.pid");
+    runtime().block_on(async {
+        let broker = connect(&data).await;
+        place(&*broker, TENANT, "1001").await;
+        kinds_until(&mut *facts(&*broker, TENANT).await, "1001", "started").await;
+        kill(&first.0);
+        let mut connection = broker.connection();
+        let again = connection.wait_for(|connection| connection.connected && connection.generation > 1);
+        tokio::time::timeout(PATIENCE, again).await.expect("in time").expect("it goes on");
+        let all = kinds_until(&mut *facts(&*broker, TENANT).await, "1001", "completed").await;
+        assert_eq!(all, ["started", "completed"], "once each");
+    });
+    assert_ne!(recorded(&data, "nats.pid"), first);
+    let said = up.process.output();
+    assert!(said.contains("nats-server ended") && said.contains("nats-server runs again"), "{said}");
+    // Its password is in its configuration.
+    for name in ["nats/nats.conf", "nats.password", "secrets/actor-1"] {
+        let mode = data.join(name).metadata().expect(name).permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{name} has mode {mode:o}");
+    }
+    up.stop();
+    assert_eq!(processes_in(&data), Vec::<String>::new(), "left running");
+}
+
+#[test]
+fn what_stands_in_the_way_of_sagas_is_said_before_anything_is_made() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = dir.path().join("data");
+    let asked = |arguments: &[&str]| {
+        let mut command = Command::new(program("mycora"));
+        command.args(["up", "--saga", "--port", "1"]).arg("--data").arg(&data).args(arguments);
+        command.output().expect("it starts")
+    };
+    let none = dir.path().join("none");
+    let said = stderr(&asked(&["--nats-server", none.to_str().expect("a plain path")]), 3);
+    assert!(said.contains("none is no `nats-server` that can be used"), "{said}");
+    let said = stderr(
+        &asked(&["--nats-url", "nats://127.0.0.1:1", "--nats-user", "x", "--nats-password-file", "none"]),
+        2,
+    );
+    assert!(said.contains("the password in none cannot be read"), "{said}");
+    assert!(!data.exists(), "nothing was made");
+}
+
+/// As `deploy/local/up.sh` starts them; whoever keeps aggregates has made their stream.
+#[test]
+fn separate_processes_run_sagas_among_the_others() {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::create_dir_all(dir.path().join("manifests")).expect("made");
+    std::fs::write(dir.path().join("manifests/waits.yaml"), WAITS).expect("written");
+    let processes = Processes::start(dir.path(), &[("MYCORA_SAGA", "yes")]);
+    assert!(processes.runs("saga") && processes.runs("nats"));
+    let port = processes.storage_port() - 1 + 50;
+    let password = std::fs::read_to_string(dir.path().join("nats.password")).expect("a password");
+    runtime().block_on(async {
+        let broker = connect_to(&format!("nats://127.0.0.1:{port}"), "mycora", &password).await;
+        let aggregates =
+            StreamSpec::ours("AGGREGATE_EVENTS", &["aggregate.*.*"], Duration::from_secs(24 * 3600));
+        assert_eq!(broker.ensure_stream(&aggregates).await.expect("a stream"), []);
+        place(&*broker, NO_TENANT, "1001").await;
+        let mut facts = facts(&*broker, NO_TENANT).await;
+        assert_eq!(kinds_until(&mut *facts, "1001", "completed").await, ["started", "completed"]);
+    });
+    processes.script("down.sh");
+    assert!(!processes.runs("saga") && !processes.runs("nats"));
+    assert_eq!(processes_in(dir.path()), Vec::<String>::new(), "left running");
+}
+
+#[test]
+fn bad_manifests_are_told_with_their_places() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let manifests = dir.path().join("manifests");
+    std::fs::create_dir(&manifests).expect("made");
+    std::fs::write(manifests.join("bad.yaml"), WAITS.replace("name: waits", "name: a_b")).expect("written");
+    let data = dir.path().join("data");
+    let mut command = Command::new(program("mycora"));
+    command.args(["up", "--saga", "--no-supervisor", "--port", &free_port_pair().to_string()]);
+    command.arg("--data").arg(&data).arg("--manifests").arg(&manifests);
+    let said = stderr(&command.output().expect("it starts"), 2);
+    assert!(said.contains("bad.yaml:2:7: "), "{said}");
+    assert_eq!(processes_in(dir.path()), Vec::<String>::new(), "left running");
+}
