@@ -4,7 +4,7 @@
 # Named one by one: what is built together with the tests can be made to die by them.
 programs = -p mycora $(addprefix -p mycora-,bench storage scheduler router runner-registry mycelium-gateway supervisor runner)
 
-.PHONY: help demo test lint deny sbom dist fuzz faults bench bench-dead bench-saga bench-size
+.PHONY: help demo demo-saga test lint deny sbom dist fuzz faults bench bench-dead bench-saga bench-size
 
 help: ## says what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,6 +13,11 @@ demo: ## builds Mycora and shows a real flow running through every service
 	@deploy/local/need.sh cargo cc redis-server python3
 	@cargo build --release --quiet -p mycora
 	@target/release/mycora demo
+
+demo-saga: ## the same for sagas: four orders that go four ways, with payments, mail and aggregates as stand-ins
+	@deploy/local/need.sh cargo cc redis-server python3 nats-server
+	@cargo build --release --quiet -p mycora
+	@target/release/mycora demo --saga
 
 test: ## runs all tests; needs Rust, redis-server, nats-server and python3
 	@deploy/local/need.sh cargo cc redis-server nats-server python3

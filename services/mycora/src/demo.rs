@@ -1,4 +1,7 @@
-//! The demonstration: a flow on real input, compiled in, so that it runs from any directory.
+//! The demonstration: a flow on real input, compiled in, so that it runs from any directory; and
+//! that of sagas.
+
+pub mod saga;
 
 use flow_file::{Files, FlowFile, Source};
 use proto::v1;

@@ -1,0 +1,184 @@
+//! A stand-in for whoever keeps aggregates: it keeps orders in memory, takes commands for them by gRPC over mTLS, and tells what
+//! became of them as events. It is no store of events: nothing of it lasts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use broker::{Broker, Headers, Outgoing};
+use proto::v1;
+use proto::v1::command_service_server::{CommandService, CommandServiceServer};
+use rpc::{Allow, MethodPolicy, Mount, Server, TlsFiles};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tonic::{Request, Response, Status};
+
+use super::orders::Order;
+use super::{TENANT, failed};
+use crate::failure::Failure;
+
+/// An order, as it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Aggregate {
+    /// Nothing came of it so far.
+    Placed,
+    /// It is on its way, with this label.
+    Shipped {
+        /// The label.
+        label: String,
+    },
+    /// It was cancelled.
+    Cancelled {
+        /// Why.
+        reason: String,
+    },
+}
+
+#[derive(Default)]
+struct Kept {
+    orders: BTreeMap<String, Aggregate>,
+    /// Commands that were taken: each counts once.
+    commands: BTreeSet<String>,
+}
+
+/// The stand-in.
+pub(super) struct Aggregates {
+    broker: Arc<dyn Broker>,
+    kept: Mutex<Kept>,
+}
+
+impl Aggregates {
+    /// A stand-in without orders, which tells its events there.
+    pub(super) fn new(broker: Arc<dyn Broker>) -> Self {
+        Self { broker, kept: Mutex::default() }
+    }
+
+    /// Takes an order.
+    ///
+    /// # Errors
+    /// When nobody can be told.
+    pub(super) async fn place(&self, order: &Order) -> Result<(), Failure> {
+        self.kept().orders.insert(order.id.clone(), Aggregate::Placed);
+        let data = json!({ "order_id": order.id, "email": order.email, "amount_cents": order.amount_cents });
+        self.publish("Order", "OrderPlaced", &order.id, data)
+            .await
+            .map_err(|error| failed("an event", &error))
+    }
+
+    /// Tells that a customer has paid.
+    ///
+    /// # Errors
+    /// When nobody can be told.
+    pub(super) async fn capture(&self, order: &Order) -> Result<(), Failure> {
+        let data = json!({ "order_id": order.id, "amount_cents": order.amount_cents });
+        let told = self.publish("Payment", "PaymentCaptured", &order.id, data).await;
+        told.map_err(|error| failed("an event", &error))
+    }
+
+    /// How an order stands.
+    pub(super) fn order(&self, id: &str) -> Option<Aggregate> {
+        self.kept().orders.get(id).cloned()
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn publish(
+        &self,
+        aggregate: &str,
+        kind: &str,
+        order: &str,
+        data: Value,
+    ) -> Result<(), broker::BrokerError> {
+        let id = format!("{kind}-{order}");
+        let event = json!({
+            "event_id": id,
+            "type": kind,
+            "aggregate_type": aggregate,
+            "aggregate_id": order,
+            "tenant_id": TENANT,
+            "data": data,
+            "metadata": { "correlation_id": order },
+        });
+        let outgoing = Outgoing {
+            subject: format!("tenant.{TENANT}.aggregate.{aggregate}.{order}"),
+            message_id: id,
+            headers: Headers::new(),
+            payload: event.to_string().into(),
+        };
+        self.broker.publish(outgoing).await?.await.map(drop)
+    }
+
+    /// Does what a command says, unless it was done before; gives the event of it.
+    fn take(&self, command: &v1::SubmitCommandRequest) -> Result<Option<(&'static str, Value)>, Status> {
+        let payload: Value = serde_json::from_str(&command.payload_json)
+            .map_err(|_| Status::invalid_argument("the payload is no JSON"))?;
+        let text = |field: &str| payload[field].as_str().unwrap_or_default().to_owned();
+        let (kind, next) = match command.command_type.as_str() {
+            "MarkShipped" => ("OrderShipped", Aggregate::Shipped { label: text("label") }),
+            "Cancel" => ("OrderCancelled", Aggregate::Cancelled { reason: text("reason") }),
+            other => return Err(Status::invalid_argument(format!("no order knows `{other}`"))),
+        };
+        let mut kept = self.kept();
+        let Kept { orders, commands } = &mut *kept;
+        let is_ours = command.tenant_id == TENANT && command.aggregate_type == "Order";
+        let order = orders.get_mut(&command.aggregate_id).filter(|_| is_ours);
+        let order = order.ok_or_else(|| Status::not_found("there is no such order"))?;
+        if !commands.insert(command.command_id.clone()) {
+            return Ok(None);
+        }
+        if *order != Aggregate::Placed {
+            return Err(Status::failed_precondition("the order has ended"));
+        }
+        *order = next;
+        Ok(Some((kind, payload)))
+    }
+}
+
+/// Answers `CommandService`.
+#[derive(Clone)]
+struct Rpc(Arc<Aggregates>);
+
+#[tonic::async_trait]
+impl CommandService for Rpc {
+    async fn submit_command(
+        &self,
+        request: Request<v1::SubmitCommandRequest>,
+    ) -> Result<Response<v1::SubmitCommandResponse>, Status> {
+        let command = request.into_inner();
+        let receipt = match self.0.take(&command)? {
+            None => v1::CommandReceipt::Duplicate,
+            Some((kind, payload)) => {
+                let told = self.0.publish("Order", kind, &command.aggregate_id, payload).await;
+                told.map_err(|error| Status::unavailable(error.to_string()))?;
+                v1::CommandReceipt::Accepted
+            }
+        };
+        Ok(Response::new(v1::SubmitCommandResponse { receipt: receipt.into() }))
+    }
+}
+
+/// Serves commands to services of the suite.
+///
+/// # Errors
+/// When its certificate cannot be used.
+pub(super) fn serve(
+    aggregates: &Arc<Aggregates>,
+    listener: TcpListener,
+    certificate: &TlsFiles,
+    serving: &mut JoinSet<()>,
+) -> Result<(), Failure> {
+    let policy = MethodPolicy::new(&[&[("/mycora.v1.CommandService/*", &[Allow::AnyService])]]);
+    let policy = policy.map_err(|error| failed("the gateway", &error))?;
+    let service = CommandServiceServer::new(Rpc(Arc::clone(aggregates)));
+    let mount = Mount::builder(policy).service(service).descriptors(proto::DESCRIPTORS).build();
+    let mount = mount.map_err(|error| failed("the gateway", &error))?;
+    let server = Server::new(mount, certificate).map_err(|error| failed("the gateway", &error))?;
+    serving.spawn(async move {
+        if let Err(error) = server.serve(listener, std::future::pending()).await {
+            tracing::error!(%error, "commands cannot be taken any more");
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,201 @@
+//! The four orders: what is to come of each, and whether it did.
+
+use std::collections::BTreeMap;
+
+use proto::v1;
+use serde::Serialize;
+
+use super::aggregates::Aggregate;
+use super::payments::Payment;
+use super::post::Mail;
+use crate::command::Session;
+use crate::failure::Failure;
+
+/// An order.
+#[derive(Debug)]
+pub(super) struct Order {
+    /// Its number, which is the correlation of its saga.
+    pub(super) id: String,
+    /// What it is there to show.
+    pub(super) story: &'static str,
+    /// Who gets the receipt.
+    pub(super) email: String,
+    /// What it costs.
+    pub(super) amount_cents: u64,
+    /// Whether its customer pays.
+    pub(super) is_paid: bool,
+    /// Whether the answer to its reservation is lost.
+    pub(super) is_answer_lost: bool,
+    ends: Ends,
+}
+
+/// How an order is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    Shipped,
+    Declined,
+    Unpaid,
+}
+
+/// What was seen of an order, in everything that had to do with it.
+pub(super) struct Seen<'a> {
+    /// Kinds of facts of its saga.
+    pub(super) way: Vec<&'a str>,
+    /// How it stands.
+    pub(super) aggregate: Option<Aggregate>,
+    /// What was done with its payment.
+    pub(super) payment: Payment,
+    /// Mails to its customer.
+    pub(super) mails: Vec<Mail>,
+    /// Labels that flows gave, and the flow of each.
+    pub(super) labels: &'a BTreeMap<String, u32>,
+}
+
+/// What came of an order.
+#[derive(Debug, Serialize)]
+pub(super) struct Outcome {
+    order: String,
+    status: &'static str,
+    what: String,
+    /// What is not as it has to be.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    problems: Vec<String>,
+}
+
+/// All orders.
+pub(super) fn all() -> Vec<Order> {
+    let order = |number: u32, name: &str, amount_cents: u64, story: &'static str, ends: Ends| Order {
+        id: number.to_string(),
+        story,
+        email: format!("{name}@customers.example"),
+        amount_cents,
+        is_paid: ends == Ends::Shipped,
+        is_answer_lost: false,
+        ends,
+    };
+    let lost = order(1004, "dana", 2_950, "its payment's answer will be lost on the way", Ends::Shipped);
+    vec![
+        order(1001, "ann", 4_990, "all goes well", Ends::Shipped),
+        order(1002, "bob", 250_000, "its payment will be declined", Ends::Declined),
+        order(1003, "cy", 1_500, "its customer will not pay in time", Ends::Unpaid),
+        Order { is_answer_lost: true, ..lost },
+    ]
+}
+
+/// Labels that finished flows of sagas gave, and the number of each flow.
+///
+/// # Errors
+/// When flows cannot be listed.
+pub(super) async fn labels(session: &Session) -> Result<BTreeMap<String, u32>, Failure> {
+    let request = v1::ListFlowsRequest {
+        context_id: session.context()?,
+        name_prefix: "saga-".to_owned(),
+        ..v1::ListFlowsRequest::default()
+    };
+    let listed = session.clients.list_flows(request, u32::MAX).await?;
+    let label = |flow: v1::Flow| flow.result.get("label.code").map(|code| (code.clone(), flow.id));
+    Ok(listed.flows.into_iter().filter_map(label).collect())
+}
+
+impl Order {
+    /// What its payment is known by.
+    pub(super) fn reference(&self) -> String {
+        format!("order-{}", self.id)
+    }
+
+    /// Compares what was seen with what was to come.
+    pub(super) fn outcome(&self, seen: &Seen<'_>) -> Outcome {
+        let mut check = Check::default();
+        let (status, what) = match self.ends {
+            Ends::Shipped => ("shipped", self.shipped(seen, &mut check)),
+            Ends::Declined => ("cancelled", self.declined(seen, &mut check)),
+            Ends::Unpaid => ("cancelled", self.unpaid(seen, &mut check)),
+        };
+        let status = if check.0.is_empty() { status } else { "WRONG" };
+        let problems: Vec<_> =
+            check.0.into_iter().map(|problem| format!("order {}: {problem}", self.id)).collect();
+        Outcome { order: self.id.clone(), status, what, problems }
+    }
+
+    fn shipped(&self, seen: &Seen<'_>, check: &mut Check) -> String {
+        check.equal("the way of its saga ends as", &seen.way.last().copied(), &Some("completed"));
+        let lost = u32::from(self.is_answer_lost);
+        let paid = Payment { reserved: 1, lost, found: lost, ..Payment::default() };
+        check.equal("its payment is", &seen.payment, &paid);
+        let label = match &seen.aggregate {
+            Some(Aggregate::Shipped { label }) => label.as_str(),
+            other => {
+                check.wrong(format!("it is {other:?}, not shipped"));
+                ""
+            }
+        };
+        let flow = seen.labels.get(label);
+        if flow.is_none() || !label.starts_with(&format!("LBL-{}-", self.id)) {
+            check.wrong(format!("its label {label:?} is that of no flow of its own: {:?}", seen.labels));
+        }
+        check.equal("receipts are", &seen.mails.len(), &1);
+        let subject = format!("Subject: Order {}\r\n", self.id);
+        if !seen.mails.iter().all(|mail| mail.content.contains(&subject)) {
+            check.wrong(format!("its receipt is about something else: {:?}", seen.mails));
+        }
+        let payment = if self.is_answer_lost {
+            "its payment's answer was lost, asked for and found: charged once"
+        } else {
+            "charged once"
+        };
+        let flow = flow.copied().unwrap_or_default();
+        format!("{payment}; label {label} by flow {flow}; receipt mailed")
+    }
+
+    fn declined(&self, seen: &Seen<'_>, check: &mut Check) -> String {
+        check.equal("the way of its saga ends as", &seen.way.last().copied(), &Some("completed"));
+        check.equal("its payment is", &seen.payment, &Payment { declined: 1, ..Payment::default() });
+        if seen.way.contains(&"compensating") {
+            check.wrong(format!("something was undone: {:?}", seen.way));
+        }
+        self.cancelled(seen, "payment declined", check);
+        "payment declined; there was nothing to undo".to_owned()
+    }
+
+    fn unpaid(&self, seen: &Seen<'_>, check: &mut Check) -> String {
+        check.equal("the way of its saga ends as", &seen.way.last().copied(), &Some("compensated"));
+        let released = Payment { reserved: 1, released: 1, ..Payment::default() };
+        check.equal("its payment is", &seen.payment, &released);
+        self.cancelled(seen, "not paid within 3 seconds", check);
+        "not paid within 3 seconds; its reservation was released, once".to_owned()
+    }
+
+    fn cancelled(&self, seen: &Seen<'_>, reason: &str, check: &mut Check) {
+        let cancelled = Some(Aggregate::Cancelled { reason: reason.to_owned() });
+        check.equal("it is", &seen.aggregate, &cancelled);
+        check.equal("receipts are", &seen.mails.len(), &0);
+    }
+}
+
+/// What is not as it has to be.
+#[derive(Default)]
+struct Check(Vec<String>);
+
+impl Check {
+    fn equal<T: PartialEq + std::fmt::Debug>(&mut self, what: &str, found: &T, wanted: &T) {
+        if found != wanted {
+            self.wrong(format!("{what} {found:?}, not {wanted:?}"));
+        }
+    }
+
+    fn wrong(&mut self, problem: String) {
+        self.0.push(problem);
+    }
+}
+
+impl Outcome {
+    /// Its row in a table.
+    pub(super) fn row(&self) -> Vec<String> {
+        vec![self.order.clone(), self.status.to_owned(), self.what.clone()]
+    }
+
+    /// What is not as it has to be.
+    pub(super) fn problems(&self) -> impl Iterator<Item = String> {
+        self.problems.iter().cloned()
+    }
+}
