@@ -293,7 +293,7 @@ impl Shared {
     fn refusal(&self, asked: &Asked, record: Option<&Record>, input: &Input) -> Option<Refusal> {
         let refuse = |reason: &str, message: String| Some(Refusal { reason: reason.to_owned(), message });
         let is_start = matches!(&input.what, What::Verb { verb: Verb::Start { .. }, .. });
-        if is_start && self.definitions.catalog().saga(&self.saga).is_none() {
+        if is_start && self.definitions.in_force().saga(&self.tenant, &self.saga).is_none() {
             return refuse("SAGA_NOT_FOUND", format!("the saga {} is not in force", self.saga));
         }
         let revision = record.and_then(Summary::of)?.revision;
