@@ -28,6 +28,7 @@ use crate::manifests::BadManifests;
 use crate::metrics::Metrics;
 use crate::placement::beats::{Beats, Heard};
 use crate::placement::{Identity, Placement, Providers, Role};
+use crate::quotas::Shown;
 use crate::rpc::Rpc;
 use crate::tenants::Tenants;
 
@@ -155,9 +156,11 @@ impl App {
     /// # Errors
     /// [`Error::Metrics`] when another service of the process registered the same.
     pub fn new(config: Config, deps: Deps<'_>) -> Result<Self, Error> {
-        let Deps { store, broker, gateway, flows, storage, metrics } = deps;
-        let metrics = Arc::new(Metrics::new(metrics).map_err(Error::Metrics)?);
+        let Deps { store, broker, gateway, flows, storage, metrics: registry } = deps;
+        let metrics = Arc::new(Metrics::new(registry).map_err(Error::Metrics)?);
         let definitions = Arc::new(Definitions::new(Arc::clone(&store)));
+        let used = Shown::new(definitions.usage().clone()).map_err(Error::Metrics)?;
+        registry.register(Box::new(used)).map_err(Error::Metrics)?;
         let has_tenants = config.tenants.has_tenants;
         let beats = Beats::new(Arc::clone(&store), config.replica.clone(), config.role);
         let (replica, cut) = (config.replica.name.as_str().into(), CancellationToken::new());

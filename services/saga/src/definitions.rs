@@ -34,7 +34,8 @@ use self::in_force::Known;
 pub use self::in_force::{Definition, InForce, SagaInForce};
 pub use self::rows::{ActiveRow, ActiveSaga, AppliedRow, OlderSaga};
 use crate::lane::rows::row;
-use crate::tenants::Tenants;
+use crate::quotas::Usage;
+use crate::tenants::{Quotas, Tenants};
 
 /// Definitions that are kept in memory though they are not in force.
 const REMEMBERED_MAX: usize = 1024;
@@ -48,6 +49,7 @@ pub struct Definitions {
     beside: Beside,
     in_force: watch::Sender<Arc<InForce>>,
     known: Mutex<HashMap<BlobHash, Read>>,
+    usage: Usage,
     /// Held while rows are read: what is older never takes the place of what is newer.
     reading: tokio::sync::Mutex<()>,
 }
@@ -83,6 +85,7 @@ impl Definitions {
             beside: Beside::new(store),
             in_force: watch::Sender::new(Arc::default()),
             known: Mutex::default(),
+            usage: Usage::default(),
             reading: tokio::sync::Mutex::default(),
         }
     }
@@ -91,6 +94,20 @@ impl Definitions {
     #[must_use]
     pub fn catalog(&self) -> Arc<Catalog> {
         Arc::clone(&self.in_force.borrow().catalog)
+    }
+
+    /// What tenants have on this replica.
+    #[must_use]
+    pub const fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// How much a tenant may have; where none are in force there are no quotas.
+    #[must_use]
+    pub fn quotas(&self, tenant: &TenantId) -> Quotas {
+        let in_force = self.in_force.borrow();
+        let Some(tenants) = &in_force.tenants else { return Quotas::UNLIMITED };
+        tenants.get(tenant).map(|tenant| tenant.quotas).unwrap_or_default()
     }
 
     /// What is in force now, as this replica has read it.

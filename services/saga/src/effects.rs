@@ -200,7 +200,13 @@ impl Owner {
     fn begin(&mut self, command: CommandId) {
         let words = self.shared.lane.calls.add(command);
         let life = Life::new(Arc::clone(&self.shared), command, words);
-        self.lives.spawn(life.run());
+        let EffectLane { definitions, tenant, .. } = &self.shared.lane;
+        let open = definitions.usage().open_effect(tenant);
+        self.lives.spawn(async move {
+            let ended = life.run().await;
+            drop(open);
+            ended
+        });
     }
 
     async fn run(mut self, stop: &CancellationToken) -> Ended {

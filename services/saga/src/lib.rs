@@ -2,7 +2,7 @@
 //!
 //! - [`lane`]: what lanes of both kinds have in common: epochs, rows, sources, what goes out.
 //! - [`sagas`]: the owner of a saga's lane; [`effects`]: that of an effect's.
-//! - [`placement`]: which lanes this replica owns; [`tenants`]: whose.
+//! - [`placement`]: which lanes this replica owns; [`tenants`]: whose; [`quotas`]: how much they have.
 //! - [`manifests`]: what people write; [`definitions`]: what is in force, and what instances are pinned to.
 //! - [`command_service`]: the gateway of aggregates.
 //! - [`rpc`]: what actors and the operator may call; [`reads`]: rows, for whoever owns no lane; [`facts`]: what becomes
@@ -21,6 +21,7 @@ pub mod metrics;
 pub mod placement;
 mod process;
 pub mod providers;
+pub mod quotas;
 pub mod reads;
 pub mod rpc;
 pub mod sagas;

@@ -9,6 +9,7 @@ mod intake;
 mod letters;
 mod schedule;
 mod set_back;
+mod starved;
 mod summary;
 mod timers;
 mod work;
@@ -39,6 +40,7 @@ pub(crate) use self::intake::{Came, NOBODY};
 pub use self::intake::{DeadMessage, RawMessage};
 use self::intake::{Intake, Wanted};
 use self::set_back::Pending;
+use self::starved::Starved;
 pub use self::summary::Summary;
 pub use self::timers::DueRow;
 use self::timers::Timers;
@@ -49,6 +51,7 @@ use crate::lane::relay::{Relay, ToRelay};
 use crate::lane::rows::Rows;
 use crate::lane::source::{Brought, ReadWord, Reading, SourceState};
 use crate::lane::{AGGREGATE_EVENTS, Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS};
+use crate::quotas::LaneUsage;
 
 /// What may wait in a lane.
 const ROOM: Room = Room { items: 512, bytes: 16 * 1024 * 1024, of_one: 64 };
@@ -158,6 +161,8 @@ struct Owner {
     stalled: VecDeque<(CorrelationId, Item, usize)>,
     /// Inputs for which there was no room behind a letter or a pause.
     blocked: HashMap<CorrelationId, Vec<Item>>,
+    /// Starts for which the tenant has no room.
+    starved: Starved,
     /// Correlations whose inputs were held back when the lane was taken.
     held: mpsc::Receiver<CorrelationId>,
     /// Those who want sources to be read again, in order.
@@ -173,6 +178,7 @@ pub(crate) struct Shared {
     pub(crate) shard: u8,
     pub(crate) rows: Arc<Rows>,
     pub(crate) definitions: Arc<Definitions>,
+    pub(crate) usage: LaneUsage,
 }
 
 impl Owner {
@@ -213,12 +219,14 @@ impl Owner {
         let saga = lane.definitions.saga(&lane.tenant, &lane.saga);
         let wanted = saga.as_ref().and_then(|saga| saga.start.schedule.as_ref());
         schedule::prepare(&rows, &lane.saga, wanted).await?;
+        let usage = starved::count(&rows, &lane).await?;
+        let freed = usage.freed();
         let (to_held, held) = mpsc::channel(64);
         tasks.spawn(set_back::find_held(Arc::clone(&rows), to_held));
         let timers = Timers::load(&rows).await?;
         let SagaLane { tenant, saga, shard, definitions, .. } = lane;
         Ok(Self {
-            shared: Arc::new(Shared { tenant, saga, shard, rows, definitions }),
+            shared: Arc::new(Shared { tenant, saga, shard, rows, definitions, usage }),
             working_of: vec![0; sources.len()],
             is_lost: vec![false; sources.len()],
             sources,
@@ -232,6 +240,7 @@ impl Owner {
             working: FuturesUnordered::new(),
             stalled: VecDeque::new(),
             blocked: HashMap::new(),
+            starved: Starved::new(freed),
             held,
             setting_back: VecDeque::new(),
             tasks,
@@ -295,6 +304,7 @@ impl Owner {
                     Ok(ended) => ended?,
                     Err(error) => return Err(Ended::damaged(&self.shared.rows.lane, error)),
                 },
+                () = self.starved.fed() => self.feed(),
                 () = wake.notified() => self.timers.look(),
                 () = tokio::time::sleep(next_timer) => self.fire().await?,
             }
@@ -381,7 +391,7 @@ impl Owner {
             }
         });
         let stalled = self.stalled.iter_mut().map(|(_, item, _)| item);
-        let blocked = self.blocked.values_mut().flatten();
+        let blocked = self.blocked.values_mut().flatten().chain(self.starved.items());
         for item in
             stalled.chain(blocked).filter(|item| item.from.is_some_and(|(source, _)| source == number))
         {
@@ -449,6 +459,10 @@ impl Owner {
 
     /// Begins to work on an input.
     fn begin(&mut self, correlation: CorrelationId, item: Item) {
+        let Some(item) = self.starved.behind(&correlation, item) else {
+            self.queues.done(&correlation);
+            return;
+        };
         let note = item.from.and_then(|(number, sequence)| self.sources.get(number)?.note_with(sequence));
         if let Some((number, _)) = item.from {
             self.working_of[number] += 1;
@@ -466,11 +480,15 @@ impl Owner {
 
     /// Takes note of what became of an input.
     fn done(&mut self, done: Done) -> Result<(), Ended> {
-        let Done { correlation, item, cached, timers, outgoing, follows, is_blocked } = done;
+        let Done { correlation, item, cached, timers, outgoing, follows, is_blocked, starved } = done;
         self.queues.done(&correlation);
         if let Some((number, _)) = item.from {
             self.working_of[number] -= 1;
             self.open_again(number);
+        }
+        if let Some(full) = starved {
+            self.starve(correlation, item, &full);
+            return Ok(());
         }
         if is_blocked {
             tracing::warn!(lane = %self.shared.rows.lane, "no room behind the letter of {correlation}; nothing is read until there is");

@@ -50,6 +50,12 @@ impl Default for Quotas {
     }
 }
 
+impl Quotas {
+    /// As much as there is room for: where there are no tenants, nobody is kept from another's share.
+    pub const UNLIMITED: Self =
+        Self { instances: u64::MAX, starts_per_sec: QUOTA_MAX, open_effects: u64::MAX, timers: u64::MAX };
+}
+
 impl Tenant {
     /// A tenant of a context, with the share and the quotas of one of which nothing is said.
     #[must_use]

@@ -3,6 +3,8 @@
 //! A verb is published where the instance's own lane reads, so that it is applied in order with events, once, by whichever replica
 //! owns the lane.
 
+use std::time::Duration;
+
 use ::rpc::{Error, ErrorKind, Reason};
 use model::{ActorId, BlobHash, SagaName, TenantId, Violations};
 use prost::Message;
@@ -31,6 +33,8 @@ use crate::sagas::{AnswerRow, VerbOutcome};
 
 /// Data of a request, in bytes.
 pub(crate) const DATA_BYTES_MAX: usize = 1_000_000;
+/// When to try again what a quota of the tenant has no room for.
+const QUOTA_RETRY: Duration = Duration::from_secs(1);
 /// Type of an event, in characters.
 const EVENT_TYPE_CHARS_MAX: usize = 128;
 
@@ -379,6 +383,10 @@ fn refused(name: &InstanceName, refusal: &Refusal) -> Status {
             let error = Error::new(ErrorKind::ResourceExhausted, Reason::LimitExceeded, message);
             return error.with("limit", "saga_inputs_held_max").with("max", HELD_MAX).into();
         }
+        "QUOTA_EXCEEDED" => {
+            let error = Error::new(ErrorKind::ResourceExhausted, Reason::LimitExceeded, message);
+            return error.with("limit", "tenant_quota").retry_after(QUOTA_RETRY).into();
+        }
         text => {
             let known = Reason::ALL.iter().find(|reason| reason.as_str() == text);
             match known.filter(|reason| *reason.codes() == [tonic::Code::FailedPrecondition]) {
@@ -410,6 +418,7 @@ mod tests {
             ("REQUEST_ID_REUSED", tonic::Code::AlreadyExists),
             ("SAGA_EXISTS", tonic::Code::AlreadyExists),
             ("LIMIT_EXCEEDED", tonic::Code::ResourceExhausted),
+            ("QUOTA_EXCEEDED", tonic::Code::ResourceExhausted),
             ("SAGA_ENDED", tonic::Code::FailedPrecondition),
             ("SAGA_FAULT", tonic::Code::FailedPrecondition),
             ("PAST_PIVOT", tonic::Code::FailedPrecondition),

@@ -20,6 +20,7 @@ use super::{Cached, Item, Shared};
 use crate::definitions::DefinitionError;
 use crate::lane::relay::OutboxRow;
 use crate::lane::{Ended, Pauses, answers};
+use crate::quotas::Full;
 
 /// An input that is worked on.
 pub(super) struct Work {
@@ -44,6 +45,8 @@ pub(super) struct Done {
     pub(super) follows: Option<Wanted>,
     /// Whether there was no room for it, so that it has to be given again.
     pub(super) is_blocked: bool,
+    /// The quota for want of which the instance has not started.
+    pub(super) starved: Option<Full>,
 }
 
 /// What was decided about an input.
@@ -79,12 +82,20 @@ impl Work {
                 metrics.transition(outcome(&decision.change.fate));
                 return Ok(Done { item, correlation, ..done });
             }
+            let room = match shared.room_for(&decision, &item) {
+                Ok(room) => room,
+                Err(full) => {
+                    let starved = shared.refuse_start(&item, &full).await.then_some(full);
+                    return Ok(Done { starved, ..Done::unchanged(correlation, item, Some(current)) });
+                }
+            };
             let commit = shared.commit_of(&correlation, &current, &decision, &item, note.clone());
             let Commit { expect, ops, timers, outgoing, answer } = commit;
             service::crash_point("event.commit_sent");
             match shared.rows.commit(expect, ops).await? {
                 Outcome::Committed(revision) => {
                     shared.note_commit(&decision);
+                    shared.note_usage(&current, &decision, room, &timers);
                     shared.answer(&item, answer.as_ref()).await;
                     shared.answer_word(&item, &decision).await;
                     let is_swept = decision.letter.as_ref().is_none_or(LetterTurn::is_whole);
@@ -100,6 +111,7 @@ impl Work {
                         outgoing,
                         follows,
                         is_blocked: false,
+                        starved: None,
                     });
                 }
                 Outcome::Exists(_) => {
@@ -128,7 +140,7 @@ impl Done {
     fn unchanged(correlation: CorrelationId, item: Item, cached: Option<Cached>) -> Self {
         let follows = cached.as_ref().and_then(|cached| next_held(cached.record.as_ref()));
         let (timers, outgoing) = (TimerDelta::default(), Vec::new());
-        Self { correlation, item, cached, timers, outgoing, follows, is_blocked: false }
+        Self { correlation, item, cached, timers, outgoing, follows, is_blocked: false, starved: None }
     }
 }
 
@@ -370,7 +382,7 @@ impl Shared {
     }
 
     /// Answers whoever asked.
-    async fn answer(&self, item: &Item, answer: Option<&AnswerRow>) {
+    pub(super) async fn answer(&self, item: &Item, answer: Option<&AnswerRow>) {
         let (Some(asked), Some(answer)) = (asked(&item.what), answer) else { return };
         if let Some(to) = &asked.reply_to {
             answers::answer(self.rows.around(), to, answer).await;
@@ -492,7 +504,7 @@ impl Decision {
     }
 }
 
-fn asked(wanted: &Wanted) -> Option<&Asked> {
+pub(super) fn asked(wanted: &Wanted) -> Option<&Asked> {
     match wanted {
         Wanted::Input { asked, .. } => asked.as_ref(),
         Wanted::Held(_)

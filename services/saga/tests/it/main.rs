@@ -9,6 +9,7 @@ mod letters;
 mod operator;
 mod permissions;
 mod process;
+mod quotas;
 mod reads;
 mod reloads;
 mod replicas;

@@ -1,0 +1,310 @@
+//! How much tenants have on this replica, beside how much they may have.
+//!
+//! Whoever has too much starts no instance: events wait that would, and requests are refused. Instances that run go on, since only
+//! their ends make room. What a lane has is counted when it is taken, and followed from there.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use model::TenantId;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{GaugeVec, Opts};
+use tokio::sync::watch;
+
+use crate::tenants::Quotas;
+
+/// How long a start waits before it is tried again, where only another replica or another lane makes room.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What tenants have. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Usage(Arc<Mutex<HashMap<TenantId, Arc<TenantUsage>>>>);
+
+/// What one tenant has.
+struct TenantUsage {
+    instances: AtomicU64,
+    timers: AtomicU64,
+    effects: AtomicU64,
+    /// Starts that are free, in thousandths, and when they were counted.
+    starts: Mutex<(u64, Instant)>,
+    quotas: Mutex<Quotas>,
+    freed: watch::Sender<()>,
+}
+
+/// A quota that is used up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the tenant has {found} of the quota `{quota}`, which is {most}")]
+pub struct Full {
+    /// Its name in the tenants file.
+    pub quota: &'static str,
+    /// How much there may be.
+    pub most: u64,
+    /// How much there is.
+    pub found: u64,
+    /// When to try again.
+    pub again: Duration,
+}
+
+/// What one lane has of a tenant's; given back when the lane is given up.
+pub(crate) struct LaneUsage {
+    tenant: Arc<TenantUsage>,
+    instances: AtomicU64,
+    timers: AtomicU64,
+}
+
+/// Room for one more instance, which is given back unless the instance has started.
+pub(crate) struct Room<'a> {
+    lane: &'a LaneUsage,
+    is_taken: bool,
+}
+
+/// An open call of an effect.
+pub(crate) struct OpenEffect(Arc<TenantUsage>);
+
+impl Usage {
+    fn of(&self, tenant: &TenantId) -> Arc<TenantUsage> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(all.entry(tenant.clone()).or_default())
+    }
+
+    /// What a lane has that was taken with so many instances and timers.
+    pub(crate) fn lane(&self, tenant: &TenantId, instances: u64, timers: u64) -> LaneUsage {
+        let tenant = self.of(tenant);
+        tenant.instances.fetch_add(instances, Ordering::Relaxed);
+        tenant.timers.fetch_add(timers, Ordering::Relaxed);
+        LaneUsage { tenant, instances: AtomicU64::new(instances), timers: AtomicU64::new(timers) }
+    }
+
+    /// Counts a call of an effect, until what this gives is dropped.
+    pub(crate) fn open_effect(&self, tenant: &TenantId) -> OpenEffect {
+        let tenant = self.of(tenant);
+        tenant.effects.fetch_add(1, Ordering::Relaxed);
+        OpenEffect(tenant)
+    }
+}
+
+impl Default for TenantUsage {
+    fn default() -> Self {
+        Self {
+            instances: AtomicU64::new(0),
+            timers: AtomicU64::new(0),
+            effects: AtomicU64::new(0),
+            starts: Mutex::new((u64::MAX, Instant::now())),
+            quotas: Mutex::default(),
+            freed: watch::Sender::new(()),
+        }
+    }
+}
+
+impl TenantUsage {
+    /// Takes one of the starts of this second; gives how long to wait for the next one.
+    fn take_start(&self, per_sec: u64) -> Result<(), Duration> {
+        let mut starts = self.starts.lock().unwrap_or_else(PoisonError::into_inner);
+        let (free, counted) = *starts;
+        let passed = u64::try_from(counted.elapsed().as_millis()).unwrap_or(u64::MAX);
+        // A quota of one a second is a thousandth each millisecond.
+        let free = free.saturating_add(passed.saturating_mul(per_sec)).min(per_sec.saturating_mul(1000));
+        *starts = (free, if passed > 0 { Instant::now() } else { counted });
+        if starts.0 < 1000 {
+            let missing = 1000 - starts.0;
+            return Err(Duration::from_millis(missing.div_ceil(per_sec.max(1))));
+        }
+        starts.0 -= 1000;
+        Ok(())
+    }
+
+    /// Lets starts that wait be tried again.
+    fn free(&self) {
+        self.freed.send_replace(());
+    }
+}
+
+impl LaneUsage {
+    /// Makes room for one more instance.
+    ///
+    /// # Errors
+    /// The quota that is used up.
+    pub(crate) fn room(&self, quotas: Quotas) -> Result<Room<'_>, Full> {
+        *self.tenant.quotas.lock().unwrap_or_else(PoisonError::into_inner) = quotas;
+        let full = |quota, most, found| Full { quota, most, found, again: AGAIN };
+        for (quota, most, found) in [
+            ("timers", quotas.timers, self.tenant.timers.load(Ordering::Relaxed)),
+            ("open_effects", quotas.open_effects, self.tenant.effects.load(Ordering::Relaxed)),
+        ] {
+            if found >= most {
+                return Err(full(quota, most, found));
+            }
+        }
+        let more = |found: u64| (found < quotas.instances).then_some(found + 1);
+        let taken = self.tenant.instances.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        taken.map_err(|found| full("instances", quotas.instances, found))?;
+        self.instances.fetch_add(1, Ordering::Relaxed);
+        let room = Room { lane: self, is_taken: false };
+        let most = quotas.starts_per_sec;
+        match self.tenant.take_start(most) {
+            Ok(()) => Ok(room),
+            Err(again) => Err(Full { quota: "starts_per_sec", most, found: most, again }),
+        }
+    }
+
+    /// Takes note that an instance has ended.
+    pub(crate) fn ended(&self) {
+        self.give_back();
+        self.tenant.free();
+    }
+
+    fn give_back(&self) {
+        lower(&self.instances, 1);
+        lower(&self.tenant.instances, 1);
+    }
+
+    /// Takes note of timers that were set, and of those that are gone.
+    pub(crate) fn timers(&self, set: usize, gone: usize) {
+        for count in [&self.timers, &self.tenant.timers] {
+            count.fetch_add(set as u64, Ordering::Relaxed);
+            lower(count, gone as u64);
+        }
+        if gone > set {
+            self.tenant.free();
+        }
+    }
+
+    /// Tells when starts that wait may be tried again.
+    pub(crate) fn freed(&self) -> watch::Receiver<()> {
+        self.tenant.freed.subscribe()
+    }
+}
+
+impl Drop for LaneUsage {
+    fn drop(&mut self) {
+        lower(&self.tenant.instances, self.instances.load(Ordering::Relaxed));
+        lower(&self.tenant.timers, self.timers.load(Ordering::Relaxed));
+        self.tenant.free();
+    }
+}
+
+impl Room<'_> {
+    /// Keeps it: the instance has started.
+    pub(crate) fn keep(mut self) {
+        self.is_taken = true;
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        if !self.is_taken {
+            self.lane.give_back();
+        }
+    }
+}
+
+impl Drop for OpenEffect {
+    fn drop(&mut self) {
+        lower(&self.0.effects, 1);
+        self.0.free();
+    }
+}
+
+/// Counts down, to nothing at most: what was committed without an answer was not counted.
+fn lower(count: &AtomicU64, by: u64) {
+    let less = |found: u64| Some(found.saturating_sub(by));
+    // It always gives a number.
+    let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+}
+
+/// Shows how much of their quotas tenants have: of each quota the most that one of them has.
+pub(crate) struct Shown {
+    usage: Usage,
+    ratio: GaugeVec,
+}
+
+impl Shown {
+    /// Of these.
+    ///
+    /// # Errors
+    /// None: its name is a good one.
+    pub(crate) fn new(usage: Usage) -> Result<Self, prometheus::Error> {
+        let opts = Opts::new(
+            "mycora_saga_quota_used_ratio",
+            "Share of a quota that the tenant has which has most of it",
+        );
+        Ok(Self { usage, ratio: GaugeVec::new(opts, &["quota"])? })
+    }
+}
+
+impl Collector for Shown {
+    fn desc(&self) -> Vec<&Desc> {
+        self.ratio.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let mut most = [("instances", 0.0_f64), ("timers", 0.0), ("open_effects", 0.0)];
+        for tenant in self.usage.0.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            let quotas = *tenant.quotas.lock().unwrap_or_else(PoisonError::into_inner);
+            let used = [
+                (&tenant.instances, quotas.instances),
+                (&tenant.timers, quotas.timers),
+                (&tenant.effects, quotas.open_effects),
+            ];
+            for ((_, ratio), (found, quota)) in most.iter_mut().zip(used) {
+                #[allow(clippy::cast_precision_loss, reason = "a share for a graph")]
+                let share = found.load(Ordering::Relaxed) as f64 / quota as f64;
+                *ratio = ratio.max(share);
+            }
+        }
+        for (quota, ratio) in most {
+            self.ratio.with_label_values(&[quota]).set(ratio);
+        }
+        self.ratio.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_of_a_tenant_share_what_it_may_have() {
+        let (usage, acme) = (Usage::default(), "acme".parse().expect("a tenant"));
+        let quotas = Quotas { instances: 3, timers: 5, open_effects: 1, ..Quotas::default() };
+        let (one, other) = (usage.lane(&acme, 1, 0), usage.lane(&acme, 0, 0));
+        drop(other.room(quotas).expect("given back"));
+        one.room(quotas).expect("there is room").keep();
+        other.room(quotas).expect("there is room").keep();
+        let full = |lane: &LaneUsage| lane.room(quotas).err().map(|full| (full.quota, full.most, full.found));
+        assert_eq!((full(&one), full(&other)), (Some(("instances", 3, 3)), Some(("instances", 3, 3))));
+        let b = usage.lane(&"b".parse().expect("a tenant"), 0, 0);
+        assert_ne!(full(&b).map(|full| full.0), Some("instances"), "another tenant has room");
+        let mut freed = one.freed();
+        freed.mark_unchanged();
+        other.ended();
+        assert!(freed.has_changed().expect("it goes on"));
+        assert_eq!(full(&one), None);
+        let effect = usage.open_effect(&acme);
+        assert_eq!(full(&one), Some(("open_effects", 1, 1)));
+        drop(effect);
+        other.timers(6, 1);
+        assert_eq!(full(&one), Some(("timers", 5, 5)));
+        // Whoever takes a lane counts anew.
+        drop(other);
+        assert_eq!(full(&one), None);
+    }
+
+    #[test]
+    fn starts_are_so_many_a_second() {
+        let usage = TenantUsage::default();
+        let begin = Instant::now();
+        let mut started = 0;
+        // Those of one second are there from the beginning.
+        while started < 120 {
+            match usage.take_start(100) {
+                Ok(()) => started += 1,
+                Err(again) => assert!(again <= Duration::from_millis(10)),
+            }
+        }
+        assert!(begin.elapsed() >= Duration::from_millis(190), "{:?}", begin.elapsed());
+    }
+}

@@ -1,0 +1,178 @@
+//! Starts that wait until their tenant has room for them.
+//!
+//! What would start an instance is held here, with everything of its correlation behind it. Its message stays open, so that a source
+//! delivers no more than so many of them; results, verbs and timers go on, by which instances end and make room.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use model::CorrelationId;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use workflow::instance::Record;
+use workflow::key::Table;
+use workflow::step::Refusal;
+use workflow::{Key, key};
+
+use super::answer::{AnswerRow, VerbOutcome};
+use super::intake::Wanted;
+use super::timers::TimerDelta;
+use super::work::{Decision, asked};
+use super::{Cached, Item, Owner, SagaLane, Shared};
+use crate::lane::Ended;
+use crate::lane::rows::Rows;
+use crate::quotas::{Full, LaneUsage, Room};
+
+/// Correlations that are tried again at a time.
+const AT_ONCE: usize = 8;
+
+/// Starts that wait.
+pub(super) struct Starved {
+    /// In the order in which they came.
+    line: VecDeque<CorrelationId>,
+    items: HashMap<CorrelationId, VecDeque<Item>>,
+    freed: watch::Receiver<()>,
+    again: Instant,
+}
+
+/// Counts what a lane has.
+pub(super) async fn count(rows: &Rows, lane: &SagaLane) -> Result<LaneUsage, Ended> {
+    let mut instances = 0;
+    for status in model::SagaStatus::ALL.into_iter().filter(|status| !status.is_end()) {
+        instances += number(rows, Key::by_status(status.as_str()), |_| true).await?;
+    }
+    // Those whose names no saga can give a timer are ours.
+    let is_theirs = |key: &Key| {
+        let parts = key.parts().unwrap_or_default();
+        !matches!(parts.last(), Some(key::Part::Text(name)) if name.starts_with('%'))
+    };
+    let timers = number(rows, Table::Due.range(), is_theirs).await?;
+    Ok(lane.definitions.usage().lane(&lane.tenant, instances, timers))
+}
+
+/// Counts the rows of a range.
+async fn number(
+    rows: &Rows,
+    mut range: std::ops::Range<Key>,
+    counts: impl Fn(&Key) -> bool,
+) -> Result<u64, Ended> {
+    let mut found = 0;
+    loop {
+        let page = rows.page(&range).await?;
+        for (key, _) in &page.rows {
+            found += u64::from(counts(&Key::of_store(key.to_string())));
+        }
+        match page.rows.last() {
+            Some((last, _)) if page.has_more => range.start = Key::of_store(last.to_string()).behind(),
+            _ => return Ok(found),
+        }
+    }
+}
+
+impl Starved {
+    pub(super) fn new(freed: watch::Receiver<()>) -> Self {
+        Self { line: VecDeque::new(), items: HashMap::new(), freed, again: Instant::now() }
+    }
+
+    /// Keeps an item back whose correlation waits for its start; gives it back where it does not. Requests are not kept back: they are
+    /// answered.
+    pub(super) fn behind(&mut self, correlation: &CorrelationId, item: Item) -> Option<Item> {
+        let waits = matches!(&item.what, Wanted::Input { asked: None, .. } | Wanted::Dead { .. });
+        match self.items.get_mut(correlation).filter(|_| waits) {
+            Some(items) => {
+                items.push_back(item);
+                None
+            }
+            None => Some(item),
+        }
+    }
+
+    /// Everything that is kept back.
+    pub(super) fn items(&mut self) -> impl Iterator<Item = &mut Item> {
+        self.items.values_mut().flatten()
+    }
+
+    /// Waits until something may be tried again; for ever where nothing waits.
+    pub(super) async fn fed(&mut self) {
+        if self.line.is_empty() {
+            return std::future::pending().await;
+        }
+        tokio::select! {
+            // Whoever makes room lives as long as the lane does.
+            _ = self.freed.changed() => {}
+            () = tokio::time::sleep_until(self.again) => {}
+        }
+    }
+}
+
+impl Owner {
+    /// Keeps a start back for which there is no room.
+    pub(super) fn starve(&mut self, correlation: CorrelationId, item: Item, full: &Full) {
+        let Starved { line, items, again, .. } = &mut self.starved;
+        if line.is_empty() {
+            tracing::warn!(lane = %self.shared.rows.lane, "{full}; starts wait until there is room");
+        }
+        *again = Instant::now() + full.again.max(Duration::from_millis(1));
+        line.push_back(correlation.clone());
+        items.entry(correlation).or_default().push_front(item);
+    }
+
+    /// Tries starts again.
+    pub(super) fn feed(&mut self) {
+        for _ in 0..AT_ONCE {
+            let Some(correlation) = self.starved.line.pop_front() else { return };
+            let items = self.starved.items.remove(&correlation).unwrap_or_default();
+            for item in items.into_iter().rev() {
+                self.queues.push_first(&correlation, item);
+            }
+        }
+        // The next of them, should these find room; where they do not, they say when.
+        self.starved.again = Instant::now() + Duration::from_millis(1);
+    }
+}
+
+impl Shared {
+    /// Makes room for the instance that a decision starts; nothing where it starts none.
+    pub(super) fn room_for(&self, decision: &Decision, item: &Item) -> Result<Option<Room<'_>>, Full> {
+        let starts = decision.change.journal.iter().any(|row| row.revision == 1);
+        // What a person has applied again is that person's to decide.
+        if !starts || matches!(item.what, Wanted::Word(_)) {
+            return Ok(None);
+        }
+        self.usage.room(self.definitions.quotas(&self.tenant)).map(Some)
+    }
+
+    /// Answers whoever asked for a start that there is no room for it. Says whether nobody did: it waits then.
+    pub(super) async fn refuse_start(&self, item: &Item, full: &Full) -> bool {
+        let Some(asked) = asked(&item.what) else { return true };
+        let refusal = Refusal { reason: "QUOTA_EXCEEDED".to_owned(), message: full.to_string() };
+        let outcome = VerbOutcome::Refused(refusal);
+        let request_hash = asked.request_hash.clone();
+        let answer = AnswerRow { request_hash, outcome, instance: None, work: Vec::new() };
+        self.answer(item, Some(&answer)).await;
+        false
+    }
+
+    /// Takes note of what a commit has changed of what the tenant has.
+    pub(super) fn note_usage(
+        &self,
+        current: &Cached,
+        decision: &Decision,
+        room: Option<Room<'_>>,
+        timers: &TimerDelta,
+    ) {
+        let is_live = |record: Option<&Record>| record.is_some_and(|record| record.instance().is_some());
+        let is_live_now = is_live(decision.change.record.as_ref());
+        match room {
+            Some(room) if is_live_now => room.keep(),
+            // It has ended with its start.
+            Some(room) => drop(room),
+            None if is_live(current.record.as_ref()) && !is_live_now => self.usage.ended(),
+            None => {}
+        }
+        let is_theirs = |name: &str| !name.starts_with('%');
+        let set = timers.set.iter().filter(|timer| is_theirs(&timer.name)).count();
+        let gone = timers.dropped.iter().filter(|(_, name)| is_theirs(name)).count();
+        self.usage.timers(set, gone);
+    }
+}
