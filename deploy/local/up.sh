@@ -170,6 +170,8 @@ start_service() { # NAME NUMBER
 }
 
 write_profile() {
+  local sagas=
+  if [ "$saga" = yes ]; then sagas="saga = \"$(url 8)\""; fi
   cat >"$dir/client.toml" <<END
 ca = "pki/ca.pem"
 cert = "pki/actor-1.pem"
@@ -184,6 +186,7 @@ runner-registry = "$(url 4)"
 router = "$(url 3)"
 mycelium-gateway = "$(url 5)"
 supervisor = "$(url 6)"
+$sagas
 
 [profiles.admin]
 cert = "pki/admin.pem"
