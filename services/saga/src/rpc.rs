@@ -25,6 +25,7 @@ mod timers;
 mod verbs;
 mod watch;
 mod wire;
+mod words;
 
 use std::sync::Arc;
 

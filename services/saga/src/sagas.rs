@@ -39,6 +39,7 @@ pub use self::batch::{HeldRow, HeldWhat, LetterRow, ListedRow};
 pub(crate) use self::intake::{Came, NOBODY};
 pub use self::intake::{DeadMessage, RawMessage};
 use self::intake::{Intake, Wanted};
+pub(crate) use self::letters::passed_on;
 use self::set_back::Pending;
 use self::starved::Starved;
 pub use self::summary::Summary;

@@ -25,6 +25,9 @@ pub struct WordAnswer {
     pub request_hash: String,
     /// What became of it.
     pub outcome: WordOutcome,
+    /// The correlation that it was about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub correlation: Option<CorrelationId>,
     /// The letter that stands in front of its correlation now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub front: Option<u64>,
@@ -61,7 +64,8 @@ pub enum WordOutcome {
 impl WordAnswer {
     /// The answer that says no more than what became of it.
     pub(crate) fn new(request_hash: &str, outcome: WordOutcome) -> Self {
-        Self { request_hash: request_hash.to_owned(), outcome, front: None, held: 0, removed: 0 }
+        let request_hash = request_hash.to_owned();
+        Self { request_hash, outcome, correlation: None, front: None, held: 0, removed: 0 }
     }
 
     /// The answer that refuses.

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use ::rpc::{Error, Page};
 use futures_util::StreamExt as _;
-use model::{CommandId, CorrelationId, EffectName, EffectState, SagaName, TenantId, Violations};
+use model::{BlobHash, CommandId, CorrelationId, EffectName, EffectState, SagaName, TenantId, Violations};
 use proto::convert::saga::{name, states, tenant};
+use proto::internal::v1::SagaPermission;
 use proto::required::missing;
 use proto::v1::{
     CancelEffectRequest, CancelEffectResponse, CompleteEffectRequest, CompleteEffectResponse, EffectCall,
@@ -18,14 +19,20 @@ use tonic::Status;
 use workflow::catalog::Catalog;
 use workflow::key::Table;
 use workflow::ledger::CallRow;
-use workflow::{Key, Lane};
+use workflow::word::{CallWord, Completion, EffectWord};
+use workflow::{Json, Key, Lane, Subject};
 
+use super::access::{Change, Repeatable, hash_of};
 use super::lists::{Asked, Listed, PageOf, Stretch, failed, page};
+use super::verbs::json_of;
 use super::wire;
 use super::wire::effect::Declared;
-use super::{Api, Principal, unimplemented};
+use super::words::Speaker;
+use super::{Api, Principal};
 use crate::reads::{ReadError, Reads, read};
 
+/// The code of a failure, in characters.
+const CODE_CHARS_MAX: usize = 64;
 /// Lanes that are asked at a time for a call of which nobody said where it is.
 const LANES_AT_ONCE: usize = 8;
 
@@ -184,38 +191,116 @@ pub(super) async fn list(
     Ok(ListEffectsResponse { calls, next_page_token })
 }
 
-/// Ends a call that waits for its answer.
-pub(super) async fn complete(
-    _: &Api,
-    _: &Principal,
-    _: CompleteEffectRequest,
-) -> Result<CompleteEffectResponse, Status> {
-    Err(unimplemented("CompleteEffect"))
+/// What is asked of a call, and by which request.
+struct AskedOfCall<'a> {
+    method: &'static str,
+    permission: SagaPermission,
+    tenant_id: &'a str,
+    effect: &'a str,
+    command_id: &'a str,
+    request_id: &'a str,
+    /// Hash of the request without its id.
+    hash: BlobHash,
+    word: Option<CallWord>,
 }
 
-/// Says whether a call happened.
-pub(super) async fn resolve(
-    _: &Api,
-    _: &Principal,
-    _: ResolveEffectRequest,
-) -> Result<ResolveEffectResponse, Status> {
-    Err(unimplemented("ResolveEffect"))
+/// Asks the owner of a call's lane for something, and gives the call as it is since.
+async fn ask(
+    api: &Api,
+    caller: &Principal,
+    asked: AskedOfCall<'_>,
+    mut violations: Violations,
+) -> Result<EffectCall, Status> {
+    let AskedOfCall { method, permission, tenant_id, effect, command_id, request_id, hash, word } = asked;
+    let request = Repeatable::parse(request_id, hash, &mut violations);
+    let tenant = tenant(tenant_id, api.has_tenants(), &mut violations);
+    let effect: Option<EffectName> = name("effect", effect, &mut violations);
+    let command: Option<CommandId> = name("command_id", command_id, &mut violations);
+    let parsed = tenant.zip(command).zip(word);
+    let ((tenant, command), word) = violations.into_result(parsed).map_err(Error::from)?;
+    let resource = format!("call {command}");
+    let change =
+        Change { permission, method, resource: &resource, request: request.as_ref(), dry_run: false };
+    let actor = api.authorize(caller, &tenant, change).await?;
+    let (effect, _) = api.call(&tenant, effect.as_ref(), command).await?;
+    let lane = Lane::Effect { tenant: tenant.clone(), effect: effect.clone() };
+    let subject = Subject::Effect { effect: effect.clone(), command };
+    let speaker = Speaker::new(actor, &tenant, request.as_ref(), hash);
+    api.say(&speaker, "", (&lane, subject), EffectWord::Call { command, asked: word }).await?;
+    let (effect, row) = api.call(&tenant, Some(&effect), command).await?;
+    let catalog = api.app.definitions().catalog();
+    Ok(wire::effect::call(&tenant, &effect, &row, declared(&catalog, &effect, &tenant)))
 }
 
-/// Makes a call again.
-pub(super) async fn retry(
-    _: &Api,
-    _: &Principal,
-    _: RetryEffectRequest,
-) -> Result<RetryEffectResponse, Status> {
-    Err(unimplemented("RetryEffect"))
+/// Declares what a method asks of a call: how its word is made of the request.
+macro_rules! asks_of_calls {
+    ($($(#[$doc:meta])* $name:ident($request:ident) -> $response:ident = $method:literal $permission:ident $word:expr;)+) => {
+        $($(#[$doc])*
+        pub(super) async fn $name(
+            api: &Api,
+            caller: &Principal,
+            mut request: $request,
+        ) -> Result<$response, Status> {
+            let mut violations = missing(&request);
+            let request_id = std::mem::take(&mut request.request_id);
+            let word: fn(&$request, &mut Violations) -> Option<CallWord> = $word;
+            let asked = AskedOfCall {
+                method: $method,
+                permission: SagaPermission::$permission,
+                hash: hash_of($method, &request),
+                word: word(&request, &mut violations),
+                tenant_id: &request.tenant_id,
+                effect: &request.effect,
+                command_id: &request.command_id,
+                request_id: &request_id,
+            };
+            let call = Some(ask(api, caller, asked, violations).await?);
+            Ok($response { call })
+        })+
+    };
 }
 
-/// Cancels a call.
-pub(super) async fn cancel(
-    _: &Api,
-    _: &Principal,
-    _: CancelEffectRequest,
-) -> Result<CancelEffectResponse, Status> {
-    Err(unimplemented("CancelEffect"))
+asks_of_calls! {
+    /// Ends a call that waits for its answer.
+    complete(CompleteEffectRequest) -> CompleteEffectResponse = "CompleteEffect" Start completion;
+    /// Says whether a call happened.
+    resolve(ResolveEffectRequest) -> ResolveEffectResponse = "ResolveEffect" Operate resolution;
+    /// Makes a call again.
+    retry(RetryEffectRequest) -> RetryEffectResponse = "RetryEffect" Operate |_, _| Some(CallWord::Retry);
+    /// Cancels a call.
+    cancel(CancelEffectRequest) -> CancelEffectResponse = "CancelEffect" Operate |_, _| Some(CallWord::Cancel);
+}
+
+fn completion(request: &CompleteEffectRequest, violations: &mut Violations) -> Option<CallWord> {
+    use proto::v1::complete_effect_request::Outcome;
+    let end = match request.outcome.as_ref()? {
+        Outcome::Succeeded(success) => {
+            let result = json_of("succeeded.result_json", &success.result_json, violations)?;
+            Completion::Succeeded { result }
+        }
+        Outcome::Failed(failure) => {
+            let is_safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+            let code = failure.code.clone();
+            if !(1..=CODE_CHARS_MAX).contains(&code.len()) || !code.chars().all(is_safe) {
+                violations.add("failed.code", format!("1 to {CODE_CHARS_MAX} characters of [A-Za-z0-9_.-]"));
+            }
+            let result = json_of("failed.result_json", &failure.result_json, violations)?;
+            if !matches!(result, Json::Map(_) | Json::Null) {
+                violations.add("failed.result_json", format!("an object, not {}", result.kind()));
+            }
+            Completion::Failed { code, result }
+        }
+    };
+    Some(CallWord::Complete { token: BlobHash::of(request.token.as_bytes()), end })
+}
+
+fn resolution(request: &ResolveEffectRequest, violations: &mut Violations) -> Option<CallWord> {
+    use proto::v1::resolve_effect_request::Outcome;
+    Some(match request.outcome.as_ref()? {
+        Outcome::Succeeded(success) => {
+            let result = json_of("succeeded.result_json", &success.result_json, violations)?;
+            CallWord::Happened { result }
+        }
+        Outcome::NotDone(_) => CallWord::NotDone,
+    })
 }

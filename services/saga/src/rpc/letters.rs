@@ -1,28 +1,39 @@
 //! Dead letters: read, applied, removed.
 
 use ::rpc::{Error, Page};
-use model::{CorrelationId, SagaName, TenantId, Violations};
+use std::collections::BTreeSet;
+
+use model::{BlobHash, CommandId, CorrelationId, SagaName, TenantId, Violations};
 use proto::convert::saga::{name, tenant};
+use proto::internal::v1::SagaPermission;
 use proto::required::missing;
 use proto::v1::{
     GetSagaDeadLetterRequest, GetSagaDeadLetterResponse, ListSagaDeadLettersRequest,
     ListSagaDeadLettersResponse, PurgeSagaDeadLettersRequest, PurgeSagaDeadLettersResponse,
-    RedriveSagaDeadLettersRequest, RedriveSagaDeadLettersResponse, SagaDeadLetter,
+    RedriveSagaDeadLettersRequest, RedriveSagaDeadLettersResponse, SagaDeadLetter, SagaInputFate,
+    SagaRedrive,
 };
 use store::Versioned;
 use tonic::Status;
 use workflow::key::Table;
-use workflow::{Key, Lane};
+use workflow::word::{EffectWord, SagaWord};
+use workflow::{Key, Lane, Subject};
 
+use super::access::{Change, Repeatable, hash_of};
 use super::lists::{Asked, Listed, PageOf, Stretch, failed, page};
+use super::verbs::json_of;
 use super::wire;
-use super::{Api, Principal, unimplemented};
+use super::words::Speaker;
+use super::{Api, Principal};
+use crate::lane::answers::{WordAnswer, WordOutcome};
 use crate::lane::letter_name::LetterName;
 use crate::reads::{Letter, ReadError, Reads, read};
-use crate::sagas::LetterRow;
+use crate::sagas::{LetterRow, NOBODY};
 
 /// The kind of a reason in a filter, in bytes.
 const CODE_BYTES_MAX: usize = 64;
+/// Letters of one request.
+const KEYS_MAX: usize = 1000;
 
 /// NOT_FOUND of a letter.
 pub(super) fn no_letter(key: &str) -> Status {
@@ -128,20 +139,229 @@ pub(super) async fn get(
     Ok(GetSagaDeadLetterResponse { dead_letter: Some(wire::letter::letter(&tenant, &letter, true)) })
 }
 
+/// Letters that a request names, and who asks.
+struct Named {
+    letters: Vec<(LetterName, Option<LetterRow>)>,
+    speaker: Speaker,
+}
+
+/// Fields that requests about letters have in common.
+struct Head<'a> {
+    method: &'static str,
+    tenant_id: &'a str,
+    keys: &'a [String],
+    request_id: &'a str,
+    /// Hash of the request without its id.
+    hash: BlobHash,
+}
+
+/// Finds the letters of a request, once it is allowed.
+async fn named(
+    api: &Api,
+    caller: &Principal,
+    head: Head<'_>,
+    mut violations: Violations,
+) -> Result<Named, Status> {
+    let Head { method, tenant_id, keys, request_id, hash } = head;
+    let request = Repeatable::parse(request_id, hash, &mut violations);
+    let tenant = tenant(tenant_id, api.has_tenants(), &mut violations);
+    if !(1..=KEYS_MAX).contains(&keys.len()) {
+        violations.add("keys", format!("1 to {KEYS_MAX} keys, here are {}", keys.len()));
+    }
+    if keys.iter().collect::<BTreeSet<_>>().len() < keys.len() {
+        violations.add("keys", "each key stands there once");
+    }
+    let tenant = violations.into_result(tenant).map_err(Error::from)?;
+    let resource = keys.first().map_or("", String::as_str);
+    let change = Change {
+        permission: SagaPermission::Operate,
+        method,
+        resource,
+        request: request.as_ref(),
+        dry_run: false,
+    };
+    let actor = api.authorize(caller, &tenant, change).await?;
+    let reads = api.reads();
+    let mut letters = Vec::with_capacity(keys.len());
+    for key in keys {
+        let name = LetterName::parse(key, &tenant).ok_or_else(|| no_letter(key))?;
+        let row = reads.row(&name.lane, name.key.clone()).await.map_err(failed)?;
+        letters.push((name, row));
+    }
+    Ok(Named { letters, speaker: Speaker::new(actor, &tenant, request.as_ref(), hash) })
+}
+
+/// The part of a request that is about one of its letters.
+fn part(number: usize) -> String {
+    format!("/{number}")
+}
+
+/// The correlation under which a letter stands.
+fn correlation_of(row: &LetterRow) -> Result<CorrelationId, Status> {
+    match &row.correlation {
+        Some(correlation) => Ok(correlation.clone()),
+        None => NOBODY.parse().map_err(|error| Error::internal(error).into()),
+    }
+}
+
+/// The subject of a word about a letter.
+fn subject_of(lane: &Lane, correlation: &CorrelationId) -> Subject {
+    match lane {
+        Lane::Saga { saga, .. } => Subject::workflow(saga, correlation),
+        // It is about no call.
+        Lane::Effect { effect, .. } => {
+            Subject::Effect { effect: effect.clone(), command: CommandId::from_bits(0) }
+        }
+    }
+}
+
 /// Applies dead letters.
 pub(super) async fn redrive(
-    _: &Api,
-    _: &Principal,
-    _: RedriveSagaDeadLettersRequest,
+    api: &Api,
+    caller: &Principal,
+    mut request: RedriveSagaDeadLettersRequest,
 ) -> Result<RedriveSagaDeadLettersResponse, Status> {
-    Err(unimplemented("RedriveSagaDeadLetters"))
+    let mut violations = missing(&request);
+    let request_id = std::mem::take(&mut request.request_id);
+    let data = (!request.data_json.is_empty())
+        .then(|| json_of("data_json", &request.data_json, &mut violations))
+        .flatten();
+    if !request.data_json.is_empty() && (request.skip || request.keys.len() != 1) {
+        violations.add("data_json", "is only for one key, and not for one that is left out");
+    }
+    let head = Head {
+        method: "RedriveSagaDeadLetters",
+        tenant_id: &request.tenant_id,
+        keys: &request.keys,
+        request_id: &request_id,
+        hash: hash_of("RedriveSagaDeadLetters", &request),
+    };
+    let Named { letters, speaker } = named(api, caller, head, violations).await?;
+    let reads = api.reads();
+    // Letters that are gone were applied by this very request, or nothing is done.
+    let mut known: Vec<Option<WordAnswer>> = Vec::with_capacity(letters.len());
+    for (number, (name, row)) in letters.iter().enumerate() {
+        let key = WordAnswer::key(&format!("{}{}", speaker.request, part(number)));
+        let answer: Option<WordAnswer> = reads.row(&name.lane, key).await.map_err(failed)?;
+        let answer = answer.filter(|answer| speaker.is_answer(answer));
+        if row.is_none() && answer.is_none() {
+            return Err(no_letter(&name.to_string()));
+        }
+        known.push(answer);
+    }
+    let mut redrives = Vec::with_capacity(letters.len());
+    for (number, ((name, row), known)) in letters.iter().zip(known).enumerate() {
+        let answer = match (known, row) {
+            (Some(answer), _) => answer,
+            (None, Some(row)) => {
+                let correlation = correlation_of(row)?;
+                let subject = subject_of(&name.lane, &correlation);
+                let (to, part) = ((&name.lane, subject), part(number));
+                let letter = name.number().unwrap_or_default();
+                match &name.lane {
+                    Lane::Saga { .. } => {
+                        let data = data.clone();
+                        let word = SagaWord::Redrive { correlation, letter, skip: request.skip, data };
+                        api.say(&speaker, &part, to, word).await?
+                    }
+                    Lane::Effect { .. } => {
+                        let word = EffectWord::Redrive { letter, skip: request.skip };
+                        api.say(&speaker, &part, to, word).await?
+                    }
+                }
+            }
+            (None, None) => return Err(no_letter(&name.to_string())),
+        };
+        let answer = passed_on(api, name, &speaker, number, answer).await?;
+        redrives.push(redriven(name, &answer));
+    }
+    Ok(RedriveSagaDeadLettersResponse { redrives })
+}
+
+/// The answer of the lane that a letter was passed on to, as it is kept there; else the one that there is.
+async fn passed_on(
+    api: &Api,
+    name: &LetterName,
+    speaker: &Speaker,
+    number: usize,
+    answer: WordAnswer,
+) -> Result<WordAnswer, Status> {
+    let (WordOutcome::PassedOn(to), Lane::Saga { tenant, saga, .. }) = (&answer.outcome, &name.lane) else {
+        return Ok(answer);
+    };
+    let reads = api.reads();
+    let Some(lane) = reads.lane_of(tenant, saga, to) else { return Ok(answer) };
+    let request = crate::sagas::passed_on(&format!("{}{}", speaker.request, part(number)));
+    let there = reads.row(&lane, WordAnswer::key(&request)).await.map_err(failed)?;
+    Ok(there.unwrap_or(answer))
+}
+
+fn redriven(name: &LetterName, answer: &WordAnswer) -> SagaRedrive {
+    let (fate, detail) = match &answer.outcome {
+        WordOutcome::Done | WordOutcome::Refused(_) => (SagaInputFate::Unspecified, String::new()),
+        WordOutcome::Applied => (SagaInputFate::Applied, String::new()),
+        WordOutcome::Held => (SagaInputFate::Held, String::new()),
+        WordOutcome::Kept => (SagaInputFate::Kept, String::new()),
+        WordOutcome::Dead(why) => (SagaInputFate::DeadLetter, why.clone()),
+        WordOutcome::Ignored(why) => (SagaInputFate::Ignored, why.clone()),
+        WordOutcome::PassedOn(to) => (SagaInputFate::Held, format!("it was passed on to {to}")),
+    };
+    let dead_letter_key = match (answer.front, &answer.correlation) {
+        (Some(front), Some(correlation)) => {
+            LetterName { lane: name.lane.clone(), key: Key::dead(correlation, front) }.to_string()
+        }
+        _ if fate == SagaInputFate::DeadLetter => name.to_string(),
+        _ => String::new(),
+    };
+    SagaRedrive {
+        key: name.to_string(),
+        fate: fate.into(),
+        detail,
+        dead_letter_key,
+        held_count: u32::try_from(answer.held).unwrap_or(u32::MAX),
+    }
 }
 
 /// Removes dead letters.
 pub(super) async fn purge(
-    _: &Api,
-    _: &Principal,
-    _: PurgeSagaDeadLettersRequest,
+    api: &Api,
+    caller: &Principal,
+    mut request: PurgeSagaDeadLettersRequest,
 ) -> Result<PurgeSagaDeadLettersResponse, Status> {
-    Err(unimplemented("PurgeSagaDeadLetters"))
+    let violations = missing(&request);
+    let request_id = std::mem::take(&mut request.request_id);
+    let head = Head {
+        method: "PurgeSagaDeadLetters",
+        tenant_id: &request.tenant_id,
+        keys: &request.keys,
+        request_id: &request_id,
+        hash: hash_of("PurgeSagaDeadLetters", &request),
+    };
+    let Named { letters, speaker } = named(api, caller, head, violations).await?;
+    let reads = api.reads();
+    let mut held = 0_u64;
+    for (number, (name, row)) in letters.iter().enumerate() {
+        let part = part(number);
+        let Some(row) = row else {
+            // It is gone: perhaps by this very request.
+            let key = WordAnswer::key(&format!("{}{part}", speaker.request));
+            let known: Option<WordAnswer> = reads.row(&name.lane, key).await.map_err(failed)?;
+            held += known.filter(|known| speaker.is_answer(known)).map_or(0, |known| known.removed);
+            continue;
+        };
+        let correlation = correlation_of(row)?;
+        let to = (&name.lane, subject_of(&name.lane, &correlation));
+        let letter = name.number().unwrap_or_default();
+        let answer = match &name.lane {
+            Lane::Saga { .. } => {
+                api.say(&speaker, &part, to, SagaWord::Purge { correlation, letter }).await?
+            }
+            Lane::Effect { .. } => api.say(&speaker, &part, to, EffectWord::Purge { letter }).await?,
+        };
+        held += answer.removed;
+    }
+    Ok(PurgeSagaDeadLettersResponse {
+        letter_count: u32::try_from(letters.len()).unwrap_or(u32::MAX),
+        held_count: u32::try_from(held).unwrap_or(u32::MAX),
+    })
 }

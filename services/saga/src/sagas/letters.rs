@@ -259,7 +259,7 @@ impl Decision {
     }
 
     /// The answer to what was asked about a letter.
-    fn word_answer(&self, request_hash: &str) -> WordAnswer {
+    fn word_answer(&self, asking: &Asking) -> WordAnswer {
         let turn = self.letter.as_ref();
         let passed = turn.and_then(|turn| turn.passed.as_ref());
         let outcome = match (&self.change.fate, passed) {
@@ -279,7 +279,8 @@ impl Decision {
             front: record.and_then(|record| record.parked_by),
             held: record.map_or(0, |record| record.held.len()),
             removed: turn.map_or(0, |turn| turn.purged.end - turn.purged.start),
-            ..WordAnswer::new(request_hash, outcome)
+            correlation: asking.word.correlation().cloned(),
+            ..WordAnswer::new(&asking.request_hash, outcome)
         }
     }
 }
@@ -288,7 +289,7 @@ impl Shared {
     /// Answers whoever asked something about a letter, unless another lane does.
     pub(super) async fn answer_word(&self, item: &Item, decision: &Decision) {
         let Wanted::Word(asking) = &item.what else { return };
-        let answer = decision.word_answer(&asking.request_hash);
+        let answer = decision.word_answer(asking);
         if let (Some(to), false) = (&asking.reply_to, matches!(answer.outcome, WordOutcome::PassedOn(_))) {
             answers::answer(self.rows.around(), to, &answer).await;
         }
@@ -303,7 +304,7 @@ impl Shared {
             None => {
                 // What the letter has was applied before it was one.
                 let outcome = WordOutcome::Ignored("known".to_owned());
-                let answer = WordAnswer { outcome, ..decision.word_answer(&asking.request_hash) };
+                let answer = WordAnswer { outcome, ..decision.word_answer(asking) };
                 let put = answer.put(&asking.request, asking.time.as_millis());
                 self.rows.commit(vec![Expect::Absent(row(&key))], vec![put]).await?;
                 answer
@@ -332,7 +333,7 @@ impl Commit {
                 self.put_row(shared, (**message).clone());
             }
         }
-        let answer = decision.word_answer(&asking.request_hash);
+        let answer = decision.word_answer(asking);
         self.ops.push(answer.put(&asking.request, asking.time.as_millis()));
     }
 }
