@@ -30,7 +30,7 @@ impl Place {
     }
 
     /// The program, with the search path of whoever runs the tests.
-    fn mycora(&self, arguments: &[&str]) -> Output {
+    pub(crate) fn mycora(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mycora"));
         self.settle(&mut command).args(arguments).output().expect("it starts")
     }

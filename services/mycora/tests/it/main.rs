@@ -14,6 +14,7 @@ mod pages;
 mod places;
 mod profiles;
 mod rehearsals;
+mod saga_service;
 mod sagas;
 mod served;
 mod signing;
