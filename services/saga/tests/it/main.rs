@@ -4,6 +4,7 @@ mod crashes;
 mod definitions;
 mod disorder;
 mod effects;
+mod facts;
 mod lanes;
 mod letters;
 mod operator;
