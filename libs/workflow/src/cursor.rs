@@ -90,6 +90,12 @@ impl Cursor {
         self.count
     }
 
+    /// The first message that is being worked on.
+    #[must_use]
+    pub fn first_in_flight(&self) -> Option<u64> {
+        self.in_flight.first().copied()
+    }
+
     /// How many messages are being worked on.
     #[must_use]
     pub fn in_flight(&self) -> usize {

@@ -168,7 +168,7 @@ impl Owner {
             stop: stop.clone(),
         };
         tasks.spawn(reading.run());
-        let source = SourceState::new(source, WORKFLOW_COMMANDS, &rows.lane);
+        let source = SourceState::new(source, WORKFLOW_COMMANDS, &rows.lane, &rows.around().metrics.readings);
         let shared = Arc::new(Shared { rows, lane, relay, stop: stop.clone() });
         let (backs_to, backs) = mpsc::unbounded_channel();
         let mut owner = Self {
@@ -283,7 +283,7 @@ impl Owner {
                 Some(Delivery::Next) => {
                     service::crash_point("effect.pulled");
                     if self.accept(&message).await? {
-                        self.source.settle(message.sequence);
+                        self.source.settle(message.sequence, true);
                         self.source.tidy();
                         message.receipt.ack();
                     }

@@ -1,5 +1,7 @@
 //! What the saga service counts.
 
+mod readings;
+
 use std::time::Duration;
 
 use model::EffectState;
@@ -7,6 +9,8 @@ use prometheus::core::Collector;
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
+
+pub use self::readings::{OutboxReading, Readings, SourceReading};
 
 /// Bounds of short times, in seconds: commits and transitions.
 const SHORT: [f64; 11] = [0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0];
@@ -34,8 +38,10 @@ pub struct Metrics {
     pub taken: IntCounter,
     /// Commits that were refused since the lane has another owner.
     pub fenced_commits: IntCounter,
-    /// Cursors that were made.
-    pub cursor_resets: IntCounter,
+    /// Cursors that were made, by the reason.
+    pub cursor_resets: IntCounterVec,
+    /// What owned lanes have before them.
+    pub readings: Readings,
     /// Streams that went back.
     pub stream_went_back: IntCounter,
     /// Messages that were gone before they were read.
@@ -44,8 +50,6 @@ pub struct Metrics {
     pub foreign_messages: IntCounter,
     /// Work that was sent.
     pub relayed: IntCounter,
-    /// Rows that wait to be sent.
-    pub outbox_rows: IntGauge,
     inputs_under_way: IntGauge,
     /// Timers that fired.
     pub timers_fired: IntCounter,
@@ -95,12 +99,16 @@ impl Metrics {
             lanes_owned: gauge("lanes_owned", "Lanes that this replica owns")?,
             taken: counter("taken", "Lanes that were taken")?,
             fenced_commits: counter("fenced_commits", "Commits refused: the lane has another owner")?,
-            cursor_resets: counter("cursor_resets", "Cursors that were made")?,
+            cursor_resets: vector(
+                "cursor_resets",
+                "Cursors that were made: since their lane was taken, or since they were lost",
+                &["why"],
+            )?,
+            readings: add(registry, &Readings::new()?)?,
             stream_went_back: counter("stream_went_back", "Streams that lost messages, or were made anew")?,
             events_expired: counter("events_expired", "Messages that were gone before they were read")?,
             foreign_messages: counter("foreign_messages", "Messages that no filter should have let through")?,
             relayed: counter("relayed", "Work that was sent")?,
-            outbox_rows: gauge("outbox_rows", "Work that waits to be sent")?,
             inputs_under_way: gauge("inputs_under_way", "Inputs that are being applied")?,
             timers_fired: counter("timers_fired", "Timers that fired")?,
             letters: counter("letters_written", "Dead letters that were written")?,

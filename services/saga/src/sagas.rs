@@ -16,7 +16,7 @@ mod work;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use broker::Receipt;
 use futures_util::StreamExt as _;
@@ -60,6 +60,8 @@ const ROOM: Room = Room { items: 512, bytes: 16 * 1024 * 1024, of_one: 64 };
 const AT_ONCE: usize = 64;
 /// After so many turns timers have theirs.
 const TURNS: u64 = 32;
+/// Positions that no commit has are noted at most once in such a time.
+const NOTE_EACH: Duration = Duration::from_secs(1);
 /// Records that are kept in memory.
 const CACHED_MAX: usize = 10_000;
 /// An input that waits for its turn.
@@ -168,6 +170,8 @@ struct Owner {
     held: mpsc::Receiver<CorrelationId>,
     /// Those who want sources to be read again, in order.
     setting_back: VecDeque<Pending>,
+    /// When positions were noted last that no commit has.
+    noted: Instant,
     tasks: JoinSet<Result<(), Ended>>,
     relay: mpsc::UnboundedSender<ToRelay>,
 }
@@ -199,7 +203,12 @@ impl Owner {
         });
         let (mut sources, mut readers) = (Vec::new(), Vec::new());
         for (number, (source, stream)) in lane.sources().into_iter().enumerate() {
-            sources.push(SourceState::new(source.clone(), stream, &rows.lane));
+            sources.push(SourceState::new(
+                source.clone(),
+                stream,
+                &rows.lane,
+                &rows.around().metrics.readings,
+            ));
             let (reader, words) = mpsc::channel(4);
             readers.push(reader);
             // What was ordered before this lane was made was ordered by nobody of it.
@@ -244,6 +253,7 @@ impl Owner {
             starved: Starved::new(freed),
             held,
             setting_back: VecDeque::new(),
+            noted: Instant::now(),
             tasks,
             relay,
         })
@@ -288,7 +298,7 @@ impl Owner {
             {
                 self.begin(correlation, item);
             }
-            let next_timer = self.timers.next_wait();
+            let (next_timer, next_note) = (self.timers.next_wait(), self.next_note());
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
@@ -308,6 +318,9 @@ impl Owner {
                 () = self.starved.fed() => self.feed(),
                 () = wake.notified() => self.timers.look(),
                 () = tokio::time::sleep(next_timer) => self.fire().await?,
+                () = tokio::time::sleep(next_note.unwrap_or_default()), if next_note.is_some() => {
+                    self.note_positions().await?;
+                }
             }
         }
         Ok(())
@@ -318,6 +331,19 @@ impl Owner {
         while let Some(done) = self.working.next().await {
             self.done(done?)?;
         }
+        self.note_positions().await
+    }
+
+    /// How long to wait until positions are noted that no commit has: messages that are nothing to this lane make none. Nothing
+    /// where there are none.
+    fn next_note(&self) -> Option<Duration> {
+        let has_moved = self.sources.iter().any(SourceState::has_moved);
+        has_moved.then(|| NOTE_EACH.saturating_sub(self.noted.elapsed()))
+    }
+
+    /// Notes how far sources were read.
+    async fn note_positions(&mut self) -> Result<(), Ended> {
+        self.noted = Instant::now();
         let ops: Vec<_> = self.sources.iter_mut().filter_map(SourceState::note).collect();
         if !ops.is_empty() {
             self.shared.rows.commit(Vec::new(), ops).await?;
@@ -416,7 +442,7 @@ impl Owner {
                 Err(ended)
             }
             Ok(Intake::Nothing) => {
-                self.settle(number, message.sequence);
+                self.settle(number, message.sequence, false);
                 message.receipt.ack();
                 Ok(())
             }
@@ -451,9 +477,9 @@ impl Owner {
         }
     }
 
-    fn settle(&mut self, number: usize, sequence: u64) {
+    fn settle(&mut self, number: usize, sequence: u64, is_noted: bool) {
         if let Some(state) = self.sources.get_mut(number) {
-            state.settle(sequence);
+            state.settle(sequence, is_noted);
             state.tidy();
         }
     }
@@ -464,7 +490,7 @@ impl Owner {
             self.queues.done(&correlation);
             return;
         };
-        let note = item.from.and_then(|(number, sequence)| self.sources.get(number)?.note_with(sequence));
+        let note = item.from.and_then(|(number, sequence)| self.sources.get_mut(number)?.note_with(sequence));
         if let Some((number, _)) = item.from {
             self.working_of[number] += 1;
         }
@@ -481,7 +507,7 @@ impl Owner {
 
     /// Takes note of what became of an input.
     fn done(&mut self, done: Done) -> Result<(), Ended> {
-        let Done { correlation, item, cached, timers, outgoing, follows, is_blocked, starved } = done;
+        let Done { correlation, item, cached, timers, outgoing, follows, is_blocked, starved, is_committed } = done;
         self.queues.done(&correlation);
         if let Some((number, _)) = item.from {
             self.working_of[number] -= 1;
@@ -500,7 +526,7 @@ impl Owner {
             blocked.into_iter().for_each(|item| self.push(correlation.clone(), item, 0));
         }
         if let Some((number, sequence)) = item.from {
-            self.settle(number, sequence);
+            self.settle(number, sequence, is_committed);
         }
         if let Some(receipt) = &item.receipt {
             receipt.ack();

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Instant;
 
 use broker::{BrokerError, Headers, Outgoing, Publishing};
 use bytes::Bytes;
@@ -85,11 +86,23 @@ struct Outbox {
     under_way: VecDeque<(u64, OutboxRow)>,
     /// Rows whose messages the broker has.
     confirmed: Vec<u64>,
+    /// Number of a row that was the first, and since when it is.
+    first: Option<(u64, Instant)>,
 }
 
 impl Outbox {
     fn len(&self) -> usize {
         self.waiting.len() + self.under_way.len() + self.confirmed.len()
+    }
+
+    /// Since when the first row waits, or was the first at least.
+    fn oldest(&mut self) -> Option<Instant> {
+        let first = self.under_way.front().or(self.waiting.front()).map(|(number, _)| *number);
+        self.first = first.map(|number| match self.first {
+            Some((before, since)) if before == number => (number, since),
+            _ => (number, Instant::now()),
+        });
+        self.first.map(|(_, since)| since)
     }
 
     /// Has everything that is under way sent again, in order.
@@ -107,12 +120,13 @@ impl Relay {
     /// [`Ended`], where the lane has to be given up.
     pub async fn run(mut self) -> Result<(), Ended> {
         let mut outbox = Outbox { waiting: self.load().await?, ..Outbox::default() };
+        let reading = self.rows.around().metrics.readings.outbox();
         let mut publishing: FuturesOrdered<Publishing> = FuturesOrdered::new();
         let mut pauses = Pauses::default();
         // Once the owner is gone, what is there is sent.
         let mut is_closed = false;
         loop {
-            self.rows.around().metrics.outbox_rows.set(i64::try_from(outbox.len()).unwrap_or(i64::MAX));
+            reading.note(outbox.len(), outbox.oldest());
             if self.send(&mut outbox, &mut publishing).await.is_err() {
                 publishing = FuturesOrdered::new();
                 outbox.again();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use broker::{BrokerError, CursorSpec, Delivered, Deliveries, PullLimit, Start};
+use broker::{BrokerError, CursorSpec, Delivered, Deliveries, Lost, PullLimit, Start};
 use store::Op;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -15,6 +15,7 @@ use workflow::{Key, Lane};
 use super::checkpoint::{Anchor, Checkpoint, Verdict};
 use super::rows::{Rows, row};
 use super::{Ended, Pauses, Surroundings};
+use crate::metrics::{Readings, SourceReading};
 
 /// Messages and bytes that one pull may bring.
 const PULL: PullLimit = PullLimit { messages: 64, bytes: 4 * 1024 * 1024 };
@@ -48,14 +49,25 @@ pub struct SourceState {
     anchors: BTreeMap<u64, Anchor>,
     /// Everything stored before this moment was delivered, in milliseconds since 1970.
     pub seen_until: u64,
-    is_dirty: bool,
+    /// The position that the store has, as far as it is known here.
+    noted: u64,
+    /// Positions that go to the store with messages that are worked on, by their sequence.
+    notes: BTreeMap<u64, u64>,
+    /// Messages that were not delivered yet, at the last delivery.
+    pending: u64,
+    reading: SourceReading,
 }
 
 impl SourceState {
     /// A source that was not opened yet.
     #[must_use]
-    pub fn new(source: Source, stream: &str, lane: &Lane) -> Self {
+    pub fn new(source: Source, stream: &str, lane: &Lane, readings: &Readings) -> Self {
         let consumer = source.consumer(lane);
+        let saga = match lane {
+            Lane::Saga { saga, .. } => saga.as_str(),
+            Lane::Effect { .. } => "",
+        };
+        let reading = readings.source(saga, &source.to_string());
         Self {
             source,
             stream: stream.to_owned(),
@@ -64,14 +76,27 @@ impl SourceState {
             checkpoint: None,
             anchors: BTreeMap::new(),
             seen_until: 0,
-            is_dirty: false,
+            noted: 0,
+            notes: BTreeMap::new(),
+            pending: 0,
+            reading,
         }
+    }
+
+    /// Tells metrics how much is not settled.
+    fn tell(&self) {
+        let cursor = self.cursor.as_ref();
+        let in_flight = cursor.map_or(0, |cursor| cursor.in_flight() as u64);
+        let oldest = cursor.and_then(Cursor::first_in_flight).and_then(|first| self.anchors.get(&first));
+        self.reading.note(self.pending + in_flight, oldest.map(|anchor| anchor.stored));
     }
 
     /// Takes note that its cursor was made.
     pub fn opened(&mut self, checkpoint: Checkpoint) {
         self.cursor = Some(Cursor::behind(checkpoint.position));
+        self.noted = checkpoint.position;
         self.anchors.clear();
+        self.notes.clear();
         self.checkpoint = Some(checkpoint);
     }
 
@@ -88,6 +113,8 @@ impl SourceState {
             self.anchors.insert(sequence, Anchor::of(&message.subject, &message.payload, sequence, stored));
             // What was stored at the same moment may still come.
             self.seen_until = self.seen_until.max(stored);
+            self.pending = message.pending;
+            self.tell();
         }
         Some(delivery)
     }
@@ -104,28 +131,36 @@ impl SourceState {
         self.cursor.as_ref().is_some_and(|cursor| cursor.deliveries() >= delivered)
     }
 
-    /// Takes note that a message is settled.
-    pub fn settle(&mut self, sequence: u64) {
+    /// Takes note that a message is settled; with `is_noted` by a commit that has noted what [`SourceState::note_with`] gave.
+    pub fn settle(&mut self, sequence: u64, is_noted: bool) {
         let Some(cursor) = &mut self.cursor else { return };
-        if cursor.settle(sequence) {
-            self.is_dirty = true;
-        }
+        cursor.settle(sequence);
+        let note = self.notes.remove(&sequence).filter(|_| is_noted);
+        self.noted = self.noted.max(note.unwrap_or_default());
+        self.tell();
     }
 
     /// The change that notes its position, if `sequence` is settled with it; nothing where that does not move it.
     #[must_use]
-    pub fn note_with(&self, sequence: u64) -> Option<Op> {
+    pub fn note_with(&mut self, sequence: u64) -> Option<Op> {
         let mut cursor = self.cursor.clone()?;
-        cursor.settle(sequence).then(|| self.note_at(cursor.position())).flatten()
+        let note = cursor.settle(sequence).then(|| self.note_at(cursor.position())).flatten()?;
+        self.notes.insert(sequence, cursor.position());
+        Some(note)
+    }
+
+    /// Returns whether its position has moved since it was noted last.
+    #[must_use]
+    pub fn has_moved(&self) -> bool {
+        self.cursor.as_ref().is_some_and(|cursor| cursor.position() > self.noted)
     }
 
     /// The change that notes its position, where it has moved since it was noted last.
     #[must_use]
     pub fn note(&mut self) -> Option<Op> {
-        if !std::mem::take(&mut self.is_dirty) {
-            return None;
-        }
-        self.note_at(self.cursor.as_ref()?.position())
+        let position = self.cursor.as_ref().map(Cursor::position).filter(|_| self.has_moved())?;
+        self.noted = position;
+        self.note_at(position)
     }
 
     fn note_at(&self, position: u64) -> Option<Op> {
@@ -197,19 +232,26 @@ impl Reading {
 
     async fn read(&mut self) -> Result<(), Ended> {
         let mut pauses = Pauses::default();
+        let mut reason = "taken";
         loop {
-            let why = match self.open().await? {
+            let why = match self.open(reason).await? {
                 Ok((checkpoint, mut deliveries)) => {
                     if self.bring(Brought::Opened(checkpoint)).await.is_err() {
                         return Ok(());
                     }
                     pauses = Pauses::default();
                     match self.pump(&mut *deliveries).await {
-                        Some(why) => why,
+                        Some((kind, why)) => {
+                            reason = kind;
+                            why
+                        }
                         None => return Ok(()),
                     }
                 }
-                Err(error) => error.to_string(),
+                Err(error) => {
+                    reason = "failed";
+                    error.to_string()
+                }
             };
             tracing::info!(lane = %self.rows.lane, source = %self.source, "its cursor is made anew: {why}");
             if self.bring(Brought::Lost(why)).await.is_err() {
@@ -227,20 +269,20 @@ impl Reading {
         }
     }
 
-    /// Brings messages until there are no more; gives why, or nothing where nobody takes them.
-    async fn pump(&mut self, deliveries: &mut dyn Deliveries) -> Option<String> {
+    /// Brings messages until there are no more; gives why, as metrics call it and for people, or nothing where nobody takes them.
+    async fn pump(&mut self, deliveries: &mut dyn Deliveries) -> Option<(&'static str, String)> {
         loop {
             tokio::select! {
                 word = self.words.recv() => {
                     word?;
-                    return Some("its deliveries were out of order".to_owned());
+                    return Some(("disorder", "its deliveries were out of order".to_owned()));
                 }
                 message = deliveries.next(PULL) => match message {
                     Ok(message) => {
                         service::crash_point("event.pulled");
                         self.bring(Brought::Message(Box::new(message))).await.ok()?;
                     }
-                    Err(lost) => return Some(lost.to_string()),
+                    Err(lost) => return Some((reason_of(&lost), lost.to_string())),
                 }
             }
         }
@@ -251,7 +293,7 @@ impl Reading {
     }
 
     /// Makes the cursor, behind what was read.
-    async fn open(&self) -> Result<Result<(Checkpoint, Box<dyn Deliveries>), BrokerError>, Ended> {
+    async fn open(&self, why: &str) -> Result<Result<(Checkpoint, Box<dyn Deliveries>), BrokerError>, Ended> {
         let Surroundings { broker, metrics, .. } = self.rows.around();
         let stream = match broker.stream(&self.stream).await {
             Ok(Some(stream)) => stream,
@@ -304,7 +346,17 @@ impl Reading {
             ack_wait: ACK_WAIT,
             ..CursorSpec::new(&self.stream, &consumer, &source.filter(lane.tenant()), start)
         };
-        metrics.cursor_resets.inc();
+        metrics.cursor_resets.with_label_values(&[why]).inc();
         Ok(broker.open(&spec).await.map(|deliveries| (checkpoint, deliveries)))
+    }
+}
+
+/// Why deliveries have ended, as metrics call it.
+const fn reason_of(lost: &Lost) -> &'static str {
+    match lost {
+        Lost::Disconnected { .. } => "disconnected",
+        Lost::Deleted { .. } => "deleted",
+        Lost::Silent { .. } => "silent",
+        Lost::Refused { .. } => "refused",
     }
 }

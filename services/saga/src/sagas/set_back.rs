@@ -82,7 +82,7 @@ impl Owner {
         };
         let rows = std::sync::Arc::clone(&self.shared.rows);
         let mut ops = set_back(&rows, &setting).await?;
-        ops.extend(self.sources.get(number).and_then(|state| state.note_with(sequence)));
+        ops.extend(self.sources.get_mut(number).and_then(|state| state.note_with(sequence)));
         let said = commit_answer(
             &rows,
             &setting.request,
@@ -97,7 +97,7 @@ impl Owner {
                 state.seen_until = 0;
             }
         }
-        self.settle(number, sequence);
+        self.settle(number, sequence, true);
         receipt.ack();
         if let Some(to) = &setting.reply_to {
             answers::answer(rows.around(), to, &said).await;

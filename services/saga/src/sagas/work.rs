@@ -47,6 +47,8 @@ pub(super) struct Done {
     pub(super) is_blocked: bool,
     /// The quota for want of which the instance has not started.
     pub(super) starved: Option<Full>,
+    /// Whether it was committed, and the position of its source with it.
+    pub(super) is_committed: bool,
 }
 
 /// What was decided about an input.
@@ -112,6 +114,7 @@ impl Work {
                         follows,
                         is_blocked: false,
                         starved: None,
+                        is_committed: true,
                     });
                 }
                 Outcome::Exists(_) => {
@@ -140,7 +143,7 @@ impl Done {
     fn unchanged(correlation: CorrelationId, item: Item, cached: Option<Cached>) -> Self {
         let follows = cached.as_ref().and_then(|cached| next_held(cached.record.as_ref()));
         let (timers, outgoing) = (TimerDelta::default(), Vec::new());
-        Self { correlation, item, cached, timers, outgoing, follows, is_blocked: false, starved: None }
+        Self { correlation, item, cached, timers, outgoing, follows, is_blocked: false, starved: None, is_committed: false }
     }
 }
 

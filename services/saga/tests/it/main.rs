@@ -9,6 +9,7 @@ mod lanes;
 mod letters;
 mod operator;
 mod permissions;
+mod positions;
 mod process;
 mod quotas;
 mod reads;

@@ -239,6 +239,13 @@ impl World {
         tokio::spawn(lane.own(CancellationToken::new()))
     }
 
+    /// Counts cursors that were made.
+    pub(crate) fn cursors(&self) -> u64 {
+        let families = prometheus::core::Collector::collect(&self.metrics.cursor_resets);
+        let metrics = families.iter().flat_map(|family| family.get_metric());
+        metrics.map(|metric| metric.get_counter().get_value()).sum::<f64>() as u64
+    }
+
     /// A second owner of the lane, which takes it from the first.
     pub(crate) fn second_owner(&self) -> JoinHandle<Ended> {
         tokio::spawn(self.lane().own(CancellationToken::new()))
