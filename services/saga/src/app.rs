@@ -26,7 +26,7 @@ use crate::lane::gateway::Gateway;
 use crate::lane::{PAUSES, Surroundings, streams};
 use crate::manifests::BadManifests;
 use crate::metrics::Metrics;
-use crate::placement::beats::{Beats, Heard};
+use crate::placement::beats::{Beats, Heard, View};
 use crate::placement::{Identity, Placement, Providers, Role};
 use crate::quotas::Shown;
 use crate::rpc::Rpc;
@@ -278,6 +278,21 @@ impl App {
     #[must_use]
     pub fn is_paused(&self, tenant: &TenantId) -> bool {
         self.beats.view().decided.paused_since(tenant).is_some()
+    }
+
+    /// What is heard of the other replicas now.
+    pub(crate) fn view(&self) -> Arc<View> {
+        self.beats.view()
+    }
+
+    /// Has this replica hear at once what was changed beside the lanes.
+    pub(crate) fn hear_soon(&self) {
+        self.beats.soon();
+    }
+
+    /// Lanes of this replica that stay away, and why.
+    pub(crate) fn away(&self) -> Arc<BTreeMap<Lane, String>> {
+        Arc::clone(&self.away.borrow())
     }
 
     /// What is heard of the other replicas, and of rows beside the lanes: whoever follows those reads them again with each other

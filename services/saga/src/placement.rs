@@ -11,6 +11,7 @@
 pub mod beats;
 pub mod decided;
 mod hand_over;
+pub(crate) mod listing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

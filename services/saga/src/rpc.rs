@@ -19,6 +19,7 @@ mod instances;
 mod lanes;
 mod letters;
 mod lists;
+mod placement;
 mod process;
 mod server;
 mod timers;
@@ -167,10 +168,10 @@ saga_service! {
         redrive_saga_dead_letters(RedriveSagaDeadLettersRequest) -> RedriveSagaDeadLettersResponse = letters::redrive;
         purge_saga_dead_letters(PurgeSagaDeadLettersRequest) -> PurgeSagaDeadLettersResponse = letters::purge;
 
-        pause_tenant(PauseTenantRequest) -> PauseTenantResponse = lanes::pause_tenant;
-        resume_tenant(ResumeTenantRequest) -> ResumeTenantResponse = lanes::resume_tenant;
-        list_lanes(ListLanesRequest) -> ListLanesResponse = lanes::list;
-        move_lane(MoveLaneRequest) -> MoveLaneResponse = lanes::move_lane;
+        pause_tenant(PauseTenantRequest) -> PauseTenantResponse = placement::pause_tenant;
+        resume_tenant(ResumeTenantRequest) -> ResumeTenantResponse = placement::resume_tenant;
+        list_lanes(ListLanesRequest) -> ListLanesResponse = placement::list;
+        move_lane(MoveLaneRequest) -> MoveLaneResponse = placement::move_lane;
 
         get_saga_server(GetSagaServerRequest) -> GetSagaServerResponse = server::get_server;
         drain(SagaServiceDrainRequest) -> SagaServiceDrainResponse = server::drain;

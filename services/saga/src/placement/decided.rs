@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use model::{TenantId, Timestamp};
+use model::{BlobHash, TenantId, Timestamp};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use store::{Expect, KvStore, Op, Outcome, StoreError, Versioned};
@@ -11,8 +11,11 @@ use workflow::instance::{decode, encode};
 use workflow::key::Table;
 use workflow::{Key, Lane};
 
-use crate::definitions::Beside;
+use crate::definitions::{Beside, Repeatable};
 use crate::lane::rows::row;
+
+/// A request may come again for a day, in milliseconds.
+const REQUESTS_MILLIS: u64 = 24 * 3_600_000;
 
 /// What was decided about a tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -31,6 +34,13 @@ pub struct LaneRow {
     pub lane: String,
     /// Name of the replica that is to own it, as long as it lives.
     pub replica: String,
+}
+
+/// A request that was carried out.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct RequestRow {
+    /// What makes two requests of one id the same.
+    hash: BlobHash,
 }
 
 /// Everything that was decided.
@@ -94,7 +104,8 @@ pub async fn pause(
     Ok(after.await?.and_then(|row| row.paused))
 }
 
-/// Moves a lane to a replica, or back to where its place is.
+/// Moves a lane to a replica, or back to where its place is. Returns `false`, and changes nothing, where the request came before
+/// with another body.
 ///
 /// # Errors
 /// [`StoreError`]; may be repeated.
@@ -102,9 +113,32 @@ pub async fn move_lane(
     store: &Arc<dyn KvStore>,
     lane: &Lane,
     replica: Option<&str>,
-) -> Result<(), StoreError> {
-    let after = replica.map(|replica| LaneRow { lane: lane.to_string(), replica: replica.to_owned() });
-    change(&Beside::new(Arc::clone(store)), &Key::lane(lane), |_| after.clone()).await.map(drop)
+    request: Option<&Repeatable>,
+) -> Result<bool, StoreError> {
+    let (beside, key) = (Beside::new(Arc::clone(store)), Key::lane(lane));
+    let asked = request.map(|request| (Key::request(&request.id), RequestRow { hash: request.hash }));
+    loop {
+        let mut expect =
+            vec![Expect::Revision(row(&key), beside.get(&key).await?.map_or(0, |found| found.revision))];
+        let mut ops = vec![match replica {
+            Some(replica) => {
+                let moved = LaneRow { lane: lane.to_string(), replica: replica.to_owned() };
+                Op::Put(row(&key), encode(&moved).into())
+            }
+            None => Op::Delete(row(&key)),
+        }];
+        if let Some((key, asked)) = &asked {
+            if let Some(found) = beside.get(key).await? {
+                return Ok(read::<RequestRow>(key, &found)? == *asked);
+            }
+            expect.push(Expect::Revision(row(key), 0));
+            let until = beside.now().await?.saturating_add(REQUESTS_MILLIS);
+            ops.push(Op::PutUntil(row(key), encode(asked).into(), until));
+        }
+        if let Outcome::Committed(_) = beside.commit(expect, ops).await? {
+            return Ok(true);
+        }
+    }
 }
 
 /// Changes a row beside the lanes, as often as others are in between. Gives what it says afterwards.
@@ -165,13 +199,17 @@ mod tests {
             effect: format!("pay-{n}").parse().expect("a name"),
         };
         for n in 0..260 + 2 {
-            move_lane(&store, &lane(n), Some("a")).await.expect("written");
+            move_lane(&store, &lane(n), Some("a"), None).await.expect("written");
         }
-        move_lane(&store, &lane(1), Some("b")).await.expect("written");
-        move_lane(&store, &lane(2), None).await.expect("written");
+        move_lane(&store, &lane(1), Some("b"), None).await.expect("written");
+        let request = |body: &[u8]| Repeatable { id: "r".to_owned(), hash: BlobHash::of(body) };
+        assert_eq!(move_lane(&store, &lane(2), None, Some(&request(b"2"))).await, Ok(true));
+        // A repeat changes nothing, however it is meant.
+        assert_eq!(move_lane(&store, &lane(2), Some("b"), Some(&request(b"2"))).await, Ok(true));
+        assert_eq!(move_lane(&store, &lane(3), None, Some(&request(b"3"))).await, Ok(false));
         let decided = Decided::read(&store).await.expect("read");
         assert_eq!(decided.moved.len(), 260 + 1);
         let of = |n| decided.moved_to(&lane(n));
-        assert_eq!((of(0), of(1), of(2)), (Some("a"), Some("b"), None));
+        assert_eq!((of(0), of(1), of(2), of(3)), (Some("a"), Some("b"), None, Some("a")));
     }
 }

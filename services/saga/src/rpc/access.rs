@@ -6,6 +6,7 @@
 
 use ::rpc::{Caller, Error, ErrorKind, Reason, passed_on};
 use identity::Identity;
+use model::context::Denied;
 use model::{ActorId, BlobHash, ContextId, RequestId, Role, TenantId, Violations};
 use prost::Message;
 use proto::internal::v1::{AuthorizeRequest, SagaPermission};
@@ -138,11 +139,28 @@ impl Api {
         principal: &Principal,
         tenant: &TenantId,
     ) -> Result<(ContextId, ActorId), Status> {
+        self.read_as(principal, tenant, Role::Reader).await
+    }
+
+    /// Lets a reader through whose role is this one at least.
+    ///
+    /// # Errors
+    /// As [`Api::read`]; PERMISSION_DENIED (`ROLE_INSUFFICIENT`) for a reader whose role is less.
+    pub(crate) async fn read_as(
+        &self,
+        principal: &Principal,
+        tenant: &TenantId,
+        needed: Role,
+    ) -> Result<(ContextId, ActorId), Status> {
         principal.check_header(tenant)?;
         let (actor, context) = (principal.actor()?, self.context_of(tenant)?);
         let membership = self.access()?.directory.membership(context, actor).await?;
         match membership.role {
-            Some(role) if role >= Role::Reader => Ok((context, actor)),
+            Some(role) if role >= needed => Ok((context, actor)),
+            Some(role) if role >= Role::Reader => {
+                let message = Denied::RoleTooSmall { actor, context, needed }.to_string();
+                Err(Error::new(ErrorKind::PermissionDenied, Reason::RoleInsufficient, message).into())
+            }
             Some(_) | None => Err(no_tenant(tenant)),
         }
     }

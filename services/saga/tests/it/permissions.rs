@@ -17,18 +17,14 @@ use crate::served::{ACME, ADMIN, ELSEWHERE, EXECUTOR, ORDER, READER, STRANGER, S
 /// Heading of the table.
 const HEADING: &str = "## Methods of sagas";
 /// Methods that nobody serves yet.
-const UNSERVED: [&str; 11] = [
+const UNSERVED: [&str; 7] = [
     "CompleteEffect",
     "ResolveEffect",
     "RetryEffect",
     "CancelEffect",
     "RedriveSagaDeadLetters",
     "PurgeSagaDeadLetters",
-    "PauseTenant",
-    "ResumeTenant",
-    "ListLanes",
     "ReplayLane",
-    "MoveLane",
 ];
 const OK: &str = "OK";
 const COMMAND: &str = "01890a5d-ac96-774b-bcce-b302099a8057";
