@@ -49,7 +49,7 @@ effects:
 "#;
 
 /// A step of the manifest, and one more that comes before it.
-const WAIT: (&str, &str) = ("  ship:", "  wait: { on: { Paid: { goto: ship } } }\n  ship:");
+const WAIT: (&str, &str) = ("  ship: { effect", "  wait: { on: { Paid: { goto: ship } } }\n  ship: { effect");
 
 /// What replicas stand on, and what is seen of them from outside.
 struct Stage {
