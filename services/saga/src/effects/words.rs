@@ -157,7 +157,7 @@ impl Owner {
     pub(super) async fn back(&mut self, back: Back) -> Result<(), Ended> {
         match back {
             Back::Settled(sequence, receipt) => {
-                self.source.settle(sequence);
+                self.source.settle(sequence, false);
                 self.source.tidy();
                 receipt.ack();
                 Ok(())
@@ -168,7 +168,7 @@ impl Owner {
 
     /// Commits an answer with what it is about, and sends it.
     async fn answer(
-        &self,
+        &mut self,
         by: &Asker,
         answer: WordAnswer,
         expect: Vec<Expect>,
