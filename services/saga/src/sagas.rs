@@ -507,7 +507,8 @@ impl Owner {
 
     /// Takes note of what became of an input.
     fn done(&mut self, done: Done) -> Result<(), Ended> {
-        let Done { correlation, item, cached, timers, outgoing, follows, is_blocked, starved, is_committed } = done;
+        let Done { correlation, item, cached, timers, outgoing, follows, is_blocked, starved, is_committed } =
+            done;
         self.queues.done(&correlation);
         if let Some((number, _)) = item.from {
             self.working_of[number] -= 1;

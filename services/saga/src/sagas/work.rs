@@ -143,7 +143,17 @@ impl Done {
     fn unchanged(correlation: CorrelationId, item: Item, cached: Option<Cached>) -> Self {
         let follows = cached.as_ref().and_then(|cached| next_held(cached.record.as_ref()));
         let (timers, outgoing) = (TimerDelta::default(), Vec::new());
-        Self { correlation, item, cached, timers, outgoing, follows, is_blocked: false, starved: None, is_committed: false }
+        Self {
+            correlation,
+            item,
+            cached,
+            timers,
+            outgoing,
+            follows,
+            is_blocked: false,
+            starved: None,
+            is_committed: false,
+        }
     }
 }
 
