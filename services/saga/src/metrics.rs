@@ -87,6 +87,9 @@ impl Metrics {
         let vector = |name: &str, help: &str, labels: &[&str]| {
             add(registry, &IntCounterVec::new(Opts::new(format!("mycora_saga_{name}_total"), help), labels)?)
         };
+        let gauges = |name: &str, help: &str, labels: &[&str]| {
+            add(registry, &IntGaugeVec::new(Opts::new(format!("mycora_saga_{name}"), help), labels)?)
+        };
         let times_by = |name: &str, help: &str, labels: &[&str], bounds: &[f64]| {
             let opts = HistogramOpts::new(format!("mycora_saga_{name}"), help).buckets(bounds.to_vec());
             add(registry, &HistogramVec::new(opts, labels)?)
@@ -138,24 +141,16 @@ impl Metrics {
                 &LONG,
             )?,
             effect_attempts: times_by("effect_attempts", "Calls until a result", &["effect"], &ATTEMPTS)?,
-            effects_open: add(
-                registry,
-                &IntGaugeVec::new(
-                    Opts::new("mycora_saga_effects_open", "Calls that have not ended, by state"),
-                    &["state"],
-                )?,
-            )?,
+            effects_open: gauges("effects_open", "Calls that have not ended, by state", &["state"])?,
             unknown_outcomes: vector(
                 "unknown_outcomes",
                 "Calls of which nobody knew whether they happened, by effect and policy",
                 &["effect", "policy"],
             )?,
-            breaker_open: add(
-                registry,
-                &IntGaugeVec::new(
-                    Opts::new("mycora_saga_breaker_open", "1 where an upstream is left alone, by effect"),
-                    &["upstream"],
-                )?,
+            breaker_open: gauges(
+                "breaker_open",
+                "1 where an upstream is left alone, by effect",
+                &["upstream"],
             )?,
         })
     }

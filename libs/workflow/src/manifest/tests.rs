@@ -371,7 +371,7 @@ fn what_a_tenant_brings_has_to_fit_what_it_has() {
     let check = |text: &str| checked(&catalog, text, &[MINE], false);
     assert_eq!(check(MINE), Ok(()));
     assert_eq!(check(&MINE.replace("version: 2", "version: 3")), Ok(()));
-    assert_eq!(check(&MINE.replace("version: 2", "version: 2\ntenants: [acme]")), Ok(()));
+    assert_eq!(check(&MINE.replace("version: 2", "version: 3\ntenants: [acme]")), Ok(()));
     for (good, bad, expected) in [
         (
             "on: A",
