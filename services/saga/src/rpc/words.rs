@@ -48,7 +48,8 @@ impl Api {
     /// Says a word to the owner of a lane and waits for the answer. `part` tells words of one request from each other.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT when it is too large, and as [`super::ask::Asker::ask`].
+    /// FAILED_PRECONDITION while the tenant is paused, INVALID_ARGUMENT when the word is too large, and as
+    /// [`super::ask::Asker::ask`].
     pub(super) async fn say<W: Serialize + Clone + Send + Sync>(
         &self,
         speaker: &Speaker,
@@ -58,6 +59,7 @@ impl Api {
     ) -> Result<WordAnswer, Status> {
         let (lane, subject) = to;
         let Speaker { actor, tenant, request, hash } = speaker;
+        self.check_running(tenant)?;
         let request = format!("{request}{part}");
         let body = |reply_to: Option<ReplyAddress>| {
             message::write(&WordMessage {
