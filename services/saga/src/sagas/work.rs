@@ -5,7 +5,7 @@ use store::{Op, Outcome, Versioned};
 use workflow::Key;
 use workflow::definition::Saga;
 use workflow::input::{Input, Verb, What};
-use workflow::instance::{Entry, Record};
+use workflow::instance::{Entry, Record, encode};
 use workflow::step::{self, Change, Fate, KeptEvents, Origin, Refusal, Whose};
 
 use std::sync::Arc;
@@ -94,7 +94,8 @@ impl Work {
             let commit = shared.commit_of(&correlation, &current, &decision, &item, note.clone());
             let Commit { expect, ops, timers, outgoing, answer } = commit;
             service::crash_point("event.commit_sent");
-            match shared.rows.commit(expect, ops).await? {
+            let outcome = shared.rows.commit(expect, ops).await?;
+            match shared.known(&correlation, &decision.change, outcome).await? {
                 Outcome::Committed(revision) => {
                     shared.note_commit(&decision);
                     shared.note_usage(&current, &decision, room, &timers);
@@ -128,7 +129,7 @@ impl Work {
                     }
                     return Ok(done);
                 }
-                // Another commit of this lane changed it, or this one did and its answer was lost.
+                // Another commit of this lane changed it.
                 Outcome::Conflict { .. } => {}
                 // It ends the lane where it is noticed.
                 Outcome::Fenced { epoch } => {
@@ -185,6 +186,20 @@ impl Shared {
         let Some(found) = found else { return Ok(Cached { record: None, revision: 0 }) };
         let record = self.rows.decode(&found)?;
         Ok(Cached { record: Some(record), revision: found.revision })
+    }
+
+    /// What became of a commit, also where its first answer was lost and the next one says that the record has changed: nobody else
+    /// writes the record meanwhile, so one that is as this commit makes it was made by it.
+    async fn known(
+        &self,
+        correlation: &CorrelationId,
+        change: &Change,
+        outcome: Outcome,
+    ) -> Result<Outcome, Ended> {
+        let (Outcome::Conflict { .. }, Some(record)) = (&outcome, &change.record) else { return Ok(outcome) };
+        let found = self.rows.get(&Key::saga(correlation)).await?;
+        let ours = found.filter(|found| found.value == encode(record));
+        Ok(ours.map_or(outcome, |found| Outcome::Committed(found.revision)))
     }
 
     /// Reads the events that a record says are kept.

@@ -7,6 +7,7 @@ mod effects;
 mod facts;
 mod lanes;
 mod letters;
+mod lost_answers;
 mod operator;
 mod permissions;
 mod positions;

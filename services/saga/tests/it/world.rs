@@ -164,9 +164,16 @@ impl World {
     }
 
     pub(crate) async fn simulated() -> Self {
+        Self::simulated_over(|store| Arc::new(store)).await
+    }
+
+    /// A simulation whose store is made of one in memory.
+    pub(crate) async fn simulated_over(
+        store: impl FnOnce(MemoryStore<SetForward>) -> Arc<dyn KvStore>,
+    ) -> Self {
         let clock = SetForward::default();
         let broker = Simulated::new(MachineClock::new());
-        let store = Arc::new(MemoryStore::new(clock.clone()));
+        let store = store(MemoryStore::new(clock.clone()));
         Self::new(store, Arc::new(broker.clone()), Some(broker), clock, Ground::default()).await
     }
 
