@@ -20,6 +20,8 @@ pub(crate) struct Request {
     pub(crate) key: String,
     pub(crate) path: String,
     pub(crate) body: String,
+    /// The token by which it is answered later, where it came with one.
+    pub(crate) token: String,
 }
 
 /// An upstream that logs each call, and answers when it may.
@@ -76,7 +78,7 @@ impl Upstream {
     /// What was called, by its key: the path and the payload, and how often.
     pub(crate) fn by_key(&self) -> BTreeMap<String, (String, String, usize)> {
         let mut by_key: BTreeMap<String, (String, String, usize)> = BTreeMap::new();
-        for Request { key, path, body } in self.calls() {
+        for Request { key, path, body, .. } in self.calls() {
             let call = by_key.entry(key.clone()).or_insert_with(|| (path.clone(), body.clone(), 0));
             assert_eq!((&call.0, &call.1), (&path, &body), "one payload for {key}");
             call.2 += 1;
@@ -100,7 +102,8 @@ fn read(mut stream: TcpStream) -> Option<(TcpStream, Request)> {
     };
     let body = String::from_utf8_lossy(&bytes[bytes.len() - length..]).into_owned();
     let path = head.split_whitespace().nth(1).unwrap_or_default().to_owned();
-    Some((stream, Request { key: header(&head, "idempotency-key").to_owned(), path, body }))
+    let of = |name| header(&head, name).to_owned();
+    Some((stream, Request { key: of("idempotency-key"), path, body, token: of("x-token") }))
 }
 
 fn answer(mut stream: TcpStream) {
