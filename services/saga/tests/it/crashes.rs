@@ -10,18 +10,15 @@ use testkit::{NatsServer, PATIENCE, Process};
 use workflow::word::{CallWord, Completion, EffectWord, SagaWord, WordMessage};
 use workflow::{Json, Lane, Subject, message};
 
-use crate::process::{self, Request, Upstream};
+use crate::process::{self, Commands, Request, Upstream};
 use crate::streams::{Projection, connect, publish, publish_event};
 use crate::world::TENANT;
 
 /// Points that the test's sagas do not come by, and why.
-const ELSEWHERE: [(&str, &str); 2] = [
-    ("command.sent", "commands of aggregates need their gateway, by gRPC with TLS"),
-    (
-        "verb.published",
-        "callers need storage: `verbs::a_process_that_dies_behind_the_publish_has_done_it_once`",
-    ),
-];
+const ELSEWHERE: [(&str, &str); 1] = [(
+    "verb.published",
+    "callers need storage: `verbs::a_process_that_dies_behind_the_publish_has_done_it_once`",
+)];
 /// Orders whose payment is poison.
 const POISON: [&str; 2] = ["poison", "bitter"];
 
@@ -46,7 +43,8 @@ steps:
       NotPaid: { compensate: not paid }
   ship: { pivot: true, effect: ship, input: { order: "${{ state.id }}" }, on_success: { goto: sign } }
   sign: { effect: sign, input: { order: "${{ state.id }}" }, on_success: { goto: tell } }
-  tell: { effect: tell, input: { order: "${{ state.id }}" }, on_done: { end: completed } }
+  tell: { effect: tell, input: { order: "${{ state.id }}" }, on_done: { goto: close } }
+  close: { command: { aggregate: Order, id: "${{ state.id }}", type: Close }, on_success: { end: completed } }
 ---
 kind: EffectProvider
 name: upstream
@@ -85,10 +83,10 @@ fn points() -> BTreeSet<String> {
     points
 }
 
-fn start(dir: &Path, nats: &NatsServer, crash_at: Option<String>) -> Process {
+fn start(dir: &Path, nats: &NatsServer, gateway: &str, crash_at: Option<String>) -> Process {
     let mut command = process::command(dir, nats);
     command
-        .args(["--ops-listen", "127.0.0.1:0", "--drain-secs", "5"])
+        .args(["--ops-listen", "127.0.0.1:0", "--drain-secs", "5", "--gateway", gateway])
         .arg("--store-dir")
         .arg(dir.join("store"));
     if let Some(place) = crash_at {
@@ -101,27 +99,28 @@ fn start(dir: &Path, nats: &NatsServer, crash_at: Option<String>) -> Process {
 struct Mortal<'a> {
     dir: &'a Path,
     nats: &'a NatsServer,
+    gateway: &'a str,
     process: Process,
     deaths: u32,
 }
 
 impl<'a> Mortal<'a> {
     /// Starts it where definitions are in force.
-    fn start(dir: &'a Path, nats: &'a NatsServer, point: String) -> Self {
-        let mut first = start(dir, nats, None);
+    fn start(dir: &'a Path, nats: &'a NatsServer, gateway: &'a str, point: String) -> Self {
+        let mut first = start(dir, nats, gateway, None);
         // Events are those of sagas that were in force before them.
         first.wait_for_line("definitions are in force", PATIENCE);
         first.terminate();
         assert!(first.wait(PATIENCE).success(), "{}", first.output());
-        let process = start(dir, nats, Some(point));
-        Self { dir, nats, process, deaths: 0 }
+        let process = start(dir, nats, gateway, Some(point));
+        Self { dir, nats, gateway, process, deaths: 0 }
     }
 
     fn start_again_if_dead(&mut self) {
         if !self.process.is_running() {
             assert!(self.deaths == 0, "{}", self.process.output());
             self.deaths += 1;
-            self.process = start(self.dir, self.nats, None);
+            self.process = start(self.dir, self.nats, self.gateway, None);
         }
     }
 }
@@ -189,7 +188,9 @@ async fn run(nats: &NatsServer, point: &str, nth: u32) -> BTreeMap<String, (Stri
     process::prepare(dir.path(), MANIFEST, &upstream);
     let broker = connect(nats).await;
     let mut projection = Projection::open(&broker).await;
-    let mut mortal = Mortal::start(dir.path(), nats, format!("{point}:{nth}"));
+    let commands = Commands::default();
+    let gateway = commands.serve(dir.path()).await;
+    let mut mortal = Mortal::start(dir.path(), nats, &gateway, format!("{point}:{nth}"));
     order(&*broker).await;
     let mut seen: BTreeSet<(String, String)> = BTreeSet::new();
     let mut wanted: BTreeSet<_> = [("paid", "completed"), ("late", "compensated")].into();
@@ -219,6 +220,13 @@ async fn run(nats: &NatsServer, point: &str, nth: u32) -> BTreeMap<String, (Stri
     mortal.process.terminate();
     println!("{point}:{nth} died {}", mortal.deaths);
     assert!(nth > 1 || mortal.deaths == 1, "{point} was not reached\n{}", mortal.process.output());
+    // Each of those that were closed has one command, however often that was sent.
+    let closed: Vec<_> = commands.by_id().into_values().collect();
+    assert_eq!(
+        closed.iter().map(String::as_str).collect::<BTreeSet<_>>(),
+        ["bitter", "paid", "poison"].into()
+    );
+    assert_eq!(closed.len(), 3, "{point}:{nth}: {closed:?}");
     upstream.by_key()
 }
 

@@ -10,6 +10,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::SystemTime;
 
 use identity::{Identity, IssueOptions, Pki, ServiceName, TrustDomain};
+use proto::v1;
+use proto::v1::command_service_server::{CommandService, CommandServiceServer};
+use rpc::{Allow, MethodPolicy, Mount, Server, TlsFiles};
 use testkit::{NatsServer, PATIENCE, Process, wait_until};
 
 use crate::world::TENANT;
@@ -84,6 +87,49 @@ impl Upstream {
             call.2 += 1;
         }
         by_key
+    }
+}
+
+/// A gateway that takes every command of an aggregate: the aggregates, by the ids of the commands.
+#[derive(Clone, Default)]
+pub(crate) struct Commands(Arc<Mutex<BTreeMap<String, String>>>);
+
+impl Commands {
+    /// Serves it over TLS, by the authority of what was prepared; gives its URL.
+    pub(crate) async fn serve(&self, dir: &Path) -> String {
+        let pki = Pki::open(&dir.join("pki")).expect("an authority");
+        let whose = Identity::Service(ServiceName::Storage);
+        let issued = pki.issue(whose, &IssueOptions::from(SystemTime::now())).expect("issued");
+        let tls = TlsFiles::new(pki.ca_file(), issued.certificate, issued.key);
+        let policy = MethodPolicy::new(&[&[("/mycora.v1.CommandService/*", &[Allow::AnyService])]]);
+        let mount =
+            Mount::builder(policy.expect("a policy")).service(CommandServiceServer::new(self.clone()));
+        let mount = mount.descriptors(proto::DESCRIPTORS).build().expect("a mount");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let server = Server::new(mount, &tls).expect("certificates");
+        tokio::spawn(server.serve(listener, std::future::pending()));
+        format!("https://{address}")
+    }
+
+    pub(crate) fn by_id(&self) -> BTreeMap<String, String> {
+        self.0.lock().expect("no panic").clone()
+    }
+}
+
+#[tonic::async_trait]
+impl CommandService for Commands {
+    async fn submit_command(
+        &self,
+        request: tonic::Request<v1::SubmitCommandRequest>,
+    ) -> Result<tonic::Response<v1::SubmitCommandResponse>, tonic::Status> {
+        let v1::SubmitCommandRequest { command_id, aggregate_id, .. } = request.into_inner();
+        let before = self.0.lock().expect("no panic").insert(command_id, aggregate_id);
+        let receipt = match before {
+            None => v1::CommandReceipt::Accepted,
+            Some(_) => v1::CommandReceipt::Duplicate,
+        };
+        Ok(tonic::Response::new(v1::SubmitCommandResponse { receipt: receipt.into() }))
     }
 }
 
