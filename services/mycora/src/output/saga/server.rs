@@ -74,6 +74,8 @@ fn change(change: &v1::SagaReloadChange) -> String {
 pub fn whole(answer: &v1::GetSagaServerResponse) -> String {
     let store = answer.store.clone().unwrap_or_default();
     let broker = answer.broker.clone().unwrap_or_default();
+    // A store does not always say its version.
+    let kind = format!("{} {}", store.kind, store.version);
     let shared = if store.shared { "shared" } else { "of this process" };
     let connected = if broker.connected { "connected" } else { "not connected" };
     let problems = match answer.problems.as_slice() {
@@ -95,7 +97,7 @@ pub fn whole(answer: &v1::GetSagaServerResponse) -> String {
         ("lanes", answer.lane_count.to_string()),
         ("sagas", answer.saga_count.to_string()),
         ("effects", answer.effect_count.to_string()),
-        ("store", format!("{} {}, {shared}, {}", store.kind, store.version, store.durability)),
+        ("store", format!("{}, {shared}, {}", kind.trim_end(), store.durability)),
         ("broker", format!("NATS {}, {connected}", or_dash(&broker.version))),
     ];
     let problems: Vec<_> = answer.problems.iter().map(|problem| vec![problem.clone()]).collect();
