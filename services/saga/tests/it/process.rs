@@ -90,9 +90,9 @@ impl Upstream {
     }
 }
 
-/// A gateway that takes every command of an aggregate: the aggregates, by the ids of the commands.
+/// A gateway that takes every command of an aggregate: by its id the aggregate and the type.
 #[derive(Clone, Default)]
-pub(crate) struct Commands(Arc<Mutex<BTreeMap<String, String>>>);
+pub(crate) struct Commands(Arc<Mutex<BTreeMap<String, (String, String)>>>);
 
 impl Commands {
     /// Serves it over TLS, by the authority of what was prepared; gives its URL.
@@ -112,7 +112,7 @@ impl Commands {
         format!("https://{address}")
     }
 
-    pub(crate) fn by_id(&self) -> BTreeMap<String, String> {
+    pub(crate) fn by_id(&self) -> BTreeMap<String, (String, String)> {
         self.0.lock().expect("no panic").clone()
     }
 }
@@ -123,8 +123,8 @@ impl CommandService for Commands {
         &self,
         request: tonic::Request<v1::SubmitCommandRequest>,
     ) -> Result<tonic::Response<v1::SubmitCommandResponse>, tonic::Status> {
-        let v1::SubmitCommandRequest { command_id, aggregate_id, .. } = request.into_inner();
-        let before = self.0.lock().expect("no panic").insert(command_id, aggregate_id);
+        let v1::SubmitCommandRequest { command_id, aggregate_id, command_type, .. } = request.into_inner();
+        let before = self.0.lock().expect("no panic").insert(command_id, (aggregate_id, command_type));
         let receipt = match before {
             None => v1::CommandReceipt::Accepted,
             Some(_) => v1::CommandReceipt::Duplicate,
