@@ -59,6 +59,8 @@ pub struct Metrics {
     pub timers_waiting_for_source: IntGauge,
     /// Time between the moment at which a timer was due and its transition.
     timer_lag: Histogram,
+    /// Journals that gave something else when they were run again.
+    pub replay_differences: IntCounter,
     /// Watchers that were ended since they did not read.
     pub slow_watchers: IntCounter,
     transitions: IntCounterVec,
@@ -115,6 +117,7 @@ impl Metrics {
             inputs_under_way: gauge("inputs_under_way", "Inputs that are being applied")?,
             timers_fired: counter("timers_fired", "Timers that fired")?,
             letters: counter("letters_written", "Dead letters that were written")?,
+            replay_differences: counter("replay_differences", "Journals that differ when run again")?,
             slow_watchers: counter("slow_watchers", "Watchers ended: they did not read")?,
             transitions: vector(
                 "transitions",

@@ -30,7 +30,7 @@ mod words;
 
 use std::sync::Arc;
 
-use ::rpc::{Allow, Error, ErrorKind, MethodPolicy, MountBuilder, PolicyTable, Reason};
+use ::rpc::{Allow, MethodPolicy, MountBuilder, PolicyTable};
 use model::limits::GRPC_MESSAGE_BYTES_MAX;
 use proto::v1;
 use proto::v1::saga_service_server::{SagaService, SagaServiceServer};
@@ -94,12 +94,6 @@ impl Rpc {
             .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX);
         mount.service(server)
     }
-}
-
-/// UNIMPLEMENTED.
-fn unimplemented(method: &str) -> Status {
-    let message = format!("{method} is not part of this server");
-    Error::new(ErrorKind::Unimplemented, Reason::Unimplemented, message).into()
 }
 
 macro_rules! saga_service {

@@ -35,6 +35,7 @@ use workflow::queues::{Queues, Room};
 use workflow::subject::Source;
 
 pub use self::answer::{AnswerRow, OrderedWork, VerbOutcome};
+pub(crate) use self::batch::KNOWN_MILLIS;
 pub use self::batch::{HeldRow, HeldWhat, LetterRow, ListedRow};
 pub(crate) use self::intake::{Came, NOBODY};
 pub use self::intake::{DeadMessage, RawMessage};

@@ -198,7 +198,7 @@ impl Asker {
 }
 
 /// UNAVAILABLE: the broker does not answer.
-fn unavailable(error: &BrokerError) -> Status {
+pub(super) fn unavailable(error: &BrokerError) -> Status {
     match error {
         BrokerError::TooLarge { size, most, .. } => {
             let message = format!("the request has {size} bytes as a message, {most} are taken at most");

@@ -1,16 +1,171 @@
 //! Lanes: processed again.
 
-use proto::v1::{ReplayLaneRequest, ReplayLaneResponse};
-use tonic::Status;
-use tonic::codegen::BoxStream;
+mod again;
+mod verify;
 
-use super::{Api, Principal, unimplemented};
+use std::sync::Arc;
+
+use ::rpc::{ANSWERS_MAX, AnswerSender, Error, Reason, WatchEnded, while_member};
+use model::{CorrelationId, Role, TenantId, Violations};
+use proto::convert::saga::{name, tenant};
+use proto::convert::time;
+use proto::internal::v1::SagaPermission;
+use proto::required::missing;
+use proto::v1::replay_lane_request::Replay;
+use proto::v1::replay_lane_response::Event;
+use proto::v1::saga_replay_from::Position;
+use proto::v1::{ReplayLaneRequest, ReplayLaneResponse, SagaReplayFrom, SagaReplayProgress};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::codegen::BoxStream;
+use tonic::{Code, Status};
+use workflow::Lane;
+use workflow::word::Place;
+
+use super::access::{Change, Repeatable, hash_of, no_tenant};
+use super::words::Speaker;
+use super::{Api, Principal};
+use crate::placement::listing::lanes_of;
+
+/// The method, as audits and hashes have it.
+const METHOD: &str = "ReplayLane";
+
+/// What is asked for.
+enum Asked {
+    /// Journals are run again: that of one correlation, or all.
+    Verify(Option<CorrelationId>),
+    /// Sources are read again: the one of this name, or all.
+    From { source: String, to: Place },
+}
 
 /// Processes a lane again.
 pub(super) async fn replay(
-    _: &Api,
-    _: &Principal,
-    _: ReplayLaneRequest,
+    api: &Arc<Api>,
+    caller: &Principal,
+    mut request: ReplayLaneRequest,
 ) -> Result<BoxStream<ReplayLaneResponse>, Status> {
-    Err(unimplemented("ReplayLane"))
+    let mut violations = missing(&request);
+    let request_id = std::mem::take(&mut request.request_id);
+    let hash = hash_of(METHOD, &request);
+    let repeatable = Repeatable::parse(&request_id, hash, &mut violations);
+    let tenant = tenant(&request.tenant_id, api.has_tenants(), &mut violations);
+    if request.confirm != request.lane {
+        violations.add("confirm", "is another name than that of the lane");
+    }
+    let asked = request.replay.take().and_then(|replay| asked(replay, &mut violations));
+    let (tenant, asked) = violations.into_result(tenant.zip(asked)).map_err(Error::from)?;
+    let change = Change {
+        permission: SagaPermission::Replay,
+        method: METHOD,
+        resource: &request.lane,
+        request: repeatable.as_ref(),
+        dry_run: false,
+    };
+    let actor = api.authorize(caller, &tenant, change).await?;
+    let context = api.context_of(&tenant)?;
+    let lane = lane_of(api, &tenant, &request.lane)?;
+    let (sender, receiver) = mpsc::channel(ANSWERS_MAX);
+    let answers = Answers {
+        sender: AnswerSender::new(sender.clone(), api.app.around().metrics.slow_watchers.clone()),
+        compared: 0,
+    };
+    match asked {
+        Asked::Verify(only) => {
+            let verify = verify::Verify::begin(api, lane, only, answers).await?;
+            spawn(api, sender, verify.run());
+        }
+        Asked::From { source, to } => {
+            // Comparing goes on meanwhile: it needs no owner.
+            api.check_running(&tenant)?;
+            let speaker = Speaker::new(actor, &tenant, repeatable.as_ref(), hash);
+            let again = again::Again::begin(api, lane, &source, to, speaker).await?;
+            spawn(api, sender, again.run(answers));
+        }
+    }
+    let directory = api.directory()?;
+    let stream = while_member(ReceiverStream::new(receiver), directory, context, actor, Role::Admin);
+    // Whose role is taken away is told as much as a stranger.
+    let told =
+        move |status: Status| if status.code() == Code::NotFound { no_tenant(&tenant) } else { status };
+    Ok(Box::pin(tokio_stream::StreamExt::map(stream, move |answer| answer.map_err(&told))))
+}
+
+/// Reads what is asked for, and notes what is wrong with it.
+fn asked(replay: Replay, violations: &mut Violations) -> Option<Asked> {
+    match replay {
+        Replay::Verify(verify) => {
+            Some(Asked::Verify(name("verify.correlation_id", &verify.correlation_id, violations)))
+        }
+        Replay::FromPosition(SagaReplayFrom { source, position }) => {
+            let to = match position {
+                None => {
+                    violations.add("from_position.position", "is missing: give a sequence or a time");
+                    return None;
+                }
+                Some(Position::Sequence(sequence)) => {
+                    if source.is_empty() {
+                        violations
+                            .add("from_position.source", "is missing: a sequence is that of one source");
+                    }
+                    if sequence == 0 {
+                        violations.add("from_position.sequence", "1 at least");
+                    }
+                    Place::Sequence(sequence)
+                }
+                Some(Position::Time(moment)) => Place::Time(time::from_wire(moment).as_millis()),
+            };
+            Some(Asked::From { source, to })
+        }
+    }
+}
+
+/// Finds a lane of a tenant by its name.
+fn lane_of(api: &Api, tenant: &TenantId, name: &str) -> Result<Lane, Status> {
+    let lanes = lanes_of(&api.app.definitions(), tenant);
+    let lane = lanes.into_iter().find(|lane| lane.to_string() == name);
+    lane.ok_or_else(|| Error::not_found("the lane".to_owned()).into())
+}
+
+/// Runs a replay as long as somebody listens and the server goes on.
+fn spawn(
+    api: &Api,
+    answers: mpsc::Sender<Result<ReplayLaneResponse, Status>>,
+    replay: impl Future<Output = ()> + Send + 'static,
+) {
+    let stop = api.shutdown.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = replay => {}
+            () = answers.closed() => {}
+            () = stop.begun() => {
+                let ending = Error::unavailable(Reason::Draining, "the server is ending; ask another one");
+                // Whoever does not read does not need the reason.
+                let _ = answers.try_send(Err(ending.into()));
+            }
+        }
+    });
+}
+
+/// Answers of one replay.
+struct Answers {
+    sender: AnswerSender<ReplayLaneResponse>,
+    /// Instances that were compared.
+    compared: u64,
+}
+
+impl Answers {
+    async fn send(&mut self, event: Event) -> Result<(), WatchEnded> {
+        self.sender.send(String::new(), |_| ReplayLaneResponse { event: Some(event) }).await
+    }
+
+    /// Does a piece of work, and tells how far it is whenever a sign of life is due.
+    async fn while_told<T>(&mut self, work: impl Future<Output = T>) -> Result<T, WatchEnded> {
+        tokio::pin!(work);
+        loop {
+            if let Some(done) = self.sender.pulse.or_due(work.as_mut()).await {
+                return Ok(done);
+            }
+            self.send(Event::Progress(SagaReplayProgress { compared_count: self.compared })).await?;
+        }
+    }
 }

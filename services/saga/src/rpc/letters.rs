@@ -204,8 +204,8 @@ fn correlation_of(row: &LetterRow) -> Result<CorrelationId, Status> {
     }
 }
 
-/// The subject of a word about a letter.
-fn subject_of(lane: &Lane, correlation: &CorrelationId) -> Subject {
+/// The subject of a word about a letter, or about its lane.
+pub(super) fn subject_of(lane: &Lane, correlation: &CorrelationId) -> Subject {
     match lane {
         Lane::Saga { saga, .. } => Subject::workflow(saga, correlation),
         // It is about no call.

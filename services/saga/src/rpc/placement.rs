@@ -192,7 +192,8 @@ fn lane(report: LaneReport, view: &View, problem: String) -> v1::SagaLane {
     }
 }
 
-fn source(report: SourceReport) -> v1::SagaLaneSource {
+/// A source of a lane as answers have it.
+pub(super) fn source(report: SourceReport) -> v1::SagaLaneSource {
     let SourceReport { source, stream, checkpoint, pending } = report;
     let anchor = checkpoint.as_ref().and_then(|checkpoint| checkpoint.anchor);
     v1::SagaLaneSource {

@@ -23,7 +23,7 @@ use crate::lane::relay::{Destination, OutboxRow};
 use crate::lane::rows::row;
 
 /// What came is known so long, in milliseconds: longer than streams keep it.
-const KNOWN_MILLIS: u64 = 30 * 24 * 3_600_000;
+pub(crate) const KNOWN_MILLIS: u64 = 30 * 24 * 3_600_000;
 /// Answers to verbs are kept so long, in milliseconds.
 const ANSWERS_MILLIS: u64 = 24 * 3_600_000;
 /// A tombstone stays so long, in milliseconds.

@@ -15,6 +15,7 @@ mod process;
 mod quotas;
 mod reads;
 mod reloads;
+mod replays;
 mod replicas;
 mod schedules;
 mod served;

@@ -25,7 +25,7 @@ use crate::served::{ACME, ADMIN, ELSEWHERE, OTHER, READER, STRANGER, Served, Wit
 use crate::streams::publish_event;
 
 /// Has timers, calls an effect, and can be parked.
-const PAYS: &str = r#"
+pub(crate) const PAYS: &str = r#"
 kind: Saga
 name: order
 version: 1
@@ -92,7 +92,7 @@ impl Provider for Bank {
 }
 
 /// Owns the lane of the effect until it is told to stop.
-fn own_effect(served: &Served) -> CancellationToken {
+pub(crate) fn own_effect(served: &Served) -> CancellationToken {
     let stop = CancellationToken::new();
     let lane = EffectLane {
         tenant: ACME.parse().expect("a tenant"),

@@ -56,6 +56,7 @@ struct State {
     /// By their ids: the type, and whose it was.
     done: BTreeMap<String, (String, String)>,
     takes_all: bool,
+    submitted: usize,
 }
 
 impl Aggregates {
@@ -64,6 +65,11 @@ impl Aggregates {
         let state = self.0.lock().expect("no test panicked with it");
         let of = state.done.values().filter(|(_, whose)| whose == correlation);
         of.map(|(kind, _)| kind.clone()).collect()
+    }
+
+    /// How often it was asked, each time counted.
+    pub(crate) fn submitted(&self) -> usize {
+        self.0.lock().expect("no test panicked with it").submitted
     }
 
     /// Refuses nothing from now on.
@@ -76,6 +82,7 @@ impl Aggregates {
 impl Gateway for Aggregates {
     async fn submit(&self, command: &AggregateCommand) -> GatewayAnswer {
         let mut state = self.0.lock().expect("no test panicked with it");
+        state.submitted += 1;
         if command.command_type == "Fail" && !state.takes_all {
             return GatewayAnswer::Refused { code: "no".to_owned(), message: "it is refused".to_owned() };
         }
@@ -260,6 +267,8 @@ pub(crate) struct Served {
     pub(crate) aggregates: Aggregates,
     pub(crate) broker: Arc<dyn Broker>,
     pub(crate) store: Arc<dyn KvStore>,
+    /// What it counts.
+    pub(crate) registry: prometheus::Registry,
     /// Begun where the service was drained, which its process would end by.
     pub(crate) drained: Shutdown,
     shutdown: Shutdown,
@@ -300,13 +309,14 @@ impl Served {
             grace: Duration::ZERO,
         };
         let us = Identity::Service(ServiceName::Saga);
+        let registry = prometheus::Registry::new();
         let deps = Deps {
             store: Arc::clone(&store),
             broker: Arc::clone(&broker),
             gateway: Arc::new(aggregates.clone()),
             flows: None,
             storage: with.storage.then(|| suite.channel(suite.storage, us)),
-            metrics: &prometheus::Registry::new(),
+            metrics: &registry,
         };
         let app = Arc::new(App::new(config, deps).expect("the service"));
         app.reload().await.expect("manifests");
@@ -321,7 +331,7 @@ impl Served {
         let (running, stop) = (Arc::clone(&app), shutdown.token());
         tokio::spawn(async move { running.run(stop).await });
         tokio::time::timeout(PATIENCE, app.readiness().ready()).await.expect("it is ready");
-        Self { app, aggregates, broker, store, drained, shutdown, address, suite }
+        Self { app, aggregates, broker, store, registry, drained, shutdown, address, suite }
     }
 
     /// Puts another manifest into the operator's directory.
@@ -444,7 +454,7 @@ pub(crate) const REPLICA: &str = "one";
 /// Both tenants, each with a context of its own.
 const TENANTS: &str = "acme: { context: 1 }\nother: { context: 2 }\n";
 /// Lanes of the saga of these tests.
-const SHARDS: u8 = 2;
+pub(crate) const SHARDS: u8 = 2;
 
 /// Waits for events, and can be stuck behind its pivot.
 pub(crate) const ORDER: &str = r#"
