@@ -46,7 +46,7 @@ async fn bench() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let measured = match *arguments {
         [] => Box::pin(run()).await,
-        ["runtimes"] => runtimes().await,
+        ["runtimes"] => Box::pin(runtimes()).await,
         ["dead"] => dead().await,
         ["large"] => sizes(true, false).await,
         ["waiting"] => sizes(false, true).await,
@@ -82,7 +82,7 @@ async fn run() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
     let measured = measure(&client).await;
     running.stop().await?;
     let mut report = measured?;
-    runtimes::measure(&mut report).await?;
+    Box::pin(runtimes::measure(&mut report)).await?;
     Ok(report)
 }
 
@@ -104,7 +104,7 @@ async fn watching(
 
 async fn runtimes() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
     let mut report = Report::new(machine::describe());
-    runtimes::measure(&mut report).await?;
+    Box::pin(runtimes::measure(&mut report)).await?;
     Ok(report)
 }
 
