@@ -38,7 +38,7 @@ type Logs = Box<dyn Layer<Registry> + Send + Sync>;
 type Logged = Layered<Filtered<Logs, EnvFilter, Registry>, Registry>;
 
 /// Our crates, as the targets of log lines name them: levels below INFO are theirs.
-const OURS: [&str; 30] = [
+const OURS: [&str; 31] = [
     "addresses",
     "broker",
     "directory",
@@ -56,6 +56,7 @@ const OURS: [&str; 30] = [
     "mycora_cli",
     "proto",
     "queue",
+    "rehearsal",
     "router",
     "rpc",
     "runner",
