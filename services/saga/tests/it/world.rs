@@ -253,6 +253,16 @@ impl World {
         metrics.map(|metric| metric.get_counter().get_value()).sum::<f64>() as u64
     }
 
+    /// Waits until so many cursors were made.
+    pub(crate) async fn until_cursors(&self, wanted: u64) {
+        let wanted = async {
+            while self.cursors() < wanted {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, wanted).await.expect("the lane makes its cursors anew");
+    }
+
     /// A second owner of the lane, which takes it from the first.
     pub(crate) fn second_owner(&self) -> JoinHandle<Ended> {
         tokio::spawn(self.lane().own(CancellationToken::new()))
