@@ -14,7 +14,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
-use signet_libmdbx::{Environment, EnvironmentFlags, Geometry, MdbxError, Mode, ReadError, SyncMode};
+use signet_libmdbx::{Environment, EnvironmentFlags, Geometry, MdbxError, Mode, ReadError, SyncMode, ffi};
 use tokio::sync::oneshot;
 
 use self::layout::{decode_key, fence_key, physical};
@@ -22,7 +22,7 @@ use self::writer::{Request, Writer};
 use crate::replica::Replicas;
 use crate::row::{Fence, Row};
 use crate::{
-    Batch, Beat, Caps, Clock, KvStore, LaneKey, Living, OpenPage, Outcome, Page, RowKey, StoreError,
+    Batch, Beat, Caps, Clock, KvStore, LaneKey, Living, Measure, OpenPage, Outcome, Page, RowKey, StoreError,
     Versioned,
 };
 
@@ -162,6 +162,12 @@ impl KvStore for EmbeddedStore {
         Ok(self.clock.now())
     }
 
+    async fn measure(&self) -> Result<Measure, StoreError> {
+        let bytes = self.look(|environment, _| used_bytes(environment)).await?;
+        let version = format!("{}.{}", ffi::MDBX_VERSION_MAJOR, ffi::MDBX_VERSION_MINOR);
+        Ok(Measure { version, bytes: bytes as u64 })
+    }
+
     fn caps(&self) -> Caps {
         let (kind, is_synced) = ("mdbx", true);
         Caps {
@@ -181,6 +187,14 @@ impl Drop for EmbeddedStore {
             let _ = writer.join();
         }
     }
+}
+
+/// Bytes of the pages that are in use. Goes through the list of free pages.
+fn used_bytes(environment: &Environment) -> Result<usize, StoreError> {
+    let page = environment.stat().map_err(not_read)?.page_size() as usize;
+    let used = environment.info().map_err(not_read)?.last_pgno().saturating_add(1);
+    let free = environment.freelist().map_err(not_decoded)?;
+    Ok(used.saturating_sub(free).saturating_mul(page))
 }
 
 /// Makes the directory this process's own.

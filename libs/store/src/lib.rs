@@ -49,6 +49,16 @@ pub struct Caps {
     pub durability: &'static str,
 }
 
+/// Version and size of a store, for operators.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Measure {
+    /// Version of what keeps the rows; of Redis that of its first server.
+    pub version: String,
+    /// Bytes that are used: of the file of a directory without the pages that are free, of Redis the memory of all its servers that
+    /// take writes.
+    pub bytes: u64,
+}
+
 /// Some rows, in the order of their keys.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Page {
@@ -130,6 +140,12 @@ pub trait KvStore: Send + Sync {
     /// # Errors
     /// [`StoreError`]; may be repeated.
     async fn now(&self) -> Result<u64, StoreError>;
+
+    /// Measures the store. Not for the way of a request: it may go through the list of free pages.
+    ///
+    /// # Errors
+    /// [`StoreError`]; may be repeated.
+    async fn measure(&self) -> Result<Measure, StoreError>;
 
     /// What it is.
     fn caps(&self) -> Caps;

@@ -10,8 +10,8 @@ use crate::judge::{Rows, apply, judge};
 use crate::replica::Replicas;
 use crate::row::{Fence, Row};
 use crate::{
-    Batch, Beat, Caps, Clock, KvStore, LaneKey, Living, MachineClock, OpenPage, Outcome, Page, RowKey,
-    StoreError, Versioned,
+    Batch, Beat, Caps, Clock, KvStore, LaneKey, Living, MachineClock, Measure, OpenPage, Outcome, Page,
+    RowKey, StoreError, Versioned,
 };
 
 /// A store that keeps nothing beyond its process.
@@ -108,6 +108,13 @@ impl<C: Clock> KvStore for MemoryStore<C> {
 
     async fn now(&self) -> Result<u64, StoreError> {
         Ok(self.clock.now())
+    }
+
+    async fn measure(&self) -> Result<Measure, StoreError> {
+        let lanes = self.lanes();
+        let rows = lanes.values().flat_map(|lane| &lane.rows);
+        let bytes = rows.map(|(key, row)| (key.as_str().len() + row.versioned.value.len()) as u64).sum();
+        Ok(Measure { version: env!("CARGO_PKG_VERSION").to_owned(), bytes })
     }
 
     fn caps(&self) -> Caps {

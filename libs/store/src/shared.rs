@@ -10,8 +10,8 @@ use bytes::Bytes;
 use kv::{Call, Cmd, Confirmation, Connection, Durability, Kv, Script, SetupError, Value};
 
 use crate::{
-    Batch, Beat, Caps, Expect, KvStore, LaneKey, Living, Op, OpenPage, Outcome, PAGE_BYTES, Page, Replica,
-    RowKey, StoreError, Versioned,
+    Batch, Beat, Caps, Expect, KvStore, LaneKey, Living, Measure, Op, OpenPage, Outcome, PAGE_BYTES, Page,
+    Replica, RowKey, StoreError, Versioned,
 };
 
 static COMMIT: Script = Script::new("commit", concat!("#!lua\n", include_str!("shared/commit.lua")));
@@ -170,6 +170,22 @@ impl KvStore for SharedStore {
         }
     }
 
+    async fn measure(&self) -> Result<Measure, StoreError> {
+        let mut measure = Measure::default();
+        for server in self.kv.primaries().await.map_err(store_error)? {
+            for section in ["server", "memory"] {
+                let told = server.cmd(Cmd::new("INFO").arg(section)).await.and_then(Value::text);
+                let told = told.map_err(store_error)?;
+                if let (true, Some(version)) = (measure.version.is_empty(), field(&told, "redis_version")) {
+                    version.clone_into(&mut measure.version);
+                }
+                let bytes = field(&told, "used_memory").and_then(|bytes| bytes.parse::<u64>().ok());
+                measure.bytes += bytes.unwrap_or_default();
+            }
+        }
+        Ok(measure)
+    }
+
     fn caps(&self) -> Caps {
         let durability = match self.durability {
             Durability::Fast => "an answered commit survives what Redis is set up for",
@@ -222,6 +238,13 @@ fn living(answer: Vec<Value>) -> kv::Result<Living> {
     }
     replicas.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(Living { replicas, now, revision, is_displaced })
+}
+
+/// Value of a field of what `INFO` tells.
+fn field<'a>(told: &'a str, name: &str) -> Option<&'a str> {
+    told.lines()
+        .find_map(|line| line.split_once(':').filter(|(found, _)| *found == name))
+        .map(|(_, value)| value.trim())
 }
 
 fn versioned(row: Value) -> Result<Versioned, StoreError> {

@@ -32,6 +32,9 @@ use crate::quotas::Shown;
 use crate::rpc::Rpc;
 use crate::tenants::Tenants;
 
+/// Beats from one measuring of the store to the next.
+const MEASURED_EACH: u64 = 10;
+
 /// The service's own settings.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -251,6 +254,17 @@ impl App {
         self.around.store.caps().durability
     }
 
+    /// Version of what keeps the rows; empty while that does not answer.
+    pub(crate) async fn store_version(&self) -> String {
+        match self.around.store.measure().await {
+            Ok(measure) => measure.version,
+            Err(error) => {
+                tracing::info!("the store does not tell its version: {error}");
+                String::new()
+            }
+        }
+    }
+
     /// Counts the lanes that this replica owns.
     #[must_use]
     pub fn lanes(&self) -> i64 {
@@ -338,6 +352,7 @@ impl App {
             () = placement.run(stop.clone()) => {}
             () = self.follow_definitions() => {}
             () = watched => {}
+            () = measure_store(&self.around, self.beats.heard().beats) => {}
             () = self.beats.run(self.drained.subscribe(), draining.clone(), &self.needs.store) => {}
             () = drain => {}
             // It ends with the shutdown, which the lanes have to be given up at.
@@ -345,6 +360,20 @@ impl App {
         }
         if let Err(error) = self.beats.leave().await {
             tracing::warn!("{error}; others take the lanes once this replica is lost");
+        }
+    }
+}
+
+/// Measures the store with each tenth beat.
+async fn measure_store(around: &Surroundings, mut beats: watch::Receiver<u64>) {
+    loop {
+        match around.store.measure().await {
+            Ok(measure) => around.metrics.store_bytes.set(i64::try_from(measure.bytes).unwrap_or(i64::MAX)),
+            Err(error) => tracing::debug!("the store is not measured: {error}"),
+        }
+        let next = *beats.borrow() + MEASURED_EACH;
+        if beats.wait_for(|beats| *beats >= next).await.is_err() {
+            return std::future::pending().await;
         }
     }
 }

@@ -33,8 +33,9 @@ use crate::lane::relay::{Relay, ToRelay};
 use crate::lane::rows::{Rows, row};
 use crate::lane::source::{Brought, ReadWord, Reading, SourceState};
 use crate::lane::{Ended, Surroundings, WORKFLOW_COMMANDS};
+use crate::metrics::{Census, Counted, LaneCensus};
 use crate::providers::Provider;
-use crate::sagas::{Came, LetterRow, RawMessage};
+use crate::sagas::{Came, LetterRow, RawMessage, census};
 
 /// Words for one call that may wait.
 const WORDS_MAX: usize = 8;
@@ -104,6 +105,7 @@ pub(crate) struct Shared {
     pub(crate) lane: EffectLane,
     pub(crate) relay: mpsc::UnboundedSender<ToRelay>,
     pub(crate) stop: CancellationToken,
+    pub(crate) census: LaneCensus,
 }
 
 struct Owner {
@@ -169,7 +171,8 @@ impl Owner {
         };
         tasks.spawn(reading.run());
         let source = SourceState::new(source, WORKFLOW_COMMANDS, &rows.lane, &rows.around().metrics.readings);
-        let shared = Arc::new(Shared { rows, lane, relay, stop: stop.clone() });
+        let census = rows.around().metrics.census.lane(&census::take_letters(&rows).await?);
+        let shared = Arc::new(Shared { rows, lane, relay, stop: stop.clone(), census });
         let (backs_to, backs) = mpsc::unbounded_channel();
         let mut owner = Self {
             backs,
@@ -410,10 +413,15 @@ impl Owner {
             correlation: None,
         };
         let key = Key::dead(&nobody, delivered.sequence);
+        // It was one before where its source was set back.
+        let is_new = rows.get(&key).await?.is_none();
         let mut ops = vec![Op::Put(row(&key), encode(&letter).into())];
         ops.extend(note);
         rows.commit(Vec::new(), ops).await?;
         rows.around().metrics.letters.inc();
+        let mut census = Census::default();
+        census.add(Counted::Letters, usize::from(is_new));
+        self.shared.census.change(&census);
         tracing::warn!(lane = %rows.lane, code, "a command is a dead letter: {why}");
         Ok(())
     }

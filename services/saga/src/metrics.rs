@@ -1,5 +1,6 @@
 //! What the saga service counts.
 
+mod census;
 mod readings;
 
 use std::time::Duration;
@@ -10,6 +11,7 @@ use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 
+pub use self::census::{Census, CensusGauges, Counted, LaneCensus};
 pub use self::readings::{OutboxReading, Readings, SourceReading};
 
 /// Bounds of short times, in seconds: commits and transitions.
@@ -40,6 +42,10 @@ pub struct Metrics {
     pub fenced_commits: IntCounter,
     /// Cursors that were made, by the reason.
     pub cursor_resets: IntCounterVec,
+    /// What owned lanes keep.
+    pub census: CensusGauges,
+    /// Bytes that the store uses, as they were measured last.
+    pub store_bytes: IntGauge,
     /// What owned lanes have before them.
     pub readings: Readings,
     /// Streams that went back.
@@ -109,6 +115,8 @@ impl Metrics {
                 "Cursors that were made: since their lane was taken, or since they were lost",
                 &["why"],
             )?,
+            census: CensusGauges::new(gauge, gauges)?,
+            store_bytes: gauge("store_bytes", "Bytes that the store uses; of Redis all of its memory")?,
             readings: add(registry, &Readings::new()?)?,
             stream_went_back: counter("stream_went_back", "Streams that lost messages, or were made anew")?,
             events_expired: counter("events_expired", "Messages that were gone before they were read")?,

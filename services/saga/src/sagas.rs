@@ -5,6 +5,7 @@
 
 mod answer;
 mod batch;
+pub(crate) mod census;
 mod intake;
 mod letters;
 mod schedule;
@@ -53,6 +54,7 @@ use crate::lane::relay::{Relay, ToRelay};
 use crate::lane::rows::Rows;
 use crate::lane::source::{Brought, ReadWord, Reading, SourceState};
 use crate::lane::{AGGREGATE_EVENTS, Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS};
+use crate::metrics::LaneCensus;
 use crate::quotas::LaneUsage;
 
 /// What may wait in a lane.
@@ -185,6 +187,7 @@ pub(crate) struct Shared {
     pub(crate) rows: Arc<Rows>,
     pub(crate) definitions: Arc<Definitions>,
     pub(crate) usage: LaneUsage,
+    pub(crate) census: LaneCensus,
 }
 
 impl Owner {
@@ -230,14 +233,16 @@ impl Owner {
         let saga = lane.definitions.saga(&lane.tenant, &lane.saga);
         let wanted = saga.as_ref().and_then(|saga| saga.start.schedule.as_ref());
         schedule::prepare(&rows, &lane.saga, wanted).await?;
-        let usage = starved::count(&rows, &lane).await?;
+        let census = census::take(&rows).await?;
+        let usage = starved::usage(&lane, &census);
+        let census = rows.around().metrics.census.lane(&census);
         let freed = usage.freed();
         let (to_held, held) = mpsc::channel(64);
         tasks.spawn(set_back::find_held(Arc::clone(&rows), to_held));
         let timers = Timers::load(&rows).await?;
         let SagaLane { tenant, saga, shard, definitions, .. } = lane;
         Ok(Self {
-            shared: Arc::new(Shared { tenant, saga, shard, rows, definitions, usage }),
+            shared: Arc::new(Shared { tenant, saga, shard, rows, definitions, usage, census }),
             working_of: vec![0; sources.len()],
             is_lost: vec![false; sources.len()],
             sources,

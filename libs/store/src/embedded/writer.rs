@@ -9,7 +9,7 @@ use signet_libmdbx::{Database, Environment, MdbxError, WriteFlags};
 use tokio::sync::oneshot;
 
 use super::layout::{FIRST_END, decode_end, end, fence_key, physical};
-use super::{DISK_IS_FULL, not_decoded, not_read};
+use super::{DISK_IS_FULL, not_decoded, not_read, used_bytes};
 use crate::judge::{Rows, apply, judge};
 use crate::row::{Fence, Row};
 use crate::{Batch, Clock, LaneKey, Outcome, RowKey, StoreError};
@@ -95,8 +95,7 @@ impl Writer {
         if used.saturating_mul(page) < self.bytes_max {
             return Ok(true);
         }
-        let free = self.environment.freelist().map_err(not_decoded)?;
-        Ok(used.saturating_sub(free).saturating_mul(page) < self.bytes_max)
+        Ok(used_bytes(&self.environment)? < self.bytes_max)
     }
 
     fn full(&self) -> StoreError {

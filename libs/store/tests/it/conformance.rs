@@ -62,6 +62,7 @@ on_every_store! {
     replicas_hear_of_each_other
     a_name_has_one_process
     words_have_a_limit
+    its_size_is_told
     ; rows_end
     replicas_live_by_their_beats
 }
@@ -356,4 +357,23 @@ async fn replicas_live_by_their_beats(store: Arc<dyn KvStore>, clock: TestClock)
     assert!(!store.beat(&beat("a", 2, 5)).await.expect("an answer").is_displaced);
     clock.advance(5_000);
     assert_eq!(names(&store.beat(&beat("a", 1, 5)).await.expect("an answer")), [("a", 1)]);
+}
+
+async fn its_size_is_told(store: Arc<dyn KvStore>, _: TestClock) {
+    let before = store.measure().await.expect("an answer");
+    assert!(before.version.starts_with(|c: char| c.is_ascii_digit()), "{before:?}");
+    let epoch = store.take(&lane()).await.expect("taken");
+    let rows = 100;
+    for number in 0..rows {
+        commit(&*store, epoch, vec![put(&format!("row:{number}"), &"x".repeat(16 * 1024))]).await;
+    }
+    let after = store.measure().await.expect("an answer");
+    assert_eq!(after.version, before.version);
+    let grown = after.bytes.saturating_sub(before.bytes);
+    assert!(grown >= rows * 16 * 1024 && grown < 3 * rows * 16 * 1024, "{grown}: {before:?}, {after:?}");
+    for number in 0..rows {
+        commit(&*store, epoch, vec![Op::Delete(key(&format!("row:{number}")))]).await;
+    }
+    let freed = store.measure().await.expect("an answer");
+    assert!(freed.bytes < after.bytes - grown / 2, "{after:?}, {freed:?}");
 }

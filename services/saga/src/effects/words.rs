@@ -20,6 +20,7 @@ use crate::lane::answers::{self, WordAnswer, WordOutcome, commit_answer};
 use crate::lane::checkpoint::Checkpoint;
 use crate::lane::rows::row;
 use crate::lane::source::ReadWord;
+use crate::metrics::{Census, Counted};
 use crate::sagas::{LetterRow, NOBODY};
 
 /// What is asked of a call, and by whom.
@@ -97,8 +98,11 @@ impl Owner {
             }
             EffectWord::Purge { letter } | EffectWord::Redrive { letter, skip: true } => {
                 let answer = WordAnswer::new(&by.request_hash, WordOutcome::Done);
-                let ops = vec![Op::Delete(row(&dead(letter)?))];
+                let key = dead(letter)?;
+                let was_there = self.shared.rows.get(&key).await?.is_some();
+                let ops = vec![Op::Delete(row(&key))];
                 self.answer(&by, answer, Vec::new(), ops, delivered.sequence).await?;
+                self.count_gone(&key, was_there).await?;
             }
             EffectWord::Redrive { letter, skip: false } => {
                 self.redrive(letter, &by, delivered.sequence).await?;
@@ -184,6 +188,16 @@ impl Owner {
         Ok(())
     }
 
+    /// Counts a letter less if it is gone: its word may have been answered before, and then changes nothing.
+    async fn count_gone(&self, key: &Key, was_there: bool) -> Result<(), Ended> {
+        if was_there && self.shared.rows.get(key).await?.is_none() {
+            let mut census = Census::default();
+            census.remove(Counted::Letters, 1);
+            self.shared.census.change(&census);
+        }
+        Ok(())
+    }
+
     /// Takes in once more what a letter has.
     async fn redrive(&mut self, letter: u64, by: &Asker, sequence: u64) -> Result<(), Ended> {
         let rows = std::sync::Arc::clone(&self.shared.rows);
@@ -220,6 +234,7 @@ impl Owner {
         ops.push(Op::Delete(row(&key)));
         let answer = WordAnswer::new(&by.request_hash, WordOutcome::Applied);
         self.answer(by, answer, vec![Expect::Absent(row(&Key::effect(id)))], ops, sequence).await?;
+        self.count_gone(&key, true).await?;
         self.begin(id);
         Ok(())
     }

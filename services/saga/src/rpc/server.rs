@@ -55,7 +55,7 @@ pub(super) async fn get_server(
         effect_count: u32::try_from(catalog.effects().count()).unwrap_or(u32::MAX),
         store: Some(SagaStore {
             kind: caps.kind.to_owned(),
-            version: String::new(),
+            version: app.store_version().await,
             shared: caps.shared,
             durability: if caps.is_synced { "synced" } else { "fast" }.to_owned(),
         }),

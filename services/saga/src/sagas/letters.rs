@@ -72,7 +72,12 @@ impl Shared {
                 let parks = record.is_some_and(|record| record.parked_by == Some(*letter));
                 let held = record.filter(|_| parks).map(|record| record.held).unwrap_or_default();
                 let change = step::discard(record, *letter, true);
-                Ok(Decision::without(change, *letter, held.first..held.next))
+                let mut decision = Decision::without(change, *letter, held.first..held.next);
+                let is_there = self.rows.get(&Key::dead(correlation, *letter)).await?.is_some();
+                if let Some(turn) = decision.letter.as_mut().filter(|_| !is_there) {
+                    turn.goes = None;
+                }
+                Ok(decision)
             }
             SagaWord::Take { message, data, .. } => {
                 let again = self.read_again(&message.subject, RawMessage::of_passed(message).came())?;

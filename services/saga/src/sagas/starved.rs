@@ -10,17 +10,14 @@ use model::CorrelationId;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use workflow::instance::Record;
-use workflow::key::Table;
 use workflow::step::Refusal;
-use workflow::{Key, key};
 
 use super::answer::{AnswerRow, VerbOutcome};
 use super::intake::Wanted;
-use super::timers::TimerDelta;
+use super::timers::{TimerDelta, is_ours};
 use super::work::{Decision, asked};
 use super::{Cached, Item, Owner, SagaLane, Shared};
-use crate::lane::Ended;
-use crate::lane::rows::Rows;
+use crate::metrics::{Census, Counted};
 use crate::quotas::{Full, LaneUsage, Room};
 
 /// Correlations that are tried again at a time.
@@ -35,38 +32,12 @@ pub(super) struct Starved {
     again: Instant,
 }
 
-/// Counts what a lane has.
-pub(super) async fn count(rows: &Rows, lane: &SagaLane) -> Result<LaneUsage, Ended> {
-    let mut instances = 0;
-    for status in model::SagaStatus::ALL.into_iter().filter(|status| !status.is_end()) {
-        instances += number(rows, Key::by_status(status.as_str()), |_| true).await?;
-    }
-    // Those whose names no saga can give a timer are ours.
-    let is_theirs = |key: &Key| {
-        let parts = key.parts().unwrap_or_default();
-        !matches!(parts.last(), Some(key::Part::Text(name)) if name.starts_with('%'))
-    };
-    let timers = number(rows, Table::Due.range(), is_theirs).await?;
-    Ok(lane.definitions.usage().lane(&lane.tenant, instances, timers))
-}
-
-/// Counts the rows of a range.
-async fn number(
-    rows: &Rows,
-    mut range: std::ops::Range<Key>,
-    counts: impl Fn(&Key) -> bool,
-) -> Result<u64, Ended> {
-    let mut found = 0;
-    loop {
-        let page = rows.page(&range).await?;
-        for (key, _) in &page.rows {
-            found += u64::from(counts(&Key::of_store(key.to_string())));
-        }
-        match page.rows.last() {
-            Some((last, _)) if page.has_more => range.start = Key::of_store(last.to_string()).behind(),
-            _ => return Ok(found),
-        }
-    }
+/// What a lane has of its tenant's quotas.
+pub(super) fn usage(lane: &SagaLane, census: &Census) -> LaneUsage {
+    let live = [Counted::Running, Counted::Compensating, Counted::Stuck];
+    let instances = live.into_iter().map(|what| census.of(what)).sum::<i64>().unsigned_abs();
+    let timers = census.of(Counted::Timers).unsigned_abs();
+    lane.definitions.usage().lane(&lane.tenant, instances, timers)
 }
 
 impl Starved {
@@ -170,9 +141,8 @@ impl Shared {
             None if is_live(current.record.as_ref()) && !is_live_now => self.usage.ended(),
             None => {}
         }
-        let is_theirs = |name: &str| !name.starts_with('%');
-        let set = timers.set.iter().filter(|timer| is_theirs(&timer.name)).count();
-        let gone = timers.dropped.iter().filter(|(_, name)| is_theirs(name)).count();
+        let set = timers.set.iter().filter(|timer| !timer.is_ours()).count();
+        let gone = timers.dropped.iter().filter(|(_, name)| !is_ours(name)).count();
         self.usage.timers(set, gone);
     }
 }

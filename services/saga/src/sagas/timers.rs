@@ -45,10 +45,15 @@ impl DueRow {
         Key::due(self.due, &self.correlation, &self.name)
     }
 
-    /// Returns whether it is a timer of the service rather than one of the saga: no name of one begins so.
+    /// Returns whether it is a timer of the service rather than one of the saga.
     pub(crate) fn is_ours(&self) -> bool {
-        self.name.starts_with('%')
+        is_ours(&self.name)
     }
+}
+
+/// Returns whether a timer of this name is one of the service rather than one of the saga: no name of one begins so.
+pub(crate) fn is_ours(name: &str) -> bool {
+    name.starts_with('%')
 }
 
 /// What an input changes of them.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use super::answer::AnswerRow;
 use super::batch::{Commit, HeldRow, HeldWhat};
+use super::census;
 use super::intake::{Asked, DeadMessage, Wanted};
 use super::letters::LetterTurn;
 use super::summary::Summary;
@@ -99,6 +100,7 @@ impl Work {
                 Outcome::Committed(revision) => {
                     shared.note_commit(&decision);
                     shared.note_usage(&current, &decision, room, &timers);
+                    shared.census.change(&census::change(&current, &decision, &timers));
                     shared.answer(&item, answer.as_ref()).await;
                     shared.answer_word(&item, &decision).await;
                     let is_swept = decision.letter.as_ref().is_none_or(LetterTurn::is_whole);
@@ -441,10 +443,14 @@ impl Shared {
 
     /// Removes what is left of an instance that ended long ago, but for its tombstone; gives when that was due.
     async fn retire(&self, correlation: &CorrelationId, current: &Cached) -> Result<Timestamp, Ended> {
+        let mut removed = 0;
+        // Those that are counted come last.
         for range in [Key::journal_of(correlation), Key::parked_of(correlation), Key::kept_of(correlation)] {
+            removed = 0;
             loop {
                 let page = self.rows.page(&range).await?;
                 let ops: Vec<_> = page.rows.iter().map(|(key, _)| Op::Delete(key.clone())).collect();
+                removed += ops.len();
                 if !ops.is_empty() {
                     self.rows.commit(Vec::new(), ops).await?;
                 }
@@ -465,6 +471,7 @@ impl Shared {
             generation: 0,
         };
         self.rows.commit(Vec::new(), vec![Op::Delete(crate::lane::rows::row(&row.key()))]).await?;
+        self.census.change(&census::retired(removed));
         Ok(due)
     }
 

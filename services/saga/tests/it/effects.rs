@@ -32,7 +32,7 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    fn with(answers: impl IntoIterator<Item = Answer>) -> Self {
+    pub(crate) fn with(answers: impl IntoIterator<Item = Answer>) -> Self {
         Self {
             answers: Arc::new(Mutex::new(answers.into_iter().collect())),
             asked: Arc::default(),
@@ -86,7 +86,7 @@ impl Provider for Upstream {
     }
 }
 
-fn command(number: u128, payload: Json) -> EffectCommand {
+pub(crate) fn command(number: u128, payload: Json) -> EffectCommand {
     EffectCommand {
         tenant_id: crate::world::TENANT.to_owned(),
         command_id: model::CommandId::from_bits(number),
@@ -112,7 +112,7 @@ fn lost() -> Answer {
 }
 
 /// The example with this policy for unknown outcomes and short pauses.
-fn manifest(policy: &str) -> String {
+pub(crate) fn manifest(policy: &str) -> String {
     let start = ORDER.find("    unknown_outcome: { query").expect("the policy");
     let end = start + ORDER[start..].find('\n').expect("a line");
     let policy = if policy == "query" {

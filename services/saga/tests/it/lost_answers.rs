@@ -9,7 +9,8 @@ use async_trait::async_trait;
 use saga::sagas::VerbOutcome;
 use saga::tenants::Tenants;
 use store::{
-    Batch, Beat, Caps, KvStore, LaneKey, Living, MemoryStore, Outcome, Page, RowKey, StoreError, Versioned,
+    Batch, Beat, Caps, KvStore, LaneKey, Living, Measure, MemoryStore, Outcome, Page, RowKey, StoreError,
+    Versioned,
 };
 use workflow::Json;
 use workflow::input::Verb;
@@ -69,6 +70,10 @@ impl KvStore for LosesAnswers {
 
     async fn beat(&self, beat: &Beat) -> Result<Living, StoreError> {
         self.store.beat(beat).await
+    }
+
+    async fn measure(&self) -> Result<Measure, StoreError> {
+        self.store.measure().await
     }
 
     fn caps(&self) -> Caps {

@@ -1,5 +1,6 @@
 //! Lanes of sagas and of effects, on every store and every broker.
 
+mod census;
 mod crashes;
 mod definitions;
 mod disorder;

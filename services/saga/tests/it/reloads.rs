@@ -13,8 +13,8 @@ use saga::placement::{Identity, Role};
 use saga::tenants::Tenants;
 use saga::{App, Config, Deps, ReloadChange, ReloadKind};
 use store::{
-    Batch, Beat, Caps, Clock as _, KvStore, LaneKey, Living, MemoryStore, Outcome, Page, RowKey, StoreError,
-    Versioned,
+    Batch, Beat, Caps, Clock as _, KvStore, LaneKey, Living, Measure, MemoryStore, Outcome, Page, RowKey,
+    StoreError, Versioned,
 };
 use tempfile::TempDir;
 use testkit::PATIENCE;
@@ -82,6 +82,10 @@ impl KvStore for Dying {
 
     async fn beat(&self, beat: &Beat) -> Result<Living, StoreError> {
         self.store.beat(beat).await
+    }
+
+    async fn measure(&self) -> Result<Measure, StoreError> {
+        self.store.measure().await
     }
 
     fn caps(&self) -> Caps {
