@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use model::{CommandId, SagaStatus, StepName};
-use workflow::definition::{Action, Saga};
+use workflow::definition::{Action, Branch, Saga};
 use workflow::input::{CommandResult, Input, Outcome, Verb, What};
 use workflow::instance::{Entry, Instance, Open, Purpose, Record};
 use workflow::step::{Change, Fate, Ordered};
@@ -37,6 +37,14 @@ impl Account {
     /// Returns whether it has to be undone.
     const fn is_owed(&self) -> bool {
         self.has_compensation && !self.is_undone && matches!(self.end, End::Good | End::Doubtful)
+    }
+}
+
+/// The branch of a step.
+fn branch<'a>(saga: &'a Saga, step: &StepName, name: &StepName) -> Option<&'a Branch> {
+    match &saga.steps.get(step)?.action {
+        Action::Work(work) => work.branches.iter().find(|branch| branch.name == *name),
+        Action::Wait(_) => None,
     }
 }
 
@@ -99,6 +107,20 @@ impl Laws {
         }
         if let Some(new) = new {
             self.nothing_twice(new);
+        }
+    }
+
+    /// Gives steps the names that a version has for them which an instance becomes one of.
+    pub fn migrated(&mut self, saga: &Saga) {
+        let Some(migrate) = &saga.migrate else { return };
+        for account in &mut self.accounts {
+            for name in [&mut account.step, &mut account.branch] {
+                if let Some(renamed) = migrate.steps.get(name) {
+                    name.clone_from(renamed);
+                }
+            }
+            let branch = branch(saga, &account.step, &account.branch);
+            account.has_compensation = branch.is_some_and(|branch| branch.compensate.is_some());
         }
     }
 
@@ -170,13 +192,7 @@ impl Laws {
     fn ordered(&mut self, saga: &Saga, old: Option<&Instance>, command: CommandId, open: &Open) {
         match open.purpose {
             Purpose::Forward => {
-                let step = saga.steps.get(&open.step);
-                let branches = step.map(|step| match &step.action {
-                    Action::Work(work) => work.branches.as_slice(),
-                    Action::Wait(_) => &[],
-                });
-                let mut branches = branches.unwrap_or_default().iter();
-                let branch = branches.find(|branch| branch.name == open.branch);
+                let branch = branch(saga, &open.step, &open.branch);
                 self.accounts.push(Account {
                     command,
                     step: open.step.clone(),

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{CorrelationId, EffectName, SagaStatus, StepName, TenantId, Timestamp};
+use model::{BlobHash, CorrelationId, EffectName, SagaStatus, StepName, TenantId, Timestamp};
 use workflow::Json;
 use workflow::definition::Saga;
 use workflow::formula::Formula;
@@ -29,7 +29,9 @@ pub const ITEMS_MAX: usize = 1000;
 pub struct Scenario {
     /// Its name.
     pub name: String,
-    /// The saga.
+    /// Versions of the saga, the newest first: that is in force.
+    pub versions: Vec<Arc<Saga>>,
+    /// The version that the instance starts on.
     pub saga: Arc<Saga>,
     /// The tenant.
     pub tenant: TenantId,
@@ -49,6 +51,14 @@ pub struct Scenario {
     pub expected: Expected,
     /// True when everything that can go wrong is tried on it.
     pub is_exhaustive: bool,
+}
+
+impl Scenario {
+    /// Finds a version of the saga by the hash of its definition.
+    #[must_use]
+    pub fn version(&self, hash: BlobHash) -> Option<&Arc<Saga>> {
+        self.versions.iter().find(|saga| saga.hash == hash)
+    }
 }
 
 /// An input from outside.

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use model::{CommandId, Timestamp};
 use serde::Serialize;
 use workflow::Json;
+use workflow::definition::Saga;
 use workflow::input::{CommandResult, Input, Outcome, Verb, What};
 use workflow::instance::{Entry, Purpose, Record};
 use workflow::replay;
@@ -224,6 +225,12 @@ impl<'a> Stage<'a> {
         Whose { tenant: &self.scenario.tenant, correlation: &self.scenario.correlation }
     }
 
+    /// The version that the instance is of, or starts on.
+    fn saga(&self) -> &'a Saga {
+        let pinned = self.record.as_ref().and_then(Record::definition);
+        pinned.and_then(|hash| self.scenario.version(hash)).unwrap_or(&self.scenario.saga)
+    }
+
     /// Milliseconds since the beginning.
     fn elapsed(&self) -> u64 {
         self.now.saturating_sub(self.scenario.begin.as_millis())
@@ -377,10 +384,9 @@ impl<'a> Stage<'a> {
 
     /// Looks at how it ended.
     fn finish(mut self) -> Run {
-        self.laws.conclude(&self.scenario.saga, self.record.as_ref());
+        self.laws.conclude(self.saga(), self.record.as_ref());
         if !self.run.journal.is_empty() {
-            let saga = &self.scenario.saga;
-            let find = |hash| (saga.hash == hash).then(|| saga.clone());
+            let find = |hash| self.scenario.version(hash).cloned();
             let chain = self.record.as_ref().and_then(replay::chain);
             match replay::replay(find, self.whose(), &self.run.journal) {
                 Ok(again) if again.as_ref().and_then(replay::chain) == chain => {}

@@ -53,18 +53,15 @@ pub fn replay(
         return Err(Difference::Cut { first });
     }
     let (mut record, mut kept, mut rest) = (None::<Record>, KeptEvents::new(), rows);
-    let mut saga = None;
+    let mut saga: Option<Arc<Saga>> = None;
     while let Some(row) = rest.first() {
         let differs = |what: &str| Difference::Row { revision: row.revision, what: what.to_owned() };
-        if let Some(hash) = row.definition {
-            saga = definition(hash);
-            if saga.is_none() {
-                return Err(Difference::NoDefinition {
-                    revision: row.revision,
-                    definition: hash.to_string(),
-                });
-            }
-        }
+        // A migration has a row of each version on its way.
+        let of_input = rest.iter().take_while(|next| next.input == row.input);
+        let mut versions =
+            of_input.filter_map(|row| found(&definition, row)).collect::<Result<Vec<_>, _>>()?;
+        versions.reverse();
+        saga = versions.first().cloned().or(saga);
         let (Some(saga), JournalInput::Came(input)) = (&saga, &row.input) else {
             return Err(differs("an event is applied that would not have been"));
         };
@@ -74,7 +71,7 @@ pub fn replay(
             record.let_through(matches!(asked, Some(Verb::Resume)));
         }
         let change = match (asked, &record) {
-            (Some(Verb::Migrate), Some(record)) => step::migrate(saga, whose, record, input, &kept),
+            (Some(Verb::Migrate), Some(record)) => step::migrate(&versions, whose, record, input, &kept),
             _ => step::apply(saga, whose, record.as_ref(), input, Origin::Fresh, &kept),
         };
         let made = change.journal.len();
@@ -96,6 +93,16 @@ pub fn replay(
         record = change.record;
     }
     Ok(record)
+}
+
+/// Finds the definition that a row names; nothing where it names none.
+fn found(
+    definition: impl Fn(BlobHash) -> Option<Arc<Saga>>,
+    row: &Row,
+) -> Option<Result<Arc<Saga>, Difference>> {
+    let hash = row.definition?;
+    let missing = || Difference::NoDefinition { revision: row.revision, definition: hash.to_string() };
+    Some(definition(hash).ok_or_else(missing))
 }
 
 /// What differs between two rows, for people.

@@ -144,6 +144,7 @@ impl Reader<'_> {
                     .map_or_else(|| Json::object([]), |entry| self.json(&entry.value)),
             },
             "complete" => Verb::Complete { reason },
+            "migrate" => Verb::Migrate,
             _ => {
                 let hint = match did_you_mean(name, &VERBS) {
                     hint if hint.is_empty() => format!("; there are {}", VERBS.join(", ")),

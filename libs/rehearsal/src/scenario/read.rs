@@ -15,10 +15,11 @@ use yaml::{Entry, Fields, Keys, Place, Problem, Problems, Tree, Value, did_you_m
 use super::{Answer, FILE_BYTES_MAX, ITEMS_MAX, SCENARIOS_MAX, Scenario};
 
 /// Keys of a scenario file.
-pub const FILE_KEYS: &[&str] = &["kind", "manifests", "saga", "tenant", "begin", "answers", "scenarios"];
+pub const FILE_KEYS: &[&str] =
+    &["kind", "manifests", "earlier", "saga", "tenant", "begin", "answers", "scenarios"];
 /// Keys of a scenario.
 pub const SCENARIO_KEYS: &[&str] =
-    &["name", "correlation", "given", "answers", "until", "expect", "exhaustive"];
+    &["name", "correlation", "starts_on", "given", "answers", "until", "expect", "exhaustive"];
 /// Keys of an input.
 pub const GIVEN_KEYS: &[&str] = &[
     "at",
@@ -57,8 +58,8 @@ pub const EXPECT_KEYS: &[&str] =
 /// Keys of a piece of work that is expected.
 pub const WORK_KEYS: &[&str] = &["effect", "command", "cancel", "input", "payload", "aggregate", "id"];
 /// Verbs that a scenario may give.
-pub const VERBS: [&str; 9] =
-    ["start", "send", "pause", "resume", "cancel", "kill", "retry-step", "skip-step", "complete"];
+pub const VERBS: [&str; 10] =
+    ["start", "send", "pause", "resume", "cancel", "kill", "retry-step", "skip-step", "complete", "migrate"];
 
 /// Name of the file in messages.
 const KIND: &str = "a scenario file";
@@ -72,7 +73,10 @@ const CORRELATION: &str = "test-1";
 pub struct Source {
     name: String,
     tree: Tree,
+    /// Manifests that are in force, then those of earlier versions.
     manifests: Vec<(Place, String)>,
+    /// Manifests that are in force.
+    in_force: usize,
 }
 
 impl Source {
@@ -95,24 +99,24 @@ impl Source {
             Some((entry, _)) => yaml.wrong_kind(entry, "`SagaTest`"),
             None => yaml.problem(tree.place, "a scenario file begins with `kind: SagaTest`"),
         }
-        let manifests: Vec<_> = match fields.get("manifests") {
-            Some(entry) => {
-                let texts = yaml.texts(entry);
-                texts.into_iter().map(|(place, text)| (place, text.to_owned())).collect()
-            }
-            None => Vec::new(),
+        let mut paths = |key: &str| -> Vec<_> {
+            let texts = fields.get(key).map(|entry| yaml.texts(entry)).unwrap_or_default();
+            texts.into_iter().map(|(place, text)| (place, text.to_owned())).collect()
         };
-        if manifests.is_empty() && yaml.count() == 0 {
+        let (mut manifests, earlier) = (paths("manifests"), paths("earlier"));
+        let in_force = manifests.len();
+        manifests.extend(earlier);
+        if in_force == 0 && yaml.count() == 0 {
             yaml.problem(tree.place, "a scenario file names its manifests; write `manifests: [order.yaml]`");
         }
         drop(fields);
         match yaml.into_problems() {
-            problems if problems.is_empty() => Ok(Self { name: name.to_owned(), tree, manifests }),
+            problems if problems.is_empty() => Ok(Self { name: name.to_owned(), tree, manifests, in_force }),
             problems => Err(Problems::new(name, problems)),
         }
     }
 
-    /// Paths of its manifests, from the file's own folder, and where they are named.
+    /// Paths of its manifests, those of earlier versions behind, from the file's own folder, and where they are named.
     #[must_use]
     pub fn manifests(&self) -> &[(Place, String)] {
         &self.manifests
@@ -124,24 +128,32 @@ impl Source {
         Problems::new(&self.name, vec![Problem::at(place, why)])
     }
 
-    /// Reads the scenarios; `manifests` are the texts of the manifests, each with what messages call it.
+    /// Reads the scenarios; `manifests` are the texts of all manifests, each with what messages call it.
     ///
     /// # Errors
     /// Everything that is wrong with the file or with its manifests, by file.
     pub fn scenarios(&self, manifests: &[(String, String)]) -> Result<Vec<Scenario>, Vec<Problems>> {
-        let sagas = sagas(manifests)?;
+        let (in_force, earlier) = manifests.split_at(self.in_force.min(manifests.len()));
+        let (sagas, earlier) = (sagas(in_force)?, earlier_sagas(earlier)?);
         let mut yaml = yaml::Reader::default();
-        let scenarios = self.with_sagas(&sagas, &mut yaml);
+        let scenarios = self.with_sagas(&sagas, &earlier, &mut yaml);
         match (scenarios, yaml.into_problems()) {
             (Some(scenarios), problems) if problems.is_empty() => Ok(scenarios),
             (_, problems) => Err(vec![Problems::new(&self.name, problems)]),
         }
     }
 
-    fn with_sagas(&self, sagas: &[Arc<Saga>], yaml: &mut yaml::Reader) -> Option<Vec<Scenario>> {
+    fn with_sagas(
+        &self,
+        sagas: &[Arc<Saga>],
+        earlier: &[Arc<Saga>],
+        yaml: &mut yaml::Reader,
+    ) -> Option<Vec<Scenario>> {
         let fields = yaml.fields(&self.tree, KIND, Keys::of(FILE_KEYS));
         let saga = self.saga(sagas, &fields, yaml)?;
-        let mut reader = Reader { known: Known::of(&saga), saga, yaml };
+        let place = fields.get("earlier").map_or(self.tree.place, |entry| entry.value.place);
+        let versions = versions(&saga, earlier, place, yaml);
+        let mut reader = Reader { known: Known::of_all(&versions), saga, versions, yaml };
         let tenant = fields.get("tenant").and_then(|entry| reader.name::<TenantId>(entry));
         let tenant = tenant.or_else(|| TENANT.parse().ok())?;
         let begin = fields.get("begin").and_then(|entry| reader.moment(entry)).unwrap_or(BEGIN);
@@ -224,8 +236,45 @@ fn sagas(manifests: &[(String, String)]) -> Result<Vec<Arc<Saga>>, Vec<Problems>
     Ok(sagas)
 }
 
+/// Reads manifests of earlier versions. What they need beside them is in force no more, and is not looked at.
+fn earlier_sagas(manifests: &[(String, String)]) -> Result<Vec<Arc<Saga>>, Vec<Problems>> {
+    let (mut sagas, mut problems) = (Vec::new(), Vec::new());
+    for (name, text) in manifests {
+        match manifest::read(name, text) {
+            Ok(documents) => {
+                sagas.extend(documents.into_iter().filter_map(|document| match document.definition {
+                    Definition::Saga(saga) => Some(saga),
+                    Definition::Provider(_) => None,
+                }))
+            }
+            Err(found) => problems.push(found),
+        }
+    }
+    if problems.is_empty() { Ok(sagas) } else { Err(problems) }
+}
+
+/// Puts all versions of a saga in order, the newest first.
+fn versions(
+    saga: &Arc<Saga>,
+    earlier: &[Arc<Saga>],
+    place: Place,
+    yaml: &mut yaml::Reader,
+) -> Vec<Arc<Saga>> {
+    let mut versions = vec![Arc::clone(saga)];
+    for other in earlier.iter().filter(|other| other.name == saga.name) {
+        if versions.iter().any(|known| known.version == other.version) || other.version > saga.version {
+            let (version, last) = (other.version, saga.version);
+            let message = format!("version {version} stands twice, or is not before version {last}");
+            yaml.problem(place, message);
+        }
+        versions.push(Arc::clone(other));
+    }
+    versions.sort_by_key(|saga| std::cmp::Reverse(saga.version));
+    versions
+}
+
 /// Names that a saga has, for hints.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Known {
     pub(super) events: Vec<String>,
     pub(super) effects: Vec<String>,
@@ -237,6 +286,28 @@ pub(super) struct Known {
 }
 
 impl Known {
+    /// Names of all versions.
+    fn of_all(versions: &[Arc<Saga>]) -> Self {
+        let mut all = Self::default();
+        for Self { events, effects, commands, steps, timers, fields, aggregates } in
+            versions.iter().map(|saga| Self::of(saga))
+        {
+            for (known, more) in [
+                (&mut all.events, events),
+                (&mut all.effects, effects),
+                (&mut all.commands, commands),
+                (&mut all.steps, steps),
+                (&mut all.timers, timers),
+                (&mut all.fields, fields),
+                (&mut all.aggregates, aggregates),
+            ] {
+                let new: Vec<_> = more.into_iter().filter(|name| !known.contains(name)).collect();
+                known.extend(new);
+            }
+        }
+        all
+    }
+
     fn of(saga: &Saga) -> Self {
         let mut events: BTreeSet<String> = saga.start.on.clone();
         let mut commands = BTreeSet::new();
@@ -276,7 +347,9 @@ impl Known {
 /// Reads the parts of a scenario file.
 pub(super) struct Reader<'a> {
     pub(super) yaml: &'a mut yaml::Reader,
+    /// The version that is in force.
     pub(super) saga: Arc<Saga>,
+    pub(super) versions: Vec<Arc<Saga>>,
     pub(super) known: Known,
 }
 
@@ -360,6 +433,21 @@ impl Reader<'_> {
         &items[..items.len().min(ITEMS_MAX)]
     }
 
+    /// Reads the version that an instance starts on.
+    fn version(&mut self, entry: &Entry) -> Option<Arc<Saga>> {
+        let version: u32 = self.yaml.whole(entry, "a version of the saga")?;
+        let found = self.versions.iter().find(|saga| saga.version == version).cloned();
+        if found.is_none() {
+            let there: Vec<_> = self.versions.iter().map(|saga| saga.version.to_string()).collect();
+            let there = there.join(", ");
+            let message = format!(
+                "no manifest has version {version}; there are {there}. Name its manifest in `earlier`"
+            );
+            self.problem(entry.value.place, message);
+        }
+        found
+    }
+
     fn scenario(&mut self, tree: &Tree, tenant: &TenantId, begin: Timestamp) -> Option<Scenario> {
         let fields = self.yaml.fields(tree, "a scenario", Keys::of(SCENARIO_KEYS));
         let name = match fields.get("name") {
@@ -371,6 +459,8 @@ impl Reader<'_> {
         };
         let own: Option<CorrelationId> = fields.get("correlation").and_then(|entry| self.name(entry));
         let correlation = own.or_else(|| CORRELATION.parse().ok())?;
+        let saga = fields.get("starts_on").and_then(|entry| self.version(entry));
+        let saga = saga.unwrap_or_else(|| Arc::clone(&self.saga));
         let given = match fields.get("given") {
             Some(entry) => self.given(entry, &correlation),
             None => {
@@ -387,7 +477,8 @@ impl Reader<'_> {
         };
         Some(Scenario {
             name: name?,
-            saga: Arc::clone(&self.saga),
+            versions: self.versions.clone(),
+            saga,
             tenant: tenant.clone(),
             correlation,
             begin,

@@ -1,7 +1,7 @@
 //! One input on its way through the core.
 
 use workflow::Json;
-use workflow::input::{Input, What};
+use workflow::input::{Input, Verb, What};
 use workflow::instance::{Entry, Purpose, Record};
 use workflow::message::{self, Position};
 use workflow::receive::Received;
@@ -33,7 +33,7 @@ impl Stage<'_> {
                 return;
             }
         };
-        match self.scenario.saga.receive(message, model::Timestamp::from_millis(self.now)) {
+        match self.saga().receive(message, model::Timestamp::from_millis(self.now)) {
             Received::Input(correlation, input) if correlation == self.scenario.correlation => {
                 self.feed(key, *input);
             }
@@ -108,8 +108,14 @@ impl Stage<'_> {
     }
 
     fn apply(&mut self, key: &Key, input: &Input, origin: Origin, shown: &str) -> Fate {
-        let saga = &self.scenario.saga;
-        let change = step::apply(saga, self.whose(), self.record.as_ref(), input, origin, &self.kept);
+        let change = self.change(input, origin);
+        let before = self.saga();
+        if matches!((&input.what, &change.fate), (What::Verb { verb: Verb::Migrate, .. }, Fate::Applied)) {
+            let way = change.journal.iter().filter_map(|row| self.scenario.version(row.definition?));
+            way.for_each(|saga| self.laws.migrated(saga));
+        }
+        let after = change.record.as_ref().and_then(Record::definition);
+        let saga = after.and_then(|hash| self.scenario.version(hash)).map_or(before, |saga| saga);
         self.laws.observe(saga, self.record.as_ref(), input, &change);
         let before = self.record.take();
         self.keep(input, origin, before.as_ref(), &change);
@@ -134,6 +140,16 @@ impl Stage<'_> {
         }
         self.note(shown, show::fate(&change.fate), works);
         change.fate
+    }
+
+    /// Computes what follows from an input.
+    fn change(&self, input: &Input, origin: Origin) -> Change {
+        match (&input.what, &self.record) {
+            (What::Verb { verb: Verb::Migrate, .. }, Some(record)) => {
+                step::migrate(&self.scenario.versions, self.whose(), record, input, &self.kept)
+            }
+            (_, record) => step::apply(self.saga(), self.whose(), record.as_ref(), input, origin, &self.kept),
+        }
     }
 
     /// Keeps what a store keeps beside the record.

@@ -1,4 +1,5 @@
 //! Rehearsals of whole scenario files.
 
 mod files;
+mod migrations;
 mod rehearsals;

@@ -1,6 +1,8 @@
 //! Instances of one version that become instances of another.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use model::StepName;
 
@@ -11,20 +13,97 @@ use crate::definition::{Action, Saga};
 use crate::input::{Input, Verb, What};
 use crate::instance::{Entry, Instance, Purpose, Record};
 
-/// Makes an instance one of `saga`, as that says. A parked or paused one may be migrated as well, and stays so.
+/// Makes an instance one of the newest of these versions, by way of those between. The newest comes first.
+///
+/// Each version on the way is a row of the journal, and all of them are one change: an instance becomes one of the newest, or stays
+/// what it is. A parked or paused one may be migrated as well, and stays so.
 #[must_use]
-pub fn migrate(saga: &Saga, whose: Whose<'_>, record: &Record, input: &Input, kept: &KeptEvents) -> Change {
+pub fn migrate(
+    versions: &[Arc<Saga>],
+    whose: Whose<'_>,
+    record: &Record,
+    input: &Input,
+    kept: &KeptEvents,
+) -> Change {
     let refused = |refusal: Refusal| Change::nothing(Fate::Refused(refusal), Some(record.clone()));
     let (Entry::Live(instance), What::Verb { verb: Verb::Migrate, .. }) = (&record.entry, &input.what) else {
         return refused(Refusal::new("SAGA_NOT_RUNNING", "there is no instance that could be migrated"));
     };
-    let moved = match moved(saga, instance) {
-        Ok(moved) => moved,
-        Err(refusal) => return refused(refusal),
+    match migrated_along(versions, whose, record, instance, input, kept) {
+        Ok(change) => change,
+        Err(refusal) => refused(refusal),
+    }
+}
+
+/// Migrates version by version.
+fn migrated_along(
+    versions: &[Arc<Saga>],
+    whose: Whose<'_>,
+    record: &Record,
+    instance: &Instance,
+    input: &Input,
+    kept: &KeptEvents,
+) -> Result<Change, Refusal> {
+    let (way, last) = way(versions, instance.version)?;
+    // Takes in what happens on the way; its journal comes before that of the last version.
+    let mut before = Change::nothing(Fate::Applied, None);
+    let mut instance = instance.clone();
+    for saga in way {
+        let turn = Turn::new(saga, whose, moved(saga, &instance)?, input);
+        let applied = turn.migrated().map_err(|fault| {
+            let (name, version) = (&saga.name, saga.version);
+            Refusal::new("SAGA_FAULT", format!("on the way, at version {version} of `{name}`: {fault}"))
+        })?;
+        instance = before.take_in(applied, input, None);
+    }
+    let application = Application { saga: last, whose, input, origin: Origin::Fresh, kept };
+    let turn = Turn::new(last, whose, moved(last, &instance)?, input);
+    let mut change = application.finish(record.clone(), turn.migrated());
+    if change.fate == Fate::Applied {
+        change.journal.splice(0..0, before.journal);
+    }
+    Ok(change)
+}
+
+/// Finds the way from a version to the newest: the versions between, the oldest first, and the newest.
+fn way(versions: &[Arc<Saga>], from: u32) -> Result<(Vec<&Saga>, &Saga), Refusal> {
+    let refuse = |message: String| Refusal::new("SAGA_NOT_MIGRATABLE", message);
+    let Some(last) = versions.first() else {
+        return Err(refuse("there is no version of its saga".to_owned()));
     };
-    let application = Application { saga, whose, input, origin: Origin::Fresh, kept };
-    let turn = Turn::new(saga, whose, moved, input);
-    application.finish(record.clone(), turn.migrated())
+    if last.version == from {
+        return Err(refuse(format!("it is of version {from} already")));
+    }
+    let (mut between, mut at): (Vec<&Saga>, &Saga) = (Vec::new(), last);
+    loop {
+        let (name, version) = (&last.name, at.version);
+        let missing = |why: String| {
+            refuse(format!(
+                "there is no way from version {from} of `{name}` to version {}: {why}",
+                last.version
+            ))
+        };
+        let Some(before) = at.migrate.as_ref().map(|migrate| migrate.from) else {
+            return Err(missing(format!("version {version} does not say how to migrate from any version")));
+        };
+        match before.cmp(&from) {
+            Ordering::Equal => break,
+            Ordering::Less => {
+                let why = format!("version {version} migrates from version {before}, which is before it");
+                return Err(missing(why));
+            }
+            Ordering::Greater => {}
+        }
+        let found = versions.iter().find(|saga| saga.version == before && before < version);
+        let Some(found) = found else {
+            let why = format!("version {version} migrates from version {before}, which is not kept here");
+            return Err(missing(why));
+        };
+        between.push(found);
+        at = found;
+    }
+    between.reverse();
+    Ok((between, last))
 }
 
 impl Turn<'_> {
@@ -52,9 +131,6 @@ impl Turn<'_> {
 /// The instance with the names of the other definition.
 fn moved(saga: &Saga, instance: &Instance) -> Result<Instance, Refusal> {
     let refuse = |message: String| Err(Refusal::new("SAGA_NOT_MIGRATABLE", message));
-    if instance.version == saga.version {
-        return refuse(format!("it is of version {} already", saga.version));
-    }
     let Some(migrate) = saga.migrate.as_ref().filter(|migrate| migrate.from == instance.version) else {
         return refuse(format!(
             "version {} of `{}` does not say how to migrate from version {}",

@@ -78,7 +78,9 @@ impl World {
         let whose = Whose { tenant: &self.tenant, correlation: &self.correlation };
         let change = match (&input.what, &self.record) {
             (What::Verb { verb: Verb::Migrate, .. }, Some(record)) => {
-                migrate(&self.saga, whose, record, input, &self.kept)
+                let mut versions: Vec<_> = self.definitions.values().map(Arc::clone).collect();
+                versions.sort_by_key(|saga| std::cmp::Reverse(saga.version));
+                migrate(&versions, whose, record, input, &self.kept)
             }
             (_, record) => {
                 let pinned = record.as_ref().and_then(Record::definition).unwrap_or(self.saga.hash);

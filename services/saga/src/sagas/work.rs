@@ -321,14 +321,15 @@ impl Shared {
         let record = current.record.as_ref();
         let kept = self.kept(correlation, record).await?;
         let whose = Whose { tenant: &self.tenant, correlation };
-        let is_migration = matches!(&input.what, What::Verb { verb: Verb::Migrate, .. })
-            && record.is_some_and(|record| record.instance().is_some());
-        let pinned = record.and_then(Record::definition).filter(|_| !is_migration);
+        if let (What::Verb { verb: Verb::Migrate, .. }, Some(record)) = (&input.what, record)
+            && record.instance().is_some()
+        {
+            let versions = self.definitions.versions(&self.tenant, &self.saga);
+            return Ok(Some(step::migrate(&versions, whose, record, input, &kept)));
+        }
+        let pinned = record.and_then(Record::definition);
         let Some(saga) = self.definition(pinned).await? else { return Ok(None) };
-        Ok(Some(match record.filter(|_| is_migration) {
-            Some(record) => step::migrate(&saga, whose, record, input, &kept),
-            None => step::apply(&saga, whose, record, input, origin, &kept),
-        }))
+        Ok(Some(step::apply(&saga, whose, record, input, origin, &kept)))
     }
 
     /// Why a request is refused whatever the definition says.

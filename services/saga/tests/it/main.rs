@@ -9,6 +9,7 @@ mod facts;
 mod lanes;
 mod letters;
 mod lost_answers;
+mod migrations;
 mod operator;
 mod permissions;
 mod positions;

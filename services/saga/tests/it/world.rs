@@ -43,6 +43,13 @@ pub(crate) const EFFECT: &str = "payment-reserve";
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SetForward(Arc<AtomicU64>);
 
+impl SetForward {
+    pub(crate) fn forward(&self, length: Duration) {
+        let millis = u64::try_from(length.as_millis()).expect("not for ever");
+        self.0.fetch_add(millis, Ordering::Relaxed);
+    }
+}
+
 impl Clock for SetForward {
     fn now(&self) -> u64 {
         store::MachineClock.now() + self.0.load(Ordering::Relaxed)
@@ -175,6 +182,13 @@ impl World {
         let broker = Simulated::new(MachineClock::new());
         let store = store(MemoryStore::new(clock.clone()));
         Self::new(store, Arc::new(broker.clone()), Some(broker), clock, Ground::default()).await
+    }
+
+    /// A server that somebody else has, and rows in memory.
+    pub(crate) async fn over(broker: broker::JetStream) -> Self {
+        let clock = SetForward::default();
+        let store = MemoryStore::new(clock.clone());
+        Self::new(Arc::new(store), Arc::new(broker), None, clock, Ground::default()).await
     }
 
     /// A real server, and rows in a directory.
@@ -540,8 +554,7 @@ impl World {
 
     /// Sets the clock forward.
     pub(crate) fn forward(&self, length: Duration) {
-        let millis = u64::try_from(length.as_millis()).expect("not for ever");
-        self.clock.0.fetch_add(millis, Ordering::Relaxed);
+        self.clock.forward(length);
         self.wake.notify_waiters();
         self.wake.notify_one();
     }
@@ -565,8 +578,12 @@ impl World {
 
     /// Counts the rows of a table in another shard.
     pub(crate) async fn count_in(&self, shard: u8, table: workflow::key::Table) -> usize {
+        self.rows(shard, table.range()).await
+    }
+
+    /// Counts the rows of a stretch of keys.
+    pub(crate) async fn rows(&self, shard: u8, range: std::ops::Range<Key>) -> usize {
         let lane = LaneKey::new(&format!("s:{TENANT}:{}:{shard}", self.saga));
-        let range = table.range();
         let range = RowKey::new(range.start.as_str())..RowKey::new(range.end.as_str());
         self.store.scan(&lane, range, 1000).await.expect("it can be read").rows.len()
     }

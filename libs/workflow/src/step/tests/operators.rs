@@ -47,6 +47,14 @@ fn started() -> World {
     world
 }
 
+impl World {
+    /// Puts a later version in force.
+    fn now_there_is(&mut self, later: &Arc<Saga>) {
+        self.definitions.insert(later.hash, Arc::clone(later));
+        self.saga = Arc::clone(later);
+    }
+}
+
 fn refused(fate: &Fate) -> &str {
     match fate {
         Fate::Refused(refusal) => &refusal.reason,
@@ -134,9 +142,8 @@ fn a_timer_of_the_saga_is_kept_for_the_step_that_wants_it() {
 fn an_instance_is_migrated_with_all_that_it_is_in_the_middle_of() {
     let mut world = started();
     let later = saga(LATER);
-    world.definitions.insert(later.hash, Arc::clone(&later));
     world.event("e-1", "Again", "{}");
-    world.saga = Arc::clone(&later);
+    world.now_there_is(&later);
     assert_eq!(world.verb("r-1", Verb::Migrate), Fate::Applied);
     assert_eq!((world.step(), world.instance().version), ("begin", 3));
     assert_eq!(world.instance().state.get("note"), Some(&Json::text("was 1")));
@@ -149,21 +156,95 @@ fn an_instance_is_migrated_with_all_that_it_is_in_the_middle_of() {
     // What the other version does not know cannot be moved.
     for (old, new, why) in [
         ("first: begin", "last: begin", "has no step `first`"),
-        ("from: 2", "from: 1", "does not say how to migrate from version 2"),
+        ("from: 2", "from: 1", "version 3 migrates from version 1, which is before it"),
     ] {
         let mut world = started();
-        world.saga = saga(&LATER.replace(old, new));
+        world.now_there_is(&saga(&LATER.replace(old, new)));
         let fate = world.verb("r", Verb::Migrate);
         assert!(matches!(&fate, Fate::Refused(refusal) if refusal.message.contains(why)), "{fate:?}");
     }
     let mut world = started();
     world.event("e-1", "Next", r#"{"what":"x"}"#);
-    world.saga = saga(&LATER.replace("  work:\n", "  works:\n").replace("goto: work", "goto: works"));
+    world.now_there_is(&saga(&LATER.replace("  work:\n", "  works:\n").replace("goto: work", "goto: works")));
     let fate = world.verb("r", Verb::Migrate);
     assert!(
         matches!(&fate, Fate::Refused(refusal) if refusal.message.contains("has no step `work`")),
         "{fate:?}"
     );
+}
+
+/// A version behind [`LATER`], which can follow it alone.
+fn latest() -> String {
+    let names = [
+        ("version: 3", "version: 4"),
+        ("from: 2, steps: { first: begin }", "from: 3, steps: { begin: open }"),
+    ];
+    let text = names.iter().fold(LATER.to_owned(), |text, (old, new)| text.replace(old, new));
+    let text = text.replace("  begin: {", "  open: {").replace("goto: begin", "goto: open");
+    text.replace("was ${{ state.count }}", "${{ state.note }}, then ${{ saga.version }}")
+}
+
+#[test]
+fn an_instance_is_migrated_by_way_of_the_versions_between() {
+    let mut world = started();
+    world.event("e-1", "Again", "{}");
+    // It waits for a step behind, and is offered in the newest version only.
+    assert_eq!(world.event("e-2", "End", "{}"), Fate::Kept);
+    world.now_there_is(&saga(LATER));
+    world.now_there_is(&saga(&latest()));
+    let before = world.journal.len();
+    assert_eq!(world.verb("r-1", Verb::Migrate), Fate::Applied);
+    assert_eq!((world.step(), world.instance().version), ("open", 4));
+    assert_eq!(world.instance().state.get("note"), Some(&Json::text("was 1, then 4")));
+    let rows: Vec<_> = world.journal[before..].iter().map(|row| row.definition).collect();
+    assert_eq!(rows, [Some(saga(LATER).hash), Some(saga(&latest()).hash)]);
+    world.event("e-3", "Next", "{}");
+    assert_eq!(world.orders(), ["do-it-better"]);
+    world.succeed("work", "{}");
+    assert_eq!(world.status(), SagaStatus::Completed);
+    world.assert_replays();
+    // What a version on the way cannot be given is an error of that version.
+    let mut world = started();
+    world.now_there_is(&saga(
+        &LATER.replace("note: \"was ${{ state.count }}\"", "note: \"${{ state.gone.x }}\""),
+    ));
+    world.now_there_is(&saga(&latest()));
+    let record = world.record.clone();
+    let fate = world.verb("r", Verb::Migrate);
+    assert!(
+        matches!(&fate, Fate::Refused(refusal) if refusal.reason == "SAGA_FAULT" && refusal.message.contains("at version 3")),
+        "{fate:?}"
+    );
+    assert_eq!((world.record.clone(), world.journal.len()), (record, 1), "nothing of the way is kept");
+}
+
+#[test]
+fn a_way_that_is_broken_is_told_with_what_is_missing() {
+    let without = LATER.replace("migrate: {", "ignore: { last: \"*\" }\n# {");
+    for (versions, why) in [
+        (vec![latest()], "version 4 migrates from version 3, which is not kept here"),
+        (vec![without, latest()], "version 3 does not say how to migrate from any version"),
+        (
+            vec![LATER.replace("from: 2", "from: 1"), latest()],
+            "version 3 migrates from version 1, which is before it",
+        ),
+        (
+            vec![latest().replace("from: 3", "from: 9")],
+            "version 4 migrates from version 9, which is not kept here",
+        ),
+        // It leads nowhere, and ends.
+        (
+            vec![latest().replace("from: 3", "from: 4")],
+            "version 4 migrates from version 4, which is not kept here",
+        ),
+    ] {
+        let mut world = started();
+        versions.iter().for_each(|text| world.now_there_is(&saga(text)));
+        let fate = world.verb("r", Verb::Migrate);
+        assert_eq!(refused(&fate), "SAGA_NOT_MIGRATABLE");
+        let expected = format!("there is no way from version 2 of `wait` to version 4: {why}");
+        assert!(matches!(&fate, Fate::Refused(refusal) if refusal.message == expected), "{fate:?}");
+    }
 }
 
 #[test]
