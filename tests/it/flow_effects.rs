@@ -25,6 +25,8 @@ const LABEL: &str =
     "name: label\njobs:\n  label: { script_type: shell, script: 'echo code=$ORDER >> \"$MYCORA_RESULT\"' }\n";
 const BAD: &str = "name: bad\njobs:\n  good: { script_type: shell, script: 'true' }\n  \
     print: { script_type: shell, script: 'exit 3', depends: [good] }\n";
+const LIVES: &str =
+    "name: lives\njobs:\n  label: { script_type: rhai, script: '()', prerequisites: [go, more] }\n";
 const WAITS: &str = "name: waits\njobs:\n  label: { script_type: rhai, script: '()', prerequisites: [go] }\n";
 
 /// A suite, and what a saga service would keep beside it.
@@ -37,6 +39,8 @@ struct Stage {
 struct Told {
     provider: FlowProvider,
     ends: mpsc::UnboundedReceiver<(CommandId, Answer)>,
+    /// Calls of which it was told that their flows live.
+    beats: mpsc::UnboundedReceiver<CommandId>,
 }
 
 impl Stage {
@@ -50,10 +54,11 @@ impl Stage {
         let mut text = "kind: EffectProvider\nname: flows\ntransport: flow\n\
             flow: { actor: 1, signing_key: \"secret:actor-1\" }\neffects:\n"
             .to_owned();
-        for (name, flow) in [("label", LABEL), ("bad", BAD), ("waits", WAITS)] {
+        for (name, flow) in [("label", LABEL), ("bad", BAD), ("waits", WAITS), ("lives", LIVES)] {
             std::fs::write(scene.path().join(format!("{name}.yaml")), flow).expect("written");
+            let timeouts = if name == "lives" { ", timeouts: { heartbeat: 1m }" } else { "" };
             text.push_str(&format!(
-                "  {name}: {{ flow_file: {name}.yaml, env: {{ ORDER: \"${{{{ input.order_id }}}}\" }} }}\n"
+                "  {name}: {{ flow_file: {name}.yaml, env: {{ ORDER: \"${{{{ input.order_id }}}}\" }}{timeouts} }}\n"
             ));
         }
         let mut documents =
@@ -80,18 +85,21 @@ impl Stage {
         let Transport::Flow(transport) = &self.defined.transport else { panic!("a flow") };
         let files = FlowFiles::read(&self.defined.effects, self.scene.path()).expect("they are good");
         let (to, ends) = mpsc::unbounded_channel();
+        let (to_beats, beats) = mpsc::unbounded_channel();
         let around = FlowSurroundings {
             scheduler: self.channel(port),
             storage: self.channel(port),
             trust_domain: TrustDomain::default(),
             secrets: Arc::new(Secrets::in_directory(self.scene.path().join("secrets"))),
             context_of: Arc::new(|_| Some(ContextId(1))),
-            tell: Arc::new(move |command, word| {
-                let Word::Answer(answer) = word else { panic!("{word:?}") };
-                to.send((command, answer)).is_ok()
+            tell: Arc::new(move |command, word| match word {
+                Word::Answer(answer) => to.send((command, answer)).is_ok(),
+                // Whether somebody follows them is each test's own.
+                Word::Beat => to_beats.send(command).is_ok(),
+                word => panic!("{word:?}"),
             }),
         };
-        Told { provider: FlowProvider::new(transport, files, around), ends }
+        Told { provider: FlowProvider::new(transport, files, around), ends, beats }
     }
 
     /// A call of an effect, ordered this long ago. Equal numbers are one command.
@@ -245,6 +253,44 @@ fn another_provider_tells_the_ends_of_what_was_begun_before_it() {
         let stranger = stage.call("waits", 9, Duration::ZERO);
         second.provider.adopt(&stranger, open).await;
         assert!(matches!(second.end(&stranger).await, Answer::Unknown { .. }));
+    });
+    stage.scene.close();
+}
+
+/// What a flow does shows that it lives, and so does the suite's own sign of life where a flow does nothing for long.
+#[test]
+fn a_flow_that_has_a_heartbeat_shows_that_it_lives_and_no_other_does() {
+    let stage = Stage::new();
+    runtime().block_on(async {
+        let server = SocketAddr::from((Ipv4Addr::LOCALHOST, stage.scene.up.port()));
+        let proxy = FaultProxy::start(Target::Tcp(server)).await;
+        let mut told = stage.provider_at(proxy.address().port());
+        let (lives, silent) =
+            (stage.call("lives", 1, Duration::ZERO), stage.call("waits", 2, Duration::ZERO));
+        let (flow, other) = (told.begin(&lives).await, told.begin(&silent).await);
+        let beaten = async |told: &mut Told| {
+            let beat = tokio::time::timeout(PATIENCE, told.beats.recv()).await;
+            beat.expect("it shows that it lives").expect("the provider lives")
+        };
+        // Nothing happens to it, and the watch says so again and again.
+        while told.beats.try_recv().is_ok() {}
+        assert_eq!(beaten(&mut told).await, lives.command);
+        // It goes on, behind another end of what is watched.
+        proxy.set(Fault::Cut);
+        while told.beats.try_recv().is_ok() {}
+        proxy.restore();
+        stdout(&stage.scene.up.mycora(&["flow", "signal", &flow, "more"]), 0);
+        assert_eq!(beaten(&mut told).await, lives.command);
+        for flow in [&flow, &other] {
+            stage.signal(flow);
+        }
+        for _ in 0..2 {
+            let end = tokio::time::timeout(PATIENCE, told.ends.recv()).await;
+            assert_eq!(end.expect("in time").map(|end| end.1), Some(Answer::Succeeded(Json::object([]))));
+        }
+        while let Ok(command) = told.beats.try_recv() {
+            assert_eq!(command, lives.command, "the other one has no heartbeat");
+        }
     });
     stage.scene.close();
 }

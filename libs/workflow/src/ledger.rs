@@ -17,6 +17,9 @@ use crate::message::{EffectCommand, EffectResult, ReplyTo};
 use crate::provider::{Effect, Retry, Unknown};
 use crate::transition::{self, EffectEvent, Impossible};
 
+/// Signs of life that are noted within one heartbeat, at most.
+const BEATS_NOTED: u32 = 4;
+
 /// A call, as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallRow {
@@ -437,11 +440,14 @@ impl CallRow {
         Ok(())
     }
 
-    /// Notes that what runs for it lives.
+    /// Notes that what runs for it lives. A sign that comes soon after the last one changes nothing: each that is noted is a commit.
     pub fn beat(&mut self, effect: &Effect, now: Timestamp) {
-        if self.state == EffectState::Waiting {
+        let Some(length) = effect.timeouts.heartbeat.filter(|_| self.state == EffectState::Waiting) else {
+            return;
+        };
+        if self.alive.is_none_or(|alive| now >= alive + length / BEATS_NOTED) {
             self.alive = Some(now);
-            self.due = self.next_deadline(effect);
+            self.due = self.due.max(self.next_deadline(effect));
         }
     }
 

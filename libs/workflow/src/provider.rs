@@ -344,6 +344,9 @@ pub struct Query {
     pub absent: Formula,
 }
 
+/// The shortest heartbeat of a flow: signs of life of flows may be 15 s apart, and a watch that broke off has to stand again.
+pub const HEARTBEAT_MIN: Duration = Duration::from_secs(60);
+
 /// How long things may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
@@ -353,7 +356,7 @@ pub struct Timeouts {
     pub start_to_close: Duration,
     /// From the command to its result, all calls and pauses together.
     pub schedule_to_close: Duration,
-    /// Between two signs of life of a call whose answer comes later.
+    /// Between two signs of life of a flow.
     pub heartbeat: Option<Duration>,
 }
 

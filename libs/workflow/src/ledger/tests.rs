@@ -10,12 +10,11 @@ const EXAMPLE: &str = include_str!("../manifest/example.yaml");
 const EPOCH: u64 = 5;
 
 fn effect(unknown: &str) -> Effect {
-    let text = EXAMPLE
-        .replace("schedule_to_start: 2m", "schedule_to_start: 2m, heartbeat: 1m")
-        .replace("request: { method: POST", "callback: true\n    request: { method: POST");
+    let text = EXAMPLE.replace("request: { method: POST", "callback: true\n    request: { method: POST");
     let documents = read("t", &text).unwrap_or_else(|problems| panic!("{problems}"));
     let Definition::Provider(provider) = &documents[1].definition else { panic!("no provider") };
     let mut effect = provider.effects[0].clone();
+    effect.timeouts.heartbeat = Some(Duration::from_secs(60));
     match unknown {
         "retry" => effect.unknown = Unknown::Retry,
         "fail" => effect.unknown = Unknown::Fail,
@@ -215,7 +214,9 @@ fn what_takes_too_long_ends_by_the_time_that_is_over() {
     row.answered(&effect, Answer::Waiting { external: None }, 0, at(0)).expect("legal");
     assert_eq!(row.due, at(60));
     row.beat(&effect, at(50));
-    assert_eq!((row.look(&effect, EPOCH, at(60)), row.due), (Ok(Todo::Nothing), at(110)));
+    // A sign that comes soon after one that was noted is not.
+    row.beat(&effect, at(64));
+    assert_eq!((row.look(&effect, EPOCH, at(65)), row.due), (Ok(Todo::Nothing), at(110)));
     row.look(&effect, EPOCH, at(110)).expect("legal");
     assert_eq!(end(&row).0, Outcome::TimedOut);
 }
@@ -231,6 +232,8 @@ fn what_runs_elsewhere_is_stopped_before_it_is_given_up() {
     assert_eq!(row.look(&effect, EPOCH, at(600)), Ok(Todo::Nothing), "its end is waited for");
     row.answered(&effect, Answer::Cancelled, 0, at(601)).expect("legal");
     assert_eq!(end(&row), (Outcome::Cancelled, false, "cancelled".to_owned()));
+    // Signs of life do not give it longer.
+    silent.beat(&effect, at(602));
     assert_eq!(silent.look(&effect, EPOCH, at(605)), Ok(Todo::Nothing));
     assert_eq!(end(&silent), (Outcome::TimedOut, true, "timed_out".to_owned()));
     let mut row = calling(&effect);

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use model::EffectName;
-use yaml::{Entry, Fields, Tree, did_you_mean};
+use yaml::{Entry, Fields, Tree, Value, did_you_mean};
 
 use super::fields::Reader;
 use crate::definition::EFFECTS_MAX;
 use crate::provider::{
-    Breaker, Call, CallLimits, Effect, FlowTransport, HttpAuth, HttpTransport, Provider, Rate, Retry,
-    SecretName, SmtpAuth, SmtpTls, SmtpTransport, TextOrSecret, Timeouts, Transport, Unknown,
+    Breaker, Call, CallLimits, Effect, FlowTransport, HEARTBEAT_MIN, HttpAuth, HttpTransport, Provider, Rate,
+    Retry, SecretName, SmtpAuth, SmtpTls, SmtpTransport, TextOrSecret, Timeouts, Transport, Unknown,
 };
 
 /// Keys of a provider.
@@ -111,14 +111,8 @@ impl Reader {
             _ => self.flow_call(entry, &what),
         };
         let timeouts = fields.get("timeouts").map(|entry| self.timeouts(entry)).unwrap_or_default();
-        if let (Some(entry), Some(Call::Http(http))) = (fields.get("timeouts"), &call)
-            && timeouts.heartbeat.is_some()
-            && !http.is_callback
-        {
-            self.problem(
-                entry.place,
-                format!("`heartbeat` is for calls whose answer comes later, {what} has none"),
-            );
+        if let (Some(entry), Some(call)) = (fields.get("timeouts"), &call) {
+            self.heartbeat(entry, &timeouts, call, &what);
         }
         let unknown = self.unknown(fields.get("unknown_outcome").copied(), call.as_ref());
         Some(Effect {
@@ -154,6 +148,30 @@ impl Reader {
                 None
             }
         }
+    }
+
+    /// Refuses a heartbeat of what gives no signs of life, and one that is shorter than these may be apart.
+    fn heartbeat(&mut self, timeouts: &Entry, times: &Timeouts, call: &Call, what: &str) {
+        let Some(length) = times.heartbeat else { return };
+        let keys = if let Value::Map(entries) = &timeouts.value.value { entries.as_slice() } else { &[] };
+        let place =
+            keys.iter().find(|entry| entry.key == "heartbeat").map_or(timeouts.place, |entry| entry.place);
+        let why = match call {
+            Call::Flow(_) if length < HEARTBEAT_MIN => {
+                let least = HEARTBEAT_MIN.as_secs();
+                format!("`heartbeat` is at least {least}s: signs of life of flows may be so far apart")
+            }
+            Call::Flow(_) => return,
+            Call::Http(http) if http.is_callback => format!(
+                "whoever completes {what} gives no signs of life before; leave `heartbeat` out, `schedule_to_close` bounds the wait"
+            ),
+            Call::Http(_) | Call::Mail(_) => {
+                format!(
+                    "`heartbeat` is for flows: the answer of {what} comes with its call, within `start_to_close`"
+                )
+            }
+        };
+        self.problem(place, why);
     }
 
     fn timeouts(&mut self, entry: &Entry) -> Timeouts {

@@ -251,6 +251,26 @@ const BAD: &[(&str, &str, &str)] = &[
     ("rate: 100/s", "rate: 100", "`rate` has to be so many in a time, as 100/s, 20/m or 5/h, not `100`"),
     ("failure_ratio: 0.5", "failure_ratio: 1.5", "`failure_ratio` has to be a share from 0.001 to 1"),
     ("start_to_close: 5s", "start_to_close: 1h", "`start_to_close` is one call"),
+    (
+        "timeouts: { schedule_to_close: 1h }",
+        "timeouts: { schedule_to_close: 1h, heartbeat: 59s }",
+        "`heartbeat` is at least 60s: signs of life of flows may be so far apart",
+    ),
+    (
+        "start_to_close: 5s,",
+        "start_to_close: 5s, heartbeat: 1m,",
+        "`heartbeat` is for flows: the answer of the effect `payment-reserve` comes with its call",
+    ),
+    (
+        "unknown_outcome: retry",
+        "callback: true\n    timeouts: { heartbeat: 5m }\n    unknown_outcome: retry",
+        ": whoever completes the effect `payment-release` gives no signs of life before; leave `heartbeat` out",
+    ),
+    (
+        "text: \"Your order is on its way.\",",
+        "text: \"x\", timeouts: { heartbeat: 5m },",
+        "`heartbeat` is for flows: the answer of the effect `mail-receipt` comes with its call",
+    ),
     ("redact: [input.card", "redact: [card", "`card` is no field; write input.<field> or result.<field>"),
     (
         "flow_file: make-label.yaml",

@@ -95,7 +95,7 @@ impl Life {
 
     async fn live(&mut self) -> Result<(), Ended> {
         let Some(mut ledger) = self.load().await? else { return Ok(()) };
-        self.adopt(&ledger).await;
+        self.adopt(&mut ledger).await?;
         let unwanted = self.shared.rows.get(&Key::unwanted(self.command)).await?;
         if unwanted.is_some() && !ledger.row.state.is_end() {
             self.cancel(&mut ledger).await?;
@@ -126,18 +126,22 @@ impl Life {
         Ok(())
     }
 
-    /// Has the provider tell the end of what runs for the call. A stop that an earlier owner asked for may not have been heard.
-    async fn adopt(&self, ledger: &Ledger) {
+    /// Has the provider tell the end of what runs for the call. A stop that an earlier owner asked for may not have been heard, and signs
+    /// of life that came while there was no owner were not: its next one is waited for from now on.
+    async fn adopt(&self, ledger: &mut Ledger) -> Result<(), Ended> {
         let (CallRow { state: EffectState::Waiting, is_unwanted, .. }, Some(external)) =
             (&ledger.row, &ledger.row.external)
         else {
-            return;
+            return Ok(());
         };
-        let Some(effect) = self.effect().await else { return };
+        let Some(effect) = self.effect().await else { return Ok(()) };
         self.shared.lane.provider.adopt(&self.call(ledger, &effect, None), external).await;
         if *is_unwanted {
             self.stop(ledger, &effect).await;
         }
+        let now = self.now().await?;
+        ledger.row.beat(&effect, now);
+        Ok(())
     }
 
     /// The effect as it is in force; waits until it is, or the lane is given up.
@@ -362,6 +366,8 @@ impl Life {
                             return Ok(None);
                         }
                     }
+                    // It has begun just now.
+                    Word::Beat => {}
                     word => self.later.push_back(word),
                 },
             }

@@ -24,6 +24,7 @@ use workflow::provider::{Call as CallKind, Effect, FlowCall, FlowTransport};
 use self::client::{FlowClient, Place, Submission, Trouble};
 use self::end::Flow;
 pub use self::file::{BadFlowFiles, FlowFiles};
+pub(crate) use self::watch::WAITING_MAX;
 use self::watch::{ContextWatch, answer_of, flow_name};
 use super::http::failed;
 use super::{Call, Provider};
@@ -121,7 +122,7 @@ impl FlowProvider {
             traceparent: call.traceparent.as_deref(),
         };
         watch.stands().await.map_err(passing)?;
-        let noted = watch.note(&call.tenant, call.command).map_err(passing)?;
+        let noted = watch.note(call).map_err(passing)?;
         let flow = self.flow_for(call, &place, &submission).await?;
         match answer_of(&self.client, &place, &flow).await {
             Ok(Some(answer)) => Ok(answer),
@@ -184,7 +185,7 @@ impl FlowProvider {
             if let Some(answer) = answer_of(&self.client, &place, &flow).await? {
                 return Ok(answer);
             }
-            watch.adopt(&call.tenant, call.command, Some(flow.id));
+            watch.adopt(call, Some(flow.id));
             Ok(Answer::Waiting { external: Some(flow.id.to_string()) })
         };
         let looked: Result<_, Trouble> = looked.await;
@@ -208,7 +209,7 @@ impl Provider for FlowProvider {
 
     async fn adopt(&self, call: &Call, external: &str) {
         if let Some((_, watch)) = self.watch_of(&call.tenant) {
-            watch.adopt(&call.tenant, call.command, external.parse().ok().map(FlowId));
+            watch.adopt(call, external.parse().ok().map(FlowId));
         }
     }
 

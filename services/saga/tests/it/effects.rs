@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use model::EffectState;
+use model::{EffectState, Timestamp};
 use saga::effects::Word;
 use saga::lane::answers::WordOutcome;
 use saga::providers::{Call, Provider};
@@ -18,6 +19,22 @@ use workflow::word::{CallWord, Completion, EffectWord, Place, SetBack};
 use crate::world::{EFFECT, World};
 
 const ORDER: &str = include_str!("../../../../libs/workflow/src/manifest/example.yaml");
+
+/// The same effect as a flow that has to show life.
+const FLOWS: &str = r#"
+kind: Saga
+name: order
+version: 1
+sources: [{ aggregate: Order }]
+start: { on: OrderPlaced, goto: reserve }
+steps: { reserve: { effect: payment-reserve, on_success: { end: completed } } }
+---
+kind: EffectProvider
+name: flows
+transport: flow
+flow: { actor: 1, signing_key: "secret:actor-1" }
+effects: { payment-reserve: { flow_file: reserve.yaml, timeouts: { heartbeat: 2m } } }
+"#;
 
 /// An upstream that answers as it is told, and has a witness.
 #[derive(Clone)]
@@ -391,6 +408,52 @@ async fn what_waits_elsewhere_is_taken_over_by_the_next_owner_and_stopped_again_
     until(&["adopt flow 9", "stop flow 9", "adopt flow 9", "stop flow 9"]).await;
     assert!(world.calls.tell(model::CommandId::from_bits(1), Word::Answer(Answer::Cancelled)));
     assert_eq!(end(&world.result().await), (Outcome::Cancelled, false));
+}
+
+/// Waits until a sign of life of a call was noted after a moment; gives when.
+async fn alive_after(world: &World, number: u128, since: Option<Timestamp>) -> Option<Timestamp> {
+    let noted =
+        async || world.call(number).await.alive.filter(|alive| since.is_none_or(|since| *alive > since));
+    Some(testkit::wait_until(noted, testkit::PATIENCE, "a sign of life is noted").await)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flow_that_shows_no_life_is_stopped_and_one_that_does_is_waited_for() {
+    let mut world = World::simulated().await;
+    let waiting = |flow: &str| Answer::Waiting { external: Some(flow.to_owned()) };
+    let upstream = Upstream::with([waiting("flow 1"), waiting("flow 2")]);
+    world.apply(FLOWS).await;
+    world.results().await;
+    world.own_effect(Arc::new(upstream.clone()));
+    let stopped = async |flow: &str| {
+        let stop = format!("stop {flow}");
+        let was = || std::future::ready(upstream.calls().contains(&stop).then_some(()));
+        testkit::wait_until(was, testkit::PATIENCE, format!("{flow} is stopped")).await;
+    };
+    let id = model::CommandId::from_bits;
+    for number in 1..=2 {
+        world.command(&command(number, Json::Null), &format!("h-{number}")).await;
+        world.until(number, EffectState::Waiting).await;
+    }
+    let began = alive_after(&world, 1, None).await;
+    world.forward(Duration::from_secs(90));
+    assert!(world.calls.tell(id(1), Word::Beat));
+    let beaten = alive_after(&world, 1, began).await;
+    // The first has shown life a minute ago, the second two and a half minutes ago.
+    world.forward(Duration::from_secs(60));
+    stopped("flow 2").await;
+    assert!(world.calls.tell(id(2), Word::Answer(Answer::Cancelled)));
+    assert_eq!(world.result().await.command_id, id(2));
+    assert_eq!((world.call(1).await.state, world.call(1).await.is_unwanted), (EffectState::Waiting, false));
+    // Nobody listened for an hour: signs of life are waited for anew.
+    world.crash().await;
+    world.forward(Duration::from_secs(3600));
+    world.own_effect(Arc::new(upstream.clone()));
+    let adopted = alive_after(&world, 1, beaten).await;
+    assert!(!upstream.calls().contains(&"stop flow 1".to_owned()), "{:?}", upstream.calls());
+    assert!(adopted.zip(beaten).is_some_and(|(adopted, beaten)| adopted.since(beaten).as_secs() >= 3600));
+    world.forward(Duration::from_secs(121));
+    stopped("flow 1").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

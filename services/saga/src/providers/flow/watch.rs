@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::{CommandId, ContextId, FlowId, FlowStatus, TenantId};
 use tokio::sync::{Semaphore, watch};
@@ -16,11 +16,12 @@ use super::Tell;
 use super::client::{FlowClient, Place, Told, Trouble, Watched};
 use super::end::{self, Flow};
 use crate::effects::Word;
+use crate::providers::Call;
 
 /// How names of flows begin that run for calls; the command's id follows.
 const PREFIX: &str = "saga-";
 /// Calls of one tenant that wait for their flows.
-const WAITING_MAX: usize = 10_000;
+pub(crate) const WAITING_MAX: usize = 10_000;
 /// Flows that are looked at together.
 const LOOKS_MAX: usize = 16;
 /// Pauses before the suite is asked again.
@@ -30,6 +31,9 @@ const PAUSE_REFUSED_MAX: Duration = Duration::from_secs(10);
 /// Pauses before a call is told its end again that did not take it.
 const TELL_AGAIN: [Duration; 3] =
     [Duration::from_millis(10), Duration::from_millis(200), Duration::from_secs(2)];
+
+/// Signs of life of all flows are told so far apart, at least.
+const BEAT_EACH: Duration = Duration::from_secs(5);
 
 /// The name of the flow that runs for a command.
 pub(super) fn flow_name(command: CommandId) -> String {
@@ -78,6 +82,8 @@ struct Waiting {
     tenant: TenantId,
     /// Nothing while it is being submitted.
     flow: Option<FlowId>,
+    /// Whether the call wants to hear that its flow lives.
+    has_heartbeat: bool,
     /// Tells it from an earlier note of the same call.
     number: u64,
     /// How often there was a reason to look at the flow.
@@ -187,19 +193,20 @@ impl ContextWatch {
     ///
     /// # Errors
     /// Its tenant waits for too many already.
-    pub(super) fn note(&self, tenant: &TenantId, command: CommandId) -> Result<Noted, String> {
+    pub(super) fn note(&self, call: &Call) -> Result<Noted, String> {
+        let (tenant, command) = (&call.tenant, call.command);
         let mut calls = self.shared.calls();
         if calls.waiting.values().filter(|waiting| waiting.tenant == *tenant).count() >= WAITING_MAX {
             return Err(format!("the tenant waits for {WAITING_MAX} flows already"));
         }
-        let number = Shared::add(&mut calls, tenant, command, None);
+        let number = Shared::add(&mut calls, call, None);
         Ok(Noted { shared: Arc::clone(&self.shared), command, number, is_kept: false })
     }
 
     /// Notes a call whose flow was submitted before, and looks whether it has ended.
-    pub(super) fn adopt(&self, tenant: &TenantId, command: CommandId, flow: Option<FlowId>) {
-        Shared::add(&mut self.shared.calls(), tenant, command, flow);
-        self.shared.look(command);
+    pub(super) fn adopt(&self, call: &Call, flow: Option<FlowId>) {
+        Shared::add(&mut self.shared.calls(), call, flow);
+        self.shared.look(call.command);
     }
 
     /// Has a flow cancelled, however long that takes. Its end is told like any other.
@@ -219,14 +226,15 @@ impl Shared {
         tokio::spawn(async move { stop.run_until_cancelled(task).await });
     }
 
-    fn add(calls: &mut Calls, tenant: &TenantId, command: CommandId, flow: Option<FlowId>) -> u64 {
+    fn add(calls: &mut Calls, call: &Call, flow: Option<FlowId>) -> u64 {
         calls.noted += 1;
-        if !calls.tenants.contains(tenant) {
-            calls.tenants.push(tenant.clone());
+        if !calls.tenants.contains(&call.tenant) {
+            calls.tenants.push(call.tenant.clone());
         }
-        let (tenant, number) = (tenant.clone(), calls.noted);
-        let waiting = Waiting { tenant, flow, number, reasons: 0, is_looked_at: false };
-        calls.waiting.insert(command, waiting);
+        let (tenant, number) = (call.tenant.clone(), calls.noted);
+        let has_heartbeat = call.effect.timeouts.heartbeat.is_some();
+        let waiting = Waiting { tenant, flow, has_heartbeat, number, reasons: 0, is_looked_at: false };
+        calls.waiting.insert(call.command, waiting);
         number
     }
 
@@ -276,9 +284,15 @@ impl Shared {
         if !in_snapshot {
             standing.send_replace(Standing::Stands);
         }
+        let mut beaten = Instant::now();
         loop {
             let (told, behind) = watched.next().await?;
             *pause = Pause::new();
+            // Whatever is told, the suite that runs the flows lives: the end of one that has ended is on its way.
+            if !in_snapshot && beaten.elapsed() >= BEAT_EACH {
+                beaten = Instant::now();
+                self.beat_all();
+            }
             match told {
                 Told::Flow { id, name, is_end } => {
                     if let Some(command) = command_of(&name) {
@@ -307,11 +321,27 @@ impl Shared {
 
     /// Takes in how a flow stands.
     fn stands_now(self: &Arc<Self>, command: CommandId, flow: FlowId, is_end: bool) {
-        if let Some(waiting) = self.calls().waiting.get_mut(&command) {
+        let has_heartbeat = self.calls().waiting.get_mut(&command).is_some_and(|waiting| {
             waiting.flow = Some(flow);
+            waiting.has_heartbeat
+        });
+        match is_end {
+            true => self.look(command),
+            false if has_heartbeat => drop((self.tell)(command, Word::Beat)),
+            false => {}
         }
-        if is_end {
-            self.look(command);
+    }
+
+    /// Tells calls that their flows live, as far as they want to hear it.
+    fn beat_all(&self) {
+        let beating: Vec<_> = {
+            let calls = self.calls();
+            let beating =
+                calls.waiting.iter().filter(|(_, waiting)| waiting.has_heartbeat && waiting.flow.is_some());
+            beating.map(|(command, _)| *command).collect()
+        };
+        for command in beating {
+            (self.tell)(command, Word::Beat);
         }
     }
 
