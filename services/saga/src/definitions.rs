@@ -9,6 +9,7 @@ mod beside;
 mod in_force;
 mod references;
 mod rows;
+mod sweep;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -262,7 +263,15 @@ impl Definitions {
                 manifest::Definition::Provider(provider) => Some((provider.name.clone(), document.hash)),
                 manifest::Definition::Saga(_) => None,
             });
-            active = active.followed_by(catalog, providers.collect(), self.beside.now().await?);
+            let now = self.beside.now().await?;
+            active = active.followed_by(catalog, providers.collect(), now);
+            let whose = tenants.or(before.tenants.as_deref());
+            let whose = whose.map_or_else(|| vec![TenantId::single()], Tenants::ever);
+            for saga in catalog.sagas() {
+                if let Some(row) = active.sagas.get_mut(&saga.name) {
+                    self.sweep(&whose, saga, row, now).await?;
+                }
+            }
         }
         let has_tenants = tenants.is_none_or(|tenants| before.tenants.as_deref() == Some(tenants));
         let is_same = active == before.active && has_tenants && more.is_empty();
@@ -270,6 +279,11 @@ impl Definitions {
             return Ok(true);
         }
         let (key, mut ops) = (row(&Key::active()), more);
+        let others = before.applied.values().flat_map(|own| sweep::named(&own.sagas));
+        ops.extend(sweep::removed(
+            sweep::named(&before.active.sagas),
+            sweep::named(&active.sagas).chain(others),
+        ));
         ops.push(Op::Put(key.clone(), encode(&active).into()));
         ops.extend(tenants.map(|tenants| Op::Put(row(&Key::tenants()), encode(tenants).into())));
         let outcome = self.beside.commit(vec![Expect::Revision(key, revision)], ops).await?;

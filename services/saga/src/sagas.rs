@@ -36,8 +36,8 @@ use workflow::queues::{Queues, Room};
 use workflow::subject::Source;
 
 pub use self::answer::{AnswerRow, OrderedWork, VerbOutcome};
-pub(crate) use self::batch::KNOWN_MILLIS;
 pub use self::batch::{HeldRow, HeldWhat, LetterRow, ListedRow};
+pub(crate) use self::batch::{KNOWN_MILLIS, TOMBSTONE_MILLIS};
 pub(crate) use self::intake::{Came, NOBODY};
 pub use self::intake::{DeadMessage, RawMessage};
 use self::intake::{Intake, Wanted};

@@ -180,6 +180,12 @@ impl Tenants {
         self.all.keys().cloned().collect()
     }
 
+    /// Ids of all tenants, and of those that were there once.
+    #[must_use]
+    pub fn ever(&self) -> Vec<TenantId> {
+        self.all.keys().chain(self.gone.keys()).cloned().collect()
+    }
+
     /// The tenant of this id.
     #[must_use]
     pub fn get(&self, id: &TenantId) -> Option<&Tenant> {

@@ -13,7 +13,7 @@ use workflow::manifest;
 use yaml::Problems;
 
 use super::rows::{ActiveSaga, AppliedRow};
-use super::{Definition, DefinitionError, Definitions, InForce};
+use super::{Definition, DefinitionError, Definitions, InForce, sweep};
 use crate::lane::rows::row;
 
 /// Sagas that a tenant may have brought, those that it has retired among them.
@@ -127,7 +127,8 @@ impl Definitions {
             let before = now.applied.get(tenant).cloned().unwrap_or_default();
             let (mut applied, time) = (before.clone(), self.beside.now().await?);
             for saga in sagas(&file) {
-                let active = ActiveSaga::behind(applied.sagas.get(&saga.name), saga, time);
+                let mut active = ActiveSaga::behind(applied.sagas.get(&saga.name), saga, time);
+                self.sweep(std::slice::from_ref(tenant), saga, &mut active, time).await?;
                 let what = format!("the saga `{}`, in versions that are kept,", saga.name);
                 check("saga_versions_max", what, SAGA_VERSIONS_MAX, active.older.len() + 1)?;
                 applied.sagas.insert(saga.name.clone(), active);
@@ -196,6 +197,10 @@ impl Definitions {
             ops.push(Op::Put(row(&Key::applied(tenant)), encode(after).into()));
             // Written as it was: its revision tells the others.
             ops.push(Op::Put(key.clone(), encode(&now.active).into()));
+            let others = now.applied.iter().filter(|(other, _)| *other != tenant);
+            let others =
+                others.flat_map(|(_, own)| sweep::named(&own.sagas)).chain(sweep::named(&now.active.sagas));
+            ops.extend(sweep::removed(sweep::named(&before.sagas), sweep::named(&after.sagas).chain(others)));
         }
         if let Some(request) = request {
             let answer = AnswerRow { hash: request.hash, in_force, definitions };

@@ -13,7 +13,7 @@ use super::{DefinitionError, Definitions, InForce};
 use crate::sagas::ListedRow;
 
 /// Instances of one lane that are looked at: where there are more, one of them is taken to be pinned to what is asked for.
-const LOOKED_AT_MAX: usize = 10_000;
+pub(super) const LOOKED_AT_MAX: usize = 10_000;
 
 impl Definitions {
     /// Definitions that would be left without an effect if the operator had nothing but these documents, and are needed: a tenant has

@@ -52,6 +52,9 @@ pub struct OlderSaga {
     pub version: u32,
     /// When the other one came in force, in milliseconds since 1970.
     pub replaced: u64,
+    /// When it was seen first that no instance runs on it, in milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unpinned: Option<u64>,
 }
 
 impl ActiveSaga {
@@ -59,7 +62,12 @@ impl ActiveSaga {
     pub(super) fn behind(before: Option<&Self>, saga: &Saga, now: u64) -> Self {
         let mut older = before.map(|before| before.older.clone()).unwrap_or_default();
         if let Some(before) = before.filter(|before| before.hash != saga.hash) {
-            older.push(OlderSaga { hash: before.hash, version: before.version, replaced: now });
+            older.push(OlderSaga {
+                hash: before.hash,
+                version: before.version,
+                replaced: now,
+                unpinned: None,
+            });
         }
         Self {
             hash: saga.hash,

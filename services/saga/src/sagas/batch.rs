@@ -27,7 +27,7 @@ pub(crate) const KNOWN_MILLIS: u64 = 30 * 24 * 3_600_000;
 /// Answers to verbs are kept so long, in milliseconds.
 const ANSWERS_MILLIS: u64 = 24 * 3_600_000;
 /// A tombstone stays so long, in milliseconds.
-const TOMBSTONE_MILLIS: u64 = 30 * 24 * 3_600_000;
+pub(crate) const TOMBSTONE_MILLIS: u64 = 30 * 24 * 3_600_000;
 /// The journal of an instance that has ended stays so long.
 const JOURNAL: Duration = Duration::from_secs(7 * 24 * 3600);
 

@@ -22,5 +22,6 @@ mod replicas;
 mod schedules;
 mod served;
 mod streams;
+mod sweeps;
 mod verbs;
 mod world;
