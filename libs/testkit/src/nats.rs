@@ -33,6 +33,10 @@ pub struct NatsServer {
     process: Process,
     port: u16,
     dir: TempDir,
+    /// Variables of its environment.
+    environment: Vec<(String, String)>,
+    /// Whether it answers whoever comes, without a login.
+    is_open: bool,
 }
 
 /// What a server had at a moment: see [`NatsServer::go_back`].
@@ -46,12 +50,29 @@ impl NatsServer {
     /// When there is no `nats-server`, or it does not start; says why.
     #[must_use]
     pub fn start() -> Self {
+        Self::with("", &[], true)
+    }
+
+    /// Starts one with more configuration, which asks for a login, and with these variables in its environment. Waits until it takes
+    /// connections.
+    ///
+    /// # Panics
+    /// As [`NatsServer::start`].
+    #[must_use]
+    pub fn configured(more: &str, environment: &[(&str, &str)]) -> Self {
+        Self::with(more, environment, false)
+    }
+
+    fn with(more: &str, environment: &[(&str, &str)], is_open: bool) -> Self {
         let dir = tempfile::Builder::new().prefix("mycora-nats-").tempdir().expect("a temporary directory");
         let port = free_port();
         let store = dir.path().join("store");
-        let config = format!("listen: 127.0.0.1:{port}\njetstream {{ store_dir: {store:?} }}\n");
+        let config = format!("listen: 127.0.0.1:{port}\njetstream {{ store_dir: {store:?} }}\n{more}");
         std::fs::write(dir.path().join("nats.conf"), config).expect("written");
-        let mut server = Self { process: spawn(dir.path()), port, dir };
+        let environment: Vec<_> =
+            environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let process = spawn(dir.path(), &environment);
+        let mut server = Self { process, port, dir, environment, is_open };
         server.wait();
         server
     }
@@ -95,7 +116,7 @@ impl NatsServer {
     /// As [`NatsServer::start`].
     pub fn restart(&mut self) {
         self.kill9();
-        self.process = spawn(self.dir.path());
+        self.process = spawn(self.dir.path(), &self.environment);
         self.wait();
     }
 
@@ -175,7 +196,10 @@ impl NatsServer {
 
     fn wait(&mut self) {
         let _ = self.process.wait_for_line("Server is ready", START_TIMEOUT);
-        let answers = || ask(self.address(), "$JS.API.INFO", "").is_ok().then_some(());
+        let answers = || match self.is_open {
+            true => ask(self.address(), "$JS.API.INFO", "").is_ok().then_some(()),
+            false => connect(self.address()).is_ok().then_some(()),
+        };
         wait_until_blocking(answers, START_TIMEOUT, "JetStream answers");
     }
 }
@@ -186,10 +210,10 @@ fn program() -> OsString {
     std::env::var_os(PROGRAM).or_else(of_debian).unwrap_or_else(|| "nats-server".into())
 }
 
-fn spawn(dir: &Path) -> Process {
+fn spawn(dir: &Path, environment: &[(String, String)]) -> Process {
     let program = program();
     let mut command = Command::new(&program);
-    command.arg("-c").arg(dir.join("nats.conf"));
+    command.arg("-c").arg(dir.join("nats.conf")).envs(environment.iter().map(|(name, value)| (name, value)));
     let is_there = Command::new(&program).arg("--version").output();
     if let Err(error) = is_there {
         panic!(

@@ -4,7 +4,7 @@
 //! - [`sagas`]: the owner of a saga's lane; [`effects`]: that of an effect's.
 //! - [`placement`]: which lanes this replica owns; [`tenants`]: whose; [`quotas`]: how much they have.
 //! - [`manifests`]: what people write; [`definitions`]: what is in force, and what instances are pinned to.
-//! - [`command_service`]: the gateway of aggregates.
+//! - [`command_service`]: the gateway of aggregates; [`nats_permissions`]: what the broker has to allow.
 //! - [`rpc`]: what actors and the operator may call; [`reads`]: rows, for whoever owns no lane; [`facts`]: what becomes
 //!   of instances, for those who watch.
 //! - [`providers`]: the ways to the outside world; [`secrets`]: what they prove themselves with.
@@ -18,6 +18,7 @@ pub mod facts;
 pub mod lane;
 pub mod manifests;
 pub mod metrics;
+pub mod nats_permissions;
 pub mod placement;
 mod process;
 pub mod providers;

@@ -29,7 +29,7 @@ use self::letters::LettersCommand;
 use self::replay::ReplayArgs;
 pub use self::replay_verify::ReplayVerifyArgs;
 use self::scope::{InstanceArg, Scope};
-use self::server::{DrainArgs, ReloadArgs, TenantArgs};
+use self::server::{DrainArgs, ReloadArgs, ServerArgs, TenantArgs};
 use self::starting::{SendArgs, StartArgs};
 pub use self::test::TestArgs;
 use self::timeline::TimelineArgs;
@@ -159,8 +159,8 @@ pub enum SagaCommand {
     #[command(after_help = server::RELOAD_HELP)]
     Reload(ReloadArgs),
     /// Show what the service is, what it stands on and what is wrong with it
-    #[command(after_help = "Needs the admin's certificate.\n\nExample:\n  mycora saga server --as admin")]
-    Server,
+    #[command(after_help = server::SERVER_HELP)]
+    Server(ServerArgs),
 }
 
 impl SagaArgs {
@@ -170,6 +170,7 @@ impl SagaArgs {
         match &self.command {
             SagaCommand::Validate(args) => !args.remote,
             SagaCommand::Test(_) | SagaCommand::ReplayVerify(_) => true,
+            SagaCommand::Server(args) => args.nats_permissions,
             _ => false,
         }
     }
@@ -184,6 +185,7 @@ pub fn run_alone(args: &SagaArgs, format: Format) -> Result<u8, Failure> {
         SagaCommand::Validate(args) => validate::alone(args, format),
         SagaCommand::Test(args) => test::run(args, format),
         SagaCommand::ReplayVerify(args) => replay_verify::run(args, format),
+        SagaCommand::Server(args) if args.nats_permissions => server::nats_permissions(args, format),
         _ => Err(Failure::Failed("this needs a server".to_owned())),
     }
 }
@@ -198,7 +200,10 @@ pub async fn run(session: &Session, args: SagaArgs) -> Result<u8, Failure> {
         // The tenant is only what they are told in so many words: without one they are about all.
         SagaCommand::Drain(args) => return server::drain(session, tenant, args).await,
         SagaCommand::Reload(args) => return server::reload(session, tenant, args).await,
-        SagaCommand::Server => return server::show(session).await,
+        SagaCommand::Server(args) if args.nats_permissions => {
+            return server::nats_permissions(&args, session.global.output);
+        }
+        SagaCommand::Server(_) => return server::show(session).await,
         _ => {}
     }
     let scope = Scope::find(session, tenant).await?;
@@ -232,7 +237,7 @@ pub async fn run(session: &Session, args: SagaArgs) -> Result<u8, Failure> {
         SagaCommand::Replay(args) => return replay::run(&scope, args).await,
         SagaCommand::PauseTenant(args) => server::pause_tenant(&scope, args).await?,
         SagaCommand::ResumeTenant(args) => server::resume_tenant(&scope, args).await?,
-        SagaCommand::Drain(_) | SagaCommand::Reload(_) | SagaCommand::Server => {}
+        SagaCommand::Drain(_) | SagaCommand::Reload(_) | SagaCommand::Server(_) => {}
         command @ (SagaCommand::Test(_) | SagaCommand::ReplayVerify(_)) => {
             let args = SagaArgs { tenant: None, command };
             return run_alone(&args, session.global.output);

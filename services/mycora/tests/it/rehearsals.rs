@@ -1,4 +1,4 @@
-//! `mycora saga test` and `mycora saga replay-verify`: no server is there.
+//! `mycora saga test`, `mycora saga replay-verify` and `mycora saga server --nats-permissions`: no server is there.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -29,6 +29,28 @@ fn folder(from: &str, to: &str) -> tempfile::TempDir {
     let scenarios = scenarios.replacen("../../../workflow/src/manifest/example.yaml", "order.yaml", 1);
     std::fs::write(home.path().join("order.test.yaml"), scenarios.replacen(from, to, 1)).expect("written");
     home
+}
+
+#[test]
+fn what_a_nats_server_has_to_allow_is_printed_for_the_tenants_of_a_file() {
+    let home = home();
+    std::fs::write(home.path().join("t.yaml"), "acme: { context: 1 }\nother: { context: 2 }\n")
+        .expect("written");
+    let said =
+        stdout(&asked(home.path(), &["saga", "server", "--nats-permissions", "--tenants", "t.yaml"], 0));
+    for line in [
+        "      user: \"mycora-saga\", password: $MYCORA_NATS_MYCORA_SAGA\n",
+        "          \"tenant.*.workflow_event.*.*\"\n",
+        "          \"tenant.other.aggregate.*.*\"\n",
+    ] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+    let single = stdout(&asked(home.path(), &["saga", "server", "--nats-permissions"], 0));
+    assert!(single.contains("\"aggregate.*.*\"") && !single.contains("tenant"), "{single}");
+    std::fs::write(home.path().join("t.yaml"), "acme: { contxt: 1 }\n").expect("written");
+    let refused = asked(home.path(), &["saga", "server", "--nats-permissions", "--tenants", "t.yaml"], 2);
+    assert!(stderr(&refused).contains("t.yaml:1:"), "{}", stderr(&refused));
+    asked(home.path(), &["saga", "server", "--tenants", "t.yaml"], 2);
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod lanes;
 mod letters;
 mod lost_answers;
 mod migrations;
+mod nats_permissions;
 mod operator;
 mod permissions;
 mod positions;

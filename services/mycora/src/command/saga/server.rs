@@ -1,7 +1,10 @@
 //! The service and its tenants: `mycora saga pause-tenant`, `resume-tenant`, `drain`, `reload` and `server`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use proto::v1;
+use saga::tenants::Tenants;
 
 use super::scope::{RepeatArgs, Scope};
 use super::validate::problems_text;
@@ -41,6 +44,24 @@ pub struct DrainArgs {
     /// What makes it repeatable.
     #[command(flatten)]
     pub repeat: RepeatArgs,
+}
+
+pub(super) const SERVER_HELP: &str = "\
+Needs the admin's certificate. With --nats-permissions no server is asked: the users that a NATS server needs are printed in the syntax of its configuration, the service's and one for the publishers of each tenant of --tenants, with the subjects that each may publish and subscribe to. Passwords are variables of the server's environment. Without --tenants it is for a service without tenants.
+
+Examples:
+  mycora saga server --as admin
+  mycora saga server --nats-permissions --tenants tenants.yaml > saga-users.conf";
+
+/// What `saga server` takes.
+#[derive(Debug, Args)]
+pub struct ServerArgs {
+    /// Print what a NATS server has to allow, and ask no server
+    #[arg(long)]
+    pub nats_permissions: bool,
+    /// File of tenants, as the service reads it
+    #[arg(long, value_name = "FILE", requires = "nats_permissions")]
+    pub tenants: Option<PathBuf>,
 }
 
 /// What `saga reload` takes.
@@ -99,6 +120,22 @@ pub(super) async fn reload(
     let text = || server::reloaded(&answer, dry_run, &request.request_id);
     output::answer(format, || json::of(&answer), text)?;
     Ok(if answer.problems.is_empty() { 0 } else { 2 })
+}
+
+/// Prints what a NATS server has to allow; gives the exit code.
+///
+/// # Errors
+/// The file of tenants is wrong or cannot be read.
+pub(super) fn nats_permissions(args: &ServerArgs, format: Format) -> Result<u8, Failure> {
+    let tenants = args.tenants.as_deref().map(|file| {
+        let name = file.display().to_string();
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| Failure::Invalid(format!("`{name}` cannot be read: {error}")))?;
+        Tenants::read(&name, &text).map_err(|problems| Failure::Invalid(problems.to_string()))
+    });
+    let tenants = tenants.transpose()?.map(|tenants| tenants.ids());
+    let text = saga::nats_permissions::nats_permissions(tenants.as_deref());
+    output::answer(format, || serde_json::json!({ "nats_permissions": text }), || text.clone()).map(|()| 0)
 }
 
 pub(super) async fn show(session: &Session) -> Result<u8, Failure> {
