@@ -24,7 +24,7 @@ use crate::lane::WORKFLOW_EVENTS;
 use crate::reads::{ReadError, Reads};
 
 /// Watchers that read alone at a time.
-const ALONE_MAX: usize = 16;
+pub(crate) const ALONE_MAX: usize = 16;
 
 /// Place in the stream of facts: which life of the stream, and a sequence in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,16 +15,20 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use workflow::definition::{KEPT_MAX, STATE_BYTES_MAX, STEPS_MAX, TIMERS_MAX, WORK_MAX};
 use workflow::input::INPUT_BYTES_MAX;
 use workflow::manifest::MANIFEST_BYTES_MAX;
+use workflow::provider::HEARTBEAT_MIN;
 use workflow::step::HELD_MAX;
 
 use crate::admin::Admin;
 use crate::app::{App, Config, Deps, FlowSuite};
 use crate::command_service::{CommandService, NoGateway, SUBMIT_COMMAND};
 use crate::definitions::{SAGA_VERSIONS_MAX, TENANT_SAGAS_MAX};
+use crate::facts::ALONE_MAX;
 use crate::lane::UNSCANNED;
 use crate::lane::gateway::Gateway;
 use crate::placement::{Identity, Role};
-use crate::rpc::{DATA_BYTES_MAX, policy};
+use crate::providers::flow::WAITING_MAX;
+use crate::rpc::{DATA_BYTES_MAX, LOOKED_AT_MAX, SCANS_MAX, policy};
+use crate::sagas::TOMBSTONE_MILLIS;
 use crate::tenants::Tenants;
 
 /// The value of `--storage` that stands for none.
@@ -187,6 +191,12 @@ pub fn limits() -> Limits {
         ("manifest_bytes_max", MANIFEST_BYTES_MAX as u64),
         ("saga_versions_max", SAGA_VERSIONS_MAX as u64),
         ("tenant_sagas_max", TENANT_SAGAS_MAX as u64),
+        ("saga_ended_keep_secs", TOMBSTONE_MILLIS / 1000),
+        ("saga_list_rows_max", LOOKED_AT_MAX as u64),
+        ("saga_list_reads_max", SCANS_MAX as u64),
+        ("saga_watches_behind_max", ALONE_MAX as u64),
+        ("flow_heartbeat_secs_min", HEARTBEAT_MIN.as_secs()),
+        ("tenant_flows_waiting_max", WAITING_MAX as u64),
     ])
 }
 
@@ -261,4 +271,23 @@ async fn reload_at(mut hangups: Signal, app: &App) {
         }
     }
     std::future::pending().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limits_are_as_written() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../specs/limits.md");
+        let page = std::fs::read_to_string(page).expect("the page");
+        let (_, sagas) = page.split_once("\n## Sagas\n").expect("a part about sagas");
+        let rows: Vec<_> = sagas.lines().filter(|line| line.contains("| `")).collect();
+        let is_written = |(name, value): &(&str, u64)| {
+            rows.iter().any(|row| row.starts_with(&format!("| {value} | `{name}` |")))
+        };
+        let missing: Vec<_> = limits().into_iter().filter(|limit| !is_written(limit)).collect();
+        assert!(missing.is_empty(), "not in specs/limits.md: {missing:#?}");
+        assert_eq!(rows.len(), limits().len(), "the page has others");
+    }
 }

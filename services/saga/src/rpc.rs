@@ -40,6 +40,7 @@ use tonic::{Request, Response, Status};
 
 pub(crate) use self::access::Principal;
 use self::ask::Asker;
+pub(crate) use self::lists::{LOOKED_AT_MAX, SCANS_MAX};
 pub(crate) use self::verbs::DATA_BYTES_MAX;
 use crate::app::App;
 use crate::facts::Facts;

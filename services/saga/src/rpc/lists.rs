@@ -19,9 +19,9 @@ use super::{Api, Principal};
 use crate::reads::{ReadError, Reads};
 
 /// Rows that one page looks at.
-const LOOKED_AT_MAX: usize = 2000;
+pub(crate) const LOOKED_AT_MAX: usize = 2000;
 /// Reads of the store that one page makes: a tenant may have many lanes in which there is nothing.
-const SCANS_MAX: usize = 1000;
+pub(crate) const SCANS_MAX: usize = 1000;
 /// Rows that are read at once, at most and at least.
 const CHUNK: usize = 200;
 const CHUNK_MIN: usize = 16;

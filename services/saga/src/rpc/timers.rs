@@ -15,6 +15,7 @@ use workflow::instance::{Instance, Record, Timer};
 use workflow::key::Table;
 use workflow::{Key, Lane};
 
+use super::lists::LOOKED_AT_MAX;
 use super::lists::{Asked, PageOf, failed, foreign};
 use super::wire;
 use super::wire::saga::Whose;
@@ -22,8 +23,6 @@ use super::{Api, Principal};
 use crate::reads::{ReadError, Reads, read};
 use crate::sagas::DueRow;
 
-/// Rows that one page looks at.
-const LOOKED_AT_MAX: usize = 2000;
 /// Rows of a lane that are read at once.
 const CHUNK: usize = 100;
 /// Lanes that are read at a time.
