@@ -45,8 +45,7 @@ pub(crate) struct SetForward(Arc<AtomicU64>);
 
 impl SetForward {
     pub(crate) fn forward(&self, length: Duration) {
-        let millis = u64::try_from(length.as_millis()).expect("not for ever");
-        self.0.fetch_add(millis, Ordering::Relaxed);
+        self.0.fetch_add(u64::try_from(length.as_millis()).expect("not for ever"), Ordering::Relaxed);
     }
 }
 
@@ -186,9 +185,8 @@ impl World {
 
     /// A server that somebody else has, and rows in memory.
     pub(crate) async fn over(broker: broker::JetStream) -> Self {
-        let clock = SetForward::default();
-        let store = MemoryStore::new(clock.clone());
-        Self::new(Arc::new(store), Arc::new(broker), None, clock, Ground::default()).await
+        let (clock, broker) = (SetForward::default(), Arc::new(broker));
+        Self::new(Arc::new(MemoryStore::new(clock.clone())), broker, None, clock, Ground::default()).await
     }
 
     /// A real server, and rows in a directory.
