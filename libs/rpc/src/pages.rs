@@ -102,7 +102,7 @@ impl Page {
     }
 }
 
-/// What is said of a token that was not made here, or for something else.
+/// Why a token is refused that was not made here, or for something else.
 const FOREIGN: &str = "the token is not one that was given for this caller and filter";
 
 fn refused() -> Violations {

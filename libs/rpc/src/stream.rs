@@ -1,4 +1,4 @@
-//! What handlers of streams are made of: an end when their caller may listen no more, a sign of life, a limit for those who do not read, and streams of other
+//! Pieces of streaming handlers: an end when their caller may listen no more, a sign of life, a limit for those who do not read, and streams of other
 //! services that are asked for again when they break off.
 
 pub(crate) mod answers;

@@ -15,16 +15,16 @@ pub const SHARDS_MAX: u8 = 16;
 pub enum Lane {
     /// Instances of a saga.
     Saga {
-        /// Whose.
+        /// Tenant that the lane belongs to.
         tenant: TenantId,
-        /// Of which saga.
+        /// Saga whose instances it runs.
         saga: SagaName,
-        /// Which of its shards: see [`shard`].
+        /// Number of the shard: see [`shard`].
         shard: u8,
     },
     /// Calls of an effect.
     Effect {
-        /// Whose.
+        /// Tenant that the lane belongs to.
         tenant: TenantId,
         /// Of which effect.
         effect: EffectName,

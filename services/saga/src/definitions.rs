@@ -129,6 +129,12 @@ impl Definitions {
         self.in_force.borrow().versions(tenant, name)
     }
 
+    /// Counts the lanes of a saga of a tenant: as the newest version says, or one.
+    #[must_use]
+    pub fn shards(&self, tenant: &TenantId, name: &SagaName) -> u8 {
+        self.in_force.borrow().shards(tenant, name)
+    }
+
     /// The saga that instances of a tenant start on.
     #[must_use]
     pub fn saga(&self, tenant: &TenantId, name: &SagaName) -> Option<Arc<Saga>> {

@@ -32,7 +32,7 @@ use crate::definitions::Definitions;
 use crate::lane::relay::{Relay, ToRelay};
 use crate::lane::rows::{Rows, row};
 use crate::lane::source::{Brought, ReadWord, Reading, SourceState};
-use crate::lane::{Ended, Surroundings, WORKFLOW_COMMANDS};
+use crate::lane::{Ended, Surroundings, WORKFLOW_COMMANDS, drain};
 use crate::metrics::{Census, Counted, LaneCensus};
 use crate::providers::Provider;
 use crate::sagas::{Came, LetterRow, RawMessage, census};
@@ -84,7 +84,7 @@ impl OpenCalls {
 
 /// An effect's lane that is to be owned.
 pub struct EffectLane {
-    /// Whose.
+    /// Tenant that the lane belongs to.
     pub tenant: TenantId,
     /// Which effect.
     pub effect: EffectName,
@@ -132,23 +132,9 @@ impl EffectLane {
     /// [`Ended::Stopped`] when it was asked to. Cancel-safe as a crash is: the next owner goes on from what is committed.
     pub async fn own(self, stop: CancellationToken) -> Ended {
         let lane = Lane::Effect { tenant: self.tenant.clone(), effect: self.effect.clone() };
-        let rows = match Rows::take(lane, self.around.clone()).await {
-            Ok(rows) => Arc::new(rows),
-            Err(ended) => return ended,
-        };
-        let metrics = Arc::clone(&rows.around().metrics);
-        metrics.lanes_owned.inc();
-        let lane = rows.lane.to_string();
-        let ended = match Owner::start(self, Arc::clone(&rows), &stop).await {
-            Ok(owner) => owner.run(&stop).await,
-            Err(ended) => ended,
-        };
-        if matches!(ended, Ended::Stopped { .. }) {
-            rows.give_up().await;
-        }
-        metrics.lanes_owned.dec();
-        tracing::info!(lane, "{ended}");
-        ended
+        let around = self.around.clone();
+        let work = |rows| async move { Owner::start(self, rows, &stop).await?.run(&stop).await };
+        crate::lane::own(lane, around, work).await
     }
 }
 
@@ -215,38 +201,27 @@ impl Owner {
         });
     }
 
-    async fn run(mut self, stop: &CancellationToken) -> Ended {
-        let ended = self.turns(stop).await;
-        match ended {
-            Ok(()) => {
-                // Calls that are under way have their time; whoever comes next goes on with the others.
-                while let Some(ended) = self.lives.join_next().await {
-                    if let Ok(Err(ended)) = ended {
-                        return ended;
-                    }
-                }
-                let lane = self.shared.rows.lane.to_string();
-                if let Some(note) = self.source.note()
-                    && let Err(ended) = self.shared.rows.commit(Vec::new(), vec![note]).await
-                {
-                    return ended;
-                }
-                // The relay ends when nobody is left who could have something sent.
-                let Self { shared, mut tasks, .. } = self;
-                let cut = shared.rows.around().cut.clone();
-                drop(shared);
-                tokio::select! {
-                    () = cut.cancelled() => tasks.abort_all(),
-                    () = async { while tasks.join_next().await.is_some() {} } => {}
-                }
-                Ended::Stopped { lane }
-            }
-            Err(ended) => {
-                self.lives.abort_all();
-                self.tasks.abort_all();
-                ended
+    async fn run(mut self, stop: &CancellationToken) -> Result<(), Ended> {
+        if let Err(ended) = self.turns(stop).await {
+            self.lives.abort_all();
+            self.tasks.abort_all();
+            return Err(ended);
+        }
+        // Calls that are under way have their time; whoever comes next goes on with the others.
+        while let Some(ended) = self.lives.join_next().await {
+            if let Ok(Err(ended)) = ended {
+                return Err(ended);
             }
         }
+        if let Some(note) = self.source.note() {
+            self.shared.rows.commit(Vec::new(), vec![note]).await?;
+        }
+        // The relay ends when nobody is left who could have something sent.
+        let Self { shared, mut tasks, .. } = self;
+        let cut = shared.rows.around().cut.clone();
+        drop(shared);
+        drain(&mut tasks, &cut).await;
+        Ok(())
     }
 
     async fn turns(&mut self, stop: &CancellationToken) -> Result<(), Ended> {

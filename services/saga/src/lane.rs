@@ -14,9 +14,11 @@ use std::time::Duration;
 use broker::{Broker, StreamSpec};
 use store::KvStore;
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use workflow::Lane;
 
+use self::rows::Rows;
 use crate::metrics::Metrics;
 
 /// The streams of this suite, and what each of them carries; without tenants subjects have no tenant in front.
@@ -108,6 +110,37 @@ pub enum Ended {
         /// The lane.
         lane: String,
     },
+}
+
+/// Takes a lane and works in it until the work ends; gives it up where that was asked for, so that the next owner need not wait.
+pub(crate) async fn own<W>(lane: Lane, around: Surroundings, work: impl FnOnce(Arc<Rows>) -> W) -> Ended
+where
+    W: Future<Output = Result<(), Ended>>,
+{
+    let rows = match Rows::take(lane, around).await {
+        Ok(rows) => Arc::new(rows),
+        Err(ended) => return ended,
+    };
+    let (metrics, lane) = (&rows.around().metrics, rows.lane.to_string());
+    metrics.lanes_owned.inc();
+    let ended = match work(Arc::clone(&rows)).await {
+        Ok(()) => {
+            rows.give_up().await;
+            Ended::Stopped { lane: lane.clone() }
+        }
+        Err(ended) => ended,
+    };
+    metrics.lanes_owned.dec();
+    tracing::info!(lane, "{ended}");
+    ended
+}
+
+/// Waits until the tasks of a lane have ended by themselves, or aborts them when they are `cut`.
+pub(crate) async fn drain(tasks: &mut JoinSet<Result<(), Ended>>, cut: &CancellationToken) {
+    tokio::select! {
+        () = cut.cancelled() => tasks.abort_all(),
+        () = async { while tasks.join_next().await.is_some() {} } => {}
+    }
 }
 
 impl Ended {

@@ -53,6 +53,14 @@ pub struct Rows {
     pub has_more: bool,
 }
 
+impl Rows {
+    /// The key from which the rows behind these are read; nothing where there are none.
+    #[must_use]
+    pub fn rest(&self) -> Option<Key> {
+        self.rows.last().filter(|_| self.has_more).map(|(key, _)| key.behind())
+    }
+}
+
 /// Reader of rows. Cheap to clone.
 #[derive(Clone)]
 pub struct Reads {

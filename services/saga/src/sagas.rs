@@ -53,7 +53,7 @@ use crate::lane::gateway::{Answered, Commands, Gateway};
 use crate::lane::relay::{Relay, ToRelay};
 use crate::lane::rows::Rows;
 use crate::lane::source::{Brought, ReadWord, Reading, SourceState};
-use crate::lane::{AGGREGATE_EVENTS, Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS};
+use crate::lane::{AGGREGATE_EVENTS, Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, drain};
 use crate::metrics::LaneCensus;
 use crate::quotas::LaneUsage;
 
@@ -77,11 +77,11 @@ pub(crate) struct Item {
 
 /// A saga's lane that is to be owned.
 pub struct SagaLane {
-    /// Whose.
+    /// Tenant that the lane belongs to.
     pub tenant: TenantId,
-    /// Of which saga.
+    /// Saga whose instances it runs.
     pub saga: SagaName,
-    /// Which of its shards.
+    /// Number of the shard.
     pub shard: u8,
     /// Where its sources begin that were never read: in milliseconds since 1970.
     pub since: Option<u64>,
@@ -106,23 +106,8 @@ impl SagaLane {
     pub async fn own(self, stop: CancellationToken) -> Ended {
         let lane = Lane::Saga { tenant: self.tenant.clone(), saga: self.saga.clone(), shard: self.shard };
         let around = self.around.clone();
-        let rows = match Rows::take(lane, around).await {
-            Ok(rows) => Arc::new(rows),
-            Err(ended) => return ended,
-        };
-        rows.around().metrics.lanes_owned.inc();
-        let lane = rows.lane.to_string();
-        let metrics = Arc::clone(&rows.around().metrics);
-        let ended = match Owner::start(self, Arc::clone(&rows), &stop).await {
-            Ok(owner) => owner.run(stop).await,
-            Err(ended) => ended,
-        };
-        if matches!(ended, Ended::Stopped { .. }) {
-            rows.give_up().await;
-        }
-        metrics.lanes_owned.dec();
-        tracing::info!(lane, "{ended}");
-        ended
+        let work = |rows| async move { Owner::start(self, rows, &stop).await?.run(&stop).await };
+        crate::lane::own(lane, around, work).await
     }
 
     fn sources(&self) -> Vec<(Source, &'static str)> {
@@ -265,26 +250,17 @@ impl Owner {
         })
     }
 
-    async fn run(mut self, stop: CancellationToken) -> Ended {
-        match self.turns(&stop).await {
-            Ok(()) => {
-                // What is under way ends, and what was committed is sent.
-                let finished = self.finish().await;
-                // Whoever waits to tell something, waits no more.
-                drop((self.relay, self.held));
-                let cut = self.shared.rows.around().cut.clone();
-                tokio::select! {
-                    () = cut.cancelled() => self.tasks.abort_all(),
-                    () = async { while self.tasks.join_next().await.is_some() {} } => {}
-                }
-                let lane = self.shared.rows.lane.to_string();
-                finished.err().unwrap_or(Ended::Stopped { lane })
-            }
-            Err(ended) => {
-                self.tasks.abort_all();
-                ended
-            }
+    async fn run(mut self, stop: &CancellationToken) -> Result<(), Ended> {
+        if let Err(ended) = self.turns(stop).await {
+            self.tasks.abort_all();
+            return Err(ended);
         }
+        // What is under way ends, and what was committed is sent.
+        let finished = self.finish().await;
+        // Whoever waits to tell something, waits no more.
+        drop((self.relay, self.held));
+        drain(&mut self.tasks, &self.shared.rows.around().cut).await;
+        finished
     }
 
     /// Works until it is told to stop.

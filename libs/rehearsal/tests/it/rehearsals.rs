@@ -18,7 +18,7 @@ fn reports(text: &str, manifest: &str, is_exhaustive: bool) -> Vec<ScenarioRepor
     scenarios(text, manifest).iter().map(|scenario| rehearse(scenario, is_exhaustive)).collect()
 }
 
-/// What fails, as it is reported.
+/// Renders failures as reports name them.
 fn failures(report: &ScenarioReport) -> Vec<String> {
     let mismatches = report.mismatches.iter();
     let mismatches = mismatches.map(|m| format!("{}: {}; found {}", m.what, m.expected, m.found));

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Reason};
 
 /// How long a watcher may leave [`WATCH_BUFFER`] answers unread before its stream is ended.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What may wait for a watcher: its answers, and the news that there are no more.
+/// Most answers that wait for one watcher, the last of which says that there are no more.
 pub const ANSWERS_MAX: usize = WATCH_BUFFER + 1;
 
 /// Reason why a watch is over.

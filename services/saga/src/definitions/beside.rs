@@ -9,7 +9,7 @@ use workflow::instance::decode;
 use workflow::{Key, Lane};
 
 use super::DefinitionError;
-use crate::lane::rows::{bounds, row};
+use crate::lane::rows::{bounds, rest, row};
 
 /// Rows that one scan asks for.
 const PAGE_ROWS: usize = 256;
@@ -52,10 +52,11 @@ impl Beside {
         let mut all = Vec::new();
         loop {
             let page = self.store.scan(&self.lane, bounds(&range), PAGE_ROWS).await?;
+            let rest = rest(&page);
             all.extend(page.rows.into_iter().map(|(key, found)| (Key::of_store(key.to_string()), found)));
-            match all.last() {
-                Some((last, _)) if page.has_more => range.start = last.behind(),
-                _ => return Ok(all),
+            match rest {
+                Some(rest) => range.start = rest,
+                None => return Ok(all),
             }
         }
     }
@@ -71,12 +72,11 @@ impl Beside {
         let mut some = Vec::new();
         loop {
             let page = self.store.scan(&lane, bounds(&range), PAGE_ROWS).await?;
-            if let Some((last, _)) = page.rows.last() {
-                range.start = Key::of_store(last.to_string()).behind();
-            }
+            let rest = rest(&page);
             some.extend(page.rows.into_iter().map(|(_, found)| found));
-            if !page.has_more || some.len() >= most {
-                return Ok(some);
+            match rest {
+                Some(rest) if some.len() < most => range.start = rest,
+                _ => return Ok(some),
             }
         }
     }

@@ -102,6 +102,13 @@ impl InForce {
         self.known(tenant, name).map_or_else(|| Arc::from([]), |known| Arc::clone(&known.versions))
     }
 
+    /// Counts the lanes of a saga of a tenant: as the newest version says, or one.
+    #[must_use]
+    pub fn shards(&self, tenant: &TenantId, name: &SagaName) -> u8 {
+        let versions = self.known(tenant, name).map(|known| &known.versions);
+        versions.and_then(|versions| versions.first()).map_or(1, |saga| saga.shards)
+    }
+
     /// Sagas of which a tenant has lanes: those that start, and those that were left out.
     pub fn sagas_of(&self, tenant: &TenantId) -> impl Iterator<Item = SagaInForce<'_>> {
         let own = self.applied.get(tenant);

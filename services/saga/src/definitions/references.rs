@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use model::{EffectName, SagaName, SagaStatus, TenantId};
+use model::{EffectName, SagaStatus, TenantId};
 use workflow::definition::Saga;
 use workflow::instance::decode;
 use workflow::manifest::{self, Document};
@@ -64,7 +64,7 @@ impl Definitions {
         tenant: &TenantId,
         saga: &Saga,
     ) -> Result<bool, DefinitionError> {
-        for shard in 0..shards(in_force, tenant, &saga.name) {
+        for shard in 0..in_force.shards(tenant, &saga.name) {
             let lane = Lane::Saga { tenant: tenant.clone(), saga: saga.name.clone(), shard };
             for status in SagaStatus::ALL.into_iter().filter(|status| !status.is_end()) {
                 let rows = self.beside.some_of(&lane, Key::by_status(status.as_str()), LOOKED_AT_MAX).await?;
@@ -80,8 +80,4 @@ impl Definitions {
         }
         Ok(false)
     }
-}
-
-fn shards(in_force: &InForce, tenant: &TenantId, name: &SagaName) -> u8 {
-    in_force.versions(tenant, name).first().map_or(1, |saga| saga.shards)
 }

@@ -50,6 +50,11 @@ pub(crate) fn bounds(range: &Range<Key>) -> Range<RowKey> {
     row(&range.start)..row(&range.end)
 }
 
+/// The key from which the rows behind a page are read; nothing where there are none.
+pub(crate) fn rest(page: &Page) -> Option<Key> {
+    page.rows.last().filter(|_| page.has_more).map(|(last, _)| Key::of_store(last.to_string()).behind())
+}
+
 impl Rows {
     /// Takes a lane: from now on nothing of a former owner is committed. Waits for the store as long as it has to.
     ///
@@ -205,11 +210,28 @@ impl Rows {
             for (key, versioned) in &page.rows {
                 all.push((Key::of_store(key.to_string()), self.decode(versioned)?));
             }
-            match page.rows.last() {
-                Some((last, _)) if page.has_more => {
-                    range.start = Key::behind(&Key::of_store(last.to_string()))
-                }
-                _ => return Ok(all),
+            match rest(&page) {
+                Some(rest) => range.start = rest,
+                None => return Ok(all),
+            }
+        }
+    }
+
+    /// Deletes all rows of a range, page by page, and counts them. What a crash leaves is deleted by the next call.
+    ///
+    /// # Errors
+    /// As those of [`Rows::commit`].
+    pub async fn delete_all(&self, range: Range<Key>) -> Result<usize, Ended> {
+        let mut deleted = 0;
+        loop {
+            let page = self.page(&range).await?;
+            let ops: Vec<_> = page.rows.iter().map(|(key, _)| Op::Delete(key.clone())).collect();
+            deleted += ops.len();
+            if !ops.is_empty() {
+                self.commit(Vec::new(), ops).await?;
+            }
+            if !page.has_more {
+                return Ok(deleted);
             }
         }
     }

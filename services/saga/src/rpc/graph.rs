@@ -93,9 +93,9 @@ async fn visited(
                 steps.insert(COMPENSATED.to_owned());
             }
         }
-        match found.rows.last() {
-            Some((last, _)) if found.has_more => range.start = last.behind(),
-            _ => return Ok(steps),
+        match found.rest() {
+            Some(rest) => range.start = rest,
+            None => return Ok(steps),
         }
     }
 }

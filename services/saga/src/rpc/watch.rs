@@ -189,9 +189,9 @@ impl Watch {
                 for saga in shown.into_iter().flatten() {
                     self.send(Event::Saga(saga), false).await?;
                 }
-                match found.rows.last() {
-                    Some((last, _)) if found.has_more => stretch.range.start = last.behind(),
-                    _ => break,
+                match found.rest() {
+                    Some(rest) => stretch.range.start = rest,
+                    None => break,
                 }
             }
         }

@@ -14,7 +14,7 @@ use super::Cached;
 use super::timers::{RETIRE, TimerDelta, is_ours};
 use super::work::Decision;
 use crate::lane::Ended;
-use crate::lane::rows::Rows;
+use crate::lane::rows::{Rows, rest};
 use crate::metrics::{Census, Counted};
 
 /// What is read of a dead letter that is counted.
@@ -90,9 +90,9 @@ async fn each(
     loop {
         let page = rows.page(&range).await?;
         page.rows.iter().for_each(|(key, row)| give(key, row));
-        match page.rows.last() {
-            Some((last, _)) if page.has_more => range.start = Key::of_store(last.to_string()).behind(),
-            _ => return Ok(()),
+        match rest(&page) {
+            Some(rest) => range.start = rest,
+            None => return Ok(()),
         }
     }
 }

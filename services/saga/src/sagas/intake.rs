@@ -207,9 +207,7 @@ impl Shared {
     }
 
     pub(super) fn is_mine(&self, correlation: &CorrelationId) -> bool {
-        let shards =
-            self.definitions.versions(&self.tenant, &self.saga).first().map_or(1, |saga| saga.shards);
-        shard(&self.tenant, correlation, shards) == self.shard
+        shard(&self.tenant, correlation, self.definitions.shards(&self.tenant, &self.saga)) == self.shard
     }
 
     /// Letters of nobody are written by the first shard alone.

@@ -210,9 +210,7 @@ impl Shared {
         asking: &Asking,
     ) -> Option<OutboxRow> {
         let message = Box::new(raw.passed()?);
-        let shards =
-            self.definitions.versions(&self.tenant, &self.saga).first().map_or(1, |saga| saga.shards);
-        let shard = shard(&self.tenant, to, shards);
+        let shard = shard(&self.tenant, to, self.definitions.shards(&self.tenant, &self.saga));
         let lane = Lane::Saga { tenant: self.tenant.clone(), saga: self.saga.clone(), shard };
         let body = WordMessage {
             tenant_id: self.tenant.to_string(),
@@ -232,16 +230,7 @@ impl Shared {
     pub(super) async fn sweep(&self, correlation: &CorrelationId, current: &Cached) -> Result<(), Ended> {
         let first = current.record.as_ref().map_or(0, |record| record.held.first);
         let range = Key::parked_of(correlation).start..Key::parked(correlation, first);
-        loop {
-            let page = self.rows.page(&range).await?;
-            let ops: Vec<_> = page.rows.iter().map(|(key, _)| Op::Delete(key.clone())).collect();
-            if !ops.is_empty() {
-                self.rows.commit(Vec::new(), ops).await?;
-            }
-            if !page.has_more {
-                return Ok(());
-            }
-        }
+        self.rows.delete_all(range).await.map(drop)
     }
 }
 

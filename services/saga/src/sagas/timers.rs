@@ -13,7 +13,7 @@ use workflow::step::Origin;
 use super::intake::Wanted;
 use super::{Item, Owner};
 use crate::lane::Ended;
-use crate::lane::rows::Rows;
+use crate::lane::rows::{Rows, rest};
 use crate::metrics::GaugeShare;
 
 /// Timers that fire before anything else has its turn.
@@ -109,10 +109,8 @@ impl Timers {
                 }
             }
             self.loaded_until = last.filter(|_| page.has_more);
-            match page.rows.last() {
-                Some((last, _)) if page.has_more && self.due.is_empty() => {
-                    range.start = Key::of_store(last.to_string()).behind();
-                }
+            match rest(&page) {
+                Some(rest) if self.due.is_empty() => range.start = rest,
                 _ => return Ok(()),
             }
         }

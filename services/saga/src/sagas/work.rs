@@ -447,18 +447,7 @@ impl Shared {
         let mut removed = 0;
         // Those that are counted come last.
         for range in [Key::journal_of(correlation), Key::parked_of(correlation), Key::kept_of(correlation)] {
-            removed = 0;
-            loop {
-                let page = self.rows.page(&range).await?;
-                let ops: Vec<_> = page.rows.iter().map(|(key, _)| Op::Delete(key.clone())).collect();
-                removed += ops.len();
-                if !ops.is_empty() {
-                    self.rows.commit(Vec::new(), ops).await?;
-                }
-                if !page.has_more {
-                    break;
-                }
-            }
+            removed = self.rows.delete_all(range).await?;
         }
         let ended = match current.record.as_ref().map(|record| &record.entry) {
             Some(Entry::Ended(tombstone)) => tombstone.ended,

@@ -136,9 +136,9 @@ impl Verify {
                 let listed: ListedRow = read(&lane, key, row).map_err(failed)?;
                 self.one(&listed.correlation).await?;
             }
-            match page.rows.last() {
-                Some((last, _)) if page.has_more => range.start = last.behind(),
-                _ => return Ok(()),
+            match page.rest() {
+                Some(rest) => range.start = rest,
+                None => return Ok(()),
             }
         }
     }
@@ -241,9 +241,9 @@ impl Journals {
                     Err(error) => return Ok(Found::Not(unreadable(expected, &error))),
                 }
             }
-            match page.rows.last() {
-                Some((last, _)) if page.has_more => range.start = last.behind(),
-                _ => break,
+            match page.rest() {
+                Some(rest) => range.start = rest,
+                None => break,
             }
         }
         let expected =
