@@ -70,7 +70,7 @@ impl EmbeddedStore {
         let environment = builder.open_with_permissions(dir, 0o600).map_err(unavailable)?;
         let clock: Arc<dyn Clock> = Arc::new(clock);
         let (requests, received) = mpsc::channel();
-        let writer = Writer::new(environment.clone(), Arc::clone(&clock), bytes_max, dir);
+        let writer = Writer::new(environment.clone(), Arc::clone(&clock), bytes_max, dir)?;
         let thread = std::thread::Builder::new().name("store-writer".to_owned());
         let writer = thread.spawn(move || writer.run(&received));
         let writer = writer.map_err(|error| StoreError::Unavailable { why: error.to_string() })?;
