@@ -8,7 +8,7 @@
 //! `make bench-size` measures one flow of 100,000 nodes, through separate processes, and 100,000 flows
 //! that wait for a signal; `mycora-bench finished [N]` what flows cost that have ended, and
 //! `mycora-bench watching [N]` what one watch of all flows costs. `make bench-dead` measures what one dead supervisor costs nine others, and
-//! `make bench-saga` what sagas cost.
+//! `make bench-saga` what sagas cost; `mycora-bench saga PART…` parts of that.
 
 mod client;
 mod dead;
@@ -53,12 +53,12 @@ async fn bench() -> ExitCode {
         ["size"] => sizes(true, true).await,
         ["finished"] => finished(Ok(finished::FINISHED)).await,
         ["finished", flows] => finished(flows.parse()).await,
-        ["saga"] => sagas().await,
+        ["saga", ref parts @ ..] => sagas(parts).await,
         ["watching"] => watching(Ok(watching::FLOWS)).await,
         ["watching", flows] => watching(flows.parse()).await,
         _ => {
             eprintln!(
-                "give nothing, or one of: runtimes, dead, large, waiting, size (both), saga, finished [N], watching [N]"
+                "give nothing, or one of: runtimes, dead, large, waiting, size (both), saga [PART…], finished [N], watching [N]"
             );
             return ExitCode::from(2);
         }
@@ -114,10 +114,10 @@ async fn dead() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
     Ok(report)
 }
 
-async fn sagas() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
+async fn sagas(parts: &[&str]) -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
     let mut report =
         Report::new(machine::describe()).of("the saga service in this process, nats-server beside it");
-    Box::pin(saga::measure(&mut report)).await?;
+    Box::pin(saga::measure(&mut report, parts)).await?;
     Ok(report)
 }
 

@@ -199,6 +199,47 @@ impl Report {
         self.row(&format!("  {timers} timers due at once, the last one after"), secs(last));
     }
 
+    /// Messages that a lane sends a second, and what publishing alone does.
+    pub(crate) fn relayed(&mut self, per_second: f64, floor: f64) {
+        let ratio = per_second / floor;
+        self.row("  relay of one lane", format!("{per_second:.0} /s, {ratio:.2} of publishing alone"));
+    }
+
+    /// Timers that are due one after the other: how many of them fired within some times, in seconds.
+    pub(crate) fn paced(&mut self, per_second: usize, within: &[(f64, u64)], all: u64) {
+        let share = |count: u64| {
+            let percent = (count * 1000).checked_div(all).unwrap_or_default();
+            format!("{}.{} %", percent / 10, percent % 10)
+        };
+        let shares =
+            within.iter().map(|(bound, count)| format!("{} in {:.0} ms", share(*count), bound * 1e3));
+        let figures = shares.collect::<Vec<_>>().join(", ");
+        self.row(&format!("  {per_second} timers a second fired late"), figures);
+    }
+
+    /// Instances that have ended: bytes of memory after some and after all of them, and of the store for each.
+    pub(crate) fn ended_sagas(&mut self, instances: usize, memory: [u64; 2], stored: u64, per_second: f64) {
+        let each = stored / u64::try_from(instances).unwrap_or(u64::MAX).max(1);
+        let [some, all] = memory.map(mib);
+        let figures = format!(
+            "{some} of memory after a fifth, {all} after all, {each} bytes each in the store, {per_second:.0} /s"
+        );
+        self.row(&format!("  {instances} instances that ended"), figures);
+    }
+
+    /// One instance with many events: bytes of the store after a tenth of them and after all.
+    pub(crate) fn one_instance(&mut self, events: usize, stored: [u64; 2], per_second: f64) {
+        let [some, all] = stored.map(|bytes| bytes / 1024);
+        let figures = format!("{some} KiB in the store after a tenth, {all} after all, {per_second:.0} /s");
+        self.row(&format!("  one instance with {events} events"), figures);
+    }
+
+    /// Lanes that have nothing to do: what they use of a core, and of memory.
+    pub(crate) fn idle_lanes(&mut self, lanes: usize, used: f64, memory: u64) {
+        let figures = format!("{:.1} % of a core, {} of memory", used * 100.0, mib(memory));
+        self.row(&format!("  {lanes} idle lanes"), figures);
+    }
+
     fn row(&mut self, what: &str, figure: String) {
         self.rows.push((what.to_owned(), figure));
     }

@@ -4,6 +4,8 @@
 //! syncs each write. Figures stand beside what the store and the broker do at best in the same run.
 
 mod floors;
+mod growth;
+mod pace;
 mod stage;
 mod upstream;
 
@@ -46,25 +48,58 @@ const WAIT: &str = "kind: Saga\nname: waiting\nversion: 1\nstate: { text: text, 
     start: { on: Started, set: { text: \"${{ event.data.text }}\", due: \"${{ event.data.due }}\" }, goto: wait }\n\
     steps: { wait: { timers: { late: { due: state.due, raise: Late } }, on: { Late: { end: completed } } } }\n";
 
-/// Measures everything on both stores.
-pub(crate) async fn measure(report: &mut Report) -> Result<(), Error> {
-    for backend in [Backend::Embedded, Backend::Redis] {
-        report.title(&format!("sagas, {backend}"));
-        let floor = floors::store(backend).await?;
-        report.rate("the store alone, 64 commits of 4 rows at once", floor);
-        for lanes in [1, LANES] {
-            let (rate, processor) = transitions(backend, lanes).await?;
-            report.transitions(lanes, rate, processor, floor);
+/// What can be measured by itself, by its name on the command line.
+const PARTS: [&str; 9] =
+    ["transitions", "relay", "latency", "orders", "undoing", "waiting", "pace", "finished", "idle"];
+
+/// Measures the parts that are named, or everything, on the stores that are named, or on both.
+pub(crate) async fn measure(report: &mut Report, wanted: &[&str]) -> Result<(), Error> {
+    let stores = ["embedded", "redis"];
+    if let Some(unknown) = wanted.iter().find(|name| !PARTS.contains(name) && !stores.contains(name)) {
+        let known = PARTS.iter().chain(&stores).copied().collect::<Vec<_>>().join(", ");
+        return Err(format!("`{unknown}` is no part of it; there are: {known}").into());
+    }
+    let is_any = |names: &[&str]| names.iter().any(|name| wanted.contains(name));
+    let is_wanted = |name: &str| wanted.contains(&name) || !is_any(&PARTS);
+    for (name, backend) in stores.into_iter().zip([Backend::Embedded, Backend::Redis]) {
+        if is_any(&stores) && !wanted.contains(&name) {
+            continue;
         }
-        let (stored, published) = latency(backend).await?;
-        report.spread("event stored to command in its stream, idle", stored);
-        report.rate("publishing alone, 256 under way", published);
-        report.rate(
-            &format!("{ORDERS} orders with three calls and a command, at once"),
-            orders(backend).await?,
-        );
-        report.spread("10 steps, nine of them undone, one saga at a time", undoing(backend).await?);
-        waiting(backend, report).await?;
+        report.title(&format!("sagas, {backend}"));
+        for part in PARTS.into_iter().filter(|part| is_wanted(part)) {
+            Box::pin(measure_part(part, backend, report)).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn measure_part(part: &str, backend: Backend, report: &mut Report) -> Result<(), Error> {
+    match part {
+        "transitions" => {
+            let floor = floors::store(backend).await?;
+            report.rate("the store alone, 64 commits of 4 rows at once", floor);
+            report.spread("one commit of 4 rows at a time", floors::commits(backend).await?);
+            for lanes in [1, LANES] {
+                let (rate, processor) = transitions(backend, lanes).await?;
+                report.transitions(lanes, rate, processor, floor);
+            }
+        }
+        "relay" => pace::relay(backend, report).await?,
+        "latency" => report.spread("event stored to command in its stream, idle", latency(backend).await?),
+        "orders" => {
+            let name = format!("{ORDERS} orders with three calls and a command, at once");
+            report.rate(&name, orders(backend).await?);
+        }
+        "undoing" => {
+            report.spread("10 steps, nine of them undone, one saga at a time", undoing(backend).await?);
+        }
+        "waiting" => waiting(backend, report).await?,
+        "pace" => pace::timers(backend, report).await?,
+        "finished" => {
+            growth::finished(backend, report).await?;
+            growth::one_instance(backend, report).await?;
+        }
+        _ => growth::idle(backend, report).await?,
     }
     Ok(())
 }
@@ -87,12 +122,11 @@ async fn transitions(backend: Backend, lanes: usize) -> Result<(f64, Duration), 
     Ok((per_second(TICKS, took), used / u32::try_from(TICKS)?))
 }
 
-/// Times from an event's acknowledgement to the delivery of the command that follows, and the rate of publishing alone.
-async fn latency(backend: Backend) -> Result<(Vec<Duration>, f64), Error> {
+/// Times from an event's acknowledgement to the delivery of the command that follows.
+async fn latency(backend: Backend) -> Result<Vec<Duration>, Error> {
     eprintln!("{backend}: latency");
     let upstream = Upstream::start().await?;
     let stage = Stage::new(backend, 1, &upstream.orders()).await?;
-    let published = floors::publish(&*stage.broker).await?;
     let running = stage.run();
     // The first order has the lanes taken and the streams made.
     stage.publish([event(0, ONE_BY_ONE, "OrderPlaced", "0", "{}")]).await?;
@@ -109,7 +143,7 @@ async fn latency(backend: Backend) -> Result<(Vec<Duration>, f64), Error> {
         delivered.receipt.ack();
     }
     running.stop().await?;
-    Ok((times, published))
+    Ok(times)
 }
 
 /// Whole orders, each with three calls over HTTP and a command; gives orders a second.

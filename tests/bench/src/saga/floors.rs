@@ -1,7 +1,6 @@
 //! What the store and the broker do at best.
 
-use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use broker::{Broker, Headers, Outgoing};
 use bytes::Bytes;
@@ -13,37 +12,67 @@ use super::{Error, per_second};
 
 /// Commits of the measurement.
 const COMMITS: usize = 20_000;
+/// Commits that are made one after the other.
+const ONE_BY_ONE: usize = 2_000;
 /// Commits that are under way at a time, as in a lane.
 const AT_ONCE: usize = 64;
 /// Messages of the measurement.
 const MESSAGES: usize = 20_000;
 
-/// Commits a second, each of four rows as a transition has them.
+/// A lane in which nothing but commits of this measurement is made.
+struct Floor {
+    ground: Ground,
+    lane: LaneKey,
+    epoch: u64,
+    value: Bytes,
+}
+
+impl Floor {
+    async fn new(backend: Backend) -> Result<Self, Error> {
+        let ground = Ground::new(backend).await?;
+        let lane = LaneKey::new("s:t0:floor:0");
+        let epoch = ground.store.take(&lane).await?;
+        Ok(Self { ground, lane, epoch, value: Bytes::from(vec![b'x'; 400]) })
+    }
+
+    /// Commits four rows, as a transition has them.
+    async fn commit(&self, number: usize) -> Result<(), Error> {
+        let key = |table: &str| RowKey::new(&format!("{table}:{number:020}"));
+        let puts = ["saga", "journal", "dedupe"].map(|table| Op::Put(key(table), self.value.clone()));
+        let checkpoint = Op::Put(RowKey::new("checkpoint:floor"), Bytes::from(number.to_string()));
+        let ops = puts.into_iter().chain([checkpoint]).collect();
+        let expect = vec![Expect::Absent(key("saga"))];
+        match self
+            .ground
+            .store
+            .commit(Batch { lane: self.lane.clone(), epoch: self.epoch, expect, ops })
+            .await?
+        {
+            Outcome::Committed(_) => Ok(()),
+            other => Err(format!("a commit of the floor was not taken: {other:?}").into()),
+        }
+    }
+}
+
+/// Commits a second, many at once.
 pub(super) async fn store(backend: Backend) -> Result<f64, Error> {
-    let ground = Ground::new(backend).await?;
-    let lane = LaneKey::new("s:t0:floor:0");
-    let epoch = ground.store.take(&lane).await?;
-    let value = Bytes::from(vec![b'x'; 400]);
+    let floor = Floor::new(backend).await?;
     let begin = Instant::now();
-    stream::iter(0..COMMITS)
-        .map(|number| {
-            let key = |table: &str| RowKey::new(&format!("{table}:{number:020}"));
-            let puts = ["saga", "journal", "dedupe"].map(|table| Op::Put(key(table), value.clone()));
-            let checkpoint = Op::Put(RowKey::new("checkpoint:floor"), Bytes::from(number.to_string()));
-            let ops = puts.into_iter().chain([checkpoint]).collect();
-            let batch = Batch { lane: lane.clone(), epoch, expect: vec![Expect::Absent(key("saga"))], ops };
-            let store = Arc::clone(&ground.store);
-            async move {
-                match store.commit(batch).await? {
-                    Outcome::Committed(_) => Ok::<_, Error>(()),
-                    other => Err(format!("a commit of the floor was not taken: {other:?}").into()),
-                }
-            }
-        })
-        .buffer_unordered(AT_ONCE)
-        .try_collect::<()>()
-        .await?;
+    let commits = stream::iter(0..COMMITS).map(|number| floor.commit(number));
+    commits.buffer_unordered(AT_ONCE).try_collect::<()>().await?;
     Ok(per_second(COMMITS, begin.elapsed()))
+}
+
+/// Times of commits, one at a time.
+pub(super) async fn commits(backend: Backend) -> Result<Vec<Duration>, Error> {
+    let floor = Floor::new(backend).await?;
+    let mut times = Vec::with_capacity(ONE_BY_ONE);
+    for number in 0..ONE_BY_ONE {
+        let begin = Instant::now();
+        floor.commit(number).await?;
+        times.push(begin.elapsed());
+    }
+    Ok(times)
 }
 
 /// Messages a second, published one behind the other without waiting for each.

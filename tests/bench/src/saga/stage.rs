@@ -22,7 +22,7 @@ use testkit::{NatsServer, RedisServer, wait_until};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::{Error, LANES};
+use super::Error;
 use crate::processes::resident_bytes;
 
 /// Room of the embedded store.
@@ -148,8 +148,7 @@ impl Stage {
         let broker: Arc<dyn Broker> = Arc::new(broker);
         let day = Duration::from_secs(24 * 3600);
         broker.ensure_stream(&StreamSpec::ours(AGGREGATE_EVENTS, &["tenant.*.aggregate.*.*"], day)).await?;
-        let tenants: String =
-            (0..lanes.min(LANES)).map(|tenant| format!("t{tenant}: {{ context: 1 }}\n")).collect();
+        let tenants: String = (0..lanes).map(|tenant| format!("t{tenant}: {{ context: 1 }}\n")).collect();
         let config = Config {
             role: Role { sagas: true, effects: true },
             manifests: Some(manifests.path().to_owned()),
@@ -187,17 +186,39 @@ impl Stage {
 
     /// Waits until so many inputs were given to instances.
     pub(super) async fn until_transitions(&self, wanted: u64) {
-        let is_there = || async { (self.transitions() >= wanted).then_some(()) };
-        wait_until(is_there, TRANSITIONS_TIMEOUT, "every input is given").await;
+        self.until("mycora_saga_transitions_total", wanted).await;
     }
 
-    fn transitions(&self) -> u64 {
+    /// Waits until a metric has come to a value.
+    pub(super) async fn until(&self, metric: &str, wanted: u64) {
+        let is_there = || async { (self.metric(metric) >= wanted).then_some(()) };
+        wait_until(is_there, TRANSITIONS_TIMEOUT, metric).await;
+    }
+
+    /// The value of a metric, over all its labels.
+    fn metric(&self, name: &str) -> u64 {
         let families = self.metrics.gather();
-        let found = families.iter().find(|family| family.name() == "mycora_saga_transitions_total");
+        let found = families.iter().find(|family| family.name() == name);
         let metrics = found.map(|family| family.get_metric()).unwrap_or_default();
-        let sum: f64 = metrics.iter().map(|metric| metric.get_counter().get_value()).sum();
+        let value = |metric: &prometheus::proto::Metric| {
+            metric.get_counter().get_value() + metric.get_gauge().get_value()
+        };
+        let sum: f64 = metrics.iter().map(value).sum();
         // Counts of whole things.
         format!("{sum:.0}").parse().unwrap_or_default()
+    }
+
+    /// How many observations a histogram has at or below each of its bounds, in seconds, and altogether.
+    pub(super) fn histogram(&self, name: &str) -> (Vec<(f64, u64)>, u64) {
+        let families = self.metrics.gather();
+        let found = families.iter().find(|family| family.name() == name);
+        let Some(metric) = found.and_then(|family| family.get_metric().first()) else {
+            return (Vec::new(), 0);
+        };
+        let histogram = metric.get_histogram();
+        let buckets = histogram.get_bucket().iter();
+        let counts = buckets.map(|bucket| (bucket.upper_bound(), bucket.cumulative_count())).collect();
+        (counts, histogram.get_sample_count())
     }
 
     /// Bytes that the store has: blocks of its directory, or memory of Redis.
