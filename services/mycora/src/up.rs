@@ -266,7 +266,8 @@ pub fn log_file(data_dir: &Path) -> Result<(PathBuf, LogFile), UpError> {
 /// no `redis-server`, or no `nats-server` where sagas are to be run.
 pub async fn start(options: Options) -> Result<Running, UpError> {
     let notice = Notice { quiet: options.quiet };
-    // What is not there is said before anything is made.
+    // What is not there, or wrong, is said before anything is made.
+    options.saga.as_ref().map(SagaOptions::check).transpose()?;
     let nats = options.saga.as_ref().map(|saga| NatsPlan::of(&saga.nats)).transpose()?;
     let dir = Arc::new(DataDir::open(&options.data_dir)?);
     dir.sign()?;

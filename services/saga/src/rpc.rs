@@ -25,7 +25,7 @@ mod server;
 mod timers;
 mod verbs;
 mod watch;
-mod wire;
+pub mod wire;
 mod words;
 
 use std::sync::Arc;

@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use broker::{JetStreamOptions, Login};
+use saga::manifests::{BadManifests, Manifests};
+use saga::tenants::Tenants;
+use workflow::catalog::Catalog;
 
 use super::directory::DataDir;
 use super::nats::{NatsAccess, NatsProgram, PrivateNats};
@@ -59,6 +62,37 @@ impl SagaOptions {
             gateway: None,
             nats: NatsOptions::Private { program: None },
         }
+    }
+
+    /// Reads the operator's manifests and his file of tenants, so that what is wrong with them is said before a server is started.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the files by themselves.
+    pub(super) fn check(&self) -> Result<(), UpError> {
+        let wrong = |problems: BadManifests| UpError::SagaSettings(problems.to_string());
+        if let Some(directory) = &self.manifests {
+            Manifests::read(directory)
+                .and_then(|read| read.catalog(&Catalog::default(), &[]))
+                .map_err(wrong)?;
+        }
+        self.tenants().map(drop)
+    }
+
+    /// Reads whose sagas there are.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or does not say it.
+    pub(super) fn tenants(&self) -> Result<Tenants, UpError> {
+        let wrong = |why: String| UpError::SagaSettings(why);
+        let (name, text) = match &self.tenants {
+            Some(file) => {
+                let name = file.display().to_string();
+                let text = std::fs::read_to_string(file);
+                (name.clone(), text.map_err(|error| wrong(format!("{name} cannot be read: {error}")))?)
+            }
+            None => ("--tenants".to_owned(), "\"1\": { context: 1 }\n".to_owned()),
+        };
+        Tenants::read(&name, &text).map_err(|problems| wrong(problems.to_string()))
     }
 
     /// A tenant, or what stands for one where the operator's file says which there are.

@@ -14,10 +14,10 @@ use proto::v1::{
 };
 use tonic::Status;
 use workflow::manifest::MANIFEST_BYTES_MAX;
-use yaml::Problems;
 
 use super::access::{Change, Repeatable, hash_of};
 use super::ask::store_unavailable;
+use super::wire::{self, problems};
 use super::{Api, Principal};
 use crate::definitions::{ApplyError, Definition, DefinitionError, Repeatable as Kept};
 
@@ -172,35 +172,10 @@ fn kept(tenant: &TenantId, actor: u32, request: Option<Repeatable>) -> Option<Ke
     request.map(|Repeatable { id, hash }| Kept { id: format!("define\n{tenant}\n{actor}\n{id}"), hash })
 }
 
-/// A definition as callers see it.
+/// Converts a definition to what callers see.
 pub(super) fn definition(found: &Definition) -> v1::SagaDefinition {
     let Definition { saga, in_force, is_applied } = found;
-    v1::SagaDefinition {
-        saga: saga.name.to_string(),
-        version: saga.version,
-        definition_hash: saga.hash.to_string(),
-        in_force: *in_force,
-        applied_by_tenant: *is_applied,
-        shard_count: saga.shards.into(),
-        start_event_types: saga.start.on.iter().cloned().collect(),
-        schedule: saga.start.schedule.as_ref().map(|schedule| schedule.cron.clone()).unwrap_or_default(),
-        aggregate_types: saga.sources.iter().map(|source| source.aggregate.clone()).collect(),
-        effects: saga.effects().into_iter().map(ToString::to_string).collect(),
-        steps: saga.steps.keys().map(ToString::to_string).collect(),
-        migrates_from_version: saga.migrate.as_ref().map_or(0, |migrate| migrate.from),
-    }
-}
-
-/// What is wrong with a manifest, as callers see it.
-pub(super) fn problems(found: &Problems) -> Vec<v1::ManifestProblem> {
-    let number = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
-    let problem = |problem: &yaml::Problem| v1::ManifestProblem {
-        file: found.file().to_owned(),
-        line: problem.place.map_or(0, |place| number(place.line)),
-        column: problem.place.map_or(0, |place| number(place.column)),
-        message: problem.message.clone(),
-    };
-    found.as_slice().iter().map(problem).collect()
+    v1::SagaDefinition { in_force: *in_force, applied_by_tenant: *is_applied, ..wire::definition(saga) }
 }
 
 pub(super) fn unavailable(error: &DefinitionError) -> Status {

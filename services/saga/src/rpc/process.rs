@@ -6,7 +6,8 @@ use proto::v1::{SagaReloadChange, SagaReloadKind, SagaServiceReloadRequest, Saga
 use tonic::Status;
 
 use super::access::{Repeatable, hash_of};
-use super::definitions::{problems, unavailable};
+use super::definitions::unavailable;
+use super::wire::problems;
 use super::{Api, Principal};
 use crate::app::{self, ReloadChange, ReloadKind};
 use crate::definitions::Repeatable as Kept;

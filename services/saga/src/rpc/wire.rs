@@ -3,11 +3,14 @@
 pub(crate) mod effect;
 pub(crate) mod input;
 pub(crate) mod letter;
+mod manifest;
 pub(crate) mod saga;
 
 use model::TenantId;
 use proto::convert::time;
 use workflow::Json;
+
+pub use self::manifest::{definition, problems};
 
 /// A tenant as answers name it; empty where there are none.
 pub(crate) fn tenant(tenant: &TenantId) -> String {

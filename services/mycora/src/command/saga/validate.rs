@@ -5,10 +5,9 @@ use std::path::Path;
 
 use clap::Args;
 use proto::v1;
+use saga::rpc::wire;
 use workflow::catalog::{Catalog, File};
-use workflow::definition::Saga;
 use workflow::manifest::{self, Definition, MANIFEST_BYTES_MAX};
-use yaml::Problems;
 
 use super::scope::Scope;
 use crate::command::values;
@@ -115,7 +114,7 @@ fn check(files: &[v1::ManifestFile]) -> Checked {
     for v1::ManifestFile { name, text } in files {
         match manifest::read(name, text) {
             Ok(documents) => read.push(File { name: name.clone(), documents }),
-            Err(found) => answer.problems.extend(wire_problems(name, &found)),
+            Err(found) => answer.problems.extend(wire::problems(&found)),
         }
     }
     let documents = || read.iter().flat_map(|file| &file.documents);
@@ -130,36 +129,13 @@ fn check(files: &[v1::ManifestFile]) -> Checked {
     // What fits together is asked of files that are good by themselves.
     if answer.problems.is_empty() {
         match Catalog::new(&read, &Catalog::default(), &[]) {
-            Ok(catalog) => answer.definitions = catalog.sagas().map(|saga| wire_definition(saga)).collect(),
+            Ok(catalog) => answer.definitions = catalog.sagas().map(|saga| wire::definition(saga)).collect(),
             Err(found) => {
-                answer.problems.extend(found.iter().flat_map(|found| wire_problems(found.file(), found)));
+                answer.problems.extend(found.iter().flat_map(wire::problems));
             }
         }
     }
     Checked { answer, effects }
-}
-
-fn wire_problems(file: &str, problems: &Problems) -> Vec<v1::ManifestProblem> {
-    let number = |place: u64| u32::try_from(place).unwrap_or(u32::MAX);
-    let wire = |problem: &yaml::Problem| v1::ManifestProblem {
-        file: file.to_owned(),
-        line: problem.place.map_or(0, |place| number(place.line)),
-        column: problem.place.map_or(0, |place| number(place.column)),
-        message: problem.message.clone(),
-    };
-    problems.as_slice().iter().map(wire).collect()
-}
-
-fn wire_definition(saga: &Saga) -> v1::SagaDefinition {
-    v1::SagaDefinition {
-        saga: saga.name.to_string(),
-        version: saga.version,
-        definition_hash: saga.hash.to_string(),
-        shard_count: saga.shards.into(),
-        effects: saga.effects().into_iter().map(ToString::to_string).collect(),
-        steps: saga.steps.keys().map(ToString::to_string).collect(),
-        ..Default::default()
-    }
 }
 
 /// Tells what was found; the exit code is 2 where something is wrong.
@@ -210,6 +186,7 @@ mod tests {
         assert_eq!((whole.answer.problems.len(), whole.answer.definitions.len(), whole.effects), (0, 1, 0));
         let apart = check(&[file("saga.yaml", saga), file("providers.yaml", providers)]);
         assert_eq!(apart.answer, whole.answer);
+        assert_eq!(whole.answer.definitions[0].start_event_types, ["OrderPlaced"]);
 
         let alone = check(&[file("saga.yaml", saga)]);
         assert_eq!(alone.answer.problems, []);

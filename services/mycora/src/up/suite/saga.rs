@@ -11,7 +11,6 @@ use saga::FlowSuite;
 use saga::command_service::{CommandService, NoGateway};
 use saga::lane::gateway::Gateway;
 use saga::placement::{Identity as Replica, Role};
-use saga::tenants::Tenants;
 use service::Shutdown;
 use store::{EmbeddedStore, MachineClock};
 
@@ -40,7 +39,7 @@ impl Suite {
         mount: MountBuilder,
     ) -> Result<MountBuilder, UpError> {
         let (Some(options), Some(nats)) = (&parts.options.saga, parts.nats) else { return Ok(mount) };
-        let tenants = tenants(options)?;
+        let tenants = options.tenants()?;
         let broker = broker(nats, tenants.has_tenants).await?;
         let rows = parts.dir.private(FILES)?;
         let store = EmbeddedStore::open(&rows, ROWS_BYTES_MAX, MachineClock);
@@ -95,20 +94,6 @@ impl Suite {
         });
         Ok(mount)
     }
-}
-
-/// Whose sagas there are.
-fn tenants(options: &SagaOptions) -> Result<Tenants, UpError> {
-    let wrong = |why: String| UpError::SagaSettings(why);
-    let (name, text) = match &options.tenants {
-        Some(file) => {
-            let name = file.display().to_string();
-            let text = std::fs::read_to_string(file);
-            (name.clone(), text.map_err(|error| wrong(format!("{name} cannot be read: {error}")))?)
-        }
-        None => ("--tenants".to_owned(), "\"1\": { context: 1 }\n".to_owned()),
-    };
-    Tenants::read(&name, &text).map_err(|problems| wrong(problems.to_string()))
 }
 
 /// Connects to the server, and makes the stream of aggregates where the server is ours and has none.
