@@ -112,7 +112,7 @@ impl Stage {
         Call {
             tenant: "acme".parse().expect("a tenant"),
             command: CommandId::from_bits(hours << 80 | 7 << 76 | 2 << 62 | number),
-            effect: Arc::new(effect.clone()),
+            effect: Arc::clone(effect),
             input: Arc::new(Json::object([("order_id", Json::text(format_args!("o-{number}")))])),
             traceparent: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned()),
             callback_token: None,

@@ -105,7 +105,7 @@ impl Catalog {
 
     /// The effect of this name and its provider, as far as a tenant may use it.
     #[must_use]
-    pub fn effect(&self, name: &EffectName, tenant: &TenantId) -> Option<(&Arc<Provider>, &Effect)> {
+    pub fn effect(&self, name: &EffectName, tenant: &TenantId) -> Option<(&Arc<Provider>, &Arc<Effect>)> {
         let provider = self.effects.get(name).filter(|provider| provider.tenants.contain(tenant))?;
         provider.effects.iter().find(|effect| effect.name == *name).map(|effect| (provider, effect))
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use model::EffectName;
@@ -20,7 +21,7 @@ pub struct Provider {
     /// The way.
     pub transport: Transport,
     /// Its effects.
-    pub effects: Vec<Effect>,
+    pub effects: Vec<Arc<Effect>>,
 }
 
 /// A way to the outside world.

@@ -4,6 +4,7 @@
 //! of it after it, together with the message that tells its saga.
 
 mod call;
+mod intake;
 pub mod upstreams;
 mod words;
 
@@ -11,31 +12,26 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use model::{CommandId, EffectName, TenantId};
-use store::{Expect, Op, Outcome};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use workflow::cursor::Delivery;
-use workflow::instance::encode;
 use workflow::key::Table;
 use workflow::ledger::{Answer, CallRow};
-use workflow::message::Position;
-use workflow::step::Letter;
-use workflow::subject::{Source, Subject};
-use workflow::word::{self, EffectWord, OfEffect, WordMessage};
+use workflow::subject::Source;
 use workflow::{Key, Lane};
 
-use self::call::{Life, due_key, list_key};
+use self::call::Life;
+use self::intake::TOGETHER_MAX;
 use self::upstreams::Upstreams;
 use self::words::{Back, CallAsking};
 use crate::definitions::Definitions;
 use crate::lane::relay::{Relay, ToRelay};
-use crate::lane::rows::{Rows, row};
+use crate::lane::rows::Rows;
 use crate::lane::source::{Brought, ReadWord, Reading, SourceState};
 use crate::lane::{Ended, Surroundings, WORKFLOW_COMMANDS, drain};
-use crate::metrics::{Census, Counted, LaneCensus};
+use crate::metrics::LaneCensus;
 use crate::providers::Provider;
-use crate::sagas::{Came, LetterRow, RawMessage, census};
+use crate::sagas::census;
 
 /// Words for one call that may wait.
 const WORDS_MAX: usize = 8;
@@ -183,15 +179,15 @@ impl Owner {
     async fn adopt(&mut self) -> Result<(), Ended> {
         let open: Vec<(Key, CommandId)> = self.shared.rows.all(Table::EffectDue.range()).await?;
         for (_, command) in open {
-            self.begin(command);
+            self.begin(command, None);
         }
         Ok(())
     }
 
-    /// Has a call live until its end.
-    fn begin(&mut self, command: CommandId) {
+    /// Has a call live until its end, from the row that was written for it just now, or from the one that is found.
+    fn begin(&mut self, command: CommandId, taken: Option<(CallRow, u64)>) {
         let words = self.shared.lane.calls.add(command);
-        let life = Life::new(Arc::clone(&self.shared), command, words);
+        let life = Life::new(Arc::clone(&self.shared), command, words).with_row(taken);
         let EffectLane { definitions, tenant, .. } = &self.shared.lane;
         let open = definitions.usage().open_effect(tenant);
         self.lives.spawn(async move {
@@ -225,6 +221,7 @@ impl Owner {
     }
 
     async fn turns(&mut self, stop: &CancellationToken) -> Result<(), Ended> {
+        let mut brought = Vec::with_capacity(TOGETHER_MAX);
         loop {
             tokio::select! {
                 biased;
@@ -238,179 +235,10 @@ impl Owner {
                     Err(error) => return Err(Ended::damaged(&self.shared.rows.lane, error)),
                 },
                 Some(back) = self.backs.recv() => self.back(back).await?,
-                Some((_, brought)) = self.brought.recv() => self.take_in(brought).await?,
-            }
-        }
-    }
-
-    async fn take_in(&mut self, brought: Brought) -> Result<(), Ended> {
-        match brought {
-            // Of the cursor before nothing is to be noted any more.
-            Brought::Opened(_) | Brought::Message(_) if self.is_setting_back => {}
-            Brought::Opened(checkpoint) => self.source.opened(checkpoint),
-            Brought::Lost(_) => {
-                self.is_setting_back = false;
-                self.source.lost();
-                // Nothing of it is under way: commands are taken in one after the other.
-                let _ = self.reader.try_send(ReadWord::Open);
-            }
-            Brought::Message(message) => match self.source.deliver(&message) {
-                None => {}
-                Some(Delivery::InFlight) => message.receipt.progress(),
-                Some(Delivery::Anew(_)) => {
-                    self.source.lost();
-                    let _ = self.reader.try_send(ReadWord::Drop);
+                1.. = self.brought.recv_many(&mut brought, TOGETHER_MAX) => {
+                    self.take_in(brought.drain(..).map(|(_, brought)| brought)).await?;
                 }
-                Some(Delivery::Next) => {
-                    service::crash_point("effect.pulled");
-                    if self.accept(&message).await? {
-                        self.source.settle(message.sequence, true);
-                        self.source.tidy();
-                        message.receipt.ack();
-                    }
-                }
-            },
+            }
         }
-        Ok(())
     }
-
-    /// Takes a command into the ledger, or hears a word; says whether its message is settled by that.
-    async fn accept(&mut self, delivered: &broker::Delivered) -> Result<bool, Ended> {
-        let rows = Arc::clone(&self.shared.rows);
-        let note = self.source.note_with(delivered.sequence);
-        let command = match self.read(delivered)? {
-            Ok(OfEffect::Command(command)) => command,
-            Ok(OfEffect::Word(word)) => return self.hear(word, delivered).await,
-            Err((code, why)) => {
-                self.bury(delivered, code, &why, note).await?;
-                return Ok(true);
-            }
-        };
-        let key = Key::effect(command.command_id);
-        let known = rows.get(&key).await?;
-        if let Some(known) = known {
-            if !command.cancel {
-                rows.around().metrics.dedupe_hit("ledger");
-            }
-            let known: CallRow = rows.decode(&known)?;
-            if !known.is_same(&command) {
-                let why = format!("the command {} has another payload than before", command.command_id);
-                self.bury(delivered, "KEY_CONFLICT", &why, note).await?;
-                return Ok(true);
-            }
-            let mut ops: Vec<_> = note.into_iter().collect();
-            if command.cancel && !known.state.is_end() {
-                // It stands there before the command counts as read: whoever makes the call may be busy, or gone.
-                let key = Key::unwanted(command.command_id);
-                ops.push(Op::Put(row(&key), encode(&command.command_id).into()));
-            }
-            self.note(ops).await?;
-            if command.cancel {
-                self.shared.lane.calls.tell(command.command_id, Word::Cancel);
-            }
-            return Ok(true);
-        }
-        if command.cancel {
-            self.note(note.into_iter().collect()).await?;
-            return Ok(true);
-        }
-        let id = command.command_id;
-        let call = CallRow::accept(command, model::Timestamp::from_millis(rows.now().await?));
-        let mut ops = accepted(&call);
-        ops.extend(note);
-        if let Outcome::Committed(_) = rows.commit(vec![Expect::Absent(row(&key))], ops).await? {
-            service::crash_point("effect.accepted");
-        }
-        self.begin(id);
-        Ok(true)
-    }
-
-    /// Commits what is to be noted, if there is anything.
-    async fn note(&self, ops: Vec<Op>) -> Result<(), Ended> {
-        if !ops.is_empty() {
-            self.shared.rows.commit(Vec::new(), ops).await?;
-        }
-        Ok(())
-    }
-
-    /// Reads a command; gives why it is none.
-    fn read(&self, delivered: &broker::Delivered) -> Result<Result<OfEffect, (&'static str, String)>, Ended> {
-        let EffectLane { tenant, effect, .. } = &self.shared.lane;
-        let has_tenants = self.shared.rows.around().has_tenants;
-        let subject = Subject::read(&delivered.subject, has_tenants);
-        let Some((_, Subject::Effect { command, .. })) = subject.filter(|(found, subject)| {
-            found == tenant && matches!(subject, Subject::Effect { effect: found, .. } if found == effect)
-        }) else {
-            self.shared.rows.around().metrics.foreign_messages.inc();
-            let (lane, subject) = (self.shared.rows.lane.to_string(), delivered.subject.clone());
-            return Err(Ended::Foreign { lane, subject });
-        };
-        let read = match word::read_of_effect(&delivered.payload, tenant) {
-            Ok(read) => read,
-            Err(error) => return Ok(Err((error.code(), error.to_string()))),
-        };
-        let is_same = match &read {
-            OfEffect::Command(read) => read.command_id == command && read.effect_name == *effect,
-            OfEffect::Word(WordMessage { word: EffectWord::Call { command: read, .. }, .. }) => {
-                *read == command
-            }
-            OfEffect::Word(_) => true,
-        };
-        if !is_same {
-            return Ok(Err(("ENVELOPE", "the body names another command than its subject".to_owned())));
-        }
-        Ok(Ok(read))
-    }
-
-    /// Makes a dead letter of a message.
-    async fn bury(
-        &self,
-        delivered: &broker::Delivered,
-        code: &str,
-        why: &str,
-        note: Option<Op>,
-    ) -> Result<(), Ended> {
-        let rows = &self.shared.rows;
-        let Ok(nobody) = crate::sagas::NOBODY.parse() else { return Ok(()) };
-        let came = Came {
-            subject: &delivered.subject,
-            payload: &delivered.payload,
-            time: model::Timestamp::from_millis(delivered.stored_millis),
-            at: Position { incarnation: self.source.incarnation(), sequence: delivered.sequence },
-        };
-        let letter = LetterRow {
-            letter: Letter {
-                number: delivered.sequence,
-                code: code.to_owned(),
-                why: why.to_owned(),
-                parks: false,
-            },
-            input: None,
-            raw: Some(RawMessage::of(came)),
-            time: came.time,
-            correlation: None,
-        };
-        let key = Key::dead(&nobody, delivered.sequence);
-        // It was one before where its source was set back.
-        let is_new = rows.get(&key).await?.is_none();
-        let mut ops = vec![Op::Put(row(&key), encode(&letter).into())];
-        ops.extend(note);
-        rows.commit(Vec::new(), ops).await?;
-        rows.around().metrics.letters.inc();
-        let mut census = Census::default();
-        census.add(Counted::Letters, usize::from(is_new));
-        self.shared.census.change(&census);
-        tracing::warn!(lane = %rows.lane, code, "a command is a dead letter: {why}");
-        Ok(())
-    }
-}
-
-/// The rows of a call whose command was taken.
-fn accepted(call: &CallRow) -> Vec<Op> {
-    let id = call.command;
-    vec![
-        Op::Put(row(&Key::effect(id)), encode(call).into()),
-        Op::Put(row(&due_key(call)), encode(&id).into()),
-        Op::Put(row(&list_key(call)), encode(&id).into()),
-    ]
 }

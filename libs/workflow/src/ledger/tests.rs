@@ -13,7 +13,7 @@ fn effect(unknown: &str) -> Effect {
     let text = EXAMPLE.replace("request: { method: POST", "callback: true\n    request: { method: POST");
     let documents = read("t", &text).unwrap_or_else(|problems| panic!("{problems}"));
     let Definition::Provider(provider) = &documents[1].definition else { panic!("no provider") };
-    let mut effect = provider.effects[0].clone();
+    let mut effect = Effect::clone(&provider.effects[0]);
     effect.timeouts.heartbeat = Some(Duration::from_secs(60));
     match unknown {
         "retry" => effect.unknown = Unknown::Retry,

@@ -1,6 +1,7 @@
 //! The document of a provider: the way to the outside world, and what all its effects have in common.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use model::EffectName;
@@ -88,7 +89,7 @@ impl Reader {
         found
     }
 
-    fn effects(&mut self, tree: &Tree, fields: &Fields<'_>, kind: &str) -> Vec<Effect> {
+    fn effects(&mut self, tree: &Tree, fields: &Fields<'_>, kind: &str) -> Vec<Arc<Effect>> {
         let Some(entry) = fields.get("effects") else {
             self.missing(tree.place, "a provider", "effects", "{ my-effect: { … } }");
             return Vec::new();
@@ -99,7 +100,7 @@ impl Reader {
                 format!("a provider has 1 to {EFFECTS_MAX} effects, this one has {}", entries.len());
             self.problem(entry.place, message);
         }
-        entries.iter().take(EFFECTS_MAX).filter_map(|entry| self.effect(entry, kind)).collect()
+        entries.iter().take(EFFECTS_MAX).filter_map(|entry| self.effect(entry, kind).map(Arc::new)).collect()
     }
 
     fn effect(&mut self, entry: &Entry, kind: &str) -> Option<Effect> {

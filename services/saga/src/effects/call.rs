@@ -49,6 +49,8 @@ pub(super) struct Life {
     shared: Arc<Shared>,
     command: CommandId,
     words: mpsc::Receiver<Word>,
+    /// The row with its revision, of a call whose command was taken just now.
+    taken: Option<(CallRow, u64)>,
     /// Words that came while the call was being made.
     later: VecDeque<Word>,
 }
@@ -82,7 +84,12 @@ impl Drop for OpenCall {
 
 impl Life {
     pub(super) const fn new(shared: Arc<Shared>, command: CommandId, words: mpsc::Receiver<Word>) -> Self {
-        Self { shared, command, words, later: VecDeque::new() }
+        Self { shared, command, words, taken: None, later: VecDeque::new() }
+    }
+
+    /// Spares the reading of a row that was written just now.
+    pub(super) fn with_row(self, taken: Option<(CallRow, u64)>) -> Self {
+        Self { taken, ..self }
     }
 
     /// Lives until the end of the call, or until the lane is given up.
@@ -94,12 +101,7 @@ impl Life {
     }
 
     async fn live(&mut self) -> Result<(), Ended> {
-        let Some(mut ledger) = self.load().await? else { return Ok(()) };
-        self.adopt(&mut ledger).await?;
-        let unwanted = self.shared.rows.get(&Key::unwanted(self.command)).await?;
-        if unwanted.is_some() && !ledger.row.state.is_end() {
-            self.cancel(&mut ledger).await?;
-        }
+        let Some(mut ledger) = self.open().await? else { return Ok(()) };
         while !ledger.row.state.is_end() && !self.shared.rows.around().cut.is_cancelled() {
             let Some(effect) = self.effect().await else { return Ok(()) };
             let now = self.now().await?;
@@ -151,7 +153,7 @@ impl Life {
         loop {
             let catalog = Arc::clone(&changes.borrow_and_update().catalog);
             if let Some((_, effect)) = catalog.effect(&lane.effect, &lane.tenant) {
-                return Some(Arc::new(effect.clone()));
+                return Some(Arc::clone(effect));
             }
             tokio::select! {
                 () = self.shared.stop.cancelled() => return None,
@@ -160,14 +162,27 @@ impl Life {
         }
     }
 
-    async fn load(&self) -> Result<Option<Ledger>, Ended> {
+    /// Goes on from where the row says that the call stands; nothing where there is no row.
+    async fn open(&mut self) -> Result<Option<Ledger>, Ended> {
+        if let Some((row, revision)) = self.taken.take() {
+            // Nothing runs for it, and a command that takes it back would have come behind it.
+            return Ok(Some(self.ledger(row, revision)));
+        }
         let rows = &self.shared.rows;
-        let found = rows.get(&Key::effect(self.command)).await?;
-        let Some(found) = found else { return Ok(None) };
-        let row: CallRow = rows.decode(&found)?;
-        let mut open = OpenCall { metrics: Arc::clone(&rows.around().metrics), state: None };
+        let found = rows.read(&[Key::effect(self.command), Key::unwanted(self.command)]).await?;
+        let [Some(found), unwanted] = &found[..] else { return Ok(None) };
+        let mut ledger = self.ledger(rows.decode(found)?, found.revision);
+        self.adopt(&mut ledger).await?;
+        if unwanted.is_some() && !ledger.row.state.is_end() {
+            self.cancel(&mut ledger).await?;
+        }
+        Ok(Some(ledger))
+    }
+
+    fn ledger(&self, row: CallRow, revision: u64) -> Ledger {
+        let mut open = OpenCall { metrics: Arc::clone(&self.shared.rows.around().metrics), state: None };
         open.move_to(Some(row.state));
-        Ok(Some(Ledger { kept: row.clone(), row, revision: found.revision, open }))
+        Ledger { kept: row.clone(), row, revision, open }
     }
 
     async fn now(&self) -> Result<Timestamp, Ended> {

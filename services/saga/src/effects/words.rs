@@ -14,6 +14,7 @@ use workflow::message::ReplyAddress;
 use workflow::step::Refusal;
 use workflow::word::{self, CallWord, EffectWord, OfEffect, SetBack, WordMessage};
 
+use super::intake::accepted;
 use super::{Owner, Word};
 use crate::lane::Ended;
 use crate::lane::answers::{self, WordAnswer, WordOutcome, commit_answer};
@@ -230,12 +231,12 @@ impl Owner {
             return self.answer(by, dead(&found.letter.why), Vec::new(), Vec::new(), sequence).await;
         }
         let now = model::Timestamp::from_millis(rows.now().await?);
-        let mut ops = super::accepted(&CallRow::accept(command, now));
+        let mut ops = accepted(&CallRow::accept(command, now));
         ops.push(Op::Delete(row(&key)));
         let answer = WordAnswer::new(&by.request_hash, WordOutcome::Applied);
         self.answer(by, answer, vec![Expect::Absent(row(&Key::effect(id)))], ops, sequence).await?;
         self.count_gone(&key, true).await?;
-        self.begin(id);
+        self.begin(id, None);
         Ok(())
     }
 

@@ -90,7 +90,7 @@ pub(super) async fn get(
 
 /// What is in force of an effect.
 fn declared<'a>(catalog: &'a Catalog, effect: &EffectName, tenant: &TenantId) -> Declared<'a> {
-    catalog.effect(effect, tenant).map(|(provider, effect)| (provider.name.as_str(), effect))
+    catalog.effect(effect, tenant).map(|(provider, effect)| (provider.name.as_str(), &**effect))
 }
 
 /// What calls are asked for.

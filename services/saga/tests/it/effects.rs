@@ -9,6 +9,7 @@ use model::{EffectState, Timestamp};
 use saga::effects::Word;
 use saga::lane::answers::WordOutcome;
 use saga::providers::{Call, Provider};
+use testkit::{PATIENCE, wait_until};
 use tokio::sync::Semaphore;
 use workflow::Json;
 use workflow::input::Outcome;
@@ -69,7 +70,7 @@ impl Upstream {
     }
 
     async fn was_called(&self) {
-        let permit = tokio::time::timeout(testkit::PATIENCE, self.called.acquire()).await;
+        let permit = tokio::time::timeout(PATIENCE, self.called.acquire()).await;
         permit.expect("it is called").expect("open").forget();
     }
 }
@@ -180,6 +181,46 @@ async fn a_call_is_made_once_for_a_command_that_comes_often() {
         assert_eq!(world.metrics.letters.get(), 1);
         let ended = world.stop().await;
         assert!(matches!(ended, saga::lane::Ended::Stopped { .. }), "{ended}");
+    }
+}
+
+/// Counts the commits of all stores.
+fn commits(world: &World) -> u64 {
+    let families = world.registry.gather();
+    let family = families.iter().find(|family| family.name() == "mycora_saga_commit_seconds");
+    let metrics = family.into_iter().flat_map(|family| family.get_metric());
+    metrics.map(|metric| metric.get_histogram().get_sample_count()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_that_come_together_are_taken_together() {
+    // As many calls as a tenant may have at once wait for their answers.
+    const CALLS: usize = 4;
+    const COMMANDS: usize = 300;
+    for mut world in each_world().await {
+        let upstream = Upstream::with([]);
+        *upstream.hanging.lock().expect("no panic") = true;
+        world.apply(&manifest("query")).await;
+        // The third of them comes again, in between, and the last but one with another payload.
+        for number in 1..=COMMANDS {
+            let id = number as u128;
+            world.command(&command(id, Json::Int(1)), &format!("c-{number}")).await;
+            match number {
+                10 => world.command(&command(3, Json::Int(1)), "again").await,
+                COMMANDS => world.command(&command(id - 1, Json::Int(2)), "other").await,
+                _ => {}
+            }
+        }
+        world.own_effect(Arc::new(upstream.clone()));
+        let is_taken = async || (world.open_calls().await == COMMANDS).then_some(());
+        wait_until(is_taken, PATIENCE, "all are taken").await;
+        wait_until(async || (world.metrics.letters.get() == 1).then_some(()), PATIENCE, "a letter").await;
+        for _ in 0..CALLS {
+            upstream.was_called().await;
+        }
+        let made = commits(&world) - CALLS as u64;
+        assert!(made < COMMANDS as u64 / 4, "{made} commits take {COMMANDS} commands");
+        world.crash().await;
     }
 }
 

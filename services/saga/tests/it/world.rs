@@ -120,7 +120,7 @@ pub(crate) struct World {
     pub(crate) clock: SetForward,
     pub(crate) definitions: Arc<Definitions>,
     pub(crate) metrics: Arc<Metrics>,
-    registry: prometheus::Registry,
+    pub(crate) registry: prometheus::Registry,
     pub(crate) witness: Witness,
     pub(crate) saga: String,
     wake: Arc<Notify>,

@@ -117,7 +117,7 @@ pub(crate) fn call(definition: &Provider, input: &str) -> Call {
     Call {
         tenant: "acme".parse().expect("a tenant"),
         command: COMMAND.parse::<CommandId>().expect("an id"),
-        effect: Arc::new(definition.effects.first().expect("an effect").clone()),
+        effect: Arc::clone(definition.effects.first().expect("an effect")),
         input: Arc::new(json(input)),
         traceparent: None,
         callback_token: None,

@@ -27,7 +27,7 @@ impl FlowFiles {
     ///
     /// # Errors
     /// Everything that is wrong with any of the files.
-    pub fn read(effects: &[Effect], directory: &Path) -> Result<Self, BadFlowFiles> {
+    pub fn read(effects: &[Arc<Effect>], directory: &Path) -> Result<Self, BadFlowFiles> {
         let (mut files, mut refused) = (HashMap::new(), Vec::new());
         for effect in effects {
             let CallKind::Flow(flow) = &effect.call else { continue };

@@ -35,7 +35,7 @@ fn call(input: Json) -> Call {
     Call {
         tenant: "acme".parse().expect("a tenant"),
         command: COMMAND.parse().expect("a command"),
-        effect: Arc::new(defined().effects[0].clone()),
+        effect: Arc::clone(&defined().effects[0]),
         input: Arc::new(input),
         traceparent: None,
         callback_token: None,

@@ -1,0 +1,299 @@
+//! Commands that have come are taken into the ledger: what came together with one commit.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use broker::Delivered;
+use model::{CommandId, Timestamp};
+use store::{Expect, Op, Outcome, Versioned};
+use workflow::Key;
+use workflow::cursor::Delivery;
+use workflow::instance::encode;
+use workflow::ledger::CallRow;
+use workflow::message::{EffectCommand, Position};
+use workflow::step::Letter;
+use workflow::subject::Subject;
+use workflow::word::{self, EffectWord, OfEffect, WordMessage};
+
+use super::call::{due_key, list_key};
+use super::{EffectLane, Owner, Word};
+use crate::lane::Ended;
+use crate::lane::rows::row;
+use crate::lane::source::{Brought, ReadWord};
+use crate::metrics::{Census, Counted};
+use crate::sagas::{Came, LetterRow, RawMessage};
+
+/// Messages that are looked at together. Each command has four rows of a commit.
+pub(super) const TOGETHER_MAX: usize = 64;
+/// Bytes of commands from which on they are taken without waiting for more: far less than a commit may have.
+const BYTES: usize = 512 * 1024;
+
+/// Commands that have come and are not in the ledger yet.
+#[derive(Default)]
+struct Arrived {
+    commands: Vec<(EffectCommand, Delivered)>,
+    ids: HashSet<CommandId>,
+    bytes: usize,
+}
+
+impl Arrived {
+    /// Returns whether a command came twice.
+    fn has(&self, command: CommandId) -> bool {
+        self.ids.contains(&command)
+    }
+
+    /// Adds a command; says whether there are enough.
+    fn push(&mut self, command: EffectCommand, delivered: Delivered) -> bool {
+        self.ids.insert(command.command_id);
+        self.bytes += delivered.payload.len();
+        self.commands.push((command, delivered));
+        self.bytes >= BYTES
+    }
+}
+
+impl Owner {
+    /// Takes in what the source has brought.
+    pub(super) async fn take_in(&mut self, brought: impl Iterator<Item = Brought>) -> Result<(), Ended> {
+        let mut arrived = Arrived::default();
+        for brought in brought {
+            self.see_to(brought, &mut arrived).await?;
+        }
+        self.take(&mut arrived).await
+    }
+
+    /// Takes note of something the source has brought; commands are left in `arrived`, to be taken together.
+    async fn see_to(&mut self, brought: Brought, arrived: &mut Arrived) -> Result<(), Ended> {
+        if !matches!(brought, Brought::Message(_)) {
+            self.take(arrived).await?;
+        }
+        match brought {
+            // Of the cursor before nothing is to be noted any more.
+            Brought::Opened(_) | Brought::Message(_) if self.is_setting_back => {}
+            Brought::Opened(checkpoint) => self.source.opened(checkpoint),
+            Brought::Lost(_) => {
+                self.is_setting_back = false;
+                self.source.lost();
+                // Nothing of it is under way: what came before was taken.
+                let _ = self.reader.try_send(ReadWord::Open);
+            }
+            Brought::Message(message) => match self.source.deliver(&message) {
+                None => {}
+                Some(Delivery::InFlight) => message.receipt.progress(),
+                Some(Delivery::Anew(_)) => {
+                    self.take(arrived).await?;
+                    self.source.lost();
+                    let _ = self.reader.try_send(ReadWord::Drop);
+                }
+                Some(Delivery::Next) => {
+                    service::crash_point("effect.pulled");
+                    self.receive(*message, arrived).await?;
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// Leaves a command in `arrived`, or does at once what else a message asks for.
+    async fn receive(&mut self, delivered: Delivered, arrived: &mut Arrived) -> Result<(), Ended> {
+        let read = match self.read(&delivered)? {
+            Ok(OfEffect::Command(command)) if !command.cancel && !arrived.has(command.command_id) => {
+                if arrived.push(command, delivered) {
+                    self.take(arrived).await?;
+                }
+                return Ok(());
+            }
+            read => read,
+        };
+        // What came before comes first.
+        self.take(arrived).await?;
+        let is_settled = match read {
+            Ok(OfEffect::Command(command)) => {
+                let known = self.shared.rows.get(&Key::effect(command.command_id)).await?;
+                self.repeat(&command, &delivered, known).await?;
+                true
+            }
+            Ok(OfEffect::Word(word)) => self.hear(word, &delivered).await?,
+            Err((code, why)) => {
+                let note = self.source.note_with(delivered.sequence);
+                self.bury(&delivered, code, &why, note).await?;
+                true
+            }
+        };
+        if is_settled {
+            self.settled(&delivered);
+        }
+        Ok(())
+    }
+
+    /// Takes commands into the ledger and begins their calls. Those that stand there already are seen to one by one.
+    async fn take(&mut self, arrived: &mut Arrived) -> Result<(), Ended> {
+        let Arrived { commands, .. } = std::mem::take(arrived);
+        if commands.is_empty() {
+            return Ok(());
+        }
+        let rows = Arc::clone(&self.shared.rows);
+        let keys: Vec<_> = commands.iter().map(|(command, _)| Key::effect(command.command_id)).collect();
+        let known = rows.read(&keys).await?;
+        let now = Timestamp::from_millis(rows.now().await?);
+        let (mut calls, mut repeated) = (Vec::with_capacity(commands.len()), Vec::new());
+        let (mut expect, mut ops) = (Vec::new(), Vec::new());
+        for ((command, delivered), known) in commands.into_iter().zip(known) {
+            if let Some(known) = known {
+                repeated.push((command, delivered, known));
+                continue;
+            }
+            let call = CallRow::accept(command, now);
+            expect.push(Expect::Absent(row(&Key::effect(call.command))));
+            ops.extend(accepted(&call));
+            self.source.settle(delivered.sequence, false);
+            calls.push((call, delivered.receipt));
+        }
+        if !calls.is_empty() {
+            ops.extend(self.source.note());
+            // Where an answer was lost they stand there by this very commit.
+            let revision = match rows.commit(expect, ops).await? {
+                Outcome::Committed(revision) => Some(revision),
+                _ => None,
+            };
+            service::crash_point("effect.accepted");
+            self.source.tidy();
+            for (call, receipt) in calls {
+                self.begin(call.command, revision.map(|revision| (call, revision)));
+                receipt.ack();
+            }
+        }
+        for (command, delivered, known) in repeated {
+            self.repeat(&command, &delivered, Some(known)).await?;
+            self.settled(&delivered);
+        }
+        Ok(())
+    }
+
+    /// Takes note that a message is settled by what was committed with its position.
+    fn settled(&mut self, delivered: &Delivered) {
+        self.source.settle(delivered.sequence, true);
+        self.source.tidy();
+        delivered.receipt.ack();
+    }
+
+    /// Sees to a command that has come before, or that takes back another.
+    async fn repeat(
+        &mut self,
+        command: &EffectCommand,
+        delivered: &Delivered,
+        known: Option<Versioned>,
+    ) -> Result<(), Ended> {
+        let rows = Arc::clone(&self.shared.rows);
+        let note = self.source.note_with(delivered.sequence);
+        // There is nothing to be taken back.
+        let Some(known) = known else { return self.note(note.into_iter().collect()).await };
+        if !command.cancel {
+            rows.around().metrics.dedupe_hit("ledger");
+        }
+        let known: CallRow = rows.decode(&known)?;
+        if !known.is_same(command) {
+            let why = format!("the command {} has another payload than before", command.command_id);
+            return self.bury(delivered, "KEY_CONFLICT", &why, note).await;
+        }
+        let mut ops: Vec<_> = note.into_iter().collect();
+        if command.cancel && !known.state.is_end() {
+            // It stands there before the command counts as read: whoever makes the call may be busy, or gone.
+            let key = Key::unwanted(command.command_id);
+            ops.push(Op::Put(row(&key), encode(&command.command_id).into()));
+        }
+        self.note(ops).await?;
+        if command.cancel {
+            self.shared.lane.calls.tell(command.command_id, Word::Cancel);
+        }
+        Ok(())
+    }
+
+    /// Commits what is to be noted, if there is anything.
+    async fn note(&self, ops: Vec<Op>) -> Result<(), Ended> {
+        if !ops.is_empty() {
+            self.shared.rows.commit(Vec::new(), ops).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads a command; gives why it is none.
+    fn read(&self, delivered: &Delivered) -> Result<Result<OfEffect, (&'static str, String)>, Ended> {
+        let EffectLane { tenant, effect, .. } = &self.shared.lane;
+        let has_tenants = self.shared.rows.around().has_tenants;
+        let subject = Subject::read(&delivered.subject, has_tenants);
+        let Some((_, Subject::Effect { command, .. })) = subject.filter(|(found, subject)| {
+            found == tenant && matches!(subject, Subject::Effect { effect: found, .. } if found == effect)
+        }) else {
+            self.shared.rows.around().metrics.foreign_messages.inc();
+            let (lane, subject) = (self.shared.rows.lane.to_string(), delivered.subject.clone());
+            return Err(Ended::Foreign { lane, subject });
+        };
+        let read = match word::read_of_effect(&delivered.payload, tenant) {
+            Ok(read) => read,
+            Err(error) => return Ok(Err((error.code(), error.to_string()))),
+        };
+        let is_same = match &read {
+            OfEffect::Command(read) => read.command_id == command && read.effect_name == *effect,
+            OfEffect::Word(WordMessage { word: EffectWord::Call { command: read, .. }, .. }) => {
+                *read == command
+            }
+            OfEffect::Word(_) => true,
+        };
+        if !is_same {
+            return Ok(Err(("ENVELOPE", "the body names another command than its subject".to_owned())));
+        }
+        Ok(Ok(read))
+    }
+
+    /// Makes a dead letter of a message.
+    async fn bury(
+        &self,
+        delivered: &Delivered,
+        code: &str,
+        why: &str,
+        note: Option<Op>,
+    ) -> Result<(), Ended> {
+        let rows = &self.shared.rows;
+        let Ok(nobody) = crate::sagas::NOBODY.parse() else { return Ok(()) };
+        let came = Came {
+            subject: &delivered.subject,
+            payload: &delivered.payload,
+            time: model::Timestamp::from_millis(delivered.stored_millis),
+            at: Position { incarnation: self.source.incarnation(), sequence: delivered.sequence },
+        };
+        let letter = LetterRow {
+            letter: Letter {
+                number: delivered.sequence,
+                code: code.to_owned(),
+                why: why.to_owned(),
+                parks: false,
+            },
+            input: None,
+            raw: Some(RawMessage::of(came)),
+            time: came.time,
+            correlation: None,
+        };
+        let key = Key::dead(&nobody, delivered.sequence);
+        // It was one before where its source was set back.
+        let is_new = rows.get(&key).await?.is_none();
+        let mut ops = vec![Op::Put(row(&key), encode(&letter).into())];
+        ops.extend(note);
+        rows.commit(Vec::new(), ops).await?;
+        rows.around().metrics.letters.inc();
+        let mut census = Census::default();
+        census.add(Counted::Letters, usize::from(is_new));
+        self.shared.census.change(&census);
+        tracing::warn!(lane = %rows.lane, code, "a command is a dead letter: {why}");
+        Ok(())
+    }
+}
+
+/// The rows of a call whose command was taken.
+pub(super) fn accepted(call: &CallRow) -> Vec<Op> {
+    let id = call.command;
+    vec![
+        Op::Put(row(&Key::effect(id)), encode(call).into()),
+        Op::Put(row(&due_key(call)), encode(&id).into()),
+        Op::Put(row(&list_key(call)), encode(&id).into()),
+    ]
+}
