@@ -42,7 +42,7 @@ pub use ops::{
 };
 pub use own_process::{close_memory, close_new_files, give_back_large_allocations, read_secret};
 pub use panics::die_on_panic;
-pub use readiness::{Condition, Readiness};
+pub use readiness::{Condition, Impairment, Readiness};
 pub use sequencer::{Sequencer, Ticket};
 pub use shutdown::{Hangup, Shutdown};
 pub use tasks::Tasks;

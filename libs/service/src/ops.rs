@@ -124,25 +124,30 @@ impl Ops {
 }
 
 async fn ready(State(ops): State<Ops>, headers: HeaderMap) -> (StatusCode, String) {
-    ops.told_readiness(&headers, "ready", "not ready").await
+    ops.told(&headers, ops.readiness.missing(), "ready", "not ready").await
 }
 
 /// Answers people and dashboards; who ends processes that do not answer asks `/livez`.
 async fn health(State(ops): State<Ops>, headers: HeaderMap) -> (StatusCode, String) {
-    ops.told_readiness(&headers, "healthy", "not healthy").await
+    ops.told(&headers, ops.readiness.troubles(), "healthy", "not healthy").await
 }
 
 impl Ops {
-    /// Says yes or no; and one line for each thing that is missing, to those who may read it.
-    async fn told_readiness(&self, headers: &HeaderMap, yes: &str, no: &str) -> (StatusCode, String) {
-        let missing = self.readiness.missing();
-        if missing.is_empty() {
+    /// Says yes or no; and one line for each thing that is wrong, to those who may read it.
+    async fn told(
+        &self,
+        headers: &HeaderMap,
+        wrong: Vec<(String, String)>,
+        yes: &str,
+        no: &str,
+    ) -> (StatusCode, String) {
+        if wrong.is_empty() {
             return (StatusCode::OK, format!("{yes}\n"));
         }
         if !self.access.allows(headers).await {
             return (StatusCode::SERVICE_UNAVAILABLE, format!("{no}\n"));
         }
-        (StatusCode::SERVICE_UNAVAILABLE, missing.iter().map(line).collect())
+        (StatusCode::SERVICE_UNAVAILABLE, wrong.iter().map(line).collect())
     }
 }
 

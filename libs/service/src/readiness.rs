@@ -3,6 +3,8 @@
 //! Each service says what it needs by conditions of its own: met while it has that, unmet as soon as it is lost, by whoever
 //! notices. A process takes them over ([`Readiness::include`]), also those of several services; health and `/readyz` show
 //! nothing else. It is information: calls are answered as they can be, ready or not.
+//!
+//! An impairment is wrong without being in the way of calls, such as an upstream that does not answer. `/health` alone shows it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,8 +25,26 @@ struct Inner {
 struct State {
     /// What is missing: name and reason.
     unmet: BTreeMap<String, String>,
+    /// What is wrong beside that: name and reason.
+    impaired: BTreeMap<String, String>,
     /// Of whom this is a part, and by what name.
     wholes: Vec<(&'static str, Readiness)>,
+}
+
+/// One of the lists of what is wrong.
+#[derive(Debug, Clone, Copy)]
+enum List {
+    Unmet,
+    Impaired,
+}
+
+impl State {
+    const fn list(&mut self, list: List) -> &mut BTreeMap<String, String> {
+        match list {
+            List::Unmet => &mut self.unmet,
+            List::Impaired => &mut self.impaired,
+        }
+    }
 }
 
 impl Readiness {
@@ -42,20 +62,28 @@ impl Readiness {
         condition
     }
 
-    /// Takes over every condition of a part, as it is now and as it changes: ready only while the part is. Where several
+    /// Adds something that may be wrong while calls are welcome; nothing is at first.
+    #[must_use]
+    pub fn impairment(&self, name: impl Into<String>) -> Impairment {
+        Impairment { name: name.into(), readiness: self.clone() }
+    }
+
+    /// Takes over every condition and impairment of a part, as it is now and as it changes: ready only while the part is. Where several
     /// parts share a process, each has a name, and so have its conditions: `scheduler storage`. A part never includes
     /// whoever includes it.
     pub fn include(&self, name: &'static str, part: &Self) {
         let mut state = part.state();
-        for (condition, why) in &state.unmet {
-            self.set(&within(name, condition), Some(why.clone()));
+        for list in [List::Unmet, List::Impaired] {
+            for (condition, why) in &*state.list(list) {
+                self.set(list, &within(name, condition), Some(why.clone()));
+            }
         }
         state.wholes.push((name, self.clone()));
     }
 
     /// Not ready any more, whatever the conditions say.
     pub fn close(&self, why: &str) {
-        self.set("process", Some(why.to_owned()));
+        self.set(List::Unmet, "process", Some(why.to_owned()));
     }
 
     /// Whether it is ready now.
@@ -82,15 +110,23 @@ impl Readiness {
         self.state().unmet.iter().map(|(name, why)| (name.clone(), why.clone())).collect()
     }
 
-    fn set(&self, name: &str, unmet_because: Option<String>) {
+    /// Everything that is wrong: what is missing, then impairments; name and reason, one each.
+    #[must_use]
+    pub fn troubles(&self) -> Vec<(String, String)> {
+        let state = self.state();
+        let all = state.unmet.iter().chain(&state.impaired);
+        all.map(|(name, why)| (name.clone(), why.clone())).collect()
+    }
+
+    fn set(&self, list: List, name: &str, because: Option<String>) {
         let mut state = self.state();
         // A whole is told under the lock of its part, so that two changes cannot overtake each other.
         for (part, whole) in &state.wholes {
-            whole.set(&within(part, name), unmet_because.clone());
+            whole.set(list, &within(part, name), because.clone());
         }
-        match unmet_because {
-            Some(why) => drop(state.unmet.insert(name.to_owned(), why)),
-            None => drop(state.unmet.remove(name)),
+        match because {
+            Some(why) => drop(state.list(list).insert(name.to_owned(), why)),
+            None => drop(state.list(list).remove(name)),
         }
         let ready = state.unmet.is_empty();
         // For the same reason.
@@ -123,12 +159,12 @@ pub struct Condition {
 impl Condition {
     /// It is so.
     pub fn met(&self) {
-        self.readiness.set(&self.name, None);
+        self.readiness.set(List::Unmet, &self.name, None);
     }
 
     /// It is not so, for this reason.
     pub fn unmet(&self, why: impl Into<String>) {
-        self.readiness.set(&self.name, Some(why.into()));
+        self.readiness.set(List::Unmet, &self.name, Some(why.into()));
     }
 
     /// It is so while the server there says that it serves. Never ends; the caller drops it to end it.
@@ -138,6 +174,25 @@ impl Condition {
             Err(why) => self.unmet(why),
         })
         .await;
+    }
+}
+
+/// One thing that may be wrong while calls are welcome.
+#[derive(Debug, Clone)]
+pub struct Impairment {
+    name: String,
+    readiness: Readiness,
+}
+
+impl Impairment {
+    /// It is wrong, for this reason.
+    pub fn begin(&self, why: impl Into<String>) {
+        self.readiness.set(List::Impaired, &self.name, Some(why.into()));
+    }
+
+    /// It is wrong no more.
+    pub fn end(&self) {
+        self.readiness.set(List::Impaired, &self.name, None);
     }
 }
 
@@ -186,5 +241,21 @@ mod tests {
         readiness.close("ending");
         storage.met();
         assert!(!readiness.is_ready());
+    }
+    #[test]
+    fn impairments_are_in_the_way_of_no_call() {
+        let (whole, part) = (Readiness::new(), Readiness::new());
+        let (store, upstream) = (part.impairment("store"), part.impairment("upstream"));
+        store.begin("it is full");
+        whole.include("saga", &part);
+        upstream.begin("it does not answer");
+        assert!(whole.is_ready() && whole.missing().is_empty());
+        let storage = part.condition("storage");
+        let troubles: Vec<_> = whole.troubles().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(troubles, ["saga storage", "saga store", "saga upstream"]);
+        storage.met();
+        store.end();
+        upstream.end();
+        assert_eq!(whole.troubles(), []);
     }
 }
