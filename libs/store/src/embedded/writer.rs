@@ -16,6 +16,8 @@ use crate::{Batch, Clock, LaneKey, Outcome, RowKey, StoreError};
 
 /// Batches that one commit makes durable.
 const GROUP_MAX: usize = 64;
+/// With less free than that a disk has no room for the pages of a commit.
+const FREE_BYTES_MIN: u64 = 64 * 1024;
 /// Rows that have ended and are removed with one commit.
 const ENDED_MAX: usize = 64;
 
@@ -115,12 +117,25 @@ impl Writer {
         StoreError::Full { why: format!("{dir} has the {most} bytes that it may have; let it have more") }
     }
 
+    fn no_space(&self) -> String {
+        format!("no space is left on the disk of {}", self.dir.display())
+    }
+
+    fn is_disk_full(&self) -> bool {
+        let disk = rustix::fs::statvfs(&self.dir);
+        disk.is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) < FREE_BYTES_MIN)
+    }
+
     /// What an error of writing comes to. Of a commit that failed otherwise than for want of room nobody knows.
     fn not_written(&self, error: &MdbxError, is_commit: bool) -> StoreError {
         match error {
             MdbxError::MapFull | MdbxError::TxnFull => self.full(),
             MdbxError::Other(number) if DISK_IS_FULL.contains(number) => {
-                StoreError::Full { why: format!("no space is left on the disk of {}", self.dir.display()) }
+                StoreError::Full { why: self.no_space() }
+            }
+            // MDBX says that it could not write, where a part of its pages found room.
+            error if is_commit && self.is_disk_full() => {
+                StoreError::Indeterminate { why: format!("{error}, and {}", self.no_space()) }
             }
             error if is_commit => StoreError::Indeterminate { why: error.to_string() },
             error => StoreError::Unavailable { why: error.to_string() },
