@@ -22,6 +22,8 @@ use self::reload::Built;
 pub use self::reload::{ReloadChange, ReloadKind};
 use crate::definitions::{DefinitionError, Definitions};
 use crate::effects::OpenCalls;
+use crate::health::Health;
+use crate::lane::backlog::OUTBOX_ROWS_MAX;
 use crate::lane::gateway::Gateway;
 use crate::lane::{PAUSES, Surroundings, streams};
 use crate::manifests::BadManifests;
@@ -168,8 +170,19 @@ impl App {
         let beats = Beats::new(Arc::clone(&store), config.replica.clone(), config.role);
         let (replica, cut) = (config.replica.name.as_str().into(), CancellationToken::new());
         let wake = Arc::new(Notify::new());
-        let around = Surroundings { store, broker, metrics, has_tenants, replica, cut, wake };
         let readiness = Readiness::new();
+        let health = Health::new(&readiness);
+        let around = Surroundings {
+            store,
+            broker,
+            metrics,
+            health,
+            outbox_rows_max: OUTBOX_ROWS_MAX,
+            has_tenants,
+            replica,
+            cut,
+            wake,
+        };
         let needs = Needs {
             broker: readiness.condition("nats"),
             definitions: readiness.condition("definitions"),

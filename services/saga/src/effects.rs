@@ -129,7 +129,13 @@ impl EffectLane {
     pub async fn own(self, stop: CancellationToken) -> Ended {
         let lane = Lane::Effect { tenant: self.tenant.clone(), effect: self.effect.clone() };
         let around = self.around.clone();
-        let work = |rows| async move { Owner::start(self, rows, &stop).await?.run(&stop).await };
+        let work = |rows: Arc<Rows>| async move {
+            let (upstreams, effect) = (self.upstreams.clone(), self.effect.clone());
+            let owned = async { Owner::start(self, Arc::clone(&rows), &stop).await?.run(&stop).await };
+            let ended = owned.await;
+            upstreams.hush(&effect, rows.around());
+            ended
+        };
         crate::lane::own(lane, around, work).await
     }
 }
@@ -235,9 +241,10 @@ impl Owner {
                     Err(error) => return Err(Ended::damaged(&self.shared.rows.lane, error)),
                 },
                 Some(back) = self.backs.recv() => self.back(back).await?,
-                1.. = self.brought.recv_many(&mut brought, TOGETHER_MAX) => {
+                1.. = self.brought.recv_many(&mut brought, TOGETHER_MAX), if !self.shared.rows.backlog().is_full() => {
                     self.take_in(brought.drain(..).map(|(_, brought)| brought)).await?;
                 }
+                () = self.shared.rows.backlog().eased() => {}
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What lanes of sagas and of effects have in common: an owner by epoch, rows, sources, and what goes out.
 
 pub mod answers;
+pub mod backlog;
 pub mod checkpoint;
 pub mod gateway;
 pub mod letter_name;
@@ -19,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use workflow::Lane;
 
 use self::rows::Rows;
+use crate::health::Health;
 use crate::metrics::Metrics;
 
 /// The streams of this suite, and what each of them carries; without tenants subjects have no tenant in front.
@@ -57,6 +59,10 @@ pub struct Surroundings {
     pub broker: Arc<dyn Broker>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// What is wrong now.
+    pub health: Health,
+    /// Rows of the outbox with which a lane takes in nothing new.
+    pub outbox_rows_max: usize,
     /// Whether subjects name tenants.
     pub has_tenants: bool,
     /// Name of this replica among those that share the store.
@@ -154,6 +160,11 @@ impl Ended {
 pub(crate) struct Pauses(u32);
 
 impl Pauses {
+    /// Before the first failure.
+    pub(crate) const fn new() -> Self {
+        Self(0)
+    }
+
     /// The next pause.
     pub(crate) fn next(&mut self) -> Duration {
         let (first, longest) = PAUSES;

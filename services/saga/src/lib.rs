@@ -4,7 +4,8 @@
 //! - [`sagas`]: the owner of a saga's lane; [`effects`]: that of an effect's.
 //! - [`placement`]: which lanes this replica owns; [`tenants`]: whose; [`quotas`]: how much they have.
 //! - [`manifests`]: what people write; [`definitions`]: what is in force, and what instances are pinned to.
-//! - [`command_service`]: the gateway of aggregates; [`nats_permissions`]: what the broker has to allow.
+//! - [`command_service`]: the gateway of aggregates; [`nats_permissions`]: what the broker has to allow; [`health`]: what is
+//!   wrong while all goes on.
 //! - [`rpc`]: what actors and the operator may call; [`reads`]: rows, for whoever owns no lane; [`facts`]: what becomes
 //!   of instances, for those who watch.
 //! - [`providers`]: the ways to the outside world; [`secrets`]: what they prove themselves with.
@@ -15,6 +16,7 @@ pub mod command_service;
 pub mod definitions;
 pub mod effects;
 pub mod facts;
+pub mod health;
 pub mod lane;
 pub mod manifests;
 pub mod metrics;

@@ -24,6 +24,7 @@ use crate::command_service::{CommandService, NoGateway, SUBMIT_COMMAND};
 use crate::definitions::{SAGA_VERSIONS_MAX, TENANT_SAGAS_MAX};
 use crate::facts::ALONE_MAX;
 use crate::lane::UNSCANNED;
+use crate::lane::backlog::{OUTBOX_BYTES_MAX, OUTBOX_ROWS_MAX};
 use crate::lane::gateway::Gateway;
 use crate::placement::{Identity, Role};
 use crate::providers::flow::WAITING_MAX;
@@ -188,6 +189,8 @@ pub fn limits() -> Limits {
         ("saga_timers_max", TIMERS_MAX as u64),
         ("saga_events_kept_max", KEPT_MAX as u64),
         ("saga_inputs_held_max", HELD_MAX),
+        ("saga_outbox_rows_max", OUTBOX_ROWS_MAX as u64),
+        ("saga_outbox_bytes_max", OUTBOX_BYTES_MAX as u64),
         ("manifest_bytes_max", MANIFEST_BYTES_MAX as u64),
         ("saga_versions_max", SAGA_VERSIONS_MAX as u64),
         ("tenant_sagas_max", TENANT_SAGAS_MAX as u64),

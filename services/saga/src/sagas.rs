@@ -185,7 +185,8 @@ impl Owner {
         let (answers, answered) = mpsc::unbounded_channel();
         let outgoing = Relay { rows: Arc::clone(&rows), words, commands };
         tasks.spawn(outgoing.run());
-        let commands = Commands { gateway: Arc::clone(&lane.gateway), ordered, answered: answers };
+        let (gateway, of_lane) = (Arc::clone(&lane.gateway), Arc::clone(&rows));
+        let commands = Commands { rows: of_lane, gateway, ordered, answered: answers };
         tasks.spawn(async move {
             commands.run().await;
             Ok(())
@@ -298,6 +299,7 @@ impl Owner {
                     Err(error) => return Err(Ended::damaged(&self.shared.rows.lane, error)),
                 },
                 () = self.starved.fed() => self.feed(),
+                () = self.shared.rows.backlog().eased() => self.timers.look(),
                 () = wake.notified() => self.timers.look(),
                 () = tokio::time::sleep(next_timer) => self.fire().await?,
                 () = tokio::time::sleep(next_note.unwrap_or_default()), if next_note.is_some() => {
@@ -335,7 +337,7 @@ impl Owner {
 
     /// Returns whether more may be taken in.
     fn has_room(&self) -> bool {
-        self.stalled.is_empty() && self.blocked.is_empty()
+        self.stalled.is_empty() && self.blocked.is_empty() && !self.shared.rows.backlog().is_full()
     }
 
     /// Takes in the answer to a command of an aggregate.

@@ -339,7 +339,7 @@ impl Life {
         let now = self.now().await?;
         self.legal(ledger.row.answered(effect, answer, rand::random(), now))?;
         self.count_doubt(ledger, effect);
-        lane.upstreams.tell(&effect.name, &self.shared.rows.around().metrics);
+        lane.upstreams.tell(&effect.name, self.shared.rows.around());
         self.keep(ledger).await?;
         Ok(!self.shared.stop.is_cancelled() || ledger.row.state.is_end())
     }

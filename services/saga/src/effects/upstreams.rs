@@ -12,7 +12,8 @@ use workflow::breaker::{Circuit, Pace};
 use workflow::provider::Effect;
 use workflow::turns::Turns;
 
-use crate::metrics::Metrics;
+use crate::health::Lack;
+use crate::lane::Surroundings;
 
 /// Upstreams of a process. Cheap to clone.
 #[derive(Clone, Default)]
@@ -27,6 +28,8 @@ struct Upstream {
     most: u32,
     /// Whether somebody will look again by itself.
     is_waking: bool,
+    /// Tells that it is left alone, where it is.
+    left_alone: Option<Lack>,
 }
 
 /// A turn: a call may be made. Given back when it is dropped.
@@ -78,6 +81,7 @@ impl Upstreams {
                     under_way: 0,
                     most: effect.limits.concurrency,
                     is_waking: false,
+                    left_alone: None,
                 })
                 .turns
                 .push(tenant, weight, give);
@@ -132,9 +136,27 @@ impl Upstreams {
     }
 
     /// Tells whether an effect's upstream is left alone now.
-    pub(super) fn tell(&self, effect: &EffectName, metrics: &Metrics) {
-        if let Some(upstream) = self.all().get(effect) {
-            metrics.breaker(effect.as_str(), !upstream.circuit.is_closed());
+    pub(super) fn tell(&self, effect: &EffectName, around: &Surroundings) {
+        if let Some(upstream) = self.all().get_mut(effect) {
+            let is_open = !upstream.circuit.is_closed();
+            around.metrics.breaker(effect.as_str(), is_open);
+            match is_open {
+                false => upstream.left_alone = None,
+                true if upstream.left_alone.is_some() => {}
+                true => {
+                    let why = "too many calls have failed; it is left alone, and tried from time to time";
+                    upstream.left_alone = Some(around.health.lack(&format!("upstream of {effect}"), why));
+                }
+            }
+        }
+    }
+
+    /// Tells no more whether an effect's upstream is left alone, since its calls are another replica's from now on. A lane of another
+    /// tenant that is still owned tells it with its next call.
+    pub(super) fn hush(&self, effect: &EffectName, around: &Surroundings) {
+        if let Some(upstream) = self.all().get_mut(effect) {
+            around.metrics.breaker(effect.as_str(), false);
+            upstream.left_alone = None;
         }
     }
 

@@ -3,7 +3,7 @@
 //! The row of the outbox is all that is kept of one: it stays until the answer is committed as an input of its instance. The gateway
 //! knows a command by its id, so one whose answer was lost is submitted again.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -17,6 +17,8 @@ use workflow::input::{CommandResult, Outcome};
 
 use super::Pauses;
 use super::relay::OutboxRow;
+use super::rows::Rows;
+use crate::health::Health;
 
 /// Commands that are submitted at a time.
 const AT_ONCE: usize = 32;
@@ -82,6 +84,8 @@ pub struct Answered {
 
 /// Submits commands until nobody orders any more.
 pub struct Commands {
+    /// Rows of the lane.
+    pub rows: Arc<Rows>,
     /// The gateway.
     pub gateway: Arc<dyn Gateway>,
     /// Commands that were committed.
@@ -95,19 +99,23 @@ impl Commands {
     pub async fn run(mut self) {
         let mut lines: HashMap<CorrelationId, VecDeque<(u64, OutboxRow)>> = HashMap::new();
         let mut ready: VecDeque<CorrelationId> = VecDeque::new();
-        let mut known: HashSet<u64> = HashSet::new();
+        // Those that have no answer, each with the bytes of its body.
+        let mut known: HashMap<u64, usize> = HashMap::new();
+        let mut bytes = 0;
         let mut working = FuturesUnordered::new();
         loop {
+            self.rows.backlog().note_for_gateway(known.len(), bytes);
             while working.len() < AT_ONCE
                 && let Some(correlation) = ready.pop_front()
                 && let Some((number, item)) = lines.get_mut(&correlation).and_then(VecDeque::pop_front)
             {
-                working.push(submit(Arc::clone(&self.gateway), number, item));
+                let health = self.rows.around().health.clone();
+                working.push(submit(Arc::clone(&self.gateway), number, item, health));
             }
             tokio::select! {
                 Some(answered) = working.next(), if !working.is_empty() => {
                     let answered: Answered = answered;
-                    known.remove(&answered.number);
+                    bytes -= known.remove(&answered.number).unwrap_or_default();
                     match lines.get(&answered.correlation) {
                         Some(line) if !line.is_empty() => ready.push_back(answered.correlation.clone()),
                         _ => drop(lines.remove(&answered.correlation)),
@@ -118,8 +126,10 @@ impl Commands {
                 }
                 ordered = self.ordered.recv() => match ordered {
                     // The outbox was read again.
-                    Some((number, _)) if !known.insert(number) => {}
+                    Some((number, _)) if known.contains_key(&number) => {}
                     Some((number, item)) => {
+                        bytes += item.body.len();
+                        known.insert(number, item.body.len());
                         let line = lines.entry(item.correlation.clone()).or_insert_with(|| {
                             ready.push_back(item.correlation.clone());
                             VecDeque::new()
@@ -134,12 +144,12 @@ impl Commands {
 }
 
 /// Submits a command until it has an answer.
-async fn submit(gateway: Arc<dyn Gateway>, number: u64, item: OutboxRow) -> Answered {
+async fn submit(gateway: Arc<dyn Gateway>, number: u64, item: OutboxRow, health: Health) -> Answered {
     let OutboxRow { correlation, body, id, .. } = item;
     let command: Result<AggregateCommand, _> = serde_json::from_str(&body);
     let result = match (command, id.parse()) {
         (Ok(command), Ok(id)) => {
-            let mut pauses = Pauses::default();
+            let (mut pauses, mut lack) = (Pauses::default(), None);
             loop {
                 let answer = gateway.submit(&command).await;
                 service::crash_point("command.sent");
@@ -152,6 +162,9 @@ async fn submit(gateway: Arc<dyn Gateway>, number: u64, item: OutboxRow) -> Answ
                     }
                     GatewayAnswer::Unknown { why } => {
                         tracing::warn!(command = %id, "a command is submitted again: {why}");
+                        // The former one is kept until there is another.
+                        let told = health.lack("gateway of aggregates", &why);
+                        lack.replace(told);
                         tokio::time::sleep(pauses.next()).await;
                     }
                 }

@@ -15,6 +15,7 @@ use model::{CorrelationId, SagaName};
 use serde::{Deserialize, Serialize};
 use store::Op;
 use tokio::sync::mpsc;
+use tokio::time::Instant as Moment;
 use workflow::Key;
 use workflow::key::{Part, Table};
 use workflow::message;
@@ -86,11 +87,25 @@ struct Outbox {
     under_way: VecDeque<(u64, OutboxRow)>,
     /// Rows whose messages the broker has.
     confirmed: Vec<u64>,
+    /// Bytes of the bodies of rows that wait or are under way.
+    bytes: usize,
     /// Number of a row that was the first, and since when it is.
     first: Option<(u64, Instant)>,
 }
 
 impl Outbox {
+    /// Adds a row behind the others.
+    fn add(&mut self, number: u64, item: OutboxRow) {
+        self.bytes += item.body.len();
+        self.waiting.push_back((number, item));
+    }
+
+    /// Takes note that nothing more is to be done for a row than to remove it.
+    fn confirm(&mut self, (number, item): (u64, OutboxRow)) {
+        self.bytes -= item.body.len();
+        self.confirmed.push(number);
+    }
+
     fn len(&self) -> usize {
         self.waiting.len() + self.under_way.len() + self.confirmed.len()
     }
@@ -119,19 +134,22 @@ impl Relay {
     /// # Errors
     /// [`Ended`], where the lane has to be given up.
     pub async fn run(mut self) -> Result<(), Ended> {
-        let mut outbox = Outbox { waiting: self.load().await?, ..Outbox::default() };
+        let mut outbox = Outbox::default();
+        self.load(&mut outbox).await?;
         let reading = self.rows.around().metrics.readings.outbox();
         let mut publishing: FuturesOrdered<Publishing> = FuturesOrdered::new();
         let mut pauses = Pauses::default();
+        // Nothing is sent before that, since something was not.
+        let mut pause: Option<Moment> = None;
         // Once the owner is gone, what is there is sent.
         let mut is_closed = false;
         loop {
             reading.note(outbox.len(), outbox.oldest());
-            if self.send(&mut outbox, &mut publishing).await.is_err() {
+            self.rows.backlog().note_for_broker(outbox.len(), outbox.bytes);
+            if pause.is_none() && self.send(&mut outbox, &mut publishing).await.is_err() {
                 publishing = FuturesOrdered::new();
                 outbox.again();
-                tokio::time::sleep(pauses.next()).await;
-                continue;
+                pause = Some(Moment::now() + pauses.next());
             }
             if outbox.confirmed.len() >= REMOVED_AT_ONCE
                 || (publishing.is_empty() && !outbox.confirmed.is_empty())
@@ -148,38 +166,47 @@ impl Relay {
                         service::crash_point("relay.confirmed");
                         pauses = Pauses::default();
                         self.rows.around().metrics.relayed.inc();
-                        if let Some((number, _)) = outbox.under_way.pop_front() {
-                            outbox.confirmed.push(number);
+                        if let Some(row) = outbox.under_way.pop_front() {
+                            outbox.confirm(row);
                         }
                     }
                     Some(Err(error)) => {
                         self.failed(&error, &mut outbox);
                         publishing = FuturesOrdered::new();
                         outbox.again();
-                        tokio::time::sleep(pauses.next()).await;
+                        pause = Some(Moment::now() + pauses.next());
                     }
                     None => {}
                 },
+                // What was committed meanwhile is taken in also while nothing can be sent: how much that is has to be known.
                 word = self.words.recv(), if !is_closed => match word {
-                    Some(ToRelay::Rows(rows)) => self.sort(rows, &mut outbox.waiting),
+                    Some(ToRelay::Rows(rows)) => self.sort(rows, &mut outbox),
                     Some(ToRelay::LookAgain) => {
                         publishing = FuturesOrdered::new();
-                        outbox = Outbox { waiting: self.load().await?, confirmed: outbox.confirmed, ..Outbox::default() };
-                        let confirmed = std::mem::take(&mut outbox.confirmed);
-                        outbox.waiting.retain(|(number, _)| !confirmed.contains(number));
-                        outbox.confirmed = confirmed;
+                        self.look_again(&mut outbox).await?;
                     }
                     None => is_closed = true,
                 },
+                () = tokio::time::sleep_until(pause.unwrap_or_else(Moment::now)), if pause.is_some() => pause = None,
             }
         }
     }
 
+    /// Reads all rows once more, but for those that are only to be removed.
+    async fn look_again(&self, outbox: &mut Outbox) -> Result<(), Ended> {
+        let confirmed = std::mem::take(&mut outbox.confirmed);
+        *outbox = Outbox::default();
+        self.load(outbox).await?;
+        outbox.waiting.retain(|(number, _)| !confirmed.contains(number));
+        outbox.bytes = outbox.waiting.iter().map(|(_, item)| item.body.len()).sum();
+        outbox.confirmed = confirmed;
+        Ok(())
+    }
+
     /// Reads all rows that wait.
-    async fn load(&self) -> Result<VecDeque<(u64, OutboxRow)>, Ended> {
+    async fn load(&self, outbox: &mut Outbox) -> Result<(), Ended> {
         let rows: Vec<(Key, OutboxRow)> = self.rows.all(Table::Outbox.range()).await?;
         service::crash_point("relay.read");
-        let mut waiting = VecDeque::with_capacity(rows.len());
         for (key, item) in rows {
             let number = match key.parts().as_deref() {
                 Some([Part::Text(number)]) => number.parse().ok(),
@@ -187,20 +214,16 @@ impl Relay {
             };
             let number =
                 number.ok_or_else(|| Ended::damaged(&self.rows.lane, format!("{key} is no number")))?;
-            self.sort([(number, item)], &mut waiting);
+            self.sort([(number, item)], outbox);
         }
-        Ok(waiting)
+        Ok(())
     }
 
     /// Puts rows where they wait: commands of aggregates go another way.
-    fn sort(
-        &self,
-        rows: impl IntoIterator<Item = (u64, OutboxRow)>,
-        waiting: &mut VecDeque<(u64, OutboxRow)>,
-    ) {
+    fn sort(&self, rows: impl IntoIterator<Item = (u64, OutboxRow)>, outbox: &mut Outbox) {
         for (number, item) in rows {
             match item.to {
-                Destination::Broker => waiting.push_back((number, item)),
+                Destination::Broker => outbox.add(number, item),
                 // Where nobody takes it any more, the lane is given up.
                 Destination::Gateway => drop(self.commands.send((number, item))),
             }
@@ -237,7 +260,7 @@ impl Relay {
         {
             if let Some((number, item)) = outbox.waiting.pop_front() {
                 tracing::error!(%lane, subject = item.subject, "a message can never be sent and is given up: {error}");
-                outbox.confirmed.push(number);
+                outbox.confirm((number, item));
             }
             return;
         }

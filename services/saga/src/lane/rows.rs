@@ -10,7 +10,9 @@ use store::{Batch, Expect, LaneKey, Op, Outcome, Page, RowKey, StoreError, Versi
 use workflow::instance::{decode, encode};
 use workflow::{Key, Lane};
 
+use super::backlog::Backlog;
 use super::{Ended, Pauses, Surroundings};
+use crate::health::Lack;
 
 /// Room in the numbers of the outbox between one epoch and the next, in bits.
 const OUTBOX_BITS: u32 = 20;
@@ -28,6 +30,8 @@ pub struct Rows {
     is_uncertain: AtomicBool,
     /// The number of the next row of the outbox.
     outbox: AtomicU64,
+    /// What waits to be sent.
+    backlog: Backlog,
 }
 
 /// Who owns a lane, for people and for whoever owns it next. It is the fence that keeps others out.
@@ -62,18 +66,20 @@ impl Rows {
     /// [`Ended::Fenced`], [`Ended::Damaged`].
     pub async fn take(lane: Lane, around: Surroundings) -> Result<Self, Ended> {
         let key = LaneKey::new(&lane.to_string());
-        let mut pauses = Pauses::default();
+        let mut waits = Waits::new(&lane, &around);
         let epoch = loop {
             match around.store.take(&key).await {
                 Ok(epoch) => break epoch,
-                Err(error) => again(&lane, error, &mut pauses).await?,
+                Err(error) => waits.again(error).await?,
             }
         };
+        drop(waits);
         service::crash_point("lane.fenced");
         around.metrics.taken.inc();
         // Epochs are times in milliseconds, so that no owner before has come as far.
         let (is_uncertain, outbox) = (AtomicBool::new(false), AtomicU64::new(epoch << OUTBOX_BITS));
-        let rows = Self { lane, key, epoch, around, is_uncertain, outbox };
+        let backlog = Backlog::new(around.outbox_rows_max);
+        let rows = Self { lane, key, epoch, around, is_uncertain, outbox, backlog };
         let owner = OwnerRow { replica: rows.around.replica.to_string(), epoch };
         rows.commit(Vec::new(), vec![Op::Put(row(&Key::owner()), encode(&owner).into())]).await?;
         Ok(rows)
@@ -102,16 +108,26 @@ impl Rows {
         &self.around
     }
 
+    /// What waits to be sent.
+    #[must_use]
+    pub const fn backlog(&self) -> &Backlog {
+        &self.backlog
+    }
+
+    const fn waits(&self) -> Waits<'_> {
+        Waits::new(&self.lane, &self.around)
+    }
+
     /// Reads the store's clock.
     ///
     /// # Errors
     /// [`Ended::Damaged`].
     pub async fn now(&self) -> Result<u64, Ended> {
-        let mut pauses = Pauses::default();
+        let mut waits = self.waits();
         loop {
             match self.around.store.now().await {
                 Ok(now) => return Ok(now),
-                Err(error) => again(&self.lane, error, &mut pauses).await?,
+                Err(error) => waits.again(error).await?,
             }
         }
     }
@@ -123,7 +139,7 @@ impl Rows {
     /// [`Ended::Fenced`], [`Ended::Damaged`], [`Ended::TooLarge`].
     pub async fn commit(&self, expect: Vec<Expect>, ops: Vec<Op>) -> Result<Outcome, Ended> {
         let batch = Batch { lane: self.key.clone(), epoch: self.epoch, expect, ops };
-        let mut pauses = Pauses::default();
+        let mut waits = self.waits();
         loop {
             let begin = Instant::now();
             let answer = self.around.store.commit(batch.clone()).await;
@@ -138,7 +154,7 @@ impl Rows {
                     if matches!(error, StoreError::Indeterminate { .. }) {
                         self.is_uncertain.store(true, Ordering::Release);
                     }
-                    again(&self.lane, error, &mut pauses).await?;
+                    waits.again(error).await?;
                 }
             }
         }
@@ -156,11 +172,11 @@ impl Rows {
     /// [`Ended::Damaged`].
     pub async fn read(&self, keys: &[Key]) -> Result<Vec<Option<Versioned>>, Ended> {
         let keys: Vec<_> = keys.iter().map(row).collect();
-        let mut pauses = Pauses::default();
+        let mut waits = self.waits();
         loop {
             match self.around.store.read(&self.key, &keys).await {
                 Ok(rows) => return Ok(rows),
-                Err(error) => again(&self.lane, error, &mut pauses).await?,
+                Err(error) => waits.again(error).await?,
             }
         }
     }
@@ -190,11 +206,11 @@ impl Rows {
     }
 
     async fn page_of(&self, range: &Range<Key>, limit: usize) -> Result<Page, Ended> {
-        let mut pauses = Pauses::default();
+        let mut waits = self.waits();
         loop {
             match self.around.store.scan(&self.key, bounds(range), limit).await {
                 Ok(page) => return Ok(page),
-                Err(error) => again(&self.lane, error, &mut pauses).await?,
+                Err(error) => waits.again(error).await?,
             }
         }
     }
@@ -251,20 +267,42 @@ impl Rows {
     }
 }
 
-/// Waits before the store is asked again; gives up where that is of no use.
-async fn again(lane: &Lane, error: StoreError, pauses: &mut Pauses) -> Result<(), Ended> {
-    match error {
-        StoreError::Damaged { why } => Err(Ended::damaged(lane, why)),
-        error @ StoreError::TooLarge { .. } => {
-            Err(Ended::TooLarge { lane: lane.to_string(), why: error.to_string() })
+/// One thing that is asked of the store until it answers.
+struct Waits<'a> {
+    lane: &'a Lane,
+    around: &'a Surroundings,
+    pauses: Pauses,
+    /// Tells that the store does not do it.
+    lack: Option<Lack>,
+}
+
+impl<'a> Waits<'a> {
+    const fn new(lane: &'a Lane, around: &'a Surroundings) -> Self {
+        Self { lane, around, pauses: Pauses::new(), lack: None }
+    }
+
+    /// Waits before the store is asked again; gives up where that is of no use.
+    async fn again(&mut self, error: StoreError) -> Result<(), Ended> {
+        let lane = self.lane;
+        match error {
+            StoreError::Damaged { why } => return Err(Ended::damaged(lane, why)),
+            error @ StoreError::TooLarge { .. } => {
+                return Err(Ended::TooLarge { lane: lane.to_string(), why: error.to_string() });
+            }
+            StoreError::Full { .. }
+            | StoreError::Indeterminate { .. }
+            | StoreError::Unavailable { .. }
+            | StoreError::Owned { .. } => {}
         }
-        StoreError::Full { .. }
-        | StoreError::Indeterminate { .. }
-        | StoreError::Unavailable { .. }
-        | StoreError::Owned { .. } => {
-            tracing::warn!(lane = %lane, "{error}; it is asked again");
-            tokio::time::sleep(pauses.next()).await;
-            Ok(())
+        tracing::warn!(%lane, "{error}; it is asked again");
+        // The former one is kept until there is another, so that nobody looks in between.
+        let lack = self.around.health.lack("store", &error.to_string());
+        self.lack.replace(lack);
+        let pause = tokio::time::sleep(self.pauses.next());
+        tokio::select! {
+            // Stores are mended by people: a lane that has to be given up does not wait for them.
+            () = self.around.cut.cancelled() => Err(Ended::Stopped { lane: lane.to_string() }),
+            () = pause => Ok(()),
         }
     }
 }

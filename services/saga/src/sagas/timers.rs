@@ -245,6 +245,9 @@ impl Owner {
             let input = Box::new(Input { time, what: What::Timer { name: timer.name, generation } });
             Wanted::Input { input, origin: Origin::Fresh, asked: None }
         };
+                } else if self.shared.rows.backlog().is_full() {
+                    // Whoever makes it smaller has timers looked at.
+                    FOR_EVER
         self.push(correlation, Item { what, from: None, receipt: None }, 0);
     }
 

@@ -1,5 +1,6 @@
 //! Lanes of sagas and of effects, on every store and every broker.
 
+mod away;
 mod census;
 mod crashes;
 mod definitions;
@@ -12,6 +13,7 @@ mod lost_answers;
 mod migrations;
 mod nats_permissions;
 mod operator;
+mod outages;
 mod permissions;
 mod positions;
 mod process;

@@ -36,7 +36,12 @@ pub(crate) struct Upstream {
 
 impl Upstream {
     pub(crate) fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        Self::start_at("127.0.0.1:0")
+    }
+
+    /// Starts one at an address.
+    pub(crate) fn start_at(address: &str) -> Self {
+        let listener = TcpListener::bind(address).expect("a port");
         let address = listener.local_addr().expect("bound").to_string();
         let upstream = Self { address, calls: Arc::default(), held: Arc::default() };
         let (calls, held) = (Arc::clone(&upstream.calls), Arc::clone(&upstream.held));
@@ -198,6 +203,16 @@ pub(crate) fn command(dir: &Path, nats: &NatsServer) -> Command {
     command
 }
 
+/// Kibibytes of memory that a process has: now, and at most so far.
+pub(crate) fn memory_kib(pid: u32) -> (u64, u64) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let of = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("it is told");
+        line.split_whitespace().next().and_then(|number| number.parse().ok()).expect("a number")
+    };
+    (of("VmRSS:"), of("VmHWM:"))
+}
+
 /// One of several processes over one Redis.
 pub(crate) struct ReplicaProcess {
     pub(crate) name: String,
@@ -208,10 +223,16 @@ pub(crate) struct ReplicaProcess {
 impl ReplicaProcess {
     /// Starts one, and waits until it has what it needs.
     pub(crate) fn start(dir: &Path, nats: &NatsServer, redis: &str, name: &str, drain_secs: u32) -> Self {
+        Self::over(dir, nats, &["--redis-url", redis, "--replica", name], name, drain_secs)
+    }
+
+    /// Starts one that keeps its rows as these arguments say, and waits until it has what it needs.
+    pub(crate) fn over(dir: &Path, nats: &NatsServer, rows: &[&str], name: &str, drain_secs: u32) -> Self {
         let ops = dir.join(format!("{name}.sock"));
         let mut command = command(dir, nats);
         command
-            .args(["--redis-url", redis, "--replica", name, "--drain-secs", &drain_secs.to_string()])
+            .args(rows)
+            .args(["--drain-secs", &drain_secs.to_string()])
             .arg("--ops-listen")
             .arg(format!("unix:{}", ops.display()));
         let mut process = Process::spawn(name, &mut command);
@@ -228,6 +249,11 @@ impl ReplicaProcess {
         let status = answer.split_whitespace().nth(1)?.parse().ok()?;
         let (_, body) = answer.split_once("\r\n\r\n")?;
         Some((status, body.to_owned()))
+    }
+
+    /// What `/health` says is wrong.
+    pub(crate) fn troubles(&self) -> String {
+        self.ask("/health").filter(|(status, _)| *status == 503).map(|(_, body)| body).unwrap_or_default()
     }
 
     /// Sum of a metric over its labels.

@@ -106,6 +106,8 @@ pub(crate) fn own_effect(served: &Served) -> CancellationToken {
             store: Arc::clone(&served.store),
             broker: Arc::clone(&served.broker),
             metrics: Arc::new(Metrics::new(&prometheus::Registry::new()).expect("new names")),
+            health: saga::health::Health::default(),
+            outbox_rows_max: saga::lane::backlog::OUTBOX_ROWS_MAX,
             has_tenants: true,
             replica: "another".into(),
             cut: CancellationToken::new(),

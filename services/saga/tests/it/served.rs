@@ -17,7 +17,9 @@ use proto::v1::actor_service_client::ActorServiceClient;
 use proto::v1::context_service_client::ContextServiceClient;
 use proto::v1::saga_service_client::SagaServiceClient;
 use rpc::{Channel, ErrorView, Mount, Server, TlsFiles};
+use saga::health::Health;
 use saga::lane::Surroundings;
+use saga::lane::backlog::OUTBOX_ROWS_MAX;
 use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
 use saga::metrics::Metrics;
 use saga::placement::Role;
@@ -417,6 +419,8 @@ impl Served {
                     store: Arc::clone(&self.store),
                     broker: Arc::clone(&self.broker),
                     metrics: Arc::new(Metrics::new(&prometheus::Registry::new()).expect("new names")),
+                    health: Health::default(),
+                    outbox_rows_max: OUTBOX_ROWS_MAX,
                     has_tenants: true,
                     replica: "another".into(),
                     cut: CancellationToken::new(),

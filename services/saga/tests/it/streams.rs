@@ -107,8 +107,8 @@ pub(crate) async fn publish_event(
     publish(broker, outgoing).await;
 }
 
-/// What becomes of instances, to whoever follows it.
-pub(crate) struct Projection(Box<dyn broker::Deliveries>);
+/// What becomes of instances, to whoever follows it over everything that happens to the connection.
+pub(crate) struct Projection(Reader);
 
 impl Projection {
     /// Makes all streams, and follows.
@@ -118,17 +118,13 @@ impl Projection {
             broker.ensure_stream(&stream).await.expect("a stream");
         }
         let filter = format!("tenant.{TENANT}.workflow_event.*.*");
-        let spec = CursorSpec::new(WORKFLOW_EVENTS, "projection", &filter, Start::After(0));
-        Self(broker.open(&spec).await.expect("a cursor"))
+        Self(Reader::open(broker, WORKFLOW_EVENTS, "projection", &filter).await)
     }
 
     /// The next fact, if it comes within a moment.
     pub(crate) async fn next_soon(&mut self) -> Option<FactMessage> {
-        let room = PullLimit { messages: 64, bytes: 1 << 20 };
-        let next = tokio::time::timeout(Duration::from_millis(50), self.0.next(room)).await.ok()?;
-        let delivered = next.expect("the server goes on");
-        delivered.receipt.ack();
-        Some(serde_json::from_slice(&delivered.payload).expect("a fact"))
+        let next = tokio::time::timeout(Duration::from_millis(50), self.0.next()).await.ok()?;
+        Some(serde_json::from_slice(&next).expect("a fact"))
     }
 }
 

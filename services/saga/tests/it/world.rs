@@ -12,13 +12,16 @@ use model::{CorrelationId, SagaStatus, TenantId};
 use saga::definitions::Definitions;
 use saga::effects::upstreams::Upstreams;
 use saga::effects::{EffectLane, OpenCalls};
+use saga::health::Health;
 use saga::lane::answers::WordAnswer;
+use saga::lane::backlog::OUTBOX_ROWS_MAX;
 use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
 use saga::lane::{Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, streams};
 use saga::metrics::Metrics;
 use saga::providers::Provider;
 use saga::sagas::SagaLane;
 use serde::de::DeserializeOwned;
+use service::Readiness;
 use store::{Clock, EmbeddedStore, KvStore, LaneKey, MemoryStore, RowKey, SharedStore};
 use tempfile::TempDir;
 use testkit::{NatsServer, PATIENCE, RedisServer};
@@ -121,6 +124,8 @@ pub(crate) struct World {
     pub(crate) definitions: Arc<Definitions>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) registry: prometheus::Registry,
+    pub(crate) readiness: Readiness,
+    pub(crate) outbox_rows_max: usize,
     pub(crate) witness: Witness,
     pub(crate) saga: String,
     wake: Arc<Notify>,
@@ -156,6 +161,8 @@ impl World {
             clock,
             metrics: Arc::new(Metrics::new(&registry).expect("new names")),
             registry,
+            readiness: Readiness::new(),
+            outbox_rows_max: OUTBOX_ROWS_MAX,
             witness: Witness::default(),
             saga: String::new(),
             wake: Arc::default(),
@@ -193,7 +200,8 @@ impl World {
     pub(crate) async fn in_a_directory() -> Self {
         let (nats, dir) = (NatsServer::start(), tempfile::tempdir().expect("a directory"));
         let clock = SetForward::default();
-        let store = EmbeddedStore::open(dir.path(), 64 * 1024 * 1024, clock.clone()).expect("a new store");
+        let store =
+            EmbeddedStore::open(dir.path(), 2 * 1024 * 1024 * 1024, clock.clone()).expect("a new store");
         let broker = connect(&nats).await;
         let ground = Ground { nats: Some(nats), _redis: None, _dir: Some(dir) };
         Self::new(Arc::new(store), broker, None, clock, ground).await
@@ -225,6 +233,8 @@ impl World {
             store: Arc::clone(&self.store),
             broker: Arc::clone(&self.broker),
             metrics: Arc::clone(&self.metrics),
+            health: Health::new(&self.readiness),
+            outbox_rows_max: self.outbox_rows_max,
             has_tenants: true,
             replica: "test".into(),
             cut: CancellationToken::new(),

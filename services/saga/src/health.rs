@@ -1,0 +1,77 @@
+//! What is wrong while the service works: a store that has no room, an upstream or a gateway that does not answer.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use service::{Impairment, Readiness};
+
+/// What `/health` tells beside the conditions of the service. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Health {
+    readiness: Readiness,
+    lacks: Arc<Mutex<BTreeMap<String, Counted>>>,
+}
+
+/// An impairment, and how many suffer from it.
+#[derive(Debug)]
+struct Counted {
+    impairment: Impairment,
+    count: usize,
+}
+
+/// Something that is wrong as long as this is kept.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Lack {
+    health: Health,
+    name: String,
+}
+
+impl Health {
+    /// Tells by this readiness.
+    #[must_use]
+    pub fn new(readiness: &Readiness) -> Self {
+        Self { readiness: readiness.clone(), lacks: Arc::default() }
+    }
+
+    /// Tells that something is wrong, until what this gives is dropped. Of several reasons under one name the last one is told.
+    pub(crate) fn lack(&self, name: &str, why: &str) -> Lack {
+        let mut lacks = self.lacks.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = lacks
+            .entry(name.to_owned())
+            .or_insert_with(|| Counted { impairment: self.readiness.impairment(name), count: 0 });
+        counted.count += 1;
+        counted.impairment.begin(why);
+        Lack { health: self.clone(), name: name.to_owned() }
+    }
+}
+
+impl Drop for Lack {
+    fn drop(&mut self) {
+        let mut lacks = self.health.lacks.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(counted) = lacks.get_mut(&self.name) else { return };
+        counted.count -= 1;
+        if counted.count == 0 {
+            counted.impairment.end();
+            lacks.remove(&self.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn something_is_wrong_until_nobody_suffers_from_it() {
+        let readiness = Readiness::new();
+        let health = Health::new(&readiness);
+        let one = health.lack("store", "it is full");
+        let other = health.lack("store", "it is still full");
+        drop(one);
+        assert_eq!(readiness.troubles(), [("store".to_owned(), "it is still full".to_owned())]);
+        drop(other);
+        assert_eq!(readiness.troubles(), []);
+        assert!(readiness.is_ready());
+    }
+}
