@@ -470,6 +470,14 @@ impl Owner {
 
     /// Begins to work on an input.
     fn begin(&mut self, correlation: CorrelationId, item: Item) {
+        if self.starved.has(&correlation)
+            && let Some(timer) = timers::timer_of(&correlation, &item.what)
+        {
+            // Others are not to wait with it: some of them make room.
+            self.timers.hold(&correlation, timer);
+            self.queues.done(&correlation);
+            return;
+        }
         let Some(item) = self.starved.behind(&correlation, item) else {
             self.queues.done(&correlation);
             return;
@@ -524,7 +532,7 @@ impl Owner {
             // It ends with its owner only.
             let _ = self.relay.send(ToRelay::Rows(outgoing));
         }
-        self.timers.change(&correlation, timers);
+        self.timers.done(&correlation, &item.what, timers);
         if self.cache.len() >= CACHED_MAX {
             // Whatever goes is read again; which one goes is all the same.
             let oldest = self.cache.keys().next().cloned();

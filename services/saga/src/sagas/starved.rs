@@ -45,6 +45,11 @@ impl Starved {
         Self { line: VecDeque::new(), items: HashMap::new(), freed, again: Instant::now() }
     }
 
+    /// Returns whether a correlation waits for its start.
+    pub(super) fn has(&self, correlation: &CorrelationId) -> bool {
+        self.items.contains_key(correlation)
+    }
+
     /// Keeps an item back whose correlation waits for its start; gives it back where it does not. Requests are not kept back: they are
     /// answered.
     pub(super) fn behind(&mut self, correlation: &CorrelationId, item: Item) -> Option<Item> {

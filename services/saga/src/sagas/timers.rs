@@ -16,8 +16,10 @@ use crate::lane::Ended;
 use crate::lane::rows::{Rows, rest};
 use crate::metrics::GaugeShare;
 
-/// Timers that fire before anything else has its turn.
-const AT_ONCE: usize = 256;
+/// Timers that wait in lines to be fired. What comes from sources waits behind no more than these.
+const GIVEN_MAX: usize = 128;
+/// With so many in their lines more are given.
+const GIVEN_LOW: usize = GIVEN_MAX / 2;
 /// Timers that are in memory.
 const LOADED_MAX: usize = 8192;
 /// How long an owner waits that has no timer.
@@ -84,6 +86,14 @@ pub(super) struct Timers {
     waiting: GaugeShare,
 }
 
+/// The timer that is given to an instance, where it is one.
+pub(super) fn timer_of(correlation: &CorrelationId, wanted: &Wanted) -> Option<DueRow> {
+    let Wanted::Input { input, .. } = wanted else { return None };
+    let What::Timer { name, generation } = &input.what else { return None };
+    let (correlation, name) = (correlation.clone(), name.clone());
+    Some(DueRow { due: input.time, correlation, name, generation: *generation })
+}
+
 impl Timers {
     pub(super) async fn load(rows: &Rows) -> Result<Self, Ended> {
         let (due, given) = (BTreeSet::new(), BTreeSet::new());
@@ -130,16 +140,33 @@ impl Timers {
         self.next = Some(tokio::time::Instant::now() + length.min(FOR_EVER));
     }
 
+    /// Takes note of what became of an input. A timer that was given to its instance is given no more, whatever that did with it.
+    pub(super) fn done(&mut self, correlation: &CorrelationId, wanted: &Wanted, delta: TimerDelta) {
+        let before = self.given.len();
+        if let Some(timer) = timer_of(correlation, wanted) {
+            self.given.remove(&timer);
+        }
+        self.change(correlation, delta);
+        if before > GIVEN_LOW && self.given.len() <= GIVEN_LOW {
+            self.look();
+        }
+    }
+
+    /// Has a timer wait for whatever its correlation waits for.
+    pub(super) fn hold(&mut self, correlation: &CorrelationId, timer: DueRow) {
+        self.given.remove(&timer);
+        self.held.entry(correlation.clone()).or_default().insert(timer);
+    }
+
     /// Takes note of what an input has changed.
-    pub(super) fn change(&mut self, correlation: &CorrelationId, delta: TimerDelta) {
+    fn change(&mut self, correlation: &CorrelationId, delta: TimerDelta) {
         let TimerDelta { set, dropped, holds_back, fired, later } = delta;
         if let Some(timer) = fired {
             self.given.remove(&timer);
             self.due.remove(&timer);
         }
         if let Some(timer) = later {
-            self.given.remove(&timer);
-            self.held.entry(correlation.clone()).or_default().insert(timer);
+            self.hold(correlation, timer);
         }
         for (due, name) in dropped {
             let (correlation, first) = (correlation.clone(), name.clone());
@@ -209,7 +236,7 @@ impl Owner {
         service::crash_point("timer.read");
         let seen = self.seen_until(first, now).await;
         self.timers.count_waiting(seen, now);
-        for _ in 0..AT_ONCE {
+        while self.timers.given.len() < GIVEN_MAX {
             let Some(timer) = self.timers.due.pop_first() else { break };
             let has_room = self.queues.has_room(&timer.correlation, 0) && self.has_room();
             if timer.due > now || timer.due >= seen || !has_room {
@@ -218,6 +245,9 @@ impl Owner {
                     timer.due.since(now)
                 } else if is_behind {
                     ASK_EACH
+                } else if self.shared.rows.backlog().is_full() {
+                    // Whoever makes it smaller has timers looked at.
+                    FOR_EVER
                 } else {
                     Duration::from_millis(20)
                 };
@@ -227,7 +257,12 @@ impl Owner {
             }
             self.give(timer, now);
         }
-        self.timers.look();
+        if self.timers.given.len() < GIVEN_MAX {
+            self.timers.look();
+        } else {
+            // Once fewer are in their lines, they are looked at before that.
+            self.timers.wait(ASK_EACH);
+        }
         Ok(())
     }
 
@@ -245,9 +280,6 @@ impl Owner {
             let input = Box::new(Input { time, what: What::Timer { name: timer.name, generation } });
             Wanted::Input { input, origin: Origin::Fresh, asked: None }
         };
-                } else if self.shared.rows.backlog().is_full() {
-                    // Whoever makes it smaller has timers looked at.
-                    FOR_EVER
         self.push(correlation, Item { what, from: None, receipt: None }, 0);
     }
 
@@ -267,5 +299,39 @@ impl Owner {
             seen = seen.min(state.seen_until);
         }
         Timestamp::from_millis(seen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::IntGauge;
+
+    use super::*;
+
+    #[test]
+    fn a_timer_is_given_once_whatever_its_instance_does_with_it() {
+        let gauge = IntGauge::new("waiting", "Timers that wait").expect("a good name");
+        let mut timers = Timers {
+            due: BTreeSet::new(),
+            loaded_until: None,
+            held: HashMap::new(),
+            given: BTreeSet::new(),
+            next: None,
+            waiting: GaugeShare::new(gauge),
+        };
+        let correlation: CorrelationId = "c-1".parse().expect("a correlation");
+        let (due, name) = (Timestamp::from_millis(7), "pay-by".to_owned());
+        let timer = DueRow { due, correlation: correlation.clone(), name: name.clone(), generation: 3 };
+        let input = Box::new(Input { time: due, what: What::Timer { name, generation: 3 } });
+        let wanted = Wanted::Input { input, origin: Origin::Fresh, asked: None };
+        // It is ignored, which changes nothing.
+        timers.given.insert(timer.clone());
+        timers.done(&correlation, &wanted, TimerDelta::default());
+        assert!(timers.given.is_empty() && timers.due.is_empty());
+        // It waits with what waits for its instance.
+        timers.given.insert(timer.clone());
+        let later = TimerDelta { holds_back: true, later: Some(timer.clone()), ..TimerDelta::default() };
+        timers.done(&correlation, &wanted, later);
+        assert!(timers.given.is_empty() && timers.held[&correlation].contains(&timer));
     }
 }

@@ -3,6 +3,7 @@
 mod away;
 mod census;
 mod crashes;
+mod crowds;
 mod definitions;
 mod disorder;
 mod effects;
