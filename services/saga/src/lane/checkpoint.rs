@@ -21,6 +21,9 @@ pub struct Checkpoint {
     /// The moment at which reading begins, in milliseconds since 1970, as long as nothing was settled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
+    /// The position that it had before it was set back, until it is there again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again_to: Option<u64>,
 }
 
 /// A message by which a stream is known again.
@@ -69,7 +72,13 @@ impl Checkpoint {
     /// The checkpoint of a source of which nothing was read.
     #[must_use]
     pub const fn new(incarnation: u64, since: Option<u64>) -> Self {
-        Self { incarnation, position: 0, anchor: None, since }
+        Self { incarnation, position: 0, anchor: None, since, again_to: None }
+    }
+
+    /// The highest position that it had: one that was set back is on its way there.
+    #[must_use]
+    pub fn was_at(&self) -> u64 {
+        self.again_to.unwrap_or_default().max(self.position)
     }
 
     /// Compares it with a stream. `at_anchor` is the message that the stream has where the anchor was.
@@ -97,6 +106,7 @@ impl Checkpoint {
     #[must_use]
     pub fn set_back(&self, to: Place) -> Option<Self> {
         let Self { incarnation, position, .. } = *self;
+        let again_to = Some(self.was_at());
         match to {
             Place::Sequence(sequence) => {
                 let position = sequence.saturating_sub(1);
@@ -105,6 +115,7 @@ impl Checkpoint {
                     position,
                     anchor: None,
                     since: None,
+                    again_to,
                 })
             }
             Place::Time(time) => {
@@ -115,7 +126,7 @@ impl Checkpoint {
                     (None, _) => false,
                 };
                 let since = Some(time);
-                is_behind.then_some(Self { incarnation, position: 0, anchor: None, since })
+                is_behind.then_some(Self { incarnation, position: 0, anchor: None, since, again_to })
             }
         }
     }
@@ -124,7 +135,7 @@ impl Checkpoint {
     #[must_use]
     pub fn back(&self, incarnation: u64) -> Self {
         let since = self.anchor.map(|anchor| anchor.stored.saturating_sub(BACK_MILLIS)).or(self.since);
-        Self { incarnation, position: 0, anchor: None, since: Some(since.unwrap_or(0)) }
+        Self::new(incarnation, Some(since.unwrap_or(0)))
     }
 }
 
@@ -169,7 +180,7 @@ mod tests {
     #[test]
     fn a_stream_that_forgets_is_noticed() {
         let anchor = Anchor::of("a", b"x", 7, 5);
-        let read = Checkpoint { incarnation: 1, position: 9, anchor: Some(anchor), since: None };
+        let read = Checkpoint { position: 9, anchor: Some(anchor), ..Checkpoint::new(1, None) };
         let (same, other) = (message("x"), message("y"));
         for (stream, found, expected) in [
             (stream(1, 1, 9), Some(&same), Verdict::GoesOn),
@@ -189,16 +200,19 @@ mod tests {
         // Of what was never read nothing can be missing.
         assert_eq!(Checkpoint::new(1, Some(4)).compare(&stream(1, 50, 60), None), Verdict::GoesOn);
         let place = Place::Time;
-        let time = |since| Some(Checkpoint { since: Some(since), ..Checkpoint::new(1, None) });
-        assert_eq!(
-            read.set_back(Place::Sequence(4)),
-            Some(Checkpoint { position: 3, ..Checkpoint::new(1, None) })
-        );
-        assert_eq!((read.set_back(place(5)), read.set_back(place(1))), (time(5), time(1)));
+        let time = |since, again_to| {
+            Some(Checkpoint { since: Some(since), again_to: Some(again_to), ..Checkpoint::new(1, None) })
+        };
+        let back = Checkpoint { position: 3, again_to: Some(9), ..Checkpoint::new(1, None) };
+        assert_eq!(read.set_back(Place::Sequence(4)), Some(back.clone()));
+        assert_eq!((read.set_back(place(5)), read.set_back(place(1))), (time(5, 9), time(1, 9)));
+        // Where it was at first is known also when it is set back once more on its way.
+        let further = Checkpoint { position: 1, ..back.clone() };
+        assert_eq!((back.was_at(), back.set_back(Place::Sequence(2))), (9, Some(further)));
         // Nothing is passed over.
         assert_eq!((read.set_back(Place::Sequence(10)), read.set_back(place(6))), (None, None));
         let begun = Checkpoint::new(1, Some(4));
-        assert_eq!((begun.set_back(place(3)), begun.set_back(place(4))), (time(3), None));
+        assert_eq!((begun.set_back(place(3)), begun.set_back(place(4))), (time(3, 0), None));
         let late = Anchor { stored: 10_000_000, ..anchor };
         assert_eq!(Checkpoint { anchor: Some(late), ..read }.back(2).since, Some(6_400_000));
     }

@@ -166,7 +166,8 @@ impl SourceState {
     fn note_at(&self, position: u64) -> Option<Op> {
         let before = self.checkpoint.as_ref()?;
         let anchor = self.anchors.range(..=position).next_back().map(|(_, anchor)| *anchor).or(before.anchor);
-        let noted = Checkpoint { incarnation: before.incarnation, position, anchor, since: None };
+        let again_to = before.again_to.filter(|to| *to > position);
+        let noted = Checkpoint { incarnation: before.incarnation, position, anchor, since: None, again_to };
         Some(Op::Put(row(&Key::checkpoint(&self.source.to_string())), encode(&noted).into()))
     }
 

@@ -1,6 +1,7 @@
 //! Lanes processed again, letters applied again and calls decided, over TLS.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use model::{CorrelationId, SagaStatus};
 use proto::v1;
@@ -10,6 +11,7 @@ use proto::v1::saga_replay_from::Position;
 use rpc::ErrorView;
 use saga::lane::AGGREGATE_EVENTS;
 use saga::lane::checkpoint::Checkpoint;
+use saga::tenants::Tenants;
 use store::{Batch, LaneKey, Op, Outcome, RowKey};
 use testkit::{PATIENCE, wait_until};
 use tonic::{Code, Status};
@@ -17,11 +19,13 @@ use workflow::instance::{Entry, Record, decode, encode};
 use workflow::step::Row;
 use workflow::{Json, Key};
 
+use crate::process::memory_kib;
 use crate::reads::{PAYS, own_effect};
 use crate::served::{ACME, ADMIN, SHARDS, Served, With, refused};
 use crate::streams::publish_event;
 
-const INSTANCES: usize = 50;
+/// Scales the number of instances that are verified.
+const INSTANCES: &str = "MYCORA_TEST_INSTANCES";
 const ORDERS: &str = "aggregate.Order";
 
 fn shard(correlation: &str) -> u8 {
@@ -149,11 +153,18 @@ fn counted(served: &Served, name: &str) -> f64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_differs_from_its_journal_is_found_and_nothing_else() {
     let served = Served::start().await;
-    let all: Vec<_> = (0..INSTANCES).map(|number| format!("o-{number}")).collect();
+    let instances = std::env::var(INSTANCES).ok().and_then(|count| count.parse().ok()).unwrap_or(50);
+    let all: Vec<_> = (0..instances).map(|number| format!("o-{number}")).collect();
     held(&served, &all).await;
     event(&served, "o-1", "Ship").await;
     served.wait_at("o-1", "shipped", SagaStatus::Running).await;
-    assert_eq!(verified(&served).await, (BTreeMap::new(), [50, 0, 0]));
+    let (begin, (before, _)) = (Instant::now(), memory_kib(std::process::id()));
+    assert_eq!(verified(&served).await, (BTreeMap::new(), [instances, 0, 0]));
+    let (_, most) = memory_kib(std::process::id());
+    println!(
+        "{instances} instances were verified in {:?}; {before} KiB before, {most} at most",
+        begin.elapsed()
+    );
     let (_, one) = replayed(&served, verify(shard("o-4"), "o-4")).await.expect("verified");
     assert_eq!((one.compared_count, one.different_count), (1, 0));
 
@@ -184,7 +195,7 @@ async fn what_differs_from_its_journal_is_found_and_nothing_else() {
     assert_eq!(told, [("o-11", 3), ("o-15", 2), ("o-7", 2), ("o-9", revision)]);
     assert!(differences["o-7"].1.contains("the step"), "{differences:?}");
     assert_eq!(differences["o-9"].1, "the instance is not what its journal gives");
-    assert_eq!(counts, [49, 1, 4]);
+    assert_eq!(counts, [instances - 1, 1, 4]);
     assert!((counted(&served, "mycora_saga_replay_differences_total") - 4.0).abs() < 0.1);
     let again = from(&lane(0), ORDERS, Position::Sequence(1));
     let paused = (Code::FailedPrecondition, "TENANT_PAUSED".to_owned());
@@ -230,6 +241,56 @@ async fn what_was_missed_is_found_and_nothing_is_called_again() {
     assert_eq!(done.sources.len(), 1);
     assert_eq!(served.aggregates.submitted(), calls);
     assert_eq!(verified(&served).await.1, [12, 0, 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_asks_again_waits_for_the_same_end() {
+    let served = Served::start().await;
+    held(&served, &["o-1".to_owned()]).await;
+    let (shard, checkpoint) = (shard("o-1"), Key::checkpoint(ORDERS));
+    let mut others = (0..).map(|number| format!("n-{number}")).filter(|name| self::shard(name) == shard);
+    let (missed, last) = (others.next().expect("one of them"), others.next().expect("another"));
+    pause(&served).await;
+    place(&served, &missed).await;
+    let stream = served.broker.stream(AGGREGATE_EVENTS).await.expect("an answer").expect("it is there");
+    let read: Checkpoint = kept(&served, shard, &checkpoint).await;
+    let over = Checkpoint { position: stream.last_sequence, anchor: None, ..read };
+    tamper(&served, shard, vec![put(&checkpoint, &over)]).await;
+    resume(&served).await;
+    place(&served, &last).await;
+    served.wait_at(&last, "wait", SagaStatus::Running).await;
+    // There is no room for the one that is found: reading stays in front of it.
+    quota(&served, 2).await;
+    let request = v1::ReplayLaneRequest {
+        request_id: "again-1".to_owned(),
+        ..from(&lane(shard), ORDERS, Position::Sequence(1))
+    };
+    let mut replays = Box::pin(replayed(&served, request.clone()));
+    assert!(tokio::time::timeout(Duration::from_secs(1), &mut replays).await.is_err(), "it is under way");
+    let is_before = async || {
+        let now: Checkpoint = kept(&served, shard, &checkpoint).await;
+        (now.position + 1 == stream.last_sequence).then_some(())
+    };
+    wait_until(is_before, PATIENCE, "it was read up to the one that there is no room for").await;
+    let mut repeats = Box::pin(replayed(&served, request));
+    assert!(tokio::time::timeout(Duration::from_secs(1), &mut repeats).await.is_err(), "as the first one");
+    assert!(served.summary(&missed).await.is_none());
+    quota(&served, 3).await;
+    for replay in [replays, repeats] {
+        let (_, done) = tokio::time::timeout(PATIENCE, replay).await.expect("in time").expect("read again");
+        assert!(done.sources[0].sequence > stream.last_sequence, "{done:?}");
+    }
+    served.wait_at(&missed, "wait", SagaStatus::Running).await;
+}
+
+/// Lets the tenant have so many instances.
+async fn quota(served: &Served, instances: u32) {
+    let text =
+        format!("acme: {{ context: 1, quotas: {{ instances: {instances} }} }}\nother: {{ context: 2 }}\n");
+    let tenants = Tenants::read("t", &text).expect("good");
+    let definitions = served.app.definitions();
+    let revision = definitions.in_force().revision;
+    assert!(definitions.replace(None, Some(&tenants), revision, Vec::new()).await.expect("kept"));
 }
 
 fn moment(secs: i64) -> prost_types::Timestamp {

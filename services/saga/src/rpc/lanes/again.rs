@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(500);
 struct Target {
     source: Source,
     stream: &'static str,
-    /// How far it was read before.
+    /// How far it was read before; where it was set back already, how far it was read before that.
     before: Checkpoint,
 }
 
@@ -118,7 +118,7 @@ impl Again {
         for (target, now) in self.targets.iter().zip(now) {
             let Target { before, .. } = target;
             let is_there = now
-                .is_some_and(|now| now.incarnation == before.incarnation && now.position >= before.position);
+                .is_some_and(|now| now.incarnation == before.incarnation && now.position >= before.was_at());
             if !is_there && !self.has_nothing_left(target).await? {
                 return Ok(false);
             }
@@ -132,7 +132,7 @@ impl Again {
         let broker = &self.api.app.around().broker;
         let state = broker.stream(stream).await.map_err(|error| unavailable(&error))?;
         if state.is_some_and(|state| state.incarnation == before.incarnation) {
-            let last = broker.message(stream, before.position).await;
+            let last = broker.message(stream, before.was_at()).await;
             if last.map_err(|error| unavailable(&error))?.is_some() {
                 return Ok(false);
             }
@@ -175,8 +175,8 @@ async fn check(api: &Api, target: &Target, to: Place) -> Result<(), Status> {
         Ok::<_, Status>(message.map(|message| message.stored_millis))
     };
     let stored = match to {
-        Place::Sequence(sequence) if sequence > before.position => {
-            let why = format!("{source} was read to {} only", before.position);
+        Place::Sequence(sequence) if sequence > before.was_at() => {
+            let why = format!("{source} was read to {} only", before.was_at());
             return Err(invalid("from_position.sequence", why));
         }
         Place::Sequence(sequence) => {
