@@ -2,6 +2,7 @@
 
 mod away;
 mod census;
+mod chaos;
 mod crashes;
 mod crowds;
 mod definitions;
