@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, Result};
-use crate::link::{Link, lock};
+use crate::link::{Link, in_a_task, lock};
 use crate::server::{Options, Server};
 use crate::slot::SLOTS;
 use crate::value::Value;
@@ -102,7 +102,7 @@ impl Cluster {
     }
 
     /// The map, read if it was not yet, or is doubted.
-    pub(crate) async fn map(&self) -> Result<Arc<Map>> {
+    pub(crate) async fn map(self: &Arc<Self>) -> Result<Arc<Map>> {
         let map = self.known();
         if map.reads > 0 && !self.is_doubted.load(Ordering::Relaxed) {
             return Ok(map);
@@ -114,7 +114,7 @@ impl Cluster {
     }
 
     /// Who serves a slot.
-    pub(crate) async fn link(&self, slot: u16) -> Result<Arc<Link>> {
+    pub(crate) async fn link(self: &Arc<Self>, slot: u16) -> Result<Arc<Link>> {
         let map = self.map().await?;
         let owner = map.owner(slot).map(|(_, link)| Arc::clone(link));
         owner.ok_or_else(|| self.unreachable(format!("nobody serves slot {slot}")))
@@ -139,10 +139,15 @@ impl Cluster {
     }
 
     /// Reads the map, unless somebody has since `seen` was looked at.
-    pub(crate) async fn read_after(&self, seen: &Map) -> Result<Arc<Map>> {
+    pub(crate) async fn read_after(self: &Arc<Self>, seen: &Map) -> Result<Arc<Map>> {
+        let (cluster, reads) = (Arc::clone(self), seen.reads);
+        in_a_task(&self.shown, async move { cluster.read_since(reads).await }.boxed()).await
+    }
+
+    async fn read_since(&self, reads: u64) -> Result<Arc<Map>> {
         let _alone = self.reading.lock().await;
         let known = self.known();
-        if known.reads > seen.reads {
+        if known.reads > reads {
             return Ok(known);
         }
         let view = self.ask_all(&known).await?;

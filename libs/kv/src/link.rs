@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind};
 
@@ -190,12 +191,12 @@ impl Link {
             }
             state.attempt
         };
-        // Boxed, like all that is rare here: every future that awaits a command would hold it otherwise.
-        self.connect(seen).boxed().await
+        let link = Arc::clone(self);
+        in_a_task(&self.server.shown, async move { link.connect(seen).await }.boxed()).await
     }
 
     /// Connects, unless somebody has since attempt `seen`.
-    async fn connect(self: &Arc<Self>, seen: u64) -> Result<(u64, MultiplexedConnection)> {
+    async fn connect(self: Arc<Self>, seen: u64) -> Result<(u64, MultiplexedConnection)> {
         let _alone = self.connecting.lock().await;
         let attempt = {
             let mut state = lock(&self.state);
@@ -210,7 +211,7 @@ impl Link {
             state.failure = None;
             state.attempt
         };
-        let watcher = Arc::downgrade(self);
+        let watcher = Arc::downgrade(&self);
         let config = self.server.config().set_push_sender(move |push: PushInfo| {
             notice_loss(&watcher, attempt, &push);
             Ok::<(), redis::aio::SendError>(())
@@ -235,6 +236,20 @@ impl Link {
             state.open = None;
         }
     }
+}
+
+/// Does in a task of its own what several wait for, one after the other: whoever it is done by goes on with it though the others
+/// keep that one from being polled, as two futures of one task may. Boxed, like all that is rare here: every future that awaits a
+/// command would hold it otherwise.
+pub(crate) async fn in_a_task<T: Send + 'static>(
+    shown: &str,
+    work: BoxFuture<'static, Result<T>>,
+) -> Result<T> {
+    let unreachable = |error: tokio::task::JoinError| Error::Unreachable {
+        endpoint: shown.to_owned(),
+        reason: error.to_string(),
+    };
+    tokio::spawn(work).await.map_err(unreachable)?
 }
 
 fn notice_loss(link: &Weak<Link>, attempt: u64, push: &PushInfo) {

@@ -165,7 +165,7 @@ impl<'a> Attempts<'a> {
         true
     }
 
-    async fn read_map(&self, cluster: &Cluster) {
+    async fn read_map(&self, cluster: &Arc<Cluster>) {
         if let Err(error) = cluster.read_after(&cluster.known()).await {
             tracing::debug!(%error, "who serves the cluster cannot be found out");
         }

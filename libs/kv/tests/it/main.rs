@@ -25,6 +25,22 @@ async fn get(kv: &Kv, database: u32, key: &str) -> Result<Value, Error> {
 }
 
 #[tokio::test]
+async fn whoever_connects_keeps_nobody_waiting_by_not_being_polled() {
+    let redis = RedisServer::start();
+    let kv = open(&redis.url());
+    // It begins to connect, and is not polled again before the other one is done.
+    let one = get(&kv, 0, "a");
+    tokio::pin!(one);
+    let begun = tokio::time::timeout(Duration::ZERO, &mut one).await;
+    let other =
+        tokio::time::timeout(PATIENCE, get(&kv, 0, "a")).await.expect("it does not wait for the first");
+    assert_eq!(other, Ok(Value::Nil));
+    if begun.is_err() {
+        assert_eq!(one.await, Ok(Value::Nil));
+    }
+}
+
+#[tokio::test]
 async fn databases_are_apart() {
     let redis = RedisServer::start();
     let kv = open(&redis.url());
