@@ -124,30 +124,58 @@ impl Ops {
 }
 
 async fn ready(State(ops): State<Ops>, headers: HeaderMap) -> (StatusCode, String) {
-    ops.told(&headers, ops.readiness.missing(), "ready", "not ready").await
+    ops.told_readiness(&headers).await
 }
 
 /// Answers people and dashboards; who ends processes that do not answer asks `/livez`.
-async fn health(State(ops): State<Ops>, headers: HeaderMap) -> (StatusCode, String) {
-    ops.told(&headers, ops.readiness.troubles(), "healthy", "not healthy").await
+async fn health(State(ops): State<Ops>, headers: HeaderMap) -> Response {
+    ops.told_health(&headers).await.unwrap_or_else(Refusal::into_response)
 }
 
 impl Ops {
-    /// Says yes or no; and one line for each thing that is wrong, to those who may read it.
-    async fn told(
-        &self,
-        headers: &HeaderMap,
-        wrong: Vec<(String, String)>,
-        yes: &str,
-        no: &str,
-    ) -> (StatusCode, String) {
-        if wrong.is_empty() {
-            return (StatusCode::OK, format!("{yes}\n"));
+    /// Says yes or no; and one line for each thing that is missing, to those who may read it.
+    async fn told_readiness(&self, headers: &HeaderMap) -> (StatusCode, String) {
+        let missing = self.readiness.missing();
+        if missing.is_empty() {
+            return (StatusCode::OK, "ready\n".to_owned());
         }
         if !self.access.allows(headers).await {
-            return (StatusCode::SERVICE_UNAVAILABLE, format!("{no}\n"));
+            return (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".to_owned());
         }
-        (StatusCode::SERVICE_UNAVAILABLE, wrong.iter().map(line).collect())
+        (StatusCode::SERVICE_UNAVAILABLE, missing.iter().map(line).collect())
+    }
+
+    /// Says yes or no to everybody; to those who may read it also what is wrong, and why work waits though nothing is. To the gateway
+    /// that asks for a tenant it says the latter of that tenant alone.
+    async fn told_health(&self, headers: &HeaderMap) -> Result<Response, Refusal> {
+        let scope = self.scope(headers).await?;
+        let troubles = self.readiness.troubles();
+        let (status, word) = match troubles.is_empty() {
+            true => (StatusCode::OK, "healthy\n"),
+            false => (StatusCode::SERVICE_UNAVAILABLE, "not healthy\n"),
+        };
+        let Some(scope) = scope else { return Ok((status, word).into_response()) };
+        let waits = self.admin.as_ref().map_or(Ok(Vec::new()), |admin| admin.waits(&scope))?;
+        let troubles: String = match scope {
+            InfoScope::NoTenant | InfoScope::AllTenants => troubles.iter().map(line).collect(),
+            // What is wrong may be another's.
+            InfoScope::Tenant(_) => String::new(),
+        };
+        let first = if troubles.is_empty() { word.to_owned() } else { troubles };
+        Ok((status, first + &waits.iter().map(line).collect::<String>()).into_response())
+    }
+
+    /// Finds what a reader may see; nothing of one who shows neither the token nor the secret.
+    async fn scope(&self, headers: &HeaderMap) -> Result<Option<InfoScope>, Refusal> {
+        let authorized = match &self.admin {
+            Some(admin) => admin.authorized(headers).await?,
+            None => None,
+        };
+        Ok(match authorized {
+            Some(AdminScope::Process) => Some(InfoScope::AllTenants),
+            Some(AdminScope::Tenant(tenant)) => Some(InfoScope::Tenant(tenant)),
+            None => self.access.allows(headers).await.then_some(InfoScope::NoTenant),
+        })
     }
 }
 
@@ -187,16 +215,7 @@ async fn info(State(ops): State<Ops>, headers: HeaderMap) -> Response {
 
 impl Ops {
     async fn told_info(&self, headers: &HeaderMap) -> Result<Response, Refusal> {
-        let authorized = match &self.admin {
-            Some(admin) => admin.authorized(headers).await?,
-            None => None,
-        };
-        let scope = match authorized {
-            Some(AdminScope::Process) => InfoScope::AllTenants,
-            Some(AdminScope::Tenant(tenant)) => InfoScope::Tenant(tenant),
-            None if self.access.allows(headers).await => InfoScope::NoTenant,
-            None => return Ok(refused()),
-        };
+        let Some(scope) = self.scope(headers).await? else { return Ok(refused()) };
         let notices = match scope {
             // They are for operators, and may name other tenants.
             InfoScope::Tenant(_) => BTreeMap::new(),

@@ -61,6 +61,8 @@ pub enum Table {
     Checkpoint,
     /// Which occurrence of its schedule a saga waits for.
     Schedule,
+    /// Why starts of the lane wait.
+    Starved,
     /// Work that is to be sent, in the order of the commits.
     Outbox,
     /// Who owns a lane, and its epoch.
@@ -98,6 +100,7 @@ impl Table {
             Self::Unwanted => "unwanted",
             Self::Checkpoint => "checkpoint",
             Self::Schedule => "schedule",
+            Self::Starved => "starved",
             Self::Outbox => "outbox",
             Self::Fence => "fence",
             Self::Owner => "owner",
@@ -324,6 +327,12 @@ impl Key {
     #[must_use]
     pub fn schedule() -> Self {
         Table::Schedule.with(|_| ())
+    }
+
+    /// Why starts of the lane wait.
+    #[must_use]
+    pub fn starved() -> Self {
+        Table::Starved.with(|_| ())
     }
 
     /// Work that is to be sent.

@@ -61,6 +61,13 @@ impl AdminHandlers for Admin {
         }
         Ok(json!({ "sagas": self.sagas(), "durability": self.app.durability() }))
     }
+
+    fn waits(&self, scope: &InfoScope) -> Result<Vec<(String, String)>, UnknownTenant> {
+        match scope {
+            InfoScope::Tenant(tenant) if !self.app.has_tenant(tenant) => Err(UnknownTenant),
+            scope => Ok(self.app.waits(scope)),
+        }
+    }
 }
 
 /// What a reload has changed.

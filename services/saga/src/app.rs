@@ -2,6 +2,7 @@
 
 mod provide;
 mod reload;
+mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ use self::reload::Built;
 pub use self::reload::{ReloadChange, ReloadKind};
 use crate::definitions::{DefinitionError, Definitions};
 use crate::effects::OpenCalls;
+use crate::effects::upstreams::Upstreams;
 use crate::health::Health;
 use crate::lane::backlog::OUTBOX_ROWS_MAX;
 use crate::lane::gateway::Gateway;
@@ -131,6 +133,7 @@ pub struct App {
     around: Surroundings,
     access: Option<Access>,
     calls: OpenCalls,
+    upstreams: Upstreams,
     providers: watch::Sender<Arc<Providers>>,
     /// Providers as they were built, by the hash of their documents.
     built: Mutex<Built>,
@@ -198,6 +201,7 @@ impl App {
             around,
             access: storage.map(Access::new),
             calls: OpenCalls::default(),
+            upstreams: Upstreams::default(),
             providers: watch::Sender::new(Arc::default()),
             built: Mutex::default(),
             tenants_file: None,
@@ -340,6 +344,7 @@ impl App {
             providers: self.providers.subscribe(),
             gateway: Arc::clone(&self.gateway),
             calls: self.calls.clone(),
+            upstreams: self.upstreams.clone(),
             around: self.around.clone(),
             grace: self.config.grace,
             away: self.away.clone(),

@@ -12,6 +12,7 @@ pub mod beats;
 pub mod decided;
 mod hand_over;
 pub(crate) mod listing;
+pub(crate) mod unowned;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -108,6 +109,8 @@ pub struct Placement {
     pub gateway: Arc<dyn Gateway>,
     /// Calls that are open.
     pub calls: OpenCalls,
+    /// What upstreams allow.
+    pub upstreams: Upstreams,
     /// What lanes work with.
     pub around: Surroundings,
     /// How long calls under way may take to end when their lane is given up.
@@ -144,7 +147,6 @@ struct Lanes {
     owners: JoinSet<(Lane, Ended)>,
     /// Lanes that have ended by themselves, and the last beat before that: a later one says whether they are ours.
     ended: BTreeMap<Lane, u64>,
-    upstreams: Upstreams,
 }
 
 impl Placement {
@@ -301,7 +303,7 @@ impl Placement {
                     weight: wanted.weight,
                     definitions: Arc::clone(&self.definitions),
                     provider,
-                    upstreams: lanes.upstreams.clone(),
+                    upstreams: self.upstreams.clone(),
                     calls: self.calls.clone(),
                     around,
                 };

@@ -3,8 +3,8 @@
 //! Whoever has too much starts no instance: events wait that would, and requests are refused. Instances that run go on, since only
 //! their ends make room. What a lane has is counted when it is taken, and followed from there.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,8 @@ struct TenantUsage {
     /// Starts that are free, in thousandths, and when they were counted.
     starts: Mutex<(u64, Instant)>,
     quotas: Mutex<Quotas>,
+    /// Lanes in which starts wait, and the quota that was used up last.
+    starving: Mutex<(u64, Option<Full>)>,
     freed: watch::Sender<()>,
 }
 
@@ -53,6 +55,7 @@ pub(crate) struct LaneUsage {
     tenant: Arc<TenantUsage>,
     instances: AtomicU64,
     timers: AtomicU64,
+    is_starving: AtomicBool,
 }
 
 /// Room for one more instance, which is given back unless the instance has started.
@@ -75,7 +78,18 @@ impl Usage {
         let tenant = self.of(tenant);
         tenant.instances.fetch_add(instances, Ordering::Relaxed);
         tenant.timers.fetch_add(timers, Ordering::Relaxed);
-        LaneUsage { tenant, instances: AtomicU64::new(instances), timers: AtomicU64::new(timers) }
+        let (instances, timers) = (AtomicU64::new(instances), AtomicU64::new(timers));
+        LaneUsage { tenant, instances, timers, is_starving: AtomicBool::new(false) }
+    }
+
+    /// Tenants of whom starts wait on this replica, each with the quota that is used up.
+    pub(crate) fn starving(&self) -> BTreeMap<TenantId, Full> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = |usage: &TenantUsage| {
+            let starving = usage.starving.lock().unwrap_or_else(PoisonError::into_inner);
+            starving.1.filter(|_| starving.0 > 0)
+        };
+        all.iter().filter_map(|(tenant, usage)| Some((tenant.clone(), full(usage)?))).collect()
     }
 
     /// Counts a call of an effect, until what this gives is dropped.
@@ -94,6 +108,7 @@ impl Default for TenantUsage {
             effects: AtomicU64::new(0),
             starts: Mutex::new((u64::MAX, Instant::now())),
             quotas: Mutex::default(),
+            starving: Mutex::default(),
             freed: watch::Sender::new(()),
         }
     }
@@ -172,6 +187,18 @@ impl LaneUsage {
         }
     }
 
+    /// Takes note that starts of the lane wait for this quota; with nothing, that none does.
+    pub(crate) fn starve(&self, full: Option<Full>) {
+        let was_starving = self.is_starving.swap(full.is_some(), Ordering::Relaxed);
+        let mut starving = self.tenant.starving.lock().unwrap_or_else(PoisonError::into_inner);
+        match (was_starving, full.is_some()) {
+            (false, true) => starving.0 += 1,
+            (true, false) => starving.0 = starving.0.saturating_sub(1),
+            (true, true) | (false, false) => {}
+        }
+        starving.1 = full.or(starving.1);
+    }
+
     /// Tells when starts that wait may be tried again.
     pub(crate) fn freed(&self) -> watch::Receiver<()> {
         self.tenant.freed.subscribe()
@@ -180,6 +207,7 @@ impl LaneUsage {
 
 impl Drop for LaneUsage {
     fn drop(&mut self) {
+        self.starve(None);
         lower(&self.tenant.instances, self.instances.load(Ordering::Relaxed));
         lower(&self.tenant.timers, self.timers.load(Ordering::Relaxed));
         self.tenant.free();

@@ -44,6 +44,7 @@ use self::intake::{Intake, Wanted};
 pub(crate) use self::letters::passed_on;
 use self::set_back::Pending;
 use self::starved::Starved;
+pub use self::starved::StarvedRow;
 pub use self::summary::Summary;
 pub use self::timers::DueRow;
 use self::timers::Timers;
@@ -219,6 +220,7 @@ impl Owner {
         let saga = lane.definitions.saga(&lane.tenant, &lane.saga);
         let wanted = saga.as_ref().and_then(|saga| saga.start.schedule.as_ref());
         schedule::prepare(&rows, &lane.saga, wanted).await?;
+        starved::forget(&rows).await?;
         let census = census::take(&rows).await?;
         let usage = starved::usage(&lane, &census);
         let census = rows.around().metrics.census.lane(&census);
@@ -282,6 +284,7 @@ impl Owner {
                 self.begin(correlation, item);
             }
             let (next_timer, next_note) = (self.timers.next_wait(), self.next_note());
+            let next_tell = self.starved.next_tell();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
@@ -300,6 +303,9 @@ impl Owner {
                 },
                 () = self.starved.fed() => self.feed(),
                 () = self.shared.rows.backlog().eased() => self.timers.look(),
+                () = tokio::time::sleep(next_tell.unwrap_or_default()), if next_tell.is_some() => {
+                    self.tell_starved().await?;
+                }
                 () = wake.notified() => self.timers.look(),
                 () = tokio::time::sleep(next_timer) => self.fire().await?,
                 () = tokio::time::sleep(next_note.unwrap_or_default()), if next_note.is_some() => {

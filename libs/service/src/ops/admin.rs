@@ -123,6 +123,16 @@ pub trait AdminHandlers: Send + Sync + 'static {
     /// # Errors
     /// [`UnknownTenant`], of a scope that names one.
     fn info(&self, scope: &InfoScope) -> Result<Value, UnknownTenant>;
+
+    /// Says why work waits although the process is ready: what each is about, and one line. `/health` shows it. Names no other
+    /// tenants than the scope allows.
+    ///
+    /// # Errors
+    /// [`UnknownTenant`], of a scope that names one.
+    fn waits(&self, scope: &InfoScope) -> Result<Vec<(String, String)>, UnknownTenant> {
+        let _ = scope;
+        Ok(Vec::new())
+    }
 }
 
 /// The admin routes of one process. Clones are the same.
@@ -191,6 +201,18 @@ impl AdminRoutes {
             (None, InfoScope::NoTenant | InfoScope::AllTenants) => Ok(Value::Null),
         }
     }
+
+    /// Gives why work of the service waits; nothing of a service that has not started.
+    ///
+    /// # Errors
+    /// When there is no such tenant, or nobody knows yet.
+    pub(super) fn waits(&self, scope: &InfoScope) -> Result<Vec<(String, String)>, Refusal> {
+        match (self.0.handlers.get(), scope) {
+            (Some(handlers), _) => Ok(handlers.waits(scope)?),
+            (None, InfoScope::Tenant(_)) => Err(Refusal::Starting),
+            (None, InfoScope::NoTenant | InfoScope::AllTenants) => Ok(Vec::new()),
+        }
+    }
 }
 
 impl fmt::Debug for AdminRoutes {
@@ -213,6 +235,7 @@ trait AnyHandlers: Send + Sync {
     fn drain(&self, scope: AdminScope) -> BoxFuture<'_, Result<Value, DrainError>>;
     fn reload(&self, scope: AdminScope) -> BoxFuture<'_, Result<Value, ReloadError>>;
     fn info(&self, scope: &InfoScope) -> Result<Value, UnknownTenant>;
+    fn waits(&self, scope: &InfoScope) -> Result<Vec<(String, String)>, UnknownTenant>;
 }
 
 impl<H: AdminHandlers> AnyHandlers for H {
@@ -226,5 +249,9 @@ impl<H: AdminHandlers> AnyHandlers for H {
 
     fn info(&self, scope: &InfoScope) -> Result<Value, UnknownTenant> {
         AdminHandlers::info(self, scope)
+    }
+
+    fn waits(&self, scope: &InfoScope) -> Result<Vec<(String, String)>, UnknownTenant> {
+        AdminHandlers::waits(self, scope)
     }
 }

@@ -91,6 +91,16 @@ impl AdminHandlers for Handlers {
             InfoScope::Tenant(_) => Err(UnknownTenant),
         }
     }
+
+    fn waits(&self, scope: &InfoScope) -> Result<Vec<(String, String)>, UnknownTenant> {
+        let wait = |about: &str| vec![(about.to_owned(), "starts\nwait".to_owned())];
+        match scope {
+            InfoScope::NoTenant => Ok(wait("quota")),
+            InfoScope::AllTenants => Ok([wait("quota, acme"), wait("quota, other")].concat()),
+            InfoScope::Tenant(tenant) if tenant.as_str() == "acme" => Ok(wait("quota, acme")),
+            InfoScope::Tenant(_) => Err(UnknownTenant),
+        }
+    }
 }
 
 /// An ops port with admin routes.
@@ -272,6 +282,35 @@ async fn services_without_admin_routes_know_none() {
     }
     let head = format!("GET /info HTTP/1.1\r\n{}x-tenant-id: acme\r\n", bearer(TOKEN));
     assert_eq!(port.ask(&head, "").await.status, 200, "they have no tenants");
+}
+
+#[tokio::test]
+async fn health_says_why_work_waits_as_far_as_its_reader_may_know() {
+    let admin = Admin::open().await;
+    let health = async |headers: &str| {
+        let answer = admin.port.ask(&format!("GET /health HTTP/1.1\r\n{headers}"), "").await;
+        (answer.status, answer.body)
+    };
+    let told = |status, text: &str| (status, text.to_owned());
+    let secret = bearer(SECRET);
+    let of = |tenant: &str| format!("{secret}x-tenant-id: {tenant}\r\n");
+    assert_eq!(health("").await, told(200, "healthy\n"));
+    assert_eq!(health(&bearer(TOKEN)).await, told(200, "healthy\nquota: starts wait\n"));
+    assert_eq!(
+        health(&secret).await,
+        told(200, "healthy\nquota, acme: starts wait\nquota, other: starts wait\n")
+    );
+    assert_eq!(health(&of("acme")).await, told(200, "healthy\nquota, acme: starts wait\n"));
+    assert_eq!(health(&of("unknown")).await.0, 404);
+    assert_eq!(health("x-tenant-id: acme\r\n").await.0, 400);
+    // What is missing is named to operators, and to nobody who asks for a tenant.
+    admin.port.readiness.condition("lanes").unmet("that of other stays away");
+    assert_eq!(health("").await, told(503, "not healthy\n"));
+    assert_eq!(
+        health(&bearer(TOKEN)).await,
+        told(503, "lanes: that of other stays away\nquota: starts wait\n")
+    );
+    assert_eq!(health(&of("acme")).await, told(503, "not healthy\nquota, acme: starts wait\n"));
 }
 
 #[tokio::test]

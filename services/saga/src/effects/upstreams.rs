@@ -2,7 +2,7 @@
 //!
 //! One for a process: its lanes share what their effects' providers allow.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -160,10 +160,11 @@ impl Upstreams {
         }
     }
 
-    /// Counts upstreams that are left alone now.
-    #[must_use]
-    pub fn open(&self) -> usize {
-        self.all().values().filter(|upstream| !upstream.circuit.is_closed()).count()
+    /// Effects whose upstreams are left alone now.
+    pub(crate) fn left_alone(&self) -> BTreeSet<EffectName> {
+        let all = self.all();
+        let alone = all.iter().filter(|(_, upstream)| upstream.left_alone.is_some());
+        alone.map(|(effect, _)| effect.clone()).collect()
     }
 }
 

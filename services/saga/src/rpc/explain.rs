@@ -1,14 +1,16 @@
 //! Why an instance is where it is, for whoever was woken by it.
 
-use model::{CommandId, EffectState, SagaStatus, Timestamp};
+use ::rpc::Error;
+use model::{CommandId, EffectState, SagaStatus, TenantId, Timestamp};
 use proto::convert::enums::effect_state_to_wire;
-use proto::convert::saga::instance as instance_name;
+use proto::convert::saga::{InstanceName, instance as instance_name};
 use proto::required::missing;
 use proto::v1::{ExplainSagaRequest, ExplainSagaResponse, SagaFinding, SagaFindingKind};
-use tonic::Status;
+use tonic::{Code, Status};
 use workflow::definition::{Action, Saga};
 use workflow::instance::{Entry, Instance, Open, Tombstone};
 use workflow::ledger::CallRow;
+use workflow::placement::owner_of;
 use workflow::{Key, Lane};
 
 use super::instances::{Found, no_instance};
@@ -16,8 +18,9 @@ use super::lists::failed;
 use super::wire::{self, moment};
 use super::{Api, Principal};
 use crate::lane::letter_name::LetterName;
+use crate::placement::unowned;
 use crate::reads::{ReadError, Reads};
-use crate::sagas::sources;
+use crate::sagas::{StarvedRow, sources};
 
 /// Open calls that are looked at, of the many that an instance may have.
 const CALLS_MAX: usize = 64;
@@ -33,7 +36,15 @@ pub(super) async fn explain(
     let mut violations = missing(&request);
     let ExplainSagaRequest { tenant_id, saga, correlation_id } = request;
     let name = instance_name((&tenant_id, &saga, &correlation_id), api.has_tenants(), &mut violations);
-    let found = api.instance(caller, name, violations).await?;
+    let name = violations.into_result(name).map_err(Error::from)?;
+    api.read(caller, &name.tenant).await?;
+    let found = match api.reads().instance(name.clone()).await {
+        Ok(found) => found,
+        Err(status) if status.code() == Code::NotFound => {
+            return starved(api, &name).await?.ok_or(status);
+        }
+        Err(status) => return Err(status),
+    };
     let looked = Looked { api, reads: api.reads(), found: &found };
     let findings = match &found.record.entry {
         Entry::Live(instance) => looked.live(instance).await.map_err(failed)?,
@@ -47,6 +58,43 @@ pub(super) async fn explain(
         cause: cause.map_or(SagaFindingKind::Unspecified, SagaFinding::kind).into(),
         findings,
     })
+}
+
+/// Says why an instance may not have started though its event has come: starts of its lane wait for a quota. Nothing where none do.
+async fn starved(api: &Api, name: &InstanceName) -> Result<Option<ExplainSagaResponse>, Status> {
+    let reads = api.reads();
+    let Some(lane) = reads.lane_of(&name.tenant, &name.saga, &name.correlation) else { return Ok(None) };
+    let row: Option<StarvedRow> = reads.row(&lane, Key::starved()).await.map_err(failed)?;
+    let Some(StarvedRow { quota, most, found, since }) = row else { return Ok(None) };
+    let detail = format!(
+        "starts of its lane {lane} wait since {} for the quota `{quota}`: the tenant has {found}, and may have {most}; they go on \
+         when instances, timers and calls end, or with a higher quota in the tenants file",
+        since.rfc3339()
+    );
+    let quota = SagaFinding { lane: lane.to_string(), ..finding(SagaFindingKind::Tenant, true, detail) };
+    let tenant = paused(api, &name.tenant);
+    let unowned = unowned::why(&api.app.view().members, &lane).map(|why| without_owner(&lane, &why));
+    let findings: Vec<_> = tenant.into_iter().chain(unowned).chain([quota]).collect();
+    let cause = findings.first();
+    let why = cause.map(|cause| cause.detail.clone()).unwrap_or_default();
+    Ok(Some(ExplainSagaResponse {
+        saga: None,
+        summary: format!("It has not started, whether or not its event has come: {why}."),
+        cause: cause.map_or(SagaFindingKind::Unspecified, SagaFinding::kind).into(),
+        findings,
+    }))
+}
+
+/// Says since when a tenant is paused.
+fn paused(api: &Api, tenant: &TenantId) -> Option<SagaFinding> {
+    let since = api.app.view().decided.paused_since(tenant)?;
+    let detail = format!("its tenant is paused since {}; ResumeTenant lets it go on", since.rfc3339());
+    Some(finding(SagaFindingKind::Tenant, true, detail))
+}
+
+fn without_owner(lane: &Lane, why: &str) -> SagaFinding {
+    let detail = format!("its lane {lane} has no owner: {why}");
+    SagaFinding { lane: lane.to_string(), ..finding(SagaFindingKind::Lane, true, detail) }
 }
 
 fn finding(kind: SagaFindingKind, blocks: bool, detail: String) -> SagaFinding {
@@ -95,7 +143,7 @@ impl Looked<'_> {
     /// Everything that is found of an instance that has not ended, in the order in which it decides.
     async fn live(&self, instance: &Instance) -> Result<Vec<SagaFinding>, ReadError> {
         let (mut findings, sources) = (Vec::new(), self.sources().await);
-        findings.extend(self.tenant());
+        findings.extend(paused(self.api, &self.found.name.tenant));
         findings.extend(self.lane(&sources));
         let definition = match self.reads.definition(instance.definition).await {
             Ok(definition) => Some(definition),
@@ -122,23 +170,33 @@ impl Looked<'_> {
         Ok(findings)
     }
 
-    /// Says since when the tenant is paused.
-    fn tenant(&self) -> Option<SagaFinding> {
-        let heard = self.api.app.heard();
-        let since = heard.view.borrow().decided.paused_since(&self.found.name.tenant)?;
-        let detail = format!("its tenant is paused since {}; ResumeTenant lets it go on", since.rfc3339());
-        Some(finding(SagaFindingKind::Tenant, true, detail))
-    }
-
-    /// Says whether anybody reads for the lane.
+    /// Says why nobody owns the lane, or that nobody reads for it.
     fn lane(&self, sources: &[SourceFound]) -> Option<SagaFinding> {
-        let lane = self.found.lane.to_string();
-        let is_unread = sources.iter().any(|source| source.is_unread);
-        is_unread.then(|| {
-            let detail =
-                format!("no replica reads for its lane {lane}: it has no owner, or that has just begun");
-            SagaFinding { lane, ..finding(SagaFindingKind::Lane, true, detail) }
-        })
+        let (app, lane) = (&self.api.app, &self.found.lane);
+        let (view, is_unread) = (app.view(), sources.iter().any(|source| source.is_unread));
+        // One of a tenant that is paused is nobody's, which is said of the tenant.
+        let is_paused = view.decided.paused_since(lane.tenant()).is_some();
+        // Whoever hears of nobody knows by the broker only.
+        let why = unowned::why(&view.members, lane);
+        if let Some(why) = why.filter(|_| !is_paused && !view.members.is_empty()) {
+            return Some(without_owner(lane, &why));
+        }
+        let detail = match app.away().get(lane) {
+            Some(why) => format!(
+                "its lane {lane} stays away from this replica: {why}; compare the consumer with its filter, then Reload has it taken"
+            ),
+            None if !is_unread => return None,
+            None => match owner_of(&view.members, lane, view.decided.moved_to(lane)) {
+                Some(owner) if !is_paused => {
+                    format!(
+                        "no replica reads for its lane {lane}: `{}` is to take it, and has not yet",
+                        owner.name
+                    )
+                }
+                _ => format!("no replica reads for its lane {lane}: it has no owner, or that has just begun"),
+            },
+        };
+        Some(SagaFinding { lane: lane.to_string(), ..finding(SagaFindingKind::Lane, true, detail) })
     }
 
     fn definition(&self, instance: &Instance, found: Option<&Saga>) -> Option<SagaFinding> {

@@ -10,6 +10,7 @@ use proto::v1::{
     GetSagaServerRequest, GetSagaServerResponse, SagaBroker, SagaReplica, SagaServerRole,
     SagaServiceDrainRequest, SagaServiceDrainResponse, SagaStore,
 };
+use service::InfoScope;
 use store::{Expect, Op, Outcome};
 use tonic::Status;
 use workflow::Key;
@@ -35,7 +36,9 @@ pub(super) async fn get_server(
     let app = &api.app;
     let (around, own) = (app.around(), app.role());
     let (caps, catalog, view) = (around.store.caps(), app.definitions().catalog(), app.heard().view);
-    let problems = app.readiness().missing().into_iter().map(|(name, why)| format!("{name}: {why}"));
+    let waits = app.waits(&InfoScope::AllTenants);
+    let problems = app.readiness().troubles().into_iter().chain(waits);
+    let problems = problems.map(|(name, why)| format!("{name}: {why}"));
     let replicas = view.borrow().members.clone().into_iter().map(|member| SagaReplica {
         name: member.name,
         version: member.version,

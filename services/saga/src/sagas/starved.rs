@@ -6,10 +6,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use model::CorrelationId;
+use model::{CorrelationId, Timestamp};
+use serde::{Deserialize, Serialize};
+use store::Op;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use workflow::instance::Record;
+use workflow::Key;
+use workflow::instance::{Record, encode};
 use workflow::step::Refusal;
 
 use super::answer::{AnswerRow, VerbOutcome};
@@ -17,11 +20,38 @@ use super::intake::Wanted;
 use super::timers::{TimerDelta, is_ours};
 use super::work::{Decision, asked};
 use super::{Cached, Item, Owner, SagaLane, Shared};
+use crate::lane::Ended;
+use crate::lane::rows::{Rows, row};
 use crate::metrics::{Census, Counted};
 use crate::quotas::{Full, LaneUsage, Room};
 
 /// Correlations that are tried again at a time.
 const AT_ONCE: usize = 8;
+/// Starts wait so long before it is told, and find room for so long before nothing is told any more.
+const TOLD_AFTER: Duration = Duration::from_secs(1);
+
+/// Why starts of a lane wait, for whoever asks any replica.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StarvedRow {
+    /// The quota.
+    pub quota: String,
+    /// How much there may be.
+    pub most: u64,
+    /// How much there was when the last start was refused for it.
+    pub found: u64,
+    /// Since when starts wait.
+    pub since: Timestamp,
+}
+
+/// Starts that have waited since they did first.
+#[derive(Debug, Clone, Copy)]
+struct Hunger {
+    since: Instant,
+    /// What the last of them waits for.
+    full: Full,
+    /// Since when all of them are tried again.
+    fed: Option<Instant>,
+}
 
 /// Starts that wait.
 pub(super) struct Starved {
@@ -30,6 +60,9 @@ pub(super) struct Starved {
     items: HashMap<CorrelationId, VecDeque<Item>>,
     freed: watch::Receiver<()>,
     again: Instant,
+    hunger: Option<Hunger>,
+    /// The quota that the row tells.
+    told: Option<&'static str>,
 }
 
 /// What a lane has of its tenant's quotas.
@@ -42,7 +75,8 @@ pub(super) fn usage(lane: &SagaLane, census: &Census) -> LaneUsage {
 
 impl Starved {
     pub(super) fn new(freed: watch::Receiver<()>) -> Self {
-        Self { line: VecDeque::new(), items: HashMap::new(), freed, again: Instant::now() }
+        let again = Instant::now();
+        Self { line: VecDeque::new(), items: HashMap::new(), freed, again, hunger: None, told: None }
     }
 
     /// Returns whether a correlation waits for its start.
@@ -68,6 +102,15 @@ impl Starved {
         self.items.values_mut().flatten()
     }
 
+    /// How long to wait until it is told why starts wait, or that none does; nothing where that is told.
+    pub(super) fn next_tell(&self) -> Option<Duration> {
+        let Hunger { since, full, fed } = self.hunger?;
+        if fed.is_none() && self.told == Some(full.quota) {
+            return None;
+        }
+        Some(TOLD_AFTER.saturating_sub(fed.unwrap_or(since).elapsed()))
+    }
+
     /// Waits until something may be tried again; for ever where nothing waits.
     pub(super) async fn fed(&mut self) {
         if self.line.is_empty() {
@@ -84,7 +127,9 @@ impl Starved {
 impl Owner {
     /// Keeps a start back for which there is no room.
     pub(super) fn starve(&mut self, correlation: CorrelationId, item: Item, full: &Full) {
-        let Starved { line, items, again, .. } = &mut self.starved;
+        let Starved { line, items, again, hunger, .. } = &mut self.starved;
+        let since = hunger.map_or_else(Instant::now, |hunger| hunger.since);
+        *hunger = Some(Hunger { since, full: *full, fed: None });
         if line.is_empty() {
             tracing::warn!(lane = %self.shared.rows.lane, "{full}; starts wait until there is room");
         }
@@ -96,15 +141,51 @@ impl Owner {
     /// Tries starts again.
     pub(super) fn feed(&mut self) {
         for _ in 0..AT_ONCE {
-            let Some(correlation) = self.starved.line.pop_front() else { return };
+            let Some(correlation) = self.starved.line.pop_front() else { break };
             let items = self.starved.items.remove(&correlation).unwrap_or_default();
             for item in items.into_iter().rev() {
                 self.queues.push_first(&correlation, item);
             }
         }
+        // Those that find no room say so.
+        if self.starved.line.is_empty()
+            && let Some(hunger) = &mut self.starved.hunger
+        {
+            hunger.fed = Some(Instant::now());
+        }
         // The next of them, should these find room; where they do not, they say when.
         self.starved.again = Instant::now() + Duration::from_millis(1);
     }
+
+    /// Tells why starts wait, or that none does any more: by a row, which any replica reads, and to whoever asks this one.
+    pub(super) async fn tell_starved(&mut self) -> Result<(), Ended> {
+        let Some(Hunger { since, full, fed }) = self.starved.hunger else { return Ok(()) };
+        let rows = &self.shared.rows;
+        if fed.is_some() {
+            self.starved.hunger = None;
+            self.shared.usage.starve(None);
+            if self.starved.told.take().is_some() {
+                rows.commit(Vec::new(), vec![Op::Delete(row(&Key::starved()))]).await?;
+            }
+            return Ok(());
+        }
+        let waited = u64::try_from(since.elapsed().as_millis()).unwrap_or_default();
+        let since = Timestamp::from_millis(rows.now().await?.saturating_sub(waited));
+        let Full { quota, most, found, .. } = full;
+        let told = StarvedRow { quota: quota.to_owned(), most, found, since };
+        rows.commit(Vec::new(), vec![Op::Put(row(&Key::starved()), encode(&told).into())]).await?;
+        self.starved.told = Some(quota);
+        self.shared.usage.starve(Some(full));
+        Ok(())
+    }
+}
+
+/// Removes what a former owner told: what waited for it comes again.
+pub(super) async fn forget(rows: &Rows) -> Result<(), Ended> {
+    if rows.get(&Key::starved()).await?.is_some() {
+        rows.commit(Vec::new(), vec![Op::Delete(row(&Key::starved()))]).await?;
+    }
+    Ok(())
 }
 
 impl Shared {

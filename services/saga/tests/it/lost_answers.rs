@@ -15,7 +15,8 @@ use store::{
 use workflow::Json;
 use workflow::input::Verb;
 
-use crate::world::{SetForward, World};
+use crate::clock::SetForward;
+use crate::world::World;
 
 const SAGA: &str = r#"
 kind: Saga

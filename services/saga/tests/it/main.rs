@@ -3,6 +3,7 @@
 mod away;
 mod census;
 mod chaos;
+mod clock;
 mod crashes;
 mod crowds;
 mod definitions;
@@ -29,4 +30,5 @@ mod served;
 mod streams;
 mod sweeps;
 mod verbs;
+mod waits;
 mod world;

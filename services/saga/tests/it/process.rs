@@ -1,8 +1,10 @@
 //! Processes of the service, and the outside world that they call.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::Permissions;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,6 +18,9 @@ use rpc::{Allow, MethodPolicy, Mount, Server, TlsFiles};
 use testkit::{NatsServer, PATIENCE, Process, wait_until};
 
 use crate::world::TENANT;
+
+/// What opens the admin routes of a process that is alone.
+pub(crate) const SECRET: &str = "the secret of these tests";
 
 /// A call as it came.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +46,15 @@ impl Upstream {
 
     /// Starts one at an address.
     pub(crate) fn start_at(address: &str) -> Self {
+        Self::answering_at(address, r#"{"id":"p-1"}"#)
+    }
+
+    /// One that answers each call with this body.
+    pub(crate) fn answering(body: &'static str) -> Self {
+        Self::answering_at("127.0.0.1:0", body)
+    }
+
+    fn answering_at(address: &str, body: &'static str) -> Self {
         let listener = TcpListener::bind(address).expect("a port");
         let address = listener.local_addr().expect("bound").to_string();
         let upstream = Self { address, calls: Arc::default(), held: Arc::default() };
@@ -55,7 +69,7 @@ impl Upstream {
                     let (paths, changed) = &*held;
                     let paths = paths.lock().expect("no panic");
                     drop(changed.wait_while(paths, |paths| paths.contains(&path)).expect("no panic"));
-                    answer(stream);
+                    answer(stream, body);
                 });
             }
         });
@@ -157,8 +171,7 @@ fn read(mut stream: TcpStream) -> Option<(TcpStream, Request)> {
     Some((stream, Request { key: of("idempotency-key"), path, body, token: of("x-token") }))
 }
 
-fn answer(mut stream: TcpStream) {
-    let answer = r#"{"id":"p-1"}"#;
+fn answer(mut stream: TcpStream, answer: &str) {
     // Whoever called may be gone.
     let _ = write!(
         stream,
@@ -240,10 +253,34 @@ impl ReplicaProcess {
         Self { name: name.to_owned(), process, ops }
     }
 
+    /// Starts one that keeps rows in a directory of its own, and logs all that it can.
+    pub(crate) fn start_alone(dir: &Path, nats: &NatsServer, role: &str) -> Self {
+        let (ops, secret) = (dir.join("alone.sock"), dir.join("admin.secret"));
+        std::fs::write(&secret, SECRET).expect("written");
+        std::fs::set_permissions(&secret, Permissions::from_mode(0o600)).expect("closed");
+        let mut command = command(dir, nats);
+        command
+            .args(["--role", role, "--drain-secs", "5", "--log-level", "trace"])
+            .arg("--admin-secret-file")
+            .arg(secret)
+            .arg("--store-dir")
+            .arg(dir.join("store"))
+            .arg("--ops-listen")
+            .arg(format!("unix:{}", ops.display()));
+        let mut process = Process::spawn("alone", &mut command);
+        process.wait_for_line("saga started", PATIENCE);
+        Self { name: "alone".to_owned(), process, ops }
+    }
+
     /// Asks the ops port; gives the status and the body. Nothing where nobody answers.
     pub(crate) fn ask(&self, path: &str) -> Option<(u16, String)> {
+        self.ask_with(path, "")
+    }
+
+    /// Asks the ops port with these header lines.
+    pub(crate) fn ask_with(&self, path: &str, headers: &str) -> Option<(u16, String)> {
         let mut stream = UnixStream::connect(&self.ops).ok()?;
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: ops\r\nconnection: close\r\n\r\n").ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\n{headers}host: ops\r\nconnection: close\r\n\r\n").ok()?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok()?;
         let status = answer.split_whitespace().nth(1)?.parse().ok()?;

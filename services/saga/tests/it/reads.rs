@@ -165,7 +165,7 @@ fn correlations(sagas: &[v1::Saga]) -> BTreeSet<String> {
 }
 
 /// Starts an instance of any correlation.
-async fn start(served: &Served, correlation: &str) {
+pub(crate) async fn start(served: &Served, correlation: &str) {
     let data_json = serde_json::json!({ "id": correlation }).to_string();
     let request = about!(StartSagaRequest, correlation, data_json: data_json);
     served.actor(ADMIN).start_saga(request).await.expect("started");

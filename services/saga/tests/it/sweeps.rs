@@ -116,7 +116,7 @@ async fn a_version_stays_by_way_of_which_others_are_migrated() {
 
 #[tokio::test]
 async fn a_tenant_may_bring_versions_for_ever_as_long_as_they_go() {
-    let clock = crate::world::SetForward::default();
+    let clock = crate::clock::SetForward::default();
     let store: Arc<dyn store::KvStore> = Arc::new(store::MemoryStore::new(clock.clone()));
     let definitions = Definitions::new(store);
     let acme = "acme".parse().expect("a tenant");

@@ -22,7 +22,7 @@ use saga::providers::Provider;
 use saga::sagas::SagaLane;
 use serde::de::DeserializeOwned;
 use service::Readiness;
-use store::{Clock, EmbeddedStore, KvStore, LaneKey, MemoryStore, RowKey, SharedStore};
+use store::{EmbeddedStore, KvStore, LaneKey, MemoryStore, RowKey, SharedStore};
 use tempfile::TempDir;
 use testkit::{NatsServer, PATIENCE, RedisServer};
 use tokio::sync::{Notify, mpsc};
@@ -36,27 +36,12 @@ use workflow::message::{AnswerMessage, EffectCommand, EffectResult, FactMessage,
 use workflow::word::{SagaWord, WordMessage};
 use workflow::{Json, Key, manifest, message};
 
+use crate::clock::SetForward;
 use crate::streams::{Reader, aggregates, connect, publish, publish_event, publish_result};
 
 pub(crate) const TENANT: &str = "acme";
 /// The effect whose lane tests own.
 pub(crate) const EFFECT: &str = "payment-reserve";
-
-/// This machine's clock, which tests set forward.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct SetForward(Arc<AtomicU64>);
-
-impl SetForward {
-    pub(crate) fn forward(&self, length: Duration) {
-        self.0.fetch_add(u64::try_from(length.as_millis()).expect("not for ever"), Ordering::Relaxed);
-    }
-}
-
-impl Clock for SetForward {
-    fn now(&self) -> u64 {
-        store::MachineClock.now() + self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// A call that was ordered.
 #[derive(Debug, Clone, PartialEq, Eq)]
