@@ -119,6 +119,16 @@ pub enum Answer {
     Cancelled,
 }
 
+impl Answer {
+    /// Takes out of what came what its effect keeps nowhere.
+    fn redacted(mut self, effect: &Effect) -> Self {
+        if let Self::Succeeded(payload) | Self::Failed { payload, .. } = &mut self {
+            effect.redact("result", payload);
+        }
+        self
+    }
+}
+
 /// What is to be done about a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Todo {
@@ -276,7 +286,7 @@ impl CallRow {
         share: u32,
         now: Timestamp,
     ) -> Result<(), Impossible> {
-        match answer {
+        match answer.redacted(effect) {
             Answer::Succeeded(payload) => {
                 self.happen(EffectEvent::Succeed)?;
                 self.finish(Outcome::Succeeded, false, payload, now);

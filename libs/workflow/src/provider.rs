@@ -192,14 +192,19 @@ impl Effect {
     #[must_use]
     pub fn redacted(&self, root: &str, value: &Json) -> Json {
         let mut value = value.clone();
+        self.redact(root, &mut value);
+        value
+    }
+
+    /// Takes out of a value what is kept nowhere, as [`Effect::redacted`] does.
+    pub fn redact(&self, root: &str, value: &mut Json) {
         for path in &self.redact {
             if let Some((first, fields)) = path.split_first()
                 && first == root
             {
-                remove(&mut value, fields);
+                remove(value, fields);
             }
         }
-        value
     }
 }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::Json;
 use crate::json;
 use crate::message::{self, EffectCommand, OfTenant, ReplyAddress, Unreadable, VerbMessage};
+use crate::provider::Effect;
 
 /// A word, on its way to the owner of a lane.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,6 +134,27 @@ pub enum CallWord {
         /// What came of it.
         end: Completion,
     },
+}
+
+impl CallWord {
+    /// The result that comes with it; none where none does.
+    pub const fn result_mut(&mut self) -> Option<&mut Json> {
+        match self {
+            Self::Happened { result }
+            | Self::Complete {
+                end: Completion::Succeeded { result } | Completion::Failed { result, .. },
+                ..
+            } => Some(result),
+            Self::NotDone | Self::Retry | Self::Cancel => None,
+        }
+    }
+
+    /// Takes out of its result what the effect keeps nowhere.
+    pub fn redact(&mut self, effect: &Effect) {
+        if let Some(result) = self.result_mut() {
+            effect.redact("result", result);
+        }
+    }
 }
 
 /// What came of a call, as whoever has its token says.

@@ -376,7 +376,7 @@ impl Life {
                 answer = &mut sending => return Ok(Some(answer)),
                 Some(word) = self.words.recv() => match word {
                     Word::Ask(asking) => {
-                        self.obey(ledger, asking).await?;
+                        self.obey(ledger, effect, asking).await?;
                         if ledger.row.state.is_end() {
                             return Ok(None);
                         }
@@ -390,8 +390,14 @@ impl Life {
     }
 
     /// Does what somebody asks, in one commit with the answer.
-    async fn obey(&self, ledger: &mut Ledger, asking: Box<CallAsking>) -> Result<(), Ended> {
+    async fn obey(
+        &self,
+        ledger: &mut Ledger,
+        effect: &Arc<Effect>,
+        mut asking: Box<CallAsking>,
+    ) -> Result<(), Ended> {
         let now = self.now().await?;
+        asking.asked.redact(effect);
         let obeyed = ledger.row.obey(&asking.asked, now);
         let runs = matches!(obeyed, Ok(true));
         let answer = WordAnswer::of_call(&asking.by, obeyed.err());
@@ -406,11 +412,8 @@ impl Life {
             }
         };
         asking.answer(self.shared.rows.around(), &said).await;
-        if runs
-            && ledger.row.is_unwanted
-            && let Some(effect) = self.effect().await
-        {
-            self.stop(ledger, &effect).await;
+        if runs && ledger.row.is_unwanted {
+            self.stop(ledger, effect).await;
         }
         Ok(())
     }
@@ -517,7 +520,7 @@ impl Life {
                 let _ = ledger.row.answered(effect, answer, rand::random(), now);
             }
             Word::Beat => ledger.row.beat(effect, now),
-            Word::Ask(asking) => self.obey(ledger, asking).await?,
+            Word::Ask(asking) => self.obey(ledger, effect, asking).await?,
         }
         self.keep(ledger).await?;
         Ok(true)

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ::rpc::{Error, Page};
+use ::rpc::{Error, ErrorKind, Page, Reason};
 use futures_util::StreamExt as _;
 use model::{BlobHash, CommandId, CorrelationId, EffectName, EffectState, SagaName, TenantId, Violations};
 use proto::convert::saga::{name, states, tenant};
@@ -217,12 +217,13 @@ async fn ask(
     let effect: Option<EffectName> = name("effect", effect, &mut violations);
     let command: Option<CommandId> = name("command_id", command_id, &mut violations);
     let parsed = tenant.zip(command).zip(word);
-    let ((tenant, command), word) = violations.into_result(parsed).map_err(Error::from)?;
+    let ((tenant, command), mut word) = violations.into_result(parsed).map_err(Error::from)?;
     let resource = format!("call {command}");
     let change =
         Change { permission, method, resource: &resource, request: request.as_ref(), dry_run: false };
     let actor = api.authorize(caller, &tenant, change).await?;
     let (effect, _) = api.call(&tenant, effect.as_ref(), command).await?;
+    redact(&api.app.definitions().catalog(), &effect, &tenant, &mut word)?;
     let lane = Lane::Effect { tenant: tenant.clone(), effect: effect.clone() };
     let subject = Subject::Effect { effect: effect.clone(), command };
     let speaker = Speaker::new(actor, &tenant, request.as_ref(), hash);
@@ -230,6 +231,27 @@ async fn ask(
     let (effect, row) = api.call(&tenant, Some(&effect), command).await?;
     let catalog = api.app.definitions().catalog();
     Ok(wire::effect::call(&tenant, &effect, &row, declared(&catalog, &effect, &tenant)))
+}
+
+/// Takes out of a result what is kept nowhere, before a message has it. Of an effect that no provider has any more nobody knows what
+/// that is.
+fn redact(
+    catalog: &Catalog,
+    effect: &EffectName,
+    tenant: &TenantId,
+    word: &mut CallWord,
+) -> Result<(), Status> {
+    match (catalog.effect(effect, tenant), word.result_mut()) {
+        (Some((_, effect)), _) => word.redact(effect),
+        (None, Some(result)) if !matches!(result, Json::Null) => {
+            let message = format!(
+                "no provider in force has the effect `{effect}`, which says what of its result is kept; put one in force first"
+            );
+            return Err(Error::new(ErrorKind::FailedPrecondition, Reason::WrongState, message).into());
+        }
+        (None, _) => {}
+    }
+    Ok(())
 }
 
 /// Declares what a method asks of a call: how its word is made of the request.

@@ -109,9 +109,9 @@ pub(super) async fn get(
     Ok(answer)
 }
 
-/// Takes what providers redact out of what may have to be undone.
+/// Takes what providers redact out of the inputs of what may have to be undone. Of results it was never kept.
 async fn redact(reads: &Reads, tenant: &TenantId, instance: &mut Instance) -> Result<(), Status> {
-    if instance.stack.iter().all(|done| done.input.is_none() && done.result.is_none()) {
+    if instance.stack.iter().all(|done| done.input.is_none()) {
         return Ok(());
     }
     let definition = reads.definition(instance.definition).await.map_err(failed)?;
@@ -119,9 +119,7 @@ async fn redact(reads: &Reads, tenant: &TenantId, instance: &mut Instance) -> Re
     for done in &mut instance.stack {
         let Some(Order::Effect { effect, .. }) = order_of(&definition, done) else { continue };
         let effect = catalog.effect(effect, tenant).map(|(_, effect)| effect);
-        let shown = |root, value: &workflow::Json| effect.map(|effect| effect.redacted(root, value));
-        done.input = done.input.as_ref().and_then(|input| shown("input", input));
-        done.result = done.result.as_ref().and_then(|result| shown("result", result));
+        done.input = done.input.as_ref().and_then(|input| Some(effect?.redacted("input", input)));
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Lanes of sagas and of effects, on every store and every broker.
 
 mod away;
+mod canary;
 mod census;
 mod chaos;
 mod clock;

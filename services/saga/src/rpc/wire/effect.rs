@@ -46,8 +46,8 @@ pub(crate) fn call(
     }
 }
 
-/// A call with its input and result, but for the fields that its provider redacts. Of an effect that no provider has any more nobody
-/// knows which those are, so that neither is shown.
+/// A call with its input and result. Of the result nothing is kept that its provider redacts; of the input that is shown nowhere, and
+/// nobody knows what it is where no provider has the effect any more: then there is no input to show.
 pub(crate) fn detailed(
     whose: &TenantId,
     effect: &EffectName,
@@ -55,11 +55,7 @@ pub(crate) fn detailed(
     declared: Declared<'_>,
 ) -> v1::EffectCall {
     let shown = call(whose, effect, row, declared);
-    let Some((_, effect)) = declared else { return shown };
-    let result = row.end.as_ref().map(|end| effect.redacted("result", &end.payload).to_string());
-    v1::EffectCall {
-        input_json: effect.redacted("input", &row.input).to_string(),
-        result_json: result.unwrap_or_default(),
-        ..shown
-    }
+    let input = declared.map(|(_, effect)| effect.redacted("input", &row.input).to_string());
+    let result = row.end.as_ref().map(|end| end.payload.to_string());
+    v1::EffectCall { input_json: input.unwrap_or_default(), result_json: result.unwrap_or_default(), ..shown }
 }
