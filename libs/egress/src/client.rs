@@ -6,11 +6,12 @@ use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, StatusCode, Uri};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Limited};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::{ConnectError, Denied, Hosts, Trust, connect};
+use crate::departure::{Outgoing, Watched};
+use crate::{ConnectError, Denied, Departure, Hosts, Trust, connect};
 
 /// How often an answer may lead elsewhere.
 const REDIRECTIONS_MAX: usize = 10;
@@ -164,7 +165,7 @@ pub async fn send(
 ) -> Result<Reply, RequestError> {
     for _ in 0..=REDIRECTIONS_MAX {
         let failed = |cause: Cause, uri: &Uri| RequestError::Failed { uri: uri.clone(), cause };
-        let reply = send_once(trust, hosts, &ask, body_max, || ()).await;
+        let reply = send_once(trust, hosts, &ask, body_max, ()).await;
         let reply = reply.map_err(|cause| failed(cause, &ask.uri))?;
         let Some(location) = leads_elsewhere(&reply) else { return Ok(reply) };
         let led = redirect(&mut ask, reply.status, location);
@@ -217,8 +218,7 @@ fn join(from: &Uri, reference: &str) -> Option<Uri> {
         .ok()
 }
 
-/// Asks once, and follows nothing. `sending` is called just before the request leaves, once there is a connection to a host that
-/// proved its name: until then nothing was asked of it.
+/// Asks once, and follows nothing. `departure` hears when the request leaves, and when it has left.
 ///
 /// # Errors
 /// [`Cause`].
@@ -227,7 +227,7 @@ pub async fn send_once(
     hosts: &Hosts,
     ask: &Ask,
     body_max: usize,
-    sending: impl FnOnce(),
+    departure: impl Departure,
 ) -> Result<Reply, Cause> {
     let is_tls = match ask.uri.scheme() {
         Some(scheme) if *scheme == Scheme::HTTP => false,
@@ -250,10 +250,10 @@ pub async fn send_once(
         ConnectError::Failed(why) => Cause::Unreachable(why),
     })?;
     if !is_tls {
-        return exchange(stream, request, body_max, sending).await;
+        return exchange(stream, request, body_max, departure).await;
     }
     let stream = trust.encrypt(host, stream).await.map_err(Cause::Unreachable)?;
-    exchange(stream, request, body_max, sending).await
+    exchange(stream, request, body_max, departure).await
 }
 
 /// Returns `true` for a target whose port is the scheme's or a number of a port. [`Uri`] takes anything for one.
@@ -266,9 +266,9 @@ pub fn has_good_port(uri: &Uri) -> bool {
 }
 
 /// The request as it goes over a connection.
-fn request(ask: &Ask, authority: &Authority) -> Result<Request<Full<Bytes>>, Cause> {
+fn request(ask: &Ask, authority: &Authority) -> Result<Request<Outgoing>, Cause> {
     let path = ask.uri.path_and_query().map_or("/", PathAndQuery::as_str);
-    let request = Request::builder().method(&ask.method).uri(path).body(Full::new(ask.body.clone()));
+    let request = Request::builder().method(&ask.method).uri(path).body(Outgoing::new(ask.body.clone()));
     let mut request = request.map_err(Cause::refused)?;
     let headers = request.headers_mut();
     headers.extend(ask.headers.clone());
@@ -282,16 +282,16 @@ fn request(ask: &Ask, authority: &Authority) -> Result<Request<Full<Bytes>>, Cau
 
 async fn exchange<S>(
     stream: S,
-    request: Request<Full<Bytes>>,
+    request: Request<Outgoing>,
     body_max: usize,
-    sending: impl FnOnce(),
+    departure: impl Departure,
 ) -> Result<Reply, Cause>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let stream = Watched::new(stream, departure, request.body());
     let made = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = made.map_err(|error| Cause::Unreachable(error.to_string()))?;
-    sending();
     let asking = async {
         let (head, body) = sender.send_request(request).await.map_err(Cause::Http)?.into_parts();
         let reply = Reply { status: head.status, headers: head.headers, body: Bytes::new() };

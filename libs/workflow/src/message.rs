@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 
 use model::{CommandId, CorrelationId, EffectName, SagaName, StepName, TenantId};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::input::{CommandResult, Event, INPUT_BYTES_MAX, Outcome, Verb};
 use crate::instance::is_false;
@@ -19,6 +20,10 @@ pub const MESSAGE_ID: &str = "Nats-Msg-Id";
 pub const SAGA: &str = "Mycora-Saga";
 /// Header with the correlation that a message is of.
 pub const CORRELATION: &str = "Mycora-Correlation";
+/// How subjects of inboxes begin.
+const INBOX: &str = "_INBOX.";
+/// The subject of an inbox, in bytes.
+const INBOX_BYTES_MAX: usize = 256;
 
 /// Why a message cannot be understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -242,7 +247,8 @@ pub struct VerbMessage {
 /// Address at which the answer to a request is waited for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplyAddress {
-    /// Subject of the inbox, which many may share.
+    /// Subject of the inbox, which many may share. No other one is read: an answer would become a message of somebody's stream.
+    #[serde(deserialize_with = "inbox")]
     pub subject: String,
     /// Name of the request there.
     pub token: String,
@@ -377,6 +383,18 @@ impl Fields {
     }
 }
 
+/// Reads the subject of an inbox.
+fn inbox<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let subject = String::deserialize(from)?;
+    let is_token = |token: &str| {
+        !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
+    };
+    match subject.strip_prefix(INBOX) {
+        Some(rest) if subject.len() <= INBOX_BYTES_MAX && rest.split('.').all(is_token) => Ok(subject),
+        _ => Err(D::Error::custom(format_args!("an answer goes to an inbox (`{INBOX}…`), and nowhere else"))),
+    }
+}
+
 fn nothing() -> Json {
     Json::Null
 }
@@ -483,7 +501,14 @@ mod tests {
             request_hash: String::new(),
             reply_to: Some(ReplyAddress { subject: "_INBOX.x".to_owned(), token: "t".to_owned() }),
         };
-        assert_eq!(read::<VerbMessage>(&write(&verb), &tenant()), Ok(verb));
+        assert_eq!(read::<VerbMessage>(&write(&verb), &tenant()), Ok(verb.clone()));
+        for subject in
+            ["tenant.b.aggregate.Order.x", "_INBOX", "_INBOX.", "_INBOX.a..b", "_INBOX.>", "_inbox.a"]
+        {
+            let forged = String::from_utf8(write(&verb)).expect("JSON").replace("_INBOX.x", subject);
+            let refused = read::<VerbMessage>(forged.as_bytes(), &tenant()).expect_err(subject);
+            assert!(refused.code() == "ENVELOPE" && refused.to_string().contains("to an inbox"), "{refused}");
+        }
         let refused = read::<VerbMessage>(b"{\"tenant_id\":\"acme\"}", &tenant()).expect_err("not whole");
         assert!(refused.to_string().starts_with("the body is no verb: missing field"), "{refused}");
         let refused = read::<VerbMessage>(b"{\"a\":1,\"a\":2}", &tenant()).expect_err("twice");

@@ -37,6 +37,9 @@ use crate::providers::Provider;
 use crate::sagas::SagaLane;
 use crate::tenants::Tenants;
 
+/// Why a lane stays away, in words that name no other tenant.
+const FOREIGN: &str = "it was given a message that its filter does not let through";
+
 /// What a replica does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Role {
@@ -201,9 +204,10 @@ impl Placement {
             self.own(&lane, &wanted, &token, lanes);
             lanes.owned.insert(lane, Owned { wanted, stop: token });
         }
-        match away.iter().next() {
-            Some((lane, why)) => self.lanes.unmet(format!("the lane {lane} stays away: {why}")),
-            None => self.lanes.met(),
+        match away.len() {
+            0 => self.lanes.met(),
+            // Anybody may ask what is missing, so that no tenant is named: the log and ListLanes do.
+            count => self.lanes.unmet(format!("{count} stay away until a reload, each because {FOREIGN}")),
         }
     }
 
@@ -214,9 +218,8 @@ impl Placement {
             Ended::Stopped { .. } => {}
             Ended::Foreign { subject, .. } => {
                 tracing::error!(%lane, subject, "the lane stays away until a reload: the broker keeps tenants apart no more");
-                let why = format!("it was given a message of `{subject}`");
                 self.away.send_modify(|away| {
-                    Arc::make_mut(away).insert(lane, why);
+                    Arc::make_mut(away).insert(lane, FOREIGN.to_owned());
                 });
             }
             ended => {

@@ -37,6 +37,22 @@ impl Sent {
     pub fn is_raised(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
+
+    /// Notes that all of the call is with the system, which delivers it even if this process ends now.
+    pub(crate) fn has_left(&self) {
+        debug_assert!(self.is_raised(), "what has left may have been acted upon");
+        service::crash_point("effect.sent");
+    }
+}
+
+impl egress::Departure for Sent {
+    fn leaves(&mut self) {
+        self.raise();
+    }
+
+    fn has_left(&mut self) {
+        Self::has_left(self);
+    }
 }
 
 /// A call that a provider is asked to make.

@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 use store::Op;
 use tokio::sync::mpsc;
 use tokio::time::Instant as Moment;
-use workflow::Key;
 use workflow::key::{Part, Table};
 use workflow::message;
+use workflow::{Key, Lane};
 
 use super::rows::{Rows, row};
 use super::{Ended, Pauses};
@@ -237,6 +237,9 @@ impl Relay {
         {
             let sent = self.rows.around().broker.publish(item.outgoing()).await;
             service::crash_point("relay.published");
+            if matches!(self.rows.lane, Lane::Effect { .. }) {
+                service::crash_point("effect.published");
+            }
             match sent {
                 Ok(answer) => {
                     publishing.push_back(answer);

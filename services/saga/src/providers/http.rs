@@ -13,7 +13,7 @@ use ::http::header::{self, HeaderName, HeaderValue};
 use ::http::uri::Scheme;
 use ::http::{Method, Uri};
 use async_trait::async_trait;
-use egress::{Ask, Cause, Denied, Hosts, Reply, Rule, Trust, is_of_connection, send_once};
+use egress::{Ask, Cause, Denied, Departure, Hosts, Reply, Rule, Trust, is_of_connection, send_once};
 use service::error_chain;
 use workflow::Json;
 use workflow::formula::NoValue;
@@ -23,7 +23,7 @@ use workflow::provider::{
 };
 
 use self::answer::{Heard, answer_to_ask, answer_to_call};
-use super::{Call, Provider, Sent};
+use super::{Call, Provider};
 use crate::secrets::{SecretError, Secrets};
 
 /// Body of a request or an answer, in bytes.
@@ -121,23 +121,28 @@ impl HttpProvider {
     }
 
     /// Sends a request, and follows where the answer leads as far as that repeats nothing and tells nobody else.
-    async fn exchange(&self, mut ask: Ask, call: &Call, sent: &Sent) -> Result<Heard, Answer> {
+    async fn exchange(
+        &self,
+        mut ask: Ask,
+        call: &Call,
+        departure: impl Departure + Clone,
+    ) -> Result<Heard, Answer> {
         let trust = match &self.ca {
             None => self.trust.clone(),
             Some(name) => self.private_trust(call, name)?,
         };
         for _ in 0..REDIRECTIONS_MAX {
-            let heard = self.send_once(&trust, &ask, sent).await?;
+            let heard = self.send_once(&trust, &ask, departure.clone()).await?;
             let Some(to) = heard.reply.as_ref().and_then(|reply| self.follows(&ask, reply)) else {
                 return Ok(heard);
             };
             ask.turn_to(to);
         }
-        self.send_once(&trust, &ask, sent).await
+        self.send_once(&trust, &ask, departure).await
     }
 
-    async fn send_once(&self, trust: &Trust, ask: &Ask, sent: &Sent) -> Result<Heard, Answer> {
-        let cause = match send_once(trust, &self.hosts, ask, BODY_BYTES_MAX, || sent.raise()).await {
+    async fn send_once(&self, trust: &Trust, ask: &Ask, departure: impl Departure) -> Result<Heard, Answer> {
+        let cause = match send_once(trust, &self.hosts, ask, BODY_BYTES_MAX, departure).await {
             Ok(reply) => return Ok(Heard::whole(reply)),
             Err(cause) => cause,
         };
@@ -180,7 +185,7 @@ impl HttpProvider {
         let key = HeaderValue::from_str(&call.command.to_string());
         let key = key.map_err(|error| Unmade::Request(error.to_string()))?;
         ask.headers.insert(IDEMPOTENCY_KEY, key);
-        let heard = self.exchange(ask, call, &call.sent).await?;
+        let heard = self.exchange(ask, call, call.sent.clone()).await?;
         Ok(answer_to_call(call, http, &heard))
     }
 
@@ -188,7 +193,7 @@ impl HttpProvider {
         let Unknown::Query(query) = &call.effect.unknown else { return Ok(None) };
         // No key: that is for the one request that counts, and this is another one.
         let ask = self.ask_of(call, &query.request)?;
-        let heard = self.exchange(ask, call, &Sent::default()).await?;
+        let heard = self.exchange(ask, call, ()).await?;
         Ok(answer_to_ask(call, http, query, &heard))
     }
 

@@ -79,8 +79,7 @@ impl SmtpProvider {
         let mut dialog = self.open(call, &mail.from).await?;
         dialog.envelope(mail).await.map_err(before_the_end)?;
         dialog.content(&mail.content).await.map_err(before_the_end)?;
-        call.sent.raise();
-        match dialog.end_of_mail().await {
+        match dialog.end_of_mail(&call.sent).await {
             Ok(()) => {
                 dialog.leave().await;
                 Ok(Answer::Succeeded(Json::object([("message_id", Json::text(&mail.id))])))

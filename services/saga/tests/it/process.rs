@@ -37,6 +37,7 @@ pub(crate) struct Upstream {
     pub(crate) address: String,
     calls: Arc<Mutex<Vec<Request>>>,
     held: Arc<(Mutex<BTreeSet<String>>, Condvar)>,
+    unknown: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Upstream {
@@ -57,11 +58,12 @@ impl Upstream {
     fn answering_at(address: &str, body: &'static str) -> Self {
         let listener = TcpListener::bind(address).expect("a port");
         let address = listener.local_addr().expect("bound").to_string();
-        let upstream = Self { address, calls: Arc::default(), held: Arc::default() };
+        let upstream = Self { address, calls: Arc::default(), held: Arc::default(), unknown: Arc::default() };
         let (calls, held) = (Arc::clone(&upstream.calls), Arc::clone(&upstream.held));
+        let unknown = Arc::clone(&upstream.unknown);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (calls, held) = (Arc::clone(&calls), Arc::clone(&held));
+                let (calls, held, unknown) = (Arc::clone(&calls), Arc::clone(&held), Arc::clone(&unknown));
                 std::thread::spawn(move || {
                     let Some((stream, request)) = read(stream) else { return };
                     let path = request.path.clone();
@@ -69,7 +71,8 @@ impl Upstream {
                     let (paths, changed) = &*held;
                     let paths = paths.lock().expect("no panic");
                     drop(changed.wait_while(paths, |paths| paths.contains(&path)).expect("no panic"));
-                    answer(stream, body);
+                    let is_unknown = unknown.lock().expect("no panic").contains(&path);
+                    answer(stream, if is_unknown { "404 Not Found" } else { "200 OK" }, body);
                 });
             }
         });
@@ -79,6 +82,11 @@ impl Upstream {
     /// Holds answers to calls of this path.
     pub(crate) fn hold(&self, path: &str) {
         self.held.0.lock().expect("no panic").insert(path.to_owned());
+    }
+
+    /// Answers requests of this path with 404 from now on.
+    pub(crate) fn forget(&self, path: &str) {
+        self.unknown.lock().expect("no panic").insert(path.to_owned());
     }
 
     /// Answers everything.
@@ -171,11 +179,11 @@ fn read(mut stream: TcpStream) -> Option<(TcpStream, Request)> {
     Some((stream, Request { key: of("idempotency-key"), path, body, token: of("x-token") }))
 }
 
-fn answer(mut stream: TcpStream, answer: &str) {
+fn answer(mut stream: TcpStream, status: &str, answer: &str) {
     // Whoever called may be gone.
     let _ = write!(
         stream,
-        "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{answer}",
+        "HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{answer}",
         answer.len()
     );
 }

@@ -27,7 +27,7 @@ use saga::sagas::SagaLane;
 use saga::tenants::Tenants;
 use saga::{App, Config, Deps};
 use service::Shutdown;
-use store::{EmbeddedStore, KvStore, LaneKey, MachineClock, RowKey};
+use store::{EmbeddedStore, KvStore, LaneKey, MachineClock, RowKey, SharedStore};
 use tempfile::TempDir;
 use testkit::{NatsServer, PATIENCE, Process, RedisServer, free_port, wait_until};
 use tokio::net::TcpListener;
@@ -96,7 +96,7 @@ impl Gateway for Aggregates {
 
 /// Storage over a private Redis, served over TLS: two contexts, and an actor of each kind.
 pub(crate) struct Suite {
-    pki: Pki,
+    pub(crate) pki: Pki,
     storage: SocketAddr,
     shutdown: Shutdown,
     pub(crate) nats: NatsServer,
@@ -152,6 +152,14 @@ impl Suite {
         for request in contexts {
             ContextServiceClient::new(channel.clone()).create_context(request).await.expect("a context");
         }
+    }
+
+    /// Says who may look at the first context.
+    pub(crate) async fn set_readers(&self, ids: &[u32]) {
+        let readers = Some(v1::ActorList { ids: ids.to_vec() });
+        let request = v1::UpdateContextRequest { context_id: 1, readers, ..Default::default() };
+        let channel = self.channel(self.storage, Identity::Actor(ActorId(ADMIN)));
+        ContextServiceClient::new(channel).update_context(request).await.expect("changed");
     }
 
     /// A certificate that is in force.
@@ -228,6 +236,17 @@ async fn serve(mount: Mount, tls: &TlsFiles, shutdown: &Shutdown) -> SocketAddr 
     address
 }
 
+/// A store in Redis, or in a directory of the suite.
+async fn open(suite: &Suite, redis: Option<&RedisServer>) -> Arc<dyn KvStore> {
+    let Some(redis) = redis else {
+        let store = EmbeddedStore::open(&suite.dir().join("store"), 64 * 1024 * 1024, MachineClock);
+        return Arc::new(store.expect("a new store"));
+    };
+    let kv = Kv::new(redis.url().parse().expect("a URL"));
+    let store = SharedStore::open(kv, kv::Durability::Fast, &saga::lane::UNSCANNED).await;
+    Arc::new(store.expect("a store"))
+}
+
 /// The service as a process.
 pub(crate) struct ServedProcess {
     pub(crate) process: Process,
@@ -244,6 +263,18 @@ impl ServedProcess {
     }
 }
 
+/// Puts something between the service and what it stands on, which is of the suite's server or as it was opened.
+pub(crate) type Between<T> = Box<dyn FnOnce(&NatsServer, Arc<T>) -> Arc<T> + Send>;
+
+/// Where rows are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rows {
+    /// In a directory of the process.
+    Directory,
+    /// In Redis.
+    Redis,
+}
+
 /// How a saga service is started.
 pub(crate) struct With<'a> {
     /// The manifest.
@@ -254,12 +285,29 @@ pub(crate) struct With<'a> {
     pub(crate) storage: bool,
     /// What it does.
     pub(crate) role: Role,
+    /// What the tenants file says, where there are tenants.
+    pub(crate) tenants_file: &'a str,
+    /// Where rows are kept.
+    pub(crate) rows: Rows,
+    /// What stands between it and its broker.
+    pub(crate) broker: Option<Between<dyn Broker>>,
+    /// What stands between it and its store.
+    pub(crate) store: Option<Between<dyn KvStore>>,
 }
 
 impl Default for With<'_> {
     fn default() -> Self {
         let role = Role { sagas: true, effects: false };
-        Self { manifest: ORDER, tenants: true, storage: true, role }
+        Self {
+            manifest: ORDER,
+            tenants: true,
+            storage: true,
+            role,
+            tenants_file: TENANTS,
+            rows: Rows::Directory,
+            broker: None,
+            store: None,
+        }
     }
 }
 
@@ -274,7 +322,8 @@ pub(crate) struct Served {
     /// Begun where the service was drained, which its process would end by.
     pub(crate) drained: Shutdown,
     shutdown: Shutdown,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
+    _redis: Option<RedisServer>,
     pub(crate) suite: Suite,
 }
 
@@ -294,14 +343,21 @@ impl Served {
         let manifests = suite.dir().join("manifests");
         std::fs::create_dir(&manifests).expect("made");
         std::fs::write(manifests.join("order.yaml"), with.manifest).expect("written");
-        let store = EmbeddedStore::open(&suite.dir().join("store"), 64 * 1024 * 1024, MachineClock);
-        let store: Arc<dyn KvStore> = Arc::new(store.expect("a new store"));
+        let redis = (with.rows == Rows::Redis).then(RedisServer::start);
+        let store = open(&suite, redis.as_ref()).await;
         let (broker, aggregates) = (connect(&suite.nats).await, Aggregates::default());
+        let broker =
+            with.broker.map_or_else(|| Arc::clone(&broker), |between| between(&suite.nats, broker.clone()));
+        let store =
+            with.store.map_or_else(|| Arc::clone(&store), |between| between(&suite.nats, store.clone()));
         for stream in [crate::streams::aggregates()] {
             broker.ensure_stream(&stream).await.expect("a stream");
         }
-        let tenants =
-            if with.tenants { Tenants::read("tenants", TENANTS).expect("good") } else { Tenants::single(1) };
+        let tenants = if with.tenants {
+            Tenants::read("tenants", with.tenants_file).expect("good")
+        } else {
+            Tenants::single(1)
+        };
         let config = Config {
             role: with.role,
             manifests: Some(manifests),
@@ -333,7 +389,23 @@ impl Served {
         let (running, stop) = (Arc::clone(&app), shutdown.token());
         tokio::spawn(async move { running.run(stop).await });
         tokio::time::timeout(PATIENCE, app.readiness().ready()).await.expect("it is ready");
-        Self { app, aggregates, broker, store, registry, drained, shutdown, address, suite }
+        Self { app, aggregates, broker, store, registry, drained, shutdown, address, _redis: redis, suite }
+    }
+
+    /// Sum of a metric over its labels.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let families = self.registry.gather();
+        let family = families.iter().find(|family| family.name() == format!("mycora_saga_{name}"));
+        let metrics = family.unwrap_or_else(|| panic!("there is no {name}")).get_metric();
+        metrics.iter().map(|metric| metric.get_counter().get_value()).sum()
+    }
+
+    /// All rows of a lane.
+    pub(crate) async fn rows_of(&self, lane: &str) -> Vec<(String, bytes::Bytes)> {
+        let range = RowKey::new("")..RowKey::new("\u{7f}");
+        let mut page = self.store.scan(&LaneKey::new(lane), range, 10_000).await.expect("rows");
+        assert!(!page.has_more);
+        page.rows.drain(..).map(|(key, row)| (key.to_string(), row.value)).collect()
     }
 
     /// Puts another manifest into the operator's directory.
@@ -395,11 +467,7 @@ impl Served {
     pub(crate) async fn rows(&self) -> Vec<(String, bytes::Bytes)> {
         let mut all = Vec::new();
         for shard in 0..SHARDS {
-            let lane = LaneKey::new(&format!("s:{ACME}:order:{shard}"));
-            let page =
-                self.store.scan(&lane, RowKey::new("")..RowKey::new("\u{7f}"), 10_000).await.expect("rows");
-            assert!(!page.has_more);
-            all.extend(page.rows.into_iter().map(|(key, row)| (key.to_string(), row.value)));
+            all.extend(self.rows_of(&format!("s:{ACME}:order:{shard}")).await);
         }
         all
     }
@@ -456,7 +524,7 @@ pub(crate) fn refused<T: std::fmt::Debug>(answer: Result<T, Status>) -> (Code, S
 /// Name of the service among replicas.
 pub(crate) const REPLICA: &str = "one";
 /// Both tenants, each with a context of its own.
-const TENANTS: &str = "acme: { context: 1 }\nother: { context: 2 }\n";
+pub(crate) const TENANTS: &str = "acme: { context: 1 }\nother: { context: 2 }\n";
 /// Lanes of the saga of these tests.
 pub(crate) const SHARDS: u8 = 2;
 

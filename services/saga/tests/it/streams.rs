@@ -95,12 +95,24 @@ pub(crate) async fn publish_event(
     correlation: &str,
     data: &str,
 ) {
+    publish_event_of(broker, TENANT, aggregate, id, kind, (correlation, data)).await;
+}
+
+/// Publishes an event of an aggregate of a tenant.
+pub(crate) async fn publish_event_of(
+    broker: &dyn Broker,
+    tenant: &str,
+    aggregate: &str,
+    id: &str,
+    kind: &str,
+    (correlation, data): (&str, &str),
+) {
     let body = format!(
         r#"{{"event_id":"{id}","type":"{kind}","data":{data},"metadata":{{"correlation_id":"{correlation}"}}}}"#
     );
     let outgoing = Outgoing {
-        subject: format!("tenant.{TENANT}.aggregate.{aggregate}.x"),
-        message_id: id.to_owned(),
+        subject: format!("tenant.{tenant}.aggregate.{aggregate}.x"),
+        message_id: format!("{tenant}-{id}"),
         headers: Headers::new(),
         payload: Bytes::from(body),
     };
@@ -125,6 +137,22 @@ impl Projection {
     pub(crate) async fn next_soon(&mut self) -> Option<FactMessage> {
         let next = tokio::time::timeout(Duration::from_millis(50), self.0.next()).await.ok()?;
         Some(serde_json::from_slice(&next).expect("a fact"))
+    }
+}
+
+/// Results of effects, from the beginning.
+pub(crate) struct Results(Reader);
+
+impl Results {
+    pub(crate) async fn open(broker: &Arc<dyn Broker>) -> Self {
+        let filter = format!("tenant.{TENANT}.effect_result.*.*");
+        Self(Reader::open(broker, WORKFLOW_EVENTS, "results", &filter).await)
+    }
+
+    /// The next one.
+    pub(crate) async fn next(&mut self) -> EffectResult {
+        let payload = tokio::time::timeout(PATIENCE, self.0.next()).await.expect("a result in time");
+        serde_json::from_slice(&payload).expect("a result")
     }
 }
 

@@ -16,6 +16,7 @@ use tokio::io::{
 use zeroize::Zeroizing;
 
 use super::mail::Outgoing;
+use crate::providers::Sent;
 use crate::secrets::Secret;
 
 /// A line of a reply, in bytes. RFC 5321 has 512.
@@ -229,8 +230,11 @@ impl Dialog {
     }
 
     /// Says that the mail is over, and hears whether the server takes it.
-    pub(super) async fn end_of_mail(&mut self) -> Result<(), Trouble> {
-        match self.command("the mail", ".\r\n", 2).await {
+    pub(super) async fn end_of_mail(&mut self, sent: &Sent) -> Result<(), Trouble> {
+        sent.raise();
+        self.write(b".\r\n").await?;
+        sent.has_left();
+        match self.expect("the mail", 2).await {
             Ok(_) => Ok(()),
             Err(Trouble::Refused { code, .. }) if !(400..600).contains(&code) => {
                 Err(Trouble::Broken(format!("it said {code}, which says nothing about a mail")))
