@@ -41,6 +41,7 @@ mod replicas;
 mod request_ids;
 mod reruns;
 mod revocation;
+mod saga_flows;
 mod sagas;
 mod scene;
 mod scripts;

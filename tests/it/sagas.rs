@@ -24,7 +24,7 @@ const WAITS: &str = "kind: Saga\nname: waits\nversion: 1\ntenants: all\nstate: {
 
 /// How subjects begin that are of the tenant of context 1; and where there are no tenants.
 const TENANT: &str = "tenant.1.";
-const NO_TENANT: &str = "";
+pub(crate) const NO_TENANT: &str = "";
 
 /// The process in a record of a data directory, and when it began.
 fn recorded(data: &Path, record: &str) -> (String, String) {
@@ -48,7 +48,8 @@ async fn connect(data: &Path) -> Arc<dyn Broker> {
     connect_to(&text("nats.url"), &text("nats.user"), &text("nats.password")).await
 }
 
-async fn connect_to(url: &str, user: &str, password: &str) -> Arc<dyn Broker> {
+/// A connection to a server that asks for a password.
+pub(crate) async fn connect_to(url: &str, user: &str, password: &str) -> Arc<dyn Broker> {
     let login = Login::Password { user: user.to_owned(), password: password.to_owned() };
     let options = JetStreamOptions { login: Some(login), ..JetStreamOptions::new(url) };
     let broker = JetStream::start(options).expect("options");
@@ -59,8 +60,13 @@ async fn connect_to(url: &str, user: &str, password: &str) -> Arc<dyn Broker> {
 }
 
 async fn place(broker: &dyn Broker, whose: &str, order: &str) {
+    publish(broker, whose, "OrderPlaced", order).await;
+}
+
+/// Publishes an event of an order, of this type.
+pub(crate) async fn publish(broker: &dyn Broker, whose: &str, kind: &str, order: &str) {
     let body = format!(
-        "{{\"event_id\":\"placed-{order}\",\"type\":\"OrderPlaced\",\"data\":{{\"order_id\":\"{order}\"}},\"metadata\":{{}}}}"
+        "{{\"event_id\":\"placed-{order}\",\"type\":\"{kind}\",\"data\":{{\"order_id\":\"{order}\"}},\"metadata\":{{}}}}"
     );
     let outgoing = Outgoing {
         subject: format!("{whose}aggregate.Order.{order}"),
@@ -94,7 +100,7 @@ async fn kinds_until(facts: &mut dyn Deliveries, order: &str, last: &str) -> Vec
     kinds
 }
 
-fn runtime() -> tokio::runtime::Runtime {
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
 }
 

@@ -298,8 +298,17 @@ impl CallRow {
             }
             Answer::Cancelled => {
                 self.is_in_doubt = false;
-                let code = if self.is_unwanted { Outcome::Cancelled } else { Outcome::Failed };
-                self.fail(code, "cancelled", Json::object([]), now)?;
+                match self.overdue(effect, now).filter(|_| self.is_unwanted) {
+                    // It was stopped since it took too long.
+                    Some(why) if self.state == EffectState::Waiting => {
+                        self.happen(EffectEvent::TimeOut)?;
+                        self.finish(Outcome::TimedOut, false, failure("timed_out", why), now);
+                    }
+                    _ => {
+                        let code = if self.is_unwanted { Outcome::Cancelled } else { Outcome::Failed };
+                        self.fail(code, "cancelled", Json::object([]), now)?;
+                    }
+                }
             }
             Answer::Passing { why, after } => self.pass(effect, &why, after, share, now)?,
             Answer::Waiting { external } => {
@@ -450,11 +459,15 @@ impl CallRow {
         Ok(())
     }
 
-    /// Notes that what runs for it lives. A sign that comes soon after the last one changes nothing: each that is noted is a commit.
+    /// Notes that what runs for it lives. A sign that comes soon after the last one changes nothing: each that is noted is a commit. One
+    /// that comes when it is stopped for want of such signs comes too late.
     pub fn beat(&mut self, effect: &Effect, now: Timestamp) {
         let Some(length) = effect.timeouts.heartbeat.filter(|_| self.state == EffectState::Waiting) else {
             return;
         };
+        if self.is_unwanted && self.overdue(effect, now).is_some() {
+            return;
+        }
         if self.alive.is_none_or(|alive| now >= alive + length / BEATS_NOTED) {
             self.alive = Some(now);
             self.due = self.due.max(self.next_deadline(effect));

@@ -231,11 +231,24 @@ fn what_runs_elsewhere_is_stopped_before_it_is_given_up() {
     let mut silent = row.clone();
     assert_eq!(row.look(&effect, EPOCH, at(600)), Ok(Todo::Nothing), "its end is waited for");
     row.answered(&effect, Answer::Cancelled, 0, at(601)).expect("legal");
-    assert_eq!(end(&row), (Outcome::Cancelled, false, "cancelled".to_owned()));
+    assert_eq!(end(&row), (Outcome::TimedOut, false, "timed_out".to_owned()));
     // Signs of life do not give it longer.
     silent.beat(&effect, at(602));
     assert_eq!(silent.look(&effect, EPOCH, at(605)), Ok(Todo::Nothing));
     assert_eq!(end(&silent), (Outcome::TimedOut, true, "timed_out".to_owned()));
+    // Nor do they where it was stopped for want of them.
+    let mut row = calling(&effect);
+    row.answered(&effect, Answer::Waiting { external: Some("flow 9".to_owned()) }, 0, at(0)).expect("legal");
+    assert_eq!(row.look(&effect, EPOCH, at(60)), Ok(Todo::Stop));
+    row.beat(&effect, at(61));
+    row.answered(&effect, Answer::Cancelled, 0, at(62)).expect("legal");
+    assert_eq!(end(&row), (Outcome::TimedOut, false, "timed_out".to_owned()));
+    // One that its saga does not want has been cancelled.
+    let mut row = calling(&effect);
+    row.answered(&effect, Answer::Waiting { external: Some("flow 9".to_owned()) }, 0, at(0)).expect("legal");
+    assert_eq!(row.cancel(at(1)), Ok(true));
+    row.answered(&effect, Answer::Cancelled, 0, at(2)).expect("legal");
+    assert_eq!(end(&row), (Outcome::Cancelled, false, "cancelled".to_owned()));
     let mut row = calling(&effect);
     row.answered(&effect, Answer::Waiting { external: Some("flow 9".to_owned()) }, 0, at(0)).expect("legal");
     assert_eq!(row.cancel(at(1)), Ok(true));

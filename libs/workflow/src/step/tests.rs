@@ -15,6 +15,7 @@ use crate::manifest::{Definition, read};
 use crate::replay::{chain, replay};
 
 mod compensation;
+mod golden;
 mod journeys;
 mod operators;
 mod random;
