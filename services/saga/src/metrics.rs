@@ -44,6 +44,8 @@ pub struct Metrics {
     pub cursor_resets: IntCounterVec,
     /// What owned lanes keep.
     pub census: CensusGauges,
+    /// Owned lanes that have as many dead letters as they may have, so that inputs wait.
+    pub lanes_full_of_letters: IntGauge,
     /// Bytes that the store uses, as they were measured last.
     pub store_bytes: IntGauge,
     /// What owned lanes have before them.
@@ -116,6 +118,10 @@ impl Metrics {
                 &["why"],
             )?,
             census: CensusGauges::new(gauge, gauges)?,
+            lanes_full_of_letters: gauge(
+                "lanes_full_of_letters",
+                "Owned lanes without room for a dead letter",
+            )?,
             store_bytes: gauge("store_bytes", "Bytes that the store uses; of Redis all of its memory")?,
             readings: add(registry, &Readings::new()?)?,
             stream_went_back: counter("stream_went_back", "Streams that lost messages, or were made anew")?,
@@ -127,22 +133,14 @@ impl Metrics {
             letters: counter("letters_written", "Dead letters that were written")?,
             replay_differences: counter("replay_differences", "Journals that differ when run again")?,
             slow_watchers: counter("slow_watchers", "Watchers ended: they did not read")?,
-            transitions: vector(
-                "transitions",
-                "Inputs given to instances, by what became of them",
-                &["outcome"],
-            )?,
+            transitions: vector("transitions", "Inputs of instances, by what became of them", &["outcome"])?,
             effects: vector("effects", "Calls that ended, by effect and result", &["effect", "result"])?,
             timers_waiting_for_source: gauge(
                 "timers_waiting_for_source",
                 "Timers in memory whose time is over, and that wait for a source",
             )?,
             timer_lag: times("timer_lag_seconds", "Time from a timer's moment to its transition", &LONG)?,
-            transition_seconds: times(
-                "transition_seconds",
-                "Time from an input's turn to its commit",
-                &SHORT,
-            )?,
+            transition_seconds: times("transition_seconds", "From an input's turn to its commit", &SHORT)?,
             commit_seconds: times_by("commit_seconds", "Time of commits, by store", &["backend"], &SHORT)?,
             dedupe_hits: vector("dedupe_hits", "Inputs that had come before, by who knew it", &["where"])?,
             effect_seconds: times_by(
@@ -158,11 +156,7 @@ impl Metrics {
                 "Calls of which nobody knew whether they happened, by effect and policy",
                 &["effect", "policy"],
             )?,
-            breaker_open: gauges(
-                "breaker_open",
-                "1 where an upstream is left alone, by effect",
-                &["upstream"],
-            )?,
+            breaker_open: gauges("breaker_open", "1 where an upstream is left alone", &["upstream"])?,
         })
     }
 
@@ -252,6 +246,12 @@ impl GaugeShare {
     #[must_use]
     pub const fn new(gauge: IntGauge) -> Self {
         Self { gauge, part: 0 }
+    }
+
+    /// The part of the lane.
+    #[must_use]
+    pub const fn part(&self) -> i64 {
+        self.part
     }
 
     /// Sets the part of the lane.

@@ -34,7 +34,7 @@ use crate::effects::{EffectLane, OpenCalls};
 use crate::lane::gateway::Gateway;
 use crate::lane::{Ended, Surroundings};
 use crate::providers::Provider;
-use crate::sagas::SagaLane;
+use crate::sagas::{SAGA_LETTERS_MAX, SagaLane};
 use crate::tenants::Tenants;
 
 /// Why a lane stays away, in words that name no other tenant.
@@ -293,6 +293,7 @@ impl Placement {
                     shard: *shard,
                     since: wanted.since,
                     definitions: Arc::clone(&self.definitions),
+                    letters_max: SAGA_LETTERS_MAX,
                     gateway: Arc::clone(&self.gateway),
                     around,
                 };

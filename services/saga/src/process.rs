@@ -29,7 +29,7 @@ use crate::lane::gateway::Gateway;
 use crate::placement::{Identity, Role};
 use crate::providers::flow::WAITING_MAX;
 use crate::rpc::{DATA_BYTES_MAX, LOOKED_AT_MAX, SCANS_MAX, policy};
-use crate::sagas::TOMBSTONE_MILLIS;
+use crate::sagas::{SAGA_LETTERS_MAX, TOMBSTONE_MILLIS};
 use crate::tenants::Tenants;
 
 /// The value of `--storage` that stands for none.
@@ -195,6 +195,7 @@ pub fn limits() -> Limits {
         ("saga_versions_max", SAGA_VERSIONS_MAX as u64),
         ("tenant_sagas_max", TENANT_SAGAS_MAX as u64),
         ("saga_ended_keep_secs", TOMBSTONE_MILLIS / 1000),
+        ("saga_letters_max", SAGA_LETTERS_MAX),
         ("saga_list_rows_max", LOOKED_AT_MAX as u64),
         ("saga_list_reads_max", SCANS_MAX as u64),
         ("saga_watches_behind_max", ALONE_MAX as u64),

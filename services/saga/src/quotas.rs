@@ -165,6 +165,11 @@ impl LaneUsage {
         }
     }
 
+    /// Lets what waits for room be tried again.
+    pub(crate) fn try_again(&self) {
+        self.tenant.free();
+    }
+
     /// Takes note that an instance has ended.
     pub(crate) fn ended(&self) {
         self.give_back();

@@ -7,6 +7,7 @@ mod answer;
 mod batch;
 pub(crate) mod census;
 mod intake;
+mod letter_limit;
 mod letters;
 mod schedule;
 mod set_back;
@@ -41,6 +42,8 @@ pub(crate) use self::batch::{KNOWN_MILLIS, TOMBSTONE_MILLIS};
 pub(crate) use self::intake::{Came, NOBODY};
 pub use self::intake::{DeadMessage, RawMessage};
 use self::intake::{Intake, Wanted};
+use self::letter_limit::LetterLimit;
+pub use self::letter_limit::SAGA_LETTERS_MAX;
 pub(crate) use self::letters::passed_on;
 use self::set_back::Pending;
 use self::starved::Starved;
@@ -88,6 +91,8 @@ pub struct SagaLane {
     pub since: Option<u64>,
     /// What is in force.
     pub definitions: Arc<Definitions>,
+    /// Dead letters that there may be of the saga, in all its shards.
+    pub letters_max: u64,
     /// Where commands of aggregates go.
     pub gateway: Arc<dyn Gateway>,
     /// What it works with.
@@ -174,6 +179,7 @@ pub(crate) struct Shared {
     pub(crate) definitions: Arc<Definitions>,
     pub(crate) usage: LaneUsage,
     pub(crate) census: LaneCensus,
+    letters: LetterLimit,
 }
 
 impl Owner {
@@ -224,13 +230,15 @@ impl Owner {
         let census = census::take(&rows).await?;
         let usage = starved::usage(&lane, &census);
         let census = rows.around().metrics.census.lane(&census);
+        let shards = saga.as_ref().map_or(1, |saga| u64::from(saga.shards));
+        let letters = LetterLimit::new(lane.letters_max / shards, &rows.around().metrics);
         let freed = usage.freed();
         let (to_held, held) = mpsc::channel(64);
         tasks.spawn(set_back::find_held(Arc::clone(&rows), to_held));
         let timers = Timers::load(&rows).await?;
         let SagaLane { tenant, saga, shard, definitions, .. } = lane;
         Ok(Self {
-            shared: Arc::new(Shared { tenant, saga, shard, rows, definitions, usage, census }),
+            shared: Arc::new(Shared { tenant, saga, shard, rows, definitions, usage, census, letters }),
             working_of: vec![0; sources.len()],
             is_lost: vec![false; sources.len()],
             sources,
@@ -512,8 +520,8 @@ impl Owner {
             self.working_of[number] -= 1;
             self.open_again(number);
         }
-        if let Some(full) = starved {
-            self.starve(correlation, item, &full);
+        if let Some(short) = starved {
+            self.starve(correlation, item, &short);
             return Ok(());
         }
         if is_blocked {

@@ -129,6 +129,13 @@ pub struct LaneCensus {
 }
 
 impl LaneCensus {
+    /// The number of one thing.
+    #[must_use]
+    pub fn of(&self, what: Counted) -> u64 {
+        let now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        now.of(what).unsigned_abs()
+    }
+
     /// Takes note of what a commit has changed.
     pub fn change(&self, change: &Census) {
         if *change == Census::default() {

@@ -1,6 +1,6 @@
-//! Starts that wait until their tenant has room for them.
+//! Inputs that wait until there is room for what they make: an instance of their tenant, or a dead letter of their lane.
 //!
-//! What would start an instance is held here, with everything of its correlation behind it. Its message stays open, so that a source
+//! What would start an instance, or be a letter, is held here, with everything of its correlation behind it. Its message stays open, so that a source
 //! delivers no more than so many of them; results, verbs and timers go on, by which instances end and make room.
 
 use std::collections::{HashMap, VecDeque};
@@ -53,7 +53,36 @@ struct Hunger {
     fed: Option<Instant>,
 }
 
-/// Starts that wait.
+/// How long an input waits that would be a dead letter, unless one goes before.
+const LETTER_AGAIN: Duration = Duration::from_secs(1);
+
+/// Room for want of which an input waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Short {
+    /// Of its tenant, for an instance.
+    #[error(transparent)]
+    Quota(Full),
+    /// Of its lane, for a dead letter.
+    #[error("the lane has {found} dead letters, and may have {most}")]
+    Letters {
+        /// How many there are.
+        found: u64,
+        /// How many there may be.
+        most: u64,
+    },
+}
+
+impl Short {
+    /// When to try again.
+    const fn again(&self) -> Duration {
+        match self {
+            Self::Quota(full) => full.again,
+            Self::Letters { .. } => LETTER_AGAIN,
+        }
+    }
+}
+
+/// Inputs that wait.
 pub(super) struct Starved {
     /// In the order in which they came.
     line: VecDeque<CorrelationId>,
@@ -125,15 +154,17 @@ impl Starved {
 }
 
 impl Owner {
-    /// Keeps a start back for which there is no room.
-    pub(super) fn starve(&mut self, correlation: CorrelationId, item: Item, full: &Full) {
+    /// Keeps an input back for which there is no room.
+    pub(super) fn starve(&mut self, correlation: CorrelationId, item: Item, short: &Short) {
         let Starved { line, items, again, hunger, .. } = &mut self.starved;
-        let since = hunger.map_or_else(Instant::now, |hunger| hunger.since);
-        *hunger = Some(Hunger { since, full: *full, fed: None });
-        if line.is_empty() {
-            tracing::warn!(lane = %self.shared.rows.lane, "{full}; starts wait until there is room");
+        if let Short::Quota(full) = short {
+            let since = hunger.map_or_else(Instant::now, |hunger| hunger.since);
+            *hunger = Some(Hunger { since, full: *full, fed: None });
+            if line.is_empty() {
+                tracing::warn!(lane = %self.shared.rows.lane, "{full}; starts wait until there is room");
+            }
         }
-        *again = Instant::now() + full.again.max(Duration::from_millis(1));
+        *again = Instant::now() + short.again().max(Duration::from_millis(1));
         line.push_back(correlation.clone());
         items.entry(correlation).or_default().push_front(item);
     }
@@ -189,18 +220,19 @@ pub(super) async fn forget(rows: &Rows) -> Result<(), Ended> {
 }
 
 impl Shared {
-    /// Makes room for the instance that a decision starts; nothing where it starts none.
-    pub(super) fn room_for(&self, decision: &Decision, item: &Item) -> Result<Option<Room<'_>>, Full> {
+    /// Makes room for the instance that a decision starts; nothing where it starts none. Looks whether there is some for its letters.
+    pub(super) fn room_for(&self, decision: &Decision, item: &Item) -> Result<Option<Room<'_>>, Short> {
+        self.room_for_letters(decision, &item.what)?;
         let starts = decision.change.journal.iter().any(|row| row.revision == 1);
         // What a person has applied again is that person's to decide.
         if !starts || matches!(item.what, Wanted::Word(_)) {
             return Ok(None);
         }
-        self.usage.room(self.definitions.quotas(&self.tenant)).map(Some)
+        self.usage.room(self.definitions.quotas(&self.tenant)).map(Some).map_err(Short::Quota)
     }
 
     /// Answers whoever asked for a start that there is no room for it. Says whether nobody did: it waits then.
-    pub(super) async fn refuse_start(&self, item: &Item, full: &Full) -> bool {
+    pub(super) async fn refuse_start(&self, item: &Item, full: &Short) -> bool {
         let Some(asked) = asked(&item.what) else { return true };
         let refusal = Refusal { reason: "QUOTA_EXCEEDED".to_owned(), message: full.to_string() };
         let outcome = VerbOutcome::Refused(refusal);
@@ -218,6 +250,7 @@ impl Shared {
         room: Option<Room<'_>>,
         timers: &TimerDelta,
     ) {
+        self.note_letters(decision);
         let is_live = |record: Option<&Record>| record.is_some_and(|record| record.instance().is_some());
         let is_live_now = is_live(decision.change.record.as_ref());
         match room {

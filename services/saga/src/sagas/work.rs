@@ -15,13 +15,13 @@ use super::batch::{Commit, HeldRow, HeldWhat};
 use super::census;
 use super::intake::{Asked, DeadMessage, Wanted};
 use super::letters::LetterTurn;
+use super::starved::Short;
 use super::summary::Summary;
 use super::timers::{DueRow, TimerDelta};
 use super::{Cached, Item, Shared};
 use crate::definitions::DefinitionError;
 use crate::lane::relay::OutboxRow;
 use crate::lane::{Ended, Pauses, answers};
-use crate::quotas::Full;
 
 /// An input that is worked on.
 pub(super) struct Work {
@@ -46,8 +46,8 @@ pub(super) struct Done {
     pub(super) follows: Option<Wanted>,
     /// Whether there was no room for it, so that it has to be given again.
     pub(super) is_blocked: bool,
-    /// The quota for want of which the instance has not started.
-    pub(super) starved: Option<Full>,
+    /// Room for want of which nothing was done.
+    pub(super) starved: Option<Short>,
     /// Whether it was committed, and the position of its source with it.
     pub(super) is_committed: bool,
 }

@@ -212,6 +212,39 @@ async fn a_message_that_is_no_input_waits_for_its_turn_and_is_a_letter_then() {
     until_log(&world, "bad", "acdvw").await;
 }
 
+/// What would be one letter more than there may be waits until one goes, and nothing else does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn there_are_only_so_many_letters_and_what_would_be_one_more_waits() {
+    for mut world in [World::simulated().await, World::in_redis().await] {
+        world.letters_max = 2;
+        world = started(world).await;
+        poisoned(&world, "a").await;
+        poisoned(&world, "b").await;
+        world.event("Order", "c-0", "Opened", "c", "{}").await;
+        add(&world, "c", "1", r#"{"c":"!"}"#).await;
+        add(&world, "c", "2", r#"{"c":"x"}"#).await;
+        world.until_measured("mycora_saga_lanes_full_of_letters 1").await;
+        // Others go on meanwhile.
+        world.event("Order", "d-0", "Opened", "d", "{}").await;
+        add(&world, "d", "1", r#"{"c":"y"}"#).await;
+        world.wait_for("d", "wait").await;
+        until_log(&world, "d", "y").await;
+        assert_eq!((log(&world, "c").await, world.count(Table::Dead).await), (String::new(), 2));
+        // Whoever takes the lane counts what is there, and is given again what waits.
+        world.crash().await;
+        world.own();
+        world.until_measured("mycora_saga_lanes_full_of_letters 1").await;
+        assert_eq!((log(&world, "c").await, world.count(Table::Dead).await), (String::new(), 2));
+        assert_eq!(said(&world.say("r-1", "a", purge("a", 0)).await), ("removed", None, 0, 2));
+        until_held(&world, "c", 1).await;
+        world.until_measured("mycora_saga_lanes_full_of_letters 0").await;
+        assert_eq!(world.count(Table::Dead).await, 2);
+        assert_eq!(said(&world.say("r-2", "c", skip("c", 0)).await), ("removed", None, 1, 0));
+        until_log(&world, "c", "x").await;
+        world.until_measured("mycora_saga_letters 1").await;
+    }
+}
+
 #[tokio::test]
 async fn letters_of_nobody_find_their_instance_or_go() {
     let mut world = started(World::simulated().await).await;

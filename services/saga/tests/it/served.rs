@@ -23,7 +23,7 @@ use saga::lane::backlog::OUTBOX_ROWS_MAX;
 use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
 use saga::metrics::Metrics;
 use saga::placement::Role;
-use saga::sagas::SagaLane;
+use saga::sagas::{SAGA_LETTERS_MAX, SagaLane};
 use saga::tenants::Tenants;
 use saga::{App, Config, Deps};
 use service::Shutdown;
@@ -482,6 +482,7 @@ impl Served {
                 shard,
                 since: None,
                 definitions: self.app.definitions(),
+                letters_max: SAGA_LETTERS_MAX,
                 gateway: Arc::new(self.aggregates.clone()),
                 around: Surroundings {
                     store: Arc::clone(&self.store),

@@ -19,7 +19,7 @@ use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
 use saga::lane::{Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, streams};
 use saga::metrics::Metrics;
 use saga::providers::Provider;
-use saga::sagas::SagaLane;
+use saga::sagas::{SAGA_LETTERS_MAX, SagaLane};
 use serde::de::DeserializeOwned;
 use service::Readiness;
 use store::{EmbeddedStore, KvStore, LaneKey, MemoryStore, RowKey, SharedStore};
@@ -113,6 +113,8 @@ pub(crate) struct World {
     pub(crate) outbox_rows_max: usize,
     pub(crate) witness: Witness,
     pub(crate) saga: String,
+    /// Dead letters that there may be.
+    pub(crate) letters_max: u64,
     wake: Arc<Notify>,
     /// Messages of words that were published.
     copies: AtomicU64,
@@ -150,6 +152,7 @@ impl World {
             outbox_rows_max: OUTBOX_ROWS_MAX,
             witness: Witness::default(),
             saga: String::new(),
+            letters_max: SAGA_LETTERS_MAX,
             wake: Arc::default(),
             copies: AtomicU64::new(0),
             facts: None,
@@ -242,6 +245,7 @@ impl World {
             shard: 0,
             since: None,
             definitions: Arc::clone(&self.definitions),
+            letters_max: self.letters_max,
             gateway: Arc::new(self.witness.clone()),
             around: self.surroundings(),
         }

@@ -36,7 +36,7 @@ Example:
   mycora saga complete order-fulfilment order-7 --reason 'shipped by hand'";
 
 pub(super) const MIGRATE_HELP: &str = "\
-Admins may. The definition in force says from which version, and what becomes of steps and state (`migrate`). Also of an instance that is paused or parked, which it stays.
+Admins may. The definition in force says from which version, and what becomes of steps and state (`migrate`). An instance that is several versions behind goes by way of those between, in one change. Also of an instance that is paused or parked, which it stays.
 
 Example:
   mycora saga migrate order-fulfilment order-7 --dry-run";
