@@ -44,8 +44,8 @@ pub(crate) enum Wanted {
     Word(Box<Asking>),
     /// What was kept back and may be applied is looked for.
     Resume,
-    /// What is left of an instance goes.
-    Retire,
+    /// What is left of an instance goes, as was due then.
+    Retire(Timestamp),
 }
 
 /// Message that nothing can be done with.

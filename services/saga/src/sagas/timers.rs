@@ -273,7 +273,7 @@ impl Owner {
         }
         let correlation = timer.correlation.clone();
         let what = if timer.name == RETIRE {
-            Wanted::Retire
+            Wanted::Retire(timer.due)
         } else {
             self.shared.rows.around().metrics.timer_lagged(now.since(timer.due));
             let (time, generation) = (timer.due, timer.generation);

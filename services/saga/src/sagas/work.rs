@@ -73,7 +73,7 @@ impl Work {
             };
             if let Some(timers) = shared.without_step(&correlation, &current, &item.what).await? {
                 // Of what was retired nothing is in memory.
-                let cached = Some(current).filter(|_| !matches!(item.what, Wanted::Retire));
+                let cached = Some(current).filter(|_| !matches!(item.what, Wanted::Retire(_)));
                 return Ok(Done { timers, ..Done::unchanged(correlation, item, cached) });
             }
             let Some(decision) = shared.decide(&correlation, &current, &item.what).await? else {
@@ -231,9 +231,9 @@ impl Shared {
     ) -> Result<Option<TimerDelta>, Ended> {
         let mut timers = TimerDelta::default();
         match wanted {
-            Wanted::Retire => {
-                let due = self.retire(correlation, current).await?;
-                timers.dropped.push((due, super::timers::RETIRE.to_owned()));
+            Wanted::Retire(due) => {
+                self.retire(correlation, current, *due).await?;
+                timers.dropped.push((*due, super::timers::RETIRE.to_owned()));
             }
             Wanted::Occurrence(occurrence) if occurrence.start.is_none() => {
                 timers = self.pass(occurrence).await?;
@@ -290,7 +290,7 @@ impl Shared {
                 let Some(input) = occurrence.input() else { return Ok(None) };
                 (input, Origin::Fresh)
             }
-            Wanted::Resume | Wanted::Retire => return Ok(None),
+            Wanted::Resume | Wanted::Retire(_) => return Ok(None),
         };
         if let Some(refusal) = asked(wanted).and_then(|asked| self.refusal(asked, record, &input)) {
             let change = Change::nothing(Fate::Refused(refusal), record.cloned());
@@ -442,18 +442,25 @@ impl Shared {
         Ok(())
     }
 
-    /// Removes what is left of an instance that ended long ago, but for its tombstone; gives when that was due.
-    async fn retire(&self, correlation: &CorrelationId, current: &Cached) -> Result<Timestamp, Ended> {
+    /// Removes what is left of an instance that ended long ago, but for its tombstone. Where the lane had no owner for long, that is gone
+    /// as well, and there may be another instance by now, which keeps what it has.
+    async fn retire(
+        &self,
+        correlation: &CorrelationId,
+        current: &Cached,
+        due: Timestamp,
+    ) -> Result<(), Ended> {
+        let is_over = match current.record.as_ref().map(|record| &record.entry) {
+            Some(Entry::Ended(tombstone)) => super::batch::retired_at(tombstone.ended) <= due,
+            Some(Entry::Live(_) | Entry::Awaited(_)) => false,
+            None => true,
+        };
         let mut removed = 0;
         // Those that are counted come last.
-        for range in [Key::journal_of(correlation), Key::parked_of(correlation), Key::kept_of(correlation)] {
+        let ranges = [Key::journal_of(correlation), Key::parked_of(correlation), Key::kept_of(correlation)];
+        for range in ranges.into_iter().filter(|_| is_over) {
             removed = self.rows.delete_all(range).await?;
         }
-        let ended = match current.record.as_ref().map(|record| &record.entry) {
-            Some(Entry::Ended(tombstone)) => tombstone.ended,
-            _ => Timestamp::from_millis(0),
-        };
-        let due = super::batch::retired_at(ended);
         let row = DueRow {
             due,
             correlation: correlation.clone(),
@@ -462,7 +469,7 @@ impl Shared {
         };
         self.rows.commit(Vec::new(), vec![Op::Delete(crate::lane::rows::row(&row.key()))]).await?;
         self.census.change(&census::retired(removed));
-        Ok(due)
+        Ok(())
     }
 
     /// Puts together what one commit has to make.
@@ -538,13 +545,13 @@ pub(super) fn asked(wanted: &Wanted) -> Option<&Asked> {
         | Wanted::Occurrence(_)
         | Wanted::Word(_)
         | Wanted::Resume
-        | Wanted::Retire => None,
+        | Wanted::Retire(_) => None,
     }
 }
 
 impl Item {
     /// Stands for one that is put in afterwards.
     const fn nothing() -> Self {
-        Self { what: Wanted::Retire, from: None, receipt: None }
+        Self { what: Wanted::Resume, from: None, receipt: None }
     }
 }

@@ -286,3 +286,22 @@ async fn many_timers_that_are_due_at_once_are_fired_while_others_go_on() {
     testkit::wait_until(retired, testkit::PATIENCE, "journals are gone").await;
     assert_eq!(world.record("c-1").await.map(|record| record.instance().is_none()), Some(true));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_ended_is_forgotten_though_nobody_owned_its_lane_for_long() {
+    let mut world = started(World::simulated().await).await;
+    for order in ["c-1", "c-2"] {
+        world.event("Order", &format!("p-{order}"), "OrderPlaced", order, PLACED).await;
+        world.wait_for(order, "await-payment").await;
+        world.event("Payment", &format!("q-{order}"), "PaymentCaptured", order, CAPTURED).await;
+        world.wait_for(order, "completed").await;
+    }
+    assert_eq!(world.count(Table::Due).await, 2);
+    world.crash().await;
+    world.forward(Duration::from_secs(31 * 24 * 3600));
+    assert!(world.record("c-1").await.is_none(), "its tombstone is gone");
+    world.own();
+    let is_gone = || async { (world.count(Table::Due).await == 0).then_some(()) };
+    testkit::wait_until(is_gone, testkit::PATIENCE, "nothing more is to be done").await;
+    assert_eq!(world.count(Table::Journal).await, 0);
+}
