@@ -209,6 +209,15 @@ pub struct Delivered {
     pub receipt: Receipt,
 }
 
+/// How far the server has looked for the next message of a cursor, as it says while there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Passed {
+    /// Number of deliveries until then: what it says holds for whoever has had all of them.
+    pub count: u64,
+    /// Sequence up to which everything that is the cursor's was delivered.
+    pub sequence: u64,
+}
+
 /// Checks that a text can stand in a subject of the server's API as one token.
 pub(crate) fn check_name(what: &str, name: &str) -> Result<(), BrokerError> {
     let is_safe = |byte: u8| byte.is_ascii_graphic() && !b".*>/\\".contains(&byte);

@@ -23,7 +23,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::watch;
 
-pub use cursor::{CursorSpec, CursorState, Delivered, PullLimit, Start};
+pub use cursor::{CursorSpec, CursorState, Delivered, Passed, PullLimit, Start};
 pub use error::{BrokerError, Difference, Lost};
 pub use inbox::Inbox;
 pub use inspect::FoundConsumer;
@@ -185,6 +185,10 @@ pub trait Deliveries: Send {
     /// # Errors
     /// [`Lost`] says why there will be no more. The cursor has to be opened anew.
     async fn next(&mut self, room: PullLimit) -> Result<Delivered, Lost>;
+
+    /// Follows how far the server has looked while no message came. It says so by itself as long as a pull is under way, so that nobody
+    /// has to ask. It changes within [`Deliveries::next`].
+    fn passed(&self) -> watch::Receiver<Passed>;
 }
 
 #[cfg(test)]

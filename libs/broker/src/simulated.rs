@@ -191,6 +191,7 @@ impl Broker for Simulated {
             generation,
             came: VecDeque::new(),
             pull: PullLimit::NONE,
+            passed: watch::Sender::default(),
         }))
     }
 

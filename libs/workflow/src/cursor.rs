@@ -71,6 +71,14 @@ impl Cursor {
         Delivery::Anew(Disorder::Repeat)
     }
 
+    /// Takes note that the broker has looked as far as `sequence` for the next message, after so many deliveries. What it has passed over
+    /// is none of this source's. Nothing where one of those deliveries has not come.
+    pub fn pass(&mut self, sequence: u64, count: u64) {
+        if count == self.count {
+            self.delivered = self.delivered.max(sequence);
+        }
+    }
+
     /// Takes note that a message is settled; says whether the position has moved.
     pub fn settle(&mut self, sequence: u64) -> bool {
         let before = self.position();
@@ -123,6 +131,26 @@ mod tests {
         assert_eq!(cursor.deliver(9, 4), Delivery::InFlight);
         assert!(cursor.settle(9));
         assert_eq!((cursor.position(), cursor.in_flight()), (9, 0));
+    }
+
+    #[test]
+    fn what_was_passed_over_moves_the_position_behind_what_is_settled_only() {
+        let mut cursor = Cursor::behind(4);
+        cursor.pass(6, 0);
+        assert_eq!(cursor.position(), 6);
+        assert_eq!(cursor.deliver(8, 1), Delivery::Next);
+        // Said before it came.
+        cursor.pass(9, 0);
+        cursor.pass(12, 1);
+        assert_eq!(cursor.position(), 7);
+        assert!(cursor.settle(8));
+        assert_eq!(cursor.position(), 12);
+        cursor.pass(10, 1);
+        assert_eq!(cursor.position(), 12);
+        // A delivery is missing: it may be of one that was passed over.
+        cursor.pass(20, 2);
+        assert_eq!(cursor.position(), 12);
+        assert_eq!(cursor.deliver(13, 2), Delivery::Next);
     }
 
     #[test]

@@ -229,6 +229,8 @@ impl Owner {
     async fn turns(&mut self, stop: &CancellationToken) -> Result<(), Ended> {
         let mut brought = Vec::with_capacity(TOGETHER_MAX);
         loop {
+            // A position that is being set back is not to be put where it was.
+            let next_note = self.source.next_note().filter(|_| !self.is_setting_back);
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
@@ -243,6 +245,10 @@ impl Owner {
                 Some(back) = self.backs.recv() => self.back(back).await?,
                 1.. = self.brought.recv_many(&mut brought, TOGETHER_MAX), if !self.shared.rows.backlog().is_full() => {
                     self.take_in(brought.drain(..).map(|(_, brought)| brought)).await?;
+                }
+                () = tokio::time::sleep(next_note.unwrap_or_default()), if next_note.is_some() => {
+                    let note = self.source.note();
+                    self.note(note.into_iter().collect()).await?;
                 }
                 () = self.shared.rows.backlog().eased() => {}
             }

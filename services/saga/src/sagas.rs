@@ -67,8 +67,6 @@ const ROOM: Room = Room { items: 512, bytes: 16 * 1024 * 1024, of_one: 64 };
 const AT_ONCE: usize = 64;
 /// After so many turns timers have theirs.
 const TURNS: u64 = 32;
-/// Positions that no commit has are noted at most once in such a time.
-const NOTE_EACH: Duration = Duration::from_secs(1);
 /// Records that are kept in memory.
 const CACHED_MAX: usize = 10_000;
 /// An input that waits for its turn.
@@ -164,8 +162,6 @@ struct Owner {
     held: mpsc::Receiver<CorrelationId>,
     /// Those who want sources to be read again, in order.
     setting_back: VecDeque<Pending>,
-    /// When positions were noted last that no commit has.
-    noted: Instant,
     tasks: JoinSet<Result<(), Ended>>,
     relay: mpsc::UnboundedSender<ToRelay>,
 }
@@ -255,7 +251,6 @@ impl Owner {
             starved: Starved::new(freed),
             held,
             setting_back: VecDeque::new(),
-            noted: Instant::now(),
             tasks,
             relay,
         })
@@ -335,13 +330,11 @@ impl Owner {
     /// How long to wait until positions are noted that no commit has: messages that are nothing to this lane make none. Nothing
     /// where there are none.
     fn next_note(&self) -> Option<Duration> {
-        let has_moved = self.sources.iter().any(SourceState::has_moved);
-        has_moved.then(|| NOTE_EACH.saturating_sub(self.noted.elapsed()))
+        self.sources.iter().filter_map(SourceState::next_note).min()
     }
 
     /// Notes how far sources were read.
     async fn note_positions(&mut self) -> Result<(), Ended> {
-        self.noted = Instant::now();
         let ops: Vec<_> = self.sources.iter_mut().filter_map(SourceState::note).collect();
         if !ops.is_empty() {
             self.shared.rows.commit(Vec::new(), ops).await?;
@@ -369,6 +362,7 @@ impl Owner {
         let Some(state) = self.sources.get_mut(number) else { return Ok(()) };
         match brought {
             Brought::Opened(checkpoint) => state.opened(checkpoint),
+            Brought::Passed(passed) => state.pass(passed),
             Brought::Lost(_) => {
                 state.lost();
                 self.forget(number);

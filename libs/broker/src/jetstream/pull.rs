@@ -7,18 +7,22 @@ use async_nats::{Message, StatusCode, Subscriber};
 use async_trait::async_trait;
 use futures_util::{FutureExt as _, StreamExt as _};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::answers::{self, no_consumer, read_headers};
 use super::connect::{Acknowledge, Link};
 use crate::cursor::PULL_MESSAGES_MAX;
 use crate::receipt::Settle;
-use crate::{BrokerError, CursorSpec, Delivered, Deliveries, Lost, PullLimit, Receipt};
+use crate::{BrokerError, CursorSpec, Delivered, Deliveries, Lost, Passed, PullLimit, Receipt};
 
 /// How long the server keeps a pull that it cannot fill.
 const PULL_EXPIRES: Duration = Duration::from_secs(30);
 /// Description of the status that ends a pull whose rest has no room for the next message.
 const TOO_LARGE: &str = "Message Size Exceeds MaxBytes";
+/// Headers of heartbeats: number of the last delivery, and the sequence as far as the server has looked.
+const LAST_DELIVERY: &str = "Nats-Last-Consumer";
+const LAST_SEQUENCE: &str = "Nats-Last-Stream";
 
 /// Deliveries over one connection.
 pub(super) struct Pulling {
@@ -37,6 +41,9 @@ pub(super) struct Pulling {
     is_large: bool,
     /// Moment of the server's last sign of life.
     heard: Instant,
+    /// What its last heartbeat said; none since the last message.
+    looked: Option<Passed>,
+    passed: watch::Sender<Passed>,
 }
 
 /// A pull that is not filled yet.
@@ -64,6 +71,8 @@ impl Pulling {
             pull: None,
             is_large: false,
             heard: Instant::now(),
+            looked: None,
+            passed: watch::Sender::default(),
         })
     }
 
@@ -126,7 +135,10 @@ impl Pulling {
         self.heard = Instant::now();
         match message.status {
             None | Some(StatusCode::OK) => self.read_message(message).map(Some),
-            Some(StatusCode::IDLE_HEARTBEAT) => Ok(None),
+            Some(StatusCode::IDLE_HEARTBEAT) => {
+                self.read_heartbeat(&message);
+                Ok(None)
+            }
             // Not found and timed out: nothing more comes of this pull.
             Some(status) if matches!(status.as_u16(), 404 | 408) => {
                 self.pull = None;
@@ -137,6 +149,18 @@ impl Pulling {
                 let words = message.description.unwrap_or_default();
                 self.read_status(status, &words).map(|()| None)
             }
+        }
+    }
+
+    /// Notes how far the server has looked. It is believed once it has said so twice and delivered nothing between: what it had found
+    /// when it said so first would have come by then.
+    fn read_heartbeat(&mut self, message: &Message) {
+        let number = |name: &str| message.headers.as_ref()?.get(name)?.as_str().parse().ok();
+        let (Some(count), Some(sequence)) = (number(LAST_DELIVERY), number(LAST_SEQUENCE)) else { return };
+        let looked = Passed { count, sequence };
+        if let Some(before) = self.looked.replace(looked).filter(|before| before.count == count) {
+            let passed = Passed { count, sequence: before.sequence.min(sequence) };
+            self.passed.send_if_modified(|told| std::mem::replace(told, passed) != passed);
         }
     }
 
@@ -157,6 +181,7 @@ impl Pulling {
     }
 
     fn read_message(&mut self, message: Message) -> Result<Delivered, Lost> {
+        self.looked = None;
         if let Some(pull) = &mut self.pull {
             pull.has_come = true;
             pull.missing = pull.missing.saturating_sub(1);
@@ -204,6 +229,10 @@ impl Deliveries for Pulling {
                 return Ok(delivered);
             }
         }
+    }
+
+    fn passed(&self) -> watch::Receiver<Passed> {
+        self.passed.subscribe()
     }
 }
 

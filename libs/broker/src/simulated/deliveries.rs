@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use tokio::sync::watch;
 
 use super::Shared;
 use super::world::World;
 use crate::cursor::PULL_MESSAGES_MAX;
 use crate::receipt::Settle;
-use crate::{Delivered, Deliveries, Lost, PullLimit, Receipt};
+use crate::{Delivered, Deliveries, Lost, Passed, PullLimit, Receipt};
 
 /// Deliveries over one connection.
 pub(super) struct Simulation {
@@ -23,6 +24,7 @@ pub(super) struct Simulation {
     pub(super) came: VecDeque<Delivered>,
     /// Rest of the pull that is under way.
     pub(super) pull: PullLimit,
+    pub(super) passed: watch::Sender<Passed>,
 }
 
 /// Delivery that came, or the moment until which nothing can come by itself.
@@ -80,6 +82,10 @@ impl Simulation {
                 receipt: Receipt::new(Arc::clone(&self.settle), &token),
             });
         }
+        if let Some(passed) = consumer.passed(&stream.messages, stream.last).filter(|_| self.came.is_empty())
+        {
+            self.passed.send_if_modified(|told| std::mem::replace(told, passed) != passed);
+        }
         Ok(consumer.due())
     }
 }
@@ -105,6 +111,10 @@ impl Deliveries for Simulation {
                 () = repeat => {}
             }
         }
+    }
+
+    fn passed(&self) -> watch::Receiver<Passed> {
+        self.passed.subscribe()
     }
 }
 

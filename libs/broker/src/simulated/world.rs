@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use crate::{Connection, CursorState, Published, StoredMessage, StreamSettings};
+use crate::{Connection, CursorState, Passed, Published, StoredMessage, StreamSettings};
 
 /// All that a simulated server has, and how it was broken.
 pub(super) struct World {
@@ -214,6 +214,12 @@ impl Consumer {
         let filter = self.filter.clone();
         let behind = messages.range(self.next..).map(|(_, message)| message);
         behind.filter(move |message| matches(&filter, &message.subject))
+    }
+
+    /// How far it has looked; nothing while there is something to deliver.
+    pub(super) fn passed(&self, messages: &BTreeMap<u64, StoredMessage>, last: u64) -> Option<Passed> {
+        let is_over = self.forced.is_empty() && self.behind(messages).next().is_none();
+        is_over.then_some(Passed { count: self.count, sequence: last })
     }
 
     /// When the next delivery is repeated.

@@ -36,6 +36,7 @@ on_both_brokers! {
     nothing_is_pulled_without_room
     no_more_is_under_way_than_may_be
     a_consumer_tells_what_is_left
+    a_cursor_hears_how_far_was_looked
     a_deleted_consumer_ends_its_deliveries
     replies_come_to_the_inbox
 }
@@ -445,4 +446,29 @@ async fn replies_come_to_the_inbox(world: World) {
     world.cut().await;
     assert_eq!(tokio::time::timeout(PATIENCE, one.next()).await.expect("it ends"), None);
     assert!(connected(&*broker, generation).await.generation > generation);
+}
+
+async fn a_cursor_hears_how_far_was_looked(world: World) {
+    let broker = with_stream(&world).await;
+    let _ = publish_all(&*broker, 0..2).await;
+    let mut deliveries = open(&*broker, Start::After(0)).await;
+    let mut passed = deliveries.passed();
+    next(&mut *deliveries).await;
+    // There is another message, of which nobody has heard.
+    assert!(passed.borrow_and_update().sequence <= 1, "{passed:?}");
+    next(&mut *deliveries).await;
+    for number in 0..3 {
+        let other = outgoing("tenant.acme.effect.other.x", &format!("other-{number}"));
+        publish(&*broker, other).await.expect("it is stored");
+    }
+    let told = async {
+        tokio::select! {
+            told = passed.wait_for(|passed| passed.sequence == 5) => *told.expect("it goes on"),
+            other = deliveries.next(ROOM) => panic!("none of the cursor's: {other:?}"),
+        }
+    };
+    let told = tokio::time::timeout(PATIENCE, told).await.expect("it is told");
+    assert_eq!(told.count, 2);
+    let _ = publish_all(&*broker, 2..3).await;
+    assert_eq!(next(&mut *deliveries).await.sequence, 6);
 }

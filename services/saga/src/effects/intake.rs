@@ -68,8 +68,9 @@ impl Owner {
         }
         match brought {
             // Of the cursor before nothing is to be noted any more.
-            Brought::Opened(_) | Brought::Message(_) if self.is_setting_back => {}
+            Brought::Opened(_) | Brought::Message(_) | Brought::Passed(_) if self.is_setting_back => {}
             Brought::Opened(checkpoint) => self.source.opened(checkpoint),
+            Brought::Passed(passed) => self.source.pass(passed),
             Brought::Lost(_) => {
                 self.is_setting_back = false;
                 self.source.lost();
@@ -209,7 +210,7 @@ impl Owner {
     }
 
     /// Commits what is to be noted, if there is anything.
-    async fn note(&self, ops: Vec<Op>) -> Result<(), Ended> {
+    pub(super) async fn note(&self, ops: Vec<Op>) -> Result<(), Ended> {
         if !ops.is_empty() {
             self.shared.rows.commit(Vec::new(), ops).await?;
         }

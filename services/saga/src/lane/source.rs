@@ -1,9 +1,9 @@
 //! One source of a lane: a cursor that may be thrown away, and the position that may not.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use broker::{BrokerError, CursorSpec, Delivered, Deliveries, Lost, PullLimit, Start};
+use broker::{BrokerError, CursorSpec, Delivered, Deliveries, Lost, Passed, PullLimit, Start};
 use store::Op;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -23,6 +23,10 @@ const PULL: PullLimit = PullLimit { messages: 64, bytes: 4 * 1024 * 1024 };
 const ACK_PENDING_MAX: u32 = 256;
 /// How long the server waits before it delivers again.
 const ACK_WAIT: Duration = Duration::from_secs(30);
+/// A position that no commit has is noted at most once in such a time: messages that are nothing to a lane make none.
+const NOTE_EACH: Duration = Duration::from_secs(1);
+/// One that moves with the messages of others only: of a quiet source among many that are not.
+const PASSED_EACH: Duration = Duration::from_secs(60);
 
 /// What a source brings to its owner.
 #[derive(Debug)]
@@ -31,6 +35,8 @@ pub enum Brought {
     Opened(Checkpoint),
     /// A message.
     Message(Box<Delivered>),
+    /// How far the broker has looked while there was none.
+    Passed(Passed),
     /// Its cursor is gone; it is made anew when its owner says so.
     Lost(String),
 }
@@ -51,6 +57,10 @@ pub struct SourceState {
     pub seen_until: u64,
     /// The position that the store has, as far as it is known here.
     noted: u64,
+    /// The position as far as it moved with what was settled.
+    settled: u64,
+    /// When a position was noted last that no commit has, since the lane was taken.
+    noted_at: Option<Instant>,
     /// Positions that go to the store with messages that are worked on, by their sequence.
     notes: BTreeMap<u64, u64>,
     /// Messages that were not delivered yet, at the last delivery.
@@ -77,6 +87,8 @@ impl SourceState {
             anchors: BTreeMap::new(),
             seen_until: 0,
             noted: 0,
+            settled: 0,
+            noted_at: None,
             notes: BTreeMap::new(),
             pending: 0,
             reading,
@@ -95,6 +107,7 @@ impl SourceState {
     pub fn opened(&mut self, checkpoint: Checkpoint) {
         self.cursor = Some(Cursor::behind(checkpoint.position));
         self.noted = checkpoint.position;
+        self.settled = checkpoint.position;
         self.anchors.clear();
         self.notes.clear();
         self.checkpoint = Some(checkpoint);
@@ -119,6 +132,13 @@ impl SourceState {
         Some(delivery)
     }
 
+    /// Takes note of how far the broker has looked: what it has passed over is nothing to this source.
+    pub fn pass(&mut self, passed: Passed) {
+        if let Some(cursor) = &mut self.cursor {
+            cursor.pass(passed.sequence, passed.count);
+        }
+    }
+
     /// Returns whether there is a cursor that delivers.
     #[must_use]
     pub const fn has_cursor(&self) -> bool {
@@ -135,6 +155,7 @@ impl SourceState {
     pub fn settle(&mut self, sequence: u64, is_noted: bool) {
         let Some(cursor) = &mut self.cursor else { return };
         cursor.settle(sequence);
+        self.settled = cursor.position();
         let note = self.notes.remove(&sequence).filter(|_| is_noted);
         self.noted = self.noted.max(note.unwrap_or_default());
         self.tell();
@@ -150,9 +171,16 @@ impl SourceState {
     }
 
     /// Returns whether its position has moved since it was noted last.
-    #[must_use]
-    pub fn has_moved(&self) -> bool {
+    fn has_moved(&self) -> bool {
         self.cursor.as_ref().is_some_and(|cursor| cursor.position() > self.noted)
+    }
+
+    /// How long to wait until a position is noted that no commit has; nothing where it has not moved.
+    #[must_use]
+    pub fn next_note(&self) -> Option<Duration> {
+        let each = if self.settled > self.noted { NOTE_EACH } else { PASSED_EACH };
+        let waited = self.noted_at.map_or(each, |noted_at| noted_at.elapsed());
+        self.has_moved().then(|| each.saturating_sub(waited))
     }
 
     /// The change that notes its position, where it has moved since it was noted last.
@@ -160,6 +188,7 @@ impl SourceState {
     pub fn note(&mut self) -> Option<Op> {
         let position = self.cursor.as_ref().map(Cursor::position).filter(|_| self.has_moved())?;
         self.noted = position;
+        self.noted_at = Some(Instant::now());
         self.note_at(position)
     }
 
@@ -272,11 +301,16 @@ impl Reading {
 
     /// Brings messages until there are no more; gives why, as metrics call it and for people, or nothing where nobody takes them.
     async fn pump(&mut self, deliveries: &mut dyn Deliveries) -> Option<(&'static str, String)> {
+        let mut passed = deliveries.passed();
         loop {
             tokio::select! {
                 word = self.words.recv() => {
                     word?;
                     return Some(("disorder", "its deliveries were out of order".to_owned()));
+                }
+                Ok(()) = passed.changed() => {
+                    let passed = *passed.borrow_and_update();
+                    self.bring(Brought::Passed(passed)).await.ok()?;
                 }
                 message = deliveries.next(PULL) => match message {
                     Ok(message) => {

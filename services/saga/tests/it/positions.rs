@@ -20,6 +20,16 @@ fn lane() -> Lane {
     Lane::Saga { tenant: TENANT.parse().expect("a tenant"), saga, shard: 0 }
 }
 
+const SAGA: &str = r#"
+kind: Saga
+name: order-fulfilment
+version: 1
+state: { id: text }
+sources: [{ aggregate: Order }, { aggregate: Payment }]
+start: { on: OrderPlaced, set: { id: "${{ event.data.id }}" }, goto: wait }
+steps: { wait: { on: { Paid: { goto: wait } } } }
+"#;
+
 /// The row that says how far orders were read.
 async fn row(world: &World) -> Option<(u64, Versioned)> {
     let key = RowKey::new(Key::checkpoint(&orders().to_string()).as_str());
@@ -52,4 +62,52 @@ async fn what_is_nothing_to_a_lane_is_not_read_again_after_a_crash() {
     let consumer = orders().consumer(&lane());
     let cursor = world.broker.cursor("AGGREGATE_EVENTS", &consumer).await.expect("an answer");
     assert_eq!(cursor.map(|cursor| cursor.delivered), Some(1));
+}
+
+/// Has the stream of aggregates forget all but the last of its messages.
+fn keep_aggregates(world: &World, messages: u64) {
+    let nats = world.ground.nats.as_ref().expect("a real server");
+    let wanted = format!(
+        r#"{{"name":"AGGREGATE_EVENTS","subjects":["tenant.*.aggregate.*.*"],"storage":"file","retention":"limits","discard":"old","max_msgs":{messages},"duplicate_window":120000000000,"max_consumers":100000,"num_replicas":1}}"#
+    );
+    let told = nats.ask("$JS.API.STREAM.UPDATE.AGGREGATE_EVENTS", &wanted);
+    assert!(!told.contains("error"), "{told}");
+}
+
+/// Publishes so many events of an aggregate.
+async fn events(world: &World, aggregate: &str, kind: &str, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        world.event(aggregate, &format!("{kind}-{number}"), kind, "a", r#"{"id":"a"}"#).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quiet_source_misses_nothing_of_a_stream_that_forgets_what_others_brought() {
+    const KEPT: u64 = 5;
+    let mut world = World::in_a_directory().await;
+    keep_aggregates(&world, KEPT);
+    world.apply(SAGA).await;
+    world.own();
+    events(&world, "Order", "OrderPlaced", 0..1).await;
+    until_position(&world, 1).await;
+    // The only order is forgotten, which was read, and what is there is of others.
+    events(&world, "Payment", "Paid", 0..20).await;
+    world.until_revision("a", 21).await;
+    until_position(&world, 21).await;
+    events(&world, "Payment", "Paid", 20..22).await;
+    world.until_revision("a", 23).await;
+    world.crash().await;
+    let cursors = world.cursors();
+    world.own();
+    world.until_cursors(cursors + 2).await;
+    events(&world, "Payment", "Paid", 22..23).await;
+    world.until_revision("a", 24).await;
+    assert_eq!(world.metrics.events_expired.get(), 0);
+    // Orders that come while nobody reads them, and are forgotten, are missed.
+    world.crash().await;
+    events(&world, "Order", "OrderSeen", 0..10).await;
+    events(&world, "Payment", "Paid", 23..30).await;
+    world.own();
+    let told = async || (world.metrics.events_expired.get() > 0).then_some(());
+    wait_until(told, PATIENCE, "it is told that messages are gone").await;
 }

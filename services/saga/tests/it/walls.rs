@@ -10,7 +10,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use broker::{
     Broker, BrokerError, Connection, CursorSpec, CursorState, Delivered, Deliveries, Inbox, Lost, Outgoing,
-    Publishing, PullLimit, Server, StoredMessage, StreamSpec, StreamState, Version,
+    Passed, Publishing, PullLimit, Server, StoredMessage, StreamSpec, StreamState, Version,
 };
 use bytes::Bytes;
 use proto::v1;
@@ -95,6 +95,10 @@ impl Deliveries for Disguised {
         let foreign = format!("tenant.{}.", tenant_of(&delivered.subject));
         delivered.subject = delivered.subject.replacen(&foreign, &format!("tenant.{}.", self.tenant), 1);
         Ok(delivered)
+    }
+
+    fn passed(&self) -> watch::Receiver<Passed> {
+        self.deliveries.passed()
     }
 }
 

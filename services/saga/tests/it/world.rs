@@ -56,7 +56,7 @@ type Answers = dyn Fn(&EffectCommand) -> Option<(Outcome, Json)> + Send + Sync;
 /// What a world stands on, which goes with it.
 #[derive(Default)]
 pub(crate) struct Ground {
-    nats: Option<NatsServer>,
+    pub(crate) nats: Option<NatsServer>,
     _redis: Option<RedisServer>,
     _dir: Option<TempDir>,
 }
@@ -123,7 +123,7 @@ pub(crate) struct World {
     results: Option<mpsc::UnboundedReceiver<EffectResult>>,
     pub(crate) calls: OpenCalls,
     lane: Option<(JoinHandle<Ended>, CancellationToken)>,
-    ground: Ground,
+    pub(crate) ground: Ground,
 }
 
 impl World {
