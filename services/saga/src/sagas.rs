@@ -379,7 +379,10 @@ impl Owner {
                     self.forget(number);
                     self.tell_reader(number, ReadWord::Drop);
                 }
-                Some(Delivery::Next) => self.sort(number, &message)?,
+                Some(Delivery::Next) => {
+                    self.sort(number, &message)?;
+                    self.look_behind_sources();
+                }
             },
         }
         Ok(())

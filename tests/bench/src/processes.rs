@@ -129,6 +129,11 @@ pub(crate) fn resident_bytes(pid: u32) -> Result<u64, Error> {
     status_bytes(pid, "VmRSS:")
 }
 
+/// The memory that a process has of its own, in bytes: without the pages of files that it looks into.
+pub(crate) fn own_bytes(pid: u32) -> Result<u64, Error> {
+    status_bytes(pid, "RssAnon:")
+}
+
 fn status_bytes(pid: u32, field: &str) -> Result<u64, Error> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix(field)).ok_or("no such field")?;

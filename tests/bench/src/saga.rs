@@ -16,7 +16,7 @@ use saga::lane::WORKFLOW_COMMANDS;
 
 use self::stage::{Backend, Event, Stage};
 use self::upstream::Upstream;
-use crate::processes::{processor_time, resident_bytes};
+use crate::processes::{own_bytes, processor_time};
 use crate::report::Report;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -183,13 +183,13 @@ async fn undoing(backend: Backend) -> Result<Vec<Duration>, Error> {
 async fn waiting(backend: Backend, report: &mut Report) -> Result<(), Error> {
     eprintln!("{backend}: {WAITING} instances that wait");
     let stage = Stage::new(backend, 1, WAIT).await?;
-    let (memory, stored) = (resident_bytes(std::process::id())?, stage.stored_bytes()?);
+    let (memory, stored) = (own_bytes(std::process::id())?, stage.stored_bytes()?);
     let due = stage.store.now().await? + u64::try_from(LEAD.as_millis())?;
     let data = format!(r#"{{"due":{due},"text":"{}"}}"#, "x".repeat(450));
     stage.publish((0..WAITING).map(|i| event(0, i, "Started", "0", &data))).await?;
     let running = stage.run();
     stage.until_transitions(WAITING as u64).await;
-    let memory = resident_bytes(std::process::id())?.saturating_sub(memory);
+    let memory = own_bytes(std::process::id())?.saturating_sub(memory);
     let stored = stage.stored_bytes()?.saturating_sub(stored);
     report.waiting_sagas(WAITING, memory, stored);
     if stage.store.now().await? >= due {

@@ -82,6 +82,8 @@ pub(super) struct Timers {
     given: BTreeSet<DueRow>,
     /// When to look again.
     next: Option<tokio::time::Instant>,
+    /// When the first timer was due that waits for sources.
+    behind: Option<Timestamp>,
     /// Timers whose time is over, and that wait for a source.
     waiting: GaugeShare,
 }
@@ -98,7 +100,8 @@ impl Timers {
     pub(super) async fn load(rows: &Rows) -> Result<Self, Ended> {
         let (due, given) = (BTreeSet::new(), BTreeSet::new());
         let waiting = GaugeShare::new(rows.around().metrics.timers_waiting_for_source.clone());
-        let mut timers = Self { due, loaded_until: None, held: HashMap::new(), given, next: None, waiting };
+        let (held, next, behind) = (HashMap::new(), None, None);
+        let mut timers = Self { due, loaded_until: None, held, given, next, behind, waiting };
         timers.load_more(rows).await?;
         timers.look();
         Ok(timers)
@@ -219,6 +222,7 @@ impl Owner {
     /// Fires what is due, as far as everything stored before it was delivered.
     pub(super) async fn fire(&mut self) -> Result<(), Ended> {
         let rows = std::sync::Arc::clone(&self.shared.rows);
+        self.timers.behind = None;
         if self.timers.due.is_empty() && self.timers.loaded_until.is_some() {
             self.timers.load_more(&rows).await?;
         }
@@ -240,11 +244,12 @@ impl Owner {
             let Some(timer) = self.timers.due.pop_first() else { break };
             let has_room = self.queues.has_room(&timer.correlation, 0) && self.has_room();
             if timer.due > now || timer.due >= seen || !has_room {
-                let is_behind = timer.due >= seen && timer.due <= now;
                 let length = if timer.due > now {
                     timer.due.since(now)
-                } else if is_behind {
-                    ASK_EACH
+                } else if timer.due >= seen {
+                    self.timers.behind = Some(timer.due);
+                    // Where sources were asked about an earlier timer they are asked about this one next.
+                    if timer.due > first { Duration::ZERO } else { ASK_EACH }
                 } else if self.shared.rows.backlog().is_full() {
                     // Whoever makes it smaller has timers looked at.
                     FOR_EVER
@@ -264,6 +269,15 @@ impl Owner {
             self.timers.wait(ASK_EACH);
         }
         Ok(())
+    }
+
+    /// Has timers looked at that wait for sources, once all of these have come far enough.
+    pub(super) fn look_behind_sources(&mut self) {
+        if let Some(due) = self.timers.behind
+            && self.sources.iter().all(|state| state.seen_until > due.as_millis())
+        {
+            self.timers.look();
+        }
     }
 
     fn give(&mut self, timer: DueRow, now: Timestamp) {
@@ -317,6 +331,7 @@ mod tests {
             held: HashMap::new(),
             given: BTreeSet::new(),
             next: None,
+            behind: None,
             waiting: GaugeShare::new(gauge),
         };
         let correlation: CorrelationId = "c-1".parse().expect("a correlation");

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::stage::{Backend, Stage};
 use super::{Error, TICK, event, per_second};
-use crate::processes::{processor_time, resident_bytes};
+use crate::processes::{own_bytes, processor_time};
 use crate::report::Report;
 
 /// Instances that end.
@@ -27,7 +27,7 @@ const SHORT: &str = "kind: Saga\nname: short\nversion: 1\nsources: [{ aggregate:
 pub(super) async fn finished(backend: Backend, report: &mut Report) -> Result<(), Error> {
     eprintln!("{backend}: {ENDED} instances that end");
     let stage = Stage::new(backend, 1, SHORT).await?;
-    let (before, stored) = (resident_bytes(std::process::id())?, stage.stored_bytes()?);
+    let (before, stored) = (own_bytes(std::process::id())?, stage.stored_bytes()?);
     let (running, begin) = (stage.run(), Instant::now());
     let mut after_some = 0;
     for round in 0..ENDED / ROUND {
@@ -36,11 +36,11 @@ pub(super) async fn finished(backend: Backend, report: &mut Report) -> Result<()
         stage.publish(starts.chain(instances.map(|i| event(0, i, "Ticked", "1", "null")))).await?;
         stage.until_transitions(((round + 1) * ROUND * 2).try_into()?).await;
         if (round + 1) * ROUND * 5 == ENDED {
-            after_some = resident_bytes(std::process::id())?.saturating_sub(before);
+            after_some = own_bytes(std::process::id())?.saturating_sub(before);
         }
     }
     let rate = per_second(ENDED, begin.elapsed());
-    let memory = resident_bytes(std::process::id())?.saturating_sub(before);
+    let memory = own_bytes(std::process::id())?.saturating_sub(before);
     let stored = stage.stored_bytes()?.saturating_sub(stored);
     report.ended_sagas(ENDED, [after_some, memory], stored, rate);
     running.stop().await
@@ -68,7 +68,7 @@ pub(super) async fn one_instance(backend: Backend, report: &mut Report) -> Resul
 /// Owns many lanes for which nothing comes.
 pub(super) async fn idle(backend: Backend, report: &mut Report) -> Result<(), Error> {
     eprintln!("{backend}: {IDLE_LANES} idle lanes");
-    let memory = resident_bytes(std::process::id())?;
+    let memory = own_bytes(std::process::id())?;
     let stage = Stage::new(backend, IDLE_LANES, TICK).await?;
     let running = stage.run();
     stage.until("mycora_saga_lanes_owned", IDLE_LANES.try_into()?).await;
@@ -77,7 +77,7 @@ pub(super) async fn idle(backend: Backend, report: &mut Report) -> Result<(), Er
     let before = processor_time(std::process::id())?;
     tokio::time::sleep(WATCHED).await;
     let used = processor_time(std::process::id())?.saturating_sub(before);
-    let memory = resident_bytes(std::process::id())?.saturating_sub(memory);
+    let memory = own_bytes(std::process::id())?.saturating_sub(memory);
     report.idle_lanes(IDLE_LANES, used.as_secs_f64() / WATCHED.as_secs_f64(), memory);
     running.stop().await
 }
