@@ -106,6 +106,11 @@ async fn a_node_that_knows_only_json_answers_by_reply_or_by_push() {
     let expected = br#"{"jsonrpc":"2.0","id":"x","result":[7]}"#;
     assert_eq!(&other.ask(own, BACK, question).await[..], expected);
     let asked = other.push(own, BACK, question).await;
-    let answer = other.popped("").await;
-    assert_eq!((&answer.payload[..], &answer.id), (&expected[..], &asked));
+    // A node sends an answer until its daemon has it, so that the answer to the first question may come once more.
+    let mut answer = other.popped("").await;
+    while answer.id != asked {
+        assert_eq!(&answer.payload[..], expected);
+        answer = other.popped("").await;
+    }
+    assert_eq!(&answer.payload[..], expected);
 }
