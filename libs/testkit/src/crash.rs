@@ -1,8 +1,8 @@
 //! Places where a process can be made to die.
 
 /// Names a place where a process can be made to die: with the feature `crash-points` and
-/// `MYCORA_CRASH_AT=name:nth` in the environment the process aborts when it comes by for the nth time
-/// (the first, without a number). Without the feature it is nothing.
+/// `MYCORA_CRASH_AT=name:nth` in the environment the process kills itself, as `kill -9` does, when it comes by for the nth
+/// time (the first, without a number). Without the feature it is nothing.
 ///
 /// A crate that has crash points takes this one as an optional dependency behind a feature
 /// `crash-points = ["dep:mycora-testkit", "mycora-testkit/crash-points"]` and guards each use with
@@ -14,7 +14,7 @@ macro_rules! crash_point {
     };
 }
 
-/// Aborts when `name` is the place, and this the time, that the environment asks for.
+/// Kills this process when `name` is the place, and this the time, that the environment asks for.
 #[cfg(feature = "crash-points")]
 pub fn reached(name: &str) {
     use std::sync::OnceLock;
@@ -27,8 +27,10 @@ pub fn reached(name: &str) {
         && place == name
         && SEEN.fetch_add(1, Ordering::SeqCst) + 1 == *nth
     {
-        eprintln!("crash point {name}: aborting at visit {nth}");
-        std::process::abort();
+        eprintln!("crash point {name}: killed at visit {nth}");
+        // No handler, destructor or exit hook runs. The signal is there before the call returns.
+        let killed = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        unreachable!("a process may always kill itself: {killed:?}");
     }
 }
 

@@ -5,6 +5,7 @@
 //!   several;
 //! - `NatsServer`: a private `nats-server` with JetStream, or what `MYCORA_NATS_SERVER` names;
 //! - `FaultProxy`: a connection that can be cut, swallowed or delayed;
+//! - `Log`: what a thread logs;
 //! - `Witness`: a file to which scripts append, and what it proves;
 //! - [`scripts`]: scripts of embedded languages, made up by chance;
 //! - `SmallDisk`: a file system that is soon full, where this process may make one;
@@ -14,6 +15,8 @@
 pub mod crash;
 pub mod scripts;
 
+#[cfg(feature = "full")]
+mod log;
 #[cfg(feature = "full")]
 mod nats;
 #[cfg(feature = "full")]
@@ -33,6 +36,7 @@ mod witness;
 
 #[cfg(feature = "full")]
 pub use self::{
+    log::Log,
     nats::{NatsCopy, NatsServer},
     port::free_port,
     process::Process,

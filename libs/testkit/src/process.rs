@@ -126,6 +126,14 @@ impl Process {
         self.signal(rustix::process::Signal::TERM);
     }
 
+    /// Asks it to read its files again.
+    ///
+    /// # Panics
+    /// When it is gone.
+    pub fn hang_up(&self) {
+        self.signal(rustix::process::Signal::HUP);
+    }
+
     /// Suspends it: it keeps its connections and hears nothing, until it is resumed or killed.
     ///
     /// # Panics

@@ -1,14 +1,11 @@
 //! What an answered change survives, and what is refused by name.
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
-
 use keys::Layout;
 use kv::Durability;
 use model::FlowId;
 use proto::internal::v1::CommitRefusal;
 use storage::{Config, Deps, StartError};
-use testkit::{PATIENCE, RedisServer, wait_until};
+use testkit::{Log, PATIENCE, RedisServer, wait_until};
 use tonic::Code;
 
 use crate::stage::{Stage, create};
@@ -68,28 +65,11 @@ async fn what_redis_cannot_give_is_refused_by_name() {
 
 /// What storage logs while it is started over a Redis.
 async fn logged_at_the_start(redis: &RedisServer, durability: Durability) -> String {
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    // Of this thread, on which all of it runs.
-    let _logged = tracing::subscriber::set_default(subscriber);
+    // All of it runs on this thread.
+    let log = Log::of_this_thread();
     let deps = Deps { kv: kv::Kv::new(redis.url().parse().unwrap()), trust_domain: Default::default() };
     config(durability).build(deps).await.unwrap();
-    let log = log.0.lock().unwrap();
-    String::from_utf8(log.clone()).unwrap()
-}
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+    log.text()
 }
 
 /// Some versions say too early that the disk has something; which they are, `kv` knows and tests.
