@@ -113,6 +113,11 @@ impl CursorSpec {
         }
     }
 
+    /// The refusal of a stream that may have no more consumers.
+    pub(crate) fn full(&self) -> BrokerError {
+        BrokerError::Full { stream: self.stream.clone(), consumer: self.consumer.clone() }
+    }
+
     /// Compares the configuration that the server says it has made with what was asked.
     pub(crate) fn check_made(
         &self,

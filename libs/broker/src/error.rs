@@ -46,6 +46,16 @@ pub enum BrokerError {
         /// The subject.
         subject: String,
     },
+    /// A stream has as many consumers as it may have.
+    #[error(
+        "the stream {stream} has as many consumers as it may have, and none is made for {consumer}: raise its max_consumers"
+    )]
+    Full {
+        /// The stream.
+        stream: String,
+        /// The consumer that was asked for.
+        consumer: String,
+    },
     /// A cursor was asked for behind the end of a stream: the server went back, and its sequences will be used again.
     #[error(
         "no cursor {consumer} is made behind {after} in stream {stream}, which ends with {last}: the server went back"

@@ -23,7 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
 use self::answers::{
-    ConsumerInfo, ConsumerPage, FoundMessage, MadeConsumer, no_consumer, no_stream, read_message,
+    ConsumerInfo, ConsumerPage, FoundMessage, MadeConsumer, is_full, no_consumer, no_stream, read_message,
     read_stream, stream_config,
 };
 use self::connect::Connector;
@@ -301,6 +301,7 @@ impl Broker for JetStream {
             Err(error) if no_stream(&error) => {
                 return Err(BrokerError::NotThere { stream: spec.stream.clone() });
             }
+            Err(error) if is_full(&error) => return Err(spec.full()),
             Err(error) => return Err(answers::refusal(&what, &error)),
         };
         self.compared(spec, &asked, &made).await?;

@@ -55,6 +55,9 @@ pub struct Version {
 }
 
 impl Version {
+    /// The oldest server that lanes run on.
+    pub const OLDEST: Self = Self { major: 2, minor: 9, patch: 10 };
+
     /// Reads `2.9.10` or `v2.12.0-RC.1`; nothing where three numbers are missing.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -62,6 +65,13 @@ impl Version {
         let mut numbers = numbers.split('.').map(str::parse);
         let mut next = || numbers.next()?.ok();
         Some(Self { major: next()?, minor: next()?, patch: next()? })
+    }
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { major, minor, patch } = self;
+        write!(f, "{major}.{minor}.{patch}")
     }
 }
 
@@ -122,7 +132,7 @@ pub trait Broker: Send + Sync {
     /// # Errors
     /// [`BrokerError::Behind`] when the start lies behind the end of the stream, which means that the server went back;
     /// [`BrokerError::Differs`] when the server made something else, which is deleted again; [`BrokerError::NotThere`] without
-    /// such a stream.
+    /// such a stream; [`BrokerError::Full`] where the stream may have no more consumers.
     async fn open(&self, spec: &CursorSpec) -> Result<Box<dyn Deliveries>, BrokerError>;
 
     /// Describes a consumer; nothing where there is none of this name, or no such stream.

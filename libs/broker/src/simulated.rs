@@ -169,6 +169,10 @@ impl Broker for Simulated {
             let stream = world.streams.get_mut(&spec.stream).ok_or_else(|| not_there(&spec.stream))?;
             spec.check_start(&state(stream))?;
             stream.consumers.remove(&spec.consumer);
+            let most = usize::try_from(stream.settings.max_consumers).unwrap_or(usize::MAX);
+            if stream.consumers.len() >= most {
+                return Err(spec.full());
+            }
             let mut made = asked.clone();
             made.extend(made_differently);
             spec.check_made(&asked, &made)?;

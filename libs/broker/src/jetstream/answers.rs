@@ -120,6 +120,11 @@ pub(super) fn no_consumer(error: &Error) -> bool {
     error.error_code() == ErrorCode::CONSUMER_NOT_FOUND || no_stream(error)
 }
 
+/// Tells whether a consumer was refused because its stream may have no more of them.
+pub(super) fn is_full(error: &Error) -> bool {
+    error.error_code() == ErrorCode::MAXIMUM_CONSUMERS_LIMIT
+}
+
 /// Tells whether a request was refused because its stream is not there.
 pub(super) fn no_stream(error: &Error) -> bool {
     error.error_code() == ErrorCode::STREAM_NOT_FOUND

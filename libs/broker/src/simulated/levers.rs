@@ -51,6 +51,16 @@ impl Simulated {
         self.consumer(stream, consumer, |consumer| consumer.force(sequence));
     }
 
+    /// Delivers a message to a consumer once more, before all others; nothing where that has not delivered it: no server passes over
+    /// messages.
+    pub fn deliver_again(&self, stream: &str, consumer: &str, sequence: u64) {
+        self.consumer(stream, consumer, |consumer| {
+            if consumer.next > sequence {
+                consumer.force(sequence);
+            }
+        });
+    }
+
     /// Makes the next consumer with another value of a setting than is asked for.
     pub fn make_differently(&self, field: &str, value: Value) {
         self.shared.change(|world| world.made_differently = Some((field.to_owned(), value)));

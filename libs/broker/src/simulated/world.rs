@@ -117,7 +117,7 @@ pub(super) struct Consumer {
     filter: String,
     max_ack_pending: usize,
     ack_wait: u64,
-    next: u64,
+    pub(super) next: u64,
     count: u64,
     /// Deliveries without an acknowledgement: when each is repeated.
     pending: BTreeMap<u64, u64>,

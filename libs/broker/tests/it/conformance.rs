@@ -30,6 +30,7 @@ on_both_brokers! {
     a_cursor_takes_the_place_of_any_other
     no_cursor_is_made_behind_the_end
     what_is_no_cursor_is_refused
+    no_more_cursors_are_made_than_a_stream_may_have
     what_is_not_acknowledged_comes_again
     progress_keeps_a_message_from_coming_again
     no_more_is_pulled_than_there_is_room_for
@@ -104,6 +105,20 @@ async fn a_message_is_kept_as_it_was_published(world: World) {
     }
     let missing = broker.message("NONE", 1).await;
     assert_eq!(missing, Err(BrokerError::NotThere { stream: "NONE".to_owned() }));
+}
+
+async fn no_more_cursors_are_made_than_a_stream_may_have(world: World) {
+    let broker = world.broker();
+    let made = broker.ensure_stream(&StreamSpec { max_consumers: Some(1), ..spec() }).await;
+    assert_eq!(made, Ok(vec![]));
+    drop(open(&*broker, Start::After(0)).await);
+    let other = CursorSpec { consumer: "another".to_owned(), ..cursor(Start::After(0)) };
+    let full = BrokerError::Full { stream: STREAM.to_owned(), consumer: other.consumer.clone() };
+    assert_eq!(broker.open(&other).await.map(drop), Err(full));
+    // One that is made anew takes its own place.
+    let _ = open(&*broker, Start::After(0)).await;
+    broker.delete_cursor(STREAM, CONSUMER).await.expect("deleted");
+    assert!(broker.open(&other).await.is_ok());
 }
 
 async fn messages_come_in_order_through_the_filter(world: World) {
