@@ -1,6 +1,6 @@
 //! Connections to addresses that were looked at: nothing decides anew where a name leads.
 
-use std::net::SocketAddr;
+use std::net::IpAddr;
 
 use tokio::net::TcpStream;
 
@@ -35,7 +35,10 @@ pub enum Rule {
     /// The list does not have the host, or not with this port.
     NotListed,
     /// Its name leads to addresses only that are not public, or are this machine's.
-    NotPublic,
+    NotPublic {
+        /// The first of them.
+        address: IpAddr,
+    },
 }
 
 impl Denied {
@@ -43,8 +46,10 @@ impl Denied {
         let host = &self.host;
         match self.rule {
             Rule::NotListed => format!("the host {host} is not among those that are allowed"),
-            Rule::NotPublic => {
-                format!("{host} has no address that may be reached: private ones have to be allowed")
+            Rule::NotPublic { address } => {
+                format!(
+                    "{host} has no address that may be reached ({address}): private ones have to be allowed"
+                )
             }
         }
     }
@@ -59,13 +64,11 @@ pub async fn connect(hosts: &Hosts, host: &str, port: u16) -> Result<TcpStream, 
     if !hosts.allow(host, port) {
         return Err(denied(Rule::NotListed));
     }
-    let found = tokio::net::lookup_host((bare(host), port)).await;
+    let found = hosts.resolver().resolve(bare(host), port).await;
     let found = found.map_err(|error| ConnectError::Failed(format!("{host}: {error}")))?;
-    let found: Vec<SocketAddr> = found.collect();
-    let mut error = if found.is_empty() {
-        ConnectError::Failed(format!("{host} has no address"))
-    } else {
-        denied(Rule::NotPublic)
+    let mut error = match found.first() {
+        None => ConnectError::Failed(format!("{host} has no address")),
+        Some(address) => denied(Rule::NotPublic { address: address.ip() }),
     };
     for address in found.into_iter().filter(|address| hosts.reach(address.ip(), port)) {
         match TcpStream::connect(address).await {

@@ -1,14 +1,18 @@
 //! Which hosts may be reached, and which addresses.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use addresses::{is_public, leads_here};
+
+use crate::resolve::{Resolve, SystemResolver};
 
 /// The hosts that may be reached.
 #[derive(Debug, Clone)]
 pub struct Hosts {
     entries: Vec<Entry>,
     reach: Reach,
+    resolver: Arc<dyn Resolve>,
 }
 
 /// Addresses to which the names of a list may lead.
@@ -33,7 +37,7 @@ impl Hosts {
     /// From the texts of a list: `*`, `example.com`, `*.example.com`, `10.0.0.7`, `[::1]`, each with `:port` or without.
     #[must_use]
     pub fn new(hosts: &[String]) -> Self {
-        Self { entries: hosts.iter().map(|host| Entry::new(host)).collect(), reach: Reach::PublicOrListed }
+        Self::with(hosts.iter().map(|host| Entry::new(host)).collect(), Reach::PublicOrListed)
     }
 
     /// A list whose entries hold for one port each: their own, or else `port`. Addresses that are not public, or are this
@@ -45,7 +49,22 @@ impl Hosts {
             Entry { port: entry.port.or(Some(port)), ..entry }
         };
         let reach = if is_private { Reach::Any } else { Reach::Public };
-        Self { entries: hosts.iter().map(entry).collect(), reach }
+        Self::with(hosts.iter().map(entry).collect(), reach)
+    }
+
+    fn with(entries: Vec<Entry>, reach: Reach) -> Self {
+        Self { entries, reach, resolver: Arc::new(SystemResolver) }
+    }
+
+    /// Has another resolver than the system's say where names lead. Its answers are looked at like the system's.
+    #[must_use]
+    pub fn resolved_by(self, resolver: Arc<dyn Resolve>) -> Self {
+        Self { resolver, ..self }
+    }
+
+    /// Returns what says where names lead.
+    pub(crate) fn resolver(&self) -> &dyn Resolve {
+        &*self.resolver
     }
 
     /// Whether the list has this host, which is a name or an address.

@@ -8,10 +8,12 @@ mod client;
 mod connect;
 mod departure;
 mod hosts;
+mod resolve;
 mod trust;
 
 pub use client::{Ask, Cause, Reply, RequestError, has_good_port, is_of_connection, send, send_once};
 pub use connect::{ConnectError, Denied, Rule, connect};
 pub use departure::Departure;
 pub use hosts::Hosts;
+pub use resolve::{Resolve, SystemResolver};
 pub use trust::Trust;

@@ -256,7 +256,7 @@ pub(super) fn denied_by(denied: &Denied) -> Answer {
     let code = "egress";
     let rule = match denied.rule {
         Rule::NotListed => "allow_hosts",
-        Rule::NotPublic => "private",
+        Rule::NotPublic { .. } => "private",
     };
     let payload = Json::object([
         ("code", Json::text(code)),
