@@ -44,7 +44,7 @@ pub struct EmbeddedStore {
     requests: Option<mpsc::Sender<Request>>,
     writer: Option<JoinHandle<()>>,
     // Given up last.
-    _lock: File,
+    _lock: Owned,
 }
 
 impl EmbeddedStore {
@@ -197,8 +197,19 @@ fn used_bytes(environment: &Environment) -> Result<usize, StoreError> {
     Ok(used.saturating_sub(free).saturating_mul(page))
 }
 
+/// Lock of a directory, held until this is dropped.
+#[derive(Debug)]
+struct Owned(File);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // Not by closing alone: a process that is being started holds a copy of the descriptor for a moment.
+        let _ = self.0.unlock();
+    }
+}
+
 /// Makes the directory this process's own.
-fn own(dir: &Path) -> Result<File, StoreError> {
+fn own(dir: &Path) -> Result<Owned, StoreError> {
     let unavailable =
         |error: std::io::Error| StoreError::Unavailable { why: format!("{}: {error}", dir.display()) };
     if !dir.is_dir() {
@@ -207,7 +218,7 @@ fn own(dir: &Path) -> Result<File, StoreError> {
     let lock = fs::OpenOptions::new().create(true).append(true).open(dir.join("owner.lock"));
     let lock = lock.map_err(unavailable)?;
     match lock.try_lock() {
-        Ok(()) => Ok(lock),
+        Ok(()) => Ok(Owned(lock)),
         Err(TryLockError::WouldBlock) => Err(StoreError::Owned { dir: dir.display().to_string() }),
         Err(TryLockError::Error(error)) => Err(unavailable(error)),
     }
