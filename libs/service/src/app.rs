@@ -22,7 +22,7 @@ use crate::panics::die_on_panic;
 use crate::readiness::Readiness;
 use crate::shutdown::{Hangup, Shutdown};
 use crate::tasks::Tasks;
-use crate::{Failure, error_chain, telemetry};
+use crate::{BadConfig, Failure, error_chain, telemetry};
 
 /// Configuration that cannot be used; clap's own status for it.
 const EXIT_USAGE: u8 = 2;
@@ -57,7 +57,7 @@ pub trait App {
     /// soon as the conditions that were added to [`Host::readiness`] are met.
     ///
     /// # Errors
-    /// Ends the process with its whole chain in the log.
+    /// Ends the process with its whole chain in the log; with status 2 where it is a [`BadConfig`], else with 1.
     fn start(config: Self::Config, host: Host) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
@@ -127,7 +127,7 @@ pub fn run<A: App>() -> ExitCode {
             Ok(code) => code,
             Err(error) => {
                 tracing::error!("{} cannot start: {}", A::NAME, error_chain(&*error));
-                ExitCode::FAILURE
+                if error.is::<BadConfig>() { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
             }
         };
         telemetry.flush().await;

@@ -24,6 +24,7 @@ mod sequencer;
 mod shutdown;
 mod tasks;
 pub mod telemetry;
+pub mod traces;
 mod watched;
 
 pub use app::{App, Host, run};
@@ -50,6 +51,11 @@ pub use watched::{LOOK_INTERVAL, look_at_files};
 
 /// Any error that ends a service; its whole chain is logged once.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Error of configuration that cannot be used. A process that cannot start for it ends with status 2, as with wrong flags.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct BadConfig(pub Failure);
 
 /// An error and its causes in one line.
 #[must_use]

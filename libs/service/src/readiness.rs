@@ -81,6 +81,19 @@ impl Readiness {
         state.wholes.push((name, self.clone()));
     }
 
+    /// Is no part of anything any more: what it lacked is lacking nowhere else, now and later.
+    pub fn withdraw(&self) {
+        let mut state = self.state();
+        let wholes = std::mem::take(&mut state.wholes);
+        for list in [List::Unmet, List::Impaired] {
+            for condition in state.list(list).keys() {
+                for (part, whole) in &wholes {
+                    whole.set(list, &within(part, condition), None);
+                }
+            }
+        }
+    }
+
     /// Not ready any more, whatever the conditions say.
     pub fn close(&self, why: &str) {
         self.set(List::Unmet, "process", Some(why.to_owned()));
@@ -242,6 +255,21 @@ mod tests {
         storage.met();
         assert!(!readiness.is_ready());
     }
+
+    #[test]
+    fn what_withdraws_is_lacking_nowhere_else() {
+        let (whole, part) = (Readiness::new(), Readiness::new());
+        whole.include("saga", &part);
+        let (storage, store) = (part.condition("storage"), part.impairment("store"));
+        store.begin("it is full");
+        assert_eq!(whole.troubles().len(), 2);
+        part.withdraw();
+        assert_eq!(whole.troubles(), []);
+        part.close("it is draining");
+        storage.unmet("lost");
+        assert!(whole.is_ready() && !part.is_ready());
+    }
+
     #[test]
     fn impairments_are_in_the_way_of_no_call() {
         let (whole, part) = (Readiness::new(), Readiness::new());

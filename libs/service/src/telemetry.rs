@@ -20,6 +20,7 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
 use crate::flags::{LogFormat, TelemetryFlags};
 use crate::log_file::LogFile;
+use crate::traces::{self, Ids};
 
 /// At exit, a collector that does not answer is not waited for any longer.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
@@ -153,7 +154,8 @@ fn init_to(
 /// The filter that a flag means: a level that stands alone is that of our own lines. Those of the libraries below us (each
 /// frame, each handshake) come when their targets are named.
 fn directives(flag: &str) -> String {
-    let mut directives = Vec::new();
+    // Spans for collectors are nothing for the log, and without a collector not even begun.
+    let mut directives = vec![format!("{}=off", traces::TARGET)];
     for part in flag.split(',').map(str::trim) {
         let level = part.to_ascii_lowercase();
         if ["info", "debug", "trace"].contains(&level.as_str()) {
@@ -201,7 +203,8 @@ fn tracer_provider(
     }
     let exporter = exporter.build().map_err(|error| failed(error.to_string()))?;
     let resource = Resource::builder().with_service_name(service).build();
-    Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())
+    let provider = SdkTracerProvider::builder().with_id_generator(Ids::default()).with_resource(resource);
+    Ok(provider.with_batch_exporter(exporter).build())
 }
 
 /// The certificates by which a collector is known: those of the file, or those that the machine trusts.
@@ -346,6 +349,24 @@ mod tests {
             assert!(event_enabled!(target: "rpc::server", Level::DEBUG));
             assert!(!event_enabled!(target: "storage", Level::INFO));
         });
+    }
+
+    #[test]
+    fn spans_for_collectors_cost_nothing_without_one_and_are_in_no_line() {
+        let logs = || fmt::layer().with_writer(std::io::sink).boxed();
+        let filter = |flag: &str| EnvFilter::new(directives(flag));
+        for level in ["info", "trace", "debug,h2=trace"] {
+            let lines = composed(logs(), filter(level), None::<Counted>);
+            tracing::subscriber::with_default(lines, || {
+                assert!(tracing::info_span!(target: traces::TARGET, "one").is_disabled(), "{level}");
+            });
+        }
+        let counted = Counted::default();
+        let both = composed(logs(), filter("trace"), Some(counted.clone()));
+        tracing::subscriber::with_default(both, || {
+            assert!(!tracing::info_span!(target: traces::TARGET, "one").is_disabled());
+        });
+        assert_eq!(counted.0.load(Ordering::Relaxed), 1);
     }
 
     #[test]
