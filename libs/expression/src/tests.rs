@@ -69,6 +69,25 @@ fn budgets_hold() {
     }
 }
 
+#[test]
+fn operations_are_counted() {
+    let sum = |count: usize| format!("1{}", "+1".repeat(count));
+    let of = |operations: u64, text: &str| {
+        let expressions = Expressions::new(Language::SAGAS, &Budget { operations, bytes: 1024, ..BUDGET });
+        let read = expressions.read(text, &mut Known::default()).expect("it can be read");
+        expressions.evaluate(&read, []).map(|answer| answer.written()).map_err(|error| error.what)
+    };
+    assert_eq!(of(20, &sum(6)), Ok(Some("7".to_owned())));
+    let refused = of(5, &sum(6));
+    assert!(refused.as_ref().is_err_and(|why| why.contains("Too many operations")), "{refused:?}");
+    // Each evaluation has its own budget.
+    let expressions = Expressions::new(Language::SAGAS, &Budget { operations: 20, ..BUDGET });
+    let read = expressions.read(&sum(6), &mut Known::default()).expect("it can be read");
+    for _ in 0..10 {
+        assert!(expressions.evaluate(&read, []).is_ok());
+    }
+}
+
 /// What an expression of a saga comes to, as a text.
 fn of_saga(text: &str, b: Operand) -> Result<String, String> {
     evaluate_in(Language::SAGAS, text, b).map(|answer| shown(answer.into_shape()))

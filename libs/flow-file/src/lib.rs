@@ -139,6 +139,13 @@ fn read(path: &str) -> io::Result<Vec<u8>> {
 }
 
 impl FlowFile {
+    /// Returns whether it asks for the same as another one, however that is written.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let uploads = |file: &Self| file.uploads.iter().map(|upload| upload.blob.sha256).collect::<Vec<_>>();
+        (&self.spec, self.context) == (&other.spec, other.context) && uploads(self) == uploads(other)
+    }
+
     /// Understands a source. `env` overrides the flow's variables.
     ///
     /// # Errors
