@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use crate::suite::{processes_in, program, stderr, stdout};
 
@@ -43,11 +44,17 @@ fn is_empty(dir: &Path) -> bool {
     std::fs::read_dir(dir).expect("a directory").next().is_none()
 }
 
+/// The demonstration of sagas takes less.
+const DEMO_MAX: Duration = Duration::from_secs(60);
+
 #[test]
 fn the_demo_of_sagas_shows_four_orders_that_go_four_ways_and_leaves_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
+    let began = Instant::now();
     let out = demo_of_sagas(dir.path(), &["--output", "json"]);
-    let text = stdout(&out, 0);
+    let (text, took) = (stdout(&out, 0), began.elapsed());
+    println!("the demonstration of sagas took {took:?}");
+    assert!(took < DEMO_MAX, "it took {took:?}");
     let orders: serde_json::Value = serde_json::from_str(&text).expect("one document");
     let row = |n: usize| {
         let order = &orders[n];
@@ -90,4 +97,46 @@ fn the_demo_of_sagas_says_that_it_has_no_server_before_it_starts_anything() {
         "{said}"
     );
     assert!(is_empty(dir.path()), "something was made");
+}
+
+/// Where Debian has the server, which is looked for there whatever the `PATH` says.
+const OF_DEBIAN: &str = "/usr/sbin/nats-server";
+
+/// Runs `mycora` where no `nats-server` is: Debian's is hidden in a mount namespace of its own, and the `PATH` is an empty directory.
+/// Nothing where this machine allows no such namespace.
+fn without_nats(dir: &Path, arguments: &[&str]) -> Option<Output> {
+    let hide = format!("mount --bind /dev/null {OF_DEBIAN} || exit 77\n");
+    let run = "PATH=\"$1\"\nexport PATH\nshift\nexec \"$@\"";
+    let mut command = Command::new(if Path::new(OF_DEBIAN).exists() { "unshare" } else { "sh" });
+    if Path::new(OF_DEBIAN).exists() {
+        command.args(["--map-root-user", "--mount", "sh", "-c", &(hide + run)]);
+    } else {
+        command.args(["-c", run]);
+    }
+    let empty = dir.join("empty");
+    std::fs::create_dir_all(&empty).expect("made");
+    command.arg("sh").arg(&empty).arg(program("mycora")).args(arguments);
+    command.current_dir(dir).env("HOME", dir).env("TMPDIR", dir).env_remove("MYCORA_NATS_SERVER");
+    let output = command.output().ok()?;
+    let is_refused = output.status.code() == Some(77) || output.stderr.starts_with(b"unshare: ");
+    (!is_refused).then_some(output)
+}
+
+#[test]
+fn a_machine_without_a_server_is_told_what_to_install() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = dir.path().join("data");
+    let data = data.to_str().expect("a plain path");
+    for arguments in [&["demo", "--saga"][..], &["up", "--saga", "--port", "1", "--data", data]] {
+        let Some(out) = without_nats(dir.path(), arguments) else {
+            println!("left out: this machine does not let a test hide {OF_DEBIAN}");
+            return;
+        };
+        let said = stderr(&out, 3);
+        assert!(said.contains("there is no `nats-server` on this machine"), "{said}");
+        assert!(said.contains("`apt-get install nats-server`") && said.contains("--nats-url"), "{said}");
+        assert!(!said.contains("starting"), "{said}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 1, "only the empty directory");
+    assert_eq!(processes_in(dir.path()), Vec::<String>::new(), "left running");
 }

@@ -16,8 +16,8 @@ use crate::suite::{PATIENCE, command, processes_in, stdout};
 
 /// Names another number of kills.
 const KILLS: &str = "MYCORA_SAGA_KILLS";
-/// Every moment has its turn.
-const KILLS_USUAL: usize = 10;
+/// Every moment has its turn, three times at least.
+const KILLS_USUAL: usize = 25;
 /// A flow that runs once it is told to, and writes down that it ran.
 const LABEL: &str = "name: label\njobs:\n  label:\n    script_type: shell\n    prerequisites: [go]\n    script: |\n      \
                      echo \"$ORDER\" >> WITNESS\n      echo \"code=$ORDER\" >> \"$MYCORA_RESULT\"\n";
@@ -97,6 +97,8 @@ struct Stage {
     runtime: Runtime,
     dir: TempDir,
     kills: usize,
+    /// The last fact that was read.
+    read: u64,
 }
 
 impl Stage {
@@ -125,7 +127,7 @@ impl Stage {
             let facts = wait_until(open, PATIENCE, "a cursor").await;
             (broker, facts)
         });
-        Self { processes, broker, facts, runtime, dir, kills: 0 }
+        Self { processes, broker, facts, runtime, dir, kills: 0, read: 0 }
     }
 
     fn json(&self, arguments: &[&str]) -> Value {
@@ -173,6 +175,7 @@ impl Stage {
         stdout(&output.expect("it starts"), 0);
     }
 
+    /// Kills the service in the middle of an order.
     fn kill(&mut self) {
         self.processes.kill9("saga");
         self.kills += 1;
@@ -180,13 +183,19 @@ impl Stage {
 
     /// Waits for the end of an instance; gives what it ended as and why. Each end is told once.
     fn end(&mut self, order: &str) -> (String, String) {
-        let Self { facts, runtime, .. } = self;
+        let Self { facts, runtime, read, .. } = self;
         runtime.block_on(async {
             loop {
                 let next = facts.next(PullLimit { messages: 16, bytes: 1 << 20 });
                 let delivered = tokio::time::timeout(PATIENCE, next).await;
                 let delivered = delivered.unwrap_or_else(|_| panic!("{order} does not end"));
                 let delivered = delivered.expect("it goes on");
+                delivered.receipt.ack();
+                if delivered.sequence <= *read {
+                    // The server had not heard that it was read.
+                    continue;
+                }
+                *read = delivered.sequence;
                 let fact: FactMessage = serde_json::from_slice(&delivered.payload).expect("a fact");
                 if ["completed", "failed", "compensated", "stuck"].contains(&fact.kind.as_str()) {
                     assert_eq!(fact.correlation.as_str(), order, "it ended once");
@@ -201,7 +210,8 @@ impl Stage {
         let before = self.flows().len();
         match moment {
             Moment::At(point) => {
-                self.kill();
+                // One that has nothing to do, so that the next one knows where to die.
+                self.processes.kill9("saga");
                 self.processes.set("MYCORA_CRASH_AT", point);
                 self.processes.script("up.sh");
                 self.processes.unset("MYCORA_CRASH_AT");

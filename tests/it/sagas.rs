@@ -1,16 +1,19 @@
 //! `mycora up --saga`: the private NATS server and what it is for, over the death of either.
 
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use broker::{
     Broker, CursorSpec, Deliveries, Headers, JetStream, JetStreamOptions, Login, Outgoing, PullLimit, Start,
-    StreamSpec,
+    StreamSpec, Tls,
 };
-use testkit::wait_until;
+use testkit::{wait_until, wait_until_blocking};
 use workflow::message::FactMessage;
 
 use crate::local::Processes;
@@ -21,6 +24,18 @@ const WAITS: &str = "kind: Saga\nname: waits\nversion: 1\ntenants: all\nstate: {
     sources: [ { aggregate: Order } ]\ncorrelate: event.data.order_id\n\
     start:\n  on: OrderPlaced\n  set: { order_id: \"${{ event.data.order_id }}\" }\n  goto: wait\n\
     steps:\n  wait:\n    timers: { over: { after: 3s, raise: Over } }\n    on: { Over: { end: completed } }\n";
+
+/// A saga that pays: its call is in the middle when its suite is killed, and is made again under the same key.
+const PAYS: &str = "kind: Saga\nname: waits\nversion: 1\ntenants: all\nstate: { order_id: text }\n\
+    sources: [ { aggregate: Order } ]\ncorrelate: event.data.order_id\n\
+    start:\n  on: OrderPlaced\n  set: { order_id: \"${{ event.data.order_id }}\" }\n  goto: pay\n\
+    steps:\n  pay:\n    effect: pay\n    input: { order: \"${{ state.order_id }}\" }\n    \
+    on_success: [ { when: result.paid == state.order_id, end: completed }, { end: failed, reason: another result } ]\n    \
+    on_failure: { end: failed, reason: \"${{ result.code }}\" }\n---\n\
+    kind: EffectProvider\nname: upstream\ntransport: http\n\
+    http: { base_url: \"http://ADDRESS\", allow_hosts: [\"ADDRESS\"], private: true }\n\
+    effects:\n  pay: { request: { method: POST, path: /pay, body: \"${{ input }}\" }, unknown_outcome: retry, \
+    timeouts: { start_to_close: 10m, schedule_to_close: 30m } }\n";
 
 /// How subjects begin that are of the tenant of context 1; and where there are no tenants.
 const TENANT: &str = "tenant.1.";
@@ -45,13 +60,19 @@ fn kill(pid: &str) {
 /// A connection to the private server, as a program of somebody else has it.
 async fn connect(data: &Path) -> Arc<dyn Broker> {
     let text = |name: &str| std::fs::read_to_string(data.join(name)).expect(name);
-    connect_to(&text("nats.url"), &text("nats.user"), &text("nats.password")).await
+    let tls = Tls { ca: Some(data.join("pki/ca.pem")), identity: None };
+    let url = JetStreamOptions { tls: Some(tls), ..JetStreamOptions::new(&text("nats.url")) };
+    connected(url, &text("nats.user"), &text("nats.password")).await
 }
 
 /// A connection to a server that asks for a password.
 pub(crate) async fn connect_to(url: &str, user: &str, password: &str) -> Arc<dyn Broker> {
+    connected(JetStreamOptions::new(url), user, password).await
+}
+
+async fn connected(options: JetStreamOptions, user: &str, password: &str) -> Arc<dyn Broker> {
     let login = Login::Password { user: user.to_owned(), password: password.to_owned() };
-    let options = JetStreamOptions { login: Some(login), ..JetStreamOptions::new(url) };
+    let options = JetStreamOptions { login: Some(login), ..options };
     let broker = JetStream::start(options).expect("options");
     let mut connection = broker.connection();
     let connected = connection.wait_for(|connection| connection.connected);
@@ -104,12 +125,79 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
 }
 
+/// An upstream that notes the key and the body of each call, and answers none before it is told to.
+struct Held {
+    address: String,
+    calls: Arc<Mutex<Vec<(String, String)>>>,
+    is_open: Arc<AtomicBool>,
+}
+
+impl Held {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound").to_string();
+        let held = Self { address, calls: Arc::default(), is_open: Arc::default() };
+        let (calls, is_open) = (Arc::clone(&held.calls), Arc::clone(&held.is_open));
+        std::thread::spawn(move || {
+            // Those that are not answered stay open.
+            let mut unanswered = Vec::new();
+            for stream in listener.incoming().flatten() {
+                let mut reader = BufReader::new(stream);
+                let Some((key, body)) = read_call(&mut reader) else { continue };
+                calls.lock().expect("no panic").push((key, body.clone()));
+                if !is_open.load(Ordering::SeqCst) {
+                    unanswered.push(reader);
+                    continue;
+                }
+                let order: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+                let answer = serde_json::json!({ "paid": order["order"] }).to_string();
+                let head = format!(
+                    "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                    answer.len()
+                );
+                // Whoever called may be gone.
+                let _ = reader.get_mut().write_all(format!("{head}{answer}").as_bytes());
+            }
+        });
+        held
+    }
+
+    fn calls(&self) -> Vec<(String, String)> {
+        self.calls.lock().expect("no panic").clone()
+    }
+}
+
+/// The key and the body of a request; nothing of one that breaks off.
+fn read_call(reader: &mut BufReader<TcpStream>) -> Option<(String, String)> {
+    let (mut key, mut length) = (String::new(), 0);
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok().filter(|read| *read > 0)?;
+        let Some((name, value)) = line.trim_end().split_once(": ") else {
+            if line.trim_end().is_empty() {
+                break;
+            }
+            continue;
+        };
+        match name.to_ascii_lowercase().as_str() {
+            "idempotency-key" => value.clone_into(&mut key),
+            "content-length" => length = value.parse().expect("a length"),
+            _ => {}
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    Some((key, String::from_utf8(body).expect("JSON")))
+}
+
 #[test]
 fn a_killed_suite_goes_on_with_its_sagas_and_ends_the_server_that_was_left() {
     let dir = tempfile::tempdir().expect("a directory");
     let (data, manifests) = (dir.path().join("data"), dir.path().join("manifests"));
+    let upstream = Held::start();
     std::fs::create_dir(&manifests).expect("made");
-    std::fs::write(manifests.join("waits.yaml"), WAITS).expect("written");
+    let manifest = PAYS.replace("ADDRESS", &upstream.address);
+    std::fs::write(manifests.join("pays.yaml"), manifest).expect("written");
     let arguments = ["--saga", "--no-supervisor", "--manifests", manifests.to_str().expect("a plain path")];
     let mut up = Up::start(&data, &arguments);
     let said = up.process.output();
@@ -121,6 +209,8 @@ fn a_killed_suite_goes_on_with_its_sagas_and_ends_the_server_that_was_left() {
         kinds_until(&mut *facts(&*broker, TENANT).await, "1001", "started").await
     });
     assert_eq!(before, ["started"]);
+    let is_called = || (!upstream.calls().is_empty()).then_some(());
+    wait_until_blocking(is_called, PATIENCE, "the call is under way");
 
     // Whoever comes while it runs is told where it is.
     let mut second = Command::new(program("mycora"));
@@ -131,6 +221,8 @@ fn a_killed_suite_goes_on_with_its_sagas_and_ends_the_server_that_was_left() {
     let left = recorded(&data, "nats.pid");
     up.process.kill9();
     assert!(runs(&left), "it was to outlive the kill");
+    assert_eq!(upstream.calls().len(), 1, "nobody was answered");
+    upstream.is_open.store(true, Ordering::SeqCst);
     up.restart();
     assert!(!runs(&left), "it was ended");
     let said = up.process.output();
@@ -139,7 +231,14 @@ fn a_killed_suite_goes_on_with_its_sagas_and_ends_the_server_that_was_left() {
         let broker = connect(&data).await;
         kinds_until(&mut *facts(&*broker, TENANT).await, "1001", "completed").await
     });
-    assert_eq!(all, ["started", "completed"], "once each");
+    assert_eq!(all.first().map(String::as_str), Some("started"));
+    let once = |kind: &str| all.iter().filter(|found| *found == kind).count() == 1;
+    assert!(once("started") && once("completed"), "once each: {all:?}");
+    let calls = upstream.calls();
+    assert_eq!(calls.len(), 2, "the call in the middle was made again, once");
+    assert_eq!(calls[0], calls[1], "one key and one payload");
+    assert_eq!(calls[0].1, r#"{"order":"1001"}"#);
+    assert_eq!(calls[0].0.len(), 36, "the id of the command");
 
     up.stop();
     assert_eq!(processes_in(&data), Vec::<String>::new(), "left running");

@@ -26,6 +26,10 @@ const PRINTERS: [&str; 6] =
     ["println!", "print!(", "io::stdout(", "io::stderr(", "io::stdout;", "io::stderr;"];
 /// What draws on standard error by itself: its texts have to be made drawable.
 const DRAWERS: [&str; 2] = ["indicatif::", "console::"];
+/// The half of the saga service that runs sagas, and what both halves stand on.
+const SAGA_HALF: [&str; 3] = ["services/saga/src/sagas", "services/saga/src/lane", "libs/workflow/src"];
+/// What the other half makes its calls with.
+const CALLERS: [&str; 4] = ["providers::", "effects::", "egress::", "lettre::"];
 /// What the machines of some people look like; written so that this file is not found.
 const MACHINES: [&str; 4] =
     [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/Us", "ers/")];
@@ -71,6 +75,19 @@ fn clock_and_randomness_are_arguments() {
     };
     let pure = files.iter().filter(is_pure);
     check("purity", &pure.flat_map(|file| hits(file, &file.shipped(), &IMPURE)).collect::<Vec<_>>());
+}
+
+/// Steps of sagas are the same whoever makes their calls, and a process may have the one role without the other.
+#[test]
+fn the_saga_half_names_no_provider() {
+    let files = source::rust(&root());
+    let half: Vec<_> =
+        files.iter().filter(|file| SAGA_HALF.iter().any(|place| file.path.starts_with(place))).collect();
+    assert!(
+        SAGA_HALF.iter().all(|place| half.iter().any(|file| file.path.starts_with(place))),
+        "{SAGA_HALF:?}"
+    );
+    check("halves", &half.iter().flat_map(|file| hits(file, &file.code, &CALLERS)).collect::<Vec<_>>());
 }
 
 #[test]

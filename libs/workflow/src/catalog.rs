@@ -2,6 +2,7 @@
 //!
 //! A catalog is made from all manifests at once, or not at all: what several of them say has to fit.
 
+mod draft;
 mod tenant;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,8 +12,10 @@ use model::{EffectName, SagaName, TenantId};
 use yaml::{Place, Problem, Problems, did_you_mean};
 
 use crate::definition::{Saga, Tenants};
-use crate::manifest::{Definition, Document};
+use crate::manifest::{Definition, Document, Outline};
 use crate::provider::{Effect, Provider};
+
+pub use draft::Draft;
 
 /// A manifest that was read.
 #[derive(Debug)]
@@ -37,29 +40,11 @@ impl Catalog {
     ///
     /// # Errors
     /// Everything that does not fit, by file.
-    pub fn new(files: &[File], before: &Self, live: &[Arc<Saga>]) -> Result<Self, Vec<Problems>> {
+    pub fn new(files: &[File], before: &Self, live: &[Needed]) -> Result<Self, Vec<Problems>> {
         let mut made = Making::default();
-        for file in files {
-            for document in &file.documents {
-                match &document.definition {
-                    Definition::Saga(saga) => made.saga(file, document.place, saga, before),
-                    Definition::Provider(provider) => made.provider(file, document.place, provider),
-                }
-            }
-        }
-        for file in files {
-            for document in &file.documents {
-                if let Definition::Saga(saga) = &document.definition {
-                    made.orders(file, saga, &document.orders);
-                }
-            }
-        }
-        made.needed(live);
-        let Making { catalog, problems } = made;
-        if problems.is_empty() {
-            return Ok(catalog);
-        }
-        Err(problems.into_iter().map(|(file, list)| Problems::new(&file, list)).collect())
+        made.check(&files.iter().collect::<Vec<_>>(), before, live);
+        let Making { catalog, problems, .. } = made;
+        if problems.is_empty() { Ok(catalog) } else { Err(by_file(problems)) }
     }
 
     /// Makes a catalog of definitions that were checked when they came in force.
@@ -116,16 +101,77 @@ impl Catalog {
     }
 }
 
+/// A definition that a tenant needs, whatever manifests say: instances run on it, or the tenant brought it.
+#[derive(Debug, Clone)]
+pub struct Needed {
+    /// The definition.
+    pub saga: Arc<Saga>,
+    /// The tenant.
+    pub tenant: TenantId,
+}
+
+fn by_file(problems: BTreeMap<String, Vec<Problem>>) -> Vec<Problems> {
+    problems.into_iter().map(|(file, list)| Problems::new(&file, list)).collect()
+}
+
 /// A catalog while it is made.
 #[derive(Default)]
 struct Making {
     catalog: Catalog,
+    /// Effects of documents that are wrong by themselves.
+    outlined: Outlined,
     problems: BTreeMap<String, Vec<Problem>>,
 }
 
+/// Effects that documents provide which are wrong by themselves.
+#[derive(Debug, Default)]
+struct Outlined {
+    effects: BTreeSet<EffectName>,
+    /// Set where one of these documents may provide anything.
+    is_open: bool,
+}
+
+impl Outlined {
+    fn of<'a>(outlines: impl IntoIterator<Item = &'a Outline>) -> Self {
+        let mut outlined = Self::default();
+        for outline in outlines {
+            match &outline.provides {
+                Some(effects) => outlined.effects.extend(effects.iter().cloned()),
+                None => outlined.is_open = true,
+            }
+        }
+        outlined
+    }
+
+    /// Returns whether one of them may provide this effect.
+    fn may_have(&self, effect: &EffectName) -> bool {
+        self.is_open || self.effects.contains(effect)
+    }
+}
+
 impl Making {
-    fn problem(&mut self, file: &File, place: Place, message: String) {
-        self.problems.entry(file.name.clone()).or_default().push(Problem::at(place, message));
+    /// Checks everything that documents which are good by themselves say together.
+    fn check(&mut self, files: &[&File], before: &Catalog, live: &[Needed]) {
+        for file in files {
+            for document in &file.documents {
+                match &document.definition {
+                    Definition::Saga(saga) => self.saga(file, document.place, saga, before),
+                    Definition::Provider(provider) => self.provider(file, document.place, provider),
+                }
+            }
+        }
+        for file in files {
+            for document in &file.documents {
+                if let Definition::Saga(saga) = &document.definition {
+                    self.orders(&file.name, Some(saga.as_ref()), &document.orders);
+                }
+            }
+        }
+        self.needed(live);
+    }
+
+    fn problem(&mut self, file: &str, place: Place, message: String) {
+        self.problems.entry(file.to_owned()).or_default().push(Problem::at(place, message));
     }
 
     fn saga(&mut self, file: &File, place: Place, saga: &Arc<Saga>, before: &Catalog) {
@@ -137,12 +183,12 @@ impl Making {
                     format!("the saga `{name}` stands twice; keep its newest version, instances keep theirs")
                 }
             };
-            self.problem(file, place, message);
+            self.problem(&file.name, place, message);
             return;
         }
         if let Some(old) = before.sagas.get(name) {
             for message in saga.problems_behind(old) {
-                self.problem(file, place, message);
+                self.problem(&file.name, place, message);
             }
         }
         self.catalog.sagas.insert(name.clone(), Arc::clone(saga));
@@ -150,30 +196,32 @@ impl Making {
 
     fn provider(&mut self, file: &File, place: Place, provider: &Arc<Provider>) {
         if self.catalog.providers.contains_key(&provider.name) {
-            self.problem(file, place, format!("the provider `{}` stands twice", provider.name));
+            self.problem(&file.name, place, format!("the provider `{}` stands twice", provider.name));
         }
         for effect in &provider.effects {
             if let Some(other) = self.catalog.effects.get(&effect.name) {
                 let (effect, other) = (&effect.name, &other.name);
                 let message = format!("the effect `{effect}` is that of the provider `{other}` already");
-                self.problem(file, place, message);
+                self.problem(&file.name, place, message);
             }
             self.catalog.effects.insert(effect.name.clone(), Arc::clone(provider));
         }
         self.catalog.providers.insert(provider.name.clone(), Arc::clone(provider));
     }
 
-    /// Checks that what a saga orders is there for all its tenants.
-    fn orders(&mut self, file: &File, saga: &Saga, orders: &[(EffectName, Place)]) {
-        let names: Vec<_> = self.catalog.effects.keys().map(EffectName::as_str).map(str::to_owned).collect();
+    /// Checks that what a saga orders is there, and for all its tenants; those of a saga with which something is wrong are not known.
+    fn orders(&mut self, file: &str, saga: Option<&Saga>, orders: &[(EffectName, Place)]) {
+        let names = self.catalog.effects.keys().chain(&self.outlined.effects);
+        let names: Vec<_> = names.map(|name| name.as_str().to_owned()).collect();
         let names: Vec<_> = names.iter().map(String::as_str).collect();
         for (effect, place) in orders {
             let message = match self.catalog.effects.get(effect) {
+                None if self.outlined.may_have(effect) => continue,
                 None => {
                     let hint = did_you_mean(effect.as_str(), &names);
                     format!("no provider has the effect `{effect}`{hint}")
                 }
-                Some(provider) => match left_out(&saga.tenants, &provider.tenants) {
+                Some(provider) => match saga.and_then(|saga| left_out(&saga.tenants, &provider.tenants)) {
                     None => continue,
                     Some(tenants) => {
                         let provider = &provider.name;
@@ -186,15 +234,25 @@ impl Making {
     }
 
     /// Checks that definitions which instances are pinned to still have their effects.
-    fn needed(&mut self, live: &[Arc<Saga>]) {
-        for saga in live {
+    fn needed(&mut self, live: &[Needed]) {
+        for Needed { saga, tenant } in live {
             for effect in saga.effects() {
-                if !self.catalog.effects.contains_key(effect) {
-                    let message = format!(
-                        "instances of `{}`, version {}, need the effect `{effect}`, which no provider has any more",
-                        saga.name, saga.version
-                    );
-                    let problems = self.problems.entry("manifests".to_owned()).or_default();
+                let (name, version) = (&saga.name, saga.version);
+                let message = match self.catalog.effects.get(effect) {
+                    Some(provider) if provider.tenants.contain(tenant) => continue,
+                    Some(provider) => format!(
+                        "instances of `{name}`, version {version}, of the tenant `{tenant}` need the effect `{effect}`, which the \
+                         provider `{}` has for others only",
+                        provider.name
+                    ),
+                    None if self.outlined.may_have(effect) => continue,
+                    None => format!(
+                        "instances of `{name}`, version {version}, need the effect `{effect}`, which no provider has any more"
+                    ),
+                };
+                let problems = self.problems.entry("manifests".to_owned()).or_default();
+                // Of several tenants each may need the same.
+                if !problems.iter().any(|known| known.message == message) {
                     problems.push(Problem { place: None, message });
                 }
             }

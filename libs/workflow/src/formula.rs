@@ -491,6 +491,69 @@ mod tests {
         assert_eq!(template.shown(&Scope::new().with("event", &json(r#"{"data":{"x":null}}"#))), "a null ?");
     }
 
+    /// The least budget within which an expression comes to its answer.
+    fn cost(text: &str) -> u64 {
+        let known = known();
+        let (state, event) = (json(r#"{"id":"o-1","cents":1250}"#), json(r#"{"data":{"x":null,"t":true}}"#));
+        let mut within: Vec<_> = (0..15).map(|power| 1 << power).collect();
+        let comes = |operations: &u64| {
+            let expressions =
+                Expressions::new(Language::SAGAS, &Budget { operations: *operations, ..BUDGET });
+            let mut uses = Uses { known: &known, found: BTreeSet::new() };
+            let read = expressions.read(text, &mut uses).unwrap_or_else(|error| panic!("{text}: {error}"));
+            let variables = [("state", operand(&state)), ("event", operand(&event))];
+            match expressions.evaluate(&read, variables) {
+                Ok(_) => true,
+                Err(NoAnswer { what }) => {
+                    assert!(what.contains("Too many operations"), "{text}: {what}");
+                    false
+                }
+            }
+        };
+        let power = within.partition_point(|operations| !comes(operations));
+        assert!(power > 0, "{text} costs something");
+        within = (within[power - 1]..=within[power]).collect();
+        within[within.partition_point(|operations| !comes(operations))]
+    }
+
+    /// Nothing loops, so each part of an expression is evaluated once at most: what fits into an expression stays far below the budget,
+    /// which is there for the day on which the language has more.
+    #[test]
+    fn no_expression_is_long_enough_to_use_its_operations_up() {
+        // What begins, what is repeated until the text is as long as it may be, and what ends.
+        let shapes = [
+            ("1", "+1", ""),
+            ("true", "&&true", ""),
+            ("false", "||false", ""),
+            ("len([1", ",1", "])"),
+            ("[1", ",-1", "]"),
+            ("sum([1", ",int(1)", "])"),
+            ("()", "??()", ""),
+            ("event.data.x", "??event.data.x", ""),
+            ("event.data.t", "&&event.data.t", ""),
+            ("state.cents", "+state.cents", ""),
+            ("\"\"", "+text(1)", ""),
+            ("1", "+\"\".len()", ""),
+            ("[1", ",1+1+1+1+1", "]"),
+            ("[true", ",!!!true", "]"),
+            ("1==1", "&&!false", ""),
+            ("1", "*2%3", ""),
+        ];
+        let mut most = 0;
+        for (begin, again, end) in shapes {
+            let room = FORMULA_BYTES_MAX - begin.len() - end.len();
+            // As much of it as can be read: some shapes are too deep before they are too long.
+            let texts = (1..=room / again.len()).rev();
+            let mut texts = texts.map(|count| format!("{begin}{}{end}", again.repeat(count)));
+            let text = texts.find(|text| Formula::read(text, &known()).is_ok()).expect("one is short enough");
+            let cost = cost(&text);
+            println!("{cost} operations for {} bytes of {begin}{again}{end}", text.len());
+            most = most.max(cost);
+        }
+        assert!(most > 100, "they cost something: {most}");
+        assert!(most * 4 < FORMULA_OPERATIONS_MAX, "{most} of {FORMULA_OPERATIONS_MAX}");
+    }
+
     #[test]
     fn an_answer_keeps_within_its_budget() {
         let state = Json::Map(BTreeMap::from([

@@ -7,6 +7,13 @@ use crate::{InputId, Json};
 
 /// An input, in bytes of the message that brings it.
 pub const INPUT_BYTES_MAX: usize = 1024 * 1024 - 16 * 1024;
+/// Payload of one piece of work, in bytes of its JSON. It fits into a message also where it stands as a text within JSON, and
+/// leaves room for a result in the row of its call.
+pub const WORK_BYTES_MAX: usize = 448 * 1024;
+/// Payloads of all the work that one change orders, in bytes: they are committed together.
+pub const WORK_OF_CHANGE_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// Input and result of one call together, in bytes of their JSON: one row has both.
+pub const CALL_BYTES_MAX: usize = 1024 * 1024 - 64 * 1024;
 
 /// Something that an instance is given.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -29,6 +29,9 @@ pub struct Record {
     /// Inputs that wait behind a letter or a pause.
     #[serde(default)]
     pub held: Numbers,
+    /// Bytes of their rows.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub held_bytes: u64,
     /// Dead letters that were written, those among them that are gone.
     #[serde(default)]
     pub letters: u64,
@@ -324,7 +327,8 @@ impl Record {
     /// A record of a correlation of which there was nothing.
     #[must_use]
     pub fn new(entry: Entry) -> Self {
-        Self { entry, parked_by: None, is_paused: false, held: Numbers::default(), letters: 0, awaited: 0 }
+        let (held, held_bytes) = (Numbers::default(), 0);
+        Self { entry, parked_by: None, is_paused: false, held, held_bytes, letters: 0, awaited: 0 }
     }
 
     /// The instance, while there is one.
@@ -397,4 +401,10 @@ pub fn cut(reason: &str) -> String {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
 pub(crate) const fn is_false(truth: &bool) -> bool {
     !*truth
+}
+
+/// Returns whether a number is left out of a row.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+pub(crate) const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }

@@ -11,7 +11,7 @@ use model::{BlobHash, CommandId, EffectState, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::Json;
-use crate::input::Outcome;
+use crate::input::{CALL_BYTES_MAX, Outcome};
 use crate::instance::{cut, is_false};
 use crate::message::{EffectCommand, EffectResult, ReplyTo};
 use crate::provider::{Effect, Retry, Unknown};
@@ -19,6 +19,9 @@ use crate::transition::{self, EffectEvent, Impossible};
 
 /// Signs of life that are noted within one heartbeat, at most.
 const BEATS_NOTED: u32 = 4;
+
+/// Code of the end of a call whose result is not kept, since it is too large.
+const TOO_LARGE: &str = "result_too_large";
 
 /// A call, as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -286,7 +289,13 @@ impl CallRow {
         share: u32,
         now: Timestamp,
     ) -> Result<(), Impossible> {
-        match answer.redacted(effect) {
+        let answer = answer.redacted(effect);
+        if let Some(why) = self.has_no_room(&answer) {
+            // Where it was done, its saga cannot go on from a result that is not kept: it counts as one that may have happened.
+            self.is_in_doubt = matches!(answer, Answer::Succeeded(_));
+            return self.fail(Outcome::Failed, TOO_LARGE, failure(TOO_LARGE, &why), now);
+        }
+        match answer {
             Answer::Succeeded(payload) => {
                 self.happen(EffectEvent::Succeed)?;
                 self.finish(Outcome::Succeeded, false, payload, now);
@@ -331,6 +340,16 @@ impl CallRow {
             }
         }
         Ok(())
+    }
+
+    /// Why the row has no room for what came, where it has none.
+    fn has_no_room(&self, answer: &Answer) -> Option<String> {
+        let (Answer::Succeeded(payload) | Answer::Failed { payload, .. }) = answer else { return None };
+        let (input, found) = (self.input.bytes(), payload.bytes());
+        let most = CALL_BYTES_MAX.saturating_sub(input);
+        (found > most).then(|| {
+            format!("the result has {found} bytes, beside an input of {input} it may have {most} at most")
+        })
     }
 
     fn fail(

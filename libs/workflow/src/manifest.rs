@@ -81,33 +81,72 @@ pub enum Definition {
     Provider(Arc<Provider>),
 }
 
+/// Contents of a manifest, as far as they can be read.
+#[derive(Debug, Default)]
+pub struct Reading {
+    /// Documents that are good by themselves.
+    pub documents: Vec<Document>,
+    /// What is known of the others.
+    pub others: Vec<Outline>,
+    /// Everything that is wrong with those.
+    pub problems: Vec<Problem>,
+}
+
+/// What is known of a document with which something is wrong: so much that others can be checked without it.
+#[derive(Debug, Clone, Default)]
+pub struct Outline {
+    /// Effects that it orders, and where.
+    pub orders: Vec<(EffectName, Place)>,
+    /// Effects that it provides; nothing where that cannot be told.
+    pub provides: Option<Vec<EffectName>>,
+}
+
 /// Reads a manifest; `name` is what messages call the file.
 ///
 /// # Errors
 /// Everything that is wrong with it.
 pub fn read(name: &str, text: &str) -> Result<Vec<Document>, Problems> {
-    let refused = |problem: Problem| Problems::new(name, vec![problem]);
-    if text.len() > MANIFEST_BYTES_MAX {
-        let message =
-            format!("a manifest has at most {MANIFEST_BYTES_MAX} bytes, this one has {}", text.len());
-        return Err(refused(Problem { place: None, message }));
-    }
-    let trees = yaml::parse_all(text, KIND).map_err(refused)?;
-    if trees.is_empty() {
-        let message = "the manifest is empty; it begins with `kind: Saga` or `kind: EffectProvider`";
-        return Err(refused(Problem::at(Place::START, message)));
-    }
-    let mut problems = Vec::new();
-    let documents: Vec<_> = trees.iter().filter_map(|tree| document(tree, &mut problems)).collect();
+    let Reading { documents, others: _, problems } = examine(text);
     if problems.is_empty() { Ok(documents) } else { Err(Problems::new(name, problems)) }
 }
 
-fn document(tree: &Tree, problems: &mut Vec<Problem>) -> Option<Document> {
+/// Reads as much of a manifest as can be read.
+#[must_use]
+pub fn examine(text: &str) -> Reading {
+    let refused = |problem: Problem| Reading {
+        others: vec![Outline::default()],
+        problems: vec![problem],
+        ..Reading::default()
+    };
+    if text.len() > MANIFEST_BYTES_MAX {
+        let message =
+            format!("a manifest has at most {MANIFEST_BYTES_MAX} bytes, this one has {}", text.len());
+        return refused(Problem { place: None, message });
+    }
+    let trees = match yaml::parse_all(text, KIND) {
+        Ok(trees) => trees,
+        Err(problem) => return refused(problem),
+    };
+    if trees.is_empty() {
+        let message = "the manifest is empty; it begins with `kind: Saga` or `kind: EffectProvider`";
+        return refused(Problem::at(Place::START, message));
+    }
+    let mut reading = Reading::default();
+    for tree in &trees {
+        match document(tree, &mut reading.problems) {
+            Ok(document) => reading.documents.push(document),
+            Err(outline) => reading.others.push(outline),
+        }
+    }
+    reading
+}
+
+fn document(tree: &Tree, problems: &mut Vec<Problem>) -> Result<Document, Outline> {
     let kind = match kind(tree) {
         Ok(kind) => kind,
         Err(problem) => {
             problems.push(problem);
-            return None;
+            return Err(Outline::default());
         }
     };
     let text = canonical::text(tree);
@@ -120,13 +159,19 @@ fn document(tree: &Tree, problems: &mut Vec<Problem>) -> Option<Document> {
     let (found, orders) = reader.finish();
     let is_good = found.is_empty();
     problems.extend(found);
-    definition.filter(|_| is_good).map(|definition| Document {
-        place: tree.place,
-        definition,
-        text,
-        hash,
-        orders,
-    })
+    match definition.filter(|_| is_good) {
+        Some(definition) => Ok(Document { place: tree.place, definition, text, hash, orders }),
+        None if kind == "Saga" => Err(Outline { orders, provides: Some(Vec::new()) }),
+        None => Err(Outline { orders, provides: provided(tree) }),
+    }
+}
+
+/// Names of the effects that a provider has, whatever else is wrong with it.
+fn provided(tree: &Tree) -> Option<Vec<EffectName>> {
+    let Value::Map(entries) = &tree.value else { return None };
+    let effects = entries.iter().find(|entry| entry.key == "effects")?;
+    let Value::Map(effects) = &effects.value.value else { return None };
+    Some(effects.iter().filter_map(|effect| effect.key.parse().ok()).collect())
 }
 
 /// Reads what a document is.

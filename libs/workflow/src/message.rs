@@ -10,7 +10,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::input::{CommandResult, Event, INPUT_BYTES_MAX, Outcome, Verb};
-use crate::instance::is_false;
+use crate::instance::{is_false, is_zero};
 use crate::json::{self, JsonError};
 use crate::{InputId, Json};
 
@@ -397,11 +397,6 @@ fn inbox<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
 
 fn nothing() -> Json {
     Json::Null
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]
-const fn is_zero(number: &u64) -> bool {
-    *number == 0
 }
 
 #[cfg(test)]

@@ -180,6 +180,8 @@ pub struct Effect {
     pub retry: Retry,
     /// How many calls there may be.
     pub limits: CallLimits,
+    /// How many calls there may be of all effects of its provider; as many as they may have where that does not say.
+    pub shared: Option<Arc<SharedLimits>>,
     /// When an upstream is left alone.
     pub breaker: Breaker,
     /// Fields that are kept nowhere, as paths: `input.card`, `result.token`.
@@ -411,6 +413,15 @@ impl Default for CallLimits {
     fn default() -> Self {
         Self { concurrency: 32, per_tenant: 32, rate: None }
     }
+}
+
+/// How many calls there may be of all effects of a provider, by each process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedLimits {
+    /// The provider.
+    pub provider: EffectName,
+    /// The limits.
+    pub limits: CallLimits,
 }
 
 /// So many in a length of time.

@@ -9,8 +9,8 @@ use model::BlobHash;
 
 use crate::definition::Saga;
 use crate::input::{Verb, What};
-use crate::instance::{Entry, Instance, Numbers, Record, Tombstone};
-use crate::step::{self, JournalInput, KeptEvents, Origin, Row, Whose};
+use crate::instance::{Entry, Instance, Numbers, Record, RowError, Tombstone, decode, encode};
+use crate::step::{self, Change, JournalInput, KeptEvents, Origin, Row, Whose};
 
 /// Why a journal does not give what it says.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -95,6 +95,61 @@ pub fn replay(
     Ok(record)
 }
 
+/// A transition that was made just now, and what it was made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Made<'a> {
+    /// Definitions that it was made by, the newest first: more than one only for a migration.
+    pub versions: &'a [Arc<Saga>],
+    /// Whose instance it is.
+    pub whose: Whose<'a>,
+    /// The record that it began with.
+    pub record: Option<&'a Record>,
+    /// Where its input came from.
+    pub origin: Origin,
+    /// Events that were kept.
+    pub kept: &'a KeptEvents,
+    /// The change that was made.
+    pub change: &'a Change,
+}
+
+/// Makes a transition again, of the input that its first row of the journal has and of the record as its row has it, and compares
+/// everything that is to be committed byte by byte. Returns whether there was something to compare: what leaves no row in the
+/// journal has none.
+///
+/// # Errors
+/// The first difference.
+pub fn again(made: Made<'_>) -> Result<bool, Difference> {
+    let Made { versions, whose, record, origin, kept, change } = made;
+    let Some(first) = change.journal.first() else { return Ok(false) };
+    let differs = |row: &Row, what: &str| Difference::Row { revision: row.revision, what: what.to_owned() };
+    let unreadable = |_: RowError| differs(first, "its rows cannot be read");
+    let read: Row = decode(&encode(first)).map_err(unreadable)?;
+    let record = record.map(|record| decode::<Record>(&encode(record))).transpose().map_err(unreadable)?;
+    let kept: KeptEvents = decode(&encode(kept)).map_err(unreadable)?;
+    let (Some(saga), JournalInput::Came(input)) = (versions.first(), &read.input) else {
+        return Err(differs(first, "an event is applied that would not have been"));
+    };
+    let again = match (&input.what, &record) {
+        (What::Verb { verb: Verb::Migrate, .. }, Some(record)) if record.instance().is_some() => {
+            step::migrate(versions, whose, record, input, &kept)
+        }
+        _ => step::apply(saga, whose, record.as_ref(), input, origin, &kept),
+    };
+    let rows = change.journal.iter().zip(&again.journal);
+    if let Some((row, other)) = rows.into_iter().find(|(row, other)| encode(*row) != encode(*other)) {
+        return Err(differs(row, difference(row, other)));
+    }
+    let last = change.journal.last().unwrap_or(first);
+    let what = match () {
+        () if change.journal.len() != again.journal.len() => "how many rows it makes",
+        () if encode(&change.record) != encode(&again.record) => "the instance behind it",
+        () if encode(&change.work) != encode(&again.work) => "what it orders",
+        () if *change != again => "what becomes of events that were kept",
+        () => return Ok(true),
+    };
+    Err(differs(last, what))
+}
+
 /// Finds the definition that a row names; nothing where it names none.
 fn found(
     definition: impl Fn(BlobHash) -> Option<Arc<Saga>>,
@@ -124,7 +179,7 @@ impl Record {
     /// Takes away what holds inputs back, but for the pause that is about to end.
     fn let_through(&mut self, is_paused: bool) {
         self.parked_by = None;
-        self.held = Numbers::default();
+        (self.held, self.held_bytes) = (Numbers::default(), 0);
         self.is_paused = is_paused;
     }
 }

@@ -19,7 +19,7 @@ use model::{CorrelationId, TenantId, Timestamp};
 use self::turn::Turn;
 use crate::definition;
 use crate::definition::{Missing, Saga};
-use crate::input::{Event, Input, Verb, What};
+use crate::input::{Event, Input, Verb, WORK_OF_CHANGE_BYTES_MAX, What};
 use crate::instance::{Awaited, Entry, Instance, Kept, Record, Timer};
 
 pub use change::{
@@ -31,6 +31,8 @@ pub use migrate::migrate;
 const WORK_OF_CHANGE_MAX: usize = 256;
 /// Inputs that wait behind a letter or a pause.
 pub const HELD_MAX: u64 = 1000;
+/// Bytes of the rows of inputs that wait behind a letter or a pause. One may wait however large it is.
+pub const HELD_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Name of the timer of events that wait for the start of their instance. No timer of a saga has it.
 pub const AWAITED: &str = "%awaited";
 
@@ -132,7 +134,7 @@ pub fn discard(record: Option<&Record>, letter: u64, with_held: bool) -> Change 
     {
         record.parked_by = None;
         if with_held {
-            record.held.first = record.held.next;
+            (record.held.first, record.held_bytes) = (record.held.next, 0);
         }
     }
     Change::nothing(Fate::Applied, record)
@@ -356,6 +358,11 @@ impl Application<'_> {
         let (found, most) = (change.work.len() + applied.work.len(), WORK_OF_CHANGE_MAX);
         if found > most {
             return Err(Fault::Limit { what: "one change, in work,", most, found });
+        }
+        let (found, most) =
+            (change.work.iter().chain(&applied.work).map(WorkItem::bytes).sum(), WORK_OF_CHANGE_BYTES_MAX);
+        if found > most {
+            return Err(Fault::Limit { what: "the work of one change, in bytes,", most, found });
         }
         Ok(applied)
     }

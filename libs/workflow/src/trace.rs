@@ -3,7 +3,9 @@
 //! Work that an event orders belongs to the trace of the event; other work begins a trace of its own, for each input one. They
 //! come from the journal, so that work which is sent again is the same span.
 
-use model::CommandId;
+use std::fmt;
+
+use model::{BlobHash, CommandId};
 
 use crate::Json;
 use crate::input::{Event, What};
@@ -11,50 +13,103 @@ use crate::step::{JournalInput, Row};
 
 /// Version, trace, parent and flags, with what stands between them.
 const LENGTH: usize = 55;
+/// The flag of a trace that is recorded.
+const SAMPLED: u8 = 1;
 
-/// Makes the `traceparent` of a piece of work that a row of the journal ordered.
+/// A span's place in its trace, as `traceparent` has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceParent {
+    /// The trace, which is not 0.
+    pub trace: u128,
+    /// The span, which is not 0.
+    pub span: u64,
+    /// Its flags.
+    pub flags: u8,
+}
+
+impl TraceParent {
+    /// Reads one; nothing where it is none, or none that is valid.
+    #[must_use]
+    pub fn read(text: &str) -> Option<Self> {
+        let parts: Vec<_> = text.split('-').collect();
+        let [version, trace, span, flags] = parts.as_slice() else { return None };
+        let is_hex = |part: &str, length: usize| {
+            let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+            part.len() == length && part.bytes().all(is_digit)
+        };
+        let is_valid = text.len() == LENGTH
+            && is_hex(version, 2)
+            && *version != "ff"
+            && is_hex(trace, 32)
+            && is_hex(span, 16)
+            && is_hex(flags, 2);
+        if !is_valid {
+            return None;
+        }
+        let trace = u128::from_str_radix(trace, 16).ok().filter(|trace| *trace != 0)?;
+        let span = u64::from_str_radix(span, 16).ok().filter(|span| *span != 0)?;
+        Some(Self { trace, span, flags: u8::from_str_radix(flags, 16).ok()? })
+    }
+
+    /// Returns whether the trace is recorded.
+    #[must_use]
+    pub const fn is_sampled(self) -> bool {
+        self.flags & SAMPLED != 0
+    }
+}
+
+impl fmt::Display for TraceParent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace, self.span, self.flags)
+    }
+}
+
+/// Makes the place of a piece of work that a row of the journal ordered.
 #[must_use]
-pub fn of_work(row: &Row, command: CommandId) -> String {
-    let parent = match &row.input {
+pub fn of_work(row: &Row, command: CommandId) -> TraceParent {
+    // No two commands share their last bits.
+    let span = u64::try_from(command.bits() & u128::from(u64::MAX)).unwrap_or(u64::MAX).max(1);
+    TraceParent { span, ..of_row(row) }
+}
+
+/// Makes the place of the transition that a row of the journal tells: in the trace of the event, or in one of its own.
+#[must_use]
+pub fn of_row(row: &Row) -> TraceParent {
+    // No two inputs of any instance share a chain.
+    let (trace, span) = halves(row.chain);
+    let own = TraceParent { trace: trace.max(1), span: span.max(1), flags: SAMPLED };
+    of_input(&row.input).map_or(own, |parent| TraceParent { span: own.span, ..parent })
+}
+
+/// The place of the event that an input is; nothing for another one, and where the event tells none.
+#[must_use]
+pub fn of_input(input: &JournalInput) -> Option<TraceParent> {
+    match input {
         JournalInput::Came(input) => match &input.what {
             What::Event(event) => of_event(event),
             What::Result(_) | What::Timer { .. } | What::Verb { .. } => None,
         },
         JournalInput::Kept(_) => None,
-    };
-    // No two inputs of any instance share a chain, nor two commands their last bits.
-    let span = command.bits() & u128::from(u64::MAX);
-    match parent {
-        Some((trace, flags)) => format!("00-{trace}-{span:016x}-{flags}"),
-        None => {
-            let chain = row.chain.to_string();
-            format!("00-{}-{span:016x}-01", chain.get(..32).unwrap_or(&chain))
-        }
     }
 }
 
-/// The trace of an event and its flags; nothing where it tells none, or none that is valid.
-fn of_event(event: &Event) -> Option<(&str, &str)> {
-    let text = event.body.get("metadata")?.get("traceparent").and_then(Json::as_text)?;
-    let parts: Vec<_> = text.split('-').collect();
-    let [version, trace, parent, flags] = parts.as_slice() else { return None };
-    let is_hex = |part: &str, length: usize| {
-        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        part.len() == length && part.bytes().all(is_digit)
-    };
-    let is_id = |part: &str, length| is_hex(part, length) && part.bytes().any(|byte| byte != b'0');
-    let is_valid = text.len() == LENGTH
-        && is_hex(version, 2)
-        && *version != "ff"
-        && is_id(trace, 32)
-        && is_id(parent, 16)
-        && is_hex(flags, 2);
-    is_valid.then_some((*trace, *flags))
+/// The place that an event tells; nothing where it tells none, or none that is valid.
+#[must_use]
+pub fn of_event(event: &Event) -> Option<TraceParent> {
+    TraceParent::read(event.body.get("metadata")?.get("traceparent").and_then(Json::as_text)?)
+}
+
+/// The first 16 bytes of a hash, and the 8 behind them.
+fn halves(hash: BlobHash) -> (u128, u64) {
+    let number = |bytes: &[u8]| bytes.iter().fold(0_u128, |number, byte| (number << 8) | u128::from(*byte));
+    let (trace, rest) = hash.as_bytes().split_at(16);
+    let (span, _) = rest.split_at(8);
+    (number(trace), u64::try_from(number(span)).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
 mod tests {
-    use model::{BlobHash, SagaStatus, Timestamp};
+    use model::{SagaStatus, Timestamp};
 
     use super::*;
     use crate::input::Input;
@@ -82,7 +137,7 @@ mod tests {
     #[test]
     fn work_belongs_to_the_trace_of_its_event() {
         let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
-        let traced = of_work(&row(parent), CommandId::from_bits((9 << 64) | 0xab));
+        let traced = of_work(&row(parent), CommandId::from_bits((9 << 64) | 0xab)).to_string();
         assert_eq!(traced, "00-4bf92f3577b34da6a3ce929d0e0e4736-00000000000000ab-00");
         let own = format!("00-{}-00000000000000ab-01", &BlobHash::of(b"x").to_string()[..32]);
         for wrong in [
@@ -95,10 +150,22 @@ mod tests {
             "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-00",
             "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0\r",
         ] {
-            assert_eq!(of_work(&row(wrong), CommandId::from_bits(0xab)), own, "{wrong}");
+            assert_eq!(of_work(&row(wrong), CommandId::from_bits(0xab)).to_string(), own, "{wrong}");
         }
         // Without an event there is a trace of the input.
         let kept = Row { input: JournalInput::Kept(1), ..row(parent) };
-        assert_eq!(of_work(&kept, CommandId::from_bits(0xab)), own);
+        assert_eq!(of_work(&kept, CommandId::from_bits(0xab)).to_string(), own);
+    }
+
+    #[test]
+    fn a_transition_is_a_span_beside_its_work() {
+        let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let chain = BlobHash::of(b"x").to_string();
+        let (own, span) = (&chain[..32], &chain[32..48]);
+        let traced = of_row(&row(parent));
+        assert_eq!(traced.to_string(), format!("00-4bf92f3577b34da6a3ce929d0e0e4736-{span}-01"));
+        assert!(traced.is_sampled());
+        assert_eq!(of_input(&row(parent).input), TraceParent::read(parent));
+        assert_eq!(of_row(&row("")).to_string(), format!("00-{own}-{span}-01"));
     }
 }

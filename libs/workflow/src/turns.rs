@@ -31,6 +31,19 @@ impl<T> Turns<T> {
         Self { lines: BTreeMap::new(), round: VecDeque::new(), most }
     }
 
+    /// Lets so many of one tenant be under way from now on.
+    pub fn allow(&mut self, most: u32) {
+        self.most = most;
+        for (tenant, line) in &mut self.lines {
+            if line.under_way >= most {
+                line.is_in_round = false;
+            }
+            Self::enter(&mut self.round, tenant, line, most);
+        }
+        let lines = &self.lines;
+        self.round.retain(|tenant| lines.get(tenant).is_some_and(|line| line.is_in_round));
+    }
+
     /// Adds work behind that of its tenant, whose weight this is from now on.
     pub fn push(&mut self, tenant: &TenantId, weight: u32, item: T) {
         let line = self.lines.entry(tenant.clone()).or_insert_with(Line::new);
@@ -120,6 +133,25 @@ mod tests {
         turns.push(&tenant("small"), 1, -1);
         let first: Vec<_> = (0..3).filter_map(|_| turns.take()).map(|(_, item)| item).collect();
         assert_eq!(first, [0, -1, 1]);
+    }
+
+    #[test]
+    fn room_may_change_while_work_waits() {
+        let mut turns = Turns::new(2);
+        for item in 0..5 {
+            turns.push(&tenant("a"), 1, item);
+        }
+        assert!(turns.take().is_some() && turns.take().is_some() && turns.take().is_none());
+        turns.allow(3);
+        assert!(turns.is_somebodys() && turns.take().is_some() && turns.take().is_none());
+        turns.done(&tenant("a"));
+        // It has its turn, and loses it again.
+        assert!(turns.is_somebodys());
+        turns.allow(1);
+        assert!(!turns.is_somebodys() && turns.take().is_none());
+        turns.done(&tenant("a"));
+        turns.done(&tenant("a"));
+        assert_eq!(turns.take().map(|(_, item)| item), Some(3));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use proto::v1::saga_service_client::SagaServiceClient;
 use proto::v1::supervisor_service_client::SupervisorServiceClient;
 use rpc::{Channel, Retry};
 use tonic::service::interceptor::InterceptedService;
-use tonic::{Response, Status, Streaming};
+use tonic::{Code, Response, Status, Streaming};
 use uuid::Uuid;
 
 use self::bearer::Bearer;
@@ -367,12 +367,7 @@ impl Clients {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
         match call!(client, get_supervisor, v1::GetSupervisorRequest {}).await {
             Ok(supervisor) => Ok(Some(supervisor.intake_problem)),
-            Err(error)
-                if matches!(
-                    error.view.code,
-                    tonic::Code::PermissionDenied | tonic::Code::Unauthenticated
-                ) =>
-            {
+            Err(error) if matches!(error.view.code, Code::PermissionDenied | Code::Unauthenticated) => {
                 Ok(None)
             }
             Err(error) => Err(error.into()),
@@ -416,7 +411,26 @@ fn timed<T>(message: T, timeout: Duration) -> tonic::Request<T> {
 }
 
 /// Calls, and calls again after each of the waits when it may have been a passing trouble.
-async fn repeat<T, F>(waits: &[Duration], mut call: impl FnMut() -> F) -> Result<T, CallError>
+async fn repeat<T, F>(waits: &[Duration], call: impl FnMut() -> F) -> Result<T, CallError>
+where
+    F: Future<Output = Result<Response<T>, Status>>,
+{
+    repeat_while(waits, call, |_| true).await
+}
+
+/// Calls and calls again as [`repeat`] does, but not behind a deadline that was exceeded: whoever asks has waited long enough.
+async fn repeat_in_time<T, F>(waits: &[Duration], call: impl FnMut() -> F) -> Result<T, CallError>
+where
+    F: Future<Output = Result<Response<T>, Status>>,
+{
+    repeat_while(waits, call, |error| error.view.code != Code::DeadlineExceeded).await
+}
+
+async fn repeat_while<T, F>(
+    waits: &[Duration],
+    mut call: impl FnMut() -> F,
+    is_worth_it: impl Fn(&CallError) -> bool,
+) -> Result<T, CallError>
 where
     F: Future<Output = Result<Response<T>, Status>>,
 {
@@ -427,7 +441,7 @@ where
             Err(status) => CallError::from(status),
         };
         match (error.retry, waits.next()) {
-            (Retry::Again { after }, Some(wait)) => {
+            (Retry::Again { after }, Some(wait)) if is_worth_it(&error) => {
                 tokio::time::sleep(after.unwrap_or(*wait).min(WAIT_MAX)).await
             }
             _ => return Err(error),

@@ -278,7 +278,7 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     for ended in runner::sweep(&work_dir).map_err(UpError::Sweep)? {
         notice.say(&format!("ended a script of an earlier start: {ended}"));
     }
-    let servers = Servers::start(&dir, &options, nats, &notice).await?;
+    let servers = Servers::start(&dir, &options, nats, certificates.server_files(), &notice).await?;
     let stop = CancellationToken::new();
     let (redis, nats) = (&servers.redis, servers.nats.as_ref());
     let parts =

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use broker::Broker;
+use broker::{Broker, Server, Version};
 use directory::Remote;
 use model::{ContextId, TenantId};
 use proto::internal::v1::identity_store_service_client::IdentityStoreServiceClient;
@@ -24,20 +24,23 @@ pub use self::reload::{ReloadChange, ReloadKind};
 use crate::definitions::{DefinitionError, Definitions};
 use crate::effects::OpenCalls;
 use crate::effects::upstreams::Upstreams;
-use crate::health::Health;
+use crate::health::{Health, Lack};
 use crate::lane::backlog::OUTBOX_ROWS_MAX;
+use crate::lane::bounds::Bounds;
 use crate::lane::gateway::Gateway;
-use crate::lane::{PAUSES, Surroundings, streams};
+use crate::lane::source::ACK_WAIT;
+use crate::lane::{MESSAGE_BYTES_MAX, PAUSES, Surroundings, streams};
 use crate::manifests::BadManifests;
 use crate::metrics::Metrics;
 use crate::placement::beats::{Beats, Heard, View};
 use crate::placement::{Identity, Placement, Providers, Role};
 use crate::quotas::Shown;
 use crate::rpc::Rpc;
+use crate::seeing::Seeing;
 use crate::tenants::Tenants;
 
 /// Beats from one measuring of the store to the next.
-const MEASURED_EACH: u64 = 10;
+const MEASURED_EACH: u64 = 20;
 
 /// The service's own settings.
 #[derive(Debug, Clone)]
@@ -54,6 +57,10 @@ pub struct Config {
     pub replica: Identity,
     /// How long calls under way may take to end when their lane is given up.
     pub grace: Duration,
+    /// Share of the work that operators are shown.
+    pub seeing: Seeing,
+    /// Lanes that it owns at most: [`LANES_MAX`](crate::placement::LANES_MAX), or fewer in tests.
+    pub lanes_max: usize,
 }
 
 /// What the service needs of others.
@@ -144,8 +151,8 @@ pub struct App {
     /// Tenants whose lanes this replica has given up.
     drained: watch::Sender<Arc<BTreeSet<TenantId>>>,
     beats: Beats,
-    /// Lanes that stay away, and why.
-    away: watch::Sender<Arc<BTreeMap<Lane, String>>>,
+    /// Lanes that stay away or are left out, and why.
+    away: watch::Sender<Arc<BTreeMap<Lane, &'static str>>>,
     readiness: Readiness,
     needs: Needs,
 }
@@ -165,12 +172,12 @@ impl App {
     /// [`Error::Metrics`] when another service of the process registered the same.
     pub fn new(config: Config, deps: Deps<'_>) -> Result<Self, Error> {
         let Deps { store, broker, gateway, flows, storage, metrics: registry } = deps;
-        let metrics = Arc::new(Metrics::new(registry).map_err(Error::Metrics)?);
+        let metrics = Arc::new(Metrics::new(registry, config.seeing).map_err(Error::Metrics)?);
         let definitions = Arc::new(Definitions::new(Arc::clone(&store)));
-        let used = Shown::new(definitions.usage().clone()).map_err(Error::Metrics)?;
+        let used = Shown::new(definitions.usage().clone(), &metrics.by_tenant).map_err(Error::Metrics)?;
         registry.register(Box::new(used)).map_err(Error::Metrics)?;
         let has_tenants = config.tenants.has_tenants;
-        let beats = Beats::new(Arc::clone(&store), config.replica.clone(), config.role);
+        let beats = Beats::new(Arc::clone(&store), config.replica.clone(), config.role, &metrics);
         let (replica, cut) = (config.replica.name.as_str().into(), CancellationToken::new());
         let wake = Arc::new(Notify::new());
         let readiness = Readiness::new();
@@ -180,7 +187,10 @@ impl App {
             broker,
             metrics,
             health,
+            bounds: Bounds::default(),
             outbox_rows_max: OUTBOX_ROWS_MAX,
+            ack_wait: ACK_WAIT,
+            streams_made: Arc::default(),
             has_tenants,
             replica,
             cut,
@@ -321,8 +331,8 @@ impl App {
         self.beats.soon();
     }
 
-    /// Lanes of this replica that stay away, and why.
-    pub(crate) fn away(&self) -> Arc<BTreeMap<Lane, String>> {
+    /// Lanes of this replica that stay away or are left out, and why.
+    pub(crate) fn away(&self) -> Arc<BTreeMap<Lane, &'static str>> {
         Arc::clone(&self.away.borrow())
     }
 
@@ -347,6 +357,7 @@ impl App {
             upstreams: self.upstreams.clone(),
             around: self.around.clone(),
             grace: self.config.grace,
+            lanes_max: self.config.lanes_max,
             away: self.away.clone(),
             lanes: self.readiness.condition("lanes"),
         };
@@ -382,7 +393,7 @@ impl App {
     }
 }
 
-/// Measures the store with each tenth beat.
+/// Measures the store every ten seconds.
 async fn measure_store(around: &Surroundings, mut beats: watch::Receiver<u64>) {
     loop {
         match around.store.measure().await {
@@ -399,6 +410,8 @@ async fn measure_store(around: &Surroundings, mut beats: watch::Receiver<u64>) {
 /// Makes the streams that are ours on every connection, and compares them with what is wanted.
 async fn watch_streams(around: Surroundings, broker: &Condition) {
     let mut connection = around.broker.connection();
+    // Tells what is wrong with the server, as long as it is.
+    let mut lack: Option<Lack> = None;
     loop {
         if !connection.borrow_and_update().connected {
             broker.unmet("not connected");
@@ -408,6 +421,12 @@ async fn watch_streams(around: Surroundings, broker: &Condition) {
             continue;
         } else {
             broker.met();
+            let why = around.broker.server().ok().and_then(|server| unfit(&server));
+            if let Some(why) = &why {
+                tracing::error!("{why}");
+            }
+            let told = why.map(|why| around.health.lack("nats server", &why));
+            drop(std::mem::replace(&mut lack, told));
         }
         if connection.changed().await.is_err() {
             return;
@@ -415,14 +434,28 @@ async fn watch_streams(around: Surroundings, broker: &Condition) {
     }
 }
 
-/// Makes the streams that are ours; gives how they are not as they are wanted.
-async fn ensure_streams(around: &Surroundings) -> Result<(), String> {
-    for stream in streams(around.has_tenants) {
-        let differences = around.broker.ensure_stream(&stream).await.map_err(|error| error.to_string())?;
-        if !differences.is_empty() {
-            let differences: Vec<_> = differences.iter().map(ToString::to_string).collect();
-            return Err(differences.join("; "));
-        }
+/// Why a server can be used for less than is promised, where it can.
+fn unfit(server: &Server) -> Option<String> {
+    let Server { version_text, version, max_payload } = server;
+    if version.is_some_and(|version| version < Version::OLDEST) {
+        return Some(format!("nats-server {version_text} is too old: install {} or later", Version::OLDEST));
     }
-    Ok(())
+    (*max_payload < MESSAGE_BYTES_MAX).then(|| {
+        format!(
+            "the server takes messages of {max_payload} bytes, and some of sagas have {MESSAGE_BYTES_MAX}: raise max_payload in its \
+             configuration"
+        )
+    })
+}
+
+/// Makes the streams that are ours; gives how they are not as they are wanted. Those are read all the same.
+async fn ensure_streams(around: &Surroundings) -> Result<(), String> {
+    let mut differences = Vec::new();
+    for stream in streams(around.has_tenants) {
+        let found = around.broker.ensure_stream(&stream).await.map_err(|error| error.to_string())?;
+        differences.extend(found.iter().map(ToString::to_string));
+    }
+    // They were made for an earlier connection where this fails.
+    let _ = around.streams_made.set(());
+    if differences.is_empty() { Ok(()) } else { Err(differences.join("; ")) }
 }

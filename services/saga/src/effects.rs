@@ -3,16 +3,17 @@
 //! Each open call has a task of its own, which alone changes its row. That a call is about to be made is committed before, what came
 //! of it after it, together with the message that tells its saga.
 
+mod ahead;
 mod call;
 mod intake;
 pub mod upstreams;
 mod words;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use model::{CommandId, EffectName, TenantId};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use workflow::key::Table;
@@ -20,17 +21,20 @@ use workflow::ledger::{Answer, CallRow};
 use workflow::subject::Source;
 use workflow::{Key, Lane};
 
+use self::ahead::Ahead;
 use self::call::Life;
 use self::intake::TOGETHER_MAX;
 use self::upstreams::Upstreams;
 use self::words::{Back, CallAsking};
 use crate::definitions::Definitions;
+use crate::lane::bounds::Share;
 use crate::lane::relay::{Relay, ToRelay};
 use crate::lane::rows::Rows;
 use crate::lane::source::{Brought, ReadWord, Reading, SourceState};
 use crate::lane::{Ended, Surroundings, WORKFLOW_COMMANDS, drain};
 use crate::metrics::LaneCensus;
 use crate::providers::Provider;
+use crate::quotas::{LaneCalls, OpenEffect};
 use crate::sagas::census;
 
 /// Words for one call that may wait.
@@ -94,6 +98,8 @@ pub struct EffectLane {
     pub upstreams: Upstreams,
     /// Where words for calls come from.
     pub calls: OpenCalls,
+    /// Calls that may be open at a time, whatever the tenant may have.
+    pub calls_max: u64,
     /// What it works with.
     pub around: Surroundings,
 }
@@ -119,6 +125,16 @@ struct Owner {
     backs_to: mpsc::UnboundedSender<Back>,
     /// Whether the source is read again from another place as soon as its cursor is gone.
     is_setting_back: bool,
+    /// What the source has brought and is not taken yet, in order.
+    waiting: VecDeque<Brought>,
+    /// Calls that are open. While there is no room for another, commands wait in their stream.
+    open: LaneCalls,
+    /// The lane's part of the bytes that may be in flight.
+    share: Share,
+    /// Tells when there may be room for another.
+    freed: watch::Receiver<()>,
+    /// What is read meanwhile of words for calls that are open.
+    ahead: Ahead,
     /// Where nobody answers commands of aggregates: effects order none.
     _commands: mpsc::UnboundedReceiver<(u64, crate::lane::relay::OutboxRow)>,
 }
@@ -150,22 +166,33 @@ impl Owner {
         let source = Source::Commands(lane.effect.clone());
         let (to, brought) = mpsc::channel(64);
         let (reader, asked) = mpsc::channel(4);
+        let share = rows.around().bounds.share();
         let reading = Reading {
             rows: Arc::clone(&rows),
             source: source.clone(),
             stream: WORKFLOW_COMMANDS.to_owned(),
             number: 0,
             since: None,
+            share: share.clone(),
             to,
             words: asked,
             stop: stop.clone(),
         };
         tasks.spawn(reading.run());
-        let source = SourceState::new(source, WORKFLOW_COMMANDS, &rows.lane, &rows.around().metrics.readings);
-        let census = rows.around().metrics.census.lane(&census::take_letters(&rows).await?);
+        let reading = rows.around().metrics.readings.source("", &source.to_string());
+        let source = SourceState::new(source, WORKFLOW_COMMANDS, &rows.lane, reading);
+        let census = census::take_letters(&rows).await?;
+        let census = rows.around().metrics.census.lane(&lane.tenant, &census);
         let shared = Arc::new(Shared { rows, lane, relay, stop: stop.clone(), census });
         let (backs_to, backs) = mpsc::unbounded_channel();
+        let EffectLane { definitions, tenant, calls_max, .. } = &shared.lane;
+        let open = definitions.usage().lane_calls(tenant, *calls_max);
         let mut owner = Self {
+            waiting: VecDeque::with_capacity(TOGETHER_MAX),
+            freed: open.freed(),
+            open,
+            share,
+            ahead: Ahead::default(),
             backs,
             backs_to,
             is_setting_back: false,
@@ -185,22 +212,22 @@ impl Owner {
     async fn adopt(&mut self) -> Result<(), Ended> {
         let open: Vec<(Key, CommandId)> = self.shared.rows.all(Table::EffectDue.range()).await?;
         for (_, command) in open {
-            self.begin(command, None);
+            self.begin(command, None, self.open.add());
         }
         Ok(())
     }
 
     /// Has a call live until its end, from the row that was written for it just now, or from the one that is found.
-    fn begin(&mut self, command: CommandId, taken: Option<(CallRow, u64)>) {
+    fn begin(&mut self, command: CommandId, taken: Option<(CallRow, u64)>, open: OpenEffect) {
         let words = self.shared.lane.calls.add(command);
-        let life = Life::new(Arc::clone(&self.shared), command, words).with_row(taken);
+        let life = Life::new(Arc::clone(&self.shared), command, words, open).with_row(taken);
+        self.lives.spawn(life.run());
+    }
+
+    /// Returns whether messages of the source may be taken in: each may be a command.
+    fn has_room(&self) -> bool {
         let EffectLane { definitions, tenant, .. } = &self.shared.lane;
-        let open = definitions.usage().open_effect(tenant);
-        self.lives.spawn(async move {
-            let ended = life.run().await;
-            drop(open);
-            ended
-        });
+        self.is_setting_back || self.open.has_room(definitions.quotas(tenant))
     }
 
     async fn run(mut self, stop: &CancellationToken) -> Result<(), Ended> {
@@ -228,7 +255,21 @@ impl Owner {
 
     async fn turns(&mut self, stop: &CancellationToken) -> Result<(), Ended> {
         let mut brought = Vec::with_capacity(TOGETHER_MAX);
+        let mut in_force = self.shared.lane.definitions.subscribe();
         loop {
+            let (has_room, is_full) = (self.has_room(), self.shared.rows.backlog().is_full());
+            if has_room && !is_full && !self.waiting.is_empty() {
+                self.take_in().await?;
+                continue;
+            }
+            self.share.rest(!has_room || is_full);
+            self.look_ahead_while_full(!has_room);
+            // Without room one thing is taken in: what is no command is seen to at once, and a command tells that something waits.
+            let most = match has_room {
+                true if is_full => 0,
+                true => TOGETHER_MAX,
+                false => usize::from(self.waiting.is_empty()),
+            };
             // A position that is being set back is not to be put where it was.
             let next_note = self.source.next_note().filter(|_| !self.is_setting_back);
             tokio::select! {
@@ -243,9 +284,14 @@ impl Owner {
                     Err(error) => return Err(Ended::damaged(&self.shared.rows.lane, error)),
                 },
                 Some(back) = self.backs.recv() => self.back(back).await?,
-                1.. = self.brought.recv_many(&mut brought, TOGETHER_MAX), if !self.shared.rows.backlog().is_full() => {
-                    self.take_in(brought.drain(..).map(|(_, brought)| brought)).await?;
+                Some(delivered) = self.ahead.next() => self.take_ahead(&delivered).await?,
+                1.. = self.brought.recv_many(&mut brought, most), if most > 0 => {
+                    self.waiting.extend(brought.drain(..).map(|(_, brought)| brought));
+                    self.take_in().await?;
                 }
+                // Room is made by lanes of the same tenant as well, and by a quota that is raised.
+                _ = self.freed.changed(), if !has_room => {}
+                Ok(()) = in_force.changed(), if !has_room => {}
                 () = tokio::time::sleep(next_note.unwrap_or_default()), if next_note.is_some() => {
                     let note = self.source.note();
                     self.note(note.into_iter().collect()).await?;

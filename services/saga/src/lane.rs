@@ -2,6 +2,7 @@
 
 pub mod answers;
 pub mod backlog;
+pub mod bounds;
 pub mod checkpoint;
 pub mod gateway;
 pub mod letter_name;
@@ -12,13 +13,15 @@ pub mod source;
 use std::sync::Arc;
 use std::time::Duration;
 
-use broker::{Broker, StreamSpec};
+use broker::{Broker, HEADER_BYTES_MAX, StreamSpec};
 use store::KvStore;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, SetOnce};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use workflow::Lane;
+use workflow::input::INPUT_BYTES_MAX;
 
+use self::bounds::Bounds;
 use self::rows::Rows;
 use crate::health::Health;
 use crate::metrics::Metrics;
@@ -44,6 +47,9 @@ pub const WORKFLOW_COMMANDS: &str = "WORKFLOW_COMMANDS";
 /// Stream of results of effects, and of what became of instances.
 pub const WORKFLOW_EVENTS: &str = "WORKFLOW_EVENTS";
 
+/// Largest message of a lane with its headers, in bytes: what a server has to take.
+pub const MESSAGE_BYTES_MAX: usize = INPUT_BYTES_MAX + HEADER_BYTES_MAX;
+
 /// Tables whose rows are never scanned.
 pub const UNSCANNED: [&str; 6] = ["saga", "dedupe", "effect", "request", "checkpoint", "owner"];
 
@@ -61,8 +67,14 @@ pub struct Surroundings {
     pub metrics: Arc<Metrics>,
     /// What is wrong now.
     pub health: Health,
+    /// What lanes of the process share.
+    pub bounds: Bounds,
     /// Rows of the outbox with which a lane takes in nothing new.
     pub outbox_rows_max: usize,
+    /// How long the broker waits before it delivers again what was not acknowledged: [`source::ACK_WAIT`], or less in tests.
+    pub ack_wait: Duration,
+    /// Set once the streams that are ours were made: nothing is read before.
+    pub streams_made: Arc<SetOnce<()>>,
     /// Whether subjects name tenants.
     pub has_tenants: bool,
     /// Name of this replica among those that share the store.

@@ -6,6 +6,7 @@
 //! - [`manifests`]: what people write; [`definitions`]: what is in force, and what instances are pinned to.
 //! - [`command_service`]: the gateway of aggregates; [`nats_permissions`]: what the broker has to allow; [`health`]: what is
 //!   wrong while all goes on.
+//! - [`metrics`]: what is counted; [`spans`]: what collectors of traces are told; [`seeing`]: how much of it.
 //! - [`rpc`]: what actors and the operator may call; [`reads`]: rows, for whoever owns no lane; [`facts`]: what becomes
 //!   of instances, for those who watch.
 //! - [`providers`]: the ways to the outside world; [`secrets`]: what they prove themselves with.
@@ -20,6 +21,7 @@ pub mod health;
 pub mod lane;
 pub mod manifests;
 pub mod metrics;
+pub mod nats_login;
 pub mod nats_permissions;
 pub mod placement;
 mod process;
@@ -29,6 +31,8 @@ pub mod reads;
 pub mod rpc;
 pub mod sagas;
 pub mod secrets;
+pub mod seeing;
+pub mod spans;
 pub mod tenants;
 
 pub use app::{App, Config, Deps, Error, FlowSuite, ReloadChange, ReloadKind};

@@ -1,11 +1,9 @@
 //! Manifests in a directory: all of them are read and checked, or none comes in force.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use workflow::catalog::{Catalog, File};
-use workflow::definition::Saga;
-use workflow::manifest::{self, Document, MANIFEST_BYTES_MAX};
+use workflow::catalog::{Catalog, Draft, Needed};
+use workflow::manifest::{Document, MANIFEST_BYTES_MAX};
 use yaml::{Problem, Problems};
 
 /// Files of a directory.
@@ -27,18 +25,19 @@ impl std::fmt::Display for BadManifests {
 
 impl std::error::Error for BadManifests {}
 
-/// Manifests that were read.
+/// Manifests that were read, with what is wrong with them.
 #[derive(Debug, Default)]
 pub struct Manifests {
-    files: Vec<File>,
+    drafts: Vec<Draft>,
 }
 
 impl Manifests {
     /// Reads all manifests of a directory: its files whose names end in `.yaml` or `.yml` and which say that they are one, in the
-    /// order of their names. A file that does not begin with `kind:` is something else, such as a flow file.
+    /// order of their names. A file that does not begin with `kind:` is something else, such as a flow file. What is wrong with them is
+    /// told by [`Manifests::catalog`].
     ///
     /// # Errors
-    /// Everything that is wrong with them.
+    /// The directory cannot be read, or has too many of them.
     pub fn read(directory: &Path) -> Result<Self, BadManifests> {
         let refused = |path: &Path, message: String| {
             BadManifests(vec![Problems::new(
@@ -63,47 +62,43 @@ impl Manifests {
                 format!("has {} manifests, at most {FILES_MAX} are read", paths.len()),
             ));
         }
-        let (mut files, mut problems) = (Vec::new(), Vec::new());
+        let mut drafts = Vec::new();
         for path in paths {
             let name = path.display().to_string();
             let size = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
             if size > MANIFEST_BYTES_MAX as u64 {
                 let message =
                     format!("a manifest has at most {MANIFEST_BYTES_MAX} bytes, this one has {size}");
-                problems.push(Problems::new(&name, vec![Problem { place: None, message }]));
+                drafts.push(Draft::unreadable(&name, message));
                 continue;
             }
             match std::fs::read_to_string(&path) {
                 Ok(text) if !says_kind(&text) => {}
-                Ok(text) => match manifest::read(&name, &text) {
-                    Ok(documents) => files.push(File { name, documents }),
-                    Err(found) => problems.push(found),
-                },
-                Err(error) => return Err(unreadable(&path, &error)),
+                Ok(text) => drafts.push(Draft::read(&name, &text)),
+                Err(error) => drafts.push(Draft::unreadable(&name, format!("cannot be read: {error}"))),
             }
         }
-        if problems.is_empty() { Ok(Self { files }) } else { Err(BadManifests(problems)) }
+        Ok(Self { drafts })
     }
 
     /// Makes a catalog of them, which follows another one. `live` are definitions that have to keep their effects.
     ///
     /// # Errors
-    /// Everything that does not fit.
-    pub fn catalog(&self, before: &Catalog, live: &[Arc<Saga>]) -> Result<Catalog, BadManifests> {
-        Catalog::new(&self.files, before, live).map_err(BadManifests)
+    /// Everything that is wrong with them, each by itself and all of them together.
+    pub fn catalog(&self, before: &Catalog, live: &[Needed]) -> Result<Catalog, BadManifests> {
+        Catalog::of(&self.drafts, before, live).map_err(BadManifests)
     }
 
-    /// All documents, each with the name of its file.
+    /// All documents that are good by themselves, each with the name of its file.
     pub fn by_file(&self) -> impl Iterator<Item = (&str, &Document)> {
-        self.files
-            .iter()
-            .flat_map(|file| file.documents.iter().map(|document| (file.name.as_str(), document)))
+        let files = self.drafts.iter().map(Draft::file);
+        files.flat_map(|file| file.documents.iter().map(|document| (file.name.as_str(), document)))
     }
 
-    /// All documents.
+    /// All documents that are good by themselves.
     #[must_use]
     pub fn documents(&self) -> Vec<Document> {
-        self.files.iter().flat_map(|file| file.documents.clone()).collect()
+        self.by_file().map(|(_, document)| document.clone()).collect()
     }
 }
 
@@ -128,9 +123,18 @@ mod tests {
         let manifests = Manifests::read(dir.path()).expect("good");
         assert_eq!(manifests.documents().len(), 4);
         assert_eq!(manifests.catalog(&Catalog::default(), &[]).expect("it fits").sagas().count(), 1);
+        let told = || {
+            let manifests = Manifests::read(dir.path()).expect("it can be read");
+            manifests.catalog(&Catalog::default(), &[]).expect_err("some are bad").to_string()
+        };
         write("bad.yaml", "kind: Saga\nname: a_b\n");
+        write("again.yaml", &EXAMPLE.replace("name: order-fulfilment", "name: again"));
+        let refused = told();
+        // What is wrong with several of them together is told with the rest.
+        assert!(refused.contains("bad.yaml:2:7: "), "{refused}");
+        assert!(refused.contains("the provider `mail` stands twice"), "{refused}");
         write("worse.yml", "kind: Sagga\n");
-        let refused = Manifests::read(dir.path()).expect_err("two are bad").to_string();
+        let refused = told();
         assert!(refused.contains("bad.yaml:2:7: ") && refused.contains("worse.yml:1:7: "), "{refused}");
         let nowhere = Manifests::read(&dir.path().join("none")).expect_err("not there").to_string();
         assert!(nowhere.contains("none: cannot be read: "), "{nowhere}");

@@ -1,18 +1,26 @@
 //! What the saga service counts.
 
+mod by_tenant;
 mod census;
+mod effects;
 mod readings;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use model::EffectState;
+use model::TenantId;
 use prometheus::core::Collector;
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 
+pub use self::by_tenant::{ByTenant, TENANTS_NAMED_MAX, TenantCounter};
 pub use self::census::{Census, CensusGauges, Counted, LaneCensus};
+pub use self::effects::EffectMetrics;
 pub use self::readings::{OutboxReading, Readings, SourceReading};
+use crate::lane::checkpoint::Loss;
+use crate::lane::{AGGREGATE_EVENTS, WORKFLOW_COMMANDS, WORKFLOW_EVENTS};
+use crate::seeing::Seeing;
 
 /// Bounds of short times, in seconds: commits and transitions.
 const SHORT: [f64; 11] = [0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0];
@@ -34,6 +42,10 @@ impl Drop for UnderWay {
 /// The service's counters, under `/metrics`.
 #[derive(Debug)]
 pub struct Metrics {
+    /// What is shown of tenants and correlations.
+    pub seeing: Seeing,
+    /// Which metrics name tenants, and which of them.
+    pub by_tenant: Arc<ByTenant>,
     /// Lanes that this replica owns.
     pub lanes_owned: IntGauge,
     /// Lanes that were taken.
@@ -50,114 +62,178 @@ pub struct Metrics {
     pub store_bytes: IntGauge,
     /// What owned lanes have before them.
     pub readings: Readings,
-    /// Streams that went back.
-    pub stream_went_back: IntCounter,
+    /// Streams that went back, by stream and by what shows it.
+    stream_went_back: IntCounterVec,
+    /// Steps back of the store's clock.
+    pub clock_went_back: IntCounter,
     /// Messages that were gone before they were read.
     pub events_expired: IntCounter,
     /// Messages that no filter should have let through.
     pub foreign_messages: IntCounter,
+    /// Requests whose metadata named another tenant than they did.
+    pub tenant_mismatches: IntCounter,
     /// Work that was sent.
     pub relayed: IntCounter,
     inputs_under_way: IntGauge,
     /// Timers that fired.
     pub timers_fired: IntCounter,
     /// Dead letters that were written.
-    pub letters: IntCounter,
+    pub letters: TenantCounter,
     /// Timers in memory whose time is over, and that wait for a source.
     pub timers_waiting_for_source: IntGauge,
     /// Time between the moment at which a timer was due and its transition.
     timer_lag: Histogram,
-    /// Journals that gave something else when they were run again.
+    /// Journals and transitions that gave something else when they were run again.
     pub replay_differences: IntCounter,
+    /// Transitions that were made twice and compared.
+    pub transitions_verified: IntCounter,
     /// Watchers that were ended since they did not read.
     pub slow_watchers: IntCounter,
     transitions: IntCounterVec,
     transition_seconds: Histogram,
     commit_seconds: HistogramVec,
     dedupe_hits: IntCounterVec,
-    effects: IntCounterVec,
-    effect_seconds: HistogramVec,
-    effect_attempts: HistogramVec,
-    effects_open: IntGaugeVec,
-    unknown_outcomes: IntCounterVec,
-    breaker_open: IntGaugeVec,
+    /// Calls of effects.
+    pub effects: EffectMetrics,
+}
+
+/// Registers metrics under the names of this service.
+struct Names<'a> {
+    registry: &'a Registry,
+    by_tenant: &'a Arc<ByTenant>,
+}
+
+impl Names<'_> {
+    fn counter(&self, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
+        add(self.registry, &IntCounter::new(format!("mycora_saga_{name}_total"), help)?)
+    }
+
+    fn vector(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
+        let opts = Opts::new(format!("mycora_saga_{name}_total"), help);
+        add(self.registry, &IntCounterVec::new(opts, labels)?)
+    }
+
+    /// One that may have a label for the tenant.
+    fn of_tenants(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> Result<IntCounterVec, prometheus::Error> {
+        self.vector(name, help, &self.by_tenant.labels(labels))
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
+        add(self.registry, &IntGauge::new(format!("mycora_saga_{name}"), help)?)
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, prometheus::Error> {
+        add(self.registry, &IntGaugeVec::new(Opts::new(format!("mycora_saga_{name}"), help), labels)?)
+    }
+
+    fn times(&self, name: &str, help: &str, bounds: &[f64]) -> Result<Histogram, prometheus::Error> {
+        let opts = HistogramOpts::new(format!("mycora_saga_{name}"), help).buckets(bounds.to_vec());
+        add(self.registry, &Histogram::with_opts(opts)?)
+    }
+
+    fn times_by(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        bounds: &[f64],
+    ) -> Result<HistogramVec, prometheus::Error> {
+        let opts = HistogramOpts::new(format!("mycora_saga_{name}"), help).buckets(bounds.to_vec());
+        add(self.registry, &HistogramVec::new(opts, labels)?)
+    }
 }
 
 impl Metrics {
-    /// Registers them.
+    /// Registers them as the operator wants to see them.
     ///
     /// # Errors
     /// When one of the names is taken in this registry.
-    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name: &str, help: &str| {
-            add(registry, &IntCounter::new(format!("mycora_saga_{name}_total"), help)?)
-        };
-        let gauge =
-            |name: &str, help: &str| add(registry, &IntGauge::new(format!("mycora_saga_{name}"), help)?);
-        let vector = |name: &str, help: &str, labels: &[&str]| {
-            add(registry, &IntCounterVec::new(Opts::new(format!("mycora_saga_{name}_total"), help), labels)?)
-        };
-        let gauges = |name: &str, help: &str, labels: &[&str]| {
-            add(registry, &IntGaugeVec::new(Opts::new(format!("mycora_saga_{name}"), help), labels)?)
-        };
-        let times_by = |name: &str, help: &str, labels: &[&str], bounds: &[f64]| {
-            let opts = HistogramOpts::new(format!("mycora_saga_{name}"), help).buckets(bounds.to_vec());
-            add(registry, &HistogramVec::new(opts, labels)?)
-        };
-        let times = |name: &str, help: &str, bounds: &[f64]| {
-            let opts = HistogramOpts::new(format!("mycora_saga_{name}"), help).buckets(bounds.to_vec());
-            add(registry, &Histogram::with_opts(opts)?)
-        };
+    pub fn new(registry: &Registry, seeing: Seeing) -> Result<Self, prometheus::Error> {
+        let by_tenant = Arc::new(ByTenant::new(seeing.by_tenant));
+        let names = Names { registry, by_tenant: &by_tenant };
         Ok(Self {
-            lanes_owned: gauge("lanes_owned", "Lanes that this replica owns")?,
-            taken: counter("taken", "Lanes that were taken")?,
-            fenced_commits: counter("fenced_commits", "Commits refused: the lane has another owner")?,
-            cursor_resets: vector(
+            seeing,
+            lanes_owned: names.gauge("lanes_owned", "Lanes that this replica owns")?,
+            taken: names.counter("taken", "Lanes that were taken")?,
+            fenced_commits: names.counter("fenced_commits", "Commits refused: the lane has another owner")?,
+            cursor_resets: names.vector(
                 "cursor_resets",
                 "Cursors that were made: since their lane was taken, or since they were lost",
                 &["why"],
             )?,
-            census: CensusGauges::new(gauge, gauges)?,
-            lanes_full_of_letters: gauge(
-                "lanes_full_of_letters",
-                "Owned lanes without room for a dead letter",
-            )?,
-            store_bytes: gauge("store_bytes", "Bytes that the store uses; of Redis all of its memory")?,
+            census: CensusGauges::new(&names)?,
+            lanes_full_of_letters: names
+                .gauge("lanes_full_of_letters", "Owned lanes without room for a dead letter")?,
+            store_bytes: names
+                .gauge("store_bytes", "Bytes that the store uses; of Redis all of its memory")?,
             readings: add(registry, &Readings::new()?)?,
-            stream_went_back: counter("stream_went_back", "Streams that lost messages, or were made anew")?,
-            events_expired: counter("events_expired", "Messages that were gone before they were read")?,
-            foreign_messages: counter("foreign_messages", "Messages that no filter should have let through")?,
-            relayed: counter("relayed", "Work that was sent")?,
-            inputs_under_way: gauge("inputs_under_way", "Inputs that are being applied")?,
-            timers_fired: counter("timers_fired", "Timers that fired")?,
-            letters: counter("letters_written", "Dead letters that were written")?,
-            replay_differences: counter("replay_differences", "Journals that differ when run again")?,
-            slow_watchers: counter("slow_watchers", "Watchers ended: they did not read")?,
-            transitions: vector("transitions", "Inputs of instances, by what became of them", &["outcome"])?,
-            effects: vector("effects", "Calls that ended, by effect and result", &["effect", "result"])?,
-            timers_waiting_for_source: gauge(
+            stream_went_back: names
+                .vector(
+                    "stream_went_back",
+                    "Streams that lost messages, or were made anew, as a lane finds",
+                    &["stream", "why"],
+                )
+                .map(from_zero)?,
+            clock_went_back: names.counter("clock_went_back", "Steps back of the clock that timers go by")?,
+            events_expired: names
+                .counter("events_expired", "Messages that were gone before they were read")?,
+            foreign_messages: names
+                .counter("foreign_messages", "Messages that no filter should have let through")?,
+            tenant_mismatches: names
+                .counter("tenant_mismatches", "Requests refused: they name two tenants")?,
+            relayed: names.counter("relayed", "Work that was sent")?,
+            inputs_under_way: names.gauge("inputs_under_way", "Inputs that are being applied")?,
+            timers_fired: names.counter("timers_fired", "Timers that fired")?,
+            letters: names
+                .of_tenants("letters_written", "Dead letters that were written", &[])
+                .map(|letters| TenantCounter::new(letters, &by_tenant))?,
+            replay_differences: names.counter("replay_differences", "What differs when it is run again")?,
+            transitions_verified: names
+                .counter("transitions_verified", "Transitions that were made twice")?,
+            slow_watchers: names.counter("slow_watchers", "Watchers ended: they did not read")?,
+            transitions: names.of_tenants(
+                "transitions",
+                "Inputs of instances by saga, and by what became of them",
+                &["saga", "outcome"],
+            )?,
+            timers_waiting_for_source: names.gauge(
                 "timers_waiting_for_source",
                 "Timers in memory whose time is over, and that wait for a source",
             )?,
-            timer_lag: times("timer_lag_seconds", "Time from a timer's moment to its transition", &LONG)?,
-            transition_seconds: times("transition_seconds", "From an input's turn to its commit", &SHORT)?,
-            commit_seconds: times_by("commit_seconds", "Time of commits, by store", &["backend"], &SHORT)?,
-            dedupe_hits: vector("dedupe_hits", "Inputs that had come before, by who knew it", &["where"])?,
-            effect_seconds: times_by(
-                "effect_seconds",
-                "Time from a command to its result, all calls and pauses together",
-                &["effect"],
+            timer_lag: names.times(
+                "timer_lag_seconds",
+                "Time from a timer's moment to its transition",
                 &LONG,
             )?,
-            effect_attempts: times_by("effect_attempts", "Calls until a result", &["effect"], &ATTEMPTS)?,
-            effects_open: gauges("effects_open", "Calls that have not ended, by state", &["state"])?,
-            unknown_outcomes: vector(
-                "unknown_outcomes",
-                "Calls of which nobody knew whether they happened, by effect and policy",
-                &["effect", "policy"],
+            transition_seconds: names.times(
+                "transition_seconds",
+                "From an input's turn to its commit",
+                &SHORT,
             )?,
-            breaker_open: gauges("breaker_open", "1 where an upstream is left alone", &["upstream"])?,
+            commit_seconds: names.times_by(
+                "commit_seconds",
+                "Time of commits, by store",
+                &["backend"],
+                &SHORT,
+            )?,
+            dedupe_hits: names.vector(
+                "dedupe_hits",
+                "Inputs that had come before, by who knew it",
+                &["where"],
+            )?,
+            effects: EffectMetrics::new(&names)?,
+            by_tenant,
         })
+    }
+
+    /// Counts a lane that finds a stream to have gone back.
+    pub(crate) fn stream_went_back(&self, stream: &str, loss: Loss) {
+        self.stream_went_back.with_label_values(&[stream, loss.as_str()]).inc();
     }
 
     /// Counts an input that is being applied.
@@ -171,17 +247,34 @@ impl Metrics {
         self.inputs_under_way.get()
     }
 
-    /// Counts the calls that are being made.
-    pub(crate) fn calls_under_way(&self) -> i64 {
-        self.effects_open.with_label_values(&[EffectState::Calling.as_str()]).get()
-    }
-
-    /// Counts an input, by what became of it.
-    pub fn transition(&self, outcome: &str) {
+    /// Counts an input, by what became of it. `saga` is what [`label`](crate::definitions::InForce::label) calls it.
+    pub fn transition(&self, saga: &str, tenant: &TenantId, outcome: &str) {
         if outcome == "repeat" {
             self.dedupe_hit("store");
         }
-        self.transitions.with_label_values(&[outcome]).inc();
+        self.transitions.with_label_values(&self.by_tenant.values(&[saga, outcome], tenant)).inc();
+    }
+
+    /// Forgets what was counted of sagas whose names are kept no more.
+    pub fn forget_sagas(&self, is_kept: impl Fn(&str) -> bool) {
+        for family in self.transitions.collect() {
+            for metric in family.get_metric() {
+                let value = |name: &&str| {
+                    let labels = metric.get_label().iter();
+                    labels
+                        .filter(|label| label.name() == *name)
+                        .map(|label| label.value())
+                        .next()
+                        .unwrap_or_default()
+                };
+                let names = self.by_tenant.labels(&["saga", "outcome"]);
+                let values: Vec<_> = names.iter().map(value).collect();
+                if values.first().is_some_and(|saga| !is_kept(saga)) {
+                    // Nobody else removes it.
+                    let _ = self.transitions.remove_label_values(&values);
+                }
+            }
+        }
     }
 
     /// Notes how long an input's turn took, its commit included.
@@ -203,34 +296,6 @@ impl Metrics {
     /// Counts an input that had come before: `store` knew an event or a request, `ledger` a command.
     pub fn dedupe_hit(&self, place: &str) {
         self.dedupe_hits.with_label_values(&[place]).inc();
-    }
-
-    /// Counts a call that ended.
-    pub fn effect(&self, effect: &str, result: &str, attempts: u32, took: Duration) {
-        self.effects.with_label_values(&[effect, result]).inc();
-        self.effect_attempts.with_label_values(&[effect]).observe(attempts.into());
-        self.effect_seconds.with_label_values(&[effect]).observe(took.as_secs_f64());
-    }
-
-    /// Counts a call of which nobody knows whether it happened.
-    pub fn unknown_outcome(&self, effect: &str, policy: &str) {
-        self.unknown_outcomes.with_label_values(&[effect, policy]).inc();
-    }
-
-    /// Counts an open call that comes from one state to another; none: it is not open, or not this replica's.
-    pub fn effect_moved(&self, from: Option<EffectState>, to: Option<EffectState>) {
-        let open = |state: Option<EffectState>| state.filter(|state| !state.is_end());
-        if let Some(from) = open(from) {
-            self.effects_open.with_label_values(&[from.as_str()]).dec();
-        }
-        if let Some(to) = open(to) {
-            self.effects_open.with_label_values(&[to.as_str()]).inc();
-        }
-    }
-
-    /// Notes whether an upstream is left alone.
-    pub fn breaker(&self, upstream: &str, is_open: bool) {
-        self.breaker_open.with_label_values(&[upstream]).set(i64::from(is_open));
     }
 }
 
@@ -268,7 +333,69 @@ impl Drop for GaugeShare {
     }
 }
 
+/// Shows each stream and each loss from the beginning, so that the first one is an increase.
+fn from_zero(went_back: IntCounterVec) -> IntCounterVec {
+    for stream in [AGGREGATE_EVENTS, WORKFLOW_COMMANDS, WORKFLOW_EVENTS] {
+        for loss in Loss::ALL {
+            went_back.with_label_values(&[stream, loss.as_str()]).inc_by(0);
+        }
+    }
+    went_back
+}
+
 fn add<C: Collector + Clone + 'static>(registry: &Registry, collector: &C) -> Result<C, prometheus::Error> {
     registry.register(Box::new(collector.clone()))?;
     Ok(collector.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use prometheus::Gauge;
+
+    use super::*;
+
+    #[test]
+    fn alerts_are_of_metrics_that_there_are() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../specs/saga.md");
+        let page = std::fs::read_to_string(page).expect("the page");
+        let (_, alerts) = page.split_once("\n### Alerts\n").expect("a part about alerts");
+        let (alerts, _) = alerts.split_once("\n## ").expect("a part behind it");
+        let names = alerts.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        let names: BTreeSet<_> = names.filter(|name| name.starts_with("mycora_saga_")).collect();
+        assert!(names.len() >= 10, "{names:?}");
+        let registry = Registry::new();
+        let _metrics = Metrics::new(&registry, Seeing::default()).expect("new names");
+        let is_free = |name: &str| {
+            let other = Gauge::new(name, "another one").expect("a name");
+            registry.register(Box::new(other)).is_ok()
+        };
+        for name in names {
+            let family = ["_count", "_bucket"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            assert!(!is_free(family), "there is no {name}");
+        }
+        assert!(is_free("mycora_saga_unknown"));
+    }
+
+    #[test]
+    fn what_is_counted_of_a_saga_goes_with_its_name() {
+        for by_tenant in [false, true] {
+            let registry = Registry::new();
+            let seeing = Seeing { by_tenant, ..Seeing::default() };
+            let metrics = Metrics::new(&registry, seeing).expect("new names");
+            let tenant = "acme".parse().expect("a tenant");
+            for saga in ["order", "own", "old"] {
+                metrics.transition(saga, &tenant, "applied");
+                metrics.transition(saga, &tenant, "kept");
+            }
+            metrics.forget_sagas(|saga| saga != "old");
+            let families = metrics.transitions.collect();
+            let left = families.iter().flat_map(|family| family.get_metric());
+            let left: Vec<_> =
+                left.flat_map(|metric| metric.get_label()).map(|label| label.value()).collect();
+            assert_eq!(left.iter().filter(|value| ["order", "own"].contains(value)).count(), 4, "{left:?}");
+            assert!(!left.contains(&"old") && left.contains(&"acme") == by_tenant, "{left:?}");
+        }
+    }
 }

@@ -9,6 +9,7 @@
 //! reload, since the broker keeps tenants apart no more.
 
 pub mod beats;
+mod clock_watch;
 pub mod decided;
 mod hand_over;
 pub(crate) mod listing;
@@ -31,14 +32,22 @@ use self::hand_over::HandOver;
 use crate::definitions::{Definitions, InForce, SagaInForce};
 use crate::effects::upstreams::Upstreams;
 use crate::effects::{EffectLane, OpenCalls};
+use crate::health::Lack;
 use crate::lane::gateway::Gateway;
 use crate::lane::{Ended, Surroundings};
 use crate::providers::Provider;
+use crate::quotas::LANE_CALLS_MAX;
 use crate::sagas::{SAGA_LETTERS_MAX, SagaLane};
 use crate::tenants::Tenants;
 
+/// Lanes that a replica owns.
+pub const LANES_MAX: usize = 2000;
 /// Why a lane stays away, in words that name no other tenant.
-const FOREIGN: &str = "it was given a message that its filter does not let through";
+const FOREIGN: &str = "it was given a message that its filter does not let through; compare the consumer with its filter, then Reload has \
+                       it taken";
+/// Why a lane is left out, in words that name no other tenant.
+const NO_ROOM: &str =
+    "its replica owns as many lanes as it may: start another replica, or have fewer sagas, shards or effects";
 
 /// What a replica does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,8 +127,10 @@ pub struct Placement {
     pub around: Surroundings,
     /// How long calls under way may take to end when their lane is given up.
     pub grace: Duration,
-    /// Lanes that stay away, and why.
-    pub away: watch::Sender<Arc<BTreeMap<Lane, String>>>,
+    /// Lanes that it owns at most: [`LANES_MAX`], or fewer in tests.
+    pub lanes_max: usize,
+    /// Lanes that stay away or are left out, and why.
+    pub away: watch::Sender<Arc<BTreeMap<Lane, &'static str>>>,
     /// Met while no lane stays away.
     pub lanes: Condition,
 }
@@ -150,6 +161,8 @@ struct Lanes {
     owners: JoinSet<(Lane, Ended)>,
     /// Lanes that have ended by themselves, and the last beat before that: a later one says whether they are ours.
     ended: BTreeMap<Lane, u64>,
+    /// Tells that some are left out, as long as that is so.
+    lack: Option<Lack>,
 }
 
 impl Placement {
@@ -188,6 +201,8 @@ impl Placement {
         let view = Arc::clone(&self.heard.view.borrow_and_update());
         let beat = *self.heard.beats.borrow_and_update();
         let wanted = self.wanted(in_force, &view);
+        let (wanted, left_out) = in_turns(wanted, self.lanes_max);
+        self.tell_left_out(&left_out, lanes);
         for (lane, owned) in &lanes.owned {
             if wanted.get(lane) != Some(&owned.wanted) {
                 owned.stop.cancel();
@@ -204,10 +219,37 @@ impl Placement {
             self.own(&lane, &wanted, &token, lanes);
             lanes.owned.insert(lane, Owned { wanted, stop: token });
         }
-        match away.len() {
+        match away.values().filter(|why| **why == FOREIGN).count() {
             0 => self.lanes.met(),
             // Anybody may ask what is missing, so that no tenant is named: the log and ListLanes do.
             count => self.lanes.unmet(format!("{count} stay away until a reload, each because {FOREIGN}")),
+        }
+    }
+
+    /// Tells which lanes are left out for want of room.
+    fn tell_left_out(&self, left_out: &[Lane], lanes: &mut Lanes) {
+        lanes.lack = (!left_out.is_empty()).then(|| {
+            let why = format!("{} are left out, each because {NO_ROOM}", left_out.len());
+            self.around.health.lack("lanes of this replica", &why)
+        });
+        let told = self.away.send_if_modified(|away| {
+            let mut now: BTreeMap<_, _> = away
+                .iter()
+                .filter(|(_, why)| **why != NO_ROOM)
+                .map(|(lane, why)| (lane.clone(), *why))
+                .collect();
+            for lane in left_out {
+                // Whatever else keeps it away does so until a reload.
+                now.entry(lane.clone()).or_insert(NO_ROOM);
+            }
+            let is_new = **away != now;
+            if is_new {
+                *away = Arc::new(now);
+            }
+            is_new
+        });
+        if let Some(first) = left_out.first().filter(|_| told) {
+            tracing::warn!(count = left_out.len(), %first, "lanes are left out: this replica owns as many as it may");
         }
     }
 
@@ -219,7 +261,7 @@ impl Placement {
             Ended::Foreign { subject, .. } => {
                 tracing::error!(%lane, subject, "the lane stays away until a reload: the broker keeps tenants apart no more");
                 self.away.send_modify(|away| {
-                    Arc::make_mut(away).insert(lane, FOREIGN.to_owned());
+                    Arc::make_mut(away).insert(lane, FOREIGN);
                 });
             }
             ended => {
@@ -309,6 +351,7 @@ impl Placement {
                     provider,
                     upstreams: self.upstreams.clone(),
                     calls: self.calls.clone(),
+                    calls_max: LANE_CALLS_MAX,
                     around,
                 };
                 lanes.owners.spawn(hand_over.run(|stop| owner.own(stop)));
@@ -317,9 +360,58 @@ impl Placement {
     }
 }
 
+/// Chooses so many lanes, tenants in turn, so that one with many leaves room for the others; gives those that are left out as well. A
+/// tenant has lanes of its effects first: without them its sagas order what nobody does.
+fn in_turns(mut lanes: BTreeMap<Lane, Wanted>, most: usize) -> (BTreeMap<Lane, Wanted>, Vec<Lane>) {
+    if lanes.len() <= most {
+        return (lanes, Vec::new());
+    }
+    let mut of_tenant: BTreeMap<TenantId, usize> = BTreeMap::new();
+    let mut turns: Vec<(usize, Lane)> = Vec::with_capacity(lanes.len());
+    let is_of_effect = |lane: &&Lane| matches!(lane, Lane::Effect { .. });
+    for lane in lanes.keys().filter(is_of_effect).chain(lanes.keys().filter(|lane| !is_of_effect(lane))) {
+        let turn = of_tenant.entry(lane.tenant().clone()).or_default();
+        turns.push((*turn, lane.clone()));
+        *turn += 1;
+    }
+    turns.sort_unstable();
+    let left_out: Vec<_> = turns.into_iter().skip(most).map(|(_, lane)| lane).collect();
+    for lane in &left_out {
+        lanes.remove(lane);
+    }
+    (lanes, left_out)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tenant_with_many_lanes_leaves_room_for_the_others() {
+        let lane = |tenant: &str, shard| Lane::Saga {
+            tenant: tenant.parse().expect("a tenant"),
+            saga: "order".parse().expect("a name"),
+            shard,
+        };
+        let wanted = || Wanted { definition: None, since: None, weight: 1, provider: 0, lapses: 0 };
+        let lanes: BTreeMap<_, _> = (0..9)
+            .map(|shard| (lane("acme", shard), wanted()))
+            .chain([(lane("other", 0), wanted())])
+            .collect();
+        assert_eq!(in_turns(lanes.clone(), 10), (lanes.clone(), vec![]));
+        let (chosen, left_out) = in_turns(lanes.clone(), 3);
+        assert_eq!(
+            chosen.into_keys().collect::<Vec<_>>(),
+            [lane("acme", 0), lane("acme", 1), lane("other", 0)]
+        );
+        assert_eq!(left_out, (2..9).map(|shard| lane("acme", shard)).collect::<Vec<_>>());
+        let effect = Lane::Effect {
+            tenant: "acme".parse().expect("a tenant"),
+            effect: "pay".parse().expect("a name"),
+        };
+        let (chosen, _) = in_turns(lanes.into_iter().chain([(effect.clone(), wanted())]).collect(), 3);
+        assert_eq!(chosen.into_keys().collect::<Vec<_>>(), [lane("acme", 0), lane("other", 0), effect]);
+    }
 
     #[test]
     fn names_of_replicas_are_plain() {

@@ -5,31 +5,38 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::rpc::{Channel, Mount, TlsFiles};
-use broker::{JetStream, JetStreamOptions, Login};
+use broker::JetStream;
 use http::uri::PathAndQuery;
 use identity::TrustDomain;
 use kv::{Durability, Endpoint, Kv};
-use service::{AdminMethods, Failure, Host, Limits};
+use service::{AdminMethods, BadConfig, Failure, Host, Limits};
 use store::{EmbeddedStore, KvStore, MachineClock, SharedStore};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use workflow::catalog::Catalog;
 use workflow::definition::{KEPT_MAX, STATE_BYTES_MAX, STEPS_MAX, TIMERS_MAX, WORK_MAX};
-use workflow::input::INPUT_BYTES_MAX;
+use workflow::input::{CALL_BYTES_MAX, INPUT_BYTES_MAX, WORK_BYTES_MAX};
 use workflow::manifest::MANIFEST_BYTES_MAX;
 use workflow::provider::HEARTBEAT_MIN;
-use workflow::step::HELD_MAX;
+use workflow::step::{HELD_BYTES_MAX, HELD_MAX};
+use yaml::{Problem, Problems};
 
 use crate::admin::Admin;
-use crate::app::{App, Config, Deps, FlowSuite};
+use crate::app::{App, Config, Deps, Error, FlowSuite};
 use crate::command_service::{CommandService, NoGateway, SUBMIT_COMMAND};
 use crate::definitions::{SAGA_VERSIONS_MAX, TENANT_SAGAS_MAX};
 use crate::facts::ALONE_MAX;
 use crate::lane::UNSCANNED;
 use crate::lane::backlog::{OUTBOX_BYTES_MAX, OUTBOX_ROWS_MAX};
+use crate::lane::bounds::{IN_FLIGHT_BYTES_MAX, TENANT_COMMANDS_MAX};
 use crate::lane::gateway::Gateway;
-use crate::placement::{Identity, Role};
+use crate::manifests::{BadManifests, Manifests};
+use crate::nats_login::NatsLogin;
+use crate::placement::{Identity, LANES_MAX, Role};
 use crate::providers::flow::WAITING_MAX;
+use crate::quotas::{LANE_CALL_BYTES_MAX, LANE_CALLS_MAX};
 use crate::rpc::{DATA_BYTES_MAX, LOOKED_AT_MAX, SCANS_MAX, policy};
-use crate::sagas::{SAGA_LETTERS_MAX, TOMBSTONE_MILLIS};
+use crate::sagas::{ROOM, SAGA_LETTERS_MAX, TOMBSTONE_MILLIS};
+use crate::seeing::SeeingFlags;
 use crate::tenants::Tenants;
 
 /// The value of `--storage` that stands for none.
@@ -77,12 +84,10 @@ pub struct Flags {
     /// The NATS server, with JetStream
     #[arg(long, env = "MYCORA_NATS_URL", value_name = "URL", default_value = "nats://127.0.0.1:4222")]
     nats_url: String,
-    /// Who this is, to NATS
-    #[arg(long, env = "MYCORA_NATS_USER", value_name = "NAME", requires = "nats_password_file")]
-    nats_user: Option<String>,
-    /// The password of that user, in a file
-    #[arg(long, env = "MYCORA_NATS_PASSWORD_FILE", value_name = "FILE", requires = "nats_user")]
-    nats_password_file: Option<PathBuf>,
+    #[command(flatten)]
+    nats: NatsLogin,
+    #[command(flatten)]
+    seeing: SeeingFlags,
     /// Where effects that are flows are run: the scheduler
     #[arg(long, env = "MYCORA_SCHEDULER", value_name = "URL")]
     scheduler: Option<String>,
@@ -126,14 +131,15 @@ impl Flags {
     fn identity(&self) -> Result<Identity, Failure> {
         let is_placed = self.replica.is_some() || self.replica_weight != 1;
         if self.redis_url.is_none() && is_placed {
-            return Err("--replica and --replica-weight place lanes over several processes, and the store in --store-dir belongs to \
-                one: name a Redis with --redis-url"
-                .into());
+            let why = "--replica and --replica-weight place lanes over several processes, and the store in --store-dir belongs to \
+                one: name a Redis with --redis-url";
+            return Err(BadConfig(why.into()).into());
         }
-        Ok(match &self.replica {
-            Some(name) => Identity::new(name, self.replica_weight)?,
-            None => Identity::of_process(self.replica_weight)?,
-        })
+        let identity = match &self.replica {
+            Some(name) => Identity::new(name, self.replica_weight),
+            None => Identity::of_process(self.replica_weight),
+        };
+        Ok(identity.map_err(|why| BadConfig(why.into()))?)
     }
 
     /// How long calls may take to end, so that what is left of the drain is enough to commit what came of them.
@@ -158,22 +164,28 @@ impl Flags {
     }
 
     fn broker(&self) -> Result<JetStream, Failure> {
-        let mut options = JetStreamOptions::new(&self.nats_url);
-        "mycora-saga".clone_into(&mut options.name);
-        if let (Some(user), Some(file)) = (&self.nats_user, &self.nats_password_file) {
-            let password = service::read_secret(file)
-                .map_err(|error| format!("the password in {} cannot be read: {error}", file.display()))?;
-            options.login = Some(Login::Password { user: user.clone(), password: password.to_string() });
-        }
+        let options = self.nats.options(&self.nats_url, "mycora-saga")?;
         Ok(JetStream::start(options)?)
     }
 
-    fn tenants(&self) -> Result<Tenants, Failure> {
+    /// Reads whose sagas there are. Where that fails, everything that is wrong with the manifests is told with it.
+    fn tenants(&self) -> Result<Tenants, BadManifests> {
         let Some(file) = &self.tenants else { return Ok(Tenants::single(self.context)) };
         let name = file.display().to_string();
-        let text =
-            std::fs::read_to_string(file).map_err(|error| format!("{name} cannot be read: {error}"))?;
-        Ok(Tenants::read(&name, &text)?)
+        let text = std::fs::read_to_string(file).map_err(|error| {
+            Problems::new(&name, vec![Problem { place: None, message: format!("cannot be read: {error}") }])
+        });
+        text.and_then(|text| Tenants::read(&name, &text)).map_err(|found| {
+            let mut all = vec![found];
+            let manifests = self
+                .manifests
+                .as_deref()
+                .map(|directory| Manifests::read(directory)?.catalog(&Catalog::default(), &[]).map(drop));
+            if let Some(Err(BadManifests(more))) = manifests {
+                all.extend(more);
+            }
+            BadManifests(all)
+        })
     }
 }
 
@@ -186,11 +198,22 @@ pub fn limits() -> Limits {
         ("saga_input_bytes_max", INPUT_BYTES_MAX as u64),
         ("saga_data_bytes_max", DATA_BYTES_MAX as u64),
         ("saga_work_max", WORK_MAX as u64),
+        ("saga_work_bytes_max", WORK_BYTES_MAX as u64),
+        ("saga_call_bytes_max", CALL_BYTES_MAX as u64),
         ("saga_timers_max", TIMERS_MAX as u64),
         ("saga_events_kept_max", KEPT_MAX as u64),
         ("saga_inputs_held_max", HELD_MAX),
+        ("saga_input_bytes_held_max", HELD_BYTES_MAX),
         ("saga_outbox_rows_max", OUTBOX_ROWS_MAX as u64),
         ("saga_outbox_bytes_max", OUTBOX_BYTES_MAX as u64),
+        ("replica_lanes_max", LANES_MAX as u64),
+        ("saga_in_flight_bytes_max", IN_FLIGHT_BYTES_MAX as u64),
+        ("lane_in_flight_max", ROOM.items as u64),
+        ("lane_in_flight_bytes_max", ROOM.bytes as u64),
+        ("saga_instance_in_flight_max", ROOM.of_one as u64),
+        ("tenant_commands_at_once_max", TENANT_COMMANDS_MAX as u64),
+        ("effect_calls_open_max", LANE_CALLS_MAX),
+        ("effect_calls_open_bytes_max", LANE_CALL_BYTES_MAX),
         ("manifest_bytes_max", MANIFEST_BYTES_MAX as u64),
         ("saga_versions_max", SAGA_VERSIONS_MAX as u64),
         ("tenant_sagas_max", TENANT_SAGAS_MAX as u64),
@@ -230,10 +253,12 @@ impl service::App for App {
         let config = Config {
             role: Role { sagas: flags.role != RoleFlag::Effect, effects: flags.role != RoleFlag::Saga },
             manifests: flags.manifests.clone(),
-            tenants: flags.tenants()?,
+            tenants: flags.tenants().map_err(unusable)?,
             secrets: flags.secrets.clone(),
             replica: flags.identity()?,
             grace: Flags::grace(host.drain_deadline),
+            seeing: flags.seeing.seeing(),
+            lanes_max: LANES_MAX,
         };
         let storage = flags.storage(&tls)?;
         let flows = flags.flows(&tls, storage.as_ref())?;
@@ -244,7 +269,10 @@ impl service::App for App {
             Some(file) => app.with_tenants_file(file.clone()),
             None => app,
         });
-        app.reload().await?;
+        app.reload().await.map_err(|error| match error {
+            Error::Manifests(found) => unusable(found),
+            error => error.into(),
+        })?;
         let builder = Mount::builder(policy()).descriptors(proto::DESCRIPTORS);
         let builder = match app.directory() {
             Some(directory) => builder.directory(directory),
@@ -264,6 +292,11 @@ impl service::App for App {
         });
         Ok(())
     }
+}
+
+/// Failure of a start whose manifests or tenants are wrong.
+fn unusable(found: BadManifests) -> Failure {
+    BadConfig(found.into()).into()
 }
 
 /// Reads the operator's files again at each hangup.

@@ -14,10 +14,16 @@ use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, Opts};
 use tokio::sync::watch;
 
+use crate::metrics::ByTenant;
 use crate::tenants::Quotas;
 
 /// How long a start waits before it is tried again, where only another replica or another lane makes room.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Calls of one effect of a tenant that are open in a process, with which its lane takes no other.
+pub const LANE_CALLS_MAX: u64 = 10_000;
+/// Bytes of their commands with which it does not either.
+pub const LANE_CALL_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// What tenants have. Cheap to clone.
 #[derive(Clone, Default)]
@@ -64,8 +70,21 @@ pub(crate) struct Room<'a> {
     is_taken: bool,
 }
 
-/// An open call of an effect.
-pub(crate) struct OpenEffect(Arc<TenantUsage>);
+/// Calls of one effect's lane that are open in this process, beside all of its tenant. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct LaneCalls {
+    tenant: Arc<TenantUsage>,
+    /// Calls that there may be, whatever its tenant may have.
+    most: u64,
+    count: Arc<AtomicU64>,
+    bytes: Arc<AtomicU64>,
+}
+
+/// An open call of an effect. Makes room for another when it is dropped.
+pub(crate) struct OpenEffect {
+    lane: LaneCalls,
+    bytes: u64,
+}
 
 impl Usage {
     fn of(&self, tenant: &TenantId) -> Arc<TenantUsage> {
@@ -92,11 +111,9 @@ impl Usage {
         all.iter().filter_map(|(tenant, usage)| Some((tenant.clone(), full(usage)?))).collect()
     }
 
-    /// Counts a call of an effect, until what this gives is dropped.
-    pub(crate) fn open_effect(&self, tenant: &TenantId) -> OpenEffect {
-        let tenant = self.of(tenant);
-        tenant.effects.fetch_add(1, Ordering::Relaxed);
-        OpenEffect(tenant)
+    /// Counts calls of an effect's lane, of which there may be so many.
+    pub(crate) fn lane_calls(&self, tenant: &TenantId, most: u64) -> LaneCalls {
+        LaneCalls { tenant: self.of(tenant), most, count: Arc::default(), bytes: Arc::default() }
     }
 }
 
@@ -234,10 +251,60 @@ impl Drop for Room<'_> {
     }
 }
 
+impl LaneCalls {
+    /// Returns whether its lane may have one more call by what is its own.
+    fn fits(&self) -> bool {
+        let (count, bytes) = (self.count.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
+        count < self.most && bytes < LANE_CALL_BYTES_MAX
+    }
+
+    /// Returns whether there is room for one more call.
+    pub(crate) fn has_room(&self, quotas: Quotas) -> bool {
+        self.fits() && self.tenant.effects.load(Ordering::Relaxed) < quotas.open_effects
+    }
+
+    /// Counts a call if there is room for it, until what this gives is dropped.
+    pub(crate) fn open(&self, quotas: Quotas) -> Option<OpenEffect> {
+        *self.tenant.quotas.lock().unwrap_or_else(PoisonError::into_inner) = quotas;
+        let more = |found: u64| (found < quotas.open_effects).then_some(found + 1);
+        let is_open = self.fits()
+            && self.tenant.effects.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
+        is_open.then(|| self.counted())
+    }
+
+    /// Counts a call that is open, whether there is room for it or not.
+    pub(crate) fn add(&self) -> OpenEffect {
+        self.tenant.effects.fetch_add(1, Ordering::Relaxed);
+        self.counted()
+    }
+
+    /// A call that its tenant has already.
+    fn counted(&self) -> OpenEffect {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        OpenEffect { lane: self.clone(), bytes: 0 }
+    }
+
+    /// Tells when there may be room again.
+    pub(crate) fn freed(&self) -> watch::Receiver<()> {
+        self.tenant.freed.subscribe()
+    }
+}
+
+impl OpenEffect {
+    /// Counts the bytes of its command.
+    pub(crate) fn weigh(&mut self, bytes: usize) {
+        let bytes = bytes as u64;
+        self.lane.bytes.fetch_add(bytes, Ordering::Relaxed);
+        lower(&self.lane.bytes, std::mem::replace(&mut self.bytes, bytes));
+    }
+}
+
 impl Drop for OpenEffect {
     fn drop(&mut self) {
-        lower(&self.0.effects, 1);
-        self.0.free();
+        lower(&self.lane.bytes, self.bytes);
+        lower(&self.lane.count, 1);
+        lower(&self.lane.tenant.effects, 1);
+        self.lane.tenant.free();
     }
 }
 
@@ -252,6 +319,7 @@ fn lower(count: &AtomicU64, by: u64) {
 pub(crate) struct Shown {
     usage: Usage,
     ratio: GaugeVec,
+    by_tenant: Arc<ByTenant>,
 }
 
 impl Shown {
@@ -259,12 +327,13 @@ impl Shown {
     ///
     /// # Errors
     /// None: its name is a good one.
-    pub(crate) fn new(usage: Usage) -> Result<Self, prometheus::Error> {
+    pub(crate) fn new(usage: Usage, by_tenant: &Arc<ByTenant>) -> Result<Self, prometheus::Error> {
         let opts = Opts::new(
             "mycora_saga_quota_used_ratio",
             "Share of a quota that the tenant has which has most of it",
         );
-        Ok(Self { usage, ratio: GaugeVec::new(opts, &["quota"])? })
+        let ratio = GaugeVec::new(opts, &by_tenant.labels(&["quota"]))?;
+        Ok(Self { usage, ratio, by_tenant: Arc::clone(by_tenant) })
     }
 }
 
@@ -274,22 +343,27 @@ impl Collector for Shown {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let mut most = [("instances", 0.0_f64), ("timers", 0.0), ("open_effects", 0.0)];
-        for tenant in self.usage.0.lock().unwrap_or_else(PoisonError::into_inner).values() {
-            let quotas = *tenant.quotas.lock().unwrap_or_else(PoisonError::into_inner);
-            let used = [
-                (&tenant.instances, quotas.instances),
-                (&tenant.timers, quotas.timers),
-                (&tenant.effects, quotas.open_effects),
-            ];
-            for ((_, ratio), (found, quota)) in most.iter_mut().zip(used) {
-                #[allow(clippy::cast_precision_loss, reason = "a share for a graph")]
-                let share = found.load(Ordering::Relaxed) as f64 / quota as f64;
-                *ratio = ratio.max(share);
-            }
+        // Held to the end: who looks at the same time sees whole figures as well.
+        let all = self.usage.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.ratio.reset();
+        let raise = |labels: &[&str], ratio: f64| {
+            let gauge = self.ratio.with_label_values(labels);
+            gauge.set(gauge.get().max(ratio));
+        };
+        if self.by_tenant.labels(&[]).is_empty() {
+            ["instances", "timers", "open_effects"].iter().for_each(|quota| raise(&[*quota], 0.0));
         }
-        for (quota, ratio) in most {
-            self.ratio.with_label_values(&[quota]).set(ratio);
+        for (id, tenant) in &*all {
+            let quotas = *tenant.quotas.lock().unwrap_or_else(PoisonError::into_inner);
+            for (quota, found, most) in [
+                ("instances", &tenant.instances, quotas.instances),
+                ("timers", &tenant.timers, quotas.timers),
+                ("open_effects", &tenant.effects, quotas.open_effects),
+            ] {
+                #[allow(clippy::cast_precision_loss, reason = "a share for a graph")]
+                let share = found.load(Ordering::Relaxed) as f64 / most as f64;
+                raise(&self.by_tenant.values(&[quota], id), share);
+            }
         }
         self.ratio.collect()
     }
@@ -316,7 +390,7 @@ mod tests {
         other.ended();
         assert!(freed.has_changed().expect("it goes on"));
         assert_eq!(full(&one), None);
-        let effect = usage.open_effect(&acme);
+        let effect = usage.lane_calls(&acme, 5).open(quotas).expect("there is room");
         assert_eq!(full(&one), Some(("open_effects", 1, 1)));
         drop(effect);
         other.timers(6, 1);
@@ -324,6 +398,34 @@ mod tests {
         // Whoever takes a lane counts anew.
         drop(other);
         assert_eq!(full(&one), None);
+    }
+
+    #[test]
+    fn calls_are_bounded_by_their_tenant_and_by_their_lane() {
+        let (usage, acme) = (Usage::default(), "acme".parse().expect("a tenant"));
+        let quotas = Quotas { open_effects: 3, ..Quotas::default() };
+        let (one, other) = (usage.lane_calls(&acme, 2), usage.lane_calls(&acme, 2));
+        let mut open = vec![one.open(quotas).expect("room"), one.open(quotas).expect("room")];
+        assert!(one.open(quotas).is_none() && !one.has_room(quotas), "the lane is full");
+        open.push(other.open(quotas).expect("room"));
+        assert!(other.open(quotas).is_none() && !other.has_room(quotas), "the tenant is full");
+        // What was open before counts, and is not refused.
+        open.push(other.add());
+        let mut freed = other.freed();
+        freed.mark_unchanged();
+        open.truncate(2);
+        assert!(freed.has_changed().expect("it goes on") && other.has_room(quotas));
+        open.pop();
+        let mut large = one.open(quotas).expect("room");
+        large.weigh(1);
+        large.weigh(usize::try_from(LANE_CALL_BYTES_MAX).expect("it fits"));
+        assert!(!one.has_room(Quotas::UNLIMITED) && other.has_room(Quotas::UNLIMITED));
+        large.weigh(1);
+        open.push(large);
+        assert!(!one.has_room(Quotas::UNLIMITED), "it has as many as it may");
+        drop(open);
+        assert!(one.has_room(quotas) && one.tenant.effects.load(Ordering::Relaxed) == 0);
+        assert_eq!((one.count.load(Ordering::Relaxed), one.bytes.load(Ordering::Relaxed)), (0, 0));
     }
 
     #[test]

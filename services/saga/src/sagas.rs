@@ -5,8 +5,10 @@
 
 mod answer;
 mod batch;
+mod blocked;
 pub(crate) mod census;
 mod intake;
+mod item;
 mod letter_limit;
 mod letters;
 mod schedule;
@@ -14,13 +16,13 @@ mod set_back;
 mod starved;
 mod summary;
 mod timers;
+mod told;
 mod work;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use broker::Receipt;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use model::{CorrelationId, SagaName, TenantId, Timestamp};
@@ -39,9 +41,11 @@ use workflow::subject::Source;
 pub use self::answer::{AnswerRow, OrderedWork, VerbOutcome};
 pub use self::batch::{HeldRow, HeldWhat, LetterRow, ListedRow};
 pub(crate) use self::batch::{KNOWN_MILLIS, TOMBSTONE_MILLIS};
+use self::blocked::Blocked;
 pub(crate) use self::intake::{Came, NOBODY};
 pub use self::intake::{DeadMessage, RawMessage};
 use self::intake::{Intake, Wanted};
+pub(crate) use self::item::Item;
 use self::letter_limit::LetterLimit;
 pub use self::letter_limit::SAGA_LETTERS_MAX;
 pub(crate) use self::letters::passed_on;
@@ -53,6 +57,7 @@ pub use self::timers::DueRow;
 use self::timers::Timers;
 use self::work::{Done, Work};
 use crate::definitions::Definitions;
+use crate::lane::bounds::{InFlight, OpenReceipt, Share};
 use crate::lane::gateway::{Answered, Commands, Gateway};
 use crate::lane::relay::{Relay, ToRelay};
 use crate::lane::rows::Rows;
@@ -60,22 +65,18 @@ use crate::lane::source::{Brought, ReadWord, Reading, SourceState};
 use crate::lane::{AGGREGATE_EVENTS, Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, drain};
 use crate::metrics::LaneCensus;
 use crate::quotas::LaneUsage;
+use crate::spans;
 
 /// What may wait in a lane.
-const ROOM: Room = Room { items: 512, bytes: 16 * 1024 * 1024, of_one: 64 };
+pub const ROOM: Room = Room { items: 256, bytes: 16 * 1024 * 1024, of_one: 64 };
 /// Inputs that are worked on at a time, each of another correlation.
 const AT_ONCE: usize = 64;
-/// After so many turns timers have theirs.
-const TURNS: u64 = 32;
+/// After so many rounds timers are looked at.
+const TIMERS_EACH: u64 = 32;
+/// Inputs that a lane begins at once, and inputs that it brings to their end, before other lanes have their turn.
+const TURN: usize = 32;
 /// Records that are kept in memory.
 const CACHED_MAX: usize = 10_000;
-/// An input that waits for its turn.
-pub(crate) struct Item {
-    pub(crate) what: Wanted,
-    /// The source that it came from, and its sequence there.
-    pub(crate) from: Option<(usize, u64)>,
-    pub(crate) receipt: Option<Receipt>,
-}
 
 /// A saga's lane that is to be owned.
 pub struct SagaLane {
@@ -140,6 +141,8 @@ struct Owner {
     shared: Arc<Shared>,
     sources: Vec<SourceState>,
     readers: Vec<mpsc::Sender<ReadWord>>,
+    /// What sources other than that of verbs have of the bytes in flight.
+    shares: Vec<Share>,
     /// How many inputs of each source are worked on.
     working_of: Vec<usize>,
     /// Sources whose cursors were lost, and which wait for that.
@@ -155,7 +158,7 @@ struct Owner {
     /// Inputs for which there was no room in their lines, in order.
     stalled: VecDeque<(CorrelationId, Item, usize)>,
     /// Inputs for which there was no room behind a letter or a pause.
-    blocked: HashMap<CorrelationId, Vec<Item>>,
+    blocked: Blocked,
     /// Starts for which the tenant has no room.
     starved: Starved,
     /// Correlations whose inputs were held back when the lane was taken.
@@ -194,19 +197,19 @@ impl Owner {
             commands.run().await;
             Ok(())
         });
-        let (mut sources, mut readers) = (Vec::new(), Vec::new());
+        let (mut sources, mut readers, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+        let in_force = lane.definitions.in_force();
         for (number, (source, stream)) in lane.sources().into_iter().enumerate() {
-            sources.push(SourceState::new(
-                source.clone(),
-                stream,
-                &rows.lane,
-                &rows.around().metrics.readings,
-            ));
+            let label = in_force.source_label(&lane.tenant, &lane.saga, &source);
+            let reading = rows.around().metrics.readings.source(label.0, &label.1);
+            sources.push(SourceState::new(source.clone(), stream, &rows.lane, reading));
             let (reader, words) = mpsc::channel(4);
             readers.push(reader);
             // What was ordered before this lane was made was ordered by nobody of it.
             let since = lane.since.filter(|_| matches!(source, Source::Aggregate(_)));
             let is_of_verbs = matches!(source, Source::Verbs(_));
+            let share = rows.around().bounds.share();
+            shares.extend((!is_of_verbs).then(|| share.clone()));
             let reading = Reading {
                 rows: Arc::clone(&rows),
                 source,
@@ -214,6 +217,7 @@ impl Owner {
                 number,
                 since,
                 to: if is_of_verbs { to_verbs.clone() } else { to.clone() },
+                share,
                 words,
                 stop: stop.clone(),
             };
@@ -225,7 +229,7 @@ impl Owner {
         starved::forget(&rows).await?;
         let census = census::take(&rows).await?;
         let usage = starved::usage(&lane, &census);
-        let census = rows.around().metrics.census.lane(&census);
+        let census = rows.around().metrics.census.lane(&lane.tenant, &census);
         let shards = saga.as_ref().map_or(1, |saga| u64::from(saga.shards));
         let letters = LetterLimit::new(lane.letters_max / shards, &rows.around().metrics);
         let freed = usage.freed();
@@ -239,6 +243,7 @@ impl Owner {
             is_lost: vec![false; sources.len()],
             sources,
             readers,
+            shares,
             brought,
             verbs,
             answered,
@@ -247,7 +252,7 @@ impl Owner {
             timers,
             working: FuturesUnordered::new(),
             stalled: VecDeque::new(),
-            blocked: HashMap::new(),
+            blocked: Blocked::default(),
             starved: Starved::new(freed),
             held,
             setting_back: VecDeque::new(),
@@ -272,30 +277,41 @@ impl Owner {
     /// Works until it is told to stop.
     async fn turns(&mut self, stop: &CancellationToken) -> Result<(), Ended> {
         let wake = Arc::clone(&self.shared.rows.around().wake);
-        for turn in 0_u64.. {
+        let mut since_turn = 0;
+        for round in 0_u64.. {
+            if since_turn >= TURN {
+                since_turn = 0;
+                tokio::task::yield_now().await;
+            }
             self.unstall();
             if !self.setting_back.is_empty() {
                 self.set_back().await?;
             }
             // Also while there is always something else.
-            if turn.is_multiple_of(TURNS) && self.timers.next_wait().is_zero() {
+            if round.is_multiple_of(TIMERS_EACH) && self.timers.next_wait().is_zero() {
                 self.fire().await?;
             }
-            while self.working.len() < AT_ONCE
+            let most = AT_ONCE.min(self.working.len() + TURN);
+            while self.working.len() < most
                 && let Some((correlation, item)) = self.queues.take()
             {
                 self.begin(correlation, item);
             }
+            let rests = !self.blocked.is_empty() || self.shared.rows.backlog().is_full();
+            self.shares.iter().for_each(|share| share.rest(rests));
             let (next_timer, next_note) = (self.timers.next_wait(), self.next_note());
             let next_tell = self.starved.next_tell();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
-                Some(done) = self.working.next() => self.done(done?)?,
+                Some(done) = self.working.next() => {
+                    since_turn += 1;
+                    self.done(done?)?;
+                }
                 Some(answered) = self.answered.recv() => self.command_answered(answered),
                 Some((number, brought)) = self.verbs.recv() => self.take_in(number, brought)?,
-                Some(correlation) = self.held.recv(), if self.has_room() => {
-                    self.push(correlation, Item { what: Wanted::Resume, from: None, receipt: None }, 0);
+                Some(correlation) = self.held.recv(), if self.may_drain() => {
+                    self.push(correlation, Item::of(Wanted::Resume), 0);
                 }
                 Some((number, brought)) = self.brought.recv(), if self.has_room() => {
                     self.take_in(number, brought)?;
@@ -344,16 +360,21 @@ impl Owner {
 
     /// Returns whether more may be taken in.
     fn has_room(&self) -> bool {
-        self.stalled.is_empty() && self.blocked.is_empty() && !self.shared.rows.backlog().is_full()
+        self.blocked.is_empty() && self.may_drain()
+    }
+
+    /// Returns whether what is held back may be applied, which makes room for what finds none.
+    fn may_drain(&self) -> bool {
+        self.stalled.is_empty() && !self.shared.rows.backlog().is_full()
     }
 
     /// Takes in the answer to a command of an aggregate.
     fn command_answered(&mut self, answered: Answered) {
-        let Answered { number, correlation, result } = answered;
+        let Answered { number, correlation, result, cause } = answered;
         // Its time is that of whoever ordered it, at least: the instance sees to that.
         let time = result.command.time();
         let input = Box::new(Input { time, what: What::Result(result) });
-        let item = Item { what: Wanted::Answered { number, input }, from: None, receipt: None };
+        let item = Item { cause, ..Item::of(Wanted::Answered { number, input }) };
         self.push(correlation, item, 0);
     }
 
@@ -363,13 +384,13 @@ impl Owner {
         match brought {
             Brought::Opened(checkpoint) => state.opened(checkpoint),
             Brought::Passed(passed) => state.pass(passed),
-            Brought::Lost(_) => {
+            Brought::Lost => {
                 state.lost();
                 self.forget(number);
                 self.is_lost[number] = true;
                 self.open_again(number);
             }
-            Brought::Message(message) => match state.deliver(&message) {
+            Brought::Message(message, in_flight) => match state.deliver(&message) {
                 // What is under way of a cursor that was given up.
                 None => {}
                 Some(Delivery::InFlight) => message.receipt.progress(),
@@ -380,7 +401,7 @@ impl Owner {
                     self.tell_reader(number, ReadWord::Drop);
                 }
                 Some(Delivery::Next) => {
-                    self.sort(number, &message)?;
+                    self.sort(number, &message, in_flight)?;
                     self.look_behind_sources();
                 }
             },
@@ -413,7 +434,7 @@ impl Owner {
             }
         });
         let stalled = self.stalled.iter_mut().map(|(_, item, _)| item);
-        let blocked = self.blocked.values_mut().flatten().chain(self.starved.items());
+        let blocked = self.blocked.items().chain(self.starved.items());
         for item in
             stalled.chain(blocked).filter(|item| item.from.is_some_and(|(source, _)| source == number))
         {
@@ -423,7 +444,7 @@ impl Owner {
     }
 
     /// Puts a message into the line of its correlation, or settles it.
-    fn sort(&mut self, number: usize, message: &broker::Delivered) -> Result<(), Ended> {
+    fn sort(&mut self, number: usize, message: &broker::Delivered, in_flight: InFlight) -> Result<(), Ended> {
         let Some(state) = self.sources.get(number) else { return Ok(()) };
         let came = Came {
             subject: &message.subject,
@@ -447,7 +468,10 @@ impl Owner {
             }
             Ok(Intake::Of(correlation, what)) => {
                 let from = Some((number, message.sequence));
-                let item = Item { what, from, receipt: Some(message.receipt.clone()) };
+                let is_result = matches!(state.source, Source::Results(_));
+                let cause = if is_result { spans::cause_of(&message.payload) } else { None };
+                let receipt = Some(OpenReceipt::new(message.receipt.clone(), in_flight));
+                let item = Item { what, from, receipt, cause };
                 self.push(correlation, item, message.payload.len());
                 Ok(())
             }
@@ -489,7 +513,8 @@ impl Owner {
             self.queues.done(&correlation);
             return;
         }
-        let Some(item) = self.starved.behind(&correlation, item) else {
+        let item = self.blocked.behind(&correlation, item);
+        let Some(item) = item.and_then(|item| self.starved.behind(&correlation, item)) else {
             self.queues.done(&correlation);
             return;
         };
@@ -518,16 +543,23 @@ impl Owner {
             self.open_again(number);
         }
         if let Some(short) = starved {
-            self.starve(correlation, item, &short);
+            self.starve(correlation, item.set_aside(), &short);
             return Ok(());
         }
         if is_blocked {
-            tracing::warn!(lane = %self.shared.rows.lane, "no room behind the letter of {correlation}; nothing is read until there is");
-            self.blocked.entry(correlation).or_default().push(item);
+            if let Some(what) = follows {
+                // It makes room.
+                self.queues.push_first(&correlation, Item::of(what));
+            }
+            // Quoted: it is any text, and may have lines of its own.
+            let text = self.shared.rows.around().metrics.seeing.correlation(&correlation);
+            tracing::warn!(lane = %self.shared.rows.lane, "no room behind the letter of {text:?}; nothing is read until there is");
+            self.blocked.push(correlation, item);
             return Ok(());
         }
-        if let Some(blocked) = self.blocked.remove(&correlation) {
-            blocked.into_iter().for_each(|item| self.push(correlation.clone(), item, 0));
+        // Before everything that came since.
+        for item in self.blocked.take(&correlation).into_iter().rev() {
+            self.queues.push_first(&correlation, item);
         }
         if let Some((number, sequence)) = item.from {
             self.settle(number, sequence, is_committed);
@@ -555,7 +587,7 @@ impl Owner {
         }
         if let Some(what) = follows {
             // Before everything that came since.
-            self.queues.push_first(&correlation, Item { what, from: None, receipt: None });
+            self.queues.push_first(&correlation, Item::of(what));
         }
         Ok(())
     }

@@ -205,6 +205,18 @@ impl Report {
         self.row("  relay of one lane", format!("{per_second:.0} /s, {ratio:.2} of publishing alone"));
     }
 
+    /// Commits of the service: the bounds, in seconds, below which half and 99 of 100 of them are.
+    pub(crate) fn commits(&mut self, counts: &[(f64, u64)], all: u64) {
+        let below = |percent: u64| {
+            let bound = counts.iter().find(|(_, count)| count * 100 >= all * percent);
+            bound.map_or_else(
+                || "beyond all bounds".to_owned(),
+                |(bound, _)| format!("within {} ms", bound * 1e3),
+            )
+        };
+        self.row(&format!("  its {all} commits"), format!("half {}, 99 % {}", below(50), below(99)));
+    }
+
     /// Timers that are due one after the other: how many of them fired within some times, in seconds.
     pub(crate) fn paced(&mut self, per_second: usize, within: &[(f64, u64)], all: u64) {
         let share = |count: u64| {
@@ -222,7 +234,7 @@ impl Report {
         let each = stored / u64::try_from(instances).unwrap_or(u64::MAX).max(1);
         let [some, all] = memory.map(mib);
         let figures = format!(
-            "{some} of memory after a fifth, {all} after all, {each} bytes each in the store, {per_second:.0} /s"
+            "{some} of memory in the process after a fifth, {all} after all, {each} bytes each in the store, {per_second:.0} /s"
         );
         self.row(&format!("  {instances} instances that ended"), figures);
     }

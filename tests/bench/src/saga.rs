@@ -85,7 +85,7 @@ async fn measure_part(part: &str, backend: Backend, report: &mut Report) -> Resu
             }
         }
         "relay" => pace::relay(backend, report).await?,
-        "latency" => report.spread("event stored to command in its stream, idle", latency(backend).await?),
+        "latency" => latency(backend, report).await?,
         "orders" => {
             let name = format!("{ORDERS} orders with three calls and a command, at once");
             report.rate(&name, orders(backend).await?);
@@ -123,7 +123,7 @@ async fn transitions(backend: Backend, lanes: usize) -> Result<(f64, Duration), 
 }
 
 /// Times from an event's acknowledgement to the delivery of the command that follows.
-async fn latency(backend: Backend) -> Result<Vec<Duration>, Error> {
+async fn latency(backend: Backend, report: &mut Report) -> Result<(), Error> {
     eprintln!("{backend}: latency");
     let upstream = Upstream::start().await?;
     let stage = Stage::new(backend, 1, &upstream.orders()).await?;
@@ -142,8 +142,10 @@ async fn latency(backend: Backend) -> Result<Vec<Duration>, Error> {
         times.push(begin.elapsed());
         delivered.receipt.ack();
     }
-    running.stop().await?;
-    Ok(times)
+    report.spread("event stored to command in its stream, idle", times);
+    let (commits, all) = stage.histogram("mycora_saga_commit_seconds");
+    report.commits(&commits, all);
+    running.stop().await
 }
 
 /// Whole orders, each with three calls over HTTP and a command; gives orders a second.

@@ -3,31 +3,43 @@
 import time
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
+from google.rpc import error_details_pb2, status_pb2
 
 TRIES_MAX = 5
+DETAILS = "grpc-status-details-bin"
 
 
 class Refusal:
     """The `google.rpc` details of a failed call."""
 
     def __init__(self, error):
-        self.code, self.message = error.code(), error.details()
-        status = rpc_status.from_call(error)
-        details = status.details if status else ()
-        info = unpack(details, error_details_pb2.ErrorInfo)
+        status = status_of(error)
+        info = unpack(status.details, error_details_pb2.ErrorInfo)
+        self.code, self.message = error.code(), status.message or error.details()
         # One of specs/errors.md, and what else there is for programs, such as the name of a limit.
         self.reason, self.metadata = (info.reason, dict(info.metadata)) if info else ("", {})
-        bad_request = unpack(details, error_details_pb2.BadRequest)
+        bad_request = unpack(status.details, error_details_pb2.BadRequest)
         # Everything that is wrong with the request, at once: field and description.
         self.violations = {v.field: v.description for v in bad_request.field_violations} if bad_request else {}
-        retry = unpack(details, error_details_pb2.RetryInfo)
+        retry = unpack(status.details, error_details_pb2.RetryInfo)
         # Seconds; None: trying again as it is will not help.
         self.retry_secs = retry.retry_delay.ToTimedelta().total_seconds() if retry else None
 
     def __str__(self):
         return f"{self.code} {self.reason} {self.message} {self.metadata} {self.violations} {self.retry_secs}"
+
+
+def status_of(error):
+    """The `google.rpc.Status` of a failed call, empty when the client itself gave the call up.
+
+    `grpc_status.rpc_status.from_call` raises ValueError when the server's answer meets the client's deadline:
+    grpcio then hands the message over as it was on the wire, with `%20` for a space, and that is another than
+    the status has.
+    """
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS:
+            return status_pb2.Status.FromString(value)
+    return status_pb2.Status()
 
 
 def unpack(details, kind):

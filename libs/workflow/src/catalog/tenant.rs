@@ -6,9 +6,9 @@ use std::sync::Arc;
 use model::{EffectName, SagaName, TenantId};
 use yaml::{Place, Problem, Problems, did_you_mean};
 
-use super::{Catalog, File};
+use super::{Catalog, File, Outlined};
 use crate::definition::Saga;
-use crate::manifest::Definition;
+use crate::manifest::{Definition, Outline};
 use crate::provider::Provider;
 
 impl Catalog {
@@ -26,12 +26,25 @@ impl Catalog {
         own: &BTreeMap<SagaName, Arc<Saga>>,
         may_provide: bool,
     ) -> Result<(), Problems> {
+        let problems = self.misfits(tenant, (file, &[]), own, may_provide);
+        if problems.is_empty() { Ok(()) } else { Err(Problems::new(&file.name, problems)) }
+    }
+
+    /// Everything that does not fit in a file, some of whose documents may be wrong by themselves.
+    pub(super) fn misfits(
+        &self,
+        tenant: &TenantId,
+        (file, others): (&File, &[Outline]),
+        own: &BTreeMap<SagaName, Arc<Saga>>,
+        may_provide: bool,
+    ) -> Vec<Problem> {
         let mut check = Check {
             operators: self,
             tenant,
             own,
             may_provide,
             provided: BTreeMap::new(),
+            outlined: Outlined::of(others),
             problems: Vec::new(),
         };
         let mut names = BTreeMap::new();
@@ -47,11 +60,11 @@ impl Catalog {
                 }
             }
         }
-        for document in &file.documents {
-            check.orders(&document.orders);
+        let orders = file.documents.iter().map(|document| &document.orders);
+        for orders in orders.chain(others.iter().map(|outline| &outline.orders)) {
+            check.orders(orders);
         }
-        let problems = check.problems;
-        if problems.is_empty() { Ok(()) } else { Err(Problems::new(&file.name, problems)) }
+        check.problems
     }
 
     /// The saga of this name that the operator has for a tenant, in force or left out.
@@ -68,6 +81,8 @@ struct Check<'a> {
     may_provide: bool,
     /// Effects that the file provides.
     provided: BTreeMap<EffectName, &'a Provider>,
+    /// Effects that documents of the file provide with which something is wrong.
+    outlined: Outlined,
     problems: Vec<Problem>,
 }
 
@@ -125,7 +140,8 @@ impl<'a> Check<'a> {
         for (effect, place) in orders {
             let is_provided =
                 self.provided.get(effect).is_some_and(|provider| provider.tenants.contain(self.tenant));
-            if is_provided || self.operators.effect(effect, self.tenant).is_some() {
+            let is_there = self.operators.effect(effect, self.tenant).is_some();
+            if is_provided || is_there || self.outlined.may_have(effect) {
                 continue;
             }
             let there = self.operators.effects();

@@ -4,6 +4,27 @@ use std::fmt::{self, Write as _};
 
 use super::Json;
 
+/// Counts what is written to it.
+struct Count(usize);
+
+impl fmt::Write for Count {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0 += text.len();
+        Ok(())
+    }
+}
+
+impl Json {
+    /// Counts the bytes of its one form, without writing it.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let mut count = Count(0);
+        // Nothing fails that only counts.
+        let _ = write!(count, "{self}");
+        count.0
+    }
+}
+
 impl fmt::Display for Json {
     /// The one form of this value: [`super::read`] gives it back.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -56,6 +56,33 @@ fn calling(effect: &Effect) -> CallRow {
     row
 }
 
+#[test]
+fn a_result_that_its_row_has_no_room_for_is_told_as_one_that_may_have_happened() {
+    let effect = effect("retry");
+    let end_of = |answer| {
+        let mut row = calling(&effect);
+        row.answered(&effect, answer, 0, at(1)).expect("it was asked");
+        (row.state, row.end.expect("an end"))
+    };
+    let text = |bytes: usize| Json::text("x".repeat(bytes - 2));
+    // Its input is `1`.
+    let (state, end) = end_of(Answer::Succeeded(text(CALL_BYTES_MAX - 1)));
+    assert_eq!(
+        (state, end.outcome, end.may_have_happened),
+        (EffectState::Succeeded, Outcome::Succeeded, false)
+    );
+    let (state, end) = end_of(Answer::Succeeded(text(CALL_BYTES_MAX)));
+    assert_eq!((state, end.outcome, end.may_have_happened), (EffectState::Failed, Outcome::Failed, true));
+    let shown = end.payload.to_string();
+    assert!(
+        shown.contains("result_too_large") && shown.contains("983040 bytes") && shown.contains("983039"),
+        "{shown}"
+    );
+    let (_, end) = end_of(Answer::Failed { code: "no".to_owned(), payload: text(CALL_BYTES_MAX) });
+    assert_eq!((end.outcome, end.may_have_happened), (Outcome::Failed, false));
+    assert!(end.payload.bytes() < 1000);
+}
+
 fn lost() -> Answer {
     Answer::Unknown { why: "no answer".to_owned() }
 }

@@ -11,12 +11,13 @@ use super::fields::Reader;
 use crate::definition::EFFECTS_MAX;
 use crate::provider::{
     Breaker, Call, CallLimits, Effect, FlowTransport, HEARTBEAT_MIN, HttpAuth, HttpTransport, Provider, Rate,
-    Retry, SecretName, SmtpAuth, SmtpTls, SmtpTransport, TextOrSecret, Timeouts, Transport, Unknown,
+    Retry, SecretName, SharedLimits, SmtpAuth, SmtpTls, SmtpTransport, TextOrSecret, Timeouts, Transport,
+    Unknown,
 };
 
 /// Keys of a provider.
 pub(super) const PROVIDER_KEYS: &[&str] =
-    &["kind", "name", "tenants", "transport", "http", "smtp", "flow", "effects"];
+    &["kind", "name", "tenants", "transport", "http", "smtp", "flow", "limits", "effects"];
 /// Keys of `http`.
 pub(super) const HTTP_KEYS: &[&str] = &["base_url", "allow_hosts", "private", "auth", "headers", "ca"];
 /// Keys of `auth` of `http`.
@@ -53,6 +54,7 @@ impl Reader {
                 self.problem(entry.place, format!("`{other}` is for that transport, this one is `{kind}`"));
             }
         }
+        let tenants = self.tenants(fields.get("tenants").copied());
         let kind = kind?;
         let transport = match fields.get(kind) {
             Some(entry) => match kind {
@@ -65,8 +67,10 @@ impl Reader {
                 None
             }
         };
-        let effects = self.effects(tree, &fields, kind);
-        let tenants = self.tenants(fields.get("tenants").copied());
+        let limits = fields.get("limits").map(|entry| self.call_limits(entry));
+        let shared = name.clone().zip(limits);
+        let shared = shared.map(|(provider, limits)| Arc::new(SharedLimits { provider, limits }));
+        let effects = self.effects(tree, &fields, kind, shared.as_ref());
         Some(Provider { name: name?, tenants, transport: transport?, effects })
     }
 
@@ -89,7 +93,13 @@ impl Reader {
         found
     }
 
-    fn effects(&mut self, tree: &Tree, fields: &Fields<'_>, kind: &str) -> Vec<Arc<Effect>> {
+    fn effects(
+        &mut self,
+        tree: &Tree,
+        fields: &Fields<'_>,
+        kind: &str,
+        shared: Option<&Arc<SharedLimits>>,
+    ) -> Vec<Arc<Effect>> {
         let Some(entry) = fields.get("effects") else {
             self.missing(tree.place, "a provider", "effects", "{ my-effect: { … } }");
             return Vec::new();
@@ -100,7 +110,8 @@ impl Reader {
                 format!("a provider has 1 to {EFFECTS_MAX} effects, this one has {}", entries.len());
             self.problem(entry.place, message);
         }
-        entries.iter().take(EFFECTS_MAX).filter_map(|entry| self.effect(entry, kind).map(Arc::new)).collect()
+        let effects = entries.iter().take(EFFECTS_MAX).filter_map(|entry| self.effect(entry, kind));
+        effects.map(|effect| Arc::new(Effect { shared: shared.map(Arc::clone), ..effect })).collect()
     }
 
     fn effect(&mut self, entry: &Entry, kind: &str) -> Option<Effect> {
@@ -116,16 +127,12 @@ impl Reader {
             self.heartbeat(entry, &timeouts, call, &what);
         }
         let unknown = self.unknown(fields.get("unknown_outcome").copied(), call.as_ref());
-        Some(Effect {
-            name: name?,
-            unknown: unknown?,
-            timeouts,
-            retry: fields.get("retry").map(|entry| self.retry(entry)).unwrap_or_default(),
-            limits: fields.get("limits").map(|entry| self.call_limits(entry)).unwrap_or_default(),
-            breaker: fields.get("breaker").map(|entry| self.breaker(entry)).unwrap_or_default(),
-            redact: fields.get("redact").map(|entry| self.redact(entry)).unwrap_or_default(),
-            call: call?,
-        })
+        let retry = fields.get("retry").map(|entry| self.retry(entry)).unwrap_or_default();
+        let limits = fields.get("limits").map(|entry| self.call_limits(entry)).unwrap_or_default();
+        let breaker = fields.get("breaker").map(|entry| self.breaker(entry)).unwrap_or_default();
+        let redact = fields.get("redact").map(|entry| self.redact(entry)).unwrap_or_default();
+        let (name, unknown, call) = (name?, unknown?, call?);
+        Some(Effect { name, unknown, timeouts, retry, limits, shared: None, breaker, redact, call })
     }
 
     /// Reads what becomes of a call of which nobody knows whether it happened. What is not said depends on the transport: requests that

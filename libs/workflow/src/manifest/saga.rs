@@ -46,6 +46,8 @@ pub(super) const MIGRATE_KEYS: &[&str] = &["from", "steps", "set"];
 pub(super) const LIMIT_KEYS: &[&str] = &["history", "work_items", "state_bytes"];
 
 const SHARDS_MAX: u8 = 16;
+/// Stands for the name of a saga whose name is wrong.
+const UNNAMED: &str = "unnamed";
 
 impl Reader {
     /// Reads a saga; nothing where what everything else hangs on is missing.
@@ -64,15 +66,19 @@ impl Reader {
         let compensated = fields.get("compensated").and_then(|entry| self.compensated(entry));
         let ignore = fields.get("ignore").map(|entry| self.ignore(entry)).unwrap_or_default();
         let migrate = fields.get("migrate").and_then(|entry| self.migrate(entry));
+        let tenants = self.tenants(fields.get("tenants").copied());
+        let shards = self.shards(fields.get("shards").copied());
+        let limits = fields.get("limits").map(|entry| self.limits(entry)).unwrap_or_default();
         let mut saga = Saga {
-            name: name?,
+            // Where one of them is wrong the saga is refused, and its steps are looked at all the same.
+            name: name.or_else(|| UNNAMED.parse().ok())?,
             version,
             hash,
-            tenants: self.tenants(fields.get("tenants").copied()),
-            shards: self.shards(fields.get("shards").copied()),
+            tenants,
+            shards,
             state: self.state.clone(),
             sources,
-            correlate: correlate?,
+            correlate: correlate.or_else(|| Formula::read("event.id", &[event_variable()]).ok())?,
             on_missing,
             on_missing_default,
             start: start?,
@@ -81,7 +87,7 @@ impl Reader {
             compensated,
             ignore,
             migrate,
-            limits: fields.get("limits").map(|entry| self.limits(entry)).unwrap_or_default(),
+            limits,
             ahead: BTreeMap::new(),
             is_left_out: false,
         };

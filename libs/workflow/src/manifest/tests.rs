@@ -1,10 +1,15 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::catalog::{Catalog, File};
+use crate::catalog::{Catalog, Draft, File, Needed};
 use crate::definition::{Action, Missing, Tenants};
-use crate::provider::{Call, Transport, Unknown};
+use crate::provider::{Call, CallLimits, Rate, SharedLimits, Transport, Unknown};
+
+mod bad;
+
+use self::bad::BAD;
 
 const EXAMPLE: &str = include_str!("example.yaml");
 
@@ -30,7 +35,7 @@ fn catalog(text: &str) -> Result<Catalog, String> {
     catalog_behind(text, &Catalog::default(), &[])
 }
 
-fn catalog_behind(text: &str, before: &Catalog, live: &[Arc<Saga>]) -> Result<Catalog, String> {
+fn catalog_behind(text: &str, before: &Catalog, live: &[Needed]) -> Result<Catalog, String> {
     let documents = read("m.yaml", text).map_err(|problems| problems.to_string())?;
     let file = File { name: "m.yaml".to_owned(), documents };
     Catalog::new(&[file], before, live).map_err(|all| {
@@ -72,6 +77,25 @@ fn the_example_is_read_as_it_is_meant() {
 }
 
 #[test]
+fn a_provider_may_limit_its_effects_together() {
+    let shared = |text: &str| {
+        let documents = read("t", text).unwrap_or_else(|problems| panic!("{problems}"));
+        let effects = provider(&documents[1]).effects.iter();
+        effects.map(|effect| effect.shared.as_deref().cloned()).collect::<Vec<_>>()
+    };
+    assert_eq!(shared(EXAMPLE), [None, None]);
+    let limited =
+        EXAMPLE.replace("name: payment\n", "name: payment\nlimits: { concurrency: 8, rate: 50/s }\n");
+    let rate = Some(Rate { count: 50, each: Duration::from_secs(1) });
+    let limits = CallLimits { concurrency: 8, per_tenant: 8, rate };
+    let expected = SharedLimits { provider: "payment".parse().expect("a name"), limits };
+    assert_eq!(shared(&limited), [Some(expected.clone()), Some(expected)]);
+    let wrong =
+        read("t", &limited.replace("concurrency: 8", "at_once: 8")).expect_err("no such key").to_string();
+    assert!(wrong.contains("t:54:11"), "{wrong}");
+}
+
+#[test]
 fn a_definition_is_what_it_says_and_not_how() {
     let documents = read_example();
     for document in &documents {
@@ -85,226 +109,54 @@ fn a_definition_is_what_it_says_and_not_how() {
     assert_ne!(read("other", &other).expect("good")[0].hash, documents[0].hash);
 }
 
-/// What stands in the example, what takes its place, and the problem that this makes.
-const BAD: &[(&str, &str, &str)] = &[
-    // Keys and kinds.
-    ("correlate:", "corelate:", "7:1: a saga has no key `corelate`; did you mean `correlate`?"),
-    ("kind: Saga\n", "kind: Sagga\n", "1:7: there is no kind `Sagga`; there are Saga and EffectProvider"),
-    ("kind: Saga\n", "", "1:1: the document does not say what it is; write `kind: Saga`"),
-    ("version: 3", "version: three", "3:10: `version` has to be a whole number from 1 on, not `three`"),
-    ("version: 3", "version: 0", "`version` is a whole number from 1 on, not 0"),
-    ("version: 3", "version: 1.5", "`version` has to be a whole number from 1 on, not `1.5`"),
-    ("name: order-fulfilment", "name: order_fulfilment", "the name of a saga is made of A-Z a-z 0-9 and -"),
-    ("name: order-fulfilment\n", "", "a saga needs `name`; write `name: order-fulfilment`"),
-    ("tenants: all", "tenants: acme", "`tenants` has to be `all` or a list of tenants"),
-    ("tenants: all", "tenants: [a.b]", "the tenant is made of A-Z a-z 0-9 _ and -, not '.'"),
-    ("email: text", "email: txt", "`txt` is no kind of a field; did you mean `text`?"),
-    ("{ order_id: text", "{ order-id: text", "a field of the state is a letter, then letters, digits and _"),
-    ("tenants: all", "tenants: all\nshards: 17", "`shards` has to be a whole number from 1 to 16, not `17`"),
-    ("{ aggregate: Payment }", "{ aggregate: \"Pay*\" }", "the type of an aggregate is 1 to 128 characters"),
-    ("{ aggregate: Payment }", "{ aggregate: Order }", "the source `Order` is named twice"),
-    (
-        "{ aggregate: Payment }",
-        "{ aggregate: P, versions: 3..1 }",
-        "`versions` has to be a version or a range",
-    ),
-    ("history: 500", "history: 501", "`history` has to be a whole number from 1 to 500, not `501`"),
-    (
-        "name: order-fulfilment",
-        "name: order-fulfilment\nname: twice",
-        "`name` is written twice in the same mapping",
-    ),
-    // The calendar.
-    (
-        "  on: OrderPlaced",
-        "  schedule: \"0 25 * * *\"\n  on: OrderPlaced",
-        "`schedule` has to be five fields as cron has them, in UTC, such as \"0 3 * * *\": ",
-    ),
-    ("  on: OrderPlaced", "  schedule: \"@daily\"\n  on: OrderPlaced", ": it has five fields, not 1"),
-    (
-        "  on: OrderPlaced",
-        "  schedule: \"0 3 * * *\"\n  catch_up: some\n  on: OrderPlaced",
-        "`catch_up` has to be last, all or none, not `some`",
-    ),
-    (
-        "  on: OrderPlaced",
-        "  catch_up: all\n  on: OrderPlaced",
-        "`catch_up` is about a `schedule`, and there is none",
-    ),
-    // Steps and where they lead.
-    (
-        "goto: await-payment",
-        "goto: await-paiment",
-        "there is no step `await-paiment`; did you mean `await-payment`?",
-    ),
-    ("goto: refuse }", "goto: ship }", "nothing leads to the step `refuse`"),
-    ("pivot: true", "pivot: yes", "`pivot` has to be true or false, not `yes`"),
-    (
-        "  mark-shipped:\n    command",
-        "  mark-shipped:\n    pivot: true\n    command",
-        "the step `mark-shipped` is a pivot behind the pivot `ship`",
-    ),
-    (
-        "effect: make-label  ",
-        "compensate: { effect: payment-release }\n    effect: make-label  ",
-        "the step `ship` is a pivot: it is never compensated",
-    ),
-    (
-        "on_success: { goto: receipt }",
-        "on_success: { compensate: too late }",
-        "the step `mark-shipped` compensates, and is reached only behind the pivot",
-    ),
-    (
-        "{ compensate: the reservation failed }",
-        "{ goto: reserve }",
-        "the step `reserve` goes to itself when it failed: a retry around a retry",
-    ),
-    (
-        "effect: payment-reserve\n",
-        "effect: payment-reserve\n    retry: { attempts: 3 }\n",
-        "the step `reserve` has no key `retry`; a retry around a retry: the provider of the effect retries it",
-    ),
-    (
-        "effect: payment-reserve\n",
-        "effect: payment-reserve\n    on: { X: { end: failed } }\n",
-        "the step `reserve` is one thing, not effect and on",
-    ),
-    ("    on_done: { end: completed }", "    on_done: { end: done }", "`end` has to be completed or failed"),
-    ("on_done: { end: completed }", "on_done: { }", "nothing follows; it needs one of `goto`"),
-    ("    on_done: { end: completed }", "    pivot: false", "the step `receipt` needs `on_success`"),
-    ("goto: refuse }", "goto: refuse, end: failed }", "one thing follows, not goto and end"),
-    (
-        "on_success: { goto: receipt }",
-        "on_success: [{ goto: receipt }, { end: failed }]",
-        "this is never reached: what stands before it has no `when`",
-    ),
-    (
-        "on_success: { goto: receipt }",
-        "on_success: [{ when: 1 == 1, goto: receipt }]",
-        "the last way of `on_success` is for everything else; leave its `when` out",
-    ),
-    (
-        "raise: PaymentTimedOut",
-        "raise: PaymentTimeOut",
-        "the timer `pay-by` raises `PaymentTimeOut`, for which",
-    ),
-    ("after: 30m", "after: 30", "`after` has to be a length of time, as 500ms, 90s, 30m, 2h or 7d, not `30`"),
-    ("after: 30m", "after: 30m, due: now", "the timer `pay-by` has both `after` and `due`"),
-    (
-        "ignore: { ship:",
-        "ignore: { shipp:",
-        "`ignore` names the step `shipp`, which there is not; did you mean `ship`?",
-    ),
-    (
-        "ship: [PaymentCaptured]",
-        "ship: [PaymentCapture]",
-        "`ignore` names `PaymentCapture`, for which no step waits",
-    ),
-    ("default: ignore", "default: start", "an event that starts a saga is named by `start.on`"),
-    ("steps: { reserving: reserve }", "steps: { reserving: gone }", "`migrate` names the step `gone`"),
-    // Formulas.
-    ("state.amount_cents, goto: ship", "stat.amount_cents, goto: ship", "`stat` is not known here"),
-    ("${{ state.label }}", "${{ state.lable }}", "`state` has no field `lable`; did you mean `label`?"),
-    ("${{ saga.reason }}", "${{ saga.raison }}", "`saga` has no field `raison`; did you mean `reason`?"),
-    ("${{ result.payment_id }}", "${{ fetch(result) }}", "`fetch(…)` cannot stand in an expression"),
-    ("${{ result.payment_id }}", "${{ 1.5 }}", "a number with a fraction cannot stand in an expression"),
-    ("${{ result.payment_id }}", "${{ result.payment_id", "`${{` has no `}}`"),
-    ("payload: { label:", "payload: { weight: 1.5, label:", "numbers are whole here; write \"1.5\""),
-    (
-        "set: { payment_id:",
-        "set: { paiment_id:",
-        "`state` has no field `paiment_id`; did you mean `payment_id`?",
-    ),
-    ("amount_cents: \"${{ event.data", "amount_cents: \"a ${{ event.data", "`state.amount_cents` is int"),
-    ("result.code == \"declined\"", "event.type == \"x\"", "`event` is not known here"),
-    // Effects.
-    ("effect: make-label  ", "effect: make.label  ", "the name of an effect is made of A-Z a-z 0-9 and -"),
-    (
-        "effect: make-label  ",
-        "effect: make-labels  ",
-        "no provider has the effect `make-labels`; did you mean `make-label`?",
-    ),
-    ("transport: smtp", "transport: smpt", "there is no transport `smpt`; did you mean `smtp`?"),
-    ("transport: smtp", "transport: grpc", "the transport `grpc` is not there yet"),
-    ("transport: smtp\n", "", "a provider needs `transport`"),
-    ("allow_hosts: [pay.internal]", "allow_hosts: [\"*.internal\"]", "`*.internal` is no host"),
-    (
-        "base_url: \"https://pay.internal\"",
-        "base_url: pay.internal",
-        "`base_url` has to be http:// or https://",
-    ),
-    ("bearer: \"secret:pay-token\"", "bearer: hunter2", "`bearer` names a secret, as `secret:name`"),
-    ("method: DELETE", "method: REMOVE", "there are GET, PUT, POST, PATCH, DELETE, not `REMOVE`"),
-    (
-        "path: /v1/reservations,",
-        "path: v1/reservations,",
-        "`path` has to be a path behind the provider's `base_url`",
-    ),
-    ("status == 402 ||", "state == 402 ||", "`state` is not known here"),
-    ("unknown_outcome: fail", "unknown_outcome: query", "`unknown_outcome` has to be retry, fail, manual or"),
-    (
-        "unknown_outcome: fail",
-        "unknown_outcome: { query: { path: / } }",
-        "only an upstream that speaks HTTP can be asked",
-    ),
-    ("attempts: 8", "attempts: 0", "`attempts` has to be a whole number from 1 on, not `0`"),
-    ("rate: 100/s", "rate: 100", "`rate` has to be so many in a time, as 100/s, 20/m or 5/h, not `100`"),
-    ("failure_ratio: 0.5", "failure_ratio: 1.5", "`failure_ratio` has to be a share from 0.001 to 1"),
-    ("start_to_close: 5s", "start_to_close: 1h", "`start_to_close` is one call"),
-    (
-        "timeouts: { schedule_to_close: 1h }",
-        "timeouts: { schedule_to_close: 1h, heartbeat: 59s }",
-        "`heartbeat` is at least 60s: signs of life of flows may be so far apart",
-    ),
-    (
-        "start_to_close: 5s,",
-        "start_to_close: 5s, heartbeat: 1m,",
-        "`heartbeat` is for flows: the answer of the effect `payment-reserve` comes with its call",
-    ),
-    (
-        "unknown_outcome: retry",
-        "callback: true\n    timeouts: { heartbeat: 5m }\n    unknown_outcome: retry",
-        ": whoever completes the effect `payment-release` gives no signs of life before; leave `heartbeat` out",
-    ),
-    (
-        "text: \"Your order is on its way.\",",
-        "text: \"x\", timeouts: { heartbeat: 5m },",
-        "`heartbeat` is for flows: the answer of the effect `mail-receipt` comes with its call",
-    ),
-    ("redact: [input.card", "redact: [card", "`card` is no field; write input.<field> or result.<field>"),
-    (
-        "flow_file: make-label.yaml",
-        "flow_file: ../make-label.yaml",
-        "`flow_file` has to be a file beside the manifest",
-    ),
-    ("actor: 1", "actor: one", "`actor` has to be a whole number from 1 on, not `one`"),
-    ("starttls: required", "starttls: perhaps", "`starttls` has to be `starttls: required`"),
-    ("subject: \"Order ${{ input.order_id }}\", ", "", "the effect `mail-receipt` needs `subject`"),
-    ("name: labels", "name: payment", "the provider `payment` stands twice"),
-    (
-        "  make-label: {",
-        "  payment-release: {",
-        "the effect `payment-release` is that of the provider `payment` already",
-    ),
-    (
-        "name: mail\n",
-        "name: mail\ntenants: [acme]\n",
-        "the effect `mail-receipt` of the provider `mail` is not for all tenants",
-    ),
+/// Where something is wrong: the line and the column of a line that begins with them behind the name of its file.
+fn place_of<'a>(file: &str, told: &'a str) -> Option<(u64, u64, &'a str)> {
+    let (line, rest) = told.strip_prefix(file)?.strip_prefix(':')?.split_once(':')?;
+    let (column, message) = rest.split_once(": ")?;
+    Some((line.parse().ok()?, column.parse().ok()?, message))
+}
+
+/// Mistakes that are told elsewhere than in the line where they are made: what is missing where it should stand, what a step or a document
+/// says as a whole where that begins, and what is not there for a saga where it is ordered.
+const ELSEWHERE: &[&str] = &[
+    "a saga needs `name`; write `name: order-fulfilment`",
+    "nothing leads to the step `refuse`",
+    "the step `ship` is a pivot: it is never compensated",
+    "the step `mark-shipped` compensates, and is reached only behind the pivot",
+    "the step `reserve` goes to itself when it failed: a retry around a retry",
+    "the step `reserve` is one thing, not effect and on",
+    "the step `receipt` needs `on_success`",
+    "a provider needs `transport`",
+    "the provider `payment` stands twice",
+    "the effect `payment-release` is that of the provider `payment` already",
+    "the effect `mail-receipt` of the provider `mail` is not for all tenants",
 ];
 
 #[test]
 fn what_is_wrong_has_its_place_and_its_way_out() {
     assert!(BAD.len() >= 40);
+    let mut elsewhere = Vec::new();
     for (good, bad, expected) in BAD {
         assert!(EXAMPLE.contains(good), "{good} does not stand in the example");
         let text = EXAMPLE.replacen(good, bad, 1);
         let refused = catalog(&text).err().unwrap_or_else(|| panic!("{bad}: nothing is wrong with it"));
-        let place = refused.strip_prefix("m.yaml:").and_then(|rest| rest.chars().next());
         assert!(refused.contains(expected), "{bad}: {refused}");
-        assert!(place.is_some_and(|c| c.is_ascii_digit()), "{bad}: {refused}");
         assert!(!refused.contains("hunter2"), "{refused}");
+        let first = EXAMPLE.split(good).next().expect("it stands there").matches('\n').count() as u64 + 1;
+        let last = first + bad.trim_end_matches('\n').matches('\n').count() as u64;
+        for told in refused.lines() {
+            let place = place_of("m.yaml", told);
+            let (line, column, _) = place.unwrap_or_else(|| panic!("{bad}: no line and column: {told}"));
+            let written =
+                text.lines().nth(line as usize - 1).unwrap_or_else(|| panic!("{bad}: no such line: {told}"));
+            let there = written.chars().nth(column as usize - 1);
+            assert!(there.is_some_and(|c| !c.is_whitespace()), "{bad}: nothing stands there: {told}");
+            if told.contains(expected) && !(first..=last).contains(&line) {
+                elsewhere.push(*expected);
+            }
+        }
     }
+    assert_eq!(elsewhere, ELSEWHERE);
 }
 
 #[test]
@@ -317,6 +169,73 @@ fn everything_that_is_wrong_is_told_at_once() {
     let refused = catalog(&text).expect_err("four things are wrong");
     for expected in ["`corelate`", "`nowhere`", "not `1y`", "not `many`"] {
         assert!(refused.contains(expected), "{expected}: {refused}");
+    }
+}
+
+#[test]
+fn no_mistake_hides_another_one() {
+    let text = EXAMPLE
+        .replace("name: order-fulfilment", "name: order_fulfilment")
+        .replace("correlate: event.", "correlate: evnt.")
+        .replace("tenants: all", "tenants: acme\nshards: 99")
+        .replace("history: 500", "history: 0")
+        .replace("goto: await-payment", "goto: nowhere")
+        .replace("path: /v1/reservations,", "path: reservations,")
+        .replace("attempts: 8", "attempts: 0")
+        .replace("window: 20", "window: many")
+        .replace("redact: [input.card", "redact: [card");
+    let refused = catalog(&text).expect_err("nine things are wrong");
+    for expected in [
+        "the name of a saga is made of",
+        "`evnt` is not known here",
+        "`tenants` has to be `all` or",
+        "not `99`",
+        "not `0`",
+        "there is no step `nowhere`",
+        "`path` has to be a path",
+        "`attempts` has to be a whole number from 1 on",
+        "not `many`",
+        "`card` is no field",
+    ] {
+        assert!(refused.contains(expected), "{expected}: {refused}");
+    }
+}
+
+/// What is wrong with files together, one line for each problem.
+fn told(files: &[(&str, &str)]) -> Vec<String> {
+    let drafts: Vec<_> = files.iter().map(|(name, text)| Draft::read(name, text)).collect();
+    let told = Catalog::of(&drafts, &Catalog::default(), &[]).err().unwrap_or_default();
+    told.iter()
+        .flat_map(|problems| problems.to_string().lines().map(str::to_owned).collect::<Vec<_>>())
+        .collect()
+}
+
+#[test]
+fn what_is_wrong_with_one_document_and_with_all_of_them_is_told_at_once() {
+    let (saga, providers) = EXAMPLE.split_once("\n---\n").expect("several documents");
+    assert_eq!(told(&[("s", saga), ("p", providers)]), Vec::<String>::new());
+    let misspelled = saga.replace("effect: payment-release", "effect: payment-releas");
+    // A provider that is wrong by itself has its effects all the same.
+    let wrong = providers.replace("attempts: 8", "attempts: many");
+    let found = told(&[("s", &misspelled), ("p", &wrong)]);
+    let [of_provider, of_saga] = found.as_slice() else { panic!("two: {found:?}") };
+    assert!(of_provider.contains("not `many`"), "{found:?}");
+    assert!(of_saga.ends_with("the effect `payment-releas`; did you mean `payment-release`?"), "{found:?}");
+    // So it is with a saga that is wrong by itself.
+    let both = misspelled.replace("goto: refuse }", "goto: refused }");
+    let found = told(&[("s", &both), ("p", providers)]);
+    assert!(found.iter().any(|told| told.contains("there is no step `refused`")), "{found:?}");
+    assert!(found.iter().any(|told| told.contains("the effect `payment-releas`")), "{found:?}");
+    // What cannot be read may have every effect, and what else is wrong is told with it.
+    let twice = format!("{saga}\n---\n{}", saga.replace("version: 3", "version: 4"));
+    for unreadable in ["kind: [", "kind: Provider\n", &providers.replace("effects:", "efects:")] {
+        let found = told(&[("s", &format!("{twice}\n---\n{misspelled}")), ("p", unreadable)]);
+        assert!(
+            found.iter().any(|told| told.contains("the saga `order-fulfilment` stands twice")),
+            "{found:?}"
+        );
+        assert!(found.iter().any(|told| told.starts_with("p:")), "{found:?}");
+        assert!(!found.iter().any(|told| told.contains("no provider has")), "{found:?}");
     }
 }
 
@@ -361,7 +280,8 @@ fn what_instances_are_pinned_to_keeps_its_effects() {
     let Definition::Saga(live) = &documents[0].definition else { panic!("no saga") };
     let end = EXAMPLE.find("---\nkind: EffectProvider\nname: mail").expect("the last provider");
     let without_saga = EXAMPLE[..end].split_once("---\n").expect("several documents").1;
-    let refused = catalog_behind(without_saga, &Catalog::default(), &[Arc::clone(live)]).expect_err("needed");
+    let live = [Needed { saga: Arc::clone(live), tenant: "acme".parse().expect("a tenant") }];
+    let refused = catalog_behind(without_saga, &Catalog::default(), &live).expect_err("needed");
     assert!(
         refused.contains(
             "manifests: instances of `order-fulfilment`, version 3, need the effect `mail-receipt`"
@@ -369,6 +289,15 @@ fn what_instances_are_pinned_to_keeps_its_effects() {
         "{refused}"
     );
     assert!(catalog_behind(without_saga, &Catalog::default(), &[]).is_ok());
+    // All are there, and one of them is for others.
+    let whole = EXAMPLE.split_once("---\n").expect("several documents").1;
+    let narrowed = whole.replace("name: mail\n", "name: mail\ntenants: [globex]\n");
+    assert_ne!(whole, narrowed);
+    let refused = catalog_behind(&narrowed, &Catalog::default(), &live).expect_err("needed");
+    let why =
+        "of the tenant `acme` need the effect `mail-receipt`, which the provider `mail` has for others only";
+    assert!(refused.contains(why), "{refused}");
+    assert!(catalog_behind(&narrowed.replace("globex", "acme"), &Catalog::default(), &live).is_ok());
 }
 
 /// Checks a file for `acme`, which has `own` of its own.
@@ -431,6 +360,14 @@ fn what_a_tenant_brings_has_to_fit_what_it_has() {
         refused.contains("the effect `mail-receipt` is that of the provider `mail` already"),
         "{refused}"
     );
+    // What is wrong with the file itself is told with what does not fit.
+    let tenant = "acme".parse().expect("a tenant");
+    let both = MINE.replace("payment-reserve", "payment-reserv").replace("goto: s }", "goto: nowhere }");
+    let refused = catalog.check_draft_for(&tenant, &Draft::read("m.yaml", &both), &BTreeMap::new(), false);
+    let refused = refused.expect_err("two things").to_string();
+    assert!(refused.contains("no provider has the effect `payment-reserv`"), "{refused}");
+    assert!(refused.contains("there is no step `nowhere`"), "{refused}");
+    assert!(catalog.check_draft_for(&tenant, &Draft::read("m.yaml", MINE), &BTreeMap::new(), false).is_ok());
     // What a tenant may not use is not there for it.
     let hidden = EXAMPLE
         .replace("tenants: all", "tenants: [b]")

@@ -3,7 +3,7 @@
 use model::{BlobHash, CommandId, EffectName, SagaStatus, StepName, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::{timers, turn};
+use super::{HELD_BYTES_MAX, timers, turn};
 use crate::Json;
 use crate::formula::NoValue;
 use crate::input::{Input, What};
@@ -229,6 +229,16 @@ pub struct WorkItem {
     pub what: Ordered,
 }
 
+impl WorkItem {
+    /// Counts the bytes of its payload.
+    pub(super) fn bytes(&self) -> usize {
+        match &self.what {
+            Ordered::Effect { input: payload, .. } | Ordered::Command { payload, .. } => payload.bytes(),
+            Ordered::Cancel { .. } => 0,
+        }
+    }
+}
+
 /// What is ordered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -321,6 +331,26 @@ impl Change {
         if self.kept.len() == before {
             self.taken.push(number);
         }
+    }
+
+    /// Counts a row of so many bytes that waits behind a letter or a pause from this change on, or has waited there until it. What
+    /// would be beyond [`HELD_BYTES_MAX`] finds no room; one row may wait however large it is.
+    #[must_use]
+    pub fn weighing(mut self, before: Option<&Record>, bytes: u64) -> Self {
+        let Some(record) = &mut self.record else { return self };
+        let (held, held_bytes) = before.map(|before| (before.held, before.held_bytes)).unwrap_or_default();
+        if record.held.next > held.next {
+            let total = held_bytes.saturating_add(bytes);
+            if !held.is_empty() && total > HELD_BYTES_MAX {
+                return Self::nothing(Fate::NoRoom, before.cloned());
+            }
+            record.held_bytes = total;
+        } else if record.held.is_empty() {
+            record.held_bytes = 0;
+        } else if record.held.first > held.first {
+            record.held_bytes = held_bytes.saturating_sub(bytes);
+        }
+        self
     }
 
     /// Compares its timers with those of the record before it.

@@ -12,11 +12,12 @@ use crate::InputId;
 use crate::input::{CommandResult, Outcome};
 use crate::instance::{decode, encode};
 use crate::manifest::{Definition, read};
-use crate::replay::{chain, replay};
+use crate::replay::{Difference, Made, again, chain, replay};
 
 mod compensation;
 mod golden;
 mod journeys;
+mod limits;
 mod operators;
 mod random;
 
@@ -77,23 +78,31 @@ impl World {
 
     fn give(&mut self, input: &Input, origin: Origin) -> Fate {
         let whose = Whose { tenant: &self.tenant, correlation: &self.correlation };
-        let change = match (&input.what, &self.record) {
+        let (versions, change) = match (&input.what, &self.record) {
             (What::Verb { verb: Verb::Migrate, .. }, Some(record)) => {
                 let mut versions: Vec<_> = self.definitions.values().map(Arc::clone).collect();
                 versions.sort_by_key(|saga| std::cmp::Reverse(saga.version));
-                migrate(&versions, whose, record, input, &self.kept)
+                let change = migrate(&versions, whose, record, input, &self.kept);
+                (versions, change)
             }
             (_, record) => {
                 let pinned = record.as_ref().and_then(Record::definition).unwrap_or(self.saga.hash);
                 let saga = &self.definitions[&pinned];
-                apply(saga, whose, record.as_ref(), input, origin, &self.kept)
+                let change = apply(saga, whose, record.as_ref(), input, origin, &self.kept);
+                (vec![Arc::clone(saga)], change)
             }
         };
+        let (record, kept) = (self.record.as_ref(), &self.kept);
+        let made = Made { versions: &versions, whose, record, origin, kept, change: &change };
+        assert_eq!(again(made), Ok(!change.journal.is_empty()), "it comes to the same once more");
         self.commit(input, origin, change)
     }
 
     fn commit(&mut self, input: &Input, origin: Origin, change: Change) -> Fate {
         let before = self.record.take();
+        let waits = matches!((&change.fate, origin), (Fate::Held(_), _) | (_, Origin::Held(_)));
+        let change =
+            if waits { change.weighing(before.as_ref(), encode(input).len() as u64) } else { change };
         for number in &change.taken {
             assert!(self.kept.remove(number).is_some(), "{number} was not kept");
         }
@@ -168,6 +177,16 @@ impl World {
         let result = CommandResult { command, outcome, may_have_happened, payload: json(payload) };
         let input = Input { time: Timestamp::from_millis(self.now), what: What::Result(result) };
         self.give(&input, Origin::Fresh)
+    }
+
+    /// Alters the change that an event makes, and tells what making it again says of that.
+    fn differs(&self, input: &Input, alter: impl FnOnce(&mut Change)) -> Result<bool, Difference> {
+        let whose = Whose { tenant: &self.tenant, correlation: &self.correlation };
+        let (record, origin, kept) = (self.record.as_ref(), Origin::Fresh, &self.kept);
+        let mut change = apply(&self.saga, whose, record, input, origin, kept);
+        alter(&mut change);
+        let versions = std::slice::from_ref(&self.saga);
+        again(Made { versions, whose, record, origin, kept, change: &change })
     }
 
     /// The command that is open for a branch.

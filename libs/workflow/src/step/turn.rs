@@ -7,7 +7,7 @@ use model::{BlobHash, CommandId, SagaStatus, StepName};
 use super::{Fate, Fault, JournalInput, Ordered, Row, Whose, WorkItem};
 use crate::definition::{Action, Arm, Assignment, Branch, Order, Saga, Step, Then};
 use crate::formula::Scope;
-use crate::input::{Event, Input, Verb, What};
+use crate::input::{Event, Input, Verb, WORK_BYTES_MAX, WORK_OF_CHANGE_BYTES_MAX, What};
 use crate::instance::{Done, INSTANCE_BYTES_MAX, Instance, Open, Progress, Purpose, Stuck, cut};
 use crate::transition::{self, SagaEvent};
 use crate::{InputId, Json, WorkSource};
@@ -49,7 +49,10 @@ impl<'a> Turn<'a> {
             if found > most { Err(Fault::Limit { what, most, found }) } else { Ok(()) }
         };
         limit("one input, in work,", self.work.len(), self.saga.limits.work_items)?;
-        limit("the state, in bytes,", self.instance.state.to_string().len(), self.saga.limits.state_bytes)?;
+        let payloads = self.work.iter().map(WorkItem::bytes);
+        limit("a piece of work, in bytes,", payloads.clone().max().unwrap_or(0), WORK_BYTES_MAX)?;
+        limit("the work of one input, in bytes,", payloads.sum(), WORK_OF_CHANGE_BYTES_MAX)?;
+        limit("the state, in bytes,", self.instance.state.bytes(), self.saga.limits.state_bytes)?;
         let size = crate::instance::encode(&self.instance).len();
         limit("an instance, in bytes,", size, INSTANCE_BYTES_MAX)?;
         Ok(Applied { instance: self.instance, work: self.work, keep: None, fate, verb: None })

@@ -1,17 +1,30 @@
 //! Calls about sagas: definitions, instances, calls of effects, dead letters, lanes, and the service itself.
 //!
-//! Whatever changes something is tried again when the answer was lost: each of these requests has an id.
+//! Whatever changes something is tried again when the answer was lost: each of these requests has an id. One deadline is the end: the
+//! server has waited for the owner of the lane all that time.
 
 use proto::v1;
 use proto::v1::saga_service_client::SagaServiceClient;
-use rpc::Retry;
+use rpc::{Reason, Retry};
 use tonic::{Code, Status};
+use uuid::Uuid;
 
-use super::{CALL_TIMEOUT, Clients, PAGE_SIZE, Pieces, RETRY_WAITS, Way, repeat, timed};
+use super::{CALL_TIMEOUT, Clients, PAGE_SIZE, Pieces, RETRY_WAITS, Way, repeat, repeat_in_time, timed};
 use crate::failure::{CallError, Failure};
 
 /// The field of all requests that a server without tenants refuses to be given.
 const TENANT_FIELD: &str = "tenant_id";
+
+/// Calls a method that changes something, as `call!` does, until a deadline was exceeded.
+macro_rules! change {
+    ($client:expr, $method:ident, $request:expr) => {
+        repeat_in_time(&RETRY_WAITS, || {
+            let (mut client, request) = ($client.clone(), timed($request.clone(), CALL_TIMEOUT));
+            async move { client.$method(request).await }
+        })
+        .await
+    };
+}
 
 impl Clients {
     fn sagas(&self) -> Result<&SagaServiceClient<Way>, Failure> {
@@ -62,6 +75,28 @@ impl Clients {
         Ok(Pieces(asked.map_err(|status| unanswered(status.into(), &id))?.into_inner()))
     }
 
+    /// Reads the operator's directory again. Where nothing was changed because of what is wrong with its files, the answer has all
+    /// that is wrong: the refusal has room for the first problems only, so the server is asked for them.
+    pub async fn reload_sagas(
+        &self,
+        request: &v1::SagaServiceReloadRequest,
+    ) -> Result<v1::SagaServiceReloadResponse, Failure> {
+        debug_assert!(!request.request_id.is_empty());
+        let client = self.sagas()?;
+        let refused = match change!(client, reload, request) {
+            Err(error) if error.view.reason == Reason::ManifestsRefused.as_str() => error,
+            answer => return answer.map_err(|error| unanswered(error, &request.request_id)),
+        };
+        let check = v1::SagaServiceReloadRequest {
+            request_id: Uuid::new_v4().to_string(),
+            dry_run: true,
+            ..request.clone()
+        };
+        let found = change!(client, reload, &check)?;
+        // They may have been mended meanwhile.
+        if found.problems.is_empty() { Err(refused.into()) } else { Ok(found) }
+    }
+
     /// Reads the rows of a timeline that the request describes, the oldest first, at most `limit`.
     pub async fn get_saga_timeline(
         &self,
@@ -88,10 +123,17 @@ impl Clients {
     }
 }
 
-/// Tells how a change can be repeated whose answer did not come.
+/// Tells how a change can be repeated whose answer did not come, and where to look for the reason.
 pub(crate) fn unanswered(error: CallError, request_id: &str) -> Failure {
     let may_be_done = matches!(error.retry, Retry::Again { .. });
+    let is_late = error.view.code == Code::DeadlineExceeded;
+    let text = error.view.to_string();
     match Failure::from(error) {
+        // The server is there, and waited.
+        Failure::Unreachable(_) if is_late => Failure::Unreachable(format!(
+            "{text}\n`mycora saga lanes` shows which lanes have no owner, and what is wrong with those that have one; \
+             with --request-id {request_id} the same call has one effect"
+        )),
         Failure::Unreachable(text) if may_be_done => Failure::Unreachable(format!(
             "{text}\nshould it have been done after all: with --request-id {request_id} it has one effect"
         )),
@@ -168,7 +210,7 @@ macro_rules! changed {
             pub async fn $name(&self, request: &v1::$request) -> Result<v1::$response, Failure> {
                 debug_assert!(!request.request_id.is_empty());
                 let client = self.sagas()?;
-                call!(client, $method, request).await.map_err(|error| unanswered(error, &request.request_id))
+                change!(client, $method, request).map_err(|error| unanswered(error, &request.request_id))
             }
         )*}
     };
@@ -219,8 +261,6 @@ changed! {
     move_lane(move_lane): MoveLaneRequest -> MoveLaneResponse;
     /// Drains the service, or gives up a tenant's lanes.
     drain_sagas(drain): SagaServiceDrainRequest -> SagaServiceDrainResponse;
-    /// Reads the operator's directory again.
-    reload_sagas(reload): SagaServiceReloadRequest -> SagaServiceReloadResponse;
 }
 
 #[cfg(test)]
@@ -230,7 +270,12 @@ mod tests {
     #[test]
     fn whoever_got_no_answer_is_told_how_to_ask_again() {
         let told = |status: Status| unanswered(CallError::from(status), "id-1").to_string();
-        assert!(told(Status::deadline_exceeded("late")).contains("--request-id id-1"));
+        let late = told(Status::deadline_exceeded("late"));
+        assert!(
+            late.starts_with("late\n`mycora saga lanes` ") && late.contains("--request-id id-1"),
+            "{late}"
+        );
+        assert!(told(Status::unavailable("gone")).ends_with("with --request-id id-1 it has one effect"));
         for refused in
             [Status::permission_denied("no"), Status::invalid_argument("no"), Status::aborted("no")]
         {

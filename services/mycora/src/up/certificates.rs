@@ -40,7 +40,9 @@ pub(super) fn prepare(
 ) -> Result<Certificates, UpError> {
     // Always its own as well: several coordinators may have certificates of one authority.
     let own = dir.private("pki")?;
-    let path = pki_dir.unwrap_or(&own);
+    // Children run in another directory. There is no absolute path of none, which cannot be opened either.
+    let named = pki_dir.map(|dir| std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()));
+    let path = named.as_deref().unwrap_or(&own);
     let now = SystemTime::now();
     let exists = path.join(identity::pki::CA_CERTIFICATE_FILE).exists();
     let pki = if exists || pki_dir.is_some() {
@@ -103,6 +105,12 @@ impl Certificates {
     #[must_use]
     pub(super) fn gateway(&self) -> TlsFiles {
         tls_files(&self.gateway)
+    }
+
+    /// The files of what the port shows, for other programs that show it.
+    #[must_use]
+    pub(super) const fn server_files(&self) -> &IssuedFiles {
+        &self.server
     }
 
     /// Who may do what actors may not.

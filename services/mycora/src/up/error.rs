@@ -60,8 +60,8 @@ pub enum UpError {
     NoRedis,
     /// There is no NATS server on this machine.
     #[error(
-        "there is no `nats-server` on this machine, which sagas need; install it, on Debian or Ubuntu with `apt-get install nats-server`, \
-         or give --nats-url"
+        "there is no `nats-server` on this machine, which sagas need; install it, on Debian or Ubuntu with `apt-get install nats-server` \
+         (`mycora up` also takes one that runs elsewhere: --nats-url)"
     )]
     NoNats,
     /// The NATS server that was found cannot be used.

@@ -1,18 +1,20 @@
 //! The private NATS server of an all-in-one, for sagas.
 //!
 //! It listens on a free port of the loopback interface, lets one user in, whose name and password are new with each start, and
-//! keeps its streams in the data directory. Its configuration is a file that only its owner reads. When it ends by itself it is
-//! started again on the same port and data: nothing of ours rests on what it had in memory.
+//! keeps its streams in the data directory. Its configuration is a file that only its owner reads. It speaks TLS with the certificate of
+//! the suite: who takes its port while it is away is told no password. When it ends by itself it is started again on the same port and
+//! data: nothing of ours rests on what it had in memory.
 
 mod program;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use broker::{JetStreamOptions, Login};
+use broker::{JetStreamOptions, Login, Tls};
+use identity::IssuedFiles;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Child;
@@ -41,6 +43,8 @@ const NAMES: Names = Names {
 };
 /// Memory for streams that are kept there: those of sagas are on the disk.
 const MEMORY_STORE_BYTES: u64 = 64 * 1024 * 1024;
+/// Time for which whoever connects may take to shake hands; the server's own two seconds are short for a machine that is busy.
+const TLS_TIMEOUT_SECS: u32 = 10;
 /// Tries to start on another port, where somebody took the one that was free.
 const PORTS_MAX: u32 = 5;
 /// Time for which one look at it may last.
@@ -57,6 +61,8 @@ pub struct NatsAccess {
     pub user: String,
     /// The user's password.
     pub password: Zeroizing<String>,
+    /// The authority of its certificate.
+    pub ca: PathBuf,
 }
 
 impl NatsAccess {
@@ -64,8 +70,9 @@ impl NatsAccess {
     #[must_use]
     pub fn options(&self, name: &str) -> JetStreamOptions {
         let login = Login::Password { user: self.user.clone(), password: self.password.to_string() };
+        let tls = Tls { ca: Some(self.ca.clone()), identity: None };
         let url = JetStreamOptions::new(&self.url);
-        JetStreamOptions { login: Some(login), name: name.to_owned(), ..url }
+        JetStreamOptions { login: Some(login), tls: Some(tls), name: name.to_owned(), ..url }
     }
 }
 
@@ -84,6 +91,7 @@ impl PrivateNats {
     pub(super) async fn start(
         dir: &Arc<DataDir>,
         program: &NatsProgram,
+        shown: &IssuedFiles,
         notice: &Notice,
     ) -> Result<Self, UpError> {
         child::stop_orphan(dir, NAMES, notice).await?;
@@ -94,7 +102,7 @@ impl PrivateNats {
         let mut tries = 1;
         loop {
             let port = free_port().await.map_err(UpError::Address)?;
-            dir.write_secret(CONFIGURATION, &configuration(dir, program, port, &user, &password))?;
+            dir.write_secret(CONFIGURATION, &configuration(dir, program, port, (&user, &password), shown))?;
             let server = Server { dir: Arc::clone(dir), program: program.clone(), port };
             let child = match child::start(&server).await {
                 Ok(child) => child,
@@ -107,7 +115,7 @@ impl PrivateNats {
             let url = format!("nats://{}", server.address());
             dir.write_secret(URL, &url)?;
             let kept = Kept::keep(server, child, *notice, std::future::pending());
-            return Ok(Self { access: NatsAccess { url, user, password }, kept });
+            return Ok(Self { access: NatsAccess { url, user, password, ca: shown.ca.clone() }, kept });
         }
     }
 
@@ -120,10 +128,12 @@ impl PrivateNats {
     /// The command that lists its streams.
     #[must_use]
     pub(super) fn cli_line(&self, dir: &DataDir) -> String {
-        let NatsAccess { url, user, .. } = &self.access;
-        let password = dir.join(PASSWORD);
+        let NatsAccess { url, user, ca, .. } = &self.access;
+        let (ca, password) = (ca.display(), dir.join(PASSWORD));
         let password = password.display();
-        format!("NATS_URL={url} NATS_USER={user} NATS_PASSWORD=\"$(cat {password})\" nats stream list")
+        format!(
+            "NATS_URL={url} NATS_CA={ca} NATS_USER={user} NATS_PASSWORD=\"$(cat {password})\" nats stream list"
+        )
     }
 
     /// Returns when it has ended by itself and cannot be started again. Cancel safe.
@@ -196,8 +206,8 @@ fn configuration(
     dir: &DataDir,
     program: &NatsProgram,
     port: u16,
-    user: &str,
-    password: &str,
+    (user, password): (&str, &str),
+    shown: &IssuedFiles,
 ) -> Zeroizing<String> {
     let quoted = |path: &Path| format!("{:?}", path.display().to_string());
     // Version 2.9 does not know the key, and does not start with it; later ones lose two minutes at the end of the machine without.
@@ -207,8 +217,46 @@ fn configuration(
          server_name: \"mycora-up\"\n\
          log_file: {log}\n\
          authorization {{\n  user: \"{user}\"\n  password: \"{password}\"\n}}\n\
+         tls {{\n  cert_file: {certificate}\n  key_file: {key}\n  timeout: {TLS_TIMEOUT_SECS}\n}}\n\
          jetstream {{\n  store_dir: {store}\n  max_memory_store: {MEMORY_STORE_BYTES}{sync}\n}}\n",
+        certificate = quoted(&shown.certificate),
+        key = quoted(&shown.key),
         log = quoted(&dir.join(LOG)),
         store = quoted(&dir.join(STORE)),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use broker::JetStream;
+    use identity::{Pki, TrustDomain};
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    /// The first byte of a TLS record of a handshake.
+    const HANDSHAKE: u8 = 0x16;
+
+    #[tokio::test]
+    async fn who_takes_the_port_is_told_no_password() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let pki = dir.path().join("pki");
+        Pki::init(&pki, &TrustDomain::default(), SystemTime::now()).expect("an authority");
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
+        let url = format!("nats://{}", listener.local_addr().expect("bound"));
+        let ca = pki.join(identity::pki::CA_CERTIFICATE_FILE);
+        let access =
+            NatsAccess { url, user: "u".to_owned(), password: Zeroizing::new("s3cret".to_owned()), ca };
+        let _asks = JetStream::start(access.options("me")).expect("options");
+        let (mut stream, _) = listener.accept().await.expect("it comes");
+        // The listener answers like a server that asks for no TLS.
+        let info = r#"INFO {"server_id":"x","version":"2.9.10","max_payload":1048576,"auth_required":true}"#;
+        stream.write_all(format!("{info}\r\n").as_bytes()).await.expect("told");
+        let mut told = vec![0; 4096];
+        let read =
+            tokio::time::timeout(LOOK_TIMEOUT, stream.read(&mut told)).await.expect("in time").expect("read");
+        assert_eq!(told.first(), Some(&HANDSHAKE), "{}", String::from_utf8_lossy(&told[..read]));
+    }
 }

@@ -3,8 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use broker::{JetStreamOptions, Login};
+use broker::JetStreamOptions;
+use identity::IssuedFiles;
 use saga::manifests::{BadManifests, Manifests};
+use saga::nats_login::NatsLogin;
+use saga::seeing::Seeing;
 use saga::tenants::Tenants;
 use workflow::catalog::Catalog;
 
@@ -32,6 +35,8 @@ pub struct SagaOptions {
     pub gateway: Option<(String, http::uri::PathAndQuery)>,
     /// The broker.
     pub nats: NatsOptions,
+    /// Share of the work of sagas that operators are shown.
+    pub seeing: Seeing,
 }
 
 /// The broker of sagas.
@@ -46,8 +51,8 @@ pub enum NatsOptions {
     Named {
         /// Its URL.
         url: String,
-        /// The user, and the file with its password.
-        login: Option<(String, PathBuf)>,
+        /// How it is entered.
+        login: NatsLogin,
     },
 }
 
@@ -61,6 +66,7 @@ impl SagaOptions {
             secrets: Some(secrets.to_owned()),
             gateway: None,
             nats: NatsOptions::Private { program: None },
+            seeing: Seeing::default(),
         }
     }
 
@@ -118,16 +124,7 @@ impl NatsPlan {
         match options {
             NatsOptions::Private { program } => NatsProgram::find(program.as_deref()).map(Self::Private),
             NatsOptions::Named { url, login } => {
-                let mut options = JetStreamOptions::new(url);
-                CONNECTION.clone_into(&mut options.name);
-                if let Some((user, file)) = login {
-                    let password = service::read_secret(file).map_err(|error| {
-                        let file = file.display();
-                        UpError::SagaSettings(format!("the password in {file} cannot be read: {error}"))
-                    })?;
-                    let password = password.to_string();
-                    options.login = Some(Login::Password { user: user.clone(), password });
-                }
+                let options = login.options(url, CONNECTION).map_err(UpError::SagaSettings)?;
                 Ok(Self::Named(options))
             }
         }
@@ -143,13 +140,20 @@ pub(super) enum Nats {
 }
 
 impl Nats {
-    /// Starts the child, if it is to be one.
+    /// Starts the child, if it is to be one, which shows this certificate.
     ///
     /// # Errors
     /// When it does not start.
-    pub(super) async fn start(dir: &Arc<DataDir>, plan: NatsPlan, notice: &Notice) -> Result<Self, UpError> {
+    pub(super) async fn start(
+        dir: &Arc<DataDir>,
+        plan: NatsPlan,
+        shown: &IssuedFiles,
+        notice: &Notice,
+    ) -> Result<Self, UpError> {
         match plan {
-            NatsPlan::Private(program) => PrivateNats::start(dir, &program, notice).await.map(Self::Private),
+            NatsPlan::Private(program) => {
+                PrivateNats::start(dir, &program, shown, notice).await.map(Self::Private)
+            }
             NatsPlan::Named(options) => Ok(Self::Named(options)),
         }
     }

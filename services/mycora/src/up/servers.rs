@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use identity::IssuedFiles;
+
 use super::directory::DataDir;
 use super::saga::{Nats, NatsPlan};
 use super::store::Store;
@@ -15,7 +17,7 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    /// Starts those that are children; none is left when one does not start.
+    /// Starts those that are children; none is left when one does not start. NATS shows this certificate.
     ///
     /// # Errors
     /// What is in the way.
@@ -23,11 +25,12 @@ impl Servers {
         dir: &Arc<DataDir>,
         options: &Options,
         nats: Option<NatsPlan>,
+        shown: &IssuedFiles,
         notice: &Notice,
     ) -> Result<Self, UpError> {
         let redis = Store::start(dir, options, notice).await?;
         let Some(plan) = nats else { return Ok(Self { redis, nats: None }) };
-        match Nats::start(dir, plan, notice).await {
+        match Nats::start(dir, plan, shown, notice).await {
             Ok(nats) => Ok(Self { redis, nats: Some(nats) }),
             Err(error) => {
                 redis.stop().await?;

@@ -1,6 +1,7 @@
 //! The program as it is called, as far as that needs no coordinator.
 
 mod all_in_one;
+mod bad_manifests;
 mod commands;
 mod coordinator;
 mod deployed;

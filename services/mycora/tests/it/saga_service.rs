@@ -6,7 +6,7 @@ use crate::detached::Place;
 use crate::{stderr, stdout};
 
 /// A saga that orders nothing: somebody approves, or time is over.
-const APPROVAL: &str = "\
+pub(crate) const APPROVAL: &str = "\
 kind: Saga
 name: approval
 version: 1
@@ -23,18 +23,25 @@ steps:
 ";
 
 /// A suite with sagas, and whoever asks there with nothing but its profile.
-struct Suite(Place);
+pub(crate) struct Suite(pub(crate) Place);
 
 impl Suite {
     fn start() -> Self {
-        let suite = Self(Place::new());
-        std::fs::write(suite.0.dir.path().join("approval.yaml"), APPROVAL).expect("written");
-        let up = suite.0.mycora(&["up", "--data", ".mycora", "--saga", "--no-supervisor", "--detach"]);
+        let place = Place::new();
+        std::fs::write(place.dir.path().join("approval.yaml"), APPROVAL).expect("written");
+        Self::start_in(place, &[])
+    }
+
+    /// Starts one in a directory, with these flags as well.
+    pub(crate) fn start_in(place: Place, flags: &[&str]) -> Self {
+        let suite = Self(place);
+        let up = ["up", "--data", ".mycora", "--saga", "--no-supervisor", "--detach"];
+        let up = suite.0.mycora(&[&up[..], flags].concat());
         assert!(up.status.success(), "{}\n{}", stdout(&up), stderr(&up));
         suite
     }
 
-    fn asked(&self, arguments: &[&str], code: i32) -> (String, String) {
+    pub(crate) fn asked(&self, arguments: &[&str], code: i32) -> (String, String) {
         let arguments = [&["saga"][..], arguments, &["--config", ".mycora/client.toml"]].concat();
         let output = self.0.mycora(&arguments);
         let said = (stdout(&output), stderr(&output));
@@ -42,11 +49,11 @@ impl Suite {
         said
     }
 
-    fn text(&self, arguments: &[&str]) -> String {
+    pub(crate) fn text(&self, arguments: &[&str]) -> String {
         self.asked(arguments, 0).0
     }
 
-    fn document(&self, arguments: &[&str]) -> Value {
+    pub(crate) fn document(&self, arguments: &[&str]) -> Value {
         let text = self.text(&[arguments, &["--output", "json"]].concat());
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }

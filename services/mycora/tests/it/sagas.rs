@@ -107,8 +107,12 @@ fn a_start_tells_what_followed_and_can_be_repeated() {
     assert_eq!(ids.len(), 4);
     assert_eq!(ids[2], ids[3]);
 
+    // One deadline is the end, and the way out is told.
     let late = stderr(&place.asked(&start("late"), 3));
     assert!(late.contains("does not answer") && late.contains(&format!("--request-id {REQUEST} ")), "{late}");
+    assert!(late.contains("`mycora saga lanes`") && !late.contains("mycora up"), "{late}");
+    let asked = calls(&place, "start_saga");
+    assert_eq!(asked.iter().filter(|asked| asked.contains("\"late\"")).count(), 1, "{asked:?}");
     let there = stderr(&place.asked(&start("there"), 1));
     assert!(there.ends_with("`mycora saga show SAGA CORRELATION` shows it\n"), "{there}");
     for (arguments, told) in [
@@ -306,6 +310,11 @@ fn the_service_is_drained_as_a_whole_unless_a_tenant_is_named() {
     assert_eq!(said, "a.yaml: cannot be read\n");
     assert_eq!(place.document(&["saga", "reload", "--dry-run"], 2)["problems"][0]["file"], "a.yaml");
     assert!(stdout(&place.asked(&["saga", "reload"], 0)).starts_with("everything is as it was\n"));
+    // A reload that is refused tells everything that is wrong, as a dry run does.
+    assert_eq!(
+        stderr(&place.asked(&["saga", "reload", "--tenant", "broken"], 2)),
+        "a.yaml: cannot be read\n"
+    );
     assert!(stdout(&place.asked(&["saga", "server"], 0)).starts_with("replica   saga-1\n"));
     place.asked(&["saga", "pause-tenant"], 0);
     place.asked(&["saga", "resume-tenant", "--tenant", "acme"], 0);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use egress::Trust;
-use model::{ContextId, TenantId};
+use model::{BlobHash, ContextId, TenantId};
 use workflow::provider::{Provider as Definition, Transport};
 
 use super::{App, FlowSuite};
@@ -12,6 +12,16 @@ use crate::providers::flow::{FlowFiles, FlowProvider, FlowSurroundings};
 use crate::providers::http::HttpProvider;
 use crate::providers::smtp::SmtpProvider;
 use crate::secrets::Secrets;
+
+/// A way to the outside world as it was built.
+#[derive(Clone)]
+pub(super) struct Made {
+    /// Hash of the document that describes it.
+    pub(super) hash: BlobHash,
+    /// Flow files of its effects, as they were then.
+    files: FlowFiles,
+    pub(super) provider: Arc<dyn Provider>,
+}
 
 impl App {
     /// Where secrets are read.
@@ -22,10 +32,33 @@ impl App {
         }
     }
 
-    /// Builds the way to the outside world that a provider describes; gives why it cannot be used.
+    /// Builds the way to the outside world that a provider describes; gives why it cannot be used. One that is described as before
+    /// stays as it is: to replace it takes its lanes anew, and calls that are under way may be cut.
     pub(super) fn build(
         &self,
+        (definition, hash): (&Definition, BlobHash),
+        before: Option<&Made>,
+        secrets: &Arc<Secrets>,
+        trust: &Trust,
+    ) -> Result<Made, String> {
+        let files = match &definition.transport {
+            Transport::Flow(_) => {
+                let directory = self.config.manifests.clone().unwrap_or_default();
+                FlowFiles::read(&definition.effects, &directory).map_err(|error| error.to_string())?
+            }
+            Transport::Http(_) | Transport::Smtp(_) => FlowFiles::default(),
+        };
+        if let Some(before) = before.filter(|before| before.hash == hash && before.files.is_same(&files)) {
+            return Ok(before.clone());
+        }
+        let provider = self.provider(definition, files.clone(), secrets, trust)?;
+        Ok(Made { hash, files, provider })
+    }
+
+    fn provider(
+        &self,
         definition: &Definition,
+        files: FlowFiles,
         secrets: &Arc<Secrets>,
         trust: &Trust,
     ) -> Result<Arc<dyn Provider>, String> {
@@ -42,9 +75,6 @@ impl App {
                 let suite = self.flows.clone();
                 let FlowSuite { scheduler, storage, trust_domain } =
                     suite.ok_or("name the suite that runs flows with --scheduler")?;
-                let directory = self.config.manifests.clone().unwrap_or_default();
-                let files = FlowFiles::read(&definition.effects, &directory);
-                let files = files.map_err(|error| error.to_string())?;
                 let (tenants, calls) = (self.tenants.subscribe(), self.calls.clone());
                 let context_of = move |tenant: &TenantId| {
                     tenants.borrow().get(tenant).map(|tenant| ContextId(tenant.context))

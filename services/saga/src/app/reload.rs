@@ -10,6 +10,7 @@ use workflow::catalog::Catalog;
 use workflow::manifest::{self, Document};
 use yaml::{Problem, Problems};
 
+use super::provide::Made;
 use super::{App, Error};
 use crate::definitions::{InForce, Repeatable};
 use crate::manifests::{BadManifests, Manifests};
@@ -17,8 +18,8 @@ use crate::placement::Providers;
 use crate::providers::Provider;
 use crate::tenants::{Tenant, Tenants};
 
-/// Providers as they were built, with the hash of their documents.
-pub(super) type Built = BTreeMap<EffectName, (BlobHash, Arc<dyn Provider>)>;
+/// Providers as they were built.
+pub(super) type Built = BTreeMap<EffectName, Made>;
 
 /// Kind of a thing that the operator's files hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -162,7 +163,7 @@ impl App {
         let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut operators = None;
         if let Some(manifests) = manifests {
-            let (found, wrong) = self.check_manifests(&now, &manifests).await?;
+            let (found, wrong) = self.check_manifests(&now, &manifests, &built).await?;
             problems.extend(wrong);
             if let Some((catalog, found)) = found {
                 built = found;
@@ -176,11 +177,12 @@ impl App {
         Ok(Checked { operators, built, tenants, changes, revision: now.revision })
     }
 
-    /// Checks manifests together, and builds their providers; gives everything that is wrong as well.
+    /// Checks manifests together, and builds those of their providers that are not as `before`; gives everything that is wrong as well.
     async fn check_manifests(
         &self,
         now: &InForce,
         manifests: &Manifests,
+        before: &Built,
     ) -> Result<(Option<(Catalog, Built)>, Vec<Problems>), Error> {
         let tenants = self.tenants.borrow().ids();
         let live = self.definitions.left_without(&manifests.documents(), &tenants).await?;
@@ -192,8 +194,9 @@ impl App {
         let mut built = Built::new();
         for (file, document) in manifests.by_file() {
             let manifest::Definition::Provider(definition) = &document.definition else { continue };
-            match self.build(definition, &secrets, &trust) {
-                Ok(provider) => drop(built.insert(definition.name.clone(), (document.hash, provider))),
+            let made = before.get(&definition.name);
+            match self.build((definition, document.hash), made, &secrets, &trust) {
+                Ok(made) => drop(built.insert(definition.name.clone(), made)),
                 Err(why) => {
                     let message = format!("the provider `{}` cannot be used: {why}", definition.name);
                     problems.push(Problems::new(file, vec![Problem::at(document.place, message)]));
@@ -220,6 +223,7 @@ impl App {
 
     /// Works with what is in force from now on, as it was put there here or by another replica.
     pub(super) fn take_over(&self, now: &InForce) {
+        self.around.metrics.forget_sagas(|label| now.has_label(label));
         if let Some(tenants) = now.tenants.as_ref().filter(|_| self.around.has_tenants) {
             self.tenants.send_if_modified(|known| {
                 let is_new = known != tenants;
@@ -233,9 +237,9 @@ impl App {
         let unusable = self.build_missing(now, &mut built);
         let mut providers = Providers::new();
         for definition in now.catalog.providers() {
-            if let Some((_, provider)) = built.get(&definition.name) {
+            if let Some(made) = built.get(&definition.name) {
                 let effects = definition.effects.iter().map(|effect| effect.name.clone());
-                providers.extend(effects.map(|effect| (effect, Arc::clone(provider))));
+                providers.extend(effects.map(|effect| (effect, Arc::clone(&made.provider))));
             }
         }
         drop(built);
@@ -258,14 +262,14 @@ impl App {
     /// Builds providers that another replica put in force; gives why some cannot be used here.
     fn build_missing(&self, now: &InForce, built: &mut Built) -> Vec<String> {
         let mut unusable = Vec::new();
-        built.retain(|name, (hash, _)| now.active.providers.get(name) == Some(hash));
+        built.retain(|name, made| now.active.providers.get(name) == Some(&made.hash));
         for definition in now.catalog.providers() {
             let Some(hash) = now.active.providers.get(&definition.name) else { continue };
             if built.contains_key(&definition.name) {
                 continue;
             }
-            match self.build(definition, &Arc::new(self.secrets()), &Trust::find()) {
-                Ok(provider) => drop(built.insert(definition.name.clone(), (*hash, provider))),
+            match self.build((definition, *hash), None, &Arc::new(self.secrets()), &Trust::find()) {
+                Ok(made) => drop(built.insert(definition.name.clone(), made)),
                 Err(why) => {
                     let why = format!("the provider `{}` cannot be used: {why}", definition.name);
                     tracing::error!("{why}");

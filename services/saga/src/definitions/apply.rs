@@ -6,7 +6,7 @@ use model::{BlobHash, SagaName, TenantId};
 use serde::{Deserialize, Serialize};
 use store::{Expect, Op, Outcome, StoreError};
 use workflow::Key;
-use workflow::catalog::File;
+use workflow::catalog::{Draft, File};
 use workflow::definition::Saga;
 use workflow::instance::encode;
 use workflow::manifest;
@@ -92,10 +92,10 @@ impl Definitions {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn validate(&self, tenant: &TenantId, name: &str, text: &str) -> Result<Vec<Definition>, Problems> {
-        let (in_force, file) = (self.in_force(), read(name, text)?);
-        in_force.remembered().check_for(tenant, &file, &in_force.own_sagas(tenant), true)?;
+        let (in_force, draft) = (self.in_force(), Draft::read(name, text));
         let own = in_force.own_sagas(tenant);
-        Ok(sagas(&file)
+        in_force.remembered().check_draft_for(tenant, &draft, &own, true)?;
+        Ok(sagas(draft.file())
             .map(|saga| Definition {
                 saga: Arc::clone(saga),
                 in_force: in_force.saga(tenant, &saga.name).is_some_and(|found| found.hash == saga.hash),
@@ -115,18 +115,19 @@ impl Definitions {
         text: &str,
         request: Option<&Repeatable>,
     ) -> Result<Vec<Definition>, ApplyError> {
-        let file = read(name, text).map_err(ApplyError::Problems)?;
+        let draft = Draft::read(name, text);
+        let file = draft.file();
         loop {
             let now = self.refresh().await?;
             if let Some(answer) = self.answered(request).await? {
                 return Ok(answer);
             }
             now.remembered()
-                .check_for(tenant, &file, &now.own_sagas(tenant), false)
+                .check_draft_for(tenant, &draft, &now.own_sagas(tenant), false)
                 .map_err(ApplyError::Problems)?;
             let before = now.applied.get(tenant).cloned().unwrap_or_default();
             let (mut applied, time) = (before.clone(), self.beside.now().await?);
-            for saga in sagas(&file) {
+            for saga in sagas(file) {
                 let mut active = ActiveSaga::behind(applied.sagas.get(&saga.name), saga, time);
                 self.sweep(std::slice::from_ref(tenant), saga, &mut active, time).await?;
                 let what = format!("the saga `{}`, in versions that are kept,", saga.name);
@@ -136,12 +137,12 @@ impl Definitions {
             let what = "a tenant, in sagas of its own,".to_owned();
             check("tenant_sagas_max", what, TENANT_SAGAS_MAX, applied.sagas.len())?;
             self.keep(&file.documents).await?;
-            let hashes = sagas(&file).map(|saga| saga.hash).collect();
+            let hashes = sagas(file).map(|saga| saga.hash).collect();
             if self.change(tenant, &now, (&before, &applied), request, (true, hashes)).await? {
                 let in_force = true;
                 let definition =
                     |saga: &Arc<Saga>| Definition { saga: Arc::clone(saga), in_force, is_applied: true };
-                return Ok(sagas(&file).map(definition).collect());
+                return Ok(sagas(file).map(definition).collect());
             }
         }
     }
@@ -228,10 +229,6 @@ impl Definitions {
         }
         Ok(Some(definitions))
     }
-}
-
-fn read(name: &str, text: &str) -> Result<File, Problems> {
-    Ok(File { name: name.to_owned(), documents: manifest::read(name, text)? })
 }
 
 fn sagas(file: &File) -> impl Iterator<Item = &Arc<Saga>> {

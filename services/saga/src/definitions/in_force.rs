@@ -6,9 +6,15 @@ use std::sync::Arc;
 use model::{BlobHash, SagaName, TenantId};
 use workflow::catalog::Catalog;
 use workflow::definition::Saga;
+use workflow::subject::Source;
 
 use super::rows::{ActiveRow, ActiveSaga, AppliedRow};
 use crate::tenants::Tenants;
+
+/// Name in metrics of all sagas that tenants brought.
+pub(crate) const OWN: &str = "own";
+/// Name in metrics of all sagas that were left out. No saga has it.
+const LEFT_OUT: &str = "left_out";
 
 /// What is in force.
 #[derive(Debug, Clone, Default)]
@@ -81,6 +87,43 @@ impl InForce {
             let known = self.operators.get(name)?;
             known.versions.iter().any(|saga| saga.tenants.contain(tenant)).then_some(known)
         })
+    }
+
+    /// Name under which metrics have a saga of a tenant: its own where the operator has it in force, since those are as many as there
+    /// are manifests; one name for all that tenants brought, and one for all that were left out.
+    #[must_use]
+    pub fn label<'a>(&self, tenant: &TenantId, name: &'a SagaName) -> &'a str {
+        if self.own.get(tenant).is_some_and(|own| own.contains_key(name)) {
+            return OWN;
+        }
+        match self.operators.get(name) {
+            Some(known) if !known.is_retired => name.as_str(),
+            Some(_) | None => LEFT_OUT,
+        }
+    }
+
+    /// Names under which metrics have a saga of a tenant, and a source of it: of what tenants brought only which kind it is.
+    #[must_use]
+    pub fn source_label<'a>(
+        &self,
+        tenant: &TenantId,
+        name: &'a SagaName,
+        source: &Source,
+    ) -> (&'a str, String) {
+        match (self.label(tenant, name), source) {
+            (OWN, Source::Aggregate(_)) => (OWN, "aggregate".to_owned()),
+            (OWN, Source::Commands(_)) => (OWN, "commands".to_owned()),
+            (OWN, Source::Results(_)) => (OWN, "results".to_owned()),
+            (OWN, Source::Verbs(_)) => (OWN, "verbs".to_owned()),
+            (_, source) => (name.as_str(), source.to_string()),
+        }
+    }
+
+    /// Returns whether metrics have this name of a saga: see [`InForce::label`].
+    #[must_use]
+    pub fn has_label(&self, label: &str) -> bool {
+        let is_in_force = |(name, known): (&SagaName, &Known)| name.as_str() == label && !known.is_retired;
+        [OWN, LEFT_OUT].contains(&label) || self.operators.iter().any(is_in_force)
     }
 
     /// The saga that instances of a tenant start on.

@@ -1,9 +1,9 @@
 //! Which definitions instances are pinned to.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 
 use model::{EffectName, SagaStatus, TenantId};
+use workflow::catalog::Needed;
 use workflow::definition::Saga;
 use workflow::instance::decode;
 use workflow::manifest::{self, Document};
@@ -25,32 +25,33 @@ impl Definitions {
         &self,
         documents: &[Document],
         tenants: &[TenantId],
-    ) -> Result<Vec<Arc<Saga>>, DefinitionError> {
-        let mut provided = BTreeSet::new();
+    ) -> Result<Vec<Needed>, DefinitionError> {
+        let mut provided = BTreeMap::new();
         let mut replaced = BTreeSet::new();
         for document in documents {
             match &document.definition {
                 manifest::Definition::Provider(provider) => {
-                    provided.extend(provider.effects.iter().map(|effect| &effect.name));
+                    provided.extend(provider.effects.iter().map(|effect| (&effect.name, &provider.tenants)));
                 }
                 manifest::Definition::Saga(_) => drop(replaced.insert(document.hash)),
             }
         }
-        let lacks =
-            |saga: &Saga| saga.effects().iter().any(|effect| !provided.contains::<EffectName>(effect));
+        let lacks = |saga: &Saga, tenant: &TenantId| {
+            let is_there = |effect| provided.get(effect).is_some_and(|tenants| tenants.contain(tenant));
+            saga.effects().iter().any(|effect: &&EffectName| !is_there(*effect))
+        };
         let in_force = self.in_force();
-        let (mut needed, mut known) = (Vec::new(), BTreeSet::new());
+        let mut needed = Vec::new();
         for tenant in tenants {
             for found in in_force.definitions_of(tenant) {
                 let saga = found.saga;
                 // What stands in the documents is told at its place.
-                if !lacks(&saga) || replaced.contains(&saga.hash) || known.contains(&saga.hash) {
+                if !lacks(&saga, tenant) || replaced.contains(&saga.hash) {
                     continue;
                 }
                 let is_needed = found.in_force && found.is_applied;
                 if is_needed || self.has_instances(&in_force, tenant, &saga).await? {
-                    known.insert(saga.hash);
-                    needed.push(saga);
+                    needed.push(Needed { saga, tenant: tenant.clone() });
                 }
             }
         }

@@ -24,6 +24,8 @@ use crate::lane::relay::{OutboxRow, ToRelay};
 use crate::lane::rows::row;
 use crate::metrics::Metrics;
 use crate::providers::{Call, Sent};
+use crate::quotas::OpenEffect;
+use crate::spans::Begun;
 
 /// A row stays so long after its end, in milliseconds: longer than its stream keeps the command.
 const ENDED_MILLIS: u64 = 15 * 24 * 3_600_000;
@@ -53,6 +55,8 @@ pub(super) struct Life {
     taken: Option<(CallRow, u64)>,
     /// Words that came while the call was being made.
     later: VecDeque<Word>,
+    /// Its part of what its lane and its tenant may have.
+    open: OpenEffect,
 }
 
 /// A row as it was read, and as it is to be.
@@ -71,7 +75,7 @@ struct OpenCall {
 
 impl OpenCall {
     fn move_to(&mut self, state: Option<EffectState>) {
-        self.metrics.effect_moved(self.state, state);
+        self.metrics.effects.moved(self.state, state);
         self.state = state;
     }
 }
@@ -83,8 +87,13 @@ impl Drop for OpenCall {
 }
 
 impl Life {
-    pub(super) const fn new(shared: Arc<Shared>, command: CommandId, words: mpsc::Receiver<Word>) -> Self {
-        Self { shared, command, words, taken: None, later: VecDeque::new() }
+    pub(super) const fn new(
+        shared: Arc<Shared>,
+        command: CommandId,
+        words: mpsc::Receiver<Word>,
+        open: OpenEffect,
+    ) -> Self {
+        Self { shared, command, words, taken: None, later: VecDeque::new(), open }
     }
 
     /// Spares the reading of a row that was written just now.
@@ -171,6 +180,7 @@ impl Life {
         let rows = &self.shared.rows;
         let found = rows.read(&[Key::effect(self.command), Key::unwanted(self.command)]).await?;
         let [Some(found), unwanted] = &found[..] else { return Ok(None) };
+        self.open.weigh(found.value.len());
         let mut ledger = self.ledger(rows.decode(found)?, found.revision);
         self.adopt(&mut ledger).await?;
         if unwanted.is_some() && !ledger.row.state.is_end() {
@@ -282,7 +292,8 @@ impl Life {
             service::crash_point("effect.outcome");
             if let CallRow { end: Some(end), attempts, accepted, .. } = &ledger.row {
                 let (effect, took) = (self.shared.lane.effect.as_str(), end.at.since(*accepted));
-                rows.around().metrics.effect(effect, end.outcome.as_str(), *attempts, took);
+                let (tenant, result) = (&self.shared.lane.tenant, end.outcome.as_str());
+                rows.around().metrics.effects.ended(tenant, (effect, result), *attempts, took);
             }
             // It ends with its owner only.
             let _ = self.shared.relay.send(ToRelay::Rows(vec![outgoing]));
@@ -334,7 +345,11 @@ impl Life {
         self.keep(ledger).await?;
         service::crash_point("effect.intent");
         let call = self.call(ledger, effect, token);
-        let Some(answer) = self.sent(ledger, &call, effect, permit).await? else { return Ok(true) };
+        let begun = Begun::call();
+        let answer = self.sent(ledger, &call, effect, permit).await?;
+        let seeing = shared.rows.around().metrics.seeing;
+        begun.answered((&lane.tenant, &lane.effect, seeing), &ledger.row, answer.as_ref());
+        let Some(answer) = answer else { return Ok(true) };
         service::crash_point(if answer.is_waiting() { "effect.submitted" } else { "effect.answered" });
         let now = self.now().await?;
         self.legal(ledger.row.answered(effect, answer, rand::random(), now))?;
@@ -348,7 +363,7 @@ impl Life {
     fn count_doubt(&self, ledger: &Ledger, effect: &Effect) {
         if ledger.row.is_in_doubt && !ledger.kept.is_in_doubt {
             let metrics = &self.shared.rows.around().metrics;
-            metrics.unknown_outcome(effect.name.as_str(), effect.unknown.as_str());
+            metrics.effects.unknown_outcome(effect.name.as_str(), effect.unknown.as_str());
         }
     }
 

@@ -18,9 +18,11 @@ use workflow::word::{self, EffectWord, OfEffect, WordMessage};
 use super::call::{due_key, list_key};
 use super::{EffectLane, Owner, Word};
 use crate::lane::Ended;
+use crate::lane::bounds::{InFlight, OpenReceipt};
 use crate::lane::rows::row;
 use crate::lane::source::{Brought, ReadWord};
 use crate::metrics::{Census, Counted};
+use crate::quotas::OpenEffect;
 use crate::sagas::{Came, LetterRow, RawMessage};
 
 /// Messages that are looked at together. Each command has four rows of a commit.
@@ -31,7 +33,7 @@ const BYTES: usize = 512 * 1024;
 /// Commands that have come and are not in the ledger yet.
 #[derive(Default)]
 struct Arrived {
-    commands: Vec<(EffectCommand, Delivered)>,
+    commands: Vec<(EffectCommand, Delivered, (OpenEffect, InFlight))>,
     ids: HashSet<CommandId>,
     bytes: usize,
 }
@@ -43,41 +45,64 @@ impl Arrived {
     }
 
     /// Adds a command; says whether there are enough.
-    fn push(&mut self, command: EffectCommand, delivered: Delivered) -> bool {
+    fn push(
+        &mut self,
+        command: EffectCommand,
+        delivered: Delivered,
+        (mut open, in_flight): (OpenEffect, InFlight),
+    ) -> bool {
         self.ids.insert(command.command_id);
         self.bytes += delivered.payload.len();
-        self.commands.push((command, delivered));
+        open.weigh(delivered.payload.len());
+        self.commands.push((command, delivered, (open, in_flight)));
         self.bytes >= BYTES
     }
 }
 
 impl Owner {
-    /// Takes in what the source has brought.
-    pub(super) async fn take_in(&mut self, brought: impl Iterator<Item = Brought>) -> Result<(), Ended> {
+    /// Takes in what the source has brought, until there is no room for another call.
+    pub(super) async fn take_in(&mut self) -> Result<(), Ended> {
         let mut arrived = Arrived::default();
-        for brought in brought {
-            self.see_to(brought, &mut arrived).await?;
+        let quotas = self.shared.lane.definitions.quotas(&self.shared.lane.tenant);
+        while let Some(brought) = self.waiting.pop_front() {
+            // Any message may be a command; of a source that is being set back none is taken.
+            let open = match &brought {
+                Brought::Message(..) if !self.is_setting_back => match self.open.open(quotas) {
+                    Some(open) => Some(open),
+                    None => {
+                        self.waiting.push_front(brought);
+                        break;
+                    }
+                },
+                _ => None,
+            };
+            self.see_to(brought, open, &mut arrived).await?;
         }
         self.take(&mut arrived).await
     }
 
     /// Takes note of something the source has brought; commands are left in `arrived`, to be taken together.
-    async fn see_to(&mut self, brought: Brought, arrived: &mut Arrived) -> Result<(), Ended> {
-        if !matches!(brought, Brought::Message(_)) {
+    async fn see_to(
+        &mut self,
+        brought: Brought,
+        open: Option<OpenEffect>,
+        arrived: &mut Arrived,
+    ) -> Result<(), Ended> {
+        if !matches!(brought, Brought::Message(..)) {
             self.take(arrived).await?;
         }
         match brought {
             // Of the cursor before nothing is to be noted any more.
-            Brought::Opened(_) | Brought::Message(_) | Brought::Passed(_) if self.is_setting_back => {}
+            Brought::Opened(_) | Brought::Message(..) | Brought::Passed(_) if self.is_setting_back => {}
             Brought::Opened(checkpoint) => self.source.opened(checkpoint),
             Brought::Passed(passed) => self.source.pass(passed),
-            Brought::Lost(_) => {
+            Brought::Lost => {
                 self.is_setting_back = false;
                 self.source.lost();
                 // Nothing of it is under way: what came before was taken.
                 let _ = self.reader.try_send(ReadWord::Open);
             }
-            Brought::Message(message) => match self.source.deliver(&message) {
+            Brought::Message(message, in_flight) => match self.source.deliver(&message) {
                 None => {}
                 Some(Delivery::InFlight) => message.receipt.progress(),
                 Some(Delivery::Anew(_)) => {
@@ -87,7 +112,7 @@ impl Owner {
                 }
                 Some(Delivery::Next) => {
                     service::crash_point("effect.pulled");
-                    self.receive(*message, arrived).await?;
+                    self.receive(*message, (open, in_flight), arrived).await?;
                 }
             },
         }
@@ -95,10 +120,16 @@ impl Owner {
     }
 
     /// Leaves a command in `arrived`, or does at once what else a message asks for.
-    async fn receive(&mut self, delivered: Delivered, arrived: &mut Arrived) -> Result<(), Ended> {
-        let read = match self.read(&delivered)? {
+    async fn receive(
+        &mut self,
+        delivered: Delivered,
+        (open, in_flight): (Option<OpenEffect>, InFlight),
+        arrived: &mut Arrived,
+    ) -> Result<(), Ended> {
+        let read = match self.read(&delivered.subject, &delivered.payload)? {
             Ok(OfEffect::Command(command)) if !command.cancel && !arrived.has(command.command_id) => {
-                if arrived.push(command, delivered) {
+                let open = open.unwrap_or_else(|| self.open.add());
+                if arrived.push(command, delivered, (open, in_flight)) {
                     self.take(arrived).await?;
                 }
                 return Ok(());
@@ -133,12 +164,12 @@ impl Owner {
             return Ok(());
         }
         let rows = Arc::clone(&self.shared.rows);
-        let keys: Vec<_> = commands.iter().map(|(command, _)| Key::effect(command.command_id)).collect();
+        let keys: Vec<_> = commands.iter().map(|(command, ..)| Key::effect(command.command_id)).collect();
         let known = rows.read(&keys).await?;
         let now = Timestamp::from_millis(rows.now().await?);
         let (mut calls, mut repeated) = (Vec::with_capacity(commands.len()), Vec::new());
         let (mut expect, mut ops) = (Vec::new(), Vec::new());
-        for ((command, delivered), known) in commands.into_iter().zip(known) {
+        for ((command, delivered, (open, in_flight)), known) in commands.into_iter().zip(known) {
             if let Some(known) = known {
                 repeated.push((command, delivered, known));
                 continue;
@@ -147,8 +178,9 @@ impl Owner {
             expect.push(Expect::Absent(row(&Key::effect(call.command))));
             ops.extend(accepted(&call));
             self.source.settle(delivered.sequence, false);
-            calls.push((call, delivered.receipt));
+            calls.push((call, OpenReceipt::new(delivered.receipt, in_flight), open));
         }
+        let taken: Vec<_> = calls.iter().map(|(call, ..)| call.command).collect();
         if !calls.is_empty() {
             ops.extend(self.source.note());
             // Where an answer was lost they stand there by this very commit.
@@ -158,8 +190,8 @@ impl Owner {
             };
             service::crash_point("effect.accepted");
             self.source.tidy();
-            for (call, receipt) in calls {
-                self.begin(call.command, revision.map(|revision| (call, revision)));
+            for (call, receipt, open) in calls {
+                self.begin(call.command, revision.map(|revision| (call, revision)), open);
                 receipt.ack();
             }
         }
@@ -167,7 +199,7 @@ impl Owner {
             self.repeat(&command, &delivered, Some(known)).await?;
             self.settled(&delivered);
         }
-        Ok(())
+        self.hear_early(&taken).await
     }
 
     /// Takes note that a message is settled by what was committed with its position.
@@ -196,16 +228,22 @@ impl Owner {
             let why = format!("the command {} has another payload than before", command.command_id);
             return self.bury(delivered, "KEY_CONFLICT", &why, note).await;
         }
+        if command.cancel {
+            return self.cancel(&known, note).await;
+        }
+        self.note(note.into_iter().collect()).await
+    }
+
+    /// Takes a call back, unless it has ended.
+    pub(super) async fn cancel(&self, call: &CallRow, note: Option<Op>) -> Result<(), Ended> {
         let mut ops: Vec<_> = note.into_iter().collect();
-        if command.cancel && !known.state.is_end() {
+        if !call.state.is_end() {
             // It stands there before the command counts as read: whoever makes the call may be busy, or gone.
-            let key = Key::unwanted(command.command_id);
-            ops.push(Op::Put(row(&key), encode(&command.command_id).into()));
+            let key = Key::unwanted(call.command);
+            ops.push(Op::Put(row(&key), encode(&call.command).into()));
         }
         self.note(ops).await?;
-        if command.cancel {
-            self.shared.lane.calls.tell(command.command_id, Word::Cancel);
-        }
+        self.shared.lane.calls.tell(call.command, Word::Cancel);
         Ok(())
     }
 
@@ -218,18 +256,22 @@ impl Owner {
     }
 
     /// Reads a command; gives why it is none.
-    fn read(&self, delivered: &Delivered) -> Result<Result<OfEffect, (&'static str, String)>, Ended> {
+    pub(super) fn read(
+        &self,
+        subject: &str,
+        payload: &[u8],
+    ) -> Result<Result<OfEffect, (&'static str, String)>, Ended> {
         let EffectLane { tenant, effect, .. } = &self.shared.lane;
         let has_tenants = self.shared.rows.around().has_tenants;
-        let subject = Subject::read(&delivered.subject, has_tenants);
-        let Some((_, Subject::Effect { command, .. })) = subject.filter(|(found, subject)| {
+        let read = Subject::read(subject, has_tenants);
+        let Some((_, Subject::Effect { command, .. })) = read.filter(|(found, subject)| {
             found == tenant && matches!(subject, Subject::Effect { effect: found, .. } if found == effect)
         }) else {
             self.shared.rows.around().metrics.foreign_messages.inc();
-            let (lane, subject) = (self.shared.rows.lane.to_string(), delivered.subject.clone());
+            let (lane, subject) = (self.shared.rows.lane.to_string(), subject.to_owned());
             return Err(Ended::Foreign { lane, subject });
         };
-        let read = match word::read_of_effect(&delivered.payload, tenant) {
+        let read = match word::read_of_effect(payload, tenant) {
             Ok(read) => read,
             Err(error) => return Ok(Err((error.code(), error.to_string()))),
         };
@@ -280,11 +322,12 @@ impl Owner {
         let mut ops = vec![Op::Put(row(&key), encode(&letter).into())];
         ops.extend(note);
         rows.commit(Vec::new(), ops).await?;
-        rows.around().metrics.letters.inc();
+        rows.around().metrics.letters.add(rows.lane.tenant(), 1);
         let mut census = Census::default();
         census.add(Counted::Letters, usize::from(is_new));
         self.shared.census.change(&census);
-        tracing::warn!(lane = %rows.lane, code, "a command is a dead letter: {why}");
+        // A field, which is quoted: it may have texts of the command in it, with lines of their own.
+        tracing::warn!(lane = %rows.lane, code, why, "a command is a dead letter");
         Ok(())
     }
 }

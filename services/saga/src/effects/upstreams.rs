@@ -1,6 +1,7 @@
 //! Upstreams: how many calls there may be, whose turn it is, and which of them is left alone.
 //!
-//! One for a process: its lanes share what their effects' providers allow.
+//! One for a process: its lanes share what their effects' providers allow. Each effect has its gate, and so has a provider that limits its
+//! effects together: a call passes that of its effect first, then that of its provider.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +10,7 @@ use std::time::Duration;
 use model::{EffectName, TenantId, Timestamp};
 use tokio::sync::oneshot;
 use workflow::breaker::{Circuit, Pace};
-use workflow::provider::Effect;
+use workflow::provider::{Breaker, CallLimits, Effect};
 use workflow::turns::Turns;
 
 use crate::health::Lack;
@@ -17,25 +18,42 @@ use crate::lane::Surroundings;
 
 /// Upstreams of a process. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Upstreams(Arc<Mutex<HashMap<EffectName, Upstream>>>);
+pub struct Upstreams(Arc<Mutex<HashMap<Gate, Upstream>>>);
 
-/// What is known of one effect's upstream.
+/// A gate that calls have to pass.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Gate {
+    /// The gate of one effect.
+    Effect(EffectName),
+    /// The gate of all effects of a provider.
+    Provider(EffectName),
+}
+
+/// What is known of what is behind a gate.
 struct Upstream {
+    /// What it goes by, as its provider says it.
+    limits: CallLimits,
+    breaker: Breaker,
     circuit: Circuit,
     pace: Option<Pace>,
-    turns: Turns<oneshot::Sender<Permit>>,
+    turns: Turns<oneshot::Sender<Turn>>,
     under_way: u32,
-    most: u32,
     /// Whether somebody will look again by itself.
     is_waking: bool,
     /// Tells that it is left alone, where it is.
     left_alone: Option<Lack>,
 }
 
-/// A turn: a call may be made. Given back when it is dropped.
+/// A call may be made. Its turns are given back when it is dropped.
 pub struct Permit {
+    of_effect: Turn,
+    _of_provider: Option<Turn>,
+}
+
+/// A turn at a gate. Given back when it is dropped.
+struct Turn {
     upstreams: Upstreams,
-    effect: EffectName,
+    gate: Gate,
     tenant: TenantId,
     /// Whether the upstream failed; nothing when nothing was learnt of it.
     verdict: Option<bool>,
@@ -44,14 +62,14 @@ pub struct Permit {
 impl Permit {
     /// Notes what came of the call: whether the upstream failed.
     pub fn note(&mut self, has_failed: bool) {
-        self.verdict = Some(has_failed);
+        self.of_effect.verdict = Some(has_failed);
     }
 }
 
-impl Drop for Permit {
+impl Drop for Turn {
     fn drop(&mut self) {
         let now = Timestamp::now();
-        if let Some(upstream) = self.upstreams.all().get_mut(&self.effect) {
+        if let Some(upstream) = self.upstreams.all().get_mut(&self.gate) {
             upstream.under_way = upstream.under_way.saturating_sub(1);
             upstream.turns.done(&self.tenant);
             match self.verdict {
@@ -59,52 +77,72 @@ impl Drop for Permit {
                 None => upstream.circuit.give_back(),
             }
         }
-        self.upstreams.serve(&self.effect);
+        self.upstreams.serve(&self.gate);
     }
 }
 
 impl Upstreams {
-    fn all(&self) -> MutexGuard<'_, HashMap<EffectName, Upstream>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<Gate, Upstream>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a turn. Cancel-safe: whoever stops waiting has no turn.
+    /// Waits until a call may be made. Cancel-safe: whoever stops waiting has no turn.
     pub async fn permit(&self, effect: &Effect, tenant: &TenantId, weight: u32) -> Permit {
         loop {
+            let limits = (effect.limits, effect.breaker);
+            let of_effect = self.turn(Gate::Effect(effect.name.clone()), limits, tenant, weight).await;
+            let Some(shared) = &effect.shared else { return Permit { of_effect, _of_provider: None } };
+            // Nothing is noted of calls there: its breaker never opens.
+            let (gate, limits) =
+                (Gate::Provider(shared.provider.clone()), (shared.limits, Breaker::default()));
+            let of_provider = self.turn(gate, limits, tenant, weight).await;
+            // Others may have failed meanwhile.
+            if !self.is_left_alone(&of_effect.gate) {
+                return Permit { of_effect, _of_provider: Some(of_provider) };
+            }
+        }
+    }
+
+    fn is_left_alone(&self, gate: &Gate) -> bool {
+        self.all().get(gate).is_some_and(|upstream| upstream.left_alone_until(Timestamp::now()).is_some())
+    }
+
+    /// Waits for a turn at a gate that goes by these limits now. Cancel-safe.
+    async fn turn(
+        &self,
+        gate: Gate,
+        (limits, breaker): (CallLimits, Breaker),
+        tenant: &TenantId,
+        weight: u32,
+    ) -> Turn {
+        loop {
             let (give, given) = oneshot::channel();
-            self.all()
-                .entry(effect.name.clone())
-                .or_insert_with(|| Upstream {
-                    circuit: Circuit::new(effect.breaker),
-                    pace: effect.limits.rate.map(Pace::new),
-                    turns: Turns::new(effect.limits.per_tenant),
-                    under_way: 0,
-                    most: effect.limits.concurrency,
-                    is_waking: false,
-                    left_alone: None,
-                })
-                .turns
-                .push(tenant, weight, give);
-            self.serve(&effect.name);
-            if let Ok(permit) = given.await {
-                return permit;
+            {
+                let mut all = self.all();
+                let upstream = all.entry(gate.clone()).or_insert_with(|| Upstream::new(limits, breaker));
+                upstream.follow(limits, breaker);
+                upstream.turns.push(tenant, weight, give);
+            }
+            self.serve(&gate);
+            if let Ok(turn) = given.await {
+                return turn;
             }
         }
     }
 
     /// Gives turns as long as there are some.
-    fn serve(&self, effect: &EffectName) {
+    fn serve(&self, gate: &Gate) {
         loop {
             let now = Timestamp::now();
             let mut all = self.all();
-            let Some(upstream) = all.get_mut(effect) else { return };
-            if !upstream.turns.is_somebodys() || upstream.under_way >= upstream.most {
+            let Some(upstream) = all.get_mut(gate) else { return };
+            if !upstream.turns.is_somebodys() || upstream.under_way >= upstream.limits.concurrency {
                 return;
             }
             if let Some(again) = upstream.refuses(now) {
                 if !upstream.is_waking {
                     upstream.is_waking = true;
-                    self.wake(effect, again.since(now).max(Duration::from_millis(1)));
+                    self.wake(gate, again.since(now).max(Duration::from_millis(1)));
                 }
                 return;
             }
@@ -117,29 +155,29 @@ impl Upstreams {
             }
             upstream.under_way += 1;
             drop(all);
-            let (upstreams, effect) = (self.clone(), effect.clone());
+            let (upstreams, gate) = (self.clone(), gate.clone());
             // Where nobody waits any more, the turn is given back by being dropped.
-            let _ = give.send(Permit { upstreams, effect, tenant, verdict: None });
+            let _ = give.send(Turn { upstreams, gate, tenant, verdict: None });
         }
     }
 
     /// Looks again after a while.
-    fn wake(&self, effect: &EffectName, length: Duration) {
-        let (upstreams, effect) = (self.clone(), effect.clone());
+    fn wake(&self, gate: &Gate, length: Duration) {
+        let (upstreams, gate) = (self.clone(), gate.clone());
         tokio::spawn(async move {
             tokio::time::sleep(length).await;
-            if let Some(upstream) = upstreams.all().get_mut(&effect) {
+            if let Some(upstream) = upstreams.all().get_mut(&gate) {
                 upstream.is_waking = false;
             }
-            upstreams.serve(&effect);
+            upstreams.serve(&gate);
         });
     }
 
     /// Tells whether an effect's upstream is left alone now.
     pub(super) fn tell(&self, effect: &EffectName, around: &Surroundings) {
-        if let Some(upstream) = self.all().get_mut(effect) {
+        if let Some(upstream) = self.all().get_mut(&Gate::Effect(effect.clone())) {
             let is_open = !upstream.circuit.is_closed();
-            around.metrics.breaker(effect.as_str(), is_open);
+            around.metrics.effects.breaker(effect.as_str(), is_open);
             match is_open {
                 false => upstream.left_alone = None,
                 true if upstream.left_alone.is_some() => {}
@@ -154,8 +192,8 @@ impl Upstreams {
     /// Tells no more whether an effect's upstream is left alone, since its calls are another replica's from now on. A lane of another
     /// tenant that is still owned tells it with its next call.
     pub(super) fn hush(&self, effect: &EffectName, around: &Surroundings) {
-        if let Some(upstream) = self.all().get_mut(effect) {
-            around.metrics.breaker(effect.as_str(), false);
+        if let Some(upstream) = self.all().get_mut(&Gate::Effect(effect.clone())) {
+            around.metrics.effects.breaker(effect.as_str(), false);
             upstream.left_alone = None;
         }
     }
@@ -164,16 +202,50 @@ impl Upstreams {
     pub(crate) fn left_alone(&self) -> BTreeSet<EffectName> {
         let all = self.all();
         let alone = all.iter().filter(|(_, upstream)| upstream.left_alone.is_some());
-        alone.map(|(effect, _)| effect.clone()).collect()
+        let effects = alone.filter_map(|(gate, _)| match gate {
+            Gate::Effect(effect) => Some(effect.clone()),
+            Gate::Provider(_) => None,
+        });
+        effects.collect()
     }
 }
 
 impl Upstream {
+    fn new(limits: CallLimits, breaker: Breaker) -> Self {
+        Self {
+            limits,
+            breaker,
+            circuit: Circuit::new(breaker),
+            pace: limits.rate.map(Pace::new),
+            turns: Turns::new(limits.per_tenant),
+            under_way: 0,
+            is_waking: false,
+            left_alone: None,
+        }
+    }
+
+    /// Goes by what its provider says now, which a reload may have changed. What is under way counts on.
+    fn follow(&mut self, limits: CallLimits, breaker: Breaker) {
+        if self.limits.rate != limits.rate {
+            self.pace = limits.rate.map(Pace::new);
+        }
+        if self.limits.per_tenant != limits.per_tenant {
+            self.turns.allow(limits.per_tenant);
+        }
+        if self.breaker != breaker {
+            self.circuit = Circuit::new(breaker);
+        }
+        (self.limits, self.breaker) = (limits, breaker);
+    }
+
+    /// When the breaker lets the next call pass, where it lets none now.
+    fn left_alone_until(&self, now: Timestamp) -> Option<Timestamp> {
+        self.circuit.open_until().filter(|until| now < *until)
+    }
+
     /// When to ask again, where no call may be made now.
     fn refuses(&mut self, now: Timestamp) -> Option<Timestamp> {
-        if let Some(until) = self.circuit.open_until()
-            && now < until
-        {
+        if let Some(until) = self.left_alone_until(now) {
             return Some(until);
         }
         if let Some(pace) = &mut self.pace
@@ -183,5 +255,88 @@ impl Upstream {
         }
         // Probes are under way; the next turn is given when one of them ends.
         (!self.circuit.admit(now)).then(|| now + Duration::from_secs(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use workflow::manifest::{Definition, read};
+    use workflow::provider::SharedLimits;
+
+    use super::*;
+
+    const EXAMPLE: &str = include_str!("../../../../libs/workflow/src/manifest/example.yaml");
+
+    /// An effect that may be called so often at a time.
+    fn effect(concurrency: u32) -> Effect {
+        let documents = read("t", EXAMPLE).unwrap_or_else(|problems| panic!("{problems}"));
+        let Definition::Provider(provider) = &documents[1].definition else { panic!("no provider") };
+        let mut effect = Effect::clone(&provider.effects[0]);
+        effect.limits = CallLimits { concurrency, per_tenant: concurrency, rate: None };
+        effect
+    }
+
+    #[tokio::test]
+    async fn effects_of_a_provider_share_its_limits() {
+        let (upstreams, tenant) = (Upstreams::default(), "acme".parse().expect("a tenant"));
+        let limits = CallLimits { concurrency: 2, per_tenant: 2, rate: None };
+        let shared = Arc::new(SharedLimits { provider: "payment".parse().expect("a name"), limits });
+        let one = Effect { shared: Some(Arc::clone(&shared)), ..effect(2) };
+        // The name of an effect may be that of its provider.
+        let other = Effect { name: shared.provider.clone(), ..one.clone() };
+        let first = upstreams.permit(&one, &tenant, 1).await;
+        let second = upstreams.permit(&other, &tenant, 1).await;
+        let waits = upstreams.permit(&other, &tenant, 1);
+        tokio::pin!(waits);
+        assert!(futures_util::poll!(&mut waits).is_pending(), "there may be two of both");
+        drop(first);
+        let third = waits.await;
+        // Who stops waiting for its provider has no turn of its effect either.
+        {
+            let given_up = upstreams.permit(&one, &tenant, 1);
+            tokio::pin!(given_up);
+            assert!(futures_util::poll!(&mut given_up).is_pending());
+        }
+        drop((second, third));
+        drop(tokio::join!(upstreams.permit(&one, &tenant, 1), upstreams.permit(&one, &tenant, 1)));
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_its_provider_while_its_effect_is_left_alone_calls_nobody() {
+        let (upstreams, tenant) = (Upstreams::default(), "acme".parse().expect("a tenant"));
+        let limits = CallLimits { concurrency: 1, per_tenant: 1, rate: None };
+        let provider = "payment".parse().expect("a name");
+        let shared = Some(Arc::new(SharedLimits { provider, limits }));
+        let breaker = Breaker { window: 1, open: Duration::from_secs(3600), ..Breaker::default() };
+        let effect = Effect { shared, breaker, ..effect(3) };
+        let mut first = upstreams.permit(&effect, &tenant, 1).await;
+        let waits = upstreams.permit(&effect, &tenant, 1);
+        tokio::pin!(waits);
+        assert!(futures_util::poll!(&mut waits).is_pending(), "its provider has one at a time");
+        first.note(true);
+        drop(first);
+        assert!(futures_util::poll!(&mut waits).is_pending(), "it is not called");
+        let other = Effect { name: "another".parse().expect("a name"), ..effect.clone() };
+        drop(upstreams.permit(&other, &tenant, 1).await);
+    }
+
+    #[tokio::test]
+    async fn what_a_reload_allows_holds_for_what_waits() {
+        let (upstreams, tenant) = (Upstreams::default(), "acme".parse().expect("a tenant"));
+        let (before, after) = (effect(1), effect(3));
+        let first = upstreams.permit(&before, &tenant, 1).await;
+        let waits = upstreams.permit(&before, &tenant, 1);
+        tokio::pin!(waits);
+        assert!(futures_util::poll!(&mut waits).is_pending(), "there may be one at a time");
+        let (waited, second) = tokio::join!(&mut waits, upstreams.permit(&after, &tenant, 1));
+        // What is under way counts on where there may be fewer again.
+        drop(first);
+        let again = upstreams.permit(&before, &tenant, 1);
+        tokio::pin!(again);
+        assert!(futures_util::poll!(&mut again).is_pending());
+        drop(waited);
+        assert!(futures_util::poll!(&mut again).is_pending());
+        drop(second);
+        drop(again.await);
     }
 }

@@ -30,9 +30,8 @@ pub struct CallAsking {
     pub(super) command: CommandId,
     pub(super) asked: CallWord,
     pub(super) by: Asker,
-    /// Its message.
-    sequence: u64,
-    receipt: Receipt,
+    /// Its message, where it is settled with the answer: not where it was read ahead.
+    message: Option<(u64, Receipt)>,
     back: mpsc::UnboundedSender<Back>,
 }
 
@@ -49,7 +48,7 @@ pub(super) struct Asker {
 #[derive(Debug)]
 pub(super) enum Back {
     /// It was answered.
-    Settled(u64, Receipt),
+    Settled(Option<(u64, Receipt)>),
     /// The call has ended before.
     Ended(Box<CallAsking>),
 }
@@ -67,7 +66,7 @@ impl CallAsking {
         if let Some(to) = &self.by.reply_to {
             answers::answer(around, to, answer).await;
         }
-        let _ = self.back.send(Back::Settled(self.sequence, self.receipt));
+        let _ = self.back.send(Back::Settled(self.message));
     }
 }
 
@@ -92,9 +91,8 @@ impl Owner {
         let by = Asker { request: request_id, request_hash, millis: delivered.stored_millis, reply_to };
         match word {
             EffectWord::Call { command, asked } => {
-                let (sequence, receipt) = (delivered.sequence, delivered.receipt.clone());
-                let back = self.backs_to.clone();
-                self.ask(Box::new(CallAsking { command, asked, by, sequence, receipt, back })).await?;
+                let message = Some((delivered.sequence, delivered.receipt.clone()));
+                self.ask_call(command, asked, by, message).await?;
                 return Ok(false);
             }
             EffectWord::Purge { letter } | EffectWord::Redrive { letter, skip: true } => {
@@ -116,6 +114,30 @@ impl Owner {
             }
         }
         Ok(true)
+    }
+
+    /// Does what a word says of a call that was read ahead of its turn.
+    pub(super) async fn hear_ahead(
+        &mut self,
+        message: WordMessage<EffectWord>,
+        stored_millis: u64,
+    ) -> Result<(), Ended> {
+        let WordMessage { tenant_id: _, request_id, lane: _, word, request_hash, reply_to } = message;
+        // What is said of letters and of the source has its turn.
+        let EffectWord::Call { command, asked } = word else { return Ok(()) };
+        let by = Asker { request: request_id, request_hash, millis: stored_millis, reply_to };
+        self.ask_call(command, asked, by, None).await
+    }
+
+    async fn ask_call(
+        &mut self,
+        command: CommandId,
+        asked: CallWord,
+        by: Asker,
+        message: Option<(u64, Receipt)>,
+    ) -> Result<(), Ended> {
+        let back = self.backs_to.clone();
+        self.ask(Box::new(CallAsking { command, asked, by, message, back })).await
     }
 
     /// Has a call do what somebody asks; answers in its place where it has ended, or never was.
@@ -161,10 +183,12 @@ impl Owner {
     /// Takes note of what became of something that was asked of a call.
     pub(super) async fn back(&mut self, back: Back) -> Result<(), Ended> {
         match back {
-            Back::Settled(sequence, receipt) => {
-                self.source.settle(sequence, false);
-                self.source.tidy();
-                receipt.ack();
+            Back::Settled(message) => {
+                if let Some((sequence, receipt)) = message {
+                    self.source.settle(sequence, false);
+                    self.source.tidy();
+                    receipt.ack();
+                }
                 Ok(())
             }
             Back::Ended(asking) => self.ask(asking).await,
@@ -236,7 +260,8 @@ impl Owner {
         let answer = WordAnswer::new(&by.request_hash, WordOutcome::Applied);
         self.answer(by, answer, vec![Expect::Absent(row(&Key::effect(id)))], ops, sequence).await?;
         self.count_gone(&key, true).await?;
-        self.begin(id, None);
+        // What a person has taken in again is that person's to decide.
+        self.begin(id, None, self.open.add());
         Ok(())
     }
 

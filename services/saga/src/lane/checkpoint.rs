@@ -1,5 +1,7 @@
 //! How far a source was read, as it is kept, and what the stream says to that.
 
+use std::fmt;
+
 use broker::{StoredMessage, StreamState};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -64,8 +66,44 @@ pub enum Verdict {
     GoesOn,
     /// It is as it was, but for so many messages that are gone before they were read.
     Expired(u64),
-    /// It went back, or is another one: why.
-    WentBack(&'static str),
+    /// It went back, or is another one.
+    WentBack(Loss),
+}
+
+/// What shows that a stream lost messages that were read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// It was made after the one that was read.
+    MadeAnew,
+    /// It ends before the position.
+    Shorter,
+    /// It has another message where the last one was that was read: its sequences are used again.
+    OtherMessage,
+}
+
+impl Loss {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::MadeAnew, Self::Shorter, Self::OtherMessage];
+
+    /// As metrics call it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::MadeAnew => "made_anew",
+            Self::Shorter => "shorter",
+            Self::OtherMessage => "other_message",
+        }
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::MadeAnew => "the stream was made anew",
+            Self::Shorter => "its end is before the position",
+            Self::OtherMessage => "another message has the sequence of the last one read",
+        })
+    }
 }
 
 impl Checkpoint {
@@ -85,16 +123,16 @@ impl Checkpoint {
     #[must_use]
     pub fn compare(&self, stream: &StreamState, at_anchor: Option<&StoredMessage>) -> Verdict {
         if self.incarnation != stream.incarnation {
-            return Verdict::WentBack("the stream was made anew");
+            return Verdict::WentBack(Loss::MadeAnew);
         }
         if stream.last_sequence < self.position {
-            return Verdict::WentBack("its end is before the position");
+            return Verdict::WentBack(Loss::Shorter);
         }
         // Where no message is at the anchor, it was deleted or is too old: what comes behind it is as it was.
         if let (Some(anchor), Some(message)) = (&self.anchor, at_anchor)
             && !anchor.is_of(message)
         {
-            return Verdict::WentBack("another message has the sequence of the last one read");
+            return Verdict::WentBack(Loss::OtherMessage);
         }
         match stream.first_sequence.checked_sub(self.position + 1) {
             Some(gone) if gone > 0 && self.position > 0 => Verdict::Expired(gone),
@@ -187,13 +225,9 @@ mod tests {
             (stream(1, 10, 9), None, Verdict::GoesOn),
             (stream(1, 8, 20), None, Verdict::GoesOn),
             (stream(1, 13, 20), None, Verdict::Expired(3)),
-            (stream(2, 1, 9), Some(&same), Verdict::WentBack("the stream was made anew")),
-            (stream(1, 1, 8), Some(&same), Verdict::WentBack("its end is before the position")),
-            (
-                stream(1, 1, 20),
-                Some(&other),
-                Verdict::WentBack("another message has the sequence of the last one read"),
-            ),
+            (stream(2, 1, 9), Some(&same), Verdict::WentBack(Loss::MadeAnew)),
+            (stream(1, 1, 8), Some(&same), Verdict::WentBack(Loss::Shorter)),
+            (stream(1, 1, 20), Some(&other), Verdict::WentBack(Loss::OtherMessage)),
         ] {
             assert_eq!(read.compare(&stream, found), expected, "{stream:?}");
         }

@@ -11,17 +11,19 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use model::{CommandId, CorrelationId};
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use workflow::Json;
 use workflow::input::{CommandResult, Outcome};
+use workflow::trace::TraceParent;
 
 use super::Pauses;
+use super::bounds::TENANT_COMMANDS_MAX;
 use super::relay::OutboxRow;
 use super::rows::Rows;
-use crate::health::Health;
+use crate::spans::{About, Begun};
 
-/// Commands that are submitted at a time.
-const AT_ONCE: usize = 32;
+/// Commands of a lane that are under way, those among them that wait for a turn of their tenant or are to be submitted again.
+const AT_ONCE: usize = TENANT_COMMANDS_MAX;
 
 /// A command for an aggregate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,6 +82,8 @@ pub struct Answered {
     pub correlation: CorrelationId,
     /// Its end.
     pub result: CommandResult,
+    /// Its place in its trace.
+    pub cause: Option<TraceParent>,
 }
 
 /// Submits commands until nobody orders any more.
@@ -103,14 +107,15 @@ impl Commands {
         let mut known: HashMap<u64, usize> = HashMap::new();
         let mut bytes = 0;
         let mut working = FuturesUnordered::new();
+        let turns = self.rows.around().bounds.commands_of(self.rows.lane.tenant());
         loop {
             self.rows.backlog().note_for_gateway(known.len(), bytes);
             while working.len() < AT_ONCE
                 && let Some(correlation) = ready.pop_front()
                 && let Some((number, item)) = lines.get_mut(&correlation).and_then(VecDeque::pop_front)
             {
-                let health = self.rows.around().health.clone();
-                working.push(submit(Arc::clone(&self.gateway), number, item, health));
+                let (gateway, turns) = (Arc::clone(&self.gateway), Arc::clone(&turns));
+                working.push(submit(gateway, number, item, (turns, &self.rows)));
             }
             tokio::select! {
                 Some(answered) = working.next(), if !working.is_empty() => {
@@ -144,14 +149,24 @@ impl Commands {
 }
 
 /// Submits a command until it has an answer.
-async fn submit(gateway: Arc<dyn Gateway>, number: u64, item: OutboxRow, health: Health) -> Answered {
-    let OutboxRow { correlation, body, id, .. } = item;
-    let command: Result<AggregateCommand, _> = serde_json::from_str(&body);
+async fn submit(
+    gateway: Arc<dyn Gateway>,
+    number: u64,
+    item: OutboxRow,
+    (turns, rows): (Arc<Semaphore>, &Rows),
+) -> Answered {
+    let OutboxRow { correlation, body, id, ordered_by, .. } = item;
+    let command: Result<AggregateCommand, _> = serde_json::from_str(body.as_str());
+    let (begun, health) = (Begun::work(), &rows.around().health);
+    let traceparent = command.as_ref().ok().and_then(|command| command.traceparent.clone());
     let result = match (command, id.parse()) {
         (Ok(command), Ok(id)) => {
             let (mut pauses, mut lack) = (Pauses::default(), None);
             loop {
+                // Lanes of a tenant take turns; who pauses has none. Nobody closes it.
+                let turn = turns.acquire().await;
                 let answer = gateway.submit(&command).await;
+                drop(turn);
                 service::crash_point("command.sent");
                 match answer {
                     GatewayAnswer::Done(payload) => break result(id, Outcome::Succeeded, payload),
@@ -176,7 +191,11 @@ async fn submit(gateway: Arc<dyn Gateway>, number: u64, item: OutboxRow, health:
             result(id, Outcome::Failed, Json::object([("code", Json::text("damaged"))]))
         }
     };
-    Answered { number, correlation, result }
+    if let Some(about) = About::of(rows, &correlation) {
+        begun.work_sent(about, (result.command, None), traceparent.as_deref(), ordered_by);
+    }
+    let cause = traceparent.as_deref().and_then(TraceParent::read);
+    Answered { number, correlation, result, cause }
 }
 
 const fn result(command: CommandId, outcome: Outcome, payload: Json) -> CommandResult {

@@ -12,7 +12,8 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
 use model::{CorrelationId, SagaName};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
 use store::Op;
 use tokio::sync::mpsc;
 use tokio::time::Instant as Moment;
@@ -22,6 +23,8 @@ use workflow::{Key, Lane};
 
 use super::rows::{Rows, row};
 use super::{Ended, Pauses};
+use crate::health::Lack;
+use crate::spans::{About, Begun, OrderedBy};
 
 /// Messages that are under way at a time.
 const IN_FLIGHT_MAX: usize = 256;
@@ -56,7 +59,51 @@ pub struct OutboxRow {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
     /// Its body: JSON.
-    pub body: String,
+    pub body: Body,
+    /// What ordered it, where that was since the lane was taken.
+    #[serde(skip)]
+    pub ordered_by: Option<OrderedBy>,
+}
+
+/// A body of JSON, which stands in its row as what it is: as a text within a text it would grow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Body(String);
+
+impl Body {
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Counts its bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns whether it has no text at all, which no JSON has.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Serialize for Body {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        serde_json::from_str::<&RawValue>(&self.0).map_err(serde::ser::Error::custom)?.serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for Body {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let raw = Box::<RawValue>::deserialize(from)?;
+        // Rows of versions before have it as a text. No body is one itself.
+        if raw.get().starts_with('"') {
+            return serde_json::from_str(raw.get()).map(Self).map_err(serde::de::Error::custom);
+        }
+        Ok(Self(String::from(Box::<str>::from(raw))))
+    }
 }
 
 /// A word for the relay.
@@ -85,12 +132,16 @@ struct Outbox {
     waiting: VecDeque<(u64, OutboxRow)>,
     /// Rows that are under way, in order.
     under_way: VecDeque<(u64, OutboxRow)>,
+    /// Spans of those, which were begun.
+    begun: VecDeque<Begun>,
     /// Rows whose messages the broker has.
     confirmed: Vec<u64>,
     /// Bytes of the bodies of rows that wait or are under way.
     bytes: usize,
     /// Number of a row that was the first, and since when it is.
     first: Option<(u64, Instant)>,
+    /// Tells that the server refuses the first row, where it does.
+    refused: Option<Lack>,
 }
 
 impl Outbox {
@@ -122,6 +173,7 @@ impl Outbox {
 
     /// Has everything that is under way sent again, in order.
     fn again(&mut self) {
+        self.begun.clear();
         while let Some(item) = self.under_way.pop_back() {
             self.waiting.push_front(item);
         }
@@ -165,10 +217,9 @@ impl Relay {
                     Some(Ok(_)) => {
                         service::crash_point("relay.confirmed");
                         pauses = Pauses::default();
+                        outbox.refused = None;
                         self.rows.around().metrics.relayed.inc();
-                        if let Some(row) = outbox.under_way.pop_front() {
-                            outbox.confirm(row);
-                        }
+                        self.confirmed(&mut outbox);
                     }
                     Some(Err(error)) => {
                         self.failed(&error, &mut outbox);
@@ -190,6 +241,16 @@ impl Relay {
                 () = tokio::time::sleep_until(pause.unwrap_or_else(Moment::now)), if pause.is_some() => pause = None,
             }
         }
+    }
+
+    /// Takes note that the broker has the message of the first row that is under way.
+    fn confirmed(&self, outbox: &mut Outbox) {
+        let begun = outbox.begun.pop_front();
+        let Some((number, item)) = outbox.under_way.pop_front() else { return };
+        if let (Some(begun), Some(about)) = (begun, About::of(&self.rows, &item.correlation)) {
+            begun.message_sent(about, item.body.as_str(), item.ordered_by);
+        }
+        outbox.confirm((number, item));
     }
 
     /// Reads all rows once more, but for those that are only to be removed.
@@ -235,6 +296,7 @@ impl Relay {
         while publishing.len() < IN_FLIGHT_MAX
             && let Some((number, item)) = outbox.waiting.pop_front()
         {
+            let begun = Begun::work();
             let sent = self.rows.around().broker.publish(item.outgoing()).await;
             service::crash_point("relay.published");
             if matches!(self.rows.lane, Lane::Effect { .. }) {
@@ -244,6 +306,7 @@ impl Relay {
                 Ok(answer) => {
                     publishing.push_back(answer);
                     outbox.under_way.push_back((number, item));
+                    outbox.begun.push_back(begun);
                 }
                 Err(error) => {
                     outbox.waiting.push_front((number, item));
@@ -255,17 +318,24 @@ impl Relay {
         Ok(())
     }
 
-    /// Tells why something was not sent. What never can be is given up, so that it is in nobody's way.
+    /// Tells why something was not sent. What the server refuses waits as well, until somebody has it take more: nothing that was
+    /// committed is given up.
     fn failed(&self, error: &BrokerError, outbox: &mut Outbox) {
         let lane = &self.rows.lane;
-        if matches!(error, BrokerError::TooLarge { .. } | BrokerError::Refused { .. })
-            && outbox.under_way.is_empty()
-        {
-            if let Some((number, item)) = outbox.waiting.pop_front() {
-                tracing::error!(%lane, subject = item.subject, "a message can never be sent and is given up: {error}");
-                outbox.confirm((number, item));
+        // Subjects have tenants in them, and anybody may ask what is wrong.
+        let why = match error {
+            BrokerError::TooLarge { size, most, .. } => Some(format!(
+                "a message of {size} bytes waits, and the server takes {most}: raise max_payload in its configuration"
+            )),
+            BrokerError::Refused { .. } => {
+                Some("a message is refused and waits; the log says why".to_owned())
             }
-            return;
+            _ => None,
+        };
+        if let Some(why) = why {
+            // The former one is kept until there is another, so that nobody looks in between.
+            let lack = self.rows.around().health.lack("nats server", &why);
+            outbox.refused = Some(lack);
         }
         tracing::warn!(%lane, "work is not sent: {error}; it is sent again");
     }
@@ -295,8 +365,8 @@ impl OutboxRow {
             // Any text may be a correlation, and not every text is a header.
             (message::CORRELATION.to_owned(), workflow::key::part(correlation.as_str())),
         ]);
-        let body = String::from_utf8_lossy(body).into_owned();
-        Self { to: Destination::Broker, correlation, subject, id, headers, body }
+        let body = Body(String::from_utf8_lossy(body).into_owned());
+        Self { to: Destination::Broker, correlation, subject, id, headers, body, ordered_by: None }
     }
 
     fn outgoing(&self) -> Outgoing {
@@ -306,7 +376,7 @@ impl OutboxRow {
             subject: self.subject.clone(),
             message_id: self.id.clone(),
             headers,
-            payload: Bytes::copy_from_slice(self.body.as_bytes()),
+            payload: Bytes::copy_from_slice(self.body.as_str().as_bytes()),
         }
     }
 }

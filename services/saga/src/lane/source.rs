@@ -12,33 +12,35 @@ use workflow::instance::encode;
 use workflow::subject::Source;
 use workflow::{Key, Lane};
 
+use super::bounds::{InFlight, Share};
 use super::checkpoint::{Anchor, Checkpoint, Verdict};
 use super::rows::{Rows, row};
 use super::{Ended, Pauses, Surroundings};
-use crate::metrics::{Readings, SourceReading};
+use crate::health::Lack;
+use crate::metrics::SourceReading;
 
-/// Messages and bytes that one pull may bring.
-const PULL: PullLimit = PullLimit { messages: 64, bytes: 4 * 1024 * 1024 };
+/// Messages and bytes that one pull may bring: few, since they are counted as bytes in flight once they have come. Idle lanes have pulls
+/// as well, so that nothing can be counted before. A larger message is pulled alone.
+pub(crate) const PULL: PullLimit = PullLimit { messages: 64, bytes: 256 * 1024 };
 /// Deliveries that are acknowledged late at most.
 const ACK_PENDING_MAX: u32 = 256;
-/// How long the server waits before it delivers again.
-const ACK_WAIT: Duration = Duration::from_secs(30);
+/// How long a server waits before it delivers again what was not acknowledged.
+pub const ACK_WAIT: Duration = Duration::from_secs(30);
 /// A position that no commit has is noted at most once in such a time: messages that are nothing to a lane make none.
 const NOTE_EACH: Duration = Duration::from_secs(1);
 /// One that moves with the messages of others only: of a quiet source among many that are not.
 const PASSED_EACH: Duration = Duration::from_secs(60);
 
 /// What a source brings to its owner.
-#[derive(Debug)]
-pub enum Brought {
+pub(crate) enum Brought {
     /// Its cursor was made, from this checkpoint on.
     Opened(Checkpoint),
     /// A message.
-    Message(Box<Delivered>),
+    Message(Box<Delivered>, InFlight),
     /// How far the broker has looked while there was none.
     Passed(Passed),
     /// Its cursor is gone; it is made anew when its owner says so.
-    Lost(String),
+    Lost,
 }
 
 /// A source, for its owner.
@@ -71,13 +73,8 @@ pub struct SourceState {
 impl SourceState {
     /// A source that was not opened yet.
     #[must_use]
-    pub fn new(source: Source, stream: &str, lane: &Lane, readings: &Readings) -> Self {
+    pub fn new(source: Source, stream: &str, lane: &Lane, reading: SourceReading) -> Self {
         let consumer = source.consumer(lane);
-        let saga = match lane {
-            Lane::Saga { saga, .. } => saga.as_str(),
-            Lane::Effect { .. } => "",
-        };
-        let reading = readings.source(saga, &source.to_string());
         Self {
             source,
             stream: stream.to_owned(),
@@ -137,6 +134,12 @@ impl SourceState {
         if let Some(cursor) = &mut self.cursor {
             cursor.pass(passed.sequence, passed.count);
         }
+    }
+
+    /// The last sequence up to which everything is settled; 0 without a cursor.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.cursor.as_ref().map_or(0, Cursor::position)
     }
 
     /// Returns whether there is a cursor that delivers.
@@ -228,7 +231,7 @@ pub enum ReadWord {
 /// Reads a source and brings what it gives, until it is told to stop or nobody takes it any more. After each cursor that was lost it
 /// waits until its owner has nothing of it under way: what is still committed must not note a position of that cursor behind those
 /// of the next.
-pub struct Reading {
+pub(crate) struct Reading {
     /// Rows of the lane.
     pub rows: std::sync::Arc<Rows>,
     /// What is read.
@@ -239,6 +242,8 @@ pub struct Reading {
     pub number: usize,
     /// Reading begins here where nothing was read yet: a moment in milliseconds since 1970, or the beginning.
     pub since: Option<u64>,
+    /// The source's part of the bytes that may be in flight.
+    pub share: Share,
     /// Where it is brought to.
     pub to: mpsc::Sender<(usize, Brought)>,
     /// Words of the owner.
@@ -252,7 +257,7 @@ impl Reading {
     ///
     /// # Errors
     /// [`Ended`], where the lane has to be given up.
-    pub async fn run(mut self) -> Result<(), Ended> {
+    pub(crate) async fn run(mut self) -> Result<(), Ended> {
         let stop = self.stop.clone();
         tokio::select! {
             () = stop.cancelled() => Ok(()),
@@ -261,11 +266,16 @@ impl Reading {
     }
 
     async fn read(&mut self) -> Result<(), Ended> {
+        // At a first start streams are made while lanes are taken: a stream that is not there yet is nothing to tell.
+        self.rows.around().streams_made.wait().await;
         let mut pauses = Pauses::default();
         let mut reason = "taken";
+        // Tells that nothing can be read, as long as that is so.
+        let mut lack: Option<Lack> = None;
         loop {
             let why = match self.open(reason).await? {
                 Ok((checkpoint, mut deliveries)) => {
+                    drop(lack.take());
                     if self.bring(Brought::Opened(checkpoint)).await.is_err() {
                         return Ok(());
                     }
@@ -280,11 +290,15 @@ impl Reading {
                 }
                 Err(error) => {
                     reason = "failed";
+                    // The former one is kept until there is another, so that nobody looks in between.
+                    let told = self.lacking(&error);
+                    drop(std::mem::replace(&mut lack, told));
                     error.to_string()
                 }
             };
-            tracing::info!(lane = %self.rows.lane, source = %self.source, "its cursor is made anew: {why}");
-            if self.bring(Brought::Lost(why)).await.is_err() {
+            let (lane, source) = (&self.rows.lane, &self.source);
+            tracing::info!(%lane, %source, stream = self.stream, "its cursor is made anew: {why}");
+            if self.bring(Brought::Lost).await.is_err() {
                 return Ok(());
             }
             loop {
@@ -297,6 +311,22 @@ impl Reading {
             }
             tokio::time::sleep(pauses.next()).await;
         }
+    }
+
+    /// Tells that nothing can be read, where that is not for want of a connection, which is told anyway. The stream of aggregates
+    /// is not ours to make: without it no event comes, and no timer fires.
+    fn lacking(&self, error: &BrokerError) -> Option<Lack> {
+        let why = match error {
+            BrokerError::Unavailable { .. } => return None,
+            BrokerError::NotThere { .. } => error.to_string(),
+            BrokerError::Full { .. } => {
+                "it has as many consumers as it may have: raise its max_consumers, or have fewer lanes"
+                    .to_owned()
+            }
+            // Names of consumers have tenants in them, and anybody may ask what is wrong.
+            _ => "consumers of it cannot be made; the log says why".to_owned(),
+        };
+        Some(self.rows.around().health.lack(&format!("stream {}", self.stream), &why))
     }
 
     /// Brings messages until there are no more; gives why, as metrics call it and for people, or nothing where nobody takes them.
@@ -312,10 +342,11 @@ impl Reading {
                     let passed = *passed.borrow_and_update();
                     self.bring(Brought::Passed(passed)).await.ok()?;
                 }
-                message = deliveries.next(PULL) => match message {
+                message = next(&self.share, deliveries) => match message {
                     Ok(message) => {
                         service::crash_point("event.pulled");
-                        self.bring(Brought::Message(Box::new(message))).await.ok()?;
+                        let in_flight = self.share.take(message.payload.len()).await;
+                        self.bring(Brought::Message(Box::new(message), in_flight)).await.ok()?;
                     }
                     Err(lost) => return Some((reason_of(&lost), lost.to_string())),
                 }
@@ -329,7 +360,7 @@ impl Reading {
 
     /// Makes the cursor, behind what was read.
     async fn open(&self, why: &str) -> Result<Result<(Checkpoint, Box<dyn Deliveries>), BrokerError>, Ended> {
-        let Surroundings { broker, metrics, .. } = self.rows.around();
+        let Surroundings { broker, metrics, ack_wait, .. } = self.rows.around();
         let stream = match broker.stream(&self.stream).await {
             Ok(Some(stream)) => stream,
             Ok(None) => return Ok(Err(BrokerError::NotThere { stream: self.stream.clone() })),
@@ -355,9 +386,10 @@ impl Reading {
                     tracing::error!(%lane, %source, stream = self.stream, gone, "messages are gone before they were read");
                     kept.clone()
                 }
-                Verdict::WentBack(why) => {
-                    metrics.stream_went_back.inc();
-                    tracing::error!(%lane, %source, stream = self.stream, "the stream went back: {why}; it is read again");
+                Verdict::WentBack(loss) => {
+                    metrics.stream_went_back(&self.stream, loss);
+                    let why = loss.as_str();
+                    tracing::error!(%lane, %source, stream = self.stream, why, "the stream went back: {loss}; it is read again");
                     kept.back(stream.incarnation)
                 }
             },
@@ -378,12 +410,18 @@ impl Reading {
         let spec = CursorSpec {
             description: format!("mycora {lane}, epoch {}", self.rows.epoch()),
             max_ack_pending: ACK_PENDING_MAX,
-            ack_wait: ACK_WAIT,
+            ack_wait: *ack_wait,
             ..CursorSpec::new(&self.stream, &consumer, &source.filter(lane.tenant()), start)
         };
         metrics.cursor_resets.with_label_values(&[why]).inc();
         Ok(broker.open(&spec).await.map(|deliveries| (checkpoint, deliveries)))
     }
+}
+
+/// Pulls the next message once there is room for one. Cancel-safe.
+async fn next(share: &Share, deliveries: &mut dyn Deliveries) -> Result<Delivered, Lost> {
+    share.ready().await;
+    deliveries.next(PULL).await
 }
 
 /// Why deliveries have ended, as metrics call it.

@@ -2,8 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use model::SagaStatus;
+use model::{SagaStatus, TenantId};
 use prometheus::{IntGauge, IntGaugeVec};
+
+use super::{ByTenant, Names};
 
 /// Something that a lane keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,8 +79,20 @@ impl Census {
 
 /// Gauges of what owned lanes keep together. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct CensusGauges(Arc<Gauges>);
+pub struct CensusGauges(Arc<Families>);
 
+#[derive(Debug)]
+struct Families {
+    by_tenant: Arc<ByTenant>,
+    instances: IntGaugeVec,
+    letters: IntGaugeVec,
+    stuck: IntGaugeVec,
+    parked_keys: IntGauge,
+    kept: IntGauge,
+    timers: IntGauge,
+}
+
+/// Gauges of the lanes of a tenant, or of all.
 #[derive(Debug)]
 struct Gauges {
     each: [IntGauge; Counted::ALL.len()],
@@ -87,35 +101,53 @@ struct Gauges {
 }
 
 impl CensusGauges {
-    /// Registers them by these ways to make a gauge, and one of several by a label.
-    pub(super) fn new(
-        gauge: impl Fn(&str, &str) -> Result<IntGauge, prometheus::Error>,
-        gauges: impl Fn(&str, &str, &[&str]) -> Result<IntGaugeVec, prometheus::Error>,
-    ) -> Result<Self, prometheus::Error> {
-        let instances = gauges(
-            "instances",
-            "Instances of owned lanes by status; `ended`: for the seven days that their journal is kept",
-            &["status"],
-        )?;
-        let instances = |status: &str| instances.with_label_values(&[status]);
+    /// Registers them.
+    pub(super) fn new(names: &Names<'_>) -> Result<Self, prometheus::Error> {
+        let by_tenant = names.by_tenant;
+        let of_tenants =
+            |name: &str, help: &str, labels: &[&str]| names.gauges(name, help, &by_tenant.labels(labels));
+        let families = Self(Arc::new(Families {
+            by_tenant: Arc::clone(by_tenant),
+            instances: of_tenants(
+                "instances",
+                "Instances of owned lanes by status; `ended`: for the seven days that their journal is kept",
+                &["status"],
+            )?,
+            letters: of_tenants("letters", "Dead letters of owned lanes", &[])?,
+            stuck: of_tenants("stuck", "Instances of owned lanes that need a person", &[])?,
+            parked_keys: names
+                .gauge("parked_keys", "Correlations of owned lanes that wait behind a dead letter")?,
+            kept: names.gauge("kept", "Events of owned lanes that came before their step")?,
+            timers: names.gauge("timers", "Timers of owned lanes that are set")?,
+        }));
+        if by_tenant.labels(&[]).is_empty() {
+            // Shown from the beginning.
+            drop(families.of(&TenantId::single()));
+        }
+        Ok(families)
+    }
+
+    /// The gauges of lanes of a tenant.
+    fn of(&self, tenant: &TenantId) -> Gauges {
+        let Families { by_tenant, instances, letters, stuck, parked_keys, kept, timers } = &*self.0;
+        let instances = |status: &str| instances.with_label_values(&by_tenant.values(&[status], tenant));
         let each = [
             instances(SagaStatus::Running.as_str()),
             instances(SagaStatus::Compensating.as_str()),
             instances(SagaStatus::Stuck.as_str()),
             instances("ended"),
-            gauge("letters", "Dead letters of owned lanes")?,
-            gauge("parked_keys", "Correlations of owned lanes that wait behind a dead letter")?,
-            gauge("kept", "Events of owned lanes that came before their step")?,
-            gauge("timers", "Timers of owned lanes that are set")?,
+            letters.with_label_values(&by_tenant.values(&[], tenant)),
+            parked_keys.clone(),
+            kept.clone(),
+            timers.clone(),
         ];
-        let stuck = gauge("stuck", "Instances of owned lanes that need a person")?;
-        Ok(Self(Arc::new(Gauges { each, stuck })))
+        Gauges { each, stuck: stuck.with_label_values(&by_tenant.values(&[], tenant)) }
     }
 
-    /// Adds what a lane keeps that was taken just now.
+    /// Adds what a lane of a tenant keeps that was taken just now.
     #[must_use]
-    pub fn lane(&self, census: &Census) -> LaneCensus {
-        let lane = LaneCensus { gauges: self.clone(), now: Mutex::default() };
+    pub fn lane(&self, tenant: &TenantId, census: &Census) -> LaneCensus {
+        let lane = LaneCensus { gauges: self.of(tenant), now: Mutex::default() };
         lane.change(census);
         lane
     }
@@ -124,7 +156,7 @@ impl CensusGauges {
 /// What one lane keeps. Nobody's any more once it is dropped.
 #[derive(Debug)]
 pub struct LaneCensus {
-    gauges: CensusGauges,
+    gauges: Gauges,
     now: Mutex<Census>,
 }
 
@@ -147,9 +179,9 @@ impl LaneCensus {
             // What was committed without an answer may not have been counted.
             let after = before.saturating_add(change.of(what)).max(0);
             now.0[what as usize] = after;
-            self.gauges.0.each[what as usize].add(after - before);
+            self.gauges.each[what as usize].add(after - before);
             if what == Counted::Stuck {
-                self.gauges.0.stuck.add(after - before);
+                self.gauges.stuck.add(after - before);
             }
         }
     }
@@ -164,14 +196,13 @@ impl Drop for LaneCensus {
 
 #[cfg(test)]
 mod tests {
-    use prometheus::Opts;
+    use prometheus::Registry;
 
     use super::*;
 
-    fn gauges() -> CensusGauges {
-        let vector =
-            |name: &str, help: &str, labels: &[&str]| IntGaugeVec::new(Opts::new(name, help), labels);
-        CensusGauges::new(|name, help| IntGauge::new(name, help), vector).expect("names")
+    fn gauges(by_tenant: bool) -> CensusGauges {
+        let (registry, by_tenant) = (&Registry::new(), &Arc::new(ByTenant::new(by_tenant)));
+        CensusGauges::new(&Names { registry, by_tenant }).expect("names")
     }
 
     fn census(counts: &[(Counted, usize)]) -> Census {
@@ -189,14 +220,15 @@ mod tests {
 
     #[test]
     fn lanes_are_summed_up_and_go_with_their_owners() {
-        let gauges = gauges();
-        let told = |what: Counted| gauges.0.each[what as usize].get();
-        let one = gauges.lane(&census(&[(Counted::Stuck, 2), (Counted::Timers, 5)]));
-        let other = gauges.lane(&census(&[(Counted::Stuck, 1), (Counted::Kept, 1)]));
+        let (gauges, tenant) = (gauges(false), TenantId::single());
+        let all = gauges.of(&tenant);
+        let told = |what: Counted| all.each[what as usize].get();
+        let one = gauges.lane(&tenant, &census(&[(Counted::Stuck, 2), (Counted::Timers, 5)]));
+        let other = gauges.lane(&tenant, &census(&[(Counted::Stuck, 1), (Counted::Kept, 1)]));
         let mut change = census(&[(Counted::Running, 1)]);
         change.remove(Counted::Stuck, 1);
         one.change(&change);
-        assert_eq!((told(Counted::Stuck), gauges.0.stuck.get(), told(Counted::Running)), (2, 2, 1));
+        assert_eq!((told(Counted::Stuck), all.stuck.get(), told(Counted::Running)), (2, 2, 1));
         // One that was not counted is not taken from another lane.
         let mut change = Census::default();
         change.remove(Counted::Timers, 9);
@@ -205,6 +237,19 @@ mod tests {
         drop(one);
         assert_eq!((told(Counted::Stuck), told(Counted::Running), told(Counted::Kept)), (1, 0, 1));
         drop(other);
-        assert!(Counted::ALL.into_iter().all(|what| told(what) == 0) && gauges.0.stuck.get() == 0);
+        assert!(Counted::ALL.into_iter().all(|what| told(what) == 0) && all.stuck.get() == 0);
+    }
+
+    #[test]
+    fn tenants_are_told_apart_where_that_is_wanted() {
+        let [a, b] = ["a", "b"].map(|tenant| tenant.parse().expect("a tenant"));
+        for (by_tenant, expected) in [(true, (2, 1, 5)), (false, (3, 3, 5))] {
+            let gauges = gauges(by_tenant);
+            let one = gauges.lane(&a, &census(&[(Counted::Stuck, 2), (Counted::Timers, 4)]));
+            let other = gauges.lane(&b, &census(&[(Counted::Stuck, 1), (Counted::Timers, 1)]));
+            let timers = gauges.of(&a).each[Counted::Timers as usize].get();
+            assert_eq!((gauges.of(&a).stuck.get(), gauges.of(&b).stuck.get(), timers), expected);
+            drop((one, other));
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Beats: once a second a replica says that it lives, and hears who else does and what was decided beside the lanes.
+//! Beats: twice a second a replica says that it lives, and hears who else does and what was decided beside the lanes.
 //!
 //! A replica that was not heard of for [`LEASE`] is lost to the others, and they take its lanes. It knows that by its own clock, and
 //! gives them up itself: what it still commits is fenced, so nothing rests on both knowing it at once.
@@ -16,11 +16,13 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use workflow::placement::Member;
 
+use super::clock_watch::ClockWatch;
 use super::decided::Decided;
 use super::{Identity, Role};
+use crate::metrics::Metrics;
 
-/// Time from one beat to the next.
-pub const BEAT_EACH: Duration = Duration::from_secs(1);
+/// Time from one beat to the next. A lane that is given up rests until the next replica has heard of it: less than a second.
+pub const BEAT_EACH: Duration = Duration::from_millis(500);
 /// Time after its last beat at which a replica is lost.
 pub const LEASE: Duration = Duration::from_secs(5);
 /// A beat that has no answer for so long is given up.
@@ -61,6 +63,7 @@ pub struct Beats {
     store: Arc<dyn KvStore>,
     identity: Identity,
     role: Role,
+    metrics: Arc<Metrics>,
     view: watch::Sender<Arc<View>>,
     beats: watch::Sender<u64>,
     /// Asks for a beat at once.
@@ -77,14 +80,15 @@ struct Pulse {
     decided: Arc<Decided>,
     /// Their revision then; none before.
     revision: Option<u64>,
+    clock: ClockWatch,
 }
 
 impl Beats {
     /// Beats of a replica that has not begun.
     #[must_use]
-    pub fn new(store: Arc<dyn KvStore>, identity: Identity, role: Role) -> Self {
+    pub fn new(store: Arc<dyn KvStore>, identity: Identity, role: Role, metrics: &Arc<Metrics>) -> Self {
         let (view, beats) = (watch::Sender::default(), watch::Sender::default());
-        Self { store, identity, role, view, beats, soon: Notify::new() }
+        Self { store, identity, role, metrics: Arc::clone(metrics), view, beats, soon: Notify::new() }
     }
 
     /// Name of the replica, and its session.
@@ -120,7 +124,8 @@ impl Beats {
         let mut ticks = tokio::time::interval(BEAT_EACH);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (decided, revision) = (Arc::default(), None);
-        let mut pulse = Pulse { last: None, is_lapsed: false, lapses: 0, decided, revision };
+        let clock = ClockWatch::default();
+        let mut pulse = Pulse { last: None, is_lapsed: false, lapses: 0, decided, revision, clock };
         let mut is_known_draining = false;
         loop {
             tokio::select! {
@@ -186,6 +191,7 @@ impl Beats {
                 return;
             }
         };
+        self.watch_clock(pulse, sent, &living);
         if living.is_displaced {
             let name = &self.identity.name;
             let why = format!(
@@ -218,6 +224,15 @@ impl Beats {
             is_new
         });
         self.beats.send_modify(|number| *number += 1);
+    }
+
+    /// Raises an alarm where the store's clock was set back from one beat to the next, which was `sent` at this moment.
+    fn watch_clock(&self, pulse: &mut Pulse, sent: Instant, living: &Living) {
+        if let Some(back) = pulse.clock.note(sent, Instant::now(), living.now) {
+            self.metrics.clock_went_back.inc();
+            let whose = if self.store.caps().shared { "of Redis" } else { "of this machine" };
+            tracing::error!("the clock {whose} was set back by {back:?}: timers fire so much later");
+        }
     }
 
     /// Takes note that the others may have lost this replica, so that it gives up what it has.

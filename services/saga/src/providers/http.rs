@@ -13,7 +13,9 @@ use ::http::header::{self, HeaderName, HeaderValue};
 use ::http::uri::Scheme;
 use ::http::{Method, Uri};
 use async_trait::async_trait;
-use egress::{Ask, Cause, Denied, Departure, Hosts, Reply, Rule, Trust, is_of_connection, send_once};
+use egress::{
+    Ask, Cause, Denied, Departure, Hosts, Reply, Resolve, Rule, Trust, is_of_connection, send_once,
+};
 use service::error_chain;
 use workflow::Json;
 use workflow::formula::NoValue;
@@ -22,7 +24,7 @@ use workflow::provider::{
     Call as CallKind, HttpAuth, HttpCall, HttpTransport, Request, SecretName, TextOrSecret, Unknown,
 };
 
-use self::answer::{Heard, answer_to_ask, answer_to_call};
+use self::answer::{Heard, Lead, answer_to_ask, answer_to_call};
 use super::{Call, Provider};
 use crate::secrets::{SecretError, Secrets};
 
@@ -120,6 +122,12 @@ impl HttpProvider {
         })
     }
 
+    /// Has another resolver than the system's say where names lead.
+    #[must_use]
+    pub fn resolved_by(self, resolver: Arc<dyn Resolve>) -> Self {
+        Self { hosts: self.hosts.resolved_by(resolver), ..self }
+    }
+
     /// Sends a request, and follows where the answer leads as far as that repeats nothing and tells nobody else.
     async fn exchange(
         &self,
@@ -133,9 +141,7 @@ impl HttpProvider {
         };
         for _ in 0..REDIRECTIONS_MAX {
             let heard = self.send_once(&trust, &ask, departure.clone()).await?;
-            let Some(to) = heard.reply.as_ref().and_then(|reply| self.follows(&ask, reply)) else {
-                return Ok(heard);
-            };
+            let Lead::On(to) = heard.lead else { return Ok(heard) };
             ask.turn_to(to);
         }
         self.send_once(&trust, &ask, departure).await
@@ -143,7 +149,7 @@ impl HttpProvider {
 
     async fn send_once(&self, trust: &Trust, ask: &Ask, departure: impl Departure) -> Result<Heard, Answer> {
         let cause = match send_once(trust, &self.hosts, ask, BODY_BYTES_MAX, departure).await {
-            Ok(reply) => return Ok(Heard::whole(reply)),
+            Ok(reply) => return Ok(Heard::whole(self.lead(ask, &reply), reply)),
             Err(cause) => cause,
         };
         let why = error_chain(&cause);
@@ -152,23 +158,35 @@ impl HttpProvider {
             Cause::Denied(denied) => denied_by(&denied),
             Cause::Unreachable(_) => Answer::Passing { why, after: None },
             Cause::Http(_) => Answer::Unknown { why: format!("no answer: {why}") },
-            Cause::TooLong { reply, .. } | Cause::Body { reply, .. } => return Ok(Heard::cut(*reply, why)),
+            Cause::TooLong { reply, .. } | Cause::Body { reply, .. } => {
+                return Ok(Heard::cut(self.lead(ask, &reply), *reply, why));
+            }
         })
     }
 
-    /// Returns where to follow an answer: to the same server, by the same method; and for what only reads, to another allowed
-    /// server as well, unless the way there is not encrypted any more.
-    fn follows(&self, ask: &Ask, reply: &Reply) -> Option<Uri> {
-        let to = ask.redirection(reply)?;
-        let keeps_method = matches!(reply.status.as_u16(), 307 | 308);
-        let is_same = (to.scheme(), to.authority()) == (ask.uri().scheme(), ask.uri().authority());
-        if is_same {
-            return (keeps_method || *ask.method() == Method::GET).then_some(to);
+    /// Says where an answer leads. It is followed to the same server by the same method; and for what only reads, to another allowed
+    /// port of that host as well, unless the way there is not encrypted any more. To another host it is never followed.
+    fn lead(&self, ask: &Ask, reply: &Reply) -> Lead {
+        let Some(to) = ask.redirection(reply) else { return Lead::Nowhere };
+        if (to.scheme(), to.authority()) == (ask.uri().scheme(), ask.uri().authority()) {
+            let keeps_method = matches!(reply.status.as_u16(), 307 | 308);
+            return if keeps_method || *ask.method() == Method::GET { Lead::On(to) } else { Lead::Nowhere };
         }
         let is_tls = to.scheme() == Some(&Scheme::HTTPS);
         let port = to.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
-        let is_allowed = self.hosts.allow(to.host()?, port) && (is_tls || ask.uri().scheme() == to.scheme());
-        (is_allowed && *ask.method() == Method::GET).then_some(to)
+        let (host, here) = (to.host().unwrap_or_default(), ask.uri().host().unwrap_or_default());
+        let elsewhere = |rule, why| {
+            let message = format!("the upstream leads on to {host}:{port}, {why}");
+            Lead::Elsewhere(refusal(rule, host, port, &message))
+        };
+        if !self.hosts.allow(host, port) {
+            return elsewhere("allow_hosts", "which is not among the hosts that are allowed");
+        }
+        if !host.eq_ignore_ascii_case(here) {
+            return elsewhere("redirect", "and redirections to other hosts are not followed");
+        }
+        let is_followed = *ask.method() == Method::GET && (is_tls || ask.uri().scheme() == to.scheme());
+        if is_followed { Lead::On(to) } else { Lead::Nowhere }
     }
 
     fn private_trust(&self, call: &Call, name: &SecretName) -> Result<Trust, Answer> {
@@ -194,7 +212,10 @@ impl HttpProvider {
         // No key: that is for the one request that counts, and this is another one.
         let ask = self.ask_of(call, &query.request)?;
         let heard = self.exchange(ask, call, ()).await?;
-        Ok(answer_to_ask(call, http, query, &heard))
+        match (answer_to_ask(call, http, query, &heard), heard.lead) {
+            (None, Lead::Elsewhere(refusal)) => Err(refusal),
+            (answer, _) => Ok(answer),
+        }
     }
 
     fn ask_of(&self, call: &Call, request: &Request) -> Result<Ask, Unmade> {
@@ -253,15 +274,20 @@ pub(super) fn failed(code: &str, why: &str) -> Answer {
 
 /// The answer to a call that the rules of egress are against.
 pub(super) fn denied_by(denied: &Denied) -> Answer {
-    let code = "egress";
     let rule = match denied.rule {
         Rule::NotListed => "allow_hosts",
         Rule::NotPublic { .. } => "private",
     };
+    refusal(rule, &denied.host, denied.port, &denied.to_string())
+}
+
+/// The failure of a call that does not go to a host, by a rule.
+fn refusal(rule: &str, host: &str, port: u16, message: &str) -> Answer {
+    let code = "egress";
     let payload = Json::object([
         ("code", Json::text(code)),
-        ("message", Json::text(denied)),
-        ("host", Json::text(format_args!("{}:{}", denied.host, denied.port))),
+        ("message", Json::text(message)),
+        ("host", Json::text(format_args!("{host}:{port}"))),
         ("rule", Json::text(rule)),
     ]);
     Answer::Failed { code: code.to_owned(), payload }

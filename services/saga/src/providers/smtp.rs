@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use egress::{ConnectError, Hosts, Trust, connect};
+use egress::{ConnectError, Hosts, Resolve, Trust, connect};
 use lettre::Address;
 use service::error_chain;
 use workflow::Json;
@@ -73,6 +73,12 @@ impl SmtpProvider {
             trust,
             secrets,
         })
+    }
+
+    /// Has another resolver than the system's say where names lead.
+    #[must_use]
+    pub fn resolved_by(self, resolver: Arc<dyn Resolve>) -> Self {
+        Self { hosts: self.hosts.resolved_by(resolver), ..self }
     }
 
     async fn send(&self, call: &Call, mail: &Outgoing) -> Result<Answer, Answer> {

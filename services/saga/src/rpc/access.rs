@@ -51,19 +51,9 @@ impl Principal {
         }
     }
 
-    /// Checks that the metadata name no other tenant than the request.
-    ///
-    /// # Errors
-    /// INVALID_ARGUMENT (`TENANT_MISMATCH`).
-    pub(crate) fn check_header(&self, tenant: &TenantId) -> Result<(), Status> {
-        if self.named.iter().all(|named| named == tenant.as_str()) {
-            return Ok(());
-        }
-        let message = format!("the metadata `{TENANT_HEADER}` name another tenant than the request does");
-        let mut violations = Violations::new();
-        violations.add("tenant_id", &*message);
-        let kind = ErrorKind::InvalidArgument(violations);
-        Err(Error::new(kind, Reason::TenantMismatch, message).into())
+    /// Whether the metadata name this tenant or none.
+    fn agrees(&self, tenant: &TenantId) -> bool {
+        self.named.iter().all(|named| named == tenant.as_str())
     }
 }
 
@@ -122,6 +112,22 @@ impl Api {
         self.app.around().has_tenants
     }
 
+    /// Checks that the metadata name no other tenant than the request, and counts those that do.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT (`TENANT_MISMATCH`).
+    pub(crate) fn check_header(&self, principal: &Principal, tenant: &TenantId) -> Result<(), Status> {
+        if principal.agrees(tenant) {
+            return Ok(());
+        }
+        self.app.around().metrics.tenant_mismatches.inc();
+        let message = format!("the metadata `{TENANT_HEADER}` name another tenant than the request does");
+        let mut violations = Violations::new();
+        violations.add("tenant_id", &*message);
+        let kind = ErrorKind::InvalidArgument(violations);
+        Err(Error::new(kind, Reason::TenantMismatch, message).into())
+    }
+
     /// Context that a tenant belongs to.
     ///
     /// # Errors
@@ -152,7 +158,7 @@ impl Api {
         tenant: &TenantId,
         needed: Role,
     ) -> Result<(ContextId, ActorId), Status> {
-        principal.check_header(tenant)?;
+        self.check_header(principal, tenant)?;
         let (actor, context) = (principal.actor()?, self.context_of(tenant)?);
         let membership = self.access()?.directory.membership(context, actor).await?;
         match membership.role {
@@ -176,7 +182,7 @@ impl Api {
         tenant: &TenantId,
         change: Change<'_>,
     ) -> Result<ActorId, Status> {
-        principal.check_header(tenant)?;
+        self.check_header(principal, tenant)?;
         let (actor, context) = (principal.actor()?, self.context_of(tenant)?);
         let Change { permission, method, resource, request, dry_run } = change;
         let authorize = AuthorizeRequest {
@@ -218,13 +224,13 @@ impl Api {
         tenant_id: &str,
     ) -> Result<Option<TenantId>, Status> {
         if tenant_id.is_empty() {
-            principal.check_header(&TenantId::single())?;
+            self.check_header(principal, &TenantId::single())?;
             return Ok(None);
         }
         let mut violations = Violations::new();
         let tenant = proto::convert::saga::tenant(tenant_id, self.has_tenants(), &mut violations);
         let tenant = violations.into_result(tenant).map_err(Error::from)?;
-        principal.check_header(&tenant)?;
+        self.check_header(principal, &tenant)?;
         self.context_of(&tenant)?;
         Ok(Some(tenant))
     }

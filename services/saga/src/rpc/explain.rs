@@ -182,9 +182,7 @@ impl Looked<'_> {
             return Some(without_owner(lane, &why));
         }
         let detail = match app.away().get(lane) {
-            Some(why) => format!(
-                "its lane {lane} stays away from this replica: {why}; compare the consumer with its filter, then Reload has it taken"
-            ),
+            Some(why) => format!("its lane {lane} stays away from this replica: {why}"),
             None if !is_unread => return None,
             None => match owner_of(&view.members, lane, view.decided.moved_to(lane)) {
                 Some(owner) if !is_paused => {

@@ -117,7 +117,7 @@ pub(super) async fn move_lane(
     let repeatable = Repeatable::parse(&id, hash_of("MoveLane", &request), &mut violations);
     let tenant = tenant(&request.tenant_id, api.has_tenants(), &mut violations);
     let tenant = violations.into_result(tenant).map_err(Error::from)?;
-    caller.check_header(&tenant)?;
+    api.check_header(caller, &tenant)?;
     api.context_of(&tenant)?;
     let lane = lanes_of(&api.app.definitions(), &tenant);
     let lane = lane.into_iter().find(|lane| lane.to_string() == request.lane);
@@ -164,7 +164,7 @@ async fn described(api: &Api, lanes: Vec<Lane>) -> Result<Vec<v1::SagaLane>, Sta
     let (view, away) = (api.app.view(), api.app.away());
     let reports = reports.map_err(|error| store_unavailable(&error))?;
     let wire = |report: LaneReport| {
-        let problem = away.get(&report.lane).cloned().unwrap_or_default();
+        let problem = away.get(&report.lane).copied().unwrap_or_default().to_owned();
         lane(report, &view, problem)
     };
     Ok(reports.into_iter().map(wire).collect())

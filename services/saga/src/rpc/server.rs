@@ -104,7 +104,7 @@ pub(super) async fn drain(
     Ok(SagaServiceDrainResponse {
         lane_count: count(api.app.lanes()),
         input_count: count(api.app.around().metrics.inputs_under_way()),
-        call_count: count(api.app.around().metrics.calls_under_way()),
+        call_count: count(api.app.around().metrics.effects.under_way()),
         drain_deadline_time: if tenant.is_some() { None } else { deadline(api) },
     })
 }

@@ -23,7 +23,7 @@ use workflow::input::Verb;
 use workflow::instance::REASON_CHARS_MAX;
 use workflow::lane::shard;
 use workflow::message::{self, ReplyAddress, VerbMessage};
-use workflow::step::{HELD_MAX, Refusal};
+use workflow::step::{HELD_BYTES_MAX, HELD_MAX, Refusal};
 use workflow::{InputId, Json, Key, Lane, Subject, json};
 
 use super::access::{Change, Repeatable, hash_of};
@@ -32,7 +32,7 @@ use super::{Api, Principal, convert};
 use crate::sagas::{AnswerRow, VerbOutcome};
 
 /// Data of a request, in bytes.
-pub(crate) const DATA_BYTES_MAX: usize = 1_000_000;
+pub(crate) const DATA_BYTES_MAX: usize = 512 * 1024;
 /// When to try again what a quota of the tenant has no room for.
 const QUOTA_RETRY: Duration = Duration::from_secs(1);
 /// Type of an event, in characters.
@@ -379,9 +379,13 @@ fn refused(name: &InstanceName, refusal: &Refusal) -> Status {
         "REVISION_MISMATCH" => (ErrorKind::Aborted, Reason::RevisionMismatch),
         "REQUEST_ID_REUSED" => (ErrorKind::AlreadyExists, Reason::RequestIdReused),
         "SAGA_EXISTS" => (ErrorKind::AlreadyExists, Reason::SagaExists),
-        "LIMIT_EXCEEDED" => {
+        held @ ("LIMIT_EXCEEDED" | "BYTES_EXCEEDED") => {
+            let (limit, max) = match held {
+                "LIMIT_EXCEEDED" => ("saga_inputs_held_max", HELD_MAX),
+                _ => ("saga_input_bytes_held_max", HELD_BYTES_MAX),
+            };
             let error = Error::new(ErrorKind::ResourceExhausted, Reason::LimitExceeded, message);
-            return error.with("limit", "saga_inputs_held_max").with("max", HELD_MAX).into();
+            return error.with("limit", limit).with("max", max).into();
         }
         "QUOTA_EXCEEDED" => {
             let error = Error::new(ErrorKind::ResourceExhausted, Reason::LimitExceeded, message);
@@ -418,6 +422,7 @@ mod tests {
             ("REQUEST_ID_REUSED", tonic::Code::AlreadyExists),
             ("SAGA_EXISTS", tonic::Code::AlreadyExists),
             ("LIMIT_EXCEEDED", tonic::Code::ResourceExhausted),
+            ("BYTES_EXCEEDED", tonic::Code::ResourceExhausted),
             ("QUOTA_EXCEEDED", tonic::Code::ResourceExhausted),
             ("SAGA_ENDED", tonic::Code::FailedPrecondition),
             ("SAGA_FAULT", tonic::Code::FailedPrecondition),

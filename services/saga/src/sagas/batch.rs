@@ -21,6 +21,7 @@ use super::{Cached, Shared};
 use crate::lane::gateway::AggregateCommand;
 use crate::lane::relay::{Destination, OutboxRow};
 use crate::lane::rows::row;
+use crate::spans::OrderedBy;
 
 /// What came is known so long, in milliseconds: longer than streams keep it.
 pub(crate) const KNOWN_MILLIS: u64 = 30 * 24 * 3_600_000;
@@ -296,9 +297,11 @@ impl Commit {
         change: &Change,
     ) {
         let run = change.record.as_ref().map_or(0, run);
+        let definition = change.record.as_ref().and_then(Record::definition);
         for item in &change.work {
             let cause = change.journal.iter().find(|row| row.work.contains(&item.command));
-            let message = shared.message(correlation, run, item, cause);
+            let mut message = shared.message(correlation, run, item, cause);
+            message.ordered_by = cause.map(|row| OrderedBy { transition: trace::of_row(row), definition });
             self.put_row(shared, message);
         }
         let mut last = before.and_then(place).map(|(status, step, _)| (status, step));
@@ -395,7 +398,7 @@ impl Shared {
         item: &WorkItem,
         cause: Option<&Row>,
     ) -> OutboxRow {
-        let traceparent = cause.map(|row| trace::of_work(row, item.command));
+        let traceparent = cause.map(|row| trace::of_work(row, item.command).to_string());
         let reply_to = ReplyTo {
             saga: self.saga.clone(),
             correlation: correlation.clone(),

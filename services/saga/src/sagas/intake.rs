@@ -3,7 +3,8 @@
 use model::{CorrelationId, Timestamp};
 use serde::{Deserialize, Serialize};
 use workflow::InputId;
-use workflow::input::{Input, What};
+use workflow::input::{INPUT_BYTES_MAX, Input, What};
+use workflow::instance::encode;
 use workflow::lane::shard;
 use workflow::message::{self, EffectResult, Position, ReplyAddress, Unreadable, VerbMessage};
 use workflow::receive::Received;
@@ -21,6 +22,11 @@ pub(crate) const NOBODY: &str = "-";
 const RAW_BYTES_MAX: usize = 64 * 1024;
 /// A message is kept whole when it has at most so many bytes as a text of JSON: its row has to fit.
 const WHOLE_BYTES_MAX: usize = 768 * 1024;
+
+/// An input that is kept has at most so many bytes, as its row has them: numbers with fractions, which are texts here, grow.
+const KEPT_BYTES_MAX: usize = INPUT_BYTES_MAX;
+/// Code of a letter whose message is beyond that.
+const TOO_LARGE: &str = "LIMIT";
 
 /// What is wanted of an instance.
 #[derive(Debug)]
@@ -147,7 +153,11 @@ impl Shared {
         match self.read(source, came)? {
             Said::Nothing => Ok(Intake::Nothing),
             Said::Input(correlation, input, asked) if self.is_mine(&correlation) => {
-                of(correlation, Wanted::Input { input, origin: Origin::Fresh, asked })
+                let Some((why, raw)) = unkept(&input, came) else {
+                    return of(correlation, Wanted::Input { input, origin: Origin::Fresh, asked });
+                };
+                let code = TOO_LARGE.to_owned();
+                of(correlation, Wanted::Dead(Box::new(DeadMessage { code, why, parks: true, raw })))
             }
             Said::Dead { correlation, code, why } => {
                 let parks = correlation.is_some();
@@ -281,6 +291,20 @@ fn asked_of(said: OfSaga, subject: &str, time: Timestamp) -> Result<Said, Unread
             Ok(Said::Word(word))
         }
     }
+}
+
+/// Why an input is beyond what a row can keep, with its message, where it is.
+fn unkept(input: &Input, came: Came<'_>) -> Option<(String, RawMessage)> {
+    // Written anew it has at most three bytes for two.
+    if came.payload.len() <= KEPT_BYTES_MAX / 2 {
+        return None;
+    }
+    let found = encode(input).len();
+    (found > KEPT_BYTES_MAX).then(|| {
+        let why =
+            format!("what it says has {found} bytes as it is kept, at most {KEPT_BYTES_MAX} are allowed");
+        (why, RawMessage::of(came))
+    })
 }
 
 impl RawMessage {

@@ -166,10 +166,6 @@ impl Shared {
                 let letter = Letter { code, why, ..kept.letter.clone() };
                 change = Change::nothing(Fate::Dead(letter), current.record.clone());
             }
-            (Fate::NoRoom, _) => {
-                let message = "too much waits behind a dead letter or a pause already".to_owned();
-                return Ok(Decision::refused(current, "LIMIT_EXCEEDED", message));
-            }
             (Fate::Later(_), _) => {
                 let message = "a letter or a pause comes before it".to_owned();
                 return Ok(Decision::refused(current, "SAGA_PARKED", message));
@@ -235,7 +231,7 @@ impl Shared {
 }
 
 impl Decision {
-    fn refused(current: &Cached, reason: &str, message: String) -> Self {
+    pub(super) fn refused(current: &Cached, reason: &str, message: String) -> Self {
         let refusal = Refusal { reason: reason.to_owned(), message };
         let change = Change::nothing(Fate::Refused(refusal), current.record.clone());
         Self { what: None, origin: Origin::Fresh, change, letter: Some(LetterTurn::default()) }

@@ -131,6 +131,6 @@ impl Owner {
         let line = start.as_ref().map_or_else(|| timer.correlation.clone(), |(_, line)| line.clone());
         let (start, cron) = (start.map(|(start, _)| start), schedule.cron.clone());
         let what = Wanted::Occurrence(Box::new(Occurrence { timer, start, next, cron }));
-        self.push(line, Item { what, from: None, receipt: None }, 0);
+        self.push(line, Item::of(what), 0);
     }
 }

@@ -119,7 +119,7 @@ impl Starved {
         let waits = matches!(&item.what, Wanted::Input { asked: None, .. } | Wanted::Dead { .. });
         match self.items.get_mut(correlation).filter(|_| waits) {
             Some(items) => {
-                items.push_back(item);
+                items.push_back(item.set_aside());
                 None
             }
             None => Some(item),

@@ -294,7 +294,7 @@ impl Owner {
             let input = Box::new(Input { time, what: What::Timer { name: timer.name, generation } });
             Wanted::Input { input, origin: Origin::Fresh, asked: None }
         };
-        self.push(correlation, Item { what, from: None, receipt: None }, 0);
+        self.push(correlation, Item::of(what), 0);
     }
 
     /// The moment before which every source has delivered everything. Sources that have nothing left are asked whether they have.

@@ -6,6 +6,7 @@ use workflow::Key;
 use workflow::definition::Saga;
 use workflow::input::{Input, Verb, What};
 use workflow::instance::{Entry, Record, encode};
+use workflow::replay::Made;
 use workflow::step::{self, Change, Fate, KeptEvents, Origin, Refusal, Whose};
 
 use std::sync::Arc;
@@ -18,10 +19,12 @@ use super::letters::LetterTurn;
 use super::starved::Short;
 use super::summary::Summary;
 use super::timers::{DueRow, TimerDelta};
+use super::told::outcome;
 use super::{Cached, Item, Shared};
 use crate::definitions::DefinitionError;
 use crate::lane::relay::OutboxRow;
 use crate::lane::{Ended, Pauses, answers};
+use crate::spans::Begun;
 
 /// An input that is worked on.
 pub(super) struct Work {
@@ -66,6 +69,7 @@ impl Work {
     pub(super) async fn run(self) -> Result<Done, Ended> {
         let Self { shared, correlation, item, mut cached, note } = self;
         let _counted = shared.rows.around().metrics.under_way();
+        let mut begun = Some(Begun::transition());
         loop {
             let current = match cached.take() {
                 Some(current) => current,
@@ -80,9 +84,9 @@ impl Work {
                 return Ok(Done::unchanged(correlation, item, Some(current)));
             };
             service::crash_point("event.stepped");
-            let metrics = &shared.rows.around().metrics;
             if let Some(done) = shared.without_commit(&correlation, &current, &decision, &item).await {
-                metrics.transition(outcome(&decision.change.fate));
+                shared.count(outcome(&decision.change.fate));
+                shared.tell(begun.take(), &correlation, &decision, &item);
                 return Ok(Done { item, correlation, ..done });
             }
             let room = match shared.room_for(&decision, &item) {
@@ -99,6 +103,7 @@ impl Work {
             match shared.known(&correlation, &decision.change, outcome).await? {
                 Outcome::Committed(revision) => {
                     shared.note_commit(&decision);
+                    shared.tell(begun.take(), &correlation, &decision, &item);
                     shared.note_usage(&current, &decision, room, &timers);
                     shared.census.change(&census::change(&current, &decision, &timers));
                     shared.answer(&item, answer.as_ref()).await;
@@ -121,7 +126,7 @@ impl Work {
                     });
                 }
                 Outcome::Exists(_) => {
-                    metrics.transition("repeat");
+                    shared.count("repeat");
                     shared.answer_again(&decision, &item).await?;
                     let is_occurrence = matches!(item.what, Wanted::Occurrence(_));
                     let mut done = Done::unchanged(correlation, item, None);
@@ -165,20 +170,6 @@ fn next_held(record: Option<&Record>) -> Option<Wanted> {
     let record = record?;
     let may = !record.holds_back() && !record.held.is_empty() && !matches!(record.entry, Entry::Ended(_));
     may.then_some(Wanted::Held(record.held.first))
-}
-
-/// What became of an input, for metrics.
-const fn outcome(fate: &Fate) -> &'static str {
-    match fate {
-        Fate::Applied => "applied",
-        Fate::Ignored(_) => "ignored",
-        Fate::Kept => "kept",
-        Fate::Held(_) => "held",
-        Fate::Later(_) => "later",
-        Fate::NoRoom => "no_room",
-        Fate::Dead(_) => "dead",
-        Fate::Refused(_) => "refused",
-    }
 }
 
 impl Shared {
@@ -259,13 +250,25 @@ impl Shared {
             _ => "event.committed",
         });
         metrics.timers_fired.inc_by(u64::from(is_timer));
-        metrics.transition(outcome(fate));
+        self.count(outcome(fate));
         let is_dead = matches!(fate, Fate::Dead(_)) && decision.letter.is_none();
-        metrics.letters.inc_by(decision.change.letters.len() as u64 + u64::from(is_dead));
+        let letters = decision.change.letters.len() as u64 + u64::from(is_dead);
+        metrics.letters.add(&self.tenant, letters);
     }
 
     /// Decides what follows; nothing where what was wanted is not there any more.
     async fn decide(
+        &self,
+        correlation: &CorrelationId,
+        current: &Cached,
+        wanted: &Wanted,
+    ) -> Result<Option<Decision>, Ended> {
+        let decision = self.unweighed(correlation, current, wanted).await?;
+        Ok(decision.map(|decision| decision.weighing(correlation, current, wanted)))
+    }
+
+    /// Decides what follows, however many bytes wait already.
+    async fn unweighed(
         &self,
         correlation: &CorrelationId,
         current: &Cached,
@@ -297,15 +300,9 @@ impl Shared {
             let what = Some(HeldWhat::Input(Box::new(input)));
             return Ok(Some(Decision { what, origin, change, letter: None }));
         }
-        let Some(mut change) = self.apply(correlation, current, &input, origin).await? else {
+        let Some(change) = self.apply(correlation, current, &input, origin).await? else {
             return Ok(None);
         };
-        if change.fate == Fate::NoRoom && asked(wanted).is_some() {
-            // Whoever asks can ask again; what waits for room would be in the way of other requests.
-            let message = format!("{} inputs wait behind a dead letter or a pause already", step::HELD_MAX);
-            let refusal = Refusal { reason: "LIMIT_EXCEEDED".to_owned(), message };
-            change = Change::nothing(Fate::Refused(refusal), record.cloned());
-        }
         let what = Some(HeldWhat::Input(Box::new(input)));
         Ok(Some(Decision { what, origin, change, letter: None }))
     }
@@ -325,11 +322,16 @@ impl Shared {
             && record.instance().is_some()
         {
             let versions = self.definitions.versions(&self.tenant, &self.saga);
-            return Ok(Some(step::migrate(&versions, whose, record, input, &kept)));
+            let change = step::migrate(&versions, whose, record, input, &kept);
+            let record = Some(record);
+            self.verify(Made { versions: &versions, whose, record, origin, kept: &kept, change: &change });
+            return Ok(Some(change));
         }
         let pinned = record.and_then(Record::definition);
         let Some(saga) = self.definition(pinned).await? else { return Ok(None) };
-        Ok(Some(step::apply(&saga, whose, record, input, origin, &kept)))
+        let change = step::apply(&saga, whose, record, input, origin, &kept);
+        self.verify(Made { versions: &[saga], whose, record, origin, kept: &kept, change: &change });
+        Ok(Some(change))
     }
 
     /// Why a request is refused whatever the definition says.
@@ -375,17 +377,20 @@ impl Shared {
         item: &Item,
     ) -> Option<Done> {
         let change = &decision.change;
+        let done = |cached: Option<Cached>| Done::unchanged(correlation.clone(), Item::nothing(), cached);
+        if change.fate == Fate::NoRoom {
+            // Also a letter that another lane has passed on, and has no more.
+            return Some(Done { is_blocked: true, ..done(Some(current.clone())) });
+        }
         if decision.letter.is_some() {
             return None;
         }
-        let done = |cached: Option<Cached>| Done::unchanged(correlation.clone(), Item::nothing(), cached);
         let asked = asked(&item.what);
         if let Some(asked) = asked.filter(|asked| asked.dry_run) {
             self.answer(item, AnswerRow::of(change, &asked.request_hash).as_ref()).await;
             return Some(done(Some(current.clone())));
         }
         match &change.fate {
-            Fate::NoRoom => Some(Done { is_blocked: true, ..done(Some(current.clone())) }),
             Fate::Later(_) => {
                 let later = match decision.input().map(|input| (&input.what, input.time)) {
                     Some((What::Timer { name, generation }, due)) => {
@@ -522,6 +527,35 @@ impl Decision {
         Self { what, origin, change, letter: None }
     }
 
+    /// Counts the bytes of what waits behind a letter or a pause. A request for which there is no room is refused: whoever asks can ask
+    /// again, and what waits for room would be in the way of other requests.
+    fn weighing(mut self, correlation: &CorrelationId, current: &Cached, wanted: &Wanted) -> Self {
+        let before = current.record.as_ref();
+        let has_count = self.change.fate == Fate::NoRoom;
+        let waits = matches!((&self.change.fate, self.origin), (Fate::Held(_), _) | (_, Origin::Held(_)));
+        if let Some(what) = self.what.as_ref().filter(|_| waits) {
+            let row = HeldRow { correlation: correlation.clone(), what: what.clone() };
+            self.change = self.change.weighing(before, encode(&row).len() as u64);
+        }
+        if self.change.fate == Fate::NoRoom {
+            let (reason, full) = match has_count {
+                true => ("LIMIT_EXCEEDED", format!("{} inputs", step::HELD_MAX)),
+                false => ("BYTES_EXCEEDED", format!("inputs of {} bytes", step::HELD_BYTES_MAX)),
+            };
+            let message = format!("{full} wait behind a dead letter or a pause already");
+            if matches!(self.origin, Origin::Letter(_)) {
+                // It stays the letter that it is.
+                return Self::refused(current, "LIMIT_EXCEEDED", message);
+            }
+            if asked(wanted).is_none() {
+                return self;
+            }
+            let refusal = Refusal { reason: reason.to_owned(), message };
+            self.change = Change::nothing(Fate::Refused(refusal), before.cloned());
+        }
+        self
+    }
+
     /// The input; nothing where what came is none.
     pub(super) fn input(&self) -> Option<&Input> {
         match &self.what {
@@ -546,12 +580,5 @@ pub(super) fn asked(wanted: &Wanted) -> Option<&Asked> {
         | Wanted::Word(_)
         | Wanted::Resume
         | Wanted::Retire(_) => None,
-    }
-}
-
-impl Item {
-    /// Stands for one that is put in afterwards.
-    const fn nothing() -> Self {
-        Self { what: Wanted::Resume, from: None, receipt: None }
     }
 }

@@ -1,6 +1,8 @@
 //! Upstreams and gateways of aggregates that do not answer for long: what waits for them is bounded, and ends once they do.
 
 use std::net::TcpListener;
+use std::ops::Range;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,7 +13,10 @@ use saga::providers::http::HttpProvider;
 use saga::sagas::SagaLane;
 use saga::secrets::Secrets;
 use saga::tenants::Tenants;
-use store::{LaneKey, RowKey};
+use store::{
+    Batch, Beat, Caps, Clock as _, KvStore, LaneKey, Living, Measure, Outcome, Page, RowKey, StoreError,
+    Versioned,
+};
 use testkit::{PATIENCE, wait_until};
 use tokio_util::sync::CancellationToken;
 use workflow::Key;
@@ -20,7 +25,9 @@ use workflow::key::Table;
 use workflow::ledger::CallRow;
 use workflow::provider::Transport;
 
-use crate::process::Upstream;
+use crate::clock::SetForward;
+use crate::outages::GROWTH_KIB_MAX;
+use crate::process::{Upstream, memory_kib};
 use crate::world::{EFFECT, TENANT, World};
 
 /// Number of orders that wait for an upstream.
@@ -29,8 +36,52 @@ const ORDERS: &str = "MYCORA_TEST_SAGAS";
 /// Number of rows of an outbox beyond which nothing new is taken in.
 const OUTBOX: &str = "MYCORA_TEST_OUTBOX";
 
+/// Set in a process that runs one test alone.
+const ALONE: &str = "MYCORA_TEST_ALONE";
+
 fn number(variable: &str) -> Option<usize> {
     std::env::var(variable).ok()?.parse().ok()
+}
+
+/// A store whose clock, which is that of this machine, tests set forward: rows that go by themselves stay for longer.
+struct Ahead {
+    store: Arc<dyn KvStore>,
+    clock: SetForward,
+}
+
+#[async_trait]
+impl KvStore for Ahead {
+    async fn commit(&self, batch: Batch) -> Result<Outcome, StoreError> {
+        self.store.commit(batch).await
+    }
+
+    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError> {
+        self.store.read(lane, keys).await
+    }
+
+    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError> {
+        self.store.scan(lane, range, limit).await
+    }
+
+    async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {
+        self.store.take(lane).await
+    }
+
+    async fn now(&self) -> Result<u64, StoreError> {
+        Ok(self.clock.now())
+    }
+
+    async fn beat(&self, beat: &Beat) -> Result<Living, StoreError> {
+        self.store.beat(beat).await
+    }
+
+    async fn measure(&self) -> Result<Measure, StoreError> {
+        self.store.measure().await
+    }
+
+    fn caps(&self) -> Caps {
+        self.store.caps()
+    }
 }
 
 const CALLS: &str = r#"
@@ -55,24 +106,71 @@ effects:
     breaker: { window: 5, open: 1ms }
 "#;
 
+/// The rows of a table, in pages.
+async fn pages(world: &World, lane: &LaneKey, table: Table) -> Vec<Vec<(RowKey, Versioned)>> {
+    let range = table.range();
+    let (mut from, end) = (RowKey::new(range.start.as_str()), RowKey::new(range.end.as_str()));
+    let mut pages = Vec::new();
+    loop {
+        let page = world.store.scan(lane, from..end.clone(), 1000).await.expect("it can be read");
+        let last = page.rows.last().filter(|_| page.has_more).map(|(last, _)| format!("{last}\0"));
+        pages.push(page.rows);
+        let Some(last) = last else { return pages };
+        from = RowKey::new(&last);
+    }
+}
+
 /// The row of the only call of an order.
 async fn calls(world: &World) -> Vec<CallRow> {
     let lane = LaneKey::new(&format!("e:{TENANT}:{EFFECT}:0"));
-    let range = Table::EffectDue.range();
-    let range = RowKey::new(range.start.as_str())..RowKey::new(range.end.as_str());
-    let open = world.store.scan(&lane, range, 1000).await.expect("it can be read").rows;
-    let key =
-        |row: &store::Versioned| RowKey::new(Key::effect(decode(&row.value).expect("a command")).as_str());
-    let keys: Vec<_> = open.iter().map(|(_, row)| key(row)).collect();
-    let rows = world.store.read(&lane, &keys).await.expect("it can be read");
-    rows.into_iter().flatten().map(|row| decode(&row.value).expect("a call")).collect()
+    let key = |row: &Versioned| RowKey::new(Key::effect(decode(&row.value).expect("a command")).as_str());
+    let mut calls = Vec::new();
+    for open in pages(world, &lane, Table::EffectDue).await {
+        let keys: Vec<_> = open.iter().map(|(_, row)| key(row)).collect();
+        let rows = world.store.read(&lane, &keys).await.expect("it can be read");
+        calls.extend(rows.into_iter().flatten().map(|row| decode::<CallRow>(&row.value).expect("a call")));
+    }
+    calls
+}
+
+/// Runs a test of this module in a process of its own, where what memory it takes is its alone; says whether this is that process.
+fn is_alone(test: &str) -> bool {
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let mut program = Command::new(std::env::current_exe().expect("this program"));
+    let output = program.args(["--exact", &format!("away::{test}"), "--nocapture"]).env(ALONE, "1").output();
+    let output = output.expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}");
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    false
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upstream_that_is_away_for_an_hour_is_named_and_gone_on_with() {
+    if is_alone("an_upstream_that_is_away_for_an_hour_is_named_and_gone_on_with") {
+        is_gone_on_with(World::in_a_directory().await).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upstream_that_is_away_for_an_hour_is_gone_on_with_over_redis() {
+    if is_alone("an_upstream_that_is_away_for_an_hour_is_gone_on_with_over_redis") {
+        let mut world = World::in_redis().await;
+        world.store = Arc::new(Ahead { store: Arc::clone(&world.store), clock: world.clock.clone() });
+        is_gone_on_with(world).await;
+    }
+}
+
+/// Has orders wait for an upstream for an hour, and end once it is back.
+async fn is_gone_on_with(mut world: World) {
     let orders = number(ORDERS).unwrap_or(20);
     let address = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
-    let mut world = World::in_a_directory().await;
     world.apply(&CALLS.replace("ADDRESS", &address.to_string())).await;
     world.follow().await;
     let in_force = world.definitions.in_force();
@@ -87,8 +185,10 @@ async fn an_upstream_that_is_away_for_an_hour_is_named_and_gone_on_with() {
         world.event("Order", &format!("p-{id}"), "OrderPlaced", &id, &data).await;
     }
     let attempts = async |world: &World| calls(world).await.iter().map(|call| call.attempts).sum::<u32>();
-    let is_all = async || (calls(&world).await.len() == orders.min(1000)).then_some(());
-    wait_until(is_all, PATIENCE, "all calls are open").await;
+    let is_all = async || (calls(&world).await.len() == orders).then_some(());
+    let patience = PATIENCE + Duration::from_millis(50) * u32::try_from(orders).expect("not so many");
+    wait_until(is_all, patience, "all calls are open").await;
+    let (before, _) = memory_kib(std::process::id());
     for minute in 0..60 {
         let before = attempts(&world).await;
         world.forward(Duration::from_secs(60));
@@ -109,10 +209,15 @@ async fn an_upstream_that_is_away_for_an_hour_is_named_and_gone_on_with() {
     let upstream = Upstream::start_at(&address.to_string());
     let begin = Instant::now();
     world.forward(Duration::from_secs(60));
+    let is_called = async || (upstream.by_key().len() == orders).then_some(());
+    wait_until(is_called, patience, "all calls are made").await;
     for order in 0..orders {
         world.wait_for(&format!("o-{order}"), "completed").await;
     }
     println!("they had ended {:?} after it was back", begin.elapsed());
+    let (now, grown) = memory_kib(std::process::id());
+    println!("{before} KiB before, {grown} KiB at most, {now} KiB now");
+    assert!(grown < before + GROWTH_KIB_MAX, "it grew from {before} KiB to {grown}");
     assert_eq!(world.metrics.letters.get(), 0);
     assert_eq!(upstream.by_key().len(), orders);
     assert!(upstream.by_key().values().all(|(.., times)| *times == 1));
@@ -161,17 +266,7 @@ fn applied(world: &World) -> u64 {
 /// Counts the rows of the outbox.
 async fn outbox(world: &World) -> usize {
     let lane = LaneKey::new(&format!("s:{TENANT}:order:0"));
-    let range = Table::Outbox.range();
-    let (mut from, end) = (RowKey::new(range.start.as_str()), RowKey::new(range.end.as_str()));
-    let mut rows = 0;
-    loop {
-        let page = world.store.scan(&lane, from..end.clone(), 1000).await.expect("it can be read");
-        rows += page.rows.len();
-        match page.rows.last() {
-            Some((last, _)) if page.has_more => from = RowKey::new(&format!("{last}\0")),
-            _ => return rows,
-        }
-    }
+    pages(world, &lane, Table::Outbox).await.iter().map(Vec::len).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

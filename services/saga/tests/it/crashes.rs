@@ -1,16 +1,23 @@
 //! The process dies at each of its crash points, and everything ends as if it had not.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
 
 use broker::{Broker, Headers, Outgoing};
 use futures_util::StreamExt as _;
-use model::{BlobHash, CommandId, CorrelationId, EffectName, TenantId};
-use testkit::{NatsServer, PATIENCE, Process};
+use model::{BlobHash, CommandId, CorrelationId, EffectName, EffectState, TenantId};
+use store::{EmbeddedStore, KvStore, LaneKey, MachineClock, RowKey, SharedStore};
+use testkit::{NatsServer, PATIENCE, Process, RedisServer, wait_until};
+use workflow::instance::{Entry, Record, decode};
+use workflow::key::Table;
+use workflow::ledger::CallRow;
+use workflow::message::FactMessage;
 use workflow::word::{CallWord, Completion, EffectWord, SagaWord, WordMessage};
-use workflow::{Json, Lane, Subject, message};
+use workflow::{Json, Key, Lane, Subject, message};
 
 use crate::process::{self, Commands, Request, Upstream};
+use crate::served::Rows;
 use crate::streams::{Projection, connect, publish, publish_event};
 use crate::world::TENANT;
 
@@ -21,19 +28,40 @@ const ELSEWHERE: [(&str, &str); 1] = [(
     "verb.published",
     "callers need storage: `verbs::a_process_that_dies_behind_the_publish_has_done_it_once`",
 )];
-/// Calls by their keys: the path and the payload, and how often.
-type Calls = BTreeMap<String, (String, String, usize)>;
-/// Orders whose payment is poison.
-const POISON: [&str; 2] = ["poison", "bitter"];
+/// Where the operator's files are read: once at the start, and at each hangup.
+const RELOAD: &str = "reload.stored";
+/// Visits of a point at which a process dies.
+const VISITS: std::ops::RangeInclusive<u32> = 1..=3;
+/// Number of visits for each point on Redis. Of one alone it is another one from point to point.
+const VISITS_ON_REDIS: &str = "MYCORA_TEST_VISITS";
+/// Orders that are poison themselves. As many as visits: each is parked by an input of its own.
+const BAD: [&str; 3] = ["bad", "worse", "worst"];
+/// Orders whose payment is poison. As many as visits: each is redriven.
+const POISON: [&str; 3] = ["poison", "bitter", "sour"];
+/// Orders that are not paid, each placed when the one before it has ended: as many timers are fired, one after the other.
+const LATE: [&str; 3] = ["late-1", "late-2", "late-3"];
+/// Placed and paid.
+const PAID: &str = "paid";
+/// Placed and paid when all others have ended: what is behind them is sent by then.
+const LAST: &str = "last";
+/// Lanes of effects.
+const EFFECTS: [&str; 5] = ["reserve", "release", "ship", "sign", "tell"];
+/// Number of runs at a time.
+const AT_ONCE: usize = 6;
+/// Room of a store in a directory.
+const STORE_MIB: usize = 256;
 
 const MANIFEST: &str = r#"
 kind: Saga
 name: order
 version: 1
-state: { id: text, payment: optional text }
+state: { id: text, patience: int, payment: optional text }
 sources: [{ aggregate: Order }, { aggregate: Payment }]
 on_missing: { Paid: { park: 10m } }
-start: { on: OrderPlaced, set: { id: "${{ event.data.id }}" }, goto: reserve }
+start:
+  on: OrderPlaced
+  set: { id: "${{ event.data.id }}", patience: "${{ event.data.patience }}" }
+  goto: reserve
 steps:
   reserve:
     effect: reserve
@@ -41,7 +69,7 @@ steps:
     on_success: { set: { payment: "${{ result.id }}" }, goto: wait }
     compensate: { effect: release, input: { order: "${{ state.id }}" } }
   wait:
-    timers: { pay-by: { due: "now + 400", raise: NotPaid } }
+    timers: { pay-by: { due: "now + state.patience", raise: NotPaid } }
     on:
       Paid: [{ when: event.data.ok, goto: ship }, { dead_letter: not ok }]
       NotPaid: { compensate: not paid }
@@ -82,7 +110,7 @@ fn points() -> BTreeSet<String> {
             }
             let text = std::fs::read_to_string(entry.path()).expect("a text");
             let mut rest = text.as_str();
-            while let Some((_, behind)) = rest.split_once("service::crash_point(") {
+            while let Some((_, behind)) = rest.split_once("crash_point(") {
                 let end = behind.find(");").expect("it ends");
                 points.extend(behind[..end].split('"').skip(1).step_by(2).map(str::to_owned));
                 rest = behind;
@@ -92,46 +120,170 @@ fn points() -> BTreeSet<String> {
     points
 }
 
-fn start(dir: &Path, nats: &NatsServer, gateway: &str, crash_at: Option<String>) -> Process {
+/// Where a process keeps its rows, which others look at when it is gone.
+#[derive(Debug)]
+pub(crate) enum Kept {
+    Directory(PathBuf),
+    Redis(RedisServer),
+}
+
+impl Kept {
+    pub(crate) fn new(dir: &Path, rows: Rows) -> Self {
+        match rows {
+            Rows::Directory => Self::Directory(dir.join("store")),
+            Rows::Redis => Self::Redis(RedisServer::builder().persistent().start()),
+        }
+    }
+
+    /// What tells a process of it.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        match self {
+            Self::Directory(dir) => {
+                let dir = dir.display().to_string();
+                ["--store-dir", &dir, "--store-max-mib", &STORE_MIB.to_string()].map(str::to_owned).to_vec()
+            }
+            Self::Redis(redis) => {
+                ["--redis-url", &redis.url(), "--replica", "mortal"].map(str::to_owned).to_vec()
+            }
+        }
+    }
+
+    /// Opens it once the process is gone that had it.
+    pub(crate) async fn open(&self) -> Box<dyn KvStore> {
+        match self {
+            Self::Directory(dir) => {
+                Box::new(EmbeddedStore::open(dir, STORE_MIB << 20, MachineClock).expect("the store"))
+            }
+            Self::Redis(redis) => {
+                // Whatever it had sent is done when its connections are gone, and nobody is connected but who asks.
+                let is_alone = || async {
+                    let clients = redis.raw(0, &["CLIENT", "LIST"]);
+                    (clients.lines().filter(|line| line.starts_with("id=")).count() == 1).then_some(())
+                };
+                wait_until(is_alone, PATIENCE, "its connections are gone").await;
+                let kv = kv::Kv::new(redis.url().parse().expect("a URL"));
+                let store = SharedStore::open(kv, kv::Durability::Synced, &saga::lane::UNSCANNED).await;
+                Box::new(store.expect("a store"))
+            }
+        }
+    }
+}
+
+/// A process that is killed once, and is started again.
+pub(crate) struct Mortal<'a> {
+    dir: &'a Path,
+    nats: &'a NatsServer,
+    gateway: &'a str,
+    pub(crate) kept: Kept,
+    pub(crate) process: Process,
+    deaths: u32,
+}
+
+impl<'a> Mortal<'a> {
+    /// Starts it where definitions are in force; it dies at a point where one is named.
+    pub(crate) fn start(
+        (dir, nats, gateway): (&'a Path, &'a NatsServer, &'a str),
+        rows: Rows,
+        point: Option<String>,
+    ) -> Self {
+        let kept = Kept::new(dir, rows);
+        let first = spawn((dir, nats, gateway), &kept, None);
+        let mut mortal = Self { dir, nats, gateway, kept, process: first, deaths: 0 };
+        // Events are those of sagas that were in force before them.
+        mortal.end();
+        mortal.process = spawn((dir, nats, gateway), &mortal.kept, point);
+        mortal
+    }
+
+    /// Returns whether it was killed, and not started again.
+    pub(crate) fn is_dead(&mut self) -> bool {
+        if self.process.is_running() {
+            return false;
+        }
+        let status = self.process.wait(PATIENCE);
+        assert_eq!((status.signal(), self.deaths), (Some(9), 0), "{status}: {}", self.process.output());
+        true
+    }
+
+    pub(crate) fn start_again(&mut self) {
+        self.deaths += 1;
+        self.process = spawn((self.dir, self.nats, self.gateway), &self.kept, None);
+    }
+
+    /// Ends it as an operator does.
+    pub(crate) fn end(&mut self) {
+        self.process.wait_for_line("saga started", PATIENCE);
+        self.process.terminate();
+        assert!(self.process.wait(PATIENCE).success(), "{}", self.process.output());
+    }
+}
+
+fn spawn((dir, nats, gateway): (&Path, &NatsServer, &str), kept: &Kept, crash_at: Option<String>) -> Process {
     let mut command = process::command(dir, nats);
     command
         .args(["--ops-listen", "127.0.0.1:0", "--drain-secs", "5", "--gateway", gateway])
-        .arg("--store-dir")
-        .arg(dir.join("store"));
+        .args(kept.arguments());
     if let Some(place) = crash_at {
         command.env("MYCORA_CRASH_AT", place);
     }
     Process::spawn("mycora-saga", &mut command)
 }
 
-/// A process that dies once, and is started again.
-pub(crate) struct Mortal<'a> {
-    dir: &'a Path,
-    nats: &'a NatsServer,
-    gateway: &'a str,
-    pub(crate) process: Process,
-    deaths: u32,
+/// Rows of a table of a lane.
+async fn rows_of(
+    store: &dyn KvStore,
+    lane: &str,
+    range: std::ops::Range<Key>,
+) -> Vec<(RowKey, store::Versioned)> {
+    let range = RowKey::new(range.start.as_str())..RowKey::new(range.end.as_str());
+    let page = store.scan(&LaneKey::new(lane), range, 1000).await.expect("it can be read");
+    assert!(!page.has_more, "{lane}");
+    page.rows
 }
 
-impl<'a> Mortal<'a> {
-    /// Starts it where definitions are in force.
-    pub(crate) fn start(dir: &'a Path, nats: &'a NatsServer, gateway: &'a str, point: String) -> Self {
-        let mut first = start(dir, nats, gateway, None);
-        // Events are those of sagas that were in force before them.
-        first.wait_for_line("definitions are in force", PATIENCE);
-        first.terminate();
-        assert!(first.wait(PATIENCE).success(), "{}", first.output());
-        let process = start(dir, nats, gateway, Some(point));
-        Self { dir, nats, gateway, process, deaths: 0 }
-    }
+/// Calls of an effect that were about to be made, and of which nobody knows whether they were.
+pub(crate) async fn in_doubt(store: &dyn KvStore, effect: &str) -> Vec<CallRow> {
+    let lane = format!("e:{TENANT}:{effect}:0");
+    let open = rows_of(store, &lane, Table::EffectDue.range()).await;
+    let key = |row: &store::Versioned| Key::effect(decode::<CommandId>(&row.value).expect("a command"));
+    let keys: Vec<_> = open.iter().map(|(_, row)| RowKey::new(key(row).as_str())).collect();
+    let rows = store.read(&LaneKey::new(&lane), &keys).await.expect("it can be read");
+    let calls = rows.into_iter().flatten().map(|row| decode::<CallRow>(&row.value).expect("a call"));
+    calls.filter(|call| call.state == EffectState::Calling).collect()
+}
 
-    pub(crate) fn start_again_if_dead(&mut self) {
-        if !self.process.is_running() {
-            assert!(self.deaths == 0, "{}", self.process.output());
-            self.deaths += 1;
-            self.process = start(self.dir, self.nats, self.gateway, None);
-        }
+/// Where orders stand. What is kept of them is whole: one row of the journal for each revision, and nothing that is still to be sent.
+pub(crate) async fn standing(
+    store: &dyn KvStore,
+    saga: &str,
+    orders: &[&str],
+    effects: &[&str],
+) -> BTreeMap<String, String> {
+    let lane = format!("s:{TENANT}:{saga}:0");
+    let of_effects = effects.iter().map(|effect| format!("e:{TENANT}:{effect}:0"));
+    for lane in std::iter::once(lane.clone()).chain(of_effects) {
+        assert_eq!(rows_of(store, &lane, Table::Outbox.range()).await, [], "{lane}");
     }
+    let mut standing = BTreeMap::new();
+    for order in orders {
+        let correlation: CorrelationId = order.parse().expect("a correlation");
+        let key = RowKey::new(Key::saga(&correlation).as_str());
+        let rows = store.read(&LaneKey::new(&lane), &[key]).await.expect("it can be read");
+        let row = rows[0].as_ref().unwrap_or_else(|| panic!("there is no {order}"));
+        let record: Record = decode(&row.value).expect("a record");
+        let (status, revision) = match &record.entry {
+            Entry::Live(instance) => (instance.status.to_string(), instance.revision),
+            Entry::Ended(tombstone) => (tombstone.status.to_string(), tombstone.revision),
+            Entry::Awaited(_) => ("awaited".to_owned(), 0),
+        };
+        let journal = rows_of(store, &lane, Key::journal_of(&correlation)).await;
+        let keys: Vec<_> = journal.iter().map(|(key, _)| key.as_str().to_owned()).collect();
+        let wanted = (1..=revision).map(|n| Key::journal(&correlation, n).as_str().to_owned());
+        assert_eq!(keys, wanted.collect::<Vec<_>>(), "{order}");
+        let Record { parked_by, letters, .. } = record;
+        standing.insert((*order).to_owned(), format!("{status}, {letters} letters, parked by {parked_by:?}"));
+    }
+    standing
 }
 
 /// Says a word to a lane, under the subject of what it is about.
@@ -177,96 +329,223 @@ async fn sign(broker: &dyn Broker, call: &Request, request: &str) {
     say(broker, (subject, Lane::Effect { tenant, effect }), request, word).await;
 }
 
-/// Publishes five orders: paid, not paid, two whose payment is poison, and one that is poison itself.
-async fn order(broker: &dyn Broker) {
-    for order in ["paid", "late"].into_iter().chain(POISON) {
-        let data = format!("{{\"id\":\"{order}\"}}");
-        publish_event(broker, "Order", &format!("p-{order}"), "OrderPlaced", order, &data).await;
-        // Behind its order at once: it is stored before the timer is over, however long it takes until it is read.
-        if order != "late" {
-            let data = if POISON.contains(&order) { "{\"ok\":false}" } else { "{\"ok\":true}" };
-            publish_event(broker, "Payment", &format!("q-{order}"), "Paid", order, data).await;
-        }
-    }
-    publish_event(broker, "Order", "p-bad", "OrderPlaced", "bad", "{\"id\":7}").await;
+async fn pay(broker: &dyn Broker, order: &str) {
+    let data = if POISON.contains(&order) { "{\"ok\":false}" } else { "{\"ok\":true}" };
+    publish_event(broker, "Payment", &format!("q-{order}"), "Paid", order, data).await;
 }
 
-/// Has orders worked on until they have ended, letters applied and calls answered; gives what was called, and the commands that were
-/// sent.
-async fn run(nats: &NatsServer, point: &str, nth: u32) -> (Calls, BTreeMap<String, (String, String)>) {
-    let (dir, upstream) = (tempfile::tempdir().expect("a directory"), Upstream::start());
+async fn place(broker: &dyn Broker, order: &str) {
+    let patience = if LATE.contains(&order) { 400 } else { 600_000 };
+    let data = format!("{{\"id\":\"{order}\",\"patience\":{patience}}}");
+    publish_event(broker, "Order", &format!("p-{order}"), "OrderPlaced", order, &data).await;
+}
+
+/// Places orders that are poison, one that is paid, some whose payment is poison, and the first that is not paid.
+async fn place_all(broker: &dyn Broker) {
+    for order in BAD {
+        publish_event(
+            broker,
+            "Order",
+            &format!("p-{order}"),
+            "OrderPlaced",
+            order,
+            "{\"id\":7,\"patience\":400}",
+        )
+        .await;
+    }
+    place(broker, LATE[0]).await;
+    for order in [PAID].into_iter().chain(POISON) {
+        place(broker, order).await;
+        pay(broker, order).await;
+    }
+}
+
+/// Ends of all orders, without ids and times: the same however often the process died.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Ends {
+    /// Where each order stands.
+    standing: BTreeMap<String, String>,
+    /// Number of keys under which calls were made, by path and payload.
+    calls: BTreeMap<(String, String), usize>,
+    /// Number of ids under which commands were submitted.
+    commands: BTreeMap<process::Submitted, usize>,
+}
+
+impl Ends {
+    /// As it is where nobody knows whether these orders were told, which may be done once at most.
+    fn in_doubt(mut self, orders: &BTreeSet<String>) -> Self {
+        for order in orders {
+            self.calls.remove(&("/tell".to_owned(), format!("{{\"order\":\"{order}\"}}")));
+            let is_close = |submitted: &process::Submitted| {
+                submitted.correlation == *order && ["Close", "Doubt"].contains(&submitted.kind.as_str())
+            };
+            let close =
+                self.commands.keys().find(|submitted| is_close(submitted)).expect("a command").clone();
+            let times = self.commands.remove(&close).expect("it is there");
+            self.commands.insert(process::Submitted { kind: "Doubt".to_owned(), ..close }, times);
+        }
+        self
+    }
+}
+
+/// A run of all orders, which dies at a point where one is named.
+struct Run<'a> {
+    broker: &'a dyn Broker,
+    upstream: &'a Upstream,
+    mortal: Mortal<'a>,
+    point: &'a str,
+    /// Orders of which nobody knew whether they had been told, when the process died.
+    doubted: BTreeSet<String>,
+    /// Facts by their orders and kinds.
+    seen: BTreeSet<(String, String)>,
+    /// Words about signatures that were said.
+    said: u32,
+}
+
+impl Run<'_> {
+    fn has(&self, order: &str, kind: &str) -> bool {
+        self.seen.contains(&(order.to_owned(), kind.to_owned()))
+    }
+
+    async fn is_over(&self) -> bool {
+        let are_paid = POISON.iter().chain([&PAID]).all(|order| self.has(order, "completed"));
+        if are_paid && LATE.iter().all(|order| self.has(order, "compensated")) && !self.has(LAST, "started") {
+            // Under the same ids, until it is seen.
+            place(self.broker, LAST).await;
+            pay(self.broker, LAST).await;
+        }
+        self.has(LAST, "completed")
+    }
+
+    async fn look_after_the_process(&mut self) {
+        if self.mortal.is_dead() {
+            let doubted = in_doubt(&*self.mortal.kept.open().await, "tell").await.into_iter();
+            self.doubted = doubted.map(|call| call.reply_to.correlation.to_string()).collect();
+            self.mortal.start_again();
+        }
+        if self.point == RELOAD && self.mortal.deaths == 0 {
+            // Heard from the moment on at which it says that it has started.
+            if self.mortal.process.output().contains("saga started") {
+                self.mortal.process.hang_up();
+            }
+        }
+    }
+
+    async fn hear(&mut self, fact: FactMessage) {
+        let (order, kind) = (fact.correlation.to_string(), fact.kind);
+        if !self.seen.insert((order.clone(), kind.clone())) {
+            return;
+        }
+        if POISON.contains(&order.as_str()) && kind == "parked" {
+            redrive(self.broker, &order).await;
+        }
+        let next = LATE.iter().position(|late| *late == order).and_then(|at| LATE.get(at + 1));
+        if let (Some(next), "compensated") = (next, kind.as_str()) {
+            place(self.broker, next).await;
+        }
+    }
+
+    async fn sign_all(&mut self) {
+        // Of one that was made once more the last token is good.
+        let calls = self.upstream.calls().into_iter().filter(|call| call.path == "/sign");
+        let calls: BTreeMap<_, _> = calls.map(|call| (call.key.clone(), call)).collect();
+        for call in calls.values() {
+            self.said += 1;
+            sign(self.broker, call, &format!("sign-{}", self.said)).await;
+        }
+    }
+}
+
+/// Has orders worked on until they have ended, letters applied and calls answered. Gives what has become of them, and those of
+/// which nobody knew whether they had been told.
+async fn run(rows: Rows, death: Option<(&str, u32)>) -> (Ends, BTreeSet<String>) {
+    let (dir, upstream, nats) =
+        (tempfile::tempdir().expect("a directory"), Upstream::start(), NatsServer::start());
     process::prepare(dir.path(), MANIFEST, &upstream);
-    let broker = connect(nats).await;
+    let broker = connect(&nats).await;
     let mut projection = Projection::open(&broker).await;
     let commands = Commands::default();
     let gateway = commands.serve(dir.path()).await;
-    let mut mortal = Mortal::start(dir.path(), nats, &gateway, format!("{point}:{nth}"));
-    order(&*broker).await;
-    let mut seen: BTreeSet<(String, String)> = BTreeSet::new();
-    let mut wanted: BTreeSet<_> = [("paid", "completed"), ("late", "compensated")].into();
-    wanted.extend(POISON.map(|order| (order, "completed")));
+    let (name, point) =
+        death.map_or(("nowhere".to_owned(), ""), |(point, nth)| (format!("{point}:{nth}"), point));
+    let mortal = Mortal::start((dir.path(), &nats, &gateway), rows, death.map(|_| name.clone()));
+    place_all(&*broker).await;
+    let (doubted, seen) = (BTreeSet::new(), BTreeSet::new());
+    let mut run = Run { broker: &*broker, upstream: &upstream, mortal, point, doubted, seen, said: 0 };
     let begin = std::time::Instant::now();
-    let mut said = 0;
-    while !wanted.iter().all(|(order, end)| seen.contains(&((*order).to_owned(), (*end).to_owned()))) {
-        assert!(begin.elapsed() < 2 * PATIENCE, "{point}:{nth}: {seen:?}\n{}", mortal.process.output());
-        mortal.start_again_if_dead();
-        if let Some(fact) = projection.next_soon().await {
-            let order = fact.correlation.to_string();
-            let is_poison = POISON.contains(&order.as_str());
-            if seen.insert((order.clone(), fact.kind.clone())) && is_poison && fact.kind == "parked" {
-                redrive(&*broker, &order).await;
-            }
-            continue;
-        }
-        // Of one that was made once more the last token is good.
-        let calls = upstream.calls().into_iter().filter(|call| call.path == "/sign");
-        let calls: BTreeMap<_, _> = calls.map(|call| (call.key.clone(), call)).collect();
-        for call in calls.values() {
-            said += 1;
-            sign(&*broker, call, &format!("sign-{said}")).await;
+    while !run.is_over().await {
+        assert!(begin.elapsed() < 2 * PATIENCE, "{name}: {:?}\n{}", run.seen, run.mortal.process.output());
+        run.look_after_the_process().await;
+        match projection.next_soon().await {
+            Some(fact) => run.hear(fact).await,
+            None => run.sign_all().await,
         }
     }
-    mortal.start_again_if_dead();
-    mortal.process.terminate();
-    println!("{point}:{nth} died {}", mortal.deaths);
-    assert!(nth > 1 || mortal.deaths == 1, "{point} was not reached\n{}", mortal.process.output());
-    (upstream.by_key(), commands.by_id())
+    run.look_after_the_process().await;
+    let Run { mut mortal, doubted, .. } = run;
+    mortal.end();
+    assert_eq!(mortal.deaths, u32::from(death.is_some()), "{name}\n{}", mortal.process.output());
+    let orders: Vec<_> = POISON.into_iter().chain(LATE).chain(BAD).chain([PAID, LAST]).collect();
+    let standing = standing(&*mortal.kept.open().await, "order", &orders, &EFFECTS).await;
+    let mut calls = BTreeMap::new();
+    for (path, payload, times) in upstream.by_key().into_values() {
+        assert!(path != "/tell" || times == 1, "{name}: it may be called once at most: {payload}");
+        *calls.entry((path, payload)).or_default() += 1;
+    }
+    let mut submitted = BTreeMap::new();
+    commands.by_id().into_values().for_each(|command| *submitted.entry(command).or_default() += 1);
+    (Ends { standing, calls, commands: submitted }, doubted)
 }
 
-/// What was done for an order: paths, each key once.
-fn deeds(calls: &Calls, order: &str) -> Vec<String> {
-    let of = calls.values().filter(|(_, body, _)| body.contains(order));
-    let mut deeds: Vec<_> = of.map(|(path, ..)| path.clone()).collect();
-    deeds.sort();
-    deeds
+/// How everything ends where nothing dies.
+async fn uninterrupted(rows: Rows) -> Ends {
+    let (ends, doubted) = run(rows, None).await;
+    assert_eq!(doubted, BTreeSet::new());
+    let standing = |order: &str| ends.standing[order].as_str();
+    assert_eq!(standing(PAID), "completed, 0 letters, parked by None");
+    assert_eq!(standing(BAD[2]), "awaited, 1 letters, parked by Some(0)");
+    assert_eq!(standing(LATE[2]), "compensated, 0 letters, parked by None");
+    assert_eq!(standing(POISON[2]), "completed, 1 letters, parked by None");
+    // Four steps of each order that was paid in the end, and two of each of the others.
+    assert_eq!(ends.calls.len(), 4 * 5 + 2 * LATE.len());
+    assert!(ends.calls.values().chain(ends.commands.values()).all(|keys| *keys == 1), "{ends:?}");
+    let kinds: Vec<_> = ends.commands.keys().map(|command| command.kind.as_str()).collect();
+    assert_eq!(kinds, ["Close"; 5]);
+    ends
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_dies_at_any_point_goes_on_as_if_it_had_not() {
+/// Dies at each point and each visit of these, and ends as it does without.
+async fn die_everywhere(rows: Rows, visits: impl Fn(usize) -> Vec<u32>) {
     let points = points();
     let elsewhere: BTreeSet<_> = ELSEWHERE.iter().map(|(name, _)| (*name).to_owned()).collect();
     assert!(elsewhere.is_subset(&points) && points.len() == POINTS, "{points:?}");
-    let visits = points.difference(&elsewhere).flat_map(|point| (1..=3).map(move |nth| (point.clone(), nth)));
-    // Several at a time: most of their time they wait.
-    futures_util::stream::iter(visits).for_each_concurrent(4, |(point, nth)| die_at(point, nth)).await;
+    let wanted = uninterrupted(rows).await;
+    let deaths = points.difference(&elsewhere).enumerate();
+    let deaths = deaths.flat_map(|(at, point)| visits(at).into_iter().map(move |nth| (point.as_str(), nth)));
+    // Several at a time, each on its own: most of their time they wait.
+    let die = |(point, nth): (&str, u32)| {
+        let (point, wanted) = (point.to_owned(), wanted.clone());
+        let died = tokio::spawn(async move {
+            let (ends, doubted) = run(rows, Some((&point, nth))).await;
+            assert_eq!(ends.in_doubt(&doubted), wanted.in_doubt(&doubted), "{point}:{nth} {doubted:?}");
+            println!("{point}:{nth}: nobody knew of {doubted:?}");
+        });
+        async { died.await.expect("it ends as it does without") }
+    };
+    futures_util::stream::iter(deaths).for_each_concurrent(AT_ONCE, die).await;
 }
 
-async fn die_at(point: String, nth: u32) {
-    let nats = NatsServer::start();
-    let (calls, commands) = run(&nats, &point, nth).await;
-    assert_eq!(deeds(&calls, "late"), ["/release", "/reserve"], "{point}:{nth}");
-    assert_eq!(commands.len(), 3, "{point}:{nth}: one command for each order, however often it was sent");
-    for order in ["paid"].into_iter().chain(POISON) {
-        let deeds = deeds(&calls, order);
-        let command = commands.values().find(|(whose, _)| whose == order).map(|(_, kind)| kind.as_str());
-        assert!(matches!(command, Some("Close" | "Doubt")), "{point}:{nth} {order} {commands:?}");
-        // Of one that may be called once at most nobody knows when its process died with it, at whichever point that was.
-        assert!(
-            deeds == ["/reserve", "/ship", "/sign", "/tell"]
-                || (command == Some("Doubt") && deeds == ["/reserve", "/ship", "/sign"]),
-            "{point}:{nth} {order} {deeds:?} {command:?}"
-        );
-    }
-    let told = calls.values().filter(|(path, ..)| path == "/tell").map(|(.., times)| *times);
-    assert!(told.max().unwrap_or(0) <= 1, "{point}:{nth}: it may be called once at most");
+#[tokio::test(flavor = "multi_thread", worker_threads = 6)]
+async fn a_process_that_dies_at_any_point_goes_on_as_if_it_had_not() {
+    die_everywhere(Rows::Directory, |_| VISITS.collect()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 6)]
+async fn a_process_over_redis_that_dies_at_any_point_goes_on_as_if_it_had_not() {
+    let number = std::env::var(VISITS_ON_REDIS).ok().and_then(|number| number.parse().ok()).unwrap_or(1);
+    let visits = |at: usize| {
+        let all = VISITS.cycle().skip(at % VISITS.count()).take(number.min(VISITS.count()));
+        all.collect()
+    };
+    die_everywhere(Rows::Redis, visits).await;
 }

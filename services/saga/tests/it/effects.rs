@@ -178,7 +178,15 @@ async fn a_call_is_made_once_for_a_command_that_comes_often() {
         assert_eq!(world.result().await.command_id, model::CommandId::from_bits(2));
         let id = |number| model::CommandId::from_bits(number);
         assert_eq!(upstream.calls(), [format!("{} 1", id(1)), format!("{} 3", id(2))]);
-        assert_eq!(world.metrics.letters.get(), 1);
+        world.until_measured("mycora_saga_letters_written_total 1").await;
+        let lane = store::LaneKey::new(&format!("e:{}:{EFFECT}:0", crate::world::TENANT));
+        let dead = workflow::key::Table::Dead.range();
+        let dead = store::RowKey::new(dead.start.as_str())..store::RowKey::new(dead.end.as_str());
+        let letters = world.store.scan(&lane, dead, 10).await.expect("it can be read").rows;
+        let letters =
+            letters.iter().map(|(_, row)| workflow::instance::decode(&row.value).expect("a letter"));
+        let codes: Vec<_> = letters.map(|row: saga::sagas::LetterRow| row.letter.code).collect();
+        assert_eq!(codes, ["KEY_CONFLICT"]);
         let ended = world.stop().await;
         assert!(matches!(ended, saga::lane::Ended::Stopped { .. }), "{ended}");
     }
@@ -510,4 +518,83 @@ async fn many_calls_end_and_their_rows_with_them() {
     }
     world.stop().await;
     assert_eq!((upstream.calls().len(), world.open_calls().await), (300, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
+    for mut world in each_world().await {
+        world.calls_max = 2;
+        let waiting = |number| Answer::Waiting { external: Some(format!("flow {number}")) };
+        let upstream = Upstream::with((1..=6).map(waiting));
+        served(&mut world, "retry", &upstream).await;
+        let id = model::CommandId::from_bits;
+        let cancel = async |number| {
+            let back = EffectCommand { cancel: true, ..command(number, Json::Null) };
+            world.command(&back, &format!("back-{number}")).await;
+        };
+        let stopped = async |flow: &str| {
+            let stop = format!("stop {flow}");
+            let was = || std::future::ready(upstream.calls().contains(&stop).then_some(()));
+            wait_until(was, PATIENCE, stop.clone()).await;
+        };
+        let end_with = |number, answer| assert!(world.calls.tell(id(number), Word::Answer(answer)));
+        for number in 1..=6 {
+            world.command(&command(number, Json::Null), &format!("w-{number}")).await;
+            if number <= 2 {
+                world.until(number, EffectState::Waiting).await;
+            }
+        }
+        // Behind four commands for which there is no room, and about one of those.
+        cancel(1).await;
+        cancel(4).await;
+        stopped("flow 1").await;
+        assert_eq!(world.open_calls().await, 2);
+        end_with(1, Answer::Cancelled);
+        world.until(3, EffectState::Waiting).await;
+        assert_eq!(ask(&world, "r-1", 2, CallWord::Cancel).await, WordOutcome::Done);
+        stopped("flow 2").await;
+        assert_eq!(world.open_calls().await, 2);
+        end_with(2, Answer::Cancelled);
+        let is_unwanted = async || {
+            world.has_call(4).await.then_some(())?;
+            let call = world.call(4).await;
+            (call.is_unwanted || call.state == EffectState::Cancelled).then_some(())
+        };
+        wait_until(is_unwanted, PATIENCE, "the fourth is taken, and is not wanted").await;
+        if world.call(4).await.state != EffectState::Cancelled {
+            end_with(4, Answer::Cancelled);
+        }
+        // Whoever comes next goes on with what is open, and with the commands that wait.
+        world.until(5, EffectState::Waiting).await;
+        assert_eq!(world.open_calls().await, 2);
+        assert_eq!(ask(&world, "r-1", 2, CallWord::Cancel).await, WordOutcome::Done);
+        world.crash().await;
+        world.own_effect(Arc::new(upstream.clone()));
+        let adopted = || {
+            let adopted = upstream.calls().iter().filter(|call| call.starts_with("adopt")).count();
+            std::future::ready((adopted == 2).then_some(()))
+        };
+        wait_until(adopted, PATIENCE, "what is open is adopted").await;
+        for number in [3, 5, 6] {
+            let told = || {
+                std::future::ready(
+                    world.calls.tell(id(number), Word::Answer(Answer::Succeeded(Json::Null))).then_some(()),
+                )
+            };
+            world.until(number, EffectState::Waiting).await;
+            wait_until(told, PATIENCE, "it hears").await;
+            world.until(number, EffectState::Succeeded).await;
+        }
+        let mut ends = BTreeMap::new();
+        for _ in 1..=6 {
+            let result = world.result().await;
+            ends.insert(result.command_id, result.result_type);
+        }
+        let expected = (1..=6).map(|number| {
+            (id(number), if [1, 2, 4].contains(&number) { Outcome::Cancelled } else { Outcome::Succeeded })
+        });
+        assert_eq!(ends, expected.collect());
+        world.stop().await;
+        assert_eq!(world.open_calls().await, 0);
+    }
 }

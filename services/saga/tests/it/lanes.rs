@@ -10,43 +10,12 @@ use workflow::input::{Outcome, Verb};
 use workflow::key::Table;
 use workflow::message::EffectCommand;
 
+use crate::everywhere::everywhere;
 use crate::world::World;
 
 const ORDER: &str = include_str!("../../../../libs/workflow/src/manifest/example.yaml");
 const PLACED: &str = r#"{"order_id":"o-1","email":"a@b.example","amount_cents":1250}"#;
 const CAPTURED: &str = r#"{"amount_cents":1250}"#;
-
-/// Runs a case on a simulation, and on real servers with each store.
-macro_rules! everywhere {
-    ($($case:ident)*) => {
-        mod in_memory {
-            $(
-                #[tokio::test]
-                async fn $case() {
-                    super::$case(super::World::simulated().await).await;
-                }
-            )*
-        }
-
-        mod in_a_directory {
-            $(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                async fn $case() {
-                    super::$case(super::World::in_a_directory().await).await;
-                }
-            )*
-        }
-
-        mod in_redis {
-            $(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                async fn $case() {
-                    super::$case(super::World::in_redis().await).await;
-                }
-            )*
-        }
-    };
-}
 
 everywhere! {
     an_order_is_shipped

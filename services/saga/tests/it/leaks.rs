@@ -19,13 +19,13 @@ use crate::streams::publish;
 use crate::walls::shown;
 
 /// Names that begin alike: `a` with `b-order` and `a-b` with `order` are one text where parts are only put together.
-const BOTH: [(&str, u32); 2] = [("a", ADMIN), ("a-b", ELSEWHERE)];
-const TENANTS: &str = "a: { context: 1 }\na-b: { context: 2 }\n";
+pub(crate) const BOTH: [(&str, u32); 2] = [("a", ADMIN), ("a-b", ELSEWHERE)];
+pub(crate) const TENANTS: &str = "a: { context: 1 }\na-b: { context: 2 }\n";
 const SAGAS: [(&str, &str); 2] = [("order", "pay"), ("b-order", "b-pay")];
 const STORES: [Rows; 2] = [Rows::Directory, Rows::Redis];
 
 /// Two sagas with an effect each.
-fn manifest(address: &str) -> String {
+pub(crate) fn manifest(address: &str) -> String {
     let saga = |(name, effect): (&str, &str)| {
         format!(
             r#"
@@ -53,7 +53,7 @@ steps:
 }
 
 /// Correlations that might be taken for something else, or for one another.
-fn hostile() -> Vec<String> {
+pub(crate) fn hostile() -> Vec<String> {
     let texts = [
         ":",
         "a:b",
@@ -83,11 +83,11 @@ fn hostile() -> Vec<String> {
     texts.iter().map(|text| (*text).to_owned()).chain(["x".repeat(256)]).collect()
 }
 
-fn data_of(tenant: &str) -> String {
+pub(crate) fn data_of(tenant: &str) -> String {
     format!("data-of-tenant-{tenant}.")
 }
 
-fn other_than(tenant: &str) -> &'static str {
+pub(crate) fn other_than(tenant: &str) -> &'static str {
     if tenant == "a" { "a-b" } else { "a" }
 }
 
@@ -411,8 +411,12 @@ async fn what_names_another_tenant_than_its_subject_is_dead_and_a_forged_address
         let ignored = || async {
             let families = served.registry.gather();
             let family = families.iter().find(|family| family.name() == "mycora_saga_transitions_total")?;
-            let of = family.get_metric().iter().find(|metric| metric.get_label()[0].value() == "ignored")?;
-            (of.get_counter().get_value() >= 3.0).then_some(())
+            let is_ignored = |metric: &&prometheus::proto::Metric| {
+                metric.get_label().iter().any(|label| label.value() == "ignored")
+            };
+            let ignored = family.get_metric().iter().filter(is_ignored);
+            let ignored = ignored.map(|metric| metric.get_counter().get_value());
+            (ignored.sum::<f64>() >= 3.0).then_some(())
         };
         wait_until(ignored, PATIENCE, "they are ignored and counted").await;
         for (tenant, admin) in BOTH {

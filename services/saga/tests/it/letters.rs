@@ -2,9 +2,12 @@
 
 use model::SagaStatus;
 use saga::lane::answers::{WordAnswer, WordOutcome};
+use saga::sagas::VerbOutcome;
 use workflow::Json;
+use workflow::input::Verb;
 use workflow::instance::Entry;
 use workflow::key::Table;
+use workflow::step::HELD_BYTES_MAX;
 use workflow::word::SagaWord;
 
 use crate::world::World;
@@ -75,7 +78,7 @@ async fn until_log(world: &World, correlation: &str, expected: &str) {
 }
 
 fn redrive(correlation: &str, letter: u64, data: Option<&str>) -> SagaWord {
-    let data = data.map(|data| workflow::json::read(data.as_bytes(), 1000).expect("JSON"));
+    let data = data.map(|data| workflow::json::read(data.as_bytes(), data.len()).expect("JSON"));
     SagaWord::Redrive { correlation: correlation.parse().expect("a correlation"), letter, skip: false, data }
 }
 
@@ -87,7 +90,7 @@ fn purge(correlation: &str, letter: u64) -> SagaWord {
     SagaWord::Purge { correlation: correlation.parse().expect("a correlation"), letter }
 }
 
-fn said(answer: &WordAnswer) -> (&str, Option<u64>, u64, u64) {
+pub(crate) fn said(answer: &WordAnswer) -> (&str, Option<u64>, u64, u64) {
     let outcome = match &answer.outcome {
         WordOutcome::Done => "removed",
         WordOutcome::Applied => "applied",
@@ -112,20 +115,22 @@ macro_rules! everywhere {
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn in_a_directory() {
-                super::$case(super::World::in_a_directory().await, $others / 10).await;
+                super::$case(super::World::in_a_directory().await, $others).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn in_redis() {
-                super::$case(super::World::in_redis().await, $others / 10).await;
+                super::$case(super::World::in_redis().await, $others).await;
             }
         })*
     };
 }
+pub(crate) use everywhere;
 
 everywhere! {
     a_letter_is_applied_in_front_of_what_waits_while_others_go_on 1000;
     a_letter_is_left_out_or_removed 0;
+    what_waits_behind_a_letter_is_bounded_in_bytes 17;
 }
 
 async fn a_letter_is_applied_in_front_of_what_waits_while_others_go_on(world: World, others: usize) {
@@ -135,6 +140,12 @@ async fn a_letter_is_applied_in_front_of_what_waits_while_others_go_on(world: Wo
         world.event("Order", &format!("o-{other}"), "Opened", &format!("c-{other}"), "{}").await;
         world.event("Order", &format!("p-{other}"), "Closed", &format!("c-{other}"), "{}").await;
     }
+    for other in 0..others {
+        world.wait_for(&format!("c-{other}"), "completed").await;
+    }
+    // All of them have ended, and it still waits.
+    let record = world.record("bad").await.expect("a record");
+    assert_eq!((record.parked_by, record.held.len(), log(&world, "bad").await.as_str()), (Some(0), 2, "a"));
     let failed = world.say("r-1", "bad", redrive("bad", 0, None)).await;
     assert_eq!(said(&failed), ("dead", Some(0), 2, 0));
     assert_eq!(failed.outcome, WordOutcome::Dead("a poison".to_owned()));
@@ -151,12 +162,44 @@ async fn a_letter_is_applied_in_front_of_what_waits_while_others_go_on(world: Wo
     assert_eq!(log(&world, "bad").await, "abcd");
     world.event("Order", "bad-9", "Closed", "bad", "{}").await;
     world.wait_for("bad", "completed").await;
-    for other in 0..others {
-        world.wait_for(&format!("c-{other}"), "completed").await;
-    }
     assert_eq!((world.count(Table::Dead).await, world.count(Table::Parked).await), (0, 0));
     let ended = world.stop().await;
     assert!(matches!(ended, saga::lane::Ended::Stopped { .. }), "{ended}");
+}
+
+/// Of inputs of a million bytes sixteen may wait: one that is asked for is refused, as is a letter that would wait, and one that comes
+/// waits until there is room, in front of smaller ones.
+async fn what_waits_behind_a_letter_is_bounded_in_bytes(world: World, inputs: usize) {
+    let mut world = started(world).await;
+    // A letter that parks nothing.
+    world.event("Order", "bad-lonely", "Lonely", "bad", "{}").await;
+    world.event("Order", "bad-0", "Opened", "bad", "{}").await;
+    add(&world, "bad", "1", r#"{"c":"!"}"#).await;
+    let large = format!(r#"{{"c":"c","pad":"{}"}}"#, "x".repeat(1_000_000));
+    for input in 1..inputs {
+        add(&world, "bad", &format!("{input}-large"), &large).await;
+    }
+    until_held(&world, "bad", inputs as u64 - 1).await;
+    let held = world.record("bad").await.expect("a record").held_bytes;
+    assert!(held <= HELD_BYTES_MAX && held > HELD_BYTES_MAX - 1_000_000, "{held}");
+    let data = workflow::json::read(large.as_bytes(), large.len()).expect("JSON");
+    let send = || Verb::Send { kind: "Added".to_owned(), data: data.clone() };
+    let VerbOutcome::Refused(refusal) = world.ask("r-1", "bad", send()).await.outcome else {
+        panic!("taken")
+    };
+    assert_eq!(refusal.reason, "BYTES_EXCEEDED");
+    let pad = format!(r#"{{"pad":"{}"}}"#, "x".repeat(1_000_000));
+    let full = world.say("r-2", "bad", redrive("bad", 0, Some(&pad))).await;
+    assert_eq!((said(&full).0, world.count(Table::Dead).await), ("LIMIT_EXCEEDED", 2));
+    add(&world, "bad", "last", &large).await;
+    add(&world, "bad", "small", r#"{"c":"s"}"#).await;
+    let applied = world.say("r-3", "bad", redrive("bad", 1, Some(r#"{"c":"b"}"#))).await;
+    assert_eq!(said(&applied).0, "applied");
+    until_log(&world, "bad", &format!("b{}s", "c".repeat(inputs))).await;
+    let record = world.record("bad").await.expect("a record");
+    assert_eq!((record.held.len(), record.held_bytes, world.count(Table::Parked).await), (0, 0, 0));
+    world.say("r-4", "bad", redrive("bad", 0, None)).await;
+    world.wait_for("bad", "failed").await;
 }
 
 async fn a_letter_is_left_out_or_removed(world: World, _: usize) {

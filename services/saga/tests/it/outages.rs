@@ -1,10 +1,11 @@
 //! What the service cannot do without goes away and comes back: that is named, memory is bounded, and afterwards everything ends
 //! as if nothing had happened.
 
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use store::{EmbeddedStore, MachineClock};
-use testkit::{PATIENCE, SmallDisk, wait_until};
+use testkit::{Fault, FaultProxy, PATIENCE, SmallDisk, Target, wait_until};
 
 use crate::process::{ReplicaProcess, memory_kib};
 use crate::replicas::{LANES, MANIFEST, Stage, WAIT};
@@ -14,7 +15,7 @@ const OUTAGE_SECS: &str = "MYCORA_TEST_OUTAGE_SECS";
 /// Number of orders in the middle of which something goes away.
 const ORDERS: &str = "MYCORA_TEST_SAGAS";
 /// By so much a process may grow while it waits, in kibibytes.
-const GROWTH_KIB_MAX: u64 = 64 * 1024;
+pub(crate) const GROWTH_KIB_MAX: u64 = 64 * 1024;
 /// Orders after which a store of one mebibyte has no room, at the latest.
 const FILLING_MAX: usize = 2000;
 
@@ -33,7 +34,11 @@ impl Scene {
     /// Begins with a process that keeps its rows as these arguments say.
     async fn begin(rows: impl Fn(&Stage) -> Vec<String>) -> Self {
         let manifest = MANIFEST.replace("{ goto: ship }", "{ goto: wait }").replace(WAIT.0, WAIT.1);
-        let stage = Stage::with(&manifest).await;
+        Self::on(Stage::with(&manifest).await, rows).await
+    }
+
+    /// Begins on this stage.
+    async fn on(stage: Stage, rows: impl Fn(&Stage) -> Vec<String>) -> Self {
         let rows = rows(&stage);
         let process = Self::process(&stage, &rows);
         process.until_lanes(|lanes| lanes == LANES, "it has all lanes").await;
@@ -121,7 +126,7 @@ async fn a_store_without_room_is_named_and_goes_on_with_more() {
     );
     let (_, most) = memory_kib(scene.process.process.pid());
     assert!(most < before + GROWTH_KIB_MAX, "it grew from {before} KiB to {most}");
-    // What waits for room does not keep it from ending.
+    // What waits for room does not keep it from ending. The room of a directory is that of its map, which a start sets.
     scene.end();
     let store = scene.stage.dir.path().join("store");
     scene.rows = in_a_directory(&store, 256);
@@ -134,8 +139,12 @@ async fn a_store_without_room_is_named_and_goes_on_with_more() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_without_room_is_named_and_gone_on_with() {
-    // Nothing to see where no file system can be mounted.
-    let Some(disk) = SmallDisk::new(96) else { return };
+    let Some(disk) = SmallDisk::new(96) else {
+        // Past the capture of tests that pass.
+        let told = std::io::stderr()
+            .write_all(b"left out: a disk without room; no file system can be mounted here\n");
+        return told.expect("there is a standard error");
+    };
     let store = disk.path().join("store");
     let mut scene = Scene::begin(|_| in_a_directory(&store, 64)).await;
     scene.orders().await;
@@ -187,5 +196,50 @@ async fn a_broker_that_is_away_is_named_and_gone_on_with() {
         scene.suffer("nats: ").await;
         scene.stage.nats.restart();
         scene.heal(before).await;
+    }
+}
+
+/// The manifest of replicas with a step that waits, whose effect `ship` is tried for as long as it takes.
+fn patient() -> String {
+    let patience = "timeouts: { schedule_to_start: 2h, schedule_to_close: 2h }, breaker: { window: 5, open: 100ms }, \
+        retry: { initial: 10ms, max: 200ms, attempts: 100000 } }";
+    let ship = "path: /ship, body: \"${{ input }}\" }, ";
+    let manifest = MANIFEST.replace("{ goto: ship }", "{ goto: wait }").replace(WAIT.0, WAIT.1);
+    let manifest =
+        manifest.replace(&format!("{ship}retry: {{ initial: 1ms }} }}"), &format!("{ship}{patience}"));
+    assert!(manifest.contains(patience));
+    manifest
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upstream_that_is_away_is_named_and_gone_on_with() {
+    let stores: [fn(&Stage) -> Vec<String>; 2] =
+        [in_redis, |stage| in_a_directory(&stage.dir.path().join("store"), 64)];
+    for rows in stores {
+        let stage = Stage::with(&patient()).await;
+        let target = Target::Tcp(stage.upstream.address.parse().expect("an address"));
+        let proxy = FaultProxy::start(target).await;
+        let file = stage.dir.path().join("manifests/order.yaml");
+        let manifest = std::fs::read_to_string(&file).expect("it is there");
+        let by_proxy = manifest.replace(&stage.upstream.address, &proxy.address().to_string());
+        std::fs::write(&file, by_proxy).expect("written");
+        let mut scene = Scene::on(stage, rows).await;
+        scene.orders().await;
+        let (before, _) = memory_kib(scene.process.process.pid());
+        proxy.set(Fault::Cut);
+        scene.stage.pay().await;
+        let is_open =
+            async || (scene.process.metric("effects_open")? == scene.stage.orders.len() as f64).then_some(());
+        wait_until(is_open, scene.stage.patience(), "all calls wait").await;
+        scene.suffer("upstream of ship: ").await;
+        assert_eq!(
+            scene.process.ask("/ready").map(|(status, _)| status),
+            Some(200),
+            "it is not its own trouble"
+        );
+        proxy.restore();
+        scene.heal(before).await;
+        assert!(scene.stage.upstream.by_key().values().all(|(.., times)| *times == 1));
+        scene.end();
     }
 }

@@ -10,16 +10,38 @@ use prost_types::FileDescriptorSet;
 use proto::v1;
 use proto::v1::saga_service_client::SagaServiceClient;
 use rpc::{Channel, ErrorView};
-use tonic::{Code, Status};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::{Code, Request, Status};
 
-use crate::served::{ACME, ADMIN, ELSEWHERE, EXECUTOR, ORDER, READER, STRANGER, Served};
+use crate::served::{ACME, ADMIN, ELSEWHERE, EXECUTOR, ORDER, OTHER, READER, STRANGER, Served};
 
 /// Heading of the table.
 const HEADING: &str = "## Methods of sagas";
 const OK: &str = "OK";
+const NONE: Header = Header(None);
 const COMMAND: &str = "01890a5d-ac96-774b-bcce-b302099a8057";
 const LETTER: &str = "s:order:0:o-1:00000000000000000007";
 const LANE: &str = "s:acme:order:0";
+
+type Client = SagaServiceClient<InterceptedService<Channel, Header>>;
+
+/// Metadata that name a tenant, or none.
+#[derive(Clone, Copy)]
+struct Header(Option<&'static str>);
+
+impl Interceptor for Header {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(tenant) = self.0 {
+            request.metadata_mut().insert("x-tenant-id", tenant.parse().expect("ASCII"));
+        }
+        Ok(request)
+    }
+}
+
+fn client(served: &Served, identity: Identity, header: Header) -> Client {
+    SagaServiceClient::with_interceptor(served.suite.channel(served.address, identity), header)
+}
 
 /// Fills the tenant of a request in, and fields of its own.
 macro_rules! of {
@@ -50,7 +72,7 @@ macro_rules! calls {
     clippy::needless_update,
     reason = "requests are made by one macro, whether all of their fields are given or not"
 )]
-async fn call(mut client: SagaServiceClient<Channel>, name: &str) -> Result<(), Status> {
+async fn call(mut client: Client, name: &str) -> Result<(), Status> {
     let file = || {
         let text = ORDER.replace("name: order", "name: mine");
         Some(v1::ManifestFile { name: "mine.yaml".to_owned(), text })
@@ -113,7 +135,7 @@ async fn call(mut client: SagaServiceClient<Channel>, name: &str) -> Result<(), 
 }
 
 /// What somebody was told: `OK` where the request was looked at, whatever came of it.
-async fn told(client: SagaServiceClient<Channel>, name: &str) -> String {
+async fn told(client: Client, name: &str) -> String {
     let Err(status) = call(client, name).await else { return OK.to_owned() };
     let ErrorView { code, reason, message, .. } = ErrorView::from(&status);
     let is_of_caller = ["METHOD_NOT_ALLOWED", "ROLE_INSUFFICIENT", "IDENTITY_REQUIRED"]
@@ -165,18 +187,18 @@ async fn every_method_answers_everybody_as_written() {
             continue;
         };
         for (caller, column, identity) in callers {
-            let told = told(served.client(identity), name).await;
+            let told = told(client(&served, identity, NONE), name).await;
             if told != row[column] {
                 wrong.push(format!("{name}, {caller}: {told}, not {}", row[column]));
             }
         }
         for service in ServiceName::ALL {
-            let told = told(served.client(Identity::Service(*service)), name).await;
+            let told = told(client(&served, Identity::Service(*service), NONE), name).await;
             if told != "METHOD_NOT_ALLOWED" {
                 wrong.push(format!("{name}, {service}: {told}"));
             }
         }
-        let told = told(served.anonymous(), name).await;
+        let told = told(SagaServiceClient::with_interceptor(served.anonymous(), NONE), name).await;
         if told != "IDENTITY_REQUIRED" {
             wrong.push(format!("{name}, without a certificate: {told}"));
         }
@@ -185,4 +207,35 @@ async fn every_method_answers_everybody_as_written() {
         written.keys().filter(|name| !methods.contains(name)).map(|name| format!("there is no {name}")),
     );
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Methods of the operator; all others are of actors with a role.
+const OF_OPERATOR: [&str; 4] = ["GetSagaServer", "Drain", "Reload", "MoveLane"];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_method_refuses_metadata_that_name_another_tenant_and_counts_it() {
+    let served = Served::start().await;
+    let mut refused = 0.0;
+    // The server itself is no tenant's.
+    for name in methods().iter().filter(|name| *name != "GetSagaServer") {
+        let is_of_operator = OF_OPERATOR.contains(&name.as_str());
+        let identity = if is_of_operator { Identity::Admin } else { Identity::Actor(ActorId(ADMIN)) };
+        // Of the whole server no tenant is the one that is meant.
+        let empty = (!is_of_operator).then_some("");
+        for header in [OTHER, "ACME", "acme,other", "acme."].into_iter().chain(empty) {
+            let status = call(client(&served, identity, Header(Some(header))), name).await.expect_err(name);
+            let ErrorView { code, reason, message, .. } = ErrorView::from(&status);
+            let what = format!("{name}, {header:?}: {message}");
+            assert_eq!((code, reason.as_str()), (Code::InvalidArgument, "TENANT_MISMATCH"), "{what}");
+            assert!(header.is_empty() || !message.contains(&format!("`{header}`")), "{what}");
+            refused += 1.0;
+            assert_eq!(served.metric("tenant_mismatches_total"), refused, "{what}");
+        }
+        if !is_of_operator {
+            let told = told(client(&served, identity, Header(Some(ACME))), name).await;
+            assert_eq!(told, OK, "{name} where the header agrees");
+        }
+    }
+    assert_eq!(served.metric("tenant_mismatches_total"), refused);
+    assert!(!served.drained.has_begun(), "nothing was drained");
 }

@@ -14,7 +14,8 @@ use std::time::SystemTime;
 use identity::{Identity, IssueOptions, Pki, ServiceName, TrustDomain};
 use proto::v1;
 use proto::v1::command_service_server::{CommandService, CommandServiceServer};
-use rpc::{Allow, MethodPolicy, Mount, Server, TlsFiles};
+use proto::v1::saga_service_client::SagaServiceClient;
+use rpc::{Allow, Channel, MethodPolicy, Mount, Server, TlsFiles};
 use testkit::{NatsServer, PATIENCE, Process, wait_until};
 
 use crate::world::TENANT;
@@ -38,6 +39,7 @@ pub(crate) struct Upstream {
     calls: Arc<Mutex<Vec<Request>>>,
     held: Arc<(Mutex<BTreeSet<String>>, Condvar)>,
     unknown: Arc<Mutex<BTreeSet<String>>>,
+    cut: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Upstream {
@@ -58,16 +60,26 @@ impl Upstream {
     fn answering_at(address: &str, body: &'static str) -> Self {
         let listener = TcpListener::bind(address).expect("a port");
         let address = listener.local_addr().expect("bound").to_string();
-        let upstream = Self { address, calls: Arc::default(), held: Arc::default(), unknown: Arc::default() };
+        let upstream = Self {
+            address,
+            calls: Arc::default(),
+            held: Arc::default(),
+            unknown: Arc::default(),
+            cut: Arc::default(),
+        };
         let (calls, held) = (Arc::clone(&upstream.calls), Arc::clone(&upstream.held));
-        let unknown = Arc::clone(&upstream.unknown);
+        let (unknown, cut) = (Arc::clone(&upstream.unknown), Arc::clone(&upstream.cut));
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (calls, held, unknown) = (Arc::clone(&calls), Arc::clone(&held), Arc::clone(&unknown));
+                let cut = Arc::clone(&cut);
                 std::thread::spawn(move || {
                     let Some((stream, request)) = read(stream) else { return };
                     let path = request.path.clone();
                     calls.lock().expect("no panic").push(request);
+                    if cut.lock().expect("no panic").contains(&path) {
+                        return;
+                    }
                     let (paths, changed) = &*held;
                     let paths = paths.lock().expect("no panic");
                     drop(changed.wait_while(paths, |paths| paths.contains(&path)).expect("no panic"));
@@ -89,7 +101,12 @@ impl Upstream {
         self.unknown.lock().expect("no panic").insert(path.to_owned());
     }
 
-    /// Answers everything.
+    /// Loses its answers to calls of this path from now on.
+    pub(crate) fn cut(&self, path: &str) {
+        self.cut.lock().expect("no panic").insert(path.to_owned());
+    }
+
+    /// Answers everything that is held.
     pub(crate) fn release(&self) {
         self.held.0.lock().expect("no panic").clear();
         self.held.1.notify_all();
@@ -117,9 +134,19 @@ impl Upstream {
     }
 }
 
-/// A gateway that takes every command of an aggregate: by its id the aggregate and the type.
+/// A command of an aggregate, but for its id and its trace.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Submitted {
+    /// Type and id of the aggregate.
+    pub(crate) aggregate: (String, String),
+    pub(crate) kind: String,
+    pub(crate) payload: String,
+    pub(crate) correlation: String,
+}
+
+/// A gateway that logs each command of an aggregate under its id, and takes it.
 #[derive(Clone, Default)]
-pub(crate) struct Commands(Arc<Mutex<BTreeMap<String, (String, String)>>>);
+pub(crate) struct Commands(Arc<Mutex<Vec<(String, Submitted)>>>);
 
 impl Commands {
     /// Serves it over TLS, by the authority of what was prepared; gives its URL.
@@ -139,8 +166,14 @@ impl Commands {
         format!("https://{address}")
     }
 
-    pub(crate) fn by_id(&self) -> BTreeMap<String, (String, String)> {
-        self.0.lock().expect("no panic").clone()
+    /// What was submitted, by its id, under which it has one payload.
+    pub(crate) fn by_id(&self) -> BTreeMap<String, Submitted> {
+        let mut by_id = BTreeMap::new();
+        for (id, submitted) in self.0.lock().expect("no panic").iter() {
+            let first = by_id.entry(id.clone()).or_insert_with(|| submitted.clone());
+            assert_eq!(first, submitted, "one payload for {id}");
+        }
+        by_id
     }
 }
 
@@ -150,12 +183,22 @@ impl CommandService for Commands {
         &self,
         request: tonic::Request<v1::SubmitCommandRequest>,
     ) -> Result<tonic::Response<v1::SubmitCommandResponse>, tonic::Status> {
-        let v1::SubmitCommandRequest { command_id, aggregate_id, command_type, .. } = request.into_inner();
-        let before = self.0.lock().expect("no panic").insert(command_id, (aggregate_id, command_type));
-        let receipt = match before {
-            None => v1::CommandReceipt::Accepted,
-            Some(_) => v1::CommandReceipt::Duplicate,
-        };
+        let v1::SubmitCommandRequest {
+            command_id,
+            aggregate_id,
+            aggregate_type,
+            payload_json,
+            metadata,
+            command_type,
+            ..
+        } = request.into_inner();
+        let correlation = metadata.get("correlation_id").cloned().unwrap_or_default();
+        let aggregate = (aggregate_type, aggregate_id);
+        let submitted = Submitted { aggregate, kind: command_type, payload: payload_json, correlation };
+        let mut all = self.0.lock().expect("no panic");
+        let is_known = all.iter().any(|(id, _)| *id == command_id);
+        all.push((command_id, submitted));
+        let receipt = if is_known { v1::CommandReceipt::Duplicate } else { v1::CommandReceipt::Accepted };
         Ok(tonic::Response::new(v1::SubmitCommandResponse { receipt: receipt.into() }))
     }
 }
@@ -217,11 +260,27 @@ pub(crate) fn command(dir: &Path, nats: &NatsServer) -> Command {
         .arg(files.certificate)
         .arg("--tls-key")
         .arg(files.key)
-        .arg("--manifests")
-        .arg(dir.join("manifests"))
         .arg("--tenants")
         .arg(dir.join("tenants.yaml"));
+    let manifests = dir.join("manifests");
+    if manifests.is_dir() {
+        command.arg("--manifests").arg(manifests);
+    }
     command
+}
+
+/// A file with what opens the admin routes, as an argument.
+pub(crate) fn admin_secret(dir: &Path) -> String {
+    let secret = dir.join("admin.secret");
+    std::fs::write(&secret, SECRET).expect("written");
+    std::fs::set_permissions(&secret, Permissions::from_mode(0o600)).expect("closed");
+    format!("--admin-secret-file={}", secret.display())
+}
+
+/// Header lines of the gateway, which asks for this tenant where it is no empty text.
+pub(crate) fn gateway(tenant: &str) -> String {
+    let tenant = if tenant.is_empty() { String::new() } else { format!("x-tenant-id: {tenant}\r\n") };
+    format!("authorization: Bearer {SECRET}\r\n{tenant}")
 }
 
 /// Kibibytes of memory that a process has: now, and at most so far.
@@ -263,14 +322,10 @@ impl ReplicaProcess {
 
     /// Starts one that keeps rows in a directory of its own, and logs all that it can.
     pub(crate) fn start_alone(dir: &Path, nats: &NatsServer, role: &str) -> Self {
-        let (ops, secret) = (dir.join("alone.sock"), dir.join("admin.secret"));
-        std::fs::write(&secret, SECRET).expect("written");
-        std::fs::set_permissions(&secret, Permissions::from_mode(0o600)).expect("closed");
+        let ops = dir.join("alone.sock");
         let mut command = command(dir, nats);
         command
-            .args(["--role", role, "--drain-secs", "5", "--log-level", "trace"])
-            .arg("--admin-secret-file")
-            .arg(secret)
+            .args(["--role", role, "--drain-secs", "5", "--log-level", "trace", &admin_secret(dir)])
             .arg("--store-dir")
             .arg(dir.join("store"))
             .arg("--ops-listen")
@@ -280,6 +335,15 @@ impl ReplicaProcess {
         Self { name: "alone".to_owned(), process, ops }
     }
 
+    /// Starts one by a command of its own, and waits until it has what it needs.
+    pub(crate) fn spawn(dir: &Path, command: &mut Command, name: &str) -> Self {
+        let ops = dir.join(format!("{name}.sock"));
+        command.arg("--ops-listen").arg(format!("unix:{}", ops.display()));
+        let mut process = Process::spawn(name, command);
+        process.wait_for_line("saga started", PATIENCE);
+        Self { name: name.to_owned(), process, ops }
+    }
+
     /// Asks the ops port; gives the status and the body. Nothing where nobody answers.
     pub(crate) fn ask(&self, path: &str) -> Option<(u16, String)> {
         self.ask_with(path, "")
@@ -287,13 +351,31 @@ impl ReplicaProcess {
 
     /// Asks the ops port with these header lines.
     pub(crate) fn ask_with(&self, path: &str, headers: &str) -> Option<(u16, String)> {
+        self.send("GET", path, headers)
+    }
+
+    /// Sends the ops port a request without a body.
+    pub(crate) fn send(&self, method: &str, path: &str, headers: &str) -> Option<(u16, String)> {
         let mut stream = UnixStream::connect(&self.ops).ok()?;
-        write!(stream, "GET {path} HTTP/1.1\r\n{headers}host: ops\r\nconnection: close\r\n\r\n").ok()?;
+        let headers = format!("{headers}host: ops\r\ncontent-length: 0\r\nconnection: close\r\n");
+        write!(stream, "{method} {path} HTTP/1.1\r\n{headers}\r\n").ok()?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok()?;
         let status = answer.split_whitespace().nth(1)?.parse().ok()?;
         let (_, body) = answer.split_once("\r\n\r\n")?;
         Some((status, body.to_owned()))
+    }
+
+    /// A way to it for the operator, by the authority of what was prepared in this directory.
+    pub(crate) fn operator(&self, dir: &Path) -> SagaServiceClient<Channel> {
+        let pki = Pki::open(&dir.join("pki")).expect("an authority");
+        let issued = pki.issue(Identity::Admin, &IssueOptions::from(SystemTime::now())).expect("issued");
+        let tls = TlsFiles::new(pki.ca_file(), issued.certificate, issued.key);
+        let output = self.process.output();
+        let bound = output.lines().find(|line| line.contains("--listen is bound")).expect("it listens");
+        let (_, address) = bound.split_once("address=").expect("it says where");
+        let url = format!("https://{}", address.split_whitespace().next().expect("an address"));
+        SagaServiceClient::new(Channel::remote(&url, &tls, None).expect("a way"))
     }
 
     /// What `/health` says is wrong.

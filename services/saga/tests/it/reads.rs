@@ -15,6 +15,7 @@ use saga::effects::{EffectLane, OpenCalls};
 use saga::lane::{Surroundings, WORKFLOW_EVENTS};
 use saga::metrics::Metrics;
 use saga::providers::{Call, Provider};
+use saga::seeing::Seeing;
 use testkit::{PATIENCE, wait_until};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
@@ -102,12 +103,18 @@ pub(crate) fn own_effect(served: &Served) -> CancellationToken {
         provider: Arc::new(Bank),
         upstreams: Upstreams::default(),
         calls: OpenCalls::default(),
+        calls_max: saga::quotas::LANE_CALLS_MAX,
         around: Surroundings {
             store: Arc::clone(&served.store),
             broker: Arc::clone(&served.broker),
-            metrics: Arc::new(Metrics::new(&prometheus::Registry::new()).expect("new names")),
+            metrics: Arc::new(
+                Metrics::new(&prometheus::Registry::new(), Seeing::default()).expect("new names"),
+            ),
             health: saga::health::Health::default(),
+            bounds: saga::lane::bounds::Bounds::default(),
             outbox_rows_max: saga::lane::backlog::OUTBOX_ROWS_MAX,
+            ack_wait: saga::lane::source::ACK_WAIT,
+            streams_made: crate::streams::made(),
             has_tenants: true,
             replica: "another".into(),
             cut: CancellationToken::new(),

@@ -9,7 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use broker::{Broker, MachineClock, Simulated};
 use model::{SagaName, TenantId};
-use saga::placement::{Identity, Role};
+use saga::placement::{Identity, LANES_MAX, Role};
+use saga::seeing::Seeing;
 use saga::tenants::Tenants;
 use saga::{App, Config, Deps, ReloadChange, ReloadKind};
 use store::{
@@ -142,6 +143,8 @@ impl Site {
             replica: Identity::new(&format!("r-{}", self.replicas.fetch_add(1, Ordering::Relaxed)), 1)
                 .expect("a name"),
             grace: Duration::from_secs(5),
+            seeing: Seeing::default(),
+            lanes_max: LANES_MAX,
         };
         let deps = Deps {
             store: Arc::clone(&self.store) as Arc<dyn KvStore>,

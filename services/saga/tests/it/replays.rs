@@ -11,6 +11,7 @@ use proto::v1::saga_replay_from::Position;
 use rpc::ErrorView;
 use saga::lane::AGGREGATE_EVENTS;
 use saga::lane::checkpoint::Checkpoint;
+use saga::placement::Role;
 use saga::tenants::Tenants;
 use store::{Batch, LaneKey, Op, Outcome, RowKey};
 use testkit::{PATIENCE, wait_until};
@@ -19,7 +20,7 @@ use workflow::instance::{Entry, Record, decode, encode};
 use workflow::step::Row;
 use workflow::{Json, Key};
 
-use crate::process::memory_kib;
+use crate::process::{Request, Upstream, memory_kib};
 use crate::reads::{PAYS, own_effect};
 use crate::served::{ACME, ADMIN, SHARDS, Served, With, refused};
 use crate::streams::publish_event;
@@ -402,4 +403,181 @@ async fn held_at_pay(served: &Served) {
     place(served, "doubt").await;
     event(served, "doubt", "Go").await;
     served.wait_at("doubt", "pay", SagaStatus::Running).await;
+}
+
+/// A manifest like [`PAYS`] whose bank is a server of this machine.
+fn pays_at(upstream: &Upstream) -> String {
+    let there = "base_url: \"https://pay.internal\", allow_hosts: [pay.internal]";
+    assert!(PAYS.contains(there));
+    let address = &upstream.address;
+    PAYS.replace(
+        there,
+        &format!("base_url: \"http://{address}\", allow_hosts: [\"{address}\"], private: true"),
+    )
+}
+
+/// Orders of which some are done, some are undone, and some wait.
+async fn paid(served: &Served, correlations: &[String]) {
+    for correlation in correlations {
+        place(served, correlation).await;
+        event(served, correlation, "Go").await;
+    }
+    for (at, correlation) in correlations.iter().enumerate() {
+        served.wait_at(correlation, "hold", SagaStatus::Running).await;
+        match at % 3 {
+            0 => {
+                event(served, correlation, "Done").await;
+                served.wait_at(correlation, "hold", SagaStatus::Completed).await;
+            }
+            1 => {
+                let request = v1::CancelSagaRequest {
+                    tenant_id: ACME.to_owned(),
+                    saga: "order".to_owned(),
+                    correlation_id: correlation.clone(),
+                    reason: "a test".to_owned(),
+                    ..Default::default()
+                };
+                served.actor(ADMIN).cancel_saga(request).await.expect("cancelled");
+                served.wait_at(correlation, "hold", SagaStatus::Compensated).await;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Reads all sources of all lanes again, from their first message on; gives how many were read.
+async fn all_read_again(served: &Served) -> usize {
+    let request = v1::ListLanesRequest { tenant_id: ACME.to_owned(), ..Default::default() };
+    let lanes = served.actor(ADMIN).list_lanes(request).await.expect("lanes").into_inner().lanes;
+    assert_eq!(lanes.len(), usize::from(SHARDS) + 2, "those of the saga, and one for each effect: {lanes:?}");
+    let mut sources = 0;
+    for lane in lanes {
+        for source in lane.sources.iter().filter(|source| !source.name.starts_with("verbs.")) {
+            let again = from(&lane.name, &source.name, Position::Sequence(1));
+            let (_, done) =
+                replayed(served, again).await.unwrap_or_else(|status| panic!("{source:?}: {status:?}"));
+            let [read] = done.sources.as_slice() else { panic!("one: {done:?}") };
+            assert!(read.sequence >= source.sequence, "{source:?} was read to {read:?}");
+            sources += 1;
+        }
+    }
+    sources
+}
+
+async fn attempts(served: &Served) -> BTreeMap<String, (i32, u32)> {
+    let request =
+        v1::ListEffectsRequest { tenant_id: ACME.to_owned(), page_size: 1000, ..Default::default() };
+    let page = served.actor(ADMIN).list_effects(request).await.expect("calls").into_inner();
+    page.calls.into_iter().map(|call| (call.command_id, (call.state, call.attempts))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reading_everything_again_makes_no_call() {
+    let upstream = Upstream::start();
+    let (manifest, role) = (pays_at(&upstream), Role { sagas: true, effects: true });
+    let served = Served::with(With { manifest: &manifest, role, ..With::default() }).await;
+    let all: Vec<_> = (0..18).map(|number| format!("o-{number}")).collect();
+    paid(&served, &all).await;
+    let (calls, tried) = (upstream.calls(), attempts(&served).await);
+    assert_eq!((calls.len(), tried.len()), (24, 24), "each was paid, and a third of them paid back");
+    let revisions = async || {
+        let mut revisions = BTreeMap::new();
+        for correlation in &all {
+            let summary = served.summary(correlation).await.expect("it is there");
+            revisions.insert(correlation.clone(), (summary.status, summary.revision));
+        }
+        revisions
+    };
+    let before = revisions().await;
+    // Events and results of two shards, and commands of two effects.
+    assert!(all_read_again(&served).await >= 6);
+    // Behind all of it something new is done in each lane.
+    let markers: Vec<_> = (0..SHARDS)
+        .map(|wanted| (0..).map(|at| format!("marker-{at}")).find(|marker| shard(marker) == wanted))
+        .map(|marker| marker.expect("one of them"))
+        .collect();
+    for marker in &markers {
+        paid(&served, std::slice::from_ref(marker)).await;
+    }
+    let (of_markers, of_others): (Vec<Request>, Vec<Request>) =
+        upstream.calls().into_iter().partition(|call| call.body.contains("marker-"));
+    assert_eq!(of_others, calls, "nothing was called again");
+    assert_eq!(of_markers.len(), markers.len());
+    let mut now = attempts(&served).await;
+    now.retain(|command, _| tried.contains_key(command));
+    assert_eq!((now, revisions().await), (tried, before));
+    assert_eq!(verified(&served).await, (BTreeMap::new(), [all.len() as u64 + 2, 0, 0]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn letters_are_removed_over_the_wire_with_what_waits_behind_them() {
+    let served = Served::start().await;
+    for correlation in ["o-1", "o-2", "o-3"] {
+        place(&served, correlation).await;
+        for (id, data) in [("bad", r#"{"count":"many"}"#), ("good", r#"{"count":7}"#)] {
+            let id = format!("{id}-{correlation}");
+            publish_event(&*served.broker, "Order", &id, "Counted", correlation, data).await;
+        }
+        event(&served, correlation, "Go").await;
+    }
+    let list = async || {
+        let mut letters = Vec::new();
+        let mut request =
+            v1::ListSagaDeadLettersRequest { tenant_id: ACME.to_owned(), page_size: 1, ..Default::default() };
+        loop {
+            let page = served.actor(ADMIN).list_saga_dead_letters(request.clone()).await.expect("a page");
+            let page = page.into_inner();
+            assert!(page.dead_letters.len() <= 1);
+            letters.extend(page.dead_letters);
+            if page.next_page_token.is_empty() {
+                letters.sort_by(|one, other| one.correlation_id.cmp(&other.correlation_id));
+                return letters;
+            }
+            request.page_token = page.next_page_token;
+        }
+    };
+    let are = || async {
+        let letters = list().await;
+        (letters.len() == 3 && letters.iter().all(|letter| letter.held_count == 2)).then_some(letters)
+    };
+    let letters = wait_until(are, PATIENCE, "there are three, each with two inputs behind it").await;
+    assert!(letters.iter().all(|letter| letter.parks && letter.code == "KIND"), "{letters:?}");
+    let keys: Vec<_> = letters.into_iter().map(|letter| letter.key).collect();
+    let purge = |keys: &[String], id: &str| v1::PurgeSagaDeadLettersRequest {
+        request_id: id.to_owned(),
+        tenant_id: ACME.to_owned(),
+        keys: keys.to_vec(),
+    };
+    let purged = async |request| served.actor(ADMIN).purge_saga_dead_letters(request).await;
+    let answer = purged(purge(&keys[..2], "purge-1")).await.expect("removed").into_inner();
+    assert_eq!((answer.letter_count, answer.held_count), (2, 4));
+    // The one that was not named still stands in front of its instance.
+    let left = list().await;
+    assert_eq!(
+        left.iter().map(|letter| (&letter.key, letter.held_count)).collect::<Vec<_>>(),
+        [(&keys[2], 2)]
+    );
+    // The same request has the same answer, and its id is that of no other one.
+    let again = purged(purge(&keys[..2], "purge-1")).await.expect("known").into_inner();
+    assert_eq!(again, answer);
+    assert_eq!(refused(purged(purge(&keys[2..], "purge-1")).await).0, Code::AlreadyExists);
+    let nothing = purged(purge(&["s:acme:order:0/dead:x".to_owned()], "purge-2")).await;
+    assert_eq!(refused(nothing).0, Code::NotFound);
+    assert_eq!(list().await.len(), 1);
+    // What waited behind is gone, and what comes now is applied.
+    for correlation in ["o-1", "o-2"] {
+        let summary = served.summary(correlation).await.expect("it is there");
+        assert_eq!((summary.step.as_str(), summary.revision), ("wait", 1));
+        publish_event(&*served.broker, "Order", &format!("new-{correlation}"), "Go", correlation, "{}").await;
+        served.wait_at(correlation, "hold", SagaStatus::Running).await;
+    }
+    let skip = v1::RedriveSagaDeadLettersRequest {
+        tenant_id: ACME.to_owned(),
+        keys: keys[2..].to_vec(),
+        skip: true,
+        ..Default::default()
+    };
+    served.actor(ADMIN).redrive_saga_dead_letters(skip).await.expect("left out");
+    served.wait_at("o-3", "hold", SagaStatus::Running).await;
+    assert_eq!((list().await, verified(&served).await.1), (Vec::new(), [3, 0, 0]));
 }

@@ -1,4 +1,4 @@
-//! The process dies when the bytes of a call have left: what becomes of the call goes by its policy.
+//! The process dies between the intent of a call and its outcome: what becomes of the call goes by its policy.
 
 use broker::Broker;
 use model::CommandId;
@@ -7,8 +7,9 @@ use workflow::input::Outcome;
 use workflow::word::{CallWord, EffectWord};
 use workflow::{Json, Lane, Subject};
 
-use crate::crashes::{Mortal, say};
+use crate::crashes::{Mortal, in_doubt, say, standing};
 use crate::process::{self, Commands, Upstream};
+use crate::served::Rows;
 use crate::streams::{Projection, Results, connect, publish_event};
 use crate::world::TENANT;
 
@@ -38,6 +39,8 @@ effects:
 "#;
 const QUERY: &str = r#"{ query: { method: GET, path: /asked, absent: status == 404 } }"#;
 
+const INTENT: &str = "effect.intent";
+
 /// What is expected of a policy.
 struct Case {
     policy: &'static str,
@@ -59,7 +62,7 @@ async fn resolve(broker: &dyn Broker, command: CommandId, request: &str) {
     say(broker, (subject, lane), request, word).await;
 }
 
-async fn die_behind_the_bytes(case: Case) {
+async fn die_between(rows: Rows, point: &str, case: Case) {
     let Case { policy, is_forgotten, calls, outcome, end } = case;
     let (nats, dir, upstream) =
         (NatsServer::start(), tempfile::tempdir().expect("a directory"), Upstream::start());
@@ -70,15 +73,23 @@ async fn die_behind_the_bytes(case: Case) {
     let broker = connect(&nats).await;
     let mut projection = Projection::open(&broker).await;
     let gateway = Commands::default().serve(dir.path()).await;
-    let mut mortal = Mortal::start(dir.path(), &nats, &gateway, "effect.sent:1".to_owned());
+    let mut mortal = Mortal::start((dir.path(), &nats, &gateway), rows, Some(format!("{point}:1")));
     publish_event(&*broker, "Order", "p-1", "OrderPlaced", "o-1", r#"{"id":"o-1"}"#).await;
-    assert!(!mortal.process.wait(PATIENCE).success(), "{policy}: {}", mortal.process.output());
-    // The call is with the upstream, although nobody is left who could hear its answer.
-    let called = || std::future::ready(upstream.calls().into_iter().next());
-    let called = wait_until(called, PATIENCE, format!("{policy}: the call")).await;
-    assert_eq!((called.path.as_str(), called.body.as_str()), ("/pay", r#"{"order":"o-1"}"#));
+    mortal.process.wait(PATIENCE);
+    assert!(mortal.is_dead());
+    let doubted = in_doubt(&*mortal.kept.open().await, "pay").await;
+    let [doubted] = doubted.as_slice() else { panic!("{policy}: one call: {doubted:?}") };
+    let key = doubted.command.to_string();
+    if point != INTENT {
+        // The call is with the upstream, although nobody is left who could hear its answer.
+        let called = || std::future::ready(upstream.calls().into_iter().next());
+        let called = wait_until(called, PATIENCE, format!("{policy}: the call")).await;
+        assert_eq!((called.path.as_str(), called.body.as_str()), ("/pay", r#"{"order":"o-1"}"#));
+    } else {
+        assert_eq!(upstream.calls(), [], "{policy}: nothing has left");
+    }
 
-    mortal.start_again_if_dead();
+    mortal.start_again();
     let (begin, mut said, mut seen) = (std::time::Instant::now(), 0, Vec::new());
     while !seen.iter().any(|kind| kind == end) {
         assert!(begin.elapsed() < PATIENCE, "{policy}: {seen:?}\n{}", mortal.process.output());
@@ -87,36 +98,62 @@ async fn die_behind_the_bytes(case: Case) {
             // One that comes before the call waits for a person is refused, so it is said again.
             None if policy == "manual" => {
                 said += 1;
-                resolve(&*broker, called.key.parse().expect("a command"), &format!("resolve-{said}")).await;
+                resolve(&*broker, doubted.command, &format!("resolve-{said}")).await;
             }
             None => {}
         }
     }
     let result = Results::open(&broker).await.next().await;
-    assert_eq!(
-        (result.command_id.to_string(), result.result_type),
-        (called.key.clone(), outcome),
-        "{policy}"
-    );
+    assert_eq!((result.command_id.to_string(), result.result_type), (key.clone(), outcome), "{policy}");
     if policy == "manual" {
         assert_eq!(result.payload, Json::text("by hand"));
     }
     assert_eq!((upstream.count("/pay"), upstream.count("/asked")), calls, "{policy}");
     let keys = upstream.calls().into_iter().filter(|call| call.path == "/pay").map(|call| call.key);
-    assert!(keys.into_iter().all(|key| key == called.key), "{policy}: one key");
-    mortal.process.terminate();
-    assert!(mortal.process.wait(PATIENCE).success(), "{}", mortal.process.output());
+    assert!(keys.into_iter().all(|called| called == key), "{policy}: one key");
+    mortal.end();
+    let standing = standing(&*mortal.kept.open().await, "order", &["o-1"], &["pay"]).await;
+    assert_eq!(standing["o-1"], format!("{end}, 0 letters, parked by None"));
+}
+
+/// Runs these cases on both stores.
+async fn die_everywhere_at(point: &str, cases: impl Fn() -> Vec<Case>) {
+    for rows in [Rows::Directory, Rows::Redis] {
+        let died = cases().into_iter().map(|case| die_between(rows, point, case));
+        futures_util::future::join_all(died).await;
+    }
+}
+
+const SUCCEEDED: Outcome = Outcome::Succeeded;
+
+/// The cases where the bytes of the call have left.
+fn of_sent_calls() -> Vec<Case> {
+    let end = "completed";
+    vec![
+        Case { policy: "retry", is_forgotten: false, calls: (2, 0), outcome: SUCCEEDED, end },
+        Case { policy: QUERY, is_forgotten: false, calls: (1, 1), outcome: SUCCEEDED, end },
+        Case { policy: QUERY, is_forgotten: true, calls: (2, 1), outcome: SUCCEEDED, end },
+        Case { policy: "fail", is_forgotten: false, calls: (1, 0), outcome: Outcome::Unknown, end: "failed" },
+        Case { policy: "manual", is_forgotten: false, calls: (1, 0), outcome: SUCCEEDED, end },
+    ]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_whose_bytes_left_with_its_process_goes_by_its_policy() {
-    let (succeeded, completed) = (Outcome::Succeeded, "completed");
-    let all = [
-        Case { policy: "retry", is_forgotten: false, calls: (2, 0), outcome: succeeded, end: completed },
-        Case { policy: QUERY, is_forgotten: false, calls: (1, 1), outcome: succeeded, end: completed },
-        Case { policy: QUERY, is_forgotten: true, calls: (2, 1), outcome: succeeded, end: completed },
-        Case { policy: "fail", is_forgotten: false, calls: (1, 0), outcome: Outcome::Unknown, end: "failed" },
-        Case { policy: "manual", is_forgotten: false, calls: (1, 0), outcome: succeeded, end: completed },
-    ];
-    futures_util::future::join_all(all.map(die_behind_the_bytes)).await;
+    die_everywhere_at("effect.sent", of_sent_calls).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_whose_answer_died_with_its_process_goes_by_its_policy() {
+    die_everywhere_at("effect.answered", of_sent_calls).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_was_only_intended_when_its_process_died_goes_by_its_policy() {
+    // It cannot be told from one that was made: one call less is what differs.
+    let cases = || {
+        let of_sent = of_sent_calls().into_iter().filter(|case| case.policy != QUERY || case.is_forgotten);
+        of_sent.map(|case| Case { calls: (case.calls.0 - 1, case.calls.1), ..case }).collect()
+    };
+    die_everywhere_at(INTENT, cases).await;
 }

@@ -22,8 +22,9 @@ use saga::lane::Surroundings;
 use saga::lane::backlog::OUTBOX_ROWS_MAX;
 use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
 use saga::metrics::Metrics;
-use saga::placement::Role;
+use saga::placement::{LANES_MAX, Role};
 use saga::sagas::{SAGA_LETTERS_MAX, SagaLane};
+use saga::seeing::Seeing;
 use saga::tenants::Tenants;
 use saga::{App, Config, Deps};
 use service::Shutdown;
@@ -35,6 +36,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 use workflow::Json;
 
+use crate::crashes::Kept;
 use crate::streams::connect;
 
 pub(crate) const ADMIN: u32 = 1;
@@ -167,18 +169,41 @@ impl Suite {
         files(&self.pki, identity)
     }
 
-    /// Starts the service as a process, which dies at a crash point where one is named.
+    /// Starts the service as a process over a directory, which dies at a crash point where one is named.
     pub(crate) fn process(&self, crash_at: Option<&str>) -> ServedProcess {
+        self.process_over(&Kept::new(self.dir(), Rows::Directory), crash_at)
+    }
+
+    /// Starts it over these rows.
+    pub(crate) fn process_over(&self, kept: &Kept, crash_at: Option<&str>) -> ServedProcess {
+        let (mut command, address) = self.command(kept, ORDER, TENANTS, "saga");
+        command.args(["--ops-listen", "127.0.0.1:0"]);
+        if let Some(place) = crash_at {
+            command.env("MYCORA_CRASH_AT", place);
+        }
+        let mut process = Process::spawn("mycora-saga", &mut command);
+        process.wait_for_line("saga started", PATIENCE);
+        ServedProcess { process, address }
+    }
+
+    /// The command of a process over these rows that reads this manifest and this tenants file, and the address at which it will listen.
+    pub(crate) fn command(
+        &self,
+        kept: &Kept,
+        manifest: &str,
+        tenants: &str,
+        role: &str,
+    ) -> (Command, SocketAddr) {
         let manifests = self.dir().join("manifests");
         std::fs::create_dir_all(&manifests).expect("made");
-        std::fs::write(manifests.join("order.yaml"), ORDER).expect("written");
-        std::fs::write(self.dir().join("tenants.yaml"), TENANTS).expect("written");
+        std::fs::write(manifests.join("order.yaml"), manifest).expect("written");
+        std::fs::write(self.dir().join("tenants.yaml"), tenants).expect("written");
         let us = Identity::Service(ServiceName::Saga);
         let issued = self.pki.issue(us, &IssueOptions::from(SystemTime::now())).expect("a certificate");
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let mut command = Command::new(env!("CARGO_BIN_EXE_mycora-saga"));
         command
-            .args(["--role", "saga", "--ops-listen", "127.0.0.1:0", "--drain-secs", "5"])
+            .args(["--role", role, "--drain-secs", "5"])
             .args(["--listen", &address.to_string(), "--nats-url", &self.nats.url()])
             .args(["--storage", &format!("https://{}", self.storage)])
             .arg("--tls-ca")
@@ -187,18 +212,12 @@ impl Suite {
             .arg(issued.certificate)
             .arg("--tls-key")
             .arg(issued.key)
-            .arg("--store-dir")
-            .arg(self.dir().join("store"))
+            .args(kept.arguments())
             .arg("--manifests")
             .arg(manifests)
             .arg("--tenants")
             .arg(self.dir().join("tenants.yaml"));
-        if let Some(place) = crash_at {
-            command.env("MYCORA_CRASH_AT", place);
-        }
-        let mut process = Process::spawn("mycora-saga", &mut command);
-        process.wait_for_line("saga started", PATIENCE);
-        ServedProcess { process, address }
+        (command, address)
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -239,7 +258,7 @@ async fn serve(mount: Mount, tls: &TlsFiles, shutdown: &Shutdown) -> SocketAddr 
 /// A store in Redis, or in a directory of the suite.
 async fn open(suite: &Suite, redis: Option<&RedisServer>) -> Arc<dyn KvStore> {
     let Some(redis) = redis else {
-        let store = EmbeddedStore::open(&suite.dir().join("store"), 64 * 1024 * 1024, MachineClock);
+        let store = EmbeddedStore::open(&suite.dir().join("store"), STORE_BYTES_MAX, MachineClock);
         return Arc::new(store.expect("a new store"));
     };
     let kv = Kv::new(redis.url().parse().expect("a URL"));
@@ -289,6 +308,8 @@ pub(crate) struct With<'a> {
     pub(crate) tenants_file: &'a str,
     /// Where rows are kept.
     pub(crate) rows: Rows,
+    /// Lanes that it owns at most.
+    pub(crate) lanes_max: usize,
     /// What stands between it and its broker.
     pub(crate) broker: Option<Between<dyn Broker>>,
     /// What stands between it and its store.
@@ -305,6 +326,7 @@ impl Default for With<'_> {
             role,
             tenants_file: TENANTS,
             rows: Rows::Directory,
+            lanes_max: LANES_MAX,
             broker: None,
             store: None,
         }
@@ -365,6 +387,8 @@ impl Served {
             secrets: None,
             replica: saga::placement::Identity::new(REPLICA, 1).expect("a name"),
             grace: Duration::ZERO,
+            seeing: Seeing::default(),
+            lanes_max: with.lanes_max,
         };
         let us = Identity::Service(ServiceName::Saga);
         let registry = prometheus::Registry::new();
@@ -418,10 +442,9 @@ impl Served {
     }
 
     /// One without a certificate.
-    pub(crate) fn anonymous(&self) -> SagaServiceClient<Channel> {
+    pub(crate) fn anonymous(&self) -> Channel {
         let tls = TlsFiles::anonymous(self.suite.pki.ca_file());
-        let channel = Channel::remote(&format!("https://{}", self.address), &tls, None).expect("a way");
-        SagaServiceClient::new(channel)
+        Channel::remote(&format!("https://{}", self.address), &tls, None).expect("a way")
     }
 
     pub(crate) fn actor(&self, id: u32) -> SagaServiceClient<Channel> {
@@ -487,9 +510,14 @@ impl Served {
                 around: Surroundings {
                     store: Arc::clone(&self.store),
                     broker: Arc::clone(&self.broker),
-                    metrics: Arc::new(Metrics::new(&prometheus::Registry::new()).expect("new names")),
+                    metrics: Arc::new(
+                        Metrics::new(&prometheus::Registry::new(), Seeing::default()).expect("new names"),
+                    ),
                     health: Health::default(),
+                    bounds: saga::lane::bounds::Bounds::default(),
                     outbox_rows_max: OUTBOX_ROWS_MAX,
+                    ack_wait: saga::lane::source::ACK_WAIT,
+                    streams_made: crate::streams::made(),
                     has_tenants: true,
                     replica: "another".into(),
                     cut: CancellationToken::new(),
@@ -522,6 +550,8 @@ pub(crate) fn refused<T: std::fmt::Debug>(answer: Result<T, Status>) -> (Code, S
     (status.code(), view.reason)
 }
 
+/// Bytes that a store in a directory may have: as much as 10,000 instances with their journals need, and some more.
+const STORE_BYTES_MAX: usize = 256 * 1024 * 1024;
 /// Name of the service among replicas.
 pub(crate) const REPLICA: &str = "one";
 /// Both tenants, each with a context of its own.

@@ -8,22 +8,35 @@ use broker::{
     Broker, CursorSpec, Headers, JetStream, JetStreamOptions, Outgoing, PullLimit, Start, StreamSpec,
 };
 use bytes::Bytes;
+use model::CorrelationId;
 use saga::lane::{AGGREGATE_EVENTS, WORKFLOW_EVENTS, streams};
+use saga::sagas::AnswerRow;
 use testkit::{NatsServer, PATIENCE, wait_until};
-use workflow::input::Outcome;
-use workflow::message::{EffectCommand, EffectResult, FactMessage};
-use workflow::{Json, message};
+use tokio::sync::SetOnce;
+use workflow::input::{Outcome, Verb};
+use workflow::message::{AnswerMessage, EffectCommand, EffectResult, FactMessage, ReplyAddress, VerbMessage};
+use workflow::{Json, Subject, message};
 
 use crate::world::TENANT;
 
 /// Connects to a server.
 pub(crate) async fn connect(nats: &NatsServer) -> Arc<dyn Broker> {
     println!("nats-server {}", nats.info());
-    let broker = JetStream::start(JetStreamOptions::new(&nats.url())).expect("options");
+    connect_to(&nats.url()).await
+}
+
+/// Connects to a server at a URL.
+pub(crate) async fn connect_to(url: &str) -> Arc<dyn Broker> {
+    let broker = JetStream::start(JetStreamOptions::new(url)).expect("options");
     let mut connection = broker.connection();
     let connected = connection.wait_for(|connection| connection.connected);
     tokio::time::timeout(PATIENCE, connected).await.expect("in time").expect("it goes on");
     Arc::new(broker)
+}
+
+/// Says that the streams are there.
+pub(crate) fn made() -> Arc<SetOnce<()>> {
+    Arc::new(SetOnce::new_with(Some(())))
 }
 
 pub(crate) async fn publish(broker: &dyn Broker, outgoing: Outgoing) {
@@ -55,6 +68,37 @@ pub(crate) async fn publish_result(
     publish(broker, Outgoing { subject, message_id, headers: Headers::new(), payload }).await;
 }
 
+/// Asks something of an instance, by a request and a message of these ids, and waits for the answer.
+pub(crate) async fn ask(
+    broker: &dyn Broker,
+    saga: &str,
+    (request, message_id): (&str, &str),
+    correlation: &str,
+    verb: Verb,
+) -> AnswerRow {
+    let mut inbox = broker.inbox().await.expect("an inbox");
+    let correlation: CorrelationId = correlation.parse().expect("a correlation");
+    let subject = Subject::workflow(&saga.parse().expect("a name"), &correlation);
+    let verb = VerbMessage {
+        tenant_id: TENANT.to_owned(),
+        request_id: request.to_owned(),
+        correlation,
+        verb,
+        dry_run: false,
+        expected_revision: 0,
+        request_hash: String::new(),
+        reply_to: Some(ReplyAddress { subject: inbox.subject().to_owned(), token: request.to_owned() }),
+    };
+    let subject = subject.of(&TENANT.parse().expect("a tenant"));
+    let payload = Bytes::from(message::write(&verb));
+    let message_id = message_id.to_owned();
+    publish(broker, Outgoing { subject, message_id, headers: Headers::new(), payload }).await;
+    let answer = tokio::time::timeout(PATIENCE, inbox.next()).await.expect("in time").expect("an answer");
+    let answer: AnswerMessage<_> = serde_json::from_slice(&answer).expect("an answer");
+    assert_eq!(answer.token, request);
+    answer.answer.expect("it fits into a message")
+}
+
 /// Reads a stream over everything that happens to its connection.
 pub(crate) struct Reader {
     broker: Arc<dyn Broker>,
@@ -71,12 +115,17 @@ impl Reader {
 
     /// The next message.
     pub(crate) async fn next(&mut self) -> Bytes {
+        self.next_stored().await.1
+    }
+
+    /// The next message, and when it was stored, in milliseconds since 1970.
+    async fn next_stored(&mut self) -> (u64, Bytes) {
         let room = PullLimit { messages: 64, bytes: 1 << 20 };
         loop {
             if let Ok(delivered) = self.deliveries.next(room).await {
                 delivered.receipt.ack();
                 self.spec.start = Start::After(delivered.sequence);
-                return delivered.payload;
+                return (delivered.stored_millis, delivered.payload);
             }
             let broker = Arc::clone(&self.broker);
             let spec = self.spec.clone();
@@ -123,20 +172,30 @@ pub(crate) async fn publish_event_of(
 pub(crate) struct Projection(Reader);
 
 impl Projection {
-    /// Makes all streams, and follows.
+    /// Makes all streams, and follows what is the tenant's.
     pub(crate) async fn open(broker: &Arc<dyn Broker>) -> Self {
+        Self::open_of(broker, TENANT).await
+    }
+
+    /// Makes all streams, and follows what is this tenant's, or with `*` everybody's.
+    pub(crate) async fn open_of(broker: &Arc<dyn Broker>, tenant: &str) -> Self {
         let [commands, events] = streams(true);
         for stream in [commands, events, aggregates()] {
             broker.ensure_stream(&stream).await.expect("a stream");
         }
-        let filter = format!("tenant.{TENANT}.workflow_event.*.*");
+        let filter = format!("tenant.{tenant}.workflow_event.*.*");
         Self(Reader::open(broker, WORKFLOW_EVENTS, "projection", &filter).await)
     }
 
     /// The next fact, if it comes within a moment.
     pub(crate) async fn next_soon(&mut self) -> Option<FactMessage> {
-        let next = tokio::time::timeout(Duration::from_millis(50), self.0.next()).await.ok()?;
-        Some(serde_json::from_slice(&next).expect("a fact"))
+        Some(self.next_stored_soon().await?.1)
+    }
+
+    /// The next fact and when it was stored, in milliseconds since 1970, if it comes within a moment.
+    pub(crate) async fn next_stored_soon(&mut self) -> Option<(u64, FactMessage)> {
+        let next = tokio::time::timeout(Duration::from_millis(50), self.0.next_stored()).await.ok()?;
+        Some((next.0, serde_json::from_slice(&next.1).expect("a fact")))
     }
 }
 

@@ -5,6 +5,7 @@
     reason = "requests are made by one macro, whether all of their fields are given or not"
 )]
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
 
 use identity::Identity;
@@ -16,8 +17,9 @@ use testkit::{PATIENCE, wait_until};
 use tonic::{Code, Request};
 use workflow::key::Table;
 
+use crate::crashes::Kept;
 use crate::served::{
-    ACME, ADMIN, ELSEWHERE, EXECUTOR, ORDER, OTHER, READER, STRANGER, Served, Suite, With, refused,
+    ACME, ADMIN, ELSEWHERE, EXECUTOR, ORDER, OTHER, READER, Rows, STRANGER, Served, Suite, With, refused,
 };
 
 const TENANT: &str = ACME;
@@ -452,12 +454,13 @@ async fn data_are_taken_up_to_their_limit_and_as_deep_as_they_are_read() {
         let (begin, end) = (r#"{"id":"o","x":""#, r#""}"#);
         format!("{begin}{}{end}", "x".repeat(bytes - begin.len() - end.len()))
     };
-    served.actor(EXECUTOR).start_saga(start("largest", padded(1_000_000))).await.expect("taken");
+    served.actor(EXECUTOR).start_saga(start("largest", padded(524_288))).await.expect("taken");
     let nested = |depth: usize| format!(r#"{{"id":"o","x":{}{}}}"#, "[".repeat(depth), "]".repeat(depth));
     served.actor(EXECUTOR).start_saga(start("deep", nested(50))).await.expect("taken");
-    // Numbers with a point become texts, which are longer.
-    let numbers = format!(r#"{{"id":"o","x":[{}1.5]}}"#, "1.5,".repeat(240_000));
-    for wrong in [padded(1_000_001), nested(63), nested(70), numbers] {
+    // Numbers with a point become texts, which are longer, and have room all the same.
+    let numbers = format!(r#"{{"id":"o","x":[{}1.5]}}"#, "1.5,".repeat(131_000));
+    served.actor(EXECUTOR).start_saga(start("numbers", numbers)).await.expect("taken");
+    for wrong in [padded(524_289), nested(63), nested(70)] {
         let answer = served.actor(EXECUTOR).start_saga(start("wrong", wrong)).await;
         assert_eq!(refused(answer), (Code::InvalidArgument, "INVALID_REQUEST".to_owned()));
     }
@@ -488,26 +491,53 @@ async fn a_lane_without_an_owner_answers_when_it_has_one() {
     owner.cancel();
 }
 
+/// Lets the process die behind the publish of a verb, the first, the second and the third of its life.
+async fn die_behind_the_publish(rows: Rows) {
+    let suite = Suite::start().await;
+    let kept = Kept::new(suite.dir(), rows);
+    let start = |order: &str, request: String| {
+        let data = format!("{{\"id\":\"{order}\"}}");
+        verb!(StartSagaRequest, order, request_id: request, data_json: data)
+    };
+    let mut started = Vec::new();
+    for nth in 1..=3 {
+        let mut process = suite.process_over(&kept, Some(&format!("verb.published:{nth}")));
+        for before in 1..nth {
+            let order = format!("o-{nth}-{before}");
+            let start = start(&order, format!("r-{nth}-{before}"));
+            process.actor(&suite, EXECUTOR).start_saga(start).await.expect("started");
+            started.push(format!("StartSaga acme/order/{order}"));
+        }
+        let order = format!("o-{nth}");
+        let start = start(&order, format!("r-{nth}"));
+        let lost = process.actor(&suite, EXECUTOR).start_saga(start.clone()).await.expect_err("it died");
+        assert_eq!(lost.code(), Code::Unavailable, "{lost:?}");
+        assert_eq!(process.process.wait(PATIENCE).signal(), Some(9), "{}", process.process.output());
+        started.push(format!("StartSaga acme/order/{order}"));
+
+        let mut process = suite.process_over(&kept, None);
+        let first = process.actor(&suite, EXECUTOR).start_saga(start.clone()).await.expect("started");
+        let first = first.into_inner();
+        let change = first.change.as_ref().map(|change| (saga(change).revision, saga(change).run));
+        assert_eq!(change, Some((1, 0)), "{nth}");
+        let again = process.actor(&suite, EXECUTOR).start_saga(start.clone()).await.expect("the same");
+        assert_eq!(again.into_inner(), first);
+        assert_eq!(suite.audit().await, started, "each once");
+        let other = v1::StartSagaRequest { request_id: String::new(), ..start };
+        let other = process.actor(&suite, EXECUTOR).start_saga(other).await;
+        assert_eq!(refused(other), (Code::AlreadyExists, "SAGA_EXISTS".to_owned()));
+        // It was asked for, and is written down.
+        started.push(format!("StartSaga acme/order/{order}"));
+        assert_eq!(suite.audit().await, started);
+        process.process.terminate();
+        assert!(process.process.wait(PATIENCE).success(), "{}", process.process.output());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_that_dies_behind_the_publish_has_done_it_once() {
-    let suite = Suite::start().await;
-    let mut process = suite.process(Some("verb.published:1"));
-    let start = verb!(
-        StartSagaRequest, "o-1", request_id: "r-1".to_owned(), data_json: r#"{"id":"o-1"}"#.to_owned()
-    );
-    let lost = process.actor(&suite, EXECUTOR).start_saga(start.clone()).await.expect_err("it died");
-    assert_eq!(lost.code(), Code::Unavailable, "{lost:?}");
-    assert!(!process.process.wait(PATIENCE).success());
-    let process = suite.process(None);
-    let first = process.actor(&suite, EXECUTOR).start_saga(start.clone()).await.expect("started");
-    let first = first.into_inner();
-    assert_eq!(first.change.as_ref().map(|change| (saga(change).revision, saga(change).run)), Some((1, 0)));
-    let again = process.actor(&suite, EXECUTOR).start_saga(start.clone()).await.expect("the same");
-    assert_eq!(again.into_inner(), first);
-    assert_eq!(suite.audit().await, ["StartSaga acme/order/o-1"]);
-    let other = v1::StartSagaRequest { request_id: String::new(), ..start };
-    let other = process.actor(&suite, EXECUTOR).start_saga(other).await;
-    assert_eq!(refused(other), (Code::AlreadyExists, "SAGA_EXISTS".to_owned()));
+    die_behind_the_publish(Rows::Directory).await;
+    die_behind_the_publish(Rows::Redis).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

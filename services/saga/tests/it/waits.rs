@@ -8,7 +8,7 @@ use testkit::{NatsServer, PATIENCE, wait_until};
 use tonic::Code;
 
 use crate::process::{self, ReplicaProcess, SECRET, Upstream};
-use crate::served::{ACME, ELSEWHERE, OTHER, READER, Served, refused};
+use crate::served::{ACME, ADMIN, ELSEWHERE, OTHER, READER, Served, With, refused};
 use crate::streams::{aggregates, connect, publish_event};
 
 async fn problems(served: &Served) -> Vec<String> {
@@ -90,6 +90,21 @@ async fn lanes_without_an_owner_say_why_and_the_way_out() {
     let told = until_explained(&served, "o-1", Kind::Lane).await;
     let lane = told.findings.iter().find(|finding| finding.kind() == Kind::Lane).expect("found");
     assert_eq!(lane.detail, format!("its lane {} has no owner: {why}", lane.lane));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lanes_beyond_those_of_a_replica_are_left_out_and_said() {
+    let served = Served::with(With { lanes_max: 3, ..With::default() }).await;
+    let why = "its replica owns as many lanes as it may: start another replica, or have fewer sagas, shards or effects";
+    until_problems(&served, &[&format!("lanes of this replica: 1 are left out, each because {why}")]).await;
+    for (actor, tenant, expected) in [(ADMIN, ACME, vec!["", ""]), (ELSEWHERE, OTHER, vec!["", why])] {
+        let request = v1::ListLanesRequest { tenant_id: tenant.to_owned(), ..Default::default() };
+        let lanes = served.actor(actor).list_lanes(request).await.expect("listed").into_inner().lanes;
+        assert_eq!(lanes.iter().map(|lane| lane.problem.as_str()).collect::<Vec<_>>(), expected, "{tenant}");
+    }
+    // The others work.
+    served.start_order("o-1").await;
+    assert!(served.app.readiness().is_ready());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

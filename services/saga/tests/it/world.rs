@@ -1,12 +1,12 @@
 //! A saga's lane with everything around it: a store, a broker, effects and aggregates that are stand-ins.
 
-use std::collections::BTreeMap;
+mod making;
+
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use async_trait::async_trait;
-use broker::{Broker, Headers, MachineClock, Outgoing, Simulated};
+use broker::{Broker, Headers, Outgoing, Simulated};
 use bytes::Bytes;
 use model::{CorrelationId, SagaStatus, TenantId};
 use saga::definitions::Definitions;
@@ -14,17 +14,16 @@ use saga::effects::upstreams::Upstreams;
 use saga::effects::{EffectLane, OpenCalls};
 use saga::health::Health;
 use saga::lane::answers::WordAnswer;
-use saga::lane::backlog::OUTBOX_ROWS_MAX;
-use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
-use saga::lane::{Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, streams};
+use saga::lane::bounds::Bounds;
+use saga::lane::{Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS};
 use saga::metrics::Metrics;
 use saga::providers::Provider;
-use saga::sagas::{SAGA_LETTERS_MAX, SagaLane};
+use saga::sagas::SagaLane;
 use serde::de::DeserializeOwned;
 use service::Readiness;
-use store::{EmbeddedStore, KvStore, LaneKey, MemoryStore, RowKey, SharedStore};
+use store::{KvStore, LaneKey, RowKey};
 use tempfile::TempDir;
-use testkit::{NatsServer, PATIENCE, RedisServer};
+use testkit::{FaultProxy, NatsServer, PATIENCE, RedisServer};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -32,24 +31,19 @@ use workflow::catalog::{Catalog, File};
 use workflow::input::{Outcome, Verb};
 use workflow::instance::{Entry, Record, decode};
 use workflow::ledger::CallRow;
-use workflow::message::{AnswerMessage, EffectCommand, EffectResult, FactMessage, ReplyAddress, VerbMessage};
+use workflow::message::{AnswerMessage, EffectCommand, EffectResult, FactMessage, ReplyAddress};
 use workflow::word::{SagaWord, WordMessage};
 use workflow::{Json, Key, manifest, message};
 
 use crate::clock::SetForward;
-use crate::streams::{Reader, aggregates, connect, publish, publish_event, publish_result};
+use crate::streams::{Reader, aggregates, ask, publish, publish_event, publish_result};
+pub(crate) use crate::witness::{Called, Witness};
+
+pub(crate) use self::making::Keeps;
 
 pub(crate) const TENANT: &str = "acme";
 /// The effect whose lane tests own.
 pub(crate) const EFFECT: &str = "payment-reserve";
-
-/// A call that was ordered.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Called {
-    pub(crate) what: String,
-    pub(crate) id: String,
-    pub(crate) payload: String,
-}
 
 type Answers = dyn Fn(&EffectCommand) -> Option<(Outcome, Json)> + Send + Sync;
 
@@ -57,64 +51,35 @@ type Answers = dyn Fn(&EffectCommand) -> Option<(Outcome, Json)> + Send + Sync;
 #[derive(Default)]
 pub(crate) struct Ground {
     pub(crate) nats: Option<NatsServer>,
+    /// Between the lane and its server, where tests break that connection.
+    pub(crate) proxy: Option<FaultProxy>,
     _redis: Option<RedisServer>,
     _dir: Option<TempDir>,
 }
 
-/// What was done outside, in the order in which it was first seen.
-#[derive(Clone, Default)]
-pub(crate) struct Witness(Arc<Mutex<Vec<Called>>>);
-
-impl Witness {
-    fn note(&self, called: Called) {
-        self.0.lock().expect("no test panicked with it").push(called);
-    }
-
-    pub(crate) fn calls(&self) -> Vec<Called> {
-        self.0.lock().expect("no test panicked with it").clone()
-    }
-
-    /// What was done, each id once.
-    pub(crate) fn deeds(&self) -> Vec<String> {
-        let mut seen = BTreeMap::new();
-        let mut deeds = Vec::new();
-        for called in self.calls() {
-            let payload = seen.entry(called.id.clone()).or_insert_with(|| {
-                deeds.push(called.what.clone());
-                called.payload.clone()
-            });
-            assert_eq!(*payload, called.payload, "one payload for {}", called.id);
-        }
-        deeds
-    }
-}
-
-#[async_trait]
-impl Gateway for Witness {
-    async fn submit(&self, command: &AggregateCommand) -> GatewayAnswer {
-        self.note(Called {
-            what: command.command_type.clone(),
-            id: command.command_id.to_string(),
-            payload: command.payload_json.clone(),
-        });
-        GatewayAnswer::Done(Json::object([]))
-    }
-}
-
 pub(crate) struct World {
     pub(crate) store: Arc<dyn KvStore>,
+    /// The lane's.
     pub(crate) broker: Arc<dyn Broker>,
+    /// That of everybody else.
+    pub(crate) outside: Arc<dyn Broker>,
     pub(crate) simulated: Option<Simulated>,
     pub(crate) clock: SetForward,
     pub(crate) definitions: Arc<Definitions>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) registry: prometheus::Registry,
     pub(crate) readiness: Readiness,
+    /// What lanes of this world share.
+    pub(crate) bounds: Bounds,
     pub(crate) outbox_rows_max: usize,
+    /// How long the broker waits for an acknowledgement.
+    pub(crate) ack_wait: Duration,
     pub(crate) witness: Witness,
     pub(crate) saga: String,
     /// Dead letters that there may be.
     pub(crate) letters_max: u64,
+    /// Calls of an effect that may be open.
+    pub(crate) calls_max: u64,
     wake: Arc<Notify>,
     /// Messages of words that were published.
     copies: AtomicU64,
@@ -127,85 +92,6 @@ pub(crate) struct World {
 }
 
 impl World {
-    async fn new(
-        store: Arc<dyn KvStore>,
-        broker: Arc<dyn Broker>,
-        simulated: Option<Simulated>,
-        clock: SetForward,
-        ground: Ground,
-    ) -> Self {
-        let [commands, events] = streams(true);
-        for stream in [commands, events, aggregates()] {
-            let differences = broker.ensure_stream(&stream).await.expect("a stream");
-            assert_eq!(differences, []);
-        }
-        let registry = prometheus::Registry::new();
-        Self {
-            definitions: Arc::new(Definitions::new(Arc::clone(&store))),
-            store,
-            broker,
-            simulated,
-            clock,
-            metrics: Arc::new(Metrics::new(&registry).expect("new names")),
-            registry,
-            readiness: Readiness::new(),
-            outbox_rows_max: OUTBOX_ROWS_MAX,
-            witness: Witness::default(),
-            saga: String::new(),
-            letters_max: SAGA_LETTERS_MAX,
-            wake: Arc::default(),
-            copies: AtomicU64::new(0),
-            facts: None,
-            seen: Vec::new(),
-            results: None,
-            calls: OpenCalls::default(),
-            lane: None,
-            ground,
-        }
-    }
-
-    pub(crate) async fn simulated() -> Self {
-        Self::simulated_over(|store| Arc::new(store)).await
-    }
-
-    /// A simulation whose store is made of one in memory.
-    pub(crate) async fn simulated_over(
-        store: impl FnOnce(MemoryStore<SetForward>) -> Arc<dyn KvStore>,
-    ) -> Self {
-        let clock = SetForward::default();
-        let broker = Simulated::new(MachineClock::new());
-        let store = store(MemoryStore::new(clock.clone()));
-        Self::new(store, Arc::new(broker.clone()), Some(broker), clock, Ground::default()).await
-    }
-
-    /// A server that somebody else has, and rows in memory.
-    pub(crate) async fn over(broker: broker::JetStream) -> Self {
-        let (clock, broker) = (SetForward::default(), Arc::new(broker));
-        Self::new(Arc::new(MemoryStore::new(clock.clone())), broker, None, clock, Ground::default()).await
-    }
-
-    /// A real server, and rows in a directory.
-    pub(crate) async fn in_a_directory() -> Self {
-        let (nats, dir) = (NatsServer::start(), tempfile::tempdir().expect("a directory"));
-        let clock = SetForward::default();
-        let store =
-            EmbeddedStore::open(dir.path(), 2 * 1024 * 1024 * 1024, clock.clone()).expect("a new store");
-        let broker = connect(&nats).await;
-        let ground = Ground { nats: Some(nats), _redis: None, _dir: Some(dir) };
-        Self::new(Arc::new(store), broker, None, clock, ground).await
-    }
-
-    /// A real server, and rows in Redis.
-    pub(crate) async fn in_redis() -> Self {
-        let (nats, redis) = (NatsServer::start(), RedisServer::start());
-        let kv = kv::Kv::new(redis.url().parse().expect("a URL"));
-        let unscanned = ["saga", "dedupe", "effect", "request", "checkpoint", "definition"];
-        let store = SharedStore::open(kv, kv::Durability::Fast, &unscanned).await.expect("a store");
-        let broker = connect(&nats).await;
-        let ground = Ground { nats: Some(nats), _redis: Some(redis), _dir: None };
-        Self::new(Arc::new(store), broker, None, SetForward::default(), ground).await
-    }
-
     /// Puts a manifest in force; its first document is the saga of this world.
     pub(crate) async fn apply(&mut self, text: &str) {
         let documents = manifest::read("test.yaml", text).unwrap_or_else(|problems| panic!("{problems}"));
@@ -222,7 +108,10 @@ impl World {
             broker: Arc::clone(&self.broker),
             metrics: Arc::clone(&self.metrics),
             health: Health::new(&self.readiness),
+            bounds: self.bounds.clone(),
             outbox_rows_max: self.outbox_rows_max,
+            ack_wait: self.ack_wait,
+            streams_made: crate::streams::made(),
             has_tenants: true,
             replica: "test".into(),
             cut: CancellationToken::new(),
@@ -274,6 +163,13 @@ impl World {
         tokio::time::timeout(PATIENCE, wanted).await.expect("the lane makes its cursors anew");
     }
 
+    /// Begins another owner of the lane; gives the former one, which comes to its end.
+    pub(crate) fn take_over(&mut self) -> JoinHandle<Ended> {
+        let (former, _) = self.lane.take().expect("an owner");
+        self.own();
+        former
+    }
+
     /// A second owner of the lane, which takes it from the first.
     pub(crate) fn second_owner(&self) -> JoinHandle<Ended> {
         tokio::spawn(self.lane().own(CancellationToken::new()))
@@ -281,7 +177,7 @@ impl World {
 
     /// Makes the stream of aggregates once more.
     pub(crate) async fn make_aggregates(&self) {
-        self.broker.ensure_stream(&aggregates()).await.expect("a stream");
+        self.outside.ensure_stream(&aggregates()).await.expect("a stream");
     }
 
     /// Kills the server, starts it again, and waits until it is connected.
@@ -346,8 +242,8 @@ impl World {
         answers: impl Fn(&EffectCommand) -> Option<(Outcome, Json)> + Send + Sync + 'static,
     ) {
         let filter = format!("tenant.{TENANT}.effect.*.*");
-        let mut commands = Reader::open(&self.broker, WORKFLOW_COMMANDS, "upstream", &filter).await;
-        let (broker, witness) = (Arc::clone(&self.broker), self.witness.clone());
+        let mut commands = Reader::open(&self.outside, WORKFLOW_COMMANDS, "upstream", &filter).await;
+        let (broker, witness) = (Arc::clone(&self.outside), self.witness.clone());
         let answers: Box<Answers> = Box::new(answers);
         tokio::spawn(async move {
             let tenant: TenantId = TENANT.parse().expect("a tenant");
@@ -381,7 +277,7 @@ impl World {
         kind: &str,
     ) -> mpsc::UnboundedReceiver<T> {
         let filter = format!("tenant.{TENANT}.{kind}.*.*");
-        let mut messages = Reader::open(&self.broker, WORKFLOW_EVENTS, consumer, &filter).await;
+        let mut messages = Reader::open(&self.outside, WORKFLOW_EVENTS, consumer, &filter).await;
         let (to, read) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while to.send(serde_json::from_slice(&messages.next().await).expect("a message")).is_ok() {}
@@ -406,6 +302,7 @@ impl World {
             provider,
             upstreams: Upstreams::default(),
             calls: self.calls.clone(),
+            calls_max: self.calls_max,
             around: self.surroundings(),
         };
         let stop = CancellationToken::new();
@@ -425,6 +322,14 @@ impl World {
         let lane = LaneKey::new(&format!("e:{TENANT}:{EFFECT}:0"));
         let rows = self.store.read(&lane, &[RowKey::new(key.as_str())]).await.expect("it can be read");
         decode(&rows[0].as_ref().expect("a row").value).expect("a call")
+    }
+
+    /// Returns whether a command was taken.
+    pub(crate) async fn has_call(&self, number: u128) -> bool {
+        let key = Key::effect(model::CommandId::from_bits(number));
+        let lane = LaneKey::new(&format!("e:{TENANT}:{EFFECT}:0"));
+        let rows = self.store.read(&lane, &[RowKey::new(key.as_str())]).await.expect("it can be read");
+        rows[0].is_some()
     }
 
     /// Waits until a call is in this state.
@@ -469,17 +374,9 @@ impl World {
         assert!(come.is_ok(), "{correlation} does not come to {kind}: {:?}", self.seen);
     }
 
-    /// Waits until something happens to an instance, or nothing does for a moment.
-    pub(crate) async fn soon(&mut self) {
-        let facts = self.facts.as_mut().expect("they are followed");
-        if let Ok(Some(fact)) = tokio::time::timeout(Duration::from_millis(20), facts.recv()).await {
-            self.seen.push(fact);
-        }
-    }
-
     /// Publishes an event of an aggregate.
     pub(crate) async fn event(&self, aggregate: &str, id: &str, kind: &str, correlation: &str, data: &str) {
-        publish_event(&*self.broker, aggregate, id, kind, correlation, data).await;
+        publish_event(&*self.outside, aggregate, id, kind, correlation, data).await;
     }
 
     pub(crate) async fn raw(&self, subject: &str, id: &str, body: &str) {
@@ -489,31 +386,13 @@ impl World {
             headers: Headers::new(),
             payload: Bytes::copy_from_slice(body.as_bytes()),
         };
-        publish(&*self.broker, outgoing).await;
+        publish(&*self.outside, outgoing).await;
     }
 
     /// Asks something of an instance, and waits for the answer.
     pub(crate) async fn ask(&self, request: &str, correlation: &str, verb: Verb) -> saga::sagas::AnswerRow {
-        let mut inbox = self.broker.inbox().await.expect("an inbox");
-        let correlation: CorrelationId = correlation.parse().expect("a correlation");
-        let saga = self.saga.parse().expect("a name");
-        let subject = workflow::Subject::workflow(&saga, &correlation).of(&TENANT.parse().expect("a tenant"));
-        let verb = VerbMessage {
-            tenant_id: TENANT.to_owned(),
-            request_id: request.to_owned(),
-            correlation,
-            verb,
-            dry_run: false,
-            expected_revision: 0,
-            request_hash: String::new(),
-            reply_to: Some(ReplyAddress { subject: inbox.subject().to_owned(), token: request.to_owned() }),
-        };
-        let body = String::from_utf8(message::write(&verb)).expect("JSON");
-        self.raw(&subject, &format!("{request}-{}", self.witness.calls().len()), &body).await;
-        let answer = tokio::time::timeout(PATIENCE, inbox.next()).await.expect("in time").expect("an answer");
-        let answer: AnswerMessage<_> = serde_json::from_slice(&answer).expect("an answer");
-        assert_eq!(answer.token, request);
-        answer.answer.expect("it fits into a message")
+        let message_id = format!("{request}-{}", self.witness.calls().len());
+        ask(&*self.outside, &self.saga, (request, &message_id), correlation, verb).await
     }
 
     /// Says a word to the lane, under the subject of a correlation, and waits for the answer.
@@ -531,7 +410,7 @@ impl World {
         lane: String,
         word: W,
     ) -> WordAnswer {
-        let mut inbox = self.broker.inbox().await.expect("an inbox");
+        let mut inbox = self.outside.inbox().await.expect("an inbox");
         let word = WordMessage {
             tenant_id: TENANT.to_owned(),
             request_id: request.to_owned(),

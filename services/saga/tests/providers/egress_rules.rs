@@ -1,8 +1,16 @@
 //! Hosts that are not for effects are never connected to.
 
-use saga::providers::Provider as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::stage::{Stage, call, failure, provider};
+use async_trait::async_trait;
+use egress::Resolve;
+use saga::providers::Provider as _;
+use workflow::ledger::Answer;
+
+use crate::sink::{Answers, SmtpSink, Tls};
+use crate::stage::{Names, Stage, call, failure, passing, provider};
 use crate::upstream::{Upstream, answer};
 
 #[tokio::test]
@@ -71,4 +79,96 @@ async fn a_question_goes_by_the_same_rules() {
     ));
     assert_eq!(stage.http(&definition).ask(&call(&definition, "{}")).await, None);
     assert_eq!(upstream.connections().await, 0);
+}
+
+/// Addresses to which a name may lead that an operator has listed: this machine, its neighbors, and where clouds tell secrets.
+const INSIDE: [&str; 15] = [
+    "127.0.0.1",
+    "127.255.255.254",
+    "::1",
+    "::ffff:127.0.0.1",
+    "0.0.0.0",
+    "::",
+    "10.0.0.7",
+    "169.254.1.1",
+    "fe80::1",
+    // Metadata: of most clouds, in two other forms, of AWS by IPv6, of Alibaba, of Oracle.
+    "169.254.169.254",
+    "::ffff:169.254.169.254",
+    "64:ff9b::a9fe:a9fe",
+    "fd00:ec2::254",
+    "100.100.100.200",
+    "192.0.0.192",
+];
+
+fn http_of(host: &str, port: u16, is_private: bool) -> Arc<workflow::provider::Provider> {
+    provider(&format!(
+        "transport: http\nhttp: {{ base_url: \"http://{host}:{port}\", allow_hosts: [\"{host}:{port}\"], private: {is_private} }}\n\
+         effects:\n  e: {{ request: {{ method: POST, path: /x }} }}\n"
+    ))
+}
+
+#[tokio::test]
+async fn a_listed_name_that_leads_inside_is_refused_with_the_address_and_never_connected_to() {
+    let stage = Stage::new();
+    let upstream = Upstream::start(None, |_| answer(200, &[], "{}")).await;
+    let sink = SmtpSink::start(Tls::Never, Answers::new()).await;
+    let mail = provider(&format!(
+        "transport: smtp\nsmtp: {{ host: good.test, port: {}, tls: none, from: [shop@shop.test] }}\n\
+         effects:\n  e: {{ to: [ann@home.test], subject: s, text: t }}\n",
+        sink.port
+    ));
+    let web = http_of("good.test", upstream.port, false);
+    let all = INSIDE.join(" ");
+    for addresses in INSIDE.into_iter().chain(["169.254.169.254 127.0.0.1", &all]) {
+        let names = Arc::new(Names::from([("good.test", addresses)]));
+        let (web_call, mail_call) = (call(&web, "{}"), call(&mail, "{}"));
+        let web_answer = stage.http(&web).resolved_by(names.clone()).call(&web_call).await;
+        let mail_answer = stage.smtp(&mail).resolved_by(names).call(&mail_call).await;
+        let first = addresses.split(' ').next().expect("one");
+        for (found, port) in [(web_answer, upstream.port), (mail_answer, sink.port)] {
+            let (code, payload) = failure(&found);
+            assert_eq!(code, "egress", "{addresses}");
+            assert!(payload.contains("\"rule\":\"private\""), "{payload}");
+            assert!(payload.contains(&format!("\"host\":\"good.test:{port}\"")), "{payload}");
+            assert!(payload.contains(&format!("({first})")), "{first}: {payload}");
+        }
+        assert!(!web_call.sent.is_raised() && !mail_call.sent.is_raised());
+    }
+    assert_eq!((upstream.connections().await, sink.connections().await), (0, 0));
+
+    // The same name is reached where the operator allows it.
+    let names = Arc::new(Names::from([("good.test", "127.0.0.1")]));
+    let web = http_of("good.test", upstream.port, true);
+    let found = stage.http(&web).resolved_by(names).call(&call(&web, "{}")).await;
+    assert!(matches!(found, Answer::Succeeded(_)), "{found:?}");
+    assert_eq!(upstream.only().header("host"), Some(format!("good.test:{}", upstream.port).as_str()));
+}
+
+/// A resolver that gives one address when it is asked first, and another one ever after.
+#[derive(Debug, Default)]
+struct Rebound(AtomicUsize);
+
+#[async_trait]
+impl Resolve for Rebound {
+    async fn resolve(&self, _: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
+        let is_first = self.0.fetch_add(1, Ordering::SeqCst) == 0;
+        Ok(vec![SocketAddr::from(([127, 0, 0, if is_first { 1 } else { 2 }], port))])
+    }
+}
+
+#[tokio::test]
+async fn what_was_looked_at_is_what_is_connected_to() {
+    let stage = Stage::new();
+    let upstream = Upstream::start(None, |_| answer(200, &[], "{}")).await;
+    let definition = http_of("good.test", upstream.port, true);
+    let rebound = Arc::new(Rebound::default());
+    let http = stage.http(&definition).resolved_by(rebound.clone());
+    let found = http.call(&call(&definition, "{}")).await;
+    assert!(matches!(found, Answer::Succeeded(_)), "{found:?}");
+    assert_eq!(rebound.0.load(Ordering::SeqCst), 1, "nobody asks again where the name leads");
+    // It leads to where nobody listens.
+    let found = http.call(&call(&definition, "{}")).await;
+    assert!(passing(&found).contains(&format!("127.0.0.2:{}", upstream.port)), "{found:?}");
+    upstream.only();
 }

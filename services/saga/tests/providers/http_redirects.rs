@@ -6,7 +6,7 @@ use saga::providers::Provider as _;
 use workflow::ledger::Answer;
 use workflow::provider::Provider;
 
-use crate::stage::{COMMAND, Stage, call, json, passing, provider};
+use crate::stage::{COMMAND, Names, Stage, call, failure, json, passing, provider};
 use crate::upstream::{Upstream, answer};
 
 /// A server that leads away, another one where it may lead, and the provider between them.
@@ -78,15 +78,71 @@ async fn within_a_server_it_is_followed_by_the_same_method() {
 #[tokio::test]
 async fn to_a_server_that_is_not_allowed_nothing_goes() {
     for method in ["GET", "POST"] {
-        let two = Two::start(307, "https://localhost:PORT/there").await;
-        let found = two.after(method, false).await;
-        assert!(passing(&found).contains("307"), "{found:?}");
-        assert_eq!(two.second.connections().await, 0, "{method}");
+        for status in [301, 302, 303, 307, 308] {
+            let two = Two::start(status, "https://localhost:PORT/there").await;
+            let found = two.after(method, false).await;
+            let (code, payload) = failure(&found);
+            assert_eq!(code, "egress", "{payload}");
+            let host = format!("\"host\":\"localhost:{}\"", two.second.port);
+            assert!(payload.contains(&host) && payload.contains("\"rule\":\"allow_hosts\""), "{payload}");
+            assert_eq!(two.first.asked().len(), 1, "{method} {status}: it is refused for good");
+            assert_eq!(two.second.connections().await, 0, "{method} {status}");
+        }
     }
 }
 
 #[tokio::test]
-async fn to_another_allowed_server_only_questions_go_and_no_secrets() {
+async fn to_another_host_nothing_goes_even_where_it_is_allowed() {
+    let names = Names::from([("pay.test", "127.0.0.1"), ("other.test", "127.0.0.1")]);
+    for (method, to, is_tls) in [
+        ("GET", "https://other.test:PORT/there", true),
+        ("POST", "https://other.test:PORT/there", true),
+        ("GET", "//other.test:PORT/there", true),
+        ("GET", "http://other.test:PORT/there", false),
+    ] {
+        let stage = Stage::new();
+        let (tls, other) = (is_tls.then(|| stage.acceptor("other.test")), answer(200, &[], "{}"));
+        let second = Upstream::start(tls, move |_| other.clone()).await;
+        let location = format!("Location: {}", to.replace("PORT", &second.port.to_string()));
+        let leads = answer(307, &[&location], "{}");
+        let first = Upstream::start(Some(stage.acceptor("pay.test")), move |_| leads.clone()).await;
+        let definition = provider(&format!(
+            "transport: http\nhttp: {{ base_url: \"https://pay.test:{0}\", allow_hosts: [\"pay.test:{0}\", \"other.test:{1}\"], \
+             private: true, ca: \"secret:ca\" }}\neffects:\n  e: {{ request: {{ method: {method}, path: /here }} }}\n",
+            first.port, second.port
+        ));
+        let http = stage.http(&definition).resolved_by(Arc::new(names.clone()));
+        let found = http.call(&call(&definition, "{}")).await;
+        let (code, payload) = failure(&found);
+        assert_eq!(code, "egress", "{payload}");
+        let host = format!("\"host\":\"other.test:{}\"", second.port);
+        assert!(payload.contains(&host) && payload.contains("\"rule\":\"redirect\""), "{payload}");
+        assert_eq!(first.asked().len(), 1, "{to}");
+        assert_eq!(second.connections().await, 0, "{to}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_formula_says_of_a_redirection_counts() {
+    for (more, is_success) in [(", success: status == 303", true), (", terminal: status == 303", false)] {
+        let stage = Stage::new();
+        let away = answer(303, &["Location: https://elsewhere.test/done"], r#"{"code":"seen"}"#);
+        let upstream = Upstream::always(&stage, away).await;
+        let definition = provider(&format!(
+            "{}effects:\n  e: {{ request: {{ method: POST, path: /here }}{more} }}\n",
+            upstream.transport()
+        ));
+        let found = stage.http(&definition).call(&call(&definition, "{}")).await;
+        if is_success {
+            assert_eq!(found, Answer::Succeeded(json(r#"{"code":"seen"}"#)));
+        } else {
+            assert_eq!(failure(&found).0, "seen");
+        }
+    }
+}
+
+#[tokio::test]
+async fn to_another_allowed_port_only_questions_go_and_no_secrets() {
     let two = Two::start(307, "https://localhost:PORT/there").await;
     assert_eq!(two.after("GET", true).await, Answer::Succeeded(json(r#"{"at":2}"#)));
     let asked = two.second.only();

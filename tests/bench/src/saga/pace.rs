@@ -44,7 +44,7 @@ pub(super) async fn relay(backend: Backend, report: &mut Report) -> Result<(), E
 fn left_row(number: u64) -> Result<Op, Error> {
     let correlation = format!("c-{}", number % 1000).parse().map_err(|_| "no correlation")?;
     let subject = format!("tenant.t0.effect.floor.{number}");
-    let body = "x".repeat(300);
+    let body = format!(r#"{{"text":"{}"}}"#, "x".repeat(288));
     let id = format!("relayed-{number}");
     let row = saga::lane::relay::OutboxRow::message(
         subject,

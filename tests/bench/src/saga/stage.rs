@@ -13,7 +13,8 @@ use futures_util::stream::FuturesOrdered;
 use kv::{Durability, Kv};
 use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
 use saga::lane::{AGGREGATE_EVENTS, UNSCANNED};
-use saga::placement::{Identity, Role};
+use saga::placement::{Identity, LANES_MAX, Role};
+use saga::seeing::Seeing;
 use saga::tenants::Tenants;
 use saga::{App, Config, Deps};
 use store::{EmbeddedStore, KvStore, MachineClock, SharedStore};
@@ -156,6 +157,8 @@ impl Stage {
             secrets: None,
             replica: Identity::of_process(1)?,
             grace: DRAIN_TIMEOUT,
+            seeing: Seeing::default(),
+            lanes_max: LANES_MAX,
         };
         let metrics = prometheus::Registry::new();
         let deps = Deps {

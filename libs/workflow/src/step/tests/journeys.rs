@@ -47,6 +47,34 @@ fn an_order_is_shipped() {
 }
 
 #[test]
+fn a_transition_that_is_another_one_is_told_with_its_revision() {
+    let world = awaiting();
+    let input = world.event_input("e-2", "PaymentCaptured", CAPTURED);
+    let revision = world.instance().revision + 1;
+    let differs = |what: &str, alter: fn(&mut Change)| {
+        let what = what.to_owned();
+        assert_eq!(world.differs(&input, alter), Err(Difference::Row { revision, what }));
+    };
+    assert_eq!(world.differs(&input, |_| {}), Ok(true));
+    differs("the step", |change| change.journal[0].step = "refuse".parse().expect("a step"));
+    differs("the instance behind it", |change| change.journal[0].chain = BlobHash::of(b"x"));
+    differs("the work", |change| change.journal[0].work.clear());
+    differs("what it orders", |change| change.work.clear());
+    differs("the instance behind it", |change| change.record = None);
+    differs("how many rows it makes", |change| change.journal.extend(change.journal.clone()));
+    differs("what becomes of events that were kept", |change| change.taken.push(7));
+    // A result that nobody waits for leaves no row: there is nothing to compare.
+    let result = CommandResult {
+        command: CommandId::from_bits(1),
+        outcome: Outcome::Succeeded,
+        may_have_happened: false,
+        payload: json("{}"),
+    };
+    let unasked = Input { time: input.time, what: What::Result(result) };
+    assert_eq!(world.differs(&unasked, |_| {}), Ok(false));
+}
+
+#[test]
 fn a_declined_order_is_cancelled_and_nothing_is_undone() {
     let mut world = placed();
     world.fail("reserve", r#"{"code":"declined"}"#);

@@ -77,7 +77,10 @@ fn what_comes_while_it_is_paused_is_applied_afterwards_in_order() {
     }
     assert_eq!(world.verb("r-4", Verb::Send { kind: "Late".to_owned(), data: Json::Null }), Fate::Held(3));
     assert_eq!(world.sleep_until(world.now + 3_600_000), 0);
+    let bytes = world.held.values().map(|input| encode(input).len() as u64).sum();
+    assert_eq!(world.record.as_ref().map(|record| record.held_bytes), Some(bytes));
     assert_eq!(world.verb("r-5", Verb::Resume), Fate::Applied);
+    assert_eq!(world.record.as_ref().map(|record| record.held_bytes), Some(0));
     assert_eq!((world.step(), world.instance().state.get("count")), ("work", Some(&Json::Int(2))));
     assert!(world.held.is_empty());
     assert_eq!(refused(&world.verb("r-6", Verb::Resume)), "SAGA_NOT_PAUSED");

@@ -1,17 +1,16 @@
 //! The broker of sagas: its version and limits, the streams and the consumers on it.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use broker::{
-    Broker as _, BrokerError, CursorSpec, Difference, FoundConsumer, HEADER_BYTES_MAX, JetStream,
-    JetStreamOptions, Login, Server, Start, StreamSpec, StreamState, Version,
+    Broker as _, BrokerError, CursorSpec, Difference, FoundConsumer, HEADER_BYTES_MAX, JetStream, Server,
+    Start, StreamSpec, StreamState, Version,
 };
 use clap::Args;
 use model::{SagaName, TenantId};
-use saga::lane::{AGGREGATE_EVENTS, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, streams};
+use saga::lane::{AGGREGATE_EVENTS, MESSAGE_BYTES_MAX, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, streams};
+use saga::nats_login::NatsLogin;
 use workflow::Lane;
-use workflow::input::INPUT_BYTES_MAX;
 use workflow::subject::Source;
 
 use super::finding::Finding;
@@ -20,10 +19,10 @@ use crate::output::words;
 const CHECK: &str = "nats";
 /// A server that is there answers at once.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Servers before this lack what cursors need.
-const VERSION_MIN: Version = Version { major: 2, minor: 9, patch: 10 };
 /// Servers since this may acknowledge what is not on the disk yet.
 const SYNCS_LATER: Version = Version { major: 2, minor: 10, patch: 0 };
+/// Consumers that a newer server allows a stream of which nobody has said how many it may have.
+const CONSUMERS_DEFAULT: i64 = 1000;
 /// So many differences of consumers are told one by one.
 const TOLD_MAX: usize = 20;
 
@@ -33,36 +32,20 @@ pub struct NatsArgs {
     /// Look at this NATS server as well, on which sagas stand: its version, limits, streams and consumers
     #[arg(long, value_name = "URL", env = "MYCORA_NATS_URL", hide_env_values = true)]
     pub nats_url: Option<String>,
-    /// Who this is, to that server
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "MYCORA_NATS_USER",
-        requires = "nats_password_file",
-        requires = "nats_url"
-    )]
-    pub nats_user: Option<String>,
-    /// The password of that user, in a file
-    #[arg(long, value_name = "FILE", env = "MYCORA_NATS_PASSWORD_FILE", requires = "nats_user")]
-    pub nats_password_file: Option<PathBuf>,
+    /// How that server is entered
+    #[command(flatten)]
+    pub nats_login: NatsLogin,
 }
 
 /// Everything about the broker; nothing where none is named.
 pub(super) async fn look(args: &NatsArgs) -> Vec<Finding> {
     let Some(url) = &args.nats_url else { return Vec::new() };
-    let mut options = JetStreamOptions::new(url);
-    "mycora doctor".clone_into(&mut options.name);
-    if let (Some(user), Some(file)) = (&args.nats_user, &args.nats_password_file) {
-        match service::read_secret(file) {
-            Ok(password) => {
-                options.login = Some(Login::Password { user: user.clone(), password: password.to_string() });
-            }
-            Err(error) => {
-                let found = format!("the password in {} cannot be read: {error}", file.display());
-                return vec![Finding::fail(CHECK, found, "name the file that the saga service is given")];
-            }
+    let options = match args.nats_login.options(url, "mycora doctor") {
+        Ok(options) => options,
+        Err(found) => {
+            return vec![Finding::fail(CHECK, found, "name the file that the saga service is given")];
         }
-    }
+    };
     let jetstream = match JetStream::start(options) {
         Ok(jetstream) => jetstream,
         Err(error) => {
@@ -85,7 +68,7 @@ pub(super) async fn look(args: &NatsArgs) -> Vec<Finding> {
 fn version(server: &Server) -> Finding {
     let found = format!("nats-server {}", server.version_text);
     match server.version {
-        Some(version) if version >= VERSION_MIN => Finding::ok(CHECK, found),
+        Some(version) if version >= Version::OLDEST => Finding::ok(CHECK, found),
         Some(_) => Finding::fail(CHECK, format!("{found} is too old"), "install nats-server 2.9.10 or later"),
         None => Finding::warn(CHECK, found, "2.9.10 or later is needed; its version cannot be read"),
     }
@@ -93,7 +76,7 @@ fn version(server: &Server) -> Finding {
 
 fn payload(server: &Server) -> Finding {
     let check = format!("{CHECK} max_payload");
-    let (found, wanted) = (server.max_payload, INPUT_BYTES_MAX + HEADER_BYTES_MAX);
+    let (found, wanted) = (server.max_payload, MESSAGE_BYTES_MAX);
     if found >= wanted {
         return Finding::ok(check, format!("{found} bytes"));
     }
@@ -125,6 +108,7 @@ async fn all_streams(jetstream: &JetStream) -> Vec<Finding> {
                     _ => ours(check, name, &state),
                 });
                 findings.push(consumers(name, jetstream.consumers(name).await));
+                findings.extend(room(name, &state));
             }
             Ok(None) => findings.push(absent(check, name)),
             Err(error) => {
@@ -184,6 +168,20 @@ fn aggregates(check: String, state: &StreamState) -> Finding {
         format!("has the subjects {}", subjects.join(", ")),
         "sagas read `tenant.*.aggregate.*.*`, or `aggregate.*.*` without tenants",
     )
+}
+
+/// Warns of a stream that has room for few more consumers; says nothing of others.
+fn room(stream: &str, state: &StreamState) -> Option<Finding> {
+    let (most, said) = match state.settings.max_consumers {
+        most @ 1.. => (most, "at most"),
+        _ => (CONSUMERS_DEFAULT, "which does not say how many there may be, and newer servers end at"),
+    };
+    let has = i64::try_from(state.consumers).unwrap_or(i64::MAX);
+    (has.saturating_mul(10) >= most.saturating_mul(9)).then(|| {
+        let found = format!("{has} consumers, {said} {most}: lanes beyond that read nothing");
+        let advice = format!("give the stream a higher max_consumers, as with `nats stream edit {stream}`");
+        Finding::warn(format!("room of {stream}"), found, advice)
+    })
 }
 
 fn counted(state: &StreamState) -> String {
@@ -297,6 +295,36 @@ mod tests {
         assert!(
             durability(&server("2.10.4", 0))
                 .is_some_and(|told| told.advice.contains("sync_interval: always"))
+        );
+    }
+
+    #[test]
+    fn a_stream_that_is_nearly_full_is_told() {
+        let state = |max_consumers, consumers| {
+            let settings = broker::StreamSettings {
+                subjects: Vec::new(),
+                retention: broker::Retention::Limits,
+                storage: broker::Storage::File,
+                discard: broker::Discard::New,
+                duplicate_window: Duration::ZERO,
+                max_age: Duration::ZERO,
+                max_consumers,
+                replicas: 1,
+            };
+            StreamState {
+                incarnation: 0,
+                first_sequence: 1,
+                last_sequence: 0,
+                messages: 0,
+                consumers,
+                settings,
+            }
+        };
+        assert_eq!(room("S", &state(10, 8)), None);
+        assert!(room("S", &state(10, 9)).is_some_and(|told| told.found.contains("9 consumers, at most 10")));
+        assert_eq!(room("S", &state(-1, 899)), None);
+        assert!(
+            room("S", &state(-1, 900)).is_some_and(|told| told.found.contains("newer servers end at 1000"))
         );
     }
 

@@ -21,7 +21,7 @@ Examples:
   mycora saga drain --tenant acme --as admin";
 
 pub(super) const RELOAD_HELP: &str = "\
-Needs the admin's certificate. All of it comes in force, or nothing does; other replicas follow within a second. With --dry-run everything that is wrong is told, and the exit code is 2 then. With --tenant only the part of that tenant is read.
+Needs the admin's certificate. All of it comes in force, or nothing does; other replicas follow within a second. Everything that is wrong is told as file:line:column: message, and the exit code is 2 then. With --dry-run nothing is changed either way. With --tenant only the part of that tenant is read.
 
 Examples:
   mycora saga reload --dry-run --as admin

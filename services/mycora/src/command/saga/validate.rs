@@ -6,8 +6,8 @@ use std::path::Path;
 use clap::Args;
 use proto::v1;
 use saga::rpc::wire;
-use workflow::catalog::{Catalog, File};
-use workflow::manifest::{self, Definition, MANIFEST_BYTES_MAX};
+use workflow::catalog::{Catalog, Draft};
+use workflow::manifest::MANIFEST_BYTES_MAX;
 
 use super::scope::Scope;
 use crate::command::values;
@@ -110,30 +110,15 @@ impl Checked {
 
 fn check(files: &[v1::ManifestFile]) -> Checked {
     let mut answer = v1::ValidateSagaResponse::default();
-    let mut read = Vec::new();
-    for v1::ManifestFile { name, text } in files {
-        match manifest::read(name, text) {
-            Ok(documents) => read.push(File { name: name.clone(), documents }),
-            Err(found) => answer.problems.extend(wire::problems(&found)),
-        }
-    }
-    let documents = || read.iter().flat_map(|file| &file.documents);
-    let has_providers = documents().any(|document| matches!(document.definition, Definition::Provider(_)));
+    let mut drafts: Vec<_> =
+        files.iter().map(|v1::ManifestFile { name, text }| Draft::read(name, text)).collect();
     let mut effects = 0;
-    if !has_providers {
-        for document in read.iter_mut().flat_map(|file| &mut file.documents) {
-            effects += document.orders.len();
-            document.orders.clear();
-        }
+    if !drafts.iter().any(Draft::may_provide) {
+        effects = drafts.iter_mut().map(Draft::leave_orders_out).sum();
     }
-    // What fits together is asked of files that are good by themselves.
-    if answer.problems.is_empty() {
-        match Catalog::new(&read, &Catalog::default(), &[]) {
-            Ok(catalog) => answer.definitions = catalog.sagas().map(|saga| wire::definition(saga)).collect(),
-            Err(found) => {
-                answer.problems.extend(found.iter().flat_map(wire::problems));
-            }
-        }
+    match Catalog::of(&drafts, &Catalog::default(), &[]) {
+        Ok(catalog) => answer.definitions = catalog.sagas().map(|saga| wire::definition(saga)).collect(),
+        Err(found) => answer.problems.extend(found.iter().flat_map(wire::problems)),
     }
     Checked { answer, effects }
 }
@@ -206,5 +191,20 @@ mod tests {
         assert!(told.contains("a.yaml:2:7: ") && told.contains("b.yaml:1:7: there is no kind"), "{told}");
         let refused = tell(Format::Table, &checked.answer).expect_err("it is told");
         assert_eq!(refused.exit_code(), 2);
+    }
+
+    #[test]
+    fn what_is_wrong_with_one_file_and_with_several_is_told_at_once() {
+        let (saga, providers) = EXAMPLE.split_once("\n---\n").expect("several documents");
+        let misspelled = saga.replacen("effect: payment-reserve", "effect: payment-reserv", 1);
+        let wrong = providers.replacen("attempts: 8", "attempts: many", 1);
+        let checked = check(&[file("saga.yaml", &misspelled), file("providers.yaml", &wrong)]);
+        let told = problems_text(&checked.answer.problems);
+        assert_eq!(checked.answer.problems.len(), 2, "{told}");
+        assert!(told.starts_with("providers.yaml:") && told.contains("not `many`"), "{told}");
+        assert!(told.contains("\nsaga.yaml:") && told.contains("did you mean `payment-reserve`?"), "{told}");
+        // What nobody can read may have any effect.
+        let checked = check(&[file("saga.yaml", &misspelled), file("providers.yaml", "kind: [")]);
+        assert_eq!(checked.answer.problems.len(), 1, "{}", problems_text(&checked.answer.problems));
     }
 }

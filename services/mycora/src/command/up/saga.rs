@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use http::uri::PathAndQuery;
 use saga::command_service::SUBMIT_COMMAND;
+use saga::nats_login::NatsLogin;
+use saga::seeing::SeeingFlags;
 
 use crate::up::{NatsOptions, SagaOptions};
 
@@ -39,25 +41,19 @@ pub struct SagaFlags {
     /// Use this NATS server with JetStream instead of a private one. The stream AGGREGATE_EVENTS has to be there
     #[arg(long, env = "MYCORA_NATS_URL", value_name = "URL")]
     pub nats_url: Option<String>,
-    /// Who this is, to that server
-    #[arg(
-        long,
-        env = "MYCORA_NATS_USER",
-        value_name = "NAME",
-        requires = "nats_url",
-        requires = "nats_password_file"
-    )]
-    pub nats_user: Option<String>,
-    /// The password of that user, in a file
-    #[arg(long, env = "MYCORA_NATS_PASSWORD_FILE", value_name = "FILE", requires = "nats_user")]
-    pub nats_password_file: Option<PathBuf>,
+    /// How that server is entered
+    #[command(flatten)]
+    pub nats_login: NatsLogin,
+    /// Flags that say how much of the work of sagas is shown
+    #[command(flatten)]
+    pub seeing: SeeingFlags,
 }
 
 impl SagaFlags {
     /// How sagas are run; not at all without `--saga`.
     pub(super) fn options(self) -> Option<SagaOptions> {
         let nats = match self.nats_url {
-            Some(url) => NatsOptions::Named { url, login: self.nats_user.zip(self.nats_password_file) },
+            Some(url) => NatsOptions::Named { url, login: self.nats_login },
             None => NatsOptions::Private { program: self.nats_server },
         };
         self.saga.then_some(SagaOptions {
@@ -66,6 +62,7 @@ impl SagaFlags {
             secrets: self.secrets,
             gateway: self.gateway.map(|url| (url, self.gateway_method)),
             nats,
+            seeing: self.seeing.seeing(),
         })
     }
 }

@@ -10,8 +10,6 @@ use crate::up::UpError;
 const NAME: &str = "nats-server";
 /// Where Debian has it, which is not in everybody's `PATH`.
 const OF_DEBIAN: &str = "/usr/sbin/nats-server";
-/// The oldest one that sagas run with.
-const OLDEST: Version = Version { major: 2, minor: 9, patch: 10 };
 /// From here on it can bring every message to the disk before it acknowledges.
 const SYNCS_ALWAYS: Version = Version { major: 2, minor: 10, patch: 0 };
 
@@ -51,7 +49,7 @@ impl NatsProgram {
     /// The version, as in 2.9.10.
     #[must_use]
     pub fn version(&self) -> String {
-        shown(self.version)
+        self.version.to_string()
     }
 
     /// Whether it can bring every message to the disk before it acknowledges.
@@ -61,16 +59,12 @@ impl NatsProgram {
     }
 }
 
-fn shown(Version { major, minor, patch }: Version) -> String {
-    format!("{major}.{minor}.{patch}")
-}
-
 /// The version that a program says it has, if sagas run with it.
 fn accepted(said: &str) -> Result<Version, String> {
     let version = said.trim().strip_prefix("nats-server: ").and_then(Version::parse);
     let version = version.ok_or_else(|| "it does not say its version".to_owned())?;
-    if version < OLDEST {
-        return Err(format!("it is {}, and {} or newer is needed", shown(version), shown(OLDEST)));
+    if version < Version::OLDEST {
+        return Err(format!("it is {version}, and {} or newer is needed", Version::OLDEST));
     }
     Ok(version)
 }
@@ -114,7 +108,7 @@ mod tests {
         let debians = other.path().join("of-debian");
         assert_eq!(in_path(Some(&paths), &debians).expect("found"), path);
         let said = in_path(Some(other.path().as_os_str()), &debians).expect_err("there is none").to_string();
-        assert!(said.contains("`apt-get install nats-server`, or give --nats-url"), "{said}");
+        assert!(said.contains("`apt-get install nats-server` (`mycora up` also takes"), "{said}");
         std::fs::write(&debians, "").expect("written");
         assert_eq!(in_path(None, &debians).expect("found"), debians);
     }

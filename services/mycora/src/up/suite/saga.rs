@@ -10,7 +10,7 @@ use rpc::{Channel, MountBuilder, TlsFiles};
 use saga::FlowSuite;
 use saga::command_service::{CommandService, NoGateway};
 use saga::lane::gateway::Gateway;
-use saga::placement::{Identity as Replica, Role};
+use saga::placement::{Identity as Replica, LANES_MAX, Role};
 use service::Shutdown;
 use store::{EmbeddedStore, MachineClock};
 
@@ -62,6 +62,8 @@ impl Suite {
             secrets: Some(secrets),
             replica: Replica::new(REPLICA, 1).map_err(UpError::SagaSettings)?,
             grace: CALLS_GRACE,
+            seeing: options.seeing,
+            lanes_max: LANES_MAX,
         };
         let app = saga::App::new(config, deps).map_err(build_error("saga"))?;
         let app = Arc::new(match &options.tenants {
@@ -75,11 +77,15 @@ impl Suite {
         self.readiness.include("saga", &app.readiness());
         let drain = Shutdown::new();
         let mount = app.mount_public(mount, drain.clone());
-        let stop = self.stop.clone();
+        let (stop, drained_alone) = (self.stop.clone(), self.readiness.impairment("saga"));
         self.spawn("saga", async move {
             let lanes = stop.child_token();
             let drained = async {
                 drain.begun_owned().await;
+                // The other services are as ready as before.
+                app.readiness().withdraw();
+                drained_alone
+                    .begin("it was drained: its lanes are taken again when `mycora up` is started anew");
                 lanes.cancel();
                 std::future::pending().await
             };

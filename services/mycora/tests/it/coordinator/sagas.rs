@@ -260,6 +260,9 @@ scripted! {
         move_lane(MoveLaneRequest) -> MoveLaneResponse: |_this, _asked, _times| Ok(Default::default());
         drain(SagaServiceDrainRequest) -> SagaServiceDrainResponse: |_this, _asked, _times| Ok(Default::default());
         reload(SagaServiceReloadRequest) -> SagaServiceReloadResponse: |_this, asked, _times| {
+            if !asked.dry_run && asked.tenant_id == "broken" {
+                return Err(refused(rpc::Reason::ManifestsRefused, "nothing was changed: a.yaml: cannot be read"));
+            }
             let problem = v1::ManifestProblem { file: "a.yaml".into(), message: "cannot be read".into(), ..Default::default() };
             let problems = if asked.dry_run { vec![problem] } else { vec![] };
             Ok(v1::SagaServiceReloadResponse { changes: vec![], problems })

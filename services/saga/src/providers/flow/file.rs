@@ -39,6 +39,15 @@ impl FlowFiles {
         if refused.is_empty() { Ok(Self(files)) } else { Err(BadFlowFiles(refused)) }
     }
 
+    /// Returns whether the same flows were read, with the same files to carry along.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let is_same = |(effect, file): (&EffectName, &Arc<FlowFile>)| {
+            other.0.get(effect).is_some_and(|other| file.is_same(other))
+        };
+        self.0.len() == other.0.len() && self.0.iter().all(is_same)
+    }
+
     /// The flow file of an effect.
     pub(super) fn of(&self, effect: &EffectName) -> Option<&Arc<FlowFile>> {
         self.0.get(effect)

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
+use ::http::Uri;
 use ::http::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
 use egress::Reply;
 use workflow::Json;
@@ -18,11 +19,22 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Failures that pass although their status is the caller's fault: timeout, too early, too many.
 const PASSING: [u16; 3] = [408, 425, 429];
 
+/// Direction of an answer.
+#[derive(Debug)]
+pub(super) enum Lead {
+    /// Redirects to nothing that is followed, and to no other host.
+    Nowhere,
+    /// Redirects to where it is followed.
+    On(Uri),
+    /// Redirects to a server where calls do not go: this failure, where no formula makes anything else of the answer.
+    Elsewhere(Answer),
+}
+
 /// An upstream's answer.
 #[derive(Debug)]
 pub(super) struct Heard {
-    /// The answer, as long as it is whole.
-    pub(super) reply: Option<Reply>,
+    /// Where it leads.
+    pub(super) lead: Lead,
     status: u16,
     headers: HeaderMap,
     /// The body; or why it could not be read.
@@ -39,20 +51,20 @@ enum Verdict {
 
 impl Heard {
     /// An answer that was read to its end.
-    pub(super) fn whole(reply: Reply) -> Self {
+    pub(super) fn whole(lead: Lead, reply: Reply) -> Self {
         let body = if reply.body.is_empty() {
             Json::Null
         } else {
             let text = || Json::Text(String::from_utf8_lossy(&reply.body).into_owned());
             workflow::json::read(&reply.body, BODY_BYTES_MAX).unwrap_or_else(|_| text())
         };
-        let (status, headers) = (reply.status.as_u16(), reply.headers.clone());
-        Self { reply: Some(reply), status, headers, body: Ok(body) }
+        Self { lead, status: reply.status.as_u16(), headers: reply.headers, body: Ok(body) }
     }
 
-    /// An answer whose body could not be read.
-    pub(super) fn cut(reply: Reply, why: String) -> Self {
-        Self { reply: None, status: reply.status.as_u16(), headers: reply.headers, body: Err(why) }
+    /// An answer whose body could not be read, which is not followed.
+    pub(super) fn cut(lead: Lead, reply: Reply, why: String) -> Self {
+        let lead = if matches!(lead, Lead::On(_)) { Lead::Nowhere } else { lead };
+        Self { lead, status: reply.status.as_u16(), headers: reply.headers, body: Err(why) }
     }
 
     /// Returns how long to wait, where the upstream says it: in seconds, or until a time by its own clock.
@@ -143,9 +155,12 @@ pub(super) fn answer_to_call(call: &Call, http: &HttpCall, heard: &Heard) -> Ans
         (Ok(_), Err(why)) if (200..300).contains(&status) => unknown(status, why),
         (Ok(Verdict::Success), Ok(_)) => success(http, &scope, &values.body, status),
         (Ok(Verdict::Terminal), _) => terminal(http, &scope, &values.body, status),
-        (Ok(Verdict::Neither), _) => {
-            Answer::Passing { why: format!("the upstream answered {status}"), after: heard.retry_after() }
-        }
+        (Ok(Verdict::Neither), _) => match &heard.lead {
+            Lead::Elsewhere(refusal) => refusal.clone(),
+            Lead::Nowhere | Lead::On(_) => {
+                Answer::Passing { why: format!("the upstream answered {status}"), after: heard.retry_after() }
+            }
+        },
     }
 }
 
@@ -217,7 +232,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(RETRY_AFTER, retry_after.parse().expect("a value"));
         headers.insert(DATE, "Sun, 06 Nov 1994 08:49:37 GMT".parse().expect("a value"));
-        let heard = Heard::whole(Reply { status, headers, body: Bytes::new() });
+        let heard = Heard::whole(Lead::Nowhere, Reply { status, headers, body: Bytes::new() });
         heard.retry_after().map(|pause| pause.as_secs())
     }
 

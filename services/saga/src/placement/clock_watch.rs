@@ -1,0 +1,59 @@
+//! Watch over the store's clock: timers go by it, so a step back makes them late.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// A clock that falls behind by more than this from one reading to the next was set back.
+const STEP: Duration = Duration::from_secs(1);
+
+/// Compares readings of the store's clock with the time that has passed between them.
+#[derive(Debug, Default)]
+pub(super) struct ClockWatch {
+    /// The last reading in milliseconds since 1970, and when it had come.
+    last: Option<(u64, Instant)>,
+}
+
+impl ClockWatch {
+    /// Takes note of a reading that was asked for at `sent` and had come at `heard`. Gives by how much the clock was set back since the
+    /// reading before, if it was.
+    pub(super) fn note(&mut self, sent: Instant, heard: Instant, now: u64) -> Option<Duration> {
+        let (before, heard_before) = self.last.replace((now, heard))?;
+        // At least so much has passed between the moments at which the two were read.
+        let passed = sent.saturating_duration_since(heard_before);
+        let expected = Duration::from_millis(before) + passed;
+        expected.checked_sub(Duration::from_millis(now)).filter(|back| *back > STEP)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_back_is_told_once_and_delays_are_none() {
+        const START: u64 = 1_700_000_000_000;
+        let begin = Instant::now();
+        let at = |millis: u64| begin + Duration::from_millis(millis);
+        let mut watch = ClockWatch::default();
+        for (sent, heard, now, expected) in [
+            (0, 10, START, None),
+            (1_000, 1_010, START + 1_005, None),
+            // The answer took long, and was made at its beginning or at its end.
+            (2_000, 9_000, START + 2_000, None),
+            (9_100, 9_110, START + 9_105, None),
+            // A clock that is slow, or corrected by less than a second.
+            (10_000, 10_001, START + 9_001, None),
+            // Ahead is no harm.
+            (11_000, 11_001, START + 600_000, None),
+            // By a minute and the second that has passed.
+            (12_000, 12_001, START + 540_999, Some(60_000)),
+            (13_000, 13_001, START + 541_998, None),
+            // While it was not looked at, a step that the time between hides from whoever compares readings only.
+            (43_000, 43_001, START + 542_000, Some(29_997)),
+        ] {
+            let found = watch.note(at(sent), at(heard), now);
+            assert_eq!(found, expected.map(Duration::from_millis), "{sent}");
+        }
+    }
+}

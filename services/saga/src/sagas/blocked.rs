@@ -1,0 +1,48 @@
+//! Inputs for which there is no room behind a letter or a pause.
+//!
+//! They wait in memory, and their messages stay open; their lane reads nothing meanwhile. Each time that something is done of their
+//! correlation they are tried again.
+
+use std::collections::HashMap;
+
+use model::CorrelationId;
+
+use super::Item;
+
+/// Inputs that found no room, by their correlation, in order.
+#[derive(Default)]
+pub(super) struct Blocked(HashMap<CorrelationId, Vec<Item>>);
+
+impl Blocked {
+    /// Returns whether there is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Keeps one that found no room.
+    pub(super) fn push(&mut self, correlation: CorrelationId, item: Item) {
+        self.0.entry(correlation).or_default().push(item.set_aside());
+    }
+
+    /// Keeps an item behind those of its correlation; gives it back where there are none, or where it need not wait with them. It may
+    /// be smaller, and would find room where what came before it has none.
+    pub(super) fn behind(&mut self, correlation: &CorrelationId, item: Item) -> Option<Item> {
+        match self.0.get_mut(correlation).filter(|_| item.may_be_held(correlation)) {
+            Some(items) => {
+                items.push(item.set_aside());
+                None
+            }
+            None => Some(item),
+        }
+    }
+
+    /// Takes those of a correlation, in order.
+    pub(super) fn take(&mut self, correlation: &CorrelationId) -> Vec<Item> {
+        self.0.remove(correlation).unwrap_or_default()
+    }
+
+    /// All of them.
+    pub(super) fn items(&mut self) -> impl Iterator<Item = &mut Item> {
+        self.0.values_mut().flatten()
+    }
+}

@@ -1,0 +1,255 @@
+//! What a collector of traces is told of a lane's work: transitions, work that is sent, calls, and results that come back.
+//!
+//! A transition and its work are in the trace of the event that led to them, at places that follow from the journal: so `traceparent`
+//! of a command names the span of its sending, also where that is done again. A result is in the trace of its command; what follows
+//! from it begins a trace of its own, which is linked to it. No span has a payload.
+
+use model::{BlobHash, CommandId, CorrelationId, EffectName, SagaName, TenantId};
+use serde::Deserialize;
+use service::traces::{self, Place, TARGET};
+use tracing::field::Empty;
+use tracing::{Span, info_span};
+use workflow::Lane;
+use workflow::input::{CommandResult, Input, What};
+use workflow::ledger::{Answer, CallRow};
+use workflow::step::{Change, Row};
+use workflow::trace::{self, TraceParent};
+
+use crate::lane::rows::Rows;
+use crate::seeing::Seeing;
+
+/// Digits of a definition's hash.
+const HASH_DIGITS: usize = 12;
+
+/// A span that was begun. It is forgotten unless it is put somewhere.
+#[derive(Debug)]
+pub(crate) struct Begun(Option<Span>);
+
+/// The instance that a span is about.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct About<'a> {
+    pub(crate) tenant: &'a TenantId,
+    pub(crate) saga: &'a SagaName,
+    pub(crate) correlation: &'a CorrelationId,
+    pub(crate) seeing: Seeing,
+}
+
+/// The transition that ordered a piece of work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OrderedBy {
+    /// Place of its span.
+    pub transition: TraceParent,
+    /// Definition that the instance is pinned to.
+    pub definition: Option<BlobHash>,
+}
+
+/// What a command for an effect, or its result, says of itself.
+#[derive(Deserialize)]
+struct Traced {
+    command_id: CommandId,
+    effect_name: EffectName,
+    #[serde(default)]
+    metadata: Metadata,
+}
+
+#[derive(Deserialize, Default)]
+struct Metadata {
+    #[serde(default)]
+    traceparent: Option<String>,
+}
+
+/// Place of the command that the message of a result is about, where anybody wants to know.
+pub(crate) fn cause_of(payload: &[u8]) -> Option<TraceParent> {
+    if !tracing::enabled!(target: TARGET, tracing::Level::INFO) {
+        return None;
+    }
+    let traced: Traced = serde_json::from_slice(payload).ok()?;
+    TraceParent::read(&traced.metadata.traceparent?)
+}
+
+impl<'a> About<'a> {
+    /// An instance of a saga's lane; nothing in a lane of an effect.
+    pub(crate) fn of(rows: &'a Rows, correlation: &'a CorrelationId) -> Option<Self> {
+        let Lane::Saga { tenant, saga, .. } = &rows.lane else { return None };
+        Some(Self { tenant, saga, correlation, seeing: rows.around().metrics.seeing })
+    }
+}
+
+impl Begun {
+    /// A transition, whose input has its turn now.
+    pub(crate) fn transition() -> Self {
+        Self::of(info_span!(
+            target: TARGET, parent: None, "transition", otel.kind = "consumer", tenant = Empty, saga = Empty,
+            correlation = Empty, definition = Empty, revision = Empty, input = Empty, command = Empty, outcome = Empty,
+        ))
+    }
+
+    /// The sending of work, which begins now.
+    pub(crate) fn work() -> Self {
+        Self::of(info_span!(
+            target: TARGET, parent: None, "work", otel.kind = "producer", tenant = Empty, saga = Empty,
+            correlation = Empty, definition = Empty, command = Empty, effect = Empty,
+        ))
+    }
+
+    /// A call of an effect, which is made now.
+    pub(crate) fn call() -> Self {
+        Self::of(info_span!(
+            target: TARGET, parent: None, "effect", otel.kind = "client", tenant = Empty, saga = Empty,
+            correlation = Empty, command = Empty, effect = Empty, attempt = Empty, outcome = Empty,
+        ))
+    }
+
+    /// A result, which has come now.
+    fn result() -> Self {
+        Self::of(info_span!(
+            target: TARGET, parent: None, "result", otel.kind = "consumer", tenant = Empty, saga = Empty,
+            correlation = Empty, command = Empty, outcome = Empty,
+        ))
+    }
+
+    fn of(span: Span) -> Self {
+        Self(Some(span).filter(|span| !span.is_disabled()))
+    }
+
+    /// Puts it at a place, or below another one; gives it where anybody wants it.
+    fn put(mut self, about: About<'_>, at: Option<TraceParent>, below: Option<TraceParent>) -> Option<Span> {
+        let span = self.0.take()?;
+        traces::put(&span, at.map(place), below.map(place));
+        if !about.tenant.is_single() {
+            span.record("tenant", about.tenant.as_str());
+        }
+        span.record("saga", about.saga.as_str());
+        span.record("correlation", &*about.seeing.correlation(about.correlation));
+        Some(span)
+    }
+
+    /// Tells of a transition. `cause` is the place of the command whose result led to it.
+    pub(crate) fn ended(
+        self,
+        about: About<'_>,
+        (input, change): (Option<&Input>, &Change),
+        outcome: &str,
+        cause: Option<TraceParent>,
+    ) {
+        let what = input.map(|input| &input.what);
+        let (first, definition) =
+            (change.journal.first(), change.record.as_ref().and_then(|it| it.definition()));
+        let below = if let Some(What::Event(event)) = what { trace::of_event(event) } else { None };
+        let Some(span) = self.put(about, first.map(trace::of_row), below) else { return };
+        span.record("input", what.map_or("message", kind));
+        span.record("outcome", outcome);
+        describe(&span, definition, first);
+        if let Some(What::Result(result)) = what {
+            span.record("command", result.command.to_string());
+            if let Some(cause) = cause {
+                result_came(about, result, cause);
+                traces::link(&span, place(cause));
+            }
+        }
+        // Events that were kept are applied with it.
+        for row in change.journal.iter().skip(1) {
+            let Some(applied) = Self::transition().put(about, Some(trace::of_row(row)), None) else { return };
+            applied.record("input", "kept");
+            applied.record("outcome", row.fate.as_str());
+            describe(&applied, definition, Some(row));
+            if let Some(first) = first {
+                traces::link(&applied, place(trace::of_row(first)));
+            }
+        }
+    }
+
+    /// Tells that a command for an effect was sent in a message of this body; forgets it for any other message.
+    pub(crate) fn message_sent(self, about: About<'_>, body: &str, by: Option<OrderedBy>) {
+        if self.0.is_some()
+            && let Ok(Traced { command_id, effect_name, metadata }) = serde_json::from_str(body)
+        {
+            let at = metadata.traceparent.as_deref();
+            self.work_sent(about, (command_id, Some(effect_name)), at, by);
+        }
+    }
+
+    /// Tells that a command was sent.
+    pub(crate) fn work_sent(
+        self,
+        about: About<'_>,
+        (command, effect): (CommandId, Option<EffectName>),
+        traceparent: Option<&str>,
+        by: Option<OrderedBy>,
+    ) {
+        let Some(at) = traceparent.and_then(TraceParent::read) else { return };
+        let Some(span) = self.put(about, Some(at), by.map(|by| by.transition)) else { return };
+        span.record("command", command.to_string());
+        if let Some(effect) = effect {
+            span.record("effect", effect.as_str());
+        }
+        describe(&span, by.and_then(|by| by.definition), None);
+    }
+
+    /// Tells what was answered to a call of an effect of a tenant.
+    pub(crate) fn answered(
+        self,
+        (tenant, effect, seeing): (&TenantId, &EffectName, Seeing),
+        call: &CallRow,
+        answer: Option<&Answer>,
+    ) {
+        let (saga, correlation) = (&call.reply_to.saga, &call.reply_to.correlation);
+        let about = About { tenant, saga, correlation, seeing };
+        let below = call.metadata.get("traceparent").and_then(|text| TraceParent::read(text));
+        let Some(span) = self.put(about, None, below) else { return };
+        span.record("command", call.command.to_string());
+        span.record("effect", effect.as_str());
+        span.record("attempt", call.attempts);
+        span.record("outcome", answer.map_or("ended_meanwhile", name));
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(span) = self.0.take() {
+            traces::forget(&span);
+        }
+    }
+}
+
+/// Tells of a result, in the trace of its command.
+fn result_came(about: About<'_>, result: &CommandResult, cause: TraceParent) {
+    let Some(span) = Begun::result().put(about, None, Some(cause)) else { return };
+    span.record("command", result.command.to_string());
+    span.record("outcome", result.outcome.as_str());
+}
+
+/// Says which definition a span is of, and which revision.
+fn describe(span: &Span, definition: Option<BlobHash>, row: Option<&Row>) {
+    if let Some(definition) = definition {
+        let hash = definition.to_string();
+        span.record("definition", hash.get(..HASH_DIGITS).unwrap_or(&hash));
+    }
+    if let Some(row) = row {
+        span.record("revision", row.revision);
+    }
+}
+
+const fn place(at: TraceParent) -> Place {
+    Place { trace: at.trace, span: at.span, is_sampled: at.is_sampled() }
+}
+
+const fn kind(what: &What) -> &'static str {
+    match what {
+        What::Event(_) => "event",
+        What::Result(_) => "result",
+        What::Timer { .. } => "timer",
+        What::Verb { .. } => "verb",
+    }
+}
+
+const fn name(answer: &Answer) -> &'static str {
+    match answer {
+        Answer::Succeeded(_) => "succeeded",
+        Answer::Failed { .. } => "failed",
+        Answer::Passing { .. } => "passing",
+        Answer::Waiting { .. } => "waiting",
+        Answer::Unknown { .. } => "unknown",
+        Answer::Cancelled => "cancelled",
+    }
+}

@@ -1,0 +1,67 @@
+//! A store that keeps commits waiting, as long as a test wants.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use store::{
+    Batch, Beat, Caps, KvStore, LaneKey, Living, Measure, Outcome, Page, RowKey, StoreError, Versioned,
+};
+use tokio::sync::watch;
+
+/// A store whose commits wait while they are held. Cheap to clone; all clones are one.
+#[derive(Clone)]
+pub(crate) struct Held {
+    store: Arc<dyn KvStore>,
+    is_held: watch::Sender<bool>,
+}
+
+impl Held {
+    pub(crate) fn new(store: Arc<dyn KvStore>) -> Self {
+        Self { store, is_held: watch::Sender::new(false) }
+    }
+
+    pub(crate) fn hold(&self) {
+        self.is_held.send_replace(true);
+    }
+
+    pub(crate) fn release(&self) {
+        self.is_held.send_replace(false);
+    }
+}
+
+#[async_trait]
+impl KvStore for Held {
+    async fn commit(&self, batch: Batch) -> Result<Outcome, StoreError> {
+        self.is_held.subscribe().wait_for(|is_held| !is_held).await.expect("it is here");
+        self.store.commit(batch).await
+    }
+
+    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError> {
+        self.store.read(lane, keys).await
+    }
+
+    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError> {
+        self.store.scan(lane, range, limit).await
+    }
+
+    async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {
+        self.store.take(lane).await
+    }
+
+    async fn now(&self) -> Result<u64, StoreError> {
+        self.store.now().await
+    }
+
+    async fn beat(&self, beat: &Beat) -> Result<Living, StoreError> {
+        self.store.beat(beat).await
+    }
+
+    async fn measure(&self) -> Result<Measure, StoreError> {
+        self.store.measure().await
+    }
+
+    fn caps(&self) -> Caps {
+        self.store.caps()
+    }
+}
