@@ -14,6 +14,7 @@ package() {
     nats-server) echo nats-server ;;
     python3) echo python3 ;;
     venv) echo python3-venv ;;
+    faketime) echo faketime ;;
     npm) echo npm ;;
   esac
 }
@@ -28,6 +29,7 @@ advice() {
     nats-server) echo "NATS 2.9.10 or newer: apt-get install nats-server | brew install nats-server" ;;
     python3) echo "Python 3: apt-get install python3 | dnf install python3 | brew install python" ;;
     venv) echo "Python's venv: apt-get install python3-venv" ;;
+    faketime) echo "libfaketime: apt-get install faketime | dnf install libfaketime" ;;
     npm) echo "npm: apt-get install npm | dnf install npm | brew install node" ;;
     *) echo "$1" ;;
   esac
