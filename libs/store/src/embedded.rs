@@ -38,6 +38,7 @@ const DISK_IS_FULL: [i32; 2] = [28, 122];
 /// A store in a directory, which belongs to this process as long as it is open.
 pub struct EmbeddedStore {
     environment: Environment,
+    page_bytes: usize,
     clock: Arc<dyn Clock>,
     replicas: Replicas,
     /// Nothing once it ends.
@@ -70,12 +71,21 @@ impl EmbeddedStore {
         let environment = builder.open_with_permissions(dir, 0o600).map_err(unavailable)?;
         let clock: Arc<dyn Clock> = Arc::new(clock);
         let (requests, received) = mpsc::channel();
-        let writer = Writer::new(environment.clone(), Arc::clone(&clock), bytes_max, dir)?;
+        let page_bytes = page_bytes(&environment)?;
+        let writer = Writer::new(environment.clone(), Arc::clone(&clock), page_bytes, bytes_max, dir);
         let thread = std::thread::Builder::new().name("store-writer".to_owned());
         let writer = thread.spawn(move || writer.run(&received));
         let writer = writer.map_err(|error| StoreError::Unavailable { why: error.to_string() })?;
         let replicas = Replicas::default();
-        Ok(Self { environment, clock, replicas, requests: Some(requests), writer: Some(writer), _lock: lock })
+        Ok(Self {
+            environment,
+            page_bytes,
+            clock,
+            replicas,
+            requests: Some(requests),
+            writer: Some(writer),
+            _lock: lock,
+        })
     }
 
     async fn ask<T>(
@@ -163,7 +173,8 @@ impl KvStore for EmbeddedStore {
     }
 
     async fn measure(&self) -> Result<Measure, StoreError> {
-        let bytes = self.look(|environment, _| used_bytes(environment)).await?;
+        let page_bytes = self.page_bytes;
+        let bytes = self.look(move |environment, _| used_bytes(environment, page_bytes)).await?;
         let version = format!("{}.{}", ffi::MDBX_VERSION_MAJOR, ffi::MDBX_VERSION_MINOR);
         Ok(Measure { version, bytes: bytes as u64 })
     }
@@ -189,12 +200,22 @@ impl Drop for EmbeddedStore {
     }
 }
 
+/// Bytes of a page, which never change.
+///
+/// The statistics of the environment tell them too, and must not be asked for: they are gathered from every page that there is. While
+/// a transaction writes they are gathered from that one, on whichever thread asks, and its list of changed pages is sorted for
+/// it under the hands of the thread that writes.
+fn page_bytes(environment: &Environment) -> Result<usize, StoreError> {
+    let tx = environment.begin_ro_unsync().map_err(not_read)?;
+    let db = tx.open_db(None).map_err(not_read)?;
+    Ok(tx.db_stat(&db).map_err(not_read)?.page_size() as usize)
+}
+
 /// Bytes of the pages that are in use. Goes through the list of free pages.
-fn used_bytes(environment: &Environment) -> Result<usize, StoreError> {
-    let page = environment.stat().map_err(not_read)?.page_size() as usize;
+fn used_bytes(environment: &Environment, page_bytes: usize) -> Result<usize, StoreError> {
     let used = environment.info().map_err(not_read)?.last_pgno().saturating_add(1);
     let free = environment.freelist().map_err(not_decoded)?;
-    Ok(used.saturating_sub(free).saturating_mul(page))
+    Ok(used.saturating_sub(free).saturating_mul(page_bytes))
 }
 
 /// Lock of a directory, held until this is dropped.

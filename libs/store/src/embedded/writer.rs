@@ -39,9 +39,8 @@ enum Answer {
 pub(super) struct Writer {
     environment: Environment,
     clock: Arc<dyn Clock>,
-    bytes_max: usize,
-    /// Bytes of a page, which never change.
     page_bytes: usize,
+    bytes_max: usize,
     dir: PathBuf,
 }
 
@@ -49,15 +48,11 @@ impl Writer {
     pub(super) fn new(
         environment: Environment,
         clock: Arc<dyn Clock>,
+        page_bytes: usize,
         bytes_max: usize,
         dir: &Path,
-    ) -> Result<Self, StoreError> {
-        let tx = environment.begin_ro_unsync().map_err(not_read)?;
-        let db = tx.open_db(None).map_err(not_read)?;
-        // Not the statistics of the environment: those are gathered from every page that it has.
-        let page_bytes = tx.db_stat(&db).map_err(not_read)?.page_size() as usize;
-        drop(tx);
-        Ok(Self { environment, clock, bytes_max, page_bytes, dir: dir.to_owned() })
+    ) -> Self {
+        Self { environment, clock, page_bytes, bytes_max, dir: dir.to_owned() }
     }
 
     /// Writes until nobody is left who could ask for it.
@@ -104,12 +99,11 @@ impl Writer {
 
     /// Whether there is room for more than what frees. Pages that were freed are counted only when they matter.
     fn has_room(&self) -> Result<bool, StoreError> {
-        let page = self.page_bytes;
         let used = self.environment.info().map_err(not_read)?.last_pgno().saturating_add(1);
-        if used.saturating_mul(page) < self.bytes_max {
+        if used.saturating_mul(self.page_bytes) < self.bytes_max {
             return Ok(true);
         }
-        Ok(used_bytes(&self.environment)? < self.bytes_max)
+        Ok(used_bytes(&self.environment, self.page_bytes)? < self.bytes_max)
     }
 
     fn full(&self) -> StoreError {

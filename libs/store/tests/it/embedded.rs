@@ -60,6 +60,41 @@ async fn what_comes_together_is_judged_one_by_one() {
     assert_eq!((committed, refused), (20, 180));
 }
 
+/// Whoever measures reads beside the thread that writes, and takes nothing of what that one has not committed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn it_is_measured_while_it_writes() {
+    let (_dir, store) = embedded(TestClock::new());
+    let store = Arc::new(store);
+    let epoch = store.take(&crate::lane()).await.expect("taken");
+    let mut writing = JoinSet::new();
+    for task in 0..16_u32 {
+        let store = Arc::clone(&store);
+        writing.spawn(async move {
+            for number in 0..150_u32 {
+                // Far from each other, so that one commit changes many pages.
+                let row = |row: u32| format!("row:{:08x}", row.wrapping_mul(0x9e37_79b9));
+                let first = (number * 16 + task) * 8;
+                let rows = (first..first + 8).map(|number| put(&row(number), &"x".repeat(512))).collect();
+                commit(&*store, epoch, rows).await;
+            }
+        });
+    }
+    let mut measuring = JoinSet::new();
+    for _ in 0..3 {
+        let store = Arc::clone(&store);
+        measuring.spawn(async move {
+            loop {
+                store.measure().await.expect("an answer");
+            }
+        });
+    }
+    writing.join_all().await;
+    measuring.shutdown().await;
+    let page = store.scan(&crate::lane(), key("row:")..key("row;"), 1_000).await.expect("an answer");
+    assert_eq!(page.rows.len(), 1_000);
+    assert!(store.measure().await.expect("an answer").bytes > 16 * 150 * 8 * 512);
+}
+
 /// Commits until there is no room; gives how many rows there are.
 async fn fill(store: &dyn KvStore, epoch: u64) -> (usize, StoreError) {
     let value = Bytes::from(vec![7; 8 * 1024]);
