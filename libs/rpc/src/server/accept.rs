@@ -10,7 +10,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::rustls::server::Acceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
@@ -36,6 +37,8 @@ pub(crate) const CONNECTIONS_ANONYMOUS_MAX: usize = 1024;
 /// Connections at once whose place was given to a newer one, and that are told so before they are cut; the others are cut
 /// at once.
 pub(crate) const CONNECTIONS_LEAVING_MAX: usize = 256;
+/// Connections that are accepted at a stretch. Those who came are listened to before more are let in, which could take their places.
+const STRETCH_MAX: usize = 32;
 /// Pause after an error of `accept`, as when the process has no descriptors left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How every TLS connection begins: a record with a handshake in it.
@@ -125,7 +128,10 @@ impl Seats {
 /// for the next.
 pub(crate) async fn accept(door: Door, hall: Hall) {
     let handshakes = ConnectionTable::of_handshakes();
-    loop {
+    for count in 1_usize.. {
+        if count.is_multiple_of(STRETCH_MAX) {
+            tokio::task::yield_now().await;
+        }
         let accepted = tokio::select! {
             () = hall.stop.cancelled() => return,
             accepted = door.listener.accept() => accepted,
@@ -171,7 +177,7 @@ async fn begin(
     hall: &Hall,
     state: &Arc<ConnectionState>,
 ) -> io::Result<Connection> {
-    let greeting = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(socket, address, entrance));
+    let greeting = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(socket, address, entrance, state));
     let greeted = tokio::select! {
         greeted = greeting => greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
         () = state.evicted() => Err(io::Error::other("its handshake gave way to a newer one")),
@@ -188,6 +194,7 @@ async fn greet(
     socket: TcpStream,
     address: SocketAddr,
     entrance: Entrance,
+    state: &Arc<ConnectionState>,
 ) -> io::Result<(Wire, Peer, &'static str)> {
     // Without it every small answer waits some 40 ms for an acknowledgement.
     socket.set_nodelay(true)?;
@@ -198,7 +205,7 @@ async fn greet(
         Entrance::Tls(tls, mode) => (tls, mode),
     };
     if begins_with_tls(&socket).await? {
-        let (stream, peer) = handshake(socket, address, &tls).await?;
+        let (stream, peer) = handshake(socket, address, &tls, state).await?;
         return Ok((Wire::Tls(Box::new(stream)), peer, "tls"));
     }
     if mode == TlsMode::Strict {
@@ -222,10 +229,13 @@ async fn handshake(
     socket: TcpStream,
     address: SocketAddr,
     tls: &ServerTls,
+    state: &Arc<ConnectionState>,
 ) -> io::Result<(TlsStream<TcpStream>, Peer)> {
+    let begun = LazyConfigAcceptor::new(Acceptor::default(), socket).await?;
+    let _greeting = state.greet();
     let current = tls.current();
     let (config, trust_domain) = &*current;
-    let stream = TlsAcceptor::from(config.clone()).accept(socket).await?;
+    let stream = begun.into_stream(config.clone()).await?;
     let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let identity = PeerIdentity::from_leaf(leaf.map(AsRef::as_ref), trust_domain);
     Ok((stream, Peer::new(address, identity, trust_domain.clone())))

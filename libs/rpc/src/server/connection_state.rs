@@ -39,6 +39,8 @@ pub(crate) struct ConnectionState {
 struct Activity {
     /// The actor whose token was accepted last.
     actor: Option<ActorId>,
+    /// Its first message has come, and its handshake has not ended.
+    is_greeting: bool,
     /// Calls under way.
     calls: usize,
 }
@@ -48,6 +50,8 @@ struct Activity {
 pub(crate) enum EvictionClass {
     /// A stranger that asks for nothing now.
     Idle,
+    /// Somebody in the middle of a handshake, who has said how to go on with it.
+    Greeting,
     /// A stranger with calls under way.
     Calling,
     /// A known actor that asks for nothing now.
@@ -59,8 +63,9 @@ impl EvictionClass {
     pub(crate) const fn rank(self) -> u8 {
         match self {
             Self::Idle => 0,
-            Self::Calling => 1,
-            Self::Known(_) => 2,
+            Self::Greeting => 1,
+            Self::Calling => 2,
+            Self::Known(_) => 3,
         }
     }
 }
@@ -83,6 +88,10 @@ impl Leaving {
         }
     }
 }
+
+/// A handshake whose first message has come, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Greeting(Arc<ConnectionState>);
 
 /// One call under way, until it is dropped.
 #[derive(Debug)]
@@ -112,6 +121,12 @@ impl ConnectionState {
         Ok(())
     }
 
+    /// Notes that the first message of a handshake has come.
+    pub(crate) fn greet(self: &Arc<Self>) -> Greeting {
+        self.activity.send_modify(|activity| activity.is_greeting = true);
+        Greeting(Arc::clone(self))
+    }
+
     /// Counts a call as under way.
     pub(crate) fn begin_call(self: &Arc<Self>) -> OpenCall {
         self.activity.send_modify(|activity| activity.calls += 1);
@@ -139,6 +154,7 @@ impl ConnectionState {
             Activity { actor: Some(_), calls: 1.., .. } => None,
             Activity { actor: Some(actor), .. } => Some(EvictionClass::Known(actor)),
             Activity { calls: 1.., .. } => Some(EvictionClass::Calling),
+            Activity { is_greeting: true, .. } => Some(EvictionClass::Greeting),
             Activity { .. } => Some(EvictionClass::Idle),
         }
     }
@@ -174,6 +190,12 @@ impl ConnectionState {
     }
 }
 
+impl Drop for Greeting {
+    fn drop(&mut self) {
+        self.0.activity.send_modify(|activity| activity.is_greeting = false);
+    }
+}
+
 impl Drop for OpenCall {
     fn drop(&mut self) {
         self.0.activity.send_modify(|activity| activity.calls -= 1);
@@ -187,6 +209,10 @@ mod tests {
     #[test]
     fn a_connection_is_classed_by_what_it_has_shown() {
         let state = ConnectionState::accepted(ActorConnections::default());
+        assert_eq!(state.eviction_class(), Some(EvictionClass::Idle));
+        let greeting = state.greet();
+        assert_eq!(state.eviction_class(), Some(EvictionClass::Greeting));
+        drop(greeting);
         assert_eq!(state.eviction_class(), Some(EvictionClass::Idle));
         let call = state.begin_call();
         assert_eq!(state.eviction_class(), Some(EvictionClass::Calling));

@@ -133,7 +133,9 @@ impl Entries {
                 let class = entry.state.eviction_class()?;
                 let group = match class {
                     EvictionClass::Known(_) => Group::Of(class),
-                    EvictionClass::Idle | EvictionClass::Calling => Group::At(entry.origin),
+                    EvictionClass::Idle | EvictionClass::Greeting | EvictionClass::Calling => {
+                        Group::At(entry.origin)
+                    }
                 };
                 Some((*number, class, group))
             })
@@ -220,6 +222,18 @@ mod tests {
             guests.push(enter(&table, address));
             assert_eq!(evicted(&guests), [0], "{address}");
         }
+    }
+
+    #[test]
+    fn who_goes_on_with_a_handshake_outlasts_those_who_do_not() {
+        let table = ConnectionTable::of_handshakes();
+        let guest = enter(&table, "127.0.0.1");
+        let greeting = guest.state.greet();
+        let mut silent: Vec<_> = (0..3 * HANDSHAKES_LOCAL_MAX).map(|_| enter(&table, "127.0.0.1")).collect();
+        assert!(!guest.is_evicted());
+        drop(greeting);
+        silent.push(enter(&table, "127.0.0.1"));
+        assert!(guest.is_evicted());
     }
 
     #[test]
