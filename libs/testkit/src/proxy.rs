@@ -184,9 +184,13 @@ async fn carry(
         if passage.state.borrow().fault.holds(answers) {
             passage.held.fetch_add(1, Ordering::Relaxed);
         }
-        // An error means that the proxy is gone, and with it whoever held back.
+        // An error means that the proxy is gone, and its connections with it.
         let lifted = passage.state.wait_for(|state| !state.fault.holds(answers)).await;
-        let fault = lifted.map_or(Fault::None, |state| state.fault);
+        let Ok(State { fault, cuts }) = lifted.map(|state| *state) else { return };
+        // What is read after a cut was not passed before it, whatever is in force since.
+        if cuts != passage.cuts {
+            return;
+        }
         match fault {
             Fault::BlackHole => continue,
             Fault::SwallowAnswers if answers => continue,
