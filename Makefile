@@ -4,7 +4,7 @@
 # Named one by one: what is built together with the tests can be made to die by them.
 programs = -p mycora $(addprefix -p mycora-,bench storage scheduler router runner-registry mycelium-gateway supervisor runner)
 
-.PHONY: help demo demo-saga test lint deny sbom dist fuzz faults bench bench-dead bench-saga bench-size
+.PHONY: help demo demo-saga test lint deny sbom dist fuzz faults bench bench-peers bench-dead bench-saga bench-size
 
 help: ## says what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,9 +49,18 @@ faults: ## breaks suites 600 times by ten seeds, checks the invariants and measu
 	@cargo build --release --quiet $(programs) -p mycora-faults
 	@target/release/mycora-faults
 
-bench: ## measures chains, fan-outs, jobs per second and latency; release build
-	@deploy/local/need.sh cargo cc redis-server
-	@cargo run --release --quiet -p mycora-bench
+bench: ## measures chains, fan-outs, jobs per second and latency, in one process and in several; some minutes, release build
+	@deploy/local/need.sh cargo cc redis-server python3
+	@cargo build --release --quiet $(programs)
+	@target/release/mycora-bench
+
+bench-peers: ## the same beside BullMQ, in turn; brings its packages from npm into target/bench-peers
+	@deploy/local/need.sh cargo cc redis-server python3 npm
+	@cargo build --release --quiet $(programs)
+	@mkdir -p target/bench-peers
+	@cp tests/bench/peers/package.json tests/bench/peers/package-lock.json target/bench-peers/
+	@cd target/bench-peers && npm ci --silent --no-fund --no-audit
+	@target/release/mycora-bench peers
 
 bench-dead: ## measures what one dead supervisor of ten costs the others; a few minutes
 	@deploy/local/need.sh cargo cc redis-server

@@ -13,16 +13,18 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Runs chains of dependent nodes, one after the other; gives each one's time per step.
 pub(crate) async fn chain(client: &Client, length: u32, runs: usize) -> Result<Vec<Duration>, Error> {
-    let nodes: Vec<NodeSpec> = (0..length)
-        .map(|i| {
-            no_op(format!("n{i}"), i.checked_sub(1).map(|before| format!("n{before}")).into_iter().collect())
-        })
-        .collect();
+    let nodes = chain_of(length);
     let mut steps = Vec::with_capacity(runs);
     for _ in 0..runs {
         steps.push(timed(client, "chain", nodes.clone()).await? / length);
     }
     Ok(steps)
+}
+
+/// Nodes of which each depends on the one before.
+pub(crate) fn chain_of(length: u32) -> Vec<NodeSpec> {
+    let before = |i: u32| i.checked_sub(1).map(|before| format!("n{before}")).into_iter().collect();
+    (0..length).map(|i| no_op(format!("n{i}"), before(i))).collect()
 }
 
 /// Runs a root, `width` nodes after it and a join; gives the times of whole flows.

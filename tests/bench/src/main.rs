@@ -1,10 +1,10 @@
-//! `make bench`: an all-in-one on a data directory of its own, and a client over
-//! mTLS that measures it. No-op Rhai jobs, append-only file synced every second.
+//! `make bench`: an all-in-one and a suite of separate processes, and a client over mTLS that measures them in turn. No-op Rhai
+//! jobs, append-only file synced every second. `make bench-peers` runs the same loads on peers in the same rounds.
 //!
-//! Figures are medians (p50) and 99th percentiles (p99) of several runs. They
-//! say what this machine does, not what the next one will: compare figures of
-//! one run with each other, or two commits on one machine.
+//! A figure is the middle of several rounds. Times and rates say what this machine does, not what the next one will: compare those
+//! of one run with each other. Processor time, commands and bytes of a flow can be compared between runs.
 //!
+//! `mycora-bench quick` measures an all-in-one within this process, in a minute, and what jobs of each language cost.
 //! `make bench-size` measures one flow of 100,000 nodes, through separate processes, and 100,000 flows
 //! that wait for a signal; `mycora-bench finished [N]` what flows cost that have ended, and
 //! `mycora-bench watching [N]` what one watch of all flows costs. `make bench-dead` measures what one dead supervisor costs nine others, and
@@ -17,9 +17,11 @@ mod load;
 mod machine;
 mod processes;
 mod report;
+mod road;
 mod runtimes;
 mod saga;
 mod size;
+mod usage;
 mod watching;
 
 use std::num::ParseIntError;
@@ -44,8 +46,37 @@ fn main() -> ExitCode {
 async fn bench() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    // What was started for it ends with what is dropped here.
+    let measured = tokio::select! {
+        measured = asked(&arguments) => measured,
+        _ = tokio::signal::ctrl_c() => Some(Err("it was interrupted".into())),
+    };
+    match measured {
+        Some(Ok(report)) => {
+            print!("{report}");
+            ExitCode::SUCCESS
+        }
+        Some(Err(error)) => {
+            eprintln!("the benchmark failed: {error}");
+            ExitCode::FAILURE
+        }
+        None => {
+            eprintln!(
+                "give nothing, or one of: rounds N, peers [ROUNDS], quick, runtimes, dead, large, waiting, size (both), saga [PART…], finished [N], watching [N]"
+            );
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Measures what the arguments ask for; nothing where they ask for nothing that is known.
+async fn asked(arguments: &[&str]) -> Option<Result<Report, Box<dyn std::error::Error + Send + Sync>>> {
     let measured = match *arguments {
-        [] => Box::pin(run()).await,
+        [] => Box::pin(road(false, Ok(road::ROUNDS))).await,
+        ["peers"] => Box::pin(road(true, Ok(road::ROUNDS))).await,
+        ["peers", rounds] => Box::pin(road(true, rounds.parse())).await,
+        ["rounds", rounds] => Box::pin(road(false, rounds.parse())).await,
+        ["quick"] => Box::pin(run()).await,
         ["runtimes"] => Box::pin(runtimes()).await,
         ["dead"] => dead().await,
         ["large"] => sizes(true, false).await,
@@ -56,23 +87,19 @@ async fn bench() -> ExitCode {
         ["saga", ref parts @ ..] => sagas(parts).await,
         ["watching"] => watching(Ok(watching::FLOWS)).await,
         ["watching", flows] => watching(flows.parse()).await,
-        _ => {
-            eprintln!(
-                "give nothing, or one of: runtimes, dead, large, waiting, size (both), saga [PART…], finished [N], watching [N]"
-            );
-            return ExitCode::from(2);
-        }
+        _ => return None,
     };
-    match measured {
-        Ok(report) => {
-            print!("{report}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("the benchmark failed: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    Some(measured)
+}
+
+async fn road(
+    with_peers: bool,
+    rounds: Result<usize, ParseIntError>,
+) -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
+    let mut report = Report::new(machine::describe())
+        .of("client over mTLS, no-op rhai jobs, append-only file every second");
+    road::measure(&mut report, with_peers, rounds?).await?;
+    Ok(report)
 }
 
 async fn run() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {

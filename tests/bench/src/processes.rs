@@ -78,7 +78,7 @@ impl AllInOne {
         let program = std::env::current_exe()?.with_file_name("mycora");
         let log = std::fs::File::create(dir.join("up.log"))?;
         let child = Command::new(program)
-            .args(["up", "--port", "17700", "--data"])
+            .args(["up", "--port", "17500", "--data"])
             .arg(dir)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

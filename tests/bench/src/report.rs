@@ -157,6 +157,16 @@ impl Report {
         }
     }
 
+    /// A row as it is.
+    pub(crate) fn line(&mut self, what: &str, figures: &str) {
+        self.row(&format!("  {what}"), figures.to_owned());
+    }
+
+    /// Something that is not measured, and why.
+    pub(crate) fn left_out(&mut self, what: &str, lack: &str) {
+        self.row(what, format!("left out: {lack}"));
+    }
+
     /// A heading of the rows that follow.
     pub(crate) fn title(&mut self, title: &str) {
         self.row(title, String::new());
@@ -268,7 +278,8 @@ impl fmt::Display for Report {
     }
 }
 
-fn percentiles(times: &mut [Duration]) -> (Duration, Duration) {
+/// The median and the 99th percentile.
+pub(crate) fn percentiles(times: &mut [Duration]) -> (Duration, Duration) {
     times.sort_unstable();
     let at = |percent: usize| times.get((times.len() * percent / 100).min(times.len().saturating_sub(1)));
     (at(50).copied().unwrap_or_default(), at(99).copied().unwrap_or_default())
