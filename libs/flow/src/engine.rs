@@ -43,8 +43,8 @@ use model::{
 use self::pass::Pass;
 use self::prerequisites::Waits;
 pub use self::step::{
-    Change, Destinations, Dispatch, Input, NoDestination, NodeView, Outside, Refused, Stale, Step, Stop,
-    Transition,
+    Change, Destinations, Dispatch, Input, Inputs, NoDestination, NodeView, Outside, Refused, Stale, Step,
+    Stop, Transition,
 };
 use self::timers::Timers;
 use crate::graph::{Graph, NodeIndex};
@@ -337,7 +337,7 @@ impl Engine {
     pub fn step(
         &mut self,
         now: Timestamp,
-        inputs: &mut VecDeque<Input>,
+        inputs: &mut dyn Inputs,
         outside: &mut Outside<'_>,
         budget: usize,
     ) -> Step {

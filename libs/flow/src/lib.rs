@@ -24,8 +24,8 @@ pub mod transition;
 
 pub use condition::{Condition, ConditionError};
 pub use engine::{
-    Change, Destinations, Dispatch, Engine, InFlight, Input, NoDestination, NodeView, Outside, Refused,
-    Stale, Step, Stop, StoredNode, Transition,
+    Change, Destinations, Dispatch, Engine, InFlight, Input, Inputs, NoDestination, NodeView, Outside,
+    Refused, Stale, Step, Stop, StoredNode, Transition,
 };
 pub use graph::{Graph, NodeIndex, suggestion};
 pub use plan::{Plan, ResultRef, When, check_request};

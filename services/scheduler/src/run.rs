@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use flow::engine::{Engine, Input, Stop};
+use flow::engine::{Engine, Input, Inputs, Stop};
 use flow::graph::NodeIndex;
 use model::limits::STOP_GRACE_SECS;
 use model::{ContextId, ContextUid, FlowId, FlowUid, NodeReport, ReportKind, RunnerId, Timestamp};
@@ -141,13 +141,8 @@ impl Run {
     }
 
     /// Lends the inputs to a step and keeps those it took up until they are stored.
-    pub fn with_inputs<T>(&mut self, step: impl FnOnce(&mut VecDeque<Input>) -> T) -> T {
-        // A report is small, and a commit that is refused must not lose it.
-        let mut lent: VecDeque<Input> = self.inputs.iter().map(|(input, _)| input.clone()).collect();
-        let before = lent.len();
-        let result = step(&mut lent);
-        self.committing.extend(self.inputs.drain(..before - lent.len()));
-        result
+    pub fn with_inputs<T>(&mut self, step: impl FnOnce(&mut dyn Inputs) -> T) -> T {
+        step(&mut Lent { waiting: &mut self.inputs, taken: &mut self.committing })
     }
 
     /// What the step under way took up is stored, or changed nothing: gives the acknowledgements.
@@ -217,6 +212,25 @@ impl Run {
     }
 }
 
+/// Inputs that a step may take.
+struct Lent<'a> {
+    waiting: &'a mut VecDeque<(Input, Owed)>,
+    taken: &'a mut Vec<(Input, Owed)>,
+}
+
+impl Inputs for Lent<'_> {
+    fn next(&mut self) -> Option<Input> {
+        let (input, owed) = self.waiting.pop_front()?;
+        // A commit that is refused must not lose it.
+        self.taken.push((input.clone(), owed));
+        Some(input)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+}
+
 fn in_inbox<'a>(inputs: impl IntoIterator<Item = &'a (Input, Owed)>) -> usize {
     inputs.into_iter().filter(|(_, owed)| *owed == Owed::Inbox).count()
 }
@@ -238,11 +252,11 @@ mod tests {
         run.push(Input::Wake, Owed::Inbox);
         run.push(Input::Wake, Owed::Ack((LinkId(1), 7)));
         run.push(Input::Wake, Owed::Inbox);
-        run.with_inputs(|inputs| inputs.drain(..2).count());
+        run.with_inputs(|inputs| (inputs.next(), inputs.next()));
         assert_eq!((run.inbox_taken(), run.inbox_known()), (1, 2));
         assert_eq!(run.settle().collect::<Vec<_>>(), [(LinkId(1), 7)]);
         assert_eq!((run.inbox_taken(), run.inbox_known()), (0, 1));
-        run.with_inputs(|inputs| inputs.drain(..).count());
+        run.with_inputs(|inputs| inputs.next());
         assert_eq!((run.inbox_taken(), run.inbox_known()), (1, 1));
         assert_eq!(run.settle().count(), 0);
         assert_eq!(run.inbox_known(), 0);
@@ -255,7 +269,7 @@ mod tests {
         run.push(Input::Wake, Owed::Ack((LinkId(1), 1)));
         run.push(Input::Wake, Owed::Inbox);
         run.push(Input::Wake, Owed::Ack((LinkId(1), 2)));
-        run.with_inputs(|inputs| inputs.drain(..2).count());
+        run.with_inputs(|inputs| (inputs.next(), inputs.next()));
         run.start_over();
         assert_eq!(run.inbox_known(), 0);
         assert_eq!(run.take_all_acks().collect::<Vec<_>>(), [(LinkId(1), 1), (LinkId(1), 2)]);

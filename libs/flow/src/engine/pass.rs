@@ -1,13 +1,15 @@
 //! One step under way: the order of its parts, and the only places where a
 //! node or the flow changes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use model::flow::ResultMap;
 use model::limits::{FLOW_RESULT_BYTES_MAX, STOP_GRACE_SECS};
 use model::{FlowNode, JobKey, NodeReport, NodeState, RunnerId, Timestamp};
 
-use super::step::{Change, Dispatch, Input, NoDestination, Outside, Refused, Stale, Step, Stop, Transition};
+use super::step::{
+    Change, Dispatch, Input, Inputs, NoDestination, Outside, Refused, Stale, Step, Stop, Transition,
+};
 use super::{Cause, Engine, fails_flow, is_in_flight, report, size_of_result, timers};
 use crate::graph::NodeIndex;
 use crate::retry::Spent;
@@ -47,11 +49,11 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
     /// Reports come before what is overdue, so that an end that arrived is not
     /// taken for missing; what ends comes before what begins. A flow that is run
     /// again is reset before anything else.
-    pub(super) fn run(mut self, inputs: &mut VecDeque<Input>) -> Step {
+    pub(super) fn run(mut self, inputs: &mut dyn Inputs) -> Step {
         self.step.stops.append(&mut self.engine.stops_due);
         if self.reset() {
             while self.has_room()
-                && let Some(input) = inputs.pop_front()
+                && let Some(input) = inputs.next()
             {
                 self.take(input);
             }

@@ -1,5 +1,7 @@
 //! What goes into a step and what comes out of it.
 
+use std::collections::VecDeque;
+
 use model::{
     Attempt, FlowId, FlowStatus, Isolation, JobId, JobKey, NodeReport, NodeState, Reason, ReasonCode,
     ReportSource, RunnerId, ScriptType, SignalName, Target, Timestamp,
@@ -38,6 +40,25 @@ pub enum Input {
     /// The places where jobs can run have changed. (That a time has come needs
     /// no input: every step looks at the time.)
     Wake,
+}
+
+/// Inputs in their order, of which a step takes as many as it has room for.
+pub trait Inputs {
+    /// Takes the next one.
+    fn next(&mut self) -> Option<Input>;
+
+    /// Tells whether all were taken.
+    fn is_empty(&self) -> bool;
+}
+
+impl Inputs for VecDeque<Input> {
+    fn next(&mut self) -> Option<Input> {
+        self.pop_front()
+    }
+
+    fn is_empty(&self) -> bool {
+        Self::is_empty(self)
+    }
 }
 
 /// What a node asks of the place where it runs. Nodes that ask the same get
