@@ -13,10 +13,10 @@ use proto::v1::{AddFlowNodesRequest, CreateFlowRequest, Flow, FlowStatus, StartF
 use tonic::Status;
 
 use crate::changes::created;
-use crate::changes::repeat::{self, Repeatable, hash_of};
+use crate::changes::repeat::{self, Repeatable, hash_of, hash_without};
 use crate::changes::scripts;
 use crate::changes::signatures::{self, Place};
-use crate::changes::submit::{Submitter, unsign};
+use crate::changes::submit::{Submitter, signatures_of};
 use crate::error::{bad_store, wrong_state};
 use crate::loader::{self, StartedFlow};
 
@@ -67,13 +67,14 @@ impl Submitter {
     ///
     /// # Errors
     /// INVALID_ARGUMENT with everything that is wrong, else what storage answers.
-    pub async fn fill(mut self, actor: ActorId, request: AddFlowNodesRequest) -> Result<JobId, Status> {
-        let mut body = AddFlowNodesRequest { request_id: String::new(), ..request.clone() };
-        unsign(&mut body.nodes);
+    pub async fn fill(mut self, actor: ActorId, mut request: AddFlowNodesRequest) -> Result<JobId, Status> {
+        let request_hash = hash_without(&mut request, |request| {
+            std::iter::once(&mut request.request_id).chain(signatures_of(&mut request.nodes)).collect()
+        });
         let mut violations = required::missing(&request);
         let is_named = violations.is_empty();
         let AddFlowNodesRequest { context_id, flow_id, first_index, mut nodes, request_id } = request;
-        let asked = Repeatable::parse(&request_id, hash_of(&body), &mut violations);
+        let asked = Repeatable::parse(&request_id, request_hash, &mut violations);
         if !is_named {
             return Err(rpc::Error::invalid(violations).into());
         }

@@ -65,7 +65,23 @@ impl Repeatable {
 pub(crate) fn hash_of<M: Message>(body: &M) -> String {
     let path = std::any::type_name::<M>();
     let kind = path.rsplit_once("::").map_or(path, |(_, name)| name);
-    BlobHash::of(&[kind.as_bytes(), &body.encode_to_vec()].concat()).to_string()
+    let mut hashed = Vec::with_capacity(kind.len() + body.encoded_len());
+    hashed.extend(kind.as_bytes());
+    body.encode_raw(&mut hashed);
+    BlobHash::of(&hashed).to_string()
+}
+
+/// The same of a request without some of its texts, which are taken out of it for so long and not copied.
+pub(crate) fn hash_without<M: Message>(
+    request: &mut M,
+    texts: impl for<'a> Fn(&'a mut M) -> Vec<&'a mut String>,
+) -> String {
+    let taken: Vec<String> = texts(request).into_iter().map(std::mem::take).collect();
+    let hash = hash_of(request);
+    for (place, text) in texts(request).into_iter().zip(taken) {
+        *place = text;
+    }
+    hash
 }
 
 /// The flow that such a request made or started, as it is by now.
@@ -91,6 +107,16 @@ mod tests {
     use proto::v1::{CancelFlowRequest, RetryFlowRequest};
 
     use super::*;
+
+    #[test]
+    fn what_does_not_count_is_there_again_afterwards() {
+        let mut request = CancelFlowRequest { request_id: "a".into(), context_id: 1, ..Default::default() };
+        let hash = hash_without(&mut request, |request| vec![&mut request.request_id]);
+        assert_eq!(request.request_id, "a");
+        assert_ne!(hash, hash_of(&request));
+        request.request_id.clear();
+        assert_eq!(hash, hash_of(&request));
+    }
 
     #[test]
     fn requests_of_two_kinds_are_two() {

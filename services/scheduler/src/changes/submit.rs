@@ -13,7 +13,7 @@ use proto::required;
 use proto::v1::{Flow, FlowStatus, NodeSpec, RunJobRequest, SubmitFlowRequest};
 use tonic::{Code, Status};
 
-use crate::changes::repeat::{self, Repeatable, hash_of};
+use crate::changes::repeat::{self, Repeatable, hash_without};
 use crate::changes::signatures::{self, Place};
 use crate::changes::{created, job, scripts};
 use crate::clients::FlowStoreClient;
@@ -90,18 +90,19 @@ impl Submitter {
     async fn submit_all(
         mut self,
         actor: ActorId,
-        request: SubmitFlowRequest,
+        mut request: SubmitFlowRequest,
         message_key: String,
         of_job: Option<Violations>,
     ) -> Result<Flow, Status> {
-        let request_hash =
-            hash_of(&unsigned(SubmitFlowRequest { request_id: String::new(), ..request.clone() }));
+        let request_hash = hash_without(&mut request, passing);
         let is_job = of_job.is_some();
         let mut violations = of_job.unwrap_or_else(|| required::missing(&request));
         let SubmitFlowRequest { request_id, context_id, flow_id, caller_id, flow } = request;
         let asked = Repeatable::parse(&request_id, request_hash, &mut violations);
         let mut wire = flow.unwrap_or_default();
-        let header = proto::v1::FlowSpec { nodes: Vec::new(), ..wire.clone() };
+        let nodes = std::mem::take(&mut wire.nodes);
+        let header = wire.clone();
+        wire.nodes = nodes;
         let caller = if caller_id == 0 { actor } else { ActorId(caller_id) };
         let place = (actor, context_id, caller);
         if context_id == 0 {
@@ -365,19 +366,15 @@ fn without_context(flow: proto::v1::FlowSpec, mut violations: Violations, is_job
     rpc::Error::invalid(if is_job { job::as_of_job(&violations) } else { violations })
 }
 
-/// A submission without its signatures: signed anew it is the same.
-fn unsigned(mut request: SubmitFlowRequest) -> SubmitFlowRequest {
-    if let Some(flow) = &mut request.flow {
-        unsign(&mut flow.nodes);
-    }
-    request
+/// What does not count when two submissions are compared: signed anew one is the same.
+fn passing(request: &mut SubmitFlowRequest) -> Vec<&mut String> {
+    let nodes = request.flow.iter_mut().flat_map(|flow| signatures_of(&mut flow.nodes));
+    std::iter::once(&mut request.request_id).chain(nodes).collect()
 }
 
-/// Takes the signatures off nodes.
-pub(crate) fn unsign(nodes: &mut [NodeSpec]) {
-    for job in nodes.iter_mut().filter_map(|node| node.job.as_mut()) {
-        job.signature.clear();
-    }
+/// The signatures of nodes.
+pub(crate) fn signatures_of(nodes: &mut [NodeSpec]) -> impl Iterator<Item = &mut String> {
+    nodes.iter_mut().filter_map(|node| node.job.as_mut()).map(|job| &mut job.signature)
 }
 
 /// Every blob that the jobs refer to, once.
