@@ -126,7 +126,7 @@ impl EventReader {
             }
         }
         if !useless.is_empty() {
-            self.acknowledge_ids(useless.iter().map(|id| (id.as_str(), None))).await?;
+            acknowledge(&self.db, useless.iter().map(|id| (id.as_str(), None))).await?;
         }
         Ok(events)
     }
@@ -138,24 +138,13 @@ impl EventReader {
     /// Any [`kv::Error`]; may be repeated.
     pub async fn acknowledge(&self, events: &[Event]) -> Result<()> {
         crash_point!("queue.before_acknowledge");
-        for part in events.chunks(READ_MAX as usize) {
-            let pairs = part.iter().map(|event| {
-                let over = matches!(event.kind, EventKind::Ended(_) | EventKind::Returned);
-                (event.id.as_str(), over.then_some(event.job_key))
-            });
-            self.acknowledge_ids(pairs).await?;
-        }
-        Ok(())
+        self.acknowledger().acknowledge(events).await.map(drop)
     }
 
     /// A second handle for [`EventReader::acknowledge`], to be used while this one waits.
     #[must_use]
     pub fn acknowledger(&self) -> Acknowledger {
         Acknowledger { db: self.db.clone() }
-    }
-
-    async fn acknowledge_ids(&self, pairs: impl Iterator<Item = (&str, Option<JobKey>)>) -> Result<()> {
-        acknowledge(&self.db, pairs).await.map(drop)
     }
 
     async fn read(&mut self, cancel: impl Future<Output = ()>) -> Result<Vec<StreamEntry>> {
@@ -202,24 +191,40 @@ pub struct Acknowledger {
 }
 
 impl Acknowledger {
-    /// Removes one event; `over` names its job when it was the last of it. Says whether the job is forgotten with it, since it was
-    /// to be.
+    /// Removes events, in as few turns as there is room for. Gives the jobs that are forgotten with their last event, since they
+    /// were to be.
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
-    pub async fn acknowledge(&self, id: &str, over: Option<JobKey>) -> Result<bool> {
-        acknowledge(&self.db, std::iter::once((id, over))).await.map(|forgotten| forgotten > 0)
+    pub async fn acknowledge(&self, events: &[Event]) -> Result<Vec<JobKey>> {
+        let mut forgotten = Vec::new();
+        for part in events.chunks(READ_MAX as usize) {
+            let pairs = part.iter().map(|event| {
+                let over = matches!(event.kind, EventKind::Ended(_) | EventKind::Returned);
+                (event.id.as_str(), over.then_some(event.job_key))
+            });
+            forgotten.extend(acknowledge(&self.db, pairs).await?);
+        }
+        Ok(forgotten)
     }
 }
 
-/// Says how many jobs are forgotten with their events.
-async fn acknowledge(db: &Connection, pairs: impl Iterator<Item = (&str, Option<JobKey>)>) -> Result<usize> {
+/// Removes entries, each with its job when it was the last of it. Gives the jobs that are forgotten.
+async fn acknowledge(
+    db: &Connection,
+    pairs: impl Iterator<Item = (&str, Option<JobKey>)>,
+) -> Result<Vec<JobKey>> {
     let mut call = ACKNOWLEDGE.call(&[DONE]).arg(DONE_GROUP).arg(ENDED_KEEP.as_secs());
     for (id, over) in pairs {
         let over = over.map(|key| key.to_string()).unwrap_or_default();
         call = call.arg(id).arg(&over);
     }
-    Ok(db.call(call).await?.array()?.len())
+    let forgotten = db.call(call).await?.array()?.into_iter();
+    let key = |key: Value| {
+        let key = key.text()?;
+        key.parse().map_err(|_| Error::Protocol(format!("`{key}` is no job key")))
+    };
+    forgotten.map(key).collect()
 }
 
 pub(crate) fn parse(entry: &StreamEntry) -> Result<Event> {

@@ -160,18 +160,13 @@ impl Outbox {
             // Those who wait look at what is kept, which was written with the event.
             self.supervisor.word.heard(event.job_key);
             if event.coordinator == OPERATOR {
-                self.keep_to_ourselves(&event).await?;
+                // Nobody has to be told of what an operator ran.
+                self.acknowledger.acknowledge(std::slice::from_ref(&event)).await?;
             } else {
                 self.hand_over(event);
             }
         }
         Ok(())
-    }
-
-    /// Nobody has to be told of what an operator ran.
-    async fn keep_to_ourselves(&self, event: &Event) -> kv::Result<()> {
-        let over = matches!(event.kind, EventKind::Ended(_) | EventKind::Returned).then_some(event.job_key);
-        self.acknowledger.acknowledge(&event.id, over).await.map(drop)
     }
 
     fn hand_over(&mut self, event: Event) {
@@ -300,12 +295,13 @@ impl Courier {
     async fn tell(self, peers: Vec<Peer>, retried: Vec<JobKey>, events: Vec<(usize, Event)>) -> Told {
         let mut by_turn: BTreeMap<usize, Vec<Event>> = BTreeMap::new();
         let coordinator = self.supervisor.coordinators.current(&self.coordinator);
+        // Nobody wants to hear of some of them any more.
+        let is_dropped = |(_, event): &(usize, Event)| {
+            self.supervisor.dropped.contains(&coordinator, event.job_key.context)
+        };
+        let (dropped, events): (Vec<_>, Vec<_>) = events.into_iter().partition(is_dropped);
+        self.answered(&dropped.into_iter().map(|(_, event)| event).collect::<Vec<_>>()).await;
         for (turn, event) in events {
-            if self.supervisor.dropped.contains(&coordinator, event.job_key.context) {
-                // Nobody wants to hear of it any more.
-                self.answered(&event).await;
-                continue;
-            }
             by_turn.entry(turn).or_default().push(event);
         }
         let telling = by_turn.into_iter().map(|(turn, events)| {
@@ -373,14 +369,14 @@ impl Courier {
                 Err(error) => tracing::error!(job = %event.job_key, %error, "an event cannot be written"),
             }
         }
-        let mut again = Vec::new();
+        let (mut answered, mut again) = (Vec::with_capacity(told.len()), Vec::new());
         let answers = peer.call_batch(calls, ANSWER_TIMEOUT).await;
         for (event, answer) in told.into_iter().zip(answers) {
             match answer {
-                Ok(_) => self.answered(&event).await,
+                Ok(_) => answered.push(event),
                 Err(CallError::Refused(error)) if error.is_lasting() => {
                     tracing::warn!(job = %event.job_key, %error, "a coordinator does not want an event");
-                    self.answered(&event).await;
+                    answered.push(event);
                 }
                 Err(error) => {
                     tracing::debug!(job = %event.job_key, %error, "an event was not answered");
@@ -388,6 +384,7 @@ impl Courier {
                 }
             }
         }
+        self.answered(&answered).await;
         again
     }
 
@@ -401,18 +398,21 @@ impl Courier {
         Ok(())
     }
 
-    async fn answered(&self, event: &Event) {
-        let over = matches!(event.kind, EventKind::Ended(_) | EventKind::Returned).then_some(event.job_key);
-        // One that stays is told again after the next start, and answered as known.
-        match self.acknowledger.acknowledge(&event.id, over).await {
-            Ok(true) => self.supervisor.forgotten(&[event.job_key]).await,
-            Ok(false) => {}
+    /// Removes events that were answered.
+    async fn answered(&self, events: &[Event]) {
+        if events.is_empty() {
+            return;
+        }
+        // Those that stay are told again after the next start, and answered as known.
+        match self.acknowledger.acknowledge(events).await {
+            Ok(forgotten) if forgotten.is_empty() => {}
+            Ok(forgotten) => self.supervisor.forgotten(&forgotten).await,
             Err(error) => {
-                tracing::warn!(job = %event.job_key, %error, "an answered event could not be removed");
+                tracing::warn!(events = events.len(), %error, "answered events could not be removed");
             }
         }
-        self.supervisor.metrics.events_answered.inc();
-        self.shared.forget(event);
+        self.supervisor.metrics.events_answered.inc_by(events.len() as u64);
+        events.iter().for_each(|event| self.shared.forget(event));
         self.supervisor.metrics.events_waiting.set(i64::try_from(self.shared.len()).unwrap_or(i64::MAX));
     }
 }
