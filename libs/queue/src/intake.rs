@@ -36,6 +36,8 @@ pub struct Intake {
     queues: Arc<[String]>,
     /// How many of them are open: demand nothing, and are not for ours alone.
     places: usize,
+    /// Jobs may be there that no blocking pop gives, or that one script takes at once.
+    more: bool,
     /// An answer was lost: jobs may be popped and not claimed, or claimed and not known here.
     unsure: bool,
 }
@@ -45,7 +47,7 @@ impl Intake {
         let queues = instance.who().queues(instance.isolation());
         let places = queues.iter().filter(|queue| queue.is_open()).count();
         let queues = queues.iter().map(ToString::to_string).collect();
-        Self { instance, blocking, queues, places, unsure: true }
+        Self { instance, blocking, queues, places, more: true, unsure: true }
     }
 
     /// Takes up to `free` jobs, waiting for the first. Gives none when `cancel` was ready before there
@@ -62,6 +64,7 @@ impl Intake {
             }
             let forgotten = self.forgotten().await?;
             self.unsure = false;
+            self.more = true;
             if !forgotten.is_empty() {
                 return Ok(forgotten);
             }
@@ -74,13 +77,17 @@ impl Intake {
     }
 
     async fn take_or_wait(&mut self, free: usize, cancel: impl Future<Output = ()>) -> Result<Vec<Taken>> {
-        let taken = self.take(free, b"", "").await?;
-        if !taken.is_empty() {
-            return Ok(taken);
+        if self.more {
+            let taken = self.take(free, b"", "").await?;
+            if !taken.is_empty() {
+                return Ok(taken);
+            }
         }
         let pop = Cmd::new("BLPOP").args(self.queues.iter()).arg(BLOCK.as_secs());
         let answer = self.blocking.run(&pop, BLOCK, cancel).await?;
         if answer.is_nil() {
+            // Others may have set jobs aside meanwhile.
+            self.more = true;
             return Ok(Vec::new());
         }
         crash_point!("queue.popped");
@@ -89,7 +96,7 @@ impl Intake {
         self.take(free, &key.bytes()?, &queue.text()?).await
     }
 
-    async fn take(&self, free: usize, popped: &[u8], from: &str) -> Result<Vec<Taken>> {
+    async fn take(&mut self, free: usize, popped: &[u8], from: &str) -> Result<Vec<Taken>> {
         let call = TAKE
             .call::<&str>(&[])
             .arg(&self.instance.who().to_string())
@@ -101,7 +108,9 @@ impl Intake {
             .args(self.queues.iter());
         let answer = self.instance.db().call(call).await?;
         crash_point!("queue.taken");
-        self.parse(answer).await
+        let [taken, more] = answer.tuple()?;
+        self.more = more.int()? > 0;
+        self.parse(taken).await
     }
 
     /// What is claimed in this instance's name and nobody here knows of: its answer was lost.

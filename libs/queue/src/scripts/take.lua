@@ -1,6 +1,7 @@
 -- ARGV: 1 instance  2 free slots  3 a job key that a blocking pop gave, or nothing  4 its queue
 --       5 how many of the queues are open: demand nothing, and are not for our instances alone  6 how many slots the instance has
 --       7… these queues in order, then those of each level in the same order
+-- Gives what was taken, and whether more may be there: what comes later is given to a blocking pop.
 local instance, free, places, slots = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local taken = {}
 -- Ends this script where Redis has no room for what a job makes: at `maxmemory` Redis refuses this write, which changes nothing,
@@ -130,4 +131,5 @@ for i = 7, 6 + places do
     claim(key, queue)
   end
 end
-return taken
+local is_empty = #taken < free and looks < 1000 and redis.call('EXISTS', ASIDE) == 0
+return {taken, is_empty and 0 or 1}
