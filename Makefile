@@ -59,7 +59,7 @@ bench-peers: ## the same beside BullMQ, in turn; brings its packages from npm in
 	@cargo build --release --quiet $(programs)
 	@mkdir -p target/bench-peers
 	@cp tests/bench/peers/package.json tests/bench/peers/package-lock.json target/bench-peers/
-	@cd target/bench-peers && npm ci --silent --no-fund --no-audit
+	@cd target/bench-peers && npm ci --loglevel=error --no-fund --no-audit
 	@target/release/mycora-bench peers
 
 bench-dead: ## measures what one dead supervisor of ten costs the others; a few minutes

@@ -96,7 +96,9 @@ impl Program {
 
     fn line(&mut self) -> Result<String, Error> {
         let mut line = String::new();
-        self.output.read_line(&mut line)?;
+        if self.output.read_line(&mut line)? == 0 {
+            return Err("BullMQ has ended; what it said stands above".into());
+        }
         Ok(line.trim().to_owned())
     }
 }
