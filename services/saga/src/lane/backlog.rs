@@ -12,6 +12,10 @@ pub const OUTBOX_ROWS_MAX: usize = 10_000;
 /// Bytes of their bodies with which it does not either.
 pub const OUTBOX_BYTES_MAX: usize = 64 * 1024 * 1024;
 
+/// Timers that are due at once may fill this part of the outbox: what others order goes behind what is there, and must not wait for
+/// all of it.
+const OF_TIMERS: usize = 8;
+
 /// What waits to be sent of a lane.
 #[derive(Debug)]
 pub struct Backlog {
@@ -45,10 +49,10 @@ impl Backlog {
     }
 
     fn note(&self, part: &Part, rows: usize, bytes: usize) {
-        let was_full = self.is_full();
+        let (was_full, was_crowded) = (self.is_full(), self.is_crowded());
         part.rows.store(rows, Ordering::Release);
         part.bytes.store(bytes, Ordering::Release);
-        if was_full && !self.is_full() {
+        if was_full && !self.is_full() || was_crowded && !self.is_crowded() {
             self.eased.notify_one();
         }
     }
@@ -56,13 +60,20 @@ impl Backlog {
     /// Returns whether nothing new is to be taken in.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        let sum = |of: fn(&Part) -> &AtomicUsize| {
-            of(&self.broker).load(Ordering::Acquire) + of(&self.gateway).load(Ordering::Acquire)
-        };
-        sum(|part| &part.rows) >= self.rows_max || sum(|part| &part.bytes) >= OUTBOX_BYTES_MAX
+        self.sum(|part| &part.rows) >= self.rows_max || self.sum(|part| &part.bytes) >= OUTBOX_BYTES_MAX
     }
 
-    /// Waits until there is less to send than the limit again. Cancel-safe; for the owner of the lane alone.
+    /// Returns whether no timer is to fire: it is full, or has what a crowd of timers may fill.
+    #[must_use]
+    pub fn is_crowded(&self) -> bool {
+        self.is_full() || self.sum(|part| &part.rows) >= (self.rows_max / OF_TIMERS).max(1)
+    }
+
+    fn sum(&self, of: fn(&Part) -> &AtomicUsize) -> usize {
+        of(&self.broker).load(Ordering::Acquire) + of(&self.gateway).load(Ordering::Acquire)
+    }
+
+    /// Waits until there is less to send again than the limit, or than timers may fill. Cancel-safe; for the owner of the lane alone.
     pub async fn eased(&self) {
         self.eased.notified().await;
     }
@@ -81,7 +92,11 @@ mod tests {
         assert!(backlog.is_full());
         backlog.note_for_gateway(0, 0);
         backlog.eased().await;
+        backlog.note_for_broker(0, 0);
+        backlog.eased().await;
+        assert!(!backlog.is_crowded());
         backlog.note_for_gateway(1, OUTBOX_BYTES_MAX - 1);
+        assert!(backlog.is_crowded() && !backlog.is_full());
         backlog.note_for_broker(1, 1);
         assert!(backlog.is_full());
     }

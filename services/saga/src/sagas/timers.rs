@@ -242,7 +242,9 @@ impl Owner {
         self.timers.count_waiting(seen, now);
         while self.timers.given.len() < GIVEN_MAX {
             let Some(timer) = self.timers.due.pop_first() else { break };
-            let has_room = self.queues.has_room(&timer.correlation, 0) && self.has_room();
+            let has_room = self.queues.has_room(&timer.correlation, 0)
+                && self.has_room()
+                && !self.shared.rows.backlog().is_crowded();
             if timer.due > now || timer.due >= seen || !has_room {
                 let length = if timer.due > now {
                     timer.due.since(now)
@@ -250,7 +252,7 @@ impl Owner {
                     self.timers.behind = Some(timer.due);
                     // Where sources were asked about an earlier timer they are asked about this one next.
                     if timer.due > first { Duration::ZERO } else { ASK_EACH }
-                } else if self.shared.rows.backlog().is_full() {
+                } else if self.shared.rows.backlog().is_crowded() {
                     // Whoever makes it smaller has timers looked at.
                     FOR_EVER
                 } else {
