@@ -7,6 +7,8 @@ use std::time::Duration;
 use mycora_cli::profile::Profile;
 use testkit::wait_until_blocking;
 
+use crate::usage::Redis;
+
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// How long a suite may take to start.
@@ -37,11 +39,12 @@ impl Separate {
 
     /// What `redis-cli info memory` says is used, in bytes.
     pub(crate) fn redis_bytes(&self) -> Result<u64, Error> {
-        let socket = self.dir.join("redis.sock");
-        let out = Command::new("redis-cli").arg("-s").arg(socket).args(["info", "memory"]).output()?;
-        let text = String::from_utf8(out.stdout)?;
-        let used = text.lines().find_map(|line| line.strip_prefix("used_memory:"));
-        Ok(used.ok_or("no used_memory")?.trim().parse()?)
+        Ok(self.redis().counts()?.bytes_kept)
+    }
+
+    /// Its Redis, to be asked what it has counted.
+    pub(crate) fn redis(&self) -> Redis {
+        Redis { socket: self.dir.join("redis.sock"), password: None }
     }
 
     fn script(&self, name: &str) -> Result<(), Error> {
@@ -143,11 +146,42 @@ fn status_bytes(pid: u32, field: &str) -> Result<u64, Error> {
 
 /// The processor time that a process has used, of all its threads.
 pub(crate) fn processor_time(pid: u32) -> Result<Duration, Error> {
-    /// Clock ticks per second, as Linux shows them to programs.
-    const TICKS: u64 = 100;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name in brackets may hold blanks: what counts comes behind it.
-    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
-    let ticks = |at: usize| -> Result<u64, Error> { Ok(fields.get(at).ok_or("a short stat")?.parse()?) };
-    Ok(Duration::from_millis((ticks(11)? + ticks(12)?) * 1000 / TICKS))
+    Ok(Stat::parse(&stat).ok_or("a short stat")?.own)
+}
+
+/// What Linux says of a process in its `stat`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Stat {
+    pub(crate) parent: u32,
+    /// Processor time of all its threads.
+    pub(crate) own: Duration,
+    /// Processor time of those that it started and has waited for.
+    pub(crate) of_ended: Duration,
+}
+
+impl Stat {
+    /// Reads such a line; nothing where it is too short.
+    pub(crate) fn parse(line: &str) -> Option<Self> {
+        /// Clock ticks per second, as Linux shows them to programs.
+        const TICKS: u64 = 100;
+        // The name in brackets may hold blanks: what counts comes behind it.
+        let fields: Vec<&str> = line.rsplit(") ").next()?.split(' ').collect();
+        let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
+        let time = |at: usize| Some(Duration::from_millis((ticks(at)? + ticks(at + 1)?) * 1000 / TICKS));
+        Some(Self { parent: fields.get(1)?.parse().ok()?, own: time(11)?, of_ended: time(13)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_hold_what_it_likes() {
+        let line = "7 (a) b (c) S 3 7 7 0 -1 0 0 0 0 0 10 20 300 4000 20 0 1 0 5 6 7";
+        let (own, of_ended) = (Duration::from_millis(300), Duration::from_secs(43));
+        assert_eq!(Stat::parse(line), Some(Stat { parent: 3, own, of_ended }));
+        assert_eq!(Stat::parse("7 (short) S 3"), None);
+    }
 }

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-type Error = Box<dyn std::error::Error + Send + Sync>;
+use crate::processes::Stat;
 
-/// Clock ticks per second, as Linux shows them to programs.
-const TICKS: u64 = 100;
+type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// A Redis that can be asked what it has counted.
 #[derive(Debug, Clone)]
@@ -80,33 +79,25 @@ impl Counts {
 /// have ended it counts what somebody has waited for.
 pub(crate) fn processor_times(pids: &[u32]) -> Result<Vec<Duration>, Error> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
-    let mut ticks: HashMap<u32, u64> = HashMap::new();
+    let mut spent: HashMap<u32, Duration> = HashMap::new();
     for entry in std::fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         // It may have ended meanwhile.
         let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
-        let Some((parent, used)) = parse(&stat) else { return Err(format!("not understood: {stat}").into()) };
-        children.entry(parent).or_default().push(pid);
-        ticks.insert(pid, used);
+        let Some(stat) = Stat::parse(&stat) else { return Err(format!("not understood: {stat}").into()) };
+        children.entry(stat.parent).or_default().push(pid);
+        spent.insert(pid, stat.own + stat.of_ended);
     }
     let of = |root: &u32| {
-        let (mut sum, mut open) = (0, vec![*root]);
+        let (mut sum, mut open) = (Duration::ZERO, vec![*root]);
         while let Some(pid) = open.pop() {
-            sum += ticks.get(&pid).copied().unwrap_or_default();
+            sum += spent.get(&pid).copied().unwrap_or_default();
             let below = children.get(&pid).into_iter().flatten();
             open.extend(below.filter(|child| !pids.contains(child)));
         }
-        Duration::from_millis(sum * 1000 / TICKS)
+        sum
     };
     Ok(pids.iter().map(of).collect())
-}
-
-/// The parent of a process, and the ticks that it and its children that have ended used.
-fn parse(stat: &str) -> Option<(u32, u64)> {
-    // The name in brackets may hold blanks: what counts comes behind it.
-    let fields: Vec<&str> = stat.rsplit(") ").next()?.split(' ').collect();
-    let used = (11..15).map(|at| fields.get(at)?.parse::<u64>().ok()).sum::<Option<u64>>()?;
-    Some((fields.get(1)?.parse().ok()?, used))
 }
 
 /// Sums of what a load used.
@@ -155,13 +146,6 @@ impl Meter {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_name_may_hold_what_it_likes() {
-        let stat = "7 (a) b (c) S 3 7 7 0 -1 0 0 0 0 0 10 20 300 4000 20 0 1 0 5 6 7";
-        assert_eq!(parse(stat), Some((3, 4330)));
-        assert_eq!(parse("7 (short) S 3"), None);
-    }
 
     #[test]
     fn a_process_is_seen_with_what_it_starts() {

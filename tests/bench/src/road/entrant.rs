@@ -1,7 +1,5 @@
 //! What takes part: suites and peers, each with the processes that are looked at.
 
-use std::path::Path;
-
 use tempfile::TempDir;
 
 use super::peer::Peer;
@@ -40,7 +38,7 @@ impl Entrant {
         let processes =
             vec![named("suite", suite.pid()), named("redis", suite.redis_pid()?), named("client", me())];
         let password = Some(dir.path().join("redis.password"));
-        let meter = Meter::new(processes, Redis { socket: socket(dir.path()), password });
+        let meter = Meter::new(processes, Redis { socket: dir.path().join("redis.sock"), password });
         Ok(Self { name: "all-in-one", meter, runs: Runs::AllInOne { client, _suite: suite, _dir: dir } })
     }
 
@@ -53,7 +51,7 @@ impl Entrant {
         for service in SERVICES {
             processes.push(named(service, suite.pid(service)?));
         }
-        let meter = Meter::new(processes, Redis { socket: socket(dir.path()), password: None });
+        let meter = Meter::new(processes, suite.redis());
         Ok(Self { name: "separate, mTLS", meter, runs: Runs::Separate { client, _suite: suite, _dir: dir } })
     }
 
@@ -85,10 +83,6 @@ impl Entrant {
 
 fn directory() -> Result<TempDir, Error> {
     Ok(tempfile::Builder::new().prefix("mycora-bench-").tempdir()?)
-}
-
-fn socket(dir: &Path) -> std::path::PathBuf {
-    dir.join("redis.sock")
 }
 
 fn named(name: &str, pid: u32) -> (String, u32) {
