@@ -1,11 +1,11 @@
-//! What is logged, for tests that run on one thread.
+//! The log of a test that runs on one thread.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tracing::subscriber::DefaultGuard;
 
-/// What this thread logs as long as this is kept.
+/// Log of this thread, from its beginning until it is dropped.
 #[derive(Debug)]
 pub struct Log {
     text: Text,

@@ -187,7 +187,7 @@ async fn carry(
         // An error means that the proxy is gone, and its connections with it.
         let lifted = passage.state.wait_for(|state| !state.fault.holds(answers)).await;
         let Ok(State { fault, cuts }) = lifted.map(|state| *state) else { return };
-        // What is read after a cut was not passed before it, whatever is in force since.
+        // A piece that is read after a cut is not passed on, whatever is in force since.
         if cuts != passage.cuts {
             return;
         }

@@ -50,7 +50,7 @@ struct Activity {
 pub(crate) enum EvictionClass {
     /// A stranger that asks for nothing now.
     Idle,
-    /// Somebody in the middle of a handshake, who has said how to go on with it.
+    /// A peer in the middle of a handshake, whose first message has come.
     Greeting,
     /// A stranger with calls under way.
     Calling,

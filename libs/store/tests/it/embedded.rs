@@ -60,7 +60,7 @@ async fn what_comes_together_is_judged_one_by_one() {
     assert_eq!((committed, refused), (20, 180));
 }
 
-/// Whoever measures reads beside the thread that writes, and takes nothing of what that one has not committed.
+/// Measuring reads beside the thread that writes, and takes nothing of what that thread has not committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn it_is_measured_while_it_writes() {
     let (_dir, store) = embedded(TestClock::new());
