@@ -28,7 +28,7 @@ use crate::tls::ServerTls;
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Handshakes under way at once; beyond them one that is under way gives way to the next. Of one place only some
 /// ([`ConnectionTable`]).
-pub(crate) const HANDSHAKES_MAX: usize = 256;
+pub(crate) const HANDSHAKES_MAX: usize = 1280;
 /// Connections at once of peers that showed a certificate of ours, or stand behind the sidecar.
 pub(crate) const CONNECTIONS_MAX: usize = 4096;
 /// Connections at once of peers without a certificate; they cannot take the others' places. Of one place only some

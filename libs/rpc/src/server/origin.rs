@@ -18,7 +18,10 @@ use crate::server::connection_state::{ConnectionState, EvictionClass};
 /// single host may be given.
 pub(crate) const HANDSHAKES_OF_ONE_MAX: usize = 32;
 /// The same with this machine, where proxies and many clients may be: most of all, and never all of them.
-pub(crate) const HANDSHAKES_LOCAL_MAX: usize = 192;
+///
+/// A client that has connected must come to say its first word before so many others have connected after it. Those others
+/// may be in the same process and ahead of it in the same queue of tasks: it has some 50 ms, not some 10.
+pub(crate) const HANDSHAKES_LOCAL_MAX: usize = 1024;
 /// Connections without a certificate of one place: a quarter of all of them.
 pub(crate) const CONNECTIONS_ANONYMOUS_OF_ONE_MAX: usize = 256;
 /// The same of this machine.
@@ -98,7 +101,7 @@ impl ConnectionTable {
         let mut entries = self.entries();
         let here = entries.by_number.values().filter(|entry| entry.origin == origin).count();
         let victim = if here >= of_one {
-            Some(entries.least(|entry| entry.origin == origin)?)
+            Some(entries.first_idle(origin).or_else(|| entries.least(|entry| entry.origin == origin))?)
         } else if entries.by_number.len() >= self.bounds.all {
             Some(entries.least(|_| true)?)
         } else {
@@ -119,6 +122,14 @@ impl ConnectionTable {
 }
 
 impl Entries {
+    /// The oldest of a place that asks for nothing, which goes before all others there. Found without a look at the others.
+    fn first_idle(&self, origin: Origin) -> Option<u64> {
+        let is_meant = |entry: &Entry| {
+            entry.origin == origin && entry.state.eviction_class() == Some(EvictionClass::Idle)
+        };
+        self.by_number.iter().find(|(_, entry)| is_meant(entry)).map(|(number, _)| *number)
+    }
+
     /// The one of the lowest class, and of those the oldest: of known actors of the one with most connections, of
     /// strangers of the place with most.
     fn least(&self, is_meant: impl Fn(&Entry) -> bool) -> Option<u64> {

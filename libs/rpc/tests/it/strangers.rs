@@ -122,6 +122,7 @@ async fn a_token_is_heard(stage: &Stage) {
 /// All come from one address.
 #[tokio::test]
 async fn the_oldest_handshake_gives_way_to_the_next() {
+    allow_files(4096);
     let stage = Stage::new().await;
     let registry = counters(&stage);
     let mut silent = Vec::new();
@@ -214,11 +215,11 @@ async fn clients_with_tokens_come_in_whatever_strangers_hold() {
     }
     a_token_is_heard(&stage).await;
     let mut slow = Vec::new();
-    for count in 0..1000_u16 {
+    for count in 0..3000_u16 {
         let [high, low] = (count % 200 + 1).to_be_bytes();
         let socket = TcpSocket::new_v4().unwrap();
         // From one address, then from many.
-        let from = if count < 500 { Ipv4Addr::LOCALHOST } else { Ipv4Addr::new(127, 7, high, low) };
+        let from = if count < 1500 { Ipv4Addr::LOCALHOST } else { Ipv4Addr::new(127, 7, high, low) };
         socket.bind((from, 0).into()).unwrap();
         let mut socket = socket.connect(stage.server.address).await.unwrap();
         // It may have been closed already.
