@@ -17,7 +17,7 @@ use crate::ops::{
     ADMIN_LIMITS, AdminMethods, AdminRoutes, Info, Limits, Ops, OpsAccess, OpsAddress, OpsListener,
     TokenFileError,
 };
-use crate::own_process::{close_memory, close_new_files, give_back_large_allocations};
+use crate::own_process::{close_memory, close_new_files};
 use crate::panics::die_on_panic;
 use crate::readiness::Readiness;
 use crate::shutdown::{Hangup, Shutdown};
@@ -95,7 +95,6 @@ pub struct Host {
 #[must_use]
 pub fn run<A: App>() -> ExitCode {
     close_new_files();
-    give_back_large_allocations();
     let matches = command::<A>().get_matches();
     let (common, admin, config) = match parse::<A>(&matches) {
         Ok(parsed) => parsed,

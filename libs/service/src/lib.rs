@@ -7,6 +7,7 @@
 //! The pieces also stand alone, so that one process can hold several services:
 //! [`Shutdown`], [`Tasks`], [`Readiness`], [`Ops`] and [`telemetry::init`].
 
+mod allocator;
 mod app;
 mod certificates;
 mod crash;
@@ -27,6 +28,7 @@ pub mod telemetry;
 pub mod traces;
 mod watched;
 
+pub use allocator::Allocator;
 pub use app::{App, Host, run};
 pub use certificates::CertificateMetrics;
 pub use crash::crash_point;
@@ -41,7 +43,7 @@ pub use ops::{
     ADMIN_LIMITS, AdminHandlers, AdminMethods, AdminRoutes, AdminScope, BadOpsAddress, DrainError, Info,
     InfoScope, Limits, Ops, OpsAccess, OpsAddress, OpsListener, ReloadError, TokenFileError, UnknownTenant,
 };
-pub use own_process::{close_memory, close_new_files, give_back_large_allocations, read_secret};
+pub use own_process::{close_memory, close_new_files, read_secret};
 pub use panics::die_on_panic;
 pub use readiness::{Condition, Impairment, Readiness};
 pub use sequencer::{Sequencer, Ticket};

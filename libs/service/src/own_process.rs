@@ -1,4 +1,4 @@
-//! What a process does with its own files and memory: it closes them to other users, and gives back what it does not need.
+//! What a process does with its own files and memory: it closes them to other users.
 
 use std::io;
 use std::path::Path;
@@ -24,23 +24,6 @@ pub fn close_memory() -> io::Result<()> {
     rustix::process::setrlimit(Resource::Core, none)?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     Ok(())
-}
-
-/// Allocations of this size and more are mapped by themselves.
-#[cfg(target_env = "gnu")]
-const MAPPED_BYTES_MIN: libc::c_int = 128 * 1024;
-
-/// Gives large allocations back to the system as soon as they are freed, once it was called.
-///
-/// By itself glibc raises the size from which on it does that with every one that is freed, up to 32 MiB (mallopt(3), "dynamic mmap
-/// threshold"); after a few messages of megabytes it kept all that they had ever taken. To be called before there are threads.
-pub fn give_back_large_allocations() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: mallopt sets a parameter of the allocator; nothing is asked of memory that exists.
-    unsafe {
-        // A refusal changes nothing but how much is kept.
-        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN);
-    }
 }
 
 /// Reads a secret from a file that is closed to others, without the end of its line. It is wiped when it is dropped.

@@ -2,6 +2,9 @@
 
 use std::process::ExitCode;
 
+#[global_allocator]
+static ALLOCATOR: service::Allocator = service::Allocator;
+
 fn main() -> ExitCode {
     service::run::<mycelium_gateway::App>()
 }

@@ -198,7 +198,6 @@ fn close_up(command: &Command) -> Result<(), Failure> {
         _ => return Ok(()),
     };
     service::close_new_files();
-    service::give_back_large_allocations();
     if allow_core {
         return Ok(());
     }

@@ -7,15 +7,17 @@
 //! An allocator is a program's, not a process's, so programs with this crate in them have this one throughout. Outside of
 //! engines nothing is counted: an allocation costs one look at a thread's own flag.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
+
+use service::Allocator;
 
 use super::EXIT_OUT_OF_MEMORY;
 
 /// What one step of a script may allocate beyond what the script may hold.
 pub(crate) const STEP_BYTES_MAX: u64 = 128 * 1024 * 1024;
 
-/// The system's allocator, with an account for each thread that wants one.
+/// The allocator of the suite, with an account for each thread that wants one.
 struct Counting;
 
 #[global_allocator]
@@ -40,7 +42,7 @@ fn count(bytes: i64) {
     }
 }
 
-/// What the system gave, unless that is nothing on a thread that counts.
+/// What the allocator gave, unless that is nothing on a thread that counts.
 fn given(pointer: *mut u8) -> *mut u8 {
     if pointer.is_null() && COUNTS.get() {
         end_process();
@@ -58,31 +60,31 @@ fn signed(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-// SAFETY: everything is the system's allocator, which gets what this one is given. Counting touches two cells
+// SAFETY: everything is the suite's allocator, which gets what this one is given. Counting touches two cells
 // that need neither memory nor to be dropped, so it works at any moment of a thread's life.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(signed(layout.size()));
         // SAFETY: as for this function.
-        given(unsafe { System.alloc(layout) })
+        given(unsafe { Allocator.alloc(layout) })
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(signed(layout.size()));
         // SAFETY: as for this function.
-        given(unsafe { System.alloc_zeroed(layout) })
+        given(unsafe { Allocator.alloc_zeroed(layout) })
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(-signed(layout.size()));
         // SAFETY: as for this function.
-        unsafe { System.dealloc(pointer, layout) }
+        unsafe { Allocator.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(signed(size) - signed(layout.size()));
         // SAFETY: as for this function.
-        given(unsafe { System.realloc(pointer, layout, size) })
+        given(unsafe { Allocator.realloc(pointer, layout, size) })
     }
 }
 
