@@ -106,3 +106,30 @@ fn whoever_carries_a_message_may_die_anywhere() {
     let names: Vec<String> = (0..CRASH_POINTS.len()).map(|i| format!("n{i}")).collect();
     witness.assert_each_once(&names.iter().map(String::as_str).collect::<Vec<_>>());
 }
+
+/// The change that creates a flow starts it too: it runs, whether or not somebody has heard of it.
+#[test]
+fn a_flow_runs_whose_creation_was_answered_to_nobody() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut processes = Processes::start(&dir.path().join("suite"), &[]);
+    let witness = Witness::new(dir.path());
+    processes.kill9("storage");
+    processes.set("MYCORA_CRASH_AT", "storage.create.after");
+    processes.script("up.sh");
+    processes.unset("MYCORA_CRASH_AT");
+    let script = witness.shell("only", ":").replace('\n', "\n      ");
+    let text =
+        format!("name: unheard\njobs:\n  only:\n    script_type: shell\n    script: |\n      {script}\n");
+    let file = flow_file(dir.path(), &text);
+    let mut submit = command(&processes.profile(), &["flow", "submit", &file]).spawn().expect("it starts");
+    wait_until_blocking(|| (!processes.runs("storage")).then_some(()), PATIENCE, "storage has died");
+    processes.script("up.sh");
+    // It may have asked again, with the same request id, or have given up.
+    submit.wait().expect("it ends");
+    let watch = ["--output", "json", "flow", "watch", "1"];
+    let watched = command(&processes.profile(), &watch).output().expect("it starts");
+    let document: Value = serde_json::from_str(&stdout(&watched, 0)).expect("one document");
+    assert_eq!(document["flow"]["status"], "FLOW_STATUS_FINISHED", "{document}");
+    witness.assert_each_once(&["only"]);
+    assert_eq!(processes.redis(1, &["HGET", "ids", "flow"]).trim(), "1", "asked twice, it was created once");
+}

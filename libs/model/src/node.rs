@@ -597,4 +597,11 @@ impl FlowNode {
             message_key: None,
         }
     }
+
+    /// Raises its job id, and those of the nodes before it, by so much: of a flow whose ids begin elsewhere.
+    pub fn renumber(&mut self, by: u32) {
+        for JobId(id) in std::iter::once(&mut self.job_id).chain(&mut self.depends) {
+            *id = id.saturating_add(by);
+        }
+    }
 }

@@ -1,5 +1,6 @@
-//! Flows: created, filled, started, taken over, and wished to end.
+//! Flows: filled, started, taken over, and wished to end.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -7,8 +8,8 @@ use bytes::Bytes;
 use kv::{Cmd, Value};
 use model::flow::EnvVars;
 use model::{
-    ActorId, BlobHash, Context, ContextId, ContextUid, Flow, FlowId, FlowNode, FlowUid, Generation, JobId,
-    JobSpec, MessageId, MessageKey, Name, OwnerId, Rerun, Revision, ScriptSource, Timestamp, limits,
+    ActorId, BlobHash, Context, ContextId, ContextUid, FlowId, FlowNode, FlowUid, Generation, JobId, JobSpec,
+    MessageId, MessageKey, Name, OwnerId, Rerun, Revision, ScriptSource, Timestamp, limits,
 };
 
 use crate::audit::Deed;
@@ -17,9 +18,9 @@ use crate::permission::{self, Action};
 use crate::quotas::Quota;
 use crate::record::flow::StoredFlow;
 use crate::record::{self, Fields, Written};
-use crate::requests::{Asked, Filling, Request, expected_text, hash_of};
+use crate::requests::{Filling, Request, expected_text, hash_of};
 use crate::scripts;
-use crate::store::{Asker, Change, ID_TRIES, PERMISSION_TRIES, Store, Tenant};
+use crate::store::{Asker, Change, PERMISSION_TRIES, Store, Tenant};
 
 /// Nodes of one call of [`Store::add_nodes`].
 pub(crate) const ADD_NODES_MAX: usize = 500;
@@ -28,7 +29,7 @@ pub(crate) const RESERVE_MESSAGES_MAX: u32 = 10_000;
 /// Records of the flow and the context that adding nodes touches, and the node that is added itself.
 const ADD_RECORDS: usize = 8;
 /// What a node needs besides what it brings, with its state and its events.
-const NODE_BYTES: u64 = 4096;
+pub(crate) const NODE_BYTES: u64 = 4096;
 /// Where a part of the nodes ends: the next node, whatever it has, still fits into the script.
 const PART_BYTES_MAX: usize = limits::COMMIT_BYTES_MAX / 2;
 
@@ -86,8 +87,24 @@ pub(crate) struct NewNode {
 }
 
 impl NewNode {
+    /// Its job, whose number in its JSON is `by` less.
+    pub(crate) fn job_id(&self, by: u32) -> JobId {
+        JobId(self.node.job_id.0.saturating_add(by))
+    }
+
+    /// Adds it to the arguments of a script that writes nodes.
+    pub(crate) fn write(&self, change: Change, place: record::job::Place, by: u32, now: Timestamp) -> Change {
+        let (mut node, mut json) = (Cow::Borrowed(&self.node), Cow::Borrowed(&self.json[..]));
+        if by > 0 {
+            node.to_mut().renumber(by);
+            json = Cow::Owned(serde_json::to_vec(&*node).expect("what was read as JSON is JSON"));
+        }
+        let written: Written = record::job::write(place, &node, &self.job, now);
+        change.arg(node.job_id.0).arg(&*json).arg(written.len()).args(written.args())
+    }
+
     /// What it adds to a script, about. Names and the like have limits of their own, far below.
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let script = match &self.job.script {
             ScriptSource::Inline(text) => text.len(),
             ScriptSource::Blob(_) => 0,
@@ -102,71 +119,6 @@ impl NewNode {
 pub(crate) type FlowInContext = (StoredFlow, ContextUid);
 
 impl Store {
-    /// Creates a flow, or gives the one that the same request made before.
-    pub(crate) async fn create_flow(
-        &self,
-        context: ContextId,
-        asker: Asker,
-        new: &NewFlow,
-        request: Option<&Request>,
-        now: Timestamp,
-    ) -> Result<FlowInContext> {
-        self.take_room(0)?;
-        let actor = asker.actor()?;
-        for _ in 0..PERMISSION_TRIES {
-            let (tenant, context) = self.context(context).await?;
-            permission::allow_for(&context, actor, Action::CreateFlow, new.caller)?;
-            tenant.check_blobs(&new.blobs).await?;
-            match self.create_flow_in(&tenant, &context, actor, new, request, now).await {
-                Err(Error::ContextChanged(_)) => {}
-                result => return result,
-            }
-        }
-        Err(Error::ContextChanged(context))
-    }
-
-    async fn create_flow_in(
-        &self,
-        tenant: &Arc<Tenant>,
-        context: &Context,
-        actor: ActorId,
-        new: &NewFlow,
-        request: Option<&Request>,
-        now: Timestamp,
-    ) -> Result<FlowInContext> {
-        let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
-        for _ in 0..ID_TRIES {
-            let id = match new.id {
-                Some(id) => id,
-                None => FlowId(tenant.next_flow_id().await?),
-            };
-            let flow = fresh_flow(id, context.id, new, now);
-            let deed = Deed::of(Some(actor), Action::CreateFlow, format_args!("flow {id}")).asked(request);
-            let asked = Asked { deed: &deed, key: request_key.as_deref(), request };
-            match write_flow(tenant, context, flow, new, asked, now).await {
-                Ok(Outcome::Made(stored)) => {
-                    self.remember_caller(stored.flow.uid, stored.flow.caller_id);
-                    return Ok((*stored, context.uid));
-                }
-                Ok(Outcome::Before(id, uid)) => {
-                    let stored = self.stored_flow(tenant, id).await?;
-                    if stored.flow.uid.to_string() != uid {
-                        return Err(Error::not_found("the flow that this request made, flow", id));
-                    }
-                    return Ok((stored, context.uid));
-                }
-                Err(Error::Store(kv::Error::Refused { code, message })) if code == "FLOW_EXISTS" => {
-                    if new.id.is_some() {
-                        return Err(Error::Exists(format!("flow {id}")));
-                    }
-                    tenant.skip_flow_ids(message.parse().unwrap_or_default());
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Err(Error::no_free_id("flow"))
-    }
-
     /// Reads a flow that is not being removed.
     pub(crate) async fn stored_flow(&self, tenant: &Tenant, id: FlowId) -> Result<StoredFlow> {
         let key = tenant.keys.flow(id);
@@ -426,12 +378,12 @@ fn json_text(value: &impl serde::Serialize) -> String {
 }
 
 /// What the first commit of a new owner builds on; different each time.
-fn fresh_commit() -> String {
+pub(crate) fn fresh_commit() -> String {
     model::id::Uid::random().to_string()
 }
 
 /// Parts of which each can be added by one script, as far as records and bytes go.
-fn parts_of(mut nodes: &[NewNode]) -> Vec<&[NewNode]> {
+pub(crate) fn parts_of(mut nodes: &[NewNode]) -> Vec<&[NewNode]> {
     let mut parts = Vec::new();
     while !nodes.is_empty() {
         let (mut blobs, mut bytes, mut count) = (BTreeSet::new(), 0, 0);
@@ -463,14 +415,12 @@ fn add_nodes_change(
     let caller = place.caller;
     let blobs = BlobTable::of(nodes);
     let mut touched = vec![tenant.keys.flow(flow), tenant.keys.flow_nodes(flow), tenant.blob_idle.clone()];
-    for hash in &blobs.hashes {
-        touched.extend([tenant.keys.blob(*hash), tenant.keys.blob_refs(*hash)]);
-    }
+    touched.extend(blobs.keys(tenant));
     touched.extend(nodes.iter().map(|node| tenant.keys.job(caller, node.node.job_id)));
     touched.extend(asked.map(|(key, _)| key.to_owned()));
     let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
     let filling = asked.map(|(_, filling)| filling);
-    let mut change = tenant
+    let change = tenant
         .begin_by(
             decided_on.map(|(_, deed)| deed),
             &scripts::ADD_NODES,
@@ -489,91 +439,28 @@ fn add_nodes_change(
         .arg(limits::REQUEST_ID_KEEP_SECS)
         .arg(filling.is_some_and(|filling| filling.ends))
         .arg(filling.map_or(0, |filling| filling.first_job.0));
-    for (blob, job) in &blobs.references {
-        change = change.arg(*blob).arg(*job);
-    }
-    for node in nodes {
-        let written: Written = record::job::write(place, &node.node, &node.job, now);
-        change = change.arg(node.node.job_id.0).arg(&node.json[..]).arg(written.len()).args(written.args());
-    }
-    change
-}
-
-/// What a creation came to.
-enum Outcome {
-    /// There is a new flow.
-    Made(Box<StoredFlow>),
-    /// The same request made this one before.
-    Before(FlowId, String),
-}
-
-fn fresh_flow(id: FlowId, context: ContextId, new: &NewFlow, now: Timestamp) -> Flow {
-    let uid = new.uid.unwrap_or_else(FlowUid::random);
-    Flow {
-        env_vars: new.env_vars.clone(),
-        fail_fast: new.fail_fast,
-        cancel_timeout_secs: new.cancel_timeout_secs,
-        ..Flow::new(id, uid, new.name.clone(), context, new.caller, now)
-    }
-}
-
-async fn write_flow(
-    tenant: &Tenant,
-    context: &Context,
-    mut flow: Flow,
-    new: &NewFlow,
-    asked: Asked<'_>,
-    now: Timestamp,
-) -> Result<Outcome> {
-    let message = new.message.map(crate::messages::message_key).unwrap_or_default();
-    let key = tenant.keys.flow(flow.id);
-    let mut touched = vec![key.as_str(), &tenant.flows];
-    touched.extend(asked.key);
-    let call = tenant
-        .begin_by(Some(asked.deed), &scripts::CREATE_FLOW, &touched, Some(context.uid), now)
-        .arg(context.revision.0)
-        .arg(flow.id.0)
-        .arg(flow.caller_id.0)
-        .arg(new.node_count)
-        .arg(hash_of(asked.request))
-        .arg(limits::REQUEST_ID_KEEP_SECS)
-        .arg(&flow.uid.to_string())
-        .arg(new.id.is_none())
-        .arg(&message)
-        .arg(asked.taken_revision(&message))
-        .arg(tenant.quotas.of(Quota::ContextFlowsOpen))
-        .arg(tenant.quotas.of(Quota::ContextJobsOpen))
-        .arg(tenant.quotas.of(Quota::ContextFlows))
-        .args(record::flow::write(&flow, new).args());
-    let read = |value: Value| {
-        let answer = value.array()?;
-        let revision = match answer.as_slice() {
-            [made, revision, ..] if made.int()? == 1 => Some(revision.uint()?),
-            _ => None,
-        };
-        Ok((revision, answer))
-    };
-    let mut answer = tenant.apply(call, read).await?.into_iter();
-    let mut next = || answer.next().unwrap_or(Value::Nil);
-    if next().int()? == 0 {
-        let id = u32::try_from(next().uint()?).unwrap_or_default();
-        return Ok(Outcome::Before(FlowId(id), next().text()?));
-    }
-    flow.revision = Revision(next().uint()?);
-    let first_job = JobId(u32::try_from(next().uint()?).unwrap_or_default());
-    let stored = StoredFlow { flow, node_count: new.node_count, first_job, last_commit: String::new() };
-    Ok(Outcome::Made(Box::new(stored)))
+    nodes.iter().fold(blobs.write(change), |change, node| node.write(change, place, 0, now))
 }
 
 /// The blobs that nodes refer to, each once, and who refers to which; both counted from 1.
 #[derive(Debug, Default)]
-struct BlobTable {
-    hashes: Vec<BlobHash>,
-    references: Vec<(usize, usize)>,
+pub(crate) struct BlobTable {
+    pub(crate) hashes: Vec<BlobHash>,
+    pub(crate) references: Vec<(usize, usize)>,
 }
 
 impl BlobTable {
-    fn of(nodes: &[NewNode]) -> Self {
+    /// The keys of each blob: itself, and who refers to it.
+    pub(crate) fn keys(&self, tenant: &Tenant) -> impl Iterator<Item = String> {
+        self.hashes.iter().flat_map(|hash| [tenant.keys.blob(*hash), tenant.keys.blob_refs(*hash)])
+    }
+
+    /// Adds the references to the arguments of a script.
+    pub(crate) fn write(&self, change: Change) -> Change {
+        self.references.iter().fold(change, |change, (blob, job)| change.arg(*blob).arg(*job))
+    }
+
+    pub(crate) fn of(nodes: &[NewNode]) -> Self {
         let mut table = Self::default();
         let mut places: HashMap<BlobHash, usize> = HashMap::new();
         for (job, node) in nodes.iter().enumerate() {

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use keys::{ContextKeys, GlobalKeys, Layout};
 use kv::{Arg, Blocking, Call, Cmd, Confirmation, Connection, Kv, Pipeline, Script, Value};
-use model::{ActorId, Context, ContextId, ContextUid, FlowUid, Timestamp};
+use model::{ActorId, Context, ContextId, ContextUid, FlowId, FlowUid, Timestamp};
 use tokio::sync::{OnceCell, watch};
 
 use crate::audit::Deed;
+use crate::creation::JobIds;
 use crate::error::{Error, Result, STORE_WENT_BACK};
 use crate::events::Position;
 use crate::permission::{self, Action};
@@ -104,6 +105,7 @@ pub(crate) struct Tenant {
     hint: String,
     flow_ids: OnceCell<AtomicU32>,
     runner_ids: OnceCell<AtomicU32>,
+    pub(crate) job_ids: JobIds,
 }
 
 /// A change that is about to be made: the call of its script, and what tells it from every other change.
@@ -424,6 +426,7 @@ impl Tenant {
             keys,
             flow_ids: OnceCell::new(),
             runner_ids: OnceCell::new(),
+            job_ids: JobIds::default(),
         }
     }
 
@@ -506,6 +509,13 @@ impl Tenant {
     /// The next flow id that nobody was given.
     pub(crate) async fn next_flow_id(&self) -> Result<u32> {
         next_id(&self.flow_ids, &self.connection, &self.ids, "flow").await
+    }
+
+    /// Tells the owner of a flow that there is something new for it.
+    pub(crate) async fn touch(&self, flow: FlowId, uid: FlowUid) -> Result<()> {
+        let told = Cmd::new("PUBLISH").arg(&self.hint).arg(&format!("flow:{flow}-{uid}"));
+        self.connection.cmd(told).await?;
+        Ok(())
     }
 
     /// The next runner id that nobody was given.

@@ -618,16 +618,26 @@ pub struct CreateFlowRequest {
     /// a flow gets no other while that is there. Empty: none.
     #[prost(string, tag = "11")]
     pub message_key: ::prost::alloc::string::String,
+    /// All its nodes with their jobs, at most 500: then the flow is started by the same change, unless one change cannot take them. Their
+    /// jobs are numbered from 1 on, in this order; they are given their ids here. Empty: the nodes follow by AddNodes.
+    #[prost(message, repeated, tag = "12")]
+    pub nodes: ::prost::alloc::vec::Vec<StoredNode>,
+    /// The owner of a flow that is started, as in StartFlowRequest.
+    #[prost(string, tag = "13")]
+    pub owner: ::prost::alloc::string::String,
 }
 /// Gives the new flow, or that of the same request id or message.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateFlowResponse {
-    /// The flow. Unless it is in CREATED there is nothing more to do.
+    /// The flow. Unless it is in CREATED there is nothing more to store.
     #[prost(message, optional, tag = "1")]
     pub flow: ::core::option::Option<FlowRecord>,
     /// The first of its reserved job ids.
     #[prost(uint32, tag = "2")]
     pub first_job_id: u32,
+    /// This call has made it: who owns it drives it from now on.
+    #[prost(bool, tag = "3")]
+    pub is_new: bool,
 }
 /// Asks to add nodes.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -57,6 +57,8 @@ impl Submitter {
             flow_uid: self.own_uid().to_string(),
             blobs: Vec::new(),
             message_key: String::new(),
+            nodes: Vec::new(),
+            owner: String::new(),
         };
         let record = self.store.create_flow(create).await?.into_inner().flow;
         record.and_then(|record| record.flow).ok_or_else(|| bad_store("a new flow without its record"))

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use flow::engine::StoredNode;
 use model::{
-    ActorId, BlobHash, ContextId, FlowId, FlowNode, FlowSpec, FlowUid, JobId, Name, Timestamp, Violations,
+    ActorId, BlobHash, ContextId, FlowId, FlowNode, FlowSpec, FlowUid, JobId, Name, SignalName, Timestamp,
+    Violations,
 };
 use proto::convert;
 use proto::internal::v1 as internal;
@@ -122,6 +123,9 @@ impl Submitter {
             Err(found) => return Err(rpc::Error::invalid(found).into()),
         };
         scripts::keep(&mut self.store, (actor, context_id), &mut spec.nodes).await?;
+        let (uid, blobs) = (self.own_uid(), blobs_of(&spec));
+        let mut nodes = stored_nodes(spec);
+        let beginning = if self.owns(&self.driver.replicas(), uid) { all_of(&nodes)? } else { Vec::new() };
         let create = internal::CreateFlowRequest {
             request_id: asked.id,
             request_hash: asked.hash,
@@ -130,20 +134,25 @@ impl Submitter {
             caller_id: caller.0,
             on_behalf_of: actor.0,
             flow: Some(header),
-            node_count: u32::try_from(spec.nodes.len()).unwrap_or(u32::MAX),
-            flow_uid: self.own_uid().to_string(),
-            blobs: blobs_of(&spec),
+            node_count: u32::try_from(nodes.len()).unwrap_or(u32::MAX),
+            flow_uid: uid.to_string(),
+            blobs,
             message_key,
+            nodes: beginning,
+            owner: self.me.owner.to_string(),
         };
         let created = self.store.create_flow(create).await?.into_inner();
         let record = created.flow.ok_or_else(|| bad_store("a new flow without its record"))?;
         let flow = record.flow.clone().ok_or_else(|| bad_store("a new flow without its record"))?;
-        if flow.status() != FlowStatus::Created {
+        if flow.status() != FlowStatus::Created && !created.is_new {
             // The same request has come before. Whoever began it may not have got to driving the flow.
             self.touch(&flow).await?;
             return Ok(flow);
         }
-        let nodes = stored_nodes(&spec, created.first_job_id);
+        nodes.iter_mut().for_each(|stored| stored.node.renumber(created.first_job_id.saturating_sub(1)));
+        if flow.status() != FlowStatus::Created {
+            return self.drive(record, nodes, BTreeSet::new()).await;
+        }
         let starting = async {
             self.add_nodes(&flow, &nodes, None, None).await?;
             self.start(&flow, nodes, None, None).await
@@ -252,11 +261,7 @@ impl Submitter {
         let mut part = Vec::new();
         let mut bytes = 0;
         for (i, stored) in nodes.iter().enumerate() {
-            let wire = internal::StoredNode {
-                job_id: stored.node.job_id.0,
-                node_json: serde_json::to_vec(&stored.node).map_err(bad_store)?.into(),
-                job_json: serde_json::to_vec(&*stored.job).map_err(bad_store)?.into(),
-            };
+            let wire = to_wire(stored)?;
             bytes += wire.node_json.len() + wire.job_json.len();
             part.push(wire);
             let ends = i + 1 == nodes.len();
@@ -310,23 +315,30 @@ impl Submitter {
         let signals = started.signals.iter().map(|name| name.parse().map_err(bad_store));
         let signals = signals.collect::<Result<BTreeSet<_>, Status>>()?;
         let record = started.flow.ok_or_else(|| bad_store("a started flow without its record"))?;
+        if is_ours {
+            return self.drive(record, nodes, signals).await;
+        }
+        let answer = record.flow.unwrap_or_default();
+        log_start(&answer);
+        Ok(answer)
+    }
+
+    /// Drives a flow of our own from its start on.
+    async fn drive(
+        &self,
+        record: internal::FlowRecord,
+        nodes: Vec<StoredNode>,
+        signals: BTreeSet<SignalName>,
+    ) -> Result<Flow, Status> {
         let answer = record.flow.clone().unwrap_or_default();
         log_start(&answer);
-        if is_ours {
-            let convert::flow::Record { mut flow, context_uid, last_commit, .. } =
-                convert::flow::from_record(record).map_err(bad_store)?;
-            flow.jobs = nodes.iter().map(|stored| stored.node.job_id).collect();
-            let started = StartedFlow {
-                context_uid,
-                flow,
-                nodes,
-                last_commit,
-                signals,
-                inputs: Vec::new(),
-                taken_over: false,
-            };
-            self.driver.send(Event::Started(Box::new(started))).await;
-        }
+        let convert::flow::Record { mut flow, context_uid, last_commit, .. } =
+            convert::flow::from_record(record).map_err(bad_store)?;
+        flow.jobs = nodes.iter().map(|stored| stored.node.job_id).collect();
+        let inputs = Vec::new();
+        let started =
+            StartedFlow { context_uid, flow, nodes, last_commit, signals, inputs, taken_over: false };
+        self.driver.send(Event::Started(Box::new(started))).await;
         Ok(answer)
     }
 
@@ -384,17 +396,38 @@ fn blobs_of(spec: &FlowSpec) -> Vec<String> {
     blobs.iter().map(BlobHash::to_string).collect()
 }
 
-fn stored_nodes(spec: &FlowSpec, first_job_id: u32) -> Vec<StoredNode> {
-    let ids: HashMap<&Name, JobId> =
-        spec.nodes.iter().map(|node| &node.name).zip((first_job_id..).map(JobId)).collect();
-    spec.nodes
-        .iter()
-        .map(|node| {
-            let depends = node.depends.iter().map(|name| ids[name]).collect();
-            StoredNode {
-                node: FlowNode::new(ids[&node.name], node, depends),
-                job: Arc::new(node.job.clone()),
-            }
-        })
-        .collect()
+/// The nodes of a flow, whose jobs are numbered from 1 on.
+fn stored_nodes(spec: FlowSpec) -> Vec<StoredNode> {
+    let ids: HashMap<Name, JobId> =
+        spec.nodes.iter().map(|node| node.name.clone()).zip((1..).map(JobId)).collect();
+    let stored = |node: model::NodeSpec| {
+        let depends = node.depends.iter().map(|name| ids[name]).collect();
+        StoredNode { node: FlowNode::new(ids[&node.name], &node, depends), job: Arc::new(node.job) }
+    };
+    spec.nodes.into_iter().map(stored).collect()
+}
+
+/// All nodes of a flow, for the change that creates it; none when they are more than it takes.
+fn all_of(nodes: &[StoredNode]) -> Result<Vec<internal::StoredNode>, Status> {
+    if nodes.len() > STEP_NODES_MAX {
+        return Ok(Vec::new());
+    }
+    let (mut all, mut bytes) = (Vec::with_capacity(nodes.len()), 0);
+    for stored in nodes {
+        let wire = to_wire(stored)?;
+        bytes += wire.node_json.len() + wire.job_json.len();
+        if bytes >= PART_BYTES_MAX {
+            return Ok(Vec::new());
+        }
+        all.push(wire);
+    }
+    Ok(all)
+}
+
+fn to_wire(stored: &StoredNode) -> Result<internal::StoredNode, Status> {
+    Ok(internal::StoredNode {
+        job_id: stored.node.job_id.0,
+        node_json: serde_json::to_vec(&stored.node).map_err(bad_store)?.into(),
+        job_json: serde_json::to_vec(&*stored.job).map_err(bad_store)?.into(),
+    })
 }

@@ -58,8 +58,8 @@ pub(crate) struct StoredFlow {
     pub(crate) last_commit: String,
 }
 
-/// What is written when a flow is created, but for the revision and the first job's id.
-pub(crate) fn write(flow: &Flow, new: &NewFlow) -> Written {
+/// What is written when a flow is created, but for the revisions and the first job's id.
+pub(crate) fn write(flow: &Flow, new: &NewFlow, last_commit: &str) -> Written {
     let Flow {
         id,
         uid,
@@ -109,8 +109,7 @@ pub(crate) fn write(flow: &Flow, new: &NewFlow) -> Written {
         .optional("deadline_secs", new.deadline_secs)
         .optional("message", new.message.map(message_key))
         .text("cancel_grace_secs", cancel_grace_secs)
-        .text("last_commit", "")
-        .text("last_commit_revision", 0);
+        .text("last_commit", last_commit);
     match rerun {
         Some(rerun) => written.json("rerun", rerun),
         None => written.text("rerun", ""),

@@ -17,6 +17,7 @@ use proto::internal::v1::{
 use super::NAME_BYTES_MAX;
 use super::status::{checked, field};
 use crate::commits::{Commit, NodeChange, Outgoing};
+use crate::creation::Beginning;
 use crate::error::Error;
 use crate::events::Subject;
 use crate::flows::{NewFlow, NewNode, Restart};
@@ -30,8 +31,8 @@ use crate::requests::{Filling, Request};
 use crate::store::Asker;
 use crate::watches::Watch;
 
-/// A creation: where, for whom, what, and whether it may be repeated.
-pub(super) type Creation = (ContextId, Asker, NewFlow, Option<Request>);
+/// A creation: where, for whom, what, what it begins with, and whether it may be repeated.
+pub(super) type Creation = (ContextId, Asker, NewFlow, Option<Beginning>, Option<Request>);
 
 pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
     let CreateFlowRequest {
@@ -46,10 +47,13 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         flow_uid,
         blobs,
         message_key,
+        nodes,
+        owner,
     } = request;
     let mut violations = Violations::new();
     let repeatable = Request::parse(&request_id, || request_hash, &mut violations);
-    // Its nodes come later, one chunk after the other.
+    let beginning = beginning(nodes, node_count, &owner, &mut violations);
+    // Its nodes stand beside it, or come later, one chunk after the other.
     let header = header_from_wire(flow.unwrap_or_default(), "flow", &mut violations);
     if node_count == 0 || node_count as usize > limits::FLOW_NODES_MAX {
         let max = limits::FLOW_NODES_MAX;
@@ -78,7 +82,29 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         message,
     });
     let new = violations.into_result(new)?;
-    Ok((ContextId(context_id), Asker::from_wire(on_behalf_of), new, repeatable))
+    Ok((ContextId(context_id), Asker::from_wire(on_behalf_of), new, beginning, repeatable))
+}
+
+/// What a flow is started with, when that came along.
+fn beginning(
+    wire: Vec<StoredNode>,
+    node_count: u32,
+    owner: &str,
+    violations: &mut Violations,
+) -> Option<Beginning> {
+    if wire.is_empty() {
+        return None;
+    }
+    if wire.len() != node_count as usize {
+        violations.add("nodes", format!("all {node_count} nodes or none, not {}", wire.len()));
+    }
+    let numbers = wire.iter().map(|node| node.job_id);
+    if !numbers.eq(1..=node_count) {
+        violations.add("nodes", "their jobs are numbered from 1 on");
+    }
+    let nodes = violations.absorb(nodes(wire));
+    let owner = violations.take("owner", owner.parse());
+    Some(Beginning { nodes: nodes?, owner: owner? })
 }
 
 /// Nodes to be added: to which flow, for whom, and the request that they are a part of.
@@ -110,7 +136,7 @@ pub(super) fn repeatable(id: &str, hash: String) -> Result<Option<Request>, Erro
     Ok(violations.into_result(Some(request))?)
 }
 
-fn nodes(nodes: Vec<StoredNode>) -> Result<Vec<NewNode>, Error> {
+fn nodes(nodes: Vec<StoredNode>) -> Result<Vec<NewNode>, Violations> {
     let mut violations = Violations::new();
     let mut parsed = Vec::with_capacity(nodes.len());
     for (i, StoredNode { job_id, node_json, job_json }) in nodes.into_iter().enumerate() {
@@ -125,7 +151,7 @@ fn nodes(nodes: Vec<StoredNode>) -> Result<Vec<NewNode>, Error> {
             parsed.push(NewNode { json: node_json, node, job });
         }
     }
-    Ok(violations.into_result(Some(parsed))?)
+    violations.into_result(Some(parsed))
 }
 
 /// A step; what is wrong with it is an answer, since the stream goes on.

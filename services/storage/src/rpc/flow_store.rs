@@ -13,6 +13,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::status::{checked, field};
 use super::{Answers, Rpc, flow_parse, flow_streams};
+use crate::creation::Creation;
 use crate::error::Error;
 use crate::flows::FlowInContext;
 use crate::messages::parse_message_key;
@@ -88,13 +89,15 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::CreateFlowRequest>,
     ) -> Result<Response<wire::CreateFlowResponse>, Status> {
-        let (context, asker, new, repeatable) = flow_parse::creation(request.into_inner())?;
+        let (context, asker, new, beginning, repeatable) = flow_parse::creation(request.into_inner())?;
+        let what = (&new, beginning.as_ref());
         let created =
-            self.hub.store().create_flow(context, asker, &new, repeatable.as_ref(), Timestamp::now());
-        let created = created.await?;
-        let first_job_id = created.0.first_job.0;
+            self.hub.store().create_flow(context, asker, what, repeatable.as_ref(), Timestamp::now());
+        let Creation { flow, context_uid, is_new } = created.await?;
+        let first_job_id = flow.first_job.0;
         service::crash_point("storage.create.after");
-        Ok(Response::new(wire::CreateFlowResponse { flow: Some(record(created)), first_job_id }))
+        let flow = Some(record((flow, context_uid)));
+        Ok(Response::new(wire::CreateFlowResponse { flow, first_job_id, is_new }))
     }
 
     async fn add_nodes(

@@ -39,7 +39,7 @@ local function is_same(job, from)
 end
 
 local first, at, same = tonumber(flow[3]), 16 + 2 * refs, 0
-local nodes, jobs_at = {}, 6 + 2 * blobs
+local jobs_at = 6 + 2 * blobs
 for n = 1, count do
   local id = tonumber(ARGV[at])
   if id < first or id >= first + tonumber(flow[4]) then
@@ -47,7 +47,6 @@ for n = 1, count do
   end
   local node = redis.call('HGET', KEYS[5], ARGV[at])
   if node == ARGV[at + 1] and is_same(KEYS[jobs_at + n], at) then same = same + 1 end
-  nodes[n] = at
   at = at + 3 + 2 * tonumber(ARGV[at + 2])
 end
 remember(request, ARGV[12], ARGV[13], 'pending', ARGV[14] == '1' and 0 or 1, 'first_job_id', ARGV[15])
@@ -69,19 +68,9 @@ local function forget(job)
 end
 
 local revision = raise()
-for n = 1, count do
-  local from = nodes[n]
-  forget(KEYS[jobs_at + n])
-  redis.call('HSET', KEYS[5], ARGV[from], ARGV[from + 1])
-  redis.call('HSET', KEYS[jobs_at + n], unpack(ARGV, from + 3, from + 2 + 2 * tonumber(ARGV[from + 2])))
-end
-for r = 1, refs do
-  local refs_key = KEYS[6 + 2 * tonumber(ARGV[14 + 2 * r])]
-  redis.call('SADD', refs_key, KEYS[jobs_at + tonumber(ARGV[15 + 2 * r])])
-end
-for b = 1, blobs do
-  redis.call('ZREM', KEYS[6], string.match(KEYS[5 + 2 * b], '%x+$'))
-end
+for n = 1, count do forget(KEYS[jobs_at + n]) end
+write_nodes(KEYS[5], count, jobs_at, 16 + 2 * refs)
+refer(KEYS[6], blobs, 6, refs, jobs_at, 16)
 redis.call('HSET', KEYS[4], 'revision', revision, 'updated_at', ARGV[3])
 emit_flow(revision, ARGV[5], 'created', 1)
 hint('')

@@ -106,21 +106,50 @@ local function emit(revision, event)
   redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000000, revision .. '-' .. emitted, 'e', event, 'b', BITS)
 end
 
--- `status` is nil for a flow that is gone. What watchers are told of a flow stands in the event: the flow, KEYS[4], goes on.
-local function emit_flow(revision, flow, status, generation)
-  local quoted = status and ('"' .. status .. '"') or 'null'
-  local numbers = {'caller_id', 'created_at', 'deadline', 'cancel_requested_time'}
-  local fields, about = redis.call('HMGET', KEYS[4], 'name', unpack(numbers, 1, status and 4 or 2)), ''
-  -- Programs may have written something else.
-  if string.match(fields[1] or '', '^[%w_-]+$') then about = ',"name":"' .. fields[1] .. '"' end
+-- What watchers are told of a flow, from its name and these numbers; programs may have written something else there.
+local ABOUT = {'name', 'caller_id', 'created_at', 'deadline', 'cancel_requested_time'}
+local function about(fields)
+  local text = string.match(fields[1] or '', '^[%w_-]+$') and ',"name":"' .. fields[1] .. '"' or ''
   for i = 2, #fields do
     local number = fields[i] or ''
     if string.match(number, '^%d+$') or string.match(number, '^%d+%.%d+$') then
-      about = about .. ',"' .. numbers[i - 1] .. '":' .. number
+      text = text .. ',"' .. ABOUT[i] .. '":' .. number
     end
   end
+  return text
+end
+
+-- `status` is nil for a flow that is gone. `fields` are those that are told of the flow, KEYS[4], unless they have to be read.
+local function emit_flow(revision, flow, status, generation, fields)
+  local quoted = status and ('"' .. status .. '"') or 'null'
+  fields = fields or redis.call('HMGET', KEYS[4], unpack(ABOUT, 1, status and 5 or 3))
   emit(revision, '{"kind":"flow","flow_id":' .. flow .. ',"status":' .. quoted .. ',"generation":' .. generation
-    .. about .. ',"time":' .. ARGV[3] .. '}')
+    .. about(fields) .. ',"time":' .. ARGV[3] .. '}')
+end
+
+-- Writes nodes with their jobs, whose keys are behind `jobs_at`. From `at` on ARGV has for each its job id, the node, F, and F times
+-- field and value. Gives what is behind that.
+local function write_nodes(nodes, count, jobs_at, at)
+  local entries = {}
+  for n = 1, count do
+    local last = at + 2 + 2 * tonumber(ARGV[at + 2])
+    entries[2 * n - 1], entries[2 * n] = ARGV[at], ARGV[at + 1]
+    redis.call('HSET', KEYS[jobs_at + n], unpack(ARGV, at + 3, last))
+    at = last + 1
+  end
+  redis.call('HSET', nodes, unpack(entries))
+  return at
+end
+
+-- Notes which jobs refer to blobs, whose pairs of keys, blob and blob_refs, are behind `blobs_at`. From `at` on ARGV has pairs of
+-- a blob's number and a job's.
+local function refer(blob_idle, blobs, blobs_at, refs, jobs_at, at)
+  for r = 0, refs - 1 do
+    redis.call('SADD', KEYS[blobs_at + 2 * tonumber(ARGV[at + 2 * r])], KEYS[jobs_at + tonumber(ARGV[at + 2 * r + 1])])
+  end
+  for b = 1, blobs do
+    redis.call('ZREM', blob_idle, string.match(KEYS[blobs_at - 1 + 2 * b], '%x+$'))
+  end
 end
 
 -- Of a job that belongs to no flow.

@@ -9,6 +9,7 @@ mod cluster;
 mod conformance;
 mod context_removal;
 mod contexts;
+mod creation;
 mod disk;
 mod durability;
 mod flow_watches;
