@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clients::{self, GatewayClient, MessageStoreClient, RegistryClient, SoleName, Told};
 use crate::config::Config;
-use crate::core::{Core, Input, Settings};
+use crate::core::{Core, Input, PATIENCE, Settings};
 use crate::driver::{Driver, EVENTS_WAITING_MAX, Event, Links, Outlets};
 use crate::error::Error;
 use crate::metrics::Metrics;
@@ -72,7 +72,8 @@ impl App {
         let (log_sender, logs) = mpsc::unbounded_channel();
         let (submit_sender, submits) = mpsc::unbounded_channel();
         let name_conflicts = metrics.name_conflicts.clone();
-        let settings = Settings { started: (deps.clock)(), lost_after: config.lost_after };
+        let settings =
+            Settings { started: (deps.clock)(), lost_after: config.lost_after, patience: PATIENCE };
         let readiness = Readiness::new();
         let storage_serves = (readiness.condition("storage"), deps.storage.clone());
         let driver = Driver {

@@ -15,6 +15,7 @@ use model::{Backoff, JobKey, ReasonCode, RunnerId, Timestamp};
 use proto::internal::v1 as wire;
 use tokio::time::Instant;
 
+use crate::acceptances::Acceptances;
 use crate::drops::{Drops, Ended};
 use crate::inquiries::Inquiries;
 use crate::lanes::{LaneKey, Lanes, MessageNumber};
@@ -22,7 +23,7 @@ use crate::letters::{Letters, Outcome};
 use crate::log_queries::LogQueries;
 use crate::message::{Message, MessageName};
 use crate::metrics::Metrics;
-use crate::reports::{ByOwner, GatewayEpoch, Reports};
+use crate::reports::{ByOwner, GatewayEpoch, Reports, Source};
 use crate::runners::Runners;
 use crate::settled::Settled;
 
@@ -38,6 +39,11 @@ pub const QUERY_ATTEMPTS_MAX: usize = 500;
 const FRESH_AGE: Duration = Duration::from_secs(20);
 /// How far the clocks of storage and of this router may differ.
 const CLOCKS_DIFFER_MAX: Duration = Duration::from_secs(5);
+/// How long what need not be told at once may wait. That a job was accepted, for something better; a message that has arrived, for
+/// others, to be settled together with them: most jobs have ended by then, and with the last of its jobs storage has settled it.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+/// Messages that wait for that.
+const SETTLE_TOGETHER_MAX: usize = 500;
 /// Between tries of a delivery.
 const BACKOFF: Backoff = Backoff { initial_secs: 0.1, multiplier: 2.0, max_secs: 10.0 };
 
@@ -122,6 +128,8 @@ pub struct Settings {
     pub started: Timestamp,
     /// A supervisor that does not answer for this long is given up.
     pub lost_after: Duration,
+    /// How long what need not be told at once may wait: [`PATIENCE`], but in tests.
+    pub patience: Duration,
 }
 
 /// The whole state.
@@ -139,10 +147,14 @@ pub struct Core {
     letters: Letters,
     runners: Runners,
     reports: Reports,
+    acceptances: Acceptances,
     inquiries: Inquiries,
     log_queries: LogQueries,
     drops: Drops,
     settled: Settled,
+    /// Messages that have arrived, and when storage is to be told of them.
+    arrived: Vec<wire::Settlement>,
+    settle_at: Option<Instant>,
     stops: BTreeMap<String, wire::StopAttempt>,
     timers: BTreeSet<(Instant, MessageNumber, TimerKind)>,
     gateway_epoch: GatewayEpoch,
@@ -173,10 +185,13 @@ impl Core {
             letters: Letters::default(),
             runners: Runners::default(),
             reports: Reports::default(),
+            acceptances: Acceptances::default(),
             inquiries: Inquiries::default(),
             log_queries: LogQueries::default(),
             drops: Drops::new(settings.lost_after),
             settled: Settled::default(),
+            arrived: Vec::new(),
+            settle_at: None,
             stops: BTreeMap::new(),
             timers: BTreeSet::new(),
             gateway_epoch: 0,
@@ -239,6 +254,7 @@ impl Core {
             }));
         }
         self.send_letters(now);
+        self.settle_arrived(now);
         let held = self.messages.len() + self.letters.len();
         self.metrics.held.set(i64::try_from(held).unwrap_or(i64::MAX));
         self.metrics.reports_open.set(i64::try_from(self.reports.len()).unwrap_or(i64::MAX));
@@ -249,7 +265,8 @@ impl Core {
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
         let timer = self.timers.first().map(|(at, _, _)| *at);
-        let timer = timer.into_iter().chain(self.letters.next_due()).min();
+        let timer = timer.into_iter().chain(self.letters.next_due()).chain(self.settle_at);
+        let timer = timer.chain(self.acceptances.next_due()).min();
         // Without a gateway nobody can be asked.
         let asked = [self.inquiries.next_due(), self.drops.next_due()].into_iter().flatten().min();
         timer.into_iter().chain(asked.filter(|_| self.gateway_up)).min()
@@ -387,6 +404,7 @@ impl Core {
     fn gateway_lost(&mut self, now: Instant) {
         self.gateway_up = false;
         self.reports.forget_gateway();
+        self.acceptances.clear();
         self.effects.handled.clear();
         self.drops.gateway_lost(now);
         self.log_queries.gateway_lost();
@@ -402,6 +420,10 @@ impl Core {
     fn due(&mut self, now: Instant) {
         let ended = self.letters.due(now);
         self.letters_ended(ended);
+        for (key, acceptance) in self.acceptances.take_due(now) {
+            let source = Source::Gateway(self.gateway_epoch, acceptance.report_id);
+            self.reports.add(source, key.flow, acceptance.json, &mut self.effects.report);
+        }
         while let Some((at, number, kind)) = self.timers.first().copied()
             && at <= now
         {
@@ -436,12 +458,27 @@ impl Core {
             self.timers.remove(&(deadline, number, TimerKind::Deadline));
         }
         let error = message.verdict();
-        match &*error {
-            "" => self.metrics.acknowledged.inc(),
-            _ => self.metrics.failed.inc(),
+        let settlement = settlement(&message.name, error.clone());
+        if error.is_empty() {
+            self.metrics.acknowledged.inc();
+            self.arrived.push(settlement);
+        } else {
+            self.metrics.failed.inc();
+            self.effects.settle.push(settlement);
         }
-        self.effects.settle.push(settlement(&message.name, error.clone()));
         self.settled.note(message.name, message.created_millis, error);
+    }
+
+    /// Tells storage of messages that have arrived, when the first of them has waited for others.
+    fn settle_arrived(&mut self, now: Instant) {
+        if self.arrived.is_empty() {
+            return;
+        }
+        let at = *self.settle_at.get_or_insert(now + self.settings.patience);
+        if at <= now || self.arrived.len() >= SETTLE_TOGETHER_MAX {
+            self.effects.settle.append(&mut self.arrived);
+            self.settle_at = None;
+        }
     }
 
     fn scheduler_said(&mut self, now: Instant, wall: Timestamp, name: &str, said: wire::ReportResponse) {

@@ -44,8 +44,6 @@ use crate::run::{Ack, FlowKey, Owed, Run};
 const EVENTS_MAX: usize = 4096;
 /// Events taken up before the flows they touched are stepped.
 const BATCH_MAX: usize = 512;
-/// That a supervisor has an attempt is told by its start as well.
-const ACCEPTED_PATIENCE: Duration = Duration::from_secs(1);
 /// People do not see a start that is this much late.
 const STARTED_PATIENCE: Duration = Duration::from_millis(5);
 
@@ -362,11 +360,13 @@ impl Driver {
 /// How long a report may wait for company in its commit; what gates the next step may not.
 const fn patience_of(report: &ReportKind) -> Option<Duration> {
     match report {
-        ReportKind::Accepted { .. } => Some(ACCEPTED_PATIENCE),
         ReportKind::Started { .. } => Some(STARTED_PATIENCE),
-        ReportKind::Ended(_) | ReportKind::Returned | ReportKind::Unknown | ReportKind::Rejected { .. } => {
-            None
-        }
+        // The router of one that was accepted has waited for something better.
+        ReportKind::Accepted { .. }
+        | ReportKind::Ended(_)
+        | ReportKind::Returned
+        | ReportKind::Unknown
+        | ReportKind::Rejected { .. } => None,
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::giving_up::stop_attempt;
 use super::{Core, STOPS_WAITING_MAX};
+use crate::acceptances::Acceptance;
 use crate::inquiries::{Meaning, Whereabouts};
 use crate::reports::Source;
 use crate::runners::Place;
@@ -85,6 +86,13 @@ impl Core {
                 node.arrived = true;
             }
         }
+        if let (ReportKind::Accepted { .. }, Source::Gateway(..)) = (&kind, source) {
+            let at = now + self.settings.patience;
+            let acceptance = Acceptance { at, report_id, json: report_json };
+            self.effects.handled.extend(self.acceptances.hold(job_key, acceptance));
+            return;
+        }
+        self.effects.handled.extend(self.acceptances.overtaken(job_key));
         self.reports.add(source, job_key.flow, report_json, &mut self.effects.report);
     }
 

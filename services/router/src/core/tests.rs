@@ -2,6 +2,7 @@
 
 mod forgetting;
 mod giving_up;
+mod waiting;
 
 use super::*;
 use crate::inquiries::{QUERY_TRIES, REPEAT_AFTER};
@@ -53,8 +54,13 @@ impl Bench {
     }
 
     fn started(millis: u64) -> Self {
+        Self::with_patience(Duration::ZERO, millis)
+    }
+
+    fn with_patience(patience: Duration, millis: u64) -> Self {
         let metrics = Metrics::new(&prometheus::Registry::new()).expect("nothing registered twice");
-        let settings = Settings { started: Timestamp::from_millis(millis), lost_after: LOST_AFTER };
+        let started = Timestamp::from_millis(millis);
+        let settings = Settings { started, lost_after: LOST_AFTER, patience };
         let core = Core::new(metrics, Box::new(|| 0.5), settings);
         let mut bench = Self { core, now: Instant::now(), wall: Timestamp::from_millis(1_000_000) };
         bench.runner(1, true);

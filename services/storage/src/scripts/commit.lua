@@ -14,7 +14,7 @@
 local no = closed()
 if no then return no end
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'owner', 'epoch', 'last_commit', 'status', 'generation', 'deleting',
-  'last_commit_revision', 'message', 'node_count', 'counted', 'cancel_requested_time')
+  'last_commit_revision', 'message', 'node_count', 'counted', unpack(ABOUT))
 if flow[1] ~= ARGV[6] or flow[7] then return refuse('FLOW_GONE', 'the flow') end
 if flow[4] == ARGV[10] then return -tonumber(flow[8]) end
 if flow[2] ~= ARGV[7] or flow[3] ~= ARGV[8] then
@@ -24,7 +24,8 @@ end
 if flow[4] ~= ARGV[9] then return refuse('FENCED', 'last commit ' .. (flow[4] or '')) end
 if flow[5] ~= 'started' then return refuse('FENCED', 'the flow is ' .. flow[5]) end
 -- What is cancelled can end and be removed, however full Redis is. What goes on waits for room.
-if (flow[12] or '') ~= '' then use_reserve() end
+local fields = {unpack(flow, 12, 16)}
+if (fields[5] or '') ~= '' then use_reserve() end
 
 -- What became of the jobs of the message that the flow was made of, as JSON. A result that makes it too long is left out.
 local function outcome(message)
@@ -127,26 +128,32 @@ end
 for c = 1, C do
   local key = KEYS[jobs_at + N + M + 2 * B + A + c]
   -- One that is gone is not made anew; nor does it matter what a program has left in its place, or in `open`.
-  local status = is_hash(key) and redis.call('HGET', key, 'status')
+  local message = is_hash(key) and redis.call('HMGET', key, 'status', 'logs') or {}
+  local status = message[1]
   local jobs = ARGV[at + B + c]
   local _, others = string.gsub(jobs, ' ', '')
   local open = status and redis.pcall('HINCRBY', key, 'open', -others - 1)
   if type(open) == 'number' and open <= 0 and status == 'acknowledged' then
     redis.call('HSET', key, 'status', 'processed', 'updated_at', ARGV[3], 'revision', revision)
+  elseif type(open) == 'number' and open <= 0 and status == 'dispatched' and redis.call('ZSCORE', KEYS[10], key) then
+    -- The last of its jobs has ended before its router told that it has arrived: there is nothing more to say of it then.
+    redis.call('HSET', key, 'status', 'processed', 'transport_status', 'read', 'updated_at', ARGV[3], 'revision', revision,
+      'logs', logged(message[2], 'acknowledged'), 'nodes', '[]')
   elseif type(open) == 'number' and open > 0 and status == 'dispatched' then
     -- Whoever is given it after this sends the others alone.
     redis.call('HSET', key, 'ended', (redis.call('HGET', key, 'ended') or '') .. ' ' .. jobs)
   end
 end
-redis.call('HSET', KEYS[4], 'revision', revision, 'last_commit', ARGV[10], 'last_commit_revision', revision, 'updated_at', ARGV[3])
 local ends = ARGV[11] ~= '' and ARGV[11] ~= 'started'
+local changed = {'revision', revision, 'last_commit', ARGV[10], 'last_commit_revision', revision, 'updated_at', ARGV[3]}
 if ARGV[11] ~= '' then
   redis.call('HSET', KEYS[4], 'status', ARGV[11], 'result', ARGV[12], 'result_truncated', ARGV[13],
-    'counted', ends and '' or flow[11] or '')
+    'counted', ends and '' or flow[11] or '', unpack(changed))
   list_flow(ARGV[5], ARGV[11], flow[5])
-  emit_flow(revision, ARGV[5], ARGV[11], flow[6])
-elseif E == 0 then
-  emit_flow(revision, ARGV[5], 'started', flow[6])
+  emit_flow(revision, ARGV[5], ARGV[11], flow[6], fields)
+else
+  redis.call('HSET', KEYS[4], unpack(changed))
+  if E == 0 then emit_flow(revision, ARGV[5], 'started', flow[6], fields) end
 end
 -- What began with an earlier version may have been counted never.
 if ends and flow[11] == '1' then count_open(-1, -tonumber(flow[10])) end

@@ -12,11 +12,15 @@ for k = 7, #KEYS do
     settled = settled + 1
     local is_message = is_hash(key)
     local message = is_message and redis.call('HMGET', key, 'open', 'recipient', 'status', 'logs')
-    local kept = is_message and kept_in(key, KEYS[6])
+    -- With the last of its jobs its flow has said all that there is to say of one that has arrived.
+    local is_said = is_message and problem == '' and message[3] == 'processed' and (tonumber(message[1]) or 1) <= 0
+    local kept = is_message and not is_said and kept_in(key, KEYS[6])
     -- Refused before it was taken up.
-    local is_raw = is_message and not kept
-    -- The end of the flow that was made of it may have been faster than the answer that it was made.
-    if is_raw or (kept and message[3] == 'dispatched') then
+    local is_raw = is_message and not is_said and not kept
+    -- The end of the flow that was made of it may have been faster than the answer that it was made; so may the ends of jobs that
+    -- were refused be.
+    local is_open = kept and (message[3] == 'dispatched' or (kept == 'nodes' and message[3] == 'processed'))
+    if is_raw or is_open then
       revision = revision or raise()
       local status, transport, line = 'acknowledged', message[2] and 'delivered' or 'read', 'acknowledged'
       if problem ~= '' then

@@ -84,10 +84,16 @@ async fn ended_first_and_both_said_twice(stage: Stage<impl Redis>) {
     assert_eq!(message(&stage, 1).await["open"], "1");
     let step = ended(&flow, &[(1, 1)]);
     stage.apply(&mut flow, step).await;
-    assert_eq!(message(&stage, 1).await["status"], "dispatched", "the router has it");
+    let processed = message(&stage, 1).await;
+    assert_eq!((&*processed["status"], &*processed["transport_status"]), ("processed", "read"));
+    assert_eq!(processed["nodes"], "[]");
+    let held = async || stage.ask(Cmd::new("ZCARD").arg(&stage.keys().msg_out_coordinator())).await.int();
+    assert_eq!(held().await, Ok(1), "the router has it");
 
     router.settle(&taken, "").await;
-    has_status(&stage, 1, "processed").await;
+    wait_until(|| async { (held().await == Ok(0)).then_some(()) }, PATIENCE, "it is settled".to_owned())
+        .await;
+    assert_eq!(message(&stage, 1).await, processed, "there is nothing more to say of it");
     router.settle(&taken, "too late").await;
     let send = wire::CommitRequest { messages: vec![carrying(&flow, 2, 1)], ..flow.step() };
     stage.apply(&mut flow, send).await;
@@ -96,6 +102,21 @@ async fn ended_first_and_both_said_twice(stage: Stage<impl Redis>) {
     has_status(&stage, 2, "acknowledged").await;
     assert_eq!(message(&stage, 1).await["status"], "processed");
     assert!(dead_letters(&stage).await.is_empty());
+}
+
+/// Its jobs were refused, and their flow has heard of that before its router told that the message has failed.
+async fn ended_first_and_then_given_up(stage: Stage<impl Redis>) {
+    let mut flow = stage.started(1).await;
+    let mut router = stage.router("r").await;
+    let send = wire::CommitRequest { messages: vec![carrying(&flow, 1, 1)], ..flow.step() };
+    stage.apply(&mut flow, send).await;
+    let taken = router.take(1).await;
+    let step = ended(&flow, &[(0, 1)]);
+    stage.apply(&mut flow, step).await;
+    router.settle(&taken, "refused").await;
+    let failed = has_status(&stage, 1, "error").await;
+    assert_eq!((&*failed["error"], &*failed["transport_status"]), ("refused", "failed"));
+    assert_eq!(dead_letters(&stage).await.len(), 1);
 }
 
 async fn each_attempt_counts_for_the_message_that_carried_it(stage: Stage<impl Redis>) {
@@ -192,6 +213,7 @@ scenarios!(
     who_comes_back_is_not_given_what_has_ended,
     what_ends_before_a_router_comes_is_not_sent,
     ended_first_and_both_said_twice,
+    ended_first_and_then_given_up,
     each_attempt_counts_for_the_message_that_carried_it,
     what_did_not_arrive_stays_an_error
 );

@@ -59,12 +59,15 @@ struct Carrier {
     ended: BTreeSet<u32>,
     /// Its holder was not heard for long.
     is_given_up: bool,
+    /// The last of its attempts has ended while a router held it, and that settled it but for its place.
+    is_said: bool,
 }
 
 impl Carrier {
     /// Its status, that of its transport, and why it did not arrive.
     fn state(&self) -> [&str; 3] {
         match &self.place {
+            Place::Held(_) if self.is_said => ["processed", "read", ""],
             Place::Out | Place::Held(_) => ["dispatched", "queued", ""],
             Place::Settled(error) if !error.is_empty() => ["error", "failed", error],
             Place::Settled(_) if self.open > 0 => ["acknowledged", "read", ""],
@@ -138,8 +141,9 @@ impl Messages {
             if place == Place::Out {
                 self.out.push_back(id);
             }
-            self.messages
-                .insert(id, Carrier { sent, place, open, ended: BTreeSet::new(), is_given_up: false });
+            let ended = BTreeSet::new();
+            let message = Carrier { sent, place, open, ended, is_given_up: false, is_said: false };
+            self.messages.insert(id, message);
         }
     }
 
@@ -184,13 +188,18 @@ impl Messages {
     /// Nobody is given what carries nothing that is open.
     async fn is_over(&mut self, stage: &Stage<impl Redis>, id: u32, error: &str) {
         let status = Cmd::new("HGET").arg(&key(stage, id)).arg("status");
-        let is_settled =
-            || async { (stage.ask(status.clone()).await.text().unwrap() != "dispatched").then_some(()) };
+        let held = Cmd::new("ZSCORE").arg(&stage.keys().msg_out_coordinator()).arg(&key(stage, id));
+        let is_settled = || async {
+            let is_dispatched = stage.ask(status.clone()).await.text().unwrap() == "dispatched";
+            (!is_dispatched && stage.ask(held.clone()).await.is_nil()).then_some(())
+        };
         wait_until(is_settled, PATIENCE, format!("message {id} is settled")).await;
         let message = self.messages.get_mut(&id).unwrap();
         (message.place, message.is_given_up) = (Place::Settled(error.to_owned()), false);
-        self.revision += 1;
-        self.untold.insert(self.revision);
+        if !message.is_said {
+            self.revision += 1;
+            self.untold.insert(self.revision);
+        }
     }
 
     async fn leave(&mut self, name: &'static str) {
@@ -235,7 +244,7 @@ impl Messages {
             let message = self.messages.get_mut(&id);
             if let Some(message) = message.filter(|message| matches!(message.place, Place::Held(_))) {
                 message.place = Place::Settled(error.to_owned());
-                is_new = true;
+                is_new |= !message.is_said || !error.is_empty();
             }
         }
         if is_new {
@@ -264,6 +273,7 @@ impl Messages {
             if message.open > 0 && !matches!(message.place, Place::Settled(_)) {
                 message.ended.extend(0..count);
             }
+            message.is_said |= message.open <= 0 && matches!(message.place, Place::Held(_));
         }
     }
 
