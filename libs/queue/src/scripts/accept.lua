@@ -41,7 +41,7 @@ if first and first ~= owner then
 end
 if nonce ~= '' then
   -- Fetching what it needs may have taken long, and whose a signature was is not remembered beyond its end.
-  local t = redis.call('TIME')
+  local t = read_clock()
   if t[1] * 1000 + math.floor(t[2] / 1000) >= tonumber(ARGV[8]) then
     return redis.error_reply('SIGNATURE_REFUSED the signature of its actor is over')
   end

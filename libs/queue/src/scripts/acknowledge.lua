@@ -3,10 +3,9 @@
 --       job's key, or nothing
 -- Gives the keys of those that are forgotten now.
 use_reserve()
-local forgotten = {}
+local forgotten, entries = {}, {}
 for i = 3, #ARGV, 2 do
-  redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])
-  redis.call('XDEL', KEYS[1], ARGV[i])
+  entries[#entries + 1] = ARGV[i]
   local key = ARGV[i + 1]
   if key ~= '' then
     local known = redis.call('HMGET', JOB .. key, 'context', 'forget')
@@ -17,5 +16,10 @@ for i = 3, #ARGV, 2 do
       keep_end(key, known[1], ARGV[2])
     end
   end
+end
+for from = 1, #entries, 1000 do
+  local last = math.min(from + 999, #entries)
+  redis.call('XACK', KEYS[1], ARGV[1], unpack(entries, from, last))
+  redis.call('XDEL', KEYS[1], unpack(entries, from, last))
 end
 return forgotten

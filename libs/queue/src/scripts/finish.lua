@@ -15,9 +15,6 @@ if ARGV[6] ~= '' and tonumber(known[3]) < tonumber(ARGV[5]) then
   redis.call('HSET', job, 'log_offset', ARGV[5])
   tell(key, 'log', ARGV[6])
 end
-if #ARGV > 6 then
-  redis.call('HSET', job, unpack(ARGV, 7))
-end
-end_job(key, ARGV[3], ARGV[4])
+end_job(key, ARGV[3], ARGV[4], unpack(ARGV, 7))
 redis.call('ZREM', CLAIMS .. instance, key)
 return {1, ARGV[3]}

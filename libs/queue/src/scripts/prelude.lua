@@ -35,9 +35,16 @@ end
 -- A key that is never written.
 local NOTHING = 'hero:nothing'
 
+-- The server's clock, as `TIME` gives it: it stands still while a script runs.
+local clock
+local function read_clock()
+  clock = clock or redis.call('TIME')
+  return clock
+end
+
 -- Unix seconds with three decimals, by the server's clock.
 local function now()
-  local t = redis.call('TIME')
+  local t = read_clock()
   return string.format('%d.%03d', t[1], math.floor(t[2] / 1000))
 end
 
@@ -89,13 +96,16 @@ end
 
 -- Appends an event of a job to the stream that the supervisor reads; numbered per job. A job that came from an
 -- old queue has no coordinator, and nobody to tell.
-local function tell(key, kind, data)
-  local job = JOB .. key
-  local o = redis.call('HMGET', job, 'coordinator', 'context_id', 'flow_id')
-  if o[1] == '' then return end
-  local n = redis.call('HINCRBY', job, 'events', 1)
+local function tell_of(key, kind, data, coordinator, context_id, flow_id)
+  if coordinator == '' then return end
+  local n = redis.call('HINCRBY', JOB .. key, 'events', 1)
   redis.call('XADD', DONE, '*', 'kind', kind, 'key', key, 'n', n,
-    'coordinator', o[1], 'context_id', o[2], 'flow_id', o[3], 'data', data)
+    'coordinator', coordinator, 'context_id', context_id, 'flow_id', flow_id, 'data', data)
+end
+
+-- The same where it is not known whose the job is.
+local function tell(key, kind, data)
+  tell_of(key, kind, data, unpack(redis.call('HMGET', JOB .. key, 'coordinator', 'context_id', 'flow_id'), 1, 3))
 end
 
 -- Whose share of the slots a job counts for: that of an actor of a coordinator.
@@ -130,15 +140,19 @@ local function offer_aside(owner)
   end
 end
 
+-- Contexts whose ends that are kept no longer were forgotten by this script.
+local trimmed = {}
+
 -- What an ended job needed to run is of no use any more; how it ended is kept for a while.
 local function keep_end(key, context, secs)
   local job = JOB .. key
   redis.call('HDEL', job, 'job', 'script', 'env_vars', 'grants', 'again')
   redis.call('EXPIRE', job, secs)
-  local time = tonumber(redis.call('TIME')[1])
+  local time = tonumber(read_clock()[1])
   local jobs = 'hero:jobs:' .. context
   redis.call('ZADD', jobs, time + secs, key)
-  redis.call('ZREMRANGEBYSCORE', jobs, '-inf', time)
+  if not trimmed[context] then redis.call('ZREMRANGEBYSCORE', jobs, '-inf', time) end
+  trimmed[context] = true
 end
 
 -- Nobody asks for an attempt any more. Should it come late it is refused for a while.
@@ -160,7 +174,7 @@ local function answer_old(old, id, status, output, result, error)
   -- Its dispatcher may have removed it.
   if redis.call('EXISTS', old) == 1 then
     redis.pcall('HSET', old, 'status', word, 'output', output, 'result', result, 'error', error,
-      'updated_at', redis.call('TIME')[1])
+      'updated_at', read_clock()[1])
   end
   for _, list in ipairs({'hero:q:reply:' .. id, 'hero:reply:' .. id}) do
     redis.pcall('RPUSH', list, reply)
@@ -179,23 +193,23 @@ local function put_foreign(queue, entry)
   if id then answer_old(JOB .. id, id, 'error', '', '{}', 'QUEUE_FULL: too much of others waits here') end
 end
 
--- Ends a job: record, event, reply; and what of the old world has to do with it. `data` is the event.
-local function end_job(key, status, data)
+-- Ends a job: record, with what else is to stand in it, event, reply; and what of the old world has to do with it. `data` is the event.
+local function end_job(key, status, data, ...)
   local job = JOB .. key
-  redis.call('HSET', job, 'state', status, 'status', status, 'ended_at', now(), 'end', data)
-  tell(key, 'ended', data)
+  local o = redis.call('HMGET', job, 'coordinator', 'context_id', 'flow_id', 'caller', 'legacy', 'seq', 'old_hash')
+  redis.call('HSET', job, 'state', status, 'status', status, 'ended_at', now(), 'end', data, ...)
+  tell_of(key, 'ended', data, o[1], o[2], o[3])
   redis.call('RPUSH', REPLY .. key, data)
   redis.call('EXPIRE', REPLY .. key, 3600)
-  local o = redis.call('HMGET', job, 'legacy', 'seq', 'old_hash', 'old_id', 'output', 'result', 'error', 'context',
-    'coordinator', 'caller')
-  offer_aside(owner_of(o[9], o[10]))
-  if o[1] then
+  offer_aside(owner_of(o[1], o[4]))
+  if o[5] then
     -- Kept for a while, so that what an old worker may still write expires with it.
-    redis.call('EXPIRE', OLD_NUMBERED .. o[2], 86400)
+    redis.call('EXPIRE', OLD_NUMBERED .. o[6], 86400)
   end
-  if o[3] then
-    answer_old(o[3], o[4], status, o[5] or '', o[6] or '{}', o[7] or '')
-    keep_end(key, o[8], 3600)
+  if o[7] then
+    local old = redis.call('HMGET', job, 'old_id', 'output', 'result', 'error', 'context')
+    answer_old(o[7], old[1], status, old[2] or '', old[3] or '{}', old[4] or '')
+    keep_end(key, old[5], 3600)
   end
 end
 
@@ -314,7 +328,7 @@ local function offer_to_old(key, old, seq)
   redis.call('HSET', job, 'legacy', old, 'status', 'dispatched')
   local entry = old_entry(key, old, seq)
   if entry ~= key then
-    local time = redis.call('TIME')[1]
+    local time = read_clock()[1]
     local j = redis.call('HMGET', job, 'script', 'script_type', 'env_vars', 'timeout', 'context_id')
     redis.call('HSET', entry, 'id', seq, 'caller_id', 0, 'context_id', j[5], 'script', j[1], 'script_type', j[2],
       'env_vars', j[3], 'timeout', j[4], 'retries', 0, 'prerequisites', '[]', 'depends', '[]',

@@ -36,18 +36,22 @@ local function has_most(owner)
   return held and (held[owner] or 0) >= most
 end
 
+-- Whether jobs were set aside.
+local has_aside = redis.call('EXISTS', ASIDE) == 1
+
 -- An entry counts only in the queue that its job was sent to.
 local function claim(key, queue)
   if not is_job_key(key) then return put_foreign(queue, key) end
   local job = JOB .. key
   local known = redis.call('HMGET', job, 'state', 'queue', 'seq', 'job', 'script', 'grants', 'legacy', 'old_hash',
-    'coordinator', 'caller')
+    'coordinator', 'caller', 'context_id', 'flow_id')
   if known[1] ~= 'queued' or known[2] ~= queue then
     return
   end
   local owner = owner_of(known[9], known[10])
   if has_most(owner) then
     set_aside(key, queue, owner, known[3])
+    has_aside = true
     return
   end
   if known[7] and not withdraw(key, known[7], known[3]) then
@@ -62,14 +66,16 @@ local function claim(key, queue)
   redis.call('HINCRBY', STATS .. queue, 'taken', 1)
   redis.call('HSET', job, 'state', 'started', 'status', 'started', 'claimed_by', instance, 'started_at', time)
   if known[8] and redis.call('EXISTS', known[8]) == 1 then
-    redis.pcall('HSET', known[8], 'status', 'started', 'updated_at', redis.call('TIME')[1])
+    redis.pcall('HSET', known[8], 'status', 'started', 'updated_at', read_clock()[1])
   end
-  tell(key, 'started', started_event(instance, time))
+  tell_of(key, 'started', started_event(instance, time), known[9], known[11], known[12])
   taken[#taken + 1] = {key, time, known[4], known[5], known[6]}
 end
 
+-- Mostly nothing waits, and one look says so.
+local waits = redis.call('EXISTS', unpack(ARGV, 7)) > 0
 -- Whether something waits that demands isolation, or is for our instances alone. Mostly nothing does, and a place has one queue.
-local demanding = #ARGV > 6 + places and redis.call('EXISTS', unpack(ARGV, 7 + places)) > 0
+local demanding = waits and #ARGV > 6 + places and redis.call('EXISTS', unpack(ARGV, 7 + places)) > 0
 
 -- The queue of a place whose head came first; an entry that is of no use goes before all.
 local function next_queue(from)
@@ -98,7 +104,7 @@ local looks = 0
 
 -- Those who had been set aside, by queue, when there are any.
 local aside = {}
-if redis.call('EXISTS', ASIDE) == 1 then
+if has_aside then
   need_room()
   for _, place in ipairs(redis.call('SMEMBERS', ASIDE)) do
     local queue, owner = string.match(place, '^(%S+) (%S+)$')
@@ -119,7 +125,7 @@ local function take_aside(queue)
   end
 end
 
-for i = 7, 6 + places do
+for i = 7, (waits or has_aside) and 6 + places or 0 do
   for level = i, #ARGV, places do take_aside(ARGV[level]) end
   while #taken < free and looks < 1000 do
     looks = looks + 1
@@ -131,5 +137,5 @@ for i = 7, 6 + places do
     claim(key, queue)
   end
 end
-local is_empty = #taken < free and looks < 1000 and redis.call('EXISTS', ASIDE) == 0
+local is_empty = #taken < free and looks < 1000 and not has_aside
 return {taken, is_empty and 0 or 1}
