@@ -6,7 +6,8 @@ use crate::flow::FlowStatus;
 use crate::id::{ActorId, Attempt, FlowId, Generation, JobId, RunnerId};
 use crate::message::MessageStatus;
 use crate::name::Name;
-use crate::node::{NodeState, Reason};
+use crate::node::NodeState;
+use crate::reason::Reason;
 use crate::time::Timestamp;
 
 /// One change, as JSON in the field `e` of an entry in `events`.

@@ -11,7 +11,7 @@ use crate::isolation::Isolation;
 use crate::job::{BlobRef, ScriptSource};
 use crate::limits;
 use crate::name::Name;
-use crate::node::{Reason, ReasonCode};
+use crate::reason::{Reason, ReasonCode};
 use crate::script_type::ScriptType;
 use crate::time::Timestamp;
 
