@@ -5,13 +5,13 @@
 --      does, 11 seconds to remember it, 12.. fields
 -- Gives what became of it, and the key of the first copy: 1 it is kept, 2 it came before, 3 it is refused for that reason, 4 every
 -- inbox is full; and the revision.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 for k = 6, #KEYS do
   local seen = redis.call('GET', KEYS[k])
   if seen then return {2, seen, 0} end
 end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 if ARGV[7] ~= '' then return {3, '', 0} end

@@ -3,7 +3,7 @@
 -- ARGV 5 the context's revision that permission was decided on, 6 whose inbox it is, 7 request hash ('' for no request),
 --      8 seconds to remember it, 9 which part of the request this is
 -- Gives how many were in it until now, and the revision of the change, or 0 when there was none.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 use_reserve()
 local request, first = nil, 5
@@ -13,7 +13,7 @@ if other then return other end
 -- The parts of a request come one after the other: what broke off goes on with the next.
 local done_then = before and redis.call('HGET', request, 'part:' .. ARGV[9])
 if done_then then return {tonumber(done_then), 0} end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 local there = {}

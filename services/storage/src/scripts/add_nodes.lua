@@ -6,14 +6,14 @@
 --      it),
 --      then N times: job id, node, F, F times field and value
 -- Gives the new revision, or 0 when nothing changed.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 local request = KEYS[7 + 2 * tonumber(ARGV[7]) + tonumber(ARGV[8])]
 local known, reused = asked_before(request, ARGV[12])
 if reused then return reused end
 -- Of one whose nodes came in parts the last ones may be missing.
 if known and redis.call('HGET', request, 'pending') == '0' then return 0 end
-if ARGV[10] ~= '' and redis.call('HGET', KEYS[1], 'revision') ~= ARGV[10] then
+if ARGV[10] ~= '' and context_revision ~= ARGV[10] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'first_job_id', 'node_count', 'deleting')

@@ -3,11 +3,11 @@
 -- ARGV 5 the context's revision that permission was decided on, 6 request hash, 7 seconds to remember it,
 --      8 `reserve` where Redis may be full
 -- Gives 1; 0 when the same request was written down before.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 local before, other = asked_before(KEYS[4], ARGV[6])
 if other then return other end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 if before then return 0 end

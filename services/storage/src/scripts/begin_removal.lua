@@ -2,12 +2,12 @@
 -- KEYS 4 flow, 5 flows_active, 6 due, 7 request (only with a request id)
 -- ARGV 5 the context's revision that permission was decided on, 6 flow id, 7 flow uid, 8 request hash, 9 seconds to remember it,
 --      10 the revision that is expected ('' for any)
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 use_reserve()
 local _, other = asked_before(KEYS[7], ARGV[8])
 if other then return other end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'cancel_requested_time', 'deleting', 'revision',

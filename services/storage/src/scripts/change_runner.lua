@@ -4,12 +4,12 @@
 --      8 request hash, 9 seconds to remember it, 10 `update`, `drain`, `resume` or `delete`,
 --      11 seconds to keep one that is deleted, 12.. with `update`: fields
 -- Gives the revision of the change; 0 when nothing had to be changed.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 local before, other = asked_before(KEYS[7], ARGV[8])
 if other then return other end
 if before then return 0 end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 local runner = redis.call('HMGET', KEYS[4], 'revision', 'drained_at', 'deleted_at')

@@ -9,7 +9,7 @@
 --      of the flow
 -- Gives 1, revision, first job id; or 0, flow id, flow uid, first job id of the flow that the request, or the message, was
 -- given before.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 local blobs, nodes, refs = tonumber(ARGV[19]), tonumber(ARGV[20]), tonumber(ARGV[21])
 local jobs_at = 8 + 2 * blobs
@@ -29,7 +29,7 @@ if flow then
   local made = redis.call('HMGET', own('flow:' .. flow), 'uid', 'first_job_id', 'message', 'deleting')
   if made[1] and made[3] == ARGV[13] and not made[4] then return {0, flow, made[1], made[2]} end
 end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 if redis.call('EXISTS', KEYS[4]) == 1 then
@@ -42,8 +42,9 @@ local first = nodes > 0 and tonumber(ARGV[18]) or last + 1
 if first <= last then return refuse('JOB_IDS_GIVEN', string.format('%.0f', last)) end
 if first + count - 1 > ID_MAX then return refuse('IDS_EXHAUSTED', 'the caller has no job ids left') end
 local open, jobs_open = tonumber(counters[3] or '0') + 1, tonumber(counters[4] or '0') + count
+local flows = redis.call('ZCARD', KEYS[5])
 local full = beyond('context_flows_open_max', ARGV[15], open) or beyond('context_jobs_open_max', ARGV[16], jobs_open)
-  or beyond('context_flows_max', ARGV[17], redis.call('ZCARD', KEYS[5]) + 1)
+  or beyond('context_flows_max', ARGV[17], flows + 1)
 if full then return full end
 for b = 1, blobs do
   if redis.call('EXISTS', KEYS[7 + 2 * b]) == 0 then return refuse('BLOB_MISSING', KEYS[7 + 2 * b]) end
@@ -62,9 +63,9 @@ redis.call('HSET', KEYS[4], 'revision', revision, 'first_job_id', first, 'counte
   'last_commit_revision', nodes > 0 and revision or 0, unpack(ARGV, fields_at))
 if message then redis.call('HSET', message, 'flow_id', ARGV[6]) end
 -- From the first flow on each stands in the list of its status.
-if redis.call('ZCARD', KEYS[5]) == 0 then redis.call('HSET', KEYS[2], 'flows_listed', 1) end
+if flows == 0 then redis.call('HSET', KEYS[2], 'flows_listed', 1) end
 redis.call('ZADD', KEYS[5], revision, ARGV[6])
-list_flow(ARGV[6], nodes > 0 and 'started' or 'created')
+redis.call('ZADD', own('flows:' .. (nodes > 0 and 'started' or 'created')), revision, ARGV[6])
 remember(request, ARGV[9], ARGV[10], 'flow_id', ARGV[6], 'flow_uid', ARGV[11], 'first_job_id', first)
 local fields = redis.call('HMGET', KEYS[4], unpack(ABOUT))
 emit_flow(revision, ARGV[6], 'created', 1, fields)

@@ -3,14 +3,14 @@
 -- ARGV 5 the context's revision that permission was decided on, 6 caller, 7 request hash, 8 seconds to remember it, 9 B,
 --      10 how many there may be, 11.. fields
 -- Gives the job's number and the revision; or the number that the same request was given, and 0.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 local blobs = tonumber(ARGV[9])
 local request = KEYS[6 + 2 * blobs]
 local before, other = asked_before(request, ARGV[7])
 if other then return other end
 if before then return {redis.call('HGET', request, 'job_id'), 0} end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 for b = 1, blobs do

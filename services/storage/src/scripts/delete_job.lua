@@ -3,7 +3,7 @@
 -- ARGV 5 the context's revision that permission was decided on, 6 the job as `<caller>:<id>`, 7 request hash,
 --      8 seconds to remember it, 9 B
 -- Gives the revision of the change; 0 when the same request had made it before.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 use_reserve()
 local blobs = tonumber(ARGV[9])
@@ -11,7 +11,7 @@ local request = KEYS[7 + blobs]
 local before, other = asked_before(request, ARGV[7])
 if other then return other end
 if before then return 0 end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 local job = redis.call('HMGET', KEYS[4], 'id', 'flow_id')

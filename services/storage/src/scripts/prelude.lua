@@ -19,16 +19,18 @@ local function has_gone_back()
   return redis.call('XLEN', KEYS[3]) == 0 or #redis.call('XRANGE', KEYS[3], '-', id, 'COUNT', 1) > 0
 end
 
--- Why the context takes no changes; nothing when it does. What is `removing` something may go on in a context that goes.
+-- Why the context takes no changes; nothing when it does, and its revision. What is `removing` something may go on in a context that
+-- goes.
 local function closed(removing)
-  local context = redis.call('HMGET', KEYS[1], 'uid', 'state')
+  local context = redis.call('HMGET', KEYS[1], 'uid', 'state', 'revision')
   if not context[1] then return refuse('CONTEXT_GONE', 'the context does not exist') end
   if ARGV[2] ~= '' and context[1] ~= ARGV[2] then
     return refuse('CONTEXT_GONE', 'the context is another one by now')
   end
-  if removing then return end
+  if removing then return nil, context[3] end
   if context[2] ~= 'active' then return refuse('CONTEXT_DELETING', 'the context is being deleted') end
   if has_gone_back() then return refuse('STORE_WENT_BACK', 'a change is gone that was seen') end
+  return nil, context[3]
 end
 
 -- Lets the rest of this script write where Redis is at `maxmemory` too: for what frees memory, ends something or keeps alive

@@ -3,12 +3,12 @@
 -- ARGV 5 the context's revision that permission was decided on, 6 caller, 7 router ('' for none), 8 end of its hold,
 --      9 what the keys of this context begin with, 10 request hash, 11 seconds to remember it, 12.. fields
 -- Gives its number and the revision; or the number that the same request was given, and 0.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 local before, other = asked_before(KEYS[7], ARGV[10])
 if other then return other end
 if before then return {redis.call('HGET', KEYS[7], 'message_id'), 0} end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 local id, key = new_message(ARGV[9], ARGV[6])

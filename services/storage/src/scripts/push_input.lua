@@ -7,12 +7,12 @@
 --      12 `cancel_node`, 13 its job; or
 --      12 `other`
 -- Gives the flow's revision, or 0 when that was not raised; and whether nothing changed.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 local before, other = asked_before(KEYS[9], ARGV[9])
 if other then return other end
 if before then return {0, tonumber(redis.call('HGET', KEYS[9], 'unchanged'))} end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'cancel_requested_time', 'cancel_grace_secs', 'deleting',

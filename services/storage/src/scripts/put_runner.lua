@@ -3,12 +3,12 @@
 -- ARGV 5 the context's revision that permission was decided on, 6 runner id, 7 request hash, 8 seconds to remember it,
 --      9 whether we chose the id, 10 how many there may be, 11 how many deleted ones, 12.. fields
 -- Gives 1 and the revision; or 0 and the id of the runner of then.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 local before, other = asked_before(KEYS[6], ARGV[7])
 if other then return other end
 if before then return {0, redis.call('HGET', KEYS[6], 'runner_id')} end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 local last = tonumber(redis.call('HGET', KEYS[2], 'runner') or '0')

@@ -4,13 +4,13 @@
 -- ARGV 5 the context's revision that permission was decided on, 6 the message, 7 whose inbox that is, 8 request hash,
 --      9 seconds to remember it
 -- Gives the revision of the change; 0 when the same request had made it before.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 use_reserve()
 local before, other = asked_before(KEYS[10], ARGV[8])
 if other then return other end
 if before then return 0 end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 if redis.call('EXISTS', KEYS[4]) == 0 then return refuse('MESSAGE_GONE', ARGV[6]) end

@@ -4,12 +4,12 @@
 --      8 until when it has to arrive, 9 where it is tried ('' for unchanged), 10 request hash, 11 seconds to remember it,
 --      12 the key that it is from ('' for unchanged), 13 why its sender's key does not do ('' when it does)
 -- Gives the revision; 0 when the same request had done it before.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 local before, other = asked_before(KEYS[8], ARGV[10])
 if other then return other end
 if before then return 0 end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 if redis.call('EXISTS', KEYS[4]) == 0 then return refuse('MESSAGE_GONE', ARGV[6]) end

@@ -5,14 +5,14 @@
 --      14 seconds to remember it, 15 what the keys of this context begin with, 16 the revision that is expected ('' for any),
 --      17 how many flows that have not ended there may be, 18 how many nodes of those, 19… the new signatures
 -- Gives the new revision; 0 when the same request had started it before.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 local signed = #ARGV - 18
 local request = #KEYS - signed == 6 and KEYS[6]
 local before, other = asked_before(request, ARGV[13])
 if other then return other end
 if before then return 0 end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'generation', 'epoch', 'deadline_secs', 'deleting',

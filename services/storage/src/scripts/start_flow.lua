@@ -4,14 +4,14 @@
 --      8 owner ('' for none), 9 now in milliseconds, 10 what the first commit builds on, 11 request hash, 12 seconds to
 --      remember it
 -- Gives the new revision, or 0 when nothing changed; and the signals that were given before.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 local _, reused = asked_before(KEYS[8], ARGV[11])
 if reused then return reused end
 local function carried_out()
   remember(KEYS[8], ARGV[11], ARGV[12], 'flow_id', ARGV[6], 'flow_uid', ARGV[7])
 end
-if ARGV[5] ~= '' and redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if ARGV[5] ~= '' and context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'owner', 'epoch', 'node_count', 'first_job_id',

@@ -3,12 +3,12 @@
 -- ARGV 5 the context's revision that was decided on, 6 request hash, 7 seconds to remember it,
 --      8 `reserve` where Redis may be full, 9.. fields
 -- Gives the revision of the change; 0 when the same request had made it before.
-local no = closed()
+local no, context_revision = closed()
 if no then return no end
 local before, other = asked_before(KEYS[4], ARGV[6])
 if other then return other end
 if before then return 0 end
-if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[5] then
+if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 if ARGV[8] == 'reserve' then use_reserve() end
