@@ -50,7 +50,9 @@ for b = 1, blobs do
   if redis.call('EXISTS', KEYS[7 + 2 * b]) == 0 then return refuse('BLOB_MISSING', KEYS[7 + 2 * b]) end
 end
 
-local revision = raise()
+-- Each change of a flow has a revision of its own, also where two are made at once.
+local created = raise()
+local revision = nodes > 0 and redis.call('HINCRBY', KEYS[2], 'revision', 1) or created
 -- An id that the caller chose moves nothing: a large one would leave no others.
 local greatest = counters[1] or '0'
 if ARGV[12] == '1' and tonumber(ARGV[6]) > tonumber(greatest) then greatest = ARGV[6] end
@@ -64,12 +66,13 @@ redis.call('HSET', KEYS[4], 'revision', revision, 'first_job_id', first, 'counte
 if message then redis.call('HSET', message, 'flow_id', ARGV[6]) end
 -- From the first flow on each stands in the list of its status.
 if flows == 0 then redis.call('HSET', KEYS[2], 'flows_listed', 1) end
-redis.call('ZADD', KEYS[5], revision, ARGV[6])
-redis.call('ZADD', own('flows:' .. (nodes > 0 and 'started' or 'created')), revision, ARGV[6])
+redis.call('ZADD', KEYS[5], created, ARGV[6])
+redis.call('ZADD', own('flows:' .. (nodes > 0 and 'started' or 'created')), created, ARGV[6])
 remember(request, ARGV[9], ARGV[10], 'flow_id', ARGV[6], 'flow_uid', ARGV[11], 'first_job_id', first)
 local fields = redis.call('HMGET', KEYS[4], unpack(ABOUT))
-emit_flow(revision, ARGV[6], 'created', 1, fields)
+emit_flow(created, ARGV[6], 'created', 1, fields)
 if nodes > 0 then
+  emitted = 0
   redis.call('SADD', KEYS[7], ARGV[6] .. '-' .. ARGV[11])
   emit_flow(revision, ARGV[6], 'started', 1, fields)
 end

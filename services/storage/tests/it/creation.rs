@@ -101,17 +101,23 @@ async fn it_is_kept_as_one_that_was_made_in_three_steps(stage: Stage<impl Redis>
 
 async fn its_making_and_its_start_are_told(stage: Stage<impl Redis>) {
     let made = stage.flows().create_flow(whole(1, &script("true"))).await.unwrap().into_inner();
-    let id = made.flow.unwrap().flow.unwrap().id;
+    let flow = made.flow.unwrap().flow.unwrap();
+    let (id, revision) = (flow.id, flow.revision);
     let entries = stage.ask(Cmd::new("XRANGE").arg(&stage.keys().events()).arg("-").arg("+")).await;
-    let told: Vec<String> = entries
+    let told: Vec<(String, String)> = entries
         .entries()
         .unwrap()
         .into_iter()
-        .map(|entry| serde_json::from_slice::<serde_json::Value>(entry.field("e").unwrap()).unwrap())
-        .filter(|event| event["flow_id"] == id)
-        .map(|event| event["status"].as_str().unwrap().to_owned())
+        .map(|entry| {
+            let event: serde_json::Value = serde_json::from_slice(entry.field("e").unwrap()).unwrap();
+            (entry.id, event)
+        })
+        .filter(|(_, event)| event["flow_id"] == id)
+        .map(|(position, event)| (position, event["status"].as_str().unwrap().to_owned()))
         .collect();
-    assert_eq!(told, ["created", "started"]);
+    let told: Vec<_> = told.iter().map(|(position, status)| (&**position, &**status)).collect();
+    let (before, last) = (format!("{}-1", revision - 1), format!("{revision}-1"));
+    assert_eq!(told, [(&*before, "created"), (&*last, "started")], "each with a revision of its own");
 }
 
 async fn the_same_request_has_one_flow(stage: Stage<impl Redis>) {
