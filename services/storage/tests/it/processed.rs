@@ -9,7 +9,7 @@ use proto::internal::v1 as wire;
 use testkit::{PATIENCE, wait_until};
 
 use crate::places::{Redis, scenarios};
-use crate::stage::{EXECUTOR, Running, Stage, json};
+use crate::stage::{EXECUTOR, Router, Running, Stage, json};
 
 async fn message(stage: &Stage<impl Redis>, id: u32) -> BTreeMap<String, String> {
     stage.hash(&stage.keys().message(ActorId(EXECUTOR), MessageId(id))).await
@@ -71,12 +71,23 @@ async fn acknowledged_first(stage: Stage<impl Redis>) {
     assert_eq!((&*processed["status"], &processed["revision"]), ("processed", &revision.to_string()));
 }
 
+/// Message 1 with `count` nodes, which a router has that came after it. Storage has looked by then for what that router had
+/// before, and gives it nothing more by itself.
+async fn held_by_one_that_came(
+    stage: &Stage<impl Redis>,
+    flow: &mut Running,
+    count: usize,
+) -> (Router, Vec<wire::HeldMessage>) {
+    let send = wire::CommitRequest { messages: vec![carrying(flow, 1, count)], ..flow.step() };
+    stage.apply(flow, send).await;
+    let mut router = stage.router("r").await;
+    let taken = router.take(1).await;
+    (router, taken)
+}
+
 async fn ended_first_and_both_said_twice(stage: Stage<impl Redis>) {
     let mut flow = stage.started(2).await;
-    let mut router = stage.router("r").await;
-    let send = wire::CommitRequest { messages: vec![carrying(&flow, 1, 2)], ..flow.step() };
-    stage.apply(&mut flow, send).await;
-    let taken = router.take(1).await;
+    let (mut router, taken) = held_by_one_that_came(&stage, &mut flow, 2).await;
     let step = ended(&flow, &[(0, 1)]);
     stage.apply(&mut flow, step.clone()).await;
     // Its answer was lost.
@@ -107,10 +118,7 @@ async fn ended_first_and_both_said_twice(stage: Stage<impl Redis>) {
 /// Its jobs were refused, and their flow has heard of that before its router told that the message has failed.
 async fn ended_first_and_then_given_up(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
-    let mut router = stage.router("r").await;
-    let send = wire::CommitRequest { messages: vec![carrying(&flow, 1, 1)], ..flow.step() };
-    stage.apply(&mut flow, send).await;
-    let taken = router.take(1).await;
+    let (router, taken) = held_by_one_that_came(&stage, &mut flow, 1).await;
     let step = ended(&flow, &[(0, 1)]);
     stage.apply(&mut flow, step).await;
     router.settle(&taken, "refused").await;
