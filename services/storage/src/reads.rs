@@ -69,6 +69,8 @@ pub(crate) struct NodePage {
     pub(crate) context_uid: ContextUid,
     /// Of the flow.
     pub(crate) flow_uid: FlowUid,
+    /// The flow and the newest position before it was read, for whoever is to watch it.
+    pub(crate) to_watch: Option<(StoredFlow, Option<Position>)>,
 }
 
 /// A page of flows.
@@ -170,22 +172,16 @@ impl Store {
         flow: FlowId,
         asker: Asker,
         action: Action,
-        to_watch: bool,
-    ) -> Result<(FlowInContext, Option<Position>)> {
+    ) -> Result<FlowInContext> {
         let (_, context, mut answers) = self
             .read(context, asker, |tenant, pipeline| {
-                // The position comes first: what happens between the two is in the flow, and told again.
-                if to_watch {
-                    pipeline.cmd(newest(&tenant.events, 1));
-                }
                 pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
             })
             .await
             .map_err(|error| error.at_record(format_args!("flow {flow}")))?;
         let stored = self.flow_of(flow, answers.pop().unwrap_or(Value::Nil))?;
         allow_asker(&context, asker, action, stored.flow.caller_id)?;
-        let position = answers.pop().map(Position::first_of).transpose()?.flatten();
-        Ok(((stored, context.uid), position))
+        Ok((stored, context.uid))
     }
 
     /// A page of flows, newest first; for whoever is to watch them, without variables and results, and with a position.
@@ -277,15 +273,21 @@ impl Store {
         asker: Asker,
         filter: &NodeFilter,
         page: &Page,
+        to_watch: bool,
     ) -> Result<NodePage> {
-        let (tenant, seen, answers) = self
+        let (tenant, seen, mut answers) = self
             .read(context, asker, |tenant, pipeline| {
+                // The position comes first: what happens between that and the rest is in the rest, and told again.
+                if to_watch {
+                    pipeline.cmd(newest(&tenant.events, 1));
+                }
                 pipeline.cmd(Cmd::new("HGET").arg(&tenant.ids).arg("revision"));
                 pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
             })
             .await
             .map_err(|error| error.at_record(format_args!("flow {flow}")))?;
-        let [revision, stored] = Value::Array(answers).tuple()?;
+        let [revision, stored] = Value::Array(answers.split_off(usize::from(to_watch))).tuple()?;
+        let position = answers.pop().map(Position::first_of).transpose()?.flatten();
         let revision = Revision(revision.uint()?);
         let stored = self.flow_of(flow, stored)?;
         let bound_to = format!("{context} {flow} {asker:?} {filter:?}");
@@ -296,11 +298,14 @@ impl Store {
         let size = if filter.jobs.is_empty() { page.size } else { filter.jobs.len() };
         let mut places = filter.places(&stored, u32::try_from(from).unwrap_or(u32::MAX)).peekable();
         let (context_uid, flow_uid) = (seen.uid, stored.flow.uid);
-        let page_of = |nodes, next| NodePage { nodes, next, revision, context_uid, flow_uid };
+        let page_of = |nodes, next, stored: StoredFlow| {
+            let to_watch = to_watch.then_some((stored, position));
+            NodePage { nodes, next, revision, context_uid, flow_uid, to_watch }
+        };
         let (mut nodes, mut bytes, mut scanned) = (Vec::new(), 0, 0);
         while let Some(next) = places.peek().copied() {
             if nodes.len() >= size || scanned >= NODES_SCANNED_MAX {
-                return Ok(page_of(nodes, token(next)));
+                return Ok(page_of(nodes, token(next), stored));
             }
             let count = if filter.states.is_empty() { size - nodes.len() } else { NODES_READ as usize };
             let batch: Vec<u32> = places.by_ref().take(count.min(NODES_READ as usize)).collect();
@@ -310,13 +315,13 @@ impl Store {
                     continue;
                 }
                 if nodes.len() >= size || (!nodes.is_empty() && bytes + json.len() > limits::PAGE_BYTES_MAX) {
-                    return Ok(page_of(nodes, token(place)));
+                    return Ok(page_of(nodes, token(place), stored));
                 }
                 bytes += json.len();
                 nodes.push(json);
             }
         }
-        Ok(page_of(nodes, String::new()))
+        Ok(page_of(nodes, String::new(), stored))
     }
 
     /// Reads a flow for its owner, before its nodes.

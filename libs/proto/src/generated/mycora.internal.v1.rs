@@ -1213,9 +1213,6 @@ pub struct ReadFlowResponse {
     /// The flow.
     #[prost(message, optional, tag = "1")]
     pub flow: ::core::option::Option<FlowRecord>,
-    /// For whoever is to watch it: the position after which nothing is missing that is not in it. Else empty.
-    #[prost(string, tag = "2")]
-    pub position: ::prost::alloc::string::String,
 }
 /// Asks for a page of flows.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1288,9 +1285,12 @@ pub struct ReadNodesRequest {
     /// Only these, whatever the page; empty: all. At most 1000.
     #[prost(uint32, repeated, tag = "7")]
     pub job_ids: ::prost::alloc::vec::Vec<u32>,
+    /// Give the flow as well, and a position to watch it from.
+    #[prost(bool, tag = "8")]
+    pub to_watch: bool,
 }
 /// Gives a page of nodes.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReadNodesResponse {
     /// Each a FlowNode as JSON, by job id.
     #[prost(bytes = "bytes", repeated, tag = "1")]
@@ -1307,6 +1307,12 @@ pub struct ReadNodesResponse {
     /// The uid of the flow: with the context's it makes the keys of the attempts.
     #[prost(string, tag = "5")]
     pub flow_uid: ::prost::alloc::string::String,
+    /// For whoever is to watch it: the flow.
+    #[prost(message, optional, tag = "6")]
+    pub flow: ::core::option::Option<FlowRecord>,
+    /// And the position after which nothing is missing that is neither in the flow nor in its nodes.
+    #[prost(string, tag = "7")]
+    pub position: ::prost::alloc::string::String,
 }
 /// Asks to remove a flow.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1465,8 +1471,6 @@ pub enum FlowPurpose {
     Retry = 5,
     /// To give it a signal.
     Signal = 6,
-    /// To watch it from then on.
-    Watch = 7,
 }
 impl FlowPurpose {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1482,7 +1486,6 @@ impl FlowPurpose {
             Self::Start => "FLOW_PURPOSE_START",
             Self::Retry => "FLOW_PURPOSE_RETRY",
             Self::Signal => "FLOW_PURPOSE_SIGNAL",
-            Self::Watch => "FLOW_PURPOSE_WATCH",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1495,7 +1498,6 @@ impl FlowPurpose {
             "FLOW_PURPOSE_START" => Some(Self::Start),
             "FLOW_PURPOSE_RETRY" => Some(Self::Retry),
             "FLOW_PURPOSE_SIGNAL" => Some(Self::Signal),
-            "FLOW_PURPOSE_WATCH" => Some(Self::Watch),
             _ => None,
         }
     }

@@ -45,6 +45,15 @@ pub struct Page {
     next: String,
 }
 
+impl Page {
+    fn read(page: ReadNodesResponse) -> Result<Self, Status> {
+        let home = home(&page)?;
+        let nodes = page.nodes.iter().map(|json| serde_json::from_slice(json));
+        let nodes = nodes.collect::<Result<_, _>>().map_err(bad_store)?;
+        Ok(Self { nodes, revision: Revision(page.revision), home, next: page.next_page_token })
+    }
+}
+
 impl FlowReader {
     /// A reader of the flow of this number.
     #[must_use]
@@ -86,18 +95,20 @@ impl FlowReader {
         record.ok_or_else(|| bad_store("a flow without its record"))
     }
 
-    /// The flow, and the position after which nothing is missing that is not in it.
+    /// The flow with its first nodes, and the position after which nothing is missing that is in neither.
     ///
     /// # Errors
     /// As storage's.
-    pub async fn flow_to_watch(&mut self) -> Result<(Flow, String), Status> {
-        let ReadFlowResponse { flow, position } = self.read_for(FlowPurpose::Watch).await?;
-        let flow =
-            flow.and_then(|record| record.flow).ok_or_else(|| bad_store("a flow without its record"))?;
+    pub async fn flow_to_watch(&mut self) -> Result<(Flow, Page, String), Status> {
+        let request = ReadNodesRequest { to_watch: true, ..self.nodes_request(String::new()) };
+        let mut read = self.read_nodes(request).await?;
+        let flow = read.flow.take().and_then(|record| record.flow);
+        let flow = flow.ok_or_else(|| bad_store("a flow without its record"))?;
+        let position = std::mem::take(&mut read.position);
         if position.is_empty() {
             return Err(bad_store("a flow without a position to watch it from"));
         }
-        Ok((flow, position))
+        Ok((flow, Page::read(read)?, position))
     }
 
     async fn read_for(&self, purpose: FlowPurpose) -> Result<ReadFlowResponse, Status> {
@@ -180,6 +191,7 @@ impl FlowReader {
             page_token,
             states: Vec::new(),
             job_ids: Vec::new(),
+            to_watch: false,
         }
     }
 
@@ -192,11 +204,7 @@ impl FlowReader {
             return Ok(None);
         }
         let request = self.nodes_request(after.map(|page| page.next.clone()).unwrap_or_default());
-        let page = self.read_nodes(request).await?;
-        let home = home(&page)?;
-        let nodes = page.nodes.iter().map(|json| serde_json::from_slice(json));
-        let nodes = nodes.collect::<Result<_, _>>().map_err(bad_store)?;
-        Ok(Some(Page { nodes, revision: Revision(page.revision), home, next: page.next_page_token }))
+        Page::read(self.read_nodes(request).await?).map(Some)
     }
 
     /// All nodes, as one page.

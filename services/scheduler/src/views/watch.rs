@@ -90,18 +90,18 @@ impl Watch {
 
     /// Sends the flow and its nodes; gives the position before which nothing is missing in them.
     async fn snapshot(&mut self) -> Result<String, Ended> {
-        let begin;
-        (self.flow, begin) = self.reader.flow_to_watch().await?;
+        let (flow, page, begin) = self.reader.flow_to_watch().await?;
+        self.flow = flow;
         self.reader.is_patient = true;
         self.flow_shown = Revision(self.flow.revision);
         self.send(Answer::Flow(self.flow.clone()), String::new()).await?;
-        let (mut last, mut names) = (None, Names::default());
-        while let Some(page) = self.reader.nodes(last.as_ref()).await? {
+        let (mut next, mut names) = (Some(page), Names::default());
+        while let Some(page) = next.take() {
             self.shown.extend(page.nodes.last().map(|node| (node.job_id, page.revision)));
             for node in names.tell(&mut self.reader, &page.nodes, page.home).await? {
                 self.send(Answer::Node(node), String::new()).await?;
             }
-            last = Some(page);
+            next = self.reader.nodes(Some(&page)).await?;
         }
         Ok(begin)
     }

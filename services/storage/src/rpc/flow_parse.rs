@@ -331,8 +331,16 @@ pub(super) fn watch(request: WatchEventsRequest) -> Result<Watch, Error> {
 pub(super) fn node_filter(
     request: ReadNodesRequest,
 ) -> Result<(ContextId, FlowId, Asker, NodeFilter, Page), Error> {
-    let ReadNodesRequest { context_id, flow_id, on_behalf_of, page_size, page_token, states, job_ids } =
-        request;
+    let ReadNodesRequest {
+        context_id,
+        flow_id,
+        on_behalf_of,
+        page_size,
+        page_token,
+        states,
+        job_ids,
+        to_watch: _,
+    } = request;
     let mut violations = Violations::new();
     if job_ids.len() > limits::PAGE_SIZE_MAX as usize {
         let (max, asked) = (limits::PAGE_SIZE_MAX, job_ids.len());

@@ -38,7 +38,7 @@ pub(super) fn record((stored, context_uid): FlowInContext) -> wire::FlowRecord {
 /// What whoever asks for a flow has to be allowed to do.
 const fn action_of(purpose: wire::FlowPurpose) -> Action {
     match purpose {
-        wire::FlowPurpose::Unspecified | wire::FlowPurpose::Watch => Action::Read,
+        wire::FlowPurpose::Unspecified => Action::Read,
         wire::FlowPurpose::ReportNode => Action::ReportNode,
         wire::FlowPurpose::CancelNode => Action::CancelNode,
         wire::FlowPurpose::AddNodes => Action::AddFlowNodes,
@@ -305,13 +305,11 @@ impl FlowStoreService for Rpc {
         request: Request<wire::ReadFlowRequest>,
     ) -> Result<Response<wire::ReadFlowResponse>, Status> {
         let request = request.into_inner();
-        let (action, to_watch) =
-            (action_of(request.purpose()), request.purpose() == wire::FlowPurpose::Watch);
+        let action = action_of(request.purpose());
         let wire::ReadFlowRequest { context_id, flow_id, on_behalf_of, purpose: _ } = request;
         let (context, flow, asker) = (ContextId(context_id), FlowId(flow_id), Asker::from_wire(on_behalf_of));
-        let (flow, position) = self.hub.store().read_flow(context, flow, asker, action, to_watch).await?;
-        let position = position.map(|position| position.to_string()).unwrap_or_default();
-        Ok(Response::new(wire::ReadFlowResponse { flow: Some(record(flow)), position }))
+        let flow = self.hub.store().read_flow(context, flow, asker, action).await?;
+        Ok(Response::new(wire::ReadFlowResponse { flow: Some(record(flow)) }))
     }
 
     async fn read_flows(
@@ -337,15 +335,20 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::ReadNodesRequest>,
     ) -> Result<Response<wire::ReadNodesResponse>, Status> {
-        let (context, flow, asker, filter, page) = flow_parse::node_filter(request.into_inner())?;
-        let read = self.hub.store().read_nodes(context, flow, asker, &filter, &page);
-        let NodePage { nodes, next, revision, context_uid, flow_uid } = read.await?;
+        let request = request.into_inner();
+        let to_watch = request.to_watch;
+        let (context, flow, asker, filter, page) = flow_parse::node_filter(request)?;
+        let read = self.hub.store().read_nodes(context, flow, asker, &filter, &page, to_watch);
+        let NodePage { nodes, next, revision, context_uid, flow_uid, to_watch } = read.await?;
+        let (flow, position) = to_watch.unzip();
         Ok(Response::new(wire::ReadNodesResponse {
             nodes,
             next_page_token: next,
             revision: revision.0,
             context_uid: context_uid.to_string(),
             flow_uid: flow_uid.to_string(),
+            flow: flow.map(|flow| record((flow, context_uid))),
+            position: position.flatten().map(|position| position.to_string()).unwrap_or_default(),
         }))
     }
 

@@ -128,6 +128,28 @@ async fn nodes_are_listed_by_state_and_by_number() {
 }
 
 #[tokio::test]
+async fn who_is_to_watch_is_given_the_flow_and_where_to_begin() {
+    let stage = Stage::new(Layout::Database).await;
+    let flow = stage.started(3).await;
+    let request = wire::ReadNodesRequest {
+        context_id: CONTEXT,
+        flow_id: flow.id,
+        on_behalf_of: READER,
+        page_size: 2,
+        to_watch: true,
+        ..Default::default()
+    };
+    let first = stage.flows().read_nodes(request.clone()).await.unwrap().into_inner();
+    let read = first.flow.unwrap().flow.unwrap();
+    assert_eq!((read.id, &read.uid, read.revision), (flow.id, &flow.uid, flow.revision));
+    assert_eq!((first.nodes.len(), first.position.starts_with(&format!("{}.", flow.revision))), (2, true));
+    // The next page is asked for without.
+    let next = wire::ReadNodesRequest { to_watch: false, page_token: first.next_page_token, ..request };
+    let next = stage.flows().read_nodes(next).await.unwrap().into_inner();
+    assert_eq!((next.nodes.len(), next.flow, next.position.as_str()), (1, None, ""));
+}
+
+#[tokio::test]
 async fn pages_end_at_their_size_in_bytes() {
     let stage = Stage::new(Layout::Database).await;
     let mut flow = stage.started(12).await;
