@@ -3,9 +3,8 @@
 use model::{ActorId, Attempt, ContextId, Event, FlowId, FlowNode, JobId, Name, Revision, limits};
 use proto::convert::node::Home;
 use proto::internal::v1::{
-    FlowPurpose, FlowRecord, ReadFlowRequest, ReadFlowResponse, ReadLogRequest, ReadLogResponse,
-    ReadMessageRequest, ReadMessageResponse, ReadNodesRequest, ReadNodesResponse, WatchEventsRequest,
-    WatchEventsResponse,
+    FlowPurpose, FlowRecord, ReadFlowRequest, ReadLogRequest, ReadLogResponse, ReadMessageRequest,
+    ReadMessageResponse, ReadNodesRequest, ReadNodesResponse, WatchEventsRequest, WatchEventsResponse,
 };
 use proto::v1::{Flow, FlowStatus};
 use rpc::{KeptStream, Patience, Resumable};
@@ -91,8 +90,14 @@ impl FlowReader {
     /// # Errors
     /// As storage's: PERMISSION_DENIED when it may not do that.
     pub async fn record_for(&mut self, purpose: FlowPurpose) -> Result<FlowRecord, Status> {
-        let record = self.read_for(purpose).await?.flow;
-        record.ok_or_else(|| bad_store("a flow without its record"))
+        let request = ReadFlowRequest {
+            context_id: self.context.0,
+            flow_id: self.flow.0,
+            on_behalf_of: self.actor.0,
+            purpose: purpose.into(),
+        };
+        let read = self.ask(|mut store| async move { store.read_flow(request).await }).await?;
+        read.flow.ok_or_else(|| bad_store("a flow without its record"))
     }
 
     /// The flow with its first nodes, and the position after which nothing is missing that is in neither.
@@ -109,16 +114,6 @@ impl FlowReader {
             return Err(bad_store("a flow without a position to watch it from"));
         }
         Ok((flow, Page::read(read)?, position))
-    }
-
-    async fn read_for(&self, purpose: FlowPurpose) -> Result<ReadFlowResponse, Status> {
-        let request = ReadFlowRequest {
-            context_id: self.context.0,
-            flow_id: self.flow.0,
-            on_behalf_of: self.actor.0,
-            purpose: purpose.into(),
-        };
-        self.ask(|mut store| async move { store.read_flow(request).await }).await
     }
 
     /// The node of this name.

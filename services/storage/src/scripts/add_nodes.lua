@@ -20,9 +20,8 @@ local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'first_job_id', 'node
 if flow[1] ~= ARGV[6] or flow[5] then return refuse('FLOW_GONE', 'flow ' .. ARGV[5]) end
 if flow[2] ~= 'created' then return refuse('FLOW_NOT_CREATED', 'flow ' .. ARGV[5] .. ' is ' .. told(flow[2])) end
 local blobs, count, refs = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-for b = 1, blobs do
-  if redis.call('EXISTS', KEYS[5 + 2 * b]) == 0 then return refuse('BLOB_MISSING', KEYS[5 + 2 * b]) end
-end
+local missing = without_blob(blobs, 6)
+if missing then return missing end
 -- Whether a job is what stands in the arguments from `from` on, whenever it was made.
 local function is_same(job, from)
   local names, values = {}, {}

@@ -46,9 +46,8 @@ local flows = redis.call('ZCARD', KEYS[5])
 local full = beyond('context_flows_open_max', ARGV[15], open) or beyond('context_jobs_open_max', ARGV[16], jobs_open)
   or beyond('context_flows_max', ARGV[17], flows + 1)
 if full then return full end
-for b = 1, blobs do
-  if redis.call('EXISTS', KEYS[7 + 2 * b]) == 0 then return refuse('BLOB_MISSING', KEYS[7 + 2 * b]) end
-end
+local missing = without_blob(blobs, 8)
+if missing then return missing end
 
 -- Each change of a flow has a revision of its own, also where two are made at once.
 local created = raise()

@@ -13,9 +13,8 @@ if before then return {redis.call('HGET', request, 'job_id'), 0} end
 if context_revision ~= ARGV[5] then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
-for b = 1, blobs do
-  if redis.call('EXISTS', KEYS[4 + 2 * b]) == 0 then return refuse('BLOB_MISSING', KEYS[4 + 2 * b]) end
-end
+local missing = without_blob(blobs, 5)
+if missing then return missing end
 local last = tonumber(redis.call('HGET', KEYS[2], 'job:' .. ARGV[6]) or '0')
 if last >= ID_MAX then return refuse('IDS_EXHAUSTED', 'the caller has no job ids left') end
 local full = beyond('context_jobs_kept_max', ARGV[10], redis.call('ZCARD', KEYS[4]) + 1)

@@ -143,6 +143,14 @@ local function write_nodes(nodes, count, jobs_at, at)
   return at
 end
 
+-- Refuses what refers to a blob that is not there; nothing when all are. Pairs of keys, blob and blob_refs, are behind `blobs_at`.
+local function without_blob(blobs, blobs_at)
+  for b = 1, blobs do
+    local blob = KEYS[blobs_at - 1 + 2 * b]
+    if redis.call('EXISTS', blob) == 0 then return refuse('BLOB_MISSING', blob) end
+  end
+end
+
 -- Notes which jobs refer to blobs, whose pairs of keys, blob and blob_refs, are behind `blobs_at`. From `at` on ARGV has pairs of
 -- a blob's number and a job's.
 local function refer(blob_idle, blobs, blobs_at, refs, jobs_at, at)
