@@ -12,7 +12,7 @@ use crate::id::ParseIdError;
 pub struct Reason {
     /// The kind of reason.
     pub code: ReasonCode,
-    /// What happened, without secrets. May be empty.
+    /// The detail for people, without secrets. May be empty.
     pub detail: String,
 }
 
@@ -95,7 +95,7 @@ reason_codes! {
     TimeoutResult = "TIMEOUT_RESULT",
     /// No supervisor accepted it in time.
     TimeoutAck = "TIMEOUT_ACK",
-    /// It did not start in time.
+    /// The job did not start in time.
     TimeoutQueue = "TIMEOUT_QUEUE",
     /// The flow's deadline passed.
     Deadline = "DEADLINE",
@@ -107,7 +107,7 @@ reason_codes! {
     Drained = "DRAINED",
     /// The instance that ran it vanished as often as a node may lose it in one generation.
     Quarantined = "QUARANTINED",
-    /// Somebody at its supervisor stopped it.
+    /// Somebody at the supervisor stopped the job.
     Stopped = "STOPPED",
     /// The message that carried it could not be delivered.
     Undeliverable = "UNDELIVERABLE",
@@ -129,15 +129,15 @@ reason_codes! {
     ResultTooLarge = "RESULT_TOO_LARGE",
     /// A file that it needs is not there any more.
     BlobMissing = "BLOB_MISSING",
-    /// It demands more isolation than there is, or a layer of it could not be put around it.
+    /// The job demands more isolation than there is, or a layer of it could not be put around it.
     IsolationUnavailable = "ISOLATION_UNAVAILABLE",
-    /// It asks for the network, and the supervisor's policy says no.
+    /// The job asks for the network, and the supervisor's policy says no.
     NetworkRefused = "NETWORK_REFUSED",
     /// The supervisor's policy does not take it: for its context, its coordinator, its type or who signed it.
     PolicyRefused = "POLICY_REFUSED",
     /// Its actor's signature does not fit what is to run, is over, or belongs to another job.
     SignatureRefused = "SIGNATURE_REFUSED",
-    /// It was killed since it used more memory than it may.
+    /// The job was killed since it used more memory than it may.
     OutOfMemory = "OUT_OF_MEMORY",
     /// Its directory holds more than it may.
     QuotaExceeded = "QUOTA_EXCEEDED",
@@ -145,7 +145,7 @@ reason_codes! {
     DiskFull = "DISK_FULL",
     /// A node before it failed, or was skipped for this reason.
     UpstreamFailed = "UPSTREAM_FAILED",
-    /// What comes before it ended so that its `run_if` or its `when` says no.
+    /// The nodes before this one ended so that its `run_if` or its `when` says no.
     ConditionNotMet = "CONDITION_NOT_MET",
     /// The flow was cancelled.
     FlowCancelled = "FLOW_CANCELLED",

@@ -103,7 +103,7 @@ local function tell_of(key, kind, data, coordinator, context_id, flow_id)
     'coordinator', coordinator, 'context_id', context_id, 'flow_id', flow_id, 'data', data)
 end
 
--- The same where it is not known whose the job is.
+-- Appends an event of a job of which it is not known whose it is.
 local function tell(key, kind, data)
   tell_of(key, kind, data, unpack(redis.call('HMGET', JOB .. key, 'coordinator', 'context_id', 'flow_id'), 1, 3))
 end
