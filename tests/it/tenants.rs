@@ -5,6 +5,8 @@
 //! p99 beside the other is at most three times that alone (`MYCORA_TENANTS_SECS=60 cargo test --release -p mycora-tests --test it tenants`). Everything
 //! is on this machine and ends by itself.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -19,7 +21,7 @@ use proto::v1::job_service_client::JobServiceClient;
 use proto::v1::runner_service_client::RunnerServiceClient;
 use rpc::{Channel, ErrorView, TlsFiles};
 use rustix::process::setpriority_process;
-use testkit::wait_until;
+use testkit::{Mark, wait_until, wait_until_blocking};
 use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
@@ -366,5 +368,61 @@ fn one_who_takes_all_it_can_get_neither_refuses_the_other_nor_holds_it_up() {
         secs.is_none() || beside_p99 <= alone_p99 * SLOWER_MAX,
         "{beside_p99:?} instead of {alone_p99:?}"
     );
+    scene.close();
+}
+
+/// Submits a flow of shell jobs and gives nothing back: what becomes of it is seen otherwise.
+async fn submit(tenant: &Tenant, nodes: Vec<v1::NodeSpec>) {
+    let flow = v1::FlowSpec { name: "waits".to_owned(), nodes, ..Default::default() };
+    let request =
+        v1::SubmitFlowRequest { context_id: tenant.context, flow: Some(flow), ..Default::default() };
+    tenant.flows().submit_flow(request).await.expect("submitted");
+}
+
+/// Sixty jobs of one wait for the only slot, and one of the other: it is next.
+#[test]
+fn one_job_does_not_wait_behind_all_of_another_tenant() {
+    const WAITING: usize = 60;
+    let scene = Scene::new(&["--slots", "1"]);
+    let pki = Pki::open(&scene.path().join("data/pki")).expect("`up` makes one");
+    let (witness, gate) = (scene.witness(), scene.path().join("gate"));
+    rustix::fs::mknodat(rustix::fs::CWD, &gate, rustix::fs::FileType::Fifo, rustix::fs::Mode::empty(), 0)
+        .expect("a pipe with a name");
+    std::fs::write(witness.path(), "").expect("an empty file");
+    for path in [gate.as_path(), witness.path()] {
+        // Contexts have users of their own.
+        std::fs::set_permissions(path, Permissions::from_mode(0o666)).expect("it is ours");
+    }
+    let opened = scene.path().join("opened");
+    let body = format!("[ -e '{}' ] || read go < '{}'", opened.display(), gate.display());
+    let job = |name: &str| node(name, &witness.shell(name, &body));
+    let waiting = |count: usize| {
+        let look = || {
+            let depth = scene.up.redis(4095, &["ZCARD", "hero:unclaimed:hero:q:work:type:shell"]);
+            (depth.trim() == count.to_string()).then_some(())
+        };
+        wait_until_blocking(look, PATIENCE, format!("{count} jobs wait"));
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (greedy, modest) =
+        runtime.block_on(async { (tenant(&scene, &pki).await, tenant(&scene, &pki).await) });
+    let all = (0..=WAITING).map(|number| job(&format!("greedy-{number}"))).collect();
+    runtime.block_on(submit(&greedy, all));
+    waiting(WAITING);
+    runtime.block_on(submit(&modest, vec![job("modest")]));
+    waiting(WAITING + 1);
+    let begun = || -> Vec<String> {
+        let starts = witness.lines().into_iter().filter(|(mark, ..)| *mark == Mark::Start);
+        starts.map(|(_, name, _)| name).collect()
+    };
+    let has_begun = |name| begun().last().is_some_and(|last| last == name).then_some(());
+    wait_until_blocking(|| has_begun("greedy-0"), PATIENCE, "the first one has begun");
+    std::fs::write(&gate, "go\n").expect("somebody reads");
+    wait_until_blocking(|| (begun().len() == 2).then_some(()), PATIENCE, "the next one has begun");
+    assert_eq!(begun(), ["greedy-0", "modest"]);
+    std::fs::write(&opened, "").expect("whoever comes finds it");
+    std::fs::write(&gate, "go\n").expect("somebody reads");
+    // Its connections end with it: who stops waits for them.
+    drop(runtime);
     scene.close();
 }

@@ -28,6 +28,8 @@ pub const SUCCESSORS: &str = "hero:successors";
 pub const ASIDE: &str = "hero:aside";
 /// Sorted set: owners of jobs, by when one of theirs was last taken in.
 pub const CALLERS: &str = "hero:callers";
+/// Hash: of each script type the context whose jobs alone wait, or `*` while those of several do.
+pub const ALONE: &str = "hero:alone";
 /// List: what others pushed into work queues, as `<queue> <entry>`, until the supervisor adopts or refuses it.
 pub const FOREIGN: &str = "hero:foreign";
 /// The field of [`SUPERVISOR`] that is there while others may push into work queues, and take from them.
@@ -41,6 +43,12 @@ pub const PRIORITY_MAX: u8 = 2;
 
 /// Begins the name of the zset of what a queue holds and nobody claimed: the queue's name follows.
 pub const UNCLAIMED_PREFIX: &str = "hero:unclaimed:";
+/// Begins the name of the zset of contexts that take turns, by the turns they have had: the script type follows.
+pub const TURNS_PREFIX: &str = "hero:turns:";
+/// Begins the name of the set of queues in which jobs of a context wait: `<type>:<context uid>` follows.
+pub const LINES_PREFIX: &str = "hero:lines:";
+/// Begins the name of the zset of a context's jobs that wait in a queue, by place in line: `<context uid>:<queue>` follows.
+pub const LINE_PREFIX: &str = "hero:line:";
 /// Begins the name of a job's hash: the job key follows.
 pub const JOB_PREFIX: &str = "hero:job:";
 /// Begins the name of an instance's claims: `<type>:<group>:<n>` follows.

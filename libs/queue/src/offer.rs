@@ -1,5 +1,7 @@
 //! What coordinators offer.
 
+use std::num::NonZeroU32;
+
 use keys::supervisor as k;
 use keys::{ActorNonce, WorkQueue};
 use model::{BlobHash, Execution, Grants, Name, Timestamp};
@@ -17,6 +19,8 @@ pub struct Offer {
     pub grants: Grants,
     /// What has to hold beside what always has.
     pub condition: Condition,
+    /// How many turns its context has for one of a context of weight 1, where jobs of both wait.
+    pub weight: NonZeroU32,
 }
 
 /// What has to hold for a job to be taken in, beside what always has.

@@ -3,12 +3,16 @@
 use kv::Script;
 
 macro_rules! scripts {
-    ($($(#[$doc:meta])* $name:ident = $file:literal;)+) => {
+    ($($(#[$doc:meta])* $name:ident = $file:literal $(after $piece:literal)?;)+) => {
         $(
             $(#[$doc])*
             pub(crate) static $name: Script = Script::new(
                 $file,
-                concat!(include_str!("scripts/prelude.lua"), include_str!(concat!("scripts/", $file, ".lua"))),
+                concat!(
+                    include_str!("scripts/prelude.lua"),
+                    $(include_str!(concat!("scripts/", $piece, ".lua")),)?
+                    include_str!(concat!("scripts/", $file, ".lua")),
+                ),
             );
         )+
     };
@@ -16,7 +20,7 @@ macro_rules! scripts {
 
 scripts! {
     /// Takes a job in.
-    ACCEPT = "accept";
+    ACCEPT = "accept" after "turns";
     /// Gives waiting jobs to an instance.
     TAKE = "take";
     /// What an instance has claimed.
@@ -58,7 +62,7 @@ scripts! {
     /// What old dispatchers want run.
     LOOK_AT_OLD = "look_at_old";
     /// Takes in what an old dispatcher wants run.
-    IMPORT = "import";
+    IMPORT = "import" after "turns";
     /// Refuses what an old dispatcher wants run.
     REFUSE_OLD = "refuse_old";
     /// Looks after a queue from which others take as well.
@@ -95,6 +99,10 @@ mod tests {
             ("FOREIGN", k::FOREIGN),
             ("OPEN", k::OPEN_FIELD),
             ("CALLERS", k::CALLERS),
+            ("ALONE", k::ALONE),
+            ("TURNS", k::TURNS_PREFIX),
+            ("LINES", k::LINES_PREFIX),
+            ("LINE", k::LINE_PREFIX),
             ("BINDING", k::BINDING_PREFIX),
             ("CONTEXTS", k::CONTEXTS_PREFIX),
             ("NODE", k::NODE_FIELD_PREFIX),

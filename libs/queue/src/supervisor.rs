@@ -476,7 +476,7 @@ impl Supervisor {
                 call.arg("").arg(&nonce_owner(nonce)).arg(expires.as_millis())
             }
         };
-        call = call.arg(node.unwrap_or_default());
+        call = call.arg(node.unwrap_or_default()).arg(offer.weight.get());
         for (name, value) in fields(offer.execution, &offer.grants)? {
             call = call.arg(name).arg(&value);
         }

@@ -282,7 +282,8 @@ impl Work {
         let taken = self.take(&mut execution).await.map_err(|refusal| self.note(job, refusal))?;
         let ((grants, condition), in_use) = taken;
         let coordinator = self.coordinator.clone();
-        Ok((Offer { execution, hash, coordinator, grants, condition }, in_use))
+        let weight = self.supervisor.policy.rules().weight(job.context);
+        Ok((Offer { execution, hash, coordinator, grants, condition, weight }, in_use))
     }
 
     async fn take(&self, execution: &mut Execution) -> Result<((Grants, Condition), InUse), RpcError> {

@@ -6,6 +6,7 @@ mod file;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,6 +35,8 @@ struct Rule {
     require_actor_signature: bool,
     /// Who may have signed it; absent: anybody.
     actor_keys: Option<BTreeSet<String>>,
+    /// How many turns it has for one of a context of weight 1.
+    weight: NonZeroU32,
     grants: Grants,
 }
 
@@ -45,6 +48,7 @@ impl Default for Rule {
             coordinators: None,
             require_actor_signature: false,
             actor_keys: None,
+            weight: NonZeroU32::MIN,
             grants: Grants::default(),
         }
     }
@@ -184,6 +188,12 @@ impl Rules {
         let names =
             |rule: &Rule| rule.allow && rule.coordinators.as_ref().is_some_and(|named| !named.is_empty());
         names(&self.default) || self.contexts.values().any(names)
+    }
+
+    /// How many turns a context has for one of a context of weight 1, where jobs of both wait.
+    #[must_use]
+    pub fn weight(&self, context: ContextUid) -> NonZeroU32 {
+        self.contexts.get(&context).unwrap_or(&self.default).weight
     }
 
     /// What a job gets that comes from this coordinator, and was signed by this actor, if by any.

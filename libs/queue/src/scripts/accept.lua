@@ -3,11 +3,11 @@
 --       6 `known` when it is taken only if it is known  7 what its signature belongs to, or nothing
 --       8 until when that is remembered, in milliseconds since 1970
 --       9 the node of a bus through which its coordinator is heard, or nothing
---       10… fields of the job's hash
+--       10 how many turns its context has for one of another  11… fields of the job's hash
 local key, hash, coordinator, queue, old, node = ARGV[1], ARGV[2], ARGV[3], KEYS[3], ARGV[5], ARGV[9]
 local job = JOB .. key
-local context = redis.call('HMGET', KEYS[1], 'coordinator', 'dropped_by')
-local bound = context[1]
+local context = redis.call('HMGET', KEYS[1], 'coordinator', 'dropped_by', 'weight')
+local bound, weight = context[1], ARGV[10]
 if redis.call('HEXISTS', SUCCESSORS, coordinator) == 1 then
   return redis.error_reply('ROOT_SUCCEEDED this coordinator has another root now')
 end
@@ -59,6 +59,7 @@ if not bound then
   redis.call('PERSIST', KEYS[1])
   redis.call('SADD', CONTEXTS .. coordinator, string.sub(KEYS[1], #BINDING + 1))
 end
+if (context[3] or '1') ~= weight then redis.call('HSET', KEYS[1], 'weight', weight) end
 if node ~= '' then note_node(coordinator, node) end
 if nonce ~= '' and not first then
   redis.call('SET', nonce, owner, 'PXAT', ARGV[8])
@@ -66,14 +67,15 @@ end
 -- An old worker may have left something here when the job had been forgotten.
 redis.call('DEL', job)
 redis.call('HSET', job, 'key', key, 'hash', hash, 'coordinator', coordinator, 'queue', queue, 'seq', seq,
-  'state', 'queued', 'status', 'queued', 'queued_at', time, 'log_offset', 0, unpack(ARGV, 10))
+  'state', 'queued', 'status', 'queued', 'queued_at', time, 'log_offset', 0, unpack(ARGV, 11))
 -- Who else is there decides whether anybody may have all slots.
 local caller
-for i = 10, #ARGV - 1, 2 do
+for i = 11, #ARGV - 1, 2 do
   if ARGV[i] == 'caller' then caller = ARGV[i + 1] end
 end
 redis.call('ZADD', CALLERS, time, owner_of(coordinator, caller))
 redis.call('ZADD', KEYS[2], '+inf', key)
+stand_in_line(key, queue, seq)
 redis.call('ZADD', UNCLAIMED .. queue, seq, key)
 redis.call('SADD', QUEUES, queue)
 redis.call('RPUSH', queue, key)

@@ -16,6 +16,7 @@ redis.call('HSET', JOB .. key, 'key', key, 'hash', ARGV[5], 'coordinator', '', '
   'state', 'queued', 'status', 'queued', 'queued_at', time, 'log_offset', 0, 'old_queue', ARGV[7],
   'old_entry', ARGV[8], 'old_hash', old, 'old_id', ARGV[3], unpack(ARGV, 9))
 redis.call('ZADD', KEYS[3], '+inf', key)
+stand_in_line(key, queue, seq)
 redis.call('ZADD', UNCLAIMED .. queue, seq, key)
 redis.call('SADD', QUEUES, queue)
 redis.call('RPUSH', queue, key)

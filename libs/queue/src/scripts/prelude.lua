@@ -11,11 +11,15 @@ local ASIDE = 'hero:aside'
 local FOREIGN = 'hero:foreign'
 local OPEN = 'open_queues'
 local CALLERS = 'hero:callers'
+local ALONE = 'hero:alone'
 local BINDING = 'hero:uid:'
 local CONTEXTS = 'hero:contexts:'
 local NODE = 'node:'
 local JOB = 'hero:job:'
 local UNCLAIMED = 'hero:unclaimed:'
+local TURNS = 'hero:turns:'
+local LINES = 'hero:lines:'
+local LINE = 'hero:line:'
 local CLAIMS = 'hero:claims:'
 local STOP = 'hero:stop:'
 local REPLY = 'hero:q:reply:'
@@ -213,8 +217,58 @@ local function end_job(key, status, data, ...)
   end
 end
 
+-- Whose jobs alone wait for instances of a type, or this while contexts take turns there.
+local IN_TURNS = '*'
+
+-- What kind of job a queue holds, and whose a job is, as their names tell.
+local function type_of(queue)
+  return string.match(queue, '^hero:q:work:type:([^:]+)')
+end
+local function context_of(key)
+  return string.match(key, '^%x+')
+end
+
+-- The field that says what turn was taken last at the instances of a type.
+local function last_turn(kind)
+  return kind .. ':turn'
+end
+
+-- Whether jobs of several contexts wait for instances of a type, each in the line of its context.
+local function have_lines(kind)
+  return redis.call('HGET', ALONE, kind) == IN_TURNS
+end
+
+-- Whether these contexts take turns. Not where others pop: what they have taken is known by the order of the entries.
+local function take_turns(kind)
+  return have_lines(kind) and redis.call('HEXISTS', SUPERVISOR, OPEN) == 0
+end
+
+-- A job waits no more in the line of its context.
+local function leave_line(key, queue)
+  local context = context_of(key)
+  local line = LINE .. context .. ':' .. queue
+  if redis.call('ZREM', line, key) == 1 and redis.call('EXISTS', line) == 0 then
+    redis.call('SREM', LINES .. type_of(queue) .. ':' .. context, queue)
+  end
+end
+
+-- Makes a queue's list anew from all that wait, in their order: while contexts take turns an entry stands for any of them.
+local function list_all(queue)
+  for _, entry in ipairs(redis.call('LRANGE', queue, 0, -1)) do
+    if not is_job_key(entry) then put_foreign(queue, entry) end
+  end
+  redis.call('DEL', queue)
+  local from, page = 0, nil
+  repeat
+    page = redis.call('ZRANGE', UNCLAIMED .. queue, from, from + 999)
+    if #page > 0 then redis.call('RPUSH', queue, unpack(page)) end
+    from = from + #page
+  until #page < 1000
+end
+
 -- Makes a queue's list anew from those that still wait.
 local function sweep(queue)
+  if take_turns(type_of(queue)) then return list_all(queue) end
   local entries = redis.call('LRANGE', queue, 0, -1)
   redis.call('DEL', queue)
   for from = 1, #entries, 1000 do
@@ -237,6 +291,7 @@ end
 -- list, or all of it, it is made anew.
 local function unqueue(key, queue)
   redis.call('ZREM', UNCLAIMED .. queue, key)
+  if have_lines(type_of(queue)) then leave_line(key, queue) end
   local waiting = redis.call('ZCARD', UNCLAIMED .. queue)
   if waiting == 0 or redis.call('LLEN', queue) > 2 * waiting + 1000 then sweep(queue) end
 end

@@ -7,6 +7,17 @@ use_reserve()
 local queue, unclaimed = KEYS[1], UNCLAIMED .. KEYS[1]
 -- What is missing where others take from as well may be theirs: that is found out otherwise.
 if is_open(queue) then return 0 end
+local kind = type_of(queue)
+if take_turns(kind) then
+  -- An entry stands for any job there, so only their number counts.
+  local missing = -redis.call('LLEN', queue)
+  for _, context in ipairs(redis.call('ZRANGE', TURNS .. kind, 0, -1)) do
+    missing = missing + redis.call('ZCARD', LINE .. context .. ':' .. queue)
+  end
+  if missing <= 0 then return 0 end
+  list_all(queue)
+  return missing
+end
 local before
 for _ = 1, 1000 do
   local head = redis.call('LINDEX', queue, 0)

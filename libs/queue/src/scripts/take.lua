@@ -36,12 +36,17 @@ local function has_most(owner)
   return held and (held[owner] or 0) >= most
 end
 
+-- The type of all queues, and whether contexts wait in lines there.
+local kind = type_of(ARGV[7])
+local lines = false
+
 -- Whether jobs were set aside.
 local has_aside = redis.call('EXISTS', ASIDE) == 1
 
 -- An entry counts only in the queue that its job was sent to.
 local function claim(key, queue)
   if not is_job_key(key) then return put_foreign(queue, key) end
+  if lines then leave_line(key, queue) end
   local job = JOB .. key
   local known = redis.call('HMGET', job, 'state', 'queue', 'seq', 'job', 'script', 'grants', 'legacy', 'old_hash',
     'coordinator', 'caller', 'context_id', 'flow_id')
@@ -74,6 +79,7 @@ end
 
 -- Mostly nothing waits, and one look says so.
 local waits = redis.call('EXISTS', unpack(ARGV, 7)) > 0
+lines = (waits or ARGV[3] ~= '') and have_lines(kind)
 -- Whether something waits that demands isolation, or is for our instances alone. Mostly nothing does, and a place has one queue.
 local demanding = waits and #ARGV > 6 + places and redis.call('EXISTS', unpack(ARGV, 7 + places)) > 0
 
@@ -89,8 +95,12 @@ local function next_queue(from)
   return first
 end
 
-if ARGV[3] ~= '' then
+-- Where contexts take turns, an entry stands for any job of its queue, and this one was popped already.
+local popped = ARGV[3] ~= '' and ARGV[4]
+local turns = lines and take_turns(kind)
+if popped and not (turns and is_job_key(ARGV[3])) then
   need_room()
+  popped = nil
   if demanding then
     -- Another one of its place may have come before it.
     redis.call('LPUSH', ARGV[4], ARGV[3])
@@ -122,6 +132,85 @@ local function take_aside(queue)
       if not key then break end
       claim(key, queue)
     end
+  end
+end
+
+-- The queue from which a context's next job comes: among those of the first place where it waits, the one whose head came first.
+local function queue_of(context)
+  local waiting = redis.call('SMISMEMBER', LINES .. kind .. ':' .. context, unpack(ARGV, 7))
+  for place = 1, places do
+    local first, queue, key = nil, nil, nil
+    for at = place, #waiting, places do
+      local head = waiting[at] == 1 and redis.call('ZRANGE', LINE .. context .. ':' .. ARGV[6 + at], 0, 0, 'WITHSCORES') or {}
+      local seq = tonumber(head[2])
+      if seq and (not first or seq < first) then first, queue, key = seq, ARGV[6 + at], head[1] end
+    end
+    if queue then return queue, key end
+  end
+end
+
+-- The context that has had the fewest turns of those that wait for this instance, and its next job. Who waits nowhere any more is
+-- forgotten.
+local function next_context()
+  local from = 0
+  while from < 500 do
+    local found = redis.call('ZRANGE', TURNS .. kind, from, from, 'WITHSCORES')
+    local context = found[1]
+    if not context then return end
+    local queue, key = queue_of(context)
+    if queue then return context, tonumber(found[2]), queue, key end
+    if redis.call('EXISTS', LINES .. kind .. ':' .. context) == 1 then
+      from = from + 1
+    else
+      redis.call('ZREM', TURNS .. kind, context)
+    end
+  end
+end
+
+-- Takes an entry for a job out of its queue.
+local function draw(queue)
+  if popped == queue then
+    popped = nil
+    return
+  end
+  local entry
+  repeat
+    entry = redis.call('LPOP', queue)
+    local is_job = not entry or is_job_key(entry)
+    if not is_job then put_foreign(queue, entry) end
+  until is_job
+end
+
+-- Takes by turns: one counts less the more its context weighs. None are saved up by who waits for other instances than this one.
+local function take_by_turns()
+  local last = tonumber(redis.call('HGET', ALONE, last_turn(kind)) or 0)
+  local before = last
+  while #taken < free and looks < 1000 do
+    looks = looks + 1
+    local context, turn, queue, key = next_context()
+    if not context then break end
+    need_room()
+    local weight = tonumber(redis.call('HGET', BINDING .. context, 'weight') or 1)
+    last = math.max(turn, last)
+    redis.call('ZADD', TURNS .. kind, string.format('%.17g', last + 1 / weight), context)
+    draw(queue)
+    claim(key, queue)
+  end
+  if redis.call('EXISTS', TURNS .. kind) == 0 then
+    redis.call('HDEL', ALONE, kind, last_turn(kind))
+  elseif last ~= before then
+    redis.call('HSET', ALONE, last_turn(kind), string.format('%.17g', last))
+  end
+end
+
+if turns then
+  for i = 7, #ARGV do take_aside(ARGV[i]) end
+  take_by_turns()
+  if popped and #taken == 0 then
+    claim(ARGV[3], popped)
+  elseif popped and redis.call('ZSCORE', UNCLAIMED .. popped, ARGV[3]) then
+    -- Whoever else waits is woken by it.
+    redis.call('LPUSH', popped, ARGV[3])
   end
 end
 

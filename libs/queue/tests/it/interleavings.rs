@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use kv::Cmd;
 use model::execution::Outcome;
-use model::{Execution, Isolation, JobKey};
+use model::id::Uid;
+use model::{ContextUid, Execution, Isolation, JobKey};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use queue::{Control, Instance, Intake, OLD_WORKER_PATIENCE};
@@ -68,8 +69,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
+/// Jobs of three contexts, the first of which old workers may have.
+fn key(job: u32) -> JobKey {
+    JobKey { context: ContextUid(Uid::from_bits(1 + u128::from(job % 3))), ..job_key(job) }
+}
+
 fn demanding(job: u32) -> Execution {
-    let mut execution = execution(job);
+    let mut execution = Execution { job_key: key(job), ..execution(job) };
     if job % 4 == 3 {
         execution.isolation = Isolation::Confined;
     }
@@ -147,7 +153,7 @@ impl<'a> World<'a> {
     async fn old_pop(&mut self, side: Side) -> bool {
         let Some(task) = OldWorker::new(&self.bench.kv, self.list, side).pop().await else { return false };
         let job = task.fields["script"].strip_prefix("echo ").expect("a script").parse().expect("a number");
-        self.taken(job_key(job), "an old worker".into()).await;
+        self.taken(key(job), "an old worker".into()).await;
         self.tasks.push(task);
         true
     }
@@ -166,14 +172,14 @@ impl<'a> World<'a> {
     }
 
     fn field(&self, job: u32, name: &str) -> String {
-        self.bench.redis.raw(15, &["HGET", &format!("hero:job:{}", job_key(job)), name])
+        self.bench.redis.raw(15, &["HGET", &format!("hero:job:{}", key(job)), name])
     }
 
     async fn step(&mut self, step: &Step) {
         let supervisor = &self.bench.supervisor;
         match *step {
             Step::Accept(job) => match supervisor.accept(offer(demanding(job))).await {
-                Ok(_) => drop(self.accepted.insert(job_key(job))),
+                Ok(_) => drop(self.accepted.insert(key(job))),
                 Err(refusal) => assert!(refusal.lasting(), "{refusal}"),
             },
             Step::Take { by, free } => drop(self.take(by, free).await),
@@ -191,13 +197,13 @@ impl<'a> World<'a> {
             Step::OldTakesTooLong(job) => {
                 let theirs = self.field(job, "claimed_by").contains("legacy:");
                 if theirs && self.field(job, "state").contains("started") {
-                    let hash = format!("hero:job:{}", job_key(job));
+                    let hash = format!("hero:job:{}", key(job));
                     let _ = self.bench.redis.raw(15, &["HSET", &hash, "started_at", "1.000"]);
                 }
             }
             Step::Sweep => drop(supervisor.sweep_old(OLD_WORKER_PATIENCE).await.expect("swept")),
             Step::PutBack => drop(supervisor.put_back().await.expect("put back")),
-            Step::Stop(job) => drop(supervisor.stop(job_key(job), 0).await.expect("an answer")),
+            Step::Stop(job) => drop(supervisor.stop(key(job), 0).await.expect("an answer")),
             Step::Vanish(by) => {
                 let presence =
                     format!("hero:meta:actor:inst:{}", instance(u32::try_from(by).unwrap_or(0) + 1));
@@ -212,11 +218,11 @@ impl<'a> World<'a> {
             }
             Step::HandBack => drop(supervisor.hand_back().await.expect("handed back")),
             Step::Drop => {
-                supervisor.drop_context(job_key(0).context, COORDINATOR).await.expect("an answer");
+                supervisor.drop_context(key(0).context, COORDINATOR).await.expect("an answer");
                 self.dropped = true;
             }
             Step::Foreign(job) => {
-                let key = job_key(job).to_string();
+                let key = key(job).to_string();
                 for entry in [key.as_str(), "actor_queue:shell", "nonsense"] {
                     let push = if job % 2 == 0 { "LPUSH" } else { "RPUSH" };
                     for queue in [SHARED, DEMANDING] {
@@ -260,7 +266,7 @@ impl<'a> World<'a> {
             assert!(count == 1 || self.dropped, "{key}, taken by {:?}, never ended", self.takers.get(key));
         }
         assert!(ends.keys().all(|key| self.accepted.contains(key)));
-        for left in ["hero:legacy*", "hero:claims:*", "hero:unclaimed:*", self.list] {
+        for left in ["hero:line*", "hero:legacy*", "hero:claims:*", "hero:unclaimed:*", self.list] {
             assert_eq!(self.bench.keys(left), "*0\r\n", "{left}");
         }
     }

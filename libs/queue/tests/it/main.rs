@@ -15,4 +15,5 @@ mod setup;
 mod shares;
 mod stopping;
 mod succession;
+mod turns;
 mod upkeep;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::future::pending;
+use std::num::NonZeroU32;
 
 use keys::InstanceRef;
 use kv::Kv;
@@ -114,7 +115,7 @@ pub(crate) fn execution(job: u32) -> Execution {
 pub(crate) fn offer(execution: Execution) -> Offer {
     let hash = execution.content_hash();
     let (coordinator, grants, condition) = (COORDINATOR.into(), Grants::default(), Condition::None);
-    Offer { execution, hash, coordinator, grants, condition }
+    Offer { execution, hash, coordinator, grants, condition, weight: NonZeroU32::MIN }
 }
 
 pub(crate) fn ending(job_key: JobKey, outcome: Outcome) -> Ending {

@@ -68,6 +68,7 @@ async fn who_cannot_tell_and_who_will_not_are_told_apart() {
         coordinator: "another".into(),
         grants: model::Grants::default(),
         condition: queue::Condition::None,
+        weight: std::num::NonZeroU32::MIN,
     };
     supervisor.accept(theirs).await.expect("accepted");
     print(&suite, 1, "secret");

@@ -188,6 +188,7 @@ async fn contexts_are_forgotten(front: Front) {
         coordinator: "another".into(),
         grants: model::Grants::default(),
         condition: queue::Condition::None,
+        weight: std::num::NonZeroU32::MIN,
     };
     assert_eq!(supervisor.accept(theirs).await.expect("accepted").status, JobStatus::Queued);
     router.says(suite.drop_context(5)).await;

@@ -59,6 +59,7 @@ impl Compiling {
             execution,
             coordinator: "c".into(),
             condition: queue::Condition::None,
+            weight: std::num::NonZeroU32::MIN,
         };
         let (key, mut reader) = (offer.execution.job_key, self.supervisor.events());
         self.supervisor.accept(offer).await.expect("an accepted job");

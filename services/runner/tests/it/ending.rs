@@ -135,6 +135,7 @@ async fn a_drain_lets_jobs_end_until_its_deadline() {
         coordinator: "c".into(),
         grants: model::Grants::default(),
         condition: queue::Condition::None,
+        weight: std::num::NonZeroU32::MIN,
     };
     supervisor.accept(offer).await.expect("an accepted job");
     assert_eq!(reader.next(std::future::pending()).await.expect("events").len(), 1, "it is started");
@@ -182,6 +183,7 @@ async fn redis_may_restart_in_the_middle() {
         coordinator: "c".into(),
         grants: model::Grants::default(),
         condition: queue::Condition::None,
+        weight: std::num::NonZeroU32::MIN,
     };
     supervisor.accept(offer).await.expect("an accepted job");
     let status = async |wanted: queue::JobStatus| {
@@ -206,6 +208,7 @@ async fn redis_may_restart_in_the_middle() {
         coordinator: "c".into(),
         grants: model::Grants::default(),
         condition: queue::Condition::None,
+        weight: std::num::NonZeroU32::MIN,
     };
     supervisor.accept(offer).await.expect("an accepted job");
     let look = || async { supervisor.status(next_key).await.ok().flatten()?.end };

@@ -45,6 +45,7 @@ async fn job_with_children(supervisor: &Supervisor, dir: &std::path::Path) -> (J
         execution,
         coordinator: "c".into(),
         condition: queue::Condition::None,
+        weight: std::num::NonZeroU32::MIN,
     };
     supervisor.accept(offer).await.expect("an accepted job");
     let started = || async { (count(&seen, "pids") == 3).then_some(()) };
@@ -139,6 +140,7 @@ async fn a_rhai_job_is_not_for_a_runner_without_it() {
         coordinator: "c".into(),
         grants: model::Grants::default(),
         condition: queue::Condition::None,
+        weight: std::num::NonZeroU32::MIN,
     };
     supervisor.accept(offer).await.expect("an accepted job");
     let stats = supervisor.statistics().await.expect("an answer");

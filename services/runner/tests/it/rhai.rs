@@ -172,6 +172,7 @@ async fn a_greedy_script_ends_before_the_machine_does() {
             coordinator: "c".into(),
             grants: Grants::default(),
             condition: queue::Condition::None,
+            weight: std::num::NonZeroU32::MIN,
         };
         supervisor.accept(offer).await.expect("an accepted job");
         let end = 'ended: loop {

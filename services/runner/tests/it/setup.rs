@@ -80,6 +80,7 @@ impl Bench {
             coordinator: "c".into(),
             grants,
             condition: queue::Condition::None,
+            weight: std::num::NonZeroU32::MIN,
         };
         self.supervisor.accept(offer).await.expect("an accepted job");
         key

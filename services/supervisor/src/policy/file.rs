@@ -14,6 +14,7 @@
 //! What `[default]` does not say is as without a policy; what a context does not say is as in `[default]`.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
@@ -28,12 +29,14 @@ const MIB: u64 = 1024 * 1024;
 const MEMORY_MIB: RangeInclusive<u64> = 16..=16 * 1024 * 1024;
 const PROCESSES: RangeInclusive<u64> = 1..=1_000_000;
 const DISK_MIB: RangeInclusive<u64> = 1..=16 * 1024 * 1024;
+/// Turns of a context for one of another.
+const WEIGHT: RangeInclusive<u64> = 1..=1000;
 /// Entries of one list.
 const LIST_LEN_MAX: usize = 1000;
 /// One host, in characters: a domain name and a port.
 const HOST_CHARS_MAX: usize = 260;
 
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "allow",
     "script_types",
     "network",
@@ -42,6 +45,7 @@ const KEYS: [&str; 13] = [
     "processes",
     "disk_mib",
     "context_disk_mib",
+    "weight",
     "hosts",
     "addresses",
     "coordinators",
@@ -121,6 +125,9 @@ impl Reader<'_> {
         set(&mut grants.context_disk_bytes, context_disk.map(|mib| mib * MIB));
         let processes = self.number("processes", PROCESSES);
         set(&mut grants.processes, processes.and_then(|count| u32::try_from(count).ok()));
+        let weight = self.number("weight", WEIGHT).and_then(|weight| u32::try_from(weight).ok());
+        set(&mut rule.weight, weight.and_then(NonZeroU32::new));
+        let grants = &mut rule.grants;
         set(&mut grants.hosts, self.list("hosts", |text| host(text).map(str::to_owned)));
         let addresses =
             self.list("addresses", |text| AddressRange::from_str(text).map_err(|e| e.to_string()));

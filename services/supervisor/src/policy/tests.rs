@@ -239,3 +239,18 @@ fn whoever_comes_after_a_named_root_is_admitted() {
     assert!(policy.admits("old", str::to_owned) && policy.admits("new", current));
     assert!(!policy.admits("new", str::to_owned) && !policy.admits("other", current));
 }
+
+#[test]
+fn a_weight_is_that_of_the_context_or_the_default() {
+    let text =
+        format!("[default]\nweight = 2\n[contexts.{}]\nweight = 1000\n[contexts.{}]\n", uid(1), uid(2));
+    let rules = rules(&text);
+    for (context, weight) in [(1, 1000), (2, 2), (3, 2)] {
+        assert_eq!(rules.weight(uid(context)).get(), weight);
+    }
+    assert_eq!(Rules::default().weight(uid(1)).get(), 1);
+    for wrong in ["0", "1001", "-1", "1.5", "\"3\""] {
+        let refused = Rules::parse(&format!("[default]\nweight = {wrong}\n")).expect_err(wrong).to_string();
+        assert!(refused.contains("default.weight: has to be a number from 1 to 1000"), "{refused}");
+    }
+}

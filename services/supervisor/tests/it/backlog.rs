@@ -1,6 +1,7 @@
 //! A coordinator that is away holds up nobody else.
 
 use std::collections::{BTreeMap, HashSet};
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 
 use envelope::{Sealer, Voice};
@@ -62,7 +63,7 @@ async fn backlog(queue: &queue::Supervisor, coordinator: &str, context: u128) {
             let execution = execution(context, *job);
             let (hash, coordinator) = (execution.content_hash(), coordinator.to_owned());
             let (grants, condition) = (model::Grants::default(), queue::Condition::None);
-            Offer { execution, hash, coordinator, grants, condition }
+            Offer { execution, hash, coordinator, grants, condition, weight: NonZeroU32::MIN }
         });
         let accepted = queue.accept_all(offers.collect()).await;
         assert!(accepted.iter().all(Result::is_ok));

@@ -72,6 +72,7 @@ async fn a_drain_gives_back_what_waits_and_outlives_a_restart() {
         coordinator: coordinator.name.clone(),
         grants: model::Grants::default(),
         condition: queue::Condition::None,
+        weight: std::num::NonZeroU32::MIN,
     };
     machine.queue.accept(offer).await.expect("accepted");
     coordinator.hears(late.job_key, |kind| matches!(kind, JobEventKind::Returned).then_some(())).await;

@@ -76,6 +76,7 @@ async fn what_somebody_needs_is_never_removed() {
         coordinator: "nobody".into(),
         grants: model::Grants::default(),
         condition: queue::Condition::None,
+        weight: std::num::NonZeroU32::MIN,
     };
     machine.queue.accept(offer).await.expect("accepted");
     worker.take().await;
@@ -89,6 +90,7 @@ async fn what_somebody_needs_is_never_removed() {
         coordinator: "nobody".into(),
         grants: model::Grants::default(),
         condition: queue::Condition::None,
+        weight: std::num::NonZeroU32::MIN,
     };
     machine.queue.accept(offer).await.expect("accepted");
 

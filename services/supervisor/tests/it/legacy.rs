@@ -109,6 +109,7 @@ async fn an_old_worker_ends_a_job() {
         coordinator: "c".into(),
         grants: Grants::default(),
         condition: queue::Condition::None,
+        weight: std::num::NonZeroU32::MIN,
     };
     assert!(queue.accept(offer).await.expect("accepted").fresh);
     let popped = suite.texts(Cmd::new("BLPOP").arg("hero:work_queue:w").arg(0)).await;

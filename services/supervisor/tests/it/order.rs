@@ -10,6 +10,7 @@ use testkit::PATIENCE;
 use tokio::time::Instant;
 
 use crate::backlog::execution;
+use crate::refusals::{uid, with_policy};
 use crate::setup::Machine;
 
 fn call(job: &Execution) -> Call {
@@ -39,4 +40,25 @@ async fn a_small_message_does_not_overtake_a_large_one_of_its_flow() {
         worker.finish(key, |_| {}).await;
     }
     assert_eq!(order, [2, 3]);
+}
+
+#[tokio::test]
+async fn contexts_take_turns_by_the_weights_of_the_policy() {
+    let machine = Machine::start(with_policy(&format!("[contexts.{}]\nweight = 3\n", uid(1)))).await;
+    let coordinator = machine.coordinator().await;
+    for (context, jobs) in [(2, 1..=3), (1, 1..=9)] {
+        for job in jobs {
+            assert_eq!(coordinator.run(&execution(context, job)).await, Ok(()));
+        }
+    }
+    let mut worker = machine.instance(1, Isolation::Basic).await;
+    let mut counts = [0, 0];
+    for turn in 1..=12 {
+        let key = worker.take().await.execution.job_key;
+        counts[usize::from(key.context == uid(2))] += 1;
+        worker.finish(key, |_| {}).await;
+        if turn % 4 == 0 {
+            assert_eq!(counts, [turn / 4 * 3, turn / 4], "after {turn}");
+        }
+    }
 }
