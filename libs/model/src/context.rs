@@ -133,6 +133,17 @@ pub enum Denied {
         /// The smallest role that would do.
         needed: Role,
     },
+    /// A job is to go before the others of the context, and that is for admins.
+    #[error(
+        "actor {actor} needs the role admin in context {context} for `priority: 0`, by which a job goes before all others \
+         there: leave that out, or an admin of it gives the role with `mycora context update {context} --add-admin {actor}`"
+    )]
+    GoesFirst {
+        /// Who asked.
+        actor: ActorId,
+        /// Where.
+        context: ContextId,
+    },
     /// Somebody else's object, and not an admin.
     #[error("actor {actor} may act only as itself in context {context}, not as actor {caller}")]
     NotItself {
@@ -187,6 +198,17 @@ impl Context {
     /// As [`Context::require_create`].
     pub fn require_change(&self, actor: ActorId, caller: ActorId) -> Result<(), Denied> {
         self.require_own(actor, caller, Role::Executor)
+    }
+
+    /// Checks that `actor` may have jobs go before all others of this context.
+    ///
+    /// # Errors
+    /// [`Denied::GoesFirst`], and [`Denied::NoRole`] as [`Context::require`].
+    pub fn require_first(&self, actor: ActorId) -> Result<(), Denied> {
+        match self.require(actor, Role::Admin) {
+            Err(Denied::RoleTooSmall { .. }) => Err(Denied::GoesFirst { actor, context: self.id }),
+            checked => checked.map(drop),
+        }
     }
 
     fn require_own(&self, actor: ActorId, caller: ActorId, needed: Role) -> Result<(), Denied> {

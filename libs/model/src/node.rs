@@ -223,6 +223,12 @@ pub struct NodePolicy {
 }
 
 impl NodePolicy {
+    /// Whether its attempts go before all others of their context that wait at a supervisor. Only admins may ask for that.
+    #[must_use]
+    pub const fn goes_first(&self) -> bool {
+        self.priority == 0
+    }
+
     /// Lost attempts that are followed by another one: none of a job that must not run twice.
     #[must_use]
     pub const fn losses_allowed(&self) -> u32 {

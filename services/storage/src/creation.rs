@@ -74,6 +74,9 @@ impl Store {
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = self.context(context).await?;
             permission::allow_for(&context, actor, Action::CreateFlow, new.caller)?;
+            if new.goes_first {
+                context.require_first(actor)?;
+            }
             tenant.check_blobs(&new.blobs).await?;
             let creating = Creating { tenant: &tenant, context: &context, new, beginning, now };
             match self.create_flow_in(&creating, actor, request).await {

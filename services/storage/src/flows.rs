@@ -58,6 +58,8 @@ pub(crate) struct NewFlow {
     pub(crate) blobs: BTreeSet<BlobHash>,
     /// The message that it is made of.
     pub(crate) message: Option<MessageKey>,
+    /// A node of it goes before all others of the context.
+    pub(crate) goes_first: bool,
 }
 
 /// How a flow is run again.
@@ -194,6 +196,9 @@ impl Store {
             let caller = stored.flow.caller_id;
             let place = record::job::Place { caller, context: context.id, flow: Some(flow) };
             let actor = asker.actor()?;
+            if nodes.iter().any(|new| new.node.policy.goes_first()) {
+                context.require_first(actor)?;
+            }
             let request = filling.as_ref().map(|filling| &filling.request);
             let deed =
                 Deed::of(Some(actor), Action::AddFlowNodes, format_args!("flow {flow}")).asked(request);

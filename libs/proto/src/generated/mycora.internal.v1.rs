@@ -625,6 +625,9 @@ pub struct CreateFlowRequest {
     /// The owner of a flow that is started, as in StartFlowRequest.
     #[prost(string, tag = "13")]
     pub owner: ::prost::alloc::string::String,
+    /// One of its nodes has priority 0, which is for admins of the context.
+    #[prost(bool, tag = "14")]
+    pub goes_first: bool,
 }
 /// Gives the new flow, or that of the same request id or message.
 #[derive(Clone, PartialEq, ::prost::Message)]

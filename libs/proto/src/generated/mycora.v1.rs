@@ -139,7 +139,7 @@ pub struct NodePolicy {
     /// Dispatched to ended in seconds. 0: no limit.
     #[prost(uint32, tag = "7")]
     pub timeout_result_secs: u32,
-    /// 0 (first) to 2. Absent: 1.
+    /// 0 (first) to 2: the order among jobs of its context that wait at a supervisor. 0 is for admins of the context. Absent: 1.
     #[prost(uint32, optional, tag = "8")]
     pub priority: ::core::option::Option<u32>,
     /// The isolation that it needs at least. Where no runner gives it, the node fails with

@@ -59,6 +59,7 @@ impl Submitter {
             message_key: String::new(),
             nodes: Vec::new(),
             owner: String::new(),
+            goes_first: false,
         };
         let record = self.store.create_flow(create).await?.into_inner().flow;
         record.and_then(|record| record.flow).ok_or_else(|| bad_store("a new flow without its record"))

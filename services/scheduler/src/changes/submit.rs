@@ -124,6 +124,7 @@ impl Submitter {
         };
         scripts::keep(&mut self.store, (actor, context_id), &mut spec.nodes).await?;
         let (uid, blobs) = (self.own_uid(), blobs_of(&spec));
+        let goes_first = spec.nodes.iter().any(|node| node.policy.goes_first());
         let mut nodes = stored_nodes(spec);
         let beginning = if self.owns(&self.driver.replicas(), uid) { all_of(&nodes)? } else { Vec::new() };
         let create = internal::CreateFlowRequest {
@@ -140,6 +141,7 @@ impl Submitter {
             message_key,
             nodes: beginning,
             owner: self.me.owner.to_string(),
+            goes_first,
         };
         let created = self.store.create_flow(create).await?.into_inner();
         let record = created.flow.ok_or_else(|| bad_store("a new flow without its record"))?;

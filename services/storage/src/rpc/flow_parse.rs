@@ -49,6 +49,7 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         message_key,
         nodes,
         owner,
+        goes_first,
     } = request;
     let mut violations = Violations::new();
     let repeatable = Request::parse(&request_id, || request_hash, &mut violations);
@@ -68,6 +69,8 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         "" => None,
         text => violations.take("message_key", parse_message_key(text).ok_or("message:<caller>:<id>")),
     };
+    let come_along = beginning.as_ref().map(|beginning| beginning.nodes.as_slice()).unwrap_or_default();
+    let goes_first = goes_first || come_along.iter().any(|new| new.node.policy.goes_first());
     let new = header.map(|header| NewFlow {
         id: (flow_id != 0).then_some(FlowId(flow_id)),
         uid,
@@ -80,6 +83,7 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         node_count,
         blobs,
         message,
+        goes_first,
     });
     let new = violations.into_result(new)?;
     Ok((ContextId(context_id), Asker::from_wire(on_behalf_of), new, beginning, repeatable))

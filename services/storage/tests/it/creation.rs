@@ -8,7 +8,7 @@ use model::job::BlobRef;
 use model::{ActorId, BlobHash, FlowId, FlowNode, JobId, JobSpec, OwnerId, ScriptSource};
 use proto::internal::v1 as wire;
 use proto::v1;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::places::{Redis, scenarios};
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, Running, Stage, create, failure, json, script};
@@ -186,6 +186,40 @@ async fn what_is_refused_leaves_nothing(stage: Stage<impl Redis>) {
     assert_eq!(made.first_job_id, 1);
 }
 
+async fn what_goes_before_all_others_is_for_admins(stage: Stage<impl Redis>) {
+    let first = |mut stored: wire::StoredNode| {
+        let mut node: FlowNode = serde_json::from_slice(&stored.node_json).unwrap();
+        node.policy.priority = 0;
+        stored.node_json = json(&node);
+        stored
+    };
+    let refused = |status: Status| {
+        let rpc::ErrorView { code, reason, message, .. } = rpc::ErrorView::from(&status);
+        assert_eq!((code, reason.as_str()), (Code::PermissionDenied, "ROLE_INSUFFICIENT"), "{message}");
+        let way = format!(
+            "an admin of it gives the role with `mycora context update {CONTEXT} --add-admin {EXECUTOR}`"
+        );
+        assert!(message.contains("`priority: 0`") && message.ends_with(&way), "{message}");
+    };
+    let mut along = whole(2, &script("true"));
+    along.nodes = along.nodes.into_iter().map(first).collect();
+    let later = wire::CreateFlowRequest { goes_first: true, ..create(2) };
+    for request in [along, later] {
+        refused(stage.flows().create_flow(request.clone()).await.unwrap_err());
+        let by_admin = wire::CreateFlowRequest { caller_id: ADMIN, on_behalf_of: ADMIN, ..request };
+        stage.flows().create_flow(by_admin).await.unwrap();
+    }
+    let made = stage.flows().create_flow(create(1)).await.unwrap().into_inner();
+    let flow = made.flow.unwrap().flow.unwrap();
+    let other = stage.created(1).await;
+    let running = Running { id: flow.id, uid: flow.uid, first_job: made.first_job_id, ..other };
+    let mut add = running.add_nodes(&script("true"));
+    add.nodes = add.nodes.into_iter().map(first).collect();
+    refused(stage.flows().add_nodes(add.clone()).await.unwrap_err());
+    add.on_behalf_of = ADMIN;
+    stage.flows().add_nodes(add).await.unwrap();
+}
+
 async fn more_than_one_change_takes_is_left_to_be_added(stage: Stage<impl Redis>) {
     let text = "x".repeat(model::limits::SCRIPT_INLINE_BYTES_MAX);
     let count = u32::try_from(model::limits::COMMIT_BYTES_MAX / text.len() / 2).unwrap() + 1;
@@ -200,5 +234,6 @@ scenarios!(
     the_same_request_has_one_flow,
     ids_of_jobs_are_given_once_whoever_gives_them,
     what_is_refused_leaves_nothing,
-    more_than_one_change_takes_is_left_to_be_added
+    more_than_one_change_takes_is_left_to_be_added,
+    what_goes_before_all_others_is_for_admins,
 );
