@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use mycora_cli::profile::{Host, Profile};
 use proto::convert::enums::script_type_to_wire;
+use proto::v1::context_service_client::ContextServiceClient;
 use proto::v1::flow_service_client::FlowServiceClient;
 use proto::v1::runner_service_client::RunnerServiceClient;
 use proto::v1::watch_flow_response::Event;
 use proto::v1::{
-    AddFlowNodesRequest, CreateFlowRequest, Flow, FlowSpec, FlowStatus, GetRunnerRequest, JobSpec,
-    ListFlowNodesRequest, ListFlowsRequest, ListRunnersRequest, NodeSpec, RegisterRunnerRequest, Script,
-    SignalFlowRequest, StartFlowRequest, SubmitFlowRequest, WatchFlowRequest, WatchFlowsRequest,
-    WatchFlowsResponse, script,
+    AddFlowNodesRequest, CreateContextRequest, CreateFlowRequest, Flow, FlowSpec, FlowStatus,
+    GetRunnerRequest, JobSpec, ListFlowNodesRequest, ListFlowsRequest, ListRunnersRequest, NodeSpec,
+    RegisterRunnerRequest, Script, SignalFlowRequest, StartFlowRequest, SubmitFlowRequest, WatchFlowRequest,
+    WatchFlowsRequest, WatchFlowsResponse, script,
 };
 use testkit::wait_until;
 use tonic::Streaming;
@@ -36,6 +37,25 @@ impl Client {
         let channel = profile.channel_to(Host::Scheduler)?;
         let runners = RunnerServiceClient::new(profile.channel_to(Host::RunnerRegistry)?);
         Ok(Self { flows: FlowServiceClient::new(channel), runners, context: profile.context })
+    }
+
+    /// The same client in a context of its own, whose jobs run where those of its own do.
+    pub(crate) async fn in_a_new_context(&self, profile: &Profile) -> Result<Self, Error> {
+        let mut contexts = ContextServiceClient::new(profile.channel_to(Host::Scheduler)?);
+        let created = contexts.create_context(CreateContextRequest::default()).await?.into_inner();
+        let context = created.context.ok_or("no context was answered")?.id;
+        let list = ListRunnersRequest { context_id: self.context, ..Default::default() };
+        for runner in self.runners.clone().list_runners(list).await?.into_inner().runners {
+            let register = RegisterRunnerRequest {
+                context_id: context,
+                address: runner.address,
+                script_types: runner.script_types,
+                local: runner.local,
+                ..Default::default()
+            };
+            self.runners.clone().register_runner(register).await?;
+        }
+        Ok(Self { context, ..self.clone() })
     }
 
     /// Submits a flow of no-op jobs.

@@ -7,14 +7,17 @@
 //! `mycora-bench quick` measures an all-in-one within this process, in a minute, and what jobs of each language cost.
 //! `make bench-size` measures one flow of 100,000 nodes, through separate processes, and 100,000 flows
 //! that wait for a signal; `mycora-bench finished [N]` what flows cost that have ended, and
-//! `mycora-bench watching [N]` what one watch of all flows costs. `make bench-dead` measures what one dead supervisor costs nine others, and
+//! `mycora-bench watching [N]` what one watch of all flows costs, `mycora-bench growth [PART…]` how costs grow with what there
+//! is, and `mycora-bench neighbour` what a large flow costs another context. `make bench-dead` measures what one dead supervisor costs nine others, and
 //! `make bench-saga` what sagas cost; `mycora-bench saga PART…` parts of that.
 
 mod client;
 mod dead;
 mod finished;
+mod growth;
 mod load;
 mod machine;
+mod neighbour;
 mod processes;
 mod report;
 mod road;
@@ -62,7 +65,7 @@ async fn bench() -> ExitCode {
         }
         None => {
             eprintln!(
-                "give nothing, or one of: rounds N, peers [ROUNDS], quick, runtimes, dead, large, waiting, size (both), saga [PART…], finished [N], watching [N]"
+                "give nothing, or one of: rounds N, peers [ROUNDS], quick, runtimes, dead, large, waiting, size (both), growth [finished | under-way | nodes | output], neighbour, saga [PART…], finished [N], watching [N]"
             );
             ExitCode::from(2)
         }
@@ -84,6 +87,10 @@ async fn asked(arguments: &[&str]) -> Option<Result<Report, Box<dyn std::error::
         ["size"] => sizes(true, true).await,
         ["finished"] => finished(Ok(finished::FINISHED)).await,
         ["finished", flows] => finished(flows.parse()).await,
+        ["growth", ref parts @ ..] if parts.iter().all(|part| growth::PARTS.contains(part)) => {
+            Box::pin(grown(parts)).await
+        }
+        ["neighbour"] => neighbour().await,
         ["saga", ref parts @ ..] => sagas(parts).await,
         ["watching"] => watching(Ok(watching::FLOWS)).await,
         ["watching", flows] => watching(flows.parse()).await,
@@ -145,6 +152,18 @@ async fn sagas(parts: &[&str]) -> Result<Report, Box<dyn std::error::Error + Sen
     let mut report =
         Report::new(machine::describe()).of("the saga service in this process, nats-server beside it");
     Box::pin(saga::measure(&mut report, parts)).await?;
+    Ok(report)
+}
+
+async fn grown(parts: &[&str]) -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
+    let mut report = Report::new(machine::describe());
+    growth::measure(&mut report, parts).await?;
+    Ok(report)
+}
+
+async fn neighbour() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
+    let mut report = Report::new(machine::describe());
+    neighbour::measure(&mut report).await?;
     Ok(report)
 }
 

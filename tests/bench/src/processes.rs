@@ -83,6 +83,9 @@ impl AllInOne {
         let child = Command::new(program)
             .args(["up", "--port", "17500", "--data"])
             .arg(dir)
+            // One client stands for many.
+            .env("MYCORA_ACTOR_CALLS_PER_SEC", "100000")
+            .env("MYCORA_ACTOR_CALLS_BURST", "100000")
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

@@ -4,6 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::finished::Finished;
+use crate::growth::Cost;
+use crate::neighbour::Times;
 use crate::runtimes::Language;
 use crate::watching::Watched;
 
@@ -109,6 +111,26 @@ impl Report {
         self.row("  idle for a minute", format!("suite {}, Redis {}", percent(suite), percent(redis)));
         self.row("  memory", format!("suite {}, Redis {}", mib(suite_bytes), mib(redis_bytes)));
         self.row("  one of them, from signal to end", millis(woke));
+    }
+
+    /// What one unit of a growing load costs.
+    pub(crate) fn grown(&mut self, unit: &str, cost: Cost) {
+        let Cost { suite, redis, took } = cost;
+        let spent = format!("suite {}, Redis {}, in {}", millis(suite), millis(redis), millis(took));
+        self.row(unit, spent);
+    }
+
+    /// Flows of one job, alone and beside a large flow of another context.
+    pub(crate) fn neighbour(&mut self, alone: Times, beside: Times) {
+        for (name, mut times) in [("alone", alone), ("beside a flow of 100,000 nodes", beside)] {
+            let ((start50, start99), (end50, end99)) =
+                (percentiles(&mut times.start), percentiles(&mut times.end));
+            let [start50, start99, end50, end99] = [start50, start99, end50, end99].map(millis);
+            self.row(
+                &format!("{} flows of one job, {name}", times.end.len()),
+                format!("to start p50 {start50}  p99 {start99}, to end p50 {end50}  p99 {end99}"),
+            );
+        }
     }
 
     /// One watch of all flows.

@@ -12,6 +12,8 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 
 const LAYERS: u32 = 100;
 const WIDTH: u32 = 1000;
+/// Nodes of the large flow.
+pub(crate) const NODES: u32 = LAYERS * WIDTH;
 /// Nodes of the layer before that each node depends on.
 const DEPENDS: u32 = 10;
 const WAITING: u32 = 100_000;
@@ -24,30 +26,31 @@ pub(crate) async fn large(report: &mut Report) -> Result<(), Error> {
     let suite = Separate::start(dir.path())?;
     let client = Client::connect(&suite.profile()?)?;
     let before = suite.redis_bytes()?;
-    eprintln!("creating a flow of {} nodes", LAYERS * WIDTH);
+    eprintln!("creating a flow of {NODES} nodes");
     let begin = Instant::now();
-    let flow = client.create("large", LAYERS * WIDTH).await?;
+    let flow = create(&client).await?;
+    let created = begin.elapsed();
+    let begin = Instant::now();
+    client.start(flow).await?;
+    let started = begin.elapsed();
+    eprintln!("running it");
+    let begin = Instant::now();
+    client.wait(flow).await?;
+    let ran = begin.elapsed();
+    let scheduler = peak_bytes(suite.pid("scheduler")?)?;
+    let storage = peak_bytes(suite.pid("storage")?)?;
+    report.large(NODES, (created, started, ran), (scheduler, storage), suite.redis_bytes()? - before);
+    Ok(())
+}
+
+/// Creates the flow and adds its nodes; gives its id.
+pub(crate) async fn create(client: &Client) -> Result<u32, Error> {
+    let flow = client.create("large", NODES).await?;
     for layer in 0..LAYERS {
         let nodes: Vec<NodeSpec> = (0..WIDTH).map(|i| node(layer, i)).collect();
         client.add(flow.id, layer * WIDTH, nodes).await?;
     }
-    let created = begin.elapsed();
-    let begin = Instant::now();
-    client.start(flow.id).await?;
-    let started = begin.elapsed();
-    eprintln!("running it");
-    let begin = Instant::now();
-    client.wait(flow.id).await?;
-    let ran = begin.elapsed();
-    let scheduler = peak_bytes(suite.pid("scheduler")?)?;
-    let storage = peak_bytes(suite.pid("storage")?)?;
-    report.large(
-        LAYERS * WIDTH,
-        (created, started, ran),
-        (scheduler, storage),
-        suite.redis_bytes()? - before,
-    );
-    Ok(())
+    Ok(flow.id)
 }
 
 fn node(layer: u32, i: u32) -> NodeSpec {
