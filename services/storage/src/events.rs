@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
 use crate::identities::{NewsFeed, news_of};
+use crate::recent::Lender;
 use crate::store::{Store, Tenant, lock};
 use crate::tailer::Tailer;
 
@@ -282,6 +283,7 @@ struct Inner {
     /// Whether they are heard from all of it.
     hears_all: watch::Sender<bool>,
     pub(crate) tailers: Mutex<HashMap<ContextId, Tailer>>,
+    lender: Lender,
 }
 
 impl Hub {
@@ -297,6 +299,7 @@ impl Hub {
             news: broadcast::Sender::new(NEWS_BUFFER),
             hears_all: watch::Sender::new(false),
             tailers: Mutex::default(),
+            lender: Lender::default(),
         }))
     }
 
@@ -306,6 +309,11 @@ impl Hub {
 
     pub(crate) fn tailers(&self) -> &Mutex<HashMap<ContextId, Tailer>> {
         &self.0.tailers
+    }
+
+    /// What tailers may hold together beyond what each may.
+    pub(crate) fn lender(&self) -> &Lender {
+        &self.0.lender
     }
 
     /// Hints of more than events, from now on.

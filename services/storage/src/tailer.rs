@@ -152,7 +152,7 @@ impl Hub {
             wake: Arc::clone(&wake),
             inbox,
             watchers: Vec::new(),
-            recent: Recent::default(),
+            recent: Recent::new(self.lender().clone()),
             reached: Arc::clone(&reached),
             missed: 0,
         };
