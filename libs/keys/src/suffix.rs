@@ -14,7 +14,7 @@ pub(crate) fn exact<T: FromStr + Display>(text: &str) -> Option<T> {
     (value.to_string() == text).then_some(value)
 }
 
-/// Two values with one colon between them.
+/// Two values with a colon between them, of which the first has none.
 pub(crate) fn pair<A: FromStr + Display, B: FromStr + Display>(text: &str) -> Option<(A, B)> {
     let (a, b) = text.split_once(':')?;
     Some((exact(a)?, exact(b)?))

@@ -8,7 +8,7 @@ use model::{ContextUid, Isolation, JobKey, Name, ScriptType};
 
 use crate::nonce::{self, ActorNonce, NONCE_PREFIX};
 use crate::old::{self, OldQueue};
-use crate::suffix::{exact, number};
+use crate::suffix::{exact, number, pair};
 
 /// The stream by which a supervisor hears from its instances.
 pub const DONE: &str = "hero:done";
@@ -479,6 +479,14 @@ pub enum SupervisorKey {
     AsideOf(WorkQueue, String),
     /// [`CALLERS`].
     Callers,
+    /// [`ALONE`].
+    Alone,
+    /// Sorted set: the contexts that take turns at instances of a type.
+    Turns(ScriptType),
+    /// Set: the queues in which jobs of a context wait.
+    Lines(ScriptType, ContextUid),
+    /// Sorted set: a context's jobs that wait in a queue.
+    Line(ContextUid, WorkQueue),
 }
 
 impl fmt::Display for SupervisorKey {
@@ -513,6 +521,10 @@ impl fmt::Display for SupervisorKey {
             Self::Aside => f.write_str(ASIDE),
             Self::AsideOf(queue, owner) => write!(f, "{ASIDE}:{queue} {owner}"),
             Self::Callers => f.write_str(CALLERS),
+            Self::Alone => f.write_str(ALONE),
+            Self::Turns(of) => write!(f, "{TURNS_PREFIX}{of}"),
+            Self::Lines(of, context) => write!(f, "{LINES_PREFIX}{of}:{context}"),
+            Self::Line(context, queue) => write!(f, "{LINE_PREFIX}{context}:{queue}"),
         }
     }
 }
@@ -531,11 +543,12 @@ impl SupervisorKey {
             FOREIGN => return Some(Self::Foreign),
             ASIDE => return Some(Self::Aside),
             CALLERS => return Some(Self::Callers),
+            ALONE => return Some(Self::Alone),
             old::OLD_QUEUES => return Some(Self::OldQueues),
             _ => {}
         }
         type Parse = fn(&str) -> Option<SupervisorKey>;
-        let prefixes: [(&str, Parse); 14] = [
+        let prefixes: [(&str, Parse); 17] = [
             (old::OLD_WAITING_PREFIX, |rest| exact(rest).map(Self::OldWaiting)),
             (old::OLD_NUMBERED_PREFIX, |rest| exact(rest).map(Self::OldNumbered)),
             (REPLY_PREFIX, |rest| exact(rest).map(Self::Reply)),
@@ -556,6 +569,9 @@ impl SupervisorKey {
                 let is_one = !owner.is_empty() && !owner.contains(char::is_whitespace);
                 is_one.then_some(Self::AsideOf(exact(queue)?, owner.to_owned()))
             }),
+            (TURNS_PREFIX, |rest| exact(rest).map(Self::Turns)),
+            (LINES_PREFIX, |rest| pair(rest).map(|(of, context)| Self::Lines(of, context))),
+            (LINE_PREFIX, |rest| pair(rest).map(|(context, queue)| Self::Line(context, queue))),
             ("hero:meta:queue:stats:", |rest| exact(rest).map(Self::QueueStats)),
         ];
         for (prefix, parse) in prefixes {

@@ -48,7 +48,7 @@ fn any_shared() -> impl Strategy<Value = OldQueue> {
 fn any_key() -> impl Strategy<Value = SupervisorKey> {
     use SupervisorKey as K;
     let uids = (0_u128..3, 0_u128..3, 0_u32..3, 0_u32..3);
-    (0_u8..30, uids, any_queue(), any_instance(), any_old(), any_shared()).prop_map(
+    (0_u8..34, uids, any_queue(), any_instance(), any_old(), any_shared()).prop_map(
         |(kind, (a, b, job, attempt), queue, at, old, shared)| {
             let key = JobKey {
                 context: ContextUid(Uid::from_bits(a)),
@@ -86,6 +86,10 @@ fn any_key() -> impl Strategy<Value = SupervisorKey> {
                 26 => K::Aside,
                 27 => K::Callers,
                 28 => K::Foreign,
+                29 => K::Alone,
+                30 => K::Turns(at.script_type),
+                31 => K::Lines(at.script_type, key.context),
+                32 => K::Line(key.context, queue),
                 _ => K::Supervisor,
             }
         },

@@ -53,8 +53,17 @@ async fn the_policy_decides_by_context_coordinator_and_type() {
     }
 
     let mut worker = machine.instance(1, Isolation::Basic).await;
-    let taken = worker.take().await;
-    assert_eq!((taken.grants.processes, taken.grants.network), (7, false), "grants travel with the job");
+    // That of context 4 came later, and has its turn first.
+    for (context, network) in [(4, true), (1, false)] {
+        let taken = worker.take().await;
+        assert_eq!(taken.execution.job_key.context, uid(context));
+        assert_eq!(
+            (taken.grants.processes, taken.grants.network),
+            (7, network),
+            "grants travel with the job"
+        );
+        worker.finish(taken.execution.job_key, |_| {}).await;
+    }
 }
 
 #[tokio::test]
