@@ -223,7 +223,7 @@ pub struct NodePolicy {
 }
 
 impl NodePolicy {
-    /// Whether its attempts go before all others of their context that wait at a supervisor. Only admins may ask for that.
+    /// Whether attempts of the node go before all others of its context that wait at a supervisor. Only admins may ask for that.
     #[must_use]
     pub const fn goes_first(&self) -> bool {
         self.priority == 0

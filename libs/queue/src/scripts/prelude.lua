@@ -83,10 +83,15 @@ local function is_job_key(text)
   return #text < 100 and string.match(text, '^%x+%-%x+%-%d+%-%d+$') ~= nil
 end
 
+-- Whether the supervisor has opened its queues to others.
+local function are_open()
+  return redis.call('HEXISTS', SUPERVISOR, OPEN) == 1
+end
+
 -- Whether others may take from a queue: these are open all together, but for those whose names they do not know.
 local function is_open(queue)
   return not string.find(queue, ':iso:', 1, true) and not string.find(queue, ':closed', 1, true)
-    and redis.call('HEXISTS', SUPERVISOR, OPEN) == 1
+    and are_open()
 end
 
 -- What may wait for the supervisor of what others pushed into work queues, and how much of an entry is kept.
@@ -220,7 +225,7 @@ end
 -- Whose jobs alone wait for instances of a type, or this while contexts take turns there.
 local IN_TURNS = '*'
 
--- What kind of job a queue holds, and whose a job is, as their names tell.
+-- The script type of a queue and the context of a job, as their names tell.
 local function type_of(queue)
   return string.match(queue, '^hero:q:work:type:([^:]+)')
 end
@@ -233,14 +238,14 @@ local function last_turn(kind)
   return kind .. ':turn'
 end
 
--- Whether jobs of several contexts wait for instances of a type, each in the line of its context.
+-- Whether jobs of several contexts wait for instances of a type, each job in the line of its context.
 local function have_lines(kind)
   return redis.call('HGET', ALONE, kind) == IN_TURNS
 end
 
--- Whether these contexts take turns. Not where others pop: what they have taken is known by the order of the entries.
+-- Whether contexts take turns at the instances of a type. Not where others pop: what they have taken is known by the order of the entries.
 local function take_turns(kind)
-  return have_lines(kind) and redis.call('HEXISTS', SUPERVISOR, OPEN) == 0
+  return have_lines(kind) and not are_open()
 end
 
 -- A job waits no more in the line of its context.

@@ -97,7 +97,7 @@ end
 
 -- Where contexts take turns, an entry stands for any job of its queue, and this one was popped already.
 local popped = ARGV[3] ~= '' and ARGV[4]
-local turns = lines and take_turns(kind)
+local turns = lines and not are_open()
 if popped and not (turns and is_job_key(ARGV[3])) then
   need_room()
   popped = nil
@@ -209,7 +209,7 @@ if turns then
   if popped and #taken == 0 then
     claim(ARGV[3], popped)
   elseif popped and redis.call('ZSCORE', UNCLAIMED .. popped, ARGV[3]) then
-    -- Whoever else waits is woken by it.
+    -- The entry wakes another instance.
     redis.call('LPUSH', popped, ARGV[3])
   end
 end

@@ -25,7 +25,7 @@ local function form_lines(kind, context)
       redis.call('ZADD', LINE .. line, unpack(of[3], from, math.min(from + 999, #of[3])))
     end
     redis.call('SADD', LINES .. kind .. ':' .. of[1], of[2])
-    -- Who was alone has had its turns.
+    -- Contexts that waited before have had a turn.
     redis.call('ZADD', TURNS .. kind, 1, of[1])
   end
   return true
