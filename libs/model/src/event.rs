@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::flow::FlowStatus;
+use crate::flow::{FlowStatus, ResultMap};
 use crate::id::{ActorId, Attempt, FlowId, Generation, JobId, RunnerId};
 use crate::message::MessageStatus;
 use crate::name::Name;
@@ -87,6 +87,9 @@ pub struct FlowEvent {
     /// When its cancellation was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancel_requested_time: Option<Timestamp>,
+    /// Its result, with its end: absent where that is incomplete or of more than a kibibyte, and in events from before it was noted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<ResultMap>,
     /// When.
     pub time: Timestamp,
 }

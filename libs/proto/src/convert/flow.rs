@@ -55,8 +55,8 @@ pub fn to_wire(flow: &Flow) -> v1::Flow {
     }
 }
 
-/// The flow as it was after `change`, of which `flow` is a later reading: what changes while it runs is the event's. The
-/// result is there when it is that of the same end; otherwise it is lost, and said to be incomplete.
+/// The flow as it was after `change`, of which `flow` is another reading: what changes while it runs is the event's. A result
+/// that the event does not tell is that of `flow` where both have the same end; otherwise it is lost, and said to be incomplete.
 #[must_use]
 pub fn at(flow: &v1::Flow, change: &FlowEvent, revision: Revision) -> v1::Flow {
     // Its name, its caller and the time when it was made do not change.
@@ -64,10 +64,14 @@ pub fn at(flow: &v1::Flow, change: &FlowEvent, revision: Revision) -> v1::Flow {
     let status = status.map_or(v1::FlowStatus::Unspecified, enums::flow_status_to_wire);
     let ends = change.status.is_some_and(FlowStatus::is_end);
     let is_same_end = ends && flow.generation == generation.0 && flow.status() == status;
-    let result = if is_same_end { flow.result.clone() } else { Default::default() };
+    let (result, result_truncated) = match &change.result {
+        Some(result) => (result.clone().into_iter().collect(), false),
+        None if is_same_end => (flow.result.clone(), flow.result_truncated),
+        None => (Default::default(), ends),
+    };
     v1::Flow {
         result,
-        result_truncated: if is_same_end { flow.result_truncated } else { ends },
+        result_truncated,
         deadline_time: deadline.map(time::to_wire),
         cancel_requested_time: cancel_requested_time.map(time::to_wire),
         update_time: Some(time::to_wire(*at)),
@@ -108,6 +112,7 @@ pub fn summary_at(change: &FlowEvent, revision: Revision) -> Option<v1::FlowSumm
         created_at,
         deadline,
         cancel_requested_time,
+        result: _,
         time: at,
     } = change;
     Some(v1::FlowSummary {
@@ -272,6 +277,7 @@ mod tests {
             created_at: None,
             deadline: Some(Timestamp::from_millis(5000)),
             cancel_requested_time: None,
+            result: None,
             time: Timestamp::from_millis(1000),
         };
         let told = at(&later, &change(FlowStatus::Started, 2), Revision(10));
@@ -289,6 +295,10 @@ mod tests {
         assert_eq!((&told.result, told.result_truncated), (&later.result, false));
         let told = at(&later, &change(FlowStatus::Finished, 1), Revision(10));
         assert!(told.result.is_empty() && told.result_truncated, "the result of that run is gone");
+        let result: model::flow::ResultMap = [("a.k".to_owned(), "0".to_owned())].into();
+        let change = FlowEvent { result: Some(result.clone()), ..change(FlowStatus::Finished, 1) };
+        let told = at(&later, &change, Revision(10));
+        assert_eq!((told.result.into_iter().collect(), told.result_truncated), (result, false), "it came along");
     }
 
     #[test]
@@ -302,6 +312,7 @@ mod tests {
             created_at: Some(Timestamp::from_millis(500)),
             deadline: None,
             cancel_requested_time: Some(Timestamp::from_millis(900)),
+            result: None,
             time: Timestamp::from_millis(1000),
         };
         let flow = v1::Flow {

@@ -117,7 +117,7 @@ impl Watch {
             }
             Event::Flow(change) if revision > self.flow_shown => {
                 let ends = change.status.is_some_and(FlowStatus::is_end);
-                if ends {
+                if ends && change.result.is_none() {
                     // It has its result now, and nothing else of it changes until it is run again.
                     self.flow = self.reader.flow().await?;
                 }

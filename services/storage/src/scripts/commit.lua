@@ -150,7 +150,9 @@ if ARGV[11] ~= '' then
   redis.call('HSET', KEYS[4], 'status', ARGV[11], 'result', ARGV[12], 'result_truncated', ARGV[13],
     'counted', ends and '' or flow[11] or '', unpack(changed))
   list_flow(ARGV[5], ARGV[11], flow[5])
-  emit_flow(revision, ARGV[5], ARGV[11], flow[6], fields)
+  -- Watchers of its end read the flow only where its result is long.
+  local is_told = ends and ARGV[13] ~= 'true' and #ARGV[12] <= 1024
+  emit_flow(revision, ARGV[5], ARGV[11], flow[6], fields, is_told and ARGV[12])
 else
   redis.call('HSET', KEYS[4], unpack(changed))
   if E == 0 then emit_flow(revision, ARGV[5], 'started', flow[6], fields) end

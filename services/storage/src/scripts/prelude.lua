@@ -121,12 +121,13 @@ local function about(fields)
   return text
 end
 
--- `status` is nil for a flow that is gone. `fields` are those that are told of the flow, KEYS[4], unless they have to be read.
-local function emit_flow(revision, flow, status, generation, fields)
+-- `status` is nil for a flow that is gone. `fields` are those that are told of the flow, KEYS[4], unless they have to be read;
+-- `result` is its result as JSON, where that is told.
+local function emit_flow(revision, flow, status, generation, fields, result)
   local quoted = status and ('"' .. status .. '"') or 'null'
   fields = fields or redis.call('HMGET', KEYS[4], unpack(ABOUT, 1, status and 5 or 3))
   emit(revision, '{"kind":"flow","flow_id":' .. flow .. ',"status":' .. quoted .. ',"generation":' .. generation
-    .. about(fields) .. ',"time":' .. ARGV[3] .. '}')
+    .. about(fields) .. (result and ',"result":' .. result or '') .. ',"time":' .. ARGV[3] .. '}')
 end
 
 -- Writes nodes with their jobs, whose keys are behind `jobs_at`. From `at` on ARGV has for each its job id, the node, F, and F times

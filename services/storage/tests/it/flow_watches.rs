@@ -150,6 +150,27 @@ async fn nothing_falls_between_a_page_and_what_follows_it(stage: Stage<impl Redi
     assert_eq!(short, v1::Flow { env_vars: Default::default(), result: Default::default(), ..long.clone() });
 }
 
+async fn an_end_is_told_with_a_result_that_is_short_and_whole(stage: Stage<impl Redis>) {
+    let mut events = watch(&stage, "").await;
+    next(&mut events).await;
+    for (bytes, truncated) in [(1000, false), (1020, false), (10, true)] {
+        let mut flow = stage.started(1).await;
+        let mut end = flow.end();
+        let change = end.flow.as_mut().unwrap();
+        change.result = [("k".to_owned(), "\"".repeat(bytes / 2))].into();
+        change.result_truncated = truncated;
+        let result = serde_json::to_value(&change.result).unwrap();
+        let is_told = result.to_string().len() <= 1024 && !truncated;
+        stage.apply(&mut flow, end).await;
+        let mut told = Value::Null;
+        while told["status"] != "finished" {
+            told = next(&mut events).await.0;
+            assert!(told["status"] == "finished" || told.get("result").is_none(), "{told}");
+        }
+        assert_eq!(told.get("result"), Some(&result).filter(|_| is_told), "{bytes} {truncated}");
+    }
+}
+
 async fn what_others_wrote_into_a_flow_does_not_spoil_its_events(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let key = stage.keys().flow(FlowId(flow.id));
@@ -192,6 +213,7 @@ async fn a_store_that_went_back_ends_watches_of_flows() {
 scenarios!(
     flows_are_told_with_whose_they_are_and_without_their_nodes,
     nothing_falls_between_a_page_and_what_follows_it,
+    an_end_is_told_with_a_result_that_is_short_and_whole,
     what_others_wrote_into_a_flow_does_not_spoil_its_events,
     only_readers_may_watch_flows_and_only_flows,
 );
