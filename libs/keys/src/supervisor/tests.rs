@@ -1,4 +1,6 @@
 use super::*;
+use crate::nonce::ActorNonce;
+use crate::old::OldQueue;
 use model::id::Uid;
 use model::{Attempt, FlowUid, JobId};
 use proptest::prelude::*;
@@ -48,7 +50,7 @@ fn any_shared() -> impl Strategy<Value = OldQueue> {
 fn any_key() -> impl Strategy<Value = SupervisorKey> {
     use SupervisorKey as K;
     let uids = (0_u128..3, 0_u128..3, 0_u32..3, 0_u32..3);
-    (0_u8..34, uids, any_queue(), any_instance(), any_old(), any_shared()).prop_map(
+    (0_u8..36, uids, any_queue(), any_instance(), any_old(), any_shared()).prop_map(
         |(kind, (a, b, job, attempt), queue, at, old, shared)| {
             let key = JobKey {
                 context: ContextUid(Uid::from_bits(a)),
@@ -90,6 +92,8 @@ fn any_key() -> impl Strategy<Value = SupervisorKey> {
                 30 => K::Turns(at.script_type),
                 31 => K::Lines(at.script_type, key.context),
                 32 => K::Line(key.context, queue),
+                33 => K::Takers(at.script_type),
+                34 => K::Handed(at),
                 _ => K::Supervisor,
             }
         },
