@@ -81,6 +81,25 @@ impl Blocking {
         block: Duration,
         cancel: impl Future<Output = ()>,
     ) -> Result<Value> {
+        let [answer] = self.run_all([cmd], block, cancel).await?;
+        Ok(answer)
+    }
+
+    /// The same with commands that are sent along, and run as soon as the server has waited for the first.
+    ///
+    /// # Errors
+    /// As [`Blocking::run`], for any of them.
+    pub async fn run_all<const N: usize>(
+        &mut self,
+        cmds: [&Cmd; N],
+        block: Duration,
+        cancel: impl Future<Output = ()>,
+    ) -> Result<[Value; N]> {
+        let mut all = redis::Pipeline::with_capacity(N);
+        all.ignore_errors();
+        for cmd in cmds {
+            all.add_command(cmd.0.clone());
+        }
         // Out of its place while in use, so that a call that was dropped leaves nothing behind whose
         // answer could be taken for that of the next.
         let mut open = self.open.take();
@@ -94,7 +113,7 @@ impl Blocking {
             };
             let answer = match connected {
                 Ok(open) => {
-                    let (answer, kept) = open.wait(cmd, block, cancel.as_mut()).await;
+                    let (answer, kept) = open.wait(&all, block, cancel.as_mut()).await;
                     self.open =
                         kept.filter(|_| !answer.as_ref().is_err_and(|error| route.leads_elsewhere(error)));
                     answer
@@ -104,7 +123,7 @@ impl Blocking {
             match answer {
                 // It was woken after all.
                 Err(error) if route.leads_elsewhere(&error) && cancel.is_terminated() => {
-                    return Ok(Value::Nil);
+                    return Ok(std::array::from_fn(|_| Value::Nil));
                 }
                 Err(error) if attempts.again(&error).await => {}
                 answer => return answer.map_err(|error| route.given_up(error)),
@@ -133,18 +152,18 @@ impl Open {
         Ok(Self { connection, client_id, link, leaving: leaving.begun() })
     }
 
-    /// The answer, and the connection if it can be used again.
-    async fn wait(
+    /// The answers, and the connection if it can be used again.
+    async fn wait<const N: usize>(
         mut self,
-        cmd: &Cmd,
+        cmds: &redis::Pipeline,
         block: Duration,
         cancel: impl Future<Output = ()>,
-    ) -> (Result<Value>, Option<Self>) {
+    ) -> (Result<[Value; N]>, Option<Self>) {
         let server = Arc::clone(&self.link.server);
         self.connection.set_response_timeout(block + server.options.response_timeout);
         let (client_id, control) = (self.client_id, Connection(Route::Link(Arc::clone(&self.link))));
-        let answer = {
-            let mut answer = pin!(self.connection.send_packed_command(&cmd.0));
+        let answers = {
+            let mut answer = pin!(self.connection.send_packed_commands(cmds, 0, N));
             tokio::select! {
                 biased;
                 answer = &mut answer => answer,
@@ -155,14 +174,22 @@ impl Open {
                 () = cancel => woken(answer.as_mut(), &control, client_id).await,
             }
         };
-        match answer {
-            Ok(value) => (Value::from_redis(&server.shown, value), Some(self)),
+        match answers {
+            Ok(answers) => (read(&server.shown, answers), Some(self)),
             Err(error) => {
                 let is_usable = !error.is_io_error() && !error.is_unrecoverable_error();
                 (Err(Error::of_command(&server.shown, &error)), is_usable.then_some(self))
             }
         }
     }
+}
+
+fn read<const N: usize>(shown: &str, answers: Vec<redis::Value>) -> Result<[Value; N]> {
+    let answers: Vec<Value> =
+        answers.into_iter().map(|answer| Value::from_redis(shown, answer)).collect::<Result<_>>()?;
+    answers
+        .try_into()
+        .map_err(|answers: Vec<Value>| Error::Protocol(format!("{} answers to {N} commands", answers.len())))
 }
 
 impl Leaving {
