@@ -203,7 +203,7 @@ fn the_keys_of_a_supervisor_are_as_written() {
         first("redis-layout.md", "The supervisor's server", 1),
         SupervisorKey {
             Job(_), Reply(_), StopMark(_), Request(_), Nonce(_), ContextBinding(_), ContextJobs(_), BoundContexts(_), Claims(_), Presence(_),
-            Work(_), Unclaimed(_), QueueStats(_), Control(_), Done, Seq, Queues, Instances, Supervisor, Successors, Foreign, Aside, AsideOf(..), Callers, Alone, Turns(_), Lines(..),
+            Work(_), Unclaimed(_), QueueStats(_), Control(_), Done, Seq, Queues, Instances, Supervisor, Successors, Foreign, Aside, AsideOf(..), Callers, Alone, Turns(_), Lines(..), Takers(_), Handed(_),
             Line(..), Old(_),
             OldWaiting(_), OldClaims(_), OldNumbered(_), OldQueues,
         }

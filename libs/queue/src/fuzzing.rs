@@ -38,7 +38,7 @@ pub fn job_state(value: Value) -> Result<Option<JobState>> {
 /// # Errors
 /// It cannot be understood.
 pub fn job(job: &str, script: String, grants: Option<&str>) -> serde_json::Result<(Execution, Grants)> {
-    crate::intake::read(job, script, grants)
+    crate::taking::read(job, script, grants)
 }
 
 /// The fields that a job is written with.

@@ -1,6 +1,7 @@
 //! An instance's side: be there, report, finish.
 
 use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use keys::InstanceRef;
@@ -15,8 +16,9 @@ use crate::event::{EventKind, LogChunk, encode};
 use crate::intake::Intake;
 use crate::job::JobStatus;
 use crate::presence::{PRESENCE_TTL, PresenceRecord};
-use crate::script::{FINISH, JOIN, LEAVE, LOG, REFRESH};
+use crate::script::{FINISH, FINISH_AND_TAKE, JOIN, LEAVE, LOG, REFRESH};
 use crate::supervisor::end_claims;
+use crate::taking::{Doubt, Taken, Taking};
 use crate::{OUTPUT_TAIL_BYTES_MAX, crash_point};
 
 /// What an instance says of itself when it joins.
@@ -107,6 +109,7 @@ struct Inner {
     joined_at: Timestamp,
     about: About,
     held: Mutex<HashSet<JobKey>>,
+    taking: Taking,
 }
 
 /// Joins as `who`. What an earlier life of it had started is ended as lost, so its processes must be dead.
@@ -126,9 +129,10 @@ pub async fn join(
     let instance = Instance(Arc::new(Inner {
         db,
         name: who.to_string(),
-        who,
         life: Uid::random().to_string(),
         joined_at: Timestamp::now(),
+        taking: Taking::new(&who, about.isolation, about.slots),
+        who,
         about,
         held: Mutex::default(),
     }));
@@ -160,9 +164,8 @@ impl Instance {
         self.0.about.isolation
     }
 
-    /// How many jobs it runs at once.
-    pub(crate) fn slots(&self) -> u32 {
-        self.0.about.slots
+    pub(crate) fn taking(&self) -> &Taking {
+        &self.0.taking
     }
 
     /// How many jobs it has taken and not finished.
@@ -210,9 +213,36 @@ impl Instance {
     /// Any [`kv::Error`]; has to be repeated, with the same ending, until it is recorded or closed.
     pub async fn finish(&self, ending: &Ending) -> Result<Standing> {
         crash_point!("queue.before_finish");
-        let standing = standing(self.0.db.call(self.finish_call(ending)?).await?)?;
+        let call = self.end(FINISH.call::<&str>(&[]), ending)?;
+        let standing = standing(self.0.db.call(call).await?)?;
         self.held().remove(&ending.job_key);
         Ok(standing)
+    }
+
+    /// Whether every slot is taken and jobs may wait, so that one that ends had better be followed by the next in the same turn.
+    #[must_use]
+    pub fn wants_next(&self) -> bool {
+        self.taking().wants_next.load(Ordering::Acquire)
+    }
+
+    /// As [`Instance::finish`], and takes the next job for the slot that becomes free, if one waits.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]. The end has to be recorded again, by [`Instance::finish`]; what may have been taken is found by
+    /// [`Intake::next`].
+    pub async fn finish_and_take(&self, ending: &Ending) -> Result<(Standing, Option<Taken>)> {
+        crash_point!("queue.before_finish");
+        let taking = self.taking();
+        let _on_its_way = taking.on_its_way.read().await;
+        let doubt = Doubt::begin(&taking.unsure);
+        let call = taking.ask(FINISH_AND_TAKE.call::<&str>(&[]).arg(taking.arguments()), 1, b"", "");
+        let [ended, taken] = self.0.db.call(self.end(call, ending)?).await?.tuple()?;
+        crash_point!("queue.finished_and_taken");
+        let standing = standing(ended)?;
+        self.held().remove(&ending.job_key);
+        let next = self.read_taken(taken).await?.pop();
+        doubt.end();
+        Ok((standing, next))
     }
 
     /// Leaves: is not present any more. What it still holds will be ended as lost by its next life.
@@ -277,7 +307,8 @@ impl Instance {
             .map_err(|error| Error::Protocol(format!("presence cannot be written: {error}")))
     }
 
-    fn finish_call(&self, ending: &Ending) -> Result<Call> {
+    /// Adds what is said of a job's end.
+    fn end(&self, call: Call, ending: &Ending) -> Result<Call> {
         let end = &ending.end;
         let result = serde_json::to_string(&end.result)
             .map_err(|error| Error::Protocol(format!("a result cannot be written: {error}")))?;
@@ -286,8 +317,7 @@ impl Instance {
             None => (0, String::new()),
             Some(piece) => (piece.end(), encode(&EventKind::Log(piece.clone()))?),
         };
-        let mut call = FINISH
-            .call::<&str>(&[])
+        let mut call = call
             .arg(&ending.job_key.to_string())
             .arg(&self.0.name)
             .arg(JobStatus::of(end.outcome).as_str())

@@ -1,53 +1,40 @@
 //! How an instance gets its jobs.
 
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use kv::{Blocking, Cmd, Error, Result, Value};
-use model::execution::{AttemptEnd, Outcome};
-use model::{Execution, Grants, JobKey, Reason, ReasonCode, Timestamp};
+use kv::{Blocking, Cmd, Result, Value};
 
 use crate::crash_point;
-use crate::instance::{Ending, Instance};
-use crate::job::execution;
-use crate::script::{HELD, TAKE};
+use crate::instance::Instance;
+use crate::script::{HELD, STOP_TAKING, TAKE};
 use crate::supervisor::put_back;
+use crate::taking::{Doubt, Taken, Taking};
 
 /// How long one pop waits before it is asked anew; nothing depends on it but a line that went dead.
 const BLOCK: Duration = Duration::from_secs(30);
-
-/// A job that this instance has to run now: it is recorded as started.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Taken {
-    /// What is to run.
-    pub execution: Execution,
-    /// What the supervisor's policy gives it.
-    pub grants: Grants,
-    /// When it was recorded as started, by the clock of the supervisor's Redis.
-    pub started_at: Timestamp,
-}
 
 /// Gives an instance its jobs. One per instance.
 #[derive(Debug)]
 pub struct Intake {
     instance: Instance,
     blocking: Blocking,
-    queues: Arc<[String]>,
-    /// How many of them are open: demand nothing, and are not for ours alone.
-    places: usize,
-    /// Jobs may be there that no blocking pop gives, or that one script takes at once.
-    more: bool,
-    /// An answer was lost: jobs may be popped and not claimed, or claimed and not known here.
-    unsure: bool,
+}
+
+/// While this lives every slot is taken: a job that ends may be followed by the next in the same turn.
+#[derive(Debug)]
+pub struct Full(Instance);
+
+impl Drop for Full {
+    fn drop(&mut self) {
+        self.0.taking().wants_next.store(false, Ordering::Release);
+    }
 }
 
 impl Intake {
-    pub(crate) fn new(instance: Instance, blocking: Blocking) -> Self {
-        let queues = instance.who().queues(instance.isolation());
-        let places = queues.iter().filter(|queue| queue.is_open()).count();
-        let queues = queues.iter().map(ToString::to_string).collect();
-        Self { instance, blocking, queues, places, more: true, unsure: true }
+    pub(crate) const fn new(instance: Instance, blocking: Blocking) -> Self {
+        Self { instance, blocking }
     }
 
     /// Takes up to `free` jobs, waiting for the first. Gives none when `cancel` was ready before there
@@ -58,63 +45,95 @@ impl Intake {
     /// # Errors
     /// Any [`kv::Error`]; the next call finds what this one took.
     pub async fn next(&mut self, free: usize, cancel: impl Future<Output = ()>) -> Result<Vec<Taken>> {
-        if self.unsure {
-            for queue in self.queues.iter() {
-                put_back(self.instance.db(), queue).await?;
-            }
+        let instance = self.instance.clone();
+        if self.taking().unsure.load(Ordering::Acquire) {
             let forgotten = self.forgotten().await?;
-            self.unsure = false;
-            self.more = true;
             if !forgotten.is_empty() {
                 return Ok(forgotten);
             }
         }
         // Until the end of this call is reached, an answer may be lost: by an error or by being dropped.
-        self.unsure = true;
+        let doubt = Doubt::begin(&instance.taking().unsure);
         let taken = self.take_or_wait(free, cancel).await?;
-        self.unsure = false;
+        doubt.end();
         Ok(taken)
     }
 
+    /// Is handed nothing more, until [`Intake::next`] is called again. Gives the jobs that it was handed before.
+    ///
+    /// # Errors
+    /// Any [`kv::Error`]; may be repeated. What it was handed is found by the next call of [`Intake::next`], or waits again once
+    /// the instance has left.
+    pub async fn stop(&mut self) -> Result<Vec<Taken>> {
+        let instance = self.instance.clone();
+        self.taking().more.store(true, Ordering::Release);
+        let doubt = Doubt::begin(&instance.taking().unsure);
+        let call = STOP_TAKING.call::<&str>(&[]).arg(&instance.who().to_string());
+        let handed = instance.db().call(call).await?.texts()?;
+        let fetched = instance.fetched(handed).await?;
+        doubt.end();
+        Ok(fetched)
+    }
+
+    /// Says that every slot is taken, for as long as what it gives is kept: then [`Instance::wants_next`] where jobs wait.
+    #[must_use]
+    pub fn full(&self) -> Full {
+        let more = self.taking().more.load(Ordering::Acquire);
+        self.taking().wants_next.store(more, Ordering::Release);
+        Full(self.instance.clone())
+    }
+
+    fn taking(&self) -> &Taking {
+        self.instance.taking()
+    }
+
     async fn take_or_wait(&mut self, free: usize, cancel: impl Future<Output = ()>) -> Result<Vec<Taken>> {
-        if self.more {
+        if self.taking().more.load(Ordering::Acquire) {
             let taken = self.take(free, b"", "").await?;
             if !taken.is_empty() {
                 return Ok(taken);
             }
         }
-        let pop = Cmd::new("BLPOP").args(self.queues.iter()).arg(BLOCK.as_secs());
-        let answer = self.blocking.run(&pop, BLOCK, cancel).await?;
-        if answer.is_nil() {
+        let Taking { handed, queues, .. } = self.instance.taking();
+        let pop = Cmd::new("BLPOP").arg(handed).args(queues).arg(BLOCK.as_secs());
+        let others = Cmd::new("LPOP").arg(handed).arg(free.saturating_sub(1));
+        let [popped, others] = self.blocking.run_all([&pop, &others], BLOCK, cancel).await?;
+        let others = others.texts()?;
+        if popped.is_nil() {
             // Others may have set jobs aside meanwhile.
-            self.more = true;
-            return Ok(Vec::new());
+            self.taking().more.store(true, Ordering::Release);
+            return self.instance.fetched(others).await;
         }
         crash_point!("queue.popped");
-        let [queue, key] = answer.tuple()?;
+        let [list, entry] = popped.tuple()?;
+        let list = list.text()?;
+        if list == *handed {
+            let handed = std::iter::once(entry.text()?).chain(others).collect();
+            return self.instance.fetched(handed).await;
+        }
+        let mut fetched = self.instance.fetched(others).await?;
         // Anybody can push anything.
-        self.take(free, &key.bytes()?, &queue.text()?).await
+        fetched.extend(self.take(free.saturating_sub(fetched.len()), &entry.bytes()?, &list).await?);
+        Ok(fetched)
     }
 
-    async fn take(&mut self, free: usize, popped: &[u8], from: &str) -> Result<Vec<Taken>> {
-        let call = TAKE
-            .call::<&str>(&[])
-            .arg(&self.instance.who().to_string())
-            .arg(free)
-            .arg(popped)
-            .arg(from)
-            .arg(self.places)
-            .arg(self.instance.slots())
-            .args(self.queues.iter());
+    async fn take(&self, free: usize, popped: &[u8], from: &str) -> Result<Vec<Taken>> {
+        let call = self.taking().ask(TAKE.call::<&str>(&[]), free, popped, from);
         let answer = self.instance.db().call(call).await?;
         crash_point!("queue.taken");
-        let [taken, more] = answer.tuple()?;
-        self.more = more.int()? > 0;
-        self.parse(taken).await
+        self.instance.read_taken(answer).await
     }
 
-    /// What is claimed in this instance's name and nobody here knows of: its answer was lost.
+    /// What is claimed in this instance's name and nobody here knows of: its answer was lost. What was popped and not claimed is put
+    /// back.
     async fn forgotten(&self) -> Result<Vec<Taken>> {
+        let _nothing = self.taking().on_its_way.write().await;
+        for queue in &self.taking().queues {
+            put_back(self.instance.db(), queue).await?;
+        }
+        // Before they are asked for: an answer that is lost from here on counts.
+        self.taking().unsure.store(false, Ordering::Release);
+        let doubt = Doubt::begin(&self.taking().unsure);
         let call = HELD.call::<&str>(&[]).arg(&self.instance.who().to_string());
         let answer = self.instance.db().call(call).await?.array()?;
         let unknown = answer.into_iter().filter(|job| match job {
@@ -125,55 +144,9 @@ impl Intake {
                 .is_none_or(|key| !self.instance.holds(key)),
             _ => true,
         });
-        self.parse(Value::Array(unknown.collect())).await
+        let forgotten = self.instance.read_jobs(Value::Array(unknown.collect())).await?;
+        doubt.end();
+        self.taking().more.store(true, Ordering::Release);
+        Ok(forgotten)
     }
-
-    async fn parse(&self, answer: Value) -> Result<Vec<Taken>> {
-        let mut taken = Vec::new();
-        for job in answer.array()? {
-            let [key, started_at, job, script, grants] = job.tuple()?;
-            let key = key.text()?;
-            let key: JobKey = key.parse().map_err(|_| Error::Protocol(format!("`{key}` is no job key")))?;
-            let started_at = started_at.text()?;
-            let started_at: Timestamp =
-                started_at.parse().map_err(|_| Error::Protocol(format!("`{started_at}` is no time")))?;
-            self.instance.hold(key);
-            match read(&job.text()?, script.text()?, grants.optional_text()?.as_deref()) {
-                Ok((execution, grants)) => taken.push(Taken { execution, grants, started_at }),
-                Err(error) => self.refuse(key, started_at, &error).await?,
-            }
-        }
-        Ok(taken)
-    }
-
-    /// A record that cannot be read, of another version perhaps, must not be taken for ever.
-    async fn refuse(&self, key: JobKey, started_at: Timestamp, error: &serde_json::Error) -> Result<()> {
-        let detail = format!("this instance cannot read the job: {error}");
-        let end = AttemptEnd {
-            outcome: Outcome::Failed,
-            exit_code: None,
-            reason: Some(Reason::new(ReasonCode::RuntimeError, detail)),
-            result: model::flow::ResultMap::new(),
-            outputs: std::collections::BTreeMap::new(),
-            output_bytes: 0,
-            ended: Vec::new(),
-            instance: Some(self.instance.who().to_string()),
-            start_time: Some(started_at),
-            end_time: Timestamp::now(),
-        };
-        self.instance
-            .finish(&Ending { job_key: key, end, last_log: None, output_tail: String::new() })
-            .await?;
-        Ok(())
-    }
-}
-
-/// What is to run, and what it is given; what a job without grants gets is the default.
-pub(crate) fn read(
-    job: &str,
-    script: String,
-    grants: Option<&str>,
-) -> serde_json::Result<(Execution, Grants)> {
-    let grants = grants.map_or_else(|| Ok(Grants::default()), serde_json::from_str)?;
-    Ok((execution(job, script)?, grants))
 }

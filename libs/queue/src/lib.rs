@@ -31,6 +31,7 @@ mod presence;
 mod refusal;
 mod script;
 mod supervisor;
+mod taking;
 mod upkeep;
 pub mod work_dir;
 
@@ -39,7 +40,7 @@ pub use coordinators::{Authority, Begun, PassedOn};
 pub use demand::DemandWatch;
 pub use event::{Acknowledger, Event, EventKind, EventReader, LogChunk, Origin};
 pub use instance::{About, Ending, Instance, JoinError, Refreshed, Standing, join};
-pub use intake::{Intake, Taken};
+pub use intake::{Full, Intake};
 pub use job::{JobState, JobStatus};
 pub use keys::{ActorNonce, ControlScope, InstanceRef, OldQueue, WorkQueue};
 pub use loss::LossWatch;
@@ -53,6 +54,7 @@ pub use place::{PlaceError, parse_place};
 pub use presence::{PRESENCE_INTERVAL, PRESENCE_TTL, PresenceRecord};
 pub use refusal::Refusal;
 pub use supervisor::{Accepted, QueueStats, StopOutcome, Supervisor};
+pub use taking::Taken;
 pub use upkeep::Drain;
 
 use std::time::Duration;

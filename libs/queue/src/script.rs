@@ -1,16 +1,17 @@
-//! The scripts, each behind the prelude that they share.
+//! The scripts, each behind the prelude that they share, and some behind others as functions of their arguments.
 
 use kv::Script;
 
 macro_rules! scripts {
-    ($($(#[$doc:meta])* $name:ident = $file:literal $(after $piece:literal)?;)+) => {
+    ($($(#[$doc:meta])* $name:ident = $file:literal $(after $($piece:literal),+)? $(with $($part:literal),+)?;)+) => {
         $(
             $(#[$doc])*
             pub(crate) static $name: Script = Script::new(
                 $file,
                 concat!(
                     include_str!("scripts/prelude.lua"),
-                    $(include_str!(concat!("scripts/", $piece, ".lua")),)?
+                    $($(include_str!(concat!("scripts/", $piece, ".lua")),)+)?
+                    $($("local function ", $part, "(ARGV)\n", include_str!(concat!("scripts/", $part, ".lua")), "end\n",)+)?
                     include_str!(concat!("scripts/", $file, ".lua")),
                 ),
             );
@@ -20,15 +21,19 @@ macro_rules! scripts {
 
 scripts! {
     /// Takes a job in.
-    ACCEPT = "accept" after "turns";
+    ACCEPT = "accept" after "turns", "takers";
     /// Gives waiting jobs to an instance.
     TAKE = "take";
+    /// Hands an instance nothing more.
+    STOP_TAKING = "stop_taking";
     /// What an instance has claimed.
     HELD = "held";
     /// Adds to a running job's log.
     LOG = "log";
     /// Ends a running job.
     FINISH = "finish";
+    /// Ends a running job and gives its slot the next.
+    FINISH_AND_TAKE = "finish_and_take" with "finish", "take";
     /// Stops a job wherever it is.
     STOP = "stop";
     /// Gives waiting jobs back.
@@ -42,11 +47,11 @@ scripts! {
     /// Keeps an instance present.
     REFRESH = "refresh";
     /// Makes an instance absent.
-    LEAVE = "leave";
+    LEAVE = "leave" after "turns", "handed";
     /// Makes an instance absent whose process is dead.
     EXPEL = "expel";
     /// Ends what an instance had started.
-    LOSE = "lose";
+    LOSE = "lose" after "turns", "handed";
     /// Forgets events that the coordinator has.
     ACKNOWLEDGE = "acknowledge";
     /// Forgets attempts that have ended.
@@ -108,6 +113,8 @@ mod tests {
             ("NODE", k::NODE_FIELD_PREFIX),
             ("JOB", k::JOB_PREFIX),
             ("UNCLAIMED", k::UNCLAIMED_PREFIX),
+            ("TAKERS", k::TAKERS_PREFIX),
+            ("HANDED", k::HANDED_PREFIX),
             ("CLAIMS", k::CLAIMS_PREFIX),
             ("STOP", k::STOP_PREFIX),
             ("REPLY", k::REPLY_PREFIX),

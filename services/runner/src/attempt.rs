@@ -39,10 +39,13 @@ pub(crate) struct Context<'a> {
     pub(crate) instance: &'a Instance,
     /// Executes it.
     pub(crate) runtime: &'a dyn Runtime,
+    /// Whether another job may follow in its slot.
+    pub(crate) goes_on: &'a (dyn Fn() -> bool + Sync),
 }
 
-/// Runs a job to its end and records that. Returns when the end is recorded, or nobody wants it any more.
-pub(crate) async fn run(context: Context<'_>, taken: Taken, interrupt: Arc<Interrupt>) {
+/// Runs a job to its end and records that. Returns when the end is recorded, or nobody wants it any more; with the job that
+/// follows in its slot, if one was taken in the same turn.
+pub(crate) async fn run(context: Context<'_>, taken: Taken, interrupt: Arc<Interrupt>) -> Option<Taken> {
     let key = taken.execution.job_key;
     let execution = Arc::new(taken.execution);
     let (printer, pieces) = output::printer(false);
@@ -60,7 +63,7 @@ pub(crate) async fn run(context: Context<'_>, taken: Taken, interrupt: Arc<Inter
         wants::say(&mut ending.end);
     }
     ending.end.ended = killed.take();
-    record(context.instance, &ending, &interrupt).await;
+    record(context.instance, &ending, &interrupt, context.goes_on).await
 }
 
 /// What became of the script, and what it made.
@@ -278,22 +281,33 @@ pub(crate) async fn lose(instance: &Instance, job_key: JobKey, started_at: Times
         )
     };
     let ending = Ending { job_key, end, last_log: None, output_tail: String::new() };
-    record(instance, &ending, &Interrupt::default()).await;
+    record(instance, &ending, &Interrupt::default(), &|| false).await;
 }
 
-/// Records the end, however long it takes: only then may the job be forgotten here.
-async fn record(instance: &Instance, ending: &Ending, interrupt: &Interrupt) {
+/// Records the end, however long it takes: only then may the job be forgotten here. Takes the next one along at the first try, where
+/// the slot `goes_on`.
+async fn record(
+    instance: &Instance,
+    ending: &Ending,
+    interrupt: &Interrupt,
+    goes_on: &(dyn Fn() -> bool + Sync),
+) -> Option<Taken> {
     let key = ending.job_key;
     let mut pause = RETRY.0;
+    let mut takes = instance.wants_next() && goes_on();
     loop {
-        match instance.finish(ending).await {
-            Ok(Standing::Recorded) => {
+        let finished = match std::mem::take(&mut takes) {
+            true => instance.finish_and_take(ending).await,
+            false => instance.finish(ending).await.map(|standing| (standing, None)),
+        };
+        match finished {
+            Ok((Standing::Recorded, next)) => {
                 tracing::debug!(%key, outcome = ?ending.end.outcome, "finished");
-                return;
+                return next;
             }
-            Ok(Standing::Closed(status)) => {
+            Ok((Standing::Closed(status), next)) => {
                 tracing::info!(%key, ?status, "finished too late: it was ended elsewhere");
-                return;
+                return next;
             }
             Err(error) => {
                 if interrupt.cause() != Some(Cause::Closed) {

@@ -228,12 +228,17 @@ async fn take_jobs(with: With, mut intake: Intake, slots: usize, drain: &Shutdow
     let mut busy = with.jobs.count.subscribe();
     let mut pause = RETRY.0;
     while !drain.has_begun() {
-        with.wait_for_room(drain).await;
+        if with.is_short() {
+            with.stop_taking(&mut attempts, &mut intake).await;
+            with.wait_for_room(drain).await;
+        }
         while attempts.try_join_next().is_some() {}
+        let full = intake.full();
         let running = tokio::select! {
             count = busy.wait_for(|count| *count < slots) => count.map_or(slots, |count| *count),
             () = drain.begun() => break,
         };
+        drop(full);
         match intake.next(slots - running, drain.begun()).await {
             Ok(taken) => {
                 pause = RETRY.0;
@@ -250,6 +255,7 @@ async fn take_jobs(with: With, mut intake: Intake, slots: usize, drain: &Shutdow
             }
         }
     }
+    with.stop_taking(&mut attempts, &mut intake).await;
     attempts
 }
 
@@ -266,6 +272,21 @@ struct With {
 }
 
 impl With {
+    /// Whether the disk has no room for anything to start.
+    fn is_short(&self) -> bool {
+        self.isolator.areas().floors().shortage().is_some()
+    }
+
+    /// Is handed nothing more, and starts what it was handed: that counts as started.
+    async fn stop_taking(&self, attempts: &mut JoinSet<()>, intake: &mut Intake) {
+        match intake.stop().await {
+            Ok(handed) => handed.into_iter().for_each(|taken| self.start(attempts, taken)),
+            Err(error) => {
+                tracing::warn!(instance = %self.instance.who(), %error, "it may still be handed jobs; they wait again when it has left");
+            }
+        }
+    }
+
     /// Waits while the disk has no room for anything to start: what is not taken waits in its queue, or is given back by the
     /// supervisor.
     async fn wait_for_room(&self, drain: &Shutdown) {
@@ -284,37 +305,64 @@ impl With {
         }
     }
 
+    /// Starts a job in a slot of its own, in which those follow that are taken along with an end.
     fn start(&self, attempts: &mut JoinSet<()>, taken: Taken) {
         let key = taken.execution.job_key;
-        let interrupt = match self.jobs.begin(key) {
+        let mut interrupt = match self.jobs.begin(key) {
             Beginning::First(interrupt) => interrupt,
-            Beginning::Runs => {
-                tracing::error!(%key, "the store went back: a job that runs was given out once more; it goes on");
-                return;
-            }
-            Beginning::Ran => {
+            again => {
                 let with = self.clone();
-                attempts.spawn(async move { with.lose(key, taken.started_at).await });
+                attempts.spawn(async move { with.begun_before(&again, &taken).await });
                 return;
             }
         };
         let (place, number) = self.places.enter();
-        let slot = InUse { with: self.clone(), key, number };
+        // Freed even if the attempt panics.
+        let mut slot = InUse { with: self.clone(), key, number };
         attempts.spawn(async move {
-            // Freed even if the attempt panics.
-            let with = &slot.with;
-            if !with.begins_first(key).await {
-                return with.lose(key, taken.started_at).await;
+            let mut taken = taken;
+            while let Some(next) = slot.with.run(taken, interrupt, place.clone()).await {
+                interrupt = match slot.with.jobs.begin(next.execution.job_key) {
+                    Beginning::First(interrupt) => interrupt,
+                    again => return slot.with.begun_before(&again, &next).await,
+                };
+                slot.go_on(next.execution.job_key);
+                taken = next;
             }
-            let context = attempt::Context {
-                root: &with.root,
-                instance: &with.instance,
-                runtime: &*with.runtime,
-                isolator: &with.isolator,
-                slot: place,
-            };
-            Box::pin(attempt::run(context, taken, interrupt)).await;
         });
+    }
+
+    /// Runs one attempt. Gives the job that was taken along with its end.
+    async fn run(
+        &self,
+        taken: Taken,
+        interrupt: Arc<Interrupt>,
+        place: Option<Arc<sandbox::Slot>>,
+    ) -> Option<Taken> {
+        let key = taken.execution.job_key;
+        if !self.begins_first(key).await {
+            self.lose(key, taken.started_at).await;
+            return None;
+        }
+        let context = attempt::Context {
+            root: &self.root,
+            instance: &self.instance,
+            runtime: &*self.runtime,
+            isolator: &self.isolator,
+            slot: place,
+            goes_on: &|| !self.is_short(),
+        };
+        Box::pin(attempt::run(context, taken, interrupt)).await
+    }
+
+    /// What was given out once more is not run twice.
+    async fn begun_before(&self, beginning: &Beginning, taken: &Taken) {
+        let key = taken.execution.job_key;
+        if let Beginning::Runs = beginning {
+            tracing::error!(%key, "the store went back: a job that runs was given out once more; it goes on");
+        } else {
+            self.lose(key, taken.started_at).await;
+        }
     }
 
     /// Notes that an attempt begins. Says whether nobody on this machine began it before, as far as can be told.
@@ -375,6 +423,14 @@ struct InUse {
     with: With,
     key: JobKey,
     number: Option<usize>,
+}
+
+impl InUse {
+    /// The next job is in it; the last one goes behind it, so that the slot never counts as free between them.
+    fn go_on(&mut self, next: JobKey) {
+        let last = std::mem::replace(&mut self.key, next);
+        self.with.jobs.remove(last);
+    }
 }
 
 impl Drop for InUse {

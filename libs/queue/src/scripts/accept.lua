@@ -66,18 +66,26 @@ if nonce ~= '' and not first then
 end
 -- An old worker may have left something here when the job had been forgotten.
 redis.call('DEL', job)
+local of = {}
+for i = 11, #ARGV - 1, 2 do of[ARGV[i]] = ARGV[i + 1] end
+local is_short = #of.job + #of.script + #(of.grants or '') <= HANDED_BYTES_MAX
+local taker = old == '' and is_short and find_taker(queue)
+local state = taker and 'started' or 'queued'
 redis.call('HSET', job, 'key', key, 'hash', hash, 'coordinator', coordinator, 'queue', queue, 'seq', seq,
-  'state', 'queued', 'status', 'queued', 'queued_at', time, 'log_offset', 0, unpack(ARGV, 11))
+  'state', state, 'status', state, 'queued_at', time, 'log_offset', 0, unpack(ARGV, 11))
 -- Who else is there decides whether anybody may have all slots.
-local caller
-for i = 11, #ARGV - 1, 2 do
-  if ARGV[i] == 'caller' then caller = ARGV[i + 1] end
-end
-redis.call('ZADD', CALLERS, time, owner_of(coordinator, caller))
+redis.call('ZADD', CALLERS, time, owner_of(coordinator, of.caller))
 redis.call('ZADD', KEYS[2], '+inf', key)
+redis.call('SADD', QUEUES, queue)
+if taker then
+  redis.call('HSET', job, 'claimed_by', taker, 'started_at', time)
+  redis.call('HINCRBY', STATS .. queue, 'taken', 1)
+  tell_of(key, 'started', started_event(taker, time), coordinator, of.context_id, of.flow_id)
+  hand(taker, key, seq, time, of.job, of.script, of.grants or '')
+  return {1, state}
+end
 stand_in_line(key, queue, seq)
 redis.call('ZADD', UNCLAIMED .. queue, seq, key)
-redis.call('SADD', QUEUES, queue)
 redis.call('RPUSH', queue, key)
 if old ~= '' then offer_to_old(key, old, seq) end
-return {1, 'queued'}
+return {1, state}

@@ -1,5 +1,7 @@
 -- What an instance has claimed, with what is needed to run it: for claims whose answer was lost.
 -- ARGV: 1 instance
+-- What it was handed is among them.
+redis.call('DEL', HANDED .. ARGV[1])
 local held = {}
 for _, key in ipairs(redis.call('ZRANGE', CLAIMS .. ARGV[1], 0, 999)) do
   local known = redis.call('HMGET', JOB .. key, 'started_at', 'job', 'script', 'grants')

@@ -6,6 +6,8 @@ if present then
   if known and life == ARGV[2] then
     redis.call('DEL', KEYS[1])
     redis.call('SREM', INSTANCES, ARGV[1])
+    take_nothing(ARGV[1])
+    put_handed_back(ARGV[1])
     return 1
   end
 end

@@ -20,6 +20,8 @@ local UNCLAIMED = 'hero:unclaimed:'
 local TURNS = 'hero:turns:'
 local LINES = 'hero:lines:'
 local LINE = 'hero:line:'
+local TAKERS = 'hero:takers:'
+local HANDED = 'hero:handed:'
 local CLAIMS = 'hero:claims:'
 local STOP = 'hero:stop:'
 local REPLY = 'hero:q:reply:'
@@ -122,6 +124,24 @@ local function owner_of(coordinator, caller)
   return (coordinator or '') .. '/' .. (caller or '')
 end
 
+-- The script type of a queue and the context of a job, as their names tell.
+local function type_of(queue)
+  return string.match(queue, '^hero:q:work:type:([^:]+)')
+end
+local function context_of(key)
+  return string.match(key, '^%x+')
+end
+
+-- Something waits that instances of a type may take: none of them is handed what comes later.
+local function hold_takers(kind)
+  redis.call('DEL', TAKERS .. kind)
+end
+
+-- An instance does not take what comes.
+local function take_nothing(instance)
+  redis.call('HDEL', TAKERS .. (string.match(instance, '^[^:]+') or ''), instance)
+end
+
 -- An instance came to an entry whose owner has as many of its slots as one may have: it is out of the way of others until the
 -- owner has room.
 local function set_aside(key, queue, owner, seq)
@@ -145,7 +165,10 @@ local function offer_aside(owner)
     local queue, whose = string.match(place, '^(%S+) (%S+)$')
     -- It stays where it is as well: whoever looks there first takes it from there, in its order.
     local key = whose == owner and redis.call('ZRANGE', ASIDE .. ':' .. place, 0, 0)[1]
-    if key then redis.call('LPUSH', queue, key) end
+    if key then
+      hold_takers(type_of(queue))
+      redis.call('LPUSH', queue, key)
+    end
   end
 end
 
@@ -225,14 +248,6 @@ end
 -- Whose jobs alone wait for instances of a type, or this while contexts take turns there.
 local IN_TURNS = '*'
 
--- The script type of a queue and the context of a job, as their names tell.
-local function type_of(queue)
-  return string.match(queue, '^hero:q:work:type:([^:]+)')
-end
-local function context_of(key)
-  return string.match(key, '^%x+')
-end
-
 -- The field that says what turn was taken last at the instances of a type.
 local function last_turn(kind)
   return kind .. ':turn'
@@ -263,6 +278,7 @@ local function list_all(queue)
     if not is_job_key(entry) then put_foreign(queue, entry) end
   end
   redis.call('DEL', queue)
+  hold_takers(type_of(queue))
   local from, page = 0, nil
   repeat
     page = redis.call('ZRANGE', UNCLAIMED .. queue, from, from + 999)

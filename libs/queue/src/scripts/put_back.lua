@@ -44,6 +44,7 @@ repeat
   end
   from = from + #page
 until #missing > 0 or not are_aside or #page < tonumber(ARGV[1]) or from >= 10000
+if #missing > 0 then hold_takers(kind) end
 for _, key in ipairs(missing) do
   redis.call('LPUSH', queue, key)
 end

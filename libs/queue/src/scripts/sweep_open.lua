@@ -41,6 +41,7 @@ for _, of in ipairs(missing) do
       redis.call('HSET', job, 'missing_since', time)
     elseif time - known[4] >= tonumber(ARGV[2]) then
       redis.call('HDEL', job, 'missing_since')
+      hold_takers(type_of(queue))
       redis.call(side, queue, key)
       back = back + 1
     end

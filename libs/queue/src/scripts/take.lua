@@ -1,8 +1,15 @@
 -- ARGV: 1 instance  2 free slots  3 a job key that a blocking pop gave, or nothing  4 its queue
 --       5 how many of the queues are open: demand nothing, and are not for our instances alone  6 how many slots the instance has
---       7… these queues in order, then those of each level in the same order
--- Gives what was taken, and whether more may be there: what comes later is given to a blocking pop.
+--       7… these queues in order, then those of each level in the same order; last the ends of their names, each between commas
+-- Gives what was taken, whether more may be there, since what comes later is given to a blocking pop or handed to the instance, and
+-- what it was handed.
+local demands = table.remove(ARGV)
 local instance, free, places, slots = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6])
+-- What it was handed has come before anything that waits. Without any there is no write before `need_room`.
+if ARGV[3] == '' and redis.call('EXISTS', HANDED .. instance) == 1 then
+  return {{}, 1, redis.call('LPOP', HANDED .. instance, free)}
+end
+
 local taken = {}
 -- Ends this script where Redis has no room for what a job makes: at `maxmemory` Redis refuses this write, which changes nothing,
 -- before anything is taken from a queue.
@@ -103,6 +110,7 @@ if popped and not (turns and is_job_key(ARGV[3])) then
   popped = nil
   if demanding then
     -- Another one of its place may have come before it.
+    hold_takers(kind)
     redis.call('LPUSH', ARGV[4], ARGV[3])
   else
     claim(ARGV[3], ARGV[4])
@@ -210,6 +218,7 @@ if turns then
     claim(ARGV[3], popped)
   elseif popped and redis.call('ZSCORE', UNCLAIMED .. popped, ARGV[3]) then
     -- The entry wakes another instance.
+    hold_takers(kind)
     redis.call('LPUSH', popped, ARGV[3])
   end
 end
@@ -226,5 +235,16 @@ for i = 7, (waits or has_aside) and 6 + places or 0 do
     claim(key, queue)
   end
 end
-local is_empty = #taken < free and looks < 1000 and not has_aside
-return {taken, is_empty and 0 or 1}
+local function is_empty()
+  return #taken < free and looks < 1000 and not has_aside
+end
+-- Where others pop as well, they would find nothing if ours were handed what comes.
+if is_empty() and not are_open() then
+  -- What is handed goes past the turns: nothing is left of those that are over.
+  if not lines and have_lines(kind) then
+    lines = true
+    take_by_turns()
+  end
+  if is_empty() then redis.call('HSETNX', TAKERS .. kind, instance, most .. ' ' .. demands) end
+end
+return {taken, is_empty() and 0 or 1, {}}

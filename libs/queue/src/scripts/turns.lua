@@ -35,6 +35,7 @@ end
 -- `UNCLAIMED` yet.
 local function stand_in_line(key, queue, seq)
   local kind, context = type_of(queue), context_of(key)
+  hold_takers(kind)
   local alone = redis.call('HGET', ALONE, kind)
   if alone == context then return end
   if alone ~= IN_TURNS then

@@ -29,7 +29,10 @@ enum Step {
     Accept(u32),
     Take { by: usize, free: usize },
     Finish { by: usize, which: usize },
+    FinishAndTake { by: usize, which: usize, lost: bool },
     PopWithoutClaim(&'static str),
+    LoseAnswer(usize),
+    StopTaking(usize),
     Refuse,
     OldPop(Side),
     OldStart(usize),
@@ -50,8 +53,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (0..JOBS).prop_map(Step::Accept),
         4 => (0_usize..2, 1_usize..4).prop_map(|(by, free)| Step::Take { by, free }),
         3 => (0_usize..2, 0_usize..4).prop_map(|(by, which)| Step::Finish { by, which }),
+        2 => (0_usize..2, 0_usize..4, proptest::bool::weighted(0.2))
+            .prop_map(|(by, which, lost)| Step::FinishAndTake { by, which, lost }),
         2 => Just(Step::PopWithoutClaim(SHARED)),
         1 => Just(Step::PopWithoutClaim(DEMANDING)),
+        1 => (0_usize..2).prop_map(Step::LoseAnswer),
+        1 => (0_usize..2).prop_map(Step::StopTaking),
         1 => Just(Step::Refuse),
         4 => prop_oneof![Just(Side::Left), Just(Side::Right)].prop_map(Step::OldPop),
         2 => (0_usize..4).prop_map(Step::OldStart),
@@ -142,11 +149,54 @@ impl<'a> World<'a> {
         taken.len()
     }
 
+    /// What was fetched is lost with its answer.
+    async fn lose_answer(&mut self, by: usize) {
+        let _ = self.bench.redis.raw(15, &["LPOP", &format!("hero:handed:{}", self.members[by].0.who())]);
+        let mut dropped = std::pin::pin!(self.members[by].1.next(1, std::future::pending()));
+        tokio::select! {
+            biased;
+            _ = &mut dropped => panic!("it takes a round trip"),
+            () = std::future::ready(()) => {}
+        }
+    }
+
+    async fn stop_taking(&mut self, by: usize) {
+        for taken in self.members[by].1.stop().await.expect("an answer") {
+            self.taken(taken.execution.job_key, format!("instance {by}, which stopped")).await;
+            self.running[by].push(taken.execution.job_key);
+        }
+    }
+
     async fn finish(&mut self, by: usize, which: usize) {
         let running = &mut self.running[by];
         if !running.is_empty() {
             let key = running.remove(which % running.len());
             self.members[by].0.finish(&ending(key, Outcome::Succeeded)).await.expect("an answer");
+        }
+    }
+
+    /// An end that takes the next job along; an answer that is lost is asked for again.
+    async fn finish_and_take(&mut self, by: usize, which: usize, lost: bool) {
+        let running = &mut self.running[by];
+        if running.is_empty() {
+            return;
+        }
+        let key = running.remove(which % running.len());
+        let (instance, ending) = (self.members[by].0.clone(), ending(key, Outcome::Succeeded));
+        if lost {
+            let mut dropped = std::pin::pin!(instance.finish_and_take(&ending));
+            tokio::select! {
+                biased;
+                _ = &mut dropped => panic!("it takes a round trip"),
+                () = std::future::ready(()) => {}
+            }
+            let _ = instance.finish(&ending).await.expect("an answer");
+            return;
+        }
+        if let Some(next) = instance.finish_and_take(&ending).await.expect("an answer").1 {
+            assert!(next.execution.isolation <= GIVEN[by], "it cannot give that");
+            self.taken(next.execution.job_key, format!("an end of instance {by}")).await;
+            self.running[by].push(next.execution.job_key);
         }
     }
 
@@ -184,7 +234,10 @@ impl<'a> World<'a> {
             },
             Step::Take { by, free } => drop(self.take(by, free).await),
             Step::Finish { by, which } => self.finish(by, which).await,
+            Step::FinishAndTake { by, which, lost } => self.finish_and_take(by, which, lost).await,
             Step::PopWithoutClaim(queue) => drop(self.bench.redis.raw(15, &["LPOP", queue])),
+            Step::LoseAnswer(by) => self.lose_answer(by).await,
+            Step::StopTaking(by) => self.stop_taking(by).await,
             Step::Refuse => {
                 let queue = DEMANDING.parse().expect("a queue");
                 supervisor.refuse_waiting(&queue).await.expect("refused");
@@ -266,7 +319,9 @@ impl<'a> World<'a> {
             assert!(count == 1 || self.dropped, "{key}, taken by {:?}, never ended", self.takers.get(key));
         }
         assert!(ends.keys().all(|key| self.accepted.contains(key)));
-        for left in ["hero:line*", "hero:legacy*", "hero:claims:*", "hero:unclaimed:*", self.list] {
+        for left in
+            ["hero:handed:*", "hero:line*", "hero:legacy*", "hero:claims:*", "hero:unclaimed:*", self.list]
+        {
             assert_eq!(self.bench.keys(left), "*0\r\n", "{left}");
         }
     }

@@ -141,6 +141,7 @@ async fn a_context_is_forgotten() {
     reader.acknowledge(&seen).await.expect("what is gone may be acknowledged");
     assert_eq!(bench.redis.raw(15, &["XLEN", "hero:done"]), ":0\r\n");
     assert_eq!(take(&mut intake, 10).await, [0; 0]);
+    assert!(intake.stop().await.expect("an answer").is_empty(), "what comes from now on waits");
 
     let late = bench.supervisor.accept(offer(execution(400))).await.expect_err("it was dropped");
     assert_eq!(late.code(), "CONTEXT_DROPPED");

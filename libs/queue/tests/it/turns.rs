@@ -203,6 +203,8 @@ async fn whoever_waits_is_given_the_job_whose_turn_it_is() {
     let bench = Bench::new();
     let (instance, mut intake, _control) = bench.join(1).await;
     assert_eq!(take(&mut intake, 1).await, []);
+    // As if its slots had been taken: nobody is handed anything.
+    let _ = bench.redis.raw(15, &["DEL", "hero:takers:shell"]);
     accept(&bench, 1, 0..3).await;
     accept(&bench, 2, 0..1).await;
     // It pops the first entry, then takes what is due.

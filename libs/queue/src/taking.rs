@@ -1,0 +1,197 @@
+//! How jobs are asked for, and how those are read that are given.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use keys::supervisor as k;
+use keys::{InstanceRef, WorkQueue};
+use kv::{Call, Error, Result, Value};
+use model::execution::{AttemptEnd, Outcome};
+use model::{Execution, Grants, Isolation, JobKey, Reason, ReasonCode, Timestamp};
+use tokio::sync::RwLock;
+
+use crate::instance::{Ending, Instance};
+use crate::job::execution;
+
+/// A job that this instance has to run now: it is recorded as started.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Taken {
+    /// What is to run.
+    pub execution: Execution,
+    /// What the supervisor's policy gives it.
+    pub grants: Grants,
+    /// When it was recorded as started, by the clock of the supervisor's Redis.
+    pub started_at: Timestamp,
+}
+
+/// What an instance takes.
+#[derive(Debug)]
+pub(crate) struct Taking {
+    instance: String,
+    slots: u32,
+    pub(crate) queues: Vec<String>,
+    /// How many of them are open: demand nothing, and are not for ours alone.
+    places: usize,
+    /// How their names can end: what each says of what is demanded, between commas.
+    demands: String,
+    /// Where it is handed jobs.
+    pub(crate) handed: String,
+    /// Jobs may be there that no blocking pop gives, or that one script takes at once.
+    pub(crate) more: AtomicBool,
+    /// An answer was lost: jobs may be popped and not claimed, or claimed and not known here.
+    pub(crate) unsure: AtomicBool,
+    /// Every slot is taken and jobs may wait: one that is over is followed by the next.
+    pub(crate) wants_next: AtomicBool,
+    /// Read while a claim of one job is on its way beside the intake; written by who looks for claims that are not known here.
+    pub(crate) on_its_way: RwLock<()>,
+}
+
+impl Taking {
+    pub(crate) fn new(who: &InstanceRef, isolation: Isolation, slots: u32) -> Self {
+        let queues = who.queues(isolation);
+        Self {
+            instance: who.to_string(),
+            slots,
+            places: queues.iter().filter(|queue| queue.is_open()).count(),
+            demands: demands(&WorkQueue::shared(who.script_type), &queues),
+            queues: queues.iter().map(ToString::to_string).collect(),
+            handed: format!("{}{who}", k::HANDED_PREFIX),
+            more: AtomicBool::new(true),
+            unsure: AtomicBool::new(true),
+            wants_next: AtomicBool::new(false),
+            on_its_way: RwLock::new(()),
+        }
+    }
+
+    /// How many arguments [`Taking::ask`] adds.
+    pub(crate) fn arguments(&self) -> usize {
+        6 + self.queues.len() + 1
+    }
+
+    /// Asks for up to `free` jobs, and for what a pop has given `from` a queue, or nothing.
+    pub(crate) fn ask(&self, call: Call, free: usize, popped: &[u8], from: &str) -> Call {
+        call.arg(&self.instance)
+            .arg(free)
+            .arg(popped)
+            .arg(from)
+            .arg(self.places)
+            .arg(self.slots)
+            .args(self.queues.iter())
+            .arg(&self.demands)
+    }
+}
+
+/// Answers may be lost until this is over.
+pub(crate) struct Doubt<'a>(Option<&'a AtomicBool>);
+
+impl<'a> Doubt<'a> {
+    pub(crate) const fn begin(unsure: &'a AtomicBool) -> Self {
+        Self(Some(unsure))
+    }
+
+    /// Nothing was lost.
+    pub(crate) fn end(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        if let Some(unsure) = self.0 {
+            unsure.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl Instance {
+    /// Reads what was given to one that asked.
+    pub(crate) async fn read_taken(&self, answer: Value) -> Result<Vec<Taken>> {
+        let [taken, more, handed] = answer.tuple()?;
+        self.taking().more.store(more.int()? > 0, Ordering::Release);
+        let mut jobs = self.fetched(handed.texts()?).await?;
+        jobs.extend(self.read_jobs(taken).await?);
+        Ok(jobs)
+    }
+
+    /// Jobs that were handed over: `<key> <time> <bytes of the job> <bytes of the script>`, and on the next line job, script and grants.
+    pub(crate) async fn fetched(&self, handed: Vec<String>) -> Result<Vec<Taken>> {
+        let mut jobs = Vec::with_capacity(handed.len());
+        for entry in &handed {
+            match parts(entry) {
+                Some(parts) => jobs.push(Value::Array(parts.map(|part| Value::Bytes(part.into())).into())),
+                // Whoever wrote it there: nobody is handed such a thing.
+                None => tracing::warn!(instance = %self.who(), "what it was handed cannot be read"),
+            }
+        }
+        self.read_jobs(Value::Array(jobs)).await
+    }
+
+    /// Reads jobs, each as key, time, job, script and grants.
+    pub(crate) async fn read_jobs(&self, answer: Value) -> Result<Vec<Taken>> {
+        let mut taken = Vec::new();
+        for job in answer.array()? {
+            let [key, started_at, job, script, grants] = job.tuple()?;
+            let key = key.text()?;
+            let key: JobKey = key.parse().map_err(|_| Error::Protocol(format!("`{key}` is no job key")))?;
+            let started_at = started_at.text()?;
+            let started_at: Timestamp =
+                started_at.parse().map_err(|_| Error::Protocol(format!("`{started_at}` is no time")))?;
+            self.hold(key);
+            let grants = grants.optional_text()?.filter(|text| !text.is_empty());
+            match read(&job.text()?, script.text()?, grants.as_deref()) {
+                Ok((execution, grants)) => taken.push(Taken { execution, grants, started_at }),
+                Err(error) => self.refuse(key, started_at, &error).await?,
+            }
+        }
+        Ok(taken)
+    }
+
+    /// A record that cannot be read, of another version perhaps, must not be taken for ever.
+    async fn refuse(&self, key: JobKey, started_at: Timestamp, error: &serde_json::Error) -> Result<()> {
+        let detail = format!("this instance cannot read the job: {error}");
+        let end = AttemptEnd {
+            outcome: Outcome::Failed,
+            exit_code: None,
+            reason: Some(Reason::new(ReasonCode::RuntimeError, detail)),
+            result: model::flow::ResultMap::new(),
+            outputs: std::collections::BTreeMap::new(),
+            output_bytes: 0,
+            ended: Vec::new(),
+            instance: Some(self.who().to_string()),
+            start_time: Some(started_at),
+            end_time: Timestamp::now(),
+        };
+        self.finish(&Ending { job_key: key, end, last_log: None, output_tail: String::new() }).await?;
+        Ok(())
+    }
+}
+
+/// How the names of these queues can end besides their priority, each between commas; `shared` is the most general of them.
+fn demands(shared: &WorkQueue, queues: &[WorkQueue]) -> String {
+    let shared = shared.to_string();
+    let ends = queues.iter().filter_map(|queue| {
+        let queue = queue.to_string();
+        let end = queue.strip_prefix(&shared)?;
+        (!end.contains(":group:") && !end.contains(":prio:")).then(|| end.to_owned())
+    });
+    ends.fold(",".to_owned(), |demands, end| demands + &end + ",")
+}
+
+/// Key, time, job, script and grants of a job that was handed over; nothing for what is none.
+fn parts(entry: &str) -> Option<[&str; 5]> {
+    let (head, bodies) = entry.split_once('\n')?;
+    let mut head = head.split(' ');
+    let (key, time) = (head.next()?, head.next()?);
+    let (job, rest) = bodies.split_at_checked(head.next()?.parse().ok()?)?;
+    let (script, grants) = rest.split_at_checked(head.next()?.parse().ok()?)?;
+    Some([key, time, job, script, grants])
+}
+
+/// What is to run, and what it is given; what a job without grants gets is the default.
+pub(crate) fn read(
+    job: &str,
+    script: String,
+    grants: Option<&str>,
+) -> serde_json::Result<(Execution, Grants)> {
+    let grants = grants.map_or_else(|| Ok(Grants::default()), serde_json::from_str)?;
+    Ok((execution(job, script)?, grants))
+}
