@@ -298,7 +298,11 @@ mod tests {
         let result: model::flow::ResultMap = [("a.k".to_owned(), "0".to_owned())].into();
         let change = FlowEvent { result: Some(result.clone()), ..change(FlowStatus::Finished, 1) };
         let told = at(&later, &change, Revision(10));
-        assert_eq!((told.result.into_iter().collect(), told.result_truncated), (result, false), "it came along");
+        assert_eq!(
+            (told.result.into_iter().collect(), told.result_truncated),
+            (result, false),
+            "it came along"
+        );
     }
 
     #[test]
