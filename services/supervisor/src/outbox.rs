@@ -36,12 +36,17 @@ const WAITING_MAX: usize = 8192;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Jobs of one batch whose outputs are handed over at once.
 const PUSHES_MAX: usize = 4;
+/// How long events that were answered wait for others that are removed with them: nobody waits for that.
+const REMOVAL_PATIENCE: Duration = Duration::from_millis(25);
+/// Events that were answered are removed at once when they are so many.
+const REMOVED_MAX: usize = 512;
 
 /// Couriers by coordinator.
 struct Outbox {
     supervisor: Supervisor,
-    acknowledger: Acknowledger,
     couriers: HashMap<String, mpsc::Sender<Event>>,
+    /// Events that nobody has to be told of any more.
+    answered: mpsc::Sender<Vec<Event>>,
     shared: Arc<Shared>,
     tasks: JoinSet<()>,
 }
@@ -116,32 +121,38 @@ impl Shared {
     }
 }
 
-/// Reads and tells until `stop`. What was not answered is told again by the next start. That the store is gone is noticed
+/// Reads and tells until `stop`. What was not answered, or only just, is told again by the next start. That the store is gone is noticed
 /// here first, since something always waits on it; that it is back, by the next look into it.
 pub async fn keep(supervisor: Supervisor, store: &Condition, stop: CancellationToken) {
-    let mut reader = supervisor.queue.events();
-    let mut outbox = Outbox {
+    let reader = supervisor.queue.events();
+    let (answered, removed) = mpsc::channel(UNDER_WAY_MAX);
+    let shared = Arc::<Shared>::default();
+    let remover = Remover {
         acknowledger: reader.acknowledger(),
-        supervisor,
-        couriers: HashMap::new(),
-        shared: Arc::default(),
-        tasks: JoinSet::new(),
+        supervisor: supervisor.clone(),
+        shared: Arc::clone(&shared),
     };
-    let mut pause = RETRY_MIN;
-    while !stop.is_cancelled() {
-        match outbox.read(&mut reader, &stop).await {
-            Ok(()) => pause = RETRY_MIN,
-            Err(error) => {
-                store.unmet(error.to_string());
-                tracing::warn!(%error, "events cannot be read; trying again");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(RETRY_MAX);
-            }
-        }
-    }
+    let outbox = Outbox { supervisor, couriers: HashMap::new(), answered, shared, tasks: JoinSet::new() };
+    tokio::join!(outbox.run(reader, store, stop), remover.run(removed));
 }
 
 impl Outbox {
+    /// Reads until `stop`, and hands over.
+    async fn run(mut self, mut reader: EventReader, store: &Condition, stop: CancellationToken) {
+        let mut pause = RETRY_MIN;
+        while !stop.is_cancelled() {
+            match self.read(&mut reader, &stop).await {
+                Ok(()) => pause = RETRY_MIN,
+                Err(error) => {
+                    store.unmet(error.to_string());
+                    tracing::warn!(%error, "events cannot be read; trying again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(RETRY_MAX);
+                }
+            }
+        }
+    }
+
     async fn read(&mut self, reader: &mut EventReader, stop: &CancellationToken) -> kv::Result<()> {
         let shared = Arc::clone(&self.shared);
         let wake = async {
@@ -160,7 +171,9 @@ impl Outbox {
             self.supervisor.word.heard(event.job_key);
             if event.coordinator == OPERATOR {
                 // Nobody has to be told of what an operator ran.
-                self.acknowledger.acknowledge(std::slice::from_ref(&event)).await?;
+                if self.shared.enter(&event) {
+                    let _ = self.answered.send(vec![event]).await;
+                }
             } else {
                 self.hand_over(event);
             }
@@ -176,12 +189,8 @@ impl Outbox {
         let coordinator = self.supervisor.coordinators.current(&event.coordinator);
         let courier = self.couriers.entry(coordinator.clone()).or_insert_with(|| {
             let (sender, events) = mpsc::channel(WAITING_MAX);
-            let courier = Courier {
-                coordinator,
-                supervisor: self.supervisor.clone(),
-                acknowledger: self.acknowledger.clone(),
-                shared: Arc::clone(&self.shared),
-            };
+            let courier =
+                Courier { coordinator, supervisor: self.supervisor.clone(), answered: self.answered.clone() };
             self.tasks.spawn(courier.run(events));
             sender
         });
@@ -200,8 +209,7 @@ impl Outbox {
 struct Courier {
     coordinator: String,
     supervisor: Supervisor,
-    acknowledger: Acknowledger,
-    shared: Arc<Shared>,
+    answered: mpsc::Sender<Vec<Event>>,
 }
 
 /// What became of a batch.
@@ -299,7 +307,7 @@ impl Courier {
             self.supervisor.dropped.contains(&coordinator, event.job_key.context)
         };
         let (dropped, events): (Vec<_>, Vec<_>) = events.into_iter().partition(is_dropped);
-        self.answered(&dropped.into_iter().map(|(_, event)| event).collect::<Vec<_>>()).await;
+        self.answered(dropped.into_iter().map(|(_, event)| event).collect()).await;
         for (turn, event) in events {
             by_turn.entry(turn).or_default().push(event);
         }
@@ -383,7 +391,7 @@ impl Courier {
                 }
             }
         }
-        self.answered(&answered).await;
+        self.answered(answered).await;
         again
     }
 
@@ -397,11 +405,36 @@ impl Courier {
         Ok(())
     }
 
-    /// Removes events that were answered.
-    async fn answered(&self, events: &[Event]) {
-        if events.is_empty() {
-            return;
+    /// Gives events that were answered to whoever removes them.
+    async fn answered(&self, events: Vec<Event>) {
+        if !events.is_empty() {
+            // They are removed as long as anybody can be told anything.
+            let _ = self.answered.send(events).await;
         }
+    }
+}
+
+/// Removes events that were answered, those together that were answered about the same time.
+struct Remover {
+    acknowledger: Acknowledger,
+    supervisor: Supervisor,
+    shared: Arc<Shared>,
+}
+
+impl Remover {
+    async fn run(self, mut answered: mpsc::Receiver<Vec<Event>>) {
+        while let Some(mut events) = answered.recv().await {
+            let until = Instant::now() + REMOVAL_PATIENCE;
+            while events.len() < REMOVED_MAX
+                && let Ok(Some(others)) = tokio::time::timeout_at(until.into(), answered.recv()).await
+            {
+                events.extend(others);
+            }
+            self.remove(&events).await;
+        }
+    }
+
+    async fn remove(&self, events: &[Event]) {
         // Those that stay are told again after the next start, and answered as known.
         match self.acknowledger.acknowledge(events).await {
             Ok(forgotten) if forgotten.is_empty() => {}
