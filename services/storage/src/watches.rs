@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use model::{ContextId, ContextState};
+use model::{ContextId, ContextState, FlowId};
 use tokio::sync::mpsc;
 
 use crate::error::{Error, Result};
 use crate::events::{Entry, Hub, Position, READ_MAX, Subject};
+use crate::pages::Page;
 use crate::permission::{self, Action};
+use crate::reads::{NodeFilter, NodePage};
 use crate::store::{Asker, Tenant};
 use crate::tailer::{Joined, Membership};
 
@@ -29,6 +31,8 @@ pub(crate) struct Watch {
     pub(crate) asker: Asker,
     /// From where on; nothing: from now on.
     pub(crate) position: Option<Position>,
+    /// Whether the context was looked at, as of that position.
+    pub(crate) is_allowed: bool,
 }
 
 /// One answer of a watch.
@@ -51,15 +55,33 @@ enum Begin {
 type Out = mpsc::Sender<Result<Watched>>;
 
 impl Hub {
+    /// Begins a watch of a flow with what there is: the flow, so many of its nodes, and what comes after them.
+    pub(crate) async fn watch_from_now(
+        &self,
+        watch: Watch,
+        flow: FlowId,
+        nodes: Page,
+    ) -> Result<(NodePage, mpsc::Receiver<Result<Watched>>)> {
+        let filter = NodeFilter::default();
+        let page = self.store().read_nodes(watch.context, flow, watch.asker, &filter, &nodes, true).await?;
+        let position =
+            page.to_watch.as_ref().and_then(|(_, position)| *position).ok_or(Error::PositionGone)?;
+        // What changes of the context after this position is told, and looked at.
+        let watched = self.watch(Watch { position: Some(position), is_allowed: true, ..watch }).await?;
+        Ok((page, watched))
+    }
+
     /// Begins a watch. Its first answer says where it begins; nothing after that is missing or comes twice. One with a position
     /// is given a sign of life when it has been told all that was there.
     pub(crate) async fn watch(&self, watch: Watch) -> Result<mpsc::Receiver<Result<Watched>>> {
         let tenant = self.store().tenant(watch.context).await?;
         // Before the context is looked at: what changes of it then will be heard of.
         let joined = self.join(&tenant, watch.subject, watch.position).await;
-        let (_, context, _) = self.store().read(watch.context, watch.asker, |_, _| {}).await?;
-        if context.state == ContextState::Deleting {
-            return Err(Error::ContextDeleting);
+        if !watch.is_allowed {
+            let (_, context, _) = self.store().read(watch.context, watch.asker, |_, _| {}).await?;
+            if context.state == ContextState::Deleting {
+                return Err(Error::ContextDeleting);
+            }
         }
         let begin = match (joined?, watch.position) {
             ((Joined { missed: None, .. }, _), Some(position)) => {

@@ -1288,12 +1288,9 @@ pub struct ReadNodesRequest {
     /// Only these, whatever the page; empty: all. At most 1000.
     #[prost(uint32, repeated, tag = "7")]
     pub job_ids: ::prost::alloc::vec::Vec<u32>,
-    /// Give the flow as well, and a position to watch it from.
-    #[prost(bool, tag = "8")]
-    pub to_watch: bool,
 }
 /// Gives a page of nodes.
-#[derive(Clone, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadNodesResponse {
     /// Each a FlowNode as JSON, by job id.
     #[prost(bytes = "bytes", repeated, tag = "1")]
@@ -1310,12 +1307,6 @@ pub struct ReadNodesResponse {
     /// The uid of the flow: with the context's it makes the keys of the attempts.
     #[prost(string, tag = "5")]
     pub flow_uid: ::prost::alloc::string::String,
-    /// For whoever is to watch it: the flow.
-    #[prost(message, optional, tag = "6")]
-    pub flow: ::core::option::Option<FlowRecord>,
-    /// And the position after which nothing is missing that is neither in the flow nor in its nodes.
-    #[prost(string, tag = "7")]
-    pub position: ::prost::alloc::string::String,
 }
 /// Asks to remove a flow.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1360,9 +1351,13 @@ pub struct WatchEventsRequest {
     /// Only changes of flows themselves, not of their nodes or their output. Not with a flow.
     #[prost(bool, tag = "5")]
     pub only_flows: bool,
+    /// Give the flow and so many of its nodes, at most 1000, with the first answer, and what comes after them. Only with a
+    /// flow and without a position; 0: nothing.
+    #[prost(uint32, tag = "6")]
+    pub first_nodes: u32,
 }
 /// An event, or the news that the stream stands.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WatchEventsResponse {
     /// The event as JSON; empty in the first answer, which only says that the watch stands, and in
     /// signs of life. One that was given a position gets such a sign after all that was there.
@@ -1371,6 +1366,13 @@ pub struct WatchEventsResponse {
     /// The position after this answer: revision and random bits.
     #[prost(string, tag = "2")]
     pub position: ::prost::alloc::string::String,
+    /// With the first answer, for whoever has asked for it: the flow. Nothing after the position is missing that is neither in
+    /// it nor in its nodes.
+    #[prost(message, optional, tag = "3")]
+    pub flow: ::core::option::Option<FlowRecord>,
+    /// And its first nodes, as a page of them; others are read by its token.
+    #[prost(message, optional, tag = "4")]
+    pub first_nodes: ::core::option::Option<ReadNodesResponse>,
 }
 /// Asks for what is kept of an attempt's output.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

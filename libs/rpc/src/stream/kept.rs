@@ -43,6 +43,11 @@ impl<R: Resumable> KeptStream<R> {
         &self.source
     }
 
+    /// The same, to take out of it what an answer has brought.
+    pub const fn source_mut(&mut self) -> &mut R {
+        &mut self.source
+    }
+
     /// The next answer. Cancel safe.
     ///
     /// # Errors

@@ -256,7 +256,6 @@ impl FlowService for FlowRpc {
             page_token,
             states,
             job_ids: Vec::new(),
-            to_watch: false,
         };
         let page = self.store().read_nodes(read).await?.into_inner();
         let home = reader::home(&page)?;

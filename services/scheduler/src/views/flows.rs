@@ -123,6 +123,7 @@ impl FlowsReader {
             on_behalf_of: self.actor.0,
             position,
             only_flows: true,
+            first_nodes: 0,
         };
         Events::open(&self.store, request, self.is_patient).await
     }

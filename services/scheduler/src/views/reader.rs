@@ -100,20 +100,16 @@ impl FlowReader {
         read.flow.ok_or_else(|| bad_store("a flow without its record"))
     }
 
-    /// The flow with its first nodes, and the position after which nothing is missing that is in neither.
+    /// The flow with its first nodes, and its events from there on: nothing is missing that is in neither.
     ///
     /// # Errors
     /// As storage's.
-    pub async fn flow_to_watch(&mut self) -> Result<(Flow, Page, String), Status> {
-        let request = ReadNodesRequest { to_watch: true, ..self.nodes_request(String::new()) };
-        let mut read = self.read_nodes(request).await?;
-        let flow = read.flow.take().and_then(|record| record.flow);
-        let flow = flow.ok_or_else(|| bad_store("a flow without its record"))?;
-        let position = std::mem::take(&mut read.position);
-        if position.is_empty() {
-            return Err(bad_store("a flow without a position to watch it from"));
-        }
-        Ok((flow, Page::read(read)?, position))
+    pub async fn flow_to_watch(&mut self) -> Result<(Flow, Page, Events), Status> {
+        let request = WatchEventsRequest { first_nodes: PAGE, ..self.events_request(String::new()) };
+        let mut events = Events::open(&self.store, request, self.is_patient).await?;
+        let (flow, nodes) = events.first.take().ok_or_else(|| bad_store("a watch without its flow"))?;
+        let flow = flow.flow.ok_or_else(|| bad_store("a flow without its record"))?;
+        Ok((flow, Page::read(nodes)?, events))
     }
 
     /// The node of this name.
@@ -186,7 +182,6 @@ impl FlowReader {
             page_token,
             states: Vec::new(),
             job_ids: Vec::new(),
-            to_watch: false,
         }
     }
 
@@ -244,14 +239,18 @@ impl FlowReader {
     /// # Errors
     /// As storage's; OUT_OF_RANGE when the position is gone.
     pub async fn events(&mut self, position: String) -> Result<Events, Status> {
-        let request = WatchEventsRequest {
+        Events::open(&self.store, self.events_request(position), self.is_patient).await
+    }
+
+    fn events_request(&self, position: String) -> WatchEventsRequest {
+        WatchEventsRequest {
             context_id: self.context.0,
             flow_id: self.flow.0,
             on_behalf_of: self.actor.0,
             position,
             only_flows: false,
-        };
-        Events::open(&self.store, request, self.is_patient).await
+            first_nodes: 0,
+        }
     }
 }
 
@@ -282,6 +281,8 @@ where
 struct EventSource {
     store: FlowStoreClient,
     request: WatchEventsRequest,
+    /// What came with the first answer, until it is taken.
+    first: Option<(FlowRecord, ReadNodesResponse)>,
 }
 
 impl Resumable for EventSource {
@@ -290,7 +291,11 @@ impl Resumable for EventSource {
     async fn open(&mut self) -> Result<BoxStream<WatchEventsResponse>, Status> {
         let mut answers = self.store.watch_events(self.request.clone()).await?.into_inner();
         // The first one says where it begins.
-        self.request.position = rpc::first_of(&mut answers).await?.position;
+        let first = rpc::first_of(&mut answers).await?;
+        self.request.position = first.position;
+        // Another stream goes on from there.
+        self.request.first_nodes = 0;
+        self.first = first.flow.zip(first.first_nodes);
         Ok(Box::pin(answers))
     }
 
@@ -305,6 +310,8 @@ pub struct Events {
     kept: KeptStream<EventSource>,
     /// The position before the first of them.
     pub begin: String,
+    /// The flow and its first nodes, where they were asked for.
+    first: Option<(FlowRecord, ReadNodesResponse)>,
 }
 
 impl Events {
@@ -315,8 +322,8 @@ impl Events {
         is_patient: bool,
     ) -> Result<Self, Status> {
         let mut patience = Patience::default();
-        let kept = loop {
-            let source = EventSource { store: store.clone(), request: request.clone() };
+        let mut kept = loop {
+            let source = EventSource { store: store.clone(), request: request.clone(), first: None };
             match KeptStream::open(source).await {
                 Ok(kept) => break kept,
                 Err(status) if is_patient => patience.after(status).await?,
@@ -324,7 +331,8 @@ impl Events {
             }
         };
         let begin = kept.source().request.position.clone();
-        Ok(Self { kept, begin })
+        let first = kept.source_mut().first.take();
+        Ok(Self { kept, begin, first })
     }
 
     /// The next event, nothing for a sign of life; with the position after it. Cancel safe.

@@ -15,7 +15,7 @@ use tonic::Status;
 use crate::views::answers::{AnswerSender, Ended};
 use crate::views::names::Names;
 use crate::views::position::revision_of;
-use crate::views::reader::{FlowReader, is_end};
+use crate::views::reader::{Events, FlowReader, is_end};
 
 /// One watcher of one flow.
 pub struct Watch {
@@ -45,15 +45,13 @@ impl Watch {
 
     async fn watch(&mut self, resume_position: String) -> Result<(), Ended> {
         let mut in_snapshot = resume_position.is_empty();
-        let begin = if in_snapshot {
+        let mut events = if in_snapshot {
             self.snapshot().await?
         } else {
             // Before its events are asked for: of a flow that ends in between, the end is still to come, behind all that was there.
             self.flow = self.reader.flow().await?;
-            resume_position
+            self.reader.events(resume_position).await?
         };
-        // After a snapshot as well: all that came while it was read belongs to it.
-        let mut events = self.reader.events(begin).await?;
         self.reader.is_patient = true;
         // Of a flow that has ended, its revision: nothing follows what was there, unless it is run again.
         let mut over = is_end(&self.flow).then_some(Revision(self.flow.revision));
@@ -88,9 +86,10 @@ impl Watch {
         }
     }
 
-    /// Sends the flow and its nodes; gives the position before which nothing is missing in them.
-    async fn snapshot(&mut self) -> Result<String, Ended> {
-        let (flow, page, begin) = self.reader.flow_to_watch().await?;
+    /// Sends the flow and its nodes; gives the events of which they may lack some. All that comes while it is read belongs to the
+    /// snapshot.
+    async fn snapshot(&mut self) -> Result<Events, Ended> {
+        let (flow, page, events) = self.reader.flow_to_watch().await?;
         self.flow = flow;
         self.reader.is_patient = true;
         self.flow_shown = Revision(self.flow.revision);
@@ -103,7 +102,7 @@ impl Watch {
             }
             next = self.reader.nodes(Some(&page)).await?;
         }
-        Ok(begin)
+        Ok(events)
     }
 
     /// Sends what an event means to the watcher. `true` after the flow's end.

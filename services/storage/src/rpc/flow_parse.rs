@@ -320,7 +320,7 @@ pub(super) fn flow_filter(request: ReadFlowsRequest) -> Result<(ContextId, Asker
 
 /// What is watched.
 pub(super) fn watch(request: WatchEventsRequest) -> Result<Watch, Error> {
-    let WatchEventsRequest { context_id, flow_id, on_behalf_of, position, only_flows } = request;
+    let WatchEventsRequest { context_id, flow_id, on_behalf_of, position, only_flows, first_nodes } = request;
     let subject = match (flow_id, only_flows) {
         (0, false) => None,
         (0, true) => Some(Subject::Flows),
@@ -328,23 +328,23 @@ pub(super) fn watch(request: WatchEventsRequest) -> Result<Watch, Error> {
         (_, true) => return Err(Error::field("only_flows", "not with a flow")),
     };
     let position = if position.is_empty() { None } else { Some(position.parse()?) };
-    Ok(Watch { context: ContextId(context_id), subject, asker: Asker::from_wire(on_behalf_of), position })
+    if first_nodes > 0 && (flow_id == 0 || position.is_some()) {
+        return Err(Error::field("first_nodes", "only with a flow, and without a position"));
+    }
+    if first_nodes > limits::PAGE_SIZE_MAX {
+        let max = limits::PAGE_SIZE_MAX;
+        return Err(Error::field("first_nodes", format!("at most {max}, not {first_nodes}")));
+    }
+    let asker = Asker::from_wire(on_behalf_of);
+    Ok(Watch { context: ContextId(context_id), subject, asker, position, is_allowed: false })
 }
 
 /// Which nodes of which flow are listed, and which page of them.
 pub(super) fn node_filter(
     request: ReadNodesRequest,
 ) -> Result<(ContextId, FlowId, Asker, NodeFilter, Page), Error> {
-    let ReadNodesRequest {
-        context_id,
-        flow_id,
-        on_behalf_of,
-        page_size,
-        page_token,
-        states,
-        job_ids,
-        to_watch: _,
-    } = request;
+    let ReadNodesRequest { context_id, flow_id, on_behalf_of, page_size, page_token, states, job_ids } =
+        request;
     let mut violations = Violations::new();
     if job_ids.len() > limits::PAGE_SIZE_MAX as usize {
         let (max, asked) = (limits::PAGE_SIZE_MAX, job_ids.len());

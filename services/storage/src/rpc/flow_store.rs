@@ -17,6 +17,7 @@ use crate::creation::Creation;
 use crate::error::Error;
 use crate::flows::FlowInContext;
 use crate::messages::parse_message_key;
+use crate::pages::Page;
 use crate::permission::Action;
 use crate::reads::{FlowPage, LogTail, MessageState, NodePage};
 use crate::record::flow::StoredFlow;
@@ -33,6 +34,24 @@ const PARTS_AHEAD: usize = 2;
 pub(super) fn record((stored, context_uid): FlowInContext) -> wire::FlowRecord {
     let StoredFlow { flow, node_count, first_job, last_commit } = stored;
     convert::flow::to_record(&Record { flow, context_uid, last_commit, node_count, first_job })
+}
+
+/// A page of nodes on the wire.
+fn page_to_wire(page: NodePage) -> wire::ReadNodesResponse {
+    let NodePage { nodes, next, revision, context_uid, flow_uid, to_watch: _ } = page;
+    wire::ReadNodesResponse {
+        nodes,
+        next_page_token: next,
+        revision: revision.0,
+        context_uid: context_uid.to_string(),
+        flow_uid: flow_uid.to_string(),
+    }
+}
+
+/// A flow that is to be watched, and its first nodes.
+fn flow_to_watch(mut page: NodePage) -> (Option<wire::FlowRecord>, Option<wire::ReadNodesResponse>) {
+    let flow = page.to_watch.take().map(|(flow, _)| record((flow, page.context_uid)));
+    (flow, Some(page_to_wire(page)))
 }
 
 /// What whoever asks for a flow has to be allowed to do.
@@ -335,21 +354,9 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::ReadNodesRequest>,
     ) -> Result<Response<wire::ReadNodesResponse>, Status> {
-        let request = request.into_inner();
-        let to_watch = request.to_watch;
-        let (context, flow, asker, filter, page) = flow_parse::node_filter(request)?;
-        let read = self.hub.store().read_nodes(context, flow, asker, &filter, &page, to_watch);
-        let NodePage { nodes, next, revision, context_uid, flow_uid, to_watch } = read.await?;
-        let (flow, position) = to_watch.unzip();
-        Ok(Response::new(wire::ReadNodesResponse {
-            nodes,
-            next_page_token: next,
-            revision: revision.0,
-            context_uid: context_uid.to_string(),
-            flow_uid: flow_uid.to_string(),
-            flow: flow.map(|flow| record((flow, context_uid))),
-            position: position.flatten().map(|position| position.to_string()).unwrap_or_default(),
-        }))
+        let (context, flow, asker, filter, page) = flow_parse::node_filter(request.into_inner())?;
+        let page = self.hub.store().read_nodes(context, flow, asker, &filter, &page, false).await?;
+        Ok(Response::new(page_to_wire(page)))
     }
 
     async fn remove_flow(
@@ -381,11 +388,25 @@ impl FlowStoreService for Rpc {
         &self,
         request: Request<wire::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
-        let watch = flow_parse::watch(request.into_inner())?;
-        let watched = ReceiverStream::new(self.hub.watch(watch).await?);
-        let answers = watched.map(|watched| {
+        let request = request.into_inner();
+        let (flow, first_nodes) = (FlowId(request.flow_id), request.first_nodes);
+        let watch = flow_parse::watch(request)?;
+        let (mut first, watched) = if first_nodes == 0 {
+            (None, self.hub.watch(watch).await?)
+        } else {
+            let nodes = Page::parse(first_nodes, "", &mut Violations::new());
+            let (page, watched) = self.hub.watch_from_now(watch, flow, nodes).await?;
+            (Some(page), watched)
+        };
+        let answers = ReceiverStream::new(watched).map(move |watched| {
             let Watched { event, position } = watched?;
-            Ok(wire::WatchEventsResponse { event_json: event, position: position.to_string() })
+            let (flow, first_nodes) = first.take().map_or((None, None), flow_to_watch);
+            Ok(wire::WatchEventsResponse {
+                event_json: event,
+                position: position.to_string(),
+                flow,
+                first_nodes,
+            })
         });
         Ok(Response::new(self.until_stop(answers)))
     }

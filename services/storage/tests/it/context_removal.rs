@@ -119,6 +119,7 @@ async fn supervisors_forget_it_first(stage: Stage<impl Redis>) {
         on_behalf_of: READER,
         position: String::new(),
         only_flows: false,
+        first_nodes: 0,
     };
     let mut events = stage.flows().watch_events(watch(0)).await.unwrap().into_inner();
     let mut of_flow = stage.flows().watch_events(watch(running.id)).await.unwrap().into_inner();

@@ -131,22 +131,41 @@ async fn nodes_are_listed_by_state_and_by_number() {
 async fn who_is_to_watch_is_given_the_flow_and_where_to_begin() {
     let stage = Stage::new(Layout::Database).await;
     let flow = stage.started(3).await;
+    let watch = wire::WatchEventsRequest {
+        context_id: CONTEXT,
+        flow_id: flow.id,
+        on_behalf_of: READER,
+        first_nodes: 2,
+        ..Default::default()
+    };
+    let mut events = stage.flows().watch_events(watch.clone()).await.unwrap().into_inner();
+    let first = events.message().await.unwrap().unwrap();
+    let read = first.flow.unwrap().flow.unwrap();
+    assert_eq!((read.id, &read.uid, read.revision), (flow.id, &flow.uid, flow.revision));
+    let nodes = first.first_nodes.unwrap();
+    assert_eq!((nodes.nodes.len(), first.position.starts_with(&format!("{}.", flow.revision))), (2, true));
+    let that_was_all = events.message().await.unwrap().unwrap();
+    assert_eq!((&that_was_all.position, that_was_all.flow), (&first.position, None));
+    // The next page is asked for by its token.
     let request = wire::ReadNodesRequest {
         context_id: CONTEXT,
         flow_id: flow.id,
         on_behalf_of: READER,
         page_size: 2,
-        to_watch: true,
+        page_token: nodes.next_page_token,
         ..Default::default()
     };
-    let first = stage.flows().read_nodes(request.clone()).await.unwrap().into_inner();
-    let read = first.flow.unwrap().flow.unwrap();
-    assert_eq!((read.id, &read.uid, read.revision), (flow.id, &flow.uid, flow.revision));
-    assert_eq!((first.nodes.len(), first.position.starts_with(&format!("{}.", flow.revision))), (2, true));
-    // The next page is asked for without.
-    let next = wire::ReadNodesRequest { to_watch: false, page_token: first.next_page_token, ..request };
-    let next = stage.flows().read_nodes(next).await.unwrap().into_inner();
-    assert_eq!((next.nodes.len(), next.flow, next.position.as_str()), (1, None, ""));
+    assert_eq!(stage.flows().read_nodes(request).await.unwrap().into_inner().nodes.len(), 1);
+
+    for wrong in [
+        wire::WatchEventsRequest { first_nodes: 1001, ..watch.clone() },
+        wire::WatchEventsRequest { flow_id: 0, ..watch.clone() },
+        wire::WatchEventsRequest { position: that_was_all.position.clone(), ..watch.clone() },
+    ] {
+        assert_eq!(failure(stage.flows().watch_events(wrong).await).0, Code::InvalidArgument);
+    }
+    let stranger = wire::WatchEventsRequest { on_behalf_of: STRANGER, ..watch };
+    assert_eq!(failure(stage.flows().watch_events(stranger).await).0, Code::NotFound);
 }
 
 #[tokio::test]

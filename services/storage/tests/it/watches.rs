@@ -19,6 +19,7 @@ async fn watch(stage: &Stage<impl Redis>, flow_id: u32, position: &str) -> Event
         on_behalf_of: READER,
         position: position.to_owned(),
         only_flows: false,
+        first_nodes: 0,
     };
     stage.flows().watch_events(request).await.unwrap().into_inner()
 }
@@ -168,6 +169,7 @@ async fn a_position_that_is_gone_is_refused(stage: Stage<impl Redis>) {
         on_behalf_of: READER,
         position: position.to_owned(),
         only_flows: false,
+        first_nodes: 0,
     };
     assert_eq!(position.split('.').next().unwrap(), flow.revision.to_string(), "the revision stands first");
     let other_bits = format!("{}{}", &position[..position.len() - 16], "0123456789abcdef");

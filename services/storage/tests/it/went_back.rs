@@ -92,6 +92,7 @@ async fn lost_changes_end_everything_that_was_built_on_them() {
             on_behalf_of: READER,
             position: String::new(),
             only_flows: false,
+            first_nodes: 0,
         };
         let mut events = stage.flows().watch_events(watch).await.unwrap().into_inner();
         events.message().await.unwrap().unwrap();
