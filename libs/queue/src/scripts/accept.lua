@@ -46,7 +46,11 @@ if nonce ~= '' then
     return redis.error_reply('SIGNATURE_REFUSED the signature of its actor is over')
   end
 end
-local length = redis.call('ZCARD', UNCLAIMED .. queue)
+local of = {}
+for i = 11, #ARGV - 1, 2 do of[ARGV[i]] = ARGV[i + 1] end
+local is_short = #of.job + #of.script + #(of.grants or '') <= HANDED_BYTES_MAX
+local taker = old == '' and is_short and find_taker(queue)
+local length = taker and 0 or redis.call('ZCARD', UNCLAIMED .. queue)
 if length >= tonumber(ARGV[4]) then
   return redis.error_reply('QUEUE_FULL the queue holds ' .. length .. ' jobs, its limit is ' .. ARGV[4])
 end
@@ -66,11 +70,10 @@ if nonce ~= '' and not first then
 end
 -- An old worker may have left something here when the job had been forgotten.
 redis.call('DEL', job)
-local of = {}
-for i = 11, #ARGV - 1, 2 do of[ARGV[i]] = ARGV[i + 1] end
-local is_short = #of.job + #of.script + #(of.grants or '') <= HANDED_BYTES_MAX
-local taker = old == '' and is_short and find_taker(queue)
 local state = taker and 'started' or 'queued'
+if taker then
+  for _, part in ipairs({'claimed_by', taker, 'started_at', time, 'events', 1}) do ARGV[#ARGV + 1] = part end
+end
 redis.call('HSET', job, 'key', key, 'hash', hash, 'coordinator', coordinator, 'queue', queue, 'seq', seq,
   'state', state, 'status', state, 'queued_at', time, 'log_offset', 0, unpack(ARGV, 11))
 -- Who else is there decides whether anybody may have all slots.
@@ -78,9 +81,8 @@ redis.call('ZADD', CALLERS, time, owner_of(coordinator, of.caller))
 redis.call('ZADD', KEYS[2], '+inf', key)
 redis.call('SADD', QUEUES, queue)
 if taker then
-  redis.call('HSET', job, 'claimed_by', taker, 'started_at', time)
   redis.call('HINCRBY', STATS .. queue, 'taken', 1)
-  tell_of(key, 'started', started_event(taker, time), coordinator, of.context_id, of.flow_id)
+  tell_as(1, key, 'started', started_event(taker, time), coordinator, of.context_id, of.flow_id)
   hand(taker, key, seq, time, of.job, of.script, of.grants or '')
   return {1, state}
 end

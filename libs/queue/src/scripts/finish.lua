@@ -3,7 +3,7 @@
 use_reserve()
 local key, instance = ARGV[1], ARGV[2]
 local job = JOB .. key
-local known = redis.call('HMGET', job, 'state', 'claimed_by', 'log_offset', 'end')
+local known = redis.call('HMGET', job, 'state', 'claimed_by', 'log_offset', 'end', unpack(TO_END))
 if known[1] ~= 'started' or known[2] ~= instance then
   -- Sent again after a lost answer.
   if known[2] == instance and known[4] == ARGV[4] then
@@ -15,6 +15,6 @@ if ARGV[6] ~= '' and tonumber(known[3]) < tonumber(ARGV[5]) then
   redis.call('HSET', job, 'log_offset', ARGV[5])
   tell(key, 'log', ARGV[6])
 end
-end_job(key, ARGV[3], ARGV[4], unpack(ARGV, 7))
+end_job(key, ARGV[3], ARGV[4], {unpack(known, 5, 4 + #TO_END)}, unpack(ARGV, 7))
 redis.call('ZREM', CLAIMS .. instance, key)
 return {1, ARGV[3]}

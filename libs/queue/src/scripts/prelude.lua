@@ -105,13 +105,16 @@ local function foreign_id(entry)
   return #id <= 128 and string.match(id, '^[%w_.@-]+$') and not is_job_key(id) and id
 end
 
--- Appends an event of a job to the stream that the supervisor reads; numbered per job. A job that came from an
--- old queue has no coordinator, and nobody to tell.
-local function tell_of(key, kind, data, coordinator, context_id, flow_id)
-  if coordinator == '' then return end
-  local n = redis.call('HINCRBY', JOB .. key, 'events', 1)
+-- Appends the event of this number of a job to the stream that the supervisor reads.
+local function tell_as(n, key, kind, data, coordinator, context_id, flow_id)
   redis.call('XADD', DONE, '*', 'kind', kind, 'key', key, 'n', n,
     'coordinator', coordinator, 'context_id', context_id, 'flow_id', flow_id, 'data', data)
+end
+
+-- Appends an event of a job. A job that came from an old queue has no coordinator, and nobody to tell.
+local function tell_of(key, kind, data, coordinator, context_id, flow_id)
+  if coordinator == '' then return end
+  tell_as(redis.call('HINCRBY', JOB .. key, 'events', 1), key, kind, data, coordinator, context_id, flow_id)
 end
 
 -- Appends an event of a job of which it is not known whose it is.
@@ -225,10 +228,14 @@ local function put_foreign(queue, entry)
   if id then answer_old(JOB .. id, id, 'error', '', '{}', 'QUEUE_FULL: too much of others waits here') end
 end
 
--- Ends a job: record, with what else is to stand in it, event, reply; and what of the old world has to do with it. `data` is the event.
-local function end_job(key, status, data, ...)
+-- What has to be known of a job that ends.
+local TO_END = {'coordinator', 'context_id', 'flow_id', 'caller', 'legacy', 'seq', 'old_hash'}
+
+-- Ends a job: record, with what else is to stand in it, event, reply; and what of the old world has to do with it. `data` is the event,
+-- `o` what TO_END asks for, unless it has to be read.
+local function end_job(key, status, data, o, ...)
   local job = JOB .. key
-  local o = redis.call('HMGET', job, 'coordinator', 'context_id', 'flow_id', 'caller', 'legacy', 'seq', 'old_hash')
+  o = o or redis.call('HMGET', job, unpack(TO_END))
   redis.call('HSET', job, 'state', status, 'status', status, 'ended_at', now(), 'end', data, ...)
   tell_of(key, 'ended', data, o[1], o[2], o[3])
   redis.call('RPUSH', REPLY .. key, data)

@@ -68,7 +68,9 @@ if flows == 0 then redis.call('HSET', KEYS[2], 'flows_listed', 1) end
 redis.call('ZADD', KEYS[5], created, ARGV[6])
 redis.call('ZADD', own('flows:' .. (nodes > 0 and 'started' or 'created')), created, ARGV[6])
 remember(request, ARGV[9], ARGV[10], 'flow_id', ARGV[6], 'flow_uid', ARGV[11], 'first_job_id', first)
-local fields = redis.call('HMGET', KEYS[4], unpack(ABOUT))
+local of, fields = {}, {}
+for i = fields_at, #ARGV - 1, 2 do of[ARGV[i]] = ARGV[i + 1] end
+for i, field in ipairs(ABOUT) do fields[i] = of[field] or '' end
 emit_flow(created, ARGV[6], 'created', 1, fields)
 if nodes > 0 then
   emitted = 0
