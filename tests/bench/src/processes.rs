@@ -90,14 +90,19 @@ impl AllInOne {
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()?;
-        let suite = Self { child, dir: dir.to_owned() };
+        let mut suite = Self { child, dir: dir.to_owned() };
         let log = dir.join("up.log");
-        let is_ready = || {
+        let ended_or_ready = || {
             let text = std::fs::read_to_string(&log).unwrap_or_default();
-            text.contains("mycora is ready").then_some(())
+            let is_ready = text.contains("mycora is ready");
+            let ended = suite.child.try_wait().ok().flatten();
+            if is_ready { Some(Ok(())) } else { ended.map(|status| Err((status, text))) }
         };
-        wait_until_blocking(is_ready, START_TIMEOUT, "`mycora up` is ready");
-        Ok(suite)
+        match wait_until_blocking(ended_or_ready, START_TIMEOUT, "`mycora up` is ready") {
+            Ok(()) => Ok(suite),
+            // Another that holds its port, perhaps.
+            Err((status, text)) => Err(format!("`mycora up` has ended with {status}:\n{text}").into()),
+        }
     }
 
     pub(crate) fn profile(&self) -> Result<Profile, Error> {
@@ -117,6 +122,9 @@ impl AllInOne {
 
 impl Drop for AllInOne {
     fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
         // As Ctrl-C does, so that its Redis ends with it.
         let asked = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status();
         if asked.is_ok_and(|status| status.success()) {
