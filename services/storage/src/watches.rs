@@ -31,8 +31,6 @@ pub(crate) struct Watch {
     pub(crate) asker: Asker,
     /// From where on; nothing: from now on.
     pub(crate) position: Option<Position>,
-    /// Whether the context was looked at, as of that position.
-    pub(crate) is_allowed: bool,
 }
 
 /// One answer of a watch.
@@ -66,8 +64,7 @@ impl Hub {
         let page = self.store().read_nodes(watch.context, flow, watch.asker, &filter, &nodes, true).await?;
         let position =
             page.to_watch.as_ref().and_then(|(_, position)| *position).ok_or(Error::PositionGone)?;
-        // What changes of the context after this position is told, and looked at.
-        let watched = self.watch(Watch { position: Some(position), is_allowed: true, ..watch }).await?;
+        let watched = self.watch(Watch { position: Some(position), ..watch }).await?;
         Ok((page, watched))
     }
 
@@ -77,11 +74,9 @@ impl Hub {
         let tenant = self.store().tenant(watch.context).await?;
         // Before the context is looked at: what changes of it then will be heard of.
         let joined = self.join(&tenant, watch.subject, watch.position).await;
-        if !watch.is_allowed {
-            let (_, context, _) = self.store().read(watch.context, watch.asker, |_, _| {}).await?;
-            if context.state == ContextState::Deleting {
-                return Err(Error::ContextDeleting);
-            }
+        let (_, context, _) = self.store().read(watch.context, watch.asker, |_, _| {}).await?;
+        if context.state == ContextState::Deleting {
+            return Err(Error::ContextDeleting);
         }
         let begin = match (joined?, watch.position) {
             ((Joined { missed: None, .. }, _), Some(position)) => {

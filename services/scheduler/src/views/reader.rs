@@ -45,6 +45,11 @@ pub struct Page {
 }
 
 impl Page {
+    /// Whether there is no other behind it.
+    pub(crate) const fn is_last(&self) -> bool {
+        self.next.is_empty()
+    }
+
     fn read(page: ReadNodesResponse) -> Result<Self, Status> {
         let home = home(&page)?;
         let nodes = page.nodes.iter().map(|json| serde_json::from_slice(json));

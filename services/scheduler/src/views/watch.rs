@@ -94,6 +94,7 @@ impl Watch {
         self.reader.is_patient = true;
         self.flow_shown = Revision(self.flow.revision);
         self.send(Answer::Flow(self.flow.clone()), String::new()).await?;
+        let is_one_page = page.is_last();
         let (mut next, mut names) = (Some(page), Names::default());
         while let Some(page) = next.take() {
             self.shown.extend(page.nodes.last().map(|node| (node.job_id, page.revision)));
@@ -102,7 +103,11 @@ impl Watch {
             }
             next = self.reader.nodes(Some(&page)).await?;
         }
-        Ok(events)
+        if is_one_page {
+            return Ok(events);
+        }
+        // What came while the other pages were read belongs to the snapshot as well: asked for again, it ends behind that.
+        Ok(self.reader.events(events.begin).await?)
     }
 
     /// Sends what an event means to the watcher. `true` after the flow's end.

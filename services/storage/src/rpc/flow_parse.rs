@@ -336,7 +336,7 @@ pub(super) fn watch(request: WatchEventsRequest) -> Result<Watch, Error> {
         return Err(Error::field("first_nodes", format!("at most {max}, not {first_nodes}")));
     }
     let asker = Asker::from_wire(on_behalf_of);
-    Ok(Watch { context: ContextId(context_id), subject, asker, position, is_allowed: false })
+    Ok(Watch { context: ContextId(context_id), subject, asker, position })
 }
 
 /// Which nodes of which flow are listed, and which page of them.

@@ -119,7 +119,6 @@ impl RunnerStoreService for Rpc {
             subject: Some(Subject::Runners),
             asker: Asker::from_wire(on_behalf_of),
             position: if position.is_empty() { None } else { Some(position.parse()?) },
-            is_allowed: false,
         };
         let watched = ReceiverStream::new(self.hub.watch(watch).await?);
         let store = self.hub.store().clone();
