@@ -52,6 +52,7 @@ mod slow_disk;
 mod specs;
 mod strangers;
 mod suite;
+mod taking;
 mod telling;
 mod tenants;
 mod terminals;

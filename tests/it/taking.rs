@@ -7,9 +7,9 @@ use crate::suite::{PATIENCE, command, flow_file, stdout};
 
 /// More than it has slots, so that some are handed to it, some wait for its pops, and some follow others in their slots.
 const JOBS: usize = 12;
-/// Where it dies, and when it comes there for which time.
+/// Where it dies, and when it comes there for which time. Each of its five instances takes once when it begins.
 const PLACES: [&str; 5] =
-    ["queue.fetched", "queue.popped", "queue.taken:2", "queue.before_finish:3", "queue.finished_and_taken:2"];
+    ["queue.fetched", "queue.popped", "queue.taken:6", "queue.before_finish:3", "queue.finished_and_taken:2"];
 
 /// The database of its queues.
 const QUEUES: u32 = 63;

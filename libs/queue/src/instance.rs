@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use keys::InstanceRef;
 use keys::supervisor as k;
-use kv::{Call, Connection, Error, Kv, Result, Value};
+use kv::{Call, Connection, Error, Kv, Result, Script, Value};
 use model::execution::AttemptEnd;
 use model::id::Uid;
 use model::{Isolation, JobKey, Timestamp};
@@ -110,6 +111,31 @@ struct Inner {
     about: About,
     held: Mutex<HashSet<JobKey>>,
     taking: Taking,
+    seen: Mutex<Seen>,
+}
+
+/// When an instance was known to be there.
+#[derive(Debug)]
+struct Seen {
+    last: Instant,
+    /// It was taken for lost since it was asked last, or may have been.
+    was_away: bool,
+}
+
+impl Seen {
+    /// It shows that it is there.
+    fn show(&mut self, now: Instant) {
+        self.was_away |= self.is_over(now);
+        self.last = now;
+    }
+
+    fn was_away(&mut self, now: Instant) -> bool {
+        std::mem::take(&mut self.was_away) || self.is_over(now)
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.last) > PRESENCE_TTL
+    }
 }
 
 /// Joins as `who`. What an earlier life of it had started is ended as lost, so its processes must be dead.
@@ -135,6 +161,7 @@ pub async fn join(
         who,
         about,
         held: Mutex::default(),
+        seen: Mutex::new(Seen { last: Instant::now(), was_away: false }),
     }));
     if let Some(holder) = instance.enter(false).await? {
         if !replace(&holder) {
@@ -180,8 +207,9 @@ impl Instance {
     /// [`Error::Refused`] with `REPLACED` when another process works under its name; any [`kv::Error`].
     pub async fn refresh(&self) -> Result<Refreshed> {
         let before: Vec<_> = self.held().iter().copied().collect();
-        let call = REFRESH.call(&[k::presence(&self.0.who)]).arg(&self.0.name).arg(&self.0.life);
-        let answer = self.0.db.call(call.arg(&self.record()?).arg(PRESENCE_TTL.as_secs())).await?;
+        let call = self.of_this_life(&REFRESH).arg(&self.record()?).arg(PRESENCE_TTL.as_secs());
+        let answer = self.0.db.call(call).await?;
+        self.seen().show(Instant::now());
         let mut refreshed = Refreshed::default();
         let mut own = HashSet::new();
         for held in answer.array()? {
@@ -234,7 +262,11 @@ impl Instance {
         crash_point!("queue.before_finish");
         let taking = self.taking();
         let _on_its_way = taking.on_its_way.read().await;
-        let doubt = Doubt::begin(&taking.unsure);
+        if !self.wants_next() {
+            // It takes nothing more since.
+            return Ok((self.finish(ending).await?, None));
+        }
+        let doubt = Doubt::begin(taking);
         let call = taking.ask(FINISH_AND_TAKE.call::<&str>(&[]).arg(taking.arguments()), 1, b"", "");
         let [ended, taken] = self.0.db.call(self.end(call, ending)?).await?.tuple()?;
         crash_point!("queue.finished_and_taken");
@@ -250,8 +282,22 @@ impl Instance {
     /// # Errors
     /// Any [`kv::Error`].
     pub async fn leave(&self) -> Result<()> {
-        let call = LEAVE.call(&[k::presence(&self.0.who)]).arg(&self.0.name).arg(&self.0.life);
-        self.0.db.call(call).await.map(|_| ())
+        self.0.db.call(self.of_this_life(&LEAVE)).await.map(|_| ())
+    }
+
+    /// Whether it may have been taken for lost since this was asked last: it did not show for so long, as one that was stopped.
+    pub(crate) fn was_away(&self) -> bool {
+        self.seen().was_away(Instant::now())
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        // Nothing can panic while it is locked.
+        self.0.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a call of a script that does nothing for an instance whose place another has taken.
+    pub(crate) fn of_this_life(&self, script: &'static Script) -> Call {
+        script.call(&[k::presence(&self.0.who)]).arg(&self.0.name).arg(&self.0.life)
     }
 
     pub(crate) fn db(&self) -> &Connection {
@@ -358,4 +404,23 @@ pub(crate) fn tail(text: &str) -> &str {
         from += 1;
     }
     &text[from..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_did_not_show_was_away_whatever_comes_first_when_it_goes_on() {
+        let began = Instant::now();
+        let late = began + 2 * PRESENCE_TTL;
+        let mut seen = Seen { last: began, was_away: false };
+        assert!(!seen.was_away(began + PRESENCE_TTL));
+        assert!(seen.was_away(late) && seen.was_away(late), "until it has shown itself");
+        seen.show(late);
+        assert!(seen.was_away(late), "also when it has shown itself before it was asked");
+        assert!(!seen.was_away(late), "told once");
+        seen.show(late + PRESENCE_TTL);
+        assert!(!seen.was_away(late + PRESENCE_TTL));
+    }
 }

@@ -53,25 +53,33 @@ impl Intake {
             }
         }
         // Until the end of this call is reached, an answer may be lost: by an error or by being dropped.
-        let doubt = Doubt::begin(&instance.taking().unsure);
+        let doubt = Doubt::begin(instance.taking());
         let taken = self.take_or_wait(free, cancel).await?;
         doubt.end();
         Ok(taken)
     }
 
-    /// Is handed nothing more, until [`Intake::next`] is called again. Gives the jobs that it was handed before.
+    /// Is handed nothing more, until [`Intake::next`] is called again. Gives the jobs that it was handed before, and those whose
+    /// answers were lost.
     ///
     /// # Errors
-    /// Any [`kv::Error`]; may be repeated. What it was handed is found by the next call of [`Intake::next`], or waits again once
-    /// the instance has left.
+    /// Any [`kv::Error`]; to be repeated. What it was handed is found by the next call, or ends as lost some time after the
+    /// instance has left.
     pub async fn stop(&mut self) -> Result<Vec<Taken>> {
         let instance = self.instance.clone();
         self.taking().more.store(true, Ordering::Release);
-        let doubt = Doubt::begin(&instance.taking().unsure);
-        let call = STOP_TAKING.call::<&str>(&[]).arg(&instance.who().to_string());
-        let handed = instance.db().call(call).await?.texts()?;
-        let fetched = instance.fetched(handed).await?;
-        doubt.end();
+        let mut fetched = {
+            // An end that takes would have it handed something again.
+            let _nothing = instance.taking().on_its_way.write().await;
+            let doubt = Doubt::begin(instance.taking());
+            let handed = instance.db().call(instance.of_this_life(&STOP_TAKING)).await?.texts()?;
+            let fetched = instance.fetched(handed).await?;
+            doubt.end();
+            fetched
+        };
+        if self.taking().unsure.load(Ordering::Acquire) {
+            fetched.extend(self.forgotten().await?);
+        }
         Ok(fetched)
     }
 
@@ -97,7 +105,18 @@ impl Intake {
         let Taking { handed, queues, .. } = self.instance.taking();
         let pop = Cmd::new("BLPOP").arg(handed).args(queues).arg(BLOCK.as_secs());
         let others = Cmd::new("LPOP").arg(handed).arg(free.saturating_sub(1));
+        let doubted = &self.instance.taking().doubted;
+        let cancel = async {
+            tokio::select! {
+                () = cancel => {}
+                () = doubted.notified() => {}
+            }
+        };
         let [popped, others] = self.blocking.run_all([&pop, &others], BLOCK, cancel).await?;
+        if self.instance.was_away() {
+            // What it was given meanwhile may have been ended as lost: only what is still its own is.
+            return self.forgotten().await;
+        }
         let others = others.texts()?;
         if popped.is_nil() {
             // Others may have set jobs aside meanwhile.
@@ -133,9 +152,8 @@ impl Intake {
         }
         // Before they are asked for: an answer that is lost from here on counts.
         self.taking().unsure.store(false, Ordering::Release);
-        let doubt = Doubt::begin(&self.taking().unsure);
-        let call = HELD.call::<&str>(&[]).arg(&self.instance.who().to_string());
-        let answer = self.instance.db().call(call).await?.array()?;
+        let doubt = Doubt::begin(self.taking());
+        let answer = self.instance.db().call(self.instance.of_this_life(&HELD)).await?.array()?;
         let unknown = answer.into_iter().filter(|job| match job {
             Value::Array(parts) => parts
                 .first()

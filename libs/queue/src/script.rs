@@ -47,11 +47,11 @@ scripts! {
     /// Keeps an instance present.
     REFRESH = "refresh";
     /// Makes an instance absent.
-    LEAVE = "leave" after "turns", "handed";
+    LEAVE = "leave";
     /// Makes an instance absent whose process is dead.
     EXPEL = "expel";
     /// Ends what an instance had started.
-    LOSE = "lose" after "turns", "handed";
+    LOSE = "lose";
     /// Forgets events that the coordinator has.
     ACKNOWLEDGE = "acknowledge";
     /// Forgets attempts that have ended.

@@ -7,8 +7,9 @@ use keys::{InstanceRef, WorkQueue};
 use kv::{Call, Error, Result, Value};
 use model::execution::{AttemptEnd, Outcome};
 use model::{Execution, Grants, Isolation, JobKey, Reason, ReasonCode, Timestamp};
-use tokio::sync::RwLock;
+use tokio::sync::{Notify, RwLock};
 
+use crate::crash_point;
 use crate::instance::{Ending, Instance};
 use crate::job::execution;
 
@@ -41,8 +42,11 @@ pub(crate) struct Taking {
     pub(crate) unsure: AtomicBool,
     /// Every slot is taken and jobs may wait: one that is over is followed by the next.
     pub(crate) wants_next: AtomicBool,
-    /// Read while a claim of one job is on its way beside the intake; written by who looks for claims that are not known here.
+    /// Read while a claim of one job is on its way beside the intake; written by who looks for claims that are not known here, and
+    /// by who takes nothing more.
     pub(crate) on_its_way: RwLock<()>,
+    /// Wakes an intake that waits when an answer was lost beside it.
+    pub(crate) doubted: Notify,
 }
 
 impl Taking {
@@ -59,6 +63,7 @@ impl Taking {
             unsure: AtomicBool::new(true),
             wants_next: AtomicBool::new(false),
             on_its_way: RwLock::new(()),
+            doubted: Notify::new(),
         }
     }
 
@@ -81,11 +86,11 @@ impl Taking {
 }
 
 /// Answers may be lost until this is over.
-pub(crate) struct Doubt<'a>(Option<&'a AtomicBool>);
+pub(crate) struct Doubt<'a>(Option<&'a Taking>);
 
 impl<'a> Doubt<'a> {
-    pub(crate) const fn begin(unsure: &'a AtomicBool) -> Self {
-        Self(Some(unsure))
+    pub(crate) const fn begin(taking: &'a Taking) -> Self {
+        Self(Some(taking))
     }
 
     /// Nothing was lost.
@@ -96,8 +101,9 @@ impl<'a> Doubt<'a> {
 
 impl Drop for Doubt<'_> {
     fn drop(&mut self) {
-        if let Some(unsure) = self.0 {
-            unsure.store(true, Ordering::Release);
+        if let Some(taking) = self.0 {
+            taking.unsure.store(true, Ordering::Release);
+            taking.doubted.notify_one();
         }
     }
 }
@@ -114,6 +120,10 @@ impl Instance {
 
     /// Jobs that were handed over: `<key> <time> <bytes of the job> <bytes of the script>`, and on the next line job, script and grants.
     pub(crate) async fn fetched(&self, handed: Vec<String>) -> Result<Vec<Taken>> {
+        if handed.is_empty() {
+            return Ok(Vec::new());
+        }
+        crash_point!("queue.fetched");
         let mut jobs = Vec::with_capacity(handed.len());
         for entry in &handed {
             match parts(entry) {

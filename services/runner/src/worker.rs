@@ -8,7 +8,7 @@ use std::time::Duration;
 use model::{JobKey, Timestamp};
 use queue::{Command, Control, Instance, Intake, PRESENCE_INTERVAL, Taken};
 use service::Shutdown;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -23,6 +23,9 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 
 /// How often is looked whether a full disk has room again.
 const ROOM_LOOK: Duration = Duration::from_millis(500);
+
+/// How often an instance that is drained asks to be handed nothing more. What it is handed after that ends as lost when it has left.
+const STOP_TRIES: u32 = 3;
 
 /// Attempts of which an instance remembers that they began: more than it can begin while a store that goes back loses changes.
 const BEGUN_MAX: usize = 16_384;
@@ -39,6 +42,8 @@ pub(crate) enum WorkerError {
 #[derive(Debug, Default)]
 struct Jobs {
     running: Mutex<HashMap<JobKey, Arc<Interrupt>>>,
+    /// What all were told, which holds for those that come later too.
+    told: Mutex<Option<Order>>,
     begun: Mutex<Begun>,
     /// How many, for whoever waits for a free slot.
     count: watch::Sender<usize>,
@@ -93,6 +98,9 @@ impl Jobs {
     fn add(&self, key: JobKey) -> Arc<Interrupt> {
         let interrupt = Arc::new(Interrupt::default());
         let mut running = self.lock();
+        if let Some(order) = *self.told.lock().unwrap_or_else(PoisonError::into_inner) {
+            interrupt.raise(order);
+        }
         running.insert(key, Arc::clone(&interrupt));
         self.count.send_replace(running.len());
         interrupt
@@ -111,7 +119,9 @@ impl Jobs {
     }
 
     fn raise_all(&self, order: Order) {
-        for interrupt in self.lock().values() {
+        let running = self.lock();
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(order);
+        for interrupt in running.values() {
             interrupt.raise(order);
         }
     }
@@ -228,10 +238,7 @@ async fn take_jobs(with: With, mut intake: Intake, slots: usize, drain: &Shutdow
     let mut busy = with.jobs.count.subscribe();
     let mut pause = RETRY.0;
     while !drain.has_begun() {
-        if with.is_short() {
-            with.stop_taking(&mut attempts, &mut intake).await;
-            with.wait_for_room(drain).await;
-        }
+        with.wait_for_room(drain, &mut attempts, &mut intake).await;
         while attempts.try_join_next().is_some() {}
         let full = intake.full();
         let running = tokio::select! {
@@ -255,7 +262,12 @@ async fn take_jobs(with: With, mut intake: Intake, slots: usize, drain: &Shutdow
             }
         }
     }
-    with.stop_taking(&mut attempts, &mut intake).await;
+    for _ in 0..STOP_TRIES {
+        if with.stop_taking(&mut attempts, &mut intake).await {
+            break;
+        }
+        tokio::time::sleep(pause).await;
+    }
     attempts
 }
 
@@ -277,23 +289,30 @@ impl With {
         self.isolator.areas().floors().shortage().is_some()
     }
 
-    /// Is handed nothing more, and starts what it was handed: that counts as started.
-    async fn stop_taking(&self, attempts: &mut JoinSet<()>, intake: &mut Intake) {
+    /// Is handed nothing more, and starts what it was handed: that counts as started. Says whether that has come about.
+    async fn stop_taking(&self, attempts: &mut JoinSet<()>, intake: &mut Intake) -> bool {
         match intake.stop().await {
-            Ok(handed) => handed.into_iter().for_each(|taken| self.start(attempts, taken)),
+            Ok(handed) => {
+                handed.into_iter().for_each(|taken| self.start(attempts, taken));
+                true
+            }
             Err(error) => {
-                tracing::warn!(instance = %self.instance.who(), %error, "it may still be handed jobs; they wait again when it has left");
+                tracing::warn!(instance = %self.instance.who(), %error, "it may still be handed jobs");
+                false
             }
         }
     }
 
     /// Waits while the disk has no room for anything to start: what is not taken waits in its queue, or is given back by the
     /// supervisor.
-    async fn wait_for_room(&self, drain: &Shutdown) {
-        let mut is_told = false;
+    async fn wait_for_room(&self, drain: &Shutdown, attempts: &mut JoinSet<()>, intake: &mut Intake) {
+        let (mut is_told, mut has_stopped) = (false, false);
         while let Some(shortage) = self.isolator.areas().floors().shortage() {
             if !std::mem::replace(&mut is_told, true) {
                 tracing::warn!(instance = %self.instance.who(), %shortage, "no jobs are taken: DISK_FULL");
+            }
+            if !has_stopped {
+                has_stopped = self.stop_taking(attempts, intake).await;
             }
             tokio::select! {
                 () = tokio::time::sleep(ROOM_LOOK) => {}
@@ -316,11 +335,13 @@ impl With {
                 return;
             }
         };
-        let (place, number) = self.places.enter();
         // Freed even if the attempt panics.
-        let mut slot = InUse { with: self.clone(), key, number };
+        let mut slot = InUse { with: self.clone(), key, number: None };
         attempts.spawn(async move {
             let mut taken = taken;
+            // There is one, or will be: the last job there has ended and not left yet.
+            let (place, number) = slot.with.places.enter().await;
+            slot.number = Some(number);
             while let Some(next) = slot.with.run(taken, interrupt, place.clone()).await {
                 interrupt = match slot.with.jobs.begin(next.execution.job_key) {
                     Beginning::First(interrupt) => interrupt,
@@ -384,7 +405,7 @@ impl With {
 
 /// What bounds the processes of one job at a time, for each slot.
 #[derive(Debug, Clone)]
-struct Places(Arc<Mutex<Vec<Place>>>);
+struct Places(Arc<(Mutex<Vec<Place>>, Notify)>);
 
 #[derive(Debug)]
 struct Place {
@@ -394,27 +415,35 @@ struct Place {
 
 impl Places {
     fn new(bounds: impl Iterator<Item = Option<Arc<sandbox::Slot>>>) -> Self {
-        Self(Arc::new(Mutex::new(bounds.map(|bounds| Place { bounds, taken: false }).collect())))
+        let places = bounds.map(|bounds| Place { bounds, taken: false }).collect();
+        Self(Arc::new((Mutex::new(places), Notify::new())))
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Place>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes one that is free; there is one for each job that is taken.
-    fn enter(&self) -> (Option<Arc<sandbox::Slot>>, Option<usize>) {
-        let mut places = self.lock();
-        match places.iter().position(|place| !place.taken) {
-            Some(number) => {
-                places[number].taken = true;
-                (places[number].bounds.clone(), Some(number))
+    /// Takes one that is free; waits until there is one.
+    async fn enter(&self) -> (Option<Arc<sandbox::Slot>>, usize) {
+        loop {
+            if let Some(entered) = self.try_enter() {
+                return entered;
             }
-            None => (None, None),
+            self.0.1.notified().await;
         }
+    }
+
+    fn try_enter(&self) -> Option<(Option<Arc<sandbox::Slot>>, usize)> {
+        let mut places = self.lock();
+        let number = places.iter().position(|place| !place.taken)?;
+        places[number].taken = true;
+        Some((places[number].bounds.clone(), number))
     }
 
     fn leave(&self, number: usize) {
         self.lock()[number].taken = false;
+        // Who asks meanwhile finds this kept.
+        self.0.1.notify_one();
     }
 }
 

@@ -1,5 +1,7 @@
 -- What an instance has claimed, with what is needed to run it: for claims whose answer was lost.
--- ARGV: 1 instance
+-- KEYS: 1 presence   ARGV: 1 instance  2 this life
+-- Gives nothing to one whose place another has taken.
+if is_replaced(KEYS[1], ARGV[2]) then return {} end
 -- What it was handed is among them.
 redis.call('DEL', HANDED .. ARGV[1])
 local held = {}

@@ -5,9 +5,9 @@ if present then
   local known, life = pcall(function() return cjson.decode(present).life end)
   if known and life == ARGV[2] then
     redis.call('DEL', KEYS[1])
-    redis.call('SREM', INSTANCES, ARGV[1])
     take_nothing(ARGV[1])
-    put_handed_back(ARGV[1])
+    -- What it holds and does not know of ends as lost, when it is looked for.
+    if redis.call('EXISTS', CLAIMS .. ARGV[1]) == 0 then redis.call('SREM', INSTANCES, ARGV[1]) end
     return 1
   end
 end

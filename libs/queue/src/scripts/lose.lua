@@ -5,7 +5,7 @@ if ARGV[4] ~= '1' and redis.call('EXISTS', KEYS[1]) == 1 then
   return {-1}
 end
 take_nothing(ARGV[1])
-put_handed_back(ARGV[1])
+redis.call('DEL', HANDED .. ARGV[1])
 local claims = CLAIMS .. ARGV[1]
 local keys = redis.call('ZRANGE', claims, 0, ARGV[2] - 1)
 local lost = {#keys}

@@ -135,6 +135,14 @@ local function context_of(key)
   return string.match(key, '^%x+')
 end
 
+-- Whether another life of an instance has taken the place of this one.
+local function is_replaced(presence, life)
+  local present = redis.call('GET', presence)
+  if not present then return false end
+  local known, of = pcall(function() return cjson.decode(present).life end)
+  return not known or of ~= life
+end
+
 -- Something waits that instances of a type may take: none of them is handed what comes later.
 local function hold_takers(kind)
   redis.call('DEL', TAKERS .. kind)
@@ -148,6 +156,7 @@ end
 -- An instance came to an entry whose owner has as many of its slots as one may have: it is out of the way of others until the
 -- owner has room.
 local function set_aside(key, queue, owner, seq)
+  hold_takers(type_of(queue))
   redis.call('HSET', JOB .. key, 'aside', 1)
   redis.call('SADD', ASIDE, queue .. ' ' .. owner)
   redis.call('ZADD', ASIDE .. ':' .. queue .. ' ' .. owner, seq, key)

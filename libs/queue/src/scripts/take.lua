@@ -240,11 +240,12 @@ local function is_empty()
 end
 -- Where others pop as well, they would find nothing if ours were handed what comes.
 if is_empty() and not are_open() then
-  -- What is handed goes past the turns: nothing is left of those that are over.
-  if not lines and have_lines(kind) then
+  -- What is handed goes past the turns: nothing is left of those that are over. Without room for what a job makes nothing is taken, nor
+  -- handed.
+  if not lines and have_lines(kind) and type(redis.pcall('LPUSHX', NOTHING, '')) == 'number' then
     lines = true
     take_by_turns()
   end
-  if is_empty() then redis.call('HSETNX', TAKERS .. kind, instance, most .. ' ' .. demands) end
+  if is_empty() then redis.pcall('HSETNX', TAKERS .. kind, instance, most .. ' ' .. demands) end
 end
 return {taken, is_empty() and 0 or 1, {}}

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::future::pending;
 
 use model::execution::Outcome;
-use model::{Execution, Isolation, ScriptSource};
+use model::{ActorId, Execution, Isolation, ScriptSource};
 use queue::{EventKind, Intake, JobStatus};
 
 use crate::setup::{Bench, ending, events, execution, instance, offer, take};
@@ -173,34 +173,21 @@ async fn where_others_pop_nobody_is_handed_anything() {
 }
 
 #[tokio::test]
-async fn what_a_dead_instance_was_handed_waits_again_in_its_place() {
+async fn what_a_dead_instance_was_handed_is_lost_with_it() {
     let bench = Bench::new();
     let (dead, mut intake, _control) = bench.join(1).await;
     waits(&mut intake).await;
-    for job in 1..=3 {
+    for job in 1..=4 {
         bench.accept(job).await;
     }
     assert_eq!(take(&mut intake, 1).await, [1]);
-    bench.accept_as(Execution { priority: 1, ..execution(4) }).await;
     let _ = bench.redis.raw(15, &["DEL", &format!("hero:meta:actor:inst:{}", dead.who())]);
-    assert_eq!(bench.supervisor.end_lost(dead.who()).await, Ok(1), "the one that it had fetched");
+    assert_eq!(bench.supervisor.end_lost(dead.who()).await, Ok(3), "also those that it had not fetched");
     is_handed(&bench, 0);
-    let (_worker, mut other, _control) = bench.join(2).await;
-    assert_eq!(take(&mut other, 4).await, [2, 3, 4]);
     bench.accept(5).await;
     is_handed(&bench, 0);
-}
-
-#[tokio::test]
-async fn one_that_is_to_be_stopped_is_not_put_back() {
-    let bench = Bench::new();
-    let (dead, mut intake, _control) = bench.join(1).await;
-    waits(&mut intake).await;
-    let key = bench.accept(1).await;
-    bench.supervisor.stop(key, 0).await.expect("told to stop");
-    let _ = bench.redis.raw(15, &["DEL", &format!("hero:meta:actor:inst:{}", dead.who())]);
-    assert_eq!(bench.supervisor.end_lost(dead.who()).await, Ok(1));
-    assert_eq!(bench.keys("hero:unclaimed:*"), "*0\r\n");
+    let (_worker, mut other, _control) = bench.join(2).await;
+    assert_eq!(take(&mut other, 4).await, [4, 5]);
 }
 
 #[tokio::test]
@@ -231,10 +218,51 @@ async fn who_stops_taking_gives_what_it_was_handed_and_is_handed_nothing_more() 
     waits(&mut intake).await;
     bench.accept(3).await;
     is_handed(&bench, 1);
-    // Without having stopped before.
+    // Without having stopped before: what it holds is looked for, and nothing more is handed to it.
     worker.leave().await.expect("left");
+    bench.accept(4).await;
+    is_handed(&bench, 1);
+    assert_eq!(bench.supervisor.absent().await, Ok(vec![instance(1)]));
+    assert_eq!(bench.supervisor.end_lost(worker.who()).await, Ok(3));
+    assert_eq!(bench.supervisor.absent().await, Ok(Vec::new()));
     let (_other, mut other, _control) = bench.join(2).await;
-    assert_eq!(take(&mut other, 3).await, [3]);
+    assert_eq!(take(&mut other, 3).await, [4]);
+}
+
+#[tokio::test]
+async fn nobody_stops_for_another_life() {
+    let bench = Bench::new();
+    let (_old, mut old_intake, _control) = bench.join(1).await;
+    let (_worker, mut intake, _control) = bench.join(1).await;
+    waits(&mut intake).await;
+    bench.accept(1).await;
+    assert!(old_intake.stop().await.expect("an answer").is_empty());
+    is_handed(&bench, 1);
+    assert_eq!(take(&mut intake, 1).await, [1]);
+}
+
+#[tokio::test]
+async fn one_that_was_set_aside_is_not_passed_by_others() {
+    let bench = Bench::new();
+    let (_one, mut one, _control) = bench.join(1).await;
+    let (_two, mut two, _control) = bench.join(2).await;
+    // Two owners, of whom one has as many slots of the second instance as it may have.
+    bench.accept_as(Execution { caller_id: ActorId(9), ..execution(1) }).await;
+    for job in 2..=4 {
+        bench.accept_as(Execution { instance: Some(2), ..execution(job) }).await;
+    }
+    assert_eq!(take(&mut one, 1).await, [1]);
+    assert_eq!(take(&mut two, 3).await, [2, 3, 4]);
+    let popped = bench.accept(5).await;
+    let _ = bench.redis.raw(15, &["LPOP", "hero:q:work:type:shell"]);
+    waits(&mut one).await;
+    // As if the second had popped it before: it comes to it now.
+    let _ = bench.redis.raw(15, &["LPUSH", "hero:q:work:type:shell:group:default:inst:2", "nobody"]);
+    let _ = bench.redis.raw(15, &["RPUSH", "hero:q:work:type:shell", &popped.to_string()]);
+    assert_eq!(take(&mut two, 1).await, [0; 0]);
+    bench.accept(6).await;
+    is_handed(&bench, 0);
+    assert_eq!(take(&mut one, 3).await, [5, 6]);
 }
 
 #[tokio::test]

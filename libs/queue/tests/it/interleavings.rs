@@ -183,6 +183,7 @@ impl<'a> World<'a> {
         }
         let key = running.remove(which % running.len());
         let (instance, ending) = (self.members[by].0.clone(), ending(key, Outcome::Succeeded));
+        let _full = self.members[by].1.full();
         if lost {
             let mut dropped = std::pin::pin!(instance.finish_and_take(&ending));
             tokio::select! {
