@@ -110,6 +110,8 @@ struct Inner {
     joined_at: Timestamp,
     about: About,
     held: Mutex<HashSet<JobKey>>,
+    /// What was claimed in its name at the last refresh, and not known here.
+    unknown: Mutex<HashSet<JobKey>>,
     taking: Taking,
     seen: Mutex<Seen>,
 }
@@ -161,6 +163,7 @@ pub async fn join(
         who,
         about,
         held: Mutex::default(),
+        unknown: Mutex::default(),
         seen: Mutex::new(Seen { last: Instant::now(), was_away: false }),
     }));
     if let Some(holder) = instance.enter(false).await? {
@@ -220,8 +223,20 @@ impl Instance {
                 refreshed.stops.push((key, u32::try_from(grace).unwrap_or(u32::MAX)));
             }
         }
+        self.look_for_unknown(&own);
         refreshed.closed = before.into_iter().filter(|key| !own.contains(key) && self.holds(*key)).collect();
         Ok(refreshed)
+    }
+
+    /// What is claimed in its name and was not known here twice in a row was given over a line that has broken since.
+    fn look_for_unknown(&self, own: &HashSet<JobKey>) {
+        let unknown: HashSet<JobKey> = own.iter().copied().filter(|key| !self.holds(*key)).collect();
+        let mut before = self.0.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_lost = unknown.iter().any(|key| before.contains(key));
+        *before = if is_lost { HashSet::new() } else { unknown };
+        if is_lost {
+            self.taking().doubt();
+        }
     }
 
     /// Records what a running job printed.
@@ -272,6 +287,10 @@ impl Instance {
         crash_point!("queue.finished_and_taken");
         let standing = standing(ended)?;
         self.held().remove(&ending.job_key);
+        if self.was_away() {
+            // What it was given may have been ended as lost: it is found if it is still its own.
+            return Ok((standing, None));
+        }
         let next = self.read_taken(taken).await?.pop();
         doubt.end();
         Ok((standing, next))
@@ -306,6 +325,10 @@ impl Instance {
 
     pub(crate) fn hold(&self, key: JobKey) {
         self.held().insert(key);
+    }
+
+    pub(crate) fn let_go(&self, key: JobKey) {
+        self.held().remove(&key);
     }
 
     pub(crate) fn holds(&self, key: JobKey) -> bool {

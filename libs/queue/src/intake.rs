@@ -68,19 +68,19 @@ impl Intake {
     pub async fn stop(&mut self) -> Result<Vec<Taken>> {
         let instance = self.instance.clone();
         self.taking().more.store(true, Ordering::Release);
-        let mut fetched = {
+        {
             // An end that takes would have it handed something again.
             let _nothing = instance.taking().on_its_way.write().await;
             let doubt = Doubt::begin(instance.taking());
             let handed = instance.db().call(instance.of_this_life(&STOP_TAKING)).await?.texts()?;
-            let fetched = instance.fetched(handed).await?;
-            doubt.end();
-            fetched
-        };
-        if self.taking().unsure.load(Ordering::Acquire) {
-            fetched.extend(self.forgotten().await?);
+            if !self.taking().unsure.load(Ordering::Acquire) {
+                let fetched = instance.fetched(handed).await?;
+                doubt.end();
+                return Ok(fetched);
+            }
         }
-        Ok(fetched)
+        // What it was handed is among what it has claimed and does not know of.
+        self.forgotten().await
     }
 
     /// Says that every slot is taken, for as long as what it gives is kept: then [`Instance::wants_next`] where jobs wait.
@@ -114,8 +114,7 @@ impl Intake {
         };
         let [popped, others] = self.blocking.run_all([&pop, &others], BLOCK, cancel).await?;
         if self.instance.was_away() {
-            // What it was given meanwhile may have been ended as lost: only what is still its own is.
-            return self.forgotten().await;
+            return self.after_absence(popped).await;
         }
         let others = others.texts()?;
         if popped.is_nil() {
@@ -132,14 +131,38 @@ impl Intake {
         }
         let mut fetched = self.instance.fetched(others).await?;
         // Anybody can push anything.
-        fetched.extend(self.take(free.saturating_sub(fetched.len()), &entry.bytes()?, &list).await?);
+        match self.take(free.saturating_sub(fetched.len()), &entry.bytes()?, &list).await {
+            Ok(taken) => fetched.extend(taken),
+            Err(error) if fetched.is_empty() => return Err(error),
+            Err(error) => {
+                tracing::debug!(instance = %self.instance.who(), %error, "what was popped is put back");
+                self.taking().unsure.store(true, Ordering::Release);
+            }
+        }
         Ok(fetched)
+    }
+
+    /// What was given to one that did not show for long may have been ended as lost: only what is still its own is. An entry that
+    /// was popped goes back, since it may be of others.
+    async fn after_absence(&self, popped: Value) -> Result<Vec<Taken>> {
+        if !popped.is_nil() {
+            let [list, entry] = popped.tuple()?;
+            let list = list.text()?;
+            if list != self.taking().handed {
+                let back = Cmd::new("LPUSH").arg(&list).arg(&entry.bytes()?);
+                self.instance.db().cmd(back).await?;
+            }
+        }
+        self.forgotten().await
     }
 
     async fn take(&self, free: usize, popped: &[u8], from: &str) -> Result<Vec<Taken>> {
         let call = self.taking().ask(TAKE.call::<&str>(&[]), free, popped, from);
         let answer = self.instance.db().call(call).await?;
         crash_point!("queue.taken");
+        if self.instance.was_away() {
+            return self.forgotten().await;
+        }
         self.instance.read_taken(answer).await
     }
 

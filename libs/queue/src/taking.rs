@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use keys::supervisor as k;
 use keys::{InstanceRef, WorkQueue};
-use kv::{Call, Error, Result, Value};
+use kv::{Call, Result, Value};
 use model::execution::{AttemptEnd, Outcome};
 use model::{Execution, Grants, Isolation, JobKey, Reason, ReasonCode, Timestamp};
 use tokio::sync::{Notify, RwLock};
@@ -67,6 +67,12 @@ impl Taking {
         }
     }
 
+    /// Something may have been lost: it is looked for, also by an intake that waits.
+    pub(crate) fn doubt(&self) {
+        self.unsure.store(true, Ordering::Release);
+        self.doubted.notify_one();
+    }
+
     /// How many arguments [`Taking::ask`] adds.
     pub(crate) fn arguments(&self) -> usize {
         6 + self.queues.len() + 1
@@ -102,8 +108,7 @@ impl<'a> Doubt<'a> {
 impl Drop for Doubt<'_> {
     fn drop(&mut self) {
         if let Some(taking) = self.0 {
-            taking.unsure.store(true, Ordering::Release);
-            taking.doubted.notify_one();
+            taking.doubt();
         }
     }
 }
@@ -140,16 +145,25 @@ impl Instance {
         let mut taken = Vec::new();
         for job in answer.array()? {
             let [key, started_at, job, script, grants] = job.tuple()?;
-            let key = key.text()?;
-            let key: JobKey = key.parse().map_err(|_| Error::Protocol(format!("`{key}` is no job key")))?;
-            let started_at = started_at.text()?;
-            let started_at: Timestamp =
-                started_at.parse().map_err(|_| Error::Protocol(format!("`{started_at}` is no time")))?;
-            self.hold(key);
+            let (key, started_at, job, script) =
+                (key.text()?, started_at.text()?, job.text()?, script.text()?);
             let grants = grants.optional_text()?.filter(|text| !text.is_empty());
-            match read(&job.text()?, script.text()?, grants.as_deref()) {
+            let (Ok(key), Ok(started_at)) = (key.parse::<JobKey>(), started_at.parse::<Timestamp>()) else {
+                // None of ours; the others are not to be lost with it.
+                tracing::warn!(instance = %self.who(), "what it was given is no job");
+                continue;
+            };
+            self.hold(key);
+            match read(&job, script, grants.as_deref()) {
                 Ok((execution, grants)) => taken.push(Taken { execution, grants, started_at }),
-                Err(error) => self.refuse(key, started_at, &error).await?,
+                Err(error) => {
+                    if let Err(error) = self.refuse(key, started_at, &error).await {
+                        // The others are not to be lost with it: it is found again.
+                        tracing::warn!(%key, %error, "a job that cannot be read is not refused yet");
+                        self.let_go(key);
+                        self.taking().doubt();
+                    }
+                }
             }
         }
         Ok(taken)

@@ -437,6 +437,10 @@ impl Places {
         let mut places = self.lock();
         let number = places.iter().position(|place| !place.taken)?;
         places[number].taken = true;
+        if places.iter().any(|place| !place.taken) {
+            // Two that were left count as one for those who wait.
+            self.0.1.notify_one();
+        }
         Some((places[number].bounds.clone(), number))
     }
 

@@ -246,6 +246,9 @@ if is_empty() and not are_open() then
     lines = true
     take_by_turns()
   end
-  if is_empty() then redis.pcall('HSETNX', TAKERS .. kind, instance, most .. ' ' .. demands) end
+  if is_empty() and redis.pcall('HSETNX', TAKERS .. kind, instance, most .. ' ' .. demands) == 1 then
+    -- Whoever was taken for lost, and was not, is looked for again.
+    redis.call('SADD', INSTANCES, instance)
+  end
 end
 return {taken, is_empty() and 0 or 1, {}}

@@ -287,3 +287,32 @@ async fn what_was_fetched_by_an_answer_that_was_lost_is_found() {
     assert_eq!(found, [1, 2, 3], "also those that nobody fetched, once");
     assert_eq!(take(&mut intake, 1).await, [0; 0]);
 }
+
+#[tokio::test]
+async fn what_went_to_a_line_that_had_broken_is_found() {
+    let bench = Bench::new();
+    let (worker, mut intake, _control) = bench.join(1).await;
+    waits(&mut intake).await;
+    bench.accept(1).await;
+    // As a pop of a connection that the server does not know to be gone.
+    let _ = bench.redis.raw(15, &["LPOP", HANDED]);
+    worker.refresh().await.expect("refreshed");
+    assert_eq!(take(&mut intake, 1).await, [0; 0], "its answer may be on the way");
+    // Also by an intake that waits already.
+    let (found, refreshed) = tokio::join!(wait_for_one(&mut intake), worker.refresh());
+    refreshed.expect("refreshed");
+    assert_eq!(found, [1]);
+    worker.refresh().await.expect("refreshed");
+    worker.refresh().await.expect("refreshed");
+    assert_eq!(take(&mut intake, 1).await, [0; 0], "once");
+}
+
+/// What is taken by one that waits for it.
+async fn wait_for_one(intake: &mut Intake) -> Vec<u32> {
+    loop {
+        let taken = intake.next(1, pending()).await.expect("an answer");
+        if !taken.is_empty() {
+            return taken.iter().map(|taken| taken.execution.job_key.job.0).collect();
+        }
+    }
+}
