@@ -333,8 +333,13 @@ impl Family for Contexts {
 
     fn kept(&self) -> Kept {
         let mut kept = Kept::globally(self.revision);
-        kept.global(&GlobalKey::Actors);
-        kept.global(&GlobalKey::ActorKeys);
+        // A list of nothing is none.
+        if self.actors.values().any(|actor| !actor.is_gone) {
+            kept.global(&GlobalKey::Actors);
+        }
+        if !self.keys.is_empty() {
+            kept.global(&GlobalKey::ActorKeys);
+        }
         for id in self.actors.keys() {
             kept.global(&GlobalKey::Actor(ActorId(*id)));
         }
