@@ -122,6 +122,12 @@ pub fn claims(instance: &InstanceRef) -> String {
     format!("{CLAIMS_PREFIX}{instance}")
 }
 
+/// List: jobs that an instance was handed and did not fetch.
+#[must_use]
+pub fn handed(instance: &InstanceRef) -> String {
+    format!("{HANDED_PREFIX}{instance}")
+}
+
 /// String: an instance's presence as JSON; expires.
 #[must_use]
 pub fn presence(instance: &InstanceRef) -> String {

@@ -81,24 +81,24 @@ impl Blocking {
         block: Duration,
         cancel: impl Future<Output = ()>,
     ) -> Result<Value> {
-        let [answer] = self.run_all([cmd], block, cancel).await?;
+        let [answer] = self.run_all([cmd.clone()], block, cancel).await?;
         Ok(answer)
     }
 
-    /// The same with commands that are sent along, and run as soon as the server has waited for the first.
+    /// Sends a command that makes the server wait, as [`Blocking::run`] does, with others that the server runs as soon as it has waited.
     ///
     /// # Errors
-    /// As [`Blocking::run`], for any of them.
+    /// Any [`Error`] of any of the commands, as [`Blocking::run`].
     pub async fn run_all<const N: usize>(
         &mut self,
-        cmds: [&Cmd; N],
+        cmds: [Cmd; N],
         block: Duration,
         cancel: impl Future<Output = ()>,
     ) -> Result<[Value; N]> {
         let mut all = redis::Pipeline::with_capacity(N);
         all.ignore_errors();
         for cmd in cmds {
-            all.add_command(cmd.0.clone());
+            all.add_command(cmd.0);
         }
         // Out of its place while in use, so that a call that was dropped leaves nothing behind whose
         // answer could be taken for that of the next.

@@ -110,7 +110,7 @@ struct Inner {
     joined_at: Timestamp,
     about: About,
     held: Mutex<HashSet<JobKey>>,
-    /// What was claimed in its name at the last refresh, and not known here.
+    /// Jobs that the last refresh found claimed in its name, and that were not known here.
     unknown: Mutex<HashSet<JobKey>>,
     taking: Taking,
     seen: Mutex<Seen>,
@@ -120,7 +120,7 @@ struct Inner {
 #[derive(Debug)]
 struct Seen {
     last: Instant,
-    /// It was taken for lost since it was asked last, or may have been.
+    /// Others may have taken the instance for lost since this was asked last.
     was_away: bool,
 }
 

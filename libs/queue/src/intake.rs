@@ -112,7 +112,7 @@ impl Intake {
                 () = doubted.notified() => {}
             }
         };
-        let [popped, others] = self.blocking.run_all([&pop, &others], BLOCK, cancel).await?;
+        let [popped, others] = self.blocking.run_all([pop, others], BLOCK, cancel).await?;
         if self.instance.was_away() {
             return self.after_absence(popped).await;
         }

@@ -58,7 +58,7 @@ impl Taking {
             places: queues.iter().filter(|queue| queue.is_open()).count(),
             demands: demands(&WorkQueue::shared(who.script_type), &queues),
             queues: queues.iter().map(ToString::to_string).collect(),
-            handed: format!("{}{who}", k::HANDED_PREFIX),
+            handed: k::handed(who),
             more: AtomicBool::new(true),
             unsure: AtomicBool::new(true),
             wants_next: AtomicBool::new(false),

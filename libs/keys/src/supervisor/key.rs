@@ -1,4 +1,4 @@
-//! What the keys of a supervisor's Redis are about: each is built by one form of [`SupervisorKey`], and told by it.
+//! Each key of a supervisor's Redis is written and read by one form of [`SupervisorKey`].
 
 use std::fmt;
 
@@ -9,14 +9,14 @@ use super::{
     ALONE, ASIDE, BINDING_PREFIX, CALLERS, CLAIMS_PREFIX, CONTEXTS_PREFIX, ControlScope, DONE, FOREIGN,
     HANDED_PREFIX, INSTANCES, InstanceRef, JOB_PREFIX, LINE_PREFIX, LINES_PREFIX, PRESENCE_PREFIX, QUEUES,
     REPLY_PREFIX, REQUEST_PREFIX, SEQ, STOP_PREFIX, SUCCESSORS, SUPERVISOR, TAKERS_PREFIX, TURNS_PREFIX,
-    UNCLAIMED_PREFIX, WorkQueue, bound_contexts, claims, context_binding, context_jobs, job, presence,
-    queue_stats, reply, request, stop_mark, unclaimed,
+    UNCLAIMED_PREFIX, WorkQueue, bound_contexts, claims, context_binding, context_jobs, handed, job,
+    presence, queue_stats, reply, request, stop_mark, unclaimed,
 };
 use crate::nonce::{self, ActorNonce, NONCE_PREFIX};
 use crate::old::{self, OldQueue};
 use crate::suffix::{exact, pair};
 
-/// What a key of a supervisor's Redis is about.
+/// Tells what a key of a supervisor's Redis is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SupervisorKey {
     /// Hash: a job.
@@ -128,7 +128,7 @@ impl fmt::Display for SupervisorKey {
             Self::Lines(of, context) => write!(f, "{LINES_PREFIX}{of}:{context}"),
             Self::Line(context, queue) => write!(f, "{LINE_PREFIX}{context}:{queue}"),
             Self::Takers(of) => write!(f, "{TAKERS_PREFIX}{of}"),
-            Self::Handed(instance) => write!(f, "{HANDED_PREFIX}{instance}"),
+            Self::Handed(instance) => f.write_str(&handed(instance)),
         }
     }
 }

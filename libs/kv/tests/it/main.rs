@@ -207,15 +207,15 @@ async fn a_blocking_pop_is_woken_and_loses_nothing() {
     assert_eq!(values.texts(), Ok(vec!["x".to_owned()]));
     assert_eq!(blocking.client_id().await, Ok(id), "the connection is kept");
 
-    // What is sent along is run once the first has waited.
+    // A command that is sent along runs once the first has waited.
     let (size_of, push) = (Cmd::new("LLEN").arg("q"), Cmd::new("RPUSH").arg("q").arg("x").arg("y").arg("z"));
     let db = kv.database(0);
     let (answers, pushed) =
-        tokio::join!(blocking.run_all([&pop, &size_of], PATIENCE, pending()), db.cmd(push));
+        tokio::join!(blocking.run_all([pop.clone(), size_of.clone()], PATIENCE, pending()), db.cmd(push));
     let [_, size] = answers.expect("what was pushed");
     assert_eq!((pushed.and_then(|pushed| pushed.int()), size.int()), (Ok(3), Ok(2)));
     let [nothing, size] = blocking
-        .run_all([&Cmd::new("BLPOP").arg("other").arg("30"), &size_of], PATIENCE, async {})
+        .run_all([Cmd::new("BLPOP").arg("other").arg("30"), size_of], PATIENCE, async {})
         .await
         .expect("woken");
     assert_eq!((nothing.is_nil(), size.int()), (true, Ok(2)));

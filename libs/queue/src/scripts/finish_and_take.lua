@@ -2,7 +2,6 @@
 -- ARGV: 1 how many arguments of `take` follow, behind which are those of `finish`
 -- Gives what `finish` gives and what `take` gives: no job where Redis has no room for what one makes.
 local count = tonumber(ARGV[1])
--- Before anything else is written: afterwards Redis would let it pass.
-local has_place = type(redis.pcall('LPUSHX', NOTHING, '')) == 'number'
+local takes = is_roomy()
 local ended = finish({unpack(ARGV, count + 2)})
-return {ended, has_place and take({unpack(ARGV, 2, count + 1)}) or {{}, 1, {}}}
+return {ended, takes and take({unpack(ARGV, 2, count + 1)}) or {{}, 1, {}}}

@@ -41,6 +41,12 @@ end
 -- A key that is never written.
 local NOTHING = 'hero:nothing'
 
+-- Whether Redis has room for what a job makes: at `maxmemory` it refuses this write, which changes nothing. Asked before anything is
+-- written: afterwards Redis would let it pass.
+local function is_roomy()
+  return type(redis.pcall('LPUSHX', NOTHING, '')) == 'number'
+end
+
 -- The server's clock, as `TIME` gives it: it stands still while a script runs.
 local clock
 local function read_clock()

@@ -1,12 +1,8 @@
 -- KEYS: 1 presence   ARGV: 1 instance  2 this life  3 presence as JSON  4 seconds to live
 -- Gives what the instance holds, each with the grace of a stop that was asked for, or nothing.
 use_reserve()
-local present = redis.call('GET', KEYS[1])
-if present then
-  local known, life = pcall(function() return cjson.decode(present).life end)
-  if not known or life ~= ARGV[2] then
-    return redis.error_reply('REPLACED another process works under this instance number')
-  end
+if is_replaced(KEYS[1], ARGV[2]) then
+  return redis.error_reply('REPLACED another process works under this instance number')
 end
 redis.call('SET', KEYS[1], ARGV[3], 'EX', ARGV[4])
 redis.call('SADD', INSTANCES, ARGV[1])

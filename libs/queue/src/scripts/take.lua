@@ -242,7 +242,7 @@ end
 if is_empty() and not are_open() then
   -- What is handed goes past the turns: nothing is left of those that are over. Without room for what a job makes nothing is taken, nor
   -- handed.
-  if not lines and have_lines(kind) and type(redis.pcall('LPUSHX', NOTHING, '')) == 'number' then
+  if not lines and have_lines(kind) and is_roomy() then
     lines = true
     take_by_turns()
   end

@@ -257,7 +257,6 @@ async fn one_that_was_set_aside_is_not_passed_by_others() {
     let _ = bench.redis.raw(15, &["LPOP", "hero:q:work:type:shell"]);
     waits(&mut one).await;
     // As if the second had popped it before: it comes to it now.
-    let _ = bench.redis.raw(15, &["LPUSH", "hero:q:work:type:shell:group:default:inst:2", "nobody"]);
     let _ = bench.redis.raw(15, &["RPUSH", "hero:q:work:type:shell", &popped.to_string()]);
     assert_eq!(take(&mut two, 1).await, [0; 0]);
     bench.accept(6).await;
