@@ -34,6 +34,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use model::id::Uid;
 use model::limits::{CLEAN_UP_SECS, STOP_GRACE_SECS};
 use model::{
     Attempt, ContextUid, Flow, FlowNode, FlowStatus, JobId, JobKey, JobSpec, NodeReport, NodeSpec, NodeState,
@@ -244,6 +245,21 @@ impl Engine {
         Ok(Self::assemble(context, flow, plan, nodes, signals))
     }
 
+    /// A flow that nobody has stored yet, checked as `plan`: its jobs are those of `nodes`, numbered from 1 on. Before anything of
+    /// it is told it has to get its own numbers by [`Engine::number`].
+    #[must_use]
+    pub fn unstored(flow: Flow, plan: Plan, nodes: Vec<StoredNode>) -> Self {
+        Self::assemble(ContextUid(Uid::from_bits(0)), flow, plan, nodes, BTreeSet::new())
+    }
+
+    /// Gives a flow that was made by [`Engine::unstored`] the numbers under which it is stored: as `flow`, whose jobs have ids that are `by`
+    /// more.
+    pub fn number(&mut self, context: ContextUid, flow: Flow, by: u32) {
+        self.nodes.iter_mut().for_each(|node| node.renumber(by));
+        self.by_job = by_job(&self.nodes);
+        (self.context, self.flow) = (context, flow);
+    }
+
     fn assemble(
         context: ContextUid,
         flow: Flow,
@@ -255,7 +271,7 @@ impl Engine {
         let (nodes, jobs): (Vec<_>, Vec<_>) = stored.into_iter().map(|s| (s.node, s.job)).unzip();
         let mut engine = Self {
             context,
-            by_job: nodes.iter().enumerate().map(|(i, n)| (n.job_id, NodeIndex::new(i))).collect(),
+            by_job: by_job(&nodes),
             upstream: vec![Upstream::default(); count],
             result_bytes: vec![0; count],
             counts: Counts::default(),
@@ -482,6 +498,11 @@ impl Engine {
     fn is_started(&self) -> bool {
         self.flow.status == FlowStatus::Started
     }
+}
+
+/// Where each job's node is.
+fn by_job(nodes: &[FlowNode]) -> HashMap<JobId, NodeIndex> {
+    nodes.iter().enumerate().map(|(i, node)| (node.job_id, NodeIndex::new(i))).collect()
 }
 
 /// Whether a supervisor has an attempt in this state, or is about to get it.

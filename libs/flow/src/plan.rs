@@ -94,17 +94,20 @@ impl<'a> Item<'a> {
     }
 }
 
-/// A flow that came as a request, when nothing is wrong with it.
+/// A flow that came as a request, with its plan, when nothing is wrong with it.
 ///
 /// # Errors
 /// Everything that is wrong: with its fields, and with the graph as far as those could be read. `at` is the path of the flow
 /// in the request.
-pub fn check_request(parsed: Result<FlowSpec, FlowDraft>, at: &str) -> Result<FlowSpec, Violations> {
+pub fn check_request(
+    parsed: Result<FlowSpec, FlowDraft>,
+    at: &str,
+) -> Result<(FlowSpec, Plan), Violations> {
     let (parsed, mut all, of_graph) = match parsed {
-        Ok(flow) => {
-            let judged = Plan::of_specs(&flow.env_vars, &flow.nodes);
-            (Some(flow), Violations::new(), judged.err())
-        }
+        Ok(flow) => match Plan::of_specs(&flow.env_vars, &flow.nodes) {
+            Ok(plan) => (Some((flow, plan)), Violations::new(), None),
+            Err(judged) => (None, Violations::new(), Some(judged)),
+        },
         // A flow without nodes, or with too many, was refused for that.
         Err(FlowDraft { violations, nodes, .. }) if nodes.is_empty() => (None, violations, None),
         Err(draft) => {

@@ -3,10 +3,13 @@
 use std::collections::BTreeSet;
 
 use flow::engine::{Change, Engine, Step};
+use flow::graph::NodeIndex;
 use flow::retry::Spent;
-use model::{ContextUid, FlowId, FlowNode, NodeEvent, Timestamp, limits};
+use model::{ContextUid, FlowId, FlowNode, JobSpec, NodeEvent, Timestamp, limits};
 use proto::convert::enums::flow_status_to_wire;
-use proto::internal::v1::{CommitRequest, FlowChange, NodeCommit, OutgoingMessage};
+use proto::internal::v1::{
+    CommitRequest, FirstStep, FlowChange, NodeCommit, OutgoingMessage, StoredNode,
+};
 
 use crate::message_ids::{Caller, MessageIds};
 
@@ -60,6 +63,40 @@ pub fn build(engine: &mut Engine, step: &Step, frame: Frame<'_>, ids: &mut Messa
     }
 }
 
+/// Builds the first step of a flow that nobody has stored yet, from the step and its messages.
+///
+/// # Errors
+/// When a node is no JSON.
+pub fn first_step(
+    engine: &Engine,
+    step: &Step,
+    messages: Vec<OutgoingMessage>,
+    now: Timestamp,
+) -> serde_json::Result<FirstStep> {
+    let events = |change: &Change| events(engine, engine.node(change.node), change, now);
+    let nodes = (0..engine.nodes().len()).map(NodeIndex::new);
+    let nodes = nodes.map(|node| stored_node(engine.node(node), engine.job(node)));
+    Ok(FirstStep {
+        nodes: nodes.collect::<Result<_, _>>()?,
+        events: step.changed.iter().flat_map(events).collect(),
+        messages,
+        due_millis: step.due.map_or(0, Timestamp::as_millis),
+        deadline_millis: engine.flow().deadline.map_or(0, Timestamp::as_millis),
+    })
+}
+
+/// A node with its job, for storage.
+///
+/// # Errors
+/// When one of them is no JSON.
+pub fn stored_node(node: &FlowNode, job: &JobSpec) -> serde_json::Result<StoredNode> {
+    Ok(StoredNode {
+        job_id: node.job_id.0,
+        node_json: serde_json::to_vec(node)?.into(),
+        job_json: serde_json::to_vec(job)?.into(),
+    })
+}
+
 fn node(engine: &Engine, change: &Change, now: Timestamp) -> NodeCommit {
     let node = engine.node(change.node);
     let result_json = if node.result.is_empty() { Vec::new() } else { json(&node.result) };
@@ -104,7 +141,13 @@ fn events(engine: &Engine, node: &FlowNode, change: &Change, now: Timestamp) -> 
     events
 }
 
-fn messages(engine: &mut Engine, step: &Step, now: Timestamp, ids: &mut MessageIds) -> Vec<OutgoingMessage> {
+/// Puts what a step dispatches into messages, whose keys the nodes are given.
+pub fn messages(
+    engine: &mut Engine,
+    step: &Step,
+    now: Timestamp,
+    ids: &mut MessageIds,
+) -> Vec<OutgoingMessage> {
     let caller: Caller = (engine.flow().context_id, engine.flow().caller_id);
     let mut messages: Vec<OutgoingMessage> = Vec::new();
     for dispatch in &step.dispatches {

@@ -5,10 +5,12 @@
 //! awaited while state changes: storage is spoken to by the commit link and by
 //! short tasks, whose answers come back as events.
 //!
+//! - [`first`]: first steps of flows that nobody has stored yet;
 //! - [`flows`]: flows come into memory and leave it;
 //! - [`places`]: runners, those that are lost, and asking what became of attempts;
 //! - [`step`]: one step of one flow, and the answer to its commit.
 
+mod first;
 mod flows;
 mod places;
 mod step;
@@ -17,7 +19,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use flow::engine::Input;
+use flow::engine::{Engine, Input};
 use model::{
     ContextId, FlowId, FlowInput, FlowStatus, FlowUid, NodeReport, ReportKind, RunnerView, Timestamp,
 };
@@ -26,6 +28,8 @@ use service::{Condition, Readiness};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use self::first::Early;
+pub use self::first::{Begun, Stored};
 use self::flows::Asleep;
 use crate::clients::FlowStoreClient;
 use crate::commit_link::{self, COMMITS_IN_FLIGHT_MAX, CommitSender};
@@ -50,6 +54,10 @@ const STARTED_PATIENCE: Duration = Duration::from_millis(5);
 /// Something that the driver has to take up.
 #[derive(Debug)]
 pub enum Event {
+    /// A flow is about to be stored, and may be with its first step.
+    Begin(Box<Engine>, oneshot::Sender<Option<Box<Begun>>>),
+    /// A flow that has made its first step is stored; nothing when it is not, or its fate is unknown.
+    Begun(Box<Begun>, Option<Box<Stored>>),
     /// A flow was made here and is started, with this scheduler as its owner.
     Started(Box<StartedFlow>),
     /// Somebody brought something for a flow.
@@ -126,6 +134,8 @@ pub(crate) struct Driver {
     committing: HashMap<String, FlowKey>,
     /// Flows in memory.
     flows: HashMap<FlowKey, Run>,
+    /// What came for flows that are being stored with their first steps.
+    early: HashMap<FlowUid, Early>,
     /// Flows that only wait for a time, and are not in memory until then.
     asleep: HashMap<FlowKey, Asleep>,
     /// Bounds how many flows are read at the same time.
@@ -175,6 +185,7 @@ pub fn start(
         commits,
         committing: HashMap::new(),
         flows: HashMap::new(),
+        early: HashMap::new(),
         asleep: HashMap::new(),
         loads: Arc::new(Semaphore::new(LOADS_MAX)),
         readings: 0,
@@ -243,6 +254,8 @@ impl Driver {
 
     fn take(&mut self, event: Event) {
         match event {
+            Event::Begin(engine, answer) => self.begin(engine, answer),
+            Event::Begun(begun, stored) => self.begun(*begun, stored.map(|stored| *stored)),
             Event::Started(started) => self.started(*started),
             Event::Touched(active) => self.touched(active),
             Event::Replicas(names) => self.replicas_changed(names),
@@ -273,6 +286,7 @@ impl Driver {
             self.routers.hang_up(ack.0);
             return;
         }
+        let Some((ack, report)) = self.keep_early(ack, report) else { return };
         let key = (report.context_id, report.flow_id);
         self.adopt(key, report.job_key.flow);
         let patience = patience_of(&report.kind);

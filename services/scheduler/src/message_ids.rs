@@ -52,6 +52,12 @@ impl MessageIds {
         self.epoch
     }
 
+    /// Whether there are enough ids for one step of this caller's flows, where nobody waits for them.
+    #[must_use]
+    pub fn has_enough(&self, caller: Caller) -> bool {
+        self.blocks.get(&caller).is_some_and(|block| block.end - block.next >= STEP_MAX)
+    }
+
     /// Whether there are enough ids for one step of this caller's flows.
     pub fn supply(&mut self, caller: Caller) -> Supply {
         let block = self.blocks.entry(caller).or_default();
@@ -105,9 +111,11 @@ mod tests {
     fn a_block_is_asked_for_once() {
         let mut ids = MessageIds::default();
         let caller = (ContextId(1), ActorId(1));
+        assert!(!ids.has_enough(caller));
         assert_eq!(ids.supply(caller), Supply::Ask);
         assert_eq!(ids.supply(caller), Supply::Wait);
         ids.add(caller, 100);
+        assert!(ids.has_enough(caller));
         assert_eq!(ids.supply(caller), Supply::Enough);
         assert_eq!((ids.take(caller), ids.take(caller)), (MessageId(100), MessageId(101)));
         for _ in 2..=BLOCK - STEP_MAX {

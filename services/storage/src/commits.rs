@@ -20,7 +20,7 @@ use crate::scripts;
 use crate::store::{Change, Store, Tenant};
 
 /// What a record's key and numbers add to a script, about.
-const RECORD_OVERHEAD_BYTES: usize = 128;
+pub(crate) const RECORD_OVERHEAD_BYTES: usize = 128;
 /// Nodes that one commit may change.
 pub(crate) const COMMIT_NODES_MAX: usize = 500;
 /// Records that belong to the flow or the context and that every commit may touch.
@@ -83,7 +83,7 @@ pub(crate) struct NodeChange {
 }
 
 /// A message to send.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Outgoing {
     /// Its key, with an id that was reserved.
     pub(crate) key: MessageKey,
@@ -98,9 +98,29 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    fn into_body(self, flow: FlowId) -> Body {
-        let Self { key: _, runner, timeout_ack_secs, nodes, created_at } = self;
-        Body { kind: Kind::Nodes { flow, runner, nodes }, timeout_ack_secs, created_at }
+    /// The message as a router is sent it.
+    pub(crate) fn into_held(self, flow: FlowId, context: ContextId, context_uid: ContextUid) -> Held {
+        let Self { key, runner, timeout_ack_secs, nodes, created_at } = self;
+        let body = Body { kind: Kind::Nodes { flow, runner, nodes }, timeout_ack_secs, created_at };
+        Held { context, context_uid, key, body }
+    }
+
+    /// Adds it to the arguments of a script that writes messages.
+    pub(crate) fn write(&self, change: Change) -> Change {
+        change
+            .arg(self.key.caller.0)
+            .arg(self.key.id.0)
+            .arg(self.runner.0)
+            .arg(self.timeout_ack_secs)
+            .arg(&write_nodes(&self.nodes))
+            .arg(&self.created_at.to_string())
+            .arg(self.nodes.len())
+            .arg(&job_keys(&self.nodes))
+    }
+
+    /// The bytes of what it carries.
+    pub(crate) fn bytes(&self) -> usize {
+        self.nodes.iter().map(Bytes::len).sum()
     }
 }
 
@@ -202,9 +222,7 @@ impl Store {
             }
         } else if let Some(router) = &router {
             for message in commit.messages {
-                let (key, body) = (message.key, message.into_body(commit.flow));
-                let held = Held { context: commit.context, context_uid: commit.context_uid, key, body };
-                routers.hand(router, held);
+                routers.hand(router, message.into_held(commit.flow, commit.context, commit.context_uid));
             }
         }
         Ok(Revision(revision.unsigned_abs()))
@@ -230,10 +248,9 @@ fn check_size(commit: &Commit, others: usize) -> Result<(), Refusal> {
     let of_node = |node: &NodeChange| {
         node.json.len() + node.result.len() + node.events.iter().map(Bytes::len).sum::<usize>()
     };
-    let of_message = |message: &Outgoing| message.nodes.iter().map(Bytes::len).sum::<usize>();
     let bytes = records * RECORD_OVERHEAD_BYTES
         + commit.nodes.iter().map(of_node).sum::<usize>()
-        + commit.messages.iter().map(of_message).sum::<usize>()
+        + commit.messages.iter().map(Outgoing::bytes).sum::<usize>()
         + commit.result.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
     if bytes > limits::COMMIT_BYTES_MAX {
         let max = limits::COMMIT_BYTES_MAX;
@@ -307,17 +324,7 @@ fn change_of(
     for node in &commit.nodes {
         change = change.arg(node.job.0).arg(&node.json[..]).arg(&node.job_status).arg(&node.result[..]);
     }
-    for message in &commit.messages {
-        change = change
-            .arg(message.key.caller.0)
-            .arg(message.key.id.0)
-            .arg(message.runner.0)
-            .arg(message.timeout_ack_secs)
-            .arg(&write_nodes(&message.nodes))
-            .arg(&message.created_at.to_string())
-            .arg(message.nodes.len())
-            .arg(&job_keys(&message.nodes));
-    }
+    change = commit.messages.iter().fold(change, |change, message| message.write(change));
     let events = commit.nodes.iter().flat_map(|node| &node.events);
     change.args(events.map(|event| &event[..])).args(outputs.iter().map(|(job, _)| *job)).args(ended.values())
 }

@@ -12,12 +12,15 @@ use model::{
 
 use crate::audit::Deed;
 use crate::error::{Error, Result};
+use crate::first_step::{FirstStep, Numbered, Numbers};
 use crate::flows::{ADD_NODES_MAX, BlobTable, NODE_BYTES, NewFlow, NewNode, fresh_commit, parts_of};
+use crate::messages::HOLD;
 use crate::permission::{self, Action};
 use crate::quotas::Quota;
 use crate::record;
 use crate::record::flow::StoredFlow;
 use crate::requests::{Asked, Request, hash_of};
+use crate::routers::Routers;
 use crate::scripts;
 use crate::store::{Asker, ID_TRIES, PERMISSION_TRIES, Store, Tenant};
 
@@ -31,6 +34,19 @@ pub(crate) struct Beginning {
     pub(crate) nodes: Vec<NewNode>,
     /// Who drives it.
     pub(crate) owner: OwnerId,
+    /// The step that its owner has made already; the nodes are as that has left them.
+    pub(crate) step: Option<FirstStep>,
+}
+
+impl Beginning {
+    /// Whether one script takes it.
+    fn fits(&self) -> bool {
+        let step_bytes = self.step.as_ref().map_or(0, FirstStep::script_bytes);
+        let step_records = self.step.as_ref().map_or(0, FirstStep::records);
+        parts_of(&self.nodes).len() == 1
+            && step_bytes <= limits::COMMIT_BYTES_MAX / 2
+            && step_records <= self.nodes.len()
+    }
 }
 
 /// A flow that was created, or that was before.
@@ -60,16 +76,18 @@ impl Store {
         asker: Asker,
         (new, beginning): (&NewFlow, Option<&Beginning>),
         request: Option<&Request>,
-        now: Timestamp,
+        (routers, now): (&Routers, Timestamp),
     ) -> Result<Creation> {
-        // More than one script takes is added in parts.
-        let beginning = beginning.filter(|beginning| parts_of(&beginning.nodes).len() == 1);
+        // More than one script takes is added in parts, and its first step is made anew.
+        let beginning = beginning.filter(|beginning| beginning.fits());
         let nodes = beginning.map(|beginning| beginning.nodes.as_slice()).unwrap_or_default();
         if nodes.len() > ADD_NODES_MAX {
             let asked = nodes.len() as u64;
             return Err(Error::Limit { limit: "nodes of one CreateFlow", max: ADD_NODES_MAX as u64, asked });
         }
-        self.take_room(nodes.iter().map(|node| node.bytes() as u64 + NODE_BYTES).sum())?;
+        let step = beginning.and_then(|beginning| beginning.step.as_ref());
+        let step_bytes = step.map_or(0, FirstStep::script_bytes) as u64;
+        self.take_room(nodes.iter().map(|node| node.bytes() as u64 + NODE_BYTES).sum::<u64>() + step_bytes)?;
         let actor = asker.actor()?;
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = self.context(context).await?;
@@ -78,7 +96,7 @@ impl Store {
                 context.require_first(actor)?;
             }
             tenant.check_blobs(&new.blobs).await?;
-            let creating = Creating { tenant: &tenant, context: &context, new, beginning, now };
+            let creating = Creating { tenant: &tenant, context: &context, new, beginning, routers, now };
             match self.create_flow_in(&creating, actor, request).await {
                 Err(Error::ContextChanged(_)) => {}
                 result => return result,
@@ -137,25 +155,59 @@ struct Creating<'a> {
     context: &'a Context,
     new: &'a NewFlow,
     beginning: Option<&'a Beginning>,
+    routers: &'a Routers,
     now: Timestamp,
+}
+
+/// What is written besides the flow itself.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    first: JobId,
+    nodes: &'a [NewNode],
+    step: &'a Numbered,
+    due: Option<Timestamp>,
+    router: &'a str,
+    last_commit: &'a str,
 }
 
 impl Creating<'_> {
     async fn write(&self, id: FlowId, asked: Asked<'_>) -> Result<Outcome> {
         let Self { tenant, new, .. } = *self;
         let mut flow = self.fresh(id);
-        let Some(Beginning { nodes, owner }) = self.beginning else {
-            return self.call(flow, (JobId(1), &[], ""), asked).await;
+        let Some(Beginning { nodes, owner, step }) = self.beginning else {
+            let step = Numbered::default();
+            let part =
+                Part { first: JobId(1), nodes: &[], step: &step, due: None, router: "", last_commit: "" };
+            return self.call(flow, part, asked).await;
         };
         let mut reserved = tenant.job_ids.reserve(tenant, new.caller, new.node_count).await?;
         let first = reserved.first;
         (flow.status, flow.owner, flow.epoch) = (FlowStatus::Started, Some(*owner), Epoch(1));
-        flow.deadline = new.deadline_secs.map(|secs| self.now + Duration::from_secs(secs.into()));
+        flow.deadline = match step {
+            Some(step) => step.deadline,
+            None => new.deadline_secs.map(|secs| self.now + Duration::from_secs(secs.into())),
+        };
         flow.jobs = (first.0..).take(nodes.len()).map(JobId).collect();
         let uid = flow.uid;
-        let result = self.call(flow, (first, nodes, &fresh_commit()), asked).await;
+        let (context, context_uid) = (self.context.id, self.context.uid);
+        let numbers = Numbers { context, context_uid, flow: id, by: first.0 - 1 };
+        let numbered = step.as_ref().map(|step| step.numbered(numbers)).unwrap_or_default();
+        let router = if numbered.messages.is_empty() { None } else { self.routers.pick() };
+        let name = router.as_ref().map(|router| router.name()).unwrap_or_default();
+        let due = step.as_ref().and_then(|step| step.due);
+        let part =
+            Part { first, nodes, step: &numbered, due, router: name, last_commit: &fresh_commit() };
+        service::crash_point("storage.create.before");
+        let result = self.call(flow, part, asked).await;
         match &result {
-            Ok(Outcome::Made(_)) => reserved.given = true,
+            Ok(Outcome::Made(_)) => {
+                reserved.given = true;
+                for message in numbered.messages {
+                    if let Some(router) = &router {
+                        self.routers.hand(router, message.into_held(id, context, context_uid));
+                    }
+                }
+            }
             Err(Error::Store(kv::Error::UnknownOutcome { .. })) => {
                 // It may run, and whoever owns it does not know its number.
                 tokio::spawn(tell_owner(Arc::clone(tenant), id, uid));
@@ -179,18 +231,23 @@ impl Creating<'_> {
     async fn call(
         &self,
         mut flow: Flow,
-        (first, nodes, last_commit): (JobId, &[NewNode], &str),
+        part: Part<'_>,
         asked: Asked<'_>,
     ) -> Result<Outcome> {
         let Self { tenant, context, new, now, .. } = *self;
+        let Part { first, nodes, step, due, router, last_commit } = part;
         let message = new.message.map(crate::messages::message_key).unwrap_or_default();
         let blobs = BlobTable::of(nodes);
         let mut touched =
             vec![tenant.keys.flow(flow.id), tenant.flows.clone(), tenant.keys.flow_nodes(flow.id)];
         touched.extend([tenant.flows_active.clone(), tenant.blob_idle.clone()]);
+        touched.extend([tenant.keys.flow_messages(flow.id), tenant.msg_out.clone()]);
+        touched.extend([tenant.held.clone(), tenant.due.clone()]);
         touched.extend(blobs.keys(tenant));
         let by = first.0 - 1;
         touched.extend(nodes.iter().map(|node| tenant.keys.job(flow.caller_id, node.job_id(by))));
+        let messages = step.messages.iter().map(|message| message.key);
+        touched.extend(messages.map(|key| tenant.keys.message(key.caller, key.id)));
         touched.extend(asked.key.map(str::to_owned));
         let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
         let change = tenant
@@ -209,12 +266,20 @@ impl Creating<'_> {
             .arg(tenant.quotas.of(Quota::ContextJobsOpen))
             .arg(tenant.quotas.of(Quota::ContextFlows))
             .arg(first.0)
+            .arg(context.id.0)
+            .arg(&due.map(|due| due.to_string()).unwrap_or_default())
+            .arg(router)
+            .arg(&(now + HOLD).to_string())
             .arg(blobs.hashes.len())
             .arg(nodes.len())
+            .arg(step.messages.len())
+            .arg(step.events.len())
             .arg(blobs.references.len());
         let place = record::job::Place { caller: flow.caller_id, context: context.id, flow: Some(flow.id) };
         let change = blobs.write(change);
         let change = nodes.iter().fold(change, |change, node| node.write(change, place, by, now));
+        let change = step.messages.iter().fold(change, |change, message| message.write(change));
+        let change = change.args(step.events.iter().map(|event| &event[..]));
         let change = change.args(record::flow::write(&flow, new, last_commit).args());
         let mut answer = tenant.apply(change, made).await?.into_iter();
         let mut next = || answer.next().unwrap_or(Value::Nil);

@@ -3,7 +3,7 @@
 //! - `store`: connections and keys of what is global and of each context;
 //! - `scripts`: the Lua scripts, each one change of state; `record`: hashes as objects and back;
 //! - `permission`: who may do what; `audit`: who did what; `roles`: who has which role where, and whom one may know of;
-//! - `actors`, `contexts`, `jobs`, `creation`, `flows`, `commits`, `reads`, `removal`, `messages`, `blobs`, `logs`, `runners`:
+//! - `actors`, `contexts`, `jobs`, `creation`, `first_step`, `flows`, `commits`, `reads`, `removal`, `messages`, `blobs`, `logs`, `runners`:
 //!   what can be asked, one module for each kind of thing; `sweeps`: what nobody needs any more goes;
 //! - `quotas`: how much an actor and a context may have; `counting`: what was made before that was counted; `listing`: what was made
 //!   before flows were listed by status;
@@ -26,6 +26,7 @@ mod counting;
 mod creation;
 mod error;
 mod events;
+mod first_step;
 mod flows;
 mod forgets;
 #[cfg(feature = "fuzzing")]

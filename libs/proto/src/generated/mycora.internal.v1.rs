@@ -628,6 +628,30 @@ pub struct CreateFlowRequest {
     /// One of its nodes has priority 0, which is for admins of the context.
     #[prost(bool, tag = "14")]
     pub goes_first: bool,
+    /// In place of `nodes`: all of them with the step that its owner has made of them already. A storage that does not know this field
+    /// creates the flow without nodes.
+    #[prost(message, optional, tag = "15")]
+    pub first_step: ::core::option::Option<FirstStep>,
+}
+/// The first step of a flow that is created with it. Its flow and its context have no numbers yet, and its jobs are numbered from 1 on:
+/// all are given theirs here, wherever they stand.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FirstStep {
+    /// All nodes with their jobs, at most 500, as the step has left them.
+    #[prost(message, repeated, tag = "1")]
+    pub nodes: ::prost::alloc::vec::Vec<StoredNode>,
+    /// What the nodes went through, as event JSON, oldest first.
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    pub events: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    /// Messages to send.
+    #[prost(message, repeated, tag = "3")]
+    pub messages: ::prost::alloc::vec::Vec<OutgoingMessage>,
+    /// When the flow must be looked at again at the latest, in Unix milliseconds. 0: never.
+    #[prost(uint64, tag = "4")]
+    pub due_millis: u64,
+    /// When the flow must have ended, in Unix milliseconds. 0: no limit.
+    #[prost(uint64, tag = "5")]
+    pub deadline_millis: u64,
 }
 /// Gives the new flow, or that of the same request id or message.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -60,6 +60,7 @@ impl Submitter {
             nodes: Vec::new(),
             owner: String::new(),
             goes_first: false,
+            first_step: None,
         };
         let record = self.store.create_flow(create).await?.into_inner().flow;
         record.and_then(|record| record.flow).ok_or_else(|| bad_store("a new flow without its record"))

@@ -2,23 +2,27 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
-use flow::engine::StoredNode;
+use flow::Plan;
+use flow::engine::{Engine, StoredNode};
 use model::{
-    ActorId, BlobHash, ContextId, FlowId, FlowNode, FlowSpec, FlowUid, JobId, Name, SignalName, Timestamp,
-    Violations,
+    ActorId, BlobHash, ContextId, Epoch, FlowId, FlowNode, FlowSpec, FlowUid, JobId, Name, ScriptSource, SignalName,
+    Timestamp,     Violations,
 };
 use proto::convert;
 use proto::internal::v1 as internal;
 use proto::required;
 use proto::v1::{Flow, FlowStatus, NodeSpec, RunJobRequest, SubmitFlowRequest};
+use tokio::sync::oneshot;
 use tonic::{Code, Status};
 
 use crate::changes::repeat::{self, Repeatable, hash_without};
 use crate::changes::signatures::{self, Place};
 use crate::changes::{created, job, scripts};
 use crate::clients::FlowStoreClient;
-use crate::driver::{Event, Handle};
+use crate::commit;
+use crate::driver::{Begun, Event, Handle, Stored};
 use crate::error::bad_store;
 use crate::loader::StartedFlow;
 use crate::replica::{Active, Identity};
@@ -26,13 +30,16 @@ use crate::run::STEP_NODES_MAX;
 
 /// Nodes are added in parts of at most this many bytes.
 pub(crate) const PART_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// Nodes and bytes of scripts of a flow whose first step is stored by the change that creates it.
+const FIRST_STEP_NODES_MAX: usize = 64;
+const FIRST_STEP_BYTES_MAX: usize = 256 * 1024;
 /// How often a uid is drawn to find one that makes the flow our own.
 const UID_DRAWS_MAX: usize = 256;
 
 /// What a look at a submission has shown.
 enum Checked {
     /// A flow that can be made.
-    New(FlowSpec),
+    New(FlowSpec, Plan),
     /// The one that the same request made before.
     Made(Box<Flow>),
 }
@@ -117,16 +124,24 @@ impl Submitter {
         }
         created::take_up(&mut self.store, place, &mut wire.nodes).await?;
         let checked = self.check(wire, place, &asked, violations).await?;
-        let mut spec = match checked.map_err(|found| if is_job { job::as_of_job(&found) } else { found }) {
-            Ok(Checked::New(spec)) => spec,
+        let (mut spec, plan) = match checked.map_err(|found| if is_job { job::as_of_job(&found) } else { found })
+        {
+            Ok(Checked::New(spec, plan)) => (spec, plan),
             Ok(Checked::Made(flow)) => return Ok(*flow),
             Err(found) => return Err(rpc::Error::invalid(found).into()),
         };
         scripts::keep(&mut self.store, (actor, context_id), &mut spec.nodes).await?;
         let (uid, blobs) = (self.own_uid(), blobs_of(&spec));
         let goes_first = spec.nodes.iter().any(|node| node.policy.goes_first());
+        let is_ours = self.owns(&self.driver.replicas(), uid);
+        let unstored = is_ours.then(|| self.unstored(uid, (context_id, caller), &spec));
         let mut nodes = stored_nodes(spec);
-        let beginning = if self.owns(&self.driver.replicas(), uid) { all_of(&nodes)? } else { Vec::new() };
+        let mut begun = match unstored {
+            Some(flow) => self.begin(flow, plan, &nodes).await,
+            None => None,
+        };
+        let first_step = begun.as_mut().map(|begun| begun.take_step()).transpose().map_err(bad_store)?;
+        let beginning = if is_ours && begun.is_none() { all_of(&nodes)? } else { Vec::new() };
         let create = internal::CreateFlowRequest {
             request_id: asked.id,
             request_hash: asked.hash,
@@ -142,10 +157,20 @@ impl Submitter {
             nodes: beginning,
             owner: self.me.owner.to_string(),
             goes_first,
+            first_step,
         };
-        let created = self.store.create_flow(create).await?.into_inner();
+        let created = self.store.create_flow(create).await.map(tonic::Response::into_inner);
+        let is_driven = match begun {
+            Some(begun) => self.begun(begun, created.as_ref().ok(), &nodes).await?,
+            None => false,
+        };
+        let created = created?;
         let record = created.flow.ok_or_else(|| bad_store("a new flow without its record"))?;
         let flow = record.flow.clone().ok_or_else(|| bad_store("a new flow without its record"))?;
+        if is_driven {
+            log_start(&flow);
+            return Ok(flow);
+        }
         if flow.status() != FlowStatus::Created && !created.is_new {
             // The same request has come before. Whoever began it may not have got to driving the flow.
             self.touch(&flow).await?;
@@ -166,6 +191,59 @@ impl Submitter {
             }
             started => started,
         }
+    }
+
+    /// Has the driver make the first step of a flow. Nothing when it is to be made once the flow is stored: of a large one, so that no script
+    /// is long, and where a condition may ask for the number that the flow does not have yet.
+    async fn begin(&self, flow: model::Flow, plan: Plan, nodes: &[StoredNode]) -> Option<Box<Begun>> {
+        if nodes.len() > FIRST_STEP_NODES_MAX || nodes.iter().any(|stored| stored.node.when.is_some()) {
+            return None;
+        }
+        let script_bytes = |stored: &StoredNode| match &stored.job.script {
+            ScriptSource::Inline(text) => text.len(),
+            ScriptSource::Blob(_) => 0,
+        };
+        let bytes: usize = nodes.iter().map(script_bytes).sum();
+        if bytes > FIRST_STEP_BYTES_MAX {
+            return None;
+        }
+        let engine = Box::new(Engine::unstored(flow, plan, nodes.to_vec()));
+        let (answer, begun) = oneshot::channel();
+        self.driver.send(Event::Begin(engine, answer)).await;
+        begun.await.ok().flatten()
+    }
+
+    /// A flow of our own as it will be stored, but for its numbers.
+    fn unstored(&self, uid: FlowUid, (context, caller): (u32, ActorId), spec: &FlowSpec) -> model::Flow {
+        let now = Timestamp::now();
+        model::Flow {
+            env_vars: spec.env_vars.clone(),
+            fail_fast: spec.fail_fast,
+            cancel_timeout_secs: spec.cancel_timeout_secs,
+            status: model::FlowStatus::Started,
+            owner: Some(self.me.owner),
+            epoch: Epoch(1),
+            deadline: spec.deadline_secs.map(|secs| now + Duration::from_secs(secs.into())),
+            ..model::Flow::new(FlowId(0), uid, spec.name.clone(), ContextId(context), caller, now)
+        }
+    }
+
+    /// Tells the driver what became of a flow whose first step it has made, and gives whether it is driven from there on.
+    async fn begun(
+        &self,
+        begun: Box<Begun>,
+        created: Option<&internal::CreateFlowResponse>,
+        nodes: &[StoredNode],
+    ) -> Result<bool, Status> {
+        let stored = created.map_or(Ok(None), |created| stored_as(created, nodes));
+        let (stored, failed) = match stored {
+            Ok(stored) => (stored, None),
+            Err(status) => (None, Some(status)),
+        };
+        let is_driven = stored.is_some();
+        // Whatever was answered, the driver has to know.
+        self.driver.send(Event::Begun(begun, stored)).await;
+        failed.map_or(Ok(is_driven), Err)
     }
 
     /// A flow that was in CREATED, when it has got further.
@@ -223,7 +301,7 @@ impl Submitter {
             return Ok(Ok(Checked::Made(Box::new(flow))));
         }
         violations.absorb::<()>(Err(of_signatures));
-        Ok(violations.into_result(spec.map(Checked::New)))
+        Ok(violations.into_result(spec.map(|(spec, plan)| Checked::New(spec, plan))))
     }
 
     async fn check_signatures(
@@ -427,9 +505,18 @@ fn all_of(nodes: &[StoredNode]) -> Result<Vec<internal::StoredNode>, Status> {
 }
 
 fn to_wire(stored: &StoredNode) -> Result<internal::StoredNode, Status> {
-    Ok(internal::StoredNode {
-        job_id: stored.node.job_id.0,
-        node_json: serde_json::to_vec(&stored.node).map_err(bad_store)?.into(),
-        job_json: serde_json::to_vec(&*stored.job).map_err(bad_store)?.into(),
-    })
+    commit::stored_node(&stored.node, &stored.job).map_err(bad_store)
+}
+
+/// As what a flow was stored by this call together with its first step; nothing when it was not.
+fn stored_as(created: &internal::CreateFlowResponse, nodes: &[StoredNode]) -> Result<Option<Box<Stored>>, Status> {
+    let record = created.flow.clone().ok_or_else(|| bad_store("a new flow without its record"))?;
+    let by = created.first_job_id.saturating_sub(1);
+    let convert::flow::Record { mut flow, context_uid, last_commit, .. } =
+        convert::flow::from_record(record).map_err(bad_store)?;
+    if !created.is_new || flow.status != model::FlowStatus::Started {
+        return Ok(None);
+    }
+    flow.jobs = nodes.iter().map(|stored| JobId(stored.node.job_id.0.saturating_add(by))).collect();
+    Ok(Some(Box::new(Stored { context_uid, flow, last_commit, by })))
 }

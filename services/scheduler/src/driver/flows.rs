@@ -48,8 +48,9 @@ impl Driver {
     }
 
     /// Somebody brought something for a flow.
-    pub(super) fn touched(&mut self, Active { key, uid, .. }: Active) {
-        if !self.is_mine(uid) {
+    pub(super) fn touched(&mut self, active: Active) {
+        let Active { key, uid, .. } = active;
+        if !self.is_mine(uid) || self.touch_early(uid, active) {
             return;
         }
         match self.flows.get_mut(&key) {
@@ -81,14 +82,14 @@ impl Driver {
         }
     }
 
-    fn forget_sleep(&mut self, key: FlowKey) -> Option<Asleep> {
+    pub(super) fn forget_sleep(&mut self, key: FlowKey) -> Option<Asleep> {
         let asleep = self.asleep.remove(&key)?;
         self.due.remove(&(asleep.due, key));
         Some(asleep)
     }
 
     /// What is in memory of a flow is not what is stored.
-    fn read_soon(&mut self, key: FlowKey) {
+    pub(super) fn read_soon(&mut self, key: FlowKey) {
         if let Some(run) = self.flows.get_mut(&key) {
             run.reload = true;
             self.enqueue(key);
@@ -181,6 +182,7 @@ impl Driver {
         self.ids.forget();
         self.queue.clear();
         self.waiting_for_ids.clear();
+        self.early.clear();
         self.asleep.clear();
         self.due.clear();
         for (key, run) in std::mem::take(&mut self.flows) {
@@ -376,7 +378,7 @@ impl Driver {
         }
     }
 
-    fn uncount(&mut self, key: FlowKey, run: &mut Run) {
+    pub(super) fn uncount(&mut self, key: FlowKey, run: &mut Run) {
         for (_, runner) in run.placed.drain() {
             self.load.remove(key.0, runner);
         }

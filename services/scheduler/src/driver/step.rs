@@ -39,6 +39,7 @@ impl Driver {
                 break;
             }
             let mut step = self.run_engine(&mut run, &mut engine, now);
+            self.count(&step);
             self.set_due(key, &mut run, step.due);
             self.ask(key, &mut run, std::mem::take(&mut step.asks));
             run.stops.append(&mut step.stops);
@@ -136,7 +137,7 @@ impl Driver {
         false
     }
 
-    fn run_engine(&mut self, run: &mut Run, engine: &mut Engine, now: Timestamp) -> Step {
+    pub(super) fn run_engine(&mut self, run: &mut Run, engine: &mut Engine, now: Timestamp) -> Step {
         let context = engine.flow().context_id;
         let budget = run.budget;
         let mut runners = self.runners.of(context, &mut self.load);
@@ -145,11 +146,16 @@ impl Driver {
             let mut outside = Outside { destinations: &mut runners, jitter: &mut jitter };
             engine.step(now, inputs, &mut outside, budget)
         });
-        self.metrics.stale_reports.inc_by(step.stale.len() as u64);
         for refused in &step.refused {
             tracing::error!(flow = %engine.flow().id, error = %refused.error, "an illegal transition was refused");
         }
         count_off(run, &mut self.load, engine, &step);
+        step
+    }
+
+    /// Counts what a step has changed.
+    pub(super) fn count(&self, step: &Step) {
+        self.metrics.stale_reports.inc_by(step.stale.len() as u64);
         for code in &step.losses {
             self.metrics.lost(*code);
         }
@@ -158,10 +164,9 @@ impl Driver {
                 self.metrics.transition(transition.to);
             }
         }
-        step
     }
 
-    fn set_due(&mut self, key: FlowKey, run: &mut Run, due: Option<Timestamp>) {
+    pub(super) fn set_due(&mut self, key: FlowKey, run: &mut Run, due: Option<Timestamp>) {
         if run.due == due {
             return;
         }

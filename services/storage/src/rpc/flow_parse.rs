@@ -1,15 +1,16 @@
 //! Parsing what the scheduler sends.
 
+use bytes::Bytes;
 use keys::FlowRef;
 use model::flow::EnvVars;
 use model::{
-    ActorId, ContextId, Epoch, FlowId, FlowInput, FlowNode, FlowUid, Generation, JobId, JobSpec, MessageId,
+    ActorId, ContextId, Epoch, Event, Execution, FlowId, FlowInput, FlowNode, FlowUid, Generation, JobId, JobSpec, MessageId,
     MessageKey, Rerun, Revision, RunnerId, Timestamp, Violations, limits,
 };
 use proto::convert::enums;
 use proto::convert::flow_spec::header_from_wire;
 use proto::internal::v1::{
-    AddNodesRequest, CommitRequest, CreateFlowRequest, FindRequestRequest, FlowChange, JoinHello,
+    self as wire, AddNodesRequest, CommitRequest, CreateFlowRequest, FindRequestRequest, FlowChange, JoinHello,
     JoinRequest, NodeCommit, OutgoingMessage, PushInputRequest, ReadFlowsRequest, ReadNodesRequest,
     RestartFlowRequest, StoredNode, WatchEventsRequest,
 };
@@ -20,6 +21,7 @@ use crate::commits::{Commit, NodeChange, Outgoing};
 use crate::creation::Beginning;
 use crate::error::Error;
 use crate::events::Subject;
+use crate::first_step::{FirstStep, Parcel};
 use crate::flows::{NewFlow, NewNode, Restart};
 use crate::inbox::Pushed;
 use crate::messages::parse_message_key;
@@ -50,10 +52,11 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         nodes,
         owner,
         goes_first,
+        first_step,
     } = request;
     let mut violations = Violations::new();
     let repeatable = Request::parse(&request_id, || request_hash, &mut violations);
-    let beginning = beginning(nodes, node_count, &owner, &mut violations);
+    let beginning = beginning((nodes, first_step), node_count, &owner, &mut violations);
     // Its nodes stand beside it, or come later, one chunk after the other.
     let header = header_from_wire(flow.unwrap_or_default(), "flow", &mut violations);
     if node_count == 0 || node_count as usize > limits::FLOW_NODES_MAX {
@@ -89,13 +92,20 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
     Ok((ContextId(context_id), Asker::from_wire(on_behalf_of), new, beginning, repeatable))
 }
 
-/// What a flow is started with, when that came along.
+/// What a flow is started with, when that came along: its nodes, or those that its first step has left.
 fn beginning(
-    wire: Vec<StoredNode>,
+    (wire, step): (Vec<StoredNode>, Option<wire::FirstStep>),
     node_count: u32,
     owner: &str,
     violations: &mut Violations,
 ) -> Option<Beginning> {
+    let (wire, step) = match step {
+        Some(wire::FirstStep { nodes, events, messages, due_millis, deadline_millis }) => {
+            let (due, deadline) = (moment(due_millis), moment(deadline_millis));
+            (nodes, Some(first_step(events, messages, (due, deadline), violations)))
+        }
+        None => (wire, None),
+    };
     if wire.is_empty() {
         return None;
     }
@@ -108,7 +118,34 @@ fn beginning(
     }
     let nodes = violations.absorb(nodes(wire));
     let owner = violations.take("owner", owner.parse());
-    Some(Beginning { nodes: nodes?, owner: owner? })
+    Some(Beginning { nodes: nodes?, owner: owner?, step })
+}
+
+fn first_step(
+    events: Vec<Bytes>,
+    messages: Vec<OutgoingMessage>,
+    (due, deadline): (Option<Timestamp>, Option<Timestamp>),
+    violations: &mut Violations,
+) -> FirstStep {
+    let mut bytes = events.iter().map(Bytes::len).sum();
+    let event = |json: &Bytes| match violations.take("first_step.events", serde_json::from_slice(json))? {
+        Event::Node(event) => Some(event),
+        _ => {
+            violations.add("first_step.events", "only what nodes went through");
+            None
+        }
+    };
+    let events = events.iter().filter_map(event).collect();
+    let parcels = messages.into_iter().map(|message| {
+        let mut message = outgoing(message);
+        bytes += message.bytes();
+        let nodes = std::mem::take(&mut message.nodes);
+        let execution =
+            |json: &Bytes| violations.take("first_step.messages", serde_json::from_slice::<Execution>(json));
+        Parcel { message, executions: nodes.iter().filter_map(execution).collect() }
+    });
+    let messages = parcels.collect();
+    FirstStep { events, messages, due, deadline, bytes }
 }
 
 /// Nodes to be added: to which flow, for whom, and the request that they are a part of.

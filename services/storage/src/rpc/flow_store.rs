@@ -110,8 +110,8 @@ impl FlowStoreService for Rpc {
     ) -> Result<Response<wire::CreateFlowResponse>, Status> {
         let (context, asker, new, beginning, repeatable) = flow_parse::creation(request.into_inner())?;
         let what = (&new, beginning.as_ref());
-        let created =
-            self.hub.store().create_flow(context, asker, what, repeatable.as_ref(), Timestamp::now());
+        let at = (&self.routers, Timestamp::now());
+        let created = self.hub.store().create_flow(context, asker, what, repeatable.as_ref(), at);
         let Creation { flow, context_uid, is_new } = created.await?;
         let first_job_id = flow.first_job.0;
         service::crash_point("storage.create.after");

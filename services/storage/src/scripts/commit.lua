@@ -97,25 +97,10 @@ if N > 0 then
   end
   redis.call('HSET', KEYS[5], unpack(nodes))
 end
-for m = 1, M do
-  local key = KEYS[jobs_at + N + m]
-  -- The number is ours, whatever a program has left under it.
-  redis.call('UNLINK', key)
-  redis.call('HSET', key, 'caller_id', ARGV[at + 1], 'id', ARGV[at + 2], 'to', ARGV[at + 3], 'timeout_ack', ARGV[at + 4],
-    'nodes', ARGV[at + 5], 'created_at', ARGV[at + 6], 'updated_at', ARGV[3], 'context_id', ARGV[21],
-    'flow_id', ARGV[5], 'router', ARGV[15], 'target_context', '', 'topic', '', 'from_pubkey', '', 'origin', '',
-    'signature', '', 'message', '', 'message_type', 'job', 'message_format_type', 'text', 'timeout', '0',
-    'timeout_result', '0', 'logs', '[]', 'status', 'dispatched', 'error', '', 'transport_id', '',
-    'transport_status', 'queued', 'revision', revision, 'open', ARGV[at + 7], 'job_keys', ARGV[at + 8])
-  redis.call('SADD', KEYS[6], key)
-  if ARGV[15] == '' then
-    redis.call('LPUSH', KEYS[9], key)
-    kind = 'out'
-  else
-    redis.call('ZADD', KEYS[10], ARGV[16], key)
-  end
-  at = at + 8
-end
+if M > 0 and ARGV[15] == '' then kind = 'out' end
+-- `at` is one before what comes next.
+at = write_messages(M, jobs_at + N, at + 1, {context = ARGV[21], flow = ARGV[5], router = ARGV[15], hold_end = ARGV[16],
+  revision = revision, carriers = KEYS[6], out = KEYS[9], held = KEYS[10]}) - 1
 for e = 1, E do emit(revision, ARGV[at + e]) end
 at = at + E
 for b = 1, B do

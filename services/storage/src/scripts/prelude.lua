@@ -163,6 +163,32 @@ local function refer(blob_idle, blobs, blobs_at, refs, jobs_at, at)
   end
 end
 
+-- Writes messages that carry attempts, and lets the router hold them; without one they wait for whoever fetches them. Their keys are
+-- behind `keys_at`. From `at` on ARGV has for each: caller, id, runner, timeout_ack, nodes, time of its making, how many nodes, their
+-- job keys. Gives what is behind that.
+local MESSAGE_ARGUMENTS = 8
+local function write_messages(count, keys_at, at, of)
+  for m = 1, count do
+    local key = KEYS[keys_at + m]
+    -- The number is ours, whatever a program has left under it.
+    redis.call('UNLINK', key)
+    redis.call('HSET', key, 'caller_id', ARGV[at], 'id', ARGV[at + 1], 'to', ARGV[at + 2], 'timeout_ack', ARGV[at + 3],
+      'nodes', ARGV[at + 4], 'created_at', ARGV[at + 5], 'updated_at', ARGV[3], 'context_id', of.context,
+      'flow_id', of.flow, 'router', of.router, 'target_context', '', 'topic', '', 'from_pubkey', '', 'origin', '',
+      'signature', '', 'message', '', 'message_type', 'job', 'message_format_type', 'text', 'timeout', '0',
+      'timeout_result', '0', 'logs', '[]', 'status', 'dispatched', 'error', '', 'transport_id', '',
+      'transport_status', 'queued', 'revision', of.revision, 'open', ARGV[at + 6], 'job_keys', ARGV[at + 7])
+    redis.call('SADD', of.carriers, key)
+    if of.router == '' then
+      redis.call('LPUSH', of.out, key)
+    else
+      redis.call('ZADD', of.held, of.hold_end, key)
+    end
+    at = at + MESSAGE_ARGUMENTS
+  end
+  return at
+end
+
 -- Of a job that belongs to no flow.
 local function emit_job(revision, caller, id, removed)
   emit(revision, '{"kind":"job","caller_id":' .. caller .. ',"job_id":' .. id .. ',"removed":' .. tostring(removed) .. '}')

@@ -14,7 +14,7 @@ use crate::places::{Redis, scenarios};
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, Running, Stage, create, failure, json, script};
 
 /// A flow of so many nodes, each of which but the first depends on the one before it.
-fn whole(count: u32, job: &JobSpec) -> wire::CreateFlowRequest {
+pub(crate) fn whole(count: u32, job: &JobSpec) -> wire::CreateFlowRequest {
     let numbered = Running {
         id: 0,
         uid: String::new(),
@@ -36,7 +36,7 @@ fn whole(count: u32, job: &JobSpec) -> wire::CreateFlowRequest {
 }
 
 /// What stands in a hash, but for what differs from flow to flow.
-async fn kept(stage: &Stage<impl Redis>, key: &str) -> BTreeMap<String, String> {
+pub(crate) async fn kept(stage: &Stage<impl Redis>, key: &str) -> BTreeMap<String, String> {
     const OWN: [&str; 11] = [
         "id",
         "uid",

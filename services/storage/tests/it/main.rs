@@ -12,6 +12,7 @@ mod contexts;
 mod creation;
 mod disk;
 mod durability;
+mod first_step;
 mod flow_watches;
 mod flows;
 mod foreign;
