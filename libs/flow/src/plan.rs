@@ -99,10 +99,7 @@ impl<'a> Item<'a> {
 /// # Errors
 /// Everything that is wrong: with its fields, and with the graph as far as those could be read. `at` is the path of the flow
 /// in the request.
-pub fn check_request(
-    parsed: Result<FlowSpec, FlowDraft>,
-    at: &str,
-) -> Result<(FlowSpec, Plan), Violations> {
+pub fn check_request(parsed: Result<FlowSpec, FlowDraft>, at: &str) -> Result<(FlowSpec, Plan), Violations> {
     let (parsed, mut all, of_graph) = match parsed {
         Ok(flow) => match Plan::of_specs(&flow.env_vars, &flow.nodes) {
             Ok(plan) => (Some((flow, plan)), Violations::new(), None),

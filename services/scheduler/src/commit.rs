@@ -7,9 +7,7 @@ use flow::graph::NodeIndex;
 use flow::retry::Spent;
 use model::{ContextUid, FlowId, FlowNode, JobSpec, NodeEvent, Timestamp, limits};
 use proto::convert::enums::flow_status_to_wire;
-use proto::internal::v1::{
-    CommitRequest, FirstStep, FlowChange, NodeCommit, OutgoingMessage, StoredNode,
-};
+use proto::internal::v1::{CommitRequest, FirstStep, FlowChange, NodeCommit, OutgoingMessage, StoredNode};
 
 use crate::message_ids::{Caller, MessageIds};
 

@@ -1,7 +1,7 @@
 //! Flows are created: with all their nodes and started, by one change, or empty, to be filled.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use kv::{Cmd, Connection, Value};
@@ -22,7 +22,7 @@ use crate::record::flow::StoredFlow;
 use crate::requests::{Asked, Request, hash_of};
 use crate::routers::Routers;
 use crate::scripts;
-use crate::store::{Asker, ID_TRIES, PERMISSION_TRIES, Store, Tenant};
+use crate::store::{Asker, ID_TRIES, PERMISSION_TRIES, Store, Tenant, lock};
 
 /// How often, a second apart, the owner is told of a flow that may have been created.
 const TELL_TRIES: u32 = 60;
@@ -89,17 +89,24 @@ impl Store {
         let step_bytes = step.map_or(0, FirstStep::script_bytes) as u64;
         self.take_room(nodes.iter().map(|node| node.bytes() as u64 + NODE_BYTES).sum::<u64>() + step_bytes)?;
         let actor = asker.actor()?;
+        let tenant = self.tenant(context).await?;
+        if let Some(context) = tenant.last_context.get() {
+            let creating = Creating { tenant: &tenant, context: &context, new, beginning, routers, now };
+            match self.create_flow_in(&creating, actor, request).await {
+                Err(error) if may_be_over(&error) => {}
+                result => return result,
+            }
+        }
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = self.context(context).await?;
-            permission::allow_for(&context, actor, Action::CreateFlow, new.caller)?;
-            if new.goes_first {
-                context.require_first(actor)?;
-            }
-            tenant.check_blobs(&new.blobs).await?;
+            let context = Arc::new(context);
             let creating = Creating { tenant: &tenant, context: &context, new, beginning, routers, now };
             match self.create_flow_in(&creating, actor, request).await {
                 Err(Error::ContextChanged(_)) => {}
-                result => return result,
+                result => {
+                    tenant.last_context.set(context);
+                    return result;
+                }
             }
         }
         Err(Error::ContextChanged(context))
@@ -112,6 +119,11 @@ impl Store {
         request: Option<&Request>,
     ) -> Result<Creation> {
         let Creating { tenant, context, new, .. } = *creating;
+        permission::allow_for(context, actor, Action::CreateFlow, new.caller)?;
+        if new.goes_first {
+            context.require_first(actor)?;
+        }
+        tenant.check_blobs(&new.blobs).await?;
         let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
         for _ in 0..ID_TRIES {
             let id = match new.id {
@@ -146,6 +158,18 @@ impl Store {
         }
         Err(Error::no_free_id("flow"))
     }
+}
+
+/// Whether what was decided by a context that was read before may be decided otherwise by now.
+const fn may_be_over(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::ContextChanged(_)
+            | Error::ContextDeleting
+            | Error::NotFound(_)
+            | Error::Denied(_)
+            | Error::NotAllowed(_)
+    )
 }
 
 /// A flow on its way into the store.
@@ -195,8 +219,7 @@ impl Creating<'_> {
         let router = if numbered.messages.is_empty() { None } else { self.routers.pick() };
         let name = router.as_ref().map(|router| router.name()).unwrap_or_default();
         let due = step.as_ref().and_then(|step| step.due);
-        let part =
-            Part { first, nodes, step: &numbered, due, router: name, last_commit: &fresh_commit() };
+        let part = Part { first, nodes, step: &numbered, due, router: name, last_commit: &fresh_commit() };
         service::crash_point("storage.create.before");
         let result = self.call(flow, part, asked).await;
         match &result {
@@ -228,12 +251,7 @@ impl Creating<'_> {
         }
     }
 
-    async fn call(
-        &self,
-        mut flow: Flow,
-        part: Part<'_>,
-        asked: Asked<'_>,
-    ) -> Result<Outcome> {
+    async fn call(&self, mut flow: Flow, part: Part<'_>, asked: Asked<'_>) -> Result<Outcome> {
         let Self { tenant, context, new, now, .. } = *self;
         let Part { first, nodes, step, due, router, last_commit } = part;
         let message = new.message.map(crate::messages::message_key).unwrap_or_default();
@@ -317,6 +335,20 @@ async fn tell_owner(tenant: Arc<Tenant>, id: FlowId, uid: FlowUid) {
     // Replicas list what is theirs when Redis is back: nothing is lost.
 }
 
+/// A context's record as it was read last for a flow to be created.
+#[derive(Debug, Default)]
+pub(crate) struct LastContext(Mutex<Option<Arc<Context>>>);
+
+impl LastContext {
+    fn get(&self) -> Option<Arc<Context>> {
+        lock(&self.0).clone()
+    }
+
+    fn set(&self, context: Arc<Context>) {
+        *lock(&self.0) = Some(context);
+    }
+}
+
 /// What is tried next as the first job id of a flow, for each caller; the script decides.
 #[derive(Debug, Default)]
 pub(crate) struct JobIds(Mutex<HashMap<ActorId, Ids>>);
@@ -372,7 +404,7 @@ impl JobIds {
     }
 
     fn ids(&self) -> MutexGuard<'_, HashMap<ActorId, Ids>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use keys::FlowRef;
 use kv::{Cmd, Pipeline, Value};
 use model::{
-    ActorId, Attempt, ContextId, ContextUid, Flow, FlowId, FlowStatus, FlowUid, JobId, JobSpec, MessageKey,
-    NodeState, Revision, RunnerId, Timestamp, limits,
+    ActorId, Attempt, ContextId, ContextState, ContextUid, Flow, FlowId, FlowStatus, FlowUid, JobId, JobSpec,
+    MessageKey, NodeState, Revision, RunnerId, Timestamp, limits,
 };
 use serde::Deserialize;
 
@@ -286,6 +286,9 @@ impl Store {
             })
             .await
             .map_err(|error| error.at_record(format_args!("flow {flow}")))?;
+        if to_watch && seen.state == ContextState::Deleting {
+            return Err(Error::ContextDeleting);
+        }
         let [revision, stored] = Value::Array(answers.split_off(usize::from(to_watch))).tuple()?;
         let position = answers.pop().map(Position::first_of).transpose()?.flatten();
         let revision = Revision(revision.uint()?);

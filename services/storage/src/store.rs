@@ -11,7 +11,7 @@ use model::{ActorId, Context, ContextId, ContextUid, FlowId, FlowUid, Timestamp}
 use tokio::sync::{OnceCell, watch};
 
 use crate::audit::Deed;
-use crate::creation::JobIds;
+use crate::creation::{JobIds, LastContext};
 use crate::error::{Error, Result, STORE_WENT_BACK};
 use crate::events::Position;
 use crate::permission::{self, Action};
@@ -106,6 +106,7 @@ pub(crate) struct Tenant {
     flow_ids: OnceCell<AtomicU32>,
     runner_ids: OnceCell<AtomicU32>,
     pub(crate) job_ids: JobIds,
+    pub(crate) last_context: LastContext,
 }
 
 /// A change that is about to be made: the call of its script, and what tells it from every other change.
@@ -427,6 +428,7 @@ impl Tenant {
             flow_ids: OnceCell::new(),
             runner_ids: OnceCell::new(),
             job_ids: JobIds::default(),
+            last_context: LastContext::default(),
         }
     }
 

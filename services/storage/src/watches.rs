@@ -64,8 +64,15 @@ impl Hub {
         let page = self.store().read_nodes(watch.context, flow, watch.asker, &filter, &nodes, true).await?;
         let position =
             page.to_watch.as_ref().and_then(|(_, position)| *position).ok_or(Error::PositionGone)?;
-        let watched = self.watch(Watch { position: Some(position), ..watch }).await?;
-        Ok((page, watched))
+        let watch = Watch { position: Some(position), ..watch };
+        let tenant = self.store().tenant(watch.context).await?;
+        match self.join(&tenant, watch.subject, watch.position).await? {
+            // Who may read was looked at behind `position`: what has changed since is among what was missed.
+            (joined @ Joined { missed: Some(_), .. }, membership) => {
+                Ok((page, self.begin(tenant, watch, Begin::With(joined, membership))))
+            }
+            (Joined { missed: None, .. }, _) => Ok((page, self.watch(watch).await?)),
+        }
     }
 
     /// Begins a watch. Its first answer says where it begins; nothing after that is missing or comes twice. One with a position
@@ -87,6 +94,10 @@ impl Hub {
             }
             ((joined, membership), _) => Begin::With(joined, membership),
         };
+        Ok(self.begin(tenant, watch, begin))
+    }
+
+    fn begin(&self, tenant: Arc<Tenant>, watch: Watch, begin: Begin) -> mpsc::Receiver<Result<Watched>> {
         let (out, stream) = mpsc::channel(OUT_BUFFER);
         let hub = self.clone();
         tokio::spawn(async move {
@@ -96,7 +107,7 @@ impl Hub {
                 let _ = task.out.send(Err(error)).await;
             }
         });
-        Ok(stream)
+        stream
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use flow::Plan;
 use flow::engine::{Engine, StoredNode};
 use model::{
-    ActorId, BlobHash, ContextId, Epoch, FlowId, FlowNode, FlowSpec, FlowUid, JobId, Name, ScriptSource, SignalName,
-    Timestamp,     Violations,
+    ActorId, BlobHash, ContextId, Epoch, FlowId, FlowNode, FlowSpec, FlowUid, JobId, Name, ScriptSource,
+    SignalName, Timestamp, Violations,
 };
 use proto::convert;
 use proto::internal::v1 as internal;
@@ -124,12 +124,12 @@ impl Submitter {
         }
         created::take_up(&mut self.store, place, &mut wire.nodes).await?;
         let checked = self.check(wire, place, &asked, violations).await?;
-        let (mut spec, plan) = match checked.map_err(|found| if is_job { job::as_of_job(&found) } else { found })
-        {
-            Ok(Checked::New(spec, plan)) => (spec, plan),
-            Ok(Checked::Made(flow)) => return Ok(*flow),
-            Err(found) => return Err(rpc::Error::invalid(found).into()),
-        };
+        let (mut spec, plan) =
+            match checked.map_err(|found| if is_job { job::as_of_job(&found) } else { found }) {
+                Ok(Checked::New(spec, plan)) => (spec, plan),
+                Ok(Checked::Made(flow)) => return Ok(*flow),
+                Err(found) => return Err(rpc::Error::invalid(found).into()),
+            };
         scripts::keep(&mut self.store, (actor, context_id), &mut spec.nodes).await?;
         let (uid, blobs) = (self.own_uid(), blobs_of(&spec));
         let goes_first = spec.nodes.iter().any(|node| node.policy.goes_first());
@@ -509,7 +509,10 @@ fn to_wire(stored: &StoredNode) -> Result<internal::StoredNode, Status> {
 }
 
 /// As what a flow was stored by this call together with its first step; nothing when it was not.
-fn stored_as(created: &internal::CreateFlowResponse, nodes: &[StoredNode]) -> Result<Option<Box<Stored>>, Status> {
+fn stored_as(
+    created: &internal::CreateFlowResponse,
+    nodes: &[StoredNode],
+) -> Result<Option<Box<Stored>>, Status> {
     let record = created.flow.clone().ok_or_else(|| bad_store("a new flow without its record"))?;
     let by = created.first_job_id.saturating_sub(1);
     let convert::flow::Record { mut flow, context_uid, last_commit, .. } =

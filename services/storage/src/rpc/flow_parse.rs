@@ -4,15 +4,15 @@ use bytes::Bytes;
 use keys::FlowRef;
 use model::flow::EnvVars;
 use model::{
-    ActorId, ContextId, Epoch, Event, Execution, FlowId, FlowInput, FlowNode, FlowUid, Generation, JobId, JobSpec, MessageId,
-    MessageKey, Rerun, Revision, RunnerId, Timestamp, Violations, limits,
+    ActorId, ContextId, Epoch, Event, Execution, FlowId, FlowInput, FlowNode, FlowUid, Generation, JobId,
+    JobSpec, MessageId, MessageKey, Rerun, Revision, RunnerId, Timestamp, Violations, limits,
 };
 use proto::convert::enums;
 use proto::convert::flow_spec::header_from_wire;
 use proto::internal::v1::{
-    self as wire, AddNodesRequest, CommitRequest, CreateFlowRequest, FindRequestRequest, FlowChange, JoinHello,
-    JoinRequest, NodeCommit, OutgoingMessage, PushInputRequest, ReadFlowsRequest, ReadNodesRequest,
-    RestartFlowRequest, StoredNode, WatchEventsRequest,
+    self as wire, AddNodesRequest, CommitRequest, CreateFlowRequest, FindRequestRequest, FlowChange,
+    JoinHello, JoinRequest, NodeCommit, OutgoingMessage, PushInputRequest, ReadFlowsRequest,
+    ReadNodesRequest, RestartFlowRequest, StoredNode, WatchEventsRequest,
 };
 
 use super::NAME_BYTES_MAX;

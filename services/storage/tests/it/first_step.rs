@@ -228,7 +228,8 @@ async fn more_than_a_first_step_has_is_left_to_be_made(stage: Stage<impl Redis>)
     let mut request = with_first_step(FlowUid::random());
     let step = request.first_step.as_mut().unwrap();
     let one = step.messages[0].clone();
-    step.messages = (0..3).map(|n| wire::OutgoingMessage { message_id: MESSAGE + n, ..one.clone() }).collect();
+    step.messages =
+        (0..3).map(|n| wire::OutgoingMessage { message_id: MESSAGE + n, ..one.clone() }).collect();
     let made = stage.flows().create_flow(request).await.unwrap().into_inner();
     assert!(made.is_new);
     assert_eq!(made.flow.unwrap().flow.unwrap().status(), FlowStatus::Created);
