@@ -107,29 +107,62 @@ fn whoever_carries_a_message_may_die_anywhere() {
     witness.assert_each_once(&names.iter().map(String::as_str).collect::<Vec<_>>());
 }
 
-/// The change that creates a flow starts it too: it runs, whether or not somebody has heard of it.
+/// Where a storage may die that creates a flow: before its script, before a router is sent what it carries, and before its answer.
+const CREATION_POINTS: [&str; 3] = ["storage.create.before", "storage.create.stored", "storage.create.after"];
+
+/// The change that creates a flow starts it too, and sends its first job: it runs, whether or not somebody has heard of it.
 #[test]
 fn a_flow_runs_whose_creation_was_answered_to_nobody() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut processes = Processes::start(&dir.path().join("suite"), &[]);
     let witness = Witness::new(dir.path());
-    processes.kill9("storage");
-    processes.set("MYCORA_CRASH_AT", "storage.create.after");
-    processes.script("up.sh");
-    processes.unset("MYCORA_CRASH_AT");
-    let script = witness.shell("only", ":").replace('\n', "\n      ");
-    let text =
-        format!("name: unheard\njobs:\n  only:\n    script_type: shell\n    script: |\n      {script}\n");
-    let file = flow_file(dir.path(), &text);
-    let mut submit = command(&processes.profile(), &["flow", "submit", &file]).spawn().expect("it starts");
-    wait_until_blocking(|| (!processes.runs("storage")).then_some(()), PATIENCE, "storage has died");
-    processes.script("up.sh");
-    // It may have asked again, with the same request id, or have given up.
-    submit.wait().expect("it ends");
-    let watch = ["--output", "json", "flow", "watch", "1"];
-    let watched = command(&processes.profile(), &watch).output().expect("it starts");
-    let document: Value = serde_json::from_str(&stdout(&watched, 0)).expect("one document");
-    assert_eq!(document["flow"]["status"], "FLOW_STATUS_FINISHED", "{document}");
-    witness.assert_each_once(&["only"]);
-    assert_eq!(processes.redis(1, &["HGET", "ids", "flow"]).trim(), "1", "asked twice, it was created once");
+    let flow_of = |name: &str| {
+        let script = witness.shell(name, ":").replace('\n', "\n      ");
+        flow_file(
+            dir.path(),
+            &format!("name: {name}\njobs:\n  {name}:\n    script_type: shell\n    script: |\n      {script}\n"),
+        )
+    };
+    // From then on the scheduler has ids for messages, and makes first steps before flows are stored.
+    let first = command(&processes.profile(), &["flow", "submit", &flow_of("first"), "--watch"]).output();
+    stdout(&first.expect("it starts"), 0);
+    let mut names = vec!["first".to_owned()];
+    for (number, point) in (2..).zip(CREATION_POINTS) {
+        processes.kill9("storage");
+        processes.set("MYCORA_CRASH_AT", point);
+        processes.script("up.sh");
+        processes.unset("MYCORA_CRASH_AT");
+        let name = point.replace('.', "-");
+        let (file, request) = (flow_of(&name), format!("00000000-0000-4000-8000-{number:012}"));
+        let submit = || command(&processes.profile(), &["flow", "submit", &file, "--request-id", &request]);
+        let mut unanswered = submit().spawn().expect("it starts");
+        wait_until_blocking(|| (!processes.runs("storage")).then_some(()), PATIENCE, point);
+        processes.script("up.sh");
+        // It may have asked again, or have given up.
+        unanswered.wait().expect("it ends");
+        if point == "storage.create.before" {
+            stdout(&submit().output().expect("it starts"), 0);
+        }
+        let watch = ["--output", "json", "flow", "watch", &number.to_string()];
+        let watched = command(&processes.profile(), &watch).output().expect("it starts");
+        let document: Value = serde_json::from_str(&stdout(&watched, 0)).expect("one document");
+        assert_eq!(document["flow"]["status"], "FLOW_STATUS_FINISHED", "{point}: {document}");
+        names.push(name);
+        let created = processes.redis(1, &["HGET", "ids", "flow"]);
+        assert_eq!(created.trim(), number.to_string(), "{point}: asked twice, it was created once");
+    }
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    witness.assert_each_once(&names);
+    // What was started was sent by the same change.
+    let events = processes.redis(1, &["XRANGE", "events", "-", "+"]);
+    let lines: Vec<&str> = events.lines().collect();
+    let revision_of = |kind: &str, state: &str| {
+        let event = lines.iter().position(|line| {
+            let event: Value = serde_json::from_str(line).unwrap_or_default();
+            event["kind"] == kind && event["flow_id"] == 4 && (event["status"] == state || event["state"] == state)
+        });
+        let id = lines[event.expect("it is told") - 2];
+        id.split_once('-').map(|(revision, _)| revision)
+    };
+    assert_eq!(revision_of("node", "dispatched"), revision_of("flow", "started"));
 }

@@ -225,6 +225,7 @@ impl Creating<'_> {
         match &result {
             Ok(Outcome::Made(_)) => {
                 reserved.given = true;
+                service::crash_point("storage.create.stored");
                 for message in numbered.messages {
                     if let Some(router) = &router {
                         self.routers.hand(router, message.into_held(id, context, context_uid));
