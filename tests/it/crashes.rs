@@ -120,7 +120,9 @@ fn a_flow_runs_whose_creation_was_answered_to_nobody() {
         let script = witness.shell(name, ":").replace('\n', "\n      ");
         flow_file(
             dir.path(),
-            &format!("name: {name}\njobs:\n  {name}:\n    script_type: shell\n    script: |\n      {script}\n"),
+            &format!(
+                "name: {name}\njobs:\n  {name}:\n    script_type: shell\n    script: |\n      {script}\n"
+            ),
         )
     };
     // From then on the scheduler has ids for messages, and makes first steps before flows are stored.
@@ -159,7 +161,9 @@ fn a_flow_runs_whose_creation_was_answered_to_nobody() {
     let revision_of = |kind: &str, state: &str| {
         let event = lines.iter().position(|line| {
             let event: Value = serde_json::from_str(line).unwrap_or_default();
-            event["kind"] == kind && event["flow_id"] == 4 && (event["status"] == state || event["state"] == state)
+            event["kind"] == kind
+                && event["flow_id"] == 4
+                && (event["status"] == state || event["state"] == state)
         });
         let id = lines[event.expect("it is told") - 2];
         id.split_once('-').map(|(revision, _)| revision)

@@ -11,15 +11,15 @@ use service::{Notices, Readiness};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
-use crate::context_removal::Removals;
 use crate::error::Error;
-use crate::events::Hub;
+use crate::flows::replicas::Replicas;
 use crate::layout;
-use crate::replicas::Replicas;
-use crate::routers::Routers;
+use crate::messages::routers::Routers;
 use crate::rpc::{Identities, Rpc, Uploads, keep_true};
 use crate::store::Store;
 use crate::sweeps::Swept;
+use crate::tenants::context_removal::Removals;
+use crate::watch::events::Hub;
 
 /// The notice about what an answered change survives.
 pub const DURABILITY: &str = "durability";

@@ -12,12 +12,12 @@ use model::job::BlobRef;
 use model::limits::{BLOB_CHUNK_BYTES, FILE_BYTES_MAX, SCRIPT_BYTES_MAX};
 use model::{ActorId, BlobHash, ContextId, ContextUid, Timestamp, limits};
 
-use crate::audit::Deed;
 use crate::error::{Error, Result};
-use crate::permission::{self, Action};
-use crate::quotas::Quota;
 use crate::scripts;
 use crate::store::{Asker, Store, Tenant};
+use crate::tenants::audit::Deed;
+use crate::tenants::permission::{self, Action};
+use crate::tenants::quotas::Quota;
 
 /// How long chunks are kept that belong to no visible blob.
 const UNFINISHED: Duration = Duration::from_secs(600);

@@ -8,7 +8,7 @@ use model::dialing::AddressRules;
 use model::limits;
 
 use crate::app::{App, Deps, StartError};
-use crate::quotas::Quotas;
+use crate::tenants::quotas::Quotas;
 
 /// The storage service's own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,10 +3,10 @@
 use model::context::Denied;
 use model::{ActorId, ContextId, Violations, limits};
 
-use crate::events::Position;
-use crate::quotas::Quota;
 use crate::record::BadRecord;
 use crate::store::ID_TRIES;
+use crate::tenants::quotas::Quota;
+use crate::watch::events::Position;
 
 /// The result of everything here.
 pub(crate) type Result<T> = std::result::Result<T, Error>;

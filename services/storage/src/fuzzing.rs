@@ -7,8 +7,8 @@ use model::id::Uid;
 use model::{ActorId, ContextId, ContextUid, FlowSpec, MessageId, MessageKey, Violations};
 
 use crate::error::Error;
+use crate::messages::raw::jobs;
 use crate::pages::{Page, PageOf};
-use crate::raw::jobs;
 use crate::record::letter::Extent;
 use crate::record::message::{Found, Kind};
 use crate::record::{Fields, Written, actor, context, flow, job, letter, message, runner};

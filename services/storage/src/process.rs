@@ -10,14 +10,14 @@ use model::limits;
 use service::{AddressFlags, Failure, Host, Limits};
 
 use crate::app::{App, Deps, StartError};
-use crate::commits::COMMIT_NODES_MAX;
 use crate::config::Config;
-use crate::quotas::{QuotaSetting, Quotas};
-use crate::routers::{HELD_MAX, HELD_WHOLE_MAX};
+use crate::flows::commits::COMMIT_NODES_MAX;
+use crate::messages::routers::{HELD_MAX, HELD_WHOLE_MAX};
 use crate::rpc::{
     COMMITS_IN_FLIGHT_MAX, PIECE_SECS_MAX, UPLOAD_SECS_MAX, UPLOADS_EACH_MAX, UPLOADS_MAX, policy,
 };
 use crate::store::ID_TRIES;
+use crate::tenants::quotas::{QuotaSetting, Quotas};
 
 /// The pause before Redis is tried again.
 const RETRY: Duration = Duration::from_secs(1);

@@ -3,9 +3,9 @@
 use kv::{Cmd, Connection, Value};
 use model::{ContextId, FlowId, JobId, RequestId, Revision, Violations};
 
-use crate::audit::Deed;
 use crate::error::{Error, Result};
 use crate::store::{Asker, Store};
+use crate::tenants::audit::Deed;
 
 /// A request that its caller may repeat.
 #[derive(Debug, Clone, PartialEq, Eq)]

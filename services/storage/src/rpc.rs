@@ -39,12 +39,12 @@ use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use crate::context_removal::Removals;
 use crate::error::Error;
-use crate::events::Hub;
-use crate::replicas::Replicas;
+use crate::flows::replicas::Replicas;
+use crate::messages::routers::Routers;
 use crate::requests::Request;
-use crate::routers::Routers;
+use crate::tenants::context_removal::Removals;
+use crate::watch::events::Hub;
 
 pub(crate) use flow_streams::COMMITS_IN_FLIGHT_MAX;
 pub(crate) use identity_store::{Identities, keep_true};

@@ -4,15 +4,15 @@ use kv::{Cmd, Pipeline, Value};
 use model::{Address, ContextId, Revision, Runner, RunnerId, RunnerView, Timestamp, limits};
 use proto::convert::runner::{NewRunner, wire_bytes};
 
-use crate::audit::Deed;
 use crate::error::{Error, Result};
 use crate::pages::{Page, PageOf};
-use crate::permission::{self, Action};
-use crate::quotas::Quota;
 use crate::record::{self, Fields, Written};
 use crate::requests::{Request, hash_of};
 use crate::scripts;
 use crate::store::{Asker, ID_TRIES, PERMISSION_TRIES, Store, Tenant};
+use crate::tenants::audit::Deed;
+use crate::tenants::permission::{self, Action};
+use crate::tenants::quotas::Quota;
 
 /// Records that are read in one round trip.
 pub(crate) const RUNNERS_READ: usize = 128;

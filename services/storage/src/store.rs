@@ -10,14 +10,14 @@ use kv::{Arg, Blocking, Call, Cmd, Confirmation, Connection, Kv, Pipeline, Scrip
 use model::{ActorId, Context, ContextId, ContextUid, FlowId, FlowUid, Timestamp};
 use tokio::sync::{OnceCell, watch};
 
-use crate::audit::Deed;
-use crate::creation::{JobIds, LastContext};
 use crate::error::{Error, Result, STORE_WENT_BACK};
-use crate::events::Position;
-use crate::permission::{self, Action};
-use crate::positions::Seen;
-use crate::quotas::Quotas;
+use crate::flows::creation::{JobIds, LastContext};
 use crate::record::{self, Fields};
+use crate::tenants::audit::Deed;
+use crate::tenants::permission::{self, Action};
+use crate::tenants::quotas::Quotas;
+use crate::watch::events::Position;
+use crate::watch::positions::Seen;
 
 /// Callers of this many flows are remembered, so that a commit need not ask for them.
 const CALLERS_MAX: usize = 65_536;

@@ -9,7 +9,7 @@ use model::{Timestamp, limits};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
-use crate::letter_lists::scored_texts;
+use crate::mail::letter_lists::scored_texts;
 use crate::scripts;
 use crate::store::{Store, Tenant};
 

@@ -9,8 +9,8 @@
 use model::{Flow, FlowStatus, JobId};
 
 use super::{BadRecord, Fields, Written};
-use crate::flows::NewFlow;
-use crate::messages::message_key;
+use crate::flows::lifecycle::NewFlow;
+use crate::messages::held::message_key;
 
 /// What is read of a flow: all but the list of its jobs, which are those from `first_job_id` on. The last two may be long.
 pub(crate) const READ: [&str; 26] = [

@@ -15,8 +15,8 @@ use serde::de::DeserializeOwned;
 
 use super::message::JOB_KEY_BYTES_MAX;
 use super::{Fields, Written};
-use crate::commits::COMMIT_NODES_MAX;
 use crate::error::Result;
+use crate::flows::commits::COMMIT_NODES_MAX;
 
 /// What is read of a message; the last of them only for whoever wants the text.
 const READ: [&str; 23] = [
@@ -139,7 +139,7 @@ impl KeptMessage {
 
 /// The message in the answer to `HMGET` of [`fields`]; nothing when there is none.
 pub(crate) fn read(key: MessageKey, extent: Extent, value: Value) -> Result<Option<KeptMessage>> {
-    let mut fields = Fields::of_readable(super::super::messages::message_key(key), fields(extent), value)?;
+    let mut fields = Fields::of_readable(crate::messages::held::message_key(key), fields(extent), value)?;
     if fields.fields.is_empty() {
         return Ok(None);
     }

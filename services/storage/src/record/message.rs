@@ -6,7 +6,7 @@
 //! ended before it was known to have arrived, while others had not), and for chat and mail
 //! `recipient` (the key of whom it is for), `addresses` (where that is reached, as JSON) and `expires_at`.
 //!
-//! What has neither `open` nor `recipient` was pushed by a program that knows nothing of all this: see [`crate::raw`]. The
+//! What has neither `open` nor `recipient` was pushed by a program that knows nothing of all this: see [`crate::messages::raw`]. The
 //! scripts give these three only where a list of ours names the message, since programs write into hashes what they like.
 
 use std::borrow::Cow;

@@ -12,10 +12,10 @@ use tonic::{Request, Response, Status};
 
 use super::status::checked;
 use super::{Rpc, request_of, who};
-use crate::actors::NewActor;
 use crate::error::Error;
 use crate::pages::Page;
-use crate::permission;
+use crate::tenants::actors::NewActor;
+use crate::tenants::permission;
 
 /// A key whose form is right has to be one that not everybody can sign for.
 fn check_key(key: &str, violations: &mut Violations) {

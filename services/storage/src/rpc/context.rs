@@ -9,10 +9,10 @@ use tonic::{Request, Response, Status};
 
 use super::status::checked;
 use super::{Rpc, request_of, who};
-use crate::audit;
 use crate::error::Error;
 use crate::pages::Page;
-use crate::permission::{self, Action};
+use crate::tenants::audit;
+use crate::tenants::permission::{self, Action};
 
 #[tonic::async_trait]
 impl ContextService for Rpc {

@@ -17,21 +17,21 @@ use proto::internal::v1::{
 
 use super::NAME_BYTES_MAX;
 use super::status::{checked, field};
-use crate::commits::{Commit, NodeChange, Outgoing};
-use crate::creation::Beginning;
 use crate::error::Error;
-use crate::events::Subject;
-use crate::first_step::{FirstStep, Parcel};
-use crate::flows::{NewFlow, NewNode, Restart};
-use crate::inbox::Pushed;
-use crate::messages::parse_message_key;
+use crate::flows::commits::{Commit, NodeChange, Outgoing};
+use crate::flows::creation::Beginning;
+use crate::flows::first_step::{FirstStep, Parcel};
+use crate::flows::inbox::Pushed;
+use crate::flows::lifecycle::{NewFlow, NewNode, Restart};
+use crate::flows::reads::{FlowFilter, NodeFilter};
+use crate::messages::held::parse_message_key;
 use crate::pages::Page;
-use crate::reads::{FlowFilter, NodeFilter};
+use crate::watch::events::Subject;
 
-use crate::replicas::{Hello, Replica};
+use crate::flows::replicas::{Hello, Replica};
 use crate::requests::{Filling, Request};
 use crate::store::Asker;
-use crate::watches::Watch;
+use crate::watch::watches::Watch;
 
 /// A creation: where, for whom, what, what it begins with, and whether it may be repeated.
 pub(super) type Creation = (ContextId, Asker, NewFlow, Option<Beginning>, Option<Request>);

@@ -13,17 +13,17 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::status::{checked, field};
 use super::{Answers, Rpc, flow_parse, flow_streams};
-use crate::creation::Creation;
 use crate::error::Error;
-use crate::flows::FlowInContext;
-use crate::messages::parse_message_key;
+use crate::flows::creation::Creation;
+use crate::flows::lifecycle::FlowInContext;
+use crate::flows::reads::{FlowPage, LogTail, MessageState, NodePage};
+use crate::messages::held::parse_message_key;
 use crate::pages::Page;
-use crate::permission::Action;
-use crate::reads::{FlowPage, LogTail, MessageState, NodePage};
 use crate::record::flow::StoredFlow;
 use crate::requests::{Answered, Request as Repeatable};
 use crate::store::Asker;
-use crate::watches::Watched;
+use crate::tenants::permission::Action;
+use crate::watch::watches::Watched;
 
 /// Answers that wait for a slow reader.
 const OUT_BUFFER: usize = 64;

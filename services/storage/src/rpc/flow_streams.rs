@@ -14,11 +14,11 @@ use tonic::{Status, Streaming};
 
 use super::flow_store::record;
 use super::{Rpc, flow_parse};
-use crate::commits::{Refusal, RefusalKind};
 use crate::error::{Error, Result};
-use crate::inbox::inputs_from;
-use crate::joining::{Beat, Joining, News};
-use crate::reads::{ActiveCursor, LoadedNode};
+use crate::flows::commits::{Refusal, RefusalKind};
+use crate::flows::inbox::inputs_from;
+use crate::flows::joining::{Beat, Joining, News};
+use crate::flows::reads::{ActiveCursor, LoadedNode};
 use crate::record::flow::StoredFlow;
 use crate::store::{Store, Tenant};
 

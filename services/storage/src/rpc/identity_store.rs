@@ -20,11 +20,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{Answers, Rpc, request_of};
-use crate::authorization::Intent;
 use crate::error::Error;
-use crate::identities::NewsFeed;
-use crate::permission::Action;
 use crate::store::Store;
+use crate::tenants::authorization::Intent;
+use crate::tenants::identities::NewsFeed;
+use crate::tenants::permission::Action;
 
 /// How often an idle watch gives a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(5);

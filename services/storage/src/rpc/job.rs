@@ -13,13 +13,13 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::status::checked;
 use super::{Answers, Rpc, request_of, uploads};
-use crate::audit::Deed;
 use crate::error::Error;
-use crate::jobs::JobFilter;
+use crate::flows::jobs::JobFilter;
 use crate::pages::Page;
-use crate::permission::{self, Action};
 use crate::record::job::KeptJob;
 use crate::store::{Asker, Store};
+use crate::tenants::audit::Deed;
+use crate::tenants::permission::{self, Action};
 
 /// Pieces of a download that are read ahead.
 const DOWNLOAD_AHEAD: usize = 2;

@@ -19,14 +19,14 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::status::field;
 use super::{Answers, NAME_BYTES_MAX, Rpc, raw_jobs};
-use crate::context_removal::PendingDrop;
 use crate::error::Error;
-use crate::forgets::{AttemptsForget, next_forgets};
+use crate::flows::replicas::Replica;
 use crate::logs::LogChunk;
-use crate::messages::{Held, Settlement, message_key, parse_message_key};
+use crate::messages::forgets::{AttemptsForget, next_forgets};
+use crate::messages::held::{Held, Settlement, message_key, parse_message_key};
+use crate::messages::taking::{Taking, next_batch};
 use crate::record::message;
-use crate::replicas::Replica;
-use crate::taking::{Taking, next_batch};
+use crate::tenants::context_removal::PendingDrop;
 
 /// The last millisecond of the year 9999: later moments cannot be written as dates.
 const MILLIS_MAX: u64 = 253_402_300_799_999;

@@ -20,12 +20,12 @@ use tonic::{Request, Response, Status};
 use super::status::checked;
 use super::{Answers, Rpc, request_of};
 use crate::error::{self, Error};
-use crate::events::Subject;
 use crate::pages::Page;
-use crate::runner_watch::RunnerPart;
 use crate::runners::RunnerChange;
 use crate::store::{Asker, Store, Tenant};
-use crate::watches::{Watch, Watched};
+use crate::watch::events::Subject;
+use crate::watch::runner_watch::RunnerPart;
+use crate::watch::watches::{Watch, Watched};
 
 /// The record to the wire; what is known of the supervisor is not our business.
 fn to_wire(runner: Runner) -> v1::Runner {

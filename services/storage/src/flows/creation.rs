@@ -1,0 +1,457 @@
+//! Flows are created: with all their nodes and started, by one change, or empty, to be filled.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use kv::{Cmd, Connection, Value};
+use model::{
+    ActorId, Context, ContextId, ContextUid, Epoch, Flow, FlowId, FlowStatus, FlowUid, JobId, OwnerId,
+    Revision, Timestamp, limits,
+};
+
+use crate::error::{Error, Result};
+use crate::flows::first_step::{FirstStep, Numbered, Numbers};
+use crate::flows::lifecycle::{
+    ADD_NODES_MAX, BlobTable, NODE_BYTES, NewFlow, NewNode, fresh_commit, parts_of,
+};
+use crate::messages::held::HOLD;
+use crate::messages::routers::Routers;
+use crate::record;
+use crate::record::flow::StoredFlow;
+use crate::requests::{Asked, Request, hash_of};
+use crate::scripts;
+use crate::store::{Asker, ID_TRIES, PERMISSION_TRIES, Store, Tenant, lock};
+use crate::tenants::audit::Deed;
+use crate::tenants::permission::{self, Action};
+use crate::tenants::quotas::Quota;
+
+/// How often, a second apart, the owner is told of a flow that may have been created.
+const TELL_TRIES: u32 = 60;
+
+/// What a flow is started with by the change that creates it.
+#[derive(Debug, Clone)]
+pub(crate) struct Beginning {
+    /// All its nodes, whose jobs are numbered from 1 on.
+    pub(crate) nodes: Vec<NewNode>,
+    /// Who drives it.
+    pub(crate) owner: OwnerId,
+    /// The step that its owner has made already; the nodes are as that has left them.
+    pub(crate) step: Option<FirstStep>,
+}
+
+impl Beginning {
+    /// Whether one script takes it.
+    fn fits(&self) -> bool {
+        let step_bytes = self.step.as_ref().map_or(0, FirstStep::script_bytes);
+        let step_records = self.step.as_ref().map_or(0, FirstStep::records);
+        parts_of(&self.nodes).len() == 1
+            && step_bytes <= limits::COMMIT_BYTES_MAX / 2
+            && step_records <= self.nodes.len()
+    }
+}
+
+/// A flow that was created, or that was before.
+#[derive(Debug)]
+pub(crate) struct Creation {
+    /// The flow.
+    pub(crate) flow: StoredFlow,
+    /// The uid of its context.
+    pub(crate) context_uid: ContextUid,
+    /// This call has created it.
+    pub(crate) is_new: bool,
+}
+
+/// What the script came to.
+enum Outcome {
+    /// There is a new flow.
+    Made(Box<StoredFlow>),
+    /// The same request made this one before.
+    Before(FlowId, String),
+}
+
+impl Store {
+    /// Creates a flow, or gives the one that the same request made before.
+    pub(crate) async fn create_flow(
+        &self,
+        context: ContextId,
+        asker: Asker,
+        (new, beginning): (&NewFlow, Option<&Beginning>),
+        request: Option<&Request>,
+        (routers, now): (&Routers, Timestamp),
+    ) -> Result<Creation> {
+        // More than one script takes is added in parts, and its first step is made anew.
+        let beginning = beginning.filter(|beginning| beginning.fits());
+        let nodes = beginning.map(|beginning| beginning.nodes.as_slice()).unwrap_or_default();
+        if nodes.len() > ADD_NODES_MAX {
+            let asked = nodes.len() as u64;
+            return Err(Error::Limit { limit: "nodes of one CreateFlow", max: ADD_NODES_MAX as u64, asked });
+        }
+        let step = beginning.and_then(|beginning| beginning.step.as_ref());
+        let step_bytes = step.map_or(0, FirstStep::script_bytes) as u64;
+        self.take_room(nodes.iter().map(|node| node.bytes() as u64 + NODE_BYTES).sum::<u64>() + step_bytes)?;
+        let actor = asker.actor()?;
+        let tenant = self.tenant(context).await?;
+        if let Some(context) = tenant.last_context.get() {
+            let creating = Creating { tenant: &tenant, context: &context, new, beginning, routers, now };
+            match self.create_flow_in(&creating, actor, request).await {
+                Err(error) if may_be_over(&error) => {}
+                result => return result,
+            }
+        }
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, context) = self.context(context).await?;
+            let context = Arc::new(context);
+            let creating = Creating { tenant: &tenant, context: &context, new, beginning, routers, now };
+            match self.create_flow_in(&creating, actor, request).await {
+                Err(Error::ContextChanged(_)) => {}
+                result => {
+                    tenant.last_context.set(context);
+                    return result;
+                }
+            }
+        }
+        Err(Error::ContextChanged(context))
+    }
+
+    async fn create_flow_in(
+        &self,
+        creating: &Creating<'_>,
+        actor: ActorId,
+        request: Option<&Request>,
+    ) -> Result<Creation> {
+        let Creating { tenant, context, new, .. } = *creating;
+        permission::allow_for(context, actor, Action::CreateFlow, new.caller)?;
+        if new.goes_first {
+            context.require_first(actor)?;
+        }
+        tenant.check_blobs(&new.blobs).await?;
+        let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
+        for _ in 0..ID_TRIES {
+            let id = match new.id {
+                Some(id) => id,
+                None => FlowId(tenant.next_flow_id().await?),
+            };
+            let deed = Deed::of(Some(actor), Action::CreateFlow, format_args!("flow {id}")).asked(request);
+            let asked = Asked { deed: &deed, key: request_key.as_deref(), request };
+            match creating.write(id, asked).await {
+                Ok(Outcome::Made(flow)) => {
+                    self.remember_caller(flow.flow.uid, flow.flow.caller_id);
+                    return Ok(Creation { flow: *flow, context_uid: context.uid, is_new: true });
+                }
+                Ok(Outcome::Before(id, uid)) => {
+                    let flow = self.stored_flow(tenant, id).await?;
+                    if flow.flow.uid.to_string() != uid {
+                        return Err(Error::not_found("the flow that this request made, flow", id));
+                    }
+                    return Ok(Creation { flow, context_uid: context.uid, is_new: false });
+                }
+                Err(Error::Store(kv::Error::Refused { code, message })) if code == "FLOW_EXISTS" => {
+                    if new.id.is_some() {
+                        return Err(Error::Exists(format!("flow {id}")));
+                    }
+                    tenant.skip_flow_ids(message.parse().unwrap_or_default());
+                }
+                Err(Error::Store(kv::Error::Refused { code, message })) if code == "JOB_IDS_GIVEN" => {
+                    tenant.job_ids.skip(new.caller, message.parse().unwrap_or_default());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::no_free_id("flow"))
+    }
+}
+
+/// Whether what was decided by a context that was read before may be decided otherwise by now.
+const fn may_be_over(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::ContextChanged(_)
+            | Error::ContextDeleting
+            | Error::NotFound(_)
+            | Error::Denied(_)
+            | Error::NotAllowed(_)
+    )
+}
+
+/// A flow on its way into the store.
+#[derive(Clone, Copy)]
+struct Creating<'a> {
+    tenant: &'a Arc<Tenant>,
+    context: &'a Context,
+    new: &'a NewFlow,
+    beginning: Option<&'a Beginning>,
+    routers: &'a Routers,
+    now: Timestamp,
+}
+
+/// What is written besides the flow itself.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    first: JobId,
+    nodes: &'a [NewNode],
+    step: &'a Numbered,
+    due: Option<Timestamp>,
+    router: &'a str,
+    last_commit: &'a str,
+}
+
+impl Creating<'_> {
+    async fn write(&self, id: FlowId, asked: Asked<'_>) -> Result<Outcome> {
+        let Self { tenant, new, .. } = *self;
+        let mut flow = self.fresh(id);
+        let Some(Beginning { nodes, owner, step }) = self.beginning else {
+            let step = Numbered::default();
+            let part =
+                Part { first: JobId(1), nodes: &[], step: &step, due: None, router: "", last_commit: "" };
+            return self.call(flow, part, asked).await;
+        };
+        let mut reserved = tenant.job_ids.reserve(tenant, new.caller, new.node_count).await?;
+        let first = reserved.first;
+        (flow.status, flow.owner, flow.epoch) = (FlowStatus::Started, Some(*owner), Epoch(1));
+        flow.deadline = match step {
+            Some(step) => step.deadline,
+            None => new.deadline_secs.map(|secs| self.now + Duration::from_secs(secs.into())),
+        };
+        flow.jobs = (first.0..).take(nodes.len()).map(JobId).collect();
+        let uid = flow.uid;
+        let (context, context_uid) = (self.context.id, self.context.uid);
+        let numbers = Numbers { context, context_uid, flow: id, by: first.0 - 1 };
+        let numbered = step.as_ref().map(|step| step.numbered(numbers)).unwrap_or_default();
+        let router = if numbered.messages.is_empty() { None } else { self.routers.pick() };
+        let name = router.as_ref().map(|router| router.name()).unwrap_or_default();
+        let due = step.as_ref().and_then(|step| step.due);
+        let part = Part { first, nodes, step: &numbered, due, router: name, last_commit: &fresh_commit() };
+        service::crash_point("storage.create.before");
+        let result = self.call(flow, part, asked).await;
+        match &result {
+            Ok(Outcome::Made(_)) => {
+                reserved.given = true;
+                service::crash_point("storage.create.stored");
+                for message in numbered.messages {
+                    if let Some(router) = &router {
+                        self.routers.hand(router, message.into_held(id, context, context_uid));
+                    }
+                }
+            }
+            Err(Error::Store(kv::Error::UnknownOutcome { .. })) => {
+                // It may run, and whoever owns it does not know its number.
+                tokio::spawn(tell_owner(Arc::clone(tenant), id, uid));
+            }
+            Ok(Outcome::Before(..)) | Err(_) => {}
+        }
+        result
+    }
+
+    fn fresh(&self, id: FlowId) -> Flow {
+        let new = self.new;
+        let uid = new.uid.unwrap_or_else(FlowUid::random);
+        Flow {
+            env_vars: new.env_vars.clone(),
+            fail_fast: new.fail_fast,
+            cancel_timeout_secs: new.cancel_timeout_secs,
+            ..Flow::new(id, uid, new.name.clone(), self.context.id, new.caller, self.now)
+        }
+    }
+
+    async fn call(&self, mut flow: Flow, part: Part<'_>, asked: Asked<'_>) -> Result<Outcome> {
+        let Self { tenant, context, new, now, .. } = *self;
+        let Part { first, nodes, step, due, router, last_commit } = part;
+        let message = new.message.map(crate::messages::held::message_key).unwrap_or_default();
+        let blobs = BlobTable::of(nodes);
+        let mut touched =
+            vec![tenant.keys.flow(flow.id), tenant.flows.clone(), tenant.keys.flow_nodes(flow.id)];
+        touched.extend([tenant.flows_active.clone(), tenant.blob_idle.clone()]);
+        touched.extend([tenant.keys.flow_messages(flow.id), tenant.msg_out.clone()]);
+        touched.extend([tenant.held.clone(), tenant.due.clone()]);
+        touched.extend(blobs.keys(tenant));
+        let by = first.0 - 1;
+        touched.extend(nodes.iter().map(|node| tenant.keys.job(flow.caller_id, node.job_id(by))));
+        let messages = step.messages.iter().map(|message| message.key);
+        touched.extend(messages.map(|key| tenant.keys.message(key.caller, key.id)));
+        touched.extend(asked.key.map(str::to_owned));
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let change = tenant
+            .begin_by(Some(asked.deed), &scripts::CREATE_FLOW, &touched, Some(context.uid), now)
+            .arg(context.revision.0)
+            .arg(flow.id.0)
+            .arg(flow.caller_id.0)
+            .arg(new.node_count)
+            .arg(hash_of(asked.request))
+            .arg(limits::REQUEST_ID_KEEP_SECS)
+            .arg(&flow.uid.to_string())
+            .arg(new.id.is_none())
+            .arg(&message)
+            .arg(asked.taken_revision(&message))
+            .arg(tenant.quotas.of(Quota::ContextFlowsOpen))
+            .arg(tenant.quotas.of(Quota::ContextJobsOpen))
+            .arg(tenant.quotas.of(Quota::ContextFlows))
+            .arg(first.0)
+            .arg(context.id.0)
+            .arg(&due.map(|due| due.to_string()).unwrap_or_default())
+            .arg(router)
+            .arg(&(now + HOLD).to_string())
+            .arg(blobs.hashes.len())
+            .arg(nodes.len())
+            .arg(step.messages.len())
+            .arg(step.events.len())
+            .arg(blobs.references.len());
+        let place = record::job::Place { caller: flow.caller_id, context: context.id, flow: Some(flow.id) };
+        let change = blobs.write(change);
+        let change = nodes.iter().fold(change, |change, node| node.write(change, place, by, now));
+        let change = step.messages.iter().fold(change, |change, message| message.write(change));
+        let change = change.args(step.events.iter().map(|event| &event[..]));
+        let change = change.args(record::flow::write(&flow, new, last_commit).args());
+        let mut answer = tenant.apply(change, made).await?.into_iter();
+        let mut next = || answer.next().unwrap_or(Value::Nil);
+        if next().int()? == 0 {
+            let id = u32::try_from(next().uint()?).unwrap_or_default();
+            return Ok(Outcome::Before(FlowId(id), next().text()?));
+        }
+        flow.revision = Revision(next().uint()?);
+        flow.jobs.clear();
+        let first_job = JobId(u32::try_from(next().uint()?).unwrap_or_default());
+        let last_commit = last_commit.to_owned();
+        Ok(Outcome::Made(Box::new(StoredFlow { flow, node_count: new.node_count, first_job, last_commit })))
+    }
+}
+
+/// The answer, and the revision of a flow that was made.
+fn made(value: Value) -> kv::Result<(Option<u64>, Vec<Value>)> {
+    let answer = value.array()?;
+    let revision = match answer.as_slice() {
+        [made, revision, ..] if made.int()? == 1 => Some(revision.uint()?),
+        _ => None,
+    };
+    Ok((revision, answer))
+}
+
+/// Tells the owner of a flow that there may be something to do.
+async fn tell_owner(tenant: Arc<Tenant>, id: FlowId, uid: FlowUid) {
+    for _ in 0..TELL_TRIES {
+        match tenant.touch(id, uid).await {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(flow = id.0, %error, "nobody was told of a flow that may be new"),
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    // Replicas list what is theirs when Redis is back: nothing is lost.
+}
+
+/// A context's record as it was read last for a flow to be created.
+#[derive(Debug, Default)]
+pub(crate) struct LastContext(Mutex<Option<Arc<Context>>>);
+
+impl LastContext {
+    fn get(&self) -> Option<Arc<Context>> {
+        lock(&self.0).clone()
+    }
+
+    fn set(&self, context: Arc<Context>) {
+        *lock(&self.0) = Some(context);
+    }
+}
+
+/// What is tried next as the first job id of a flow, for each caller; the script decides.
+#[derive(Debug, Default)]
+pub(crate) struct JobIds(Mutex<HashMap<ActorId, Ids>>);
+
+/// The ids of one caller.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ids {
+    /// The last that is known to be given.
+    given: u32,
+    /// The last that is being tried.
+    tried: u32,
+    /// How many flows are being created with ids that are tried.
+    open: u32,
+}
+
+/// Ids that are tried, until it is dropped. When nobody tries any more, those that were not given are tried again.
+struct Reserved<'a> {
+    ids: &'a JobIds,
+    caller: ActorId,
+    first: JobId,
+    count: u32,
+    given: bool,
+}
+
+impl JobIds {
+    /// So many ids, one after the other, that nobody was given.
+    async fn reserve(&self, tenant: &Tenant, caller: ActorId, count: u32) -> Result<Reserved<'_>> {
+        let known = self.ids().get(&caller).map(|ids| ids.given);
+        let given = match known {
+            Some(given) => given,
+            None => last_given(&tenant.connection, &tenant.ids, caller).await?,
+        };
+        let reserved = self.try_next(caller, count, given);
+        reserved.ok_or_else(|| Error::no_ids_left("the caller has no job ids left".to_owned()))
+    }
+
+    /// The same, where `given` is the last that was given unless more is known.
+    fn try_next(&self, caller: ActorId, count: u32, given: u32) -> Option<Reserved<'_>> {
+        let mut ids = self.ids();
+        let ids = ids.entry(caller).or_insert(Ids { given, tried: given, open: 0 });
+        let first = JobId(ids.tried.checked_add(1)?);
+        ids.tried = ids.tried.checked_add(count)?;
+        ids.open += 1;
+        Some(Reserved { ids: self, caller, first, count, given: false })
+    }
+
+    /// Notes that ids up to `last` are given.
+    fn skip(&self, caller: ActorId, last: u32) {
+        let mut ids = self.ids();
+        let ids = ids.entry(caller).or_default();
+        ids.given = ids.given.max(last);
+        ids.tried = ids.tried.max(last);
+    }
+
+    fn ids(&self) -> MutexGuard<'_, HashMap<ActorId, Ids>> {
+        lock(&self.0)
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        let mut ids = self.ids.ids();
+        let ids = ids.entry(self.caller).or_default();
+        ids.open = ids.open.saturating_sub(1);
+        if self.given {
+            ids.given = ids.given.max(self.first.0 + self.count - 1);
+        }
+        if ids.open == 0 {
+            ids.tried = ids.given;
+        }
+    }
+}
+
+async fn last_given(connection: &Connection, ids: &str, caller: ActorId) -> Result<u32> {
+    let last = connection.cmd(Cmd::new("HGET").arg(ids).arg(&format!("job:{caller}"))).await?;
+    let last = if last.is_nil() { 0 } else { last.uint()? };
+    Ok(u32::try_from(last).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_that_were_not_given_are_tried_again() {
+        let ids = JobIds::default();
+        let caller = ActorId(7);
+        let reserve = |count| ids.try_next(caller, count, 10).expect("there are some left");
+        let (refused, mut made) = (reserve(3), reserve(2));
+        assert_eq!((refused.first, made.first), (JobId(11), JobId(14)));
+        drop(refused);
+        let second = reserve(1);
+        assert_eq!(second.first, JobId(16), "others are on their way");
+        made.given = true;
+        drop((made, second));
+        assert_eq!(reserve(1).first, JobId(16));
+        assert_eq!(reserve(1).first, JobId(16));
+        ids.skip(caller, 20);
+        assert_eq!(reserve(1).first, JobId(21), "others were given them meanwhile");
+        ids.skip(caller, u32::MAX - 1);
+        assert!(ids.try_next(caller, 2, 0).is_none());
+    }
+}

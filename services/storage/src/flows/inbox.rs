@@ -1,0 +1,187 @@
+//! What others bring for a flow, kept until its owner has taken it up.
+
+use bytes::Bytes;
+use keys::FlowRef;
+use kv::{Cmd, Value};
+use model::{ContextId, Event, FlowId, FlowInput, FlowStatus, Timestamp, limits};
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::flows::lifecycle::FlowInContext;
+use crate::requests::{Request, hash_of};
+use crate::scripts;
+use crate::store::{Asker, Change, PERMISSION_TRIES, Store, Tenant};
+use crate::tenants::audit::Deed;
+use crate::tenants::permission::Action;
+
+/// Inputs that are read at once.
+const INPUTS_READ: usize = 256;
+
+/// Something for a flow's owner.
+#[derive(Debug, Clone)]
+pub(crate) struct Pushed {
+    /// What it is.
+    pub(crate) input: FlowInput,
+    /// The same as JSON, as it is to be kept.
+    pub(crate) json: Bytes,
+    /// Of a signal: what is kept with it.
+    pub(crate) payload: String,
+}
+
+impl Store {
+    /// Keeps something for a flow's owner and tells the owner. Says whether it changed nothing.
+    pub(crate) async fn push_input(
+        &self,
+        context: ContextId,
+        flow: FlowId,
+        pushed: &Pushed,
+        asker: Asker,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<(FlowInContext, bool)> {
+        let actor = asker.actor()?;
+        for _ in 0..PERMISSION_TRIES {
+            let action = action_of(&pushed.input);
+            let (tenant, stored, context) = self.changeable_flow(context, flow, asker, action).await?;
+            let deed = Deed::of(Some(actor), action, format_args!("flow {flow}")).asked(request);
+            let keys = &tenant.keys;
+            let mut touched = vec![
+                keys.flow(flow),
+                keys.flow_inputs(flow),
+                keys.flow_signals(flow),
+                tenant.flows_active.clone(),
+                keys.flow_nodes(flow),
+            ];
+            touched.extend(request.map(|request| keys.request(actor, &request.id)));
+            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let change = tenant
+                .begin_by(Some(&deed), &scripts::PUSH_INPUT, &touched, Some(context.uid), now)
+                .arg(context.revision.0)
+                .arg(flow.0)
+                .arg(&stored.flow.uid.to_string())
+                .arg(&pushed.json[..])
+                .arg(hash_of(request))
+                .arg(limits::REQUEST_ID_KEEP_SECS)
+                .arg(limits::FLOW_INPUTS_MAX);
+            let change = with_kind(change, flow, pushed, actor, now);
+            let read = |value: Value| {
+                let [revision, unchanged] = value.tuple()?;
+                let revision = revision.uint()?;
+                Ok(((revision > 0).then_some(revision), unchanged.int()? == 1))
+            };
+            match tenant.apply(change, read).await {
+                Err(Error::ContextChanged(_)) => {}
+                Err(error) => return Err(error),
+                Ok(unchanged) => {
+                    let stored = self.stored_flow(&tenant, flow).await?;
+                    return Ok(((stored, context.uid), unchanged));
+                }
+            }
+        }
+        Err(Error::ContextChanged(context))
+    }
+
+    /// Reads what was pushed after the `known` oldest, up to the size of a page: whoever is given something
+    /// asks again.
+    pub(crate) async fn read_inputs(
+        &self,
+        context: ContextId,
+        flow: FlowRef,
+        known: usize,
+    ) -> Result<Vec<Bytes>> {
+        let tenant = self.tenant(context).await?;
+        self.check_flow(&tenant, flow).await?;
+        let (mut inputs, mut bytes) = (Vec::new(), 0);
+        loop {
+            let page = inputs_from(&tenant, flow.id, known + inputs.len()).await?;
+            let is_last = page.len() < INPUTS_READ;
+            for input in page {
+                if !inputs.is_empty() && bytes + input.len() > limits::PAGE_BYTES_MAX {
+                    return Ok(inputs);
+                }
+                bytes += input.len();
+                inputs.push(input);
+            }
+            if is_last {
+                return Ok(inputs);
+            }
+        }
+    }
+
+    /// The names of the signals that a flow was given.
+    pub(crate) async fn signals(&self, tenant: &Tenant, flow: FlowId) -> Result<Vec<String>> {
+        let key = tenant.keys.flow_signals(flow);
+        Ok(tenant.connection.cmd(Cmd::new("HKEYS").arg(&key)).await?.texts()?)
+    }
+
+    /// Tells where `awaited` stands, and has `flow` touched when it ends. Nothing: there is no such flow.
+    pub(crate) async fn await_flow(
+        &self,
+        context: ContextId,
+        flow: FlowRef,
+        awaited: FlowId,
+        now: Timestamp,
+    ) -> Result<Option<FlowStatus>> {
+        let tenant = self.tenant(context).await?;
+        let keys = &tenant.keys;
+        let touched = [keys.flow(flow.id), keys.flow(awaited), keys.flow_waiters(awaited)];
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let change =
+            tenant.begin(&scripts::AWAIT_FLOW, &touched, None, now).arg(flow.id.0).arg(&flow.uid.to_string());
+        let status = tenant.call(change).await?.text()?;
+        if status.is_empty() {
+            return Ok(None);
+        }
+        let bad = |error| kv::Error::Protocol(format!("the status of flow {awaited}: {error}"));
+        Ok(Some(status.parse().map_err(bad)?))
+    }
+
+    async fn check_flow(&self, tenant: &Tenant, flow: FlowRef) -> Result<()> {
+        let ask = Cmd::new("HMGET").arg(&tenant.keys.flow(flow.id)).arg("uid").arg("deleting");
+        let [uid, deleting] = tenant.connection.cmd(ask).await?.tuple()?;
+        if !deleting.is_nil() || uid.optional_text()?.is_none_or(|uid| uid != flow.uid.to_string()) {
+            return Err(Error::not_found("flow", flow.id));
+        }
+        Ok(())
+    }
+}
+
+/// What was pushed from place `from` on, counted from 0; some of it.
+pub(crate) async fn inputs_from(tenant: &Tenant, flow: FlowId, from: usize) -> Result<Vec<Bytes>> {
+    let ask = Cmd::new("LRANGE").arg(&tenant.keys.flow_inputs(flow)).arg(from).arg(from + INPUTS_READ - 1);
+    let values = tenant.connection.cmd(ask).await?.array()?;
+    Ok(values.into_iter().map(|value| value.bytes().map(Bytes::from)).collect::<kv::Result<_>>()?)
+}
+
+const fn action_of(input: &FlowInput) -> Action {
+    match input {
+        FlowInput::Signal { .. } => Action::SignalFlow,
+        FlowInput::Cancel { .. } => Action::CancelFlow,
+        FlowInput::CancelNode { .. } => Action::CancelNode,
+        FlowInput::Report(_) => Action::ReportNode,
+    }
+}
+
+/// Adds what the script does differently for each kind.
+fn with_kind(change: Change, flow: FlowId, pushed: &Pushed, actor: model::ActorId, now: Timestamp) -> Change {
+    #[derive(Serialize)]
+    struct Signal<'a> {
+        time: Timestamp,
+        actor: model::ActorId,
+        payload: &'a str,
+    }
+    match &pushed.input {
+        FlowInput::Signal { name } => {
+            let signal = Signal { time: now, actor, payload: &pushed.payload };
+            let signal = serde_json::to_string(&signal).expect("plain values are JSON");
+            change.arg("signal").arg(name.as_str()).arg(&signal).arg(limits::FLOW_SIGNALS_MAX)
+        }
+        FlowInput::Cancel { grace_secs } => {
+            let event = Event::CancelRequested { flow_id: flow, actor, time: now };
+            let event = serde_json::to_string(&event).expect("events are JSON");
+            change.arg("cancel").arg(*grace_secs).arg(&event)
+        }
+        FlowInput::CancelNode { job_id } => change.arg("cancel_node").arg(job_id.0),
+        FlowInput::Report(_) => change.arg("other"),
+    }
+}

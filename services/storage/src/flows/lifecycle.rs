@@ -1,0 +1,484 @@
+//! Flows: filled, started, taken over, and wished to end.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kv::{Cmd, Value};
+use model::flow::EnvVars;
+use model::{
+    ActorId, BlobHash, Context, ContextId, ContextUid, FlowId, FlowNode, FlowUid, Generation, JobId, JobSpec,
+    MessageId, MessageKey, Name, OwnerId, Rerun, Revision, ScriptSource, Timestamp, limits,
+};
+
+use crate::error::{Error, Result};
+use crate::record::flow::StoredFlow;
+use crate::record::{self, Fields, Written};
+use crate::requests::{Filling, Request, expected_text, hash_of};
+use crate::scripts;
+use crate::store::{Asker, Change, PERMISSION_TRIES, Store, Tenant};
+use crate::tenants::audit::Deed;
+use crate::tenants::permission::{self, Action};
+use crate::tenants::quotas::Quota;
+
+/// Nodes of one call of [`Store::add_nodes`].
+pub(crate) const ADD_NODES_MAX: usize = 500;
+/// Message ids of one call of [`Store::reserve_messages`].
+pub(crate) const RESERVE_MESSAGES_MAX: u32 = 10_000;
+/// Records of the flow and the context that adding nodes touches, and the node that is added itself.
+const ADD_RECORDS: usize = 8;
+/// What a node needs besides what it brings, with its state and its events.
+pub(crate) const NODE_BYTES: u64 = 4096;
+/// Where a part of the nodes ends: the next node, whatever it has, still fits into the script.
+const PART_BYTES_MAX: usize = limits::COMMIT_BYTES_MAX / 2;
+
+/// A flow to be created.
+#[derive(Debug, Clone)]
+pub(crate) struct NewFlow {
+    /// The wished id.
+    pub(crate) id: Option<FlowId>,
+    /// The uid that its creator chose.
+    pub(crate) uid: Option<FlowUid>,
+    /// Whose it is to be.
+    pub(crate) caller: ActorId,
+    /// What people call it.
+    pub(crate) name: Name,
+    /// Variables for every job.
+    pub(crate) env_vars: EnvVars,
+    /// Whether the first failure ends it.
+    pub(crate) fail_fast: bool,
+    /// Seconds from the start on after which it fails.
+    pub(crate) deadline_secs: Option<u32>,
+    /// Seconds until a cancelled attempt is closed.
+    pub(crate) cancel_timeout_secs: u32,
+    /// How many nodes it will have.
+    pub(crate) node_count: u32,
+    /// What its nodes will refer to, as far as it is known.
+    pub(crate) blobs: BTreeSet<BlobHash>,
+    /// The message that it is made of.
+    pub(crate) message: Option<MessageKey>,
+    /// A node of it goes before all others of the context.
+    pub(crate) goes_first: bool,
+}
+
+/// How a flow is run again.
+#[derive(Debug, Clone)]
+pub(crate) struct Restart {
+    /// The generation that ended.
+    pub(crate) generation: Generation,
+    /// What was chosen.
+    pub(crate) rerun: Rerun,
+    /// Its variables from now on.
+    pub(crate) env_vars: EnvVars,
+    /// New signatures of its jobs.
+    pub(crate) signatures: Vec<(JobId, String)>,
+    /// The flow that is meant is at this revision.
+    pub(crate) expected_revision: Option<Revision>,
+}
+
+/// A node to be added.
+#[derive(Debug, Clone)]
+pub(crate) struct NewNode {
+    /// The node's JSON, as it is to be kept.
+    pub(crate) json: Bytes,
+    /// The same, read.
+    pub(crate) node: FlowNode,
+    /// What it executes.
+    pub(crate) job: JobSpec,
+}
+
+impl NewNode {
+    /// Its job, whose number in its JSON is `by` less.
+    pub(crate) fn job_id(&self, by: u32) -> JobId {
+        JobId(self.node.job_id.0.saturating_add(by))
+    }
+
+    /// Adds it to the arguments of a script that writes nodes.
+    pub(crate) fn write(&self, change: Change, place: record::job::Place, by: u32, now: Timestamp) -> Change {
+        let (mut node, mut json) = (Cow::Borrowed(&self.node), Cow::Borrowed(&self.json[..]));
+        if by > 0 {
+            node.to_mut().renumber(by);
+            json = Cow::Owned(serde_json::to_vec(&*node).expect("what was read as JSON is JSON"));
+        }
+        let written: Written = record::job::write(place, &node, &self.job, now);
+        change.arg(node.job_id.0).arg(&*json).arg(written.len()).args(written.args())
+    }
+
+    /// What it adds to a script, about. Names and the like have limits of their own, far below.
+    pub(crate) fn bytes(&self) -> usize {
+        let script = match &self.job.script {
+            ScriptSource::Inline(text) => text.len(),
+            ScriptSource::Blob(_) => 0,
+        };
+        let env: usize = self.job.env_vars.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let files = (self.job.files.len() + self.job.outputs.len()) * limits::NAME_CHARS_MAX;
+        self.json.len() + script + env + files
+    }
+}
+
+/// A flow with the uid of its context.
+pub(crate) type FlowInContext = (StoredFlow, ContextUid);
+
+impl Store {
+    /// Reads a flow that is not being removed.
+    pub(crate) async fn stored_flow(&self, tenant: &Tenant, id: FlowId) -> Result<StoredFlow> {
+        let key = tenant.keys.flow(id);
+        let value = tenant.connection.cmd(Cmd::new("HMGET").arg(&key).args(record::flow::READ)).await;
+        self.flow_of(id, value.map_err(|error| Error::of_record(error, format_args!("flow {id}")))?)
+    }
+
+    /// The flow in the answer to `HMGET` of what is read of flows.
+    pub(crate) fn flow_of(&self, id: FlowId, value: Value) -> Result<StoredFlow> {
+        let fields = Fields::of_some(format_args!("flow {id}"), &record::flow::READ, value)?;
+        let stored = fields.map(|mut fields| record::flow::read(&mut fields)).transpose()?.flatten();
+        let stored = stored.ok_or_else(|| Error::not_found("flow", id))?;
+        record::check_id(format_args!("flow {id}"), stored.flow.id, id)?;
+        self.remember_caller(stored.flow.uid, stored.flow.caller_id);
+        Ok(stored)
+    }
+
+    /// Whose flow it is.
+    pub(crate) async fn caller(&self, tenant: &Tenant, id: FlowId, uid: FlowUid) -> Result<ActorId> {
+        if let Some(caller) = self.caller_of(uid) {
+            return Ok(caller);
+        }
+        let stored = self.stored_flow(tenant, id).await?;
+        if stored.flow.uid != uid {
+            return Err(Error::not_found("flow", id));
+        }
+        Ok(stored.flow.caller_id)
+    }
+
+    /// Adds nodes to a flow that is being created, in place of what it has there. Doing it again changes
+    /// nothing.
+    pub(crate) async fn add_nodes(
+        &self,
+        (context, flow, uid): (ContextId, FlowId, FlowUid),
+        nodes: &[NewNode],
+        (asker, filling): (Asker, Option<&Filling>),
+        now: Timestamp,
+    ) -> Result<()> {
+        self.take_room(nodes.iter().map(|node| node.bytes() as u64 + NODE_BYTES).sum())?;
+        if nodes.len() > ADD_NODES_MAX {
+            let asked = nodes.len() as u64;
+            return Err(Error::Limit { limit: "nodes of one AddNodes", max: ADD_NODES_MAX as u64, asked });
+        }
+        let parts = parts_of(nodes);
+        let last = parts.len().saturating_sub(1);
+        for (i, part) in parts.into_iter().enumerate() {
+            let filling =
+                filling.map(|filling| Filling { ends: filling.ends && i == last, ..filling.clone() });
+            self.add_part((context, flow, uid), part, (asker, filling), now).await?;
+        }
+        Ok(())
+    }
+
+    /// Adds what one script can take.
+    async fn add_part(
+        &self,
+        (context, flow, uid): (ContextId, FlowId, FlowUid),
+        nodes: &[NewNode],
+        (asker, filling): (Asker, Option<Filling>),
+        now: Timestamp,
+    ) -> Result<()> {
+        if asker == Asker::Service {
+            let tenant = self.tenant(context).await?;
+            let caller = self.caller(&tenant, flow, uid).await?;
+            let place = record::job::Place { caller, context, flow: Some(flow) };
+            let change = add_nodes_change(&tenant, (place, flow, uid), nodes, None, None, now);
+            tenant.apply_revision(change).await?;
+            return Ok(());
+        }
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, stored, context) =
+                self.changeable_flow(context, flow, asker, Action::AddFlowNodes).await?;
+            let caller = stored.flow.caller_id;
+            let place = record::job::Place { caller, context: context.id, flow: Some(flow) };
+            let actor = asker.actor()?;
+            if nodes.iter().any(|new| new.node.policy.goes_first()) {
+                context.require_first(actor)?;
+            }
+            let request = filling.as_ref().map(|filling| &filling.request);
+            let deed =
+                Deed::of(Some(actor), Action::AddFlowNodes, format_args!("flow {flow}")).asked(request);
+            let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
+            let asked = request_key.as_deref().zip(filling.as_ref());
+            let decided_on = Some((&context, &deed));
+            let change = add_nodes_change(&tenant, (place, flow, uid), nodes, decided_on, asked, now);
+            match tenant.apply_revision(change).await {
+                Err(Error::ContextChanged(_)) => {}
+                result => return result.map(drop),
+            }
+        }
+        Err(Error::ContextChanged(context))
+    }
+
+    /// Starts a flow that has all its nodes. Without an owner, whoever its uid gives is told.
+    pub(crate) async fn start_flow(
+        &self,
+        (context, flow, uid): (ContextId, FlowId, FlowUid),
+        owner: Option<OwnerId>,
+        (asker, request): (Asker, Option<&Request>),
+        now: Timestamp,
+    ) -> Result<(FlowInContext, Vec<String>)> {
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, _, context) = self.changeable_flow(context, flow, asker, Action::StartFlow).await?;
+            let deed = Deed::by(asker, Action::StartFlow, format_args!("flow {flow}"))
+                .map(|deed| deed.asked(request));
+            let decided_on = match asker {
+                Asker::Service => String::new(),
+                Asker::Actor(_) => context.revision.to_string(),
+            };
+            let keys = &tenant.keys;
+            let mut touched = vec![
+                keys.flow(flow),
+                keys.flow_nodes(flow),
+                tenant.flows_active.clone(),
+                keys.flow_signals(flow),
+            ];
+            if let (Asker::Actor(actor), Some(request)) = (asker, request) {
+                touched.push(keys.request(actor, &request.id));
+            }
+            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let change = tenant
+                .begin_by(deed.as_ref(), &scripts::START_FLOW, &touched, Some(context.uid), now)
+                .arg(&decided_on)
+                .arg(flow.0)
+                .arg(&uid.to_string())
+                .arg(&owner.map(|owner| owner.to_string()).unwrap_or_default())
+                .arg(now.as_millis())
+                .arg(&fresh_commit())
+                .arg(hash_of(request))
+                .arg(limits::REQUEST_ID_KEEP_SECS);
+            let read = |value: Value| {
+                let [revision, signals] = value.tuple()?;
+                let revision = revision.uint()?;
+                Ok(((revision > 0).then_some(revision), signals.texts()?))
+            };
+            match tenant.apply(change, read).await {
+                Err(Error::ContextChanged(_)) => {}
+                Err(error) => return Err(error),
+                Ok(signals) => {
+                    let stored = self.stored_flow(&tenant, flow).await?;
+                    return Ok(((stored, context.uid), signals));
+                }
+            }
+        }
+        Err(Error::ContextChanged(context))
+    }
+
+    /// Makes `owner` the owner of a flow that runs.
+    pub(crate) async fn take_flow(
+        &self,
+        context: ContextId,
+        flow: FlowId,
+        owner: OwnerId,
+        now: Timestamp,
+    ) -> Result<FlowInContext> {
+        let (tenant, context) = self.context(context).await?;
+        let touched = [tenant.keys.flow(flow), tenant.flows_active.clone(), tenant.due.clone()];
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let change = tenant
+            .begin(&scripts::TAKE_FLOW, &touched, Some(context.uid), now)
+            .arg(flow.0)
+            .arg(&owner.to_string())
+            .arg(&fresh_commit());
+        match tenant.apply_revision(change).await {
+            Ok(_) => Ok((self.stored_flow(&tenant, flow).await?, context.uid)),
+            Err(Error::NotFound(what)) => {
+                self.forget_flow(&tenant, flow, now).await?;
+                Err(Error::NotFound(what))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reserves `count` message ids of `caller` and gives the first of them.
+    pub(crate) async fn reserve_messages(
+        &self,
+        context: ContextId,
+        caller: ActorId,
+        count: u32,
+        now: Timestamp,
+    ) -> Result<MessageId> {
+        if count == 0 || count > RESERVE_MESSAGES_MAX {
+            return Err(Error::field("count", format!("1 to {RESERVE_MESSAGES_MAX}, not {count}")));
+        }
+        let tenant = self.tenant(context).await?;
+        let call = tenant.begin(&scripts::RESERVE_MESSAGES, &[], None, now).arg(caller.0).arg(count);
+        let first = tenant.call(call).await?.uint()?;
+        Ok(MessageId(u32::try_from(first).unwrap_or_default()))
+    }
+
+    /// Starts an ended flow again. Says whether this call has done it, or the same request before.
+    pub(crate) async fn restart_flow(
+        &self,
+        (context, flow, uid): (ContextId, FlowId, FlowUid),
+        restart: &Restart,
+        asker: Asker,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<(FlowInContext, bool)> {
+        let actor = asker.actor()?;
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, stored, context) =
+                self.changeable_flow(context, flow, asker, Action::RetryFlow).await?;
+            let deed = Deed::of(Some(actor), Action::RetryFlow, format_args!("flow {flow}")).asked(request);
+            let mut touched = vec![tenant.keys.flow(flow), tenant.flows_active.clone()];
+            touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
+            let caller = stored.flow.caller_id;
+            touched.extend(restart.signatures.iter().map(|(job, _)| tenant.keys.job(caller, *job)));
+            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let change = tenant
+                .begin_by(Some(&deed), &scripts::RESTART_FLOW, &touched, Some(context.uid), now)
+                .arg(context.revision.0)
+                .arg(flow.0)
+                .arg(&uid.to_string())
+                .arg(restart.generation.0)
+                .arg(&json_text(&restart.rerun))
+                .arg(&json_text(&restart.env_vars))
+                .arg(now.as_millis())
+                .arg(&fresh_commit())
+                .arg(hash_of(request))
+                .arg(limits::REQUEST_ID_KEEP_SECS)
+                .arg(tenant.keys.prefix())
+                .arg(&expected_text(restart.expected_revision))
+                .arg(tenant.quotas.of(Quota::ContextFlowsOpen))
+                .arg(tenant.quotas.of(Quota::ContextJobsOpen))
+                .args(restart.signatures.iter().map(|(_, signature)| signature));
+            match tenant.apply_revision(change).await {
+                Err(Error::ContextChanged(_)) => {}
+                Err(error) => return Err(error),
+                Ok(revision) => {
+                    let stored = self.stored_flow(&tenant, flow).await?;
+                    return Ok(((stored, context.uid), revision > 0));
+                }
+            }
+        }
+        Err(Error::ContextChanged(context))
+    }
+
+    /// A flow that `asker` may change.
+    pub(crate) async fn changeable_flow(
+        &self,
+        context: ContextId,
+        flow: FlowId,
+        asker: Asker,
+        action: Action,
+    ) -> Result<(Arc<Tenant>, StoredFlow, Context)> {
+        let (tenant, context, mut answers) = self
+            .read(context, asker, |tenant, pipeline| {
+                pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
+            })
+            .await?;
+        let stored = self.flow_of(flow, answers.pop().unwrap_or(Value::Nil))?;
+        permission::allow_asker(&context, asker, action, stored.flow.caller_id)?;
+        Ok((tenant, stored, context))
+    }
+}
+
+fn json_text(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).expect("maps of texts and plain choices are JSON")
+}
+
+/// What the first commit of a new owner builds on; different each time.
+pub(crate) fn fresh_commit() -> String {
+    model::id::Uid::random().to_string()
+}
+
+/// Parts of which each can be added by one script, as far as records and bytes go.
+pub(crate) fn parts_of(mut nodes: &[NewNode]) -> Vec<&[NewNode]> {
+    let mut parts = Vec::new();
+    while !nodes.is_empty() {
+        let (mut blobs, mut bytes, mut count) = (BTreeSet::new(), 0, 0);
+        for node in nodes {
+            blobs.extend(node.job.blobs().map(|blob| blob.sha256));
+            bytes += node.bytes();
+            count += 1;
+            // The next one may add as much as a node can, and still fits.
+            let records = count + blobs.len() + limits::JOB_FILES_MAX + ADD_RECORDS;
+            if records >= limits::COMMIT_RECORDS_MAX || bytes >= PART_BYTES_MAX {
+                break;
+            }
+        }
+        let (part, rest) = nodes.split_at(count);
+        parts.push(part);
+        nodes = rest;
+    }
+    parts
+}
+
+fn add_nodes_change(
+    tenant: &Tenant,
+    (place, flow, uid): (record::job::Place, FlowId, FlowUid),
+    nodes: &[NewNode],
+    decided_on: Option<(&Context, &Deed)>,
+    asked: Option<(&str, &Filling)>,
+    now: Timestamp,
+) -> Change {
+    let caller = place.caller;
+    let blobs = BlobTable::of(nodes);
+    let mut touched = vec![tenant.keys.flow(flow), tenant.keys.flow_nodes(flow), tenant.blob_idle.clone()];
+    touched.extend(blobs.keys(tenant));
+    touched.extend(nodes.iter().map(|node| tenant.keys.job(caller, node.node.job_id)));
+    touched.extend(asked.map(|(key, _)| key.to_owned()));
+    let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+    let filling = asked.map(|(_, filling)| filling);
+    let change = tenant
+        .begin_by(
+            decided_on.map(|(_, deed)| deed),
+            &scripts::ADD_NODES,
+            &touched,
+            decided_on.map(|(context, _)| context.uid),
+            now,
+        )
+        .arg(flow.0)
+        .arg(&uid.to_string())
+        .arg(blobs.hashes.len())
+        .arg(nodes.len())
+        .arg(blobs.references.len())
+        .arg(&decided_on.map(|(context, _)| context.revision.to_string()).unwrap_or_default())
+        .arg(tenant.keys.prefix())
+        .arg(hash_of(filling.map(|filling| &filling.request)))
+        .arg(limits::REQUEST_ID_KEEP_SECS)
+        .arg(filling.is_some_and(|filling| filling.ends))
+        .arg(filling.map_or(0, |filling| filling.first_job.0));
+    nodes.iter().fold(blobs.write(change), |change, node| node.write(change, place, 0, now))
+}
+
+/// The blobs that nodes refer to, each once, and who refers to which; both counted from 1.
+#[derive(Debug, Default)]
+pub(crate) struct BlobTable {
+    pub(crate) hashes: Vec<BlobHash>,
+    pub(crate) references: Vec<(usize, usize)>,
+}
+
+impl BlobTable {
+    /// The keys of each blob: itself, and who refers to it.
+    pub(crate) fn keys(&self, tenant: &Tenant) -> impl Iterator<Item = String> {
+        self.hashes.iter().flat_map(|hash| [tenant.keys.blob(*hash), tenant.keys.blob_refs(*hash)])
+    }
+
+    /// Adds the references to the arguments of a script.
+    pub(crate) fn write(&self, change: Change) -> Change {
+        self.references.iter().fold(change, |change, (blob, job)| change.arg(*blob).arg(*job))
+    }
+
+    pub(crate) fn of(nodes: &[NewNode]) -> Self {
+        let mut table = Self::default();
+        let mut places: HashMap<BlobHash, usize> = HashMap::new();
+        for (job, node) in nodes.iter().enumerate() {
+            let mut own = BTreeMap::new();
+            for blob in node.job.blobs() {
+                let place = *places.entry(blob.sha256).or_insert_with(|| {
+                    table.hashes.push(blob.sha256);
+                    table.hashes.len()
+                });
+                own.insert(place, job + 1);
+            }
+            table.references.extend(own);
+        }
+        table
+    }
+}

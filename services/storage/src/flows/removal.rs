@@ -1,0 +1,355 @@
+//! Removing a flow with all that belongs to it: a few hundred keys a script, the flow's own record last.
+//!
+//! A flow that is going is marked so; whoever asks again goes on where another one stopped.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use kv::{Cmd, Value};
+use model::{
+    ActorId, Attempt, BlobHash, ContextId, FlowId, FlowNode, JobId, JobKey, Revision, RunnerId, Timestamp,
+    limits,
+};
+
+use crate::error::{Error, Result};
+use crate::flows::reads::nodes_of;
+use crate::messages::forgets::{AttemptsForget, wishes};
+use crate::record::flow::StoredFlow;
+use crate::record::{self, Fields};
+use crate::requests::{Request, expected_text, hash_of};
+use crate::scripts;
+use crate::store::{Asker, PERMISSION_TRIES, Store, Tenant};
+use crate::tenants::audit::Deed;
+use crate::tenants::permission::{self, Action};
+
+/// Keys that one script removes, about: the last job may add as many as it has files.
+const KEYS_MAX: usize = 700;
+/// Entries that one step of a scan looks at.
+const SCAN_COUNT: usize = 1000;
+/// Nodes that are looked at together.
+const NODES_READ: u32 = 200;
+
+/// Attempts by the runner records that they were sent to.
+type Attempts = BTreeMap<RunnerId, Vec<JobKey>>;
+
+/// What one script removes.
+#[derive(Debug, Default)]
+struct Batch {
+    jobs: Vec<(JobId, String)>,
+    logs: Vec<String>,
+    messages: Vec<String>,
+    refs: Vec<String>,
+    /// Number of an entry of `refs` and of one of `jobs`, both from 1 on.
+    references: Vec<(usize, usize)>,
+    places: HashMap<BlobHash, usize>,
+}
+
+impl Batch {
+    fn len(&self) -> usize {
+        self.jobs.len() + self.logs.len() + self.messages.len() + self.refs.len()
+    }
+}
+
+impl Store {
+    /// Removes a flow that has ended, or was never started and is not wanted any more; one at this revision, if one is named. Gives the
+    /// attempts that supervisors need not keep.
+    pub(crate) async fn remove_flow(
+        &self,
+        context: ContextId,
+        (flow, expected): (FlowId, Option<Revision>),
+        asker: Asker,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Vec<AttemptsForget>> {
+        let actor = asker.actor()?;
+        // The same request has had it removed before.
+        let begun = self.begin_removal(context, (flow, expected), actor, request, now).await?;
+        let Some((tenant, stored)) = begun else { return Ok(Vec::new()) };
+        let mut attempts = BTreeMap::new();
+        match self.remove_begun(&tenant, &stored, &mut attempts, now).await {
+            // Somebody else who removes it was faster.
+            Err(Error::NotFound(_)) => {}
+            result => result?,
+        }
+        Ok(wishes(context, attempts))
+    }
+
+    /// Removes what there is of a flow that is going, and notes its attempts by the runner records that they were sent to.
+    async fn remove_begun(
+        &self,
+        tenant: &Tenant,
+        stored: &StoredFlow,
+        attempts: &mut Attempts,
+        now: Timestamp,
+    ) -> Result<()> {
+        self.remove_messages(tenant, stored, attempts, now).await?;
+        self.remove_nodes(tenant, stored, now).await?;
+        let (keys, flow) = (&tenant.keys, stored.flow.id);
+        let touched = [
+            keys.flow(flow),
+            keys.flow_nodes(flow),
+            keys.flow_messages(flow),
+            keys.flow_signals(flow),
+            tenant.flows.clone(),
+            keys.flow_inputs(flow),
+            keys.flow_waiters(flow),
+            tenant.flows_active.clone(),
+        ];
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let call = tenant
+            .begin(&scripts::END_REMOVAL, &touched, None, now)
+            .arg(flow.0)
+            .arg(&stored.flow.uid.to_string());
+        tenant.call(call).await?;
+        Ok(())
+    }
+
+    async fn begin_removal(
+        &self,
+        context: ContextId,
+        (flow, expected): (FlowId, Option<Revision>),
+        actor: ActorId,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Option<(Arc<Tenant>, StoredFlow)>> {
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, context, mut answers) = self
+                .read(context, Asker::Actor(actor), |tenant, pipeline| {
+                    pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
+                    // After the flow: whoever removes it remembers the request first.
+                    if let Some(request) = request {
+                        let key = tenant.keys.request(actor, &request.id);
+                        pipeline.cmd(Cmd::new("HMGET").arg(&key).arg("hash").arg("flow_uid"));
+                    }
+                })
+                .await?;
+            let asked = request.and_then(|_| answers.pop());
+            let then = asked.map(|asked| removed_then(asked, request)).transpose()?.flatten();
+            let value = answers.pop().unwrap_or(Value::Nil);
+            let fields = Fields::of_some(format_args!("flow {flow}"), &record::flow::READ, value)?;
+            if fields.is_none() && then.is_some() {
+                return Ok(None);
+            }
+            let mut fields = fields.ok_or_else(|| Error::not_found("flow", flow))?;
+            let stored = record::flow::read_any(&mut fields)?;
+            // Another one has the number by now.
+            if then.is_some_and(|then| then != stored.flow.uid.to_string()) {
+                return Ok(None);
+            }
+            permission::allow_for(&context, actor, Action::DeleteFlow, stored.flow.caller_id)?;
+            let mut touched = vec![tenant.keys.flow(flow), tenant.flows_active.clone(), tenant.due.clone()];
+            touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
+            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let deed = Deed::of(Some(actor), Action::DeleteFlow, format_args!("flow {flow}")).asked(request);
+            let call = tenant
+                .begin_by(Some(&deed), &scripts::BEGIN_REMOVAL, &touched, Some(context.uid), now)
+                .arg(context.revision.0)
+                .arg(flow.0)
+                .arg(&stored.flow.uid.to_string())
+                .arg(hash_of(request))
+                .arg(limits::REQUEST_ID_KEEP_SECS)
+                .arg(&expected_text(expected));
+            match tenant.call(call).await {
+                Err(Error::ContextChanged(_)) => {}
+                // Somebody else who removes it was faster, perhaps for the same request.
+                Err(Error::NotFound(_)) if request.is_some() => {}
+                Err(error) => return Err(error),
+                Ok(_) => return Ok(Some((tenant, stored))),
+            }
+        }
+        Err(Error::ContextChanged(context))
+    }
+
+    async fn remove_messages(
+        &self,
+        tenant: &Tenant,
+        stored: &StoredFlow,
+        attempts: &mut Attempts,
+        now: Timestamp,
+    ) -> Result<()> {
+        let index = tenant.keys.flow_messages(stored.flow.id);
+        loop {
+            let ask = Cmd::new("SRANDMEMBER").arg(&index).arg(KEYS_MAX);
+            let messages = tenant.connection.cmd(ask).await?.texts()?;
+            if messages.is_empty() {
+                return Ok(());
+            }
+            note_attempts(tenant, stored, &messages, attempts).await?;
+            remove(tenant, stored, Batch { messages, ..Batch::default() }, now).await?;
+        }
+    }
+
+    async fn remove_nodes(&self, tenant: &Tenant, stored: &StoredFlow, now: Timestamp) -> Result<()> {
+        let mut from = 0;
+        while from < stored.node_count {
+            let (mut jobs, mut attempts) = (Vec::new(), Vec::new());
+            for (_, job, json) in nodes_of(tenant, stored, from, NODES_READ).await? {
+                // Of a node that cannot be read at least the first attempt is removed.
+                attempts.push(serde_json::from_slice::<FlowNode>(&json).map_or(1, |node| node.attempt.0));
+                jobs.push(job);
+            }
+            self.remove_jobs(tenant, stored, &jobs, &attempts, now).await?;
+            from = from.saturating_add(NODES_READ);
+        }
+        Ok(())
+    }
+
+    async fn remove_jobs(
+        &self,
+        tenant: &Tenant,
+        stored: &StoredFlow,
+        jobs: &[JobId],
+        attempts: &[u32],
+        now: Timestamp,
+    ) -> Result<()> {
+        let mut batch = Batch::default();
+        for ((job, attempts), blobs) in jobs.iter().zip(attempts).zip(blobs_of(tenant, stored, jobs).await?) {
+            for attempt in 1..=*attempts {
+                batch.logs.push(tenant.keys.log(stored.flow.id, *job, Attempt(attempt)));
+                if batch.len() >= KEYS_MAX {
+                    remove(tenant, stored, std::mem::take(&mut batch), now).await?;
+                }
+            }
+            batch.jobs.push((*job, tenant.keys.job(stored.flow.caller_id, *job)));
+            for hash in blobs {
+                let refs = &mut batch.refs;
+                let place = *batch.places.entry(hash).or_insert_with(|| {
+                    refs.push(tenant.keys.blob_refs(hash));
+                    refs.len()
+                });
+                batch.references.push((place, batch.jobs.len()));
+            }
+            if batch.len() >= KEYS_MAX {
+                remove(tenant, stored, std::mem::take(&mut batch), now).await?;
+            }
+        }
+        remove(tenant, stored, batch, now).await
+    }
+
+    /// Removes entries of a flow that is gone from the sets of those that have something to do: one that it
+    /// waited for may have put it there.
+    pub(crate) async fn forget_flow(&self, tenant: &Tenant, flow: FlowId, now: Timestamp) -> Result<()> {
+        let pattern = format!("{flow}-*");
+        let mut entries = Vec::new();
+        for (scan, key, width) in [("SSCAN", &tenant.flows_active, 1), ("ZSCAN", &tenant.due, 2)] {
+            let found = scan_all(&tenant.connection, scan, key, Some(&pattern)).await?;
+            entries.extend(found.into_iter().step_by(width));
+        }
+        if entries.is_empty() {
+            return Ok(());
+        }
+        let touched = [tenant.keys.flow(flow), tenant.flows_active.clone(), tenant.due.clone()];
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let change = tenant.begin(&scripts::FORGET_FLOW, &touched, None, now).args(&entries);
+        tenant.call(change).await?;
+        Ok(())
+    }
+}
+
+/// Notes which attempts these messages carried, and to whom.
+async fn note_attempts(
+    tenant: &Tenant,
+    stored: &StoredFlow,
+    messages: &[String],
+    attempts: &mut Attempts,
+) -> Result<()> {
+    let mut pipeline = kv::Pipeline::new();
+    for message in messages {
+        pipeline.cmd(Cmd::new("HMGET").arg(message).arg("to").arg("job_keys"));
+    }
+    for answer in tenant.connection.pipeline(&pipeline).await? {
+        // What a program has left in its place names none.
+        let Ok([runner, keys]) = answer.and_then(Value::tuple) else { continue };
+        let (Ok(runner), Ok(keys)) = (runner.text(), keys.text()) else { continue };
+        let Ok(runner) = runner.parse::<RunnerId>() else { continue };
+        let keys = keys.split(' ').filter_map(|key| key.parse::<JobKey>().ok());
+        attempts.entry(runner).or_default().extend(keys.filter(|key| key.flow == stored.flow.uid));
+    }
+    Ok(())
+}
+
+/// Everything that a scan of one key gives.
+async fn scan_all(
+    connection: &kv::Connection,
+    scan: &str,
+    key: &str,
+    pattern: Option<&str>,
+) -> Result<Vec<String>> {
+    let (mut found, mut cursor) = (Vec::new(), "0".to_owned());
+    loop {
+        let ask = Cmd::new(scan).arg(key).arg(&cursor).arg("COUNT").arg(SCAN_COUNT);
+        let ask = pattern.into_iter().fold(ask, |ask, pattern| ask.arg("MATCH").arg(pattern));
+        let [next, page] = connection.cmd(ask).await?.tuple()?;
+        found.extend(page.texts()?);
+        cursor = next.text()?;
+        if cursor == "0" {
+            return Ok(found);
+        }
+    }
+}
+
+/// The uid of the flow that the same request had removed before.
+fn removed_then(asked: Value, request: Option<&Request>) -> Result<Option<String>> {
+    let [hash, uid] = asked.tuple()?;
+    match hash.optional_text()? {
+        None => Ok(None),
+        Some(hash) if hash != hash_of(request) => Err(Error::RequestIdReused),
+        Some(_) => Ok(Some(uid.optional_text()?.unwrap_or_default())),
+    }
+}
+
+/// The blobs that each job refers to: its script, its files, and those it made.
+async fn blobs_of(tenant: &Tenant, stored: &StoredFlow, jobs: &[JobId]) -> Result<Vec<Vec<BlobHash>>> {
+    if jobs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut pipeline = kv::Pipeline::new();
+    for job in jobs {
+        let key = tenant.keys.job(stored.flow.caller_id, *job);
+        pipeline.cmd(Cmd::new("HMGET").arg(&key).args(record::job::READ));
+    }
+    let nodes =
+        Cmd::new("HMGET").arg(&tenant.keys.flow_nodes(stored.flow.id)).args(jobs.iter().map(|job| job.0));
+    pipeline.cmd(nodes);
+    let mut answers = tenant.connection.pipeline(&pipeline).await?;
+    let nodes = answers.pop().unwrap_or(Ok(Value::Nil))?.array()?;
+    let mut all = Vec::with_capacity(jobs.len());
+    for (answer, node) in answers.into_iter().zip(nodes) {
+        let fields = Fields::of_some("job", &record::job::READ, answer?)?;
+        // A job that cannot be read goes as well; what it refers to stays, which costs only space.
+        let spec = fields.and_then(|fields| record::job::read(fields).ok());
+        let mut hashes: Vec<BlobHash> =
+            spec.iter().flat_map(model::JobSpec::blobs).map(|blob| blob.sha256).collect();
+        if let Ok(node) = serde_json::from_slice::<FlowNode>(&node.bytes().unwrap_or_default()) {
+            hashes.extend(node.outputs.values().map(|blob| blob.sha256));
+        }
+        hashes.sort_unstable();
+        hashes.dedup();
+        all.push(hashes);
+    }
+    Ok(all)
+}
+
+async fn remove(tenant: &Tenant, stored: &StoredFlow, batch: Batch, now: Timestamp) -> Result<()> {
+    if batch.len() == 0 {
+        return Ok(());
+    }
+    let Batch { jobs, logs, messages, refs, references, places: _ } = batch;
+    let id = stored.flow.id;
+    let own = [tenant.keys.flow(id), tenant.keys.flow_nodes(id), tenant.keys.flow_messages(id)];
+    let mut touched: Vec<&str> = own.iter().map(String::as_str).collect();
+    touched.extend([tenant.held.as_str(), &tenant.blob_idle, &tenant.dead_letters]);
+    touched.extend(jobs.iter().map(|(_, key)| key.as_str()));
+    touched.extend(logs.iter().chain(&messages).chain(&refs).map(String::as_str));
+    let call = tenant
+        .begin(&scripts::REMOVE_RECORDS, &touched, None, now)
+        .arg(&stored.flow.uid.to_string())
+        .arg(jobs.len())
+        .arg(logs.len())
+        .arg(messages.len())
+        .arg(references.len())
+        .args(jobs.iter().map(|(job, _)| job.0))
+        .args(references.into_iter().flat_map(|(blob, job)| [blob, job]));
+    tenant.call(call).await?;
+    Ok(())
+}

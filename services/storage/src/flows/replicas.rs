@@ -1,0 +1,225 @@
+//! The scheduler replicas that live: each holds a lease for as long as it is heard.
+//!
+//! The leases stand in Redis and end by its clock. A list of them is kept here and read again when one
+//! comes or goes, and when the next one ends unless it was renewed meanwhile.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kv::{Cmd, Pipeline};
+use model::{FlowUid, OwnerId, Timestamp, placement};
+use tokio::sync::{Mutex, broadcast, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Error, Result};
+use crate::scripts;
+use crate::store::Store;
+use crate::watch::events::{Hint, Hub};
+
+/// The pause after a failed read.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// One start of a scheduler replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Replica {
+    /// This start of it.
+    pub(crate) owner: OwnerId,
+    /// Where it is reached; empty: in this process.
+    pub(crate) address: String,
+}
+
+/// How a replica introduces itself.
+#[derive(Debug, Clone)]
+pub(crate) struct Hello {
+    /// Its name.
+    pub(crate) name: String,
+    /// Itself.
+    pub(crate) replica: Replica,
+    /// It held the lease before and goes on with what it knows.
+    pub(crate) again: bool,
+}
+
+/// Those that live, by name.
+pub(crate) type Live = Arc<BTreeMap<String, Replica>>;
+
+/// The replica that owns a flow.
+pub(crate) fn owner_of(live: &Live, flow: FlowUid) -> Option<&str> {
+    placement::owner_of(live.keys().map(String::as_str), flow)
+}
+
+/// What is done to a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Deed {
+    Hello,
+    Again,
+    Beat,
+    End,
+}
+
+/// The leases. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Replicas(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    store: Store,
+    /// How long a lease lasts.
+    lease: Duration,
+    live: watch::Sender<Live>,
+    /// Held while reading, so that an older list never replaces a newer one. When the next lease ends.
+    reading: Mutex<Option<Instant>>,
+}
+
+impl Replicas {
+    pub(crate) fn new(store: Store, lease: Duration) -> Self {
+        let live = watch::Sender::new(Live::default());
+        Self(Arc::new(Inner { store, lease, live, reading: Mutex::default() }))
+    }
+
+    /// Follows who lives.
+    pub(crate) fn live(&self) -> watch::Receiver<Live> {
+        self.0.live.subscribe()
+    }
+
+    /// Takes the lease of `name`, from whatever start of it had it, and reads who lives with it. `again`: it
+    /// held the lease before and goes on with what it knows.
+    ///
+    /// # Errors
+    /// [`Error::LeaseLost`] when it goes on, and the lease has ended meanwhile.
+    pub(crate) async fn hello(&self, name: &str, replica: &Replica, again: bool) -> Result<()> {
+        let deed = if again { Deed::Again } else { Deed::Hello };
+        self.change(name, replica, deed).await?;
+        self.read().await.map(drop)
+    }
+
+    /// Prolongs the lease of `name`.
+    ///
+    /// # Errors
+    /// [`Error::LeaseLost`] when it has ended, or belongs to another start.
+    pub(crate) async fn beat(&self, name: &str, replica: &Replica) -> Result<()> {
+        self.change(name, replica, Deed::Beat).await
+    }
+
+    /// Ends the lease of `name` before its time, unless it belongs to another start by now.
+    pub(crate) async fn end(&self, name: &str, replica: &Replica) -> Result<()> {
+        self.change(name, replica, Deed::End).await
+    }
+
+    async fn change(&self, name: &str, replica: &Replica, deed: Deed) -> Result<()> {
+        let store = &self.0.store;
+        let replicas = store.keys().replicas();
+        let change = store
+            .begin_global(&scripts::LEASE, &[&replicas], Timestamp::now())
+            .arg(name)
+            .arg(&replica.owner.to_string())
+            .arg(&replica.address)
+            .arg(u64::try_from(self.0.lease.as_millis()).unwrap_or(u64::MAX))
+            .arg(match deed {
+                Deed::Hello => "hello",
+                Deed::Again => "again",
+                Deed::Beat => "beat",
+                Deed::End => "end",
+            });
+        match store.call_global(change).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.code() == Some("LEASE_LOST") => Err(Error::LeaseLost),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads who lives, and when the next lease ends.
+    pub(crate) async fn read(&self) -> Result<Option<Instant>> {
+        let mut reading = self.0.reading.lock().await;
+        let store = &self.0.store;
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd(Cmd::new("TIME")).cmd(Cmd::new("HGETALL").arg(&store.keys().replicas()));
+        let begun = Instant::now();
+        let answers = store.connection().pipeline(&pipeline).await?;
+        let [time, leases] = kv::Value::Array(answers.into_iter().collect::<kv::Result<_>>()?).tuple()?;
+        let [secs, micros] = time.tuple()?;
+        let now = Timestamp::from_millis(secs.uint()? * 1000 + micros.uint()? / 1000);
+        let (mut live, mut next) = (BTreeMap::new(), None);
+        for (name, lease) in leases.hash()? {
+            match parse_lease(&lease) {
+                Some((replica, ends)) if ends > now => {
+                    next = Some(next.map_or(ends, |next: Timestamp| next.min(ends)));
+                    live.insert(name, replica);
+                }
+                Some(_) => {}
+                None => tracing::warn!(name, lease, "a lease cannot be read"),
+            }
+        }
+        self.0.live.send_if_modified(|known| {
+            let is_new = **known != live;
+            if is_new {
+                *known = Arc::new(live);
+            }
+            is_new
+        });
+        // A lease ends when its last millisecond has passed.
+        *reading = next.map(|ends| begun + ends.since(now) + Duration::from_millis(1));
+        Ok(*reading)
+    }
+
+    /// Keeps the list until `stop`.
+    pub(crate) async fn run(self, hub: Hub, stop: CancellationToken) {
+        let mut hints = hub.hints();
+        let mut next = None;
+        let mut is_read = false;
+        loop {
+            if !is_read {
+                next = match self.read().await {
+                    Ok(next) => next,
+                    Err(error) => {
+                        tracing::warn!(%error, "the leases cannot be read, trying again");
+                        Some(Instant::now() + RETRY)
+                    }
+                };
+                is_read = true;
+            }
+            let ends = async {
+                match next {
+                    Some(next) => tokio::time::sleep_until(next).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = ends => is_read = false,
+                hint = hints.recv() => match hint {
+                    Ok(Hint::Replicas | Hint::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => is_read = false,
+                    Ok(_) => {}
+                    Err(broadcast::error::RecvError::Closed) => return,
+                },
+            }
+        }
+    }
+}
+
+/// `<owner> <end in Unix seconds> <address>`
+fn parse_lease(text: &str) -> Option<(Replica, Timestamp)> {
+    let mut parts = text.splitn(3, ' ');
+    let owner = parts.next()?.parse().ok()?;
+    let ends = parts.next()?.parse().ok()?;
+    Some((Replica { owner, address: parts.next()?.to_owned() }, ends))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_is_read() {
+        let owner = OwnerId::random();
+        let text = format!("{owner} 1763690000.125 https://host:7702");
+        let replica = Replica { owner, address: "https://host:7702".to_owned() };
+        assert_eq!(parse_lease(&text), Some((replica, Timestamp::from_millis(1_763_690_000_125))));
+        let nowhere = parse_lease(&format!("{owner} 1.000 ")).expect("an empty address");
+        assert_eq!(nowhere.0.address, "");
+        for bad in ["", "x 1.000 a", &owner.to_string()] {
+            assert_eq!(parse_lease(bad), None, "{bad}");
+        }
+    }
+}

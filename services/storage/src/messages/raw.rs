@@ -1,0 +1,200 @@
+//! Messages of programs that know nothing of this service: they write the hash, and push its key to `msg_out`.
+//!
+//! Such a message is as trustworthy as access to this Redis, so that a context has to allow it. Chat and mail go on as
+//! letters, checked as if their caller had asked for them; jobs become a flow, of which a router asks a scheduler.
+
+pub(crate) mod jobs;
+
+use std::fmt::Display;
+use std::str::FromStr;
+use std::time::Duration;
+
+use kv::Value;
+use model::{
+    ActorId, Context, ContextId, MessageFormat, MessageKey, MessageType, Timestamp, Violations, limits,
+};
+
+use crate::error::{Error, Result};
+use crate::mail::letters::{NewLetter, Recipient, letter_of, origin_of};
+use crate::record::letter::{Posting, write_sent};
+use crate::record::message::{Body, Kind, RawJobs};
+use crate::record::{Fields, Written};
+use crate::scripts;
+use crate::store::{Store, Tenant};
+use crate::tenants::permission::{self, Action};
+
+/// Who holds a message that was pushed, and where.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Holder<'a> {
+    /// Where it was pushed.
+    pub(crate) tenant: &'a Tenant,
+    /// The same, as it is set.
+    pub(crate) context: &'a Context,
+    /// The router.
+    pub(crate) router: &'a str,
+}
+
+impl Store {
+    /// Takes up a message that was pushed. Gives nothing when the router does not hold it any more.
+    ///
+    /// # Errors
+    /// Those that [`refusal`] has a text for are lasting.
+    pub(crate) async fn take_up(
+        &self,
+        holder: Holder<'_>,
+        key: MessageKey,
+        mut fields: Fields,
+        now: Timestamp,
+    ) -> Result<Option<Body>> {
+        if !holder.context.settings.raw_publish {
+            return Err(Error::NotAllowed("raw_publish is off in this context".to_owned()));
+        }
+        // It was taken up before, and comes again: after a restart, or since somebody sends it again.
+        let is_known = fields.has("revision");
+        let (mut body, written) = self.read_raw(holder.context, key, &mut fields, now).await?;
+        if is_known {
+            body.set_taken(fields.text("taken_revision"));
+            return Ok(Some(body));
+        }
+        let Holder { tenant, context, router } = holder;
+        let message = tenant.keys.message(key.caller, key.id);
+        let touched: [&str; 4] = [&tenant.held, &message, &tenant.letters, &tenant.dead_letters];
+        let change = tenant
+            .begin(&scripts::TAKE_RAW, &touched, Some(context.uid), now)
+            .arg(router)
+            .arg(key.caller.0)
+            .arg(key.id.0)
+            .args(written.args());
+        let taken = tenant.call(change).await?;
+        if taken == Value::Int(0) {
+            return Ok(None);
+        }
+        body.set_taken(taken.text()?);
+        Ok(Some(body))
+    }
+
+    async fn read_raw(
+        &self,
+        context: &Context,
+        key: MessageKey,
+        fields: &mut Fields,
+        now: Timestamp,
+    ) -> Result<(Body, Written)> {
+        let mut violations = Violations::new();
+        check_place(context.id, key, fields, &mut violations);
+        let message_type = parse(fields, "message_type", &mut violations).unwrap_or(MessageType::Job);
+        let timeout_ack_secs = timeout_ack(fields, &mut violations);
+        if message_type != MessageType::Job {
+            let new = read_letter(fields, message_type, timeout_ack_secs, &mut violations);
+            let new = violations.into_result(new)?;
+            return self.letter(context, key, &new, now).await;
+        }
+        if timeout_ack_secs > limits::LETTER_TIMEOUT_SECS_MAX {
+            let max = limits::LETTER_TIMEOUT_SECS_MAX;
+            violations.add("timeout_ack", format!("at most {max}, not {timeout_ack_secs}"));
+        }
+        let created_at: Option<Timestamp> = parse(fields, "created_at", &mut violations);
+        let expires_at: Option<Timestamp> = parse(fields, "expires_at", &mut violations);
+        let flow = jobs::read(key, context.id, fields, &mut violations);
+        let (flow, bytes) = violations.into_result(flow)?;
+        let mut written = Written::default();
+        written
+            .text("context_id", context.id)
+            .text("message_type", message_type)
+            .text("created_at", created_at.unwrap_or(now));
+        let kind =
+            Kind::Jobs(Box::new(RawJobs { caller: key.caller, flow, bytes, taken_revision: String::new() }));
+        // What waited for a router has its time from when one took it, or from when it was sent again.
+        let time = u64::from(timeout_ack_secs) * 1000;
+        let since = match expires_at {
+            Some(at) if fields.has("revision") => Timestamp::from_millis(at.as_millis().saturating_sub(time)),
+            _ => now,
+        };
+        written.optional("expires_at", (time > 0).then(|| since + Duration::from_millis(time)));
+        Ok((Body { kind, timeout_ack_secs, created_at: since }, written))
+    }
+
+    async fn letter(
+        &self,
+        context: &Context,
+        key: MessageKey,
+        new: &NewLetter,
+        now: Timestamp,
+    ) -> Result<(Body, Written)> {
+        permission::allow(context, key.caller, Action::SendMessage)?;
+        let addressed = self.address(context, key.caller, new, now).await?;
+        let mut origin = origin_of(context.uid, key.caller);
+        origin.message_id = key.id;
+        let letter = letter_of(new, &addressed, origin, now);
+        let to = new.to.to_string();
+        let posting = Posting {
+            context: context.id,
+            to: &to,
+            addresses: &addressed.addresses,
+            timeout_ack_secs: new.timeout_secs(),
+            verified: addressed.verified,
+        };
+        let written = write_sent(&letter, &posting, now);
+        Ok((Body::letter(&letter, addressed.addresses), written))
+    }
+}
+
+/// Why a message that was pushed is not taken, for people; nothing when that may change.
+pub(crate) fn refusal(error: &Error) -> Option<String> {
+    Some(match error {
+        Error::NotAllowed(why) => format!("RAW_PUBLISH_OFF: {why}"),
+        Error::Invalid(violations) => format!("INVALID_MESSAGE: {violations}"),
+        Error::Denied(denied) => format!("PERMISSION_DENIED: {denied}"),
+        Error::NotFound(_) => format!("NOT_FOUND: {error}"),
+        Error::Broken(broken) => format!("INVALID_MESSAGE: {broken}"),
+        _ => return None,
+    })
+}
+
+/// A field's value; nothing when it is missing, empty, or wrong, which is noted.
+fn parse<T: FromStr<Err: Display>>(
+    fields: &mut Fields,
+    field: &str,
+    violations: &mut Violations,
+) -> Option<T> {
+    let text = fields.text(field);
+    if text.is_empty() { None } else { violations.take(field, text.parse()) }
+}
+
+/// What a message says of where it belongs has to be what its key says.
+fn check_place(context: ContextId, key: MessageKey, fields: &mut Fields, violations: &mut Violations) {
+    if key.caller == ActorId(0) {
+        violations.add("caller_id", "0 is whoever is not from here: name the actor that sends it");
+    }
+    for (field, expected) in [("caller_id", key.caller.0), ("id", key.id.0), ("context_id", context.0)] {
+        match parse::<u32>(fields, field, violations) {
+            Some(found) if found != expected => {
+                violations.add(field, format!("{found}, where its key and its place say {expected}"));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Seconds until it must be accepted; 0 when it does not say. `timeout` is the older name.
+fn timeout_ack(fields: &mut Fields, violations: &mut Violations) -> u32 {
+    let older = parse(fields, "timeout", violations).unwrap_or_default();
+    match parse(fields, "timeout_ack", violations).unwrap_or_default() {
+        0 => older,
+        secs => secs,
+    }
+}
+
+fn read_letter(
+    fields: &mut Fields,
+    message_type: MessageType,
+    timeout_ack_secs: u32,
+    violations: &mut Violations,
+) -> Option<NewLetter> {
+    let to: Option<Recipient> = violations.take("to", Recipient::of_message(&fields.text("to")));
+    let target_context = parse(fields, "target_context", violations).filter(|id| *id != ContextId(0));
+    let format = parse(fields, "message_format_type", violations).unwrap_or(MessageFormat::Text);
+    let said = (fields.text("topic"), fields.text("message"));
+    let (whom, how) = ((to, Some(message_type)), (target_context, format));
+    NewLetter::of_parts(whom, how, said, timeout_ack_secs, fields.text("signature"), violations)
+}

@@ -1,0 +1,271 @@
+//! The routers that are connected to this storage.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use model::{ContextId, MessageKey};
+use tokio::sync::mpsc;
+
+use crate::messages::forgets::{AttemptsForget, FORGETS_MAX};
+use crate::messages::held::Held;
+use crate::record::message::Kind;
+use crate::store::lock;
+
+/// Messages that one router holds, at most; what is beyond stays out. As many with nodes, and as many that are delivered
+/// whole: letters wait for days where nobody answers, and must not be in the way of jobs.
+pub(crate) const HELD_MAX: usize = 10_000;
+/// Of one context's messages that are delivered whole.
+pub(crate) const HELD_WHOLE_MAX: usize = 1_000;
+
+/// One connected router.
+#[derive(Debug)]
+pub(crate) struct Router {
+    name: String,
+    held: Mutex<HashMap<ContextId, Holding>>,
+    /// What was settled since it connected. What it held is read while commits already send to it, so the same
+    /// message may come both ways, the second time after it was settled. Nothing once that is over.
+    early: Mutex<Option<HashSet<(ContextId, MessageKey)>>>,
+    /// With nodes, and whole.
+    count: [AtomicUsize; 2],
+    /// Bounded by [`HELD_MAX`], since whoever fills it looks for room first.
+    queue: mpsc::UnboundedSender<Held>,
+    forgets: mpsc::Sender<AttemptsForget>,
+}
+
+/// What a router is to be sent.
+#[derive(Debug)]
+pub(crate) struct RouterQueues {
+    /// Messages that it holds from now on.
+    pub(crate) messages: mpsc::UnboundedReceiver<Held>,
+    /// Attempts that supervisors may forget.
+    pub(crate) forgets: mpsc::Receiver<AttemptsForget>,
+}
+
+/// What a router holds of one context.
+#[derive(Debug, Default)]
+struct Holding {
+    /// Each with whether it is delivered whole.
+    messages: BTreeMap<MessageKey, bool>,
+    whole: usize,
+}
+
+impl Holding {
+    fn add(&mut self, key: MessageKey, is_whole: bool) -> bool {
+        let is_new = self.messages.insert(key, is_whole).is_none();
+        self.whole += usize::from(is_new && is_whole);
+        is_new
+    }
+
+    fn remove(&mut self, key: MessageKey) -> Option<bool> {
+        let is_whole = self.messages.remove(&key)?;
+        self.whole -= usize::from(is_whole);
+        Some(is_whole)
+    }
+}
+
+impl Router {
+    /// Its name: the same after a restart, different for each replica.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it may be given more that carries nodes.
+    pub(crate) fn has_room(&self) -> bool {
+        self.count[0].load(Ordering::Relaxed) < HELD_MAX
+    }
+
+    /// Whether it may be given more of a context, whatever it is.
+    pub(crate) fn has_room_for_all_of(&self, context: ContextId) -> bool {
+        let whole = lock(&self.held).get(&context).map_or(0, |held| held.whole);
+        self.has_room() && self.count[1].load(Ordering::Relaxed) < HELD_MAX && whole < HELD_WHOLE_MAX
+    }
+
+    /// Sends a message that was taken into its hold just now, perhaps not for the first time: a dead letter may be
+    /// sent again.
+    pub(crate) fn send_taken(&self, message: Held) {
+        if let Some(early) = lock(&self.early).as_mut() {
+            early.remove(&(message.context, message.key));
+        }
+        self.send(message);
+    }
+
+    /// Sends a message that it holds; one that it was sent already, or has settled, is not sent again.
+    pub(crate) fn send(&self, message: Held) {
+        let mut held = lock(&self.held);
+        let was_settled =
+            lock(&self.early).as_ref().is_some_and(|early| early.contains(&(message.context, message.key)));
+        let is_whole = !matches!(message.body.kind, Kind::Nodes { .. });
+        let is_new = !was_settled && held.entry(message.context).or_default().add(message.key, is_whole);
+        drop(held);
+        if is_new {
+            self.count[usize::from(is_whole)].fetch_add(1, Ordering::Relaxed);
+            // Its stream may have ended: the hold stands, and is sent again under the same name.
+            let _ = self.queue.send(message);
+        }
+    }
+
+    /// Forgets messages that it does not hold any more.
+    pub(crate) fn forget(&self, context: ContextId, keys: impl IntoIterator<Item = MessageKey>) {
+        let mut held = lock(&self.held);
+        if let Some(known) = held.get_mut(&context) {
+            let mut early = lock(&self.early);
+            for key in keys {
+                if let Some(is_whole) = known.remove(key) {
+                    self.count[usize::from(is_whole)].fetch_sub(1, Ordering::Relaxed);
+                    if let Some(early) = early.as_mut() {
+                        early.insert((context, key));
+                    }
+                }
+            }
+            if known.messages.is_empty() {
+                held.remove(&context);
+            }
+        }
+    }
+
+    /// Ends the time in which a message may come both ways.
+    pub(crate) fn settle_in(&self) {
+        *lock(&self.early) = None;
+    }
+
+    /// What it holds, by context.
+    pub(crate) fn held(&self) -> Vec<(ContextId, Vec<MessageKey>)> {
+        let held = lock(&self.held);
+        held.iter().map(|(context, held)| (*context, held.messages.keys().copied().collect())).collect()
+    }
+}
+
+/// All of them. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Routers(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    connected: RwLock<Vec<Arc<Router>>>,
+    turn: AtomicUsize,
+}
+
+impl Routers {
+    /// Adds a router, in place of one of the same name, and gives what it is to be sent.
+    pub(crate) fn connect(&self, name: &str) -> (Arc<Router>, RouterQueues) {
+        let (queue, messages) = mpsc::unbounded_channel();
+        let (forgets, wishes) = mpsc::channel(FORGETS_MAX);
+        let router = Arc::new(Router {
+            name: name.to_owned(),
+            held: Mutex::default(),
+            early: Mutex::new(Some(HashSet::new())),
+            count: Default::default(),
+            queue,
+            forgets,
+        });
+        let mut connected = self.0.connected.write().unwrap_or_else(PoisonError::into_inner);
+        connected.retain(|known| known.name != name);
+        connected.push(Arc::clone(&router));
+        (router, RouterQueues { messages, forgets: wishes })
+    }
+
+    /// Has supervisors told that nobody will ask for these attempts any more. Without a router, or where too much waits, they are not
+    /// told.
+    pub(crate) fn forget_attempts(&self, wishes: Vec<AttemptsForget>) {
+        let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(router) = connected.first() else { return };
+        for wish in wishes {
+            if router.forgets.try_send(wish).is_err() {
+                tracing::debug!("attempts of a flow that is gone stay with their supervisors for their time");
+            }
+        }
+    }
+
+    /// Removes a router, unless another one took its name.
+    pub(crate) fn disconnect(&self, router: &Arc<Router>) {
+        let mut connected = self.0.connected.write().unwrap_or_else(PoisonError::into_inner);
+        connected.retain(|known| !Arc::ptr_eq(known, router));
+    }
+
+    /// All that are connected.
+    pub(crate) fn all(&self) -> Vec<Arc<Router>> {
+        self.0.connected.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether it is still the one of its name.
+    pub(crate) fn is_current(&self, router: &Arc<Router>) -> bool {
+        let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);
+        connected.iter().any(|known| Arc::ptr_eq(known, router))
+    }
+
+    /// Whether it is the one that does what one of them has to do.
+    pub(crate) fn is_first(&self, router: &Arc<Router>) -> bool {
+        let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);
+        connected.first().is_some_and(|known| Arc::ptr_eq(known, router))
+    }
+
+    /// One that has room for what carries nodes, in turns.
+    pub(crate) fn pick(&self) -> Option<Arc<Router>> {
+        self.pick_where(Router::has_room)
+    }
+
+    /// One that has room for a letter of a context, in turns.
+    pub(crate) fn pick_for_letter(&self, context: ContextId) -> Option<Arc<Router>> {
+        self.pick_where(|router| router.has_room_for_all_of(context))
+    }
+
+    fn pick_where(&self, has_room: impl Fn(&Router) -> bool) -> Option<Arc<Router>> {
+        let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);
+        let turn = self.0.turn.fetch_add(1, Ordering::Relaxed);
+        (0..connected.len())
+            .map(|i| &connected[(turn.wrapping_add(i)) % connected.len()])
+            .find(|router| has_room(router))
+            .cloned()
+    }
+
+    /// Sends a message to the router that a commit chose, or to the one that has taken its name meanwhile.
+    pub(crate) fn hand(&self, chosen: &Router, message: Held) {
+        let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(router) = connected.iter().find(|known| known.name == chosen.name) {
+            router.send(message);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::message::Body;
+    use model::id::Uid;
+    use model::{ActorId, ContextUid, FlowId, MessageId, RunnerId, Timestamp};
+
+    fn message(context: u32, id: usize, kind: Kind) -> Held {
+        let key = MessageKey { caller: ActorId(1), id: MessageId(u32::try_from(id).expect("few")) };
+        let body = Body { kind, timeout_ack_secs: 0, created_at: Timestamp::default() };
+        Held { context: ContextId(context), context_uid: ContextUid(Uid::from_bits(1)), key, body }
+    }
+
+    fn letter(context: u32, id: usize) -> Held {
+        message(context, id, Kind::Letter { letter: "{}".into(), addresses: Vec::new() })
+    }
+
+    #[test]
+    fn letters_that_nobody_takes_are_in_nobodys_way() {
+        let routers = Routers::default();
+        let (router, _queue) = routers.connect("router");
+        let [one, other] = [1, 2].map(ContextId);
+        (0..HELD_WHOLE_MAX).for_each(|id| router.send(letter(1, id)));
+        assert!(routers.pick_for_letter(one).is_none() && routers.pick_for_letter(other).is_some());
+        router.send(letter(1, 0));
+        router.forget(one, [letter(1, 0).key, letter(1, 0).key]);
+        assert!(routers.pick_for_letter(one).is_some(), "one has left");
+        (2..12).for_each(|context| (0..HELD_WHOLE_MAX).for_each(|id| router.send(letter(context, id))));
+        assert!(routers.pick_for_letter(ContextId(20)).is_none() && routers.pick().is_some(), "jobs go on");
+
+        let nodes = |id| {
+            message(1, 50_000 + id, Kind::Nodes { flow: FlowId(1), runner: RunnerId(1), nodes: Vec::new() })
+        };
+        (0..HELD_MAX).for_each(|id| router.send(nodes(id)));
+        assert!(routers.pick().is_none());
+        router.forget(one, [nodes(0).key]);
+        assert!(routers.pick().is_some());
+        let held: usize = router.held().iter().map(|(_, keys)| keys.len()).sum();
+        assert_eq!(held, 11 * HELD_WHOLE_MAX + HELD_MAX - 2);
+    }
+}

@@ -1,0 +1,380 @@
+//! Actors.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use kv::{Cmd, Value};
+use model::actor::ActorKey;
+use model::{Actor, ActorId, Address, ContextId, Revision, Timestamp, limits};
+use proto::convert::actor::{ActorChange, KeyRotation};
+
+use crate::error::{Error, Result};
+use crate::record::{self, Fields, Written};
+use crate::requests::{Request, hash_of, was_asked};
+use crate::scripts;
+use crate::store::{ID_TRIES, PERMISSION_TRIES, Store};
+use crate::tenants::audit::Deed;
+use crate::tenants::permission::Action;
+use crate::tenants::roles::ACTORS_READ;
+
+/// An actor to be registered.
+#[derive(Debug, Clone)]
+pub(crate) struct NewActor {
+    /// The wished id.
+    pub(crate) id: Option<ActorId>,
+    /// Ed25519 public key in hex.
+    pub(crate) pubkey: String,
+    /// Where messages to it can be delivered.
+    pub(crate) address: Vec<Address>,
+}
+
+/// Actors are registered by the bootstrap identity, which has no id of its own.
+pub(crate) const BOOTSTRAP: ActorId = ActorId(0);
+
+/// A change of an actor that is about to be made.
+struct Change<'a> {
+    deed: Deed,
+    asker: Option<ActorId>,
+    request: Option<&'a Request>,
+    id: ActorId,
+    /// The key in force from now on.
+    pubkey: &'a str,
+    /// The revision that it builds on; nothing for any.
+    expected: Option<Revision>,
+    fields: Written,
+    /// Made where Redis is at its `maxmemory` as well: there is a bound to how often.
+    may_be_full: bool,
+}
+
+impl Store {
+    /// Keeps a new actor, or gives the one that the same request made before.
+    pub(crate) async fn register_actor(
+        &self,
+        new: NewActor,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Actor> {
+        for _ in 0..ID_TRIES {
+            let id = match new.id {
+                Some(id) => id,
+                None => ActorId(self.next_actor_id().await?),
+            };
+            let mut actor = Actor {
+                id,
+                pubkey: new.pubkey.clone(),
+                address: new.address.clone(),
+                keys: vec![ActorKey { key: new.pubkey.clone(), not_before: now, revoked_at: None }],
+                home_context: None,
+                certificates_not_before: None,
+                deleted_at: None,
+                created_at: now,
+                updated_at: now,
+                revision: Revision(0),
+            };
+            match self.register(&actor, request, now).await {
+                Ok((true, revision)) => {
+                    actor.revision = Revision(revision);
+                    return Ok(actor);
+                }
+                Ok((false, then)) => {
+                    return self.actor_ever(ActorId(u32::try_from(then).unwrap_or_default())).await;
+                }
+                Err(Error::Store(kv::Error::Refused { code, message })) if code == "ACTOR_EXISTS" => {
+                    if new.id.is_some() {
+                        return Err(Error::Exists(format!("actor {id}")));
+                    }
+                    self.skip_actor_ids(message.parse().unwrap_or_default());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::no_free_id("actor"))
+    }
+
+    /// Whether it was made now, and its revision; else the id of the one made before.
+    async fn register(
+        &self,
+        actor: &Actor,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<(bool, u64)> {
+        let keys = self.keys();
+        let mut touched = vec![keys.actor(actor.id), keys.actors(), keys.actor_keys()];
+        touched.extend(request.map(|request| keys.request(BOOTSTRAP, &request.id)));
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let deed = Deed::of(None, Action::RegisterActor, format_args!("actor {}", actor.id)).asked(request);
+        let call = self
+            .begin_global_by(Some(&deed), &scripts::REGISTER_ACTOR, &touched, now)
+            .arg(actor.id.0)
+            .arg(hash_of(request))
+            .arg(limits::REQUEST_ID_KEEP_SECS)
+            .arg(&actor.pubkey)
+            .args(record::actor::write(actor).args());
+        let answer = self.call_global(call).await.map_err(|error| of_actor(error, actor.id))?;
+        let [made, value] = answer.tuple()?;
+        Ok((made.int()? == 1, value.uint()?))
+    }
+
+    /// Changes where messages to an actor are delivered. `asker` is nobody for the bootstrap identity, else the
+    /// actor itself.
+    pub(crate) async fn update_actor(
+        &self,
+        change: &ActorChange,
+        asker: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Actor> {
+        let ActorChange { id, expected_revision, address, home_context } = change;
+        if self.was_asked(asker, request).await? {
+            return self.actor_ever(*id).await;
+        }
+        if let Some(home) = home_context {
+            self.check_home(*id, *home).await?;
+        }
+        let mut fields = Written::default();
+        fields.json("address", address).optional("home_context", *home_context);
+        let deed = Deed::of(asker, Action::UpdateActor, format_args!("actor {id}")).asked(request);
+        let pubkey = self.actor(*id).await?.pubkey;
+        let (pubkey, expected, may_be_full) = (&*pubkey, *expected_revision, asker.is_none());
+        let change = Change { deed, asker, request, id: *id, pubkey, expected, fields, may_be_full };
+        self.change_actor(change, now).await?;
+        self.actor_ever(*id).await
+    }
+
+    /// Puts another key of an actor in force. `asker` is nobody for the bootstrap identity, else the actor itself.
+    pub(crate) async fn rotate_actor_key(
+        &self,
+        rotation: &KeyRotation,
+        asker: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Actor> {
+        let KeyRotation { id, expected_revision, pubkey, overlap_secs, revoke_certificates } = rotation;
+        for _ in 0..PERMISSION_TRIES {
+            let found = self.actor(*id).await;
+            // After the actor: whoever changes it remembers the request with that.
+            if self.was_asked(asker, request).await? {
+                return self.actor_ever(*id).await;
+            }
+            let mut actor = found?;
+            check_revision("actor", *id, actor.revision, *expected_revision)?;
+            if asker.is_some() {
+                check_pace(&actor, now)?;
+            }
+            rotate(&mut actor, pubkey, now, Duration::from_secs((*overlap_secs).into()))?;
+            if *revoke_certificates {
+                actor.certificates_not_before = Some(now);
+            }
+            let mut fields = Written::default();
+            fields
+                .text("pubkey", pubkey)
+                .json("keys", &actor.keys)
+                .optional("certificates_not_before", actor.certificates_not_before);
+            let deed = Deed::of(asker, Action::RotateActorKey, format_args!("actor {id}")).asked(request);
+            let expected = Some(actor.revision);
+            // Actors change their own keys only so often.
+            let change =
+                Change { deed, asker, request, id: *id, pubkey, expected, fields, may_be_full: true };
+            match self.change_actor(change, now).await {
+                // Somebody else changed it since it was read.
+                Err(Error::Changed(_)) => {}
+                Err(error) => return Err(error),
+                Ok(()) => return self.actor_ever(*id).await,
+            }
+        }
+        Err(Error::Changed(format!("actor {id} changes again and again")))
+    }
+
+    /// Removes an actor, and then its roles. `asker` is nobody for the bootstrap identity, else the actor itself.
+    ///
+    /// # Errors
+    /// [`Error::LastAdmin`] where it is the only admin of a context.
+    pub(crate) async fn delete_actor(
+        &self,
+        id: ActorId,
+        expected_revision: Option<Revision>,
+        asker: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<()> {
+        let deed = Deed::of(asker, Action::DeleteActor, format_args!("actor {id}")).asked(request);
+        for _ in 0..PERMISSION_TRIES {
+            let found = self.actor(id).await;
+            // After the actor: whoever removes it remembers the request with that.
+            if self.was_asked(asker, request).await? {
+                // Whoever was asked first may have died before it came to the roles.
+                return self.remove_roles(id, &deed, now).await;
+            }
+            let actor = found?;
+            check_revision("actor", id, actor.revision, expected_revision)?;
+            let administered = self.only_administered_by(id).await?;
+            if !administered.is_empty() {
+                return Err(Error::LastAdmin { actor: id, contexts: administered });
+            }
+            match self.bury(&actor, &deed, asker, request, now).await {
+                Err(Error::Changed(_) | Error::NotFound(_)) => {}
+                Err(error) => return Err(error),
+                Ok(()) => return self.remove_roles(id, &deed, now).await,
+            }
+        }
+        Err(Error::Changed(format!("actor {id} changes again and again")))
+    }
+
+    /// Other actors that have a key of this one. None can be given one any more, but it was possible once; letters to such a
+    /// key are theirs from then on.
+    async fn heirs(&self, actor: &Actor) -> Result<Vec<(String, ActorId)>> {
+        let keys: BTreeSet<&str> = actor.keys.iter().map(|key| key.key.as_str()).collect();
+        let mut heirs = Vec::new();
+        for ids in self.all_actors().await?.chunks(ACTORS_READ) {
+            for other in self.read_actors(ids).await?.into_iter().flatten() {
+                if other.id != actor.id && other.deleted_at.is_none() && keys.contains(other.pubkey.as_str())
+                {
+                    heirs.push((other.pubkey, other.id));
+                }
+            }
+        }
+        Ok(heirs)
+    }
+
+    async fn bury(
+        &self,
+        actor: &Actor,
+        deed: &Deed,
+        asker: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<()> {
+        let (keys, heirs) = (self.keys(), self.heirs(actor).await?);
+        let heirs: Vec<String> = heirs.into_iter().flat_map(|(key, heir)| [key, heir.to_string()]).collect();
+        let mut touched = vec![keys.actor(actor.id), keys.actors(), keys.actor_keys()];
+        touched.extend(request.map(|request| keys.request(asker.unwrap_or(BOOTSTRAP), &request.id)));
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let call = self
+            .begin_global_by(Some(deed), &scripts::DELETE_ACTOR, &touched, now)
+            .arg(actor.id.0)
+            .arg(actor.revision.0)
+            .arg(hash_of(request))
+            .arg(limits::REQUEST_ID_KEEP_SECS)
+            .args(heirs.iter().map(String::as_str));
+        self.apply_global(call).await.map_err(|error| of_actor(error, actor.id))?;
+        Ok(())
+    }
+
+    async fn change_actor(&self, change: Change<'_>, now: Timestamp) -> Result<()> {
+        let Change { deed, asker, request, id, pubkey, expected, fields, may_be_full } = change;
+        let keys = self.keys();
+        let mut touched = vec![keys.actor(id), keys.actor_keys()];
+        touched.extend(request.map(|request| keys.request(asker.unwrap_or(BOOTSTRAP), &request.id)));
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let call = self
+            .begin_global_by(Some(&deed), &scripts::CHANGE_ACTOR, &touched, now)
+            .arg(id.0)
+            .arg(&expected.map(|revision| revision.to_string()).unwrap_or_default())
+            .arg(hash_of(request))
+            .arg(limits::REQUEST_ID_KEEP_SECS)
+            .arg(pubkey)
+            .arg(if may_be_full { "reserve" } else { "" })
+            .args(fields.args());
+        self.apply_global(call).await.map_err(|error| of_actor(error, id))?;
+        Ok(())
+    }
+
+    /// Whether a request that concerns no context was carried out before. Fails when it had another body then.
+    pub(crate) async fn was_asked(&self, asker: Option<ActorId>, request: Option<&Request>) -> Result<bool> {
+        let key = request.map(|request| self.keys().request(asker.unwrap_or(BOOTSTRAP), &request.id));
+        was_asked(self.connection(), key.as_deref(), request).await
+    }
+
+    /// Letters land only where their recipient may read them.
+    async fn check_home(&self, actor: ActorId, home: ContextId) -> Result<()> {
+        let role = match self.context(home).await {
+            Ok((_, context)) => context.role_of(actor),
+            Err(Error::NotFound(_)) => None,
+            Err(error) => return Err(error),
+        };
+        let no_role = || Error::field("home_context", format!("actor {actor} has no role in context {home}"));
+        role.map(drop).ok_or_else(no_role)
+    }
+
+    /// Reads an actor that was not removed.
+    pub(crate) async fn actor(&self, id: ActorId) -> Result<Actor> {
+        let actor = self.actor_ever(id).await?;
+        if actor.deleted_at.is_some() { Err(Error::not_found("actor", id)) } else { Ok(actor) }
+    }
+
+    /// Reads an actor, or what is left of one that was removed.
+    pub(crate) async fn actor_ever(&self, id: ActorId) -> Result<Actor> {
+        let key = self.keys().actor(id);
+        let value = self.connection().cmd(Cmd::new("HGETALL").arg(&key)).await;
+        self.actor_of(id, value.map_err(|error| Error::of_record(error, key))?)?
+            .ok_or_else(|| Error::not_found("actor", id))
+    }
+
+    /// The actor in the answer to `HGETALL`.
+    pub(crate) fn actor_of(&self, id: ActorId, value: Value) -> Result<Option<Actor>> {
+        let key = self.keys().actor(id);
+        let Some(fields) = Fields::of_hash(&key, value)? else { return Ok(None) };
+        let actor = record::actor::read(fields)?;
+        record::check_id(key, actor.id, id)?;
+        Ok(Some(actor))
+    }
+}
+
+fn of_actor(error: kv::Error, id: ActorId) -> Error {
+    match (error.code(), &error) {
+        (Some("REQUEST_ID_REUSED"), _) => Error::RequestIdReused,
+        (Some("ACTOR_GONE"), _) => Error::not_found("actor", id),
+        (Some("ACTOR_CHANGED"), kv::Error::Refused { message, .. }) => Error::Changed(message.clone()),
+        (Some("KEY_TAKEN"), kv::Error::Refused { message, .. }) => Error::field("pubkey", message),
+        _ => Error::Store(error),
+    }
+}
+
+/// Fails when a record is not as whoever changes it has read it.
+pub(crate) fn check_revision(
+    kind: &str,
+    id: impl std::fmt::Display,
+    revision: Revision,
+    expected: Option<Revision>,
+) -> Result<()> {
+    match expected {
+        Some(expected) if expected != revision => {
+            Err(Error::Changed(format!("{kind} {id} is at revision {revision}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whose a key was is known for good, and an actor pays nothing for its next one: there are only so many in a time.
+fn check_pace(actor: &Actor, now: Timestamp) -> Result<()> {
+    let span = Duration::from_secs(limits::ACTOR_KEYS_SPAN_SECS.into());
+    // These are remembered: what is forgotten first is over for longest.
+    let recent = actor.keys.iter().filter(|key| key.not_before + span > now).count();
+    if recent >= limits::ACTOR_KEYS_KEPT_MAX {
+        let (max, asked) = (limits::ACTOR_KEYS_KEPT_MAX as u64, recent as u64 + 1);
+        return Err(Error::Limit { limit: "keys that an actor gives itself within 30 days", max, asked });
+    }
+    Ok(())
+}
+
+/// Puts another key in force, unless the actor ever had it: one that was revoked never counts again.
+fn rotate(actor: &mut Actor, key: &str, now: Timestamp, overlap: Duration) -> Result<()> {
+    if actor.keys.iter().any(|known| known.key == key) {
+        return Err(Error::field(
+            "pubkey",
+            format!("actor {} has, or had, this key: make a new one", actor.id),
+        ));
+    }
+    actor.rotate(key.to_owned(), now, now + overlap);
+    let living = actor.keys.iter().filter(|key| !key.is_over(now)).count();
+    if living > limits::ACTOR_KEYS_MAX {
+        let (max, asked) = (limits::ACTOR_KEYS_MAX as u64, living as u64);
+        return Err(Error::Limit { limit: "keys of an actor that are in force", max, asked });
+    }
+    // Those that are over for longest are forgotten first.
+    while actor.keys.len() > limits::ACTOR_KEYS_KEPT_MAX {
+        let Some(oldest) = actor.keys.iter().position(|key| key.is_over(now)) else { break };
+        actor.keys.remove(oldest);
+    }
+    Ok(())
+}

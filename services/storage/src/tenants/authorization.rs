@@ -1,0 +1,59 @@
+//! Permission for what other services keep: decided here, and written down in the step that finds it still good.
+
+use model::{ActorId, ContextId, Timestamp, limits};
+
+use crate::error::{Error, Result};
+use crate::requests::{Request, hash_of};
+use crate::scripts;
+use crate::store::{PERMISSION_TRIES, Store};
+use crate::tenants::audit::Deed;
+use crate::tenants::permission::{self, Action};
+
+/// Something that an actor wants to do.
+#[derive(Debug, Clone)]
+pub(crate) struct Intent {
+    /// Where.
+    pub(crate) context: ContextId,
+    /// Who.
+    pub(crate) actor: ActorId,
+    /// What.
+    pub(crate) action: Action,
+    /// To what, as the audit names it.
+    pub(crate) object: String,
+    /// The request, when it may be repeated.
+    pub(crate) request: Option<Request>,
+    /// Nothing is changed by it, so that nothing is written down.
+    pub(crate) is_read: bool,
+}
+
+impl Store {
+    /// Decides whether somebody may do something, and writes down that it does. `true` when that was written now.
+    ///
+    /// # Errors
+    /// That there is no such context for the actor, that its role is too small, that the context takes no changes.
+    pub(crate) async fn authorize(&self, intent: &Intent, now: Timestamp) -> Result<bool> {
+        let Intent { context, actor, action, object, request, is_read } = intent;
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, read) = self.context(*context).await?;
+            permission::allow(&read, *actor, *action)?;
+            if *is_read {
+                return Ok(false);
+            }
+            let key = request.as_ref().map(|request| tenant.keys.request(*actor, &request.id));
+            let deed = Deed::of(Some(*actor), *action, object).asked(request.as_ref());
+            let call = tenant
+                .begin_by(Some(&deed), &scripts::AUTHORIZE, key.as_deref().as_slice(), Some(read.uid), now)
+                .arg(read.revision.0)
+                .arg(hash_of(request.as_ref()))
+                .arg(limits::REQUEST_ID_KEEP_SECS)
+                // What ends something goes on where Redis is full.
+                .arg(if *action == Action::OperateSagas { "reserve" } else { "" });
+            match tenant.call(call).await {
+                Err(Error::ContextChanged(_)) => {}
+                Err(error) => return Err(error),
+                Ok(written) => return Ok(written.int()? == 1),
+            }
+        }
+        Err(Error::ContextChanged(*context))
+    }
+}

@@ -1,0 +1,405 @@
+//! Removing a context with everything in it.
+//!
+//! First it is marked as going: from then on it takes no changes. Then its supervisors forget it, each told
+//! by a router until that one answers. Then its keys are removed, some hundred a script; then nobody finds
+//! it any more, and its id is free; then its own record goes. Any storage goes on where another one stopped:
+//! what is left to do is read from what is there.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, stream};
+use kv::Cmd;
+use model::{ActorId, Context, ContextId, ContextState, ContextUid, Revision, RunnerId, Timestamp, limits};
+use tokio::sync::{broadcast, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Error, Result};
+use crate::requests::Request;
+use crate::runners::RUNNERS_READ;
+use crate::scripts;
+use crate::store::{PERMISSION_TRIES, Store, Tenant, lock};
+use crate::tenants::actors::{BOOTSTRAP, check_revision};
+use crate::tenants::audit::Deed;
+use crate::tenants::permission::{self, Action};
+use crate::watch::events::{Hint, Hub};
+
+/// Keys that one script removes.
+const KEYS_MAX: usize = 900;
+/// The pause after a failure.
+const RETRY: Duration = Duration::from_secs(1);
+/// Contexts that are looked at at once.
+const CONTEXTS_AT_ONCE: usize = 16;
+
+/// A context that one supervisor is to forget.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PendingDrop {
+    /// The context.
+    pub(crate) context: ContextId,
+    /// Its uid.
+    pub(crate) uid: ContextUid,
+    /// The runner record.
+    pub(crate) runner: RunnerId,
+    /// Where the supervisor is reached.
+    pub(crate) address: String,
+    /// The topic its requests travel under.
+    pub(crate) topic: String,
+}
+
+/// The contexts that are going. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Removals(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    hub: Hub,
+    going: Mutex<BTreeMap<ContextId, ContextUid>>,
+    /// Changes with every look at one of them.
+    looks: watch::Sender<u64>,
+}
+
+impl Removals {
+    pub(crate) fn new(hub: Hub) -> Self {
+        Self(Arc::new(Inner { hub, going: Mutex::default(), looks: watch::Sender::new(0) }))
+    }
+
+    /// Changes whenever there may be something new to know of a context that goes.
+    pub(crate) fn looks(&self) -> watch::Receiver<u64> {
+        self.0.looks.subscribe()
+    }
+
+    /// Removes a context, for one of its admins or for the bootstrap identity; one at this revision, if one is named. Returns
+    /// when nothing is left; the removal goes on when this is dropped.
+    pub(crate) async fn remove(
+        &self,
+        (id, expected): (ContextId, Option<Revision>),
+        actor: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<()> {
+        let mut looks = self.looks();
+        let begun = self.0.hub.store().begin_context_removal((id, expected), actor, request, now).await?;
+        // The same request has removed it before.
+        let Some((tenant, uid)) = begun else { return Ok(()) };
+        while record_of(&tenant).await?.is_some_and(|(known, _)| known == uid) {
+            // The sender lives as long as this.
+            let _ = looks.changed().await;
+        }
+        Ok(())
+    }
+
+    /// What supervisors are to forget.
+    pub(crate) async fn drops(&self) -> Result<Vec<PendingDrop>> {
+        let going: Vec<_> = lock(&self.0.going).iter().map(|(id, uid)| (*id, *uid)).collect();
+        let mut drops = Vec::new();
+        for (context, uid) in going {
+            let store = self.0.hub.store();
+            let tenant = store.place(context);
+            let pending =
+                tenant.connection.cmd(Cmd::new("SMEMBERS").arg(&tenant.keys.drops())).await?.texts()?;
+            let pending: Vec<RunnerId> = pending.iter().filter_map(|id| id.parse().ok()).collect();
+            for ids in pending.chunks(RUNNERS_READ) {
+                let runners = store.runners_at(&tenant, ids).await?;
+                let there: Vec<RunnerId> = runners.iter().map(|runner| runner.id).collect();
+                let gone: Vec<RunnerId> = ids.iter().filter(|id| !there.contains(id)).copied().collect();
+                // The record of a deleted one is kept for a while only, and nobody else knows where its supervisor is.
+                if !gone.is_empty() {
+                    self.forgotten(&tenant, uid, &gone).await?;
+                }
+                drops.extend(runners.into_iter().map(|runner| PendingDrop {
+                    context,
+                    uid,
+                    runner: runner.id,
+                    address: runner.address.to_string(),
+                    topic: runner.topic,
+                }));
+            }
+        }
+        Ok(drops)
+    }
+
+    /// A supervisor has forgotten a context, or is given up.
+    pub(crate) async fn dropped(&self, uid: ContextUid, runner: RunnerId) -> Result<()> {
+        let found = lock(&self.0.going).iter().find(|(_, known)| **known == uid).map(|(id, _)| *id);
+        // One that is not known here is gone, or will be asked for again.
+        let Some(context) = found else { return Ok(()) };
+        self.forgotten(&self.0.hub.store().place(context), uid, &[runner]).await
+    }
+
+    /// Nobody waits for these supervisors any more.
+    async fn forgotten(&self, tenant: &Tenant, uid: ContextUid, runners: &[RunnerId]) -> Result<()> {
+        let change = tenant
+            .begin(&scripts::CONTEXT_DROPPED, &[&tenant.keys.drops()], Some(uid), Timestamp::now())
+            .args(runners.iter().map(|runner| runner.0));
+        match tenant.call(change).await {
+            Ok(_) | Err(Error::NotFound(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Goes on with every removal until `stop`.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let mut hints = self.0.hub.hints();
+        let mut complete = self.look_everywhere().await;
+        loop {
+            let again = async {
+                if complete { std::future::pending().await } else { tokio::time::sleep(RETRY).await }
+            };
+            complete &= tokio::select! {
+                () = stop.cancelled() => return,
+                () = again => { complete = true; self.look_everywhere().await }
+                hint = hints.recv() => match hint {
+                    Ok(Hint::Removal(context)) => self.look(self.0.hub.store().place(context)).await,
+                    Ok(Hint::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => self.look_everywhere().await,
+                    Ok(Hint::Out(_) | Hint::Runner(_) | Hint::Replicas) => true,
+                    Err(broadcast::error::RecvError::Closed) => return,
+                },
+            };
+        }
+    }
+
+    /// Whether everything that can be done was.
+    async fn look_everywhere(&self) -> bool {
+        let store = self.0.hub.store();
+        let found = async { Ok::<_, Error>((store.tenants().await?, store.removals().await?)) };
+        let (tenants, marked) = match found.await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!(%error, "looking for contexts that go failed, trying again");
+                return false;
+            }
+        };
+        // Also those that nobody finds any more.
+        let unseen: Vec<_> = marked.iter().map(|(id, _)| store.place(*id)).collect();
+        let going: Vec<_> = lock(&self.0.going).keys().map(|id| store.place(*id)).collect();
+        let all =
+            stream::iter(tenants.into_iter().chain(unseen).chain(going)).map(|tenant| self.look(tenant));
+        let is_done = all.buffer_unordered(CONTEXTS_AT_ONCE).fold(true, |all, one| async move { all && one });
+        is_done.await & self.clear(marked).await
+    }
+
+    /// Takes away the marks that a storage left which died at the very end. Whether everything that can be done was.
+    async fn clear(&self, marked: Vec<(ContextId, ContextUid)>) -> bool {
+        let store = self.0.hub.store();
+        for (id, uid) in marked {
+            let cleared = async {
+                match record_of(&store.place(id)).await? {
+                    Some((known, _)) if known == uid => Ok(()),
+                    _ => store.forget_removal(id, uid).await,
+                }
+            };
+            if let Err(error) = cleared.await {
+                tracing::warn!(context = %id, %error, "ending the removal of a context failed, trying again");
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn look(&self, tenant: Arc<Tenant>) -> bool {
+        let result = self.go_on(&tenant).await;
+        self.0.looks.send_modify(|looks| *looks += 1);
+        match result {
+            // Another storage goes on with it as well, and was faster.
+            Ok(()) | Err(Error::NotFound(_)) => true,
+            Err(error) => {
+                tracing::warn!(context = %tenant.id, %error, "removing a context failed, trying again");
+                false
+            }
+        }
+    }
+
+    async fn go_on(&self, tenant: &Tenant) -> Result<()> {
+        let (id, store) = (tenant.id, self.0.hub.store());
+        match record_of(tenant).await? {
+            Some((uid, ContextState::Deleting)) => {
+                lock(&self.0.going).insert(id, uid);
+                let drops = Cmd::new("EXISTS").arg(&tenant.keys.drops());
+                if tenant.connection.cmd(drops).await?.int()? == 0 {
+                    store.remove_context(tenant, uid).await?;
+                    self.forget(id);
+                }
+            }
+            Some((_, ContextState::Active)) => {
+                lock(&self.0.going).remove(&id);
+            }
+            None => self.forget(id),
+        }
+        Ok(())
+    }
+
+    fn forget(&self, id: ContextId) {
+        if lock(&self.0.going).remove(&id).is_some() {
+            self.0.hub.store().forget_tenant(id);
+        }
+    }
+}
+
+/// Uid and state of a context; nothing when there is none.
+async fn record_of(tenant: &Tenant) -> Result<Option<(ContextUid, ContextState)>> {
+    let ask = Cmd::new("HMGET").arg(&tenant.context).arg("uid").arg("state");
+    let [uid, state] = tenant.connection.cmd(ask).await?.tuple()?;
+    if uid.is_nil() {
+        return Ok(None);
+    }
+    let bad = |error| kv::Error::Protocol(format!("context {}: {error}", tenant.id));
+    Ok(Some((uid.text()?.parse().map_err(bad)?, state.text()?.parse().map_err(bad)?)))
+}
+
+impl Store {
+    /// Marks a context as going, and gives its uid; nothing when the same request had it removed before.
+    async fn begin_context_removal(
+        &self,
+        (id, expected): (ContextId, Option<Revision>),
+        actor: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Option<(Arc<Tenant>, ContextUid)>> {
+        let then = self.removal_asked_before(actor, request).await?;
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, context) = match self.context(id).await {
+                // Perhaps the same request has removed it meanwhile.
+                Err(Error::NotFound(_)) if self.removal_asked_before(actor, request).await?.is_some() => {
+                    return Ok(None);
+                }
+                found => found?,
+            };
+            // Another one has the number by now.
+            if then.is_some_and(|then| then != context.uid) {
+                return Ok(None);
+            }
+            permission::allow_administrator(&context, actor, Action::DeleteContext)?;
+            // One that is going was seen by somebody as it was then.
+            if context.state == ContextState::Active {
+                check_revision("context", id, context.revision, expected)?;
+            }
+            if then.is_none() {
+                self.remember_removal(&context, actor, request, now).await?;
+            }
+            let touched = [tenant.keys.runners(), tenant.keys.drops(), tenant.keys.runners_deleted()];
+            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let deed = Deed::of(actor, Action::DeleteContext, format_args!("context {id}")).asked(request);
+            let change = tenant
+                .begin_by(Some(&deed), &scripts::BEGIN_CONTEXT_REMOVAL, &touched, Some(context.uid), now)
+                .arg(context.revision.0);
+            match tenant.apply_revision(change).await {
+                Err(Error::ContextChanged(_) | Error::NotFound(_)) => {}
+                Err(error) => return Err(error),
+                Ok(_) => return Ok(Some((tenant, context.uid))),
+            }
+        }
+        Err(Error::ContextChanged(id))
+    }
+
+    /// Which context the same request was for.
+    async fn removal_asked_before(
+        &self,
+        actor: Option<ActorId>,
+        request: Option<&Request>,
+    ) -> Result<Option<ContextUid>> {
+        let Some(request) = request else { return Ok(None) };
+        let key = self.keys().request(actor.unwrap_or(BOOTSTRAP), &request.id);
+        let ask = Cmd::new("HMGET").arg(&key).arg("hash").arg("uid");
+        let [hash, uid] = self.connection().cmd(ask).await?.tuple()?;
+        let Some(hash) = hash.optional_text()? else { return Ok(None) };
+        if hash != request.hash {
+            return Err(Error::RequestIdReused);
+        }
+        let bad = |error| kv::Error::Protocol(format!("the context of a request: {error}"));
+        Ok(Some(uid.text()?.parse().map_err(bad)?))
+    }
+
+    /// Keeps which context is meant where nothing of it is left in the end, before anything is done.
+    async fn remember_removal(
+        &self,
+        context: &Context,
+        actor: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<()> {
+        let Some(request) = request else { return Ok(()) };
+        let key = self.keys().request(actor.unwrap_or(BOOTSTRAP), &request.id);
+        let call = self
+            .begin_global(&scripts::ASK_CONTEXT_REMOVAL, &[&key], now)
+            .arg(&request.hash)
+            .arg(limits::REQUEST_ID_KEEP_SECS)
+            .arg(context.id.0)
+            .arg(&context.uid.to_string());
+        let asked = self.call_global(call).await.map_err(|error| match error.code() {
+            Some("REQUEST_ID_REUSED") => Error::RequestIdReused,
+            _ => Error::Store(error),
+        });
+        asked.map(drop)
+    }
+
+    /// Removes what there is of a context that every supervisor has forgotten, its record last.
+    async fn remove_context(&self, tenant: &Tenant, uid: ContextUid) -> Result<()> {
+        while self.remove_keys(tenant, uid).await? > 0 {}
+        self.tell_blob_bytes(tenant.id, 0).await?;
+        service::crash_point("storage.context.emptied");
+        // The id may become another context's as soon as nobody finds this one: the mark, which goes when
+        // that one is published, keeps a storage that is late from hiding it. Until then it names what is left.
+        let now = Timestamp::now();
+        let mark = self.begin_global(&scripts::MARK_REMOVAL, &[], now).arg(tenant.id.0).arg(&uid.to_string());
+        self.call_global(mark).await?;
+        tenant.call(tenant.begin(&scripts::EMPTY_CONTEXT, &[], Some(uid), now)).await?;
+        let contexts = self.keys().contexts();
+        let removed_by = Cmd::new("HGET").arg(&tenant.context).arg("removed_by");
+        let removed_by = tenant.connection.cmd(removed_by).await?.optional_text()?;
+        let deed = removed_by.as_deref().and_then(Deed::from_json);
+        let change = self
+            .begin_global_by(deed.as_ref(), &scripts::UNPUBLISH_CONTEXT, &[&contexts], now)
+            .arg(tenant.id.0)
+            .arg(&uid.to_string());
+        self.apply_global(change).await?;
+        service::crash_point("storage.context.unpublished");
+        tenant.call(tenant.begin(&scripts::END_CONTEXT_REMOVAL, &[], Some(uid), now)).await?;
+        self.forget_removal(tenant.id, uid).await?;
+        tracing::info!(context = %tenant.id, %uid, "a context was removed");
+        Ok(())
+    }
+
+    /// The contexts whose last keys are being removed, or were when a storage died.
+    async fn removals(&self) -> Result<Vec<(ContextId, ContextUid)>> {
+        let ids = self.connection().cmd(Cmd::new("HGETALL").arg(&self.keys().ids())).await?.hash()?;
+        let marked = |(name, uid): (&String, &String)| {
+            Some((name.strip_prefix("removing:")?.parse().ok()?, uid.parse().ok()?))
+        };
+        Ok(ids.iter().filter_map(marked).collect())
+    }
+
+    /// Nothing is left of a context.
+    async fn forget_removal(&self, id: ContextId, uid: ContextUid) -> Result<()> {
+        let call = self
+            .begin_global(&scripts::FORGET_REMOVAL, &[], Timestamp::now())
+            .arg(id.0)
+            .arg(&uid.to_string());
+        Ok(self.call_global(call).await.map(drop)?)
+    }
+
+    /// Goes once through all keys of a context and removes them, but for its record. Says how many there were.
+    ///
+    /// A cursor counts at the server process that gave it. When another one answers, which is by now in the place of the
+    /// former, it begins at the beginning, and this pass has not seen everything.
+    async fn remove_keys(&self, tenant: &Tenant, uid: ContextUid) -> Result<u64> {
+        let pattern = format!("{}*", tenant.keys.prefix());
+        let (mut removed, mut server, mut cursor) = (0, String::new(), "0".to_owned());
+        loop {
+            let change = tenant
+                .begin(&scripts::REMOVE_KEYS, &[], Some(uid), Timestamp::now())
+                .args([&server, &cursor, &pattern])
+                .arg(KEYS_MAX);
+            let [now, next, count] = tenant.call(change).await?.tuple()?;
+            let now = now.text()?;
+            if !server.is_empty() && server != now {
+                removed += 1;
+            }
+            removed += count.uint()?;
+            (server, cursor) = (now, next.text()?);
+            if cursor == "0" {
+                return Ok(removed);
+            }
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Contexts: made in two places, in an order that can be taken up again.
+//!
+//! First the id is reserved, together with the request id, then the context is written where it is kept,
+//! then its id enters the set by which everybody finds it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use model::{ActorId, Context, ContextId, ContextState, ContextUid, Revision, Timestamp, Violations, limits};
+use proto::convert::context::{ContextChange, NewContext};
+
+use crate::error::{Error, Result};
+use crate::record::{self, Written};
+use crate::requests::{Request, hash_of, was_asked};
+use crate::scripts;
+use crate::store::{ID_TRIES, PERMISSION_TRIES, Store};
+use crate::tenants::actors::{BOOTSTRAP, check_revision};
+use crate::tenants::audit::Deed;
+use crate::tenants::permission::{self, Action};
+use crate::tenants::quotas::Quota;
+
+/// Members that are looked for in one round trip.
+const MEMBERS_CHECKED: usize = 256;
+/// A reservation whose maker did not write the context within this time lapses.
+const RESERVATION: Duration = Duration::from_secs(60);
+
+/// The number that a context is to have.
+struct Reserved {
+    id: ContextId,
+    uid: ContextUid,
+    /// The same request did not reserve it before.
+    is_new: bool,
+}
+
+/// Who has which role in a context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Members {
+    admins: BTreeSet<ActorId>,
+    executors: BTreeSet<ActorId>,
+    readers: BTreeSet<ActorId>,
+}
+
+impl Members {
+    pub(crate) fn of(context: &Context) -> Self {
+        let Context { admins, executors, readers, .. } = context;
+        Self { admins: admins.clone(), executors: executors.clone(), readers: readers.clone() }
+    }
+
+    /// Takes all its roles from an actor.
+    pub(crate) fn remove(&mut self, actor: ActorId) {
+        for list in [&mut self.admins, &mut self.executors, &mut self.readers] {
+            list.remove(&actor);
+        }
+    }
+}
+
+impl Store {
+    /// Creates a context, or gives the one that the same request made before. `creator` is nobody for the
+    /// bootstrap identity, else becomes one of the admins. `noted` is what is wrong with it so far.
+    pub(crate) async fn create_context(
+        &self,
+        mut new: NewContext,
+        noted: Violations,
+        creator: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Context> {
+        self.take_room(0)?;
+        if let Some(creator) = creator {
+            self.actor(creator).await.map_err(|error| match error {
+                Error::NotFound(_) => Error::NotAllowed(format!("actor {creator} is not registered")),
+                error => error,
+            })?;
+            new.admins.insert(creator);
+        }
+        if !self.was_asked(creator, request).await? {
+            self.check_new(&new, noted).await?;
+        }
+        for _ in 0..ID_TRIES {
+            match self.reserve_and_write(&new, creator, request, now).await {
+                Err(Error::Store(kv::Error::Refused { code, .. }))
+                    if code == "CONTEXT_EXISTS" || code == "CONTEXT_RESERVED" =>
+                {
+                    if let Some(id) = new.id {
+                        return Err(Error::Exists(format!("context {id}")));
+                    }
+                }
+                result => return result,
+            }
+        }
+        Err(Error::no_free_id("context"))
+    }
+
+    async fn reserve_and_write(
+        &self,
+        new: &NewContext,
+        creator: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Context> {
+        let Reserved { id, uid, is_new } = self.reserve_context(new.id, creator, request, now).await?;
+        let NewContext { id: _, admins, readers, executors, settings } = new.clone();
+        let context = Context {
+            id,
+            uid,
+            state: ContextState::Active,
+            admins,
+            readers,
+            executors,
+            settings,
+            created_at: now,
+            updated_at: now,
+            revision: Revision(0),
+        };
+        let tenant = self.place(id);
+        let deed = Deed::of(creator, Action::CreateContext, format_args!("context {id}")).asked(request);
+        let call = tenant
+            .begin_by(Some(&deed), &scripts::CREATE_CONTEXT, &[], Some(uid), now)
+            .arg(id.0)
+            .args(record::context::write(&context).args());
+        let written = tenant.apply_revision(call).await;
+        match written {
+            Ok(_) => self.publish_context(id, Some(uid), Some(&deed), now).await?,
+            Err(error) if error.code() == Some("CONTEXT_EXISTS") => {
+                // One that its maker wrote and did not come to publish is complete: it is published for him.
+                self.publish_context(id, None, None, now).await?;
+                // The one that this request made is gone, and another one has its number by now.
+                return Err(if is_new {
+                    error
+                } else {
+                    Error::not_found("the context that this request made, context", id)
+                });
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(self.context(id).await?.1)
+    }
+
+    async fn reserve_context(
+        &self,
+        id: Option<ContextId>,
+        creator: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Reserved> {
+        let keys = self.keys();
+        let mut touched = vec![keys.contexts()];
+        let asker = creator.unwrap_or(BOOTSTRAP);
+        touched.extend(request.map(|request| keys.request(asker, &request.id)));
+        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let lapsed =
+            now.as_millis().saturating_sub(u64::try_from(RESERVATION.as_millis()).unwrap_or(u64::MAX));
+        let call = self
+            .begin_global(&scripts::RESERVE_CONTEXT, &touched, now)
+            .arg(&id.map(|id| id.to_string()).unwrap_or_default())
+            .arg(&ContextUid::random().to_string())
+            .arg(hash_of(request))
+            .arg(limits::REQUEST_ID_KEEP_SECS)
+            .arg(&Timestamp::from_millis(lapsed).to_string())
+            .arg(self.greatest_context_id())
+            .arg(&creator.map(|creator| creator.to_string()).unwrap_or_default())
+            .arg(self.quotas().of(Quota::ActorContexts));
+        let answer = self.call_global(call).await.map_err(|error| match error.code() {
+            Some("REQUEST_ID_REUSED") => Error::RequestIdReused,
+            Some("CONTEXT_GONE") => Error::NotFound("the context that this request made".to_owned()),
+            Some("CONTEXTS_EXHAUSTED") => {
+                Error::contexts_exhausted(self.greatest_context_id(), &self.contexts_end())
+            }
+            _ => Error::of_global_script(error),
+        })?;
+        let [id, uid, is_new] = answer.tuple()?;
+        let bad = |error: &dyn std::fmt::Display| kv::Error::Protocol(format!("a reservation: {error}"));
+        let id = id.text()?.parse().map_err(|error| bad(&error))?;
+        let uid = uid.text()?.parse().map_err(|error| bad(&error))?;
+        Ok(Reserved { id, uid, is_new: is_new.int()? == 1 })
+    }
+
+    /// `uid` is that of the context, for whoever has written it.
+    async fn publish_context(
+        &self,
+        id: ContextId,
+        uid: Option<ContextUid>,
+        deed: Option<&Deed>,
+        now: Timestamp,
+    ) -> Result<()> {
+        let contexts = self.keys().contexts();
+        let call = self
+            .begin_global_by(deed, &scripts::PUBLISH_CONTEXT, &[&contexts], now)
+            .arg(id.0)
+            .arg(&uid.map(|uid| uid.to_string()).unwrap_or_default());
+        self.apply_global(call).await?;
+        Ok(())
+    }
+
+    /// Changes members and settings, for one of its admins or for the bootstrap identity, which is nobody here. `noted` is what
+    /// is wrong with it so far.
+    pub(crate) async fn update_context(
+        &self,
+        change: &ContextChange,
+        noted: &Violations,
+        actor: Option<ActorId>,
+        request: Option<&Request>,
+        now: Timestamp,
+    ) -> Result<Context> {
+        for _ in 0..PERMISSION_TRIES {
+            let (tenant, context) = self.context(change.id).await?;
+            permission::allow_administrator(&context, actor, Action::UpdateContext)?;
+            let key = request.map(|request| tenant.keys.request(actor.unwrap_or(BOOTSTRAP), &request.id));
+            if was_asked(&tenant.connection, key.as_deref(), request).await? {
+                return Ok(context);
+            }
+            check_revision("context", context.id, context.revision, change.expected_revision)?;
+            self.check_new_members(change, noted.clone()).await?;
+            let deed =
+                Deed::of(actor, Action::UpdateContext, format_args!("context {}", context.id)).asked(request);
+            let call = tenant
+                .begin_by(
+                    Some(&deed),
+                    &scripts::UPDATE_CONTEXT,
+                    key.as_deref().as_slice(),
+                    Some(context.uid),
+                    now,
+                )
+                .arg(context.revision.0)
+                .arg(hash_of(request))
+                .arg(limits::REQUEST_ID_KEEP_SECS)
+                .arg(if actor.is_none() || is_revocation(change, &context) { "reserve" } else { "" })
+                .args(changed_fields(change, &context).args());
+            match tenant.apply_revision(call).await {
+                Err(Error::ContextChanged(_)) => {}
+                Err(error) => return Err(error),
+                Ok(_) => return Ok(self.context(change.id).await?.1),
+            }
+        }
+        Err(Error::ContextChanged(change.id))
+    }
+
+    /// Writes that somebody has no role any more, if the context is still as it was read. The deed stands in the context's audit.
+    pub(crate) async fn write_members(
+        &self,
+        context: &Context,
+        members: &Members,
+        deed: &Deed,
+        now: Timestamp,
+    ) -> Result<()> {
+        if members.admins.is_empty() {
+            return Err(Error::NoAdmin);
+        }
+        let mut fields = Written::default();
+        let Members { admins, executors, readers } = members;
+        fields.json("admins", admins).json("executors", executors).json("readers", readers);
+        let tenant = self.place(context.id);
+        let call = tenant
+            .begin_by(Some(deed), &scripts::UPDATE_CONTEXT, &[], Some(context.uid), now)
+            .arg(context.revision.0)
+            .arg("")
+            .arg(0)
+            .arg("reserve")
+            .args(fields.args());
+        tenant.apply_revision(call).await.map(drop)
+    }
+
+    /// Whoever is to have a role has to be registered, and a chosen id has to be one that can be given.
+    async fn check_new(&self, new: &NewContext, mut violations: Violations) -> Result<()> {
+        if new.admins.is_empty() {
+            violations.add("admins", "a context needs at least one admin");
+        }
+        if let Some(problem) = new.id.and_then(|id| self.refuses_id(id)) {
+            violations.add("id", problem);
+        }
+        for (field, list) in
+            [("admins", &new.admins), ("executors", &new.executors), ("readers", &new.readers)]
+        {
+            self.check_registered(field, list, &mut violations).await?;
+        }
+        Ok(violations.into_result(Some(()))?)
+    }
+
+    async fn check_new_members(&self, change: &ContextChange, mut violations: Violations) -> Result<()> {
+        let of = [
+            ("admins.ids", &change.admins),
+            ("executors.ids", &change.executors),
+            ("readers.ids", &change.readers),
+        ];
+        for (field, list) in of {
+            if let Some(list) = list {
+                self.check_registered(field, list, &mut violations).await?;
+            }
+        }
+        violations.into_result(Some(()))?;
+        if change.admins.as_ref().is_some_and(BTreeSet::is_empty) {
+            return Err(Error::NoAdmin);
+        }
+        Ok(())
+    }
+
+    async fn check_registered(
+        &self,
+        field: &str,
+        list: &BTreeSet<ActorId>,
+        violations: &mut Violations,
+    ) -> Result<()> {
+        // 0 is refused already, and so are more of them.
+        let ids = list.iter().copied().filter(|id| *id != ActorId(0)).take(limits::CONTEXT_MEMBERS_MAX);
+        let ids: Vec<ActorId> = ids.collect();
+        for ids in ids.chunks(MEMBERS_CHECKED) {
+            for (id, actor) in ids.iter().zip(self.read_actors(ids).await?) {
+                if actor.is_none_or(|actor| actor.deleted_at.is_some()) {
+                    violations.add(field, format!("actor {id} is not registered"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a change does nothing but take roles away: it works where Redis is full, and there is an end to such changes.
+fn is_revocation(change: &ContextChange, context: &Context) -> bool {
+    let ContextChange { id: _, expected_revision: _, admins, executors, readers, settings } = change;
+    let lists = [(admins, &context.admins), (executors, &context.executors), (readers, &context.readers)];
+    let named = lists.into_iter().filter_map(|(new, known)| Some((new.as_ref()?, known)));
+    let named: Vec<(&BTreeSet<ActorId>, &BTreeSet<ActorId>)> = named.collect();
+    let takes_only = named.iter().all(|(new, known)| new.is_subset(known));
+    settings.is_none() && takes_only && named.iter().any(|(new, known)| new.len() < known.len())
+}
+
+fn changed_fields(change: &ContextChange, context: &Context) -> Written {
+    let ContextChange { id: _, expected_revision: _, admins, executors, readers, settings } = change;
+    let mut fields = Written::default();
+    fields
+        .json("admins", admins.as_ref().unwrap_or(&context.admins))
+        .json("executors", executors.as_ref().unwrap_or(&context.executors))
+        .json("readers", readers.as_ref().unwrap_or(&context.readers))
+        .json("settings", settings.as_ref().unwrap_or(&context.settings));
+    fields
+}

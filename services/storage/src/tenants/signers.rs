@@ -1,0 +1,26 @@
+//! By which keys actors sign.
+
+use model::{ActorId, ContextId, ContextUid, Timestamp};
+
+use crate::error::{Error, Result};
+use crate::store::{Asker, Store};
+use crate::tenants::permission::{self, Action};
+
+impl Store {
+    /// The keys that count now of an actor for whom something is to run, and how its signatures name the context.
+    pub(crate) async fn signer(
+        &self,
+        context: ContextId,
+        caller: ActorId,
+        asker: Asker,
+        now: Timestamp,
+    ) -> Result<(ContextUid, Vec<String>)> {
+        let (_, context) = self.context(context).await?;
+        permission::allow_asker(&context, asker, Action::ReadSigner, caller)?;
+        let actor = self.actor(caller).await.map_err(|error| match error {
+            Error::NotFound(_) => Error::field("caller_id", format!("actor {caller} is not registered")),
+            error => error,
+        })?;
+        Ok((context.uid, actor.keys_at(now).into_iter().map(str::to_owned).collect()))
+    }
+}

@@ -1,0 +1,459 @@
+//! Event streams: every change of a context, in order.
+//!
+//! One subscription hears the hints of all contexts. A context's stream is read by one task, its tailer,
+//! and only while somebody watches. A hint may be lost, the stream is the truth: whenever the
+//! subscription begins anew every tailer reads on from where it stands.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use directory::News;
+use keys::FlowRef;
+use kv::{Cmd, Connection, Notice, StreamEntry, Topic, Value};
+use model::{ContextId, FlowId, RunnerId};
+use serde::Deserialize;
+use service::{Condition, Readiness};
+use tokio::sync::{Notify, broadcast, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Error, Result};
+use crate::store::{Store, Tenant, lock};
+use crate::tenants::identities::{NewsFeed, news_of};
+use crate::watch::recent::Lender;
+use crate::watch::tailer::Tailer;
+
+/// Entries of a stream that are read at once.
+pub(crate) const READ_MAX: usize = 256;
+/// Memory that an entry takes besides its text, about.
+const ENTRY_BYTES: usize = 96;
+/// Hints of a kind that somebody may fall behind before it looks at everything again.
+const KINDS_BUFFER: usize = 1024;
+/// Hints of inboxes that a reader may fall behind before it looks anyway.
+const INBOXES_BUFFER: usize = 1024;
+/// Changes of identities that a directory may fall behind before it forgets everything.
+const NEWS_BUFFER: usize = 1024;
+/// Touched flows that a scheduler may fall behind before it is told to list them.
+const TOUCHES_BUFFER: usize = 16_384;
+
+/// A place in a context's stream: change, number within it, and the random bits of the change, by which a
+/// store that went back is recognised. Written `<revision>.<n>-<bits>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) revision: u64,
+    pub(crate) n: u32,
+    pub(crate) bits: u64,
+}
+
+impl Position {
+    /// Whether this comes after `other`.
+    pub(crate) fn is_after(self, other: Self) -> bool {
+        (self.revision, self.n) > (other.revision, other.n)
+    }
+
+    /// Where a stream ends now; nothing when there is none.
+    pub(crate) async fn last(connection: &Connection, stream: &str) -> Result<Option<Self>> {
+        Self::first_of(connection.cmd(newest(stream, 1)).await?)
+    }
+
+    /// Where a stream begins now; nothing when there is none.
+    pub(crate) async fn first(connection: &Connection, stream: &str) -> Result<Option<Self>> {
+        let ask = Cmd::new("XRANGE").arg(stream).arg("-").arg("+").arg("COUNT").arg(1);
+        Self::first_of(connection.cmd(ask).await?)
+    }
+
+    /// Where the first entry stands of those that Redis gave.
+    pub(crate) fn first_of(entries: Value) -> Result<Option<Self>> {
+        let entry = entries.entries()?.into_iter().next();
+        Ok(entry.map(Entry::read).transpose()?.map(|entry| entry.position))
+    }
+
+    /// Whether a stream has this place, with the same random bits.
+    pub(crate) async fn is_in(self, connection: &Connection, stream: &str) -> Result<bool> {
+        let id = self.entry_id();
+        let entries = connection.cmd(Cmd::new("XRANGE").arg(stream).arg(&id).arg(&id)).await?;
+        let found = entries.entries()?.into_iter().next().map(Entry::read).transpose()?;
+        Ok(found.is_some_and(|entry| entry.position == self))
+    }
+
+    /// The id of its entry.
+    pub(crate) fn entry_id(self) -> String {
+        format!("{}-{}", self.revision, self.n)
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}-{:016x}", self.revision, self.n, self.bits)
+    }
+}
+
+impl FromStr for Position {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        let parse = || {
+            let (revision, rest) = text.split_once('.')?;
+            let (n, bits) = rest.split_once('-')?;
+            let position = Self {
+                revision: revision.parse().ok()?,
+                n: n.parse().ok()?,
+                bits: u64::from_str_radix(bits, 16).ok()?,
+            };
+            (position.to_string() == text).then_some(position)
+        };
+        parse().ok_or_else(|| Error::field("resume_position", "not a position that was given by a watch"))
+    }
+}
+
+/// What a watch can be about, rather than everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Subject {
+    /// One flow.
+    Flow(FlowId),
+    /// Every flow, without nodes and output.
+    Flows,
+    /// Every runner record.
+    Runners,
+}
+
+/// One event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Where it stands.
+    pub(crate) position: Position,
+    /// The event as JSON.
+    pub(crate) event: Bytes,
+    /// The flow or record it is about, of those that can be watched each for itself.
+    pub(crate) subject: Option<Subject>,
+    /// A flow itself changed, rather than one of its nodes.
+    pub(crate) is_flow: bool,
+    /// The context itself changed: who may watch has to be looked at again.
+    pub(crate) is_context: bool,
+}
+
+impl Entry {
+    fn read(mut entry: StreamEntry) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct About<'a> {
+            #[serde(borrow)]
+            kind: Cow<'a, str>,
+            #[serde(default)]
+            flow_id: Option<FlowId>,
+            #[serde(default)]
+            runner_id: Option<RunnerId>,
+        }
+        let broken =
+            |problem: &dyn fmt::Display| kv::Error::Protocol(format!("an entry of `events`: {problem}"));
+        let bits = u64::from_str_radix(entry.text("b")?, 16).map_err(|error| broken(&error))?;
+        let id = entry.id.split_once('-').ok_or_else(|| broken(&"no id"))?;
+        let position = Position {
+            revision: id.0.parse().map_err(|error| broken(&error))?,
+            n: id.1.parse().map_err(|error| broken(&error))?,
+            bits,
+        };
+        let event = entry.fields.iter_mut().find(|(name, _)| name == "e");
+        let event = Bytes::from(event.map(|(_, value)| std::mem::take(value)).unwrap_or_default());
+        let about: About<'_> = serde_json::from_slice(&event).map_err(|error| broken(&error))?;
+        let (is_context, is_flow) = (about.kind == "context", about.kind == "flow");
+        let of_runner = about.runner_id.filter(|_| about.kind == "runner").map(|_| Subject::Runners);
+        let subject = about.flow_id.map(Subject::Flow).or(of_runner);
+        Ok(Self { position, event, subject, is_flow, is_context })
+    }
+
+    /// Tells whether the entry is about this, or about anything.
+    pub(crate) fn is_about(&self, wanted: Option<Subject>) -> bool {
+        match wanted {
+            None => true,
+            Some(Subject::Flows) => self.is_flow,
+            wanted => self.subject == wanted,
+        }
+    }
+
+    /// Tells whether a watch of this subject, or of everything, takes the entry up.
+    pub(crate) fn is_for(&self, wanted: Option<Subject>) -> bool {
+        self.is_context || self.is_about(wanted)
+    }
+
+    /// Memory that the entry takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        self.event.len() + ENTRY_BYTES
+    }
+}
+
+/// Asks for the last entries of a stream, the newest first.
+pub(crate) fn newest(stream: &str, count: usize) -> Cmd {
+    Cmd::new("XREVRANGE").arg(stream).arg("+").arg("-").arg("COUNT").arg(count)
+}
+
+impl Tenant {
+    /// The entries after `position`, at most `count`.
+    pub(crate) async fn events_after(&self, position: Position, count: usize) -> Result<Vec<Entry>> {
+        let from = format!("({}", position.entry_id());
+        let ask = Cmd::new("XRANGE").arg(&self.events).arg(&from).arg("+").arg("COUNT").arg(count);
+        self.connection.cmd(ask).await?.entries()?.into_iter().map(Entry::read).collect()
+    }
+
+    /// The last entries, at most `count`, in their order. There is always one: the stream begins with the context's creation.
+    pub(crate) async fn last_events(&self, count: usize) -> Result<Vec<Entry>> {
+        let entries = self.connection.cmd(newest(&self.events, count)).await?.entries()?.into_iter().rev();
+        entries.map(Entry::read).collect()
+    }
+
+    /// Whether `position` is in the stream, with the same random bits.
+    pub(crate) async fn has_position(&self, position: Position) -> Result<bool> {
+        position.is_in(&self.connection, &self.events).await
+    }
+
+    /// Where the stream ends now. It is never empty: it begins with the context's creation.
+    pub(crate) async fn last_position(&self) -> Result<Position> {
+        let last = Position::last(&self.connection, &self.events).await?;
+        last.ok_or_else(|| Error::not_found("context", self.id))
+    }
+}
+
+/// A hint that more is to be done than to read on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hint {
+    /// Messages entered `msg_out`.
+    Out(ContextId),
+    /// A runner record changed.
+    Runner(ContextId),
+    /// A context is being removed, or one supervisor less has yet to forget it.
+    Removal(ContextId),
+    /// A scheduler replica came or went.
+    Replicas,
+    /// Hints may have been missed: look at everything.
+    Missed,
+}
+
+/// A hint for the owners of flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Touch {
+    /// There is something new for a flow.
+    Flow(ContextId, FlowRef),
+    /// There may be for any.
+    Any,
+}
+
+/// A hint for those who read inboxes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InboxHint {
+    /// Something came into an inbox, or the context itself changed.
+    In(ContextId),
+    /// Hints may have been missed.
+    Any,
+}
+
+impl InboxHint {
+    /// Whether it may be about an inbox of this context.
+    pub(crate) fn is_for(self, context: ContextId) -> bool {
+        match self {
+            Self::In(known) => known == context,
+            Self::Any => true,
+        }
+    }
+}
+
+/// What wakes a tailer.
+#[derive(Debug, Default)]
+pub(crate) struct Wake {
+    /// There may be something to read.
+    pub(crate) notify: Notify,
+    /// How often hints were missed: the stream may be another one by now.
+    pub(crate) missed: std::sync::atomic::AtomicU64,
+}
+
+/// Hears all hints and keeps the tailers. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Hub(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    store: Store,
+    kinds: broadcast::Sender<Hint>,
+    touches: broadcast::Sender<Touch>,
+    inboxes: broadcast::Sender<InboxHint>,
+    news: broadcast::Sender<News>,
+    /// Ready while hints are heard: Redis is there.
+    readiness: Readiness,
+    redis: Condition,
+    /// Whether they are heard from all of it.
+    hears_all: watch::Sender<bool>,
+    pub(crate) tailers: Mutex<HashMap<ContextId, Tailer>>,
+    lender: Lender,
+}
+
+impl Hub {
+    pub(crate) fn new(store: Store) -> Self {
+        let readiness = Readiness::new();
+        Self(Arc::new(Inner {
+            store,
+            redis: readiness.condition("redis"),
+            readiness,
+            kinds: broadcast::Sender::new(KINDS_BUFFER),
+            touches: broadcast::Sender::new(TOUCHES_BUFFER),
+            inboxes: broadcast::Sender::new(INBOXES_BUFFER),
+            news: broadcast::Sender::new(NEWS_BUFFER),
+            hears_all: watch::Sender::new(false),
+            tailers: Mutex::default(),
+            lender: Lender::default(),
+        }))
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.0.store
+    }
+
+    pub(crate) fn tailers(&self) -> &Mutex<HashMap<ContextId, Tailer>> {
+        &self.0.tailers
+    }
+
+    /// What tailers may hold together beyond what each may.
+    pub(crate) fn lender(&self) -> &Lender {
+        &self.0.lender
+    }
+
+    /// Hints of more than events, from now on.
+    pub(crate) fn hints(&self) -> broadcast::Receiver<Hint> {
+        self.0.kinds.subscribe()
+    }
+
+    /// Flows for which there is something new, from now on.
+    pub(crate) fn touches(&self) -> broadcast::Receiver<Touch> {
+        self.0.touches.subscribe()
+    }
+
+    /// Inboxes into which something came, from now on.
+    pub(crate) fn inboxes(&self) -> broadcast::Receiver<InboxHint> {
+        self.0.inboxes.subscribe()
+    }
+
+    /// What happens to actors and to who is what in contexts, from now on.
+    pub(crate) fn news(&self) -> NewsFeed {
+        NewsFeed::new(self.0.news.subscribe())
+    }
+
+    /// Ready while hints are heard.
+    pub(crate) fn readiness(&self) -> &Readiness {
+        &self.0.readiness
+    }
+
+    /// Whether every change of actors and contexts is heard now.
+    pub(crate) fn hears_all(&self) -> bool {
+        *self.0.hears_all.borrow()
+    }
+
+    /// Changes whenever the store was found to have lost changes.
+    pub(crate) fn went_back(&self) -> &watch::Sender<u64> {
+        self.0.store.went_back()
+    }
+
+    /// Listens until `stop`.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let layout = self.0.store.layout();
+        let mut subscription =
+            self.0.store.kv().subscribe(vec![Topic::Pattern(layout.hint_pattern().to_owned())]);
+        loop {
+            let notice = tokio::select! {
+                () = stop.cancelled() => return,
+                notice = subscription.next() => notice,
+            };
+            match notice {
+                Notice::Subscribed => {
+                    for tailer in lock(&self.0.tailers).values() {
+                        tailer.wake.missed.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                        tailer.wake.notify.notify_one();
+                    }
+                    self.0.redis.met();
+                    self.0.hears_all.send_replace(true);
+                    self.tell(Hint::Missed);
+                    self.touch(Touch::Any);
+                    self.tell_inboxes(InboxHint::Any);
+                    self.tell_news(News::Everything);
+                }
+                // Whoever has lost a role, or a key, may have done so where nobody hears of it.
+                Notice::Partial => {
+                    self.0.hears_all.send_replace(false);
+                    self.tell_news(News::Silence);
+                }
+                Notice::Lost(error) => {
+                    self.0.redis.unmet(error.to_string());
+                    self.0.hears_all.send_replace(false);
+                    self.tell_news(News::Silence);
+                    tracing::warn!(%error, "hints are missed until Redis is back");
+                }
+                Notice::Message { channel, payload } => {
+                    if let Some(context) = layout.parse_hint_channel(&channel) {
+                        self.heard(context, &payload);
+                    }
+                }
+            }
+        }
+    }
+
+    fn heard(&self, context: ContextId, kind: &[u8]) {
+        if let Some(tailer) = lock(&self.0.tailers).get(&context) {
+            tailer.wake.notify.notify_one();
+        }
+        match kind {
+            b"out" => self.tell(Hint::Out(context)),
+            b"runner" => self.tell(Hint::Runner(context)),
+            b"removal" => self.tell(Hint::Removal(context)),
+            b"replicas" => self.tell(Hint::Replicas),
+            b"active" => self.touch(Touch::Any),
+            b"context" => {
+                self.tell_inboxes(InboxHint::In(context));
+                self.tell_news(News::Context(context));
+            }
+            inbox if inbox.starts_with(b"inbox:") => self.tell_inboxes(InboxHint::In(context)),
+            other => {
+                let flow = std::str::from_utf8(other).ok().and_then(|text| text.strip_prefix("flow:"));
+                if let Some(flow) = flow.and_then(|flow| flow.parse().ok()) {
+                    self.touch(Touch::Flow(context, flow));
+                } else if let Some(news) = news_of(other) {
+                    self.tell_news(news);
+                }
+            }
+        }
+    }
+
+    fn touch(&self, touch: Touch) {
+        // As below.
+        let _ = self.0.touches.send(touch);
+    }
+
+    fn tell_inboxes(&self, hint: InboxHint) {
+        // As below.
+        let _ = self.0.inboxes.send(hint);
+    }
+
+    fn tell_news(&self, news: News) {
+        // As below.
+        let _ = self.0.news.send(news);
+    }
+
+    fn tell(&self, hint: Hint) {
+        // An error says that nobody listens, which is fine.
+        let _ = self.0.kinds.send(hint);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_have_one_spelling() {
+        let position = Position { revision: 12, n: 3, bits: 0xab };
+        assert_eq!(position.to_string(), "12.3-00000000000000ab");
+        assert_eq!(position.to_string().parse::<Position>().expect("its own text"), position);
+        for bad in ["", "12-3", "12.ab", "12.3-ab", "012.3-00000000000000ab", "12.3-00000000000000AB"] {
+            assert!(bad.parse::<Position>().is_err(), "{bad}");
+        }
+        assert!(Position { n: 4, ..position }.is_after(position));
+        assert!(!position.is_after(position));
+    }
+}

@@ -1,0 +1,143 @@
+//! Where each context's stream stood when this storage last wrote or read it.
+//!
+//! That place has to be there still. If it is not, Redis has lost changes that somebody was told of. Every script looks for
+//! it before it changes something, so that nothing is built on what is left before everybody was told; where nothing is
+//! changed it is looked for after each reconnect.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use kv::{Cmd, Connection};
+use model::ContextUid;
+use tokio::sync::broadcast::error::RecvError;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Error, Result};
+use crate::store::{Tenant, lock};
+use crate::watch::events::{Hint, Hub, Position};
+
+/// The pause after a failed look.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// The latest place of one stream that was seen, and of which context it was: a context that was made anew
+/// has a stream of its own.
+#[derive(Debug, Default)]
+pub(crate) struct Seen(Mutex<Option<(Option<ContextUid>, Position)>>);
+
+impl Seen {
+    /// Keeps a place, unless a later one of the same context was kept already.
+    pub(crate) fn note(&self, context: Option<ContextUid>, position: Position) {
+        let mut seen = lock(&self.0);
+        let is_later = seen.is_none_or(|(known, latest)| known != context || position.is_after(latest));
+        if is_later {
+            *seen = Some((context, position));
+        }
+    }
+
+    /// The latest place.
+    pub(crate) fn latest(&self) -> Option<(Option<ContextUid>, Position)> {
+        *lock(&self.0)
+    }
+
+    /// The latest place of this context's stream, as scripts look for it; empty for none.
+    pub(crate) fn text(&self, context: Option<ContextUid>) -> String {
+        match self.latest() {
+            Some((known, at)) if known == context => format!("{} {:016x}", at.entry_id(), at.bits),
+            _ => String::new(),
+        }
+    }
+
+    /// Forgets it: the stream is another one now.
+    pub(crate) fn forget(&self) {
+        *lock(&self.0) = None;
+    }
+}
+
+impl Hub {
+    /// Looks at every reconnect whether the store went back, until `stop`; tells whoever builds on it.
+    pub(crate) async fn check_reconnects(self, stop: CancellationToken) {
+        let mut hints = self.hints();
+        loop {
+            let hint = tokio::select! {
+                () = stop.cancelled() => return,
+                hint = hints.recv() => hint,
+            };
+            match hint {
+                Ok(Hint::Missed) | Err(RecvError::Lagged(_)) => {}
+                Ok(_) => continue,
+                Err(RecvError::Closed) => return,
+            }
+            let went_back = loop {
+                match self.has_gone_back().await {
+                    Ok(went_back) => break went_back,
+                    Err(error) => tracing::warn!(%error, "what Redis has kept cannot be read, trying again"),
+                }
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(RETRY) => {}
+                }
+            };
+            if went_back {
+                self.went_back().send_modify(|times| *times += 1);
+            }
+        }
+    }
+
+    /// Whether a change is gone that was written or read before. What is known of such streams is forgotten.
+    async fn has_gone_back(&self) -> Result<bool> {
+        let store = self.store();
+        let mut gone = false;
+        if let Some((_, position)) = store.seen().latest()
+            && is_gone(store.connection(), &store.keys().events(), position).await?
+        {
+            tracing::error!(%position, "Redis has lost changes of what belongs to no context");
+            store.seen().forget();
+            gone = true;
+        }
+        for tenant in store.known_tenants() {
+            let Some((uid, position)) = tenant.seen.latest() else { continue };
+            if !is_same(&tenant, uid).await? {
+                // It was removed; if that was undone, the stream of what belongs to no context says so.
+                tenant.seen.forget();
+            } else if is_gone(&tenant.connection, &tenant.events, position).await? {
+                tracing::error!(context = %tenant.id, %position, "Redis has lost changes");
+                tenant.seen.forget();
+                gone = true;
+            }
+        }
+        Ok(gone)
+    }
+}
+
+/// Whether the context is the one whose stream was seen.
+async fn is_same(tenant: &Tenant, uid: Option<ContextUid>) -> Result<bool> {
+    let known = tenant.connection.cmd(Cmd::new("HGET").arg(&tenant.context).arg("uid")).await?;
+    Ok(known.optional_text()? == uid.map(|uid| uid.to_string()))
+}
+
+impl Tenant {
+    /// Keeps where the stream ends now, for whoever builds on what it reads.
+    pub(crate) async fn note_last(&self, uid: ContextUid) -> Result<()> {
+        let last = self.last_position().await?;
+        // What was seen before is not forgotten for what is there instead.
+        if let Some((known, seen)) = self.seen.latest()
+            && known == Some(uid)
+            && seen != last
+            && is_gone(&self.connection, &self.events, seen).await?
+        {
+            self.tell_went_back();
+            return Err(Error::StoreWentBack);
+        }
+        self.seen.note(Some(uid), last);
+        Ok(())
+    }
+}
+
+/// Whether a place is not in the stream, and not because the stream was trimmed.
+async fn is_gone(connection: &Connection, stream: &str, position: Position) -> Result<bool> {
+    if position.is_in(connection, stream).await? {
+        return Ok(false);
+    }
+    let Some(first) = Position::first(connection, stream).await? else { return Ok(true) };
+    Ok(!first.is_after(position))
+}

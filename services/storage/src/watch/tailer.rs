@@ -1,0 +1,304 @@
+//! The task that reads one context's stream for all who watch it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use model::limits;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::{Error, Result};
+use crate::store::{Tenant, lock};
+use crate::watch::events::{Entry, Hub, Position, READ_MAX, Subject, Wake};
+use crate::watch::recent::Recent;
+
+/// The pause after a failed read.
+const RETRY: Duration = Duration::from_millis(200);
+/// How many commands are taken up together.
+const COMMANDS_MAX: usize = 64;
+/// Entries that a tailer reads when it begins: who watches mostly joins at one of them.
+const BEGIN_READ: usize = 32;
+
+/// Events that were read together.
+pub(crate) type Batch = Arc<[Entry]>;
+
+fn bytes_of(batch: &[Entry]) -> usize {
+    batch.iter().map(Entry::bytes).sum()
+}
+
+/// Up to where a tailer has sent everything; nothing before the first read.
+type Reached = Arc<Mutex<Option<Position>>>;
+
+/// A tailer as the hub knows it.
+#[derive(Debug)]
+pub(crate) struct Tailer {
+    pub(crate) wake: Arc<Wake>,
+    reached: Reached,
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+/// What a tailer is told.
+enum Command {
+    /// Somebody wants what comes, and what came after a position.
+    Join(Watcher, Option<Position>, oneshot::Sender<Result<Joined>>),
+    /// Somebody left.
+    Leave,
+}
+
+/// Where somebody joins.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    /// Everything after this position will be sent.
+    pub(crate) at: Position,
+    /// What came between the position that was asked for and this one, which is at least where the stream ended when it was asked for;
+    /// nothing where that is not known without reading.
+    pub(crate) missed: Option<Vec<Entry>>,
+}
+
+/// Somebody who is sent events.
+struct Watcher {
+    subject: Option<Subject>,
+    batches: mpsc::Sender<Batch>,
+    /// Bytes of the batches that it has not taken.
+    backlog: Arc<AtomicUsize>,
+    end: Arc<OnceLock<End>>,
+}
+
+/// Why a watcher is sent nothing more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// It did not keep up.
+    Slow,
+    /// The stream is not the one that it was watching.
+    Gone,
+}
+
+/// A watcher's side.
+pub(crate) struct Membership {
+    batches: mpsc::Receiver<Batch>,
+    backlog: Arc<AtomicUsize>,
+    reached: Reached,
+    end: Arc<OnceLock<End>>,
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+impl Membership {
+    /// The next events, for a watcher that was sent everything up to `at`.
+    ///
+    /// # Errors
+    /// When there will be no more: too slow, or the stream is another one.
+    pub(crate) async fn next(&mut self, at: Position) -> Result<Batch> {
+        match self.batches.recv().await {
+            Some(batch) => {
+                self.backlog.fetch_sub(bytes_of(&batch), Ordering::Relaxed);
+                Ok(batch)
+            }
+            None if self.end.get() == Some(&End::Slow) => Err(Error::TooSlow { resume: at }),
+            None => Err(Error::PositionGone),
+        }
+    }
+}
+
+impl Membership {
+    /// Up to where the stream was read without anything left to take: from there a watcher may resume, also
+    /// when nothing was for it for a long time.
+    pub(crate) fn idle_position(&self) -> Option<Position> {
+        // Sent first, noted then: whatever is before this place was sent, and taken if nothing waits now.
+        let reached = *lock(&self.reached);
+        if self.batches.is_empty() { reached } else { None }
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.batches.close();
+        // The tailer may have ended already.
+        let _ = self.commands.send(Command::Leave);
+    }
+}
+
+impl Hub {
+    /// Joins a context's tailer, which begins when it has to, for somebody who knows what happened up to a position.
+    pub(crate) async fn join(
+        &self,
+        tenant: &Arc<Tenant>,
+        subject: Option<Subject>,
+        known: Option<Position>,
+    ) -> Result<(Joined, Membership)> {
+        let (sender, batches) = mpsc::channel(limits::WATCH_BUFFER);
+        let backlog = Arc::new(AtomicUsize::new(0));
+        let end = Arc::new(OnceLock::new());
+        let (reply, answer) = oneshot::channel();
+        let watcher =
+            Watcher { subject, batches: sender, backlog: Arc::clone(&backlog), end: Arc::clone(&end) };
+        let (commands, reached) = {
+            let mut tailers = lock(self.tailers());
+            let tailer = tailers.entry(tenant.id).or_insert_with(|| self.start(tenant));
+            // A tailer leaves the map before it ends, so this one still listens.
+            let _ = tailer.commands.send(Command::Join(watcher, known, reply));
+            (tailer.commands.clone(), Arc::clone(&tailer.reached))
+        };
+        let membership = Membership { batches, backlog, reached, end, commands };
+        let joined = answer.await.unwrap_or(Err(Error::PositionGone))?;
+        Ok((joined, membership))
+    }
+
+    fn start(&self, tenant: &Arc<Tenant>) -> Tailer {
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let (wake, reached) = (Arc::new(Wake::default()), Reached::default());
+        let task = Task {
+            hub: self.clone(),
+            tenant: Arc::clone(tenant),
+            wake: Arc::clone(&wake),
+            inbox,
+            watchers: Vec::new(),
+            recent: Recent::new(self.lender().clone()),
+            reached: Arc::clone(&reached),
+            missed: 0,
+        };
+        tokio::spawn(task.run());
+        Tailer { wake, reached, commands }
+    }
+}
+
+struct Task {
+    hub: Hub,
+    tenant: Arc<Tenant>,
+    wake: Arc<Wake>,
+    inbox: mpsc::UnboundedReceiver<Command>,
+    watchers: Vec<Watcher>,
+    /// What was read and sent last; nothing before the first read.
+    recent: Recent,
+    reached: Reached,
+    missed: u64,
+}
+
+impl Task {
+    async fn run(mut self) {
+        let mut commands = Vec::new();
+        loop {
+            tokio::select! {
+                count = self.inbox.recv_many(&mut commands, COMMANDS_MAX) => {
+                    if count == 0 {
+                        return;
+                    }
+                    self.obey(&mut commands).await;
+                }
+                () = self.wake.notify.notified() => {
+                    if let Err(error) = self.read_on().await {
+                        tracing::warn!(context = %self.tenant.id, %error, "reading events failed, trying again");
+                        tokio::time::sleep(RETRY).await;
+                        self.wake.notify.notify_one();
+                    }
+                }
+            }
+            if self.watchers.is_empty() && self.leave_map() {
+                return;
+            }
+        }
+    }
+
+    async fn obey(&mut self, commands: &mut Vec<Command>) {
+        // Whoever knows a position may have read since what happened up to now: all of that has to be told, also where its hint
+        // is still on its way. One read is for all who come together.
+        let reads = commands.iter().any(|command| matches!(command, Command::Join(_, Some(_), _)));
+        let is_current = !reads || self.read_on().await.is_ok();
+        for command in commands.drain(..) {
+            match command {
+                Command::Join(watcher, known, reply) => {
+                    let joined = self.admit(watcher, known.filter(|_| is_current)).await;
+                    // Whoever asked may have given up.
+                    let _ = reply.send(joined);
+                }
+                Command::Leave => self.watchers.retain(|watcher| !watcher.batches.is_closed()),
+            }
+        }
+    }
+
+    async fn admit(&mut self, watcher: Watcher, known: Option<Position>) -> Result<Joined> {
+        let at = match self.recent.last() {
+            Some(at) => at,
+            None => {
+                self.recent.extend(&self.tenant.last_events(BEGIN_READ).await?);
+                // It begins with the context's creation: what is empty is not the one that somebody knows.
+                let none =
+                    || known.map_or(Error::not_found("context", self.tenant.id), |_| Error::PositionGone);
+                self.recent.last().ok_or_else(none)?
+            }
+        };
+        let missed = known.and_then(|known| self.recent.after(known, watcher.subject));
+        self.watchers.push(watcher);
+        Ok(Joined { at, missed })
+    }
+
+    async fn read_on(&mut self) -> Result<()> {
+        let missed = self.wake.missed.load(Ordering::SeqCst);
+        if missed != self.missed {
+            if let Some(at) = self.recent.last()
+                && !self.tenant.has_position(at).await?
+            {
+                self.end_all(End::Gone);
+                self.recent.clear();
+                *lock(&self.reached) = None;
+            }
+            self.missed = missed;
+        }
+        while let Some(at) = self.recent.last() {
+            let batch: Batch = self.tenant.events_after(at, READ_MAX).await?.into();
+            let Some(last) = batch.last() else { return Ok(()) };
+            let reached = last.position;
+            self.recent.extend(&batch);
+            self.send(&batch);
+            *lock(&self.reached) = Some(reached);
+            if batch.len() < READ_MAX {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// A watcher is sent only what is for it, so that what it has not taken holds nothing else, and is ended
+    /// when that is more than its buffer.
+    fn send(&mut self, batch: &Batch) {
+        self.watchers.retain(|watcher| {
+            let batch = match watcher.subject {
+                None => Arc::clone(batch),
+                wanted => batch.iter().filter(|entry| entry.is_for(wanted)).cloned().collect(),
+            };
+            if batch.is_empty() {
+                return !watcher.batches.is_closed();
+            }
+            let bytes = bytes_of(&batch);
+            let waiting = watcher.backlog.fetch_add(bytes, Ordering::Relaxed);
+            let is_full = waiting > 0 && waiting + bytes > limits::PAGE_BYTES_MAX;
+            match watcher.batches.try_reserve() {
+                Ok(place) if !is_full => {
+                    place.send(batch);
+                    true
+                }
+                Err(mpsc::error::TrySendError::Closed(())) => false,
+                Ok(_) | Err(mpsc::error::TrySendError::Full(())) => {
+                    // Set before the channel closes, so that its reader finds the reason.
+                    let _ = watcher.end.set(End::Slow);
+                    false
+                }
+            }
+        });
+    }
+
+    fn end_all(&mut self, end: End) {
+        for watcher in self.watchers.drain(..) {
+            let _ = watcher.end.set(end);
+        }
+    }
+
+    /// Ends unless somebody joined meanwhile: joining happens under the same lock.
+    fn leave_map(&mut self) -> bool {
+        let mut tailers = lock(self.hub.tailers());
+        if self.inbox.is_empty() {
+            tailers.remove(&self.tenant.id);
+            return true;
+        }
+        false
+    }
+}

@@ -1,0 +1,214 @@
+//! Watching a context's events from a position on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use model::{ContextId, ContextState, FlowId};
+use tokio::sync::mpsc;
+
+use crate::error::{Error, Result};
+use crate::flows::reads::{NodeFilter, NodePage};
+use crate::pages::Page;
+use crate::store::{Asker, Tenant};
+use crate::tenants::permission::{self, Action};
+use crate::watch::events::{Entry, Hub, Position, READ_MAX, Subject};
+use crate::watch::tailer::{Joined, Membership};
+
+/// How often an idle watch gives a sign of life.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+/// Events between the watch and its stream.
+const OUT_BUFFER: usize = 64;
+
+/// What is watched.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Watch {
+    /// Where.
+    pub(crate) context: ContextId,
+    /// Only this.
+    pub(crate) subject: Option<Subject>,
+    /// By whom.
+    pub(crate) asker: Asker,
+    /// From where on; nothing: from now on.
+    pub(crate) position: Option<Position>,
+}
+
+/// One answer of a watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Watched {
+    /// The event as JSON; empty for the first answer and for signs of life.
+    pub(crate) event: Bytes,
+    /// The position after it.
+    pub(crate) position: Position,
+}
+
+/// Where a watch begins.
+enum Begin {
+    /// With the tailer: what it has missed is known.
+    With(Joined, Membership),
+    /// At a position far behind. All of that is read before joining, so that joining leaves little to catch up with.
+    Behind(Position),
+}
+
+type Out = mpsc::Sender<Result<Watched>>;
+
+impl Hub {
+    /// Begins a watch of a flow with what there is: the flow, so many of its nodes, and what comes after them.
+    pub(crate) async fn watch_from_now(
+        &self,
+        watch: Watch,
+        flow: FlowId,
+        nodes: Page,
+    ) -> Result<(NodePage, mpsc::Receiver<Result<Watched>>)> {
+        let filter = NodeFilter::default();
+        let page = self.store().read_nodes(watch.context, flow, watch.asker, &filter, &nodes, true).await?;
+        let position =
+            page.to_watch.as_ref().and_then(|(_, position)| *position).ok_or(Error::PositionGone)?;
+        let watch = Watch { position: Some(position), ..watch };
+        let tenant = self.store().tenant(watch.context).await?;
+        match self.join(&tenant, watch.subject, watch.position).await? {
+            // Who may read was looked at behind `position`: what has changed since is among what was missed.
+            (joined @ Joined { missed: Some(_), .. }, membership) => {
+                Ok((page, self.begin(tenant, watch, Begin::With(joined, membership))))
+            }
+            (Joined { missed: None, .. }, _) => Ok((page, self.watch(watch).await?)),
+        }
+    }
+
+    /// Begins a watch. Its first answer says where it begins; nothing after that is missing or comes twice. One with a position
+    /// is given a sign of life when it has been told all that was there.
+    pub(crate) async fn watch(&self, watch: Watch) -> Result<mpsc::Receiver<Result<Watched>>> {
+        let tenant = self.store().tenant(watch.context).await?;
+        // Before the context is looked at: what changes of it then will be heard of.
+        let joined = self.join(&tenant, watch.subject, watch.position).await;
+        let (_, context, _) = self.store().read(watch.context, watch.asker, |_, _| {}).await?;
+        if context.state == ContextState::Deleting {
+            return Err(Error::ContextDeleting);
+        }
+        let begin = match (joined?, watch.position) {
+            ((Joined { missed: None, .. }, _), Some(position)) => {
+                if !tenant.has_position(position).await? {
+                    return Err(Error::PositionGone);
+                }
+                Begin::Behind(position)
+            }
+            ((joined, membership), _) => Begin::With(joined, membership),
+        };
+        Ok(self.begin(tenant, watch, begin))
+    }
+
+    fn begin(&self, tenant: Arc<Tenant>, watch: Watch, begin: Begin) -> mpsc::Receiver<Result<Watched>> {
+        let (out, stream) = mpsc::channel(OUT_BUFFER);
+        let hub = self.clone();
+        tokio::spawn(async move {
+            let mut task = Task { hub, tenant, watch, out };
+            if let Err(error) = task.run(begin).await {
+                // The watcher may have left.
+                let _ = task.out.send(Err(error)).await;
+            }
+        });
+        stream
+    }
+}
+
+struct Task {
+    hub: Hub,
+    tenant: Arc<Tenant>,
+    watch: Watch,
+    out: Out,
+}
+
+impl Task {
+    async fn run(&mut self, begin: Begin) -> Result<()> {
+        let (position, membership) = match (begin, self.watch.position) {
+            (Begin::With(joined, membership), None) => (joined.at, membership),
+            (Begin::With(joined, membership), Some(mut position)) => {
+                self.say(position).await;
+                self.send(&joined.missed.unwrap_or_default(), &mut position).await?;
+                (joined.at, membership)
+            }
+            (Begin::Behind(mut position), _) => {
+                self.say(position).await;
+                let membership = self.join_behind(&mut position).await?;
+                (position, membership)
+            }
+        };
+        // Where it begins; for one with a position, that all came that was there.
+        self.say(position).await;
+        self.follow(position, membership).await
+    }
+
+    /// Sends what is behind, then joins.
+    async fn join_behind(&self, position: &mut Position) -> Result<Membership> {
+        self.catch_up(position, None).await?;
+        let (joined, membership) = self.hub.join(&self.tenant, self.watch.subject, None).await?;
+        // What changed before that would not be heard of.
+        self.check_context().await?;
+        self.catch_up(position, Some(joined.at)).await?;
+        Ok(membership)
+    }
+
+    /// Sends what the stream has after `position`, up to its end or to `till`.
+    async fn catch_up(&self, position: &mut Position, till: Option<Position>) -> Result<()> {
+        while till.is_none_or(|till| till.is_after(*position)) && !self.out.is_closed() {
+            let entries = self.tenant.events_after(*position, READ_MAX).await?;
+            self.send(&entries, position).await?;
+            if entries.len() < READ_MAX {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn follow(&self, mut position: Position, mut membership: Membership) -> Result<()> {
+        loop {
+            tokio::select! {
+                batch = membership.next(position) => self.send(&batch?, &mut position).await?,
+                () = tokio::time::sleep(HEARTBEAT) => {
+                    if let Some(reached) = membership.idle_position().filter(|at| at.is_after(position)) {
+                        position = reached;
+                    }
+                    self.say(position).await;
+                }
+                () = self.out.closed() => return Ok(()),
+            }
+        }
+    }
+
+    async fn send(&self, entries: &[Entry], position: &mut Position) -> Result<()> {
+        for entry in entries {
+            if !entry.position.is_after(*position) {
+                continue;
+            }
+            *position = entry.position;
+            let checked = if entry.is_context { self.check_context().await } else { Ok(()) };
+            // That the context goes is the last that is told.
+            if !matches!(checked, Ok(()) | Err(Error::ContextDeleting)) {
+                return checked;
+            }
+            if entry.is_about(self.watch.subject) {
+                let watched = Watched { event: entry.event.clone(), position: *position };
+                // A watcher that left is noticed by whoever called.
+                let _ = self.out.send(Ok(watched)).await;
+            }
+            checked?;
+        }
+        Ok(())
+    }
+
+    /// A watch ends when the role that allowed it is taken away, and when the context goes.
+    async fn check_context(&self) -> Result<()> {
+        let (_, context) = self.hub.store().context(self.watch.context).await?;
+        if let Asker::Actor(actor) = self.watch.asker {
+            permission::allow(&context, actor, Action::Read)?;
+        }
+        match context.state {
+            ContextState::Active => Ok(()),
+            ContextState::Deleting => Err(Error::ContextDeleting),
+        }
+    }
+
+    async fn say(&self, position: Position) {
+        let _ = self.out.send(Ok(Watched { event: Bytes::new(), position })).await;
+    }
+}
