@@ -218,3 +218,22 @@ fn large_results_hold_up_nobody() {
     submit("name: small\njobs:\n  only: { script_type: shell, script: \"true\" }\n", 0);
     up.stop();
 }
+
+/// Its number is guessed by whoever submits it, and known to nobody before it is stored.
+#[test]
+fn a_flow_that_waits_for_itself_is_told_so() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let up = Up::start(&dir.path().join("data"), &[]);
+    let submit = |text: &str, code| {
+        let file = flow_file(dir.path(), text);
+        stdout(&up.mycora(&["--output", "json", "flow", "submit", &file, "--watch"]), code)
+    };
+    // From the second one on flows may be stored with their first steps.
+    for _ in 0..2 {
+        submit("name: plain\njobs:\n  only: { script_type: rhai, script: '1' }\n", 0);
+    }
+    let waits = "name: waits\njobs:\n  only: { script_type: rhai, script: '1', prerequisites: ['flow:3'] }\n";
+    let document: Value = serde_json::from_str(&submit(waits, 1)).expect("one document");
+    assert_eq!(document["flow"]["id"], 3, "{document}");
+    assert_eq!(document["nodes"][0]["reason"]["code"], "PREREQUISITE_IMPOSSIBLE", "{document}");
+}

@@ -62,37 +62,25 @@ pub fn build(engine: &mut Engine, step: &Step, frame: Frame<'_>, ids: &mut Messa
 }
 
 /// Builds the first step of a flow that nobody has stored yet, from the step and its messages.
-///
-/// # Errors
-/// When a node is no JSON.
-pub fn first_step(
-    engine: &Engine,
-    step: &Step,
-    messages: Vec<OutgoingMessage>,
-    now: Timestamp,
-) -> serde_json::Result<FirstStep> {
+#[must_use]
+pub fn first_step(engine: &Engine, step: &Step, messages: Vec<OutgoingMessage>, now: Timestamp) -> FirstStep {
     let events = |change: &Change| events(engine, engine.node(change.node), change, now);
     let nodes = (0..engine.nodes().len()).map(NodeIndex::new);
     let nodes = nodes.map(|node| stored_node(engine.node(node), engine.job(node)));
-    Ok(FirstStep {
-        nodes: nodes.collect::<Result<_, _>>()?,
+    FirstStep {
+        nodes: nodes.collect(),
         events: step.changed.iter().flat_map(events).collect(),
         messages,
         due_millis: step.due.map_or(0, Timestamp::as_millis),
         deadline_millis: engine.flow().deadline.map_or(0, Timestamp::as_millis),
-    })
+        made_millis: now.as_millis(),
+    }
 }
 
 /// A node with its job, for storage.
-///
-/// # Errors
-/// When one of them is no JSON.
-pub fn stored_node(node: &FlowNode, job: &JobSpec) -> serde_json::Result<StoredNode> {
-    Ok(StoredNode {
-        job_id: node.job_id.0,
-        node_json: serde_json::to_vec(node)?.into(),
-        job_json: serde_json::to_vec(job)?.into(),
-    })
+#[must_use]
+pub fn stored_node(node: &FlowNode, job: &JobSpec) -> StoredNode {
+    StoredNode { job_id: node.job_id.0, node_json: json(node).into(), job_json: json(job).into() }
 }
 
 fn node(engine: &Engine, change: &Change, now: Timestamp) -> NodeCommit {

@@ -372,16 +372,17 @@ impl Store {
     ) -> Result<(Arc<Tenant>, Context, Vec<Value>)> {
         let tenant = self.tenant(id).await?;
         let mut pipeline = Pipeline::new();
-        pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.context));
+        // The context comes last: whoever goes on from what was read here is told of each change of it after that.
         questions(&tenant, &mut pipeline);
-        let mut answers = tenant.connection.pipeline(&pipeline).await?.into_iter();
-        let context = answers.next().unwrap_or(Ok(Value::Nil));
+        pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.context));
+        let mut answers = tenant.connection.pipeline(&pipeline).await?;
+        let context = answers.pop().unwrap_or(Ok(Value::Nil));
         let context =
             tenant.read_context(context.map_err(|error| Error::of_record(error, &tenant.context))?)?;
         if let Asker::Actor(actor) = asker {
             permission::allow(&context, actor, Action::Read)?;
         }
-        let answers = answers.collect::<kv::Result<Vec<_>>>()?;
+        let answers = answers.into_iter().collect::<kv::Result<Vec<_>>>()?;
         Ok((tenant, context, answers))
     }
 
@@ -476,7 +477,7 @@ impl Tenant {
     /// Tells whoever builds on what Redis has lost, and forgets it.
     pub(crate) fn tell_went_back(&self) {
         tracing::error!(context = %self.id, seen = ?self.seen.latest(), "Redis has lost changes");
-        self.seen.forget();
+        self.forget_seen();
         self.went_back.send_modify(|times| *times += 1);
     }
 

@@ -634,7 +634,8 @@ pub struct CreateFlowRequest {
     pub first_step: ::core::option::Option<FirstStep>,
 }
 /// The first step of a flow that is created with it. Its flow and its context have no numbers yet, and its jobs are numbered from 1 on:
-/// all are given theirs here, wherever they stand.
+/// all are given theirs here. For that an execution begins with `job_key`, `context_id` and `flow_id`, an event with `kind`, `flow_id`
+/// and `job_id`; what follows is kept as it is.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct FirstStep {
     /// All nodes with their jobs, at most 500, as the step has left them.
@@ -652,6 +653,9 @@ pub struct FirstStep {
     /// When the flow must have ended, in Unix milliseconds. 0: no limit.
     #[prost(uint64, tag = "5")]
     pub deadline_millis: u64,
+    /// When it was made, in Unix milliseconds: the flow is not made later.
+    #[prost(uint64, tag = "6")]
+    pub made_millis: u64,
 }
 /// Gives the new flow, or that of the same request id or message.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -1,28 +1,24 @@
 //! From a submission to a flow that runs.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::BTreeSet;
 
 use flow::Plan;
-use flow::engine::{Engine, StoredNode};
-use model::{
-    ActorId, BlobHash, ContextId, Epoch, FlowId, FlowNode, FlowSpec, FlowUid, JobId, Name, ScriptSource,
-    SignalName, Timestamp, Violations,
-};
+use flow::engine::StoredNode;
+use model::{ActorId, ContextId, FlowId, FlowSpec, FlowUid, SignalName, Timestamp, Violations};
 use proto::convert;
 use proto::internal::v1 as internal;
 use proto::required;
 use proto::v1::{Flow, FlowStatus, NodeSpec, RunJobRequest, SubmitFlowRequest};
-use tokio::sync::oneshot;
-use tonic::{Code, Status};
+use tonic::Status;
 
+use crate::changes::creation::Submission;
+use crate::changes::granted::Granted;
 use crate::changes::repeat::{self, Repeatable, hash_without};
 use crate::changes::signatures::{self, Place};
 use crate::changes::{created, job, scripts};
 use crate::clients::FlowStoreClient;
 use crate::commit;
-use crate::driver::{Begun, Event, Handle, Stored};
+use crate::driver::{Event, Handle};
 use crate::error::bad_store;
 use crate::loader::StartedFlow;
 use crate::replica::{Active, Identity};
@@ -30,9 +26,6 @@ use crate::run::STEP_NODES_MAX;
 
 /// Nodes are added in parts of at most this many bytes.
 pub(crate) const PART_BYTES_MAX: usize = 2 * 1024 * 1024;
-/// Nodes and bytes of scripts of a flow whose first step is stored by the change that creates it.
-const FIRST_STEP_NODES_MAX: usize = 64;
-const FIRST_STEP_BYTES_MAX: usize = 256 * 1024;
 /// How often a uid is drawn to find one that makes the flow our own.
 const UID_DRAWS_MAX: usize = 256;
 
@@ -48,15 +41,17 @@ enum Checked {
 #[derive(Clone)]
 pub struct Submitter {
     pub(crate) store: FlowStoreClient,
-    driver: Handle,
-    me: Identity,
+    pub(crate) driver: Handle,
+    pub(crate) me: Identity,
+    /// Where something is done before storage has decided.
+    pub(crate) granted: Granted,
 }
 
 impl Submitter {
     /// Flows are kept by `store`; those that this replica owns go to `driver`.
     #[must_use]
-    pub const fn new(store: FlowStoreClient, driver: Handle, me: Identity) -> Self {
-        Self { store, driver, me }
+    pub fn new(store: FlowStoreClient, driver: Handle, me: Identity) -> Self {
+        Self { store, driver, me, granted: Granted::default() }
     }
 
     /// Checks a submission, stores it and starts it.
@@ -131,130 +126,8 @@ impl Submitter {
                 Err(found) => return Err(rpc::Error::invalid(found).into()),
             };
         scripts::keep(&mut self.store, (actor, context_id), &mut spec.nodes).await?;
-        let (uid, blobs) = (self.own_uid(), blobs_of(&spec));
-        let goes_first = spec.nodes.iter().any(|node| node.policy.goes_first());
-        let is_ours = self.owns(&self.driver.replicas(), uid);
-        let unstored = is_ours.then(|| self.unstored(uid, (context_id, caller), &spec));
-        let mut nodes = stored_nodes(spec);
-        let mut begun = match unstored {
-            Some(flow) => self.begin(flow, plan, &nodes).await,
-            None => None,
-        };
-        let first_step = begun.as_mut().map(|begun| begun.take_step()).transpose().map_err(bad_store)?;
-        let beginning = if is_ours && begun.is_none() { all_of(&nodes)? } else { Vec::new() };
-        let create = internal::CreateFlowRequest {
-            request_id: asked.id,
-            request_hash: asked.hash,
-            context_id,
-            flow_id,
-            caller_id: caller.0,
-            on_behalf_of: actor.0,
-            flow: Some(header),
-            node_count: u32::try_from(nodes.len()).unwrap_or(u32::MAX),
-            flow_uid: uid.to_string(),
-            blobs,
-            message_key,
-            nodes: beginning,
-            owner: self.me.owner.to_string(),
-            goes_first,
-            first_step,
-        };
-        let created = self.store.create_flow(create).await.map(tonic::Response::into_inner);
-        let is_driven = match begun {
-            Some(begun) => self.begun(begun, created.as_ref().ok(), &nodes).await?,
-            None => false,
-        };
-        let created = created?;
-        let record = created.flow.ok_or_else(|| bad_store("a new flow without its record"))?;
-        let flow = record.flow.clone().ok_or_else(|| bad_store("a new flow without its record"))?;
-        if is_driven {
-            log_start(&flow);
-            return Ok(flow);
-        }
-        if flow.status() != FlowStatus::Created && !created.is_new {
-            // The same request has come before. Whoever began it may not have got to driving the flow.
-            self.touch(&flow).await?;
-            return Ok(flow);
-        }
-        nodes.iter_mut().for_each(|stored| stored.node.renumber(created.first_job_id.saturating_sub(1)));
-        if flow.status() != FlowStatus::Created {
-            return self.drive(record, nodes, BTreeSet::new()).await;
-        }
-        let starting = async {
-            self.add_nodes(&flow, &nodes, None, None).await?;
-            self.start(&flow, nodes, None, None).await
-        };
-        match starting.await {
-            // The same request, which came at the same time, was faster.
-            Err(status) if status.code() == Code::FailedPrecondition => {
-                self.started_meanwhile(actor, &flow).await?.ok_or(status)
-            }
-            started => started,
-        }
-    }
-
-    /// Has the driver make the first step of a flow. Nothing when it is to be made once the flow is stored: of a large one, so that no script
-    /// is long, and where a condition may ask for the number that the flow does not have yet.
-    async fn begin(&self, flow: model::Flow, plan: Plan, nodes: &[StoredNode]) -> Option<Box<Begun>> {
-        if nodes.len() > FIRST_STEP_NODES_MAX || nodes.iter().any(|stored| stored.node.when.is_some()) {
-            return None;
-        }
-        let script_bytes = |stored: &StoredNode| match &stored.job.script {
-            ScriptSource::Inline(text) => text.len(),
-            ScriptSource::Blob(_) => 0,
-        };
-        let bytes: usize = nodes.iter().map(script_bytes).sum();
-        if bytes > FIRST_STEP_BYTES_MAX {
-            return None;
-        }
-        let engine = Box::new(Engine::unstored(flow, plan, nodes.to_vec()));
-        let (answer, begun) = oneshot::channel();
-        self.driver.send(Event::Begin(engine, answer)).await;
-        begun.await.ok().flatten()
-    }
-
-    /// A flow of our own as it will be stored, but for its numbers.
-    fn unstored(&self, uid: FlowUid, (context, caller): (u32, ActorId), spec: &FlowSpec) -> model::Flow {
-        let now = Timestamp::now();
-        model::Flow {
-            env_vars: spec.env_vars.clone(),
-            fail_fast: spec.fail_fast,
-            cancel_timeout_secs: spec.cancel_timeout_secs,
-            status: model::FlowStatus::Started,
-            owner: Some(self.me.owner),
-            epoch: Epoch(1),
-            deadline: spec.deadline_secs.map(|secs| now + Duration::from_secs(secs.into())),
-            ..model::Flow::new(FlowId(0), uid, spec.name.clone(), ContextId(context), caller, now)
-        }
-    }
-
-    /// Tells the driver what became of a flow whose first step it has made, and gives whether it is driven from there on.
-    async fn begun(
-        &self,
-        begun: Box<Begun>,
-        created: Option<&internal::CreateFlowResponse>,
-        nodes: &[StoredNode],
-    ) -> Result<bool, Status> {
-        let stored = created.map_or(Ok(None), |created| stored_as(created, nodes));
-        let (stored, failed) = match stored {
-            Ok(stored) => (stored, None),
-            Err(status) => (None, Some(status)),
-        };
-        let is_driven = stored.is_some();
-        // Whatever was answered, the driver has to know.
-        self.driver.send(Event::Begun(begun, stored)).await;
-        failed.map_or(Ok(is_driven), Err)
-    }
-
-    /// A flow that was in CREATED, when it has got further.
-    async fn started_meanwhile(&mut self, actor: ActorId, flow: &Flow) -> Result<Option<Flow>, Status> {
-        let answered = internal::FindRequestResponse {
-            flow_id: flow.id,
-            flow_uid: flow.uid.clone(),
-            ..internal::FindRequestResponse::default()
-        };
-        let flow = repeat::flow_of(&mut self.store, actor, flow.context_id, &answered).await?;
-        Ok(Some(flow).filter(|flow| flow.status() != FlowStatus::Created))
+        let new = Submission { asked, place, flow_id, header, message_key };
+        self.create_whole(new, spec, plan).await
     }
 
     /// The flow that the same request made before, when it has got beyond its making.
@@ -324,7 +197,7 @@ impl Submitter {
         uids.find(|uid| self.owns(&replicas, *uid)).unwrap_or_else(FlowUid::random)
     }
 
-    fn owns(&self, replicas: &[String], uid: FlowUid) -> bool {
+    pub(crate) fn owns(&self, replicas: &[String], uid: FlowUid) -> bool {
         let owner = model::placement::owner_of(replicas.iter().map(String::as_str), uid);
         owner == Some(self.me.name.as_str())
     }
@@ -341,7 +214,7 @@ impl Submitter {
         let mut part = Vec::new();
         let mut bytes = 0;
         for (i, stored) in nodes.iter().enumerate() {
-            let wire = to_wire(stored)?;
+            let wire = commit::stored_node(&stored.node, &stored.job);
             bytes += wire.node_json.len() + wire.job_json.len();
             part.push(wire);
             let ends = i + 1 == nodes.len();
@@ -404,7 +277,7 @@ impl Submitter {
     }
 
     /// Drives a flow of our own from its start on.
-    async fn drive(
+    pub(crate) async fn drive(
         &self,
         record: internal::FlowRecord,
         nodes: Vec<StoredNode>,
@@ -423,7 +296,7 @@ impl Submitter {
     }
 
     /// Has the driver look at a flow, if it is our own.
-    async fn touch(&self, flow: &Flow) -> Result<(), Status> {
+    pub(crate) async fn touch(&self, flow: &Flow) -> Result<(), Status> {
         let active = Active {
             key: (ContextId(flow.context_id), FlowId(flow.id)),
             uid: flow.uid.parse().map_err(bad_store)?,
@@ -467,59 +340,4 @@ fn passing(request: &mut SubmitFlowRequest) -> Vec<&mut String> {
 /// The signatures of nodes.
 pub(crate) fn signatures_of(nodes: &mut [NodeSpec]) -> impl Iterator<Item = &mut String> {
     nodes.iter_mut().filter_map(|node| node.job.as_mut()).map(|job| &mut job.signature)
-}
-
-/// Every blob that the jobs refer to, once.
-fn blobs_of(spec: &FlowSpec) -> Vec<String> {
-    let blobs: BTreeSet<BlobHash> =
-        spec.nodes.iter().flat_map(|node| node.job.blobs()).map(|blob| blob.sha256).collect();
-    blobs.iter().map(BlobHash::to_string).collect()
-}
-
-/// The nodes of a flow, whose jobs are numbered from 1 on.
-fn stored_nodes(spec: FlowSpec) -> Vec<StoredNode> {
-    let ids: HashMap<Name, JobId> =
-        spec.nodes.iter().map(|node| node.name.clone()).zip((1..).map(JobId)).collect();
-    let stored = |node: model::NodeSpec| {
-        let depends = node.depends.iter().map(|name| ids[name]).collect();
-        StoredNode { node: FlowNode::new(ids[&node.name], &node, depends), job: Arc::new(node.job) }
-    };
-    spec.nodes.into_iter().map(stored).collect()
-}
-
-/// All nodes of a flow, for the change that creates it; none when they are more than it takes.
-fn all_of(nodes: &[StoredNode]) -> Result<Vec<internal::StoredNode>, Status> {
-    if nodes.len() > STEP_NODES_MAX {
-        return Ok(Vec::new());
-    }
-    let (mut all, mut bytes) = (Vec::with_capacity(nodes.len()), 0);
-    for stored in nodes {
-        let wire = to_wire(stored)?;
-        bytes += wire.node_json.len() + wire.job_json.len();
-        if bytes >= PART_BYTES_MAX {
-            return Ok(Vec::new());
-        }
-        all.push(wire);
-    }
-    Ok(all)
-}
-
-fn to_wire(stored: &StoredNode) -> Result<internal::StoredNode, Status> {
-    commit::stored_node(&stored.node, &stored.job).map_err(bad_store)
-}
-
-/// As what a flow was stored by this call together with its first step; nothing when it was not.
-fn stored_as(
-    created: &internal::CreateFlowResponse,
-    nodes: &[StoredNode],
-) -> Result<Option<Box<Stored>>, Status> {
-    let record = created.flow.clone().ok_or_else(|| bad_store("a new flow without its record"))?;
-    let by = created.first_job_id.saturating_sub(1);
-    let convert::flow::Record { mut flow, context_uid, last_commit, .. } =
-        convert::flow::from_record(record).map_err(bad_store)?;
-    if !created.is_new || flow.status != model::FlowStatus::Started {
-        return Ok(None);
-    }
-    flow.jobs = nodes.iter().map(|stored| JobId(stored.node.job_id.0.saturating_add(by))).collect();
-    Ok(Some(Box::new(Stored { context_uid, flow, last_commit, by })))
 }

@@ -4,7 +4,7 @@
 //! it is. What is said of the flow meanwhile waits.
 
 use flow::engine::{Engine, Input, Step};
-use model::{ContextUid, Flow, FlowId, FlowUid, NodeReport, Timestamp};
+use model::{ContextUid, Flow, FlowId, FlowUid, NodeReport, NodeState, Timestamp};
 use proto::internal::v1::{FirstStep, OutgoingMessage};
 use tokio::sync::oneshot;
 
@@ -21,6 +21,8 @@ pub struct Begun {
     step: Step,
     messages: Vec<OutgoingMessage>,
     now: Timestamp,
+    /// When its messages were numbered: what was numbered before everything was forgotten is nobody's.
+    epoch: u64,
 }
 
 /// Under which numbers a flow is stored.
@@ -45,10 +47,7 @@ pub(super) struct Early {
 
 impl Begun {
     /// The step for storage. Its messages are taken out.
-    ///
-    /// # Errors
-    /// When a node is no JSON.
-    pub fn take_step(&mut self) -> serde_json::Result<FirstStep> {
+    pub fn take_step(&mut self) -> FirstStep {
         let messages = std::mem::take(&mut self.messages);
         commit::first_step(&self.engine, &self.step, messages, self.now)
     }
@@ -74,7 +73,7 @@ impl Driver {
         let is_whole = !step.more && !engine.is_over() && step.refused.is_empty() && step.stops.is_empty();
         let messages =
             if is_whole { commit::messages(&mut engine, &step, now, &mut self.ids) } else { Vec::new() };
-        let begun = Box::new(Begun { engine, run, step, messages, now });
+        let begun = Box::new(Begun { engine, run, step, messages, now, epoch: self.ids.epoch() });
         if !is_whole {
             self.drop_begun(*begun);
             drop(answer.send(None));
@@ -90,10 +89,16 @@ impl Driver {
     pub(super) fn begun(&mut self, begun: Begun, stored: Option<Stored>) {
         let early = self.early.remove(&begun.run.uid).unwrap_or_default();
         match stored {
-            Some(stored) if !self.replicas.is_empty() => {
+            Some(stored) if begun.epoch == self.ids.epoch() && !self.replicas.is_empty() => {
                 self.count(&begun.step);
                 self.metrics.commits.inc();
                 self.take_up(begun, stored);
+            }
+            // The lease was lost meanwhile, and others may have had the flow: it is read.
+            Some(Stored { flow, .. }) if self.is_mine(begun.run.uid) => {
+                let uid = begun.run.uid;
+                self.drop_begun(begun);
+                self.adopt((flow.context_id, flow.id), uid);
             }
             // Whoever has a lease next lists it.
             _ => self.drop_begun(begun),
@@ -118,6 +123,10 @@ impl Driver {
         }
         engine.number(context_uid, flow, by);
         run.settle().for_each(drop);
+        if engine.nodes().iter().any(|node| node.state == NodeState::Ready) {
+            // The place that it waits for may have come meanwhile.
+            run.push(Input::Wake, Owed::Nothing);
+        }
         (run.context_uid, run.last_commit) = (Some(context_uid), last_commit);
         run.phase = Phase::Idle(engine);
         // That it only waits is stored by the next step.

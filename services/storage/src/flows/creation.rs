@@ -209,10 +209,13 @@ impl Creating<'_> {
         let mut reserved = tenant.job_ids.reserve(tenant, new.caller, new.node_count).await?;
         let first = reserved.first;
         (flow.status, flow.owner, flow.epoch) = (FlowStatus::Started, Some(*owner), Epoch(1));
-        flow.deadline = match step {
-            Some(step) => step.deadline,
-            None => new.deadline_secs.map(|secs| self.now + Duration::from_secs(secs.into())),
-        };
+        match step {
+            // Nothing of it may lie before its making, whose clock is another.
+            Some(step) => (flow.created_at, flow.deadline) = (step.made.min(self.now), step.deadline),
+            None => {
+                flow.deadline = new.deadline_secs.map(|secs| self.now + Duration::from_secs(secs.into()));
+            }
+        }
         flow.jobs = (first.0..).take(nodes.len()).map(JobId).collect();
         let uid = flow.uid;
         let (context, context_uid) = (self.context.id, self.context.uid);
@@ -349,6 +352,11 @@ impl LastContext {
 
     fn set(&self, context: Arc<Context>) {
         *lock(&self.0) = Some(context);
+    }
+
+    /// Forgets it: the store may have lost it.
+    pub(crate) fn forget(&self) {
+        *lock(&self.0) = None;
     }
 }
 

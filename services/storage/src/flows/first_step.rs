@@ -1,6 +1,9 @@
 //! The first step of a flow, which its owner has made before the flow had its numbers.
+//!
+//! Only the numbers are read of what it brings; the rest stays as it came, also what this version does not know.
 
-use model::{ContextId, ContextUid, Event, Execution, FlowId, JobId, NodeEvent, Timestamp};
+use bytes::Bytes;
+use model::{ContextId, ContextUid, FlowId, JobId, JobKey, Timestamp};
 
 use crate::flows::commits::{Outgoing, RECORD_OVERHEAD_BYTES};
 
@@ -8,15 +11,24 @@ use crate::flows::commits::{Outgoing, RECORD_OVERHEAD_BYTES};
 #[derive(Debug, Clone)]
 pub(crate) struct FirstStep {
     /// What the nodes went through.
-    pub(crate) events: Vec<NodeEvent>,
+    pub(crate) events: Vec<StepEvent>,
     /// Messages to send.
     pub(crate) messages: Vec<Parcel>,
     /// When to look at the flow again.
     pub(crate) due: Option<Timestamp>,
     /// When the flow must have ended.
     pub(crate) deadline: Option<Timestamp>,
+    /// When it was made.
+    pub(crate) made: Timestamp,
     /// How many bytes came.
     pub(crate) bytes: usize,
+}
+
+/// What a node went through, as JSON without its head.
+#[derive(Debug, Clone)]
+pub(crate) struct StepEvent {
+    job: JobId,
+    rest: Bytes,
 }
 
 /// A message whose executions do not know where they belong.
@@ -25,7 +37,14 @@ pub(crate) struct Parcel {
     /// The message, without them.
     pub(crate) message: Outgoing,
     /// What it carries.
-    pub(crate) executions: Vec<Execution>,
+    pub(crate) executions: Vec<StepExecution>,
+}
+
+/// An execution as JSON without its head.
+#[derive(Debug, Clone)]
+pub(crate) struct StepExecution {
+    job_key: JobKey,
+    rest: Bytes,
 }
 
 /// The numbers that a flow is stored under.
@@ -53,12 +72,8 @@ pub(crate) struct Numbered {
 impl FirstStep {
     /// The step of a flow with these numbers.
     pub(crate) fn numbered(&self, numbers: Numbers) -> Numbered {
-        let event = |event: &NodeEvent| {
-            let job_id = numbers.job(event.job_id);
-            json(&Event::Node(NodeEvent { flow_id: numbers.flow, job_id, ..event.clone() }))
-        };
         Numbered {
-            events: self.events.iter().map(event).collect(),
+            events: self.events.iter().map(|event| event.numbered(numbers)).collect(),
             messages: self.messages.iter().map(|parcel| parcel.numbered(numbers)).collect(),
         }
     }
@@ -74,16 +89,50 @@ impl FirstStep {
     }
 }
 
+impl StepEvent {
+    /// The event in this JSON; nothing when it is not one of a node.
+    pub(crate) fn read(json: &Bytes) -> Option<Self> {
+        let mut head = Head(json);
+        head.skip(r#"{"kind":"node","flow_id":"#)?;
+        head.number()?;
+        head.skip(r#","job_id":"#)?;
+        let job = JobId(head.number()?);
+        Some(Self { job, rest: head.rest(json)? })
+    }
+
+    fn numbered(&self, numbers: Numbers) -> Vec<u8> {
+        let (flow, job) = (numbers.flow, numbers.job(self.job));
+        let head = format!(r#"{{"kind":"node","flow_id":{flow},"job_id":{job}"#);
+        [head.as_bytes(), &self.rest].concat()
+    }
+}
+
+impl StepExecution {
+    /// The execution in this JSON; nothing when it does not begin as one.
+    pub(crate) fn read(json: &Bytes) -> Option<Self> {
+        let mut head = Head(json);
+        head.skip(r#"{"job_key":""#)?;
+        let job_key = head.until(b'"')?.parse().ok()?;
+        head.skip(r#"","context_id":"#)?;
+        head.number()?;
+        head.skip(r#","flow_id":"#)?;
+        head.number()?;
+        Some(Self { job_key, rest: head.rest(json)? })
+    }
+
+    fn numbered(&self, numbers: Numbers) -> Bytes {
+        let JobKey { flow, job, attempt, .. } = self.job_key;
+        let job_key = JobKey { context: numbers.context_uid, flow, job: numbers.job(job), attempt };
+        let (context, flow) = (numbers.context, numbers.flow);
+        let head = format!(r#"{{"job_key":"{job_key}","context_id":{context},"flow_id":{flow}"#);
+        [head.as_bytes(), &self.rest].concat().into()
+    }
+}
+
 impl Parcel {
     fn numbered(&self, numbers: Numbers) -> Outgoing {
-        let execution = |execution: &Execution| {
-            let mut execution = execution.clone();
-            execution.job_key.context = numbers.context_uid;
-            execution.job_key.job = numbers.job(execution.job_key.job);
-            (execution.context_id, execution.flow_id) = (numbers.context, numbers.flow);
-            json(&execution).into()
-        };
-        Outgoing { nodes: self.executions.iter().map(execution).collect(), ..self.message.clone() }
+        let nodes = self.executions.iter().map(|execution| execution.numbered(numbers)).collect();
+        Outgoing { nodes, ..self.message.clone() }
     }
 }
 
@@ -93,6 +142,72 @@ impl Numbers {
     }
 }
 
-fn json(value: &impl serde::Serialize) -> Vec<u8> {
-    serde_json::to_vec(value).expect("values of the model are JSON")
+/// What is left to read of an object.
+struct Head<'a>(&'a [u8]);
+
+impl<'a> Head<'a> {
+    fn skip(&mut self, text: &str) -> Option<()> {
+        self.0 = self.0.strip_prefix(text.as_bytes())?;
+        Some(())
+    }
+
+    fn until(&mut self, end: u8) -> Option<&'a str> {
+        let at = self.0.iter().position(|byte| *byte == end)?;
+        let (text, rest) = self.0.split_at(at);
+        self.0 = rest;
+        std::str::from_utf8(text).ok()
+    }
+
+    fn number(&mut self) -> Option<u32> {
+        let digits = self.0.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let (text, rest) = self.0.split_at(digits);
+        self.0 = rest;
+        std::str::from_utf8(text).ok()?.parse().ok()
+    }
+
+    /// What follows in `json`: further fields, or its end.
+    fn rest(&self, json: &Bytes) -> Option<Bytes> {
+        matches!(self.0.first(), Some(b',' | b'}')).then(|| json.slice_ref(self.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::id::Uid;
+    use model::{Attempt, FlowUid};
+
+    use super::*;
+
+    #[test]
+    fn only_numbers_change() {
+        let (context_uid, flow_uid) = (ContextUid(Uid::from_bits(0xab)), FlowUid(Uid::from_bits(0xcd)));
+        let numbers = Numbers { context: ContextId(7), context_uid, flow: FlowId(8), by: 40 };
+        let key = |context, job| JobKey { context, flow: flow_uid, job: JobId(job), attempt: Attempt(1) };
+        let before = key(ContextUid(Uid::from_bits(0)), 2);
+        let json = format!(r#"{{"job_key":"{before}","context_id":0,"flow_id":0,"node":"a","new":[1]}}"#);
+        let execution = StepExecution::read(&json.into()).expect("it is one").numbered(numbers);
+        let after = key(context_uid, 42);
+        let told = format!(r#"{{"job_key":"{after}","context_id":7,"flow_id":8,"node":"a","new":[1]}}"#);
+        assert_eq!(execution, told);
+        let json = Bytes::from_static(br#"{"kind":"node","flow_id":0,"job_id":2,"state":"ready","new":{}}"#);
+        let event = StepEvent::read(&json).expect("it is one").numbered(numbers);
+        assert_eq!(event, br#"{"kind":"node","flow_id":8,"job_id":42,"state":"ready","new":{}}"#);
+    }
+
+    #[test]
+    fn what_begins_otherwise_is_none() {
+        for json in [
+            "",
+            "{}",
+            r#"{"kind":"flow","flow_id":0,"status":null}"#,
+            r#"{"kind":"node","flow_id":-1,"job_id":2}"#,
+            r#"{"kind":"node","flow_id":0,"job_id":2.5}"#,
+            r#"{"kind":"node","flow_id":0,"job_id":99999999999}"#,
+        ] {
+            assert!(StepEvent::read(&Bytes::from_static(json.as_bytes())).is_none(), "{json}");
+        }
+        for json in ["", "{}", r#"{"job_key":"x","context_id":0,"flow_id":0}"#, r#"{"job_key":"#] {
+            assert!(StepExecution::read(&Bytes::from_static(json.as_bytes())).is_none(), "{json}");
+        }
+    }
 }

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use keys::FlowRef;
 use model::flow::EnvVars;
 use model::{
-    ActorId, ContextId, Epoch, Event, Execution, FlowId, FlowInput, FlowNode, FlowUid, Generation, JobId,
-    JobSpec, MessageId, MessageKey, Rerun, Revision, RunnerId, Timestamp, Violations, limits,
+    ActorId, ContextId, Epoch, FlowId, FlowInput, FlowNode, FlowUid, Generation, JobId, JobSpec, MessageId,
+    MessageKey, Rerun, Revision, RunnerId, Timestamp, Violations, limits,
 };
 use proto::convert::enums;
 use proto::convert::flow_spec::header_from_wire;
@@ -20,7 +20,7 @@ use super::status::{checked, field};
 use crate::error::Error;
 use crate::flows::commits::{Commit, NodeChange, Outgoing};
 use crate::flows::creation::Beginning;
-use crate::flows::first_step::{FirstStep, Parcel};
+use crate::flows::first_step::{FirstStep, Parcel, StepEvent, StepExecution};
 use crate::flows::inbox::Pushed;
 use crate::flows::lifecycle::{NewFlow, NewNode, Restart};
 use crate::flows::reads::{FlowFilter, NodeFilter};
@@ -100,10 +100,7 @@ fn beginning(
     violations: &mut Violations,
 ) -> Option<Beginning> {
     let (wire, step) = match step {
-        Some(wire::FirstStep { nodes, events, messages, due_millis, deadline_millis }) => {
-            let (due, deadline) = (moment(due_millis), moment(deadline_millis));
-            (nodes, Some(first_step(events, messages, (due, deadline), violations)))
-        }
+        Some(mut step) => (std::mem::take(&mut step.nodes), Some(first_step(step, violations))),
         None => (wire, None),
     };
     if wire.is_empty() {
@@ -121,31 +118,32 @@ fn beginning(
     Some(Beginning { nodes: nodes?, owner: owner?, step })
 }
 
-fn first_step(
-    events: Vec<Bytes>,
-    messages: Vec<OutgoingMessage>,
-    (due, deadline): (Option<Timestamp>, Option<Timestamp>),
-    violations: &mut Violations,
-) -> FirstStep {
+fn first_step(step: wire::FirstStep, violations: &mut Violations) -> FirstStep {
+    let wire::FirstStep { nodes: _, events, messages, due_millis, deadline_millis, made_millis } = step;
     let mut bytes = events.iter().map(Bytes::len).sum();
-    let event = |json: &Bytes| match violations.take("first_step.events", serde_json::from_slice(json))? {
-        Event::Node(event) => Some(event),
-        _ => {
-            violations.add("first_step.events", "only what nodes went through");
-            None
-        }
-    };
-    let events = events.iter().filter_map(event).collect();
+    let events = events.iter().filter_map(|json| {
+        let event = StepEvent::read(json).ok_or("what a node went through, with its numbers first");
+        violations.take("first_step.events", event)
+    });
+    let events = events.collect();
     let parcels = messages.into_iter().map(|message| {
         let mut message = outgoing(message);
         bytes += message.bytes();
         let nodes = std::mem::take(&mut message.nodes);
-        let execution =
-            |json: &Bytes| violations.take("first_step.messages", serde_json::from_slice::<Execution>(json));
-        Parcel { message, executions: nodes.iter().filter_map(execution).collect() }
+        let executions = nodes.iter().filter_map(|json| {
+            let execution = StepExecution::read(json).ok_or("executions, with their numbers first");
+            violations.take("first_step.messages", execution)
+        });
+        Parcel { message, executions: executions.collect() }
     });
-    let messages = parcels.collect();
-    FirstStep { events, messages, due, deadline, bytes }
+    FirstStep {
+        events,
+        messages: parcels.collect(),
+        due: moment(due_millis),
+        deadline: moment(deadline_millis),
+        made: Timestamp::from_millis(made_millis),
+        bytes,
+    }
 }
 
 /// Nodes to be added: to which flow, for whom, and the request that they are a part of.

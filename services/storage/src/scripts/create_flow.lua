@@ -13,6 +13,10 @@
 -- given before.
 local no, context_revision = closed()
 if no then return no end
+-- Also of what was made before: nobody is told of that who may no longer ask for it.
+if context_revision ~= ARGV[5] then
+  return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
+end
 local FIXED_KEYS, FIXED_ARGUMENTS = 12, 27
 local blobs, nodes, messages = tonumber(ARGV[23]), tonumber(ARGV[24]), tonumber(ARGV[25])
 local events, refs = tonumber(ARGV[26]), tonumber(ARGV[27])
@@ -32,9 +36,6 @@ local flow = message and string.match(redis.call('HGET', message, 'flow_id') or 
 if flow then
   local made = redis.call('HMGET', own('flow:' .. flow), 'uid', 'first_job_id', 'message', 'deleting')
   if made[1] and made[3] == ARGV[13] and not made[4] then return {0, flow, made[1], made[2]} end
-end
-if context_revision ~= ARGV[5] then
-  return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 if redis.call('EXISTS', KEYS[4]) == 1 then
   return refuse('FLOW_EXISTS', redis.call('HGET', KEYS[2], 'flow') or '0')

@@ -98,10 +98,10 @@ impl Hub {
             let Some((uid, position)) = tenant.seen.latest() else { continue };
             if !is_same(&tenant, uid).await? {
                 // It was removed; if that was undone, the stream of what belongs to no context says so.
-                tenant.seen.forget();
+                tenant.forget_seen();
             } else if is_gone(&tenant.connection, &tenant.events, position).await? {
                 tracing::error!(context = %tenant.id, %position, "Redis has lost changes");
-                tenant.seen.forget();
+                tenant.forget_seen();
                 gone = true;
             }
         }
@@ -116,6 +116,12 @@ async fn is_same(tenant: &Tenant, uid: Option<ContextUid>) -> Result<bool> {
 }
 
 impl Tenant {
+    /// Forgets what was seen, and what was decided by it.
+    pub(crate) fn forget_seen(&self) {
+        self.seen.forget();
+        self.last_context.forget();
+    }
+
     /// Keeps where the stream ends now, for whoever builds on what it reads.
     pub(crate) async fn note_last(&self, uid: ContextUid) -> Result<()> {
         let last = self.last_position().await?;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::join_all;
+use identity::Identity;
 use kv::Cmd;
 use model::job::BlobRef;
 use model::{ActorId, BlobHash, FlowId, FlowNode, JobId, JobSpec, OwnerId, ScriptSource};
@@ -220,6 +221,34 @@ async fn what_goes_before_all_others_is_for_admins(stage: Stage<impl Redis>) {
     stage.flows().add_nodes(add).await.unwrap();
 }
 
+/// Storage remembers the context for the flows to come, and whoever loses its role loses it at once.
+async fn nobody_submits_by_a_role_that_is_over(stage: Stage<impl Redis>) {
+    let request = wire::CreateFlowRequest {
+        request_id: "r".to_owned(),
+        request_hash: "aa".to_owned(),
+        ..whole(1, &script("true"))
+    };
+    let create = async |request: &wire::CreateFlowRequest| stage.flows().create_flow(request.clone()).await;
+    let executors = async |ids: &[u32]| {
+        let update = v1::UpdateContextRequest {
+            context_id: CONTEXT,
+            executors: Some(v1::ActorList { ids: ids.to_vec() }),
+            ..Default::default()
+        };
+        stage.contexts(Identity::Actor(ActorId(ADMIN))).update_context(update).await.unwrap();
+    };
+    for _ in 0..2 {
+        create(&whole(1, &script("true"))).await.unwrap();
+        create(&request).await.unwrap();
+        executors(&[]).await;
+        for refused in [&request, &whole(1, &script("true"))] {
+            assert_eq!(failure(create(refused).await).0, Code::NotFound, "it is a stranger");
+        }
+        executors(&[EXECUTOR]).await;
+    }
+    assert_eq!(stage.counted("flows_open").await, 3);
+}
+
 async fn more_than_one_change_takes_is_left_to_be_added(stage: Stage<impl Redis>) {
     let text = "x".repeat(model::limits::SCRIPT_INLINE_BYTES_MAX);
     let count = u32::try_from(model::limits::COMMIT_BYTES_MAX / text.len() / 2).unwrap() + 1;
@@ -234,6 +263,7 @@ scenarios!(
     the_same_request_has_one_flow,
     ids_of_jobs_are_given_once_whoever_gives_them,
     what_is_refused_leaves_nothing,
+    nobody_submits_by_a_role_that_is_over,
     more_than_one_change_takes_is_left_to_be_added,
     what_goes_before_all_others_is_for_admins,
 );

@@ -17,6 +17,7 @@ use crate::places::{Redis, scenarios};
 use crate::stage::{CONTEXT, EXECUTOR, Running, Stage, create, failure, json, script};
 
 const MESSAGE: u32 = (1 << 30) + 7;
+const MADE_MILLIS: u64 = 1_763_690_000_125;
 const DUE_MILLIS: u64 = 1_763_690_060_125;
 
 /// The nodes of a flow of two, the second after the first, which `message` carries.
@@ -103,6 +104,7 @@ fn with_first_step(uid: FlowUid) -> wire::CreateFlowRequest {
         messages: vec![message(MESSAGE, &execution(job_key, (0, 0)))],
         due_millis: DUE_MILLIS,
         deadline_millis: DUE_MILLIS,
+        made_millis: MADE_MILLIS,
     };
     wire::CreateFlowRequest {
         owner: Uid::random().to_string(),
@@ -173,8 +175,10 @@ async fn it_is_kept_as_one_that_came_later(stage: Stage<impl Redis>) {
     let keys = stage.keys();
     let (one, other) = (keys.flow(FlowId(flow.id)), keys.flow(FlowId(later.id)));
     assert_eq!(kept(&stage, &one).await, kept(&stage, &other).await);
-    let deadline = stage.hash(&one).await["deadline"].clone();
-    assert_eq!(deadline, Timestamp::from_millis(DUE_MILLIS).to_string());
+    // Nothing of it lies before its making.
+    let fields = stage.hash(&one).await;
+    let time = |millis| Timestamp::from_millis(millis).to_string();
+    assert_eq!((&fields["created_at"], &fields["deadline"]), (&time(MADE_MILLIS), &time(DUE_MILLIS)));
     let job = |id| keys.job(ActorId(EXECUTOR), JobId(id));
     assert_eq!(kept(&stage, &job(3)).await, kept(&stage, &job(1)).await);
     assert_eq!(kept_nodes(&stage, flow.id, 3).await, kept_nodes(&stage, later.id, 1).await);
