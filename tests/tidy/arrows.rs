@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{Finding, check, root};
 
 /// Which of our libraries a library may use. `testkit` may use anything, but needs nothing of ours.
-const LIBS: [(&str, &[&str]); 23] = [
+const LIBS: [(&str, &[&str]); 24] = [
     ("model", &[]),
     ("expression", &[]),
     ("flow", &["model", "expression"]),
@@ -28,6 +28,7 @@ const LIBS: [(&str, &[&str]); 23] = [
     ("addresses", &["model"]),
     ("egress", &["addresses"]),
     ("sandbox", &["model", "addresses"]),
+    ("delivery", &["model", "proto"]),
     ("directory", &["model", "identity", "proto", "rpc"]),
     ("service", &["model", "identity", "rpc"]),
     ("testkit", &[]),

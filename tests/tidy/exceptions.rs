@@ -142,22 +142,22 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
-        path: "services/router/src/core.rs",
+        path: "libs/delivery/src/core.rs",
         reason: "its inputs and effects are frames of its streams: executions pass through as bytes, a second set of types would only be copied",
     },
     Exception {
         rule: "wire types",
-        path: "services/router/src/core/attempts.rs",
+        path: "libs/delivery/src/core/attempts.rs",
         reason: "a part of the core",
     },
     Exception {
         rule: "wire types",
-        path: "services/router/src/core/whole.rs",
+        path: "libs/delivery/src/core/whole.rs",
         reason: "takes letters and jobs as storage gives them, and gives them out as the gateway takes them",
     },
     Exception {
         rule: "wire types",
-        path: "services/router/src/letters.rs",
+        path: "libs/delivery/src/letters.rs",
         reason: "letters and jobs stay as storage gave them: the router reads when they expire, no more",
     },
     Exception {
@@ -167,7 +167,7 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
-        path: "services/router/src/core/giving_up.rs",
+        path: "libs/delivery/src/core/giving_up.rs",
         reason: "a part of the core",
     },
     Exception {
@@ -177,27 +177,27 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
-        path: "services/router/src/drops.rs",
+        path: "libs/delivery/src/drops.rs",
         reason: "passes wishes of storage on to the gateway, and answers back",
     },
     Exception {
         rule: "wire types",
-        path: "services/router/src/log_queries.rs",
+        path: "libs/delivery/src/log_queries.rs",
         reason: "passes queries of schedulers on to the gateway, and answers back unread",
     },
     Exception {
         rule: "wire types",
-        path: "services/router/src/message.rs",
+        path: "libs/delivery/src/message.rs",
         reason: "reads a held message apart, once",
     },
     Exception {
         rule: "wire types",
-        path: "services/router/src/reports.rs",
+        path: "libs/delivery/src/reports.rs",
         reason: "numbers reports anew and passes them on unread",
     },
     Exception {
         rule: "wire types",
-        path: "services/router/src/runners.rs",
+        path: "libs/delivery/src/runners.rs",
         reason: "reads the registry's stream, and keeps of each record what routing needs",
     },
     Exception {

@@ -13,13 +13,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clients::{self, GatewayClient, MessageStoreClient, RegistryClient, SoleName, Told};
 use crate::config::Config;
-use crate::core::{Core, Input, PATIENCE, Settings};
 use crate::driver::{Driver, EVENTS_WAITING_MAX, Event, Links, Outlets};
 use crate::error::Error;
-use crate::metrics::Metrics;
 use crate::rpc::Rpc;
 use crate::schedulers::Schedulers;
 use crate::submits::{self, Submit};
+use delivery::core::{Core, Input, PATIENCE, Settings};
+use delivery::metrics::Metrics;
 
 /// Tells the time that people read.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;

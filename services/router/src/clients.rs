@@ -16,9 +16,9 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Response, Status, Streaming};
 
-use crate::core::Input;
 use crate::driver::Event;
-use crate::reports::GatewayEpoch;
+use delivery::core::Input;
+use delivery::reports::GatewayEpoch;
 
 /// Messages, as storage keeps them.
 pub type MessageStoreClient = MessageStoreServiceClient<rpc::Channel>;

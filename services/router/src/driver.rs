@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 use crate::app::Clock;
 use crate::clients::SchedulerClient;
-use crate::core::{Core, Effects, Input};
-use crate::reports::GatewayEpoch;
 use crate::submits::Submit;
+use delivery::core::{Core, Effects, Input};
+use delivery::reports::GatewayEpoch;
 
 /// Events that may wait for the driver; beyond it the streams are held back.
 pub(crate) const EVENTS_WAITING_MAX: usize = 1024;

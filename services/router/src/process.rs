@@ -9,11 +9,11 @@ use service::{Failure, Host, Limits};
 
 use crate::app::{App, Deps};
 use crate::config::Config;
-use crate::core::STOPS_WAITING_MAX;
-use crate::inquiries::INQUIRIES_MAX;
-use crate::lanes::{LANE_MESSAGES_MAX, LANE_NODES_MAX, MESSAGES_MAX};
-use crate::log_queries::LOG_QUERIES_MAX;
 use crate::rpc::PUBLIC_POLICY;
+use delivery::core::STOPS_WAITING_MAX;
+use delivery::inquiries::INQUIRIES_MAX;
+use delivery::lanes::{LANE_MESSAGES_MAX, LANE_NODES_MAX, MESSAGES_MAX};
+use delivery::log_queries::LOG_QUERIES_MAX;
 
 /// Where the router finds what it needs.
 #[derive(Debug, clap::Args)]

@@ -12,8 +12,8 @@ use tonic::Status;
 
 use crate::app::DialScheduler;
 use crate::clients::{MessageStoreClient, Told, keep_open, scheduler};
-use crate::core::Input;
 use crate::driver::Event;
+use delivery::core::Input;
 
 /// The first pause before storage is asked again; doubles up to [`RECONNECT_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(50);

@@ -9,9 +9,9 @@ use tokio::task::JoinSet;
 use tonic::Code;
 
 use crate::clients::SchedulerClient;
-use crate::core::Input;
 use crate::driver::Event;
-use crate::letters::Outcome;
+use delivery::core::Input;
+use delivery::letters::Outcome;
 
 /// How long a scheduler may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
