@@ -208,4 +208,24 @@ impl Flow {
             cancel_grace_secs: 0,
         }
     }
+
+    /// A flow as it was asked for. Its nodes are kept beside it; its deadline is set when it starts.
+    #[must_use]
+    pub fn of(
+        spec: &FlowSpec,
+        id: FlowId,
+        uid: FlowUid,
+        context_id: ContextId,
+        caller_id: ActorId,
+        now: Timestamp,
+    ) -> Self {
+        // Whoever adds a field to the specification says here what becomes of it.
+        let FlowSpec { name, env_vars, fail_fast, deadline_secs: _, cancel_timeout_secs, nodes: _ } = spec;
+        Self {
+            env_vars: env_vars.clone(),
+            fail_fast: *fail_fast,
+            cancel_timeout_secs: *cancel_timeout_secs,
+            ..Self::new(id, uid, name.clone(), context_id, caller_id, now)
+        }
+    }
 }

@@ -135,14 +135,11 @@ impl Submitter {
     fn unstored(&self, uid: FlowUid, (context, caller): (u32, ActorId), spec: &FlowSpec) -> model::Flow {
         let now = Timestamp::now();
         model::Flow {
-            env_vars: spec.env_vars.clone(),
-            fail_fast: spec.fail_fast,
-            cancel_timeout_secs: spec.cancel_timeout_secs,
             status: model::FlowStatus::Started,
             owner: Some(self.me.owner),
             epoch: Epoch(1),
             deadline: spec.deadline_secs.map(|secs| now + Duration::from_secs(secs.into())),
-            ..model::Flow::new(FlowId(0), uid, spec.name.clone(), ContextId(context), caller, now)
+            ..model::Flow::of(spec, FlowId(0), uid, ContextId(context), caller, now)
         }
     }
 

@@ -32,7 +32,7 @@ const UID_DRAWS_MAX: usize = 256;
 /// What a look at a submission has shown.
 enum Checked {
     /// A flow that can be made.
-    New(FlowSpec, Plan),
+    New(Box<(FlowSpec, Plan)>),
     /// The one that the same request made before.
     Made(Box<Flow>),
 }
@@ -121,7 +121,7 @@ impl Submitter {
         let checked = self.check(wire, place, &asked, violations).await?;
         let (mut spec, plan) =
             match checked.map_err(|found| if is_job { job::as_of_job(&found) } else { found }) {
-                Ok(Checked::New(spec, plan)) => (spec, plan),
+                Ok(Checked::New(checked)) => *checked,
                 Ok(Checked::Made(flow)) => return Ok(*flow),
                 Err(found) => return Err(rpc::Error::invalid(found).into()),
             };
@@ -174,7 +174,7 @@ impl Submitter {
             return Ok(Ok(Checked::Made(Box::new(flow))));
         }
         violations.absorb::<()>(Err(of_signatures));
-        Ok(violations.into_result(spec.map(|(spec, plan)| Checked::New(spec, plan))))
+        Ok(violations.into_result(spec.map(|checked| Checked::New(Box::new(checked)))))
     }
 
     async fn check_signatures(

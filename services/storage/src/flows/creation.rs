@@ -213,7 +213,8 @@ impl Creating<'_> {
             // Nothing of it may lie before its making, whose clock is another.
             Some(step) => (flow.created_at, flow.deadline) = (step.made.min(self.now), step.deadline),
             None => {
-                flow.deadline = new.deadline_secs.map(|secs| self.now + Duration::from_secs(secs.into()));
+                let secs = new.spec.deadline_secs;
+                flow.deadline = secs.map(|secs| self.now + Duration::from_secs(secs.into()));
             }
         }
         flow.jobs = (first.0..).take(nodes.len()).map(JobId).collect();
@@ -249,12 +250,7 @@ impl Creating<'_> {
     fn fresh(&self, id: FlowId) -> Flow {
         let new = self.new;
         let uid = new.uid.unwrap_or_else(FlowUid::random);
-        Flow {
-            env_vars: new.env_vars.clone(),
-            fail_fast: new.fail_fast,
-            cancel_timeout_secs: new.cancel_timeout_secs,
-            ..Flow::new(id, uid, new.name.clone(), self.context.id, new.caller, self.now)
-        }
+        Flow::of(&new.spec, id, uid, self.context.id, new.caller, self.now)
     }
 
     async fn call(&self, mut flow: Flow, part: Part<'_>, asked: Asked<'_>) -> Result<Outcome> {

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use kv::{Cmd, Value};
 use model::flow::EnvVars;
 use model::{
-    ActorId, BlobHash, Context, ContextId, ContextUid, FlowId, FlowNode, FlowUid, Generation, JobId, JobSpec,
-    MessageId, MessageKey, Name, OwnerId, Rerun, Revision, ScriptSource, Timestamp, limits,
+    ActorId, BlobHash, Context, ContextId, ContextUid, FlowId, FlowNode, FlowSpec, FlowUid, Generation,
+    JobId, JobSpec, MessageId, MessageKey, OwnerId, Rerun, Revision, ScriptSource, Timestamp, limits,
 };
 
 use crate::error::{Error, Result};
@@ -42,16 +42,8 @@ pub(crate) struct NewFlow {
     pub(crate) uid: Option<FlowUid>,
     /// Whose it is to be.
     pub(crate) caller: ActorId,
-    /// What people call it.
-    pub(crate) name: Name,
-    /// Variables for every job.
-    pub(crate) env_vars: EnvVars,
-    /// Whether the first failure ends it.
-    pub(crate) fail_fast: bool,
-    /// Seconds from the start on after which it fails.
-    pub(crate) deadline_secs: Option<u32>,
-    /// Seconds until a cancelled attempt is closed.
-    pub(crate) cancel_timeout_secs: u32,
+    /// What was asked for, without its nodes.
+    pub(crate) spec: FlowSpec,
     /// How many nodes it will have.
     pub(crate) node_count: u32,
     /// What its nodes will refer to, as far as it is known.

@@ -106,7 +106,7 @@ pub(crate) fn write(flow: &Flow, new: &NewFlow, last_commit: &str) -> Written {
         .optional("owner", *owner)
         .text("epoch", epoch)
         .text("node_count", new.node_count)
-        .optional("deadline_secs", new.deadline_secs)
+        .optional("deadline_secs", new.spec.deadline_secs)
         .optional("message", new.message.map(message_key))
         .text("cancel_grace_secs", cancel_grace_secs)
         .text("last_commit", last_commit);

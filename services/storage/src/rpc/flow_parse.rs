@@ -74,15 +74,11 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
     };
     let come_along = beginning.as_ref().map(|beginning| beginning.nodes.as_slice()).unwrap_or_default();
     let goes_first = goes_first || come_along.iter().any(|new| new.node.policy.goes_first());
-    let new = header.map(|header| NewFlow {
+    let new = header.map(|spec| NewFlow {
         id: (flow_id != 0).then_some(FlowId(flow_id)),
         uid,
         caller: ActorId(if caller_id == 0 { on_behalf_of } else { caller_id }),
-        name: header.name,
-        env_vars: header.env_vars,
-        fail_fast: header.fail_fast,
-        deadline_secs: header.deadline_secs,
-        cancel_timeout_secs: header.cancel_timeout_secs,
+        spec,
         node_count,
         blobs,
         message,
