@@ -28,7 +28,9 @@ impl Peer {
             return Ok(Err(format!("its packages are not in {PLACE}: make bench-peers puts them there")));
         }
         let redis = RedisServer::builder();
-        let redis = redis.config("appendonly yes").config("appendfsync everysec").config("save \"\"").start();
+        let redis = redis.config("appendonly yes").config("appendfsync everysec").config("save \"\"");
+        let redis =
+            redis.config("hash-max-listpack-value 1024").config("hash-max-listpack-entries 128").start();
         // Beside its packages, where Node looks for them.
         std::fs::copy(source("bullmq.mjs"), place.join("bullmq.mjs"))?;
         let worker = Program::start(place, "worker", &redis)?;
