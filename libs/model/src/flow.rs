@@ -123,6 +123,21 @@ pub struct FlowSpec {
     pub nodes: Vec<NodeSpec>,
 }
 
+impl FlowSpec {
+    /// A flow of this name without nodes, as it is when nothing else is asked for.
+    #[must_use]
+    pub const fn new(name: Name) -> Self {
+        Self {
+            name,
+            env_vars: EnvVars::new(),
+            fail_fast: false,
+            deadline_secs: None,
+            cancel_timeout_secs: limits::CANCEL_TIMEOUT_SECS,
+            nodes: Vec::new(),
+        }
+    }
+}
+
 /// One run of a graph of jobs. Its nodes are kept beside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flow {

@@ -174,12 +174,5 @@ fn what_could_be_read_is_judged() {
 }
 
 fn plain_flow() -> FlowSpec {
-    FlowSpec {
-        name: "f".parse().expect("a name"),
-        env_vars: EnvVars::new(),
-        fail_fast: false,
-        deadline_secs: None,
-        cancel_timeout_secs: 30,
-        nodes: Vec::new(),
-    }
+    FlowSpec::new("f".parse().expect("a name"))
 }

@@ -10,7 +10,7 @@ use model::{
     RunnerId, ScriptSource, ScriptType, Target, Violations, limits,
 };
 
-use crate::convert::enums;
+use crate::convert::{enums, job, node};
 use crate::v1;
 
 /// Parses a submission's flow. What needs the graph as a whole is checked by `flow::Plan`.
@@ -68,6 +68,50 @@ pub fn header_from_wire(flow: v1::FlowSpec, at: &str, violations: &mut Violation
         },
         nodes: Vec::new(),
     })
+}
+
+/// A flow as it is asked for, without its nodes.
+#[must_use]
+pub fn header_of(flow: &v1::FlowSpec) -> v1::FlowSpec {
+    let v1::FlowSpec { name, env_vars, fail_fast, deadline_secs, cancel_timeout_secs, nodes: _ } = flow;
+    v1::FlowSpec {
+        name: name.clone(),
+        env_vars: env_vars.clone(),
+        fail_fast: *fail_fast,
+        deadline_secs: *deadline_secs,
+        cancel_timeout_secs: *cancel_timeout_secs,
+        nodes: Vec::new(),
+    }
+}
+
+/// A flow as it is asked for, with its nodes.
+#[must_use]
+pub fn to_wire(flow: FlowSpec) -> v1::FlowSpec {
+    let FlowSpec { name, env_vars, fail_fast, deadline_secs, cancel_timeout_secs, nodes } = flow;
+    v1::FlowSpec {
+        name: name.to_string(),
+        env_vars,
+        fail_fast,
+        deadline_secs: deadline_secs.unwrap_or_default(),
+        cancel_timeout_secs,
+        nodes: nodes.into_iter().map(node_to_wire).collect(),
+    }
+}
+
+fn node_to_wire(node: NodeSpec) -> v1::NodeSpec {
+    let NodeSpec { name, depends, run_if, allow_failure, target, policy, prerequisites, when, job } = node;
+    v1::NodeSpec {
+        name: name.to_string(),
+        depends: depends.iter().map(ToString::to_string).collect(),
+        run_if: enums::run_if_to_wire(run_if).into(),
+        allow_failure,
+        target: Some(node::target_to_wire(&target)),
+        policy: Some(node::policy_to_wire(&policy)),
+        job: Some(job::spec_to_wire(&job)),
+        prerequisites: prerequisites.iter().map(ToString::to_string).collect(),
+        when: when.unwrap_or_default(),
+        created_job_id: 0,
+    }
 }
 
 /// Parses one node of a submission; notes what is wrong with it. `at` is its path in the request.

@@ -3,6 +3,7 @@
 
 use flow_file::{FlowFile, parts};
 use indicatif::{ProgressBar, ProgressStyle};
+use proto::convert::flow_spec;
 use proto::v1;
 use uuid::Uuid;
 
@@ -23,22 +24,13 @@ pub(super) async fn submit(
     flow_id: Option<u32>,
     request_id: Uuid,
 ) -> Result<v1::Flow, Failure> {
-    let v1::FlowSpec { name, env_vars, fail_fast, deadline_secs, cancel_timeout_secs, nodes } = &file.spec;
-    let header = v1::FlowSpec {
-        name: name.clone(),
-        env_vars: env_vars.clone(),
-        fail_fast: *fail_fast,
-        deadline_secs: *deadline_secs,
-        cancel_timeout_secs: *cancel_timeout_secs,
-        nodes: Vec::new(),
-    };
     let request = v1::CreateFlowRequest {
         request_id: request_id.to_string(),
         context_id: context,
         flow_id: flow_id.unwrap_or_default(),
         caller_id: session.actor(),
-        flow: Some(header),
-        node_count: u32::try_from(nodes.len()).unwrap_or(u32::MAX),
+        flow: Some(flow_spec::header_of(&file.spec)),
+        node_count: u32::try_from(file.spec.nodes.len()).unwrap_or(u32::MAX),
     };
     let created = session.clients.create_flow(&request).await.map_err(|error| located(file, 0, error))?;
     let flow = created.flow.unwrap_or_default();

@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use model::flow::EnvVars;
 use model::job::BlobRef;
 use model::{
     BlobHash, ContextId, FlowSpec, JobSpec, MessageKey, Name, NodePolicy, NodeSpec, Prerequisite, RunIf,
@@ -88,14 +87,8 @@ pub(crate) fn read(
         .collect();
     // Where one cannot be read, what depends on it would only seem to be wrong.
     let drafts: Vec<Draft> = drafts.into_iter().collect::<Option<_>>()?;
-    let flow = FlowSpec {
-        name: violations.take("id", format!("message-{}-{}", key.caller, key.id).parse())?,
-        env_vars: EnvVars::new(),
-        fail_fast: false,
-        deadline_secs,
-        cancel_timeout_secs: limits::CANCEL_TIMEOUT_SECS,
-        nodes: link(drafts, violations),
-    };
+    let name = violations.take("id", format!("message-{}-{}", key.caller, key.id).parse())?;
+    let flow = FlowSpec { deadline_secs, nodes: link(drafts, violations), ..FlowSpec::new(name) };
     Some((flow, text.len()))
 }
 
