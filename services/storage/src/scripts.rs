@@ -2,54 +2,64 @@
 //!
 //! A script is given every key it touches, checks everything first and writes last, since Redis does
 //! not undo the writes of a script that fails. It refuses with `CODE message`.
+//!
+//! Before it stands what it has in common with others, as far as it needs that: `prelude` with every change of a context, `flows`
+//! and `messages` with their kind, `global` with what belongs to no context.
 
 use kv::Script;
 
+/// What a script begins with, and the script.
+macro_rules! text {
+    ([$($part:literal),+], $file:literal) => {
+        concat!($(include_str!(concat!("scripts/", $part, ".lua")),)+ include_str!(concat!("scripts/", $file, ".lua")))
+    };
+}
+
 macro_rules! scripts {
-    ($($prelude:literal: $($(#[$doc:meta])* $name:ident = $file:literal),+;)+) => {
+    ($($parts:tt: $($(#[$doc:meta])* $name:ident = $file:literal),+;)+) => {
         $($(
             $(#[$doc])*
-            pub(crate) static $name: Script = Script::new(
-                $file,
-                concat!(include_str!(concat!("scripts/", $prelude, ".lua")), include_str!(concat!("scripts/", $file, ".lua"))),
-            );
+            pub(crate) static $name: Script = Script::new($file, text!($parts, $file));
         )+)+
     };
 }
 
 scripts! {
-    "prelude":
-        CREATE_FLOW = "create_flow",
+    ["prelude", "flows"]:
         ADD_NODES = "add_nodes",
         START_FLOW = "start_flow",
         TAKE_FLOW = "take_flow",
-        RESTART_FLOW = "restart_flow",
-        FORGET_FLOW = "forget_flow",
         PUSH_INPUT = "push_input",
-        AWAIT_FLOW = "await_flow",
-        AUTHORIZE = "authorize",
-        COMMIT = "commit",
-        RESERVE_MESSAGES = "reserve_messages",
         BEGIN_REMOVAL = "begin_removal",
-        REMOVE_RECORDS = "remove_records",
+        CREATE_JOB = "create_job",
+        DELETE_JOB = "delete_job";
+    ["prelude", "flows", "messages"]:
+        CREATE_FLOW = "create_flow",
+        RESTART_FLOW = "restart_flow",
+        COMMIT = "commit",
         END_REMOVAL = "end_removal",
+        COUNT_KEPT = "count_kept",
+        LIST_FLOWS = "list_flows";
+    ["prelude", "messages"]:
+        RESERVE_MESSAGES = "reserve_messages",
         PUBLISH_LETTER = "publish_letter",
         ACCEPT_LETTER = "accept_letter",
         ACKNOWLEDGE = "acknowledge",
         REMOVE_MESSAGE = "remove_message",
         RESEND = "resend",
         SETTLE = "settle",
-        RENEW_HOLDS = "renew_holds",
         TAKE_OUT = "take_out",
         TAKE_HELD = "take_held",
-        TAKE_RAW = "take_raw",
+        TAKE_RAW = "take_raw";
+    ["prelude"]:
+        FORGET_FLOW = "forget_flow",
+        AWAIT_FLOW = "await_flow",
+        AUTHORIZE = "authorize",
+        REMOVE_RECORDS = "remove_records",
+        RENEW_HOLDS = "renew_holds",
         APPEND_LOG = "append_log",
-        CREATE_JOB = "create_job",
-        DELETE_JOB = "delete_job",
         PUT_BLOB = "put_blob",
         COLLECT_BLOBS = "collect_blobs",
-        COUNT_KEPT = "count_kept",
-        LIST_FLOWS = "list_flows",
         TRIM = "trim",
         PUT_RUNNER = "put_runner",
         CHANGE_RUNNER = "change_runner",
@@ -60,7 +70,7 @@ scripts! {
         REMOVE_KEYS = "remove_keys",
         EMPTY_CONTEXT = "empty_context",
         END_CONTEXT_REMOVAL = "end_context_removal";
-    "global":
+    ["global"]:
         LEASE = "lease",
         REGISTER_ACTOR = "register_actor",
         CHANGE_ACTOR = "change_actor",
@@ -81,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_prelude_knows_our_limits() {
-        let prelude = include_str!("scripts/prelude.lua");
+        let prelude = include_str!("scripts/messages.lua");
         let (messages, bytes, done) = (limits::INBOX_MAX, limits::INBOX_BYTES_MAX, limits::MESSAGES_DONE_MAX);
         for line in [
             format!("local INBOX_MAX, INBOX_BYTES_MAX = {messages}, {bytes}\n"),

@@ -112,8 +112,9 @@ for b = 1, B do
 end
 for c = 1, C do
   local key = KEYS[jobs_at + N + M + 2 * B + A + c]
-  -- One that is gone is not made anew; nor does it matter what a program has left in its place, or in `open`.
-  local message = is_hash(key) and redis.call('HMGET', key, 'status', 'logs') or {}
+  -- One that is gone is not made anew; nor does it matter what a program has left in its place, or in `open`: what is no hash
+  -- has no status.
+  local message = redis.pcall('HMGET', key, 'status', 'logs')
   local status = message[1]
   local jobs = ARGV[at + B + c]
   local _, others = string.gsub(jobs, ' ', '')
