@@ -39,9 +39,10 @@ type Logs = Box<dyn Layer<Registry> + Send + Sync>;
 type Logged = Layered<Filtered<Logs, EnvFilter, Registry>, Registry>;
 
 /// Our crates, as the targets of log lines name them: levels below INFO are theirs.
-const OURS: [&str; 31] = [
+const OURS: [&str; 32] = [
     "addresses",
     "broker",
+    "delivery",
     "directory",
     "egress",
     "envelope",
