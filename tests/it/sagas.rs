@@ -200,8 +200,8 @@ fn a_killed_suite_goes_on_with_its_sagas_and_ends_the_server_that_was_left() {
     std::fs::write(manifests.join("pays.yaml"), manifest).expect("written");
     let arguments = ["--saga", "--no-supervisor", "--manifests", manifests.to_str().expect("a plain path")];
     let mut up = Up::start(&data, &arguments);
-    let said = up.process.output();
-    assert!(said.contains("sagas         mycora saga list --tenant 1\n"), "{said}");
+    // It is ready with its first line, and says the others behind that.
+    up.process.wait_for_line("sagas         mycora saga list --tenant 1", PATIENCE);
     let runtime = runtime();
     let before = runtime.block_on(async {
         let broker = connect(&data).await;
@@ -251,7 +251,7 @@ fn a_server_that_is_killed_is_started_again_and_loses_nothing() {
     std::fs::create_dir(&manifests).expect("made");
     std::fs::write(manifests.join("waits.yaml"), WAITS).expect("written");
     let arguments = ["--saga", "--no-supervisor", "--manifests", manifests.to_str().expect("a plain path")];
-    let up = Up::start(&data, &arguments);
+    let mut up = Up::start(&data, &arguments);
     let first = recorded(&data, "nats.pid");
     runtime().block_on(async {
         let broker = connect(&data).await;
@@ -265,8 +265,9 @@ fn a_server_that_is_killed_is_started_again_and_loses_nothing() {
         assert_eq!(all, ["started", "completed"], "once each");
     });
     assert_ne!(recorded(&data, "nats.pid"), first);
-    let said = up.process.output();
-    assert!(said.contains("nats-server ended") && said.contains("nats-server runs again"), "{said}");
+    for told in ["nats-server ended", "nats-server runs again"] {
+        up.process.wait_for_line(told, PATIENCE);
+    }
     // Its password is in its configuration.
     for name in ["nats/nats.conf", "nats.password", "secrets/actor-1"] {
         let mode = data.join(name).metadata().expect(name).permissions().mode();

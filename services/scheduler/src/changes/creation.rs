@@ -11,6 +11,7 @@ use model::{
     ActorId, BlobHash, ContextId, Epoch, FlowId, FlowNode, FlowSpec, FlowUid, JobId, Name, Prerequisite,
     ScriptSource, Timestamp, limits,
 };
+use prost::Message as _;
 use proto::convert;
 use proto::internal::v1 as internal;
 use proto::v1::{Flow, FlowStatus};
@@ -61,7 +62,7 @@ impl Submitter {
         };
         let first_step = begun.as_mut().map(|begun| begun.take_step());
         let beginning = if is_ours && begun.is_none() { all_of(&nodes) } else { Vec::new() };
-        let create = internal::CreateFlowRequest {
+        let mut create = internal::CreateFlowRequest {
             request_id: asked.id,
             request_hash: asked.hash,
             context_id,
@@ -78,6 +79,13 @@ impl Submitter {
             goes_first,
             first_step,
         };
+        if create.encoded_len() > limits::COMMIT_BYTES_MAX
+            && let Some(begun) = begun.take()
+        {
+            // What was counted before is less than what it became.
+            self.driver.send(Event::Begun(begun, None)).await;
+            (create.first_step, create.nodes) = (None, all_of(&nodes));
+        }
         let created = self.store.create_flow(create).await.map(tonic::Response::into_inner);
         self.granted.note(place, &created);
         let is_driven = match begun {
@@ -173,7 +181,7 @@ impl Submitter {
     }
 }
 
-/// Whether the first step of a flow may be made before it is stored: not of a large one, so that no script is long, nor where
+/// Returns whether the first step of a flow can be made before it is stored: not of a large one, so that no script is long, nor where
 /// something asks for the number that it does not have yet: a condition, or a wait that may be for that very flow.
 fn first_step_fits(spec: &FlowSpec) -> bool {
     let texts = |texts: &EnvVars| texts.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
@@ -230,7 +238,7 @@ fn all_of(nodes: &[StoredNode]) -> Vec<internal::StoredNode> {
     all
 }
 
-/// As what a flow was stored by this call together with its first step; nothing when it was not.
+/// Reads the numbers under which this call has stored a flow together with its first step; nothing when it has not.
 fn stored_as(
     created: &internal::CreateFlowResponse,
     nodes: &[StoredNode],
@@ -244,4 +252,42 @@ fn stored_as(
     }
     flow.jobs = nodes.iter().map(|stored| JobId(stored.node.job_id.0.saturating_add(by))).collect();
     Ok(Some(Box::new(Stored { context_uid, flow, last_commit, by })))
+}
+
+#[cfg(test)]
+mod tests {
+    use model::{JobSpec, NodeSpec, ScriptType};
+
+    use super::*;
+
+    /// A flow of so many nodes with scripts of so many bytes.
+    fn spec(nodes: usize, bytes: usize) -> FlowSpec {
+        let name = |text: &str| text.parse::<Name>().expect("a name");
+        let node = |number| {
+            let job = JobSpec::inline(ScriptType::Shell, "x".repeat(bytes));
+            NodeSpec::new(name(&format!("n{number}")), job)
+        };
+        FlowSpec { nodes: (0..nodes).map(node).collect(), ..FlowSpec::new(name("flow")) }
+    }
+
+    #[test]
+    fn a_first_step_is_made_before_of_small_flows_that_ask_for_no_number() {
+        let fits = |change: fn(&mut FlowSpec)| {
+            let mut spec = spec(4, 100);
+            change(&mut spec);
+            first_step_fits(&spec)
+        };
+        assert!(fits(|_| {}));
+        assert!(fits(|spec| spec.nodes[1].prerequisites = vec!["signal:go".parse().expect("a wait")]));
+        assert!(!fits(|spec| spec.nodes[1].prerequisites = vec!["flow:7".parse().expect("a wait")]));
+        assert!(!fits(|spec| spec.nodes[1].when = Some("flow.id == 7".to_owned())));
+        assert!(first_step_fits(&spec(FIRST_STEP_NODES_MAX, 10)));
+        assert!(!first_step_fits(&spec(FIRST_STEP_NODES_MAX + 1, 10)));
+        assert!(!first_step_fits(&spec(2, FIRST_STEP_BYTES_MAX / 2 + 1)));
+        // The flow's variables travel with each of its jobs.
+        let text = "v".repeat(FIRST_STEP_BYTES_MAX / 4);
+        let mut wide = spec(4, 1);
+        wide.env_vars.insert("LONG".to_owned(), text);
+        assert!(!first_step_fits(&wide));
+    }
 }

@@ -1,4 +1,4 @@
-//! Where submissions were allowed: only there is anything done for a flow before storage has decided.
+//! Who was allowed to submit, and where: only for them is anything done for a flow before storage has decided.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,41 +7,41 @@ use model::ActorId;
 use proto::internal::v1::CreateFlowResponse;
 use tonic::{Code, Status};
 
-/// Places that are remembered.
+/// Grants that are remembered.
 const GRANTED_MAX: usize = 65_536;
 
 /// Who asks, in which context, for whom.
-type Place = (ActorId, u32, ActorId);
+type Grant = (ActorId, u32, ActorId);
 
-/// Places at which the last submission was not refused. Clones are the same.
+/// Those whose last submission was not refused. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Granted(Arc<Mutex<HashSet<Place>>>);
+pub(crate) struct Granted(Arc<Mutex<HashSet<Grant>>>);
 
 impl Granted {
     /// Whether the last submission was not refused.
-    pub(crate) fn has(&self, place: Place) -> bool {
-        self.places().contains(&place)
+    pub(crate) fn has(&self, grant: Grant) -> bool {
+        self.grants().contains(&grant)
     }
 
     /// Notes what storage has answered.
-    pub(crate) fn note(&self, place: Place, answer: &Result<CreateFlowResponse, Status>) {
-        let mut places = self.places();
+    pub(crate) fn note(&self, grant: Grant, answer: &Result<CreateFlowResponse, Status>) {
+        let mut grants = self.grants();
         match answer {
             Ok(_) => {
-                if places.len() >= GRANTED_MAX {
-                    places.clear();
+                if grants.len() >= GRANTED_MAX {
+                    grants.clear();
                 }
-                places.insert(place);
+                grants.insert(grant);
             }
             // Nobody has decided.
             Err(status) if matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded) => {}
             Err(_) => {
-                places.remove(&place);
+                grants.remove(&grant);
             }
         }
     }
 
-    fn places(&self) -> MutexGuard<'_, HashSet<Place>> {
+    fn grants(&self) -> MutexGuard<'_, HashSet<Grant>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -34,7 +34,7 @@ pub struct Stored {
     pub flow: Flow,
     /// The change that stored it.
     pub last_commit: String,
-    /// How much more the ids of its jobs are than those of the step.
+    /// What is added to the ids of the step's jobs.
     pub by: u32,
 }
 
@@ -85,7 +85,7 @@ impl Driver {
         }
     }
 
-    /// The creation of a flow was answered: it is stored, or nobody knows of it.
+    /// Takes up a flow whose creation was answered; without numbers it is not stored here, or its fate is unknown.
     pub(super) fn begun(&mut self, begun: Begun, stored: Option<Stored>) {
         let early = self.early.remove(&begun.run.uid).unwrap_or_default();
         match stored {
@@ -94,8 +94,8 @@ impl Driver {
                 self.metrics.commits.inc();
                 self.take_up(begun, stored);
             }
-            // The lease was lost meanwhile, and others may have had the flow: it is read.
-            Some(Stored { flow, .. }) if self.is_mine(begun.run.uid) => {
+            // The lease was lost meanwhile, and others may have had the flow, or have listed theirs before it was stored: it is read.
+            Some(Stored { flow, .. }) if !self.replicas.is_empty() => {
                 let uid = begun.run.uid;
                 self.drop_begun(begun);
                 self.adopt((flow.context_id, flow.id), uid);

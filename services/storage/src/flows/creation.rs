@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use kv::{Cmd, Connection, Value};
 use model::{
-    ActorId, Context, ContextId, ContextUid, Epoch, Flow, FlowId, FlowStatus, FlowUid, JobId, OwnerId,
-    Revision, Timestamp, limits,
+    ActorId, Context, ContextId, ContextUid, Epoch, Flow, FlowId, FlowStatus, FlowUid, JobId, MessageKey,
+    OwnerId, Revision, Timestamp, limits,
 };
 
 use crate::error::{Error, Result};
@@ -93,7 +93,8 @@ impl Store {
         let actor = asker.actor()?;
         let tenant = self.tenant(context).await?;
         if let Some(context) = tenant.last_context.get() {
-            let creating = Creating { tenant: &tenant, context: &context, new, beginning, routers, now };
+            let creating =
+                Creating { store: self, tenant: &tenant, context: &context, new, beginning, routers, now };
             match self.create_flow_in(&creating, actor, request).await {
                 Err(error) if may_be_over(&error) => {}
                 result => return result,
@@ -102,11 +103,15 @@ impl Store {
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = self.context(context).await?;
             let context = Arc::new(context);
-            let creating = Creating { tenant: &tenant, context: &context, new, beginning, routers, now };
+            let creating =
+                Creating { store: self, tenant: &tenant, context: &context, new, beginning, routers, now };
             match self.create_flow_in(&creating, actor, request).await {
                 Err(Error::ContextChanged(_)) => {}
                 result => {
-                    tenant.last_context.set(context);
+                    // What a refusal was decided by may be what the store has lost.
+                    if result.is_ok() {
+                        tenant.last_context.set(context);
+                    }
                     return result;
                 }
             }
@@ -177,6 +182,7 @@ const fn may_be_over(error: &Error) -> bool {
 /// A flow on its way into the store.
 #[derive(Clone, Copy)]
 struct Creating<'a> {
+    store: &'a Store,
     tenant: &'a Arc<Tenant>,
     context: &'a Context,
     new: &'a NewFlow,
@@ -226,23 +232,25 @@ impl Creating<'_> {
         let name = router.as_ref().map(|router| router.name()).unwrap_or_default();
         let due = step.as_ref().and_then(|step| step.due);
         let part = Part { first, nodes, step: &numbered, due, router: name, last_commit: &fresh_commit() };
+        let mut unheard = Unheard {
+            store: self.store.clone(),
+            tenant: Arc::clone(tenant),
+            routers: self.routers.clone(),
+            flow: (id, uid),
+            messages: numbered.messages.iter().map(|message| message.key).collect(),
+            is_over: false,
+        };
         service::crash_point("storage.create.before");
         let result = self.call(flow, part, asked).await;
-        match &result {
-            Ok(Outcome::Made(_)) => {
-                reserved.given = true;
-                service::crash_point("storage.create.stored");
-                for message in numbered.messages {
-                    if let Some(router) = &router {
-                        self.routers.hand(router, message.into_held(id, context, context_uid));
-                    }
+        unheard.is_over = !matches!(result, Err(Error::Store(kv::Error::UnknownOutcome { .. })));
+        if matches!(result, Ok(Outcome::Made(_))) {
+            reserved.given = true;
+            service::crash_point("storage.create.stored");
+            for message in numbered.messages {
+                if let Some(router) = &router {
+                    self.routers.hand(router, message.into_held(id, context, context_uid));
                 }
             }
-            Err(Error::Store(kv::Error::UnknownOutcome { .. })) => {
-                // It may run, and whoever owns it does not know its number.
-                tokio::spawn(tell_owner(Arc::clone(tenant), id, uid));
-            }
-            Ok(Outcome::Before(..)) | Err(_) => {}
         }
         result
     }
@@ -325,16 +333,55 @@ fn made(value: Value) -> kv::Result<(Option<u64>, Vec<Value>)> {
     Ok((revision, answer))
 }
 
-/// Tells the owner of a flow that there may be something to do.
-async fn tell_owner(tenant: Arc<Tenant>, id: FlowId, uid: FlowUid) {
-    for _ in 0..TELL_TRIES {
-        match tenant.touch(id, uid).await {
-            Ok(()) => return,
-            Err(error) => tracing::debug!(flow = id.0, %error, "nobody was told of a flow that may be new"),
+/// A creation that may have taken effect while nobody heard of it: its answer was lost, or whoever asked has gone away. Dropped before
+/// it is over it has the messages of the flow sent, and its owner told.
+struct Unheard {
+    store: Store,
+    tenant: Arc<Tenant>,
+    routers: Routers,
+    flow: (FlowId, FlowUid),
+    messages: Vec<MessageKey>,
+    is_over: bool,
+}
+
+impl Unheard {
+    async fn tell(self) {
+        let (id, uid) = self.flow;
+        for _ in 0..TELL_TRIES {
+            let told = async {
+                self.store.send_held(&self.tenant, &self.routers, &self.messages, Timestamp::now()).await?;
+                self.tenant.touch(id, uid).await
+            };
+            match told.await {
+                Ok(()) => break,
+                Err(error) => {
+                    tracing::debug!(flow = id.0, %error, "nobody was told of a flow that may be new")
+                }
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        // Replicas list what is theirs when Redis is back, and holds end: nothing is lost.
     }
-    // Replicas list what is theirs when Redis is back: nothing is lost.
+}
+
+impl Drop for Unheard {
+    fn drop(&mut self) {
+        if std::mem::replace(&mut self.is_over, true) {
+            return;
+        }
+        let unheard = Self {
+            store: self.store.clone(),
+            tenant: Arc::clone(&self.tenant),
+            routers: self.routers.clone(),
+            flow: self.flow,
+            messages: std::mem::take(&mut self.messages),
+            is_over: true,
+        };
+        // Without a runtime the process ends, and routers connect to its next life.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(unheard.tell());
+        }
+    }
 }
 
 /// A context's record as it was read last for a flow to be created.

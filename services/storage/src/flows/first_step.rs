@@ -1,6 +1,6 @@
 //! The first step of a flow, which its owner has made before the flow had its numbers.
 //!
-//! Only the numbers are read of what it brings; the rest stays as it came, also what this version does not know.
+//! Of its events and executions only the numbers are read; the rest stays as it came, also what this version does not know.
 
 use bytes::Bytes;
 use model::{ContextId, ContextUid, FlowId, JobId, JobKey, Timestamp};
@@ -13,7 +13,7 @@ pub(crate) struct FirstStep {
     /// What the nodes went through.
     pub(crate) events: Vec<StepEvent>,
     /// Messages to send.
-    pub(crate) messages: Vec<Parcel>,
+    pub(crate) messages: Vec<UnnumberedMessage>,
     /// When to look at the flow again.
     pub(crate) due: Option<Timestamp>,
     /// When the flow must have ended.
@@ -33,7 +33,7 @@ pub(crate) struct StepEvent {
 
 /// A message whose executions do not know where they belong.
 #[derive(Debug, Clone)]
-pub(crate) struct Parcel {
+pub(crate) struct UnnumberedMessage {
     /// The message, without them.
     pub(crate) message: Outgoing,
     /// What it carries.
@@ -74,7 +74,7 @@ impl FirstStep {
     pub(crate) fn numbered(&self, numbers: Numbers) -> Numbered {
         Numbered {
             events: self.events.iter().map(|event| event.numbered(numbers)).collect(),
-            messages: self.messages.iter().map(|parcel| parcel.numbered(numbers)).collect(),
+            messages: self.messages.iter().map(|message| message.numbered(numbers)).collect(),
         }
     }
 
@@ -129,7 +129,7 @@ impl StepExecution {
     }
 }
 
-impl Parcel {
+impl UnnumberedMessage {
     fn numbered(&self, numbers: Numbers) -> Outgoing {
         let nodes = self.executions.iter().map(|execution| execution.numbered(numbers)).collect();
         Outgoing { nodes, ..self.message.clone() }

@@ -20,7 +20,7 @@ use super::status::{checked, field};
 use crate::error::Error;
 use crate::flows::commits::{Commit, NodeChange, Outgoing};
 use crate::flows::creation::Beginning;
-use crate::flows::first_step::{FirstStep, Parcel, StepEvent, StepExecution};
+use crate::flows::first_step::{FirstStep, StepEvent, StepExecution, UnnumberedMessage};
 use crate::flows::inbox::Pushed;
 use crate::flows::lifecycle::{NewFlow, NewNode, Restart};
 use crate::flows::reads::{FlowFilter, NodeFilter};
@@ -122,7 +122,7 @@ fn first_step(step: wire::FirstStep, violations: &mut Violations) -> FirstStep {
         violations.take("first_step.events", event)
     });
     let events = events.collect();
-    let parcels = messages.into_iter().map(|message| {
+    let messages_in = messages.into_iter().map(|message| {
         let mut message = outgoing(message);
         bytes += message.bytes();
         let nodes = std::mem::take(&mut message.nodes);
@@ -130,11 +130,11 @@ fn first_step(step: wire::FirstStep, violations: &mut Violations) -> FirstStep {
             let execution = StepExecution::read(json).ok_or("executions, with their numbers first");
             violations.take("first_step.messages", execution)
         });
-        Parcel { message, executions: executions.collect() }
+        UnnumberedMessage { message, executions: executions.collect() }
     });
     FirstStep {
         events,
-        messages: parcels.collect(),
+        messages: messages_in.collect(),
         due: moment(due_millis),
         deadline: moment(deadline_millis),
         made: Timestamp::from_millis(made_millis),
