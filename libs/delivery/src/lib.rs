@@ -1,6 +1,6 @@
 //! Delivery: what happens to messages on their way to supervisors, and to what attempts report.
 //!
-//! It decides, and does nothing: time and randomness come in, and what is to be done goes out as values. A router feeds it from its
+//! This crate decides, and does nothing: time and randomness come in, and what is to be done goes out as values. A router feeds it from its
 //! streams and carries out what it says.
 //!
 //! - [`core`]: decides; the other modules are its parts;

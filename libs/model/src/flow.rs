@@ -234,7 +234,7 @@ impl Flow {
         caller_id: ActorId,
         now: Timestamp,
     ) -> Self {
-        // Whoever adds a field to the specification says here what becomes of it.
+        // A new field of the specification does not compile here until somebody has said what becomes of it.
         let FlowSpec { name, env_vars, fail_fast, deadline_secs: _, cancel_timeout_secs, nodes: _ } = spec;
         Self {
             env_vars: env_vars.clone(),

@@ -228,7 +228,7 @@ impl Instance {
         Ok(refreshed)
     }
 
-    /// What is claimed in its name and was not known here twice in a row was given over a line that has broken since.
+    /// Finds jobs that were given over a line that has broken since: claimed in this instance's name, and not known here twice in a row.
     fn look_for_unknown(&self, own: &HashSet<JobKey>) {
         let unknown: HashSet<JobKey> = own.iter().copied().filter(|key| !self.holds(*key)).collect();
         let mut before = self.0.unknown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -288,7 +288,7 @@ impl Instance {
         let standing = standing(ended)?;
         self.held().remove(&ending.job_key);
         if self.was_away() {
-            // What it was given may have been ended as lost: it is found if it is still its own.
+            // A job that this instance was given may have been ended as lost: it is found if it is still its own.
             return Ok((standing, None));
         }
         let next = self.read_taken(taken).await?.pop();

@@ -79,7 +79,7 @@ impl Intake {
                 return Ok(fetched);
             }
         }
-        // What it was handed is among what it has claimed and does not know of.
+        // A job that this instance was handed is among those that it has claimed and does not know of.
         self.forgotten().await
     }
 
@@ -142,8 +142,8 @@ impl Intake {
         Ok(fetched)
     }
 
-    /// What was given to one that did not show for long may have been ended as lost: only what is still its own is. An entry that
-    /// was popped goes back, since it may be of others.
+    /// Takes only what is still this instance's own, after it did not show for so long that its jobs may have been ended as lost. An entry
+    /// that was popped goes back, since it may be of others.
     async fn after_absence(&self, popped: Value) -> Result<Vec<Taken>> {
         if !popped.is_nil() {
             let [list, entry] = popped.tuple()?;

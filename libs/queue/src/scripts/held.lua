@@ -2,7 +2,7 @@
 -- KEYS: 1 presence   ARGV: 1 instance  2 this life
 -- Gives nothing to one whose place another has taken.
 if is_replaced(KEYS[1], ARGV[2]) then return {} end
--- What it was handed is among them.
+-- Jobs that the instance was handed are among those that it has claimed.
 redis.call('DEL', HANDED .. ARGV[1])
 local held = {}
 for _, key in ipairs(redis.call('ZRANGE', CLAIMS .. ARGV[1], 0, 999)) do
