@@ -29,6 +29,13 @@ struct Block {
     asked: bool,
 }
 
+impl Block {
+    /// Whether a step may take its ids from it.
+    const fn is_enough(&self) -> bool {
+        self.end - self.next >= STEP_MAX
+    }
+}
+
 /// Whether a step may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Supply {
@@ -55,13 +62,13 @@ impl MessageIds {
     /// Whether there are enough ids for one step of this caller's flows, where nobody waits for them.
     #[must_use]
     pub fn has_enough(&self, caller: Caller) -> bool {
-        self.blocks.get(&caller).is_some_and(|block| block.end - block.next >= STEP_MAX)
+        self.blocks.get(&caller).is_some_and(Block::is_enough)
     }
 
     /// Whether there are enough ids for one step of this caller's flows.
     pub fn supply(&mut self, caller: Caller) -> Supply {
         let block = self.blocks.entry(caller).or_default();
-        if block.end - block.next >= STEP_MAX {
+        if block.is_enough() {
             return Supply::Enough;
         }
         if std::mem::replace(&mut block.asked, true) { Supply::Wait } else { Supply::Ask }

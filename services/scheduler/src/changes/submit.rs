@@ -103,9 +103,7 @@ impl Submitter {
         let SubmitFlowRequest { request_id, context_id, flow_id, caller_id, flow } = request;
         let asked = Repeatable::parse(&request_id, request_hash, &mut violations);
         let mut wire = flow.unwrap_or_default();
-        let nodes = std::mem::take(&mut wire.nodes);
-        let header = wire.clone();
-        wire.nodes = nodes;
+        let header = convert::flow_spec::header_of(&wire);
         let caller = if caller_id == 0 { actor } else { ActorId(caller_id) };
         let place = (actor, context_id, caller);
         if context_id == 0 {

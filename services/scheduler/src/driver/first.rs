@@ -51,11 +51,11 @@ impl Begun {
         let messages = std::mem::take(&mut self.messages);
         commit::first_step(&self.engine, &self.step, messages, self.now)
     }
+}
 
-    /// The number of the flow is not known.
-    fn key(&self) -> FlowKey {
-        (self.engine.flow().context_id, FlowId(0))
-    }
+/// The key of a flow whose number is not known.
+fn unnumbered(engine: &Engine) -> FlowKey {
+    (engine.flow().context_id, FlowId(0))
 }
 
 impl Driver {
@@ -70,15 +70,13 @@ impl Driver {
         let (mut run, now) = (Run::loading(uid), Timestamp::now());
         run.push(Input::Wake, Owed::Nothing);
         let step = self.run_engine(&mut run, &mut engine, now);
-        let is_whole = !step.more && !engine.is_over() && step.refused.is_empty() && step.stops.is_empty();
-        let messages =
-            if is_whole { commit::messages(&mut engine, &step, now, &mut self.ids) } else { Vec::new() };
-        let begun = Box::new(Begun { engine, run, step, messages, now, epoch: self.ids.epoch() });
-        if !is_whole {
-            self.drop_begun(*begun);
+        if step.more || engine.is_over() || !step.refused.is_empty() || !step.stops.is_empty() {
+            self.uncount(unnumbered(&engine), &mut run);
             drop(answer.send(None));
             return;
         }
+        let messages = commit::messages(&mut engine, &step, now, &mut self.ids);
+        let begun = Box::new(Begun { engine, run, step, messages, now, epoch: self.ids.epoch() });
         self.early.insert(uid, Early::default());
         if let Err(Some(begun)) = answer.send(Some(begun)) {
             self.begun(*begun, None);
@@ -140,8 +138,7 @@ impl Driver {
 
     /// What was counted for a flow that is not driven from its first step on counts no more.
     fn drop_begun(&mut self, mut begun: Begun) {
-        let key = begun.key();
-        self.uncount(key, &mut begun.run);
+        self.uncount(unnumbered(&begun.engine), &mut begun.run);
     }
 
     /// Keeps word of an attempt whose flow is being stored; gives it back when none is.

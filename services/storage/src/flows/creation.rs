@@ -232,17 +232,18 @@ impl Creating<'_> {
         let name = router.as_ref().map(|router| router.name()).unwrap_or_default();
         let due = step.as_ref().and_then(|step| step.due);
         let part = Part { first, nodes, step: &numbered, due, router: name, last_commit: &fresh_commit() };
-        let mut unheard = Unheard {
+        let mut unheard = Unheard(Some(Rescue {
             store: self.store.clone(),
             tenant: Arc::clone(tenant),
             routers: self.routers.clone(),
             flow: (id, uid),
             messages: numbered.messages.iter().map(|message| message.key).collect(),
-            is_over: false,
-        };
+        }));
         service::crash_point("storage.create.before");
         let result = self.call(flow, part, asked).await;
-        unheard.is_over = !matches!(result, Err(Error::Store(kv::Error::UnknownOutcome { .. })));
+        if !matches!(result, Err(Error::Store(kv::Error::UnknownOutcome { .. }))) {
+            unheard.0 = None;
+        }
         if matches!(result, Ok(Outcome::Made(_))) {
             reserved.given = true;
             service::crash_point("storage.create.stored");
@@ -333,19 +334,21 @@ fn made(value: Value) -> kv::Result<(Option<u64>, Vec<Value>)> {
     Ok((revision, answer))
 }
 
-/// A creation that may have taken effect while nobody heard of it: its answer was lost, or whoever asked has gone away. Dropped before
-/// it is over it has the messages of the flow sent, and its owner told.
-struct Unheard {
+/// A creation that may have taken effect while nobody heard of it: its answer was lost, or whoever asked has gone away. Unless the
+/// rescue is taken out before, dropping it begins that.
+struct Unheard(Option<Rescue>);
+
+/// Has the messages of a flow sent that may have been created, and its owner told.
+struct Rescue {
     store: Store,
     tenant: Arc<Tenant>,
     routers: Routers,
     flow: (FlowId, FlowUid),
     messages: Vec<MessageKey>,
-    is_over: bool,
 }
 
-impl Unheard {
-    async fn tell(self) {
+impl Rescue {
+    async fn run(self) {
         let (id, uid) = self.flow;
         for _ in 0..TELL_TRIES {
             let told = async {
@@ -366,20 +369,11 @@ impl Unheard {
 
 impl Drop for Unheard {
     fn drop(&mut self) {
-        if std::mem::replace(&mut self.is_over, true) {
-            return;
-        }
-        let unheard = Self {
-            store: self.store.clone(),
-            tenant: Arc::clone(&self.tenant),
-            routers: self.routers.clone(),
-            flow: self.flow,
-            messages: std::mem::take(&mut self.messages),
-            is_over: true,
-        };
         // Without a runtime the process ends, and routers connect to its next life.
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(unheard.tell());
+        if let Some(rescue) = self.0.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(rescue.run());
         }
     }
 }

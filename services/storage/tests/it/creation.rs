@@ -62,7 +62,7 @@ async fn it_is_kept_as_one_that_was_made_in_three_steps(stage: Stage<impl Redis>
     let made = stage.flows().create_flow(whole(2, &script("true"))).await.unwrap().into_inner();
     assert!(made.is_new);
     let record = made.flow.unwrap();
-    let flow = record.flow.unwrap();
+    let flow = record.flow.clone().unwrap();
     assert_eq!((flow.status(), record.epoch, made.first_job_id), (v1::FlowStatus::Started, 1, 3));
     let keys = stage.keys();
     let (one, other) = (keys.flow(FlowId(flow.id)), keys.flow(FlowId(steps.id)));
@@ -87,15 +87,7 @@ async fn it_is_kept_as_one_that_was_made_in_three_steps(stage: Stage<impl Redis>
     assert_eq!((stage.counted("flows_open").await, stage.counted("jobs_open").await), (2, 4));
 
     // It is driven from there on.
-    let mut running = Running {
-        id: flow.id,
-        uid: flow.uid,
-        first_job: 3,
-        owner: record.owner,
-        epoch: record.epoch,
-        last_commit: record.last_commit,
-        ..steps
-    };
+    let mut running = steps.made(record, 3);
     let step = running.step();
     stage.apply(&mut running, step).await;
 }

@@ -14,7 +14,7 @@ use tonic::Code;
 
 use crate::creation::{kept, whole};
 use crate::places::{Redis, scenarios};
-use crate::stage::{CONTEXT, EXECUTOR, Running, Stage, create, failure, json, script};
+use crate::stage::{CONTEXT, EXECUTOR, Stage, create, failure, json, script};
 
 const MESSAGE: u32 = (1 << 30) + 7;
 const MADE_MILLIS: u64 = 1_763_690_000_125;
@@ -169,7 +169,7 @@ async fn it_is_kept_as_one_that_came_later(stage: Stage<impl Redis>) {
     let uid = FlowUid::random();
     let made = stage.flows().create_flow(with_first_step(uid)).await.unwrap().into_inner();
     let record = made.flow.unwrap();
-    let flow = record.flow.unwrap();
+    let flow = record.flow.clone().unwrap();
     assert!(made.is_new);
     assert_eq!((flow.status(), made.first_job_id), (FlowStatus::Started, 3));
     let keys = stage.keys();
@@ -205,15 +205,7 @@ async fn it_is_kept_as_one_that_came_later(stage: Stage<impl Redis>) {
     assert_eq!(stage.ask(due).await.text().unwrap(), "1763690060.125");
 
     // It is driven from there on.
-    let mut running = Running {
-        id: flow.id,
-        uid: flow.uid,
-        first_job: 3,
-        owner: record.owner,
-        epoch: record.epoch,
-        last_commit: record.last_commit,
-        ..later
-    };
+    let mut running = later.made(record, 3);
     let step = running.end();
     stage.apply(&mut running, step).await;
 }

@@ -439,6 +439,20 @@ impl Running {
         }
     }
 
+    /// A flow that one call has made, with as many nodes as this one, in the same context.
+    pub(crate) fn made(&self, record: wire::FlowRecord, first_job: u32) -> Self {
+        let flow = record.flow.unwrap();
+        Self {
+            id: flow.id,
+            uid: flow.uid,
+            first_job,
+            owner: record.owner,
+            epoch: record.epoch,
+            last_commit: record.last_commit,
+            ..self.clone()
+        }
+    }
+
     /// A step that changes nothing yet.
     pub(crate) fn step(&self) -> wire::CommitRequest {
         wire::CommitRequest {
