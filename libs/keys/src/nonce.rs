@@ -5,8 +5,7 @@ use std::fmt;
 use model::actor::is_key;
 use model::id::Uid;
 
-/// Begins the name of what a signature of an actor belongs to: `<key>:<nonce>` follows.
-pub const NONCE_PREFIX: &str = "hero:nonce:";
+use crate::supervisor::NONCE;
 
 /// Which of an actor's signatures over jobs: written `<key>:<nonce>`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -35,7 +34,7 @@ impl fmt::Display for ActorNonce {
 /// String: the job that a signature of an actor belongs to, `<flow uid>-<job>`.
 #[must_use]
 pub fn nonce_owner(nonce: &ActorNonce) -> String {
-    format!("{NONCE_PREFIX}{nonce}")
+    format!("{NONCE}{nonce}")
 }
 
 #[cfg(test)]

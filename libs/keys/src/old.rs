@@ -9,17 +9,10 @@ use std::str::FromStr;
 use model::JobKey;
 
 use crate::suffix::exact;
-use crate::supervisor::{CLAIMS_PREFIX, JOB_PREFIX, REPLY_PREFIX, WorkQueue};
+use crate::supervisor::{JOB, OLD_CLAIMS, OLD_WAITING, REPLY, WorkQueue};
 
-/// Set: every old queue that jobs were pushed to and not all heard of since.
-pub const OLD_QUEUES: &str = "hero:legacy";
-/// Begins the name of the zset of what waits in an old queue: the queue's name follows.
-pub const OLD_WAITING_PREFIX: &str = "hero:legacy:";
 /// Begins the name under which an old queue's workers stand in a job: the queue's name follows.
 pub const OLD_WORKER_PREFIX: &str = "legacy:";
-/// Begins an entry that we write into a `queue:<suffix>`, and names its hash: a number follows. No caller has
-/// the number 0.
-pub const OLD_NUMBERED_PREFIX: &str = "job:0:";
 /// Begins the name of the other reply list of the old world: the id follows.
 pub const OLD_REPLY_PREFIX: &str = "hero:reply:";
 
@@ -96,7 +89,7 @@ impl OldQueue {
         let forms: [(&str, Make); 4] = [
             (ACTOR_QUEUE, OldQueue::ActorQueue),
             (WORK_QUEUE, OldQueue::WorkQueue),
-            (JOB_PREFIX, OldQueue::Actor),
+            (JOB, OldQueue::Actor),
             (QUEUE, OldQueue::Queue),
         ];
         let old =
@@ -109,7 +102,7 @@ impl fmt::Display for OldQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ActorQueue(suffix) => write!(f, "{ACTOR_QUEUE}{suffix}"),
-            Self::Actor(id) => write!(f, "{JOB_PREFIX}{id}"),
+            Self::Actor(id) => write!(f, "{JOB}{id}"),
             Self::WorkQueue(id) => write!(f, "{WORK_QUEUE}{id}"),
             Self::Queue(suffix) => write!(f, "{QUEUE}{suffix}"),
             Self::Work(queue) => queue.fmt(f),
@@ -139,7 +132,7 @@ impl fmt::Display for NotOld {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "`{}` is no queue of old workers; there are {ACTOR_QUEUE}<suffix>, {JOB_PREFIX}<actor id>, \
+            "`{}` is no queue of old workers; there are {ACTOR_QUEUE}<suffix>, {JOB}<actor id>, \
              {WORK_QUEUE}<actor id> and {QUEUE}<suffix>, of A-Z a-z 0-9 _ . @ and -",
             self.0
         )
@@ -163,7 +156,7 @@ impl OldJob {
     pub fn parse(queue: &OldQueue, entry: &str) -> Option<Self> {
         if let OldQueue::Work(_) = queue {
             // Some write the name of the hash.
-            return entry.strip_prefix(JOB_PREFIX).unwrap_or(entry).parse().ok().map(Self::Id);
+            return entry.strip_prefix(JOB).unwrap_or(entry).parse().ok().map(Self::Id);
         }
         if !queue.is_numbered() {
             return entry.parse().ok().map(Self::Id);
@@ -185,7 +178,7 @@ impl OldJob {
     #[must_use]
     pub fn hash(&self) -> String {
         match self {
-            Self::Id(id) => format!("{JOB_PREFIX}{id}"),
+            Self::Id(id) => format!("{JOB}{id}"),
             Self::Numbered(..) => self.entry(),
         }
     }
@@ -203,20 +196,20 @@ impl OldJob {
     #[must_use]
     pub fn replies(&self) -> [String; 2] {
         let id = self.id();
-        [format!("{REPLY_PREFIX}{id}"), format!("{OLD_REPLY_PREFIX}{id}")]
+        [format!("{REPLY}{id}"), format!("{OLD_REPLY_PREFIX}{id}")]
     }
 }
 
 /// Sorted set: job keys that wait in an old queue, by place in line.
 #[must_use]
 pub fn old_waiting(queue: &OldQueue) -> String {
-    format!("{OLD_WAITING_PREFIX}{queue}")
+    format!("{OLD_WAITING}{queue}")
 }
 
 /// Sorted set: job keys that old workers took from a queue and did not end, by place in line.
 #[must_use]
 pub fn old_claims(queue: &OldQueue) -> String {
-    format!("{CLAIMS_PREFIX}{}", queue.worker())
+    format!("{OLD_CLAIMS}{queue}")
 }
 
 #[cfg(test)]

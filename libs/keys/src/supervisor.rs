@@ -7,33 +7,16 @@ use std::str::FromStr;
 
 use model::{ContextUid, Isolation, JobKey, Name, ScriptType};
 
-pub use self::key::SupervisorKey;
+pub use self::key::*;
 use crate::suffix::{exact, number};
 
-/// The stream by which a supervisor hears from its instances.
-pub const DONE: &str = "hero:done";
 /// The consumer group that reads [`DONE`].
 pub const DONE_GROUP: &str = "supervisor";
-/// The counter from which every queued job gets its place in line.
-pub const SEQ: &str = "hero:seq";
-/// Set: every work queue that was ever pushed to.
-pub const QUEUES: &str = "hero:queues";
-/// Set: every instance that ever joined and did not leave.
-pub const INSTANCES: &str = "hero:instances";
-/// Hash: who this supervisor is.
-pub const SUPERVISOR: &str = "hero:supervisor";
-/// Hash: roots of coordinators that have another root now, each with that.
-pub const SUCCESSORS: &str = "hero:successors";
-/// Set: where something was set aside, and of whom, as `<queue> <owner>`.
-pub const ASIDE: &str = "hero:aside";
-/// Sorted set: owners of jobs, by when one of theirs was last taken in.
-pub const CALLERS: &str = "hero:callers";
-/// Hash: of each script type the context whose jobs alone wait, or `*` while those of several do.
-pub const ALONE: &str = "hero:alone";
-/// List: what others pushed into work queues, as `<queue> <entry>`, until the supervisor adopts or refuses it.
-pub const FOREIGN: &str = "hero:foreign";
 /// The field of [`SUPERVISOR`] that is there while others may push into work queues, and take from them.
 pub const OPEN_FIELD: &str = "open_queues";
+/// Fields of [`SUPERVISOR`] that begin so tell through which node of a bus a coordinator was heard: its root key
+/// follows.
+pub const NODE_FIELD_PREFIX: &str = "node:";
 /// The group of an instance that names none.
 pub const DEFAULT_GROUP: &str = "default";
 /// The priority of a job that names none: its queue has no suffix.
@@ -41,109 +24,76 @@ pub const DEFAULT_PRIORITY: u8 = 1;
 /// Priorities go from 0, the first to be taken, to this one.
 pub const PRIORITY_MAX: u8 = 2;
 
-/// Begins the name of the zset of what a queue holds and nobody claimed: the queue's name follows.
-pub const UNCLAIMED_PREFIX: &str = "hero:unclaimed:";
-/// Begins the name of the zset of contexts that take turns, by the turns they have had: the script type follows.
-pub const TURNS_PREFIX: &str = "hero:turns:";
-/// Begins the name of the set of queues in which jobs of a context wait: `<type>:<context uid>` follows.
-pub const LINES_PREFIX: &str = "hero:lines:";
-/// Begins the name of the zset of a context's jobs that wait in a queue, by place in line: `<context uid>:<queue>` follows.
-pub const LINE_PREFIX: &str = "hero:line:";
-/// Begins the name of the hash of instances of a type that have nothing to take, and would take what comes: the script type follows.
-pub const TAKERS_PREFIX: &str = "hero:takers:";
-/// Begins the name of the list of jobs that an instance was handed and did not fetch: `<type>:<group>:<n>` follows.
-pub const HANDED_PREFIX: &str = "hero:handed:";
-/// Begins the name of a job's hash: the job key follows.
-pub const JOB_PREFIX: &str = "hero:job:";
-/// Begins the name of an instance's claims: `<type>:<group>:<n>` follows.
-pub const CLAIMS_PREFIX: &str = "hero:claims:";
-/// Begins the name of a stop mark: the job key follows.
-pub const STOP_PREFIX: &str = "hero:stop:";
-/// Begins the name of a reply list: the job key follows.
-pub const REPLY_PREFIX: &str = "hero:q:reply:";
-/// Begins the name of an instance's presence: `<type>:<group>:<n>` follows.
-pub const PRESENCE_PREFIX: &str = "hero:meta:actor:inst:";
-
-/// Begins the name of a context's binding: the context uid follows.
-pub const BINDING_PREFIX: &str = "hero:uid:";
-/// Begins the name of what an operator asked for: the request id follows.
-pub const REQUEST_PREFIX: &str = "hero:request:";
-/// Begins the name of the set of contexts that are bound to a coordinator: its root key follows.
-pub const CONTEXTS_PREFIX: &str = "hero:contexts:";
-/// Fields of [`SUPERVISOR`] that begin so tell through which node of a bus a coordinator was heard: its root key
-/// follows.
-pub const NODE_FIELD_PREFIX: &str = "node:";
-
 /// Hash: a job, everything about it.
 #[must_use]
 pub fn job(key: JobKey) -> String {
-    format!("{JOB_PREFIX}{key}")
+    format!("{JOB}{key}")
 }
 
 /// List: the result for whoever waits.
 #[must_use]
 pub fn reply(key: JobKey) -> String {
-    format!("{REPLY_PREFIX}{key}")
+    format!("{REPLY}{key}")
 }
 
 /// String: this job is not to be accepted any more.
 #[must_use]
 pub fn stop_mark(key: JobKey) -> String {
-    format!("{STOP_PREFIX}{key}")
+    format!("{STOP}{key}")
 }
 
 /// String: what an operator asked for under this request id.
 #[must_use]
 pub fn request(id: &str) -> String {
-    format!("{REQUEST_PREFIX}{id}")
+    format!("{REQUEST}{id}")
 }
 
 /// Hash: the coordinator that a context is bound to.
 #[must_use]
 pub fn context_binding(context: ContextUid) -> String {
-    format!("{BINDING_PREFIX}{context}")
+    format!("{BINDING}{context}")
 }
 
 /// Set: the uids of the contexts that are bound to a coordinator.
 #[must_use]
 pub fn bound_contexts(coordinator: &str) -> String {
-    format!("{CONTEXTS_PREFIX}{coordinator}")
+    format!("{CONTEXTS}{coordinator}")
 }
 
 /// Set: the keys of a context's jobs that are still kept.
 #[must_use]
 pub fn context_jobs(context: ContextUid) -> String {
-    format!("hero:jobs:{context}")
+    format!("{JOBS}{context}")
 }
 
 /// Sorted set: job keys that an instance claimed and did not end, by place in line.
 #[must_use]
 pub fn claims(instance: &InstanceRef) -> String {
-    format!("{CLAIMS_PREFIX}{instance}")
+    format!("{CLAIMS}{instance}")
 }
 
 /// List: jobs that an instance was handed and did not fetch.
 #[must_use]
 pub fn handed(instance: &InstanceRef) -> String {
-    format!("{HANDED_PREFIX}{instance}")
+    format!("{HANDED}{instance}")
 }
 
 /// String: an instance's presence as JSON; expires.
 #[must_use]
 pub fn presence(instance: &InstanceRef) -> String {
-    format!("{PRESENCE_PREFIX}{instance}")
+    format!("{PRESENCE}{instance}")
 }
 
 /// Sorted set: job keys that a queue was given and nobody claimed, by place in line.
 #[must_use]
 pub fn unclaimed(queue: &WorkQueue) -> String {
-    format!("{UNCLAIMED_PREFIX}{queue}")
+    format!("{UNCLAIMED}{queue}")
 }
 
 /// Hash: depth, oldest age and throughput of a queue.
 #[must_use]
 pub fn queue_stats(queue: &WorkQueue) -> String {
-    format!("hero:meta:queue:stats:{queue}")
+    format!("{STATS}{queue}")
 }
 
 /// One worker: script type, group and number. Written `<type>:<group>:<n>`.

@@ -7,20 +7,21 @@ use crate::command::Arg;
 /// A script of ours. Made once, as a `static`.
 ///
 /// ```
-/// static RAISE: kv::Script = kv::Script::new("raise", "return redis.call('INCRBY', KEYS[1], ARGV[1])");
+/// static RAISE: kv::Script = kv::Script::new("raise", &["return redis.call('INCRBY', KEYS[1], ARGV[1])"]);
 /// ```
 #[derive(Debug)]
 pub struct Script {
     name: &'static str,
-    source: &'static str,
-    sha: OnceLock<String>,
+    parts: &'static [&'static str],
+    /// The whole text and its hash.
+    loaded: OnceLock<(String, String)>,
 }
 
 impl Script {
-    /// A script and the name by which people know it.
+    /// A script of parts that follow each other, and the name by which people know it.
     #[must_use]
-    pub const fn new(name: &'static str, source: &'static str) -> Self {
-        Self { name, source, sha: OnceLock::new() }
+    pub const fn new(name: &'static str, parts: &'static [&'static str]) -> Self {
+        Self { name, parts, loaded: OnceLock::new() }
     }
 
     /// The name by which people know it.
@@ -35,8 +36,20 @@ impl Script {
         Call::new(self, keys)
     }
 
+    fn loaded(&self) -> &(String, String) {
+        self.loaded.get_or_init(|| {
+            let text = self.parts.concat();
+            let sha = redis::Script::new(&text).get_hash().to_owned();
+            (text, sha)
+        })
+    }
+
+    fn text(&self) -> &str {
+        &self.loaded().0
+    }
+
     fn sha(&self) -> &str {
-        self.sha.get_or_init(|| redis::Script::new(self.source).get_hash().to_owned())
+        &self.loaded().1
     }
 }
 
@@ -95,7 +108,7 @@ impl Call {
     /// The same call with the script's text in place of its hash, after which the server knows it.
     pub(crate) fn in_full(&self) -> redis::Cmd {
         let mut cmd = redis::Cmd::new();
-        cmd.arg("EVAL").arg(self.script.source);
+        cmd.arg("EVAL").arg(self.script.text());
         for arg in self.by_hash.args_iter().skip(2) {
             if let redis::Arg::Simple(bytes) = arg {
                 cmd.arg(bytes);

@@ -14,7 +14,7 @@ pub use import::{Imported, PopBinding};
 use std::time::Duration;
 
 use keys::OldQueue;
-use keys::old::OLD_QUEUES;
+use keys::supervisor as k;
 use kv::{Call, Cmd, Error, Pipeline, Result, Value};
 use model::limits::RESULT_BYTES_MAX;
 use model::{ContextUid, Execution, Grants, Isolation, Reason, ReasonCode, ScriptSource, ScriptType};
@@ -85,7 +85,7 @@ impl Supervisor {
     /// Any [`kv::Error`]; may be repeated.
     pub async fn sweep_old(&self, patience: Duration) -> Result<Swept> {
         let mut swept = Swept::default();
-        let names = self.db().cmd(Cmd::new("SMEMBERS").arg(OLD_QUEUES)).await?.texts()?;
+        let names = self.db().cmd(Cmd::new("SMEMBERS").arg(k::OLD_QUEUES)).await?.texts()?;
         for queue in names.iter().filter_map(|name| OldQueue::parse(name)) {
             self.sweep_queue(&queue, patience, &mut swept).await?;
         }

@@ -1,5 +1,6 @@
-//! The scripts, each behind the prelude that they share, and some behind others as functions of their arguments.
+//! The scripts, each behind the names of keys and the prelude that they share, and some behind others as functions of their arguments.
 
+use keys::supervisor::LUA_NAMES;
 use kv::Script;
 
 macro_rules! scripts {
@@ -8,12 +9,13 @@ macro_rules! scripts {
             $(#[$doc])*
             pub(crate) static $name: Script = Script::new(
                 $file,
-                concat!(
+                &[
+                    LUA_NAMES,
                     include_str!("scripts/prelude.lua"),
                     $($(include_str!(concat!("scripts/", $piece, ".lua")),)+)?
                     $($("local function ", $part, "(ARGV)\n", include_str!(concat!("scripts/", $part, ".lua")), "end\n",)+)?
                     include_str!(concat!("scripts/", $file, ".lua")),
-                ),
+                ],
             );
         )+
     };
@@ -91,58 +93,21 @@ mod tests {
     use keys::{old, supervisor as k};
 
     #[test]
-    fn names_in_scripts_are_those_of_the_keys_crate() {
+    fn other_names_in_scripts_are_those_of_the_keys_crate() {
         let prelude = include_str!("scripts/prelude.lua");
-        for (name, value) in [
-            ("DONE", k::DONE),
-            ("SEQ", k::SEQ),
-            ("QUEUES", k::QUEUES),
-            ("INSTANCES", k::INSTANCES),
-            ("SUPERVISOR", k::SUPERVISOR),
-            ("SUCCESSORS", k::SUCCESSORS),
-            ("ASIDE", k::ASIDE),
-            ("FOREIGN", k::FOREIGN),
-            ("OPEN", k::OPEN_FIELD),
-            ("CALLERS", k::CALLERS),
-            ("ALONE", k::ALONE),
-            ("TURNS", k::TURNS_PREFIX),
-            ("LINES", k::LINES_PREFIX),
-            ("LINE", k::LINE_PREFIX),
-            ("BINDING", k::BINDING_PREFIX),
-            ("CONTEXTS", k::CONTEXTS_PREFIX),
-            ("NODE", k::NODE_FIELD_PREFIX),
-            ("JOB", k::JOB_PREFIX),
-            ("UNCLAIMED", k::UNCLAIMED_PREFIX),
-            ("TAKERS", k::TAKERS_PREFIX),
-            ("HANDED", k::HANDED_PREFIX),
-            ("CLAIMS", k::CLAIMS_PREFIX),
-            ("STOP", k::STOP_PREFIX),
-            ("REPLY", k::REPLY_PREFIX),
-            ("PRESENCE", k::PRESENCE_PREFIX),
-            ("OLD_QUEUES", old::OLD_QUEUES),
-            ("OLD_WAITING", old::OLD_WAITING_PREFIX),
-            ("OLD_WORKER", old::OLD_WORKER_PREFIX),
-            ("OLD_NUMBERED", old::OLD_NUMBERED_PREFIX),
-        ] {
+        for (name, value) in
+            [("OPEN", k::OPEN_FIELD), ("NODE", k::NODE_FIELD_PREFIX), ("OLD_WORKER", old::OLD_WORKER_PREFIX)]
+        {
             let line = format!("local {name} = '{value}'\n");
             assert!(prelude.contains(&line), "{line}");
         }
-        let shared = keys::WorkQueue::shared(model::ScriptType::Shell);
-        let stats = k::queue_stats(&shared);
-        assert!(
-            stats
-                .strip_suffix(&shared.to_string())
-                .is_some_and(|prefix| { prelude.contains(&format!("local STATS = '{prefix}'\n")) })
-        );
         let scope =
             keys::ControlScope::Instance(keys::InstanceRef::parse("shell:g:1").expect("an instance's name"));
         assert_eq!(scope.to_string(), "hero:q:ctl:type:shell:group:g:inst:1");
         assert!(prelude.contains("'hero:q:ctl:type:' .. kind .. ':group:' .. group .. ':inst:' .. n"));
-        let context = model::ContextUid(model::id::Uid::from_bits(0));
-        assert_eq!(k::context_jobs(context), format!("hero:jobs:{context}"));
-        assert!(prelude.contains("'hero:jobs:' .. context"));
         let old_job = keys::OldJob::Id("x".parse().expect("an old id"));
         let [reply, other] = old_job.replies().map(|list| list.trim_end_matches('x').to_owned());
-        assert!(prelude.contains(&format!("{{'{reply}' .. id, '{other}' .. id}}")));
+        assert_eq!(reply, k::REPLY);
+        assert!(prelude.contains(&format!("{{REPLY .. id, '{other}' .. id}}")));
     }
 }

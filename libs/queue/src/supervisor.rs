@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use keys::nonce::nonce_owner;
-use keys::old::{OLD_QUEUES, old_claims};
+use keys::old::old_claims;
 use keys::supervisor as k;
 use keys::{ControlScope, InstanceRef, OldQueue, WorkQueue};
 use kv::{Call, Cmd, Connection, Error, Kv, Pipeline, Result, Value};
@@ -378,7 +378,7 @@ impl Supervisor {
     pub async fn tell_running_again(&self) -> Result<u64> {
         let mut count = 0;
         let mut claims: Vec<_> = self.known_instances().await?.iter().map(k::claims).collect();
-        let old = self.db.cmd(Cmd::new("SMEMBERS").arg(OLD_QUEUES)).await?.texts()?;
+        let old = self.db.cmd(Cmd::new("SMEMBERS").arg(k::OLD_QUEUES)).await?.texts()?;
         claims.extend(old.iter().filter_map(|name| OldQueue::parse(name)).map(|queue| old_claims(&queue)));
         for claims in claims {
             let claims = Cmd::new("ZRANGE").arg(&claims).arg(0).arg(-1);

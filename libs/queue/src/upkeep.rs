@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use keys::old::{OLD_QUEUES, old_claims};
+use keys::old::old_claims;
 use keys::supervisor as k;
 use keys::{InstanceRef, OldQueue};
 use kv::{Cmd, Error, Pipeline, Result, Value};
@@ -80,7 +80,7 @@ impl Supervisor {
     /// Any [`kv::Error`].
     pub async fn running(&self) -> Result<Vec<JobKey>> {
         let instances = self.db().cmd(Cmd::new("SMEMBERS").arg(k::INSTANCES)).await?.texts()?;
-        let old = self.db().cmd(Cmd::new("SMEMBERS").arg(OLD_QUEUES)).await?.texts()?;
+        let old = self.db().cmd(Cmd::new("SMEMBERS").arg(k::OLD_QUEUES)).await?.texts()?;
         let mut pipeline = Pipeline::new();
         for instance in instances.iter().filter_map(|name| InstanceRef::parse(name)) {
             pipeline.cmd(Cmd::new("ZRANGE").arg(&k::claims(&instance)).arg(0).arg(-1));

@@ -14,13 +14,12 @@ use crate::{
     Replica, RowKey, StoreError, Versioned,
 };
 
-static COMMIT: Script = Script::new("commit", concat!("#!lua\n", include_str!("shared/commit.lua")));
+static COMMIT: Script = Script::new("commit", &["#!lua\n", include_str!("shared/commit.lua")]);
 /// The same where Redis is out of memory, for what frees.
-static FREE: Script =
-    Script::new("free", concat!("#!lua flags=allow-oom\n", include_str!("shared/commit.lua")));
-static TAKE: Script = Script::new("take", include_str!("shared/take.lua"));
-static BEAT: Script = Script::new("beat", include_str!("shared/beat.lua"));
-static SCAN: Script = Script::new("scan", include_str!("shared/scan.lua"));
+static FREE: Script = Script::new("free", &["#!lua flags=allow-oom\n", include_str!("shared/commit.lua")]);
+static TAKE: Script = Script::new("take", &[include_str!("shared/take.lua")]);
+static BEAT: Script = Script::new("beat", &[include_str!("shared/beat.lua")]);
+static SCAN: Script = Script::new("scan", &[include_str!("shared/scan.lua")]);
 
 /// Rows that one script looks at: while it does, Redis does nothing else.
 const SCANNED_AT_ONCE: usize = 100;

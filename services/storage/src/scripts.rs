@@ -9,9 +9,9 @@
 use kv::Script;
 
 /// What a script begins with, and the script.
-macro_rules! text {
+macro_rules! parts {
     ([$($part:literal),+], $file:literal) => {
-        concat!($(include_str!(concat!("scripts/", $part, ".lua")),)+ include_str!(concat!("scripts/", $file, ".lua")))
+        &[$(include_str!(concat!("scripts/", $part, ".lua")),)+ include_str!(concat!("scripts/", $file, ".lua"))]
     };
 }
 
@@ -19,7 +19,7 @@ macro_rules! scripts {
     ($($parts:tt: $($(#[$doc:meta])* $name:ident = $file:literal),+;)+) => {
         $($(
             $(#[$doc])*
-            pub(crate) static $name: Script = Script::new($file, text!($parts, $file));
+            pub(crate) static $name: Script = Script::new($file, parts!($parts, $file));
         )+)+
     };
 }

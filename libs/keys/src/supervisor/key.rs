@@ -1,200 +1,254 @@
-//! Each key of a supervisor's Redis is written and read by one form of [`SupervisorKey`].
+//! The table of all keys of a supervisor's Redis, of which [`SupervisorKey`] and the names in Lua are made.
 
-use std::fmt;
+use std::fmt::{self, Display};
 
 use model::actor::is_key;
 use model::{ContextUid, JobKey, ScriptType};
 
-use super::{
-    ALONE, ASIDE, BINDING_PREFIX, CALLERS, CLAIMS_PREFIX, CONTEXTS_PREFIX, ControlScope, DONE, FOREIGN,
-    HANDED_PREFIX, INSTANCES, InstanceRef, JOB_PREFIX, LINE_PREFIX, LINES_PREFIX, PRESENCE_PREFIX, QUEUES,
-    REPLY_PREFIX, REQUEST_PREFIX, SEQ, STOP_PREFIX, SUCCESSORS, SUPERVISOR, TAKERS_PREFIX, TURNS_PREFIX,
-    UNCLAIMED_PREFIX, WorkQueue, bound_contexts, claims, context_binding, context_jobs, handed, job,
-    presence, queue_stats, reply, request, stop_mark, unclaimed,
-};
-use crate::nonce::{self, ActorNonce, NONCE_PREFIX};
-use crate::old::{self, OldQueue};
-use crate::suffix::{exact, pair};
+use super::{ControlScope, InstanceRef, WorkQueue};
+use crate::nonce::ActorNonce;
+use crate::old::OldQueue;
+use crate::suffix::exact;
 
-/// Tells what a key of a supervisor's Redis is about.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum SupervisorKey {
-    /// Hash: a job.
-    Job(JobKey),
-    /// List: a result for whoever waits.
-    Reply(JobKey),
-    /// String: a stop mark.
-    StopMark(JobKey),
-    /// String: the job that a signature belongs to.
-    Nonce(ActorNonce),
-    /// String: the hash of what an operator asked for, by its request id.
-    Request(String),
-    /// Hash: a context's coordinator.
-    ContextBinding(ContextUid),
-    /// Set: a context's jobs.
-    ContextJobs(ContextUid),
-    /// Set: the contexts that are bound to a coordinator, by its root key.
-    BoundContexts(String),
-    /// Sorted set: an instance's claims.
-    Claims(InstanceRef),
-    /// String: an instance's presence.
-    Presence(InstanceRef),
-    /// List: jobs that wait.
-    Work(WorkQueue),
-    /// Sorted set: what a queue was given and nobody claimed.
-    Unclaimed(WorkQueue),
-    /// Hash: a queue's statistics.
-    QueueStats(WorkQueue),
-    /// List: commands.
-    Control(ControlScope),
-    /// List: what old workers pop.
-    Old(OldQueue),
-    /// Sorted set: what waits in an old queue.
-    OldWaiting(OldQueue),
-    /// Sorted set: what old workers took and did not end.
-    OldClaims(OldQueue),
-    /// Hash: a job as a `queue:<suffix>` names it, with a number of the supervisor's own.
-    OldNumbered(u64),
-    /// [`old::OLD_QUEUES`].
-    OldQueues,
-    /// [`DONE`].
-    Done,
-    /// [`SEQ`].
-    Seq,
-    /// [`QUEUES`].
-    Queues,
-    /// [`INSTANCES`].
-    Instances,
-    /// [`SUPERVISOR`].
-    Supervisor,
-    /// [`SUCCESSORS`].
-    Successors,
-    /// [`FOREIGN`].
-    Foreign,
-    /// [`ASIDE`].
-    Aside,
-    /// Sorted set: what instances have set aside of an owner in a queue, by place in line.
-    AsideOf(WorkQueue, String),
-    /// [`CALLERS`].
-    Callers,
-    /// [`ALONE`].
-    Alone,
-    /// Sorted set: the contexts that take turns at instances of a type.
-    Turns(ScriptType),
-    /// Set: the queues in which jobs of a context wait.
-    Lines(ScriptType, ContextUid),
-    /// Sorted set: a context's jobs that wait in a queue.
-    Line(ContextUid, WorkQueue),
-    /// Hash: instances of a type that would take what comes.
-    Takers(ScriptType),
-    /// List: jobs that an instance was handed.
-    Handed(InstanceRef),
-}
+/// Makes of each row a constant with the name, or what it begins with, a local of the same name for Lua, a variant of
+/// [`SupervisorKey`], and the ways to write and to read it. What a name ends with are the parts of the variant, between colons. A
+/// row without a constant has its whole name in its part. Of two that begin alike, the longer one stands first.
+macro_rules! supervisor_keys {
+    ($(
+        $(#[$doc:meta])*
+        $($name:ident =)? $text:literal: $variant:ident $(($($part:ident: $type:ty),+))?;
+    )+) => {
+        $($(
+            #[doc = concat!("What the name of [`SupervisorKey::", stringify!($variant), "`] begins with; all of it where it has no parts.")]
+            pub const $name: &str = $text;
+        )?)+
 
-impl fmt::Display for SupervisorKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Job(key) => f.write_str(&job(*key)),
-            Self::Reply(key) => f.write_str(&reply(*key)),
-            Self::StopMark(key) => f.write_str(&stop_mark(*key)),
-            Self::Nonce(of) => f.write_str(&nonce::nonce_owner(of)),
-            Self::Request(id) => f.write_str(&request(id)),
-            Self::ContextBinding(context) => f.write_str(&context_binding(*context)),
-            Self::ContextJobs(context) => f.write_str(&context_jobs(*context)),
-            Self::BoundContexts(coordinator) => f.write_str(&bound_contexts(coordinator)),
-            Self::Claims(instance) => f.write_str(&claims(instance)),
-            Self::Presence(instance) => f.write_str(&presence(instance)),
-            Self::Work(queue) => queue.fmt(f),
-            Self::Unclaimed(queue) => f.write_str(&unclaimed(queue)),
-            Self::QueueStats(queue) => f.write_str(&queue_stats(queue)),
-            Self::Control(scope) => scope.fmt(f),
-            Self::Old(queue) => queue.fmt(f),
-            Self::OldWaiting(queue) => f.write_str(&old::old_waiting(queue)),
-            Self::OldClaims(queue) => f.write_str(&old::old_claims(queue)),
-            Self::OldNumbered(number) => write!(f, "{}{number}", old::OLD_NUMBERED_PREFIX),
-            Self::OldQueues => f.write_str(old::OLD_QUEUES),
-            Self::Done => f.write_str(DONE),
-            Self::Seq => f.write_str(SEQ),
-            Self::Queues => f.write_str(QUEUES),
-            Self::Instances => f.write_str(INSTANCES),
-            Self::Supervisor => f.write_str(SUPERVISOR),
-            Self::Successors => f.write_str(SUCCESSORS),
-            Self::Foreign => f.write_str(FOREIGN),
-            Self::Aside => f.write_str(ASIDE),
-            Self::AsideOf(queue, owner) => write!(f, "{ASIDE}:{queue} {owner}"),
-            Self::Callers => f.write_str(CALLERS),
-            Self::Alone => f.write_str(ALONE),
-            Self::Turns(of) => write!(f, "{TURNS_PREFIX}{of}"),
-            Self::Lines(of, context) => write!(f, "{LINES_PREFIX}{of}:{context}"),
-            Self::Line(context, queue) => write!(f, "{LINE_PREFIX}{context}:{queue}"),
-            Self::Takers(of) => write!(f, "{TAKERS_PREFIX}{of}"),
-            Self::Handed(instance) => f.write_str(&handed(instance)),
+        /// The names as Lua: a local for each, for scripts that make keys themselves.
+        pub const LUA_NAMES: &str = concat!($($("local ", stringify!($name), " = '", $text, "'\n",)?)+);
+
+        /// Tells what a key of a supervisor's Redis is about.
+        #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+        pub enum SupervisorKey {
+            $($(#[$doc])* $variant $(($($type),+))?,)+
         }
-    }
-}
 
-impl SupervisorKey {
-    /// Undoes `Display`; nothing for a text that no builder gives.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        match text {
-            DONE => return Some(Self::Done),
-            SEQ => return Some(Self::Seq),
-            QUEUES => return Some(Self::Queues),
-            INSTANCES => return Some(Self::Instances),
-            SUPERVISOR => return Some(Self::Supervisor),
-            SUCCESSORS => return Some(Self::Successors),
-            FOREIGN => return Some(Self::Foreign),
-            ASIDE => return Some(Self::Aside),
-            CALLERS => return Some(Self::Callers),
-            ALONE => return Some(Self::Alone),
-            old::OLD_QUEUES => return Some(Self::OldQueues),
-            _ => {}
-        }
-        type Parse = fn(&str) -> Option<SupervisorKey>;
-        let prefixes: [(&str, Parse); 19] = [
-            (old::OLD_WAITING_PREFIX, |rest| exact(rest).map(Self::OldWaiting)),
-            (old::OLD_NUMBERED_PREFIX, |rest| exact(rest).map(Self::OldNumbered)),
-            (REPLY_PREFIX, |rest| exact(rest).map(Self::Reply)),
-            (STOP_PREFIX, |rest| exact(rest).map(Self::StopMark)),
-            (NONCE_PREFIX, |rest| ActorNonce::parse(rest).map(Self::Nonce)),
-            (REQUEST_PREFIX, |rest| Some(Self::Request(rest.to_owned()))),
-            (BINDING_PREFIX, |rest| exact(rest).map(Self::ContextBinding)),
-            (CONTEXTS_PREFIX, |rest| root(rest).map(Self::BoundContexts)),
-            ("hero:jobs:", |rest| exact(rest).map(Self::ContextJobs)),
-            (CLAIMS_PREFIX, |rest| match rest.strip_prefix(old::OLD_WORKER_PREFIX) {
-                Some(queue) => OldQueue::parse(queue).map(Self::OldClaims),
-                None => InstanceRef::parse(rest).map(Self::Claims),
-            }),
-            (PRESENCE_PREFIX, |rest| InstanceRef::parse(rest).map(Self::Presence)),
-            (UNCLAIMED_PREFIX, |rest| exact(rest).map(Self::Unclaimed)),
-            ("hero:aside:", |rest| {
-                let (queue, owner) = rest.split_once(' ')?;
-                let is_one = !owner.is_empty() && !owner.contains(char::is_whitespace);
-                is_one.then_some(Self::AsideOf(exact(queue)?, owner.to_owned()))
-            }),
-            (TURNS_PREFIX, |rest| exact(rest).map(Self::Turns)),
-            (LINES_PREFIX, |rest| pair(rest).map(|(of, context)| Self::Lines(of, context))),
-            (LINE_PREFIX, |rest| pair(rest).map(|(context, queue)| Self::Line(context, queue))),
-            (TAKERS_PREFIX, |rest| exact(rest).map(Self::Takers)),
-            (HANDED_PREFIX, |rest| InstanceRef::parse(rest).map(Self::Handed)),
-            ("hero:meta:queue:stats:", |rest| exact(rest).map(Self::QueueStats)),
-        ];
-        for (prefix, parse) in prefixes {
-            if let Some(rest) = text.strip_prefix(prefix) {
-                return parse(rest);
+        impl SupervisorKey {
+            /// The names of all variants.
+            pub const VARIANTS: &[&str] = &[$(stringify!($variant)),+];
+
+            /// The name of this variant.
+            #[must_use]
+            #[expect(unused_variables, reason = "the parts have names so that they can be counted")]
+            pub const fn variant(&self) -> &'static str {
+                match self {
+                    $(Self::$variant $(($($part),+))? => stringify!($variant),)+
+                }
+            }
+
+            /// Undoes `Display`; nothing for a text that is no key.
+            #[must_use]
+            pub fn parse(text: &str) -> Option<Self> {
+                $(
+                    let parts = text.strip_prefix($text).and_then(<($($($type,)+)?) as Parts>::read);
+                    if let Some(($($($part,)+)?)) = parts {
+                        return Some(Self::$variant $(($($part),+))?);
+                    }
+                )+
+                None
+            }
+
+            /// A key of each variant.
+            #[cfg(test)]
+            pub(super) fn of_each(samples: &super::tests::Samples) -> Vec<Self> {
+                vec![$(Self::$variant $(($(<$type as super::tests::Sample>::of(samples)),+))?),+]
             }
         }
-        // Old queues and jobs share a prefix.
-        if let Some(key) = text.strip_prefix(JOB_PREFIX).and_then(exact) {
-            return Some(Self::Job(key));
+
+        impl Display for SupervisorKey {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(Self::$variant $(($($part),+))? => write_key(f, $text, &[$($($part),+)?]),)+
+                }
+            }
         }
-        let control = || ControlScope::parse(text).map(Self::Control);
-        exact(text).map(Self::Work).or_else(control).or_else(|| exact(text).map(Self::Old))
+    };
+}
+
+supervisor_keys! {
+    /// Stream: what the supervisor hears from its instances.
+    DONE = "hero:done": Done;
+    /// Counter: the place in line that the last queued job was given.
+    SEQ = "hero:seq": Seq;
+    /// Set: every work queue that was ever pushed to.
+    QUEUES = "hero:queues": Queues;
+    /// Set: every instance that ever joined and did not leave.
+    INSTANCES = "hero:instances": Instances;
+    /// Hash: who this supervisor is.
+    SUPERVISOR = "hero:supervisor": Supervisor;
+    /// Hash: roots of coordinators that have another root now, each with that.
+    SUCCESSORS = "hero:successors": Successors;
+    /// List: what others pushed into work queues, as `<queue> <entry>`, until the supervisor adopts or refuses it.
+    FOREIGN = "hero:foreign": Foreign;
+    /// Set: where something was set aside, and of whom, as `<queue> <owner>`.
+    ASIDE = "hero:aside": Aside;
+    /// Sorted set: what instances have set aside of an owner in a queue, by place in line.
+    ASIDE_OF = "hero:aside:": AsideOf(place: AsidePlace);
+    /// Sorted set: owners of jobs, by when one of theirs was last taken in.
+    CALLERS = "hero:callers": Callers;
+    /// Hash: of each script type the context whose jobs alone wait, or `*` while those of several do.
+    ALONE = "hero:alone": Alone;
+    /// Sorted set: the contexts that take turns at instances of a type, by the turns they have had.
+    TURNS = "hero:turns:": Turns(of: ScriptType);
+    /// Set: the queues in which jobs of a context wait for instances of a type.
+    LINES = "hero:lines:": Lines(of: ScriptType, context: ContextUid);
+    /// Sorted set: a context's jobs that wait in a queue, by place in line.
+    LINE = "hero:line:": Line(context: ContextUid, queue: WorkQueue);
+    /// Hash: instances of a type that have nothing to take, and would take what comes.
+    TAKERS = "hero:takers:": Takers(of: ScriptType);
+    /// List: jobs that an instance was handed and did not fetch.
+    HANDED = "hero:handed:": Handed(instance: InstanceRef);
+    /// Sorted set: jobs that workers of an old queue took and did not end.
+    OLD_CLAIMS = "hero:claims:legacy:": OldClaims(queue: OldQueue);
+    /// Sorted set: jobs that an instance claimed and did not end, by place in line.
+    CLAIMS = "hero:claims:": Claims(instance: InstanceRef);
+    /// String: an instance's presence as JSON; expires.
+    PRESENCE = "hero:meta:actor:inst:": Presence(instance: InstanceRef);
+    /// Sorted set: jobs that a queue was given and nobody claimed, by place in line.
+    UNCLAIMED = "hero:unclaimed:": Unclaimed(queue: WorkQueue);
+    /// Hash: depth, oldest age and throughput of a queue.
+    STATS = "hero:meta:queue:stats:": QueueStats(queue: WorkQueue);
+    /// String: a job that is not to be accepted any more.
+    STOP = "hero:stop:": StopMark(job: JobKey);
+    /// List: a job's result for whoever waits.
+    REPLY = "hero:q:reply:": Reply(job: JobKey);
+    /// String: the job that a signature of an actor belongs to, `<flow uid>-<job>`.
+    NONCE = "hero:nonce:": Nonce(of: ActorNonce);
+    /// String: the hash of what an operator asked for, by its request id.
+    REQUEST = "hero:request:": Request(id: String);
+    /// Hash: the coordinator that a context is bound to.
+    BINDING = "hero:uid:": ContextBinding(context: ContextUid);
+    /// Set: the contexts that are bound to a coordinator.
+    CONTEXTS = "hero:contexts:": BoundContexts(coordinator: Root);
+    /// Sorted set: a context's jobs that are still kept, by when they are forgotten.
+    JOBS = "hero:jobs:": ContextJobs(context: ContextUid);
+    /// Set: every old queue that jobs were pushed to and not all heard of since.
+    OLD_QUEUES = "hero:legacy": OldQueues;
+    /// Sorted set: what waits in an old queue, by place in line.
+    OLD_WAITING = "hero:legacy:": OldWaiting(queue: OldQueue);
+    /// Hash: a job as a `queue:<suffix>` names it, with a number of the supervisor's own. No caller has the number 0.
+    OLD_NUMBERED = "job:0:": OldNumbered(number: u64);
+    /// Hash: a job, everything about it.
+    JOB = "hero:job:": Job(job: JobKey);
+    /// List: jobs that wait.
+    "": Work(queue: WorkQueue);
+    /// List: commands for instances.
+    "": Control(scope: ControlScope);
+    /// List: what old workers pop.
+    "": Old(queue: OldQueue);
+}
+
+/// The root key of a coordinator: 64 hex digits in small letters.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Root(String);
+
+impl Root {
+    /// Undoes `Display`; nothing for another text.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        is_key(text).then(|| Self(text.to_owned()))
     }
 }
 
-/// A root key: 64 hex digits in small letters.
-fn root(text: &str) -> Option<String> {
-    is_key(text).then(|| text.to_owned())
+impl Display for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Where jobs were set aside, and whose: written `<queue> <owner>`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct AsidePlace {
+    /// The queue that they wait in.
+    pub queue: WorkQueue,
+    /// Who has as many slots as one may have.
+    pub owner: String,
+}
+
+impl AsidePlace {
+    /// Undoes `Display`; nothing for another text.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (queue, owner) = text.split_once(' ')?;
+        let is_one = !owner.is_empty() && !owner.contains(char::is_whitespace);
+        is_one.then_some(Self { queue: exact(queue)?, owner: owner.to_owned() })
+    }
+}
+
+impl Display for AsidePlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.queue, self.owner)
+    }
+}
+
+fn write_key(f: &mut fmt::Formatter<'_>, begin: &str, parts: &[&dyn Display]) -> fmt::Result {
+    f.write_str(begin)?;
+    for (n, part) in parts.iter().enumerate() {
+        let colon = if n == 0 { "" } else { ":" };
+        write!(f, "{colon}{part}")?;
+    }
+    Ok(())
+}
+
+/// One part of what a name ends with.
+trait Part: Sized {
+    fn read(text: &str) -> Option<Self>;
+}
+
+macro_rules! parts {
+    ($($type:ty = $read:expr),+ $(,)?) => {
+        $(impl Part for $type {
+            fn read(text: &str) -> Option<Self> {
+                $read(text)
+            }
+        })+
+    };
+}
+
+parts! {
+    ActorNonce = Self::parse,
+    AsidePlace = Self::parse,
+    ContextUid = exact,
+    ControlScope = Self::parse,
+    InstanceRef = Self::parse,
+    JobKey = exact,
+    OldQueue = Self::parse,
+    Root = Self::parse,
+    ScriptType = exact,
+    String = exact,
+    WorkQueue = exact,
+    u64 = exact,
+}
+
+/// All that a name ends with; a colon follows the first part of two, which has none in it.
+trait Parts: Sized {
+    fn read(text: &str) -> Option<Self>;
+}
+
+impl Parts for () {
+    fn read(text: &str) -> Option<Self> {
+        text.is_empty().then_some(())
+    }
+}
+
+impl<A: Part> Parts for (A,) {
+    fn read(text: &str) -> Option<Self> {
+        A::read(text).map(|part| (part,))
+    }
+}
+
+impl<A: Part, B: Part> Parts for (A, B) {
+    fn read(text: &str) -> Option<Self> {
+        let (a, b) = text.split_once(':')?;
+        Some((A::read(a)?, B::read(b)?))
+    }
 }

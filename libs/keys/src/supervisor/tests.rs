@@ -1,6 +1,6 @@
 use super::*;
 use crate::nonce::ActorNonce;
-use crate::old::OldQueue;
+use crate::old::{self, OldQueue};
 use model::id::Uid;
 use model::{Attempt, FlowUid, JobId};
 use proptest::prelude::*;
@@ -41,63 +41,63 @@ fn any_old() -> impl Strategy<Value = OldQueue> {
     })
 }
 
-/// Queues of others, and those of ours that they may work at.
-fn any_shared() -> impl Strategy<Value = OldQueue> {
-    let ours = any_queue().prop_filter_map("only ours know it", |queue| OldQueue::parse(&queue.to_string()));
-    prop_oneof![any_old(), ours]
+/// What parts of keys are made of in a test.
+#[derive(Debug)]
+pub(super) struct Samples {
+    bits: (u128, u128),
+    job: JobKey,
+    queue: WorkQueue,
+    instance: InstanceRef,
+    old: OldQueue,
+    is_of_all: bool,
+}
+
+/// A part of a key, made of samples.
+pub(super) trait Sample {
+    fn of(samples: &Samples) -> Self;
+}
+
+macro_rules! samples {
+    ($($type:ty = |$samples:ident| $made:expr),+ $(,)?) => {
+        $(impl Sample for $type {
+            fn of($samples: &Samples) -> Self {
+                $made
+            }
+        })+
+    };
+}
+
+samples! {
+    ActorNonce = |s| Self { signer: format!("{:064x}", s.bits.0), nonce: Uid::from_bits(s.bits.1) },
+    AsidePlace = |s| Self { queue: s.queue.clone(), owner: format!("{:064x}/{}", s.bits.0, s.bits.1) },
+    ContextUid = |s| s.job.context,
+    ControlScope = |s| {
+        if s.is_of_all { Self::Type(s.instance.script_type) } else { Self::Instance(s.instance.clone()) }
+    },
+    InstanceRef = |s| s.instance.clone(),
+    JobKey = |s| s.job,
+    OldQueue = |s| s.old.clone(),
+    Root = |s| Self::parse(&format!("{:064x}", s.bits.0)).expect("made of hex digits"),
+    ScriptType = |s| s.instance.script_type,
+    String = |s| format!("{}-{}", s.bits.0, s.bits.1),
+    WorkQueue = |s| s.queue.clone(),
+    u64 = |s| s.job.job.0.into(),
 }
 
 fn any_key() -> impl Strategy<Value = SupervisorKey> {
-    use SupervisorKey as K;
     let uids = (0_u128..3, 0_u128..3, 0_u32..3, 0_u32..3);
-    (0_u8..36, uids, any_queue(), any_instance(), any_old(), any_shared()).prop_map(
-        |(kind, (a, b, job, attempt), queue, at, old, shared)| {
-            let key = JobKey {
-                context: ContextUid(Uid::from_bits(a)),
-                flow: FlowUid(Uid::from_bits(b)),
-                job: JobId(job),
-                attempt: Attempt(attempt),
-            };
-            match kind {
-                0 => K::Job(key),
-                1 => K::Reply(key),
-                2 => K::StopMark(key),
-                3 => K::ContextBinding(key.context),
-                4 => K::ContextJobs(key.context),
-                5 => K::Claims(at),
-                6 => K::Presence(at),
-                7 => K::Work(queue),
-                8 => K::Unclaimed(queue),
-                9 => K::QueueStats(queue),
-                10 => K::Control(ControlScope::Type(at.script_type)),
-                11 => K::Control(ControlScope::Instance(at)),
-                12 => K::Done,
-                13 => K::Seq,
-                14 => K::Queues,
-                15 => K::Instances,
-                16 => K::Old(old),
-                17 => K::OldWaiting(old),
-                18 => K::OldClaims(shared),
-                19 => K::OldNumbered(job.into()),
-                20 => K::OldQueues,
-                21 => K::Nonce(ActorNonce { signer: format!("{a:064x}"), nonce: Uid::from_bits(b) }),
-                22 => K::BoundContexts(format!("{a:064x}")),
-                23 => K::Successors,
-                24 => K::Request(format!("{a}-{b}")),
-                25 => K::AsideOf(queue, format!("{a:064x}/{b}")),
-                26 => K::Aside,
-                27 => K::Callers,
-                28 => K::Foreign,
-                29 => K::Alone,
-                30 => K::Turns(at.script_type),
-                31 => K::Lines(at.script_type, key.context),
-                32 => K::Line(key.context, queue),
-                33 => K::Takers(at.script_type),
-                34 => K::Handed(at),
-                _ => K::Supervisor,
-            }
-        },
-    )
+    let parts = (uids, any_queue(), any_instance(), any_old(), any::<bool>());
+    (0..SupervisorKey::VARIANTS.len(), parts).prop_map(|(variant, parts)| {
+        let ((a, b, job, attempt), queue, instance, old, is_of_all) = parts;
+        let job = JobKey {
+            context: ContextUid(Uid::from_bits(a)),
+            flow: FlowUid(Uid::from_bits(b)),
+            job: JobId(job),
+            attempt: Attempt(attempt),
+        };
+        let samples = Samples { bits: (a, b), job, queue, instance, old, is_of_all };
+        SupervisorKey::of_each(&samples).swap_remove(variant)
+    })
 }
 
 proptest! {
@@ -118,6 +118,22 @@ proptest! {
             prop_assert_eq!(key.to_string(), text);
         }
     }
+}
+
+#[test]
+fn builders_write_what_the_table_says() {
+    let ours = OldQueue::parse("hero:q:work:type:shell").expect("open to others");
+    for queue in [ours, OldQueue::parse("queue:python").expect("an old queue")] {
+        let key = old::old_claims(&queue);
+        assert_eq!(SupervisorKey::parse(&key), Some(SupervisorKey::OldClaims(queue.clone())));
+        assert_eq!(key, format!("{CLAIMS}{}", queue.worker()), "as scripts make it");
+        assert_eq!(SupervisorKey::parse(&old::old_waiting(&queue)), Some(SupervisorKey::OldWaiting(queue)));
+    }
+    let at = InstanceRef::parse("shell:default:1").expect("an instance");
+    assert_eq!(SupervisorKey::parse(&presence(&at)), Some(SupervisorKey::Presence(at.clone())));
+    assert_eq!(SupervisorKey::parse(&claims(&at)), Some(SupervisorKey::Claims(at.clone())));
+    assert_eq!(SupervisorKey::parse(&handed(&at)), Some(SupervisorKey::Handed(at)));
+    assert!(LUA_NAMES.contains("local CLAIMS = 'hero:claims:'\n"), "{LUA_NAMES}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::confirm::REPLICA;
 use crate::{RAISE, open};
 
 static HINT: Script =
-    Script::new("hint", "redis.call('PUBLISH', ARGV[1], 'x') return redis.call('INCR', KEYS[1])");
+    Script::new("hint", &["redis.call('PUBLISH', ARGV[1], 'x') return redis.call('INCR', KEYS[1])"]);
 
 /// Tags that are served by three nodes.
 const TAGS: [&str; 6] = ["1", "2", "3", "4", "5", "6"];

@@ -12,8 +12,10 @@ use testkit::{Fault, FaultProxy, PATIENCE, RedisServer, Target, wait_until};
 
 static RAISE: Script = Script::new(
     "raise",
-    "if ARGV[1] == 'no' then return redis.error_reply('STALE revision ' .. ARGV[2]) end
-     return redis.call('INCRBY', KEYS[1], ARGV[1])",
+    &[
+        "if ARGV[1] == 'no' then return redis.error_reply('STALE revision ' .. ARGV[2]) end\n",
+        "return redis.call('INCRBY', KEYS[1], ARGV[1])",
+    ],
 );
 
 fn open(url: &str) -> Kv {

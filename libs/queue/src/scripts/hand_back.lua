@@ -11,7 +11,7 @@ for _, key in ipairs(keys) do
     if old[1] then
       redis.pcall('LPUSH', old[1], old[2])
       redis.call('DEL', job)
-      redis.call('ZREM', 'hero:jobs:' .. old[3], key)
+      redis.call('ZREM', JOBS .. old[3], key)
     else
       redis.call('HSET', job, 'state', 'returned', 'status', 'returned', 'ended_at', now())
       tell(key, 'returned', '{"kind":"returned"}')

@@ -1,36 +1,10 @@
--- Shared by every script: names of keys (checked against libs/keys by a test), the clock, events.
+-- Shared by every script, behind the names of keys, which libs/keys writes as Lua: the clock, events. Names of fields stand here, and
+-- are compared with libs/keys by a test.
 -- A supervisor's Redis is never a cluster, so keys may be derived here.
 -- Where a job stands is its `state`. `status` says the same for other readers, and old workers write it.
-local DONE = 'hero:done'
-local SEQ = 'hero:seq'
-local QUEUES = 'hero:queues'
-local INSTANCES = 'hero:instances'
-local SUPERVISOR = 'hero:supervisor'
-local SUCCESSORS = 'hero:successors'
-local ASIDE = 'hero:aside'
-local FOREIGN = 'hero:foreign'
 local OPEN = 'open_queues'
-local CALLERS = 'hero:callers'
-local ALONE = 'hero:alone'
-local BINDING = 'hero:uid:'
-local CONTEXTS = 'hero:contexts:'
 local NODE = 'node:'
-local JOB = 'hero:job:'
-local UNCLAIMED = 'hero:unclaimed:'
-local TURNS = 'hero:turns:'
-local LINES = 'hero:lines:'
-local LINE = 'hero:line:'
-local TAKERS = 'hero:takers:'
-local HANDED = 'hero:handed:'
-local CLAIMS = 'hero:claims:'
-local STOP = 'hero:stop:'
-local REPLY = 'hero:q:reply:'
-local PRESENCE = 'hero:meta:actor:inst:'
-local STATS = 'hero:meta:queue:stats:'
-local OLD_QUEUES = 'hero:legacy'
-local OLD_WAITING = 'hero:legacy:'
 local OLD_WORKER = 'legacy:'
-local OLD_NUMBERED = 'job:0:'
 
 -- Lets the rest of this script write where Redis is at `maxmemory` too: for what frees memory, ends a job or keeps alive what
 -- there is. Redis refuses a script whose first write may take memory; this one takes none, and changes nothing.
@@ -165,13 +139,13 @@ local function set_aside(key, queue, owner, seq)
   hold_takers(type_of(queue))
   redis.call('HSET', JOB .. key, 'aside', 1)
   redis.call('SADD', ASIDE, queue .. ' ' .. owner)
-  redis.call('ZADD', ASIDE .. ':' .. queue .. ' ' .. owner, seq, key)
+  redis.call('ZADD', ASIDE_OF .. queue .. ' ' .. owner, seq, key)
 end
 
 -- The first of what was set aside of an owner in a queue.
 local function next_aside(queue, owner)
   local place = queue .. ' ' .. owner
-  local key = redis.call('ZPOPMIN', ASIDE .. ':' .. place)[1]
+  local key = redis.call('ZPOPMIN', ASIDE_OF .. place)[1]
   if not key then redis.call('SREM', ASIDE, place) end
   return key
 end
@@ -182,7 +156,7 @@ local function offer_aside(owner)
   for _, place in ipairs(redis.call('SMEMBERS', ASIDE)) do
     local queue, whose = string.match(place, '^(%S+) (%S+)$')
     -- It stays where it is as well: whoever looks there first takes it from there, in its order.
-    local key = whose == owner and redis.call('ZRANGE', ASIDE .. ':' .. place, 0, 0)[1]
+    local key = whose == owner and redis.call('ZRANGE', ASIDE_OF .. place, 0, 0)[1]
     if key then
       hold_takers(type_of(queue))
       redis.call('LPUSH', queue, key)
@@ -199,7 +173,7 @@ local function keep_end(key, context, secs)
   redis.call('HDEL', job, 'job', 'script', 'env_vars', 'grants', 'again')
   redis.call('EXPIRE', job, secs)
   local time = tonumber(read_clock()[1])
-  local jobs = 'hero:jobs:' .. context
+  local jobs = JOBS .. context
   redis.call('ZADD', jobs, time + secs, key)
   if not trimmed[context] then redis.call('ZREMRANGEBYSCORE', jobs, '-inf', time) end
   trimmed[context] = true
@@ -208,7 +182,7 @@ end
 -- Nobody asks for an attempt any more. Should it come late it is refused for a while.
 local function forget_end(key, context, secs)
   redis.call('DEL', JOB .. key, REPLY .. key)
-  redis.call('ZREM', 'hero:jobs:' .. context, key)
+  redis.call('ZREM', JOBS .. context, key)
   redis.call('SET', STOP .. key, '0', 'EX', secs)
 end
 
@@ -226,7 +200,7 @@ local function answer_old(old, id, status, output, result, error)
     redis.pcall('HSET', old, 'status', word, 'output', output, 'result', result, 'error', error,
       'updated_at', read_clock()[1])
   end
-  for _, list in ipairs({'hero:q:reply:' .. id, 'hero:reply:' .. id}) do
+  for _, list in ipairs({REPLY .. id, 'hero:reply:' .. id}) do
     redis.pcall('RPUSH', list, reply)
     redis.pcall('EXPIRE', list, 3600)
   end

@@ -19,7 +19,7 @@ while left > 0 do
       return {0, '', '', contexts, jobs}
     end
   end
-  local part = redis.call('ZSCAN', 'hero:jobs:' .. context, place, 'COUNT', left)
+  local part = redis.call('ZSCAN', JOBS .. context, place, 'COUNT', left)
   place, left = part[1], left - 1 - #part[2] / 2
   for i = 1, #part[2], 2 do
     local job = JOB .. part[2][i]
