@@ -279,15 +279,22 @@ impl std::fmt::Debug for Conversation {
     }
 }
 
-/// On a bus envelopes travel as JSON.
+/// On a bus envelopes travel as JSON, within one program as they are.
 impl Guard for Conversation {
     fn seal(&self, payload: Bytes) -> Result<Bytes, String> {
-        let said = self.say(&payload, Timestamp::now());
-        said.map(|envelope| envelope.to_json()).map_err(|refusal| refusal.to_string())
+        let said = self.say(&payload, Timestamp::now()).map_err(|refusal| refusal.to_string())?;
+        Ok(match self.proof {
+            Proof::Signature => said.to_json(),
+            Proof::Transport => said.to_bare(),
+        })
     }
 
     fn open(&self, payload: &Bytes) -> Result<Bytes, Refused> {
-        Self::open(self, Envelope::from_json(payload), Timestamp::now())
+        let envelope = match self.proof {
+            Proof::Signature => Envelope::from_json(payload),
+            Proof::Transport => Envelope::from_bare(statement::PAYLOAD_TYPE, payload),
+        };
+        Self::open(self, envelope, Timestamp::now())
     }
 }
 
@@ -341,6 +348,22 @@ mod tests {
         let there = conversation(&other).within_one_program();
         assert_eq!(there.hear(&said, NOW).expect("said by a part of the same program"), b"[1]"[..]);
         assert_eq!(there.hear(&said, NOW), Err(Refusal::Replayed), "all else stays");
+    }
+
+    #[test]
+    fn within_one_program_an_envelope_is_not_written_as_json() {
+        let (one, other) = (voice(), voice());
+        let conversation = |voice: &Arc<Voice>| Conversation::new(Arc::clone(voice), ignored());
+        let here = conversation(&one).with_name(other.root().to_string()).within_one_program();
+        let said = here.seal(Bytes::from_static(b"[1]")).expect("JSON");
+        assert!(said.starts_with(one.root().to_string().as_bytes()), "{said:?}");
+        assert!(Guard::open(&conversation(&other), &said).is_err(), "no bus carries this");
+        let there = conversation(&other).within_one_program();
+        assert_eq!(Guard::open(&there, &said).ok().as_deref(), Some(&b"[1]"[..]));
+        for broken in [&said[..63], &said[..64], b"", &[0xff; 100]] {
+            let broken = Bytes::copy_from_slice(broken);
+            assert!(Guard::open(&conversation(&other).within_one_program(), &broken).is_err());
+        }
     }
 
     #[test]

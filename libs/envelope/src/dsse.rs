@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Refusal, object};
 
+/// The length of a key as its hex digits.
+const KEY_ID_BYTES: usize = 64;
+
 /// Bytes, what they are, and who has signed them.
 ///
 /// On a bus it travels as JSON, `{"payloadType", "payload", "signatures": [{"keyid", "sig"}]}` with base64; the key's
@@ -121,6 +124,29 @@ impl Envelope {
         let signatures = text.signatures.iter().map(|one| Ok((one.keyid.clone(), decode(&one.sig)?)));
         let signatures = signatures.collect::<Result<_, Refusal>>()?;
         Self::from_parts(text.payload_type, decode(&text.payload)?, signatures)
+    }
+}
+
+/// An envelope without a signature, for a way within one program: the key that speaks, and the bytes.
+impl Envelope {
+    /// Its key id, which has [`KEY_ID_BYTES`], and behind it the bytes as they are.
+    pub(crate) fn to_bare(&self) -> Bytes {
+        [self.key_id.as_bytes(), &self.payload].concat().into()
+    }
+
+    /// Undoes [`Envelope::to_bare`].
+    ///
+    /// # Errors
+    /// [`Refusal::Malformed`] when it is too short, or does not begin with a key id.
+    pub(crate) fn from_bare(payload_type: &str, bare: &Bytes) -> Result<Self, Refusal> {
+        let key_id = bare.get(..KEY_ID_BYTES).and_then(|text| std::str::from_utf8(text).ok());
+        let key_id = key_id.ok_or_else(|| Refusal::Malformed("it does not begin with a key".to_owned()))?;
+        Ok(Self {
+            payload_type: payload_type.to_owned(),
+            payload: bare.slice(KEY_ID_BYTES..),
+            key_id: key_id.to_owned(),
+            signature: Bytes::new(),
+        })
     }
 }
 
