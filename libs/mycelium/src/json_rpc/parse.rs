@@ -101,6 +101,12 @@ pub fn parse(payload: &[u8]) -> Result<Payload, ParseError> {
         }
         return Ok(Payload::Batch(members.into_iter().map(member).collect()));
     }
+    // Mostly it is a message, and read once.
+    if first == Some(&b'{')
+        && let Ok(parsed) = serde_json::from_slice(payload)
+    {
+        return Ok(Payload::Single(checked(parsed)));
+    }
     let raw: &RawValue = serde_json::from_slice(payload).map_err(not_json)?;
     Ok(Payload::Single(member(raw)))
 }
@@ -169,10 +175,10 @@ fn member(raw: &RawValue) -> Result<Message, Invalid> {
     if !text.starts_with('{') {
         return Err(Invalid { id: None, problem: "a message is an object".to_owned() });
     }
-    let parsed: Raw<'_> = match serde_json::from_str(text) {
-        Ok(parsed) => parsed,
-        Err(error) => return Err(Invalid { id: None, problem: told(&error) }),
-    };
+    serde_json::from_str(text).map_err(|error| Invalid { id: None, problem: told(&error) }).and_then(checked)
+}
+
+fn checked(parsed: Raw<'_>) -> Result<Message, Invalid> {
     let Raw { jsonrpc, id, method, params, result, error } = parsed;
     let id = id.map(read_id).transpose().map_err(|problem| Invalid { id: None, problem })?;
     let invalid = |problem: &str| Invalid { id: id.clone().flatten(), problem: problem.to_owned() };
