@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use model::{ContextId, FlowId, JobKey, RunnerId};
+use model::{ContextId, ExecutionHead, FlowId, JobKey, RunnerId};
 use proto::internal::v1::HeldMessage;
-use serde::Deserialize;
 use tokio::time::Instant;
 
 use crate::lanes::LaneKey;
@@ -80,12 +79,6 @@ pub struct BadMessage {
     pub source: serde_json::Error,
 }
 
-/// The part of an execution that the router needs.
-#[derive(Deserialize)]
-struct Head {
-    job_key: JobKey,
-}
-
 impl Message {
     /// Reads what storage gave; the deadline is the caller's to compute.
     ///
@@ -106,11 +99,7 @@ impl Message {
         let nodes: Result<Vec<_>, _> = nodes
             .into_iter()
             .map(|json| {
-                serde_json::from_slice::<Head>(&json).map(|head| Node {
-                    key: head.job_key,
-                    json,
-                    arrived: false,
-                })
+                ExecutionHead::read(&json).map(|head| Node { key: head.job_key, json, arrived: false })
             })
             .collect();
         let nodes = nodes.map_err(|source| BadMessage { message: message_key.clone(), source })?;

@@ -1,5 +1,7 @@
 //! What travels to a supervisor for one attempt, and what comes back.
 
+mod head;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +16,8 @@ use crate::name::Name;
 use crate::reason::{Reason, ReasonCode};
 use crate::script_type::ScriptType;
 use crate::time::Timestamp;
+
+pub use self::head::{Beginning, ExecutionHead};
 
 /// Bytes that an attempt needs: by hash, and inline where they are small enough.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,14 +94,17 @@ impl Execution {
     /// hash refuses it: an attempt never changes.
     #[must_use]
     pub fn content_hash(&self) -> BlobHash {
+        let is_inline = self.files.values().any(|file| file.inline.is_some());
+        if !is_inline && self.traceparent.is_none() {
+            return BlobHash::of(&serde_json::to_vec(self).unwrap_or_default());
+        }
         // Whether bytes travel inline must not matter, so their base64 is left out.
         let mut bare = self.clone();
         for file in bare.files.values_mut() {
             file.inline = None;
         }
         bare.traceparent = None;
-        let json = serde_json::to_vec(&bare).unwrap_or_default();
-        BlobHash::of(&json)
+        bare.content_hash()
     }
 }
 

@@ -6,12 +6,11 @@ use futures_util::future::join_all;
 use model::execution::Outcome;
 use model::supervision::{JobAccepted, method};
 use model::{
-    AttemptEnd, ContextId, FlowId, FlowUid, JobKey, NodeReport, Reason, ReasonCode, ReportKind, ReportSource,
+    AttemptEnd, ContextId, ExecutionHead, FlowUid, NodeReport, Reason, ReasonCode, ReportKind, ReportSource,
     Timestamp,
 };
 use mycelium::{Call, CallError, Form, RpcError};
 use proto::internal::v1 as wire;
-use serde::Deserialize;
 use serde_json::value::RawValue;
 use service::{Ticket, crash_point};
 use tokio::time::Instant;
@@ -19,7 +18,7 @@ use tokio::time::Instant;
 use crate::error::PeerError;
 use crate::front::Desk;
 use crate::inline::Inliner;
-use crate::plain_delivery;
+use crate::plain_delivery::{self, Job, patience_with};
 use crate::routers::Answers;
 
 /// What is told of a refusal, at most.
@@ -27,32 +26,13 @@ const ERROR_CHARS_MAX: usize = 600;
 /// How long a delivery waits for a conversation to stand.
 pub(crate) const CONNECT_WAIT: Duration = Duration::from_secs(2);
 
-/// What has to be known of an execution to report about it.
-#[derive(Debug, Clone, Copy, Deserialize)]
-pub(crate) struct Head {
-    pub(crate) job_key: JobKey,
-    context_id: ContextId,
-    flow_id: FlowId,
-    /// How long it may run; 0 for as long as it likes.
-    #[serde(default)]
-    pub(crate) timeout_secs: u32,
-}
-
-impl Head {
-    /// What is reported of it.
-    pub(crate) fn report(self, source: &ReportSource, kind: ReportKind) -> NodeReport {
-        let Self { job_key, context_id, flow_id, timeout_secs: _ } = self;
-        NodeReport { job_key, context_id, flow_id, source: Some(source.clone()), kind }
-    }
-}
-
 /// What is sent in its order: the executions of one flow to one address.
 pub type Order = (String, Option<FlowUid>);
 
 /// In which order a delivery is sent. A message has executions of one flow only.
 #[must_use]
 pub fn order_of(deliver: &wire::Deliver) -> Order {
-    let first = deliver.nodes.first().and_then(|json| serde_json::from_slice::<Head>(json).ok());
+    let first = deliver.nodes.first().and_then(|json| ExecutionHead::read(json).ok());
     (deliver.address.clone(), first.map(|head| head.job_key.flow))
 }
 
@@ -130,20 +110,26 @@ async fn try_deliver(
     desk.peers.check_context(&address, ContextId(context_id))?;
     crash_point("gateway.delivering");
     let source = ReportSource { address, topic };
+    let is_plain = desk.peers.form(&source.address) == Form::Plain;
 
     let mut inliner = Inliner::new(desk.store.clone(), ContextId(context_id), context_uid);
     let (mut heads, mut calls) = (Vec::with_capacity(nodes.len()), Vec::with_capacity(nodes.len()));
+    let mut patiences = Vec::new();
     for json in nodes {
+        if is_plain {
+            patiences.push(patience_with(&json).map_err(|error| passing(error.to_string()))?);
+        }
         let (head, call) = call(&inliner.fill(json).await).map_err(|error| passing(error.to_string()))?;
         heads.push(head);
         calls.push(call.of_context(context_id));
     }
     turn.served().await;
-    if desk.peers.form(&source.address) == Form::Plain {
+    if is_plain {
         // Its answers may be results: nobody waits for their turn behind those.
         drop(turn);
-        let jobs = heads.into_iter().zip(calls).collect();
-        return plain_delivery::deliver(desk, answers, &peer, &source, jobs, deadline).await;
+        let calls = calls.into_iter().zip(patiences);
+        let jobs = heads.into_iter().zip(calls).map(|(head, (call, patience))| Job { head, call, patience });
+        return plain_delivery::deliver(desk, answers, &peer, &source, jobs.collect(), deadline).await;
     }
     let sent = tokio::time::timeout_at(deadline, peer.send_batch_until(calls, Some(deadline))).await;
     let sent = sent.map_err(|_| passing(CallError::TimedOut.to_string()))?;
@@ -170,11 +156,11 @@ fn heard(
     desk: &Desk,
     answers: &Answers,
     source: &ReportSource,
-    outcomes: impl Iterator<Item = (Head, Result<Box<RawValue>, CallError>)>,
+    outcomes: impl Iterator<Item = (ExecutionHead, Result<Box<RawValue>, CallError>)>,
 ) -> Result<(Vec<NodeReport>, Refused), Failed> {
     let mut unanswered = None;
     let (mut refusals, mut refused) = (Vec::new(), Refused::default());
-    let mut refuse = |head: &Head, kind, told: String| {
+    let mut refuse = |head: &ExecutionHead, kind, told: String| {
         if refusals.is_empty() {
             refused.first = told;
         }
@@ -210,8 +196,8 @@ fn heard(
     }
 }
 
-fn call(json: &[u8]) -> Result<(Head, Call), serde_json::Error> {
-    let head: Head = serde_json::from_slice(json)?;
+fn call(json: &[u8]) -> Result<(ExecutionHead, Call), serde_json::Error> {
+    let head = ExecutionHead::read(json)?;
     let raw: &RawValue = serde_json::from_slice(json)?;
     Ok((head, Call::raw(method::JOB_RUN, raw.to_owned())))
 }

@@ -4,13 +4,14 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use model::{JobKey, NodeReport, ReportKind, ReportSource};
+use model::{ExecutionHead, JobKey, NodeReport, ReportKind, ReportSource};
 use mycelium::{Call, CallError, Peer};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::delivery::{Failed, Head, Refused, passing, refusal, told};
+use crate::delivery::{Failed, Refused, passing, refusal, told};
 use crate::front::Desk;
 use crate::plain::{self, Sent};
 use crate::routers::{Answers, Said};
@@ -41,18 +42,28 @@ enum Told {
     NotSent(String),
 }
 
+/// A job that is to be delivered.
+pub(crate) struct Job {
+    /// Which attempt.
+    pub(crate) head: ExecutionHead,
+    /// What is sent.
+    pub(crate) call: Call,
+    /// How long its answer may take.
+    pub(crate) patience: Duration,
+}
+
 /// Delivers jobs to a plain supervisor. When all of them were sent, what was answered has been acknowledged as reports when this returns.
 pub(crate) async fn deliver(
     desk: &Desk,
     answers: &Answers,
     peer: &Peer,
     source: &ReportSource,
-    jobs: Vec<(Head, Call)>,
+    jobs: Vec<Job>,
     deadline: Instant,
 ) -> Result<Refused, Failed> {
-    let jobs = jobs.into_iter().map(|(head, call)| async move {
-        (head, deliver_one(desk, peer, source, (head, call), deadline).await)
-    });
+    let jobs = jobs
+        .into_iter()
+        .map(|job| async move { (job.head, deliver_one(desk, peer, source, job, deadline).await) });
     let (mut reports, mut not_sent, mut refused) = (Vec::new(), None, Refused::default());
     for (head, became) in join_all(jobs).await {
         match became {
@@ -101,7 +112,7 @@ async fn deliver_one(
     desk: &Desk,
     peer: &Peer,
     source: &ReportSource,
-    (head, call): (Head, Call),
+    Job { head, call, patience }: Job,
     deadline: Instant,
 ) -> Told {
     match desk.sent.begin(head.job_key, &source.address) {
@@ -120,7 +131,7 @@ async fn deliver_one(
     };
     let passage = batch.passage();
     let (answer, mut answered) = oneshot::channel();
-    let until = Instant::now() + head.patience();
+    let until = Instant::now() + patience;
     let waiting = tokio::spawn(wait(desk.clone(), source.clone(), head, batch, until, answer));
     let mut outcome =
         tokio::time::timeout_at(deadline.min(Instant::now() + ANSWER_WAIT), &mut answered).await.ok();
@@ -155,7 +166,7 @@ fn is_open(error: &CallError) -> bool {
 }
 
 /// What an outcome means for its attempt; nothing when the supervisor has not decided about it.
-fn meaning(desk: &Desk, source: &ReportSource, head: Head, outcome: &Outcome) -> Option<ReportKind> {
+fn meaning(desk: &Desk, source: &ReportSource, head: ExecutionHead, outcome: &Outcome) -> Option<ReportKind> {
     match outcome {
         Ok(answer) => {
             let kind = plain::read(answer.get(), head.job_key, &desk.peers.name_of(&source.address));
@@ -175,7 +186,7 @@ fn meaning(desk: &Desk, source: &ReportSource, head: Head, outcome: &Outcome) ->
 async fn wait(
     desk: Desk,
     source: ReportSource,
-    head: Head,
+    head: ExecutionHead,
     batch: mycelium::json_rpc::SentBatch,
     until: Instant,
     answer: oneshot::Sender<Outcome>,
@@ -200,12 +211,21 @@ async fn wait(
     }
 }
 
-impl Head {
-    /// How long the answer to its job may take.
-    fn patience(&self) -> Duration {
-        match self.timeout_secs {
-            0 => ANSWER_WAIT_MAX,
-            secs => Duration::from_secs(secs.into()) + ANSWER_SLACK,
-        }
+/// How long the answer to an execution may take.
+///
+/// # Errors
+/// When it is none. All of it is read: of two job keys a supervisor of others may take the other one.
+pub(crate) fn patience_with(json: &[u8]) -> Result<Duration, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Timed {
+        #[serde(rename = "job_key")]
+        _job_key: JobKey,
+        /// How long it may run; 0 for as long as it likes.
+        #[serde(default)]
+        timeout_secs: u32,
     }
+    Ok(match serde_json::from_slice::<Timed>(json)?.timeout_secs {
+        0 => ANSWER_WAIT_MAX,
+        secs => Duration::from_secs(secs.into()) + ANSWER_SLACK,
+    })
 }

@@ -8,14 +8,13 @@ use model::supervision::{
     ContextDrop, Done, JOBS_FORGET_MAX, JobAccepted, JobLogs, JobQuery, JobStatus, JobStop, JobStopped,
     JobsForget, STATE_UNKNOWN, method,
 };
-use model::{ContextUid, Execution, FlowUid, Grants, JobKey, ScriptSource};
+use model::{ContextUid, Execution, ExecutionHead, FlowUid, Grants, JobKey, ScriptSource};
 use mycelium::PublicKey;
 use mycelium::json_rpc::{
     Answer, Handler, INVALID_PARAMS, METHOD_NOT_FOUND, Peer, Request, RpcError, answer,
 };
 use queue::{Condition, Offer, Refusal, StopOutcome, Supervisor as Queue};
 use sandbox::room::Floors;
-use serde::Deserialize;
 use service::{Sequencer, Ticket, crash_point};
 
 use crate::admission::{admit, disk_full, known_or, without_room};
@@ -165,12 +164,10 @@ fn first_flow(requests: &[Request]) -> Option<FlowUid> {
 
 /// The attempt that a request wants run; nothing for one that wants something else.
 fn job_to_run(request: &Request) -> Option<JobKey> {
-    #[derive(Deserialize)]
-    struct Head {
-        job_key: JobKey,
+    if request.method != method::JOB_RUN {
+        return None;
     }
-    let head: Option<Head> = (request.method == method::JOB_RUN).then(|| request.read().ok())?;
-    head.map(|head| head.job_key)
+    Some(ExecutionHead::read(request.params.get().as_bytes()).ok()?.job_key)
 }
 
 impl Work {

@@ -33,7 +33,9 @@ fn key(job: u32) -> JobKey {
 }
 
 fn held(message: u32, jobs: &[u32]) -> wire::HeldMessage {
-    let nodes = jobs.iter().map(|job| format!(r#"{{"job_key":"{}","more":[1]}}"#, key(*job)).into());
+    let nodes = jobs
+        .iter()
+        .map(|job| format!(r#"{{"job_key":"{}","context_id":1,"flow_id":1,"more":[1]}}"#, key(*job)).into());
     wire::HeldMessage {
         context_id: 1,
         context_uid: key(0).context.to_string(),
@@ -535,7 +537,9 @@ fn logs_are_acknowledged_when_they_are_kept() {
 fn a_message_beyond_the_size_goes_in_parts() {
     let mut bench = Bench::new();
     let long = "x".repeat(400 * 1024);
-    let nodes = (1..=5).map(|job| format!(r#"{{"job_key":"{}","script":"{long}"}}"#, key(job)).into());
+    let nodes = (1..=5).map(|job| {
+        format!(r#"{{"job_key":"{}","context_id":1,"flow_id":1,"script":"{long}"}}"#, key(job)).into()
+    });
     let sent = bench.held(vec![wire::HeldMessage { nodes: nodes.collect(), ..held(1, &[]) }]);
     let sizes: Vec<_> = sent.deliver.iter().map(|deliver| deliver.nodes.len()).collect();
     assert_eq!(sizes, [2, 2, 1]);

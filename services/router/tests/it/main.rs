@@ -298,7 +298,7 @@ fn held(job: u32) -> wire::TakeResponse {
         flow_id: 3,
         runner_id: 1,
         timeout_ack_secs: 60,
-        nodes: vec![format!(r#"{{"job_key":"{}"}}"#, key(job)).into()],
+        nodes: vec![format!(r#"{{"job_key":"{}","context_id":1,"flow_id":1}}"#, key(job)).into()],
         created_millis: 1_000_000,
         kind: None,
     };

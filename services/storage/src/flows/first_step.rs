@@ -3,7 +3,7 @@
 //! Of its events and executions only the numbers are read; the rest stays as it came, also what this version does not know.
 
 use bytes::Bytes;
-use model::{ContextId, ContextUid, FlowId, JobId, JobKey, Timestamp};
+use model::{Beginning, ContextId, ContextUid, ExecutionHead, FlowId, JobId, JobKey, Timestamp};
 
 use crate::flows::commits::{Outgoing, RECORD_OVERHEAD_BYTES};
 
@@ -92,12 +92,12 @@ impl FirstStep {
 impl StepEvent {
     /// The event in this JSON; nothing when it is not one of a node.
     pub(crate) fn read(json: &Bytes) -> Option<Self> {
-        let mut head = Head(json);
-        head.skip(r#"{"kind":"node","flow_id":"#)?;
-        head.number()?;
-        head.skip(r#","job_id":"#)?;
-        let job = JobId(head.number()?);
-        Some(Self { job, rest: head.rest(json)? })
+        let mut begin = Beginning::of(json);
+        begin.skip(r#"{"kind":"node","flow_id":"#)?;
+        begin.number()?;
+        begin.skip(r#","job_id":"#)?;
+        let job = JobId(begin.number()?);
+        Some(Self { job, rest: json.slice_ref(begin.rest()?) })
     }
 
     fn numbered(&self, numbers: Numbers) -> Vec<u8> {
@@ -110,22 +110,15 @@ impl StepEvent {
 impl StepExecution {
     /// The execution in this JSON; nothing when it does not begin as one.
     pub(crate) fn read(json: &Bytes) -> Option<Self> {
-        let mut head = Head(json);
-        head.skip(r#"{"job_key":""#)?;
-        let job_key = head.until(b'"')?.parse().ok()?;
-        head.skip(r#"","context_id":"#)?;
-        head.number()?;
-        head.skip(r#","flow_id":"#)?;
-        head.number()?;
-        Some(Self { job_key, rest: head.rest(json)? })
+        let (head, rest) = ExecutionHead::split(json)?;
+        Some(Self { job_key: head.job_key, rest: json.slice_ref(rest) })
     }
 
     fn numbered(&self, numbers: Numbers) -> Bytes {
         let JobKey { flow, job, attempt, .. } = self.job_key;
         let job_key = JobKey { context: numbers.context_uid, flow, job: numbers.job(job), attempt };
-        let (context, flow) = (numbers.context, numbers.flow);
-        let head = format!(r#"{{"job_key":"{job_key}","context_id":{context},"flow_id":{flow}"#);
-        [head.as_bytes(), &self.rest].concat().into()
+        let head = ExecutionHead { job_key, context_id: numbers.context, flow_id: numbers.flow };
+        [head.to_string().as_bytes(), &self.rest].concat().into()
     }
 }
 
@@ -139,35 +132,6 @@ impl UnnumberedMessage {
 impl Numbers {
     fn job(self, JobId(id): JobId) -> JobId {
         JobId(id.saturating_add(self.by))
-    }
-}
-
-/// What is left to read of an object.
-struct Head<'a>(&'a [u8]);
-
-impl<'a> Head<'a> {
-    fn skip(&mut self, text: &str) -> Option<()> {
-        self.0 = self.0.strip_prefix(text.as_bytes())?;
-        Some(())
-    }
-
-    fn until(&mut self, end: u8) -> Option<&'a str> {
-        let at = self.0.iter().position(|byte| *byte == end)?;
-        let (text, rest) = self.0.split_at(at);
-        self.0 = rest;
-        std::str::from_utf8(text).ok()
-    }
-
-    fn number(&mut self) -> Option<u32> {
-        let digits = self.0.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let (text, rest) = self.0.split_at(digits);
-        self.0 = rest;
-        std::str::from_utf8(text).ok()?.parse().ok()
-    }
-
-    /// What follows in `json`: further fields, or its end.
-    fn rest(&self, json: &Bytes) -> Option<Bytes> {
-        matches!(self.0.first(), Some(b',' | b'}')).then(|| json.slice_ref(self.0))
     }
 }
 
