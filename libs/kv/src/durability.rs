@@ -246,6 +246,12 @@ impl Confirmation {
         Ok((Self { asked }, servers))
     }
 
+    /// Whether an answer counts as soon as the change is made.
+    #[must_use]
+    pub const fn is_immediate(self) -> bool {
+        matches!(self.asked, Durability::Fast)
+    }
+
     /// Calls a script and waits for what makes its answer count. The server is asked again what it can give whenever
     /// there is another process at the other end, and makes no change when that is too little.
     pub async fn call(self, connection: &Connection, call: Call) -> Result<Value> {

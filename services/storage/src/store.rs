@@ -18,6 +18,7 @@ use crate::tenants::permission::{self, Action};
 use crate::tenants::quotas::Quotas;
 use crate::watch::events::Position;
 use crate::watch::positions::Seen;
+use crate::watch::told::{Feed, Told};
 
 /// Callers of this many flows are remembered, so that a commit need not ask for them.
 const CALLERS_MAX: usize = 65_536;
@@ -95,6 +96,8 @@ pub(crate) struct Tenant {
     pub(crate) flows_active: String,
     pub(crate) due: String,
     pub(crate) seen: Seen,
+    /// What its stream's reader is told without reading.
+    pub(crate) feed: Feed,
     pub(crate) quotas: Quotas,
     /// Everything in it is counted, also what an earlier version made.
     pub(crate) counted: AtomicBool,
@@ -115,11 +118,13 @@ pub(crate) struct Change {
     call: Call,
     bits: u64,
     uid: Option<ContextUid>,
+    /// Whether the answer is to have what the change tells the stream.
+    is_told: bool,
 }
 
 impl Change {
     fn new(call: Call, uid: Option<ContextUid>) -> Self {
-        Self { call, bits: rand::random(), uid }
+        Self { call, bits: rand::random(), uid, is_told: false }
     }
 
     /// Adds an argument.
@@ -294,7 +299,11 @@ impl Store {
 
     /// Forgets a context that is gone; one that is made anew begins from nothing.
     pub(crate) fn forget_tenant(&self, id: ContextId) {
-        self.0.tenants.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        let known = self.0.tenants.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        // Whoever watches it still is not to take the next one for it.
+        if let Some(known) = known {
+            known.feed.doubt();
+        }
     }
 
     /// Why a context of this id cannot be kept here; nothing when it can.
@@ -419,6 +428,7 @@ impl Tenant {
             flows_active: keys.flows_active(),
             due: keys.due(),
             seen: Seen::default(),
+            feed: Feed::default(),
             quotas: store.0.quotas,
             counted: AtomicBool::new(false),
             listed: AtomicBool::new(false),
@@ -465,7 +475,7 @@ impl Tenant {
 
     /// Makes a change and gives its script's refusals a meaning.
     pub(crate) async fn call(&self, change: Change) -> Result<Value> {
-        let call = change.call.arg(&self.seen.text(change.uid));
+        let call = change.call.arg(change.is_told).arg(&self.seen.text(change.uid));
         let answer = self.confirmation.call(&self.connection, call).await;
         let answer = answer.map_err(|error| Error::of_script(error, self.id));
         if matches!(answer, Err(Error::StoreWentBack)) {
@@ -481,7 +491,7 @@ impl Tenant {
         self.went_back.send_modify(|times| *times += 1);
     }
 
-    /// The same for a script that raises the change counter: `read` finds the revision in its answer, or
+    /// Makes a change by a script that raises the change counter: `read` finds the revision in its answer, or
     /// that nothing changed.
     pub(crate) async fn apply<T>(
         &self,
@@ -496,7 +506,29 @@ impl Tenant {
         Ok(answer)
     }
 
-    /// The same for a script that gives nothing but the revision, or 0 when nothing changed.
+    /// Makes a change by a script that also gives what it has written into the stream, of which the stream's reader is told at once.
+    pub(crate) async fn apply_telling<T>(
+        &self,
+        mut change: Change,
+        read: impl FnOnce(Value) -> kv::Result<(Option<u64>, Value, T)>,
+    ) -> Result<T> {
+        // What has yet to be confirmed may take long, and whoever reads would wait for it.
+        let telling = if self.confirmation.is_immediate() { self.feed.begin() } else { None };
+        change.is_told = telling.is_some();
+        let bits = change.bits;
+        let read = |value| read(value).map(|(revision, told, answer)| (revision, (told, answer)));
+        let (told, answer) = self.apply(change, read).await?;
+        // What cannot be read so is read from the stream.
+        if let Some(telling) = telling
+            && !told.is_nil()
+            && let Ok(Some(told)) = Told::read(told, bits)
+        {
+            telling.tell(told);
+        }
+        Ok(answer)
+    }
+
+    /// Makes a change by a script that gives nothing but the revision, or 0 when nothing changed.
     pub(crate) async fn apply_revision(&self, change: Change) -> Result<u64> {
         let read = |value: Value| value.uint().map(|revision| ((revision > 0).then_some(revision), revision));
         self.apply(change, read).await

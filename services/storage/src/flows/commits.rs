@@ -209,9 +209,14 @@ impl Store {
         let name = router.as_ref().map(|router| router.name()).unwrap_or_default();
         let change = change_of(&tenant, &commit, (&outputs, &ended), caller, name, now);
         // Of one that was applied before, this is not the change that the stream has.
-        let read = |value: Value| value.int().map(|revision| (u64::try_from(revision).ok(), revision));
+        let read = |value: Value| {
+            let mut parts = value.array()?.into_iter();
+            let mut next = || parts.next().unwrap_or(Value::Nil);
+            let revision = next().int()?;
+            Ok((u64::try_from(revision).ok(), next(), revision))
+        };
         service::crash_point("storage.commit.before");
-        let answer = tenant.apply(change, read).await;
+        let answer = tenant.apply_telling(change, read).await;
         service::crash_point("storage.commit.after");
         let revision = answer.map_err(|error| Refusal::of(&error))?;
         if revision < 0 && router.is_some() {

@@ -310,7 +310,7 @@ impl Creating<'_> {
         let change = step.messages.iter().fold(change, |change, message| message.write(change));
         let change = change.args(step.events.iter().map(|event| &event[..]));
         let change = change.args(record::flow::write(&flow, new, last_commit).args());
-        let mut answer = tenant.apply(change, made).await?.into_iter();
+        let mut answer = tenant.apply_telling(change, made).await?.into_iter();
         let mut next = || answer.next().unwrap_or(Value::Nil);
         if next().int()? == 0 {
             let id = u32::try_from(next().uint()?).unwrap_or_default();
@@ -324,14 +324,16 @@ impl Creating<'_> {
     }
 }
 
-/// The answer, and the revision of a flow that was made.
-fn made(value: Value) -> kv::Result<(Option<u64>, Vec<Value>)> {
-    let answer = value.array()?;
-    let revision = match answer.as_slice() {
-        [made, revision, ..] if made.int()? == 1 => Some(revision.uint()?),
-        _ => None,
-    };
-    Ok((revision, answer))
+/// The answer, the revision of a flow that was made, and what that has told the stream.
+fn made(value: Value) -> kv::Result<(Option<u64>, Value, Vec<Value>)> {
+    let mut answer = value.array()?;
+    match answer.as_slice() {
+        [made, revision, _, _] if made.int()? == 1 => {
+            let revision = revision.uint()?;
+            Ok((Some(revision), answer.pop().unwrap_or(Value::Nil), answer))
+        }
+        _ => Ok((None, Value::Nil, answer)),
+    }
 }
 
 /// A creation that may have taken effect while nobody heard of it: its answer was lost, or whoever asked has gone away. Unless the

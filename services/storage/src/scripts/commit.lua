@@ -10,13 +10,13 @@
 --      then M times: caller, id, runner, timeout_ack, nodes, time of its making, how many nodes, their job keys;
 --      then E events; then B times the number of the job that refers to the blob; then C times the
 --      jobs of the attempts, with spaces between
--- Gives the flow's new revision; that of then, negative, when the same commit was applied before.
+-- Gives the flow's new revision and what was emitted; the revision of then, negative, when the same commit was applied before.
 local no = closed()
 if no then return no end
 local flow = redis.call('HMGET', KEYS[4], 'uid', 'owner', 'epoch', 'last_commit', 'status', 'generation', 'deleting',
   'last_commit_revision', 'message', 'node_count', 'counted', unpack(ABOUT))
 if flow[1] ~= ARGV[6] or flow[7] then return refuse('FLOW_GONE', 'the flow') end
-if flow[4] == ARGV[10] then return -tonumber(flow[8]) end
+if flow[4] == ARGV[10] then return {-tonumber(flow[8])} end
 if flow[2] ~= ARGV[7] or flow[3] ~= ARGV[8] then
   return refuse('FENCED', 'owner ' .. (flow[2] or '') .. ' epoch ' .. (flow[3] or ''))
 end
@@ -172,4 +172,4 @@ if ends then
   if flow[9] and flow[9] ~= '' then tell(revision, flow[9]) end
 end
 hint(kind)
-return revision
+return {revision, written}

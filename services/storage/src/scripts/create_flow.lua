@@ -9,7 +9,7 @@
 --      seconds ('' for never), 21 router ('' for none), 22 end of its hold, 23 B, 24 N, 25 M, 26 E, 27 R, then R pairs
 --      (number of a blob, number of a job that refers to it), then N times: job id, node, F, F times field and value; then M messages
 --      as `write_messages` has them; then E events of the step; then fields of the flow
--- Gives 1, revision, first job id; or 0, flow id, flow uid, first job id of the flow that the request, or the message, was
+-- Gives 1, revision, first job id, what was emitted; or 0, flow id, flow uid, first job id of the flow that the request, or the message, was
 -- given before.
 local no, context_revision = closed()
 if no then return no end
@@ -57,6 +57,7 @@ if missing then return missing end
 -- Each change of a flow has a revision of its own, also where two are made at once.
 local created = tonumber(counters[5] or '0') + 1
 local revision = nodes > 0 and created + 1 or created
+latest = revision
 audit(created)
 -- An id that the caller chose moves nothing: a large one would leave no others.
 local greatest = counters[1] or '0'
@@ -90,4 +91,4 @@ if nodes > 0 then
   for e = events_at, fields_at - 1 do emit(revision, ARGV[e]) end
 end
 hint(messages > 0 and ARGV[21] == '' and 'out' or '')
-return {1, revision, first}
+return {1, revision, first, written}

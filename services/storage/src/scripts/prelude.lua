@@ -1,10 +1,11 @@
 -- What every script that changes a context begins with.
 -- KEYS 1 context, 2 ids, 3 events
 -- ARGV 1 hint channel, 2 the context's uid ('' for any), 3 now in Unix seconds, 4 random bits of this change, as 16 digits, and
---      behind them, when somebody has asked for it, who does what, as JSON; behind all others what this storage has seen
---      last of the events, as `<id of the entry> <random bits>`, '' for nothing
+--      behind them, when somebody has asked for it, who does what, as JSON; behind all others whether the answer is to have the events
+--      of this change, and what this storage has seen last of the events, as `<id of the entry> <random bits>`, '' for nothing
 
 local BITS, SEEN = string.sub(ARGV[4], 1, 16), table.remove(ARGV)
+local IS_TOLD = table.remove(ARGV) == '1'
 
 local function refuse(code, message)
   return redis.error_reply(code .. ' ' .. message)
@@ -58,11 +59,14 @@ local function beyond(limit, most, asked)
   return refuse('LIMIT_EXCEEDED', limit .. ' ' .. most .. ' ' .. string.format('%.0f', asked))
 end
 
--- The number of this change. Called once, after every check.
+-- The number of this change, '' before it has one.
+local latest = ''
+
+-- Gives this change its number. Called once, after every check.
 local function raise()
-  local revision = redis.call('HINCRBY', KEYS[2], 'revision', 1)
-  audit(revision)
-  return revision
+  latest = redis.call('HINCRBY', KEYS[2], 'revision', 1)
+  audit(latest)
+  return latest
 end
 
 -- Whether the request that `key` is for was carried out before; a refusal when it had another body then. Without a request id
@@ -82,14 +86,25 @@ local function remember(key, hash, secs, ...)
 end
 
 local emitted = 0
+-- Where the answer is to have them, the ids and events that were written, behind the id and the random bits of the last entry before.
+local written = {}
 local function emit(revision, event)
+  if IS_TOLD and #written == 0 then
+    local last = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)[1]
+    written[1], written[2] = last and last[1] or '', last and last[2][4] or ''
+  end
   emitted = emitted + 1
-  redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000000, revision .. '-' .. emitted, 'e', event, 'b', BITS)
+  local id = revision .. '-' .. emitted
+  redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000000, id, 'e', event, 'b', BITS)
+  if IS_TOLD then
+    written[#written + 1] = id
+    written[#written + 1] = event
+  end
 end
 
--- Tells whoever listens that there is something to read, and which kind when it matters.
+-- Tells whoever listens that there is something to read: up to this change, or which kind when it matters.
 local function hint(kind)
-  redis.call('PUBLISH', ARGV[1], kind)
+  redis.call('PUBLISH', ARGV[1], kind == '' and latest or kind)
 end
 
 -- Programs may have left anything where a message is expected.

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -79,6 +80,18 @@ impl Position {
         Ok(found.is_some_and(|entry| entry.position == self))
     }
 
+    /// The place of an entry of this id, with random bits in hexadecimal digits.
+    pub(crate) fn of_entry(id: &str, bits: &str) -> Result<Self> {
+        let bits = u64::from_str_radix(bits, 16).map_err(|error| broken(&error))?;
+        Self::of_id(id, bits)
+    }
+
+    fn of_id(id: &str, bits: u64) -> Result<Self> {
+        let (revision, n) = id.split_once('-').ok_or_else(|| broken(&"no id"))?;
+        let number = |error: std::num::ParseIntError| broken(&error);
+        Ok(Self { revision: revision.parse().map_err(number)?, n: n.parse().map_err(number)?, bits })
+    }
+
     /// The id of its entry.
     pub(crate) fn entry_id(self) -> String {
         format!("{}-{}", self.revision, self.n)
@@ -136,6 +149,14 @@ pub(crate) struct Entry {
 
 impl Entry {
     fn read(mut entry: StreamEntry) -> Result<Self> {
+        let bits = u64::from_str_radix(entry.text("b")?, 16).map_err(|error| broken(&error))?;
+        let event = entry.fields.iter_mut().find(|(name, _)| name == "e");
+        let event = event.map(|(_, value)| std::mem::take(value)).unwrap_or_default();
+        Self::of(&entry.id, bits, event)
+    }
+
+    /// An entry of this id, made by the change with these random bits.
+    pub(crate) fn of(id: &str, bits: u64, event: Vec<u8>) -> Result<Self> {
         #[derive(Deserialize)]
         struct About<'a> {
             #[serde(borrow)]
@@ -145,17 +166,8 @@ impl Entry {
             #[serde(default)]
             runner_id: Option<RunnerId>,
         }
-        let broken =
-            |problem: &dyn fmt::Display| kv::Error::Protocol(format!("an entry of `events`: {problem}"));
-        let bits = u64::from_str_radix(entry.text("b")?, 16).map_err(|error| broken(&error))?;
-        let id = entry.id.split_once('-').ok_or_else(|| broken(&"no id"))?;
-        let position = Position {
-            revision: id.0.parse().map_err(|error| broken(&error))?,
-            n: id.1.parse().map_err(|error| broken(&error))?,
-            bits,
-        };
-        let event = entry.fields.iter_mut().find(|(name, _)| name == "e");
-        let event = Bytes::from(event.map(|(_, value)| std::mem::take(value)).unwrap_or_default());
+        let position = Position::of_id(id, bits)?;
+        let event = Bytes::from(event);
         let about: About<'_> = serde_json::from_slice(&event).map_err(|error| broken(&error))?;
         let (is_context, is_flow) = (about.kind == "context", about.kind == "flow");
         let of_runner = about.runner_id.filter(|_| about.kind == "runner").map(|_| Subject::Runners);
@@ -181,6 +193,10 @@ impl Entry {
     pub(crate) fn bytes(&self) -> usize {
         self.event.len() + ENTRY_BYTES
     }
+}
+
+fn broken(problem: &dyn fmt::Display) -> kv::Error {
+    kv::Error::Protocol(format!("an entry of `events`: {problem}"))
 }
 
 /// Asks for the last entries of a stream, the newest first.
@@ -260,10 +276,30 @@ impl InboxHint {
 /// What wakes a tailer.
 #[derive(Debug, Default)]
 pub(crate) struct Wake {
-    /// There may be something to read.
+    /// There may be something to read, or to take up.
     pub(crate) notify: Notify,
     /// How often hints were missed: the stream may be another one by now.
-    pub(crate) missed: std::sync::atomic::AtomicU64,
+    pub(crate) missed: AtomicU64,
+    /// The greatest change that was hinted at by its number.
+    pub(crate) hinted: AtomicU64,
+    /// Something was hinted at without a number.
+    pub(crate) is_vague: AtomicBool,
+}
+
+impl Wake {
+    /// Hints may have been missed, and the stream may be another one.
+    pub(crate) fn miss(&self) {
+        self.missed.fetch_add(1, Ordering::SeqCst);
+        self.notify.notify_one();
+    }
+
+    fn hear(&self, kind: &[u8]) {
+        match std::str::from_utf8(kind).ok().and_then(|text| text.parse().ok()) {
+            Some(revision) => _ = self.hinted.fetch_max(revision, Ordering::SeqCst),
+            None => self.is_vague.store(true, Ordering::SeqCst),
+        }
+        self.notify.notify_one();
+    }
 }
 
 /// Hears all hints and keeps the tailers. Cheap to clone.
@@ -364,8 +400,7 @@ impl Hub {
             match notice {
                 Notice::Subscribed => {
                     for tailer in lock(&self.0.tailers).values() {
-                        tailer.wake.missed.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-                        tailer.wake.notify.notify_one();
+                        tailer.wake.miss();
                     }
                     self.0.redis.met();
                     self.0.hears_all.send_replace(true);
@@ -396,7 +431,7 @@ impl Hub {
 
     fn heard(&self, context: ContextId, kind: &[u8]) {
         if let Some(tailer) = lock(&self.0.tailers).get(&context) {
-            tailer.wake.notify.notify_one();
+            tailer.wake.hear(kind);
         }
         match kind {
             b"out" => self.tell(Hint::Out(context)),

@@ -120,6 +120,7 @@ impl Tenant {
     pub(crate) fn forget_seen(&self) {
         self.seen.forget();
         self.last_context.forget();
+        self.feed.doubt();
     }
 
     /// Keeps where the stream ends now, for whoever builds on what it reads.

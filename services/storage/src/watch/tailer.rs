@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use model::limits;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::store::{Tenant, lock};
 use crate::watch::events::{Entry, Hub, Position, READ_MAX, Subject, Wake};
 use crate::watch::recent::Recent;
+use crate::watch::told::Ahead;
 
 /// The pause after a failed read.
 const RETRY: Duration = Duration::from_millis(200);
@@ -18,6 +20,9 @@ const RETRY: Duration = Duration::from_millis(200);
 const COMMANDS_MAX: usize = 64;
 /// Entries that a tailer reads when it begins: who watches mostly joins at one of them.
 const BEGIN_READ: usize = 32;
+
+/// How long a change of our own is waited for that may tell what was hinted at. Then it is read.
+const TELL_WAIT: Duration = Duration::from_millis(50);
 
 /// Events that were read together.
 pub(crate) type Batch = Arc<[Entry]>;
@@ -39,10 +44,30 @@ pub(crate) struct Tailer {
 
 /// What a tailer is told.
 enum Command {
-    /// Somebody wants what comes, and what came after a position.
-    Join(Watcher, Option<Position>, oneshot::Sender<Result<Joined>>),
+    /// Somebody wants what comes, and what came since.
+    Join(Watcher, Since, oneshot::Sender<Result<Joined>>),
     /// Somebody left.
     Leave,
+}
+
+/// Since when somebody who joins wants to be told.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Since {
+    /// Since it joins.
+    Now,
+    /// Since a position of before.
+    Then(Position),
+    /// Since a position at which the stream ended when it began to ask.
+    End(Position),
+}
+
+impl Since {
+    fn position(self) -> Option<Position> {
+        match self {
+            Self::Now => None,
+            Self::Then(position) | Self::End(position) => Some(position),
+        }
+    }
 }
 
 /// Where somebody joins.
@@ -123,7 +148,7 @@ impl Hub {
         &self,
         tenant: &Arc<Tenant>,
         subject: Option<Subject>,
-        known: Option<Position>,
+        since: Since,
     ) -> Result<(Joined, Membership)> {
         let (sender, batches) = mpsc::channel(limits::WATCH_BUFFER);
         let backlog = Arc::new(AtomicUsize::new(0));
@@ -135,7 +160,7 @@ impl Hub {
             let mut tailers = lock(self.tailers());
             let tailer = tailers.entry(tenant.id).or_insert_with(|| self.start(tenant));
             // A tailer leaves the map before it ends, so this one still listens.
-            let _ = tailer.commands.send(Command::Join(watcher, known, reply));
+            let _ = tailer.commands.send(Command::Join(watcher, since, reply));
             (tailer.commands.clone(), Arc::clone(&tailer.reached))
         };
         let membership = Membership { batches, backlog, reached, end, commands };
@@ -155,7 +180,11 @@ impl Hub {
             recent: Recent::new(self.lender().clone()),
             reached: Arc::clone(&reached),
             missed: 0,
+            ahead: Ahead::default(),
+            hinted: 0,
+            awaited: None,
         };
+        tenant.feed.listen(Arc::clone(&wake));
         tokio::spawn(task.run());
         Tailer { wake, reached, commands }
     }
@@ -171,12 +200,27 @@ struct Task {
     recent: Recent,
     reached: Reached,
     missed: u64,
+    /// What was told and does not follow on what was sent yet.
+    ahead: Ahead,
+    /// The greatest change that was hinted at since the last time that everything was read; 0 for none.
+    hinted: u64,
+    awaited: Option<Awaited>,
+}
+
+/// A change that was hinted at, and may be told.
+#[derive(Debug, Clone, Copy)]
+struct Awaited {
+    revision: u64,
+    /// How many of our own changes had begun by then, of which it may be one.
+    begun: u64,
+    until: Instant,
 }
 
 impl Task {
     async fn run(mut self) {
         let mut commands = Vec::new();
         loop {
+            let until = self.awaited.map_or_else(Instant::now, |awaited| awaited.until);
             tokio::select! {
                 count = self.inbox.recv_many(&mut commands, COMMANDS_MAX) => {
                     if count == 0 {
@@ -184,13 +228,8 @@ impl Task {
                     }
                     self.obey(&mut commands).await;
                 }
-                () = self.wake.notify.notified() => {
-                    if let Err(error) = self.read_on().await {
-                        tracing::warn!(context = %self.tenant.id, %error, "reading events failed, trying again");
-                        tokio::time::sleep(RETRY).await;
-                        self.wake.notify.notify_one();
-                    }
-                }
+                () = self.wake.notify.notified() => self.follow().await,
+                () = tokio::time::sleep_until(until), if self.awaited.is_some() => self.read_or_retry().await,
             }
             if self.watchers.is_empty() && self.leave_map() {
                 return;
@@ -199,14 +238,26 @@ impl Task {
     }
 
     async fn obey(&mut self, commands: &mut Vec<Command>) {
+        self.take_told();
         // Whoever knows a position may have read since what happened up to now: all of that has to be told, also where its hint
         // is still on its way. One read is for all who come together.
-        let reads = commands.iter().any(|command| matches!(command, Command::Join(_, Some(_), _)));
+        let reads = commands.iter().any(|command| match command {
+            Command::Join(_, Since::Then(_), _) => true,
+            Command::Join(_, Since::End(end), _) => {
+                self.has_missed() || self.recent.last().is_none_or(|at| end.is_after(at))
+            }
+            _ => false,
+        });
         let is_current = !reads || self.read_on().await.is_ok();
+        if !is_current {
+            // It may have been read for more than those who ask now.
+            self.owe_read();
+        }
         for command in commands.drain(..) {
             match command {
-                Command::Join(watcher, known, reply) => {
-                    let joined = self.admit(watcher, known.filter(|_| is_current)).await;
+                Command::Join(watcher, since, reply) => {
+                    let known = since.position().filter(|_| is_current);
+                    let joined = self.admit(watcher, known).await;
                     // Whoever asked may have given up.
                     let _ = reply.send(joined);
                 }
@@ -231,29 +282,90 @@ impl Task {
         Ok(Joined { at, missed })
     }
 
+    /// Takes up what was told, and reads when that is not all that was hinted at.
+    async fn follow(&mut self) {
+        self.take_told();
+        let Some(at) = self.recent.last() else { return };
+        if self.wake.is_vague.swap(false, Ordering::SeqCst) || self.has_missed() {
+            return self.read_or_retry().await;
+        }
+        self.hinted = self.hinted.max(self.wake.hinted.swap(0, Ordering::SeqCst));
+        if self.hinted <= at.revision {
+            (self.hinted, self.awaited) = (0, None);
+            return;
+        }
+        let feed = &self.tenant.feed;
+        let awaited = self.awaited.filter(|awaited| awaited.revision > at.revision);
+        let awaited = awaited.unwrap_or_else(|| Awaited {
+            revision: self.hinted,
+            begun: feed.begun(),
+            until: Instant::now() + TELL_WAIT,
+        });
+        // The end of each wakes this task.
+        if feed.is_open(awaited.begun) {
+            self.awaited = Some(awaited);
+        } else {
+            self.read_or_retry().await;
+        }
+    }
+
+    /// Takes up what our own changes have told, as far as it follows on what was sent.
+    fn take_told(&mut self) {
+        self.ahead.extend(self.tenant.feed.take());
+        let Some(at) = self.recent.last() else { return self.ahead.clear() };
+        let following = self.ahead.after(at);
+        if !following.entries.is_empty() {
+            self.take_up(&following.entries.into());
+        }
+        if following.is_doubtful {
+            self.wake.miss();
+        }
+    }
+
+    fn take_up(&mut self, batch: &Batch) {
+        self.recent.extend(batch);
+        self.send(batch);
+        *lock(&self.reached) = self.recent.last();
+    }
+
+    fn has_missed(&self) -> bool {
+        self.wake.missed.load(Ordering::SeqCst) != self.missed
+    }
+
+    fn owe_read(&self) {
+        self.wake.is_vague.store(true, Ordering::SeqCst);
+        self.wake.notify.notify_one();
+    }
+
+    async fn read_or_retry(&mut self) {
+        if let Err(error) = self.read_on().await {
+            tracing::warn!(context = %self.tenant.id, %error, "reading events failed, trying again");
+            tokio::time::sleep(RETRY).await;
+            self.owe_read();
+        }
+    }
+
     async fn read_on(&mut self) -> Result<()> {
+        self.awaited = None;
         let missed = self.wake.missed.load(Ordering::SeqCst);
-        if missed != self.missed {
-            if let Some(at) = self.recent.last()
-                && !self.tenant.has_position(at).await?
-            {
-                self.end_all(End::Gone);
-                self.recent.clear();
-                *lock(&self.reached) = None;
-            }
-            self.missed = missed;
+        if missed != self.missed
+            && let Some(at) = self.recent.last()
+            && !self.tenant.has_position(at).await?
+        {
+            self.end_all(End::Gone);
+            self.recent.clear();
+            *lock(&self.reached) = None;
         }
         while let Some(at) = self.recent.last() {
             let batch: Batch = self.tenant.events_after(at, READ_MAX).await?.into();
-            let Some(last) = batch.last() else { return Ok(()) };
-            let reached = last.position;
-            self.recent.extend(&batch);
-            self.send(&batch);
-            *lock(&self.reached) = Some(reached);
+            if !batch.is_empty() {
+                self.take_up(&batch);
+            }
             if batch.len() < READ_MAX {
-                return Ok(());
+                break;
             }
         }
+        (self.missed, self.hinted) = (missed, 0);
         Ok(())
     }
 
@@ -297,6 +409,7 @@ impl Task {
         let mut tailers = lock(self.hub.tailers());
         if self.inbox.is_empty() {
             tailers.remove(&self.tenant.id);
+            self.tenant.feed.leave();
             return true;
         }
         false

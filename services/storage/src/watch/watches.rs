@@ -13,7 +13,7 @@ use crate::pages::Page;
 use crate::store::{Asker, Tenant};
 use crate::tenants::permission::{self, Action};
 use crate::watch::events::{Entry, Hub, Position, READ_MAX, Subject};
-use crate::watch::tailer::{Joined, Membership};
+use crate::watch::tailer::{Joined, Membership, Since};
 
 /// How often an idle watch gives a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -66,7 +66,7 @@ impl Hub {
             page.to_watch.as_ref().and_then(|(_, position)| *position).ok_or(Error::PositionGone)?;
         let watch = Watch { position: Some(position), ..watch };
         let tenant = self.store().tenant(watch.context).await?;
-        match self.join(&tenant, watch.subject, watch.position).await? {
+        match self.join(&tenant, watch.subject, Since::End(position)).await? {
             // Who may read was looked at behind `position`: what has changed since is among what was missed.
             (joined @ Joined { missed: Some(_), .. }, membership) => {
                 Ok((page, self.begin(tenant, watch, Begin::With(joined, membership))))
@@ -80,7 +80,7 @@ impl Hub {
     pub(crate) async fn watch(&self, watch: Watch) -> Result<mpsc::Receiver<Result<Watched>>> {
         let tenant = self.store().tenant(watch.context).await?;
         // Before the context is looked at: what changes of it then will be heard of.
-        let joined = self.join(&tenant, watch.subject, watch.position).await;
+        let joined = self.join(&tenant, watch.subject, watch.position.map_or(Since::Now, Since::Then)).await;
         let (_, context, _) = self.store().read(watch.context, watch.asker, |_, _| {}).await?;
         if context.state == ContextState::Deleting {
             return Err(Error::ContextDeleting);
@@ -141,7 +141,7 @@ impl Task {
     /// Sends what is behind, then joins.
     async fn join_behind(&self, position: &mut Position) -> Result<Membership> {
         self.catch_up(position, None).await?;
-        let (joined, membership) = self.hub.join(&self.tenant, self.watch.subject, None).await?;
+        let (joined, membership) = self.hub.join(&self.tenant, self.watch.subject, Since::Now).await?;
         // What changed before that would not be heard of.
         self.check_context().await?;
         self.catch_up(position, Some(joined.at)).await?;

@@ -1,5 +1,6 @@
 //! A watch has no gap and no duplicate across a resume (I8).
 
+use futures_util::future::join_all;
 use keys::Layout;
 use kv::Cmd;
 use proto::internal::v1 as wire;
@@ -61,6 +62,17 @@ async fn add_without_hint(stage: &Stage<impl Redis>, event: &str) {
     stage.ask(Cmd::new("HINCRBY").arg(&keys.ids()).arg("revision").arg(1)).await;
     let add = Cmd::new("XADD").arg(&keys.events()).arg(&id).arg("e").arg(event);
     stage.ask(add.arg("b").arg("00000000000000aa")).await;
+}
+
+/// Makes a change as another storage does: whoever watches here has nothing but its hint. Without an event it leaves a gap.
+async fn change_elsewhere(stage: &Stage<impl Redis>, event: &str) {
+    const CHANGE: &str = "local revision = redis.call('HINCRBY', KEYS[1], 'revision', 1)
+        if ARGV[2] == '' then return end
+        redis.call('XADD', KEYS[2], revision .. '-1', 'e', ARGV[2], 'b', '00000000000000aa')
+        redis.call('PUBLISH', ARGV[1], revision)";
+    let keys = stage.keys();
+    let change = Cmd::new("EVAL").arg(CHANGE).arg(2).arg(&keys.ids()).arg(&keys.events());
+    stage.ask(change.arg(&keys.hint_channel()).arg(event)).await;
 }
 
 fn number(event: &str) -> u32 {
@@ -157,6 +169,34 @@ async fn what_has_happened_is_told_to_who_joins_before_its_hint_has_come(stage: 
     assert_eq!(told, event);
     assert_eq!(next(&mut events).await, (String::new(), at.clone()), "this was all");
     assert_eq!(next(&mut other).await, (event, at), "and others are told as well");
+}
+
+async fn what_we_change_and_what_others_change_is_told_in_its_order(stage: Stage<impl Redis>) {
+    let mut flows = Vec::new();
+    for _ in 0..4 {
+        flows.push(stage.started(1).await);
+    }
+    let mut all = watch(&stage, 0, "").await;
+    let (_, begin) = next(&mut all).await;
+    for round in 0..30_u32 {
+        let ours = join_all(flows.iter_mut().map(|flow| step(&stage, flow, 0..2)));
+        let others = async {
+            if round.is_multiple_of(3) {
+                change_elsewhere(&stage, "").await;
+            }
+            change_elsewhere(&stage, r#"{"kind":"node","flow_id":99,"n":7}"#).await;
+        };
+        tokio::join!(ours, others);
+    }
+    let from = format!("({}", begin.split_once('-').unwrap().0.replace('.', "-"));
+    let ask = Cmd::new("XRANGE").arg(&stage.keys().events()).arg(&from).arg("+");
+    let written = stage.ask(ask).await.entries().unwrap();
+    assert_eq!(written.len(), 30 * (4 * 2 + 1));
+    for entry in written {
+        let position = format!("{}-{}", entry.id.replace('-', "."), entry.text("b").unwrap());
+        let (event, at) = next_event(&mut all).await;
+        assert_eq!((event, at), (entry.text("e").unwrap().to_owned(), position));
+    }
 }
 
 async fn a_position_that_is_gone_is_refused(stage: Stage<impl Redis>) {
@@ -291,6 +331,24 @@ async fn a_watcher_holds_no_more_than_its_buffer(stage: Stage<impl Redis>) {
 }
 
 #[tokio::test]
+async fn what_we_have_written_is_not_read() {
+    let stage = Stage::new(Layout::Database).await;
+    let mut flow = stage.started(1).await;
+    let mut events = watch(&stage, 0, "").await;
+    next(&mut events).await;
+    stage.raw(&["CONFIG", "RESETSTAT"]);
+    for n in 0..40 {
+        step(&stage, &mut flow, n..n + 1).await;
+        assert_eq!(number(&next_event(&mut events).await.0), n);
+    }
+    let statistics = stage.raw(&["INFO", "commandstats"]);
+    let (_, calls) = statistics.split_once("cmdstat_xrange:calls=").unwrap();
+    let calls: u32 = calls.split_once(',').unwrap().0.parse().unwrap();
+    // One within each script, which looks whether the store went back.
+    assert!((40..50).contains(&calls), "{calls}");
+}
+
+#[tokio::test]
 async fn a_store_that_went_back_ends_watches() {
     let mut stage = Stage::new(Layout::Database).await;
     let mut events = watch(&stage, 0, "").await;
@@ -299,4 +357,4 @@ async fn a_store_that_went_back_ends_watches() {
     assert_eq!(failure(events.message().await).0, Code::OutOfRange);
 }
 
-scenarios!(sentinels: nothing_is_missing_and_nothing_comes_twice, many_events_of_the_past_are_caught_up_with, who_joins_others_at_any_position_is_told_what_they_are, what_has_happened_is_told_to_who_joins_before_its_hint_has_come, a_position_that_is_gone_is_refused, a_watch_ends_with_the_role_that_allowed_it, runner_records_are_watched_over_all_contexts, a_watcher_that_does_not_read_is_ended, a_watcher_holds_no_more_than_its_buffer);
+scenarios!(sentinels: nothing_is_missing_and_nothing_comes_twice, many_events_of_the_past_are_caught_up_with, who_joins_others_at_any_position_is_told_what_they_are, what_has_happened_is_told_to_who_joins_before_its_hint_has_come, what_we_change_and_what_others_change_is_told_in_its_order, a_position_that_is_gone_is_refused, a_watch_ends_with_the_role_that_allowed_it, runner_records_are_watched_over_all_contexts, a_watcher_that_does_not_read_is_ended, a_watcher_holds_no_more_than_its_buffer);

@@ -1,0 +1,290 @@
+//! What this storage's own changes tell the reader of their context's stream, which by that need not read what they have written.
+//!
+//! A change that is under way holds a [`Telling`]. Hints of it may come before its answer does: the reader waits for the changes that
+//! were under way when it heard of something new, and reads when they have ended and it still was not told of that.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use kv::Value;
+
+use crate::error::Result;
+use crate::store::lock;
+use crate::watch::events::{Entry, Position, Wake};
+
+/// Changes that are kept which follow on something that was not told yet.
+const AHEAD_MAX: usize = 256;
+/// Bytes that their events may have, those of the last one apart.
+const AHEAD_BYTES: usize = 4 * 1024 * 1024;
+
+/// What one script has written, and the entry behind which it did.
+#[derive(Debug)]
+pub(crate) struct Told {
+    behind: Position,
+    entries: Vec<Entry>,
+}
+
+impl Told {
+    /// Reads what a script says: the id and the random bits of the last entry before its own, then ids and events of those. Nothing
+    /// when it has written none, or behind none.
+    ///
+    /// # Errors
+    /// When it says something else.
+    pub(crate) fn read(answer: Value, bits: u64) -> Result<Option<Self>> {
+        let mut parts = answer.array()?.into_iter();
+        let (Some(id), Some(before)) = (parts.next(), parts.next()) else { return Ok(None) };
+        let (id, before) = (id.text()?, before.text()?);
+        if id.is_empty() {
+            return Ok(None);
+        }
+        let behind = Position::of_entry(&id, &before)?;
+        let mut entries = Vec::new();
+        while let (Some(id), Some(event)) = (parts.next(), parts.next()) {
+            entries.push(Entry::of(&id.text()?, bits, event.bytes()?)?);
+        }
+        Ok((!entries.is_empty()).then_some(Self { behind, entries }))
+    }
+
+    fn bytes(&self) -> usize {
+        self.entries.iter().map(Entry::bytes).sum()
+    }
+}
+
+/// What was told, by the places that it follows on.
+#[derive(Debug, Default)]
+pub(crate) struct Ahead(BTreeMap<(u64, u32), Told>);
+
+/// What follows on a place.
+#[derive(Debug, Default)]
+pub(crate) struct Following {
+    /// All that was told of it, in the stream's order.
+    pub(crate) entries: Vec<Entry>,
+    /// The stream may be another one than that of the place, or more is missing than is kept: it has to be read.
+    pub(crate) is_doubtful: bool,
+}
+
+impl Ahead {
+    /// Keeps what was told.
+    pub(crate) fn extend(&mut self, told: Vec<Told>) {
+        self.0.extend(told.into_iter().map(|told| ((told.behind.revision, told.behind.n), told)));
+    }
+
+    /// Gives what follows on a place, without a gap. What lies before it is forgotten.
+    pub(crate) fn after(&mut self, mut at: Position) -> Following {
+        let mut following = Following::default();
+        while let Some(first) = self.0.first_entry() {
+            let told = first.get();
+            let is_new = told.entries.last().is_some_and(|last| last.position.is_after(at));
+            if is_new && told.behind.is_after(at) {
+                break;
+            }
+            let told = first.remove();
+            if is_new && told.behind == at {
+                following.entries.extend(told.entries);
+                at = following.entries.last().map_or(at, |last| last.position);
+            } else if is_new {
+                // It was written behind something else than what was told, or the place is within a change.
+                following.is_doubtful = true;
+            }
+        }
+        let bytes = || self.0.values().map(Told::bytes).sum::<usize>();
+        if self.0.len() > AHEAD_MAX || self.0.len() > 1 && bytes() > AHEAD_BYTES {
+            self.0.clear();
+            following.is_doubtful = true;
+        }
+        following
+    }
+
+    /// Forgets all of it.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// Where the changes of one context tell what they have written.
+#[derive(Debug, Default)]
+pub(crate) struct Feed(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Wakes whoever reads the stream; nothing while nobody does.
+    reader: Option<Arc<Wake>>,
+    /// How many changes have begun.
+    begun: u64,
+    /// Those of them that have not ended, by their numbers.
+    open: BTreeSet<u64>,
+    /// What was told and not taken up.
+    told: Vec<Told>,
+}
+
+impl Feed {
+    /// Somebody reads the stream from now on, and is woken by this.
+    pub(crate) fn listen(&self, wake: Arc<Wake>) {
+        lock(&self.0).reader = Some(wake);
+    }
+
+    /// Nobody reads it any more.
+    pub(crate) fn leave(&self) {
+        let mut state = lock(&self.0);
+        state.reader = None;
+        state.told = Vec::new();
+    }
+
+    /// Begins a change; nothing while nobody wants to be told of it.
+    pub(crate) fn begin(&self) -> Option<Telling<'_>> {
+        let mut state = lock(&self.0);
+        state.reader.as_ref()?;
+        let number = state.begun;
+        state.begun += 1;
+        state.open.insert(number);
+        Some(Telling { feed: self, number })
+    }
+
+    /// Has the reader look whether the stream is still the one that it has read.
+    pub(crate) fn doubt(&self) {
+        if let Some(reader) = &lock(&self.0).reader {
+            reader.miss();
+        }
+    }
+
+    /// What was told since the last time.
+    pub(crate) fn take(&self) -> Vec<Told> {
+        std::mem::take(&mut lock(&self.0).told)
+    }
+
+    /// How many changes have begun.
+    pub(crate) fn begun(&self) -> u64 {
+        lock(&self.0).begun
+    }
+
+    /// Whether one of the first so many changes has not ended.
+    pub(crate) fn is_open(&self, first: u64) -> bool {
+        lock(&self.0).open.first().is_some_and(|number| *number < first)
+    }
+}
+
+/// A change that is under way. Its end, whatever that is, wakes the reader.
+#[derive(Debug)]
+pub(crate) struct Telling<'a> {
+    feed: &'a Feed,
+    number: u64,
+}
+
+impl Telling<'_> {
+    /// Tells what the change has written.
+    pub(crate) fn tell(self, told: Told) {
+        let mut state = lock(&self.feed.0);
+        if state.reader.is_some() {
+            state.told.push(told);
+        }
+        // Its own end takes the lock again.
+        drop(state);
+    }
+}
+
+impl Drop for Telling<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.feed.0);
+        state.open.remove(&self.number);
+        if let Some(reader) = &state.reader {
+            reader.notify.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EVENT: &str = r#"{"kind":"node","flow_id":1}"#;
+
+    fn at(revision: u64, n: u32, bits: u64) -> Position {
+        Position { revision, n, bits }
+    }
+
+    /// What a change of these bits says that wrote `count` entries.
+    fn told(behind: Position, revision: u64, count: u32, bits: u64) -> Told {
+        let text = |text: String| Value::Bytes(text.into_bytes());
+        let mut parts = vec![text(behind.entry_id()), text(format!("{:016x}", behind.bits))];
+        for n in 1..=count {
+            parts.extend([text(format!("{revision}-{n}")), text(EVENT.to_owned())]);
+        }
+        Told::read(Value::Array(parts), bits).expect("as scripts say it").expect("something")
+    }
+
+    fn places(following: &Following) -> Vec<(u64, u32)> {
+        following.entries.iter().map(|entry| (entry.position.revision, entry.position.n)).collect()
+    }
+
+    #[test]
+    fn nothing_is_told_before_what_it_follows_on() {
+        let mut ahead = Ahead::default();
+        let here = at(3, 1, 7);
+        // 4 is somebody else's, and so far unknown; 6 has told nothing.
+        ahead.extend(vec![
+            told(at(7, 2, 11), 8, 1, 12),
+            told(at(5, 1, 10), 7, 2, 11),
+            told(at(4, 1, 9), 5, 1, 10),
+        ]);
+        assert_eq!(places(&ahead.after(here)), []);
+        let following = ahead.after(at(4, 1, 9));
+        assert_eq!(places(&following), [(5, 1), (7, 1), (7, 2), (8, 1)]);
+        assert!(!following.is_doubtful);
+        assert_eq!(places(&ahead.after(at(4, 1, 9))), [], "once");
+    }
+
+    #[test]
+    fn what_was_read_already_is_not_told_again() {
+        let mut ahead = Ahead::default();
+        ahead.extend(vec![told(at(3, 1, 7), 4, 2, 8), told(at(4, 2, 8), 5, 1, 9)]);
+        let following = ahead.after(at(4, 2, 8));
+        assert_eq!((places(&following), following.is_doubtful), (vec![(5, 1)], false));
+    }
+
+    #[test]
+    fn what_another_stream_had_is_doubted() {
+        // The change before it was lost, and another one has its number.
+        let mut ahead = Ahead::default();
+        ahead.extend(vec![told(at(9, 1, 1), 10, 1, 2)]);
+        let following = ahead.after(at(9, 1, 77));
+        assert_eq!((places(&following), following.is_doubtful), (Vec::new(), true));
+        // The place that was read was lost.
+        ahead.extend(vec![told(at(9, 1, 77), 10, 1, 2)]);
+        assert!(ahead.after(at(9, 1, 1)).is_doubtful);
+        // Half of the change was read.
+        ahead.extend(vec![told(at(9, 1, 77), 10, 3, 2)]);
+        let following = ahead.after(at(10, 2, 2));
+        assert_eq!((places(&following), following.is_doubtful), (Vec::new(), true));
+        assert!(!ahead.after(at(10, 2, 2)).is_doubtful, "it is forgotten");
+    }
+
+    #[test]
+    fn what_waits_has_bounds() {
+        let mut ahead = Ahead::default();
+        for revision in 10..10 + AHEAD_MAX as u64 {
+            ahead.extend(vec![told(at(revision, 1, 1), revision + 1, 1, 1)]);
+            assert!(!ahead.after(at(3, 1, 1)).is_doubtful);
+        }
+        ahead.extend(vec![told(at(5, 1, 1), 6, 1, 1)]);
+        assert!(ahead.after(at(3, 1, 1)).is_doubtful);
+    }
+
+    #[test]
+    fn a_change_wakes_the_reader_however_it_ends() {
+        let feed = Feed::default();
+        assert!(feed.begin().is_none(), "nobody reads");
+        let wake = Arc::new(Wake::default());
+        feed.listen(Arc::clone(&wake));
+        let (first, second) = (feed.begin().expect("a reader"), feed.begin().expect("a reader"));
+        let begun = feed.begun();
+        let third = feed.begin().expect("a reader");
+        second.tell(told(at(1, 1, 1), 2, 1, 2));
+        assert!(feed.is_open(begun));
+        drop(first);
+        assert!(!feed.is_open(begun), "the third has begun later");
+        assert_eq!(feed.take().len(), 1);
+        feed.leave();
+        third.tell(told(at(1, 1, 1), 2, 1, 2));
+        assert!(feed.take().is_empty());
+    }
+}
