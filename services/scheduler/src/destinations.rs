@@ -80,6 +80,11 @@ impl Load {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     fn of(&self, context: ContextId, runner: RunnerId) -> u64 {
         self.0.get(&(context, runner)).copied().unwrap_or_default()
     }
@@ -229,11 +234,11 @@ fn listed(runners: &[RunnerId]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use model::{EnvelopeForm, InstanceInfo, Presence, Revision, Runner};
 
-    fn view(id: u32, live: bool, types: &[ScriptType]) -> RunnerView {
+    pub(crate) fn view(id: u32, live: bool, types: &[ScriptType]) -> RunnerView {
         let group: Name = "default".parse().expect("a name");
         RunnerView {
             runner: Runner {
@@ -289,7 +294,7 @@ mod tests {
             load.remove(ContextId(1), runner);
             load.remove(ContextId(1), runner);
         }
-        assert!(load.0.is_empty());
+        assert!(load.is_empty());
     }
 
     #[test]

@@ -14,6 +14,8 @@ mod first;
 mod flows;
 mod places;
 mod step;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -176,31 +178,8 @@ pub fn start(
     let (commits, link) = commit_link::start(store.clone(), answered, Arc::clone(&storage_back));
     let (tell_replicas, replicas) = watch::channel(Vec::new());
     let handle = Handle { events: sender, replicas, log_asks: LogAsks::default() };
-    let driver = Driver {
-        me: config.identity.clone(),
-        replicas: Vec::new(),
-        tell_replicas,
-        store: store.clone(),
-        handle: handle.clone(),
-        commits,
-        committing: HashMap::new(),
-        flows: HashMap::new(),
-        early: HashMap::new(),
-        asleep: HashMap::new(),
-        loads: Arc::new(Semaphore::new(LOADS_MAX)),
-        readings: 0,
-        listing: None,
-        queue: VecDeque::new(),
-        waiting_for_ids: HashMap::new(),
-        due: BTreeSet::new(),
-        runners: RunnerTable::default(),
-        liveness: Liveness::new(config.lost_after),
-        load: Load::default(),
-        ids: MessageIds::default(),
-        routers: Routers::default(),
-        metrics,
-        listed: readiness.condition("flows"),
-    };
+    let driver =
+        Driver::new(config, store.clone(), handle.clone(), commits, tell_replicas, metrics, readiness);
     let (again, identity) = (handle.clone(), config.identity.clone());
     let held = readiness.condition("lease");
     let task = async move {
@@ -217,6 +196,42 @@ pub fn start(
 }
 
 impl Driver {
+    fn new(
+        config: &Config,
+        store: FlowStoreClient,
+        handle: Handle,
+        commits: CommitSender,
+        tell_replicas: watch::Sender<Vec<String>>,
+        metrics: Arc<Metrics>,
+        readiness: &Readiness,
+    ) -> Self {
+        Self {
+            me: config.identity.clone(),
+            replicas: Vec::new(),
+            tell_replicas,
+            store,
+            handle,
+            commits,
+            committing: HashMap::new(),
+            flows: HashMap::new(),
+            early: HashMap::new(),
+            asleep: HashMap::new(),
+            loads: Arc::new(Semaphore::new(LOADS_MAX)),
+            readings: 0,
+            listing: None,
+            queue: VecDeque::new(),
+            waiting_for_ids: HashMap::new(),
+            due: BTreeSet::new(),
+            runners: RunnerTable::default(),
+            liveness: Liveness::new(config.lost_after),
+            load: Load::default(),
+            ids: MessageIds::default(),
+            routers: Routers::default(),
+            metrics,
+            listed: readiness.condition("flows"),
+        }
+    }
+
     async fn run(mut self, mut events: mpsc::Receiver<Event>, mut answers: mpsc::Receiver<CommitResponse>) {
         let mut batch = Vec::with_capacity(BATCH_MAX);
         loop {
@@ -242,14 +257,19 @@ impl Driver {
                 () = sleep_until(next_due), if next_due.is_some() => {}
                 () = self.handle.log_asks.unsent() => {}
             }
-            self.lose_attempts();
-            self.step_due();
-            self.step_queued();
+            self.go_on();
             self.routers.flush();
             self.handle.log_asks.send_unsent(|query| self.routers.read_log(query));
             self.metrics.flows_owned.set(i64::try_from(self.flows.len()).unwrap_or(i64::MAX));
             self.metrics.flows_asleep.set(i64::try_from(self.asleep.len()).unwrap_or(i64::MAX));
         }
+    }
+
+    /// Does what follows from what was taken up.
+    fn go_on(&mut self) {
+        self.lose_attempts();
+        self.step_due();
+        self.step_queued();
     }
 
     fn take(&mut self, event: Event) {

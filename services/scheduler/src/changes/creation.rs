@@ -211,7 +211,7 @@ fn blobs_of(spec: &FlowSpec) -> Vec<String> {
 }
 
 /// The nodes of a flow, whose jobs are numbered from 1 on.
-fn stored_nodes(spec: FlowSpec) -> Vec<StoredNode> {
+pub(crate) fn stored_nodes(spec: FlowSpec) -> Vec<StoredNode> {
     let ids: HashMap<Name, JobId> =
         spec.nodes.iter().map(|node| node.name.clone()).zip((1..).map(JobId)).collect();
     let stored = |node: model::NodeSpec| {

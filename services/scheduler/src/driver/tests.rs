@@ -1,0 +1,181 @@
+//! The driver by single events: nobody answers it but the tests.
+
+use flow::engine::Engine;
+use identity::{Identity, ServiceName};
+use model::execution::Outcome;
+use model::{
+    ActorId, AttemptEnd, ContextUid, Epoch, Flow, FlowSpec, JobId, JobKey, JobSpec, Name, NodeSpec,
+    NodeState, OwnerId, RunnerId, ScriptType,
+};
+
+use super::*;
+use crate::changes::creation::stored_nodes;
+use crate::clients;
+use crate::destinations::tests::view;
+use crate::run::Phase;
+
+const CONTEXT: ContextId = ContextId(1);
+const CALLER: ActorId = ActorId(7);
+const FLOW: FlowId = FlowId(40);
+/// What storage adds to the ids of jobs.
+const BY: u32 = 100;
+const ROUTER: LinkId = LinkId(3);
+
+struct Stage {
+    driver: Driver,
+    /// What tasks of the driver say is not taken up.
+    _events: mpsc::Receiver<Event>,
+}
+
+impl Stage {
+    /// A driver alone with a lease, that has ids of messages.
+    fn new() -> Self {
+        let nowhere = rpc::LocalServer::new("storage").handle();
+        let identity = Identity::Service(ServiceName::Scheduler);
+        let store = clients::flow_store(rpc::Channel::local(nowhere, identity));
+        let (answered, _) = mpsc::channel(1);
+        let (commits, _) = commit_link::start(store.clone(), answered, Arc::default());
+        let (events, received) = mpsc::channel(EVENTS_MAX);
+        let (tell_replicas, replicas) = watch::channel(Vec::new());
+        let handle = Handle { events, replicas, log_asks: LogAsks::default() };
+        let metrics = Arc::new(Metrics::new(&prometheus::Registry::new()).expect("its own registry"));
+        let config = Config::new("here", "");
+        let driver = Driver::new(&config, store, handle, commits, tell_replicas, metrics, &Readiness::new());
+        let mut stage = Self { driver, _events: received };
+        stage.lease();
+        stage
+    }
+
+    fn take(&mut self, event: Event) {
+        self.driver.take(event);
+        self.driver.go_on();
+    }
+
+    fn lease(&mut self) {
+        self.take(Event::Replicas(vec!["here".to_owned()]));
+        let epoch = self.driver.ids.epoch();
+        self.take(Event::MessageIds((CONTEXT, CALLER), epoch, Some(1)));
+    }
+
+    /// A supervisor that runs shell jobs is there.
+    fn add_runner(&mut self) {
+        self.take(Event::Runners {
+            views: vec![(CONTEXT, view(5, true, &[ScriptType::Shell]))],
+            gone: Vec::new(),
+        });
+    }
+
+    /// Has the first step made of a flow of one job.
+    fn begin(&mut self) -> (Box<Begun>, Stored) {
+        let name = |text: &str| text.parse::<Name>().expect("a name");
+        let node = NodeSpec::new(name("only"), JobSpec::inline(ScriptType::Shell, "true".to_owned()));
+        let spec = FlowSpec { nodes: vec![node], ..FlowSpec::new(name("flow")) };
+        let plan = flow::Plan::of_specs(&spec.env_vars, &spec.nodes).expect("nothing is wrong with it");
+        let flow = Flow {
+            status: FlowStatus::Started,
+            owner: Some(OwnerId::random()),
+            epoch: Epoch(1),
+            ..Flow::of(&spec, FlowId(0), FlowUid::random(), CONTEXT, CALLER, Timestamp::now())
+        };
+        let engine = Engine::unstored(flow.clone(), plan, stored_nodes(spec));
+        let (answer, mut begun) = oneshot::channel();
+        self.take(Event::Begin(Box::new(engine), answer));
+        let begun = begun.try_recv().expect("answered at once").expect("its first step was made");
+        let flow = Flow { id: FLOW, jobs: vec![JobId(1 + BY)], ..flow };
+        let context_uid = ContextUid(model::id::Uid::from_bits(9));
+        (begun, Stored { context_uid, flow, last_commit: "first".to_owned(), by: BY })
+    }
+
+    fn stored(&mut self, begun: Box<Begun>, stored: Stored) {
+        self.take(Event::Begun(begun, Some(Box::new(stored))));
+    }
+
+    /// Where the flow's job stands in memory; nothing while the flow is read, or is not there.
+    fn job(&self) -> Option<(JobId, NodeState, Option<RunnerId>)> {
+        match &self.driver.flows.get(&(CONTEXT, FLOW))?.phase {
+            Phase::Idle(engine) | Phase::Reading(engine, _) | Phase::Committing(engine, _) => {
+                let node = &engine.nodes()[0];
+                Some((node.job_id, node.state, node.runner))
+            }
+            Phase::Loading => None,
+        }
+    }
+}
+
+fn ended(stored: &Stored) -> NodeReport {
+    let job_key = JobKey {
+        context: stored.context_uid,
+        flow: stored.flow.uid,
+        job: stored.flow.jobs[0],
+        attempt: model::Attempt(1),
+    };
+    let end = AttemptEnd::unstarted(Outcome::Succeeded, None, Timestamp::now());
+    let kind = ReportKind::Ended(Box::new(end));
+    NodeReport { job_key, context_id: CONTEXT, flow_id: FLOW, source: None, kind }
+}
+
+#[tokio::test]
+async fn a_flow_is_driven_from_its_first_step_on() {
+    let mut stage = Stage::new();
+    stage.add_runner();
+    let (mut begun, stored) = stage.begin();
+    assert_eq!(begun.take_step().messages.len(), 1);
+    stage.stored(begun, stored);
+    assert_eq!(stage.job(), Some((JobId(1 + BY), NodeState::Dispatched, Some(RunnerId(5)))));
+    assert!(stage.driver.committing.is_empty(), "all of it is stored");
+}
+
+#[tokio::test]
+async fn a_place_that_comes_between_is_taken() {
+    let mut stage = Stage::new();
+    let (mut begun, stored) = stage.begin();
+    assert!(begun.take_step().messages.is_empty(), "there is no place");
+    stage.add_runner();
+    stage.stored(begun, stored);
+    assert_eq!(stage.job(), Some((JobId(1 + BY), NodeState::Dispatched, Some(RunnerId(5)))));
+    assert_eq!(stage.driver.committing.len(), 1, "by a step of its own");
+}
+
+#[tokio::test]
+async fn what_is_said_meanwhile_is_taken_up_once_it_is_stored() {
+    let mut stage = Stage::new();
+    stage.add_runner();
+    let (begun, stored) = stage.begin();
+    let report = ended(&stored);
+    stage.take(Event::Reports(vec![((ROUTER, 1), report)]));
+    assert!(stage.driver.flows.is_empty(), "it is not taken for a flow that has to be read");
+    stage.stored(begun, stored);
+    assert_eq!(stage.job().map(|(_, state, _)| state), Some(NodeState::Completed));
+    assert_eq!(stage.driver.committing.len(), 1);
+}
+
+#[tokio::test]
+async fn a_flow_is_read_whose_lease_was_lost_between() {
+    for is_held_again in [false, true] {
+        let mut stage = Stage::new();
+        stage.add_runner();
+        let (begun, stored) = stage.begin();
+        stage.take(Event::Void);
+        if is_held_again {
+            stage.lease();
+        }
+        stage.stored(begun, stored);
+        assert_eq!(stage.job(), None, "others may have had it");
+        assert_eq!(stage.driver.flows.contains_key(&(CONTEXT, FLOW)), is_held_again);
+        assert!(stage.driver.committing.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_flow_whose_fate_is_unknown_leaves_nothing_behind() {
+    let mut stage = Stage::new();
+    stage.add_runner();
+    let (begun, stored) = stage.begin();
+    stage.take(Event::Begun(begun, None));
+    assert!(stage.driver.early.is_empty() && stage.driver.flows.is_empty());
+    // What is said of it later has it read.
+    stage.take(Event::Reports(vec![((ROUTER, 1), ended(&stored))]));
+    assert!(stage.driver.flows.contains_key(&(CONTEXT, FLOW)));
+    // And nothing counts as under way at its place.
+    assert!(stage.driver.load.is_empty());
+}
