@@ -5,6 +5,7 @@ mod actors;
 mod audit;
 mod authorization;
 mod blobs;
+mod broken_connections;
 mod cluster;
 mod conformance;
 mod context_removal;

@@ -11,9 +11,9 @@ use tonic::{Code, Streaming};
 use crate::places::{Redis, scenarios};
 use crate::stage::{ADMIN, CONTEXT, READER, Running, Stage, failure};
 
-type Events = Streaming<wire::WatchEventsResponse>;
+pub(crate) type Events = Streaming<wire::WatchEventsResponse>;
 
-async fn watch(stage: &Stage<impl Redis>, flow_id: u32, position: &str) -> Events {
+pub(crate) async fn watch(stage: &Stage<impl Redis>, flow_id: u32, position: &str) -> Events {
     let request = wire::WatchEventsRequest {
         context_id: CONTEXT,
         flow_id,
@@ -25,13 +25,13 @@ async fn watch(stage: &Stage<impl Redis>, flow_id: u32, position: &str) -> Event
     stage.flows().watch_events(request).await.unwrap().into_inner()
 }
 
-async fn next(events: &mut Events) -> (String, String) {
+pub(crate) async fn next(events: &mut Events) -> (String, String) {
     let event = events.message().await.unwrap().unwrap();
     (String::from_utf8(event.event_json.to_vec()).unwrap(), event.position)
 }
 
 /// The next that is no sign of life.
-async fn next_event(events: &mut Events) -> (String, String) {
+pub(crate) async fn next_event(events: &mut Events) -> (String, String) {
     loop {
         let (event, position) = next(events).await;
         if !event.is_empty() {
@@ -41,6 +41,12 @@ async fn next_event(events: &mut Events) -> (String, String) {
 }
 
 async fn step(stage: &Stage<impl Redis>, flow: &mut Running, events: std::ops::Range<u32>) {
+    let step = step_of(flow, events);
+    stage.apply(flow, step).await;
+}
+
+/// A step of a flow that tells these events.
+pub(crate) fn step_of(flow: &Running, events: std::ops::Range<u32>) -> wire::CommitRequest {
     let event = |n| format!(r#"{{"kind":"node","flow_id":{},"n":{n}}}"#, flow.id).into_bytes().into();
     let node = flow.node(0);
     let node = wire::NodeCommit {
@@ -51,8 +57,7 @@ async fn step(stage: &Stage<impl Redis>, flow: &mut Running, events: std::ops::R
         events: events.map(event).collect(),
         ended_message: String::new(),
     };
-    let step = wire::CommitRequest { nodes: vec![node], ..flow.step() };
-    stage.apply(flow, step).await;
+    wire::CommitRequest { nodes: vec![node], ..flow.step() }
 }
 
 /// Adds an event to the context's stream that nobody is told of.
