@@ -295,12 +295,11 @@ impl Task {
             return;
         }
         let feed = &self.tenant.feed;
+        // Also what was hinted at while something else was awaited waits no longer than that.
+        let until = self.awaited.map_or_else(|| Instant::now() + TELL_WAIT, |awaited| awaited.until);
         let awaited = self.awaited.filter(|awaited| awaited.revision > at.revision);
-        let awaited = awaited.unwrap_or_else(|| Awaited {
-            revision: self.hinted,
-            begun: feed.begun(),
-            until: Instant::now() + TELL_WAIT,
-        });
+        let awaited =
+            awaited.unwrap_or_else(|| Awaited { revision: self.hinted, begun: feed.begun(), until });
         // The end of each wakes this task.
         if feed.is_open(awaited.begun) {
             self.awaited = Some(awaited);
@@ -320,6 +319,8 @@ impl Task {
         if following.is_doubtful {
             self.wake.miss();
         }
+        // Something lies between, also where no hint has told of it.
+        self.hinted = self.hinted.max(self.ahead.greatest());
     }
 
     fn take_up(&mut self, batch: &Batch) {
@@ -348,13 +349,17 @@ impl Task {
     async fn read_on(&mut self) -> Result<()> {
         self.awaited = None;
         let missed = self.wake.missed.load(Ordering::SeqCst);
-        if missed != self.missed
-            && let Some(at) = self.recent.last()
-            && !self.tenant.has_position(at).await?
-        {
-            self.end_all(End::Gone);
-            self.recent.clear();
-            *lock(&self.reached) = None;
+        if missed != self.missed {
+            // What was told may be what Redis has lost. All that it has is read.
+            self.ahead.clear();
+            drop(self.tenant.feed.take());
+            if let Some(at) = self.recent.last()
+                && !self.tenant.has_position(at).await?
+            {
+                self.end_all(End::Gone);
+                self.recent.clear();
+                *lock(&self.reached) = None;
+            }
         }
         while let Some(at) = self.recent.last() {
             let batch: Batch = self.tenant.events_after(at, READ_MAX).await?.into();

@@ -52,10 +52,14 @@ impl Told {
 
 /// What was told, by the places that it follows on.
 #[derive(Debug, Default)]
-pub(crate) struct Ahead(BTreeMap<(u64, u32), Told>);
+pub(crate) struct Ahead {
+    changes: BTreeMap<(u64, u32), Told>,
+    /// Two changes were told behind one place: one of them is of another stream.
+    is_doubtful: bool,
+}
 
 /// What follows on a place.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Following {
     /// All that was told of it, in the stream's order.
     pub(crate) entries: Vec<Entry>,
@@ -66,18 +70,25 @@ pub(crate) struct Following {
 impl Ahead {
     /// Keeps what was told.
     pub(crate) fn extend(&mut self, told: Vec<Told>) {
-        self.0.extend(told.into_iter().map(|told| ((told.behind.revision, told.behind.n), told)));
+        for told in told {
+            let other = self.changes.insert((told.behind.revision, told.behind.n), told);
+            self.is_doubtful |= other.is_some();
+        }
     }
 
     /// Gives what follows on a place, without a gap. What lies before it is forgotten.
     pub(crate) fn after(&mut self, mut at: Position) -> Following {
-        let mut following = Following::default();
-        while let Some(first) = self.0.first_entry() {
+        let mut following =
+            Following { entries: Vec::new(), is_doubtful: std::mem::take(&mut self.is_doubtful) };
+        while let Some(first) = self.changes.first_entry() {
             let told = first.get();
-            let is_new = told.entries.last().is_some_and(|last| last.position.is_after(at));
+            let last = told.entries.last().map(|last| last.position);
+            let is_new = last.is_some_and(|last| last.is_after(at));
             if is_new && told.behind.is_after(at) {
                 break;
             }
+            // The same place, of another change.
+            following.is_doubtful |= last.is_some_and(|last| !is_new && last != at && !at.is_after(last));
             let told = first.remove();
             if is_new && told.behind == at {
                 following.entries.extend(told.entries);
@@ -87,17 +98,23 @@ impl Ahead {
                 following.is_doubtful = true;
             }
         }
-        let bytes = || self.0.values().map(Told::bytes).sum::<usize>();
-        if self.0.len() > AHEAD_MAX || self.0.len() > 1 && bytes() > AHEAD_BYTES {
-            self.0.clear();
+        let bytes = || self.changes.values().map(Told::bytes).sum::<usize>();
+        if self.changes.len() > AHEAD_MAX || self.changes.len() > 1 && bytes() > AHEAD_BYTES {
+            self.changes.clear();
             following.is_doubtful = true;
         }
         following
     }
 
+    /// The greatest change that waits; 0 for none.
+    pub(crate) fn greatest(&self) -> u64 {
+        let last = self.changes.values().next_back().and_then(|told| told.entries.last());
+        last.map_or(0, |last| last.position.revision)
+    }
+
     /// Forgets all of it.
     pub(crate) fn clear(&mut self) {
-        self.0.clear();
+        *self = Self::default();
     }
 }
 
@@ -251,6 +268,14 @@ mod tests {
         // The place that was read was lost.
         ahead.extend(vec![told(at(9, 1, 77), 10, 1, 2)]);
         assert!(ahead.after(at(9, 1, 1)).is_doubtful);
+        // Another change has its number, and was read.
+        ahead.extend(vec![told(at(9, 1, 77), 10, 1, 2)]);
+        let following = ahead.after(at(10, 1, 3));
+        assert_eq!((places(&following), following.is_doubtful), (Vec::new(), true));
+        // Two changes were written behind one place.
+        ahead.extend(vec![told(at(9, 1, 77), 10, 1, 2), told(at(9, 1, 77), 10, 1, 3)]);
+        assert!(ahead.after(at(8, 1, 1)).is_doubtful);
+        ahead.clear();
         // Half of the change was read.
         ahead.extend(vec![told(at(9, 1, 77), 10, 3, 2)]);
         let following = ahead.after(at(10, 2, 2));
