@@ -1,24 +1,26 @@
 //! The coordinator's Redis: what is global, and the contexts in it.
 
+mod change;
+
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use keys::{ContextKeys, GlobalKeys, Layout};
-use kv::{Arg, Blocking, Call, Cmd, Confirmation, Connection, Kv, Pipeline, Script, Value};
-use model::{ActorId, Context, ContextId, ContextUid, FlowId, FlowUid, Timestamp};
+use kv::{Blocking, Cmd, Confirmation, Connection, Kv, Pipeline, Value};
+use model::{ActorId, Context, ContextId, FlowId, FlowUid};
 use tokio::sync::{OnceCell, watch};
 
-use crate::error::{Error, Result, STORE_WENT_BACK};
+pub(crate) use self::change::Change;
+use crate::error::{Error, Result};
 use crate::flows::creation::{JobIds, LastContext};
 use crate::record::{self, Fields};
-use crate::tenants::audit::Deed;
 use crate::tenants::permission::{self, Action};
 use crate::tenants::quotas::Quotas;
 use crate::watch::events::Position;
 use crate::watch::positions::Seen;
-use crate::watch::told::{Feed, Told};
+use crate::watch::told::Feed;
 
 /// Callers of this many flows are remembered, so that a commit need not ask for them.
 const CALLERS_MAX: usize = 65_536;
@@ -112,45 +114,6 @@ pub(crate) struct Tenant {
     pub(crate) last_context: LastContext,
 }
 
-/// A change that is about to be made: the call of its script, and what tells it from every other change.
-#[derive(Debug)]
-pub(crate) struct Change {
-    call: Call,
-    bits: u64,
-    uid: Option<ContextUid>,
-    /// Whether the answer is to have what the change tells the stream.
-    is_told: bool,
-}
-
-impl Change {
-    fn new(call: Call, uid: Option<ContextUid>) -> Self {
-        Self { call, bits: rand::random(), uid, is_told: false }
-    }
-
-    /// Adds an argument.
-    pub(crate) fn arg<'a>(mut self, value: impl Into<Arg<'a>>) -> Self {
-        self.call = self.call.arg(value);
-        self
-    }
-
-    /// Adds several arguments.
-    pub(crate) fn args<'a, A: Into<Arg<'a>>>(mut self, values: impl IntoIterator<Item = A>) -> Self {
-        self.call = self.call.args(values);
-        self
-    }
-
-    /// The random bits, as scripts write them, and behind them who does what, for the scripts that are called for somebody.
-    fn with_bits(self, deed: Option<&Deed>) -> Self {
-        let bits = format!("{:016x}{}", self.bits, deed.map(Deed::json).unwrap_or_default());
-        self.arg(&bits)
-    }
-
-    /// Where its first event stands, once it has been made.
-    const fn position(&self, revision: u64) -> Position {
-        Position { revision, n: 1, bits: self.bits }
-    }
-}
-
 impl Store {
     /// Asks Redis how many databases it has and who this coordinator is.
     pub(crate) async fn open(
@@ -233,58 +196,9 @@ impl Store {
         skip_ids(&self.0.actor_ids, last);
     }
 
-    /// Begins a change of what belongs to no context, for nobody.
-    pub(crate) fn begin_global(&self, script: &'static Script, keys: &[&str], now: Timestamp) -> Change {
-        self.begin_global_by(None, script, keys, now)
-    }
-
-    /// The same for somebody, which is written down with it.
-    pub(crate) fn begin_global_by(
-        &self,
-        deed: Option<&Deed>,
-        script: &'static Script,
-        keys: &[&str],
-        now: Timestamp,
-    ) -> Change {
-        let (ids, events) = (self.0.keys.ids(), self.0.keys.events());
-        let mut all: Vec<&str> = vec![&ids, &events];
-        all.extend(keys);
-        Change::new(script.call(&all), None)
-            .arg(&self.0.layout.hint_channel(ContextId(0)))
-            .arg(&now.to_string())
-            .with_bits(deed)
-    }
-
-    /// Makes a change of what belongs to no context.
-    pub(crate) async fn call_global(&self, change: Change) -> kv::Result<Value> {
-        let (store, call) = (&self.0, change.call);
-        let seen = store.seen.text(None);
-        let answer = store.confirmation.call(&store.connection, call.clone().arg(&seen)).await;
-        match answer {
-            Err(error) if error.code() == Some(STORE_WENT_BACK) => {
-                tracing::error!(seen, "Redis has lost changes of what belongs to no context");
-                store.seen.forget();
-                store.went_back.send_modify(|times| *times += 1);
-                // Whoever builds on them was told; this is built on what is there.
-                store.confirmation.call(&store.connection, call.arg("")).await
-            }
-            answer => answer,
-        }
-    }
-
     /// Changes whenever the store was found to have lost changes.
     pub(crate) fn went_back(&self) -> &watch::Sender<u64> {
         &self.0.went_back
-    }
-
-    /// The same for a script that gives the revision of the change, or 0 when nothing changed.
-    pub(crate) async fn apply_global(&self, change: Change) -> kv::Result<u64> {
-        let unmade = change.position(0);
-        let revision = self.call_global(change).await?.uint()?;
-        if revision > 0 {
-            self.0.seen.note(None, Position { revision, ..unmade });
-        }
-        Ok(revision)
     }
 
     /// Where the stream of what belongs to no context stood when it was last written or read.
@@ -441,97 +355,6 @@ impl Tenant {
             job_ids: JobIds::default(),
             last_context: LastContext::default(),
         }
-    }
-
-    /// Begins a change that nobody has asked for: the keys and arguments that every script has.
-    pub(crate) fn begin(
-        &self,
-        script: &'static Script,
-        keys: &[&str],
-        uid: Option<ContextUid>,
-        now: Timestamp,
-    ) -> Change {
-        self.begin_by(None, script, keys, uid, now)
-    }
-
-    /// The same for somebody, which is written down with it.
-    pub(crate) fn begin_by(
-        &self,
-        deed: Option<&Deed>,
-        script: &'static Script,
-        keys: &[&str],
-        uid: Option<ContextUid>,
-        now: Timestamp,
-    ) -> Change {
-        let mut all: Vec<&str> = Vec::with_capacity(keys.len() + 3);
-        all.extend([self.context.as_str(), &self.ids, &self.events]);
-        all.extend(keys);
-        Change::new(script.call(&all), uid)
-            .arg(&self.hint)
-            .arg(&uid.map(|uid| uid.to_string()).unwrap_or_default())
-            .arg(&now.to_string())
-            .with_bits(deed)
-    }
-
-    /// Makes a change and gives its script's refusals a meaning.
-    pub(crate) async fn call(&self, change: Change) -> Result<Value> {
-        let call = change.call.arg(change.is_told).arg(&self.seen.text(change.uid));
-        let answer = self.confirmation.call(&self.connection, call).await;
-        let answer = answer.map_err(|error| Error::of_script(error, self.id));
-        if matches!(answer, Err(Error::StoreWentBack)) {
-            self.tell_went_back();
-        }
-        answer
-    }
-
-    /// Tells whoever builds on what Redis has lost, and forgets it.
-    pub(crate) fn tell_went_back(&self) {
-        tracing::error!(context = %self.id, seen = ?self.seen.latest(), "Redis has lost changes");
-        self.forget_seen();
-        self.went_back.send_modify(|times| *times += 1);
-    }
-
-    /// Makes a change by a script that raises the change counter: `read` finds the revision in its answer, or
-    /// that nothing changed.
-    pub(crate) async fn apply<T>(
-        &self,
-        change: Change,
-        read: impl FnOnce(Value) -> kv::Result<(Option<u64>, T)>,
-    ) -> Result<T> {
-        let (unmade, uid) = (change.position(0), change.uid);
-        let (revision, answer) = read(self.call(change).await?)?;
-        if let (Some(revision), Some(uid)) = (revision, uid) {
-            self.seen.note(Some(uid), Position { revision, ..unmade });
-        }
-        Ok(answer)
-    }
-
-    /// Makes a change by a script that also gives what it has written into the stream, of which the stream's reader is told at once.
-    pub(crate) async fn apply_telling<T>(
-        &self,
-        mut change: Change,
-        read: impl FnOnce(Value) -> kv::Result<(Option<u64>, Value, T)>,
-    ) -> Result<T> {
-        // What has yet to be confirmed may take long, and whoever reads would wait for it.
-        let telling = if self.confirmation.is_immediate() { self.feed.begin() } else { None };
-        change.is_told = telling.is_some();
-        let bits = change.bits;
-        let read = |value| read(value).map(|(revision, told, answer)| (revision, (told, answer)));
-        let (told, answer) = self.apply(change, read).await?;
-        // What cannot be read so is read from the stream.
-        if let Some(telling) = telling
-            && !told.is_nil()
-            && let Ok(Some(told)) = Told::read(told, bits)
-        {
-            telling.tell(told);
-        }
-        Ok(answer)
-    }
-
-    /// Makes a change by a script that gives nothing but the revision, or 0 when nothing changed.
-    pub(crate) async fn apply_revision(&self, change: Change) -> Result<u64> {
-        let read = |value: Value| value.uint().map(|revision| ((revision > 0).then_some(revision), revision));
-        self.apply(change, read).await
     }
 
     /// The context in the answer to `HGETALL`.
