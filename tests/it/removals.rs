@@ -98,6 +98,10 @@ fn bytes(scene: &Scene) -> u64 {
     of_database(1) + of_database(SUPERVISOR)
 }
 
+/// Bytes that a flow of one job may leave: its events, and who has done what. A third of what it took when its records were written in
+/// many pieces; they have become slimmer since, and this has not.
+const LEFT_MAX: u64 = 2400;
+
 /// Also at the machine that ran it, whose end it has just heard of.
 #[test]
 fn a_deleted_flow_leaves_nothing_but_what_is_named() {
@@ -130,6 +134,6 @@ fn a_deleted_flow_leaves_nothing_but_what_is_named() {
     let unnamed: Vec<_> = kinds(&scene, SUPERVISOR).into_iter().filter(|kind| kind.contains("job")).collect();
     assert_eq!(unnamed, [""; 0], "of the supervisor");
     assert_eq!(scene.up.redis(SUPERVISOR, &["KEYS", "hero:q:reply:*"]).trim(), "");
-    assert!(left * 3 < kept, "of {kept} bytes {left} are left");
+    assert!(left <= 10 * LEFT_MAX, "of {kept} bytes {left} are left");
     scene.close();
 }
