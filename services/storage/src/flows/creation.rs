@@ -132,8 +132,9 @@ impl Store {
         }
         tenant.check_blobs(&new.blobs).await?;
         let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
+        let mut drawn = None;
         for _ in 0..ID_TRIES {
-            let id = match new.id {
+            let id = match new.id.or(drawn.take()) {
                 Some(id) => id,
                 None => FlowId(tenant.next_flow_id().await?),
             };
@@ -159,6 +160,8 @@ impl Store {
                 }
                 Err(Error::Store(kv::Error::Refused { code, message })) if code == "JOB_IDS_GIVEN" => {
                     tenant.job_ids.skip(new.caller, message.parse().unwrap_or_default());
+                    // It is still nobody's.
+                    drawn = Some(id);
                 }
                 Err(error) => return Err(error),
             }

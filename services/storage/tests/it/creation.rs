@@ -138,16 +138,16 @@ async fn ids_of_jobs_are_given_once_whoever_gives_them(stage: Stage<impl Redis>)
         script: Some(v1::Script { source: Some(v1::script::Source::Text("true".into())) }),
         ..Default::default()
     };
-    let mut given = Vec::new();
+    let (mut given, mut ids) = (Vec::new(), BTreeSet::new());
     for _ in 0..10 {
-        let flows =
-            join_all((0..4).map(|_| {
-                let mut flows = stage.flows();
-                async move {
-                    flows.create_flow(whole(2, &script("true"))).await.unwrap().into_inner().first_job_id
-                }
-            }));
-        given.extend(flows.await.into_iter().flat_map(|first| [first, first + 1]));
+        let flows = join_all((0..4).map(|_| {
+            let mut flows = stage.flows();
+            async move { flows.create_flow(whole(2, &script("true"))).await.unwrap().into_inner() }
+        }));
+        for made in flows.await {
+            given.extend([made.first_job_id, made.first_job_id + 1]);
+            ids.insert(made.flow.unwrap().flow.unwrap().id);
+        }
         let draft =
             v1::CreateJobRequest { context_id: CONTEXT, spec: Some(spec.clone()), ..Default::default() };
         given.push(stage.jobs(EXECUTOR).create_job(draft).await.unwrap().into_inner().job.unwrap().id);
@@ -156,6 +156,7 @@ async fn ids_of_jobs_are_given_once_whoever_gives_them(stage: Stage<impl Redis>)
     let given: BTreeSet<u32> = given.into_iter().collect();
     assert_eq!(given.len(), count, "nobody was given what another one has");
     assert!(last <= 10 * 11, "few are left out: {given:?}");
+    assert_eq!(ids, (1..=40).collect(), "no id of a flow is left out");
 }
 
 async fn what_is_refused_leaves_nothing(stage: Stage<impl Redis>) {
