@@ -246,7 +246,7 @@ impl Confirmation {
         Ok((Self { asked }, servers))
     }
 
-    /// Whether an answer counts as soon as the change is made.
+    /// Returns whether an answer counts as soon as its change is made.
     #[must_use]
     pub const fn is_immediate(self) -> bool {
         matches!(self.asked, Durability::Fast)

@@ -46,7 +46,7 @@ enum Told {
 pub(crate) struct Job {
     /// Which attempt.
     pub(crate) head: ExecutionHead,
-    /// What is sent.
+    /// The call that is sent.
     pub(crate) call: Call,
     /// How long its answer may take.
     pub(crate) patience: Duration,

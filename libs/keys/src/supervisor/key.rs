@@ -170,7 +170,7 @@ impl Display for Root {
 pub struct AsidePlace {
     /// The queue that they wait in.
     pub queue: WorkQueue,
-    /// Who has as many slots as one may have.
+    /// The owner of these jobs, who has as many slots as one may have.
     pub owner: String,
 }
 

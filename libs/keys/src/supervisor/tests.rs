@@ -41,7 +41,7 @@ fn any_old() -> impl Strategy<Value = OldQueue> {
     })
 }
 
-/// What parts of keys are made of in a test.
+/// Values of which a test makes parts of keys.
 #[derive(Debug)]
 pub(super) struct Samples {
     bits: (u128, u128),

@@ -62,7 +62,7 @@ impl fmt::Display for ExecutionHead {
     }
 }
 
-/// What is left to read of an object that is written in one way.
+/// A cursor over the JSON text of an object whose fields stand in a known order.
 #[derive(Debug)]
 pub struct Beginning<'a>(&'a [u8]);
 
@@ -79,7 +79,7 @@ impl<'a> Beginning<'a> {
         Some(())
     }
 
-    /// What stands before a byte, which is left to read.
+    /// Gives the text before a byte, and leaves that byte to read.
     pub fn until(&mut self, end: u8) -> Option<&'a str> {
         let at = self.0.iter().position(|byte| *byte == end)?;
         let (text, rest) = self.0.split_at(at);
@@ -95,7 +95,7 @@ impl<'a> Beginning<'a> {
         std::str::from_utf8(text).ok()?.parse().ok()
     }
 
-    /// What follows: further fields, or the end of the object.
+    /// Gives the text that is left: further fields, or the end of the object.
     #[must_use]
     pub fn rest(self) -> Option<&'a [u8]> {
         Some(self.0).filter(|rest| matches!(rest.first(), Some(b',' | b'}')))

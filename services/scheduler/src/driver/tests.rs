@@ -17,7 +17,7 @@ use crate::run::Phase;
 const CONTEXT: ContextId = ContextId(1);
 const CALLER: ActorId = ActorId(7);
 const FLOW: FlowId = FlowId(40);
-/// What storage adds to the ids of jobs.
+/// The number that storage adds to the ids of jobs.
 const BY: u32 = 100;
 const ROUTER: LinkId = LinkId(3);
 

@@ -17,7 +17,7 @@ const AHEAD_MAX: usize = 256;
 /// Bytes that their events may have, those of the last one apart.
 const AHEAD_BYTES: usize = 4 * 1024 * 1024;
 
-/// What one script has written, and the entry behind which it did.
+/// A change as its script tells it: the entries that it has written, and the place behind which it did.
 #[derive(Debug)]
 pub(crate) struct Told {
     behind: Position,
@@ -50,7 +50,7 @@ impl Told {
     }
 }
 
-/// What was told, by the places that it follows on.
+/// Changes that were told and not sent yet, by the places that they follow on.
 #[derive(Debug, Default)]
 pub(crate) struct Ahead {
     changes: BTreeMap<(u64, u32), Told>,
@@ -58,7 +58,7 @@ pub(crate) struct Ahead {
     is_doubtful: bool,
 }
 
-/// What follows on a place.
+/// Entries that follow on a place.
 #[derive(Debug)]
 pub(crate) struct Following {
     /// All that was told of it, in the stream's order.

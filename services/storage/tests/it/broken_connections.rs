@@ -84,7 +84,6 @@ async fn break_under_steps(fault: Fault, are_applied: bool) {
         };
         wait_until(under_way, PATIENCE, "all steps are under way").await;
         proxy.cut_once();
-        proxy.restore();
     };
     let (revisions, ()) = tokio::join!(steps, breaking);
 
