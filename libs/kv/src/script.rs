@@ -1,5 +1,7 @@
 //! Lua scripts: known by their hash, sent in full only when the server does not have them.
 
+mod parts;
+
 use std::sync::OnceLock;
 
 use crate::command::Arg;
@@ -18,7 +20,8 @@ pub struct Script {
 }
 
 impl Script {
-    /// A script of parts that follow each other, and the name by which people know it.
+    /// A script of parts that follow each other, and the name by which people know it. What is a function in them and used by nothing
+    /// of the rest is left out.
     #[must_use]
     pub const fn new(name: &'static str, parts: &'static [&'static str]) -> Self {
         Self { name, parts, loaded: OnceLock::new() }
@@ -38,7 +41,7 @@ impl Script {
 
     fn loaded(&self) -> &(String, String) {
         self.loaded.get_or_init(|| {
-            let text = self.parts.concat();
+            let text = parts::join(self.parts);
             let sha = redis::Script::new(&text).get_hash().to_owned();
             (text, sha)
         })
