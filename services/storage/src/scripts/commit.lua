@@ -147,9 +147,11 @@ end
 if ends and flow[11] == '1' then count_open(-1, -tonumber(flow[10])) end
 local me = ARGV[5] .. '-' .. ARGV[6]
 local taken = tonumber(ARGV[22])
-if ends then
+-- Mostly a flow has neither inputs nor others that wait for it.
+local has_company = ends and redis.call('EXISTS', KEYS[12], KEYS[13]) > 0
+if has_company then
   redis.call('UNLINK', KEYS[12])
-elseif taken > 0 then
+elseif not ends and taken > 0 then
   redis.call('LTRIM', KEYS[12], taken, -1)
 end
 -- What came meanwhile keeps it from resting: an input, or the end of a flow that it waits for.
@@ -168,7 +170,7 @@ else
   redis.call('ZREM', KEYS[8], me)
 end
 if ends then
-  wake(KEYS[13], KEYS[7])
+  if has_company then wake(KEYS[13], KEYS[7]) end
   if flow[9] and flow[9] ~= '' then tell(revision, flow[9]) end
 end
 hint(kind)

@@ -76,9 +76,9 @@ local function refer(blob_idle, blobs, blobs_at, refs, jobs_at, at)
   end
 end
 
--- Writes messages that carry attempts, and lets the router hold them; without one they wait for whoever fetches them. Their keys are
--- behind `keys_at`. From `at` on ARGV has for each: caller, id, runner, timeout_ack, nodes, time of its making, how many nodes, their
--- job keys. Gives what is behind that.
+-- Writes messages that carry attempts, and lets the router hold them; without one they wait for whoever fetches them. What has no
+-- value, or the same one in all of them, is not written. Their keys are behind `keys_at`. From `at` on ARGV has for each: caller, id,
+-- runner, timeout_ack, nodes, time of its making, how many nodes, their job keys. Gives what is behind that.
 local MESSAGE_ARGUMENTS = 8
 local function write_messages(count, keys_at, at, of)
   for m = 1, count do
@@ -87,9 +87,7 @@ local function write_messages(count, keys_at, at, of)
     redis.call('UNLINK', key)
     redis.call('HSET', key, 'caller_id', ARGV[at], 'id', ARGV[at + 1], 'to', ARGV[at + 2], 'timeout_ack', ARGV[at + 3],
       'nodes', ARGV[at + 4], 'created_at', ARGV[at + 5], 'updated_at', ARGV[3], 'context_id', of.context,
-      'flow_id', of.flow, 'router', of.router, 'target_context', '', 'topic', '', 'from_pubkey', '', 'origin', '',
-      'signature', '', 'message', '', 'message_type', 'job', 'message_format_type', 'text', 'timeout', '0',
-      'timeout_result', '0', 'logs', '[]', 'status', 'dispatched', 'error', '', 'transport_id', '',
+      'flow_id', of.flow, 'router', of.router, 'message_type', 'job', 'status', 'dispatched',
       'transport_status', 'queued', 'revision', of.revision, 'open', ARGV[at + 6], 'job_keys', ARGV[at + 7])
     redis.call('SADD', of.carriers, key)
     if of.router == '' then

@@ -11,11 +11,21 @@ local function refuse(code, message)
   return redis.error_reply(code .. ' ' .. message)
 end
 
+-- The last entry of the events before this change, once it was read.
+local last_before
+
+local function read_last()
+  last_before = last_before or redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)[1]
+  return last_before
+end
+
 -- Whether what this storage has seen is gone, and not because the events were trimmed: then Redis has lost changes.
 local function has_gone_back()
-  local id, bits = string.match(SEEN, '^(%d+%-%d+) (%x+)$')
+  local id, revision, bits = string.match(SEEN, '^((%d+)%-%d+) (%x+)$')
   if not id then return false end
-  local entry = redis.call('XRANGE', KEYS[3], id, id)[1]
+  -- Mostly it has seen the last change.
+  local entry = read_last()
+  if not entry or string.match(entry[1], '^%d+') ~= revision then entry = redis.call('XRANGE', KEYS[3], id, id)[1] end
   if entry then return entry[2][4] ~= bits end
   return redis.call('XLEN', KEYS[3]) == 0 or #redis.call('XRANGE', KEYS[3], '-', id, 'COUNT', 1) > 0
 end
@@ -90,7 +100,7 @@ local emitted = 0
 local written = {}
 local function emit(revision, event)
   if IS_TOLD and #written == 0 then
-    local last = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)[1]
+    local last = read_last()
     written[1], written[2] = last and last[1] or '', last and last[2][4] or ''
   end
   emitted = emitted + 1
