@@ -71,6 +71,14 @@ impl From<usize> for Arg<'_> {
     }
 }
 
+/// Arguments with their names, for [`Call::named`](crate::Call::named): `named![owner: "me", epoch: 3]`.
+#[macro_export]
+macro_rules! named {
+    ($($name:ident: $value:expr),+ $(,)?) => {
+        [$((stringify!($name), $crate::Arg::from($value))),+]
+    };
+}
+
 /// A command with its arguments, already in the form in which it is sent.
 #[derive(Debug, Clone)]
 pub struct Cmd(pub(crate) redis::Cmd);

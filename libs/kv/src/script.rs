@@ -5,6 +5,7 @@ mod parts;
 use std::sync::OnceLock;
 
 use crate::command::Arg;
+use parts::Joined;
 
 /// A script of ours. Made once, as a `static`.
 ///
@@ -15,13 +16,20 @@ use crate::command::Arg;
 pub struct Script {
     name: &'static str,
     parts: &'static [&'static str],
-    /// The whole text and its hash.
-    loaded: OnceLock<(String, String)>,
+    loaded: OnceLock<Loaded>,
+}
+
+/// What is made of the parts.
+#[derive(Debug)]
+struct Loaded {
+    joined: Joined,
+    sha: String,
 }
 
 impl Script {
     /// A script of parts that follow each other, and the name by which people know it. What is a function in them and used by nothing
-    /// of the rest is left out.
+    /// of the rest is left out. A part may name its keys and arguments, in lines that begin with `-- KEYS =` and `-- ARGV =`, and say
+    /// `KEYS.name` and `ARGV.name` then.
     #[must_use]
     pub const fn new(name: &'static str, parts: &'static [&'static str]) -> Self {
         Self { name, parts, loaded: OnceLock::new() }
@@ -39,20 +47,30 @@ impl Script {
         Call::new(self, keys)
     }
 
-    fn loaded(&self) -> &(String, String) {
+    /// The keys of a call that the script itself has a name for, each with that name.
+    ///
+    /// # Panics
+    /// When the script has others, or another order.
+    #[must_use]
+    pub fn keys<'a, const N: usize>(&self, keys: [(&'static str, &'a str); N]) -> [&'a str; N] {
+        self.loaded().joined.keys.expect(self.name, "keys", keys.iter().map(|(name, _)| *name));
+        keys.map(|(_, key)| key)
+    }
+
+    fn loaded(&self) -> &Loaded {
         self.loaded.get_or_init(|| {
-            let text = parts::join(self.parts);
-            let sha = redis::Script::new(&text).get_hash().to_owned();
-            (text, sha)
+            let joined = parts::join(self.parts);
+            let sha = redis::Script::new(&joined.text).get_hash().to_owned();
+            Loaded { joined, sha }
         })
     }
 
     fn text(&self) -> &str {
-        &self.loaded().0
+        &self.loaded().joined.text
     }
 
     fn sha(&self) -> &str {
-        &self.loaded().1
+        &self.loaded().sha
     }
 }
 
@@ -89,6 +107,17 @@ impl Call {
             value.into().write(&mut self.by_hash);
         }
         self
+    }
+
+    /// Adds the arguments that the script itself has a name for, each with that name.
+    ///
+    /// # Panics
+    /// When the script has others, or another order.
+    #[must_use]
+    pub fn named<const N: usize>(self, arguments: [(&'static str, Arg<'_>); N]) -> Self {
+        let names = &self.script.loaded().joined.arguments;
+        names.expect(self.script.name, "arguments", arguments.iter().map(|(name, _)| *name));
+        self.args(arguments.map(|(_, value)| value))
     }
 
     /// Which script is called.

@@ -285,16 +285,18 @@ fn change_of(
     let over = ended.keys().map(|key| keys.message(key.caller, key.id));
     let varying: Vec<String> = jobs.chain(messages).chain(blobs).chain(awaited).chain(over).collect();
     let mut touched: Vec<&str> = Vec::with_capacity(varying.len() + FLOW_RECORDS);
-    touched.extend(own.iter().map(String::as_str));
-    touched.extend([
-        tenant.flows_active.as_str(),
-        &tenant.due,
-        &tenant.msg_out,
-        &tenant.held,
-        &tenant.blob_idle,
-        &inbox[0],
-        &inbox[1],
-    ]);
+    touched.extend(scripts::COMMIT.keys([
+        ("flow", &own[0]),
+        ("nodes", &own[1]),
+        ("carriers", &own[2]),
+        ("flows_active", &tenant.flows_active),
+        ("due", &tenant.due),
+        ("out", &tenant.msg_out),
+        ("held", &tenant.held),
+        ("blob_idle", &tenant.blob_idle),
+        ("inputs", &inbox[0]),
+        ("waiters", &inbox[1]),
+    ]));
     touched.extend(varying.iter().map(String::as_str));
 
     let result = match commit.status {
@@ -302,30 +304,31 @@ fn change_of(
         None => String::new(),
     };
     let events: usize = commit.nodes.iter().map(|node| node.events.len()).sum();
-    let mut change = tenant
-        .begin(&scripts::COMMIT, &touched, Some(commit.context_uid), now)
-        .arg(commit.flow.0)
-        .arg(&commit.flow_uid.to_string())
-        .arg(&commit.owner.to_string())
-        .arg(commit.epoch.0)
-        .arg(&commit.last_commit)
-        .arg(&commit.id.to_string())
-        .arg(commit.status.map_or("", FlowStatus::as_str))
-        .arg(&result)
-        .arg(if commit.result_truncated { "true" } else { "false" })
-        .arg(&commit.due.map(|due| due.to_string()).unwrap_or_default())
-        .arg(router)
-        .arg(&(now + HOLD).to_string())
-        .arg(commit.nodes.len())
-        .arg(commit.messages.len())
-        .arg(events)
-        .arg(outputs.len())
-        .arg(commit.context.0)
-        .arg(commit.inputs_taken)
-        .arg(commit.rests)
-        .arg(commit.awaited.len())
-        .arg(ended.len())
-        .arg(keys.prefix());
+    let begun = tenant.begin(&scripts::COMMIT, &touched, Some(commit.context_uid), now);
+    let mut change = begun.named(kv::named![
+        flow: commit.flow.0,
+        flow_uid: &commit.flow_uid.to_string(),
+        owner: &commit.owner.to_string(),
+        epoch: commit.epoch.0,
+        last_commit: &commit.last_commit,
+        commit: &commit.id.to_string(),
+        status: commit.status.map_or("", FlowStatus::as_str),
+        result: &result,
+        is_incomplete: if commit.result_truncated { "true" } else { "false" },
+        due: &commit.due.map(|due| due.to_string()).unwrap_or_default(),
+        router: router,
+        hold_end: &(now + HOLD).to_string(),
+        nodes: commit.nodes.len(),
+        messages: commit.messages.len(),
+        events: events,
+        blobs: outputs.len(),
+        context: commit.context.0,
+        inputs_taken: commit.inputs_taken,
+        rests: commit.rests,
+        awaited: commit.awaited.len(),
+        ended: ended.len(),
+        prefix: keys.prefix(),
+    ]);
     for node in &commit.nodes {
         change = change.arg(node.job.0).arg(&node.json[..]).arg(&node.job_status).arg(&node.result[..]);
     }

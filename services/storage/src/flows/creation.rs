@@ -270,43 +270,55 @@ impl Creating<'_> {
         let Part { first, nodes, step, due, router, last_commit } = part;
         let message = new.message.map(crate::messages::held::message_key).unwrap_or_default();
         let blobs = BlobTable::of(nodes);
-        let mut touched =
-            vec![tenant.keys.flow(flow.id), tenant.flows.clone(), tenant.keys.flow_nodes(flow.id)];
-        touched.extend([tenant.flows_active.clone(), tenant.blob_idle.clone()]);
-        touched.extend([tenant.keys.flow_messages(flow.id), tenant.msg_out.clone()]);
-        touched.extend([tenant.held.clone(), tenant.due.clone()]);
-        touched.extend(blobs.keys(tenant));
+        let (record, flow_nodes) = (tenant.keys.flow(flow.id), tenant.keys.flow_nodes(flow.id));
+        let carriers = tenant.keys.flow_messages(flow.id);
         let by = first.0 - 1;
-        touched.extend(nodes.iter().map(|node| tenant.keys.job(flow.caller_id, node.job_id(by))));
+        let mut varying: Vec<String> = blobs.keys(tenant).collect();
+        varying.extend(nodes.iter().map(|node| tenant.keys.job(flow.caller_id, node.job_id(by))));
         let messages = step.messages.iter().map(|message| message.key);
-        touched.extend(messages.map(|key| tenant.keys.message(key.caller, key.id)));
-        touched.extend(asked.key.map(str::to_owned));
-        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
-        let change = tenant
-            .begin_by(Some(asked.deed), &scripts::CREATE_FLOW, &touched, Some(context.uid), now)
-            .arg(context.revision.0)
-            .arg(flow.id.0)
-            .arg(flow.caller_id.0)
-            .arg(new.node_count)
-            .arg(hash_of(asked.request))
-            .arg(limits::REQUEST_ID_KEEP_SECS)
-            .arg(&flow.uid.to_string())
-            .arg(new.id.is_none())
-            .arg(&message)
-            .arg(asked.taken_revision(&message))
-            .arg(tenant.quotas.of(Quota::ContextFlowsOpen))
-            .arg(tenant.quotas.of(Quota::ContextJobsOpen))
-            .arg(tenant.quotas.of(Quota::ContextFlows))
-            .arg(first.0)
-            .arg(context.id.0)
-            .arg(&due.map(|due| due.to_string()).unwrap_or_default())
-            .arg(router)
-            .arg(&(now + HOLD).to_string())
-            .arg(blobs.hashes.len())
-            .arg(nodes.len())
-            .arg(step.messages.len())
-            .arg(step.events.len())
-            .arg(blobs.references.len());
+        varying.extend(messages.map(|key| tenant.keys.message(key.caller, key.id)));
+        varying.extend(asked.key.map(str::to_owned));
+        let mut touched = scripts::CREATE_FLOW
+            .keys([
+                ("flow", record.as_str()),
+                ("flows", &tenant.flows),
+                ("nodes", &flow_nodes),
+                ("flows_active", &tenant.flows_active),
+                ("blob_idle", &tenant.blob_idle),
+                ("carriers", &carriers),
+                ("out", &tenant.msg_out),
+                ("held", &tenant.held),
+                ("due", &tenant.due),
+            ])
+            .to_vec();
+        touched.extend(varying.iter().map(String::as_str));
+        let begun =
+            tenant.begin_by(Some(asked.deed), &scripts::CREATE_FLOW, &touched, Some(context.uid), now);
+        let change = begun.named(kv::named![
+            context_revision: context.revision.0,
+            flow: flow.id.0,
+            caller: flow.caller_id.0,
+            node_count: new.node_count,
+            request_hash: hash_of(asked.request),
+            request_secs: limits::REQUEST_ID_KEEP_SECS,
+            flow_uid: &flow.uid.to_string(),
+            is_our_id: new.id.is_none(),
+            message: &message,
+            taken_revision: asked.taken_revision(&message),
+            flows_open_max: tenant.quotas.of(Quota::ContextFlowsOpen),
+            jobs_open_max: tenant.quotas.of(Quota::ContextJobsOpen),
+            flows_max: tenant.quotas.of(Quota::ContextFlows),
+            first_job: first.0,
+            context: context.id.0,
+            due: &due.map(|due| due.to_string()).unwrap_or_default(),
+            router: router,
+            hold_end: &(now + HOLD).to_string(),
+            blobs: blobs.hashes.len(),
+            nodes: nodes.len(),
+            messages: step.messages.len(),
+            events: step.events.len(),
+            refs: blobs.references.len(),
+        ]);
         let place = record::job::Place { caller: flow.caller_id, context: context.id, flow: Some(flow.id) };
         let change = blobs.write(change);
         let change = nodes.iter().fold(change, |change, node| node.write(change, place, by, now));

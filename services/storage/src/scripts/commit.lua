@@ -1,27 +1,26 @@
 -- Applies one step of one flow.
--- KEYS 4 flow, 5 its nodes, 6 its messages, 7 flows_active, 8 due, 9 msg_out, 10 msg_out_coordinator, 11 blob_idle,
---      12 its inputs, 13 its waiters, then N jobs, then M messages, then B pairs blob and blob_refs,
---      then A times the waiters of a flow that it waits for, then C messages that carried attempts which have ended
--- ARGV 5 flow id, 6 flow uid, 7 owner, 8 epoch, 9 last commit, 10 commit id, 11 new status ('' for none),
---      12 result, 13 whether it is incomplete, 14 due in Unix seconds ('' for never), 15 router ('' for none),
---      16 end of its hold, 17 N, 18 M, 19 E, 20 B, 21 context id,
---      22 how many inputs it has taken up, 23 whether it rests, 24 A, 25 C, 26 what the keys of this context begin with,
---      then N times: job id, node, job status, result ('' for unchanged);
---      then M times: caller, id, runner, timeout_ack, nodes, time of its making, how many nodes, their job keys;
---      then E events; then B times the number of the job that refers to the blob; then C times the
---      jobs of the attempts, with spaces between
+-- KEYS = flow nodes carriers flows_active due out held blob_idle inputs waiters
+-- ARGV = flow flow_uid owner epoch last_commit commit status result is_incomplete due router hold_end nodes messages events blobs
+-- ARGV = context inputs_taken rests awaited ended prefix
+--
+-- `carriers` are the flow's messages, `waiters` those who wait for it. `status` is '' when it stays, `due` in Unix seconds, '' for never,
+-- `router` '' for none; `prefix` is what the keys of this context begin with. `nodes`, `messages`, `events`, `blobs`, `awaited` and
+-- `ended` are how many. Behind the keys come the jobs of the nodes, the messages, for each blob its key and its blob_refs, the waiters of
+-- each flow that is awaited, the messages that carried attempts which have ended. Behind the arguments come for each node its job id,
+-- itself, the job's status and its result, '' for unchanged; the messages as `write_messages` has them; the events; for each blob the number of the job
+-- that refers to it; for each message whose attempts have ended their jobs, with spaces between.
 -- Gives the flow's new revision and what was emitted; the revision of then, negative, when the same commit was applied before.
 local no = closed()
 if no then return no end
-local flow = redis.call('HMGET', KEYS[4], 'uid', 'owner', 'epoch', 'last_commit', 'status', 'generation', 'deleting',
+local flow = redis.call('HMGET', KEYS.flow, 'uid', 'owner', 'epoch', 'last_commit', 'status', 'generation', 'deleting',
   'last_commit_revision', 'message', 'node_count', 'counted', unpack(ABOUT))
-if flow[1] ~= ARGV[6] or flow[7] then return refuse('FLOW_GONE', 'the flow') end
-if flow[4] == ARGV[10] then return {-tonumber(flow[8])} end
-if flow[2] ~= ARGV[7] or flow[3] ~= ARGV[8] then
+if flow[1] ~= ARGV.flow_uid or flow[7] then return refuse('FLOW_GONE', 'the flow') end
+if flow[4] == ARGV.commit then return {-tonumber(flow[8])} end
+if flow[2] ~= ARGV.owner or flow[3] ~= ARGV.epoch then
   return refuse('FENCED', 'owner ' .. (flow[2] or '') .. ' epoch ' .. (flow[3] or ''))
 end
 -- Wishes of others raise the flow's revision; what fences is the owner's last change.
-if flow[4] ~= ARGV[9] then return refuse('FENCED', 'last commit ' .. (flow[4] or '')) end
+if flow[4] ~= ARGV.last_commit then return refuse('FENCED', 'last commit ' .. (flow[4] or '')) end
 if flow[5] ~= 'started' then return refuse('FENCED', 'the flow is ' .. flow[5]) end
 -- What is cancelled can end and be removed, however full Redis is. What goes on waits for room.
 local fields = {unpack(flow, 12, 16)}
@@ -29,48 +28,48 @@ if (fields[5] or '') ~= '' then use_reserve() end
 
 -- What became of the jobs of the message that the flow was made of, as JSON. A result that makes it too long is left out.
 local function outcome(message)
-  local flow = redis.call('HMGET', KEYS[4], 'caller_id', 'first_job_id', 'node_count')
+  local flow = redis.call('HMGET', KEYS.flow, 'caller_id', 'first_job_id', 'node_count')
   local jobs, bytes, first = {}, 0, tonumber(flow[2])
   for id = first, first + tonumber(flow[3]) - 1 do
     id = string.format('%.0f', id)
-    local name = string.match(redis.call('HGET', KEYS[5], id) or '', '"name":"([%w_-]+)"') or id
+    local name = string.match(redis.call('HGET', KEYS.nodes, id) or '', '"name":"([%w_-]+)"') or id
     local key = 'job:' .. flow[1] .. ':' .. id
-    local job = redis.call('HMGET', ARGV[26] .. key, 'status', 'result')
+    local job = redis.call('HMGET', ARGV.prefix .. key, 'status', 'result')
     local result = job[2] or '{}'
     bytes = bytes + #result
     result = bytes <= 262144 and ',"result":' .. result or ''
     jobs[#jobs + 1] = '"' .. (string.match(name, '^job%-(%d+)$') or name) .. '":{"job":"' .. key .. '","status":"'
       .. (job[1] or '') .. '"' .. result .. '}'
   end
-  return '{"message":"' .. message .. '","flow_id":' .. ARGV[5] .. ',"status":"' .. ARGV[11] .. '","jobs":{'
+  return '{"message":"' .. message .. '","flow_id":' .. ARGV.flow .. ',"status":"' .. ARGV.status .. '","jobs":{'
     .. table.concat(jobs, ',') .. '}}', flow[1]
 end
 
 -- The message that the flow was made of has the flow's end, and its sender is told.
 local function tell(revision, message)
-  local key = ARGV[26] .. message
-  local ended = 'flow ' .. ARGV[5] .. ' has ended: ' .. told(ARGV[11])
+  local key = ARGV.prefix .. message
+  local ended = 'flow ' .. ARGV.flow .. ' has ended: ' .. told(ARGV.status)
   -- Its program may have written another one under this key since.
-  if is_hash(key) and redis.call('HGET', key, 'flow_id') == ARGV[5] then
-    local finished = ARGV[11] == 'finished'
+  if is_hash(key) and redis.call('HGET', key, 'flow_id') == ARGV.flow then
+    local finished = ARGV.status == 'finished'
     redis.call('HSET', key, 'status', finished and 'processed' or 'error', 'error', finished and '' or ended,
-      'updated_at', ARGV[3], 'revision', revision, 'logs', logged(redis.call('HGET', key, 'logs'), ended))
+      'updated_at', ARGV.now, 'revision', revision, 'logs', logged(redis.call('HGET', key, 'logs'), ended))
     -- Whoever waited for the flow to be made may have given it up; it has arrived all the same.
-    redis.call('ZREM', ARGV[26] .. 'dead_letters', key)
+    redis.call('ZREM', ARGV.prefix .. 'dead_letters', key)
     emit_message(revision, key, finished and 'processed' or 'error')
-    if redis.call('ZSCORE', ARGV[26] .. 'letters', key) then done(revision, key) end
+    if redis.call('ZSCORE', ARGV.prefix .. 'letters', key) then done(revision, key) end
   end
   local text, caller = outcome(message)
-  local id, told = new_message(ARGV[26], '0')
+  local id, told = new_message(ARGV.prefix, '0')
   if not id then return end
-  redis.call('HSET', told, 'id', id, 'revision', revision, 'caller_id', '0', 'context_id', ARGV[21], 'flow_id', ARGV[5],
-    'to', caller, 'target_context', ARGV[21], 'topic', message, 'from_pubkey', '', 'origin', '', 'signature', '',
+  redis.call('HSET', told, 'id', id, 'revision', revision, 'caller_id', '0', 'context_id', ARGV.context, 'flow_id', ARGV.flow,
+    'to', caller, 'target_context', ARGV.context, 'topic', message, 'from_pubkey', '', 'origin', '', 'signature', '',
     'message', text, 'message_type', 'chat', 'message_format_type', 'text', 'timeout', '0', 'timeout_ack', '0',
-    'timeout_result', '0', 'nodes', '[]', 'logs', '[]', 'created_at', ARGV[3], 'updated_at', ARGV[3], 'error', '',
+    'timeout_result', '0', 'nodes', '[]', 'logs', '[]', 'created_at', ARGV.now, 'updated_at', ARGV.now, 'error', '',
     'status', 'acknowledged', 'transport_id', '', 'transport_status', 'delivered', 'router', '', 'verified', 'false')
-  redis.call('ZADD', ARGV[26] .. 'letters', revision, told)
-  redis.call('LPUSH', ARGV[26] .. 'msg_in', told)
-  redis.call('LTRIM', ARGV[26] .. 'msg_in', 0, 9999)
+  redis.call('ZADD', ARGV.prefix .. 'letters', revision, told)
+  redis.call('LPUSH', ARGV.prefix .. 'msg_in', told)
+  redis.call('LTRIM', ARGV.prefix .. 'msg_in', 0, 9999)
   -- A full inbox takes no more; the message is kept all the same, and its key stands in `msg_in`.
   local has_room = has_place(caller, #text)
   if has_room then put_in(caller, told, revision, #text) end
@@ -80,34 +79,34 @@ local function tell(revision, message)
 end
 
 local revision = raise()
-local N, M, E, B = tonumber(ARGV[17]), tonumber(ARGV[18]), tonumber(ARGV[19]), tonumber(ARGV[20])
-local A, C = tonumber(ARGV[24]), tonumber(ARGV[25])
-local at, jobs_at, kind = 26, 13, ''
+local N, M, E, B = tonumber(ARGV.nodes), tonumber(ARGV.messages), tonumber(ARGV.events), tonumber(ARGV.blobs)
+local A, C = tonumber(ARGV.awaited), tonumber(ARGV.ended)
+local at, jobs_at, kind = ARGV_NAMED, KEYS_NAMED, ''
 if N > 0 then
   local nodes = {}
   for n = 1, N do
     nodes[2 * n - 1] = ARGV[at + 1]
     nodes[2 * n] = ARGV[at + 2]
     if ARGV[at + 4] == '' then
-      redis.call('HSET', KEYS[jobs_at + n], 'status', ARGV[at + 3], 'updated_at', ARGV[3])
+      redis.call('HSET', KEYS[jobs_at + n], 'status', ARGV[at + 3], 'updated_at', ARGV.now)
     else
-      redis.call('HSET', KEYS[jobs_at + n], 'status', ARGV[at + 3], 'updated_at', ARGV[3], 'result', ARGV[at + 4])
+      redis.call('HSET', KEYS[jobs_at + n], 'status', ARGV[at + 3], 'updated_at', ARGV.now, 'result', ARGV[at + 4])
     end
     at = at + 4
   end
-  redis.call('HSET', KEYS[5], unpack(nodes))
+  redis.call('HSET', KEYS.nodes, unpack(nodes))
 end
-if M > 0 and ARGV[15] == '' then kind = 'out' end
+if M > 0 and ARGV.router == '' then kind = 'out' end
 -- `at` is one before what comes next.
-at = write_messages(M, jobs_at + N, at + 1, {context = ARGV[21], flow = ARGV[5], router = ARGV[15], hold_end = ARGV[16],
-  revision = revision, carriers = KEYS[6], out = KEYS[9], held = KEYS[10]}) - 1
+at = write_messages(M, jobs_at + N, at + 1, {context = ARGV.context, flow = ARGV.flow, router = ARGV.router, hold_end = ARGV.hold_end,
+  revision = revision, carriers = KEYS.carriers, out = KEYS.out, held = KEYS.held}) - 1
 for e = 1, E do emit(revision, ARGV[at + e]) end
 at = at + E
 for b = 1, B do
   local blob = KEYS[jobs_at + N + M + 2 * b - 1]
   if redis.call('EXISTS', blob) == 1 then
     redis.call('SADD', KEYS[jobs_at + N + M + 2 * b], KEYS[jobs_at + tonumber(ARGV[at + b])])
-    redis.call('ZREM', KEYS[11], string.match(blob, '%x+$'))
+    redis.call('ZREM', KEYS.blob_idle, string.match(blob, '%x+$'))
   end
 end
 for c = 1, C do
@@ -120,57 +119,57 @@ for c = 1, C do
   local _, others = string.gsub(jobs, ' ', '')
   local open = status and redis.pcall('HINCRBY', key, 'open', -others - 1)
   if type(open) == 'number' and open <= 0 and status == 'acknowledged' then
-    redis.call('HSET', key, 'status', 'processed', 'updated_at', ARGV[3], 'revision', revision)
-  elseif type(open) == 'number' and open <= 0 and status == 'dispatched' and redis.call('ZSCORE', KEYS[10], key) then
+    redis.call('HSET', key, 'status', 'processed', 'updated_at', ARGV.now, 'revision', revision)
+  elseif type(open) == 'number' and open <= 0 and status == 'dispatched' and redis.call('ZSCORE', KEYS.held, key) then
     -- The last of its jobs has ended before its router told that it has arrived: there is nothing more to say of it then.
-    redis.call('HSET', key, 'status', 'processed', 'transport_status', 'read', 'updated_at', ARGV[3], 'revision', revision,
+    redis.call('HSET', key, 'status', 'processed', 'transport_status', 'read', 'updated_at', ARGV.now, 'revision', revision,
       'logs', logged(message[2], 'acknowledged'), 'nodes', '[]')
   elseif type(open) == 'number' and open > 0 and status == 'dispatched' then
     -- Whoever is given it after this sends the others alone.
     redis.call('HSET', key, 'ended', (redis.call('HGET', key, 'ended') or '') .. ' ' .. jobs)
   end
 end
-local ends = ARGV[11] ~= '' and ARGV[11] ~= 'started'
-local changed = {'revision', revision, 'last_commit', ARGV[10], 'last_commit_revision', revision, 'updated_at', ARGV[3]}
-if ARGV[11] ~= '' then
-  redis.call('HSET', KEYS[4], 'status', ARGV[11], 'result', ARGV[12], 'result_truncated', ARGV[13],
+local ends = ARGV.status ~= '' and ARGV.status ~= 'started'
+local changed = {'revision', revision, 'last_commit', ARGV.commit, 'last_commit_revision', revision, 'updated_at', ARGV.now}
+if ARGV.status ~= '' then
+  redis.call('HSET', KEYS.flow, 'status', ARGV.status, 'result', ARGV.result, 'result_truncated', ARGV.is_incomplete,
     'counted', ends and '' or flow[11] or '', unpack(changed))
-  list_flow(ARGV[5], ARGV[11], flow[5])
+  list_flow(ARGV.flow, ARGV.status, flow[5])
   -- Watchers of its end read the flow only where its result is long.
-  local is_told = ends and ARGV[13] ~= 'true' and #ARGV[12] <= 1024
-  emit_flow(revision, ARGV[5], ARGV[11], flow[6], fields, is_told and ARGV[12])
+  local is_told = ends and ARGV.is_incomplete ~= 'true' and #ARGV.result <= 1024
+  emit_flow(revision, ARGV.flow, ARGV.status, flow[6], fields, is_told and ARGV.result)
 else
-  redis.call('HSET', KEYS[4], unpack(changed))
-  if E == 0 then emit_flow(revision, ARGV[5], 'started', flow[6], fields) end
+  redis.call('HSET', KEYS.flow, unpack(changed))
+  if E == 0 then emit_flow(revision, ARGV.flow, 'started', flow[6], fields) end
 end
 -- What began with an earlier version may have been counted never.
 if ends and flow[11] == '1' then count_open(-1, -tonumber(flow[10])) end
-local me = ARGV[5] .. '-' .. ARGV[6]
-local taken = tonumber(ARGV[22])
+local me = ARGV.flow .. '-' .. ARGV.flow_uid
+local taken = tonumber(ARGV.inputs_taken)
 -- Mostly a flow has neither inputs nor others that wait for it.
-local has_company = ends and redis.call('EXISTS', KEYS[12], KEYS[13]) > 0
+local has_company = ends and redis.call('EXISTS', KEYS.inputs, KEYS.waiters) > 0
 if has_company then
-  redis.call('UNLINK', KEYS[12])
+  redis.call('UNLINK', KEYS.inputs)
 elseif not ends and taken > 0 then
-  redis.call('LTRIM', KEYS[12], taken, -1)
+  redis.call('LTRIM', KEYS.inputs, taken, -1)
 end
 -- What came meanwhile keeps it from resting: an input, or the end of a flow that it waits for.
-local rests = ARGV[23] == '1' and redis.call('LLEN', KEYS[12]) == 0
+local rests = ARGV.rests == '1' and redis.call('LLEN', KEYS.inputs) == 0
 for a = 1, A do
   rests = rests and redis.call('SISMEMBER', KEYS[jobs_at + N + M + 2 * B + a], me) == 1
 end
 if ends or rests then
-  redis.call('SREM', KEYS[7], me)
+  redis.call('SREM', KEYS.flows_active, me)
 else
-  redis.call('SADD', KEYS[7], me)
+  redis.call('SADD', KEYS.flows_active, me)
 end
-if not ends and ARGV[14] ~= '' then
-  redis.call('ZADD', KEYS[8], ARGV[14], me)
+if not ends and ARGV.due ~= '' then
+  redis.call('ZADD', KEYS.due, ARGV.due, me)
 else
-  redis.call('ZREM', KEYS[8], me)
+  redis.call('ZREM', KEYS.due, me)
 end
 if ends then
-  if has_company then wake(KEYS[13], KEYS[7]) end
+  if has_company then wake(KEYS.waiters, KEYS.flows_active) end
   if flow[9] and flow[9] ~= '' then tell(revision, flow[9]) end
 end
 hint(kind)

@@ -2,8 +2,8 @@
 
 -- Counts flows that have not ended, and their nodes.
 local function count_open(flows, nodes)
-  redis.call('HINCRBY', KEYS[2], 'flows_open', flows)
-  redis.call('HINCRBY', KEYS[2], 'jobs_open', nodes)
+  redis.call('HINCRBY', KEYS.ids, 'flows_open', flows)
+  redis.call('HINCRBY', KEYS.ids, 'jobs_open', nodes)
 end
 
 -- The status of a flow as people are told it.
@@ -40,7 +40,7 @@ local function emit_flow(revision, flow, status, generation, fields, result)
   local quoted = status and ('"' .. status .. '"') or 'null'
   fields = fields or redis.call('HMGET', KEYS[4], unpack(ABOUT, 1, status and 5 or 3))
   emit(revision, '{"kind":"flow","flow_id":' .. flow .. ',"status":' .. quoted .. ',"generation":' .. generation
-    .. about(fields) .. (result and ',"result":' .. result or '') .. ',"time":' .. ARGV[3] .. '}')
+    .. about(fields) .. (result and ',"result":' .. result or '') .. ',"time":' .. ARGV.now .. '}')
 end
 
 -- Writes nodes with their jobs, whose keys are behind `jobs_at`. From `at` on ARGV has for each its job id, the node, F, and F times
@@ -86,7 +86,7 @@ local function write_messages(count, keys_at, at, of)
     -- The number is ours, whatever a program has left under it.
     redis.call('UNLINK', key)
     redis.call('HSET', key, 'caller_id', ARGV[at], 'id', ARGV[at + 1], 'to', ARGV[at + 2], 'timeout_ack', ARGV[at + 3],
-      'nodes', ARGV[at + 4], 'created_at', ARGV[at + 5], 'updated_at', ARGV[3], 'context_id', of.context,
+      'nodes', ARGV[at + 4], 'created_at', ARGV[at + 5], 'updated_at', ARGV.now, 'context_id', of.context,
       'flow_id', of.flow, 'router', of.router, 'message_type', 'job', 'status', 'dispatched',
       'transport_status', 'queued', 'revision', of.revision, 'open', ARGV[at + 6], 'job_keys', ARGV[at + 7])
     redis.call('SADD', of.carriers, key)
@@ -107,7 +107,7 @@ end
 
 -- Tells the owner of a flow, named `<id>-<uid>`, that there is something new for it.
 local function touch(flow)
-  redis.call('PUBLISH', ARGV[1], 'flow:' .. flow)
+  redis.call('PUBLISH', ARGV.hint, 'flow:' .. flow)
 end
 
 -- The flows that waited for one that has ended, or is gone, have something to do.
@@ -119,7 +119,7 @@ local function wake(waiters, active)
   end
   redis.call('UNLINK', waiters)
   if #flows > 100 then
-    redis.call('PUBLISH', ARGV[1], 'active')
+    redis.call('PUBLISH', ARGV.hint, 'active')
   else
     for _, flow in ipairs(flows) do touch(flow) end
   end

@@ -11,7 +11,7 @@ local function logged(logs, text)
       if is_line then kept[#kept + 1] = line end
     end
   end
-  kept[#kept + 1] = '{"time":' .. ARGV[3] .. ',"text":' .. cjson.encode(text) .. '}'
+  kept[#kept + 1] = '{"time":' .. ARGV.now .. ',"text":' .. cjson.encode(text) .. '}'
   return '[' .. table.concat(kept, ',') .. ']'
 end
 
@@ -43,7 +43,7 @@ end
 -- The last number that a message of `caller` was given. Those of ours begin with 2^30 + 1: the programs that number their
 -- messages themselves count from 1.
 local function last_message(caller)
-  local last = tonumber(redis.call('HGET', KEYS[2], 'message:' .. caller) or '0')
+  local last = tonumber(redis.call('HGET', KEYS.ids, 'message:' .. caller) or '0')
   return caller == '0' and last or math.max(last, 1073741824)
 end
 
@@ -54,7 +54,7 @@ local function new_message(prefix, caller)
     local number = string.format('%.0f', id)
     local key = prefix .. 'message:' .. caller .. ':' .. number
     if redis.call('EXISTS', key) == 0 then
-      redis.call('HSET', KEYS[2], 'message:' .. caller, number)
+      redis.call('HSET', KEYS.ids, 'message:' .. caller, number)
       return number, key
     end
   end

@@ -1,10 +1,13 @@
 -- What every script that changes a context begins with.
--- KEYS 1 context, 2 ids, 3 events
--- ARGV 1 hint channel, 2 the context's uid ('' for any), 3 now in Unix seconds, 4 random bits of this change, as 16 digits, and
---      behind them, when somebody has asked for it, who does what, as JSON; behind all others whether the answer is to have the events
---      of this change, and what this storage has seen last of the events, as `<id of the entry> <random bits>`, '' for nothing
+-- KEYS = context ids events
+-- ARGV = hint uid now bits
+--
+-- `hint` is the channel of hints; `uid` that of the context, '' for any; `now` in Unix seconds. `bits` are the random bits of this
+-- change, as 16 digits, and behind them, when somebody has asked for it, who does what, as JSON. Behind all other arguments stands
+-- whether the answer is to have the events of this change, and what this storage has seen last of the events, as `<id of the entry>
+-- <random bits>`, '' for nothing.
 
-local BITS, SEEN = string.sub(ARGV[4], 1, 16), table.remove(ARGV)
+local BITS, SEEN = string.sub(ARGV.bits, 1, 16), table.remove(ARGV)
 local IS_TOLD = table.remove(ARGV) == '1'
 
 local function refuse(code, message)
@@ -15,7 +18,7 @@ end
 local last_before
 
 local function read_last()
-  last_before = last_before or redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)[1]
+  last_before = last_before or redis.call('XREVRANGE', KEYS.events, '+', '-', 'COUNT', 1)[1]
   return last_before
 end
 
@@ -25,17 +28,17 @@ local function has_gone_back()
   if not id then return false end
   -- Mostly it has seen the last change.
   local entry = read_last()
-  if not entry or string.match(entry[1], '^%d+') ~= revision then entry = redis.call('XRANGE', KEYS[3], id, id)[1] end
+  if not entry or string.match(entry[1], '^%d+') ~= revision then entry = redis.call('XRANGE', KEYS.events, id, id)[1] end
   if entry then return entry[2][4] ~= bits end
-  return redis.call('XLEN', KEYS[3]) == 0 or #redis.call('XRANGE', KEYS[3], '-', id, 'COUNT', 1) > 0
+  return redis.call('XLEN', KEYS.events) == 0 or #redis.call('XRANGE', KEYS.events, '-', id, 'COUNT', 1) > 0
 end
 
 -- Why the context takes no changes; nothing when it does, and its revision. What is `removing` something may go on in a context that
 -- goes.
 local function closed(removing)
-  local context = redis.call('HMGET', KEYS[1], 'uid', 'state', 'revision')
+  local context = redis.call('HMGET', KEYS.context, 'uid', 'state', 'revision')
   if not context[1] then return refuse('CONTEXT_GONE', 'the context does not exist') end
-  if ARGV[2] ~= '' and context[1] ~= ARGV[2] then
+  if ARGV.uid ~= '' and context[1] ~= ARGV.uid then
     return refuse('CONTEXT_GONE', 'the context is another one by now')
   end
   if removing then return nil, context[3] end
@@ -47,19 +50,19 @@ end
 -- Lets the rest of this script write where Redis is at `maxmemory` too: for what frees memory, ends something or keeps alive
 -- what there is. Redis refuses a script whose first write may take memory; this one takes none, and changes nothing.
 local function use_reserve()
-  redis.call('HDEL', KEYS[1], '')
+  redis.call('HDEL', KEYS.context, '')
 end
 
 -- A key of this context.
 local function own(name)
-  return string.match(KEYS[1], '^(.*)context:') .. name
+  return string.match(KEYS.context, '^(.*)context:') .. name
 end
 
 -- Writes down who does what, where somebody has asked for this change. `revision` is 0 for one that has none.
 local function audit(revision)
-  if #ARGV[4] == 16 then return end
-  local deed, keep = cjson.decode(string.sub(ARGV[4], 17)), 90 * 24 * 3600
-  redis.call('XADD', own('audit'), 'MINID', '~', string.format('%.0f', math.max(0, tonumber(ARGV[3]) - keep) * 1000), '*',
+  if #ARGV.bits == 16 then return end
+  local deed, keep = cjson.decode(string.sub(ARGV.bits, 17)), 90 * 24 * 3600
+  redis.call('XADD', own('audit'), 'MINID', '~', string.format('%.0f', math.max(0, tonumber(ARGV.now) - keep) * 1000), '*',
     'identity', deed.identity, 'action', deed.action, 'object', deed.object, 'revision', revision, 'request_id', deed.request_id)
 end
 
@@ -74,7 +77,7 @@ local latest = ''
 
 -- Gives this change its number. Called once, after every check.
 local function raise()
-  latest = redis.call('HINCRBY', KEYS[2], 'revision', 1)
+  latest = redis.call('HINCRBY', KEYS.ids, 'revision', 1)
   audit(latest)
   return latest
 end
@@ -105,7 +108,7 @@ local function emit(revision, event)
   end
   emitted = emitted + 1
   local id = revision .. '-' .. emitted
-  redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000000, id, 'e', event, 'b', BITS)
+  redis.call('XADD', KEYS.events, 'MAXLEN', '~', 1000000, id, 'e', event, 'b', BITS)
   if IS_TOLD then
     written[#written + 1] = id
     written[#written + 1] = event
@@ -114,7 +117,7 @@ end
 
 -- Tells whoever listens that there is something to read: up to this change, or which kind when it matters.
 local function hint(kind)
-  redis.call('PUBLISH', ARGV[1], kind == '' and latest or kind)
+  redis.call('PUBLISH', ARGV.hint, kind == '' and latest or kind)
 end
 
 -- Programs may have left anything where a message is expected.

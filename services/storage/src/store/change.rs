@@ -36,6 +36,12 @@ impl Change {
         self
     }
 
+    /// Adds the arguments that its script has names for, behind those of every change.
+    pub(crate) fn named<const N: usize>(mut self, arguments: [(&'static str, Arg<'_>); N]) -> Self {
+        self.call = self.call.named(arguments);
+        self
+    }
+
     /// The random bits, as scripts write them, and behind them who does what, for the scripts that are called for somebody.
     fn with_bits(self, deed: Option<&Deed>) -> Self {
         let bits = format!("{:016x}{}", self.bits, deed.map(Deed::json).unwrap_or_default());
