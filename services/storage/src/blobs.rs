@@ -330,17 +330,19 @@ async fn put_once(
         }
     }
     let refs = tenant.keys.blob_refs(hash);
-    let mut touched = vec![key.as_str(), &refs, &tenant.blob_idle];
+    let mut touched = scripts::PUT_BLOB
+        .keys([("blob", &key), ("blob_refs", &refs), ("blob_idle", &tenant.blob_idle)])
+        .to_vec();
     touched.extend(chunks.iter().map(|(key, _)| key.as_str()));
     // What a service puts is the output of a job, whose report may be late.
     let since = if uid.is_some() { now + OUTPUT_MORE } else { now };
-    let call = tenant
-        .begin_by(deed, &scripts::PUT_BLOB, &touched, uid, now)
-        .arg(&hash.to_string())
-        .arg(bytes.len())
-        .arg(&since.to_string())
-        .arg(room.here())
-        .arg(room.quota.name());
+    let call = tenant.begin_by(deed, &scripts::PUT_BLOB, &touched, uid, now).named(kv::named![
+        hash: &hash.to_string(),
+        size: bytes.len(),
+        idle_since: &since.to_string(),
+        blob_bytes_max: room.here(),
+        limit: room.quota.name(),
+    ]);
     match tenant.call(call).await {
         Ok(total) => Ok(total.uint()?),
         Err(Error::Quota { asked, .. }) => Err(room.beyond(asked)),

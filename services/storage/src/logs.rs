@@ -76,21 +76,19 @@ impl Store {
             Err(Error::NotFound(_)) => return Ok(()),
             tenant => tenant?,
         };
-        let touched = [
-            tenant.keys.flow(flow),
-            tenant.keys.flow_nodes(flow),
-            tenant.keys.log(flow, key.job, key.attempt),
-        ];
-        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
-        let mut call = tenant
-            .begin(&scripts::APPEND_LOG, &touched, Some(key.context), now)
-            .arg(&key.flow.to_string())
-            .arg(flow.0)
-            .arg(key.job.0)
-            .arg(key.attempt.0)
-            .arg(limits::LOG_TAIL_BYTES_MAX)
-            .arg(runner.map_or(0, |runner| runner.0))
-            .arg(limits::LOG_TIMES_MAX);
+        let (record, nodes) = (tenant.keys.flow(flow), tenant.keys.flow_nodes(flow));
+        let log = tenant.keys.log(flow, key.job, key.attempt);
+        let touched = scripts::APPEND_LOG.keys([("flow", &record), ("nodes", &nodes), ("log", &log)]);
+        let mut call =
+            tenant.begin(&scripts::APPEND_LOG, &touched, Some(key.context), now).named(kv::named![
+                flow_uid: &key.flow.to_string(),
+                flow: flow.0,
+                job: key.job.0,
+                attempt: key.attempt.0,
+                bytes_max: limits::LOG_TAIL_BYTES_MAX,
+                runner: runner.map_or(0, |runner| runner.0),
+                times_max: limits::LOG_TIMES_MAX,
+            ]);
         for (offset, data, time) in &pieces {
             call = call.arg(*offset).arg(time.map_or(0, Timestamp::as_millis)).arg(&data[..]);
         }

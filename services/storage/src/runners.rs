@@ -45,13 +45,15 @@ impl Store {
                 Deed::of(Some(actor), Action::RegisterRunner, format_args!("runner {id}")).asked(request);
             let call = tenant
                 .begin_by(Some(&deed), &scripts::PUT_RUNNER, &touched, Some(context.uid), now)
-                .arg(context.revision.0)
-                .arg(id.0)
-                .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS)
-                .arg(new.id.is_none())
-                .arg(tenant.quotas.of(Quota::ContextRunners))
-                .arg(tenant.quotas.of(Quota::ContextRunnersDeleted))
+                .named(kv::named![
+                    context_revision: context.revision.0,
+                    runner: id.0,
+                    request_hash: hash_of(request),
+                    request_secs: limits::REQUEST_ID_KEEP_SECS,
+                    is_our_id: new.id.is_none(),
+                    runners_max: tenant.quotas.of(Quota::ContextRunners),
+                    runners_deleted_max: tenant.quotas.of(Quota::ContextRunnersDeleted),
+                ])
                 .args(record::runner::write(&runner).args());
             match tenant.call(call).await {
                 Ok(answer) => {
@@ -91,21 +93,26 @@ impl Store {
         loop {
             let (tenant, context) = self.context(context).await?;
             permission::allow(&context, actor, change.action())?;
-            let mut touched =
-                vec![tenant.keys.runner(id), tenant.keys.runners(), tenant.keys.runners_deleted()];
-            touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
-            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let (runner, runners) = (tenant.keys.runner(id), tenant.keys.runners());
+            let deleted = tenant.keys.runners_deleted();
+            let asked = request.map(|request| tenant.keys.request(actor, &request.id));
+            let mut touched = scripts::CHANGE_RUNNER
+                .keys([("runner", &runner), ("runners", &runners), ("runners_deleted", &deleted)])
+                .to_vec();
+            touched.extend(asked.as_deref());
             let values = change.values(id, now);
             let deed = Deed::of(Some(actor), change.action(), format_args!("runner {id}")).asked(request);
             let call = tenant
                 .begin_by(Some(&deed), &scripts::CHANGE_RUNNER, &touched, Some(context.uid), now)
-                .arg(context.revision.0)
-                .arg(id.0)
-                .arg(&expected.map(|revision| revision.to_string()).unwrap_or_default())
-                .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS)
-                .arg(change.name())
-                .arg(limits::DELETED_RUNNER_KEEP_SECS)
+                .named(kv::named![
+                    context_revision: context.revision.0,
+                    runner: id.0,
+                    expected_revision: &expected.map(|revision| revision.to_string()).unwrap_or_default(),
+                    request_hash: hash_of(request),
+                    request_secs: limits::REQUEST_ID_KEEP_SECS,
+                    action: change.name(),
+                    keep_secs: limits::DELETED_RUNNER_KEEP_SECS,
+                ])
                 .args(values.args());
             match tenant.apply_revision(call).await {
                 Ok(_) => return self.runner(&tenant, id).await,

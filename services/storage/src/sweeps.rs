@@ -93,11 +93,11 @@ impl Store {
     /// The same for what belongs to no context.
     async fn trim(&self, now: Timestamp) -> Result<u64> {
         let (marks, audit) = (self.keys().event_marks(), self.keys().audit());
-        let change = self
-            .begin_global(&scripts::TRIM_GLOBAL, &[&marks, &audit], now)
-            .arg(&before(now, EVENTS_KEEP).to_string())
-            .arg(before(now, AUDIT_KEEP).as_millis())
-            .arg(&before(now, MARKS_APART).to_string());
+        let change = self.begin_global(&scripts::TRIM_GLOBAL, &[&marks, &audit], now).named(kv::named![
+            events_from: &before(now, EVENTS_KEEP).to_string(),
+            audit_from_millis: before(now, AUDIT_KEEP).as_millis(),
+            mark_from: &before(now, MARKS_APART).to_string(),
+        ]);
         Ok(self.call_global(change).await?.uint()?)
     }
 }
@@ -117,7 +117,7 @@ impl Tenant {
             }
             let change = self
                 .begin(&scripts::COLLECT_BLOBS, &[&self.blob_idle], None, now)
-                .arg(&before(now, BLOB_IDLE).to_string())
+                .named(kv::named![idle_since: &before(now, BLOB_IDLE).to_string()])
                 .args(&idle);
             blobs += self.call(change).await?.uint()?;
             next = self.next_idle().await?;
@@ -127,11 +127,11 @@ impl Tenant {
 
     async fn trim(&self, now: Timestamp) -> Result<u64> {
         let marks = self.keys.event_marks();
-        let change = self
-            .begin(&scripts::TRIM, &[&marks], None, now)
-            .arg(&before(now, EVENTS_KEEP).to_string())
-            .arg(before(now, AUDIT_KEEP).as_millis())
-            .arg(&before(now, MARKS_APART).to_string());
+        let change = self.begin(&scripts::TRIM, &[&marks], None, now).named(kv::named![
+            events_from: &before(now, EVENTS_KEEP).to_string(),
+            audit_from_millis: before(now, AUDIT_KEEP).as_millis(),
+            mark_from: &before(now, MARKS_APART).to_string(),
+        ]);
         Ok(self.call(change).await?.uint()?)
     }
 

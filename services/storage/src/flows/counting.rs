@@ -25,7 +25,8 @@ impl Tenant {
         let counted = self.connection.cmd(Cmd::new("HGET").arg(&self.ids).arg("counted")).await?;
         if counted.is_nil() {
             let count = self.count_flows(now).await? + self.count_blobs(now).await?;
-            self.call(self.begin(&scripts::COUNT_KEPT, &[], None, now).arg("done")).await?;
+            let done = self.begin(&scripts::COUNT_KEPT, &[], None, now).named(kv::named![kind: "done"]);
+            self.call(done).await?;
             tracing::info!(context = %self.id, count, "counted what an earlier version had made");
         }
         self.counted.store(true, Ordering::Relaxed);
@@ -68,7 +69,7 @@ impl Tenant {
     }
 
     async fn count(&self, kind: &str, ids: &[String], now: Timestamp) -> Result<u64> {
-        let change = self.begin(&scripts::COUNT_KEPT, &[], None, now).arg(kind).args(ids);
+        let change = self.begin(&scripts::COUNT_KEPT, &[], None, now).named(kv::named![kind: kind]).args(ids);
         Ok(self.call(change).await?.uint()?)
     }
 }

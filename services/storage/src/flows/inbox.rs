@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::flows::lifecycle::FlowInContext;
 use crate::requests::{Request, hash_of};
 use crate::scripts;
-use crate::store::{Asker, Change, PERMISSION_TRIES, Store, Tenant};
+use crate::store::{Asker, PERMISSION_TRIES, Store, Tenant};
 use crate::tenants::audit::Deed;
 use crate::tenants::permission::Action;
 
@@ -45,25 +45,34 @@ impl Store {
             let (tenant, stored, context) = self.changeable_flow(context, flow, asker, action).await?;
             let deed = Deed::of(Some(actor), action, format_args!("flow {flow}")).asked(request);
             let keys = &tenant.keys;
-            let mut touched = vec![
-                keys.flow(flow),
-                keys.flow_inputs(flow),
-                keys.flow_signals(flow),
-                tenant.flows_active.clone(),
-                keys.flow_nodes(flow),
-            ];
-            touched.extend(request.map(|request| keys.request(actor, &request.id)));
-            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let (record, nodes) = (keys.flow(flow), keys.flow_nodes(flow));
+            let (inputs, signals) = (keys.flow_inputs(flow), keys.flow_signals(flow));
+            let asked = request.map(|request| keys.request(actor, &request.id));
+            let mut touched = scripts::PUSH_INPUT
+                .keys([
+                    ("flow", &record),
+                    ("inputs", &inputs),
+                    ("signals", &signals),
+                    ("flows_active", &tenant.flows_active),
+                    ("nodes", &nodes),
+                ])
+                .to_vec();
+            touched.extend(asked.as_deref());
+            let (kind, more) = kind_of(flow, pushed, actor, now);
             let change = tenant
                 .begin_by(Some(&deed), &scripts::PUSH_INPUT, &touched, Some(context.uid), now)
-                .arg(context.revision.0)
-                .arg(flow.0)
-                .arg(&stored.flow.uid.to_string())
-                .arg(&pushed.json[..])
-                .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS)
-                .arg(limits::FLOW_INPUTS_MAX);
-            let change = with_kind(change, flow, pushed, actor, now);
+                .named(kv::named![
+                    context_revision: context.revision.0,
+                    flow: flow.0,
+                    flow_uid: &stored.flow.uid.to_string(),
+                    input: &pushed.json[..],
+                    request_hash: hash_of(request),
+                    request_secs: limits::REQUEST_ID_KEEP_SECS,
+                    inputs_max: limits::FLOW_INPUTS_MAX,
+                    signals_max: limits::FLOW_SIGNALS_MAX,
+                    kind: kind,
+                ])
+                .args(&more);
             let read = |value: Value| {
                 let [revision, unchanged] = value.tuple()?;
                 let revision = revision.uint()?;
@@ -124,10 +133,12 @@ impl Store {
     ) -> Result<Option<FlowStatus>> {
         let tenant = self.tenant(context).await?;
         let keys = &tenant.keys;
-        let touched = [keys.flow(flow.id), keys.flow(awaited), keys.flow_waiters(awaited)];
-        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
-        let change =
-            tenant.begin(&scripts::AWAIT_FLOW, &touched, None, now).arg(flow.id.0).arg(&flow.uid.to_string());
+        let (waiting, other, waiters) = (keys.flow(flow.id), keys.flow(awaited), keys.flow_waiters(awaited));
+        let touched =
+            scripts::AWAIT_FLOW.keys([("flow", &waiting), ("awaited", &other), ("waiters", &waiters)]);
+        let change = tenant
+            .begin(&scripts::AWAIT_FLOW, &touched, None, now)
+            .named(kv::named![flow: flow.id.0, flow_uid: &flow.uid.to_string()]);
         let status = tenant.call(change).await?.text()?;
         if status.is_empty() {
             return Ok(None);
@@ -162,8 +173,13 @@ const fn action_of(input: &FlowInput) -> Action {
     }
 }
 
-/// Adds what the script does differently for each kind.
-fn with_kind(change: Change, flow: FlowId, pushed: &Pushed, actor: model::ActorId, now: Timestamp) -> Change {
+/// What the script calls the kind, and what it is given with that.
+fn kind_of(
+    flow: FlowId,
+    pushed: &Pushed,
+    actor: model::ActorId,
+    now: Timestamp,
+) -> (&'static str, Vec<String>) {
     #[derive(Serialize)]
     struct Signal<'a> {
         time: Timestamp,
@@ -174,14 +190,14 @@ fn with_kind(change: Change, flow: FlowId, pushed: &Pushed, actor: model::ActorI
         FlowInput::Signal { name } => {
             let signal = Signal { time: now, actor, payload: &pushed.payload };
             let signal = serde_json::to_string(&signal).expect("plain values are JSON");
-            change.arg("signal").arg(name.as_str()).arg(&signal).arg(limits::FLOW_SIGNALS_MAX)
+            ("signal", vec![name.as_str().to_owned(), signal])
         }
         FlowInput::Cancel { grace_secs } => {
             let event = Event::CancelRequested { flow_id: flow, actor, time: now };
             let event = serde_json::to_string(&event).expect("events are JSON");
-            change.arg("cancel").arg(*grace_secs).arg(&event)
+            ("cancel", vec![grace_secs.to_string(), event])
         }
-        FlowInput::CancelNode { job_id } => change.arg("cancel_node").arg(job_id.0),
-        FlowInput::Report(_) => change.arg("other"),
+        FlowInput::CancelNode { job_id } => ("cancel_node", vec![job_id.to_string()]),
+        FlowInput::Report(_) => ("other", Vec::new()),
     }
 }

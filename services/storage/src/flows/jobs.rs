@@ -57,12 +57,14 @@ impl Store {
             let place = Place { caller, context: context.id, flow: None };
             let change = tenant
                 .begin_by(Some(&deed), &scripts::CREATE_JOB, &touched, Some(context.uid), now)
-                .arg(context.revision.0)
-                .arg(caller.0)
-                .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS)
-                .arg(blobs.len())
-                .arg(tenant.quotas.of(Quota::ContextJobsKept))
+                .named(kv::named![
+                    context_revision: context.revision.0,
+                    caller: caller.0,
+                    request_hash: hash_of(request),
+                    request_secs: limits::REQUEST_ID_KEEP_SECS,
+                    blobs: blobs.len(),
+                    jobs_max: tenant.quotas.of(Quota::ContextJobsKept),
+                ])
                 .args(record::job::write_alone(place, spec, now).args());
             let read = |value: Value| {
                 let [id, revision] = value.tuple()?;
@@ -213,20 +215,24 @@ impl Store {
             }
             let kept = found?;
             let blobs: BTreeSet<BlobHash> = kept.spec.blobs().map(|blob| blob.sha256).collect();
-            let mut touched =
-                vec![tenant.keys.job(caller, job), tenant.keys.jobs(), tenant.blob_idle.clone()];
-            touched.extend(blobs.iter().map(|hash| tenant.keys.blob_refs(*hash)));
-            touched.extend(key);
-            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let (record, jobs) = (tenant.keys.job(caller, job), tenant.keys.jobs());
+            let refs: Vec<String> = blobs.iter().map(|hash| tenant.keys.blob_refs(*hash)).collect();
+            let mut touched = scripts::DELETE_JOB
+                .keys([("job", &record), ("jobs", &jobs), ("blob_idle", &tenant.blob_idle)])
+                .to_vec();
+            touched.extend(refs.iter().map(String::as_str));
+            touched.extend(key.as_deref());
             let name = format!("{caller}:{job}");
             let deed = Deed::of(Some(actor), Action::DeleteJob, format_args!("job {name}")).asked(request);
             let change = tenant
                 .begin_by(Some(&deed), &scripts::DELETE_JOB, &touched, Some(context.uid), now)
-                .arg(context.revision.0)
-                .arg(&name)
-                .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS)
-                .arg(blobs.len());
+                .named(kv::named![
+                    context_revision: context.revision.0,
+                    job: &name,
+                    request_hash: hash_of(request),
+                    request_secs: limits::REQUEST_ID_KEEP_SECS,
+                    blobs: blobs.len(),
+                ]);
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
                 // Perhaps the same request has removed it meanwhile.

@@ -223,26 +223,32 @@ impl Store {
                 Asker::Actor(_) => context.revision.to_string(),
             };
             let keys = &tenant.keys;
-            let mut touched = vec![
-                keys.flow(flow),
-                keys.flow_nodes(flow),
-                tenant.flows_active.clone(),
-                keys.flow_signals(flow),
-            ];
-            if let (Asker::Actor(actor), Some(request)) = (asker, request) {
-                touched.push(keys.request(actor, &request.id));
-            }
-            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let own = [keys.flow(flow), keys.flow_nodes(flow), keys.flow_signals(flow)];
+            let asked = match (asker, request) {
+                (Asker::Actor(actor), Some(request)) => Some(keys.request(actor, &request.id)),
+                _ => None,
+            };
+            let mut touched = scripts::START_FLOW
+                .keys([
+                    ("flow", &own[0]),
+                    ("nodes", &own[1]),
+                    ("flows_active", &tenant.flows_active),
+                    ("signals", &own[2]),
+                ])
+                .to_vec();
+            touched.extend(asked.as_deref());
             let change = tenant
                 .begin_by(deed.as_ref(), &scripts::START_FLOW, &touched, Some(context.uid), now)
-                .arg(&decided_on)
-                .arg(flow.0)
-                .arg(&uid.to_string())
-                .arg(&owner.map(|owner| owner.to_string()).unwrap_or_default())
-                .arg(now.as_millis())
-                .arg(&fresh_commit())
-                .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS);
+                .named(kv::named![
+                    context_revision: &decided_on,
+                    flow: flow.0,
+                    flow_uid: &uid.to_string(),
+                    owner: &owner.map(|owner| owner.to_string()).unwrap_or_default(),
+                    now_millis: now.as_millis(),
+                    last_commit: &fresh_commit(),
+                    request_hash: hash_of(request),
+                    request_secs: limits::REQUEST_ID_KEEP_SECS,
+                ]);
             let read = |value: Value| {
                 let [revision, signals] = value.tuple()?;
                 let revision = revision.uint()?;
@@ -269,13 +275,17 @@ impl Store {
         now: Timestamp,
     ) -> Result<FlowInContext> {
         let (tenant, context) = self.context(context).await?;
-        let touched = [tenant.keys.flow(flow), tenant.flows_active.clone(), tenant.due.clone()];
-        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
-        let change = tenant
-            .begin(&scripts::TAKE_FLOW, &touched, Some(context.uid), now)
-            .arg(flow.0)
-            .arg(&owner.to_string())
-            .arg(&fresh_commit());
+        let record = tenant.keys.flow(flow);
+        let touched = scripts::TAKE_FLOW.keys([
+            ("flow", &record),
+            ("flows_active", &tenant.flows_active),
+            ("due", &tenant.due),
+        ]);
+        let change = tenant.begin(&scripts::TAKE_FLOW, &touched, Some(context.uid), now).named(kv::named![
+            flow: flow.0,
+            owner: &owner.to_string(),
+            last_commit: &fresh_commit(),
+        ]);
         match tenant.apply_revision(change).await {
             Ok(_) => Ok((self.stored_flow(&tenant, flow).await?, context.uid)),
             Err(Error::NotFound(what)) => {
@@ -298,7 +308,9 @@ impl Store {
             return Err(Error::field("count", format!("1 to {RESERVE_MESSAGES_MAX}, not {count}")));
         }
         let tenant = self.tenant(context).await?;
-        let call = tenant.begin(&scripts::RESERVE_MESSAGES, &[], None, now).arg(caller.0).arg(count);
+        let call = tenant
+            .begin(&scripts::RESERVE_MESSAGES, &[], None, now)
+            .named(kv::named![caller: caller.0, count: count]);
         let first = tenant.call(call).await?.uint()?;
         Ok(MessageId(u32::try_from(first).unwrap_or_default()))
     }
@@ -324,20 +336,22 @@ impl Store {
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
             let change = tenant
                 .begin_by(Some(&deed), &scripts::RESTART_FLOW, &touched, Some(context.uid), now)
-                .arg(context.revision.0)
-                .arg(flow.0)
-                .arg(&uid.to_string())
-                .arg(restart.generation.0)
-                .arg(&json_text(&restart.rerun))
-                .arg(&json_text(&restart.env_vars))
-                .arg(now.as_millis())
-                .arg(&fresh_commit())
-                .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS)
-                .arg(tenant.keys.prefix())
-                .arg(&expected_text(restart.expected_revision))
-                .arg(tenant.quotas.of(Quota::ContextFlowsOpen))
-                .arg(tenant.quotas.of(Quota::ContextJobsOpen))
+                .named(kv::named![
+                    context_revision: context.revision.0,
+                    flow: flow.0,
+                    flow_uid: &uid.to_string(),
+                    generation: restart.generation.0,
+                    rerun: &json_text(&restart.rerun),
+                    environment: &json_text(&restart.env_vars),
+                    now_millis: now.as_millis(),
+                    last_commit: &fresh_commit(),
+                    request_hash: hash_of(request),
+                    request_secs: limits::REQUEST_ID_KEEP_SECS,
+                    prefix: tenant.keys.prefix(),
+                    expected_revision: &expected_text(restart.expected_revision),
+                    flows_open_max: tenant.quotas.of(Quota::ContextFlowsOpen),
+                    jobs_open_max: tenant.quotas.of(Quota::ContextJobsOpen),
+                ])
                 .args(restart.signatures.iter().map(|(_, signature)| signature));
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
@@ -411,11 +425,14 @@ fn add_nodes_change(
 ) -> Change {
     let caller = place.caller;
     let blobs = BlobTable::of(nodes);
-    let mut touched = vec![tenant.keys.flow(flow), tenant.keys.flow_nodes(flow), tenant.blob_idle.clone()];
-    touched.extend(blobs.keys(tenant));
-    touched.extend(nodes.iter().map(|node| tenant.keys.job(caller, node.node.job_id)));
-    touched.extend(asked.map(|(key, _)| key.to_owned()));
-    let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+    let (record, flow_nodes) = (tenant.keys.flow(flow), tenant.keys.flow_nodes(flow));
+    let mut varying: Vec<String> = blobs.keys(tenant).collect();
+    varying.extend(nodes.iter().map(|node| tenant.keys.job(caller, node.node.job_id)));
+    let mut touched = scripts::ADD_NODES
+        .keys([("flow", &record), ("nodes", &flow_nodes), ("blob_idle", &tenant.blob_idle)])
+        .to_vec();
+    touched.extend(varying.iter().map(String::as_str));
+    touched.extend(asked.map(|(key, _)| key));
     let filling = asked.map(|(_, filling)| filling);
     let change = tenant
         .begin_by(
@@ -425,17 +442,19 @@ fn add_nodes_change(
             decided_on.map(|(context, _)| context.uid),
             now,
         )
-        .arg(flow.0)
-        .arg(&uid.to_string())
-        .arg(blobs.hashes.len())
-        .arg(nodes.len())
-        .arg(blobs.references.len())
-        .arg(&decided_on.map(|(context, _)| context.revision.to_string()).unwrap_or_default())
-        .arg(tenant.keys.prefix())
-        .arg(hash_of(filling.map(|filling| &filling.request)))
-        .arg(limits::REQUEST_ID_KEEP_SECS)
-        .arg(filling.is_some_and(|filling| filling.ends))
-        .arg(filling.map_or(0, |filling| filling.first_job.0));
+        .named(kv::named![
+            flow: flow.0,
+            flow_uid: &uid.to_string(),
+            blobs: blobs.hashes.len(),
+            nodes: nodes.len(),
+            refs: blobs.references.len(),
+            context_revision: &decided_on.map(|(context, _)| context.revision.to_string()).unwrap_or_default(),
+            prefix: tenant.keys.prefix(),
+            request_hash: hash_of(filling.map(|filling| &filling.request)),
+            request_secs: limits::REQUEST_ID_KEEP_SECS,
+            is_last: filling.is_some_and(|filling| filling.ends),
+            first_job: filling.map_or(0, |filling| filling.first_job.0),
+        ]);
     nodes.iter().fold(blobs.write(change), |change, node| node.write(change, place, 0, now))
 }
 

@@ -45,7 +45,8 @@ impl Tenant {
             changes += self.list_all(&self.keys.flows_of(status), now).await?;
         }
         if !known {
-            self.call(self.begin(&scripts::LIST_FLOWS, &[], None, now).arg("done")).await?;
+            let done = self.begin(&scripts::LIST_FLOWS, &[], None, now).named(kv::named![kind: "done"]);
+            self.call(done).await?;
             self.listed.store(true, Ordering::Relaxed);
         }
         if changes > 0 {
@@ -80,8 +81,8 @@ impl Tenant {
             let Some((_, last)) = flows.last() else { return Ok(changes) };
             after = format!("({last}");
             let ids = flows.iter().map(|(id, _)| id);
-            let call = self.begin(&scripts::LIST_FLOWS, &[], None, now).arg("flows").args(ids);
-            changes += self.call(call).await?.uint()?;
+            let call = self.begin(&scripts::LIST_FLOWS, &[], None, now).named(kv::named![kind: "flows"]);
+            changes += self.call(call.args(ids)).await?.uint()?;
         }
     }
 }

@@ -85,21 +85,21 @@ impl Store {
         self.remove_messages(tenant, stored, attempts, now).await?;
         self.remove_nodes(tenant, stored, now).await?;
         let (keys, flow) = (&tenant.keys, stored.flow.id);
-        let touched = [
-            keys.flow(flow),
-            keys.flow_nodes(flow),
-            keys.flow_messages(flow),
-            keys.flow_signals(flow),
-            tenant.flows.clone(),
-            keys.flow_inputs(flow),
-            keys.flow_waiters(flow),
-            tenant.flows_active.clone(),
-        ];
-        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let own = [keys.flow(flow), keys.flow_nodes(flow), keys.flow_messages(flow)];
+        let given = [keys.flow_signals(flow), keys.flow_inputs(flow), keys.flow_waiters(flow)];
+        let touched = scripts::END_REMOVAL.keys([
+            ("flow", &own[0]),
+            ("nodes", &own[1]),
+            ("carriers", &own[2]),
+            ("signals", &given[0]),
+            ("flows", &tenant.flows),
+            ("inputs", &given[1]),
+            ("waiters", &given[2]),
+            ("flows_active", &tenant.flows_active),
+        ]);
         let call = tenant
             .begin(&scripts::END_REMOVAL, &touched, None, now)
-            .arg(flow.0)
-            .arg(&stored.flow.uid.to_string());
+            .named(kv::named![flow: flow.0, flow_uid: &stored.flow.uid.to_string()]);
         tenant.call(call).await?;
         Ok(())
     }
@@ -137,18 +137,23 @@ impl Store {
                 return Ok(None);
             }
             permission::allow_for(&context, actor, Action::DeleteFlow, stored.flow.caller_id)?;
-            let mut touched = vec![tenant.keys.flow(flow), tenant.flows_active.clone(), tenant.due.clone()];
-            touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
-            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let record = tenant.keys.flow(flow);
+            let asked = request.map(|request| tenant.keys.request(actor, &request.id));
+            let mut touched = scripts::BEGIN_REMOVAL
+                .keys([("flow", &record), ("flows_active", &tenant.flows_active), ("due", &tenant.due)])
+                .to_vec();
+            touched.extend(asked.as_deref());
             let deed = Deed::of(Some(actor), Action::DeleteFlow, format_args!("flow {flow}")).asked(request);
             let call = tenant
                 .begin_by(Some(&deed), &scripts::BEGIN_REMOVAL, &touched, Some(context.uid), now)
-                .arg(context.revision.0)
-                .arg(flow.0)
-                .arg(&stored.flow.uid.to_string())
-                .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS)
-                .arg(&expected_text(expected));
+                .named(kv::named![
+                    context_revision: context.revision.0,
+                    flow: flow.0,
+                    flow_uid: &stored.flow.uid.to_string(),
+                    request_hash: hash_of(request),
+                    request_secs: limits::REQUEST_ID_KEEP_SECS,
+                    expected_revision: &expected_text(expected),
+                ]);
             match tenant.call(call).await {
                 Err(Error::ContextChanged(_)) => {}
                 // Somebody else who removes it was faster, perhaps for the same request.
@@ -238,8 +243,12 @@ impl Store {
         if entries.is_empty() {
             return Ok(());
         }
-        let touched = [tenant.keys.flow(flow), tenant.flows_active.clone(), tenant.due.clone()];
-        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let record = tenant.keys.flow(flow);
+        let touched = scripts::FORGET_FLOW.keys([
+            ("flow", &record),
+            ("flows_active", &tenant.flows_active),
+            ("due", &tenant.due),
+        ]);
         let change = tenant.begin(&scripts::FORGET_FLOW, &touched, None, now).args(&entries);
         tenant.call(change).await?;
         Ok(())
@@ -337,17 +346,27 @@ async fn remove(tenant: &Tenant, stored: &StoredFlow, batch: Batch, now: Timesta
     let Batch { jobs, logs, messages, refs, references, places: _ } = batch;
     let id = stored.flow.id;
     let own = [tenant.keys.flow(id), tenant.keys.flow_nodes(id), tenant.keys.flow_messages(id)];
-    let mut touched: Vec<&str> = own.iter().map(String::as_str).collect();
-    touched.extend([tenant.held.as_str(), &tenant.blob_idle, &tenant.dead_letters]);
+    let mut touched = scripts::REMOVE_RECORDS
+        .keys([
+            ("flow", &own[0]),
+            ("nodes", &own[1]),
+            ("carriers", &own[2]),
+            ("held", &tenant.held),
+            ("blob_idle", &tenant.blob_idle),
+            ("dead_letters", &tenant.dead_letters),
+        ])
+        .to_vec();
     touched.extend(jobs.iter().map(|(_, key)| key.as_str()));
     touched.extend(logs.iter().chain(&messages).chain(&refs).map(String::as_str));
     let call = tenant
         .begin(&scripts::REMOVE_RECORDS, &touched, None, now)
-        .arg(&stored.flow.uid.to_string())
-        .arg(jobs.len())
-        .arg(logs.len())
-        .arg(messages.len())
-        .arg(references.len())
+        .named(kv::named![
+            flow_uid: &stored.flow.uid.to_string(),
+            jobs: jobs.len(),
+            logs: logs.len(),
+            messages: messages.len(),
+            refs: references.len(),
+        ])
         .args(jobs.iter().map(|(job, _)| job.0))
         .args(references.into_iter().flat_map(|(blob, job)| [blob, job]));
     tenant.call(call).await?;

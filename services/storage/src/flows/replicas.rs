@@ -110,18 +110,18 @@ impl Replicas {
     async fn change(&self, name: &str, replica: &Replica, deed: Deed) -> Result<()> {
         let store = &self.0.store;
         let replicas = store.keys().replicas();
-        let change = store
-            .begin_global(&scripts::LEASE, &[&replicas], Timestamp::now())
-            .arg(name)
-            .arg(&replica.owner.to_string())
-            .arg(&replica.address)
-            .arg(u64::try_from(self.0.lease.as_millis()).unwrap_or(u64::MAX))
-            .arg(match deed {
+        let change = store.begin_global(&scripts::LEASE, &[&replicas], Timestamp::now()).named(kv::named![
+            name: name,
+            owner: &replica.owner.to_string(),
+            address: &replica.address,
+            lease_millis: u64::try_from(self.0.lease.as_millis()).unwrap_or(u64::MAX),
+            deed: match deed {
                 Deed::Hello => "hello",
                 Deed::Again => "again",
                 Deed::Beat => "beat",
                 Deed::End => "end",
-            });
+            },
+        ]);
         match store.call_global(change).await {
             Ok(_) => Ok(()),
             Err(error) if error.code() == Some("LEASE_LOST") => Err(Error::LeaseLost),

@@ -243,11 +243,13 @@ impl Store {
             let deed = Deed::of(Some(asking), Action::AcknowledgeMessages, object).asked(request);
             let change = tenant
                 .begin_by(Some(&deed), &scripts::ACKNOWLEDGE, &touched, Some(context.uid), now)
-                .arg(context.revision.0)
-                .arg(owner.0)
-                .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS)
-                .arg(part);
+                .named(kv::named![
+                    context_revision: context.revision.0,
+                    actor: owner.0,
+                    request_hash: hash_of(request),
+                    request_secs: limits::REQUEST_ID_KEEP_SECS,
+                    part: part,
+                ]);
             let read = |value: Value| {
                 let [count, revision] = value.tuple()?;
                 let revision = revision.uint()?;
@@ -297,24 +299,31 @@ impl Store {
             permission::allow_for(&context, actor, Action::DeleteMessage, owner)?;
             // Of one that nobody here received this is an inbox that is not there.
             let owner = message.recipient().unwrap_or_default();
-            let mut touched = vec![
-                tenant.keys.message(key.caller, key.id),
-                tenant.letters.clone(),
-                tenant.dead_letters.clone(),
-                tenant.keys.msg_in(),
-                tenant.keys.inbox(owner),
-                tenant.keys.letters_done(),
-            ];
-            touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
-            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let record = tenant.keys.message(key.caller, key.id);
+            let (msg_in, inbox) = (tenant.keys.msg_in(), tenant.keys.inbox(owner));
+            let letters_done = tenant.keys.letters_done();
+            let asked = request.map(|request| tenant.keys.request(actor, &request.id));
+            let mut touched = scripts::REMOVE_MESSAGE
+                .keys([
+                    ("message", &record),
+                    ("letters", &tenant.letters),
+                    ("dead_letters", &tenant.dead_letters),
+                    ("msg_in", &msg_in),
+                    ("inbox", &inbox),
+                    ("letters_done", &letters_done),
+                ])
+                .to_vec();
+            touched.extend(asked.as_deref());
             let deed = Deed::of(Some(actor), Action::DeleteMessage, message_key(key)).asked(request);
             let change = tenant
                 .begin_by(Some(&deed), &scripts::REMOVE_MESSAGE, &touched, Some(context.uid), now)
-                .arg(context.revision.0)
-                .arg(&message_key(key))
-                .arg(owner.0)
-                .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS);
+                .named(kv::named![
+                    context_revision: context.revision.0,
+                    message: &message_key(key),
+                    actor: owner.0,
+                    request_hash: hash_of(request),
+                    request_secs: limits::REQUEST_ID_KEEP_SECS,
+                ]);
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
                 Err(error) => return Err(error),
@@ -343,26 +352,31 @@ impl Store {
                 Ok(from) => (from, ""),
                 Err(why) => (String::new(), why),
             };
-            let mut touched = vec![
-                tenant.keys.message(key.caller, key.id),
-                tenant.letters.clone(),
-                tenant.dead_letters.clone(),
-                tenant.msg_out.clone(),
-            ];
-            touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
-            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let record = tenant.keys.message(key.caller, key.id);
+            let asked = request.map(|request| tenant.keys.request(actor, &request.id));
+            let mut touched = scripts::RESEND
+                .keys([
+                    ("message", &record),
+                    ("letters", &tenant.letters),
+                    ("dead_letters", &tenant.dead_letters),
+                    ("out", &tenant.msg_out),
+                ])
+                .to_vec();
+            touched.extend(asked.as_deref());
             let deed = Deed::of(Some(actor), Action::ResendMessage, message_key(key)).asked(request);
             let change = tenant
                 .begin_by(Some(&deed), &scripts::RESEND, &touched, Some(context.uid), now)
-                .arg(context.revision.0)
-                .arg(&message_key(key))
-                .arg(&before(now, LONGEST).to_string())
-                .arg(&expiry_again(&message, now).to_string())
-                .arg(&addresses)
-                .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS)
-                .arg(&from)
-                .arg(refusal);
+                .named(kv::named![
+                    context_revision: context.revision.0,
+                    message: &message_key(key),
+                    made_from: &before(now, LONGEST).to_string(),
+                    expires_at: &expiry_again(&message, now).to_string(),
+                    addresses: &addresses,
+                    request_hash: hash_of(request),
+                    request_secs: limits::REQUEST_ID_KEEP_SECS,
+                    public_key: &from,
+                    refusal: refusal,
+                ]);
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
                 Err(error) => return Err(error),
@@ -512,13 +526,15 @@ async fn deliver(
     let written = record::letter::write_received(letter, &posting, foreign, now);
     let change = tenant
         .begin(&scripts::ACCEPT_LETTER, &touched, Some(context.uid), now)
-        .arg(context.revision.0)
-        .arg(&inboxes.join(" "))
-        .arg(refusal.as_ref().map_or("", |(reason, _)| reason.as_str()))
-        .arg(keys.prefix())
-        .arg(letter.text.len() + letter.topic.len() + letter.signature.as_ref().map_or(0, String::len))
-        .arg(limits::MSG_IN_MAX)
-        .arg(limits::LETTER_SEEN_SECS)
+        .named(kv::named![
+            context_revision: context.revision.0,
+            recipients: &inboxes.join(" "),
+            refusal: refusal.as_ref().map_or("", |(reason, _)| reason.as_str()),
+            prefix: keys.prefix(),
+            bytes: letter.text.len() + letter.topic.len() + letter.signature.as_ref().map_or(0, String::len),
+            msg_in_max: limits::MSG_IN_MAX,
+            seen_secs: limits::LETTER_SEEN_SECS,
+        ])
         .args(written.args());
     let read = |value: Value| {
         let [outcome, key, revision] = value.tuple()?;

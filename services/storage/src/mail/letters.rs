@@ -397,9 +397,11 @@ impl Post<'_> {
         let Self { actor, request, caller, new, addressed } = self;
         let mut letter = letter_of(new, &addressed, origin_of(context.uid, caller), now);
         let router = routers.pick_for_letter(context.id);
-        let mut touched = vec![tenant.letters.clone(), tenant.msg_out.clone(), tenant.held.clone()];
-        touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
-        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let asked = request.map(|request| tenant.keys.request(actor, &request.id));
+        let mut touched = scripts::PUBLISH_LETTER
+            .keys([("letters", &tenant.letters), ("out", &tenant.msg_out), ("held", &tenant.held)])
+            .to_vec();
+        touched.extend(asked.as_deref());
         let posting = Posting {
             context: context.id,
             to: &new.to.to_string(),
@@ -411,13 +413,15 @@ impl Post<'_> {
         let deed = deed.asked(request);
         let change = tenant
             .begin_by(Some(&deed), &scripts::PUBLISH_LETTER, &touched, Some(context.uid), now)
-            .arg(context.revision.0)
-            .arg(caller.0)
-            .arg(router.as_ref().map(|router| router.name()).unwrap_or_default())
-            .arg(&(now + HOLD).to_string())
-            .arg(tenant.keys.prefix())
-            .arg(hash_of(request))
-            .arg(limits::REQUEST_ID_KEEP_SECS)
+            .named(kv::named![
+                context_revision: context.revision.0,
+                caller: caller.0,
+                router: router.as_ref().map(|router| router.name()).unwrap_or_default(),
+                hold_end: &(now + HOLD).to_string(),
+                prefix: tenant.keys.prefix(),
+                request_hash: hash_of(request),
+                request_secs: limits::REQUEST_ID_KEEP_SECS,
+            ])
             .args(record::letter::write_sent(&letter, &posting, now).args());
         let read = |value: Value| {
             let [id, revision] = value.tuple()?;

@@ -104,15 +104,24 @@ impl Store {
             return Ok((Vec::new(), false));
         }
         seen.reverse();
-        let mut touched = vec![tenant.msg_out.as_str(), &tenant.held, &tenant.letters, &tenant.dead_letters];
+        let mut touched = scripts::TAKE_OUT
+            .keys([
+                ("out", &tenant.msg_out),
+                ("held", &tenant.held),
+                ("letters", &tenant.letters),
+                ("dead_letters", &tenant.dead_letters),
+            ])
+            .to_vec();
         // What is no message of this context, but anything or of another one, is never touched.
         touched
             .extend(seen.iter().map(|entry| entry.message.as_ref().map_or(&*tenant.msg_out, |(_, key)| key)));
         let call = tenant
             .begin(&scripts::TAKE_OUT, &touched, None, now)
-            .arg(router)
-            .arg(&(now + HOLD).to_string())
-            .arg(TAKEN_BYTES_MAX)
+            .named(kv::named![
+                router: router,
+                hold_end: &(now + HOLD).to_string(),
+                bytes_max: TAKEN_BYTES_MAX,
+            ])
             .args(seen.iter().map(|entry| &entry.bytes))
             .args(record::message::READ);
         let taken = tenant.call(call).await?.array()?;
@@ -180,10 +189,12 @@ impl Store {
             );
             let call = tenant
                 .begin(&scripts::TAKE_HELD, &touched, None, now)
-                .arg(router)
-                .arg(&(now + HOLD).to_string())
-                .arg(&until.map(|until| until.to_string()).unwrap_or_default())
-                .arg(TAKEN_BYTES_MAX)
+                .named(kv::named![
+                    router: router,
+                    hold_end: &(now + HOLD).to_string(),
+                    ended_until: &until.map(|until| until.to_string()).unwrap_or_default(),
+                    bytes_max: TAKEN_BYTES_MAX,
+                ])
                 .args(record::message::READ);
             let taken = tenant.call(call).await?.array()?;
             let (done, left) = part.split_at(taken.len().clamp(1, part.len()));
@@ -224,8 +235,7 @@ impl Store {
         touched.extend(keys.iter().map(String::as_str));
         let call = tenant
             .begin(&scripts::RENEW_HOLDS, &touched, None, now)
-            .arg(router)
-            .arg(&(now + HOLD).to_string());
+            .named(kv::named![router: router, hold_end: &(now + HOLD).to_string()]);
         let mut is_mine = vec![true; keys.len()];
         for place in tenant.call(call).await?.array()? {
             let place = usize::try_from(place.uint()?).unwrap_or_default();
@@ -333,7 +343,9 @@ async fn settle_keys(
     outcomes: impl IntoIterator<Item = (&str, Option<FlowId>)>,
     now: Timestamp,
 ) -> Result<()> {
-    let mut touched = vec![tenant.held.as_str(), &tenant.dead_letters, &tenant.letters];
+    let mut touched = scripts::SETTLE
+        .keys([("held", &tenant.held), ("dead_letters", &tenant.dead_letters), ("letters", &tenant.letters)])
+        .to_vec();
     touched.extend(keys.iter().map(String::as_str));
     let mut call = tenant.begin(&scripts::SETTLE, &touched, None, now);
     for (error, flow) in outcomes {

@@ -58,12 +58,15 @@ impl Store {
         }
         let Holder { tenant, context, router } = holder;
         let message = tenant.keys.message(key.caller, key.id);
-        let touched: [&str; 4] = [&tenant.held, &message, &tenant.letters, &tenant.dead_letters];
+        let touched = scripts::TAKE_RAW.keys([
+            ("held", &tenant.held),
+            ("message", &message),
+            ("letters", &tenant.letters),
+            ("dead_letters", &tenant.dead_letters),
+        ]);
         let change = tenant
             .begin(&scripts::TAKE_RAW, &touched, Some(context.uid), now)
-            .arg(router)
-            .arg(key.caller.0)
-            .arg(key.id.0)
+            .named(kv::named![router: router, caller: key.caller.0, id: key.id.0])
             .args(written.args());
         let taken = tenant.call(change).await?;
         if taken == Value::Int(0) {

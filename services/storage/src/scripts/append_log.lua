@@ -1,20 +1,22 @@
 -- Appends to what is kept of an attempt's output.
--- KEYS 4 flow, 5 its nodes, 6 log
--- ARGV 5 flow uid, 6 flow id, 7 job id, 8 attempt, 9 how many bytes to keep,
--- 10 the runner record of whoever told them or 0, 11 how many times of printing to keep, then for each piece its offset, when
--- it was printed in Unix milliseconds or 0, and its bytes
+-- KEYS = flow nodes log
+-- ARGV = flow_uid flow job attempt bytes_max runner times_max
+--
+-- At most `bytes_max` bytes of the output are kept, and `times_max` times of printing. `runner` is the runner record of whoever
+-- told them, or 0. Behind the arguments come for each piece its offset, when it was printed in Unix milliseconds or 0, and its
+-- bytes.
 -- Gives where the output ends now.
 local no = closed()
 if no then return no end
-local flow = redis.call('HMGET', KEYS[4], 'uid', 'deleting')
-if flow[1] ~= ARGV[5] or flow[2] then return refuse('FLOW_GONE', 'flow ' .. ARGV[6]) end
-local node = redis.call('HGET', KEYS[5], ARGV[7])
-if not node then return refuse('JOB_GONE', 'job ' .. ARGV[7]) end
+local flow = redis.call('HMGET', KEYS.flow, 'uid', 'deleting')
+if flow[1] ~= ARGV.flow_uid or flow[2] then return refuse('FLOW_GONE', 'flow ' .. ARGV.flow) end
+local node = redis.call('HGET', KEYS.nodes, ARGV.job)
+if not node then return refuse('JOB_GONE', 'job ' .. ARGV.job) end
 -- What is kept of attempts that the node never had would go with nothing.
-if tonumber(ARGV[8]) > (tonumber(string.match(node, '"attempt":(%d+)')) or 1) then
-  return refuse('JOB_GONE', 'attempt ' .. ARGV[8] .. ' of job ' .. ARGV[7])
+if tonumber(ARGV.attempt) > (tonumber(string.match(node, '"attempt":(%d+)')) or 1) then
+  return refuse('JOB_GONE', 'attempt ' .. ARGV.attempt .. ' of job ' .. ARGV.job)
 end
-local log = redis.call('HMGET', KEYS[6], 'data', 'start', 'end', 'times')
+local log = redis.call('HMGET', KEYS.log, 'data', 'start', 'end', 'times')
 local data, from, till = log[1] or '', tonumber(log[2] or '0'), tonumber(log[3] or '0')
 local before, first = till, from
 -- From which byte on what was printed when, also of bytes that are kept elsewhere.
@@ -26,7 +28,7 @@ local function printed(byte, millis)
   while at > 0 and times[at][1] > byte do at = at - 1 end
   if at == 0 or times[at][1] < byte then table.insert(times, at + 1, {byte, millis}) end
 end
-for a = 12, #ARGV, 3 do
+for a = ARGV_NAMED + 1, #ARGV, 3 do
   local offset, millis, piece = tonumber(ARGV[a]), ARGV[a + 1], ARGV[a + 2]
   if offset > till then
     -- What lies between has not come: what is kept stays in one piece.
@@ -43,7 +45,7 @@ for a = 12, #ARGV, 3 do
     till = offset + #piece
   end
 end
-local keep = tonumber(ARGV[9])
+local keep = tonumber(ARGV.bytes_max)
 if #data > keep then
   from = from + #data - keep
   data = string.sub(data, -keep)
@@ -52,18 +54,18 @@ if till == before and from == first then return till end
 
 local revision = raise()
 local end_text = string.format('%.0f', till)
-redis.call('HSET', KEYS[6], 'data', data, 'start', string.format('%.0f', from), 'end', end_text)
+redis.call('HSET', KEYS.log, 'data', data, 'start', string.format('%.0f', from), 'end', end_text)
 if #times > 0 then
   -- What is long ago needs to be known less exactly: of the older three quarters every second one goes.
-  local keep_times, shown = tonumber(ARGV[11]), {}
+  local keep_times, shown = tonumber(ARGV.times_max), {}
   local older = #times > keep_times and math.floor(#times * 3 / 4) or 0
   for at, time in ipairs(times) do
     if at > older or at % 2 == 1 then shown[#shown + 1] = string.format('%.0f:%s', time[1], time[2]) end
   end
-  redis.call('HSET', KEYS[6], 'times', table.concat(shown, ' '))
+  redis.call('HSET', KEYS.log, 'times', table.concat(shown, ' '))
 end
-if ARGV[10] ~= '0' then redis.call('HSET', KEYS[6], 'runner', ARGV[10]) end
-emit(revision, '{"kind":"log","flow_id":' .. ARGV[6] .. ',"job_id":' .. ARGV[7] .. ',"attempt":' .. ARGV[8]
+if ARGV.runner ~= '0' then redis.call('HSET', KEYS.log, 'runner', ARGV.runner) end
+emit(revision, '{"kind":"log","flow_id":' .. ARGV.flow .. ',"job_id":' .. ARGV.job .. ',"attempt":' .. ARGV.attempt
   .. ',"end":' .. end_text .. '}')
 hint('')
 return till

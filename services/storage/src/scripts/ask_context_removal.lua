@@ -1,8 +1,10 @@
 -- Remembers which context a request wants removed, before that is begun: afterwards nothing of the context is left.
--- KEYS 3 request
--- ARGV 4 request hash, 5 seconds to remember it, 6 context id, 7 its uid
+-- KEYS = request
+-- ARGV = request_hash request_secs context context_uid
 use_reserve()
-local before, no = asked_before(KEYS[3], ARGV[4])
+local before, no = asked_before(KEYS.request, ARGV.request_hash)
 if no then return no end
-if not before then remember(KEYS[3], ARGV[4], ARGV[5], 'context_id', ARGV[6], 'uid', ARGV[7]) end
+if not before then
+  remember(KEYS.request, ARGV.request_hash, ARGV.request_secs, 'context_id', ARGV.context, 'uid', ARGV.context_uid)
+end
 return 1

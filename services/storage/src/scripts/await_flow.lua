@@ -1,14 +1,16 @@
 -- Tells where a flow stands, and has another one touched when it ends.
--- KEYS 4 the flow that waits, 5 the flow it waits for, 6 that one's waiters
--- ARGV 5 flow id, 6 flow uid, both of the flow that waits
+-- KEYS = flow awaited waiters
+-- ARGV = flow flow_uid
+--
+-- `flow` is the one that waits, `awaited` the one that it waits for, and `waiters` are all that wait for that.
 -- Gives the status; nothing when there is no such flow.
 local no = closed()
 if no then return no end
-local flow = redis.call('HMGET', KEYS[4], 'uid', 'deleting')
-if flow[1] ~= ARGV[6] or flow[2] then return refuse('FLOW_GONE', 'flow ' .. ARGV[5]) end
-local awaited = redis.call('HMGET', KEYS[5], 'status', 'deleting')
+local flow = redis.call('HMGET', KEYS.flow, 'uid', 'deleting')
+if flow[1] ~= ARGV.flow_uid or flow[2] then return refuse('FLOW_GONE', 'flow ' .. ARGV.flow) end
+local awaited = redis.call('HMGET', KEYS.awaited, 'status', 'deleting')
 if not awaited[1] or awaited[2] then return '' end
 if awaited[1] == 'created' or awaited[1] == 'started' then
-  redis.call('SADD', KEYS[6], ARGV[5] .. '-' .. ARGV[6])
+  redis.call('SADD', KEYS.waiters, ARGV.flow .. '-' .. ARGV.flow_uid)
 end
 return awaited[1]

@@ -1,26 +1,28 @@
 -- Marks a context as going, and keeps which supervisors have to forget it.
--- KEYS 4 runners, 5 drops, 6 runners_deleted
--- ARGV 5 the context's revision that permission was decided on
+-- KEYS = runners drops runners_deleted
+-- ARGV = context_revision
+--
+-- Permission was decided on `context_revision` of the context.
 -- Gives the revision of the change; 0 when it was going already.
 local no = closed(true)
 if no then return no end
 use_reserve()
-local context = redis.call('HMGET', KEYS[1], 'state', 'revision')
+local context = redis.call('HMGET', KEYS.context, 'state', 'revision')
 if context[1] == 'deleting' then
   hint('removal')
   return 0
 end
-if context[2] ~= ARGV[5] then return refuse('CONTEXT_CHANGED', 'the context changed meanwhile') end
+if context[2] ~= ARGV.context_revision then return refuse('CONTEXT_CHANGED', 'the context changed meanwhile') end
 
 local revision = raise()
-redis.call('HSET', KEYS[1], 'state', 'deleting', 'updated_at', ARGV[3], 'revision', revision)
+redis.call('HSET', KEYS.context, 'state', 'deleting', 'updated_at', ARGV.now, 'revision', revision)
 -- Who asked for it is written down where it is left, when nothing else is.
-if #ARGV[4] > 16 then redis.call('HSET', KEYS[1], 'removed_by', string.sub(ARGV[4], 17)) end
-redis.call('SUNIONSTORE', KEYS[5], KEYS[4])
+if #ARGV.bits > 16 then redis.call('HSET', KEYS.context, 'removed_by', string.sub(ARGV.bits, 17)) end
+redis.call('SUNIONSTORE', KEYS.drops, KEYS.runners)
 -- What ran at a runner before it was deleted lies there still.
-local deleted = redis.call('ZRANGE', KEYS[6], 0, -1)
+local deleted = redis.call('ZRANGE', KEYS.runners_deleted, 0, -1)
 for from = 1, #deleted, 1000 do
-  redis.call('SADD', KEYS[5], unpack(deleted, from, math.min(from + 999, #deleted)))
+  redis.call('SADD', KEYS.drops, unpack(deleted, from, math.min(from + 999, #deleted)))
 end
 emit(revision, '{"kind":"context"}')
 hint('context')

@@ -1,31 +1,34 @@
 -- Marks an ended flow, or one that was never started and is not wanted any more, as going.
--- KEYS 4 flow, 5 flows_active, 6 due, 7 request (only with a request id)
--- ARGV 5 the context's revision that permission was decided on, 6 flow id, 7 flow uid, 8 request hash, 9 seconds to remember it,
---      10 the revision that is expected ('' for any)
+-- KEYS = flow flows_active due
+-- ARGV = context_revision flow flow_uid request_hash request_secs expected_revision
+--
+-- Permission was decided on `context_revision` of the context. `expected_revision` is that of the flow, '' for any. With a
+-- request id the request comes behind the keys.
 local no, context_revision = closed()
 if no then return no end
 use_reserve()
-local _, other = asked_before(KEYS[7], ARGV[8])
+local request = KEYS[KEYS_NAMED + 1]
+local _, other = asked_before(request, ARGV.request_hash)
 if other then return other end
-if context_revision ~= ARGV[5] then
+if context_revision ~= ARGV.context_revision then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
-local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'cancel_requested_time', 'deleting', 'revision',
+local flow = redis.call('HMGET', KEYS.flow, 'uid', 'status', 'cancel_requested_time', 'deleting', 'revision',
   'node_count', 'counted')
-if flow[1] ~= ARGV[7] then return refuse('FLOW_GONE', 'flow ' .. ARGV[6]) end
-if ARGV[10] ~= '' and flow[5] ~= ARGV[10] then
-  return refuse('FLOW_CHANGED', 'flow ' .. ARGV[6] .. ' is at revision ' .. flow[5])
+if flow[1] ~= ARGV.flow_uid then return refuse('FLOW_GONE', 'flow ' .. ARGV.flow) end
+if ARGV.expected_revision ~= '' and flow[5] ~= ARGV.expected_revision then
+  return refuse('FLOW_CHANGED', 'flow ' .. ARGV.flow .. ' is at revision ' .. flow[5])
 end
 local given_up = flow[2] == 'created' and flow[3] ~= ''
 if flow[2] == 'started' or (flow[2] == 'created' and not given_up) then
-  return refuse('FLOW_NOT_ENDED', 'flow ' .. ARGV[6] .. ' is ' .. told(flow[2]) .. ': cancel it first')
+  return refuse('FLOW_NOT_ENDED', 'flow ' .. ARGV.flow .. ' is ' .. told(flow[2]) .. ': cancel it first')
 end
 if not flow[4] then audit(0) end
-redis.call('HSET', KEYS[4], 'deleting', '1', 'counted', '')
+redis.call('HSET', KEYS.flow, 'deleting', '1', 'counted', '')
 -- One that was never started has not ended, and does not any more.
 if flow[7] == '1' then count_open(-1, -tonumber(flow[6])) end
-remember(KEYS[7], ARGV[8], ARGV[9], 'flow_uid', ARGV[7])
-local me = ARGV[6] .. '-' .. ARGV[7]
-redis.call('SREM', KEYS[5], me)
-redis.call('ZREM', KEYS[6], me)
+remember(request, ARGV.request_hash, ARGV.request_secs, 'flow_uid', ARGV.flow_uid)
+local me = ARGV.flow .. '-' .. ARGV.flow_uid
+redis.call('SREM', KEYS.flows_active, me)
+redis.call('ZREM', KEYS.due, me)
 return 1

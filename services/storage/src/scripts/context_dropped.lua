@@ -1,8 +1,11 @@
 -- Some supervisors less have yet to forget a context that is going.
--- KEYS 4 drops
--- ARGV 5.. runner ids, at least one and some hundred at most
+-- KEYS = drops
+--
+-- Behind the arguments come the ids of their runner records, at least one and some hundred at most.
 local no = closed(true)
 if no then return no end
 use_reserve()
-if redis.call('SREM', KEYS[4], unpack(ARGV, 5)) > 0 and redis.call('EXISTS', KEYS[4]) == 0 then hint('removal') end
+if redis.call('SREM', KEYS.drops, unpack(ARGV, ARGV_NAMED + 1)) > 0 and redis.call('EXISTS', KEYS.drops) == 0 then
+  hint('removal')
+end
 return 1

@@ -1,16 +1,19 @@
--- Counts what was made by a version that did not count: flows that have not ended, and blobs. What was counted is marked, so
--- that nothing counts twice, whoever counts at the same time.
--- ARGV 5 `flows`, 6.. their ids; or 5 `blobs`, 6.. their hashes; or 5 `done`, when there are no more
+-- Counts what was made by a version that did not count: flows that have not ended, and blobs. What was counted is marked, so that
+-- nothing counts twice, whoever counts at the same time.
+-- ARGV = kind
+--
+-- `kind` is `flows` or `blobs`; or `done`, when there are no more. Behind the arguments come the ids of the flows, or the hashes
+-- of the blobs.
 local no = closed()
 if no then return no end
 use_reserve()
-if ARGV[5] == 'done' then
-  redis.call('HSET', KEYS[2], 'counted', 1)
+if ARGV.kind == 'done' then
+  redis.call('HSET', KEYS.ids, 'counted', 1)
   return 0
 end
 local count = 0
-for a = 6, #ARGV do
-  if ARGV[5] == 'flows' then
+for a = ARGV_NAMED + 1, #ARGV do
+  if ARGV.kind == 'flows' then
     local key = own('flow:' .. ARGV[a])
     local flow = redis.call('HMGET', key, 'status', 'node_count', 'counted', 'deleting')
     local is_open = flow[1] == 'created' or flow[1] == 'started'
@@ -24,7 +27,7 @@ for a = 6, #ARGV do
     local blob = redis.call('HMGET', key, 'size', 'counted')
     if tonumber(blob[1]) and blob[2] ~= '1' then
       redis.call('HSET', key, 'counted', 1)
-      redis.call('HINCRBY', KEYS[2], 'blob_bytes', blob[1])
+      redis.call('HINCRBY', KEYS.ids, 'blob_bytes', blob[1])
       count = count + 1
     end
   end

@@ -2,6 +2,6 @@
 local no = closed(true)
 if no then return no end
 use_reserve()
-if redis.call('HGET', KEYS[1], 'state') ~= 'deleting' then return refuse('CONTEXT_GONE', 'the context is in use') end
-redis.call('HSET', KEYS[1], 'emptied', '1')
+if redis.call('HGET', KEYS.context, 'state') ~= 'deleting' then return refuse('CONTEXT_GONE', 'the context is in use') end
+redis.call('HSET', KEYS.context, 'emptied', '1')
 return 1

@@ -1,7 +1,6 @@
 -- Takes away the mark of a context of which not even its record is left.
--- KEYS 1 ids
--- ARGV 4 context id, 5 uid
+-- ARGV = context context_uid
 use_reserve()
-local mark = 'removing:' .. ARGV[4]
-if redis.call('HGET', KEYS[1], mark) == ARGV[5] then redis.call('HDEL', KEYS[1], mark) end
+local mark = 'removing:' .. ARGV.context
+if redis.call('HGET', KEYS.ids, mark) == ARGV.context_uid then redis.call('HDEL', KEYS.ids, mark) end
 return 1

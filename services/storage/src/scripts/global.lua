@@ -1,8 +1,10 @@
 -- What every script that changes what belongs to no context begins with.
--- KEYS 1 ids, 2 events
--- ARGV 1 hint channel, 2 now in Unix seconds, 3 random bits of this change, as 16 digits, and behind them, when somebody has asked
---      for it, who does what, as JSON; behind all others what this storage has seen last of the events, as `<id of the
---      entry> <random bits>`, '' for nothing
+-- KEYS = ids events
+-- ARGV = hint now bits
+--
+-- `hint` is the channel of hints, `now` in Unix seconds. `bits` are the random bits of this change, as 16 digits, and behind them,
+-- when somebody has asked for it, who does what, as JSON. Behind all other arguments stands what this storage has seen last of the
+-- events, as `<id of the entry> <random bits>`, '' for nothing.
 
 local SEEN = table.remove(ARGV)
 
@@ -13,19 +15,19 @@ end
 -- Lets the rest of this script write where Redis is at `maxmemory` too: for what frees memory, ends something or keeps alive
 -- what there is. Redis refuses a script whose first write may take memory; this one takes none, and changes nothing.
 local function use_reserve()
-  redis.call('HDEL', KEYS[1], '')
+  redis.call('HDEL', KEYS.ids, '')
 end
 
 -- A key of what belongs to no context.
 local function own(name)
-  return string.match(KEYS[1], '^(.*)ids$') .. name
+  return string.match(KEYS.ids, '^(.*)ids$') .. name
 end
 
 -- Writes down who does what, where somebody has asked for this change.
 local function audit(revision)
-  if #ARGV[3] == 16 then return end
-  local deed, keep = cjson.decode(string.sub(ARGV[3], 17)), 90 * 24 * 3600
-  redis.call('XADD', own('audit'), 'MINID', '~', string.format('%.0f', math.max(0, tonumber(ARGV[2]) - keep) * 1000), '*',
+  if #ARGV.bits == 16 then return end
+  local deed, keep = cjson.decode(string.sub(ARGV.bits, 17)), 90 * 24 * 3600
+  redis.call('XADD', own('audit'), 'MINID', '~', string.format('%.0f', math.max(0, tonumber(ARGV.now) - keep) * 1000), '*',
     'identity', deed.identity, 'action', deed.action, 'object', deed.object, 'revision', revision, 'request_id', deed.request_id)
 end
 
@@ -46,11 +48,11 @@ local function remember(key, hash, secs, ...)
 end
 
 local function change(event)
-  local revision = redis.call('HINCRBY', KEYS[1], 'revision', 1)
+  local revision = redis.call('HINCRBY', KEYS.ids, 'revision', 1)
   audit(revision)
-  redis.call('XADD', KEYS[2], 'MAXLEN', '~', 1000000, revision .. '-1', 'e', event, 'b', string.sub(ARGV[3], 1, 16))
+  redis.call('XADD', KEYS.events, 'MAXLEN', '~', 1000000, revision .. '-1', 'e', event, 'b', string.sub(ARGV.bits, 1, 16))
   -- Who keeps what it was told of actors and contexts hears which of them changed.
-  redis.call('PUBLISH', ARGV[1], event)
+  redis.call('PUBLISH', ARGV.hint, event)
   return revision
 end
 
@@ -58,8 +60,8 @@ end
 local function has_gone_back()
   local id, bits = string.match(SEEN, '^(%d+%-%d+) (%x+)$')
   if not id then return false end
-  local entry = redis.call('XRANGE', KEYS[2], id, id)[1]
+  local entry = redis.call('XRANGE', KEYS.events, id, id)[1]
   if entry then return entry[2][4] ~= bits end
-  return redis.call('XLEN', KEYS[2]) == 0 or #redis.call('XRANGE', KEYS[2], '-', id, 'COUNT', 1) > 0
+  return redis.call('XLEN', KEYS.events) == 0 or #redis.call('XRANGE', KEYS.events, '-', id, 'COUNT', 1) > 0
 end
 if has_gone_back() then return refuse('STORE_WENT_BACK', 'a change is gone that was seen') end

@@ -1,14 +1,16 @@
 -- Lists flows under their statuses: those that a version left out which kept no such lists.
--- ARGV 5 `flows`, 6.. their ids; or 5 `done`, when there are no more
+-- ARGV = kind
+--
+-- `kind` is `flows`; or `done`, when there are no more. Behind the arguments come the ids of the flows.
 -- Gives how many changes that took.
 local no = closed()
 if no then return no end
-if ARGV[5] == 'done' then
-  redis.call('HSET', KEYS[2], 'flows_listed', 1)
+if ARGV.kind == 'done' then
+  redis.call('HSET', KEYS.ids, 'flows_listed', 1)
   return 0
 end
 local changes = 0
-for a = 6, #ARGV do
+for a = ARGV_NAMED + 1, #ARGV do
   local status = redis.call('HGET', own('flow:' .. ARGV[a]), 'status')
   local place = redis.call('ZSCORE', own('flows'), ARGV[a])
   for _, one in ipairs(STATUSES) do

@@ -1,6 +1,5 @@
 -- Marks a context of which nothing but its record is left.
--- KEYS 1 ids
--- ARGV 4 context id, 5 uid
+-- ARGV = context context_uid
 use_reserve()
-redis.call('HSET', KEYS[1], 'removing:' .. ARGV[4], ARGV[5])
+redis.call('HSET', KEYS.ids, 'removing:' .. ARGV.context, ARGV.context_uid)
 return 1

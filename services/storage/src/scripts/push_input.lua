@@ -1,34 +1,36 @@
 -- Keeps something for a flow's owner to take up, and remembers the request.
--- KEYS 4 flow, 5 its inputs, 6 its signals, 7 flows_active, 8 its nodes, 9 request (only with a request id)
--- ARGV 5 the context's revision that permission was decided on, 6 flow id, 7 flow uid, 8 input, 9 request hash,
---      10 seconds to remember it, 11 how many inputs may wait,
---      12 `signal`, 13 its name, 14 what is kept with it, 15 how many signals a flow may have; or
---      12 `cancel`, 13 seconds of grace, 14 event; or
---      12 `cancel_node`, 13 its job; or
---      12 `other`
+-- KEYS = flow inputs signals flows_active nodes
+-- ARGV = context_revision flow flow_uid input request_hash request_secs inputs_max signals_max kind
+--
+-- Permission was decided on `context_revision` of the context. At most `inputs_max` inputs may wait, and a flow has at most
+-- `signals_max` signals. `kind` is `signal`, `cancel`, `cancel_node` or `other`. With a request id the request comes behind the
+-- keys. Behind the arguments come with `signal` its name and what is kept with it, with `cancel` the seconds of grace and the
+-- event, with `cancel_node` the node's job.
 -- Gives the flow's revision, or 0 when that was not raised; and whether nothing changed.
 local no, context_revision = closed()
 if no then return no end
-local before, other = asked_before(KEYS[9], ARGV[9])
+local request = KEYS[KEYS_NAMED + 1]
+local before, other = asked_before(request, ARGV.request_hash)
 if other then return other end
-if before then return {0, tonumber(redis.call('HGET', KEYS[9], 'unchanged'))} end
-if context_revision ~= ARGV[5] then
+if before then return {0, tonumber(redis.call('HGET', request, 'unchanged'))} end
+if context_revision ~= ARGV.context_revision then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
-local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'cancel_requested_time', 'cancel_grace_secs', 'deleting',
+local flow = redis.call('HMGET', KEYS.flow, 'uid', 'status', 'cancel_requested_time', 'cancel_grace_secs', 'deleting',
   'generation')
-if flow[1] ~= ARGV[7] or flow[5] then return refuse('FLOW_GONE', 'flow ' .. ARGV[6]) end
-local kind, started, news = ARGV[12], flow[2] == 'started', true
+if flow[1] ~= ARGV.flow_uid or flow[5] then return refuse('FLOW_GONE', 'flow ' .. ARGV.flow) end
+local kind, started, news = ARGV.kind, flow[2] == 'started', true
+local subject, text = unpack(ARGV, ARGV_NAMED + 1)
 if kind == 'cancel' or kind == 'cancel_node' then use_reserve() end
 if kind == 'signal' then
-  news = redis.call('HEXISTS', KEYS[6], ARGV[13]) == 0
-  local count = redis.call('HLEN', KEYS[6])
-  if news and count >= tonumber(ARGV[15]) then return refuse('TOO_MANY_SIGNALS', tostring(count + 1)) end
+  news = redis.call('HEXISTS', KEYS.signals, subject) == 0
+  local count = redis.call('HLEN', KEYS.signals)
+  if news and count >= tonumber(ARGV.signals_max) then return refuse('TOO_MANY_SIGNALS', tostring(count + 1)) end
 elseif kind == 'cancel' then
-  local sooner = flow[3] == '' or tonumber(ARGV[13]) < tonumber(flow[4] or '0')
+  local sooner = flow[3] == '' or tonumber(subject) < tonumber(flow[4] or '0')
   news = sooner and (started or (flow[2] == 'created' and flow[3] == ''))
 elseif kind == 'cancel_node' then
-  local node = redis.call('HGET', KEYS[8], ARGV[13])
+  local node = redis.call('HGET', KEYS.nodes, subject)
   node = node and cjson.decode(node)
   local ended = node and (node.state == 'completed' or node.state == 'failed' or node.state == 'cancelled'
     or node.state == 'skipped')
@@ -36,34 +38,34 @@ elseif kind == 'cancel_node' then
   news = not ended or (started and string.format('%.0f', node.generation) ~= flow[6])
 end
 if news and not started and kind ~= 'signal' and kind ~= 'cancel' then
-  return refuse('FLOW_NOT_STARTED', 'flow ' .. ARGV[6] .. ' is ' .. told(flow[2]))
+  return refuse('FLOW_NOT_STARTED', 'flow ' .. ARGV.flow .. ' is ' .. told(flow[2]))
 end
 if news and started then
-  local count = redis.call('LLEN', KEYS[5])
-  if count >= tonumber(ARGV[11]) then return refuse('TOO_MANY_INPUTS', tostring(count + 1)) end
+  local count = redis.call('LLEN', KEYS.inputs)
+  if count >= tonumber(ARGV.inputs_max) then return refuse('TOO_MANY_INPUTS', tostring(count + 1)) end
 end
 
 local revision = 0
 if news then
   if kind ~= 'cancel' then audit(0) end
   if kind == 'signal' then
-    redis.call('HSET', KEYS[6], ARGV[13], ARGV[14])
+    redis.call('HSET', KEYS.signals, subject, text)
   elseif kind == 'cancel' then
     revision = raise()
-    local since = flow[3] == '' and ARGV[3] or flow[3]
-    redis.call('HSET', KEYS[4], 'cancel_requested_time', since, 'cancel_grace_secs', ARGV[13], 'updated_at', ARGV[3],
+    local since = flow[3] == '' and ARGV.now or flow[3]
+    redis.call('HSET', KEYS.flow, 'cancel_requested_time', since, 'cancel_grace_secs', subject, 'updated_at', ARGV.now,
       'revision', revision)
-    emit(revision, ARGV[14])
-    emit_flow(revision, ARGV[6], flow[2], flow[6])
+    emit(revision, text)
+    emit_flow(revision, ARGV.flow, flow[2], flow[6])
     hint('')
   end
   if started then
-    local me = ARGV[6] .. '-' .. ARGV[7]
-    redis.call('RPUSH', KEYS[5], ARGV[8])
-    redis.call('SADD', KEYS[7], me)
+    local me = ARGV.flow .. '-' .. ARGV.flow_uid
+    redis.call('RPUSH', KEYS.inputs, ARGV.input)
+    redis.call('SADD', KEYS.flows_active, me)
     touch(me)
   end
 end
 local unchanged = news and 0 or 1
-remember(KEYS[9], ARGV[9], ARGV[10], 'unchanged', unchanged)
+remember(request, ARGV.request_hash, ARGV.request_secs, 'unchanged', unchanged)
 return {revision, unchanged}

@@ -1,28 +1,33 @@
 -- Makes a blob visible whose chunks were written before.
--- KEYS 4 blob, 5 blob_refs, 6 blob_idle, 7.. chunks
--- ARGV 5 hash, 6 size, 7 since when it counts as idle, 8 how many bytes of blobs there may be, 9 of which limit that comes
+-- KEYS = blob blob_refs blob_idle
+-- ARGV = hash size idle_since blob_bytes_max limit
+--
+-- The blob counts as idle since `idle_since`. There may be `blob_bytes_max` bytes of blobs, as the limit called `limit` says.
+-- Behind the keys come the chunks.
 -- Gives how many there are.
 local no = closed()
 if no then return no end
-if redis.call('EXISTS', KEYS[4]) == 0 then
-  for k = 7, #KEYS do
+if redis.call('EXISTS', KEYS.blob) == 0 then
+  for k = KEYS_NAMED + 1, #KEYS do
     if redis.call('EXISTS', KEYS[k]) == 0 then return refuse('CHUNK_MISSING', KEYS[k]) end
   end
-  local bytes = tonumber(redis.call('HGET', KEYS[2], 'blob_bytes') or '0') + tonumber(ARGV[6])
-  local full = beyond(ARGV[9], ARGV[8], bytes)
+  local bytes = tonumber(redis.call('HGET', KEYS.ids, 'blob_bytes') or '0') + tonumber(ARGV.size)
+  local full = beyond(ARGV.limit, ARGV.blob_bytes_max, bytes)
   if full then
     -- Until they expire they would be kept without being counted.
-    if #KEYS > 6 then redis.call('UNLINK', unpack(KEYS, 7)) end
+    if #KEYS > KEYS_NAMED then redis.call('UNLINK', unpack(KEYS, KEYS_NAMED + 1)) end
     return full
   end
-  for k = 7, #KEYS do redis.call('PERSIST', KEYS[k]) end
-  redis.call('HSET', KEYS[4], 'size', ARGV[6], 'chunks', #KEYS - 6, 'created_at', ARGV[3], 'counted', 1)
-  redis.call('HINCRBY', KEYS[2], 'blob_bytes', ARGV[6])
+  for k = KEYS_NAMED + 1, #KEYS do redis.call('PERSIST', KEYS[k]) end
+  redis.call('HSET', KEYS.blob, 'size', ARGV.size, 'chunks', #KEYS - KEYS_NAMED, 'created_at', ARGV.now, 'counted', 1)
+  redis.call('HINCRBY', KEYS.ids, 'blob_bytes', ARGV.size)
   audit(0)
 end
 -- Somebody means to refer to it: the time until it may be removed begins anew, unless it has more left.
-if redis.call('EXISTS', KEYS[5]) == 0 then
-  local since = redis.call('ZSCORE', KEYS[6], ARGV[5])
-  if not since or tonumber(since) < tonumber(ARGV[7]) then redis.call('ZADD', KEYS[6], ARGV[7], ARGV[5]) end
+if redis.call('EXISTS', KEYS.blob_refs) == 0 then
+  local since = redis.call('ZSCORE', KEYS.blob_idle, ARGV.hash)
+  if not since or tonumber(since) < tonumber(ARGV.idle_since) then
+    redis.call('ZADD', KEYS.blob_idle, ARGV.idle_since, ARGV.hash)
+  end
 end
-return tonumber(redis.call('HGET', KEYS[2], 'blob_bytes') or '0')
+return tonumber(redis.call('HGET', KEYS.ids, 'blob_bytes') or '0')

@@ -1,28 +1,32 @@
 -- Keeps a new runner record.
--- KEYS 4 runner, 5 runners, 6 request (only with a request id)
--- ARGV 5 the context's revision that permission was decided on, 6 runner id, 7 request hash, 8 seconds to remember it,
---      9 whether we chose the id, 10 how many there may be, 11 how many deleted ones, 12.. fields
+-- KEYS = runner runners
+-- ARGV = context_revision runner request_hash request_secs is_our_id runners_max runners_deleted_max
+--
+-- Permission was decided on `context_revision` of the context. `is_our_id` says whether we chose the id. There may be
+-- `runners_max` records, and `runners_deleted_max` deleted ones. With a request id the request comes behind the keys; behind the
+-- arguments come fields.
 -- Gives 1 and the revision; or 0 and the id of the runner of then.
 local no, context_revision = closed()
 if no then return no end
-local before, other = asked_before(KEYS[6], ARGV[7])
+local request = KEYS[KEYS_NAMED + 1]
+local before, other = asked_before(request, ARGV.request_hash)
 if other then return other end
-if before then return {0, redis.call('HGET', KEYS[6], 'runner_id')} end
-if context_revision ~= ARGV[5] then
+if before then return {0, redis.call('HGET', request, 'runner_id')} end
+if context_revision ~= ARGV.context_revision then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
-local last = tonumber(redis.call('HGET', KEYS[2], 'runner') or '0')
-if redis.call('EXISTS', KEYS[4]) == 1 then return refuse('RUNNER_EXISTS', tostring(last)) end
-local full = beyond('context_runners_max', ARGV[10], redis.call('SCARD', KEYS[5]) + 1)
-  or beyond('context_runners_deleted_max', ARGV[11], redis.call('ZCARD', own('runners_deleted')))
+local last = tonumber(redis.call('HGET', KEYS.ids, 'runner') or '0')
+if redis.call('EXISTS', KEYS.runner) == 1 then return refuse('RUNNER_EXISTS', tostring(last)) end
+local full = beyond('context_runners_max', ARGV.runners_max, redis.call('SCARD', KEYS.runners) + 1)
+  or beyond('context_runners_deleted_max', ARGV.runners_deleted_max, redis.call('ZCARD', own('runners_deleted')))
 if full then return full end
 
 local revision = raise()
 -- An id that the caller chose moves nothing: a large one would leave no others.
-if ARGV[9] == '1' and tonumber(ARGV[6]) > last then redis.call('HSET', KEYS[2], 'runner', ARGV[6]) end
-redis.call('HSET', KEYS[4], 'revision', revision, unpack(ARGV, 12))
-redis.call('SADD', KEYS[5], ARGV[6])
-remember(KEYS[6], ARGV[7], ARGV[8], 'runner_id', ARGV[6])
-emit(revision, '{"kind":"runner","runner_id":' .. ARGV[6] .. '}')
+if ARGV.is_our_id == '1' and tonumber(ARGV.runner) > last then redis.call('HSET', KEYS.ids, 'runner', ARGV.runner) end
+redis.call('HSET', KEYS.runner, 'revision', revision, unpack(ARGV, ARGV_NAMED + 1))
+redis.call('SADD', KEYS.runners, ARGV.runner)
+remember(request, ARGV.request_hash, ARGV.request_secs, 'runner_id', ARGV.runner)
+emit(revision, '{"kind":"runner","runner_id":' .. ARGV.runner .. '}')
 hint('runner')
 return {1, revision}

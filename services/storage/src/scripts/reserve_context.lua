@@ -1,29 +1,32 @@
 -- Reserves a context's id, so that nobody else writes that context.
--- KEYS 3 contexts, 4 request (only with a request id)
--- ARGV 4 context id ('' for any that is free), 5 its uid, 6 request hash, 7 seconds to remember it, 8 a reservation from before this moment
---      lapsed, 9 the greatest id that a context can have, 10 the actor that creates it ('' for the bootstrap identity), 11 how many
---      an actor may have created
+-- KEYS = contexts
+-- ARGV = context context_uid request_hash request_secs reserved_from greatest creator contexts_max
+--
+-- `context` is '' for any that is free. A reservation from before `reserved_from` has lapsed. `greatest` is the greatest id that
+-- a context can have. `creator` is an actor, who may have created `contexts_max` contexts, or '' for the bootstrap identity. With
+-- a request id the request comes behind the keys.
 -- Gives id and uid: its own and 1, or those of the same request before and 0.
 
 -- How many ids one call looks at.
 local LOOKED_AT_MAX = 10000
-local before, no = asked_before(KEYS[4], ARGV[6])
+local request = KEYS[KEYS_NAMED + 1]
+local before, no = asked_before(request, ARGV.request_hash)
 if no then return no end
 if before then
-  local made = redis.call('HMGET', KEYS[4], 'context_id', 'uid')
-  local reserved = redis.call('HGET', KEYS[1], 'context:' .. made[1])
+  local made = redis.call('HMGET', request, 'context_id', 'uid')
+  local reserved = redis.call('HGET', KEYS.ids, 'context:' .. made[1])
   local is_reserved = reserved and string.match(reserved, '^%x+') == made[2]
-  if not is_reserved and redis.call('SISMEMBER', KEYS[3], made[1]) == 0 then
+  if not is_reserved and redis.call('SISMEMBER', KEYS.contexts, made[1]) == 0 then
     return refuse('CONTEXT_GONE', 'the context that this request made was removed')
   end
   return {made[1], made[2], 0}
 end
 -- Why an id cannot be had. A reservation whose maker died before it wrote the context lapses.
 local function why_not(id)
-  if redis.call('SISMEMBER', KEYS[3], id) == 1 then return 'CONTEXT_EXISTS' end
-  local reserved = redis.call('HGET', KEYS[1], 'context:' .. id)
+  if redis.call('SISMEMBER', KEYS.contexts, id) == 1 then return 'CONTEXT_EXISTS' end
+  local reserved = redis.call('HGET', KEYS.ids, 'context:' .. id)
   local made_at = reserved and tonumber(string.match(reserved, ' ([%d.]+)$'))
-  return made_at and made_at > tonumber(ARGV[8]) and 'CONTEXT_RESERVED'
+  return made_at and made_at > tonumber(ARGV.reserved_from) and 'CONTEXT_RESERVED'
 end
 
 -- How many contexts there are that an actor created. One that was never written does not count any more, nor one that is
@@ -31,7 +34,7 @@ end
 local function created_by(actor)
   local created = own('contexts_of:' .. actor)
   local count = redis.call('SCARD', created)
-  if count < tonumber(ARGV[11]) then return count end
+  if count < tonumber(ARGV.contexts_max) then return count end
   for _, id in ipairs(redis.call('SMEMBERS', created)) do
     if redis.call('HGET', own('context_creators'), id) ~= actor or not why_not(id) then
       redis.call('SREM', created, id)
@@ -41,35 +44,35 @@ local function created_by(actor)
   return count
 end
 
-local actor = ARGV[10]
+local actor = ARGV.creator
 local asked = actor ~= '' and created_by(actor) + 1
-if asked and asked > tonumber(ARGV[11]) then
-  return refuse('LIMIT_EXCEEDED', 'actor_contexts_max ' .. ARGV[11] .. ' ' .. asked)
+if asked and asked > tonumber(ARGV.contexts_max) then
+  return refuse('LIMIT_EXCEEDED', 'actor_contexts_max ' .. ARGV.contexts_max .. ' ' .. asked)
 end
 
-local id = ARGV[4]
+local id = ARGV.context
 if id ~= '' then
   -- It moves nothing: else it would take those below it away from everybody.
   local why = why_not(id)
   if why then return refuse(why, 'context ' .. id) end
 else
   -- After the last one come those that are free again.
-  local last, greatest = tonumber(redis.call('HGET', KEYS[1], 'context') or '0'), tonumber(ARGV[9])
+  local last, greatest = tonumber(redis.call('HGET', KEYS.ids, 'context') or '0'), tonumber(ARGV.greatest)
   local looked_at = 0
   repeat
     if looked_at == greatest then return refuse('CONTEXTS_EXHAUSTED', 'all ' .. looked_at .. ' are taken') end
     if looked_at == LOOKED_AT_MAX then
-      redis.call('HSET', KEYS[1], 'context', id)
+      redis.call('HSET', KEYS.ids, 'context', id)
       return refuse('CONTEXT_EXISTS', 'context ' .. id)
     end
     last, looked_at = last >= greatest and 1 or last + 1, looked_at + 1
     -- Never in the form of a large number.
     id = string.format('%d', last)
   until not why_not(id)
-  redis.call('HSET', KEYS[1], 'context', id)
+  redis.call('HSET', KEYS.ids, 'context', id)
 end
 
-redis.call('HSET', KEYS[1], 'context:' .. id, ARGV[5] .. ' ' .. ARGV[2])
+redis.call('HSET', KEYS.ids, 'context:' .. id, ARGV.context_uid .. ' ' .. ARGV.now)
 local former = redis.call('HGET', own('context_creators'), id)
 if former then
   redis.call('SREM', own('contexts_of:' .. former), id)
@@ -79,5 +82,5 @@ if actor ~= '' then
   redis.call('SADD', own('contexts_of:' .. actor), id)
   redis.call('HSET', own('context_creators'), id, actor)
 end
-remember(KEYS[4], ARGV[6], ARGV[7], 'context_id', id, 'uid', ARGV[5])
-return {id, ARGV[5], 1}
+remember(request, ARGV.request_hash, ARGV.request_secs, 'context_id', id, 'uid', ARGV.context_uid)
+return {id, ARGV.context_uid, 1}

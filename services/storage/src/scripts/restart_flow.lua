@@ -1,63 +1,67 @@
 -- Starts an ended flow again, without an owner yet, and remembers the request.
--- KEYS 4 flow, 5 flows_active, 6 request (only with a request id), last the jobs that have new signatures
--- ARGV 5 the context's revision that permission was decided on, 6 flow id, 7 flow uid, 8 the generation that ended,
---      9 what was chosen, 10 environment, 11 now in milliseconds, 12 what the first commit builds on, 13 request hash,
---      14 seconds to remember it, 15 what the keys of this context begin with, 16 the revision that is expected ('' for any),
---      17 how many flows that have not ended there may be, 18 how many nodes of those, 19… the new signatures
+-- KEYS = flow flows_active
+-- ARGV = context_revision flow flow_uid generation rerun environment now_millis last_commit request_hash request_secs prefix
+-- ARGV = expected_revision flows_open_max jobs_open_max
+--
+-- Permission was decided on `context_revision` of the context. `generation` is the one that ended, `rerun` what was chosen,
+-- `last_commit` what the first commit builds on; `prefix` is what the keys of this context begin with. `expected_revision` is
+-- that of the flow, '' for any. There may be `flows_open_max` flows that have not ended, and `jobs_open_max` nodes of those.
+-- Behind the keys come with a request id the request, and the jobs that have new signatures; behind the arguments come those
+-- signatures.
 -- Gives the new revision; 0 when the same request had started it before.
 local no, context_revision = closed()
 if no then return no end
-local signed = #ARGV - 18
-local request = #KEYS - signed == 6 and KEYS[6]
-local before, other = asked_before(request, ARGV[13])
+local signed = #ARGV - ARGV_NAMED
+local request = #KEYS - signed > KEYS_NAMED and KEYS[KEYS_NAMED + 1]
+local before, other = asked_before(request, ARGV.request_hash)
 if other then return other end
 if before then return 0 end
-if context_revision ~= ARGV[5] then
+if context_revision ~= ARGV.context_revision then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
-local flow = redis.call('HMGET', KEYS[4], 'uid', 'status', 'generation', 'epoch', 'deadline_secs', 'deleting',
+local flow = redis.call('HMGET', KEYS.flow, 'uid', 'status', 'generation', 'epoch', 'deadline_secs', 'deleting',
   'message', 'revision', 'node_count')
-if flow[1] ~= ARGV[7] or flow[6] then return refuse('FLOW_GONE', 'flow ' .. ARGV[6]) end
-if ARGV[16] ~= '' and flow[8] ~= ARGV[16] then
-  return refuse('FLOW_CHANGED', 'flow ' .. ARGV[6] .. ' is at revision ' .. flow[8])
+if flow[1] ~= ARGV.flow_uid or flow[6] then return refuse('FLOW_GONE', 'flow ' .. ARGV.flow) end
+if ARGV.expected_revision ~= '' and flow[8] ~= ARGV.expected_revision then
+  return refuse('FLOW_CHANGED', 'flow ' .. ARGV.flow .. ' is at revision ' .. flow[8])
 end
 if flow[2] == 'created' or flow[2] == 'started' then
-  return refuse('FLOW_NOT_ENDED', 'flow ' .. ARGV[6] .. ' is ' .. told(flow[2]))
+  return refuse('FLOW_NOT_ENDED', 'flow ' .. ARGV.flow .. ' is ' .. told(flow[2]))
 end
-if flow[3] ~= ARGV[8] then
-  return refuse('FLOW_CHANGED', 'flow ' .. ARGV[6] .. ' was run again meanwhile: its generation is ' .. flow[3])
+if flow[3] ~= ARGV.generation then
+  return refuse('FLOW_CHANGED', 'flow ' .. ARGV.flow .. ' was run again meanwhile: its generation is ' .. flow[3])
 end
-local open = redis.call('HMGET', KEYS[2], 'flows_open', 'jobs_open')
-local full = beyond('context_flows_open_max', ARGV[17], tonumber(open[1] or '0') + 1)
-  or beyond('context_jobs_open_max', ARGV[18], tonumber(open[2] or '0') + tonumber(flow[9]))
+local open = redis.call('HMGET', KEYS.ids, 'flows_open', 'jobs_open')
+local full = beyond('context_flows_open_max', ARGV.flows_open_max, tonumber(open[1] or '0') + 1)
+  or beyond('context_jobs_open_max', ARGV.jobs_open_max, tonumber(open[2] or '0') + tonumber(flow[9]))
 if full then return full end
 
 local revision = raise()
 count_open(1, tonumber(flow[9]))
 local generation = string.format('%.0f', tonumber(flow[3]) + 1)
-redis.call('HINCRBY', KEYS[4], 'epoch', 1)
-redis.call('HSET', KEYS[4], 'status', 'started', 'generation', generation, 'owner', '', 'last_commit', ARGV[12],
-  'last_commit_revision', revision, 'env_vars', ARGV[10], 'rerun', ARGV[9], 'cancel_requested_time', '',
-  'cancel_grace_secs', '0', 'result', '{}', 'result_truncated', 'false', 'deadline', deadline(ARGV[11], flow[5]),
-  'updated_at', ARGV[3], 'revision', revision, 'counted', 1)
-local me = ARGV[6] .. '-' .. ARGV[7]
-redis.call('SADD', KEYS[5], me)
-list_flow(ARGV[6], 'started', flow[2])
+redis.call('HINCRBY', KEYS.flow, 'epoch', 1)
+redis.call('HSET', KEYS.flow, 'status', 'started', 'generation', generation, 'owner', '', 'last_commit', ARGV.last_commit,
+  'last_commit_revision', revision, 'env_vars', ARGV.environment, 'rerun', ARGV.rerun, 'cancel_requested_time', '',
+  'cancel_grace_secs', '0', 'result', '{}', 'result_truncated', 'false', 'deadline', deadline(ARGV.now_millis, flow[5]),
+  'updated_at', ARGV.now, 'revision', revision, 'counted', 1)
+local me = ARGV.flow .. '-' .. ARGV.flow_uid
+redis.call('SADD', KEYS.flows_active, me)
+list_flow(ARGV.flow, 'started', flow[2])
 for i = 1, signed do
   local job = KEYS[#KEYS - signed + i]
   if redis.call('EXISTS', job) == 1 then
-    redis.call('HSET', job, 'signature', ARGV[18 + i], 'updated_at', ARGV[3])
+    redis.call('HSET', job, 'signature', ARGV[ARGV_NAMED + i], 'updated_at', ARGV.now)
   end
 end
-remember(request, ARGV[13], ARGV[14])
+remember(request, ARGV.request_hash, ARGV.request_secs)
 -- The message that it was made of waits for its end again.
-local message = flow[7] and flow[7] ~= '' and ARGV[15] .. flow[7]
-if message and is_hash(message) and redis.call('HGET', message, 'flow_id') == ARGV[6] then
+local message = flow[7] and flow[7] ~= '' and ARGV.prefix .. flow[7]
+if message and is_hash(message) and redis.call('HGET', message, 'flow_id') == ARGV.flow then
   redis.call('ZREM', own('letters_done'), message)
-  redis.call('HSET', message, 'status', 'acknowledged', 'error', '', 'updated_at', ARGV[3], 'revision', revision)
+  redis.call('HSET', message, 'status', 'acknowledged', 'error', '', 'updated_at', ARGV.now, 'revision', revision)
   emit_message(revision, message, 'acknowledged')
 end
-emit_flow(revision, ARGV[6], 'started', generation)
+emit_flow(revision, ARGV.flow, 'started', generation)
 hint('')
 touch(me)
 return revision

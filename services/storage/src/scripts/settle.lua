@@ -1,20 +1,21 @@
 -- Ends the care for messages.
--- KEYS 4 msg_out_coordinator, 5 dead_letters, 6 letters, 7.. messages
--- ARGV 5.. for each message: why it will not arrive, '' when the receiver acknowledged it; the flow that was made of it,
---      0 for none
+-- KEYS = held dead_letters letters
+--
+-- Behind the keys come the messages. Behind the arguments come for each message why it will not arrive, '' when the receiver
+-- acknowledged it, and the flow that was made of it, 0 for none.
 local no = closed()
 if no then return no end
 use_reserve()
 local settled, revision = 0, nil
-for k = 7, #KEYS do
-  local key, problem, flow = KEYS[k], ARGV[2 * k - 9], ARGV[2 * k - 8]
-  if redis.call('ZREM', KEYS[4], key) == 1 then
+for m = 1, #KEYS - KEYS_NAMED do
+  local key, problem, flow = KEYS[KEYS_NAMED + m], ARGV[ARGV_NAMED + 2 * m - 1], ARGV[ARGV_NAMED + 2 * m]
+  if redis.call('ZREM', KEYS.held, key) == 1 then
     settled = settled + 1
     local is_message = is_hash(key)
     local message = is_message and redis.call('HMGET', key, 'open', 'recipient', 'status', 'logs')
     -- With the last of its jobs its flow has said all that there is to say of one that has arrived.
     local is_said = is_message and problem == '' and message[3] == 'processed' and (tonumber(message[1]) or 1) <= 0
-    local kept = is_message and not is_said and kept_in(key, KEYS[6])
+    local kept = is_message and not is_said and kept_in(key, KEYS.letters)
     -- Refused before it was taken up.
     local is_raw = is_message and not is_said and not kept
     -- The end of the flow that was made of it may have been faster than the answer that it was made; so may the ends of jobs that
@@ -25,22 +26,22 @@ for k = 7, #KEYS do
       local status, transport, line = 'acknowledged', message[2] and 'delivered' or 'read', 'acknowledged'
       if problem ~= '' then
         status, transport, line = 'error', 'failed', 'given up: ' .. problem
-        redis.call('ZADD', KEYS[5], revision, key)
+        redis.call('ZADD', KEYS.dead_letters, revision, key)
       elseif kept == 'nodes' and (tonumber(message[1] or '0') or 0) <= 0 then
         status = 'processed'
       end
-      redis.call('HSET', key, 'status', status, 'error', problem, 'transport_status', transport, 'updated_at', ARGV[3],
+      redis.call('HSET', key, 'status', status, 'error', problem, 'transport_status', transport, 'updated_at', ARGV.now,
         'revision', revision, 'logs', logged(message[4], line))
       -- What it carried stands in the jobs themselves, and nobody sends it again.
       if kept == 'nodes' then redis.call('HSET', key, 'nodes', '[]') end
       if flow ~= '0' then redis.call('HSET', key, 'flow_id', flow) end
       if is_raw then
-        redis.call('HSETNX', key, 'created_at', ARGV[3])
+        redis.call('HSETNX', key, 'created_at', ARGV.now)
         redis.call('HSET', key, 'taken_revision', revision)
         if flow == '0' then redis.call('HDEL', key, 'flow_id') end
         -- What only ours have.
         redis.call('HDEL', key, 'open', 'recipient', 'addresses', 'job_keys')
-        redis.call('ZADD', KEYS[6], 'NX', revision, key)
+        redis.call('ZADD', KEYS.letters, 'NX', revision, key)
       end
       -- What carries nodes is seen by them.
       if kept ~= 'nodes' then emit_message(revision, key, status) end

@@ -1,29 +1,32 @@
 -- Prolongs what a router holds, or moves messages whose hold has ended to it, and reads them.
--- KEYS 4 msg_out_coordinator, 5 letters, 6.. messages
--- ARGV 5 router, 6 end of the new hold, 7 now in Unix seconds, '' when only what the router holds already is meant, 8 how
---      many bytes are read at once, 9.. the fields that are wanted
--- Gives for each message its fields, or 0 for one that is not taken, or 1 for one that is too large; fewer than were asked
--- for when those are too many bytes, but one at least.
+-- KEYS = held letters
+-- ARGV = router hold_end ended_until bytes_max
+--
+-- `hold_end` is that of the new hold. The hold of others has to have ended at `ended_until`, '' when only what the router holds
+-- already is meant. At most `bytes_max` bytes are read at once. Behind the keys come the messages, behind the arguments the
+-- fields that are wanted.
+-- Gives for each message its fields, or 0 for one that is not taken, or 1 for one that is too large; fewer than were asked for
+-- when those are too many bytes, but one at least.
 local no = closed()
 if no then return no end
-local taken, bytes, most = {}, 0, tonumber(ARGV[8])
-local wanted = {unpack(ARGV, 9)}
-for k = 6, #KEYS do
+local taken, bytes, most = {}, 0, tonumber(ARGV.bytes_max)
+local wanted = {unpack(ARGV, ARGV_NAMED + 1)}
+for k = KEYS_NAMED + 1, #KEYS do
   local key, found = KEYS[k], 0
-  local score = redis.call('ZSCORE', KEYS[4], key)
+  local score = redis.call('ZSCORE', KEYS.held, key)
   if score and not is_hash(key) then
-    redis.call('ZREM', KEYS[4], key)
+    redis.call('ZREM', KEYS.held, key)
   elseif score then
-    local is_meant = ARGV[7] == '' and redis.call('HGET', key, 'router') == ARGV[5]
-    if is_meant or ARGV[7] ~= '' and tonumber(score) <= tonumber(ARGV[7]) then
-      local fields, size = fields_of(key, KEYS[5], most, wanted)
+    local is_meant = ARGV.ended_until == '' and redis.call('HGET', key, 'router') == ARGV.router
+    if is_meant or ARGV.ended_until ~= '' and tonumber(score) <= tonumber(ARGV.ended_until) then
+      local fields, size = fields_of(key, KEYS.letters, most, wanted)
       if bytes > 0 and bytes + size > most then break end
       bytes = bytes + size
-      redis.call('HSET', key, 'router', ARGV[5], 'updated_at', ARGV[3])
-      redis.call('ZADD', KEYS[4], ARGV[6], key)
+      redis.call('HSET', key, 'router', ARGV.router, 'updated_at', ARGV.now)
+      redis.call('ZADD', KEYS.held, ARGV.hold_end, key)
       found = fields
     end
   end
-  taken[k - 5] = found
+  taken[k - KEYS_NAMED] = found
 end
 return taken

@@ -1,31 +1,33 @@
--- Moves messages from the end of `msg_out` into the hold of a router, as far as they are still those that were seen there.
--- KEYS 4 msg_out, 5 msg_out_coordinator, 6 letters, 7 dead_letters, 8.. the messages at the end of the list, last first, with
---      `msg_out` itself in the place of what names none
--- ARGV 5 router, 6 end of the hold, 7 how many bytes are taken at once, then for each of them what stands in the list, then
---      the fields that are wanted
--- Gives for each that was moved its fields, or 0 for one that does not exist or is cared for already, or 1 for one that is
--- too large.
+-- Moves messages from the end of `out` into the hold of a router, as far as they are still those that were seen there.
+-- KEYS = out held letters dead_letters
+-- ARGV = router hold_end bytes_max
+--
+-- At most `bytes_max` bytes are taken at once. Behind the keys come the messages at the end of the list, last first, with `out`
+-- itself in the place of what names none. Behind the arguments come for each of them what stands in the list, and the fields that
+-- are wanted.
+-- Gives for each that was moved its fields, or 0 for one that does not exist or is cared for already, or 1 for one that is too
+-- large.
 local no = closed()
 if no then return no end
-local count, taken, bytes, most = #KEYS - 7, {}, 0, tonumber(ARGV[7])
-local wanted = {unpack(ARGV, 8 + count)}
+local count, taken, bytes, most = #KEYS - KEYS_NAMED, {}, 0, tonumber(ARGV.bytes_max)
+local wanted = {unpack(ARGV, ARGV_NAMED + count + 1)}
 for n = 1, count do
-  local key, found = KEYS[7 + n], 0
-  if redis.call('LINDEX', KEYS[4], -1) ~= ARGV[7 + n] then break end
-  if key == ARGV[7 + n] and is_hash(key) then
+  local key, found = KEYS[KEYS_NAMED + n], 0
+  if redis.call('LINDEX', KEYS.out, -1) ~= ARGV[ARGV_NAMED + n] then break end
+  if key == ARGV[ARGV_NAMED + n] and is_hash(key) then
     -- Anybody may push a key once more: what is settled stays so, and what is held is in one place.
-    local is_settled = kept_in(key, KEYS[6])
-      and (redis.call('HGET', key, 'status') ~= 'dispatched' or redis.call('ZSCORE', KEYS[7], key))
-    if not is_settled and not redis.call('ZSCORE', KEYS[5], key) then
-      local fields, size = fields_of(key, KEYS[6], most, wanted)
+    local is_settled = kept_in(key, KEYS.letters)
+      and (redis.call('HGET', key, 'status') ~= 'dispatched' or redis.call('ZSCORE', KEYS.dead_letters, key))
+    if not is_settled and not redis.call('ZSCORE', KEYS.held, key) then
+      local fields, size = fields_of(key, KEYS.letters, most, wanted)
       if bytes > 0 and bytes + size > most then break end
       bytes = bytes + size
-      redis.call('ZADD', KEYS[5], ARGV[6], key)
-      redis.call('HSET', key, 'router', ARGV[5], 'updated_at', ARGV[3])
+      redis.call('ZADD', KEYS.held, ARGV.hold_end, key)
+      redis.call('HSET', key, 'router', ARGV.router, 'updated_at', ARGV.now)
       found = fields
     end
   end
-  redis.call('RPOP', KEYS[4])
+  redis.call('RPOP', KEYS.out)
   taken[n] = found
 end
 return taken

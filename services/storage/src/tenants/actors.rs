@@ -99,16 +99,21 @@ impl Store {
         now: Timestamp,
     ) -> Result<(bool, u64)> {
         let keys = self.keys();
-        let mut touched = vec![keys.actor(actor.id), keys.actors(), keys.actor_keys()];
-        touched.extend(request.map(|request| keys.request(BOOTSTRAP, &request.id)));
-        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let (record, actors, actor_keys) = (keys.actor(actor.id), keys.actors(), keys.actor_keys());
+        let asked = request.map(|request| keys.request(BOOTSTRAP, &request.id));
+        let mut touched = scripts::REGISTER_ACTOR
+            .keys([("actor", &record), ("actors", &actors), ("actor_keys", &actor_keys)])
+            .to_vec();
+        touched.extend(asked.as_deref());
         let deed = Deed::of(None, Action::RegisterActor, format_args!("actor {}", actor.id)).asked(request);
         let call = self
             .begin_global_by(Some(&deed), &scripts::REGISTER_ACTOR, &touched, now)
-            .arg(actor.id.0)
-            .arg(hash_of(request))
-            .arg(limits::REQUEST_ID_KEEP_SECS)
-            .arg(&actor.pubkey)
+            .named(kv::named![
+                actor: actor.id.0,
+                request_hash: hash_of(request),
+                request_secs: limits::REQUEST_ID_KEEP_SECS,
+                public_key: &actor.pubkey,
+            ])
             .args(record::actor::write(actor).args());
         let answer = self.call_global(call).await.map_err(|error| of_actor(error, actor.id))?;
         let [made, value] = answer.tuple()?;
@@ -246,15 +251,20 @@ impl Store {
     ) -> Result<()> {
         let (keys, heirs) = (self.keys(), self.heirs(actor).await?);
         let heirs: Vec<String> = heirs.into_iter().flat_map(|(key, heir)| [key, heir.to_string()]).collect();
-        let mut touched = vec![keys.actor(actor.id), keys.actors(), keys.actor_keys()];
-        touched.extend(request.map(|request| keys.request(asker.unwrap_or(BOOTSTRAP), &request.id)));
-        let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+        let (record, actors, actor_keys) = (keys.actor(actor.id), keys.actors(), keys.actor_keys());
+        let asked = request.map(|request| keys.request(asker.unwrap_or(BOOTSTRAP), &request.id));
+        let mut touched = scripts::DELETE_ACTOR
+            .keys([("actor", &record), ("actors", &actors), ("actor_keys", &actor_keys)])
+            .to_vec();
+        touched.extend(asked.as_deref());
         let call = self
             .begin_global_by(Some(deed), &scripts::DELETE_ACTOR, &touched, now)
-            .arg(actor.id.0)
-            .arg(actor.revision.0)
-            .arg(hash_of(request))
-            .arg(limits::REQUEST_ID_KEEP_SECS)
+            .named(kv::named![
+                actor: actor.id.0,
+                expected_revision: actor.revision.0,
+                request_hash: hash_of(request),
+                request_secs: limits::REQUEST_ID_KEEP_SECS,
+            ])
             .args(heirs.iter().map(String::as_str));
         self.apply_global(call).await.map_err(|error| of_actor(error, actor.id))?;
         Ok(())
@@ -268,12 +278,14 @@ impl Store {
         let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
         let call = self
             .begin_global_by(Some(&deed), &scripts::CHANGE_ACTOR, &touched, now)
-            .arg(id.0)
-            .arg(&expected.map(|revision| revision.to_string()).unwrap_or_default())
-            .arg(hash_of(request))
-            .arg(limits::REQUEST_ID_KEEP_SECS)
-            .arg(pubkey)
-            .arg(if may_be_full { "reserve" } else { "" })
+            .named(kv::named![
+                actor: id.0,
+                expected_revision: &expected.map(|revision| revision.to_string()).unwrap_or_default(),
+                request_hash: hash_of(request),
+                request_secs: limits::REQUEST_ID_KEEP_SECS,
+                public_key: pubkey,
+                room: if may_be_full { "reserve" } else { "" },
+            ])
             .args(fields.args());
         self.apply_global(call).await.map_err(|error| of_actor(error, id))?;
         Ok(())

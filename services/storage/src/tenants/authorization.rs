@@ -43,11 +43,13 @@ impl Store {
             let deed = Deed::of(Some(*actor), *action, object).asked(request.as_ref());
             let call = tenant
                 .begin_by(Some(&deed), &scripts::AUTHORIZE, key.as_deref().as_slice(), Some(read.uid), now)
-                .arg(read.revision.0)
-                .arg(hash_of(request.as_ref()))
-                .arg(limits::REQUEST_ID_KEEP_SECS)
-                // What ends something goes on where Redis is full.
-                .arg(if *action == Action::OperateSagas { "reserve" } else { "" });
+                .named(kv::named![
+                    context_revision: read.revision.0,
+                    request_hash: hash_of(request.as_ref()),
+                    request_secs: limits::REQUEST_ID_KEEP_SECS,
+                    // What ends something goes on where Redis is full.
+                    room: if *action == Action::OperateSagas { "reserve" } else { "" },
+                ]);
             match tenant.call(call).await {
                 Err(Error::ContextChanged(_)) => {}
                 Err(error) => return Err(error),

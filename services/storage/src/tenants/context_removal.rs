@@ -277,12 +277,17 @@ impl Store {
             if then.is_none() {
                 self.remember_removal(&context, actor, request, now).await?;
             }
-            let touched = [tenant.keys.runners(), tenant.keys.drops(), tenant.keys.runners_deleted()];
-            let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
+            let (runners, drops) = (tenant.keys.runners(), tenant.keys.drops());
+            let deleted = tenant.keys.runners_deleted();
+            let touched = scripts::BEGIN_CONTEXT_REMOVAL.keys([
+                ("runners", &runners),
+                ("drops", &drops),
+                ("runners_deleted", &deleted),
+            ]);
             let deed = Deed::of(actor, Action::DeleteContext, format_args!("context {id}")).asked(request);
             let change = tenant
                 .begin_by(Some(&deed), &scripts::BEGIN_CONTEXT_REMOVAL, &touched, Some(context.uid), now)
-                .arg(context.revision.0);
+                .named(kv::named![context_revision: context.revision.0]);
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_) | Error::NotFound(_)) => {}
                 Err(error) => return Err(error),
@@ -320,12 +325,12 @@ impl Store {
     ) -> Result<()> {
         let Some(request) = request else { return Ok(()) };
         let key = self.keys().request(actor.unwrap_or(BOOTSTRAP), &request.id);
-        let call = self
-            .begin_global(&scripts::ASK_CONTEXT_REMOVAL, &[&key], now)
-            .arg(&request.hash)
-            .arg(limits::REQUEST_ID_KEEP_SECS)
-            .arg(context.id.0)
-            .arg(&context.uid.to_string());
+        let call = self.begin_global(&scripts::ASK_CONTEXT_REMOVAL, &[&key], now).named(kv::named![
+            request_hash: &request.hash,
+            request_secs: limits::REQUEST_ID_KEEP_SECS,
+            context: context.id.0,
+            context_uid: &context.uid.to_string(),
+        ]);
         let asked = self.call_global(call).await.map_err(|error| match error.code() {
             Some("REQUEST_ID_REUSED") => Error::RequestIdReused,
             _ => Error::Store(error),
@@ -341,7 +346,9 @@ impl Store {
         // The id may become another context's as soon as nobody finds this one: the mark, which goes when
         // that one is published, keeps a storage that is late from hiding it. Until then it names what is left.
         let now = Timestamp::now();
-        let mark = self.begin_global(&scripts::MARK_REMOVAL, &[], now).arg(tenant.id.0).arg(&uid.to_string());
+        let mark = self
+            .begin_global(&scripts::MARK_REMOVAL, &[], now)
+            .named(kv::named![context: tenant.id.0, context_uid: &uid.to_string()]);
         self.call_global(mark).await?;
         tenant.call(tenant.begin(&scripts::EMPTY_CONTEXT, &[], Some(uid), now)).await?;
         let contexts = self.keys().contexts();
@@ -350,8 +357,7 @@ impl Store {
         let deed = removed_by.as_deref().and_then(Deed::from_json);
         let change = self
             .begin_global_by(deed.as_ref(), &scripts::UNPUBLISH_CONTEXT, &[&contexts], now)
-            .arg(tenant.id.0)
-            .arg(&uid.to_string());
+            .named(kv::named![context: tenant.id.0, context_uid: &uid.to_string()]);
         self.apply_global(change).await?;
         service::crash_point("storage.context.unpublished");
         tenant.call(tenant.begin(&scripts::END_CONTEXT_REMOVAL, &[], Some(uid), now)).await?;
@@ -373,8 +379,7 @@ impl Store {
     async fn forget_removal(&self, id: ContextId, uid: ContextUid) -> Result<()> {
         let call = self
             .begin_global(&scripts::FORGET_REMOVAL, &[], Timestamp::now())
-            .arg(id.0)
-            .arg(&uid.to_string());
+            .named(kv::named![context: id.0, context_uid: &uid.to_string()]);
         Ok(self.call_global(call).await.map(drop)?)
     }
 
@@ -388,8 +393,7 @@ impl Store {
         loop {
             let change = tenant
                 .begin(&scripts::REMOVE_KEYS, &[], Some(uid), Timestamp::now())
-                .args([&server, &cursor, &pattern])
-                .arg(KEYS_MAX);
+                .named(kv::named![server: &server, cursor: &cursor, pattern: &pattern, count: KEYS_MAX]);
             let [now, next, count] = tenant.call(change).await?.tuple()?;
             let now = now.text()?;
             if !server.is_empty() && server != now {

@@ -116,7 +116,7 @@ impl Store {
         let deed = Deed::of(creator, Action::CreateContext, format_args!("context {id}")).asked(request);
         let call = tenant
             .begin_by(Some(&deed), &scripts::CREATE_CONTEXT, &[], Some(uid), now)
-            .arg(id.0)
+            .named(kv::named![context: id.0])
             .args(record::context::write(&context).args());
         let written = tenant.apply_revision(call).await;
         match written {
@@ -150,16 +150,16 @@ impl Store {
         let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
         let lapsed =
             now.as_millis().saturating_sub(u64::try_from(RESERVATION.as_millis()).unwrap_or(u64::MAX));
-        let call = self
-            .begin_global(&scripts::RESERVE_CONTEXT, &touched, now)
-            .arg(&id.map(|id| id.to_string()).unwrap_or_default())
-            .arg(&ContextUid::random().to_string())
-            .arg(hash_of(request))
-            .arg(limits::REQUEST_ID_KEEP_SECS)
-            .arg(&Timestamp::from_millis(lapsed).to_string())
-            .arg(self.greatest_context_id())
-            .arg(&creator.map(|creator| creator.to_string()).unwrap_or_default())
-            .arg(self.quotas().of(Quota::ActorContexts));
+        let call = self.begin_global(&scripts::RESERVE_CONTEXT, &touched, now).named(kv::named![
+            context: &id.map(|id| id.to_string()).unwrap_or_default(),
+            context_uid: &ContextUid::random().to_string(),
+            request_hash: hash_of(request),
+            request_secs: limits::REQUEST_ID_KEEP_SECS,
+            reserved_from: &Timestamp::from_millis(lapsed).to_string(),
+            greatest: self.greatest_context_id(),
+            creator: &creator.map(|creator| creator.to_string()).unwrap_or_default(),
+            contexts_max: self.quotas().of(Quota::ActorContexts),
+        ]);
         let answer = self.call_global(call).await.map_err(|error| match error.code() {
             Some("REQUEST_ID_REUSED") => Error::RequestIdReused,
             Some("CONTEXT_GONE") => Error::NotFound("the context that this request made".to_owned()),
@@ -184,10 +184,11 @@ impl Store {
         now: Timestamp,
     ) -> Result<()> {
         let contexts = self.keys().contexts();
-        let call = self
-            .begin_global_by(deed, &scripts::PUBLISH_CONTEXT, &[&contexts], now)
-            .arg(id.0)
-            .arg(&uid.map(|uid| uid.to_string()).unwrap_or_default());
+        let call =
+            self.begin_global_by(deed, &scripts::PUBLISH_CONTEXT, &[&contexts], now).named(kv::named![
+                context: id.0,
+                context_uid: &uid.map(|uid| uid.to_string()).unwrap_or_default(),
+            ]);
         self.apply_global(call).await?;
         Ok(())
     }
@@ -221,10 +222,12 @@ impl Store {
                     Some(context.uid),
                     now,
                 )
-                .arg(context.revision.0)
-                .arg(hash_of(request))
-                .arg(limits::REQUEST_ID_KEEP_SECS)
-                .arg(if actor.is_none() || is_revocation(change, &context) { "reserve" } else { "" })
+                .named(kv::named![
+                    context_revision: context.revision.0,
+                    request_hash: hash_of(request),
+                    request_secs: limits::REQUEST_ID_KEEP_SECS,
+                    room: if actor.is_none() || is_revocation(change, &context) { "reserve" } else { "" },
+                ])
                 .args(changed_fields(change, &context).args());
             match tenant.apply_revision(call).await {
                 Err(Error::ContextChanged(_)) => {}
@@ -252,10 +255,12 @@ impl Store {
         let tenant = self.place(context.id);
         let call = tenant
             .begin_by(Some(deed), &scripts::UPDATE_CONTEXT, &[], Some(context.uid), now)
-            .arg(context.revision.0)
-            .arg("")
-            .arg(0)
-            .arg("reserve")
+            .named(kv::named![
+                context_revision: context.revision.0,
+                request_hash: "",
+                request_secs: 0,
+                room: "reserve",
+            ])
             .args(fields.args());
         tenant.apply_revision(call).await.map(drop)
     }

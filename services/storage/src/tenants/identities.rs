@@ -52,7 +52,9 @@ impl Store {
     /// Uses up the id of a token for so many seconds; `false` when it was used up before.
     pub(crate) async fn spend_token(&self, actor: ActorId, token_id: &str, secs: u64) -> Result<bool> {
         let key = self.keys().token(actor, token_id);
-        let call = self.begin_global(&scripts::SPEND_TOKEN, &[&key], Timestamp::now()).arg(secs.max(1));
+        let call = self
+            .begin_global(&scripts::SPEND_TOKEN, &[&key], Timestamp::now())
+            .named(kv::named![keep_secs: secs.max(1)]);
         Ok(self.call_global(call).await?.int()? == 1)
     }
 }
