@@ -50,7 +50,7 @@ impl Supervisor {
     /// # Errors
     /// Any [`kv::Error`].
     pub async fn note_node(&self, coordinator: &str, node: &str) -> Result<bool> {
-        let call = NOTE_NODE.call::<&str>(&[]).arg(coordinator).arg(node);
+        let call = NOTE_NODE.call::<&str>(&[]).named(kv::named![coordinator: coordinator, node: node]);
         Ok(self.db().call(call).await?.int()? == 1)
     }
 
@@ -82,11 +82,12 @@ impl Supervisor {
     /// [`Error::Refused`] with `ROOT_SUCCEEDED` when another comes after the old one already, or, unless the operator
     /// says so, the new one was succeeded itself; any [`kv::Error`].
     pub async fn begin_succession(&self, old: &str, new: &str, by: Authority) -> Result<Begun> {
-        let by = match by {
+        let authority = match by {
             Authority::Root => "",
             Authority::Operator => "operator",
         };
-        let call = BEGIN_SUCCESSION.call::<&str>(&[]).arg(old).arg(new).arg(by);
+        let named = kv::named![old_root: old, new_root: new, authority: authority];
+        let call = BEGIN_SUCCESSION.call::<&str>(&[]).named(named);
         match self.db().call(call).await?.text()?.as_str() {
             "noted" => Ok(Begun::Noted),
             "known" => Ok(Begun::Known),
@@ -104,7 +105,13 @@ impl Supervisor {
         let mut passed = PassedOn::default();
         let (mut context, mut place) = (String::new(), String::new());
         loop {
-            let call = SUCCEED.call::<&str>(&[]).arg(old).arg(new).arg(&context).arg(&place).arg(BATCH);
+            let call = SUCCEED.call::<&str>(&[]).named(kv::named![
+                old_root: old,
+                new_root: new,
+                context: &context,
+                place: &place,
+                count: BATCH,
+            ]);
             let [more, next, at, contexts, jobs] = self.db().call(call).await?.tuple()?;
             passed.contexts += contexts.uint()?;
             passed.jobs += jobs.uint()?;
@@ -122,7 +129,8 @@ impl Supervisor {
     pub async fn index_contexts(&self) -> Result<()> {
         let mut from = "0".to_owned();
         while !from.is_empty() {
-            from = self.db().call(INDEX.call::<&str>(&[]).arg(&from).arg(INDEX_BATCH)).await?.text()?;
+            let call = INDEX.call::<&str>(&[]).named(kv::named![from: &from, count: INDEX_BATCH]);
+            from = self.db().call(call).await?.text()?;
         }
         Ok(())
     }

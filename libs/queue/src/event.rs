@@ -214,7 +214,8 @@ async fn acknowledge(
     db: &Connection,
     pairs: impl Iterator<Item = (&str, Option<JobKey>)>,
 ) -> Result<Vec<JobKey>> {
-    let mut call = ACKNOWLEDGE.call(&[DONE]).arg(DONE_GROUP).arg(ENDED_KEEP.as_secs());
+    let named = kv::named![group: DONE_GROUP, keep_secs: ENDED_KEEP.as_secs()];
+    let mut call = ACKNOWLEDGE.call(&[DONE]).named(named);
     for (id, over) in pairs {
         let over = over.map(|key| key.to_string()).unwrap_or_default();
         call = call.arg(id).arg(&over);

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use keys::InstanceRef;
 use keys::supervisor as k;
-use kv::{Call, Connection, Error, Kv, Result, Script, Value};
+use kv::{Arg, Call, Connection, Error, Kv, Result, Script, Value};
 use model::execution::AttemptEnd;
 use model::id::Uid;
 use model::{Isolation, JobKey, Timestamp};
@@ -17,7 +17,7 @@ use crate::event::{EventKind, LogChunk, encode};
 use crate::intake::Intake;
 use crate::job::JobStatus;
 use crate::presence::{PRESENCE_TTL, PresenceRecord};
-use crate::script::{FINISH, FINISH_AND_TAKE, JOIN, LEAVE, LOG, REFRESH};
+use crate::script::{FINISH, JOIN, LEAVE, LOG, REFRESH};
 use crate::supervisor::end_claims;
 use crate::taking::{Doubt, Taken, Taking};
 use crate::{OUTPUT_TAIL_BYTES_MAX, crash_point};
@@ -210,7 +210,12 @@ impl Instance {
     /// [`Error::Refused`] with `REPLACED` when another process works under its name; any [`kv::Error`].
     pub async fn refresh(&self) -> Result<Refreshed> {
         let before: Vec<_> = self.held().iter().copied().collect();
-        let call = self.of_this_life(&REFRESH).arg(&self.record()?).arg(PRESENCE_TTL.as_secs());
+        let call = REFRESH.call(&[k::presence(&self.0.who)]).named(kv::named![
+            instance: &self.0.name,
+            life: &self.0.life,
+            record: &self.record()?,
+            live_secs: PRESENCE_TTL.as_secs(),
+        ]);
         let answer = self.0.db.call(call).await?;
         self.seen().show(Instant::now());
         let mut refreshed = Refreshed::default();
@@ -244,9 +249,12 @@ impl Instance {
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
     pub async fn log(&self, key: JobKey, piece: LogChunk) -> Result<Standing> {
-        let end = piece.end();
-        let event = encode(&EventKind::Log(piece))?;
-        let call = LOG.call::<&str>(&[]).arg(&key.to_string()).arg(&self.0.name).arg(end).arg(&event);
+        let call = LOG.call::<&str>(&[]).named(kv::named![
+            key: &key.to_string(),
+            instance: &self.0.name,
+            log_offset: piece.end(),
+            log: &encode(&EventKind::Log(piece))?,
+        ]);
         standing(self.0.db.call(call).await?)
     }
 
@@ -256,7 +264,7 @@ impl Instance {
     /// Any [`kv::Error`]; has to be repeated, with the same ending, until it is recorded or closed.
     pub async fn finish(&self, ending: &Ending) -> Result<Standing> {
         crash_point!("queue.before_finish");
-        let call = self.end(FINISH.call::<&str>(&[]), ending)?;
+        let call = self.end(ending, |end| FINISH.call::<&str>(&[]).named(end))?;
         let standing = standing(self.0.db.call(call).await?)?;
         self.held().remove(&ending.job_key);
         Ok(standing)
@@ -282,8 +290,8 @@ impl Instance {
             return Ok((self.finish(ending).await?, None));
         }
         let doubt = Doubt::begin(taking);
-        let call = taking.ask(FINISH_AND_TAKE.call::<&str>(&[]).arg(taking.arguments()), 1, b"", "");
-        let [ended, taken] = self.0.db.call(self.end(call, ending)?).await?.tuple()?;
+        let call = self.end(ending, |end| taking.finish_and_take().args(end.map(|(_, value)| value)))?;
+        let [ended, taken] = self.0.db.call(call).await?.tuple()?;
         crash_point!("queue.finished_and_taken");
         let standing = standing(ended)?;
         self.held().remove(&ending.job_key);
@@ -314,9 +322,10 @@ impl Instance {
         self.0.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a call of a script that does nothing for an instance whose place another has taken.
+    /// A call of a script that does nothing for an instance whose place another has taken.
     pub(crate) fn of_this_life(&self, script: &'static Script) -> Call {
-        script.call(&[k::presence(&self.0.who)]).arg(&self.0.name).arg(&self.0.life)
+        let call = script.call(&[k::presence(&self.0.who)]);
+        call.named(kv::named![instance: &self.0.name, life: &self.0.life])
     }
 
     pub(crate) fn db(&self) -> &Connection {
@@ -341,13 +350,13 @@ impl Instance {
     }
 
     async fn enter(&self, replace: bool) -> Result<Option<PresenceRecord>> {
-        let call = JOIN
-            .call(&[k::presence(&self.0.who)])
-            .arg(&self.0.name)
-            .arg(&self.0.life)
-            .arg(&self.record()?)
-            .arg(PRESENCE_TTL.as_secs())
-            .arg(replace);
+        let call = JOIN.call(&[k::presence(&self.0.who)]).named(kv::named![
+            instance: &self.0.name,
+            life: &self.0.life,
+            record: &self.record()?,
+            live_secs: PRESENCE_TTL.as_secs(),
+            is_takeover: replace,
+        ]);
         let Some(holder) = self.0.db.call(call).await?.optional_text()? else {
             return Ok(None);
         };
@@ -376,27 +385,25 @@ impl Instance {
             .map_err(|error| Error::Protocol(format!("presence cannot be written: {error}")))
     }
 
-    /// Adds what is said of a job's end.
-    fn end(&self, call: Call, ending: &Ending) -> Result<Call> {
+    /// A call that ends a job; `begin` makes it with those arguments of `finish` that have a name.
+    fn end(&self, ending: &Ending, begin: impl FnOnce([(&'static str, Arg<'_>); 6]) -> Call) -> Result<Call> {
         let end = &ending.end;
         let result = serde_json::to_string(&end.result)
             .map_err(|error| Error::Protocol(format!("a result cannot be written: {error}")))?;
         let event = encode(&EventKind::Ended(Box::new(end.clone())))?;
-        let (offset, log) = match &ending.last_log {
+        let (log_offset, log) = match &ending.last_log {
             None => (0, String::new()),
             Some(piece) => (piece.end(), encode(&EventKind::Log(piece.clone()))?),
         };
-        let mut call = call
-            .arg(&ending.job_key.to_string())
-            .arg(&self.0.name)
-            .arg(JobStatus::of(end.outcome).as_str())
-            .arg(&event)
-            .arg(offset)
-            .arg(&log)
-            .arg("result")
-            .arg(&result)
-            .arg("output")
-            .arg(tail(&ending.output_tail));
+        let call = begin(kv::named![
+            key: &ending.job_key.to_string(),
+            instance: &self.0.name,
+            status: JobStatus::of(end.outcome).as_str(),
+            event: &event,
+            log_offset: log_offset,
+            log: &log,
+        ]);
+        let mut call = call.args(["result", &result, "output", tail(&ending.output_tail)]);
         if let Some(code) = end.exit_code {
             call = call.arg("exit_code").arg(code);
         }

@@ -8,7 +8,7 @@ use kv::{Blocking, Cmd, Result, Value};
 
 use crate::crash_point;
 use crate::instance::Instance;
-use crate::script::{HELD, STOP_TAKING, TAKE};
+use crate::script::{HELD, STOP_TAKING};
 use crate::supervisor::put_back;
 use crate::taking::{Doubt, Taken, Taking};
 
@@ -157,8 +157,7 @@ impl Intake {
     }
 
     async fn take(&self, free: usize, popped: &[u8], from: &str) -> Result<Vec<Taken>> {
-        let call = self.taking().ask(TAKE.call::<&str>(&[]), free, popped, from);
-        let answer = self.instance.db().call(call).await?;
+        let answer = self.instance.db().call(self.taking().take(free, popped, from)).await?;
         crash_point!("queue.taken");
         if self.instance.was_away() {
             return self.forgotten().await;

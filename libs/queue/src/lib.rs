@@ -17,6 +17,7 @@ mod control;
 mod coordinators;
 mod demand;
 mod event;
+mod forgetting;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod instance;

@@ -132,13 +132,13 @@ fn sweep_call(queue: &OldQueue, kept: u64, patience: Duration) -> Result<Call> {
     let reason = Reason::new(ReasonCode::InstanceLost, format!("an old worker of {queue} never ended it"));
     let reason = serde_json::to_string(&reason)
         .map_err(|error| Error::Protocol(format!("a reason cannot be written: {error}")))?;
-    Ok(SWEEP_OLD
-        .call(&[queue.to_string()])
-        .arg(kept)
-        .arg(BATCH)
-        .arg(patience.as_secs())
-        .arg(&reason)
-        .arg(2 * RESULT_BYTES_MAX)
-        .arg(OLD_OUTPUT_BYTES_MAX)
-        .arg(ANSWER_BYTES))
+    Ok(SWEEP_OLD.call(&[queue.to_string()]).named(kv::named![
+        kept: kept,
+        count: BATCH,
+        patience_secs: patience.as_secs(),
+        reason: &reason,
+        result_bytes_max: 2 * RESULT_BYTES_MAX,
+        output_bytes_max: OLD_OUTPUT_BYTES_MAX,
+        answer_bytes: ANSWER_BYTES,
+    ]))
 }

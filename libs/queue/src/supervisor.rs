@@ -9,7 +9,7 @@ use keys::{ControlScope, InstanceRef, OldQueue, WorkQueue};
 use kv::{Call, Cmd, Connection, Error, Kv, Pipeline, Result, Value};
 use model::execution::{AttemptEnd, Outcome};
 use model::id::Uid;
-use model::{ContextUid, JobKey, Reason, ReasonCode, Timestamp};
+use model::{JobKey, Reason, ReasonCode, Timestamp};
 
 use crate::control::{Command, TypeControl};
 use crate::event::{EventKind, EventReader, Origin, encode};
@@ -18,11 +18,8 @@ use crate::offer::{Condition, Offer};
 use crate::old::{PushBinding, is_plain};
 use crate::presence::PresenceRecord;
 use crate::refusal::Refusal;
-use crate::script::{
-    ACCEPT, DROP_CONTEXT, DROP_EVENTS, FORGET, HAND_BACK, LOSE, PUT_BACK, REFUSE_WAITING, STATISTICS, STOP,
-    TELL_AGAIN,
-};
-use crate::{DROP_MARK_KEEP, QUEUE_LEN_MAX, STOP_MARK_KEEP};
+use crate::script::{ACCEPT, HAND_BACK, LOSE, PUT_BACK, REFUSE_WAITING, STATISTICS, STOP, TELL_AGAIN};
+use crate::{QUEUE_LEN_MAX, STOP_MARK_KEEP};
 
 /// How many jobs one script looks after at most.
 const BATCH: usize = 200;
@@ -274,7 +271,8 @@ impl Supervisor {
         let mut count = 0;
         for queue in self.queues().await? {
             loop {
-                let answer = self.db.call(HAND_BACK.call(&[queue.to_string()]).arg(BATCH)).await?;
+                let call = HAND_BACK.call(&[queue.to_string()]).named(kv::named![count: BATCH]);
+                let answer = self.db.call(call).await?;
                 let [looked_at, returned] = answer.tuple()?;
                 count += returned.uint()?;
                 if looked_at.uint()? < BATCH as u64 {
@@ -304,7 +302,8 @@ impl Supervisor {
         ))))?;
         let mut count = 0;
         loop {
-            let call = REFUSE_WAITING.call(&[queue.to_string()]).arg(BATCH).arg(&event).arg(&text);
+            let named = kv::named![count: BATCH, event: &event, why: &text];
+            let call = REFUSE_WAITING.call(&[queue.to_string()]).named(named);
             let refused = self.db.call(call).await?.uint()?;
             count += refused;
             if refused < BATCH as u64 {
@@ -367,7 +366,8 @@ impl Supervisor {
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
     pub async fn tell_again(&self, key: JobKey) -> Result<()> {
-        self.db.call(TELL_AGAIN.call::<&str>(&[]).arg(&key.to_string())).await.map(|_: Value| ())
+        let call = TELL_AGAIN.call::<&str>(&[]).named(kv::named![key: &key.to_string()]);
+        self.db.call(call).await.map(|_: Value| ())
     }
 
     /// Tells of every job that an instance has started that it was. Its coordinator may have taken it for lost
@@ -383,65 +383,11 @@ impl Supervisor {
         for claims in claims {
             let claims = Cmd::new("ZRANGE").arg(&claims).arg(0).arg(-1);
             for key in self.db.cmd(claims).await?.texts()? {
-                self.db.call(TELL_AGAIN.call::<&str>(&[]).arg(&key)).await?;
+                self.db.call(TELL_AGAIN.call::<&str>(&[]).named(kv::named![key: &key])).await?;
                 count += 1;
             }
         }
         Ok(count)
-    }
-
-    /// Forgets attempts of a flow that is gone, and refuses them for [`DROP_MARK_KEEP`] should they come late. One of whose end the
-    /// coordinator has not heard yet is forgotten when it has; one that another coordinator sent, or that others than our
-    /// instances may still write, goes by its own time. Gives those that are forgotten now.
-    ///
-    /// # Errors
-    /// Any [`kv::Error`]; may be repeated.
-    pub async fn forget(&self, keys: &[JobKey], coordinator: &str) -> Result<Vec<JobKey>> {
-        let mut forgotten = Vec::new();
-        for keys in keys.chunks(BATCH) {
-            let texts: Vec<String> = keys.iter().map(ToString::to_string).collect();
-            let call = FORGET.call::<&str>(&[]).arg(coordinator).arg(DROP_MARK_KEEP.as_secs());
-            let gone = self.db.call(call.args(texts.iter().map(String::as_str))).await?.texts()?;
-            forgotten.extend(gone.iter().filter_map(|key| key.parse::<JobKey>().ok()));
-        }
-        Ok(forgotten)
-    }
-
-    /// Forgets a context and everything of it. What runs is stopped without grace; gives how much still does:
-    /// to be repeated until there is nothing. Late jobs of its coordinator are refused for [`DROP_MARK_KEEP`]
-    /// afterwards; another coordinator may use the context at once.
-    ///
-    /// # Errors
-    /// [`Error::Refused`] with `CONTEXT_CLAIMED` when it is another coordinator's; any [`kv::Error`].
-    pub async fn drop_context(&self, context: ContextUid, coordinator: &str) -> Result<u64> {
-        let keys = [k::context_binding(context), k::context_jobs(context)];
-        let mut running = 0;
-        loop {
-            let call = DROP_CONTEXT.call(&keys).arg(coordinator).arg(running);
-            let answer = self.db.call(call.arg(BATCH).arg(DROP_MARK_KEEP.as_secs())).await?;
-            let [looked_at, kept] = answer.tuple()?;
-            running += kept.uint()?;
-            if looked_at.uint()? < BATCH as u64 {
-                break;
-            }
-        }
-        if running == 0 {
-            self.drop_events(context).await?;
-        }
-        Ok(running)
-    }
-
-    /// Removes what happened in a context and was not told yet.
-    async fn drop_events(&self, context: ContextUid) -> Result<()> {
-        let prefix = format!("{context}-");
-        let mut from = "-".to_owned();
-        loop {
-            let call = DROP_EVENTS.call(&[k::DONE]).arg(k::DONE_GROUP).arg(&prefix).arg(&from).arg(BATCH);
-            from = self.db.call(call).await?.text()?;
-            if from.is_empty() {
-                return Ok(());
-            }
-        }
     }
 
     /// Waits for commands to whole types, on a connection of its own. One per supervisor.
@@ -460,23 +406,27 @@ impl Supervisor {
             queue = queue.closed();
         }
         let key = offer.execution.job_key;
-        let keys = [k::context_binding(key.context), k::context_jobs(key.context), queue.to_string()];
+        let (binding, jobs) = (k::context_binding(key.context), k::context_jobs(key.context));
+        let queue = queue.to_string();
+        let keys = ACCEPT.keys([("binding", &binding), ("jobs", &jobs), ("queue", &queue)]);
         let old = self.push.iter().find(|binding| binding.fits(&offer.execution, &offer.grants));
-        let mut call = ACCEPT
-            .call(&keys)
-            .arg(&key.to_string())
-            .arg(&offer.hash.to_string())
-            .arg(&offer.coordinator)
-            .arg(QUEUE_LEN_MAX)
-            .arg(&old.map(|binding| binding.queue.to_string()).unwrap_or_default());
-        call = match &offer.condition {
-            Condition::None => call.arg("").arg("").arg(0),
-            Condition::Known => call.arg("known").arg("").arg(0),
-            Condition::Signed { nonce, expires } => {
-                call.arg("").arg(&nonce_owner(nonce)).arg(expires.as_millis())
-            }
+        let (condition, nonce, nonce_end) = match &offer.condition {
+            Condition::None => ("", String::new(), 0),
+            Condition::Known => ("known", String::new(), 0),
+            Condition::Signed { nonce, expires } => ("", nonce_owner(nonce), expires.as_millis()),
         };
-        call = call.arg(node.unwrap_or_default()).arg(offer.weight.get());
+        let mut call = ACCEPT.call(&keys).named(kv::named![
+            key: &key.to_string(),
+            hash: &offer.hash.to_string(),
+            coordinator: &offer.coordinator,
+            queue_max: QUEUE_LEN_MAX,
+            old_queue: &old.map(|binding| binding.queue.to_string()).unwrap_or_default(),
+            condition: condition,
+            nonce: &nonce,
+            nonce_end: nonce_end,
+            node: node.unwrap_or_default(),
+            weight: offer.weight.get(),
+        ]);
         for (name, value) in fields(offer.execution, &offer.grants)? {
             call = call.arg(name).arg(&value);
         }
@@ -513,16 +463,14 @@ impl Supervisor {
 
 fn stop_call(key: JobKey, grace_secs: u32) -> Result<Call> {
     let end = AttemptEnd::unstarted(Outcome::Stopped, None, Timestamp::now());
-    Ok(STOP
-        .call::<&str>(&[])
-        .arg(&key.to_string())
-        .arg(grace_secs)
-        .arg(STOP_MARK_KEEP.as_secs())
-        .arg(&encode(&EventKind::Ended(Box::new(end)))?)
-        .arg(&json(&Reason::new(
-            ReasonCode::Stopped,
-            "its old worker cannot be told; what it still does is ignored",
-        ))?))
+    let why = "its old worker cannot be told; what it still does is ignored";
+    Ok(STOP.call::<&str>(&[]).named(kv::named![
+        key: &key.to_string(),
+        grace_secs: grace_secs,
+        refuse_secs: STOP_MARK_KEEP.as_secs(),
+        event: &encode(&EventKind::Ended(Box::new(end)))?,
+        reason: &json(&Reason::new(ReasonCode::Stopped, why))?,
+    ]))
 }
 
 fn json(reason: &Reason) -> Result<String> {
@@ -556,8 +504,12 @@ pub(crate) async fn end_claims(db: &Connection, instance: &InstanceRef, own: boo
     let reason = json(&reason)?;
     let mut count = 0;
     loop {
-        let call =
-            LOSE.call(&[k::presence(instance)]).arg(&instance.to_string()).arg(BATCH).arg(&reason).arg(own);
+        let call = LOSE.call(&[k::presence(instance)]).named(kv::named![
+            instance: &instance.to_string(),
+            count: BATCH,
+            reason: &reason,
+            is_own: own,
+        ]);
         let mut answer = db.call(call).await?.array()?.into_iter();
         let looked_at = answer.next().map_or(Ok(-1), |value| value.int())?;
         count += answer.count();
@@ -571,7 +523,7 @@ pub(crate) async fn end_claims(db: &Connection, instance: &InstanceRef, own: boo
 pub(crate) async fn put_back(db: &Connection, queue: &str) -> Result<u64> {
     let mut count = 0;
     loop {
-        let returned = db.call(PUT_BACK.call(&[queue]).arg(BATCH)).await?.int()?;
+        let returned = db.call(PUT_BACK.call(&[queue]).named(kv::named![count: BATCH])).await?.int()?;
         // Less than nothing: there may be more.
         let found = u64::try_from(returned).unwrap_or_default();
         count += found;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use keys::supervisor as k;
 use keys::{InstanceRef, WorkQueue};
-use kv::{Call, Result, Value};
+use kv::{Arg, Call, Result, Value};
 use model::execution::{AttemptEnd, Outcome};
 use model::{Execution, Grants, Isolation, JobKey, Reason, ReasonCode, Timestamp};
 use tokio::sync::{Notify, RwLock};
@@ -12,6 +12,7 @@ use tokio::sync::{Notify, RwLock};
 use crate::crash_point;
 use crate::instance::{Ending, Instance};
 use crate::job::execution;
+use crate::script::{FINISH_AND_TAKE, TAKE};
 
 /// A job that this instance has to run now: it is recorded as started.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,21 +74,30 @@ impl Taking {
         self.doubted.notify_one();
     }
 
-    /// How many arguments [`Taking::ask`] adds.
-    pub(crate) fn arguments(&self) -> usize {
-        6 + self.queues.len() + 1
+    /// Asks for up to `free` jobs, and for what a pop has given `from` a queue, or nothing.
+    pub(crate) fn take(&self, free: usize, popped: &[u8], from: &str) -> Call {
+        let call = TAKE.call::<&str>(&[]).named(self.arguments(free, popped, from));
+        call.args(&self.queues).arg(&self.demands)
     }
 
-    /// Asks for up to `free` jobs, and for what a pop has given `from` a queue, or nothing.
-    pub(crate) fn ask(&self, call: Call, free: usize, popped: &[u8], from: &str) -> Call {
-        call.arg(&self.instance)
-            .arg(free)
-            .arg(popped)
-            .arg(from)
-            .arg(self.places)
-            .arg(self.slots)
-            .args(self.queues.iter())
-            .arg(&self.demands)
+    /// Asks for the job after one that has ended; to be followed by the arguments of `finish`.
+    pub(crate) fn finish_and_take(&self) -> Call {
+        let asked = self.arguments(1, b"", "");
+        let take_arguments = asked.len() + self.queues.len() + 1;
+        let call = FINISH_AND_TAKE.call::<&str>(&[]).named(kv::named![take_arguments: take_arguments]);
+        call.args(asked.map(|(_, value)| value)).args(&self.queues).arg(&self.demands)
+    }
+
+    /// The arguments of `take` that have a name.
+    fn arguments<'a>(&'a self, free: usize, popped: &'a [u8], from: &'a str) -> [(&'static str, Arg<'a>); 6] {
+        kv::named![
+            instance: &self.instance,
+            free: free,
+            popped: popped,
+            popped_from: from,
+            places: self.places,
+            slots: self.slots,
+        ]
     }
 }
 

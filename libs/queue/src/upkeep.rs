@@ -104,7 +104,8 @@ impl Supervisor {
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
     pub async fn expel(&self, instance: &InstanceRef, dead: &PresenceRecord) -> Result<bool> {
-        let answer = self.db().call(EXPEL.call(&[k::presence(instance)]).arg(&dead.life)).await?;
+        let call = EXPEL.call(&[k::presence(instance)]).named(kv::named![life: &dead.life]);
+        let answer = self.db().call(call).await?;
         Ok(answer.int()? == 1)
     }
 

@@ -95,12 +95,12 @@ impl KvStore for SharedStore {
         batch.check()?;
         let place = self.at(&batch.lane);
         let script = if batch.only_frees() { &FREE } else { &COMMIT };
-        let call = script
-            .call(&[place.fence(), place.index()])
-            .arg(&place.prefix)
-            .arg(batch.epoch)
-            .arg(&self.unscanned)
-            .arg(batch.expect.len());
+        let call = script.call(&[place.fence(), place.index()]).named(kv::named![
+            prefix: &place.prefix,
+            epoch: batch.epoch,
+            unscanned: &self.unscanned,
+            conditions: batch.expect.len(),
+        ]);
         let call = batch.ops.iter().fold(batch.expect.iter().fold(call, condition), change);
         let answer = self.confirmation.call(&place.connection, call).await.map_err(store_error)?;
         outcome(answer).map_err(store_error)
@@ -121,9 +121,15 @@ impl KvStore for SharedStore {
         let mut page = OpenPage::new(limit);
         let (mut from, to) = (format!("[{}", range.start), format!("({}", range.end));
         loop {
-            let call = SCAN.call(&[place.index()]).arg(&place.prefix).arg(&from).arg(&to);
             // One more tells whether there are more.
-            let call = call.arg((page.room() + 1).min(SCANNED_AT_ONCE)).arg(PAGE_BYTES);
+            let count = (page.room() + 1).min(SCANNED_AT_ONCE);
+            let call = SCAN.call(&[place.index()]).named(kv::named![
+                prefix: &place.prefix,
+                from: &from,
+                to: &to,
+                count: count,
+                bytes: PAGE_BYTES,
+            ]);
             let answer = place.connection.call(call).await.and_then(Value::array).map_err(store_error)?;
             let mut answer = answer.into_iter();
             let last = answer.next().filter(|last| !last.is_nil());
@@ -150,10 +156,13 @@ impl KvStore for SharedStore {
         beat.replica.check()?;
         let place = self.at(&LaneKey::new(""));
         let Replica { name, session, words } = &beat.replica;
-        let call = BEAT.call(&[place.key("replicas"), place.fence()]);
-        let call = call.arg(name).arg(&format!("{session:x}"));
-        let call = call.arg(u64::try_from(beat.ttl.as_millis()).unwrap_or(u64::MAX));
-        let call = call.arg(&words[..]).arg(u64::from(beat.takes_name));
+        let call = BEAT.call(&[place.key("replicas"), place.fence()]).named(kv::named![
+            name: name,
+            session: &format!("{session:x}"),
+            live_millis: u64::try_from(beat.ttl.as_millis()).unwrap_or(u64::MAX),
+            words: &words[..],
+            is_takeover: beat.takes_name,
+        ]);
         let answer = place.connection.call(call).await.and_then(Value::array).map_err(store_error)?;
         living(answer).map_err(store_error)
     }

@@ -60,19 +60,19 @@ impl OldEnd {
         let result = serde_json::to_string(&end.result)
             .map_err(|error| Error::Protocol(format!("a result cannot be written: {error}")))?;
         let event = encode(&EventKind::Ended(Box::new(end)))?;
-        let (offset, log) = match log {
+        let (log_offset, log) = match log {
             None => (0, String::new()),
             Some(piece) => (piece.end(), encode(&EventKind::Log(piece))?),
         };
-        Ok(script
-            .call::<&str>(&[])
-            .arg(&self.key)
-            .arg(worker)
-            .arg(status)
-            .arg(&event)
-            .arg(offset)
-            .arg(&log)
-            .args(["result", &result, "output", tail(&self.output), "error", &reason]))
+        let call = script.call::<&str>(&[]).named(kv::named![
+            key: &self.key,
+            instance: worker,
+            status: status,
+            event: &event,
+            log_offset: log_offset,
+            log: &log,
+        ]);
+        Ok(call.args(["result", &result, "output", tail(&self.output), "error", &reason]))
     }
 
     fn log(&self) -> Option<LogChunk> {

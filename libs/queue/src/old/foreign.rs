@@ -106,7 +106,11 @@ impl Supervisor {
         grant: impl Fn(&Execution) -> std::result::Result<Grants, String>,
     ) -> Result<Vec<Foreign>> {
         let context = self.open_context().await?;
-        let look = LOOK_AT_OLD.call(&[k::FOREIGN]).arg(BATCH).arg(SCRIPT_BYTES_MAX).arg(ENV_BYTES_MAX);
+        let look = LOOK_AT_OLD.call(&[k::FOREIGN]).named(kv::named![
+            count: BATCH,
+            script_bytes_max: SCRIPT_BYTES_MAX,
+            variables_bytes_max: ENV_BYTES_MAX,
+        ]);
         let open = self.open;
         let grant = |job: &Execution| if open { grant(job) } else { Err(CLOSED.to_owned()) };
         let mut settled = Vec::new();
@@ -152,7 +156,7 @@ impl Supervisor {
         for script_type in unserved {
             for priority in 0..=k::PRIORITY_MAX {
                 let queue = WorkQueue::shared(script_type).with_priority(priority);
-                pipeline.call(FIND_FOREIGN.call(&[queue.to_string()]).arg(LOOKED_AT));
+                pipeline.call(FIND_FOREIGN.call(&[queue.to_string()]).named(kv::named![count: LOOKED_AT]));
             }
         }
         for answer in self.db().pipeline(&pipeline).await? {
@@ -172,7 +176,8 @@ impl Supervisor {
         }
         let mut pipeline = Pipeline::new();
         for queue in self.queues().await?.iter().filter(|queue| queue.is_open()) {
-            pipeline.call(SWEEP_OPEN.call(&[queue.to_string()]).arg(LOOKED_AT).arg(SILENCE.as_secs()));
+            let named = kv::named![count: LOOKED_AT, silence_secs: SILENCE.as_secs()];
+            pipeline.call(SWEEP_OPEN.call(&[queue.to_string()]).named(named));
         }
         for answer in self.db().pipeline(&pipeline).await? {
             let [taken, back] = answer?.tuple()?;

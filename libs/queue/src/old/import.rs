@@ -84,8 +84,11 @@ impl Supervisor {
     ) -> Result<Imported> {
         let mut imported = Imported::default();
         loop {
-            let look = LOOK_AT_OLD.call(&[from.queue.to_string()]);
-            let look = look.arg(BATCH).arg(SCRIPT_BYTES_MAX).arg(ENV_BYTES_MAX);
+            let look = LOOK_AT_OLD.call(&[from.queue.to_string()]).named(kv::named![
+                count: BATCH,
+                script_bytes_max: SCRIPT_BYTES_MAX,
+                variables_bytes_max: ENV_BYTES_MAX,
+            ]);
             let found = self.db().call(look).await?.array()?;
             let found = found
                 .into_iter()
@@ -197,9 +200,14 @@ impl Found {
     pub(crate) fn refuse_call(&self, why: &str) -> Call {
         // Of what nobody knows there is nothing to write to.
         let known = self.at.job.as_ref();
-        let hash = known.map(OldJob::hash).unwrap_or_default();
-        let id = known.map(OldJob::id).unwrap_or_default();
-        REFUSE_OLD.call(&[&self.at.list]).arg(&self.at.entry).arg(&hash).arg(&id).arg(why)
+        let old_hash = known.map(OldJob::hash).unwrap_or_default();
+        let old_id = known.map(OldJob::id).unwrap_or_default();
+        REFUSE_OLD.call(&[&self.at.list]).named(kv::named![
+            entry: &self.at.entry,
+            old_hash: &old_hash,
+            old_id: &old_id,
+            why: why,
+        ])
     }
 
     /// Takes it in; nothing for one that is not run.
@@ -207,17 +215,18 @@ impl Found {
         let (Some(job), Ok((execution, grants))) = (&self.at.job, &self.work) else { return Ok(None) };
         let key = execution.job_key;
         let queue = self.at.queue.clone().with_isolation(execution.isolation.max(grants.isolation));
-        let keys = [self.at.list.clone(), queue.to_string(), k::context_jobs(self.at.context)];
-        let mut call = IMPORT
-            .call(&keys)
-            .arg(&self.at.entry)
-            .arg(&job.hash())
-            .arg(&job.id())
-            .arg(&key.to_string())
-            .arg(&execution.content_hash().to_string())
-            .arg(waiting_max)
-            .arg(&self.at.pushed.0)
-            .arg(&self.at.pushed.1);
+        let (queue, jobs) = (queue.to_string(), k::context_jobs(self.at.context));
+        let keys = IMPORT.keys([("list", &self.at.list), ("queue", &queue), ("jobs", &jobs)]);
+        let mut call = IMPORT.call(&keys).named(kv::named![
+            entry: &self.at.entry,
+            old_hash: &job.hash(),
+            old_id: &job.id(),
+            key: &key.to_string(),
+            hash: &execution.content_hash().to_string(),
+            queue_max: waiting_max,
+            old_queue: &self.at.pushed.0,
+            old_entry: &self.at.pushed.1,
+        ]);
         for (name, value) in fields(execution.clone(), grants)? {
             call = call.arg(name).arg(&value);
         }

@@ -1,13 +1,15 @@
 -- A coordinator has another root from now on; the old one is refused. What is bound to it follows in steps (`succeed`).
--- ARGV: 1 old root  2 new root  3 `operator` when somebody decides who may bring back a root that was succeeded
-local old, new = ARGV[1], ARGV[2]
+-- ARGV = old_root new_root authority
+--
+-- `authority` is `operator` when somebody decides who may bring back a root that was succeeded.
+local old, new = ARGV.old_root, ARGV.new_root
 local after = redis.call('HGET', SUCCESSORS, old)
 if after == new then return 'known' end
 if after then
   return redis.error_reply('ROOT_SUCCEEDED the root after ' .. old .. ' is ' .. after .. ' already')
 end
 local beyond = redis.call('HGET', SUCCESSORS, new)
-if beyond and ARGV[3] ~= 'operator' then
+if beyond and ARGV.authority ~= 'operator' then
   return redis.error_reply('ROOT_SUCCEEDED ' .. new .. ' was succeeded itself, by ' .. beyond)
 end
 -- Nothing is kept of strangers.

@@ -1,13 +1,16 @@
 -- Forgets jobs of a context, a part of them at a time; once there are none, its binding. What runs is told to
 -- stop and forgotten when it has ended; old workers cannot be told.
--- KEYS: 1 hero:uid:<uid>  2 hero:jobs:<uid>
--- ARGV: 1 coordinator  2 how many are kept of the parts before  3 how many to look at  4 seconds to refuse late jobs
+-- KEYS = binding jobs
+-- ARGV = coordinator kept count refuse_secs
+--
+-- `kept` is how many were kept of the parts before, `count` how many are looked at. `refuse_secs` is how long late jobs are
+-- refused.
 use_reserve()
-local bound = redis.call('HGET', KEYS[1], 'coordinator')
-if is_of_another(bound, ARGV[1]) then
+local bound = redis.call('HGET', KEYS.binding, 'coordinator')
+if is_of_another(bound, ARGV.coordinator) then
   return redis.error_reply('CONTEXT_CLAIMED this context is bound to another coordinator')
 end
-redis.call('HSET', KEYS[1], 'dropped_by', ARGV[1])
+redis.call('HSET', KEYS.binding, 'dropped_by', ARGV.coordinator)
 
 local function forget(key, worker, seq)
   local job = JOB .. key
@@ -23,7 +26,7 @@ local function forget(key, worker, seq)
     redis.call('EXPIRE', job, 86400)
     redis.call('EXPIRE', OLD_NUMBERED .. seq, 86400)
   end
-  redis.call('ZREM', KEYS[2], key)
+  redis.call('ZREM', KEYS.jobs, key)
 end
 
 local function drop(key)
@@ -39,7 +42,7 @@ local function drop(key)
   return 0
 end
 
-local offset, count = tonumber(ARGV[2]), tonumber(ARGV[3])
+local offset, count = tonumber(ARGV.kept), tonumber(ARGV.count)
 
 -- An old queue is emptied from its head: to look in it for each job would cost their number squared. False: what
 -- stands first there is of other contexts.
@@ -48,7 +51,7 @@ local function emptied_from_its_head(old)
   if emptied[old] == nil then
     emptied[old] = false
     for _, key in ipairs(redis.call('ZRANGE', OLD_WAITING .. old, 0, count - 1)) do
-      if redis.call('ZSCORE', KEYS[2], key) then
+      if redis.call('ZSCORE', KEYS.jobs, key) then
         drop(key)
         emptied[old] = true
       end
@@ -57,7 +60,7 @@ local function emptied_from_its_head(old)
   return emptied[old]
 end
 
-local keys = redis.call('ZRANGE', KEYS[2], offset, offset + count - 1)
+local keys = redis.call('ZRANGE', KEYS.jobs, offset, offset + count - 1)
 local looked, kept = #keys, 0
 for _, key in ipairs(keys) do
   local known = redis.call('HMGET', JOB .. key, 'state', 'legacy')
@@ -69,9 +72,9 @@ for _, key in ipairs(keys) do
   end
 end
 if offset + kept == 0 and looked < count then
-  redis.call('DEL', KEYS[2])
-  redis.call('HDEL', KEYS[1], 'coordinator', 'since')
-  if bound then unbind(bound, string.sub(KEYS[1], #BINDING + 1)) end
-  redis.call('EXPIRE', KEYS[1], ARGV[4])
+  redis.call('DEL', KEYS.jobs)
+  redis.call('HDEL', KEYS.binding, 'coordinator', 'since')
+  if bound then unbind(bound, string.sub(KEYS.binding, #BINDING + 1)) end
+  redis.call('EXPIRE', KEYS.binding, ARGV.refuse_secs)
 end
 return {looked, kept}

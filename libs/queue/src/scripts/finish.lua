@@ -1,20 +1,23 @@
--- ARGV: 1 job key  2 instance  3 status  4 event  5 offset behind the last piece of log  6 its event, or nothing
---       7… fields of the job's hash
+-- Ends a running job.
+-- ARGV = key instance status event log_offset log
+--
+-- `event` is that of the end. `log` is the event of the last piece of log, '' for none, and `log_offset` the offset behind it.
+-- Behind the arguments come fields of the job's hash.
 use_reserve()
-local key, instance = ARGV[1], ARGV[2]
+local key, instance = ARGV.key, ARGV.instance
 local job = JOB .. key
 local known = redis.call('HMGET', job, 'state', 'claimed_by', 'log_offset', 'end', unpack(TO_END))
 if known[1] ~= 'started' or known[2] ~= instance then
   -- Sent again after a lost answer.
-  if known[2] == instance and known[4] == ARGV[4] then
+  if known[2] == instance and known[4] == ARGV.event then
     return {1, known[1]}
   end
   return {0, known[1] or 'gone'}
 end
-if ARGV[6] ~= '' and tonumber(known[3]) < tonumber(ARGV[5]) then
-  redis.call('HSET', job, 'log_offset', ARGV[5])
-  tell(key, 'log', ARGV[6])
+if ARGV.log ~= '' and tonumber(known[3]) < tonumber(ARGV.log_offset) then
+  redis.call('HSET', job, 'log_offset', ARGV.log_offset)
+  tell(key, 'log', ARGV.log)
 end
-end_job(key, ARGV[3], ARGV[4], {unpack(known, 5, 4 + #TO_END)}, unpack(ARGV, 7))
+end_job(key, ARGV.status, ARGV.event, {unpack(known, 5, 4 + #TO_END)}, unpack(ARGV, ARGV_NAMED + 1))
 redis.call('ZREM', CLAIMS .. instance, key)
-return {1, ARGV[3]}
+return {1, ARGV.status}

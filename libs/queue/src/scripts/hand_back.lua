@@ -1,7 +1,8 @@
 -- Gives up to a number of waiting jobs of a queue back to who sent them.
--- KEYS: 1 <queue>   ARGV: 1 how many
+-- KEYS = queue
+-- ARGV = count
 use_reserve()
-local keys = redis.call('ZRANGE', UNCLAIMED .. KEYS[1], 0, ARGV[1] - 1)
+local keys = redis.call('ZRANGE', UNCLAIMED .. KEYS.queue, 0, ARGV.count - 1)
 local returned = 0
 for _, key in ipairs(keys) do
   local job = JOB .. key

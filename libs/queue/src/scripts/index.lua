@@ -1,7 +1,10 @@
 -- Notes whose contexts are, for stores of versions that did not. A part at a time.
--- ARGV: 1 where to go on  2 how many keys to look at.  Gives where to go on; nothing when this was all.
+-- ARGV = from count
+--
+-- `from` is where to go on, `count` how many keys are looked at.
+-- Gives where to go on; nothing when this was all.
 if redis.call('HEXISTS', SUPERVISOR, 'indexed') == 1 then return '' end
-local part = redis.call('SCAN', ARGV[1], 'MATCH', BINDING .. '*', 'COUNT', ARGV[2], 'TYPE', 'hash')
+local part = redis.call('SCAN', ARGV.from, 'MATCH', BINDING .. '*', 'COUNT', ARGV.count, 'TYPE', 'hash')
 for _, binding in ipairs(part[2]) do
   local coordinator = redis.call('HGET', binding, 'coordinator')
   if coordinator then

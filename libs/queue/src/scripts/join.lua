@@ -1,6 +1,11 @@
--- KEYS: 1 presence   ARGV: 1 instance  2 this life  3 presence as JSON  4 seconds to live  5 take over
+-- Makes an instance present.
+-- KEYS = presence
+-- ARGV = instance life record live_secs is_takeover
+--
+-- `record` is its presence as JSON. `is_takeover` says that whoever is present is dead.
+-- Gives the presence of another life when that is there.
 use_reserve()
-if ARGV[5] ~= '1' and is_replaced(KEYS[1], ARGV[2]) then return redis.call('GET', KEYS[1]) end
-redis.call('SET', KEYS[1], ARGV[3], 'EX', ARGV[4])
-redis.call('SADD', INSTANCES, ARGV[1])
+if ARGV.is_takeover ~= '1' and is_replaced(KEYS.presence, ARGV.life) then return redis.call('GET', KEYS.presence) end
+redis.call('SET', KEYS.presence, ARGV.record, 'EX', ARGV.live_secs)
+redis.call('SADD', INSTANCES, ARGV.instance)
 return false

@@ -1,14 +1,17 @@
--- ARGV: 1 job key  2 instance  3 offset behind the piece  4 event
-local job = JOB .. ARGV[1]
+-- Adds a piece to a running job's log.
+-- ARGV = key instance log_offset log
+--
+-- `log` is the event of the piece, `log_offset` the offset behind it.
+local job = JOB .. ARGV.key
 local known = redis.call('HMGET', job, 'state', 'claimed_by', 'log_offset', 'stop_requested')
-if known[1] ~= 'started' or known[2] ~= ARGV[2] then
+if known[1] ~= 'started' or known[2] ~= ARGV.instance then
   return {0, known[1] or 'gone'}
 end
 -- One that has to stop cannot wait for room to end.
 if known[4] then use_reserve() end
 -- Sent again after a lost answer.
-if tonumber(known[3]) < tonumber(ARGV[3]) then
-  redis.call('HSET', job, 'log_offset', ARGV[3])
-  tell(ARGV[1], 'log', ARGV[4])
+if tonumber(known[3]) < tonumber(ARGV.log_offset) then
+  redis.call('HSET', job, 'log_offset', ARGV.log_offset)
+  tell(ARGV.key, 'log', ARGV.log)
 end
 return {1, 'started'}

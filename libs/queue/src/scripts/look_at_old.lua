@@ -1,22 +1,25 @@
 -- What waits at the head of an old queue, or of what was pushed into ours, each with what its dispatcher wrote.
--- KEYS: 1 <old queue>, or hero:foreign   ARGV: 1 how many  2 most bytes of a script  3 most bytes of variables
+-- KEYS = list
+-- ARGV = count script_bytes_max variables_bytes_max
+--
+-- `list` is an old queue, or hero:foreign; `count` is how many are looked at.
 local found = {}
-local entries = redis.pcall('LRANGE', KEYS[1], 0, ARGV[1] - 1)
+local entries = redis.pcall('LRANGE', KEYS.list, 0, ARGV.count - 1)
 if entries.err then return found end
 for _, entry in ipairs(entries) do
   local hash
-  if KEYS[1] == FOREIGN then
+  if KEYS.list == FOREIGN then
     local id = foreign_id(string.match(entry, '^%S+ (.*)$') or '')
     hash = id and JOB .. id
-  elseif string.sub(KEYS[1], 1, 6) == 'queue:' then
+  elseif string.sub(KEYS.list, 1, 6) == 'queue:' then
     hash = string.match(entry, '^job:%d+:%d+$')
   else
     hash = #entry <= 128 and string.match(entry, '^[%w_.@-]+$') and JOB .. entry
   end
   local kind = hash and redis.call('TYPE', hash).ok or 'none'
   if kind == 'hash' then
-    local fits = redis.call('HSTRLEN', hash, 'script') <= tonumber(ARGV[2])
-      and redis.call('HSTRLEN', hash, 'env_vars') <= tonumber(ARGV[3])
+    local fits = redis.call('HSTRLEN', hash, 'script') <= tonumber(ARGV.script_bytes_max)
+      and redis.call('HSTRLEN', hash, 'env_vars') <= tonumber(ARGV.variables_bytes_max)
     local j = redis.call('HMGET', hash, 'script_type', 'timeout', 'caller_id', 'hash', fits and 'script' or 'none',
       fits and 'env_vars' or 'none')
     found[#found + 1] = {entry, fits and 'job' or 'large', j[1] or '', j[2] or '', j[3] or '', j[4] or '', j[5] or '',

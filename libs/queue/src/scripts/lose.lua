@@ -1,24 +1,27 @@
 -- Ends what an instance had started, as lost.
--- KEYS: 1 presence   ARGV: 1 instance  2 how many at most  3 reason as JSON  4 even if it is present
+-- KEYS = presence
+-- ARGV = instance count reason is_own
+--
+-- `count` is how many at most, `reason` is JSON. `is_own` says that the instance itself asks, in a new life: it is present then.
 use_reserve()
-if ARGV[4] ~= '1' and redis.call('EXISTS', KEYS[1]) == 1 then
+if ARGV.is_own ~= '1' and redis.call('EXISTS', KEYS.presence) == 1 then
   return {-1}
 end
-take_nothing(ARGV[1])
-redis.call('DEL', HANDED .. ARGV[1])
-local claims = CLAIMS .. ARGV[1]
-local keys = redis.call('ZRANGE', claims, 0, ARGV[2] - 1)
+take_nothing(ARGV.instance)
+redis.call('DEL', HANDED .. ARGV.instance)
+local claims = CLAIMS .. ARGV.instance
+local keys = redis.call('ZRANGE', claims, 0, ARGV.count - 1)
 local lost = {#keys}
 for _, key in ipairs(keys) do
   redis.call('ZREM', claims, key)
   local known = redis.call('HMGET', JOB .. key, 'state', 'claimed_by', 'started_at', 'log_offset')
-  if known[1] == 'started' and known[2] == ARGV[1] then
-    redis.call('HSET', JOB .. key, 'error', string.sub(ARGV[3], 2, -2))
-    end_job(key, 'lost', ended_event('lost', ARGV[3], ARGV[1], known[3], known[4]))
+  if known[1] == 'started' and known[2] == ARGV.instance then
+    redis.call('HSET', JOB .. key, 'error', string.sub(ARGV.reason, 2, -2))
+    end_job(key, 'lost', ended_event('lost', ARGV.reason, ARGV.instance, known[3], known[4]))
     lost[#lost + 1] = key
   end
 end
-if #keys < tonumber(ARGV[2]) and ARGV[4] ~= '1' then
-  redis.call('SREM', INSTANCES, ARGV[1])
+if #keys < tonumber(ARGV.count) and ARGV.is_own ~= '1' then
+  redis.call('SREM', INSTANCES, ARGV.instance)
 end
 return lost

@@ -1,10 +1,13 @@
 -- Puts back what was popped and never claimed. A queue is in the order of its sequence numbers, so what
 -- is missing from it has a lower number than its first entry. A pop whose claim is still on its way may
 -- be put back as well; whoever claims second finds it claimed.
--- KEYS: 1 <queue>   ARGV: 1 how many at most
+-- KEYS = queue
+-- ARGV = count
+--
+-- `count` is how many at most.
 -- Gives how many, or -1 when it is to be called again: nobody's entries were all that it came to.
 use_reserve()
-local queue, unclaimed = KEYS[1], UNCLAIMED .. KEYS[1]
+local queue, unclaimed = KEYS.queue, UNCLAIMED .. KEYS.queue
 -- What is missing where others take from as well may be theirs: that is found out otherwise.
 if is_open(queue) then return 0 end
 local kind = type_of(queue)
@@ -38,12 +41,12 @@ if not before then return -1 end
 local are_aside = redis.call('EXISTS', ASIDE) == 1
 local missing, from, page = {}, 0, nil
 repeat
-  page = redis.call('ZREVRANGEBYSCORE', unclaimed, before, '-inf', 'LIMIT', from, ARGV[1])
+  page = redis.call('ZREVRANGEBYSCORE', unclaimed, before, '-inf', 'LIMIT', from, ARGV.count)
   for _, key in ipairs(page) do
     if not are_aside or redis.call('HEXISTS', JOB .. key, 'aside') == 0 then missing[#missing + 1] = key end
   end
   from = from + #page
-until #missing > 0 or not are_aside or #page < tonumber(ARGV[1]) or from >= 10000
+until #missing > 0 or not are_aside or #page < tonumber(ARGV.count) or from >= 10000
 if #missing > 0 then hold_takers(kind) end
 for _, key in ipairs(missing) do
   redis.call('LPUSH', queue, key)

@@ -1,5 +1,8 @@
 -- Ends a job of an old dispatcher that cannot be run, if its entry is still there.
--- KEYS: 1 <old queue>   ARGV: 1 entry  2 its hash, or nothing  3 its id  4 why
-if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 0 then return 0 end
-if ARGV[2] ~= '' then answer_old(ARGV[2], ARGV[3], 'error', '', '{}', ARGV[4]) end
+-- KEYS = list
+-- ARGV = entry old_hash old_id why
+--
+-- `list` is an old queue, or hero:foreign. `old_hash` is '' where nobody knows the job.
+if redis.call('LREM', KEYS.list, 1, ARGV.entry) == 0 then return 0 end
+if ARGV.old_hash ~= '' then answer_old(ARGV.old_hash, ARGV.old_id, 'error', '', '{}', ARGV.why) end
 return 1

@@ -1,5 +1,6 @@
--- KEYS: 1 <queue>
-local queue = KEYS[1]
+-- Measures a queue.
+-- KEYS = queue
+local queue = KEYS.queue
 local stats = STATS .. queue
 local depth = redis.call('ZCARD', UNCLAIMED .. queue)
 local time = now()

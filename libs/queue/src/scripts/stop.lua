@@ -1,27 +1,30 @@
--- ARGV: 1 job key  2 seconds of grace  3 seconds to keep a mark  4 event of a job that is stopped in its queue
---       5 reason, as JSON, of one that an old worker has
+-- Stops a job wherever it is.
+-- ARGV = key grace_secs refuse_secs event reason
+--
+-- `refuse_secs` is how long it is refused when it has not arrived yet. `event` is the end of one that is stopped in its queue,
+-- `reason` why one has ended that an old worker has, as JSON.
 use_reserve()
-local key = ARGV[1]
+local key = ARGV.key
 local job = JOB .. key
 local known = redis.call('HMGET', job, 'state', 'hash')
 if not known[1] or not known[2] then
-  redis.call('SET', STOP .. key, ARGV[2], 'EX', ARGV[3])
+  redis.call('SET', STOP .. key, ARGV.grace_secs, 'EX', ARGV.refuse_secs)
   return {'unknown', ''}
 end
 if known[1] == 'queued' and take_out(key) then
-  end_job(key, 'stopped', ARGV[4])
+  end_job(key, 'stopped', ARGV.event)
   return {'stopped', ''}
 end
 known = redis.call('HMGET', job, 'state', 'claimed_by', 'started_at', 'log_offset')
 if known[1] == 'started' and is_old_worker(known[2]) then
   -- It cannot be told to stop.
   redis.call('ZREM', CLAIMS .. known[2], key)
-  redis.call('HSET', job, 'error', string.sub(ARGV[5], 2, -2))
-  end_job(key, 'stopped', ended_event('stopped', ARGV[5], known[2], known[3], known[4]))
+  redis.call('HSET', job, 'error', string.sub(ARGV.reason, 2, -2))
+  end_job(key, 'stopped', ended_event('stopped', ARGV.reason, known[2], known[3], known[4]))
   return {'stopped', ''}
 end
 if known[1] == 'started' then
-  tell_to_stop(key, known[2], ARGV[2])
+  tell_to_stop(key, known[2], ARGV.grace_secs)
   return {'stopping', known[2]}
 end
 return {known[1], known[2] or ''}

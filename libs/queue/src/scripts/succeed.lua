@@ -1,8 +1,9 @@
 -- Passes what is bound to a root on to the one after it, a part at a time. May be repeated, and begun again anywhere.
--- ARGV: 1 old root  2 new root  3 the context in which it goes on, or nothing  4 where in its jobs
---       5 how much to look at
+-- ARGV = old_root new_root context place count
+--
+-- `context` is the one in which it goes on, '' for none, and `place` where in its jobs. `count` is how much is looked at.
 -- Gives 1 when there is more; context and place in which it goes on; how many contexts and jobs it was.
-local old, new, context, place, left = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
+local old, new, context, place, left = ARGV.old_root, ARGV.new_root, ARGV.context, ARGV.place, tonumber(ARGV.count)
 if redis.call('HGET', SUCCESSORS, old) ~= new then
   return redis.error_reply('ROOT_SUCCEEDED another root was named meanwhile')
 end

@@ -1,10 +1,12 @@
 -- Looks after the jobs that an old queue was given: which of them old workers have taken, which they have
 -- ended, which they will not end any more. A part of them at a time.
--- KEYS: 1 <old queue>
--- ARGV: 1 how many taken ones were kept of the parts before  2 how many to look at  3 seconds beyond their timeout
---       4 reason of a loss as JSON  5 most bytes of a result  6 most bytes of output  7 bytes after which a part ends
+-- KEYS = old_queue
+-- ARGV = kept count patience_secs reason result_bytes_max output_bytes_max answer_bytes
+--
+-- `kept` is how many taken ones were kept of the parts before, `count` how many are looked at. A job is lost `patience_secs`
+-- beyond its timeout, with `reason`, which is JSON. A part ends after `answer_bytes` of results and output.
 -- Gives how many were noticed as taken, looked at, kept and lost, then each that has ended.
-local old, count = KEYS[1], tonumber(ARGV[2])
+local old, count = KEYS.old_queue, tonumber(ARGV.count)
 local waiting, worker = OLD_WAITING .. old, old_worker(old)
 local claims = CLAIMS .. worker
 
@@ -58,9 +60,9 @@ end
 
 local answer = {0, 0, 0, 0}
 local time = tonumber(now())
-local first = tonumber(ARGV[1])
+local first = tonumber(ARGV.kept)
 for _, key in ipairs(redis.call('ZRANGE', claims, first, first + count - 1)) do
-  if bytes >= tonumber(ARGV[7]) then break end
+  if bytes >= tonumber(ARGV.answer_bytes) then break end
   looked = looked + 1
   local job = JOB .. key
   local known = redis.call('HMGET', job, 'state', 'claimed_by', 'seq', 'started_at', 'timeout', 'log_offset', 'seen')
@@ -79,14 +81,14 @@ for _, key in ipairs(redis.call('ZRANGE', claims, first, first + count - 1)) do
   elseif over then
     local output, result = said[2] or '', said[3] or ''
     local size, length = #result, #output
-    if size > tonumber(ARGV[5]) then result = '' end
-    output = string.sub(output, -ARGV[6])
+    if size > tonumber(ARGV.result_bytes_max) then result = '' end
+    output = string.sub(output, -ARGV.output_bytes_max)
     bytes = bytes + #output + #result
     answer[#answer + 1] = {key, said[1], known[4], output, length, result, size, string.sub(said[4] or '', 1, 4096)}
-  elseif tonumber(known[5]) > 0 and time > tonumber(known[4]) + known[5] + ARGV[3] then
+  elseif tonumber(known[5]) > 0 and time > tonumber(known[4]) + known[5] + ARGV.patience_secs then
     redis.call('ZREM', claims, key)
-    redis.call('HSET', job, 'error', string.sub(ARGV[4], 2, -2))
-    end_job(key, 'lost', ended_event('lost', ARGV[4], worker, known[4], known[6]))
+    redis.call('HSET', job, 'error', string.sub(ARGV.reason, 2, -2))
+    end_job(key, 'lost', ended_event('lost', ARGV.reason, worker, known[4], known[6]))
     lost = lost + 1
   else
     kept = kept + 1

@@ -1,7 +1,10 @@
 -- Looks after a queue from which others may take: which of ours they have taken, and what was taken by nobody who says so.
--- KEYS: 1 <queue>   ARGV: 1 how many to look at  2 seconds after which a job is put back of which nobody has said anything
+-- KEYS = queue
+-- ARGV = count silence_secs
+--
+-- `count` is how many are looked at. A job of which nobody has said anything for `silence_secs` is put back.
 -- Gives how many were noticed as taken, and how many were put back.
-local queue, unclaimed, count = KEYS[1], UNCLAIMED .. KEYS[1], tonumber(ARGV[1])
+local queue, unclaimed, count = KEYS.queue, UNCLAIMED .. KEYS.queue, tonumber(ARGV.count)
 
 -- The place in line of the first of ours from an end of the queue; nothing, and how many others there are, without any.
 local function edge(from, to, step)
@@ -39,7 +42,7 @@ for _, of in ipairs(missing) do
       taken = taken + 1
     elseif not known[4] then
       redis.call('HSET', job, 'missing_since', time)
-    elseif time - known[4] >= tonumber(ARGV[2]) then
+    elseif time - known[4] >= tonumber(ARGV.silence_secs) then
       redis.call('HDEL', job, 'missing_since')
       hold_takers(type_of(queue))
       redis.call(side, queue, key)

@@ -1,12 +1,15 @@
--- ARGV: 1 instance  2 free slots  3 a job key that a blocking pop gave, or nothing  4 its queue
---       5 how many of the queues are open: demand nothing, and are not for our instances alone  6 how many slots the instance has
---       7… these queues in order, then those of each level in the same order; last the ends of their names, each between commas
--- Gives what was taken, whether more may be there, since what comes later is given to a blocking pop or handed to the instance, and
--- what it was handed.
+-- Gives waiting jobs to an instance.
+-- ARGV = instance free popped popped_from places slots
+--
+-- `free` is how many of its `slots` are free. `popped` is a job key that a blocking pop gave, '' for none, and `popped_from` its
+-- queue. `places` is how many of the instance's queues are open: demand nothing, and are not for our instances alone. Behind the
+-- arguments come these in order, then those of each level in the same order; last the ends of their names, each between commas.
+-- Gives what was taken, whether more may be there, since what comes later is given to a blocking pop or handed to the instance,
+-- and what it was handed.
 local demands = table.remove(ARGV)
-local instance, free, places, slots = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local instance, free, places, slots = ARGV.instance, tonumber(ARGV.free), tonumber(ARGV.places), tonumber(ARGV.slots)
 -- What it was handed has come before anything that waits. Without any there is no write before `need_room`.
-if ARGV[3] == '' and redis.call('EXISTS', HANDED .. instance) == 1 then
+if ARGV.popped == '' and redis.call('EXISTS', HANDED .. instance) == 1 then
   return {{}, 1, redis.call('LPOP', HANDED .. instance, free)}
 end
 
@@ -44,7 +47,7 @@ local function has_most(owner)
 end
 
 -- The type of all queues, and whether contexts wait in lines there.
-local kind = type_of(ARGV[7])
+local kind = type_of(ARGV[ARGV_NAMED + 1])
 local lines = false
 
 -- Whether jobs were set aside.
@@ -85,10 +88,10 @@ local function claim(key, queue)
 end
 
 -- Mostly nothing waits, and one look says so.
-local waits = redis.call('EXISTS', unpack(ARGV, 7)) > 0
-lines = (waits or ARGV[3] ~= '') and have_lines(kind)
+local waits = redis.call('EXISTS', unpack(ARGV, ARGV_NAMED + 1)) > 0
+lines = (waits or ARGV.popped ~= '') and have_lines(kind)
 -- Whether something waits that demands isolation, or is for our instances alone. Mostly nothing does, and a place has one queue.
-local demanding = waits and #ARGV > 6 + places and redis.call('EXISTS', unpack(ARGV, 7 + places)) > 0
+local demanding = waits and #ARGV > ARGV_NAMED + places and redis.call('EXISTS', unpack(ARGV, ARGV_NAMED + places + 1)) > 0
 
 -- The queue of a place whose head came first; an entry that is of no use goes before all.
 local function next_queue(from)
@@ -103,17 +106,17 @@ local function next_queue(from)
 end
 
 -- Where contexts take turns, an entry stands for any job of its queue, and this one was popped already.
-local popped = ARGV[3] ~= '' and ARGV[4]
+local popped = ARGV.popped ~= '' and ARGV.popped_from
 local turns = lines and not are_open()
-if popped and not (turns and is_job_key(ARGV[3])) then
+if popped and not (turns and is_job_key(ARGV.popped)) then
   need_room()
   popped = nil
   if demanding then
     -- Another one of its place may have come before it.
     hold_takers(kind)
-    redis.call('LPUSH', ARGV[4], ARGV[3])
+    redis.call('LPUSH', ARGV.popped_from, ARGV.popped)
   else
-    claim(ARGV[3], ARGV[4])
+    claim(ARGV.popped, ARGV.popped_from)
   end
 end
 -- Entries of jobs that were stopped or claimed otherwise are passed over; a few at a time, so that
@@ -145,13 +148,13 @@ end
 
 -- The queue from which a context's next job comes: among those of the first place where it waits, the one whose head came first.
 local function queue_of(context)
-  local waiting = redis.call('SMISMEMBER', LINES .. kind .. ':' .. context, unpack(ARGV, 7))
+  local waiting = redis.call('SMISMEMBER', LINES .. kind .. ':' .. context, unpack(ARGV, ARGV_NAMED + 1))
   for place = 1, places do
     local first, queue, key = nil, nil, nil
     for at = place, #waiting, places do
-      local head = waiting[at] == 1 and redis.call('ZRANGE', LINE .. context .. ':' .. ARGV[6 + at], 0, 0, 'WITHSCORES') or {}
+      local head = waiting[at] == 1 and redis.call('ZRANGE', LINE .. context .. ':' .. ARGV[ARGV_NAMED + at], 0, 0, 'WITHSCORES') or {}
       local seq = tonumber(head[2])
-      if seq and (not first or seq < first) then first, queue, key = seq, ARGV[6 + at], head[1] end
+      if seq and (not first or seq < first) then first, queue, key = seq, ARGV[ARGV_NAMED + at], head[1] end
     end
     if queue then return queue, key end
   end
@@ -212,18 +215,18 @@ local function take_by_turns()
 end
 
 if turns then
-  for i = 7, #ARGV do take_aside(ARGV[i]) end
+  for i = ARGV_NAMED + 1, #ARGV do take_aside(ARGV[i]) end
   take_by_turns()
   if popped and #taken == 0 then
-    claim(ARGV[3], popped)
-  elseif popped and redis.call('ZSCORE', UNCLAIMED .. popped, ARGV[3]) then
+    claim(ARGV.popped, popped)
+  elseif popped and redis.call('ZSCORE', UNCLAIMED .. popped, ARGV.popped) then
     -- The entry wakes another instance.
     hold_takers(kind)
-    redis.call('LPUSH', popped, ARGV[3])
+    redis.call('LPUSH', popped, ARGV.popped)
   end
 end
 
-for i = 7, (waits or has_aside) and 6 + places or 0 do
+for i = ARGV_NAMED + 1, (waits or has_aside) and ARGV_NAMED + places or 0 do
   for level = i, #ARGV, places do take_aside(ARGV[level]) end
   while #taken < free and looks < 1000 do
     looks = looks + 1

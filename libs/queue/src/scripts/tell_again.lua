@@ -1,3 +1,4 @@
--- ARGV: 1 job key
-tell_again(ARGV[1])
+-- Tells again where a job stands.
+-- ARGV = key
+tell_again(ARGV.key)
 return redis.status_reply('OK')

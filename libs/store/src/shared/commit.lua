@@ -1,13 +1,16 @@
 -- One commit of a lane: judged first, written last, since Redis undoes nothing.
--- KEYS: 1 fence  2 index
--- ARGV: 1 what keys begin with  2 epoch  3 tables that are not scanned, between spaces  4 how many conditions, then these:
---       `a` key, or `r` key revision; then the changes: `p` key value, `u` key value end, `d` key, `n` key number
-local prefix, unscanned = ARGV[1], ARGV[3]
-local fence = redis.call('HGET', KEYS[1], 'epoch') or '0'
-if fence ~= ARGV[2] then return {'fenced', fence} end
+-- KEYS = fence index
+-- ARGV = prefix epoch unscanned conditions
+--
+-- `prefix` is what keys begin with, `unscanned` the tables that are not scanned, each between spaces; `conditions` is how many.
+-- Behind the arguments come these: `a` key, or `r` key revision; then the changes: `p` key value, `u` key value end, `d` key, `n`
+-- key number.
+local prefix, unscanned = ARGV.prefix, ARGV.unscanned
+local fence = redis.call('HGET', KEYS.fence, 'epoch') or '0'
+if fence ~= ARGV.epoch then return {'fenced', fence} end
 
-local at = 5
-for _ = 1, tonumber(ARGV[4]) do
+local at = ARGV_NAMED + 1
+for _ = 1, tonumber(ARGV.conditions) do
   local key = ARGV[at + 1]
   local found = string.match(redis.call('GETRANGE', prefix .. key, 0, 20), '^(%d+):') or '0'
   if ARGV[at] == 'a' then
@@ -55,7 +58,7 @@ while ARGV[at] do
   end
 end
 
-local revision = redis.call('HINCRBY', KEYS[1], 'revision', 1)
+local revision = redis.call('HINCRBY', KEYS.fence, 'revision', 1)
 local head = string.format('%d:', revision)
 for _, key in ipairs(order) do
   local value = rows[key]
@@ -66,10 +69,10 @@ for _, key in ipairs(order) do
     else
       redis.call('SET', prefix .. key, head .. value)
     end
-    if is_scanned then redis.call('ZADD', KEYS[2], 0, key) end
+    if is_scanned then redis.call('ZADD', KEYS.index, 0, key) end
   else
     redis.call('DEL', prefix .. key)
-    if is_scanned then redis.call('ZREM', KEYS[2], key) end
+    if is_scanned then redis.call('ZREM', KEYS.index, key) end
   end
 end
 return {'committed', revision}

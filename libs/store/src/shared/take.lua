@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- A lane has another owner: no epoch comes twice, also where the last one was forgotten.
--- KEYS: 1 fence
+-- KEYS = fence
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local epoch = math.max(tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0') + 1, now)
-redis.call('HSET', KEYS[1], 'epoch', string.format('%d', epoch))
+local epoch = math.max(tonumber(redis.call('HGET', KEYS.fence, 'epoch') or '0') + 1, now)
+redis.call('HSET', KEYS.fence, 'epoch', string.format('%d', epoch))
 return epoch
