@@ -7,24 +7,25 @@ use serde_json::Value;
 use crate::{Finding, check, root};
 
 /// Which of our libraries a library may use. `testkit` may use anything, but needs nothing of ours.
-const LIBS: [(&str, &[&str]); 24] = [
+const LIBS: [(&str, &[&str]); 25] = [
+    ("backoff", &[]),
     ("model", &[]),
     ("expression", &[]),
     ("flow", &["model", "expression"]),
     ("yaml", &[]),
     ("flow-file", &["model", "flow", "proto", "yaml"]),
     ("store", &["kv"]),
-    ("broker", &[]),
+    ("broker", &["backoff"]),
     ("workflow", &["model", "expression", "yaml"]),
     ("rehearsal", &["model", "workflow", "yaml"]),
     ("keys", &["model"]),
-    ("kv", &[]),
+    ("kv", &["backoff"]),
     ("queue", &["model", "keys", "kv"]),
     ("proto", &["model", "envelope"]),
     ("identity", &["model"]),
     ("envelope", &["model", "identity", "mycelium"]),
-    ("rpc", &["model", "identity"]),
-    ("mycelium", &[]),
+    ("rpc", &["model", "identity", "backoff"]),
+    ("mycelium", &["backoff"]),
     ("addresses", &["model"]),
     ("egress", &["addresses"]),
     ("sandbox", &["model", "addresses"]),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use backoff::Backoff;
 use futures_util::StreamExt;
 use redis::aio::{PubSubSink, PubSubStream};
 use tokio::sync::watch;
@@ -17,8 +18,6 @@ mod everywhere;
 
 /// How often a silent subscription is checked, since a line that swallows everything looks just so.
 const CHECK_INTERVAL: Duration = Duration::from_secs(15);
-/// The pause before the first further attempt to connect; doubles up to [`RETRY_MAX`].
-const RETRY_MIN: Duration = Duration::from_millis(50);
 /// The longest pause between attempts to connect.
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
@@ -89,7 +88,7 @@ struct Listener {
     server: Arc<Server>,
     topics: Vec<Topic>,
     open: Option<Open>,
-    pause: Duration,
+    backoff: Backoff,
     retrying: bool,
     moves: watch::Receiver<Option<Address>>,
 }
@@ -108,7 +107,7 @@ impl std::fmt::Debug for Listener {
 impl Listener {
     fn new(server: Arc<Server>, topics: Vec<Topic>) -> Self {
         let moves = server.moves();
-        Self { server, topics, open: None, pause: RETRY_MIN, retrying: false, moves }
+        Self { server, topics, open: None, backoff: Backoff::up_to(RETRY_MAX), retrying: false, moves }
     }
 
     /// As [`Subscription::next`].
@@ -116,18 +115,16 @@ impl Listener {
         loop {
             let Some(open) = &mut self.open else {
                 if self.retrying {
-                    tokio::time::sleep(self.pause).await;
+                    self.backoff.pause().await;
                 }
                 self.retrying = true;
                 match self.connect().await {
                     Ok(open) => {
-                        (self.open, self.retrying, self.pause) = (Some(open), false, RETRY_MIN);
+                        (self.open, self.retrying) = (Some(open), false);
+                        self.backoff.reset();
                         return Notice::Subscribed;
                     }
-                    Err(error) => {
-                        self.pause = (self.pause * 2).min(RETRY_MAX);
-                        return Notice::Lost(error);
-                    }
+                    Err(error) => return Notice::Lost(error),
                 }
             };
             let message = tokio::select! {

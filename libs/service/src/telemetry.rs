@@ -39,8 +39,9 @@ type Logs = Box<dyn Layer<Registry> + Send + Sync>;
 type Logged = Layered<Filtered<Logs, EnvFilter, Registry>, Registry>;
 
 /// Our crates, as the targets of log lines name them: levels below INFO are theirs.
-const OURS: [&str; 32] = [
+const OURS: [&str; 33] = [
     "addresses",
+    "backoff",
     "broker",
     "delivery",
     "directory",

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use backoff::Backoff;
 use model::supervision::{InfoRequest, method};
 use model::{Presence, limits};
 use mycelium::{BusPeers, Call, CallError, Destination, Form, Peer};
@@ -17,19 +18,17 @@ use crate::signing::tell_changes;
 const SILENCE_MAX: Duration = Duration::from_secs(limits::PRESENCE_INTERVAL_SECS as u64 * 3 / 2);
 /// How long it may take to answer that.
 const INFO_TIMEOUT: Duration = Duration::from_secs(5);
-/// The first pause before it is asked again; doubles up to [`RETRY_MAX`].
-const RETRY_MIN: Duration = Duration::from_millis(50);
-/// The longest pause.
+/// The longest pause before it is asked again.
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// Keeps one conversation for ever.
 pub(crate) async fn keep(desk: Desk, bus: BusPeers, to: Destination, address: String, seat: Seat) {
-    let mut pause = RETRY_MIN;
+    let mut backoff = Backoff::up_to(RETRY_MAX);
     loop {
         let root = desk.root.now().root;
         match introduce(&desk, &bus, to, &address).await {
             Ok(peer) => {
-                pause = RETRY_MIN;
+                backoff.reset();
                 seat.take(peer);
                 tokio::select! {
                     () = until_silent(&desk, &address, Instant::now()) => {}
@@ -48,8 +47,7 @@ pub(crate) async fn keep(desk: Desk, bus: BusPeers, to: Destination, address: St
                 if let Some(key) = desk.peers.node_of(&address) {
                     bus.close(key);
                 }
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(RETRY_MAX);
+                backoff.pause().await;
             }
         }
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use backoff::Backoff;
 use bytes::Bytes;
 use envelope::{Conversation, OnRefusal, Refusal, Voice};
 use identity::VerifyingKey;
@@ -46,12 +47,8 @@ pub type MessageBoxClient = MessageBoxServiceClient<rpc::Channel>;
 /// Runners, as the registry sees them.
 pub type RegistryClient = RegistryViewServiceClient<rpc::Channel>;
 
-/// The first pause before something is tried again; doubles.
-const RETRY_MIN: Duration = Duration::from_millis(50);
 /// The longest pause before a supervisor is called again: there may be many, and some are gone for good.
 const RETRY_MAX: Duration = Duration::from_secs(2);
-/// What stood this long was good: the next attempt follows at once.
-const GOOD_AFTER: Duration = Duration::from_secs(10);
 /// What another coordinator answers, at most.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 /// Payloads that may wait to go out to one supervisor.
@@ -75,31 +72,6 @@ pub fn message_box(channel: rpc::Channel) -> MessageBoxClient {
 #[must_use]
 pub fn registry(channel: rpc::Channel) -> RegistryClient {
     RegistryViewServiceClient::new(channel).max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
-}
-
-/// The pauses between attempts at something that should not fail.
-struct Pauses {
-    next: Duration,
-    longest: Duration,
-    began: Instant,
-}
-
-impl Pauses {
-    fn up_to(longest: Duration) -> Self {
-        Self { next: RETRY_MIN, longest, began: Instant::now() }
-    }
-
-    fn begin(&mut self) {
-        self.began = Instant::now();
-    }
-
-    async fn pause(&mut self) {
-        if self.began.elapsed() >= GOOD_AFTER {
-            self.next = RETRY_MIN;
-        }
-        tokio::time::sleep(self.next).await;
-        self.next = (self.next * 2).min(self.longest);
-    }
 }
 
 /// Reads a piece of a blob; gives it with the size of the whole.
@@ -167,9 +139,9 @@ pub(crate) async fn keep_attached(channel: rpc::Channel, desk: Desk, address: St
     let client = SupervisorServiceClient::new(channel)
         .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX);
-    let mut pauses = Pauses::up_to(RETRY_MAX);
+    let mut backoff = Backoff::up_to(RETRY_MAX);
     loop {
-        pauses.begin();
+        let began = Instant::now();
         let ended = attach(client.clone(), &desk, &address, &seat).await;
         let status = ended.err().unwrap_or_else(|| Status::unavailable("the supervisor ended the stream"));
         if seat.is_taken() {
@@ -180,7 +152,8 @@ pub(crate) async fn keep_attached(channel: rpc::Channel, desk: Desk, address: St
             desk.heard.gone(&address);
         }
         seat.leave(status.message());
-        pauses.pause().await;
+        backoff.stood_for(began.elapsed());
+        backoff.pause().await;
     }
 }
 
@@ -283,9 +256,9 @@ async fn receive(
 
 /// Follows the registry's view for ever. `known` is met while it is complete and is being followed.
 pub(crate) async fn follow_registry(mut client: RegistryClient, peers: Peers, known: Condition) {
-    let mut pauses = Pauses::up_to(RECONNECT_MAX);
+    let mut backoff = Backoff::up_to(RECONNECT_MAX);
     loop {
-        pauses.begin();
+        let began = Instant::now();
         let reading = async {
             let mut view = client.watch(wire::WatchRequest {}).await?.into_inner();
             peers.begin_view();
@@ -308,15 +281,16 @@ pub(crate) async fn follow_registry(mut client: RegistryClient, peers: Peers, kn
                 tracing::warn!(%status, "the registry's view cannot be followed");
             }
         }
-        pauses.pause().await;
+        backoff.stood_for(began.elapsed());
+        backoff.pause().await;
     }
 }
 
 /// Tells the registry what is heard of supervisors, for ever. `listens` is met while it listens.
 pub(crate) async fn tell_registry(mut client: RegistryClient, heard: Heard, listens: Condition) {
-    let mut pauses = Pauses::up_to(RECONNECT_MAX);
+    let mut backoff = Backoff::up_to(RECONNECT_MAX);
     loop {
-        pauses.begin();
+        let began = Instant::now();
         let telling = async {
             let (outgoing, requests) = mpsc::channel(OUTBOX_LEN);
             let mut incoming = client.report_presence(ReceiverStream::new(requests)).await?.into_inner();
@@ -348,7 +322,8 @@ pub(crate) async fn tell_registry(mut client: RegistryClient, heard: Heard, list
                 tracing::warn!(%status, "the registry cannot be told who is there");
             }
         }
-        pauses.pause().await;
+        backoff.stood_for(began.elapsed());
+        backoff.pause().await;
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use backoff::Backoff;
 use model::supervision::{JobStop, JobStopped, STATE_UNKNOWN, method};
 use model::{ContextId, FlowId, JobKey, NodeReport, ReportSource};
 use mycelium::{Call, CallError};
@@ -20,10 +21,9 @@ const STOPS_AT_ONCE: usize = 500;
 /// back, and is told then to stop what should not run.
 const WAITING_MAX: usize = 100_000;
 /// How often a supervisor is called for the same attempts; with the pauses between, half a minute or more.
-const TRIES_MAX: u32 = 12;
-/// The first pause after a call that failed; each is twice the one before.
-const PAUSE_FIRST: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+const TRIES_MAX: u32 = 18;
+/// The first and the longest pause after a call that failed.
+const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 
 /// Where a supervisor is reached, address and topic, and for which context.
 type Place = (String, String, ContextId);
@@ -98,14 +98,14 @@ impl Stops {
 
 /// Stops what is wanted at one place, until nothing more is.
 pub async fn run(desk: Desk, answers: Answers, stops: Stops, place: Place) {
-    let mut pause = PAUSE_FIRST;
+    let mut backoff = Backoff::between(PAUSES[0], PAUSES[1]);
     loop {
         let wishes = stops.next(&place);
         if wishes.is_empty() {
             return;
         }
         let Some((left, error)) = try_all(&desk, &answers, &place, wishes).await else {
-            pause = PAUSE_FIRST;
+            backoff.reset();
             continue;
         };
         let again = |wish: Wish| Wish { tries: wish.tries + 1, ..wish };
@@ -117,8 +117,7 @@ pub async fn run(desk: Desk, answers: Answers, stops: Stops, place: Place) {
             tracing::warn!(address = place.0, attempts = given_up.len(), %error, "attempts were not stopped");
         }
         stops.put_back(&place, again);
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
+        backoff.pause().await;
     }
 }
 

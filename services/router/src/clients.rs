@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use backoff::Backoff;
 use model::limits::{GRPC_MESSAGE_BYTES_MAX, PAGE_BYTES_MAX};
 use prometheus::IntCounter;
 use proto::internal::v1::gateway_link_service_client::GatewayLinkServiceClient;
@@ -59,12 +60,8 @@ pub fn registry(channel: rpc::Channel) -> RegistryClient {
     RegistryViewServiceClient::new(channel).max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
 }
 
-/// The first pause before a lost stream is opened again; doubles up to [`RECONNECT_MAX`].
-const RETRY_MIN: Duration = Duration::from_millis(50);
 /// Pieces of output in one batch, at most.
 const LOGS_BATCH_MAX: usize = 500;
-/// A stream that stood this long was a good one: the next attempt follows at once.
-const GOOD_AFTER: Duration = Duration::from_secs(10);
 
 /// Another router has our name when its streams end ours this often, each time at once.
 const EVICTIONS_MAX: u32 = 3;
@@ -108,7 +105,7 @@ pub(crate) async fn keep_open<Req, Resp, Open, Opened>(
     Open: FnMut(UnboundedReceiverStream<Req>) -> Opened,
     Opened: Future<Output = Result<Response<Streaming<Resp>>, Status>>,
 {
-    let mut pause = RETRY_MIN;
+    let mut backoff = Backoff::up_to(RECONNECT_MAX);
     let mut evictions = 0;
     loop {
         let began = Instant::now();
@@ -135,11 +132,9 @@ pub(crate) async fn keep_open<Req, Resp, Open, Opened>(
             Ok(()) => tracing::info!(name, "the other side ended a stream"),
             Err(status) => tracing::warn!(name, %status, "a stream was lost"),
         }
-        if began.elapsed() >= GOOD_AFTER {
-            pause = RETRY_MIN;
-        }
+        backoff.stood_for(began.elapsed());
         // A service that restarts ends a stream once, and then cannot be reached for a while.
-        evictions = if ended.is_ok() && began.elapsed() < GOOD_AFTER { evictions + 1 } else { 0 };
+        evictions = if ended.is_ok() && began.elapsed() < Backoff::GOOD_AFTER { evictions + 1 } else { 0 };
         if let Some(SoleName { name: router, conflicts }) = &sole
             && evictions >= EVICTIONS_MAX
         {
@@ -149,8 +144,7 @@ pub(crate) async fn keep_open<Req, Resp, Open, Opened>(
             tokio::time::sleep(EVICTED_PAUSE).await;
             continue;
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RECONNECT_MAX);
+        backoff.pause().await;
     }
 }
 
@@ -223,7 +217,7 @@ pub(crate) async fn keep_logs(
 
 /// Returns when the pieces are kept, or can never be.
 async fn append(client: &mut MessageStoreClient, request: AppendLogsRequest) {
-    let mut pause = RETRY_MIN;
+    let mut backoff = Backoff::up_to(RECONNECT_MAX);
     while let Err(status) = client.append_logs(request.clone()).await {
         let lasting =
             matches!(status.code(), Code::InvalidArgument | Code::NotFound | Code::FailedPrecondition);
@@ -232,7 +226,6 @@ async fn append(client: &mut MessageStoreClient, request: AppendLogsRequest) {
             return;
         }
         tracing::debug!(%status, "output could not be kept; it will be tried again");
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RECONNECT_MAX);
+        backoff.pause().await;
     }
 }

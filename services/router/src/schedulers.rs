@@ -1,8 +1,8 @@
 //! One stream for each scheduler replica that lives: storage tells which do.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
+use backoff::Backoff;
 use proto::internal::v1::{SchedulerReplica, WatchSchedulersRequest};
 use rpc::RECONNECT_MAX;
 use tokio::sync::mpsc;
@@ -14,9 +14,6 @@ use crate::app::DialScheduler;
 use crate::clients::{MessageStoreClient, Told, keep_open, scheduler};
 use crate::driver::Event;
 use delivery::core::Input;
-
-/// The first pause before storage is asked again; doubles up to [`RECONNECT_MAX`].
-const RETRY_MIN: Duration = Duration::from_millis(50);
 
 /// The streams that are kept. They end with it.
 pub(crate) struct Schedulers {
@@ -38,12 +35,12 @@ impl Schedulers {
 
     /// Follows storage's list for ever. While it cannot be heard, the streams stay as they are.
     pub(crate) async fn follow(mut self, mut storage: MessageStoreClient) {
-        let mut pause = RETRY_MIN;
+        let mut backoff = Backoff::up_to(RECONNECT_MAX);
         loop {
             let following = async {
                 let mut lists = storage.watch_schedulers(WatchSchedulersRequest {}).await?.into_inner();
                 while let Some(list) = lists.message().await? {
-                    pause = RETRY_MIN;
+                    backoff.reset();
                     self.change(list.replicas).await;
                 }
                 Ok::<_, Status>(())
@@ -52,8 +49,7 @@ impl Schedulers {
                 Ok(()) => tracing::info!("storage ended its list of schedulers"),
                 Err(status) => tracing::warn!(%status, "the list of schedulers cannot be followed"),
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(RECONNECT_MAX);
+            backoff.pause().await;
         }
     }
 

@@ -1,8 +1,8 @@
 //! The stubs of the services that the registry calls, and the stream to storage.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
+use backoff::Backoff;
 use model::{ContextId, RunnerId};
 use proto::convert;
 use proto::internal::v1::runner_store_service_client::RunnerStoreServiceClient;
@@ -12,9 +12,6 @@ use rpc::RECONNECT_MAX;
 use service::Condition;
 
 use crate::hub::Hub;
-
-/// The first pause before storage is asked again; doubles up to [`RECONNECT_MAX`].
-const RETRY_MIN: Duration = Duration::from_millis(50);
 
 /// What is read of one answer. A record may have been registered in a request of the largest size, and has its times on top
 /// of that.
@@ -33,9 +30,9 @@ pub fn runner_store(channel: rpc::Channel) -> RunnerStoreClient {
 
 /// Follows the records for ever, over every loss of the stream. `known` is met while the stream stands and all were told.
 pub(crate) async fn follow_records(mut store: RunnerStoreClient, hub: Hub, known: Condition) {
-    let mut pause = RETRY_MIN;
+    let mut backoff = Backoff::up_to(RECONNECT_MAX);
     loop {
-        match read_records(&mut store, &hub, &known, &mut pause).await {
+        match read_records(&mut store, &hub, &known, &mut backoff).await {
             Ok(()) => {
                 known.unmet("storage ended the stream");
                 tracing::debug!("storage ended the stream of runner records");
@@ -45,8 +42,7 @@ pub(crate) async fn follow_records(mut store: RunnerStoreClient, hub: Hub, known
                 tracing::warn!(%status, "runner records cannot be read");
             }
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RECONNECT_MAX);
+        backoff.pause().await;
     }
 }
 
@@ -54,13 +50,13 @@ async fn read_records(
     store: &mut RunnerStoreClient,
     hub: &Hub,
     known: &Condition,
-    pause: &mut Duration,
+    backoff: &mut Backoff,
 ) -> Result<(), tonic::Status> {
     let mut records = store.watch_runners(WatchRunnersRequest {}).await?.into_inner();
     // What the snapshot names, until it is complete.
     let mut named = Some(BTreeSet::new());
     while let Some(part) = records.message().await? {
-        *pause = RETRY_MIN;
+        backoff.reset();
         let (mut put, mut removed) = (Vec::new(), Vec::new());
         for RunnerRecord { context_id, runner } in part.runners {
             let Some(runner) = runner else { continue };

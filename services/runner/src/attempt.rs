@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use backoff::Backoff;
 use flow::template;
 use model::execution::{AttemptEnd, Grants, Outcome};
 use model::flow::ResultMap;
@@ -25,7 +26,7 @@ use crate::runtime::{End, Job, Runtime};
 use crate::workspace::{Workspace, runtime_error};
 
 /// The pauses between attempts to record an end, the first and the longest.
-const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+const RETRY: Backoff = Backoff::between(Duration::from_millis(100), Duration::from_secs(1));
 
 /// What attempts are run with.
 pub(crate) struct Context<'a> {
@@ -293,7 +294,7 @@ async fn record(
     goes_on: &(dyn Fn() -> bool + Sync),
 ) -> Option<Taken> {
     let key = ending.job_key;
-    let mut pause = RETRY.0;
+    let mut backoff = RETRY;
     let mut takes = instance.wants_next() && goes_on();
     loop {
         let finished = match std::mem::take(&mut takes) {
@@ -313,8 +314,7 @@ async fn record(
                 if interrupt.cause() != Some(Cause::Closed) {
                     tracing::warn!(%key, %error, "an end waits to be recorded");
                 }
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(RETRY.1);
+                backoff.pause().await;
             }
         }
     }

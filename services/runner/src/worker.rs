@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use backoff::Backoff;
 use model::{JobKey, Timestamp};
 use queue::{Command, Control, Instance, Intake, PRESENCE_INTERVAL, Taken};
 use service::Shutdown;
@@ -19,7 +20,7 @@ use crate::isolation::Isolator;
 use crate::runtime::Runtime;
 
 /// The pauses after trouble with Redis, the first and the longest.
-const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+const RETRY: Backoff = Backoff::between(Duration::from_millis(50), Duration::from_secs(1));
 
 /// How often is looked whether a full disk has room again.
 const ROOM_LOOK: Duration = Duration::from_millis(500);
@@ -236,7 +237,7 @@ impl Deadline {
 async fn take_jobs(with: With, mut intake: Intake, slots: usize, drain: &Shutdown) -> JoinSet<()> {
     let mut attempts = JoinSet::new();
     let mut busy = with.jobs.count.subscribe();
-    let mut pause = RETRY.0;
+    let mut backoff = RETRY;
     while !drain.has_begun() {
         with.wait_for_room(drain, &mut attempts, &mut intake).await;
         while attempts.try_join_next().is_some() {}
@@ -248,7 +249,7 @@ async fn take_jobs(with: With, mut intake: Intake, slots: usize, drain: &Shutdow
         drop(full);
         match intake.next(slots - running, drain.begun()).await {
             Ok(taken) => {
-                pause = RETRY.0;
+                backoff.reset();
                 for taken in taken {
                     with.start(&mut attempts, taken);
                 }
@@ -256,7 +257,7 @@ async fn take_jobs(with: With, mut intake: Intake, slots: usize, drain: &Shutdow
             Err(error) => {
                 tracing::warn!(instance = %with.instance.who(), %error, "no jobs can be taken for now");
                 tokio::select! {
-                    () = tokio::time::sleep(pause) => pause = (pause * 2).min(RETRY.1),
+                    () = backoff.pause() => {}
                     () = drain.begun() => {}
                 }
             }
@@ -266,7 +267,7 @@ async fn take_jobs(with: With, mut intake: Intake, slots: usize, drain: &Shutdow
         if with.stop_taking(&mut attempts, &mut intake).await {
             break;
         }
-        tokio::time::sleep(pause).await;
+        backoff.pause().await;
     }
     attempts
 }
@@ -477,7 +478,7 @@ impl Drop for InUse {
 
 /// Obeys commands, for ever.
 async fn obey(mut control: Control, jobs: &Jobs, drain: &Shutdown, deadline: &Deadline) {
-    let mut pause = RETRY.0;
+    let mut backoff = RETRY;
     loop {
         match control.next(std::future::pending()).await {
             Ok(Some(Command::Stop { job_key, grace_secs })) => jobs.raise(job_key, requested(grace_secs)),
@@ -485,11 +486,10 @@ async fn obey(mut control: Control, jobs: &Jobs, drain: &Shutdown, deadline: &De
                 deadline.tell(deadline_secs.map(|secs| Duration::from_secs(secs.into())));
                 drain.begin();
             }
-            Ok(None) => pause = RETRY.0,
+            Ok(None) => backoff.reset(),
             Err(error) => {
                 tracing::debug!(%error, "no commands can be read for now");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(RETRY.1);
+                backoff.pause().await;
             }
         }
     }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use backoff::Backoff;
 use proto::internal::v1::{CommitRefusal, CommitRequest, CommitResponse};
 use rpc::RECONNECT_MAX;
 use tokio::sync::{Notify, mpsc};
@@ -17,7 +18,6 @@ use crate::clients::FlowStoreClient;
 
 /// Commits that may be under way at once. The driver keeps to it.
 pub const COMMITS_IN_FLIGHT_MAX: usize = 256;
-const RECONNECT_FIRST: Duration = Duration::from_millis(50);
 /// The longest pause before a commit is sent again whose outcome is unknown: soon after the store has room it is stored.
 const RESEND_MAX: Duration = Duration::from_secs(1);
 
@@ -78,13 +78,13 @@ struct Unanswered {
     /// Its place in the order of sending.
     order: u64,
     commit: CommitRequest,
-    /// How long to wait when its outcome is unknown once more.
-    pause: Duration,
+    /// Pauses before it is sent again while its outcome is unknown.
+    backoff: Backoff,
 }
 
 impl Link {
     async fn run(mut self) {
-        let mut delay = RECONNECT_FIRST;
+        let mut backoff = Backoff::up_to(RECONNECT_MAX);
         loop {
             let answered = self.answered;
             match self.stream().await {
@@ -93,8 +93,10 @@ impl Link {
                     tracing::warn!(%status, unanswered = self.unanswered.len(), "the stream of commits broke");
                 }
             }
-            tokio::time::sleep(delay).await;
-            delay = if self.answered > answered { RECONNECT_FIRST } else { (delay * 2).min(RECONNECT_MAX) };
+            if self.answered > answered {
+                backoff.reset();
+            }
+            backoff.pause().await;
         }
     }
 
@@ -126,7 +128,7 @@ impl Link {
                     let Some(commit) = commit else { return Ok(()) };
                     self.order += 1;
                     let unanswered =
-                        Unanswered { order: self.order, commit: commit.clone(), pause: RECONNECT_FIRST };
+                        Unanswered { order: self.order, commit: commit.clone(), backoff: Backoff::up_to(RESEND_MAX) };
                     self.unanswered.insert(commit.commit_id.clone(), unanswered);
                     requests.send(commit).await.map_err(|_| closed())?;
                 }
@@ -145,12 +147,12 @@ impl Link {
     /// Sends a commit again after a pause, which grows as long as its outcome stays unknown: the store does not answer, or has
     /// no room.
     fn resend(&mut self, answer: &CommitResponse, requests: &mpsc::Sender<CommitRequest>) {
-        let Some(Unanswered { commit, pause, .. }) = self.unanswered.get_mut(&answer.commit_id) else {
+        let Some(Unanswered { commit, backoff, .. }) = self.unanswered.get_mut(&answer.commit_id) else {
             return;
         };
-        let (commit, requests, wait) = (commit.clone(), requests.clone(), *pause);
-        *pause = (wait * 2).min(RESEND_MAX);
-        if wait == RECONNECT_FIRST {
+        let is_first = backoff.is_reset();
+        let (commit, requests, wait) = (commit.clone(), requests.clone(), backoff.next_pause());
+        if is_first {
             let (commit, detail) = (&answer.commit_id, &answer.detail);
             tracing::warn!(commit, detail, "a commit's outcome is unknown; asking until it is known");
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use backoff::Backoff;
 use flow::engine::StoredNode;
 use model::{ContextUid, Flow, FlowId, FlowInput, FlowStatus, FlowUid, OwnerId, SignalName};
 use proto::convert;
@@ -75,7 +76,7 @@ pub async fn load(
     owner: OwnerId,
     loads: &Semaphore,
 ) -> Loaded {
-    let mut delay = RETRY_DELAY;
+    let mut backoff = Backoff::between(RETRY_DELAY, RETRY_DELAY_MAX);
     loop {
         let loaded = {
             // Never closed.
@@ -87,8 +88,7 @@ pub async fn load(
             Err(status) if is_gone(&status) => return Loaded::Gone,
             Err(status) => {
                 tracing::warn!(context = %key.0, flow = %key.1, %status, "a flow could not be read; trying again");
-                tokio::time::sleep(delay).await;
-                delay = (delay * 2).min(RETRY_DELAY_MAX);
+                backoff.pause().await;
             }
         }
     }

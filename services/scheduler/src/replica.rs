@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use backoff::Backoff;
 use model::{ContextId, FlowId, FlowUid, OwnerId, Timestamp, limits};
 use proto::internal::v1::join_response::News;
 use proto::internal::v1::{ActiveFlow, JoinHello, JoinRequest, JoinResponse};
@@ -20,7 +21,6 @@ use crate::driver::{Event, Handle};
 use crate::error::bad_store;
 use crate::run::FlowKey;
 
-const RECONNECT_FIRST: Duration = Duration::from_millis(50);
 /// Several beats may be late before the lease ends.
 const BEAT: Duration = Duration::from_millis(limits::LEASE_SECS as u64 * 1000 / 5);
 
@@ -66,7 +66,7 @@ pub async fn hold(
     (driver, held): (Handle, Condition),
     stop: CancellationToken,
 ) {
-    let mut delay = RECONNECT_FIRST;
+    let mut backoff = Backoff::up_to(RECONNECT_MAX);
     // What is in memory counts only if the lease never ended since it was read.
     let mut again = false;
     loop {
@@ -85,9 +85,11 @@ pub async fn hold(
             }
             Err(status) => tracing::warn!(%status, "the lease is not being held"),
         }
-        delay = if joined { RECONNECT_FIRST } else { (delay * 2).min(RECONNECT_MAX) };
+        if joined {
+            backoff.reset();
+        }
         tokio::select! {
-            () = tokio::time::sleep(delay) => {}
+            () = backoff.pause() => {}
             () = stop.cancelled() => return,
         }
     }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
-use std::time::Duration;
 
+use backoff::Backoff;
 use model::{ContextId, RunnerId, RunnerView};
 use proto::convert;
 use proto::internal::v1::{ViewedRunner, WatchRequest};
@@ -16,20 +16,18 @@ use crate::destinations::RunnerTable;
 use crate::driver::{Event, Handle};
 use crate::liveness::RunnerKey;
 
-const RECONNECT_FIRST: Duration = Duration::from_millis(50);
-
 /// What the registry sees, for those who explain.
 pub type SharedRunners = Arc<RwLock<RunnerTable>>;
 
 /// Tells the driver what the registry sees, for ever, and keeps `shared` up to date; `known` is met while the view is
 /// complete and is being followed. The caller drops it to end it.
 pub async fn follow(mut registry: RegistryClient, driver: Handle, shared: SharedRunners, known: Condition) {
-    let mut delay = RECONNECT_FIRST;
+    let mut backoff = Backoff::up_to(RECONNECT_MAX);
     loop {
         let mut seen = false;
         let ended = watch(&mut registry, &driver, (&shared, &known), &mut seen).await;
         if seen {
-            delay = RECONNECT_FIRST;
+            backoff.reset();
         }
         match ended {
             Ok(()) => known.unmet("the registry ended its view"),
@@ -38,8 +36,7 @@ pub async fn follow(mut registry: RegistryClient, driver: Handle, shared: Shared
                 tracing::warn!(%status, "the view of runners broke off");
             }
         }
-        tokio::time::sleep(delay).await;
-        delay = (delay * 2).min(RECONNECT_MAX);
+        backoff.pause().await;
     }
 }
 

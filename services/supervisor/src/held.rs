@@ -6,11 +6,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use backoff::Backoff;
 use model::JobKey;
 use queue::Event;
 
-/// How long a job waits after its first failure.
-pub(crate) const RETRY_MIN: Duration = Duration::from_millis(50);
 /// How long it waits at most.
 pub(crate) const RETRY_MAX: Duration = Duration::from_secs(2);
 
@@ -20,7 +19,7 @@ pub(crate) struct Held(HashMap<JobKey, Job>);
 
 struct Job {
     events: Vec<Event>,
-    pause: Duration,
+    backoff: Backoff,
     /// When it is told again; nothing while it is being told.
     due: Option<Instant>,
 }
@@ -38,14 +37,16 @@ impl Held {
     pub(crate) fn told(&mut self, retried: &[JobKey], failed: Vec<Event>, now: Instant) -> Vec<Event> {
         for key in retried {
             if let Some(job) = self.0.get_mut(key) {
-                job.pause = (job.pause * 2).min(RETRY_MAX);
-                job.due = Some(now + job.pause);
+                job.due = Some(now + job.backoff.next_pause());
             }
         }
         let mut done: Vec<_> = retried.to_vec();
         done.retain(|key| failed.iter().all(|event| event.job_key != *key));
         for event in failed {
-            let first = || Job { events: Vec::new(), pause: RETRY_MIN, due: Some(now + RETRY_MIN) };
+            let first = || {
+                let mut backoff = Backoff::up_to(RETRY_MAX);
+                Job { events: Vec::new(), due: Some(now + backoff.next_pause()), backoff }
+            };
             self.0.entry(event.job_key).or_insert_with(first).events.push(event);
         }
         let mut free: Vec<_> =
@@ -96,6 +97,9 @@ fn stream_order(id: &str) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The first pause.
+    const FIRST: Duration = Duration::from_millis(50);
     use model::id::Uid;
     use model::{ContextId, FlowId};
     use queue::{EventKind, Origin};
@@ -129,14 +133,14 @@ mod tests {
         held.told(&[], vec![event(stuck, 9)], start);
 
         assert!(held.due(start, 8).is_empty());
-        let mut now = start + RETRY_MIN;
+        let mut now = start + FIRST;
         assert_eq!((held.next_due(), held.len()), (Some(now), 3));
         let told = held.due(now, 2);
         assert_eq!((numbers(&told), held.next_due()), (vec![9, 10], None));
         assert!(held.told(&[stuck], told, now).is_empty());
-        assert_eq!(held.next_due(), Some(now + RETRY_MIN * 2), "it waits longer each time");
+        assert_eq!(held.next_due(), Some(now + FIRST * 2), "it waits longer each time");
         held.hurry(now);
-        now += RETRY_MIN;
+        now += FIRST;
         assert_eq!(numbers(&held.due(now, 2)), [9, 10]);
         assert_eq!(numbers(&held.told(&[stuck], Vec::new(), now)), [11]);
         assert!(held.keep(event(stuck, 13)).is_some() && held.len() == 0);

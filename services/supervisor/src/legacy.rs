@@ -21,6 +21,7 @@ use std::future::pending;
 use std::path::Path;
 use std::time::Duration;
 
+use backoff::Backoff;
 use model::{ContextUid, Execution, ScriptType};
 use queue::{Command, OLD_WORKER_PATIENCE, OldQueue, PopBinding, PushBinding};
 use serde::Deserialize;
@@ -34,7 +35,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// How many jobs may wait for the instances of a type before no more are taken in from old queues.
 const WAITING_MAX: usize = 1000;
 /// The pauses after trouble with Redis, the first and the longest.
-const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const RETRY: Backoff = Backoff::between(Duration::from_millis(100), Duration::from_secs(5));
 
 /// The old queues that this supervisor shares.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -192,11 +193,10 @@ pub async fn keep(supervisor: Supervisor, bindings: Bindings) {
 
 /// Says to the instances whether queues are open, before anything is done about it.
 async fn note_open(supervisor: &Supervisor) {
-    let mut pause = RETRY.0;
+    let mut backoff = RETRY;
     while let Err(error) = supervisor.queue.note_open().await {
         tracing::warn!(%error, "whether queues are open cannot be kept; trying again");
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RETRY.1);
+        backoff.pause().await;
     }
 }
 
@@ -204,7 +204,7 @@ async fn note_open(supervisor: &Supervisor) {
 async fn settle_foreign(supervisor: &Supervisor) {
     let mut watch = supervisor.queue.foreign_watch();
     let mut drains = supervisor.draining.changes();
-    let mut pause = RETRY.0;
+    let mut backoff = RETRY;
     loop {
         // What is adopted now would be handed back. The sender lives as long as the supervisor.
         let _ = drains.wait_for(Option::is_none).await;
@@ -213,11 +213,10 @@ async fn settle_foreign(supervisor: &Supervisor) {
             Err(error) => Err(error),
         };
         match settled {
-            Ok(()) => pause = RETRY.0,
+            Ok(()) => backoff.reset(),
             Err(error) => {
                 tracing::warn!(%error, "what others pushed into work queues cannot be settled for now");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(RETRY.1);
+                backoff.pause().await;
             }
         }
     }
@@ -287,18 +286,17 @@ async fn sweep_once(supervisor: &Supervisor, bindings: &Bindings) -> kv::Result<
 /// Passes commands to whole types on to the instances that are there.
 async fn pass_on(supervisor: &Supervisor) {
     let mut control = supervisor.queue.type_control();
-    let mut pause = RETRY.0;
+    let mut backoff = RETRY;
     loop {
         match control.next(pending()).await {
-            Ok(None) => pause = RETRY.0,
+            Ok(None) => backoff.reset(),
             Ok(Some((scope, command))) => {
-                pause = RETRY.0;
+                backoff.reset();
                 tell(supervisor, &scope, &command).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "commands to types cannot be read for now");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(RETRY.1);
+                backoff.pause().await;
             }
         }
     }
@@ -306,7 +304,7 @@ async fn pass_on(supervisor: &Supervisor) {
 
 /// Tells until it is told: the command stands nowhere else any more. To be told twice does no harm.
 async fn tell(supervisor: &Supervisor, scope: &queue::ControlScope, command: &Command) {
-    let mut pause = RETRY.0;
+    let mut backoff = RETRY;
     loop {
         match supervisor.queue.command(scope, command).await {
             Ok(instances) => {
@@ -316,8 +314,7 @@ async fn tell(supervisor: &Supervisor, scope: &queue::ControlScope, command: &Co
                 tracing::warn!(%scope, ?command, %error, "a command cannot be passed on; trying again")
             }
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RETRY.1);
+        backoff.pause().await;
     }
 }
 

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use backoff::Backoff;
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use model::execution::Outcome;
@@ -23,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::blobs::Purpose;
 use crate::error::BlobError;
-use crate::held::{Held, RETRY_MAX, RETRY_MIN};
+use crate::held::{Held, RETRY_MAX};
 use crate::intake::Supervisor;
 
 /// Events of one batch, at most.
@@ -139,15 +140,14 @@ pub async fn keep(supervisor: Supervisor, store: &Condition, stop: CancellationT
 impl Outbox {
     /// Reads until `stop`, and hands over.
     async fn run(mut self, mut reader: EventReader, store: &Condition, stop: CancellationToken) {
-        let mut pause = RETRY_MIN;
+        let mut backoff = Backoff::up_to(RETRY_MAX);
         while !stop.is_cancelled() {
             match self.read(&mut reader, &stop).await {
-                Ok(()) => pause = RETRY_MIN,
+                Ok(()) => backoff.reset(),
                 Err(error) => {
                     store.unmet(error.to_string());
                     tracing::warn!(%error, "events cannot be read; trying again");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(RETRY_MAX);
+                    backoff.pause().await;
                 }
             }
         }
@@ -247,7 +247,7 @@ impl Courier {
         let mut turns = Turns::default();
         let mut under_way: JoinSet<Told> = JoinSet::new();
         let mut arrivals = self.supervisor.coordinators.arrivals();
-        let mut away = RETRY_MIN;
+        let mut away = Backoff::up_to(RETRY_MAX);
         let mut batch = Vec::with_capacity(BATCH_MAX);
         loop {
             let next_due = held.next_due();
@@ -257,12 +257,11 @@ impl Courier {
                 if peers.is_empty() {
                     tokio::select! {
                         _ = arrivals.changed() => {}
-                        () = tokio::time::sleep(away) => {}
+                        () = away.pause() => {}
                     }
-                    away = (away * 2).min(RETRY_MAX);
                     continue;
                 }
-                away = RETRY_MIN;
+                away.reset();
                 let mut part = held.due(Instant::now(), BATCH_MAX);
                 let retried: HashSet<_> = part.iter().map(|event| event.job_key).collect();
                 let fresh = waiting.drain(..waiting.len().min(BATCH_MAX - part.len()));

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use async_nats::jetstream::context::ContextBuilder;
 use async_nats::{Client, ConnectOptions, ReconnectToServer, ServerAddr, ServerInfo, Subscriber};
+use backoff::Backoff;
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::answers::chain;
 use super::{ANSWER_TIMEOUT, JetStreamOptions, Login};
@@ -25,8 +26,6 @@ const NOWHERE: &str = "nats://127.0.0.1:0";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which the server is asked for a sign of life. After two without an answer the connection is given up.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
-/// First pause between two tries, which doubles.
-const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// Longest pause between two tries.
 const PAUSE_MAX: Duration = Duration::from_secs(4);
 /// Shortest interval of heartbeats.
@@ -190,7 +189,8 @@ struct Reconnector {
 
 impl Reconnector {
     async fn run(self) {
-        let (mut failures, mut generation) = (0_u32, 0);
+        let mut backoff = Backoff::up_to(PAUSE_MAX);
+        let mut generation = 0;
         for url in self.urls.iter().cycle() {
             match self.dial(url).await {
                 Ok((link, lost)) => {
@@ -202,15 +202,16 @@ impl Reconnector {
                     // An error means that the client has ended, and its connection with it.
                     let _ = lost.await;
                     // A server that hangs up at once is not called again without a pause.
-                    failures = if begin.elapsed() > PAUSE_MAX { 0 } else { failures.saturating_add(1) };
+                    if begin.elapsed() > PAUSE_MAX {
+                        backoff.reset();
+                    }
                     self.down(generation, format!("the connection to {} was lost", shown(url)));
                 }
                 Err(why) => {
-                    failures = failures.saturating_add(1);
                     self.down(generation, format!("{} cannot be reached: {why}", shown(url)));
                 }
             }
-            sleep(pause(failures)).await;
+            backoff.pause().await;
         }
     }
 
@@ -300,24 +301,9 @@ fn shown(url: &ServerAddr) -> String {
     format!("{}:{}", url.host(), url.port())
 }
 
-/// Pause after so many failures: longer each time, and by chance, so that not all come back at once.
-fn pause(failures: u32) -> Duration {
-    let longest = PAUSE_MIN.saturating_mul(2_u32.saturating_pow(failures)).min(PAUSE_MAX);
-    longest.mul_f64(rand::random_range(0.5..1.0))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pauses_grow_and_end() {
-        for failures in [0, 1, 5, 100, u32::MAX] {
-            let pause = pause(failures);
-            assert!(pause >= PAUSE_MIN / 2 && pause <= PAUSE_MAX, "{failures}: {pause:?}");
-        }
-        assert!(pause(100) >= PAUSE_MAX / 2);
-    }
 
     #[tokio::test]
     async fn what_can_never_work_is_refused_at_once() {

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use backoff::Backoff;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
@@ -14,7 +15,7 @@ use crate::cluster::{Cluster, Map};
 use crate::endpoint::Address;
 use crate::error::Error;
 use crate::slot;
-use crate::subscription::{Listener, Notice, RETRY_MAX, RETRY_MIN, Topic};
+use crate::subscription::{Listener, Notice, RETRY_MAX, Topic};
 
 /// Notices that nobody has taken, before those who listen are held back.
 const NOTICES_BUFFER: usize = 256;
@@ -96,11 +97,10 @@ impl Task {
 
     async fn run(mut self) {
         let mut changes = self.cluster.changes();
-        let mut pause = RETRY_MIN;
+        let mut backoff = Backoff::up_to(RETRY_MAX);
         while let Err(error) = self.cluster.map().await {
             self.tell(Notice::Lost(error)).await;
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(RETRY_MAX);
+            backoff.pause().await;
         }
         changes.mark_unchanged();
         self.follow();

@@ -16,7 +16,7 @@ use crate::bus::PublicKey;
 use super::Timings;
 use super::api::DaemonId;
 use super::frame::MessageId;
-use super::link::jittered;
+use backoff::jittered;
 
 /// Payloads under way to one node.
 pub const IN_FLIGHT_MAX: usize = 16;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use backoff::Backoff;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 
@@ -97,11 +98,11 @@ impl Connection {
     /// Keeps it standing, for ever.
     pub(super) async fn keep(&self) {
         let Timings { reconnect_min, reconnect_max, .. } = self.timings;
-        let mut pause = reconnect_min;
+        let mut backoff = Backoff::between(reconnect_min, reconnect_max);
         loop {
             match self.connect().await {
                 Ok((api, node)) => {
-                    pause = reconnect_min;
+                    backoff.reset();
                     self.came_up(node);
                     self.api.send_replace(Some(Arc::clone(&api)));
                     self.watch(&api).await;
@@ -116,8 +117,7 @@ impl Connection {
                     tracing::debug!(url = self.url, %error, "the Mycelium daemon is not there");
                 }
             }
-            tokio::time::sleep(jittered(pause)).await;
-            pause = (pause * 2).min(reconnect_max);
+            backoff.pause().await;
         }
     }
 
@@ -183,9 +183,4 @@ async fn look(api: &Api) -> Result<Node, ApiError> {
     looked.unwrap_or_else(|_| {
         Err(ApiError::Down("it does not answer: somebody's pop may wait on it".to_owned()))
     })
-}
-
-/// Half of it to all of it: many that lost the same daemon do not come back together.
-pub(super) fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(rand::random_range(0.5..=1.0))
 }

@@ -18,7 +18,7 @@ use super::frame::{
     padded, read, split,
 };
 use super::lane::Lane;
-use super::link::jittered;
+use backoff::jittered;
 
 /// How long somebody who is short of something is left alone.
 const BUSY_PAUSE: Duration = Duration::from_millis(200);

@@ -1,27 +1,23 @@
 //! What a server says of itself, followed from afar.
 
-use std::time::Duration;
-
 use tonic::Status;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use crate::channel::{Channel, RECONNECT_MAX};
-
-/// The pause before a lost watch is begun again; doubles up to [`RECONNECT_MAX`].
-const RETRY_MIN: Duration = Duration::from_millis(50);
+use backoff::Backoff;
 
 /// Follows whether a server serves (`grpc.health.v1`), for ever: `tell` hears of each change, and why it does not.
 /// A server that cannot be heard does not serve. Dropping the future ends it.
 pub async fn follow_health(channel: Channel, mut tell: impl FnMut(Result<(), String>) + Send) {
     let mut client = HealthClient::new(channel);
-    let mut pause = RETRY_MIN;
+    let mut backoff = Backoff::up_to(RECONNECT_MAX);
     loop {
         let watching = async {
             let mut words = client.watch(HealthCheckRequest::default()).await?.into_inner();
             while let Some(word) = words.message().await? {
-                pause = RETRY_MIN;
+                backoff.reset();
                 let serves = word.status() == ServingStatus::Serving;
                 tell(if serves { Ok(()) } else { Err("it does not serve".to_owned()) });
             }
@@ -32,7 +28,6 @@ pub async fn follow_health(channel: Channel, mut tell: impl FnMut(Result<(), Str
             Ok(()) => "it is ending".to_owned(),
             Err(status) => status.message().to_owned(),
         }));
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RECONNECT_MAX);
+        backoff.pause().await;
     }
 }

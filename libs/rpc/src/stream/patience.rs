@@ -5,17 +5,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
+use crate::RECONNECT_MAX;
+use backoff::Backoff;
+
 /// How long a service may be away before those who listen are told; they resume by themselves then.
 const AWAY_MAX: Duration = Duration::from_secs(30);
-/// The pause before it is asked again; doubles up to [`PAUSE_MAX`].
-const PAUSE_FIRST: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Back-off of one reader of another service.
 #[derive(Debug, Clone, Default)]
 pub struct Patience {
-    /// Since when the service has not answered, and how long the next pause is.
-    away: Option<(Instant, Duration)>,
+    /// Since when the service has not answered, and the pauses until then.
+    away: Option<(Instant, Backoff)>,
 }
 
 impl Patience {
@@ -32,12 +32,12 @@ impl Patience {
         if status.code() != Code::Unavailable {
             return Err(status);
         }
-        let (since, pause) = self.away.unwrap_or_else(|| (Instant::now(), PAUSE_FIRST));
+        let (since, backoff) =
+            self.away.get_or_insert_with(|| (Instant::now(), Backoff::up_to(RECONNECT_MAX)));
         if since.elapsed() >= AWAY_MAX {
             return Err(status);
         }
-        self.away = Some((since, (pause * 2).min(PAUSE_MAX)));
-        tokio::time::sleep(pause).await;
+        backoff.pause().await;
         Ok(())
     }
 }
@@ -52,7 +52,7 @@ mod tests {
         let began = Instant::now();
         while patience.after(Status::unavailable("away")).await.is_ok() {}
         let waited = began.elapsed();
-        assert!((AWAY_MAX..AWAY_MAX + PAUSE_MAX).contains(&waited), "{waited:?}");
+        assert!((AWAY_MAX..AWAY_MAX + RECONNECT_MAX).contains(&waited), "{waited:?}");
         patience.answered();
         patience.after(Status::unavailable("away again")).await.expect("it has answered meanwhile");
     }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use backoff::Backoff;
 use model::Timestamp;
 use proto::v1;
 use rpc::Retry;
@@ -13,10 +14,8 @@ use crate::failure::{CallError, Failure};
 use crate::output::live::{Progress, REDRAW_EVERY};
 use crate::output::progress::View;
 
-/// The first wait after a broken stream; each further one is twice as long.
-const WAIT_FIRST: Duration = Duration::from_millis(100);
-/// No wait is longer.
-const WAIT_MAX: Duration = Duration::from_secs(2);
+/// The waits after a broken stream.
+const WAITS: Backoff = Backoff::between(Duration::from_millis(100), Duration::from_secs(2));
 /// A coordinator that never answered is given up after this long.
 pub(super) const PATIENCE_FIRST: Duration = Duration::from_secs(3);
 /// One that did answer may be away for this long: it may be starting again.
@@ -88,7 +87,7 @@ struct Watcher<'a> {
 
 impl Watcher<'_> {
     async fn until_ended(&mut self) -> Result<v1::Flow, Failure> {
-        let mut wait = WAIT_FIRST;
+        let mut waits = WAITS;
         loop {
             let heard_before = self.heard;
             let broken = self.one_stream().await.err();
@@ -96,7 +95,7 @@ impl Watcher<'_> {
                 return Ok(flow.clone());
             }
             if self.heard > heard_before {
-                wait = WAIT_FIRST;
+                waits.reset();
             }
             let lost = broken.as_ref().filter(|error| matches!(error.retry, Retry::Again { .. })).cloned();
             self.may_go_on(broken)?;
@@ -104,8 +103,7 @@ impl Watcher<'_> {
             if let Some(line) = away {
                 self.progress.remark(&line);
             }
-            self.pause(wait).await;
-            wait = (wait * 2).min(WAIT_MAX);
+            self.pause(waits.next_pause()).await;
         }
     }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use backoff::Backoff;
 use clap::Args;
 use envelope::actor::{LetterTerms, sign_letter};
 use identity::{SigningKey, VerifyingKey};
@@ -18,10 +19,8 @@ use crate::command::{Session, values};
 use crate::failure::{Failure, error_chain};
 use crate::output::{self, json};
 
-/// The first wait between two looks at what became of a message; each further one is twice as long.
-const WAIT_FIRST: Duration = Duration::from_millis(100);
-/// No wait is longer.
-const WAIT_MAX: Duration = Duration::from_secs(1);
+/// The waits between two looks at what became of a message.
+const LOOKS: Backoff = Backoff::between(Duration::from_millis(100), Duration::from_secs(1));
 
 /// Shown below the options.
 pub(super) const AFTER_HELP: &str = "\
@@ -163,14 +162,13 @@ fn told(message: &v1::Message) -> String {
 /// Waits until a message has arrived, or will not.
 async fn settled(session: &Session, context: u32, key: &str) -> Result<v1::Message, Failure> {
     let looking = async {
-        let mut wait = WAIT_FIRST;
+        let mut looks = LOOKS;
         loop {
             let message = session.clients.get_message(context, key).await?.message.unwrap_or_default();
             if message.status() != v1::MessageStatus::Dispatched {
                 return Ok(message);
             }
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(WAIT_MAX);
+            looks.pause().await;
         }
     };
     let goes_on = || {

@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use backoff::Backoff;
 use model::{CommandId, ContextId, FlowId, FlowStatus, TenantId};
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -25,7 +26,6 @@ pub(crate) const WAITING_MAX: usize = 10_000;
 /// Flows that are looked at together.
 const LOOKS_MAX: usize = 16;
 /// Pauses before the suite is asked again.
-const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_AWAY_MAX: Duration = rpc::RECONNECT_MAX;
 const PAUSE_REFUSED_MAX: Duration = Duration::from_secs(10);
 /// Pauses before a call is told its end again that did not take it.
@@ -58,11 +58,11 @@ pub(super) async fn answer_of(
 }
 
 /// Pauses that double.
-struct Pause(Duration);
+struct Pause(Backoff);
 
 impl Pause {
     const fn new() -> Self {
-        Self(PAUSE_FIRST)
+        Self(Backoff::up_to(PAUSE_REFUSED_MAX))
     }
 
     async fn after(&mut self, trouble: &Trouble) {
@@ -71,8 +71,7 @@ impl Pause {
             Trouble::Busy { after, .. } => (PAUSE_REFUSED_MAX, *after),
             Trouble::Unsigned { .. } | Trouble::Refused { .. } => (PAUSE_REFUSED_MAX, None),
         };
-        let pause = self.0.min(longest).max(least.unwrap_or_default().min(PAUSE_REFUSED_MAX));
-        self.0 = (self.0 * 2).min(PAUSE_REFUSED_MAX);
+        let pause = self.0.next_pause().min(longest).max(least.unwrap_or_default().min(PAUSE_REFUSED_MAX));
         tokio::time::sleep(pause).await;
     }
 }
