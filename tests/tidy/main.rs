@@ -9,6 +9,7 @@ mod examples;
 mod exceptions;
 mod lock;
 mod names;
+mod planted;
 mod size;
 mod source;
 mod words;
