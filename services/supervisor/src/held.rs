@@ -95,16 +95,17 @@ fn stream_order(id: &str) -> (u64, u64) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    /// The first pause.
-    const FIRST: Duration = Duration::from_millis(50);
     use model::id::Uid;
     use model::{ContextId, FlowId};
     use queue::{EventKind, Origin};
 
-    fn event(job: JobKey, number: u64) -> Event {
+    /// The first pause.
+    const FIRST: Duration = Duration::from_millis(50);
+
+    pub(crate) fn event(job: JobKey, number: u64) -> Event {
         Event {
             id: format!("7-{number}"),
             job_key: job,
@@ -115,16 +116,17 @@ mod tests {
         }
     }
 
-    fn numbers(events: &[Event]) -> Vec<u64> {
+    pub(crate) fn key(attempt: u32) -> JobKey {
+        let uid = Uid::random();
+        format!("{uid}-{uid}-1-{attempt}").parse().expect("a job key")
+    }
+
+    pub(crate) fn numbers(events: &[Event]) -> Vec<u64> {
         events.iter().map(|event| event.number).collect()
     }
 
     #[test]
     fn a_job_waits_for_itself_and_in_its_order() {
-        let key = |attempt| -> JobKey {
-            let uid = Uid::random();
-            format!("{uid}-{uid}-1-{attempt}").parse().expect("a job key")
-        };
         let (stuck, other, start) = (key(1), key(2), Instant::now());
         let mut held = Held::default();
         assert!(held.told(&[], vec![event(stuck, 10)], start).is_empty());

@@ -37,6 +37,7 @@ mod process;
 pub mod read_back;
 pub mod refused;
 pub mod rpc;
+mod starts;
 mod succession;
 mod upkeep;
 pub mod word;

@@ -26,6 +26,7 @@ use crate::blobs::Purpose;
 use crate::error::BlobError;
 use crate::held::{Held, RETRY_MAX};
 use crate::intake::Supervisor;
+use crate::starts::Starts;
 
 /// Events of one batch, at most.
 const BATCH_MAX: usize = 256;
@@ -243,13 +244,15 @@ impl Turns {
 impl Courier {
     async fn run(self, mut events: mpsc::Receiver<Event>) {
         let mut waiting: VecDeque<Event> = VecDeque::new();
-        let mut held = Held::default();
+        let (mut held, mut starts) = (Held::default(), Starts::default());
         let mut turns = Turns::default();
         let mut under_way: JoinSet<Told> = JoinSet::new();
         let mut arrivals = self.supervisor.coordinators.arrivals();
         let mut away = Backoff::up_to(RETRY_MAX);
         let mut batch = Vec::with_capacity(BATCH_MAX);
         loop {
+            // Company is waited for only while something is under way.
+            waiting.extend(if under_way.is_empty() { starts.all() } else { starts.due(Instant::now()) });
             let next_due = held.next_due();
             let due = next_due.is_some_and(|due| due <= Instant::now());
             if (due || !waiting.is_empty()) && under_way.len() < UNDER_WAY_MAX {
@@ -274,13 +277,15 @@ impl Courier {
                 continue;
             }
             let room = under_way.len() < UNDER_WAY_MAX;
-            let takes_more = waiting.is_empty() && held.len() < WAITING_MAX;
+            let takes_more = waiting.is_empty() && held.len() < WAITING_MAX && starts.len() < WAITING_MAX;
+            let starts_due = starts.next_due();
             tokio::select! {
                 received = events.recv_many(&mut batch, BATCH_MAX), if takes_more => {
                     if received == 0 {
                         return;
                     }
-                    waiting.extend(batch.drain(..));
+                    let now = Instant::now();
+                    batch.drain(..).for_each(|event| starts.sort(event, now, &mut waiting));
                 }
                 Some(ended) = under_way.join_next() => match ended {
                     Ok(Told { retried, failed }) => {
@@ -293,6 +298,7 @@ impl Courier {
                 },
                 Ok(()) = arrivals.changed() => held.hurry(Instant::now()),
                 () = until(next_due), if room && next_due.is_some() => {}
+                () = until(starts_due), if starts_due.is_some() => {}
             }
         }
     }
@@ -341,10 +347,18 @@ impl Courier {
         failed
     }
 
-    /// Hands over the outputs of one job, then tells its events.
-    async fn tell_job(&self, peer: &Peer, events: Vec<Event>) -> Vec<Event> {
-        let (mut ready, mut failed) = (Vec::with_capacity(events.len()), Vec::new());
-        for mut event in events {
+    /// Tells what came before the outputs of one job, hands these over, then tells the rest.
+    async fn tell_job(&self, peer: &Peer, mut events: Vec<Event>) -> Vec<Event> {
+        let rest = events.split_off(events.iter().position(has_outputs).unwrap_or(events.len()));
+        if !events.is_empty() {
+            let mut failed = self.call(peer, events).await;
+            if !failed.is_empty() {
+                failed.extend(rest);
+                return failed;
+            }
+        }
+        let (mut ready, mut failed) = (Vec::with_capacity(rest.len()), Vec::new());
+        for mut event in rest {
             match self.push_outputs(&event, peer).await {
                 Ok(()) => ready.push(event),
                 Err((name, error)) if error.is_lasting() => {
