@@ -6,3 +6,4 @@ pub(crate) mod kept;
 pub(crate) mod member;
 pub(crate) mod patience;
 pub(crate) mod pulse;
+pub(crate) mod served;

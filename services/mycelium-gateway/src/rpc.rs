@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ::rpc::{Allow, Error, ErrorKind, MethodPolicy, MountBuilder, PolicyTable, Reason};
 use envelope::Refusal;
+use futures_util::{Stream, StreamExt as _, stream};
 use identity::ServiceName;
 use model::limits::{GATEWAY_PEERS_MAX, GRPC_MESSAGE_BYTES_MAX, MESSAGE_TEXT_BYTES_MAX};
 use model::{Address, Violations};
@@ -20,8 +21,8 @@ use proto::v1::gateway_service_server::{GatewayService, GatewayServiceServer};
 use service::Sequencer;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
+use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::delivery::Refused;
@@ -49,8 +50,6 @@ pub const INTERNAL_POLICY: PolicyTable<'static> = &[(
 /// What anybody may say at once: the longest letter, of whose characters each may be written as two, and what is around it. What says in its
 /// head that it is longer is not read.
 pub const LETTER_MESSAGE_BYTES_MAX: usize = 2 * MESSAGE_TEXT_BYTES_MAX + 64 * 1024;
-/// Messages that may wait for a router that does not read.
-const STREAM_BUFFER: usize = 16;
 /// When whoever finds too much to do here asks again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Items that go out together.
@@ -204,33 +203,31 @@ fn not_heard(error: NotHeard) -> Error {
 
 #[tonic::async_trait]
 impl GatewayLinkService for Rpc {
-    type ExchangeStream = ReceiverStream<Result<wire::ExchangeResponse, Status>>;
+    type ExchangeStream = BoxStream<wire::ExchangeResponse>;
 
     async fn exchange(
         &self,
         request: Request<Streaming<wire::ExchangeRequest>>,
     ) -> Result<Response<Self::ExchangeStream>, Status> {
         let mut incoming = request.into_inner();
-        let (sender, stream) = mpsc::channel(STREAM_BUFFER);
         let (desk, letters, stop) = (self.desk.clone(), self.letters.clone(), self.stop.clone());
+        let (session, items) = desk.routers.join();
+        let (answers, served) = rpc::served(Box::pin(answers(items)));
         tokio::spawn(async move {
-            let told = sender.clone();
-            let (session, items) = desk.routers.join();
             tokio::select! {
                 ended = receive(&desk, &letters, &session, &mut incoming) => {
                     if let Err(status) = ended {
                         tracing::info!(%status, "a router's stream ended");
                     }
                 }
-                () = send(items, sender) => {}
+                () = served.left() => {}
                 () = stop.cancelled() => {
                     let draining = Error::unavailable(Reason::Draining, "the gateway is ending; connect elsewhere");
-                    // A router that does not read does not need the reason.
-                    let _ = told.try_send(Err(draining.into()));
+                    served.end(draining.into());
                 }
             }
         });
-        Ok(Response::new(ReceiverStream::new(stream)))
+        Ok(Response::new(Box::pin(answers)))
     }
 }
 
@@ -302,22 +299,14 @@ async fn receive(
     Ok(())
 }
 
-/// Sends as much together as there is.
-async fn send(
-    mut items: mpsc::UnboundedReceiver<Item>,
-    sender: mpsc::Sender<Result<wire::ExchangeResponse, Status>>,
-) {
-    let mut ready = Vec::with_capacity(ITEMS_TOGETHER_MAX);
-    loop {
-        if items.recv_many(&mut ready, ITEMS_TOGETHER_MAX).await == 0 {
-            return;
-        }
-        for frame in frames(std::mem::take(&mut ready)) {
-            if sender.send(Ok(frame)).await.is_err() {
-                return;
-            }
-        }
-    }
+/// Puts as much together as there is.
+fn answers(items: mpsc::UnboundedReceiver<Item>) -> impl Stream<Item = wire::ExchangeResponse> {
+    let together = stream::unfold(items, |mut items| async move {
+        let mut ready = Vec::with_capacity(ITEMS_TOGETHER_MAX);
+        let count = items.recv_many(&mut ready, ITEMS_TOGETHER_MAX).await;
+        (count > 0).then(|| (stream::iter(frames(ready)), items))
+    });
+    together.flatten()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use futures_util::StreamExt as _;
+use futures_util::{Stream, StreamExt as _, stream};
 use model::{ContextId, FlowId, JobKey, RunnerId, Timestamp, limits};
 use proto::internal::v1 as wire;
 use proto::internal::v1::held_message::Kind;
@@ -13,8 +13,8 @@ use proto::internal::v1::{
     SchedulerReplica, Settle, TakeHello, TakeRequest, TakeResponse, WatchSchedulersRequest,
     WatchSchedulersResponse,
 };
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::{ReceiverStream, WatchStream};
+use tokio::sync::oneshot;
+use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::status::field;
@@ -24,15 +24,13 @@ use crate::flows::replicas::Replica;
 use crate::logs::LogChunk;
 use crate::messages::forgets::{AttemptsForget, next_forgets};
 use crate::messages::held::{Held, Settlement, message_key, parse_message_key};
-use crate::messages::taking::{Taking, next_batch};
+use crate::messages::taking::{Queues, Taking, next_batch};
 use crate::record::message;
 use crate::tenants::context_removal::PendingDrop;
 
 /// The last millisecond of the year 9999: later moments cannot be written as dates.
 const MILLIS_MAX: u64 = 253_402_300_799_999;
 
-/// Answers that wait for a slow router.
-const OUT_BUFFER: usize = 16;
 /// Contexts to forget in one answer.
 const DROPS_MAX: usize = 1000;
 
@@ -44,23 +42,23 @@ impl MessageStoreService for Rpc {
         &self,
         request: Request<Streaming<TakeRequest>>,
     ) -> Result<Response<Self::TakeStream>, Status> {
-        let frames = request.into_inner();
-        let (out, answers) = mpsc::channel(OUT_BUFFER);
+        let mut frames = request.into_inner();
+        let (begun, queues) = oneshot::channel();
+        let (answers, served) = ::rpc::served(Box::pin(answers(queues)));
         let rpc = self.clone();
         // The hello is awaited in the task: its sender may want to see the answer's beginning first.
         tokio::spawn(async move {
             let stop = rpc.stop.clone();
             let ended = tokio::select! {
                 () = stop.cancelled() => Ok(()),
-                () = out.closed() => Ok(()),
-                ended = serve(&rpc, frames, &out) => ended,
+                () = served.left() => Ok(()),
+                ended = serve(&rpc, &mut frames, begun) => ended,
             };
             if let Err(status) = ended {
-                // The router may have left.
-                let _ = out.send(Err(status)).await;
+                served.end(status);
             }
         });
-        Ok(Response::new(self.until_stop(ReceiverStream::new(answers))))
+        Ok(Response::new(self.until_stop(answers)))
     }
 
     type WatchSchedulersStream = Answers<WatchSchedulersResponse>;
@@ -103,9 +101,28 @@ impl MessageStoreService for Rpc {
     }
 }
 
-type Out = mpsc::Sender<Result<TakeResponse, Status>>;
+/// What a router is told: nothing before there are `queues`.
+fn answers(queues: oneshot::Receiver<Queues>) -> impl Stream<Item = TakeResponse> {
+    let queues = stream::once(queues).filter_map(|queues| std::future::ready(queues.ok()));
+    queues.flat_map(|queues| stream::unfold(queues, next_answers).flatten())
+}
 
-async fn serve(rpc: &Rpc, mut frames: Streaming<TakeRequest>, out: &Out) -> Result<(), Status> {
+async fn next_answers(
+    mut queues: Queues,
+) -> Option<(stream::Iter<std::vec::IntoIter<TakeResponse>>, Queues)> {
+    let answers = tokio::select! {
+        batch = next_batch(&mut queues.messages, limits::PAGE_BYTES_MAX) => answers_of(batch?),
+        Some(drops) = queues.drops.recv() => drops.chunks(DROPS_MAX).map(drops_to_wire).collect(),
+        Some(forgets) = next_forgets(&mut queues.forgets) => vec![forgets_to_wire(&forgets)],
+    };
+    Some((stream::iter(answers), queues))
+}
+
+async fn serve(
+    rpc: &Rpc,
+    frames: &mut Streaming<TakeRequest>,
+    begun: oneshot::Sender<Queues>,
+) -> Result<(), Status> {
     let hello = frames.message().await?.and_then(|request| request.frame);
     let Some(Frame::Hello(TakeHello { router })) = hello else {
         return Err(Error::field("hello", "comes first").into());
@@ -114,28 +131,12 @@ async fn serve(rpc: &Rpc, mut frames: Streaming<TakeRequest>, out: &Out) -> Resu
         return Err(Error::field("hello.router", format!("1 to {NAME_BYTES_MAX} bytes")).into());
     }
     let (hub, routers, removals) = (rpc.hub.clone(), rpc.routers.clone(), rpc.removals.clone());
-    let (taking, mut queues) = Taking::begin(hub, routers, removals, &router);
-    let sending = async {
-        loop {
-            let answers = tokio::select! {
-                batch = next_batch(&mut queues.messages, limits::PAGE_BYTES_MAX) => match batch {
-                    Some(batch) => answers_of(batch),
-                    None => return,
-                },
-                Some(drops) = queues.drops.recv() => drops.chunks(DROPS_MAX).map(drops_to_wire).collect(),
-                Some(forgets) = next_forgets(&mut queues.forgets) => vec![forgets_to_wire(&forgets)],
-            };
-            for answer in answers {
-                if out.send(Ok(answer)).await.is_err() {
-                    return;
-                }
-            }
-        }
-    };
+    let (taking, queues) = Taking::begin(hub, routers, removals, &router);
+    // Whoever would read them may have left.
+    let _ = begun.send(queues);
     tokio::select! {
-        () = sending => Ok(()),
         () = taking.care() => Ok(()),
-        ended = settling(&taking, &mut frames) => ended,
+        ended = settling(&taking, frames) => ended,
     }
 }
 
