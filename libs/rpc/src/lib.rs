@@ -45,6 +45,7 @@ pub use server::health::Health;
 pub use server::mount::{Mount, MountBuilder, MountError};
 pub use server::{Drained, Server};
 pub use stream::answers::{ANSWERS_MAX, AnswerSender, WatchEnded};
+pub use stream::driven::driven;
 pub use stream::kept::{KeptStream, Resumable, first_of};
 pub use stream::member::{answer_while_member, while_member};
 pub use stream::patience::Patience;

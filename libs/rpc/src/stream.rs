@@ -2,6 +2,7 @@
 //! services that are asked for again when they break off.
 
 pub(crate) mod answers;
+pub(crate) mod driven;
 pub(crate) mod kept;
 pub(crate) mod member;
 pub(crate) mod patience;

@@ -398,7 +398,7 @@ impl FlowStoreService for Rpc {
             let (page, watched) = self.hub.watch_from_now(watch, flow, nodes).await?;
             (Some(page), watched)
         };
-        let answers = ReceiverStream::new(watched).map(move |watched| {
+        let answers = watched.map(move |watched| {
             let Watched { event, position } = watched?;
             let (flow, first_nodes) = first.take().map_or((None, None), flow_to_watch);
             Ok(wire::WatchEventsResponse {

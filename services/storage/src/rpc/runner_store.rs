@@ -120,7 +120,7 @@ impl RunnerStoreService for Rpc {
             asker: Asker::from_wire(on_behalf_of),
             position: if position.is_empty() { None } else { Some(position.parse()?) },
         };
-        let watched = ReceiverStream::new(self.hub.watch(watch).await?);
+        let watched = self.hub.watch(watch).await?;
         let store = self.hub.store().clone();
         let tenant = store.place(context);
         let answers = futures_util::StreamExt::then(watched, move |watched| {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::stream::BoxStream;
 use model::{ContextId, ContextState, FlowId};
 use tokio::sync::mpsc;
 
@@ -17,7 +18,7 @@ use crate::watch::tailer::{Joined, Membership, Since};
 
 /// How often an idle watch gives a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// Events between the watch and its stream.
+/// Events that wait to be read.
 const OUT_BUFFER: usize = 64;
 
 /// What is watched.
@@ -52,6 +53,9 @@ enum Begin {
 
 type Out = mpsc::Sender<Result<Watched>>;
 
+/// What a watch is told, made where it is read.
+pub(crate) type Answers = BoxStream<'static, Result<Watched>>;
+
 impl Hub {
     /// Begins a watch of a flow with what there is: the flow, so many of its nodes, and what comes after them.
     pub(crate) async fn watch_from_now(
@@ -59,7 +63,7 @@ impl Hub {
         watch: Watch,
         flow: FlowId,
         nodes: Page,
-    ) -> Result<(NodePage, mpsc::Receiver<Result<Watched>>)> {
+    ) -> Result<(NodePage, Answers)> {
         let filter = NodeFilter::default();
         let page = self.store().read_nodes(watch.context, flow, watch.asker, &filter, &nodes, true).await?;
         let position =
@@ -77,7 +81,7 @@ impl Hub {
 
     /// Begins a watch. Its first answer says where it begins; nothing after that is missing or comes twice. One with a position
     /// is given a sign of life when it has been told all that was there.
-    pub(crate) async fn watch(&self, watch: Watch) -> Result<mpsc::Receiver<Result<Watched>>> {
+    pub(crate) async fn watch(&self, watch: Watch) -> Result<Answers> {
         let tenant = self.store().tenant(watch.context).await?;
         // Before the context is looked at: what changes of it then will be heard of.
         let joined = self.join(&tenant, watch.subject, watch.position.map_or(Since::Now, Since::Then)).await;
@@ -97,29 +101,28 @@ impl Hub {
         Ok(self.begin(tenant, watch, begin))
     }
 
-    fn begin(&self, tenant: Arc<Tenant>, watch: Watch, begin: Begin) -> mpsc::Receiver<Result<Watched>> {
-        let (out, stream) = mpsc::channel(OUT_BUFFER);
+    fn begin(&self, tenant: Arc<Tenant>, watch: Watch, begin: Begin) -> Answers {
         let hub = self.clone();
-        tokio::spawn(async move {
-            let mut task = Task { hub, tenant, watch, out };
-            if let Err(error) = task.run(begin).await {
+        Box::pin(rpc::driven(OUT_BUFFER, move |out| async move {
+            let watch = Following { hub, tenant, watch, out };
+            if let Err(error) = watch.run(begin).await {
                 // The watcher may have left.
-                let _ = task.out.send(Err(error)).await;
+                let _ = watch.out.send(Err(error)).await;
             }
-        });
-        stream
+        }))
     }
 }
 
-struct Task {
+/// A watch that is being told.
+struct Following {
     hub: Hub,
     tenant: Arc<Tenant>,
     watch: Watch,
     out: Out,
 }
 
-impl Task {
-    async fn run(&mut self, begin: Begin) -> Result<()> {
+impl Following {
+    async fn run(&self, begin: Begin) -> Result<()> {
         let (position, membership) = match (begin, self.watch.position) {
             (Begin::With(joined, membership), None) => (joined.at, membership),
             (Begin::With(joined, membership), Some(mut position)) => {
@@ -150,7 +153,7 @@ impl Task {
 
     /// Sends what the stream has after `position`, up to its end or to `till`.
     async fn catch_up(&self, position: &mut Position, till: Option<Position>) -> Result<()> {
-        while till.is_none_or(|till| till.is_after(*position)) && !self.out.is_closed() {
+        while till.is_none_or(|till| till.is_after(*position)) {
             let entries = self.tenant.events_after(*position, READ_MAX).await?;
             self.send(&entries, position).await?;
             if entries.len() < READ_MAX {
@@ -170,7 +173,6 @@ impl Task {
                     }
                     self.say(position).await;
                 }
-                () = self.out.closed() => return Ok(()),
             }
         }
     }
