@@ -14,7 +14,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// What stood this long was good: the next attempt follows soon.
+    /// A connection that stood this long was good: the next attempt follows soon.
     pub const GOOD_AFTER: Duration = Duration::from_secs(10);
 
     /// Pauses up to this one.
@@ -41,7 +41,7 @@ impl Backoff {
         }
     }
 
-    /// Whether the next pause is the first one.
+    /// Returns whether the next pause is the first one.
     #[must_use]
     pub fn is_reset(&self) -> bool {
         self.next == self.first

@@ -19,7 +19,7 @@ pub struct Script {
     loaded: OnceLock<Loaded>,
 }
 
-/// What is made of the parts.
+/// A script put together of its parts, with its hash.
 #[derive(Debug)]
 struct Loaded {
     joined: Joined,

@@ -22,8 +22,8 @@ const STOPS_AT_ONCE: usize = 500;
 const WAITING_MAX: usize = 100_000;
 /// How often a supervisor is called for the same attempts; with the pauses between, half a minute or more.
 const TRIES_MAX: u32 = 18;
-/// The first and the longest pause after a call that failed.
-const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
+/// The pauses after a call that failed, the first and the longest.
+const RETRY: Backoff = Backoff::between(Duration::from_millis(100), Duration::from_secs(5));
 
 /// Where a supervisor is reached, address and topic, and for which context.
 type Place = (String, String, ContextId);
@@ -98,7 +98,7 @@ impl Stops {
 
 /// Stops what is wanted at one place, until nothing more is.
 pub async fn run(desk: Desk, answers: Answers, stops: Stops, place: Place) {
-    let mut backoff = Backoff::between(PAUSES[0], PAUSES[1]);
+    let mut backoff = RETRY;
     loop {
         let wishes = stops.next(&place);
         if wishes.is_empty() {

@@ -9,9 +9,9 @@
 
 use std::collections::BTreeSet;
 
-/// What begins a function that may be left out.
+/// The beginning of a function that may be left out.
 const FUNCTION: &str = "local function ";
-/// What ends the head of a function whose arguments stand in the place of the script's.
+/// The end of the head of a function whose arguments stand in the place of the script's.
 const OWN_ARGUMENTS: &str = "(ARGV)\n";
 
 /// A script as it is sent, and the names of what it is called with.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use backoff::jittered;
 use prometheus::IntGauge;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
@@ -16,7 +17,6 @@ use crate::bus::PublicKey;
 use super::Timings;
 use super::api::DaemonId;
 use super::frame::MessageId;
-use backoff::jittered;
 
 /// Payloads under way to one node.
 pub const IN_FLIGHT_MAX: usize = 16;

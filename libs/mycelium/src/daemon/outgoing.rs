@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use backoff::jittered;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use tokio::sync::watch;
@@ -18,7 +19,6 @@ use super::frame::{
     padded, read, split,
 };
 use super::lane::Lane;
-use backoff::jittered;
 
 /// How long somebody who is short of something is left alone.
 const BUSY_PAUSE: Duration = Duration::from_millis(200);

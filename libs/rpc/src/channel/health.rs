@@ -1,12 +1,12 @@
 //! What a server says of itself, followed from afar.
 
+use backoff::Backoff;
 use tonic::Status;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use crate::channel::{Channel, RECONNECT_MAX};
-use backoff::Backoff;
 
 /// Follows whether a server serves (`grpc.health.v1`), for ever: `tell` hears of each change, and why it does not.
 /// A server that cannot be heard does not serve. Dropping the future ends it.

@@ -28,7 +28,7 @@ where
             if is_over {
                 producing = None;
             } else if items.is_empty() {
-                // What it waits for wakes the reader.
+                // The future has the reader woken by whatever it waits for.
                 return Poll::Pending;
             }
         }

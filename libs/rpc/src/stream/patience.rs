@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use backoff::Backoff;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use crate::RECONNECT_MAX;
-use backoff::Backoff;
 
 /// How long a service may be away before those who listen are told; they resume by themselves then.
 const AWAY_MAX: Duration = Duration::from_secs(30);

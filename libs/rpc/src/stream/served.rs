@@ -20,7 +20,7 @@ impl Served {
 
     /// Ends the stream with a status, before answers that were not read yet.
     pub fn end(self, status: Status) {
-        // Whoever read it may have left.
+        // The reader of the stream may have left.
         let _ = self.end.send(status);
     }
 }
@@ -31,7 +31,7 @@ pub fn served<T: Send, S: Stream<Item = T> + Unpin + Send>(
 ) -> (impl Stream<Item = Result<T, Status>> + Send + use<T, S>, Served) {
     let left = CancellationToken::new();
     let (end, ended) = oneshot::channel();
-    let reading = Reading { answers, ended, left: left.clone(), _guard: left.clone().drop_guard() };
+    let reading = Reading { answers, ended, cancels_left: left.clone().drop_guard() };
     let stream = stream::unfold(Some(reading), |reading| async move {
         let mut reading = reading?;
         let answer = tokio::select! {
@@ -42,7 +42,7 @@ pub fn served<T: Send, S: Stream<Item = T> + Unpin + Send>(
         if let Some(answer) = answer {
             return Some((Ok(answer), Some(reading)));
         }
-        reading.left.cancel();
+        drop(reading.cancels_left);
         reading.ended.await.ok().map(|status| (Err(status), None))
     });
     (stream, Served { left, end })
@@ -52,8 +52,7 @@ pub fn served<T: Send, S: Stream<Item = T> + Unpin + Send>(
 struct Reading<S> {
     answers: S,
     ended: oneshot::Receiver<Status>,
-    left: CancellationToken,
-    _guard: DropGuard,
+    cancels_left: DropGuard,
 }
 
 #[cfg(test)]

@@ -160,7 +160,7 @@ impl Store {
                 }
                 Err(Error::Store(kv::Error::Refused { code, message })) if code == "JOB_IDS_GIVEN" => {
                     tenant.job_ids.skip(new.caller, message.parse().unwrap_or_default());
-                    // It is still nobody's.
+                    // The id that was chosen is still nobody's.
                     drawn = Some(id);
                 }
                 Err(error) => return Err(error),
