@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -329,21 +330,75 @@ pub trait Bus: Send + Sync + 'static {
     fn listen(&self, topic: &str) -> Result<Inbox, BusError>;
 }
 
+/// Takes in what came, without waiting. It runs where the sender is.
+pub type Sink = Arc<dyn Fn(Incoming) + Send + Sync>;
+
 /// What comes in under one topic, in the order it came. Whoever takes something out holds its
 /// [`Receipt`] until it is persisted.
 #[derive(Debug)]
-pub struct Inbox(mpsc::Receiver<Incoming>);
+pub struct Inbox {
+    payloads: mpsc::Receiver<Incoming>,
+    shortcut: Shortcut,
+}
 
 impl Inbox {
     /// From a channel that a bus fills.
     #[must_use]
-    pub const fn new(payloads: mpsc::Receiver<Incoming>) -> Self {
-        Self(payloads)
+    pub fn new(payloads: mpsc::Receiver<Incoming>) -> Self {
+        Self { payloads, shortcut: Shortcut::default() }
+    }
+
+    /// The same for a bus that hands over to a sink once there is one.
+    pub(crate) const fn with_shortcut(payloads: mpsc::Receiver<Incoming>, shortcut: Shortcut) -> Self {
+        Self { payloads, shortcut }
     }
 
     /// Waits for the next payload; none when the bus is gone. Loses nothing when dropped.
     pub async fn next(&mut self) -> Option<Incoming> {
-        self.0.recv().await
+        self.payloads.recv().await
+    }
+
+    /// Has senders of this program call `sink` where they are, so that nobody has to be woken. What waits is handed over first. What comes
+    /// from elsewhere is given by [`Inbox::next`] as before.
+    pub fn hand_over_to(&mut self, sink: Sink) {
+        let mut shortcut = self.shortcut.0.write().unwrap_or_else(PoisonError::into_inner);
+        while let Ok(incoming) = self.payloads.try_recv() {
+            sink(incoming);
+        }
+        *shortcut = Some(sink);
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        // The sink may hold the bus, and the bus holds the sink: neither would ever be freed.
+        *self.shortcut.0.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// The way around the channel of an inbox, for senders of its own program. Clones are the same.
+#[derive(Clone, Default)]
+pub(crate) struct Shortcut(Arc<RwLock<Option<Sink>>>);
+
+impl Shortcut {
+    /// Hands a payload to the sink or else to the channel, so that none overtakes what was sent before. Gives it back when the
+    /// channel is full or closed.
+    pub(crate) fn pass(
+        &self,
+        incoming: Incoming,
+        channel: &mpsc::Sender<Incoming>,
+    ) -> Result<(), mpsc::error::TrySendError<Incoming>> {
+        let shortcut = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(sink) = shortcut.clone() else { return channel.try_send(incoming) };
+        drop(shortcut);
+        sink(incoming);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Shortcut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Shortcut")
     }
 }
 

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use async_trait::async_trait;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::bus::{Bus, BusError, Destination, Form, Inbox, Parcel, PublicKey};
+use crate::bus::{Bus, BusError, Destination, Form, Inbox, Incoming, Parcel, PublicKey};
 use crate::guard::{Guard, Refused};
-use crate::json_rpc::{Handler, Outgoing, Peer, WeakPeer};
+use crate::json_rpc::{Exit, Fate, Handler, Outgoing, Peer, WeakPeer};
 
 /// Payloads that may wait to be sent to one node.
 const OUTBOX_LEN: usize = 64;
@@ -131,23 +132,30 @@ impl BusPeers {
     /// Takes in what comes under a topic until the inbox ends. With a node that was not spoken to before a
     /// conversation begins in which it is answered under `their_topic`, in the form it speaks in.
     pub async fn run(&self, mut inbox: Inbox, their_topic: &str) {
+        let (peers, topic) = (self.clone(), their_topic.to_owned());
+        inbox.hand_over_to(Arc::new(move |incoming| peers.take_in(incoming, &topic)));
         while let Some(incoming) = inbox.next().await {
-            let manner = Manner { topic: their_topic.to_owned(), form: incoming.form };
-            if let Some(Conversation { peer, guard, .. }) = self.known(incoming.from) {
-                peer.receive_opened(guard.open(&incoming.payload), incoming.receipt);
-                continue;
+            self.take_in(incoming, their_topic);
+        }
+    }
+
+    fn take_in(&self, incoming: Incoming, their_topic: &str) {
+        let Incoming { from, payload, form, receipt } = incoming;
+        if let Some(Conversation { peer, guard, .. }) = self.known(from) {
+            peer.receive_opened(guard.open(&payload), receipt);
+            return;
+        }
+        let side = (self.0.accept)(from);
+        match side.guard.open(&payload) {
+            // Only who is heard has a conversation.
+            Ok(payload) => {
+                let manner = Manner { topic: their_topic.to_owned(), form };
+                if let Some(begun) = self.begin(from, manner, side) {
+                    begun.peer.receive_with(&payload, receipt);
+                }
             }
-            let side = (self.0.accept)(incoming.from);
-            match side.guard.open(&incoming.payload) {
-                // Only who is heard has a conversation.
-                Ok(payload) => {
-                    if let Some(begun) = self.begin(incoming.from, manner, side) {
-                        begun.peer.receive_with(&payload, incoming.receipt);
-                    }
-                }
-                Err(Refused { error, .. }) => {
-                    tracing::warn!(from = %incoming.from, reason = error.reason(), "a node was not heard");
-                }
+            Err(Refused { error, .. }) => {
+                tracing::warn!(%from, reason = error.reason(), "a node was not heard");
             }
         }
     }
@@ -186,11 +194,19 @@ impl BusPeers {
             tracing::warn!(%key, "a node was ignored: there are {PEERS_MAX} conversations already");
             return None;
         }
-        let (outbox, payloads) = mpsc::channel(OUTBOX_LEN);
         let Side { handler, guard } = side;
-        let peer = Peer::timed(outbox, handler);
+        let bus = Arc::clone(&self.0.bus);
+        let is_near = bus.is_within_one_program(key);
+        let leaving = Leaving { bus, to: key, manner: manner.clone(), guard: Arc::clone(&guard) };
+        let peer = if is_near {
+            Peer::sending_here(Box::new(leaving), handler)
+        } else {
+            let (outbox, payloads) = mpsc::channel(OUTBOX_LEN);
+            let peer = Peer::timed(outbox, handler);
+            tokio::spawn(send_all(leaving, peer.downgrade(), payloads));
+            peer
+        };
         let conversation = Conversation { manner, peer, guard, used: Instant::now() };
-        tokio::spawn(send_all(Arc::clone(&self.0.bus), key, Leaving::of(&conversation), payloads));
         peers.insert(key, conversation.clone());
         Some(conversation)
     }
@@ -216,64 +232,54 @@ impl BusPeers {
     }
 }
 
-/// What payloads leave a conversation with; does not keep it alive.
+/// What payloads leave a conversation with.
 struct Leaving {
+    bus: Arc<dyn Bus>,
+    to: PublicKey,
     manner: Manner,
     guard: Arc<dyn Guard>,
-    peer: WeakPeer,
 }
 
-impl Leaving {
-    fn of(conversation: &Conversation) -> Self {
-        let Conversation { manner, peer, guard, used: _ } = conversation;
-        Self { manner: manner.clone(), guard: Arc::clone(guard), peer: peer.downgrade() }
+#[async_trait]
+impl Exit for Leaving {
+    /// When a payload cannot be sent, whoever waits for an answer of that node learns so at once: waiting for its time limit
+    /// would not make it come. What was not taken within its own time limit concerns nobody else.
+    async fn send(&self, outgoing: Outgoing) -> Fate {
+        let Outgoing { payload, deadline, context, reply_to, batch } = outgoing;
+        let (to, Manner { topic, form }) = (self.to, &self.manner);
+        let payload = match self.guard.seal_of(payload, context) {
+            Ok(payload) => payload,
+            Err(why) => {
+                tracing::warn!(%to, why, "a payload cannot be signed");
+                return Fate::Unreachable;
+            }
+        };
+        let parcel = Parcel { to: Destination::Key(to), topic, payload, form: *form, deadline, reply_to };
+        let Err(error) = self.bus.send(parcel).await else { return Fate::Sent(batch) };
+        tracing::debug!(%to, %topic, %error, "a payload was not sent");
+        let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
+        match form {
+            // What such a node has already is answered whenever it is done, and is not asked for again.
+            Form::Plain => Fate::Lost(batch),
+            Form::Framed if is_late => Fate::Stale,
+            Form::Framed => Fate::Unreachable,
+        }
     }
 }
 
-/// Sends in order, as many together as the bus wishes. When a payload cannot be sent, whoever waits for an
-/// answer of that node learns so at once: waiting for its time limit would not make it come. What was not
-/// taken within its own time limit concerns nobody else.
-async fn send_all(
-    bus: Arc<dyn Bus>,
-    to: PublicKey,
-    leaving: Leaving,
-    mut payloads: mpsc::Receiver<Outgoing>,
-) {
-    let Leaving { manner: Manner { topic, form }, guard, peer } = &leaving;
+/// Sends in order, as many together as the bus wishes, for as long as the conversation is held by anybody.
+async fn send_all(leaving: Leaving, peer: WeakPeer, mut payloads: mpsc::Receiver<Outgoing>) {
     let mut sends = FuturesUnordered::new();
     let mut ended = false;
     while !(ended && sends.is_empty()) {
         tokio::select! {
-            next = payloads.recv(), if !ended && sends.len() < bus.window() => match next {
-                Some(Outgoing { payload, deadline, context, reply_to, batch }) => {
-                    let payload = match guard.seal_of(payload, context) {
-                        Ok(payload) => payload,
-                        Err(why) => {
-                            tracing::warn!(%to, why, "a payload cannot be signed");
-                            if let Some(peer) = peer.upgrade() {
-                                peer.fail_waiting();
-                            }
-                            continue;
-                        }
-                    };
-                    let parcel = Parcel { to: Destination::Key(to), topic, payload, form: *form, deadline, reply_to };
-                    let sent = bus.send(parcel);
-                    sends.push(async move { (sent.await, deadline, batch) });
-                }
+            next = payloads.recv(), if !ended && sends.len() < leaving.bus.window() => match next {
+                Some(outgoing) => sends.push(leaving.send(outgoing)),
                 None => ended = true,
             },
-            Some((sent, deadline, batch)) = sends.next(), if !sends.is_empty() => {
-                let Err(error) = sent else {
-                    peer.upgrade().iter().for_each(|peer| peer.note_sent(batch));
-                    continue;
-                };
-                tracing::debug!(%to, %topic, %error, "a payload was not sent");
-                let too_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
-                match (peer.upgrade(), form) {
-                    // What such a node has already is answered whenever it is done, and is not asked for again.
-                    (Some(peer), Form::Plain) => peer.fail_batch(batch),
-                    (Some(peer), Form::Framed) if !too_late => peer.fail_waiting(),
-                    _ => {}
+            Some(fate) = sends.next(), if !sends.is_empty() => {
+                if let Some(peer) = peer.upgrade() {
+                    peer.note(fate);
                 }
             }
         }
@@ -310,17 +316,19 @@ mod tests {
 
     #[tokio::test]
     async fn both_sides_call_over_their_topics() {
-        let network = MemoryNetwork::default();
-        let (coordinator, supervisor) = (node(&network), node(&network));
-        listen(&coordinator, "coordinator.rpc", "supervisor.rpc");
-        listen(&supervisor, "supervisor.rpc", "coordinator.rpc");
-        let wait = Duration::from_secs(20);
-        for (from, to, topic) in
-            [(&coordinator, &supervisor, "supervisor.rpc"), (&supervisor, &coordinator, "coordinator.rpc")]
-        {
-            let key = Destination::Key(to.bus().key().expect("known"));
-            let peer = from.peer(key, topic).await.expect("known");
-            assert_eq!(peer.call("echo", &[1], wait).await.expect("answered").get(), "[1]");
+        for network in [MemoryNetwork::default(), MemoryNetwork::within_one_program()] {
+            let (coordinator, supervisor) = (node(&network), node(&network));
+            listen(&coordinator, "coordinator.rpc", "supervisor.rpc");
+            listen(&supervisor, "supervisor.rpc", "coordinator.rpc");
+            let wait = Duration::from_secs(20);
+            for (from, to, topic) in [
+                (&coordinator, &supervisor, "supervisor.rpc"),
+                (&supervisor, &coordinator, "coordinator.rpc"),
+            ] {
+                let key = Destination::Key(to.bus().key().expect("known"));
+                let peer = from.peer(key, topic).await.expect("known");
+                assert_eq!(peer.call("echo", &[1], wait).await.expect("answered").get(), "[1]");
+            }
         }
     }
 
@@ -344,11 +352,12 @@ mod tests {
 
     #[tokio::test]
     async fn who_is_not_there_is_noticed_at_once() {
-        let network = MemoryNetwork::default();
-        let lonely = node(&network);
-        let to = Destination::Key(PublicKey::random());
-        let peer = lonely.peer(to, "supervisor.rpc").await.expect("any key may be tried");
-        let called = peer.call("echo", &[1], Duration::from_secs(3600)).await;
-        assert_eq!(called.err(), Some(CallError::Closed));
+        for network in [MemoryNetwork::default(), MemoryNetwork::within_one_program()] {
+            let lonely = node(&network);
+            let to = Destination::Key(PublicKey::random());
+            let peer = lonely.peer(to, "supervisor.rpc").await.expect("any key may be tried");
+            let called = peer.call("echo", &[1], Duration::from_secs(3600)).await;
+            assert_eq!(called.err(), Some(CallError::Closed));
+        }
     }
 }

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 pub use parse::{Id, Invalid, Message, ParseError, Payload, Response, parse};
-pub(crate) use peer::WeakPeer;
 pub use peer::{CallError, HANDLERS_MAX, Handler, IN_FLIGHT_MAX, Outgoing, Passage, Peer, SentBatch};
+pub(crate) use peer::{Exit, Fate, WeakPeer};
 pub use write::{request, response};
 
 /// What an envelope with such a payload says of its type.

@@ -5,12 +5,13 @@ use std::net::Ipv6Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::bus::{
-    Bus, BusError, Destination, INBOX_LEN, Inbox, Incoming, Node, Parcel, PublicKey, Receipt, Standing,
-    check_topic,
+    Bus, BusError, Destination, INBOX_LEN, Inbox, Incoming, Node, Parcel, PublicKey, Receipt, Shortcut,
+    Standing, check_topic,
 };
 
 /// Joins nodes of one process. Clones are the same network.
@@ -20,7 +21,14 @@ pub struct MemoryNetwork {
     is_one_program: bool,
 }
 
-type Nodes = HashMap<PublicKey, HashMap<String, mpsc::Sender<Incoming>>>;
+type Nodes = HashMap<PublicKey, HashMap<String, Listener>>;
+
+/// Where what is sent under a topic goes.
+#[derive(Debug, Clone)]
+struct Listener {
+    channel: mpsc::Sender<Incoming>,
+    shortcut: Shortcut,
+}
 
 impl MemoryNetwork {
     /// One on which everybody is a part of this very program, and is believed to be who it says.
@@ -46,7 +54,7 @@ impl MemoryNetwork {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn listener(&self, to: Destination, topic: &str) -> Option<mpsc::Sender<Incoming>> {
+    fn listener(&self, to: Destination, topic: &str) -> Option<Listener> {
         let nodes = self.nodes();
         let topics = match to {
             Destination::Key(key) => nodes.get(&key),
@@ -85,9 +93,29 @@ impl MemoryBus {
         }
     }
 
-    fn find(&self, to: Destination, topic: &str) -> Result<mpsc::Sender<Incoming>, BusError> {
+    /// Begins to listen to a topic through a channel of the caller's, until that is closed. Gives the way around it.
+    ///
+    /// # Errors
+    /// [`BusError::TopicTaken`], [`BusError::BadTopic`].
+    pub(crate) fn listen_through(
+        &self,
+        topic: &str,
+        channel: mpsc::Sender<Incoming>,
+    ) -> Result<Shortcut, BusError> {
         check_topic(topic)?;
-        let listener = self.network.listener(to, topic).filter(|listener| !listener.is_closed());
+        let mut nodes = self.network.nodes();
+        let topics = nodes.entry(self.key).or_default();
+        if topics.get(topic).is_some_and(|listener| !listener.channel.is_closed()) {
+            return Err(BusError::TopicTaken(topic.to_owned()));
+        }
+        let shortcut = Shortcut::default();
+        topics.insert(topic.to_owned(), Listener { channel, shortcut: shortcut.clone() });
+        Ok(shortcut)
+    }
+
+    fn find(&self, to: Destination, topic: &str) -> Result<Listener, BusError> {
+        check_topic(topic)?;
+        let listener = self.network.listener(to, topic).filter(|listener| !listener.channel.is_closed());
         listener.ok_or_else(|| unreachable(to, topic))
     }
 }
@@ -143,9 +171,17 @@ impl Bus for MemoryBus {
 
     async fn send(&self, parcel: Parcel<'_>) -> Result<(), BusError> {
         let Parcel { to, topic, payload, form, deadline: _, reply_to: _ } = parcel;
-        let listener = self.find(to, topic)?;
-        let incoming = Incoming { from: self.key, payload, form, receipt: Receipt::default() };
-        listener.send(incoming).await.map_err(|_| unreachable(to, topic))
+        let Listener { channel, shortcut } = self.find(to, topic)?;
+        let mut incoming = Incoming { from: self.key, payload, form, receipt: Receipt::default() };
+        loop {
+            match shortcut.pass(incoming, &channel) {
+                Ok(()) => return Ok(()),
+                Err(TrySendError::Full(back)) => incoming = back,
+                Err(TrySendError::Closed(_)) => return Err(unreachable(to, topic)),
+            }
+            // A place is only waited for: by then a sink may have taken what was sent before.
+            channel.reserve().await.map(drop).map_err(|_| unreachable(to, topic))?;
+        }
     }
 
     async fn ping(&self, to: Destination, topic: &str, _: Instant) -> Result<(), BusError> {
@@ -153,15 +189,8 @@ impl Bus for MemoryBus {
     }
 
     fn listen(&self, topic: &str) -> Result<Inbox, BusError> {
-        check_topic(topic)?;
-        let mut nodes = self.network.nodes();
-        let topics = nodes.entry(self.key).or_default();
-        if topics.get(topic).is_some_and(|listener| !listener.is_closed()) {
-            return Err(BusError::TopicTaken(topic.to_owned()));
-        }
-        let (sender, receiver) = mpsc::channel(INBOX_LEN);
-        topics.insert(topic.to_owned(), sender);
-        Ok(Inbox::new(receiver))
+        let (channel, payloads) = mpsc::channel(INBOX_LEN);
+        Ok(Inbox::with_shortcut(payloads, self.listen_through(topic, channel)?))
     }
 }
 
@@ -227,5 +256,28 @@ mod tests {
         assert!(futures_util::poll!(&mut held).is_pending());
         inbox.next().await.expect("the first");
         held.await.expect("room again");
+    }
+
+    #[tokio::test]
+    async fn a_sink_takes_in_what_waited_and_then_what_comes_until_its_inbox_is_gone() {
+        let (a, b, _network) = two();
+        let mut inbox = b.listen("t").expect("free");
+        let to = Destination::Key(b.key());
+        a.send(parcel(to, "first")).await.expect("it waits");
+        let (took, taken) = std::sync::mpsc::channel();
+        inbox.hand_over_to(Arc::new(move |incoming: Incoming| {
+            took.send(incoming.payload).expect("somebody looks");
+        }));
+        // More than an inbox holds: nobody reads that one.
+        for _ in 0..=INBOX_LEN {
+            a.send(parcel(to, "next")).await.expect("taken");
+        }
+        a.send(parcel(to, "last")).await.expect("taken");
+        drop(inbox);
+        let gone = a.send(parcel(to, "")).await;
+        assert!(matches!(gone, Err(BusError::Unreachable { .. })), "{gone:?}");
+        let taken: Vec<Bytes> = taken.into_iter().collect();
+        assert_eq!(taken.len(), INBOX_LEN + 3);
+        assert_eq!((&*taken[0], &*taken[INBOX_LEN + 2]), (&b"first"[..], &b"last"[..]));
     }
 }

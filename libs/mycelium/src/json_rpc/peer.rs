@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use serde::Serialize;
@@ -75,24 +76,39 @@ pub struct Outgoing {
     pub batch: Option<u64>,
 }
 
+/// The way out of a conversation that needs no task: whoever sends a payload goes it.
+#[async_trait]
+pub(crate) trait Exit: Send + Sync {
+    /// Sends one; gives what became of it.
+    async fn send(&self, outgoing: Outgoing) -> Fate;
+}
+
+/// What became of a payload that was to leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It is in the hands of the other side; it carried this batch of calls.
+    Sent(Option<u64>),
+    /// It is not, and its batch is not answered.
+    Lost(Option<u64>),
+    /// The other side cannot be reached: nothing that waits for it is answered.
+    Unreachable,
+    /// Nobody waits for it any more.
+    Stale,
+}
+
 /// Where payloads go out.
 enum Outbox {
     Bare(mpsc::Sender<Bytes>),
     Timed(mpsc::Sender<Outgoing>),
+    Here(Box<dyn Exit>),
 }
 
 impl Outbox {
-    async fn send(&self, outgoing: Outgoing) -> Result<(), CallError> {
-        match self {
-            Self::Bare(outbox) => outbox.send(outgoing.payload).await.map_err(|_| CallError::Closed),
-            Self::Timed(outbox) => outbox.send(outgoing).await.map_err(|_| CallError::Closed),
-        }
-    }
-
     fn is_closed(&self) -> bool {
         match self {
             Self::Bare(outbox) => outbox.is_closed(),
             Self::Timed(outbox) => outbox.is_closed(),
+            Self::Here(_) => false,
         }
     }
 }
@@ -139,6 +155,11 @@ impl Peer {
     #[must_use]
     pub fn timed(outbox: mpsc::Sender<Outgoing>, handler: Arc<dyn Handler>) -> Self {
         Self::over(Outbox::Timed(outbox), handler)
+    }
+
+    /// The same with no task that sends: payloads leave where their senders are.
+    pub(crate) fn sending_here(exit: Box<dyn Exit>, handler: Arc<dyn Handler>) -> Self {
+        Self::over(Outbox::Here(exit), handler)
     }
 
     fn over(outbox: Outbox, handler: Arc<dyn Handler>) -> Self {
@@ -207,7 +228,7 @@ impl Peer {
         let batch = Some(entry.first);
         for payload in write::requests(entry.first, &calls) {
             let outgoing = Outgoing { payload, deadline, context, reply_to: None, batch };
-            if let Err(error) = self.0.outbox.send(outgoing).await {
+            if let Err(error) = self.leave(outgoing).await {
                 return failed(error);
             }
         }
@@ -225,7 +246,7 @@ impl Peer {
             return Err(CallError::TooLarge(payload.len()));
         }
         let outgoing = Outgoing { payload, deadline: None, context: None, reply_to: None, batch: None };
-        self.0.outbox.send(outgoing).await
+        self.leave(outgoing).await
     }
 
     /// Takes a payload that came in. Never waits: answers wake their callers, requests are worked on in
@@ -326,23 +347,33 @@ impl Peer {
         waiting.batches.clear();
     }
 
-    /// Ends every call that waits, as after a payload that could not be sent. The conversation goes on.
-    pub fn fail_waiting(&self) {
-        self.waiting().batches.clear();
-    }
-
-    /// Ends one batch of calls that waits, as after its payload could not be sent.
-    pub(crate) fn fail_batch(&self, batch: Option<u64>) {
-        if let Some(batch) = batch {
-            self.waiting().batches.remove(&batch);
+    /// Sends a payload out, or hands it to the task that does.
+    async fn leave(&self, outgoing: Outgoing) -> Result<(), CallError> {
+        match &self.0.outbox {
+            Outbox::Bare(outbox) => outbox.send(outgoing.payload).await.map_err(|_| CallError::Closed),
+            Outbox::Timed(outbox) => outbox.send(outgoing).await.map_err(|_| CallError::Closed),
+            Outbox::Here(exit) => {
+                let fate = exit.send(outgoing).await;
+                self.note(fate);
+                Ok(())
+            }
         }
     }
 
-    /// A part of a batch of calls is in the hands of the other side.
-    pub(crate) fn note_sent(&self, batch: Option<u64>) {
+    /// Notes what became of a payload. Whoever waits for an answer that will not come learns so. The conversation goes on.
+    pub(crate) fn note(&self, fate: Fate) {
         let mut waiting = self.waiting();
-        if let Some(batch) = batch.and_then(|batch| waiting.batches.get_mut(&batch)) {
-            batch.sent.store(true, Ordering::Relaxed);
+        match fate {
+            Fate::Sent(batch) => {
+                if let Some(batch) = batch.and_then(|batch| waiting.batches.get_mut(&batch)) {
+                    batch.sent.store(true, Ordering::Relaxed);
+                }
+            }
+            Fate::Lost(batch) => {
+                batch.and_then(|batch| waiting.batches.remove(&batch));
+            }
+            Fate::Unreachable => waiting.batches.clear(),
+            Fate::Stale => {}
         }
     }
 
@@ -418,7 +449,7 @@ impl Peer {
         for payload in payloads {
             let outgoing =
                 Outgoing { payload, deadline: None, context: None, reply_to: reply_to.clone(), batch: None };
-            if self.0.outbox.send(outgoing).await.is_err() {
+            if self.leave(outgoing).await.is_err() {
                 tracing::debug!("an answer was not sent: the connection is closed");
             }
         }
