@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::delivery::told;
 use crate::front::Desk;
-use crate::peers::Seat;
+use crate::peers::{OTHER_FORM, Seat};
 use crate::signing::tell_changes;
 
 /// A supervisor that was not heard for this long is asked who it is.
@@ -27,9 +27,14 @@ pub(crate) async fn keep(desk: Desk, bus: BusPeers, to: Destination, address: St
     loop {
         let root = desk.root.now().root;
         match introduce(&desk, &bus, to, &address).await {
-            Ok(peer) => {
+            Ok((peer, form)) => {
                 backoff.reset();
                 seat.take(peer);
+                if desk.peers.form(&address) != form {
+                    // Records that came meanwhile found nothing that they could end.
+                    seat.leave(OTHER_FORM);
+                    continue;
+                }
                 tokio::select! {
                     () = until_silent(&desk, &address, Instant::now()) => {}
                     () = desk.root.other_than(root) => seat.leave("the coordinator has another root"),
@@ -53,7 +58,13 @@ pub(crate) async fn keep(desk: Desk, bus: BusPeers, to: Destination, address: St
     }
 }
 
-async fn introduce(desk: &Desk, bus: &BusPeers, to: Destination, address: &str) -> Result<Peer, String> {
+/// Begins a conversation; gives it with the form in which it is.
+async fn introduce(
+    desk: &Desk,
+    bus: &BusPeers,
+    to: Destination,
+    address: &str,
+) -> Result<(Peer, Form), String> {
     let key = match to {
         Destination::Key(key) => key,
         Destination::Ip(ip) => match bus.bus().key_of(ip).await {
@@ -72,7 +83,7 @@ async fn introduce(desk: &Desk, bus: &BusPeers, to: Destination, address: &str) 
     // First: whoever listens to an earlier root listens to nothing else.
     tell_changes(desk, &peer, address).await?;
     ask_who(desk, &peer, address).await?;
-    Ok(peer)
+    Ok((peer, form))
 }
 
 /// Asks a supervisor who it is, which introduces us: it listens to whoever has signed something for it.

@@ -21,7 +21,7 @@ use crate::records::{Demands, Records};
 pub const PINNED_KEY: &str = "PINNED_KEY";
 
 /// Why a conversation ends that others begin in another form.
-const OTHER_FORM: &str = "its records ask for another form of envelopes";
+pub(crate) const OTHER_FORM: &str = "its records ask for another form of envelopes";
 
 /// Where a conversation stands.
 #[derive(Debug, Clone, Default)]
