@@ -50,5 +50,5 @@ pub use stream::kept::{KeptStream, Resumable, first_of};
 pub use stream::member::{answer_while_member, while_member};
 pub use stream::patience::Patience;
 pub use stream::pulse::Pulse;
-pub use stream::served::{Served, served};
+pub use stream::served::served;
 pub use tls::{CertificateEnd, TlsError, TlsFiles};

@@ -39,13 +39,13 @@ pub fn order_of(deliver: &wire::Deliver) -> Order {
 /// Delivers executions, after those before them in their order. When all of them were answered, refusals have been acknowledged as reports when this
 /// returns; else nothing was refused yet.
 pub async fn deliver(
-    desk: &Desk,
-    answers: &Answers,
+    desk: Desk,
+    answers: Answers,
     deliver: wire::Deliver,
     turn: Ticket<Order>,
 ) -> wire::DeliveryOutcome {
     let delivery_id = deliver.delivery_id;
-    let ended = try_deliver(desk, answers, deliver, turn).await;
+    let ended = try_deliver(&desk, &answers, deliver, turn).await;
     if ended.is_err() {
         desk.metrics.failed.inc();
     }

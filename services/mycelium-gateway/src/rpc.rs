@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ::rpc::{Allow, Error, ErrorKind, MethodPolicy, MountBuilder, PolicyTable, Reason};
 use envelope::Refusal;
+use futures_util::stream::FuturesUnordered;
 use futures_util::{Stream, StreamExt as _, stream};
 use identity::ServiceName;
 use model::limits::{GATEWAY_PEERS_MAX, GRPC_MESSAGE_BYTES_MAX, MESSAGE_TEXT_BYTES_MAX};
@@ -212,91 +213,92 @@ impl GatewayLinkService for Rpc {
         let mut incoming = request.into_inner();
         let (desk, letters, stop) = (self.desk.clone(), self.letters.clone(), self.stop.clone());
         let (session, items) = desk.routers.join();
-        let (answers, served) = rpc::served(Box::pin(answers(items)));
-        tokio::spawn(async move {
+        let serving = async move {
             tokio::select! {
                 ended = receive(&desk, &letters, &session, &mut incoming) => {
                     if let Err(status) = ended {
                         tracing::info!(%status, "a router's stream ended");
                     }
+                    Ok(())
                 }
-                () = served.left() => {}
                 () = stop.cancelled() => {
-                    let draining = Error::unavailable(Reason::Draining, "the gateway is ending; connect elsewhere");
-                    served.end(draining.into());
+                    Err(Error::unavailable(Reason::Draining, "the gateway is ending; connect elsewhere").into())
                 }
             }
-        });
-        Ok(Response::new(Box::pin(answers)))
+        };
+        Ok(Response::new(Box::pin(rpc::served(answers(items), serving))))
     }
 }
 
-/// Takes in what a router says. What it asked for ends with its stream: it asks again.
+/// Takes in what a router says. What it asked for ends with its stream: it asks again. Deliveries are made here, since there are many; all
+/// else is done by tasks.
 async fn receive(
     desk: &Desk,
     letters: &Letters,
     session: &RouterSession,
     incoming: &mut Streaming<wire::ExchangeRequest>,
 ) -> Result<(), Status> {
+    let mut deliveries = FuturesUnordered::new();
     let mut tasks = JoinSet::new();
     let stops = Stops::default();
     let sending = Sequencer::default();
-    while let Some(wire::ExchangeRequest { frame }) = incoming.message().await? {
+    loop {
+        let message = tokio::select! {
+            message = incoming.message() => message?,
+            Some(outcome) = deliveries.next(), if !deliveries.is_empty() => {
+                session.answers().ended(Item::Outcome(outcome));
+                continue;
+            }
+            Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
+        };
+        let Some(wire::ExchangeRequest { frame }) = message else { return Ok(()) };
+        let (desk, answers) = (desk.clone(), session.answers());
         match frame {
             Some(Frame::Deliver(deliver)) => {
-                let (desk, answers) = (desk.clone(), session.answers());
                 // A small message must not overtake a large one of its flow.
                 let turn = sending.ticket(delivery::order_of(&deliver));
-                tasks.spawn(async move {
-                    let outcome = delivery::deliver(&desk, &answers, deliver, turn).await;
-                    answers.ended(Item::Outcome(outcome));
-                });
+                deliveries.push(delivery::deliver(desk, answers, deliver, turn));
             }
             Some(Frame::Stop(stop)) => {
                 if let Some(place) = stops.add(stop) {
-                    tasks.spawn(stops::run(desk.clone(), session.answers(), stops.clone(), place));
+                    tasks.spawn(stops::run(desk, answers, stops.clone(), place));
                 }
             }
             Some(Frame::Query(query)) => {
-                let (desk, answers) = (desk.clone(), session.answers());
                 tasks.spawn(async move { wishes::query(&desk, &answers, query).await });
             }
             Some(Frame::Drop(drop)) => {
-                let (desk, answers) = (desk.clone(), session.answers());
                 tasks.spawn(async move {
                     let outcome = wishes::drop_context(&desk, drop).await;
                     answers.ended(Item::Dropped(outcome));
                 });
             }
             Some(Frame::Forget(forget)) => {
-                let desk = desk.clone();
                 tasks.spawn(async move { wishes::forget_attempts(&desk, forget).await });
             }
             Some(Frame::ReadLog(read)) => {
-                let (desk, answers) = (desk.clone(), session.answers());
                 tasks.spawn(async move {
                     let outcome = attempt_logs::read(&desk, read).await;
                     answers.ended(Item::LogRead(outcome));
                 });
             }
             Some(Frame::Letter(letter)) => {
-                let (letters, answers) = (letters.clone(), session.answers());
+                let letters = letters.clone();
                 tasks.spawn(async move {
-                    let wire::DeliverLetter { delivery_id, addresses, letter_json, timeout_millis } = letter;
-                    let timeout = Duration::from_millis(timeout_millis);
-                    let ended = letters.deliver(&letter_json, &addresses, timeout).await;
-                    answers.ended(Item::Outcome(delivery::outcome(
-                        delivery_id,
-                        ended.map(|()| Refused::default()),
-                    )));
+                    answers.ended(Item::Outcome(send_letter(&letters, letter).await));
                 });
             }
             Some(Frame::Handled(handled)) => session.handled(&handled.report_ids),
             None => {}
         }
-        while tasks.try_join_next().is_some() {}
     }
-    Ok(())
+}
+
+async fn send_letter(letters: &Letters, letter: wire::DeliverLetter) -> wire::DeliveryOutcome {
+    let wire::DeliverLetter { delivery_id, addresses, letter_json, timeout_millis } = letter;
+    let timeout = Duration::from_millis(timeout_millis);
+    let ended = letters.deliver(&letter_json, &addresses, timeout).await;
+    delivery::outcome(delivery_id, ended.map(|()| Refused::default()))
 }
 
 /// Puts as much together as there is.

@@ -2,6 +2,7 @@
 
 mod flow_service;
 mod report_intake;
+mod unbroken;
 
 pub use flow_service::FlowRpc;
 pub use report_intake::ReportRpc;

@@ -1,92 +1,75 @@
-//! Answers that are made where they are read, while a task cares for the rest of their stream.
+//! Answers beside which their stream is served, all of it where the stream is read.
 
-use futures_util::{Stream, StreamExt as _, stream};
-use tokio::sync::oneshot;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use std::task::{Poll, ready};
+
+use futures_util::{FutureExt as _, Stream, StreamExt as _, stream};
 use tonic::Status;
 
-/// The side of the task. Its end is the stream's.
-#[derive(Debug)]
-pub struct Served {
-    left: CancellationToken,
-    end: oneshot::Sender<Status>,
-}
-
-impl Served {
-    /// Returns when nobody reads the stream any more, or there are no more answers. Cancel safe.
-    pub async fn left(&self) {
-        self.left.cancelled().await;
-    }
-
-    /// Ends the stream with a status, before answers that were not read yet.
-    pub fn end(self, status: Status) {
-        // The reader of the stream may have left.
-        let _ = self.end.send(status);
-    }
-}
-
-/// A stream of these answers, which passes through no task and no queue, and what the task that serves it holds.
-pub fn served<T: Send, S: Stream<Item = T> + Unpin + Send>(
-    answers: S,
-) -> (impl Stream<Item = Result<T, Status>> + Send + use<T, S>, Served) {
-    let left = CancellationToken::new();
-    let (end, ended) = oneshot::channel();
-    let reading = Reading { answers, ended, cancels_left: left.clone().drop_guard() };
-    let stream = stream::unfold(Some(reading), |reading| async move {
-        let mut reading = reading?;
-        let answer = tokio::select! {
-            biased;
-            end = &mut reading.ended => return end.ok().map(|status| (Err(status), None)),
-            answer = reading.answers.next() => answer,
+/// A stream of answers, beside which `serving` takes in what the caller says. Both run where the stream is read and end with it: no task, and
+/// nobody to wake.
+///
+/// The stream ends when `serving` does, before answers that were not read yet, with the status that it may give; or when there are no more
+/// answers. The answers are dropped last.
+pub fn served<T, S, F>(answers: S, serving: F) -> impl Stream<Item = Result<T, Status>> + Send + use<T, S, F>
+where
+    S: Stream<Item = T> + Send,
+    F: Future<Output = Result<(), Status>> + Send,
+{
+    let mut both = Some((Box::pin(serving), Box::pin(answers)));
+    stream::poll_fn(move |context| {
+        let Some((serving, answers)) = &mut both else { return Poll::Ready(None) };
+        let next = match serving.poll_unpin(context) {
+            Poll::Ready(ended) => ended.err().map(Err),
+            Poll::Pending => ready!(answers.poll_next_unpin(context)).map(Ok),
         };
-        if let Some(answer) = answer {
-            return Some((Ok(answer), Some(reading)));
+        if !matches!(next, Some(Ok(_))) {
+            both = None;
         }
-        drop(reading.cancels_left);
-        reading.ended.await.ok().map(|status| (Err(status), None))
-    });
-    (stream, Served { left, end })
-}
-
-/// The side of whoever reads.
-struct Reading<S> {
-    answers: S,
-    ended: oneshot::Receiver<Status>,
-    cancels_left: DropGuard,
+        Poll::Ready(next)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
 
+    use tokio::sync::oneshot;
     use tonic::Code;
 
     use super::*;
 
     #[tokio::test]
-    async fn answers_end_with_their_task() {
-        let (stream, served) = served(stream::iter([1, 2]).chain(stream::pending()));
-        let mut stream = pin!(stream);
-        assert_eq!(stream.next().await.expect("an answer").expect("it is one"), 1);
-        served.end(Status::unavailable("it drains"));
-        let status = stream.next().await.expect("why").expect_err("no answer");
-        assert_eq!(status.code(), Code::Unavailable);
-        assert!(stream.next().await.is_none());
-        let (stream, served) = super::served(stream::pending::<u8>());
-        drop(served);
-        assert!(pin!(stream).next().await.is_none(), "without a status");
+    async fn a_stream_ends_as_its_serving_does() {
+        for (end, code) in [(Ok(()), None), (Err(Status::unavailable("it drains")), Some(Code::Unavailable))]
+        {
+            let (ends, ended) = oneshot::channel();
+            let serving = async { ended.await.expect("an end") };
+            let mut stream = pin!(served(stream::iter([1, 2]).chain(stream::pending()), serving));
+            assert_eq!(stream.next().await.expect("an answer").expect("it is one"), 1);
+            ends.send(end).expect("it is served");
+            let told = stream.next().await.map(|end| end.expect_err("no answer").code());
+            assert_eq!(told, code);
+            assert!(stream.next().await.is_none());
+        }
     }
 
     #[tokio::test]
-    async fn the_task_hears_that_nobody_reads_and_that_there_is_no_more() {
-        let (stream, served) = served(stream::pending::<u8>());
-        drop(stream);
-        served.left().await;
-        let (stream, served) = super::served(stream::iter([1]));
-        let read = tokio::spawn(stream.collect::<Vec<_>>());
-        served.left().await;
-        served.end(Status::aborted("another has this name"));
-        let read = read.await.expect("it ends");
-        assert_eq!((read.len(), read[1].as_ref().map_err(Status::code)), (2, Err(Code::Aborted)));
+    async fn serving_ends_with_the_answers_and_with_their_reader() {
+        for is_read in [true, false] {
+            let (lives, gone) = oneshot::channel::<()>();
+            let serving = async {
+                let _lives = lives;
+                std::future::pending().await
+            };
+            let mut stream = Box::pin(served(stream::iter([1]), serving));
+            assert_eq!(stream.next().await.expect("an answer").expect("it is one"), 1);
+            if is_read {
+                assert!(stream.next().await.is_none(), "there are no more");
+                gone.await.expect_err("nothing is served any more");
+            } else {
+                drop(stream);
+                gone.await.expect_err("nobody reads");
+            }
+        }
     }
 }

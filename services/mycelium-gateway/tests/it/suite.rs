@@ -31,6 +31,7 @@ use queue::{About, Instance, Intake, Taken};
 use rpc::{Allow, Channel, Error, LocalServer, MethodPolicy, Mount};
 use testkit::RedisServer;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
@@ -235,9 +236,11 @@ pub(crate) fn publish(name: &'static str, mount: rpc::MountBuilder) -> LocalServ
 /// A router that does what it is told.
 pub(crate) struct Router {
     sender: mpsc::Sender<wire::ExchangeRequest>,
-    answers: Streaming<wire::ExchangeResponse>,
+    answers: mpsc::UnboundedReceiver<Result<Option<wire::ExchangeResponse>, Status>>,
     unread: Vec<Said>,
     address: String,
+    /// Reads all the time, as routers do: what the gateway does for one is done where its answers are read.
+    _reading: JoinSet<()>,
 }
 
 /// What the gateway says to a router.
@@ -262,8 +265,19 @@ impl Router {
     pub(crate) async fn over(channel: Channel, address: &str) -> Self {
         let (sender, outgoing) = mpsc::channel(16);
         let answers = GatewayLinkServiceClient::new(channel).exchange(ReceiverStream::new(outgoing)).await;
-        let answers = answers.expect("allowed").into_inner();
-        Self { sender, answers, unread: Vec::new(), address: address.to_owned() }
+        let mut stream = answers.expect("allowed").into_inner();
+        let (read, answers) = mpsc::unbounded_channel();
+        let mut reading = JoinSet::new();
+        reading.spawn(async move {
+            loop {
+                let answer = stream.message().await;
+                let is_last = !matches!(answer, Ok(Some(_)));
+                if read.send(answer).is_err() || is_last {
+                    return;
+                }
+            }
+        });
+        Self { sender, answers, unread: Vec::new(), address: address.to_owned(), _reading: reading }
     }
 
     /// Whether nothing was heard of a job so far.
@@ -285,9 +299,10 @@ impl Router {
             return wanted(&self.unread.remove(at)).expect("found just now");
         }
         loop {
-            let answer = tokio::time::timeout(testkit::PATIENCE, self.answers.message()).await;
+            let answer = tokio::time::timeout(testkit::PATIENCE, self.answers.recv()).await;
             let answer = answer.unwrap_or_else(|_| panic!("nothing came; unread: {:#?}", self.unread));
-            let frame = answer.expect("no error").expect("no end").frame.expect("always one");
+            let frame =
+                answer.expect("no end before").expect("no error").expect("no end").frame.expect("always one");
             match frame {
                 Answer::Outcome(outcome) => self.unread.push(Said::Outcome(outcome)),
                 Answer::Dropped(dropped) => self.unread.push(Said::Dropped(dropped)),

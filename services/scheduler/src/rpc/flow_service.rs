@@ -31,6 +31,7 @@ use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
 use crate::log_asks::LogAsks;
 use crate::metrics::Metrics;
+use crate::rpc::unbroken::unbroken;
 use crate::views::answers::{self, AnswerSender};
 use crate::views::drawing;
 use crate::views::explain::Explainer;
@@ -109,13 +110,6 @@ impl FlowRpc {
 fn draining(way_out: &str) -> Status {
     let message = format!("the scheduler is ending; {way_out}");
     rpc::Error::unavailable(rpc::Reason::Draining, message).into()
-}
-
-/// Runs a change in a task of its own: a caller that goes away leaves nothing half done.
-async fn unbroken<T: Send + 'static>(
-    change: impl Future<Output = Result<T, Status>> + Send + 'static,
-) -> Result<T, Status> {
-    tokio::spawn(change).await.map_err(rpc::Error::internal)?
 }
 
 /// The actor behind a call. The method policy admits actors only.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use futures_util::{Stream, stream};
 use model::{ActorId, Violations};
 use proto::internal::v1::report_intake_service_server::ReportIntakeService;
 use proto::internal::v1::{
@@ -10,14 +11,16 @@ use proto::internal::v1::{
 };
 use proto::v1::SubmitFlowRequest;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
+use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::changes::submit::Submitter;
 use crate::driver::{Event, Handle};
+use crate::log_asks::LogAsks;
 use crate::metrics::Metrics;
 use crate::routers::{LINK_BUFFER, LinkId};
+use crate::rpc::unbroken::unbroken;
 
 /// Serves routers.
 pub struct ReportRpc {
@@ -43,25 +46,25 @@ impl ReportRpc {
 
 #[tonic::async_trait]
 impl ReportIntakeService for ReportRpc {
-    type ReportStream = ReceiverStream<Result<ReportResponse, Status>>;
+    type ReportStream = BoxStream<ReportResponse>;
 
     async fn report(
         &self,
         request: Request<Streaming<ReportRequest>>,
     ) -> Result<Response<Self::ReportStream>, Status> {
-        let link = LinkId(self.next_link.fetch_add(1, Ordering::Relaxed));
+        let id = LinkId(self.next_link.fetch_add(1, Ordering::Relaxed));
         let (to_router, answers) = mpsc::channel(LINK_BUFFER);
-        let (outgoing, stream) = mpsc::channel(1);
-        self.driver.send(Event::RouterUp(link, to_router)).await;
+        self.driver.send(Event::RouterUp(id, to_router)).await;
         let (driver, stop) = (self.driver.clone(), self.stop.clone());
-        tokio::spawn(async move {
+        let link = Link { answers, _asks: Asks { of: driver.log_asks().clone(), id } };
+        let serving = async move {
             tokio::select! {
-                () = serve(&driver, link, request.into_inner(), answers, outgoing) => {}
+                () = serve(&driver, id, request.into_inner()) => {}
                 () = stop.cancelled() => {}
             }
-            driver.log_asks().link_lost(link);
-        });
-        Ok(Response::new(ReceiverStream::new(stream)))
+            Ok(())
+        };
+        Ok(Response::new(Box::pin(rpc::served(link.into_stream(), serving))))
     }
 
     async fn submit_for(
@@ -69,9 +72,7 @@ impl ReportIntakeService for ReportRpc {
         request: Request<SubmitForRequest>,
     ) -> Result<Response<SubmitForResponse>, Status> {
         let (actor, submit, message_key) = parse_submission(request.into_inner())?;
-        let submitting = self.submitter.clone().submit_for(actor, submit, message_key);
-        // A router that goes away leaves nothing half done.
-        let flow = tokio::spawn(submitting).await.map_err(rpc::Error::internal)??;
+        let flow = unbroken(self.submitter.clone().submit_for(actor, submit, message_key)).await?;
         self.metrics.flows_submitted.inc();
         Ok(Response::new(SubmitForResponse { flow: Some(flow) }))
     }
@@ -97,34 +98,48 @@ fn parse_submission(request: SubmitForRequest) -> Result<(ActorId, SubmitFlowReq
     Ok((ActorId(on_behalf_of), submit, message_key))
 }
 
-/// Runs until either side of the stream ends.
-async fn serve(
-    driver: &Handle,
-    link: LinkId,
-    mut requests: Streaming<ReportRequest>,
-    mut answers: mpsc::Receiver<ReportResponse>,
-    outgoing: mpsc::Sender<Result<ReportResponse, Status>>,
-) {
+/// What a router is told over its stream.
+struct Link {
+    answers: mpsc::Receiver<ReportResponse>,
+    /// Dropped behind the answers: what was asked over the stream by then is asked again.
+    _asks: Asks,
+}
+
+/// The logs that are asked for over a stream.
+struct Asks {
+    of: LogAsks,
+    id: LinkId,
+}
+
+impl Drop for Asks {
+    fn drop(&mut self) {
+        self.of.link_lost(self.id);
+    }
+}
+
+impl Link {
+    fn into_stream(self) -> impl Stream<Item = ReportResponse> {
+        stream::unfold(self, |mut link| async move {
+            let answer = link.answers.recv().await?;
+            Some((answer, link))
+        })
+    }
+}
+
+/// Takes in what a router says until it says no more.
+async fn serve(driver: &Handle, link: LinkId, mut requests: Streaming<ReportRequest>) {
     loop {
-        tokio::select! {
-            request = requests.message() => match request {
-                Ok(Some(ReportRequest { reports, log_answers })) => {
-                    log_answers.into_iter().for_each(|answer| driver.log_asks().answered(answer));
-                    if !reports.is_empty() {
-                        driver.send(Event::Reports(parse(link, reports))).await;
-                    }
+        match requests.message().await {
+            Ok(Some(ReportRequest { reports, log_answers })) => {
+                log_answers.into_iter().for_each(|answer| driver.log_asks().answered(answer));
+                if !reports.is_empty() {
+                    driver.send(Event::Reports(parse(link, reports))).await;
                 }
-                Ok(None) => return,
-                Err(status) => {
-                    tracing::debug!(%status, link = link.0, "a router's stream broke off");
-                    return;
-                }
-            },
-            answer = answers.recv() => {
-                let Some(answer) = answer else { return };
-                if outgoing.send(Ok(answer)).await.is_err() {
-                    return;
-                }
+            }
+            Ok(None) => return,
+            Err(status) => {
+                tracing::debug!(%status, link = link.0, "a router's stream broke off");
+                return;
             }
         }
     }

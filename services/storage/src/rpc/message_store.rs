@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use futures_util::{Stream, StreamExt as _, stream};
+use futures_util::{FutureExt as _, Stream, StreamExt as _, stream};
 use model::{ContextId, FlowId, JobKey, RunnerId, Timestamp, limits};
 use proto::internal::v1 as wire;
 use proto::internal::v1::held_message::Kind;
@@ -15,6 +15,8 @@ use proto::internal::v1::{
 };
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::WatchStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::status::field;
@@ -44,21 +46,25 @@ impl MessageStoreService for Rpc {
     ) -> Result<Response<Self::TakeStream>, Status> {
         let mut frames = request.into_inner();
         let (begun, queues) = oneshot::channel();
-        let (answers, served) = ::rpc::served(Box::pin(answers(queues)));
         let rpc = self.clone();
-        // The hello is awaited in the task: its sender may want to see the answer's beginning first.
-        tokio::spawn(async move {
+        // Without more answers another router has the name: serving ends, and says how.
+        let over = CancellationToken::new();
+        let last = over.clone();
+        let answers = answers(queues).chain(stream::once(async move {
+            last.cancel();
+            std::future::pending().await
+        }));
+        // A task: what a router settles is settled though it does not read.
+        let serving = tokio::spawn(async move {
             let stop = rpc.stop.clone();
-            let ended = tokio::select! {
+            tokio::select! {
                 () = stop.cancelled() => Ok(()),
-                () = served.left() => Ok(()),
+                () = over.cancelled() => Ok(()),
                 ended = serve(&rpc, &mut frames, begun) => ended,
-            };
-            if let Err(status) = ended {
-                served.end(status);
             }
         });
-        Ok(Response::new(self.until_stop(answers)))
+        let serving = AbortOnDropHandle::new(serving).map(|ended| ended.map_err(::rpc::Error::internal)?);
+        Ok(Response::new(self.until_stop(::rpc::served(answers, serving))))
     }
 
     type WatchSchedulersStream = Answers<WatchSchedulersResponse>;
