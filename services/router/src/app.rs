@@ -4,21 +4,23 @@ use std::sync::Arc;
 
 use ::rpc::{Directory, MountBuilder};
 use directory::Remote;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use model::Timestamp;
-use proto::internal::v1::{SchedulerReplica, TakeHello, TakeRequest, take_request};
+use proto::internal::v1::SchedulerReplica;
 use service::{Condition, Readiness};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::clients::{self, GatewayClient, MessageStoreClient, RegistryClient, SoleName, Told};
+use crate::clients::{self, GatewayClient, MessageStoreClient, RegistryClient, SoleName};
 use crate::config::Config;
 use crate::driver::{Driver, EVENTS_WAITING_MAX, Event, Links, Outlets};
 use crate::error::Error;
 use crate::rpc::Rpc;
 use crate::schedulers::Schedulers;
 use crate::submits::{self, Submit};
-use delivery::core::{Core, Input, PATIENCE, Settings};
+use delivery::core::{Core, PATIENCE, Settings};
 use delivery::metrics::Metrics;
 
 /// Tells the time that people read.
@@ -94,7 +96,7 @@ impl App {
             directory,
             storage: clients::message_store(deps.storage),
             gateway: clients::gateway(deps.gateway),
-            schedulers: Schedulers::new(deps.schedulers, events.clone()),
+            schedulers: Schedulers::new(deps.schedulers),
             name_conflicts,
             registry: clients::registry(deps.registry),
             driver,
@@ -130,6 +132,7 @@ impl App {
             storage,
             gateway,
             schedulers,
+            name_conflicts,
             registry,
             driver,
             events,
@@ -139,44 +142,22 @@ impl App {
             stop,
             ..
         } = self;
-        let conflicts = self.name_conflicts;
-        let hello = take_request::Frame::Hello(TakeHello { router: name.clone() });
-        let take = {
-            let (client, events) = (storage.clone(), events.clone());
-            let open = move |outgoing| {
-                let mut client = client.clone();
-                async move { client.take(outgoing).await }
-            };
-            let told = Told {
-                up: Box::new(Event::StorageUp),
-                item: Box::new(|taken| Event::Input(Input::Taken(taken))),
-                down: Box::new(|()| Event::StorageDown),
-            };
-            let sole = Some(SoleName { name, conflicts });
-            let hello = Some(TakeRequest { frame: Some(hello) });
-            clients::keep_open("storage", open, hello, sole, told, events)
-        };
-        let exchange = {
-            let events = events.clone();
-            let open = move |outgoing| {
-                let mut client = gateway.clone();
-                async move { client.exchange(outgoing).await }
-            };
-            let told = Told {
-                up: Box::new(Event::GatewayUp),
-                item: Box::new(|said| Event::Input(Input::Gateway(said))),
-                down: Box::new(|()| Event::GatewayDown),
-            };
-            clients::keep_open("mycelium-gateway", open, None, None, told, events)
+        let streams = {
+            let (storage, sole) = (storage.clone(), SoleName { name, conflicts: name_conflicts });
+            ::rpc::driven(EVENTS_WAITING_MAX, |events| {
+                let kept = FuturesUnordered::from_iter([
+                    clients::keep_taking(storage.clone(), sole, events.clone()).boxed(),
+                    clients::keep_exchanging(gateway, events.clone()).boxed(),
+                    schedulers.follow(storage, events).boxed(),
+                ]);
+                kept.collect()
+            })
         };
         // Ended with this future, also when it is dropped.
         let mut tasks = JoinSet::new();
-        tasks.spawn(driver.run());
+        tasks.spawn(driver.run(streams));
         tasks.spawn(serves.while_serves(way));
         tasks.spawn(directory.follow(shutdown.clone()));
-        tasks.spawn(take);
-        tasks.spawn(exchange);
-        tasks.spawn(schedulers.follow(storage.clone()));
         tasks.spawn(clients::follow_runners(registry, events.clone()));
         tasks.spawn(submits::submit_all(submits, events.clone()));
         tasks.spawn(clients::keep_logs(storage, logs, events));

@@ -10,7 +10,8 @@ use proto::internal::v1::gateway_link_service_client::GatewayLinkServiceClient;
 use proto::internal::v1::message_store_service_client::MessageStoreServiceClient;
 use proto::internal::v1::registry_view_service_client::RegistryViewServiceClient;
 use proto::internal::v1::report_intake_service_client::ReportIntakeServiceClient;
-use proto::internal::v1::{AppendLogsRequest, LogChunk, NumberedLog, WatchRequest};
+use proto::internal::v1::take_request::Frame;
+use proto::internal::v1::{AppendLogsRequest, LogChunk, NumberedLog, TakeHello, TakeRequest, WatchRequest};
 use rpc::RECONNECT_MAX;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -159,6 +160,35 @@ async fn read<Resp>(
         }
     }
     Ok(())
+}
+
+/// Takes messages of storage for ever, as the only router of its name.
+pub(crate) async fn keep_taking(client: MessageStoreClient, sole: SoleName, events: mpsc::Sender<Event>) {
+    let hello = Frame::Hello(TakeHello { router: sole.name.clone() });
+    let open = |outgoing| {
+        let mut client = client.clone();
+        async move { client.take(outgoing).await }
+    };
+    let told = Told {
+        up: Box::new(Event::StorageUp),
+        item: Box::new(|taken| Event::Input(Input::Taken(taken))),
+        down: Box::new(|()| Event::StorageDown),
+    };
+    keep_open("storage", open, Some(TakeRequest { frame: Some(hello) }), Some(sole), told, events).await;
+}
+
+/// Speaks with the gateway for ever.
+pub(crate) async fn keep_exchanging(client: GatewayClient, events: mpsc::Sender<Event>) {
+    let open = |outgoing| {
+        let mut client = client.clone();
+        async move { client.exchange(outgoing).await }
+    };
+    let told = Told {
+        up: Box::new(Event::GatewayUp),
+        item: Box::new(|said| Event::Input(Input::Gateway(said))),
+        down: Box::new(|()| Event::GatewayDown),
+    };
+    keep_open("mycelium-gateway", open, None, None, told, events).await;
 }
 
 /// Follows the registry's view for ever.

@@ -1,7 +1,9 @@
 //! The loop: takes in what happened, as much as there is, and carries out what the core decides.
 
 use std::collections::HashMap;
+use std::pin::pin;
 
+use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use proto::internal::v1 as wire;
 use service::{Condition, Readiness, crash_point};
 use tokio::sync::mpsc;
@@ -46,6 +48,7 @@ pub(crate) enum Event {
 pub(crate) struct Driver {
     pub(crate) core: Core,
     pub(crate) clock: Clock,
+    /// What tasks of the router tell: output that is kept, flows that were made, the registry's view.
     pub(crate) events: mpsc::Receiver<Event>,
     pub(crate) outlets: Outlets,
     pub(crate) links: Links,
@@ -77,9 +80,10 @@ struct Needs {
 }
 
 impl Driver {
-    /// Works until nobody tells it anything any more.
-    pub(crate) async fn run(mut self) {
+    /// Works until the streams end, which are read here: what they bring passes no other task.
+    pub(crate) async fn run(mut self, streams: impl Stream<Item = Event>) {
         let mut events = Vec::with_capacity(EVENTS_TOGETHER_MAX);
+        let mut streams = pin!(streams);
         loop {
             let due = self.core.next_due();
             let timer = async {
@@ -89,6 +93,19 @@ impl Driver {
                 }
             };
             tokio::select! {
+                brought = streams.next() => match brought {
+                    Some(event) => {
+                        events.push(event);
+                        while events.len() < EVENTS_TOGETHER_MAX
+                            // The next turn of the loop has whoever brings more wake it.
+                            && let Some(Some(event)) = streams.next().now_or_never()
+                        {
+                            events.push(event);
+                        }
+                    }
+                    None => return,
+                },
+                // Without the tasks that tell it anything the router has ended.
                 count = self.events.recv_many(&mut events, EVENTS_TOGETHER_MAX) => if count == 0 { return },
                 () = timer => events.push(Event::Input(Input::Due)),
             }

@@ -1,12 +1,15 @@
 //! One stream for each scheduler replica that lives: storage tells which do.
 
 use std::collections::HashMap;
+use std::pin::pin;
 
 use backoff::Backoff;
+use futures_util::future::{AbortHandle, Abortable, BoxFuture, abortable};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use proto::internal::v1::{SchedulerReplica, WatchSchedulersRequest};
 use rpc::RECONNECT_MAX;
 use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinSet};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Status;
 
@@ -15,65 +18,53 @@ use crate::clients::{MessageStoreClient, Told, keep_open, scheduler};
 use crate::driver::Event;
 use delivery::core::Input;
 
-/// The streams that are kept. They end with it.
+/// The streams that are kept, all of them where [`Schedulers::follow`] runs.
 pub(crate) struct Schedulers {
     dial: DialScheduler,
-    events: mpsc::Sender<Event>,
     kept: HashMap<String, Kept>,
-    tasks: JoinSet<()>,
+    streams: FuturesUnordered<Abortable<BoxFuture<'static, ()>>>,
 }
 
 struct Kept {
     address: String,
-    task: AbortHandle,
+    stream: AbortHandle,
 }
 
 impl Schedulers {
-    pub(crate) fn new(dial: DialScheduler, events: mpsc::Sender<Event>) -> Self {
-        Self { dial, events, kept: HashMap::new(), tasks: JoinSet::new() }
+    pub(crate) fn new(dial: DialScheduler) -> Self {
+        Self { dial, kept: HashMap::new(), streams: FuturesUnordered::new() }
     }
 
-    /// Follows storage's list for ever. While it cannot be heard, the streams stay as they are.
-    pub(crate) async fn follow(mut self, mut storage: MessageStoreClient) {
-        let mut backoff = Backoff::up_to(RECONNECT_MAX);
+    /// Keeps a stream to each replica of storage's list, for ever. While that cannot be heard, the streams stay as they are.
+    pub(crate) async fn follow(mut self, storage: MessageStoreClient, events: mpsc::Sender<Event>) {
+        let mut lists = pin!(::rpc::driven(1, |lists| hear(storage, lists)));
         loop {
-            let following = async {
-                let mut lists = storage.watch_schedulers(WatchSchedulersRequest {}).await?.into_inner();
-                while let Some(list) = lists.message().await? {
-                    backoff.reset();
-                    self.change(list.replicas).await;
-                }
-                Ok::<_, Status>(())
-            };
-            match following.await {
-                Ok(()) => tracing::info!("storage ended its list of schedulers"),
-                Err(status) => tracing::warn!(%status, "the list of schedulers cannot be followed"),
+            tokio::select! {
+                Some(replicas) = lists.next() => self.change(replicas, &events).await,
+                Some(_) = self.streams.next(), if !self.streams.is_empty() => {}
             }
-            backoff.pause().await;
         }
     }
 
-    async fn change(&mut self, replicas: Vec<SchedulerReplica>) {
+    async fn change(&mut self, replicas: Vec<SchedulerReplica>, events: &mpsc::Sender<Event>) {
         let lives = |name: &str, address: &str| {
             replicas.iter().any(|replica| replica.name == name && replica.address == address)
         };
         let gone = self.kept.extract_if(|name, kept| !lives(name, &kept.address));
         for (name, kept) in gone.collect::<Vec<_>>() {
-            kept.task.abort();
-            // What it said last comes before this.
-            while !kept.task.is_finished() && self.tasks.join_next().await.is_some() {}
+            // It says nothing more from here on.
+            kept.stream.abort();
             // The driver lives as long as this does.
-            self.events.send(Event::SchedulerDown(name)).await.ok();
+            events.send(Event::SchedulerDown(name)).await.ok();
         }
         let names = replicas.iter().map(|replica| replica.name.clone()).collect();
-        self.events.send(Event::Input(Input::Schedulers(names))).await.ok();
+        events.send(Event::Input(Input::Schedulers(names))).await.ok();
         for replica in replicas {
-            self.keep(replica);
+            self.keep(replica, events);
         }
-        while self.tasks.try_join_next().is_some() {}
     }
 
-    fn keep(&mut self, replica: SchedulerReplica) {
+    fn keep(&mut self, replica: SchedulerReplica, events: &mpsc::Sender<Event>) {
         if self.kept.contains_key(&replica.name) {
             return;
         }
@@ -97,8 +88,30 @@ impl Schedulers {
             item: Box::new(move |said| Event::Input(Input::Scheduler(says.clone(), said))),
             down: Box::new(move |()| Event::SchedulerDown(down.clone())),
         };
-        let keeping = keep_open("scheduler", open, None, None, told, self.events.clone());
-        let task = self.tasks.spawn(keeping);
-        self.kept.insert(replica.name, Kept { address: replica.address, task });
+        let keeping = keep_open("scheduler", open, None, None, told, events.clone());
+        let (keeping, stream) = abortable(keeping.boxed());
+        self.streams.push(keeping);
+        self.kept.insert(replica.name, Kept { address: replica.address, stream });
+    }
+}
+
+/// Hands on each list of replicas that storage tells, for ever.
+async fn hear(mut storage: MessageStoreClient, to: mpsc::Sender<Vec<SchedulerReplica>>) {
+    let mut backoff = Backoff::up_to(RECONNECT_MAX);
+    loop {
+        let hearing = async {
+            let mut lists = storage.watch_schedulers(WatchSchedulersRequest {}).await?.into_inner();
+            while let Some(list) = lists.message().await? {
+                backoff.reset();
+                // Whoever reads them runs this.
+                to.send(list.replicas).await.ok();
+            }
+            Ok::<_, Status>(())
+        };
+        match hearing.await {
+            Ok(()) => tracing::info!("storage ended its list of schedulers"),
+            Err(status) => tracing::warn!(%status, "the list of schedulers cannot be followed"),
+        }
+        backoff.pause().await;
     }
 }
