@@ -6,12 +6,13 @@
 //! comes only after the coordinator has stored what it was told.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use backoff::Backoff;
-use futures_util::future::join_all;
-use futures_util::stream::{self, StreamExt};
+use futures_util::future::{BoxFuture, FutureExt, join_all};
+use futures_util::stream::{self, FuturesUnordered, StreamExt};
 use model::execution::Outcome;
 use model::supervision::{JobEvent, JobEventKind, JobOutput, Origin, method};
 use model::{ContextId, JobKey, Reason, ReasonCode};
@@ -19,7 +20,6 @@ use mycelium::json_rpc::{Call, CallError, Peer};
 use queue::{Acknowledger, Event, EventKind, EventReader, LogChunk, OPERATOR};
 use service::Condition;
 use tokio::sync::{Notify, mpsc};
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::blobs::Purpose;
@@ -50,7 +50,8 @@ struct Outbox {
     /// Events that nobody has to be told of any more.
     answered: mpsc::Sender<Vec<Event>>,
     shared: Arc<Shared>,
-    tasks: JoinSet<()>,
+    /// What the couriers do, beside the reading.
+    work: FuturesUnordered<BoxFuture<'static, ()>>,
 }
 
 /// What the couriers and the reader share.
@@ -134,7 +135,8 @@ pub async fn keep(supervisor: Supervisor, store: &Condition, stop: CancellationT
         supervisor: supervisor.clone(),
         shared: Arc::clone(&shared),
     };
-    let outbox = Outbox { supervisor, couriers: HashMap::new(), answered, shared, tasks: JoinSet::new() };
+    let work = FuturesUnordered::new();
+    let outbox = Outbox { supervisor, couriers: HashMap::new(), answered, shared, work };
     tokio::join!(outbox.run(reader, store, stop), remover.run(removed));
 }
 
@@ -148,8 +150,19 @@ impl Outbox {
                 Err(error) => {
                     store.unmet(error.to_string());
                     tracing::warn!(%error, "events cannot be read; trying again");
-                    backoff.pause().await;
+                    self.beside_couriers(backoff.pause()).await;
                 }
+            }
+        }
+    }
+
+    /// Waits for something while the couriers go on.
+    async fn beside_couriers<T>(&mut self, waited_for: impl Future<Output = T>) -> T {
+        let mut waited_for = pin!(waited_for);
+        loop {
+            tokio::select! {
+                come = &mut waited_for => return come,
+                Some(()) = self.work.next(), if !self.work.is_empty() => {}
             }
         }
     }
@@ -162,7 +175,7 @@ impl Outbox {
                 () = shared.room.notified() => {}
             }
         };
-        let events = reader.next(wake).await?;
+        let events = self.beside_couriers(reader.next(wake)).await?;
         if self.shared.take_room() {
             // What was left in Redis for want of room is pending there: read from the beginning.
             *reader = self.supervisor.queue.events();
@@ -173,7 +186,9 @@ impl Outbox {
             if event.coordinator == OPERATOR {
                 // Nobody has to be told of what an operator ran.
                 if self.shared.enter(&event) {
-                    let _ = self.answered.send(vec![event]).await;
+                    // The couriers may wait for the same places.
+                    let answered = self.answered.clone();
+                    let _ = self.beside_couriers(answered.send(vec![event])).await;
                 }
             } else {
                 self.hand_over(event);
@@ -192,7 +207,7 @@ impl Outbox {
             let (sender, events) = mpsc::channel(WAITING_MAX);
             let courier =
                 Courier { coordinator, supervisor: self.supervisor.clone(), answered: self.answered.clone() };
-            self.tasks.spawn(courier.run(events));
+            self.work.push(courier.run(events).boxed());
             sender
         });
         if let Err(full) = courier.try_send(event) {
@@ -221,6 +236,17 @@ struct Told {
     failed: Vec<(usize, Event)>,
 }
 
+impl Told {
+    /// Notes what failed, and puts what is free to be told in front of what waits.
+    fn take_back(self, turns: &mut Turns, held: &mut Held, waiting: &mut VecDeque<Event>) {
+        let Self { retried, failed } = self;
+        failed.iter().for_each(|(turn, event)| turns.failed(*turn, event));
+        let failed = failed.into_iter().map(|(_, event)| event).collect();
+        let free = held.told(&retried, failed, Instant::now());
+        free.into_iter().rev().for_each(|event| waiting.push_front(event));
+    }
+}
+
 /// Which of a coordinator's conversations serves a context is not known here: after a failure the
 /// next one has its turn.
 #[derive(Default)]
@@ -246,7 +272,7 @@ impl Courier {
         let mut waiting: VecDeque<Event> = VecDeque::new();
         let (mut held, mut starts) = (Held::default(), Starts::default());
         let mut turns = Turns::default();
-        let mut under_way: JoinSet<Told> = JoinSet::new();
+        let mut under_way = FuturesUnordered::new();
         let mut arrivals = self.supervisor.coordinators.arrivals();
         let mut away = Backoff::up_to(RETRY_MAX);
         let mut batch = Vec::with_capacity(BATCH_MAX);
@@ -258,9 +284,13 @@ impl Courier {
             if (due || !waiting.is_empty()) && under_way.len() < UNDER_WAY_MAX {
                 let peers = self.supervisor.coordinators.peers(&self.coordinator).await;
                 if peers.is_empty() {
+                    // What is under way goes on: it may have been answered, and others wait for the same places.
                     tokio::select! {
                         _ = arrivals.changed() => {}
                         () = away.pause() => {}
+                        Some(told) = under_way.next(), if !under_way.is_empty() => {
+                            Told::take_back(told, &mut turns, &mut held, &mut waiting);
+                        }
                     }
                     continue;
                 }
@@ -273,7 +303,7 @@ impl Courier {
                     continue;
                 }
                 let part = part.into_iter().map(|event| (turns.of(&event), event)).collect();
-                under_way.spawn(self.clone().tell(peers, retried.into_iter().collect(), part));
+                under_way.push(self.clone().tell(peers, retried.into_iter().collect(), part));
                 continue;
             }
             let room = under_way.len() < UNDER_WAY_MAX;
@@ -287,15 +317,9 @@ impl Courier {
                     let now = Instant::now();
                     batch.drain(..).for_each(|event| starts.sort(event, now, &mut waiting));
                 }
-                Some(ended) = under_way.join_next() => match ended {
-                    Ok(Told { retried, failed }) => {
-                        failed.iter().for_each(|(turn, event)| turns.failed(*turn, event));
-                        let failed = failed.into_iter().map(|(_, event)| event).collect();
-                        let free = held.told(&retried, failed, Instant::now());
-                        free.into_iter().rev().for_each(|event| waiting.push_front(event));
-                    }
-                    Err(error) => tracing::error!(%error, "telling a coordinator broke off"),
-                },
+                Some(told) = under_way.next(), if !under_way.is_empty() => {
+                    Told::take_back(told, &mut turns, &mut held, &mut waiting);
+                }
                 Ok(()) = arrivals.changed() => held.hurry(Instant::now()),
                 () = until(next_due), if room && next_due.is_some() => {}
                 () = until(starts_due), if starts_due.is_some() => {}

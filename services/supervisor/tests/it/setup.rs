@@ -5,7 +5,7 @@ use std::future::pending;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use envelope::{Conversation, OnRefusal, Sealer, Voice};
+use envelope::{Conversation, OnRefusal, Refusal, Sealer, Voice};
 use futures_util::future::BoxFuture;
 use identity::{Identity, SigningKey};
 use kv::Kv;
@@ -151,7 +151,10 @@ impl Machine {
 
 /// What a coordinator says to the supervisor of a node.
 pub(crate) fn signed(voice: &Arc<Voice>, node: PublicKey) -> Arc<Conversation> {
-    let heeded: OnRefusal = Arc::new(|refusal| panic!("a supervisor is not heard: {refusal}"));
+    // One that has another root by now does not hear what was said to the one before.
+    let heeded: OnRefusal = Arc::new(|refusal| {
+        assert!(matches!(refusal, Refusal::WrongDestination { .. }), "a supervisor is not heard: {refusal}");
+    });
     Arc::new(Conversation::new(Arc::clone(voice), heeded).with_name(node.to_string()))
 }
 
