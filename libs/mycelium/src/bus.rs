@@ -330,7 +330,7 @@ pub trait Bus: Send + Sync + 'static {
     fn listen(&self, topic: &str) -> Result<Inbox, BusError>;
 }
 
-/// Takes in what came, without waiting. It runs where the sender is.
+/// Function that takes in a payload where its sender is, without waiting.
 pub type Sink = Arc<dyn Fn(Incoming) + Send + Sync>;
 
 /// What comes in under one topic, in the order it came. Whoever takes something out holds its
@@ -348,7 +348,7 @@ impl Inbox {
         Self { payloads, shortcut: Shortcut::default() }
     }
 
-    /// The same for a bus that hands over to a sink once there is one.
+    /// Makes an inbox of a channel that a bus fills until there is a sink, which that bus then calls.
     pub(crate) const fn with_shortcut(payloads: mpsc::Receiver<Incoming>, shortcut: Shortcut) -> Self {
         Self { payloads, shortcut }
     }
@@ -376,7 +376,7 @@ impl Drop for Inbox {
     }
 }
 
-/// The way around the channel of an inbox, for senders of its own program. Clones are the same.
+/// Way around the channel of an inbox, for senders of its own program. Clones are the same.
 #[derive(Clone, Default)]
 pub(crate) struct Shortcut(Arc<RwLock<Option<Sink>>>);
 

@@ -232,7 +232,7 @@ impl BusPeers {
     }
 }
 
-/// What payloads leave a conversation with.
+/// Everything that a payload needs to leave a conversation: the bus, its destination, and how it is wrapped and signed.
 struct Leaving {
     bus: Arc<dyn Bus>,
     to: PublicKey,
@@ -259,7 +259,7 @@ impl Exit for Leaving {
         tracing::debug!(%to, %topic, %error, "a payload was not sent");
         let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
         match form {
-            // What such a node has already is answered whenever it is done, and is not asked for again.
+            // A plain node answers other calls whenever they are done, and is not asked for them again.
             Form::Plain => Fate::Lost(batch),
             Form::Framed if is_late => Fate::Stale,
             Form::Framed => Fate::Unreachable,

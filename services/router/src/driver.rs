@@ -97,7 +97,7 @@ impl Driver {
                     Some(event) => {
                         events.push(event);
                         while events.len() < EVENTS_TOGETHER_MAX
-                            // The next turn of the loop has whoever brings more wake it.
+                            // Nothing is missed: the loop reads the streams again before it waits.
                             && let Some(Some(event)) = streams.next().now_or_never()
                         {
                             events.push(event);
@@ -105,7 +105,7 @@ impl Driver {
                     }
                     None => return,
                 },
-                // Without the tasks that tell it anything the router has ended.
+                // The tasks that tell it anything are gone: the router has ended.
                 count = self.events.recv_many(&mut events, EVENTS_TOGETHER_MAX) => if count == 0 { return },
                 () = timer => events.push(Event::Input(Input::Due)),
             }

@@ -103,7 +103,7 @@ async fn hear(mut storage: MessageStoreClient, to: mpsc::Sender<Vec<SchedulerRep
             let mut lists = storage.watch_schedulers(WatchSchedulersRequest {}).await?.into_inner();
             while let Some(list) = lists.message().await? {
                 backoff.reset();
-                // Whoever reads them runs this.
+                // The reader of the lists runs this future, so that it is there.
                 to.send(list.replicas).await.ok();
             }
             Ok::<_, Status>(())

@@ -186,7 +186,7 @@ impl Outbox {
             if event.coordinator == OPERATOR {
                 // Nobody has to be told of what an operator ran.
                 if self.shared.enter(&event) {
-                    // The couriers may wait for the same places.
+                    // Couriers that wait for a place in the channel have to go on, since they may have been given it.
                     let answered = self.answered.clone();
                     let _ = self.beside_couriers(answered.send(vec![event])).await;
                 }

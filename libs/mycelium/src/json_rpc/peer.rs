@@ -83,16 +83,16 @@ pub(crate) trait Exit: Send + Sync {
     async fn send(&self, outgoing: Outgoing) -> Fate;
 }
 
-/// What became of a payload that was to leave.
+/// Result of sending a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It is in the hands of the other side; it carried this batch of calls.
+    /// The payload is in the hands of the other side; it carried this batch of calls.
     Sent(Option<u64>),
-    /// It is not, and its batch is not answered.
+    /// The payload did not arrive, and the batch that it carried is not answered.
     Lost(Option<u64>),
     /// The other side cannot be reached: nothing that waits for it is answered.
     Unreachable,
-    /// Nobody waits for it any more.
+    /// The payload did not arrive, and nobody waits for it any more.
     Stale,
 }
 
@@ -157,7 +157,7 @@ impl Peer {
         Self::over(Outbox::Timed(outbox), handler)
     }
 
-    /// The same with no task that sends: payloads leave where their senders are.
+    /// A conversation with no task that sends: payloads leave where their senders are.
     pub(crate) fn sending_here(exit: Box<dyn Exit>, handler: Arc<dyn Handler>) -> Self {
         Self::over(Outbox::Here(exit), handler)
     }
