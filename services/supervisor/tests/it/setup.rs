@@ -151,9 +151,11 @@ impl Machine {
 
 /// What a coordinator says to the supervisor of a node.
 pub(crate) fn signed(voice: &Arc<Voice>, node: PublicKey) -> Arc<Conversation> {
-    // One that has another root by now does not hear what was said to the one before.
-    let heeded: OnRefusal = Arc::new(|refusal| {
-        assert!(matches!(refusal, Refusal::WrongDestination { .. }), "a supervisor is not heard: {refusal}");
+    let (speaking, root) = (Arc::clone(voice), voice.root());
+    let heeded: OnRefusal = Arc::new(move |refusal| {
+        // Only a coordinator that has another root by now does not hear what was said to the one before.
+        let is_to_former = matches!(refusal, Refusal::WrongDestination { .. }) && speaking.root() != root;
+        assert!(is_to_former, "a supervisor is not heard: {refusal}");
     });
     Arc::new(Conversation::new(Arc::clone(voice), heeded).with_name(node.to_string()))
 }
