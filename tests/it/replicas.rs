@@ -86,7 +86,10 @@ fn of_three_schedulers_one_is_killed_and_one_hangs() {
     stdout(&command(&profiles[2], &["flow", "signal", "1", "go"]).output().expect("it starts"), 0);
     wait_until_blocking(|| (finished(&processes) >= FLOWS / 10).then_some(()), LONG, "some flows ended");
     proxy.set(Fault::Hold);
-    wait_until_blocking(|| (proxy.held() > 0).then_some(()), LONG, "a commit is held");
+    // Answers are held as well: what is more in flight than now was sent since, and does not arrive.
+    let in_flight = || processes.scheduler_metric(2, "mycora_scheduler_commits_in_flight");
+    let before = in_flight();
+    wait_until_blocking(|| (in_flight() > before).then_some(()), LONG, "a commit is held");
     processes.signal("scheduler-2", "-STOP");
     processes.kill9("scheduler-3");
     assert!(finished(&processes) < FLOWS, "all flows ended before anything went wrong");

@@ -261,6 +261,7 @@ impl Driver {
             self.routers.flush();
             self.handle.log_asks.send_unsent(|query| self.routers.read_log(query));
             self.metrics.flows_owned.set(i64::try_from(self.flows.len()).unwrap_or(i64::MAX));
+            self.metrics.commits_in_flight.set(i64::try_from(self.committing.len()).unwrap_or(i64::MAX));
             self.metrics.flows_asleep.set(i64::try_from(self.asleep.len()).unwrap_or(i64::MAX));
         }
     }

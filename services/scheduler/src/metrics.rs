@@ -19,6 +19,8 @@ pub struct Metrics {
     pub reconciled: IntCounter,
     /// Steps stored.
     pub commits: IntCounter,
+    /// Steps that storage has not answered yet.
+    pub commits_in_flight: IntGauge,
     /// Steps refused since the flow has another owner or has changed.
     pub fenced_commits: IntCounter,
     /// Reports that changed nothing.
@@ -56,6 +58,7 @@ impl Metrics {
             take_overs: counter("take_overs", "Flows whose owner this replica became while they ran")?,
             reconciled: counter("reconciled_attempts", "Attempts whose supervisors were asked for them")?,
             commits: counter("commits", "Steps stored")?,
+            commits_in_flight: gauge("commits_in_flight", "Steps that storage has not answered yet")?,
             fenced_commits: counter(
                 "fenced_commits",
                 "Steps refused: the flow has another owner, or changed",
