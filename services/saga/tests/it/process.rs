@@ -33,7 +33,8 @@ pub(crate) struct Request {
     pub(crate) token: String,
 }
 
-/// An upstream that logs each call, and answers when it may.
+/// An upstream that logs each call, and answers when it may. A clone is the same one.
+#[derive(Clone)]
 pub(crate) struct Upstream {
     pub(crate) address: String,
     calls: Arc<Mutex<Vec<Request>>>,
@@ -119,7 +120,13 @@ impl Upstream {
 
     /// Number of calls of a path.
     pub(crate) fn count(&self, path: &str) -> usize {
-        self.calls().iter().filter(|call| call.path == path).count()
+        self.count_of(path, "")
+    }
+
+    /// Number of calls of a path with this in their payload.
+    pub(crate) fn count_of(&self, path: &str, part: &str) -> usize {
+        let calls = self.calls.lock().expect("no panic");
+        calls.iter().filter(|call| call.path == path && call.body.contains(part)).count()
     }
 
     /// What was called, by its key: the path and the payload, and how often.

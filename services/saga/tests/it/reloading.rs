@@ -132,7 +132,7 @@ fn is_told(text: &str) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reloads_under_load_are_whole_and_instances_keep_what_they_began_on() {
     let mut scene = Scene::begin().await;
-    let load = Load::begin(&scene.stage, TENANT, &["OrderPlaced", "Paid"]);
+    let load = Load::begin(&scene.stage, TENANT, &["OrderPlaced", "Paid"], "/tell");
     let one = scene.place("one").await;
     // A good one: whatever runs goes on as it began, whatever starts is of the new version.
     scene.write("order.yaml", &saga(2));
