@@ -1,6 +1,7 @@
 //! What travels to a supervisor for one attempt, and what comes back.
 
 mod head;
+mod record;
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::address_range::AddressRange;
 use crate::flow::{EnvVars, ResultMap};
-use crate::id::{ActorId, BlobHash, ContextId, FlowId, JobKey};
+use crate::id::{ActorId, ContextId, FlowId, JobKey};
 use crate::isolation::Isolation;
 use crate::job::{BlobRef, ScriptSource};
 use crate::limits;
@@ -18,6 +19,7 @@ use crate::script_type::ScriptType;
 use crate::time::Timestamp;
 
 pub use self::head::{Beginning, ExecutionHead};
+pub use self::record::ExecutionRecord;
 
 /// Bytes that an attempt needs: by hash, and inline where they are small enough.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,25 +89,6 @@ pub struct Execution {
     /// W3C trace context of the submission.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
-}
-
-impl Execution {
-    /// Hashes what is to run. A supervisor that knows the job key with another
-    /// hash refuses it: an attempt never changes.
-    #[must_use]
-    pub fn content_hash(&self) -> BlobHash {
-        let is_inline = self.files.values().any(|file| file.inline.is_some());
-        if !is_inline && self.traceparent.is_none() {
-            return BlobHash::of(&serde_json::to_vec(self).unwrap_or_default());
-        }
-        // Whether bytes travel inline must not matter, so their base64 is left out.
-        let mut bare = self.clone();
-        for file in bare.files.values_mut() {
-            file.inline = None;
-        }
-        bare.traceparent = None;
-        bare.content_hash()
-    }
 }
 
 /// What the policy of a supervisor gives a job.

@@ -246,7 +246,17 @@ impl BlobHash {
     /// Hashes `bytes`.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
-        Self(Sha256::digest(bytes).into())
+        Self::of_parts(&[bytes])
+    }
+
+    /// Hashes `parts` as if they were one behind the other.
+    #[must_use]
+    pub fn of_parts(parts: &[&[u8]]) -> Self {
+        let mut hash = Sha256::new();
+        for part in parts {
+            hash.update(part);
+        }
+        Self(hash.finalize().into())
     }
 
     /// The hash itself.

@@ -45,8 +45,8 @@ pub use context::{Context, ContextState, Role};
 pub use draft::{FlowDraft, NodeDraft};
 pub use event::{Event, FlowEvent, NodeEvent};
 pub use execution::{
-    AttemptEnd, Beginning, EndedProcess, Execution, ExecutionHead, FileSource, Grants, NodeReport,
-    ReportKind, ReportSource,
+    AttemptEnd, Beginning, EndedProcess, Execution, ExecutionHead, ExecutionRecord, FileSource, Grants,
+    NodeReport, ReportKind, ReportSource,
 };
 pub use flow::{Flow, FlowSpec, FlowStatus};
 pub use id::{

@@ -46,7 +46,7 @@ pub fn job(job: &str, script: String, grants: Option<&str>) -> serde_json::Resul
 /// # Errors
 /// It cannot be written.
 pub fn job_fields(execution: Execution, grants: &Grants) -> Result<Vec<(&'static str, String)>> {
-    crate::job::fields(execution, grants)
+    crate::job::fields(execution, grants).map(|(_, fields)| fields)
 }
 
 /// A command to an instance; nothing for one that cannot be understood.

@@ -1,7 +1,7 @@
 //! A job as its hash holds it.
 
 use model::execution::{AttemptEnd, Outcome};
-use model::{BlobHash, Execution, Grants, ScriptSource, Timestamp};
+use model::{BlobHash, Execution, ExecutionRecord, Grants, Timestamp};
 
 use kv::{Error, Result, Value};
 
@@ -120,19 +120,16 @@ impl JobState {
     }
 }
 
-/// The fields that are kept of an execution, beside those that every job has. The script stands in a
-/// field of its own, for old readers, and is left out of the rest so that it is kept once. What was signed was checked.
-pub(crate) fn fields(mut execution: Execution, grants: &Grants) -> Result<Vec<(&'static str, String)>> {
-    execution.signature = None;
-    let script = match &mut execution.script {
-        ScriptSource::Inline(text) => std::mem::take(text),
-        ScriptSource::Blob(blob) => blob.sha256.to_string(),
-    };
+/// The hash of an execution, and the fields that are kept of it, beside those that every job has. The script stands in a field of its
+/// own, for old readers, and is left out of the rest so that it is kept once.
+pub(crate) fn fields(
+    execution: Execution,
+    grants: &Grants,
+) -> Result<(BlobHash, Vec<(&'static str, String)>)> {
     let text = |what: &str, result: std::result::Result<String, serde_json::Error>| {
         result.map_err(|error| Error::Protocol(format!("{what} cannot be written as JSON: {error}")))
     };
-    Ok(vec![
-        ("script", script),
+    let mut fields = vec![
         ("script_type", execution.script_type.to_string()),
         ("env_vars", text("env_vars", serde_json::to_string(&execution.env_vars))?),
         ("timeout", execution.timeout_secs.to_string()),
@@ -140,16 +137,10 @@ pub(crate) fn fields(mut execution: Execution, grants: &Grants) -> Result<Vec<(&
         ("caller", execution.caller_id.to_string()),
         ("context_id", execution.context_id.to_string()),
         ("flow_id", execution.flow_id.to_string()),
-        ("job", text("job", serde_json::to_string(&execution))?),
         ("grants", text("grants", serde_json::to_string(grants))?),
-    ])
-}
-
-/// Undoes [`fields`].
-pub(crate) fn execution(job: &str, script: String) -> std::result::Result<Execution, serde_json::Error> {
-    let mut execution: Execution = serde_json::from_str(job)?;
-    if let ScriptSource::Inline(text) = &mut execution.script {
-        *text = script;
-    }
-    Ok(execution)
+    ];
+    let record = ExecutionRecord::write(execution)
+        .map_err(|error| Error::Protocol(format!("job cannot be written as JSON: {error}")))?;
+    fields.extend([("job", record.text), ("script", record.script)]);
+    Ok((record.hash, fields))
 }

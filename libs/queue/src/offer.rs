@@ -4,15 +4,13 @@ use std::num::NonZeroU32;
 
 use keys::supervisor as k;
 use keys::{ActorNonce, WorkQueue};
-use model::{BlobHash, Execution, Grants, Name, Timestamp};
+use model::{Execution, Grants, Name, Timestamp};
 
 /// A job that a coordinator wants executed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Offer {
-    /// What is to run.
+    /// What is to run. A key that is known with something else is refused.
     pub execution: Execution,
-    /// The hash of it. A key that is known with another hash is refused.
-    pub hash: BlobHash,
     /// Who is to be told what becomes of it.
     pub coordinator: String,
     /// What the supervisor's policy gives it.

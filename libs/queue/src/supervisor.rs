@@ -415,9 +415,10 @@ impl Supervisor {
             Condition::Known => ("known", String::new(), 0),
             Condition::Signed { nonce, expires } => ("", nonce_owner(nonce), expires.as_millis()),
         };
+        let (hash, fields) = fields(offer.execution, &offer.grants)?;
         let mut call = ACCEPT.call(&keys).named(kv::named![
             key: &key.to_string(),
-            hash: &offer.hash.to_string(),
+            hash: &hash.to_string(),
             coordinator: &offer.coordinator,
             queue_max: QUEUE_LEN_MAX,
             old_queue: &old.map(|binding| binding.queue.to_string()).unwrap_or_default(),
@@ -427,7 +428,7 @@ impl Supervisor {
             node: node.unwrap_or_default(),
             weight: offer.weight.get(),
         ]);
-        for (name, value) in fields(offer.execution, &offer.grants)? {
+        for (name, value) in fields {
             call = call.arg(name).arg(&value);
         }
         Ok(call)

@@ -6,12 +6,11 @@ use keys::supervisor as k;
 use keys::{InstanceRef, WorkQueue};
 use kv::{Arg, Call, Result, Value};
 use model::execution::{AttemptEnd, Outcome};
-use model::{Execution, Grants, Isolation, JobKey, Reason, ReasonCode, Timestamp};
+use model::{Execution, ExecutionRecord, Grants, Isolation, JobKey, Reason, ReasonCode, Timestamp};
 use tokio::sync::{Notify, RwLock};
 
 use crate::crash_point;
 use crate::instance::{Ending, Instance};
-use crate::job::execution;
 use crate::script::{FINISH_AND_TAKE, TAKE};
 
 /// A job that this instance has to run now: it is recorded as started.
@@ -227,5 +226,5 @@ pub(crate) fn read(
     grants: Option<&str>,
 ) -> serde_json::Result<(Execution, Grants)> {
     let grants = grants.map_or_else(|| Ok(Grants::default()), serde_json::from_str)?;
-    Ok((execution(job, script)?, grants))
+    Ok((ExecutionRecord::read(job, script)?, grants))
 }

@@ -84,9 +84,8 @@ impl Supervisor {
         let job_key = JobKey { context, flow: FlowUid(flow), job: JobId(1), attempt: Attempt(1) };
         let execution = execution(job_key, wanted);
         let (grants, condition) = admit(self, &execution, OPERATOR).await.map_err(NotRun::Refused)?;
-        let hash = execution.content_hash();
         let weight = self.policy.rules().weight(context);
-        let offer = Offer { execution, hash, coordinator: OPERATOR.to_owned(), grants, condition, weight };
+        let offer = Offer { execution, coordinator: OPERATOR.to_owned(), grants, condition, weight };
         self.queue.accept(offer).await.map_err(NotRun::Queue)?;
         self.metrics.accepted.inc();
         Ok(job_key)

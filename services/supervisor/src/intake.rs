@@ -275,12 +275,11 @@ impl Work {
         if let Some(refusal) = self.supervisor.refused.get(&self.coordinator, job) {
             return Err(refusal);
         }
-        let hash = execution.content_hash();
         let taken = self.take(&mut execution).await.map_err(|refusal| self.note(job, refusal))?;
         let ((grants, condition), in_use) = taken;
         let coordinator = self.coordinator.clone();
         let weight = self.supervisor.policy.rules().weight(job.context);
-        Ok((Offer { execution, hash, coordinator, grants, condition, weight }, in_use))
+        Ok((Offer { execution, coordinator, grants, condition, weight }, in_use))
     }
 
     async fn take(&self, execution: &mut Execution) -> Result<((Grants, Condition), InUse), RpcError> {

@@ -217,17 +217,18 @@ impl Found {
         let queue = self.at.queue.clone().with_isolation(execution.isolation.max(grants.isolation));
         let (queue, jobs) = (queue.to_string(), k::context_jobs(self.at.context));
         let keys = IMPORT.keys([("list", &self.at.list), ("queue", &queue), ("jobs", &jobs)]);
+        let (hash, fields) = fields(execution.clone(), grants)?;
         let mut call = IMPORT.call(&keys).named(kv::named![
             entry: &self.at.entry,
             old_hash: &job.hash(),
             old_id: &job.id(),
             key: &key.to_string(),
-            hash: &execution.content_hash().to_string(),
+            hash: &hash.to_string(),
             queue_max: waiting_max,
             old_queue: &self.at.pushed.0,
             old_entry: &self.at.pushed.1,
         ]);
-        for (name, value) in fields(execution.clone(), grants)? {
+        for (name, value) in fields {
             call = call.arg(name).arg(&value);
         }
         Ok(Some(call))

@@ -113,9 +113,8 @@ pub(crate) fn execution(job: u32) -> Execution {
 }
 
 pub(crate) fn offer(execution: Execution) -> Offer {
-    let hash = execution.content_hash();
     let (coordinator, grants, condition) = (COORDINATOR.into(), Grants::default(), Condition::None);
-    Offer { execution, hash, coordinator, grants, condition, weight: NonZeroU32::MIN }
+    Offer { execution, coordinator, grants, condition, weight: NonZeroU32::MIN }
 }
 
 pub(crate) fn ending(job_key: JobKey, outcome: Outcome) -> Ending {

@@ -64,7 +64,6 @@ async fn who_cannot_tell_and_who_will_not_are_told_apart() {
     let supervisor = Supervisor::new(suite.kv.clone(), suite.kv.endpoint().database());
     let theirs = Offer {
         execution: execution(1),
-        hash: execution(1).content_hash(),
         coordinator: "another".into(),
         grants: model::Grants::default(),
         condition: queue::Condition::None,

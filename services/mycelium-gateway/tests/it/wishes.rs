@@ -181,10 +181,8 @@ async fn contexts_are_forgotten(front: Front) {
 
     // Another coordinator may have the context now, and then it is not ours to forget.
     let supervisor = queue::Supervisor::new(suite.kv.clone(), database);
-    let hash = execution(1).content_hash();
     let theirs = queue::Offer {
         execution: execution(1),
-        hash,
         coordinator: "another".into(),
         grants: model::Grants::default(),
         condition: queue::Condition::None,

@@ -54,7 +54,6 @@ impl Compiling {
     async fn run(&self, script_type: ScriptType, script: &str) -> (AttemptEnd, String) {
         let execution = job(script_type, script);
         let offer = Offer {
-            hash: execution.content_hash(),
             grants: model::Grants::default(),
             execution,
             coordinator: "c".into(),

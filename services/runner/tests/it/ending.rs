@@ -130,7 +130,6 @@ async fn a_drain_lets_jobs_end_until_its_deadline() {
     let runner = runner::start(hurried, &kv, 0, &Shutdown::new()).await.expect("a runner");
     let execution = shell("sleep 600");
     let offer = queue::Offer {
-        hash: execution.content_hash(),
         execution,
         coordinator: "c".into(),
         grants: model::Grants::default(),
@@ -178,7 +177,6 @@ async fn redis_may_restart_in_the_middle() {
         shell(&format!("while [ ! -e {} ]; do sleep 0.01; done; echo a=1 > $MYCORA_RESULT", go.display()));
     let key = execution.job_key;
     let offer = queue::Offer {
-        hash: execution.content_hash(),
         execution,
         coordinator: "c".into(),
         grants: model::Grants::default(),
@@ -203,7 +201,6 @@ async fn redis_may_restart_in_the_middle() {
     let next = shell("exit 0");
     let next_key = next.job_key;
     let offer = queue::Offer {
-        hash: next.content_hash(),
         execution: next,
         coordinator: "c".into(),
         grants: model::Grants::default(),

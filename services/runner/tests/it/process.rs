@@ -40,7 +40,6 @@ async fn job_with_children(supervisor: &Supervisor, dir: &std::path::Path) -> (J
     let execution = shell(&script);
     let key = execution.job_key;
     let offer = Offer {
-        hash: execution.content_hash(),
         grants: Grants::default(),
         execution,
         coordinator: "c".into(),
@@ -135,7 +134,6 @@ async fn a_rhai_job_is_not_for_a_runner_without_it() {
     assert_eq!(types, ["shell:default:1"]);
     let execution = job(model::ScriptType::Rhai, "");
     let offer = Offer {
-        hash: execution.content_hash(),
         execution,
         coordinator: "c".into(),
         grants: model::Grants::default(),

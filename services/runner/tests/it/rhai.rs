@@ -165,9 +165,7 @@ async fn a_greedy_script_ends_before_the_machine_does() {
         let mut execution = job(ScriptType::Rhai, script);
         // Memory ends it, not the clock of a machine with other work.
         execution.timeout_secs = 600;
-        let hash = execution.content_hash();
         let offer = Offer {
-            hash,
             execution,
             coordinator: "c".into(),
             grants: Grants::default(),

@@ -75,7 +75,6 @@ impl Bench {
     pub(crate) async fn accept_with(&self, execution: Execution, grants: model::Grants) -> JobKey {
         let key = execution.job_key;
         let offer = Offer {
-            hash: execution.content_hash(),
             execution,
             coordinator: "c".into(),
             grants,

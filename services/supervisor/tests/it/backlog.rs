@@ -61,9 +61,9 @@ async fn backlog(queue: &queue::Supervisor, coordinator: &str, context: u128) {
     for part in (0..BACKLOG).collect::<Vec<_>>().chunks(1000) {
         let offers = part.iter().map(|job| {
             let execution = execution(context, *job);
-            let (hash, coordinator) = (execution.content_hash(), coordinator.to_owned());
+            let coordinator = coordinator.to_owned();
             let (grants, condition) = (model::Grants::default(), queue::Condition::None);
-            Offer { execution, hash, coordinator, grants, condition, weight: NonZeroU32::MIN }
+            Offer { execution, coordinator, grants, condition, weight: NonZeroU32::MIN }
         });
         let accepted = queue.accept_all(offers.collect()).await;
         assert!(accepted.iter().all(Result::is_ok));

@@ -67,7 +67,6 @@ async fn a_drain_gives_back_what_waits_and_outlives_a_restart() {
     // What was on its way in while the drain began is given back by the next look.
     let late = execution(3, 1);
     let offer = queue::Offer {
-        hash: late.content_hash(),
         execution: late.clone(),
         coordinator: coordinator.name.clone(),
         grants: model::Grants::default(),

@@ -71,7 +71,6 @@ async fn what_somebody_needs_is_never_removed() {
     // A job that ended, and whose output its coordinator has not; one that waits.
     let made = execution(1, 1);
     let offer = queue::Offer {
-        hash: made.content_hash(),
         execution: made.clone(),
         coordinator: "nobody".into(),
         grants: model::Grants::default(),
@@ -85,7 +84,6 @@ async fn what_somebody_needs_is_never_removed() {
     let mut waits = naming(1, 2, "file");
     waits.script = ScriptSource::Blob(blob(&text("script")));
     let offer = queue::Offer {
-        hash: waits.content_hash(),
         execution: waits,
         coordinator: "nobody".into(),
         grants: model::Grants::default(),

@@ -104,7 +104,6 @@ async fn an_old_worker_ends_a_job() {
     let job = job();
     let key = job.job_key;
     let offer = Offer {
-        hash: job.content_hash(),
         execution: job,
         coordinator: "c".into(),
         grants: Grants::default(),
