@@ -6,7 +6,7 @@
 )]
 
 use std::os::unix::process::ExitStatusExt as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use identity::Identity;
 use model::SagaStatus;
@@ -510,8 +510,13 @@ async fn die_behind_the_publish(rows: Rows) {
         }
         let order = format!("o-{nth}");
         let start = start(&order, format!("r-{nth}"));
-        let lost = process.actor(&suite, EXECUTOR).start_saga(start.clone()).await.expect_err("it died");
-        assert_eq!(lost.code(), Code::Unavailable, "{lost:?}");
+        // On a machine that has other things to do a process may say that it cannot, before it comes to what it dies of.
+        let begin = Instant::now();
+        while process.process.is_running() {
+            let lost = process.actor(&suite, EXECUTOR).start_saga(start.clone()).await.expect_err("it dies");
+            assert_eq!(lost.code(), Code::Unavailable, "{lost:?}");
+            assert!(begin.elapsed() < PATIENCE, "it lives on: {}", process.process.output());
+        }
         assert_eq!(process.process.wait(PATIENCE).signal(), Some(9), "{}", process.process.output());
         started.push(format!("StartSaga acme/order/{order}"));
 
