@@ -9,7 +9,7 @@ use model::{Execution, Grants, Name, Timestamp};
 /// A job that a coordinator wants executed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Offer {
-    /// What is to run. A key that is known with something else is refused.
+    /// The attempt that is to run. One whose key is known with other content is refused.
     pub execution: Execution,
     /// Who is to be told what becomes of it.
     pub coordinator: String,

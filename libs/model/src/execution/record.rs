@@ -119,7 +119,7 @@ mod tests {
         made.collect()
     }
 
-    /// What counts of an execution.
+    /// Leaves out of an execution the fields that its hash does not cover.
     fn bare(mut execution: Execution) -> Execution {
         execution.traceparent = None;
         for file in execution.files.values_mut() {
