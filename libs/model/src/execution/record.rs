@@ -7,8 +7,7 @@ use crate::job::ScriptSource;
 /// An execution as a supervisor keeps it: written once, for the record and for its hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecutionRecord {
-    /// The execution as JSON, without the text of its script, the signature, which was checked, and bytes that came inline, which are
-    /// kept elsewhere.
+    /// The execution as JSON, without the text of its script and without the signature, which was checked.
     pub text: String,
     /// The script's text; of a script in a blob, the hash of that.
     pub script: String,
@@ -23,16 +22,16 @@ impl ExecutionRecord {
     /// # Errors
     /// When it cannot be written as JSON, which has not been seen.
     pub fn write(mut execution: Execution) -> Result<Self, serde_json::Error> {
-        for file in execution.files.values_mut() {
-            file.inline = None;
-        }
         let (signature, traceparent) = (execution.signature.take(), execution.traceparent.take());
         let inline = match &mut execution.script {
             ScriptSource::Inline(text) => Some(std::mem::take(text)),
             ScriptSource::Blob(_) => None,
         };
         let text = serde_json::to_string(&execution)?;
-        let hash = hash(&text, inline.as_deref(), signature.as_deref())?;
+        let hash = match without_bytes(&execution) {
+            None => hash(&text, inline.as_deref(), signature.as_deref())?,
+            Some(bare) => hash(&serde_json::to_string(&bare)?, inline.as_deref(), signature.as_deref())?,
+        };
         let script = match execution.script {
             ScriptSource::Inline(_) => inline.unwrap_or_default(),
             ScriptSource::Blob(blob) => blob.sha256.to_string(),
@@ -53,14 +52,27 @@ impl ExecutionRecord {
     }
 }
 
+/// An execution without the bytes that came inline with its files; nothing where none did.
+///
+/// A supervisor keeps them as blobs before it writes the record, so that a record with them is rare.
+fn without_bytes(execution: &Execution) -> Option<Execution> {
+    execution.files.values().any(|file| file.inline.is_some()).then(|| {
+        let mut bare = execution.clone();
+        for file in bare.files.values_mut() {
+            file.inline = None;
+        }
+        bare
+    })
+}
+
 /// Hashes an execution's text as it is with its script and its signature.
 fn hash(text: &str, script: Option<&str>, signature: Option<&str>) -> Result<BlobHash, serde_json::Error> {
     // Not within a text of JSON, whose quotation marks are escaped: it is the field, and the first one.
     let before_script = "\"script\":{\"inline\":";
     let (before, script, after) = match (script, text.find(before_script)) {
         (Some(script), Some(at)) => {
-            let (before, rest) = text.split_at(at + before_script.len());
-            (before, serde_json::to_string(script)?, rest.strip_prefix("\"\"").unwrap_or(rest))
+            let (before, empty) = text.split_at(at + before_script.len());
+            (before, serde_json::to_string(script)?, empty.trim_start_matches('"'))
         }
         _ => ("", String::new(), text),
     };
@@ -142,8 +154,7 @@ mod tests {
         for execution in all() {
             let record = ExecutionRecord::write(execution.clone()).expect("written");
             let read = ExecutionRecord::read(&record.text, record.script).expect("read");
-            let want =
-                Execution { signature: None, traceparent: execution.traceparent.clone(), ..bare(execution) };
+            let want = Execution { signature: None, ..execution };
             assert_eq!(read, want);
             assert_eq!(record.text, serde_json::to_string(&without_script(want)).expect("written"));
         }
