@@ -9,7 +9,7 @@ use identity::ServiceName;
 use prost_reflect::MethodDescriptor;
 use rpc::{Channel, TlsFiles};
 use serde_json::{Value, json};
-use testkit::{Process, wait_until, wait_until_blocking};
+use testkit::{TestProcess, wait_until, wait_until_blocking};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tonic::{Code, Status, Streaming};
@@ -361,7 +361,7 @@ fn a_flow_is_watched_to_its_end_over_the_deaths_of_storage_and_scheduler() {
                 then: { script_type: shell, script: 'exit 0', depends: [first], prerequisites: [two] }\n";
     let file = flow_file(dir.path(), text);
     let submit = ["flow", "submit", &file, "--watch"];
-    let mut watching = Process::spawn("flow submit", &mut command(&processes.profile(), &submit));
+    let mut watching = TestProcess::spawn("flow submit", &mut command(&processes.profile(), &submit));
     watching.wait_for_line("flow 1 `watched`: running", PATIENCE);
     let signal = |name: &str| {
         stdout(

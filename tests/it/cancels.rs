@@ -1,6 +1,6 @@
 //! Cancelling, wherever a node stands; and a context that goes away under its flows.
 
-use testkit::{Mark, wait_until_blocking};
+use testkit::{WitnessMark, wait_until_blocking};
 
 use crate::scene::Scene;
 use crate::suite::{PATIENCE, processes_in, stderr, stdout};
@@ -112,7 +112,7 @@ fn cancelled_while_the_supervisor_is_gone() {
     // The machine takes work again, and nothing of before runs.
     let (_, ended) = scene.run(&format!("name: next\njobs:\n  only: {{ {GOOD} }}\n"));
     assert_eq!(ended.status, "FINISHED");
-    assert!(witness.lines().iter().all(|(mark, ..)| *mark == Mark::Start), "it was not run again");
+    assert!(witness.lines().iter().all(|(mark, ..)| *mark == WitnessMark::Start), "it was not run again");
     scene.close();
     up.stop();
     drop(dir);

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use testkit::{Process, free_port};
+use testkit::{TestProcess, free_port};
 
 use crate::suite::{PATIENCE, end_servers_of, get_with, program, stderr, stdout};
 
@@ -62,12 +62,12 @@ impl Home {
     }
 
     /// Starts a suite and waits until it serves; gives its operators' port as well.
-    fn up(&self, umask: &str, more: &[&str]) -> (Process, u16) {
+    fn up(&self, umask: &str, more: &[&str]) -> (TestProcess, u16) {
         let port = ports();
         let (data, port_text) = (self.path("data"), port.to_string());
         let data = data.to_str().expect("a plain path");
         let arguments = [&["up", "--data", data, "--port", &port_text, "--no-supervisor"], more].concat();
-        let mut up = Process::spawn("mycora up", &mut self.mycora(umask, &arguments));
+        let mut up = TestProcess::spawn("mycora up", &mut self.mycora(umask, &arguments));
         up.wait_for_line("mycora is ready", PATIENCE);
         (up, port + 100)
     }

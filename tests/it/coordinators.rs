@@ -1,7 +1,7 @@
 //! Two coordinators, one supervisor.
 
 use serde_json::Value;
-use testkit::Process;
+use testkit::TestProcess;
 
 use crate::suite::{Up, command, flow_file, stdout};
 
@@ -61,7 +61,7 @@ fn a_port_in_use_and_a_directory_in_use_are_named() {
 
     let data = dir.path().join("data");
     let mut third = command(&up.profile(), &["up", "--data", data.to_str().expect("plain"), "--port", "1"]);
-    let mut third = Process::spawn("a second up", &mut third);
+    let mut third = TestProcess::spawn("a second up", &mut third);
     third.wait(crate::suite::PATIENCE);
     assert!(third.output().contains("in use by another"), "{}", third.output());
     up.stop();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use testkit::{Mark, Witness, wait_until_blocking};
+use testkit::{Witness, WitnessMark, wait_until_blocking};
 
 use crate::local::Processes;
 use crate::suite::{PATIENCE, Up, command, flow_file, processes_in, stdout};
@@ -53,7 +53,10 @@ fn up_is_killed_and_goes_on() {
     stdout(&up.mycora(&["flow", "submit", &file]), 0);
     // Then the first layer is in the record, and the second one is in the middle of its scripts.
     wait_until_blocking(
-        || (witness.lines().iter().filter(|(mark, ..)| *mark == Mark::Start).count() >= 6).then_some(()),
+        || {
+            (witness.lines().iter().filter(|(mark, ..)| *mark == WitnessMark::Start).count() >= 6)
+                .then_some(())
+        },
         PATIENCE,
         "scripts of the second layer have started",
     );

@@ -7,16 +7,16 @@ use std::time::Duration;
 use identity::TrustDomain;
 use model::{CommandId, ContextId, Timestamp};
 use mycora_cli::profile::Profile;
-use saga::effects::Word;
-use saga::providers::flow::{FlowFiles, FlowProvider, FlowSurroundings};
-use saga::providers::{Call, Provider as _, Sent};
+use saga::effects::CallMessage;
+use saga::providers::flow::{EffectFlowEnvironment, FlowFiles, FlowProvider};
+use saga::providers::{CallProvider as _, ProviderCall, SentFlag};
 use saga::secrets::Secrets;
-use testkit::{Fault, FaultProxy, Target, wait_until};
+use testkit::{FaultProxy, ProxyFault, ProxyTarget, wait_until};
 use tokio::sync::mpsc;
 use workflow::Json;
-use workflow::ledger::Answer;
-use workflow::manifest::{self, Definition};
-use workflow::provider::{Provider as Defined, Transport};
+use workflow::ledger::ProviderAnswer;
+use workflow::manifest::{self, ManifestDefinition};
+use workflow::provider::{EffectProvider as Defined, ProviderTransport};
 
 use crate::scene::Scene;
 use crate::suite::{PATIENCE, stdout};
@@ -38,7 +38,7 @@ struct Stage {
 /// A provider, and the ends that it tells.
 struct Told {
     provider: FlowProvider,
-    ends: mpsc::UnboundedReceiver<(CommandId, Answer)>,
+    ends: mpsc::UnboundedReceiver<(CommandId, ProviderAnswer)>,
     /// Calls of which it was told that their flows live.
     beats: mpsc::UnboundedReceiver<CommandId>,
 }
@@ -63,7 +63,8 @@ impl Stage {
         }
         let mut documents =
             manifest::read("flows.yaml", &text).unwrap_or_else(|problems| panic!("{problems}"));
-        let Some(Definition::Provider(defined)) = documents.pop().map(|document| document.definition) else {
+        let Some(ManifestDefinition::Provider(defined)) = documents.pop().map(|document| document.definition)
+        else {
             panic!("no provider")
         };
         Self { scene, defined: (*defined).clone() }
@@ -82,20 +83,20 @@ impl Stage {
     }
 
     fn provider_at(&self, port: u16) -> Told {
-        let Transport::Flow(transport) = &self.defined.transport else { panic!("a flow") };
+        let ProviderTransport::Flow(transport) = &self.defined.transport else { panic!("a flow") };
         let files = FlowFiles::read(&self.defined.effects, self.scene.path()).expect("they are good");
         let (to, ends) = mpsc::unbounded_channel();
         let (to_beats, beats) = mpsc::unbounded_channel();
-        let around = FlowSurroundings {
+        let around = EffectFlowEnvironment {
             scheduler: self.channel(port),
             storage: self.channel(port),
             trust_domain: TrustDomain::default(),
             secrets: Arc::new(Secrets::in_directory(self.scene.path().join("secrets"))),
             context_of: Arc::new(|_| Some(ContextId(1))),
-            tell: Arc::new(move |command, word| match word {
-                Word::Answer(answer) => to.send((command, answer)).is_ok(),
+            notify: Arc::new(move |command, word| match word {
+                CallMessage::Answer(answer) => to.send((command, answer)).is_ok(),
                 // Whether somebody follows them is each test's own.
-                Word::Beat => to_beats.send(command).is_ok(),
+                CallMessage::Beat => to_beats.send(command).is_ok(),
                 word => panic!("{word:?}"),
             }),
         };
@@ -103,20 +104,20 @@ impl Stage {
     }
 
     /// A call of an effect, ordered this long ago. Equal numbers are one command.
-    fn call(&self, effect: &str, number: u128, ago: Duration) -> Call {
+    fn call(&self, effect: &str, number: u128, ago: Duration) -> ProviderCall {
         let effect =
             self.defined.effects.iter().find(|known| known.name.as_str() == effect).expect("such an effect");
         let millis = u128::from(Timestamp::now().as_millis()) - ago.as_millis();
         // One number is ordered within one hour.
         let hours = millis - millis % 3_600_000;
-        Call {
+        ProviderCall {
             tenant: "acme".parse().expect("a tenant"),
             command: CommandId::from_bits(hours << 80 | 7 << 76 | 2 << 62 | number),
             effect: Arc::clone(effect),
             input: Arc::new(Json::object([("order_id", Json::text(format_args!("o-{number}")))])),
             traceparent: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned()),
             callback_token: None,
-            sent: Sent::default(),
+            sent: SentFlag::default(),
         }
     }
 
@@ -133,14 +134,14 @@ impl Stage {
 
 impl Told {
     /// Makes a call that is waited for; gives the number of its flow.
-    async fn begin(&self, call: &Call) -> String {
+    async fn begin(&self, call: &ProviderCall) -> String {
         let answer = self.provider.call(call).await;
-        let Answer::Waiting { external: Some(flow) } = answer else { panic!("{answer:?}") };
+        let ProviderAnswer::Waiting { external: Some(flow) } = answer else { panic!("{answer:?}") };
         flow
     }
 
     /// The next end that is told, which is of this call.
-    async fn end(&mut self, call: &Call) -> Answer {
+    async fn end(&mut self, call: &ProviderCall) -> ProviderAnswer {
         let told = tokio::time::timeout(PATIENCE, self.ends.recv()).await;
         let (command, answer) = told.expect("an end is told").expect("the provider lives");
         assert_eq!(command, call.command);
@@ -152,8 +153,8 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
 }
 
-fn label(code: &str) -> Answer {
-    Answer::Succeeded(Json::object([("label", Json::object([("code", Json::text(code))]))]))
+fn label(code: &str) -> ProviderAnswer {
+    ProviderAnswer::Succeeded(Json::object([("label", Json::object([("code", Json::text(code))]))]))
 }
 
 /// Whatever was forgotten meanwhile, and whatever else was said, a command has one flow.
@@ -165,15 +166,17 @@ fn a_flow_runs_once_for_a_command_and_its_result_is_the_answer() {
         let call = stage.call("label", 1, Duration::ZERO);
         assert_eq!(
             told.provider.ask(&call).await,
-            Some(Answer::Passing { why: "it was never submitted".to_owned(), after: None })
+            Some(ProviderAnswer::Passing { why: "it was never submitted".to_owned(), after: None })
         );
         told.begin(&call).await;
         assert!(call.sent.is_raised());
         assert_eq!(told.end(&call).await, label("o-1"));
         assert_eq!(told.provider.call(&call).await, label("o-1"));
         assert_eq!(told.provider.ask(&call).await, Some(label("o-1")));
-        let other =
-            Call { input: Arc::new(Json::object([("order_id", Json::text("other"))])), ..call.clone() };
+        let other = ProviderCall {
+            input: Arc::new(Json::object([("order_id", Json::text("other"))])),
+            ..call.clone()
+        };
         assert_eq!(told.provider.call(&other).await, label("o-1"), "its flow is that of the first time");
         assert_eq!(stage.flows(), 1);
 
@@ -181,7 +184,7 @@ fn a_flow_runs_once_for_a_command_and_its_result_is_the_answer() {
         let old = stage.call("label", 2, Duration::from_secs(48 * 3600));
         told.begin(&old).await;
         assert_eq!(told.end(&old).await, label("o-2"));
-        let again = Call { input: other.input, sent: Sent::default(), ..old.clone() };
+        let again = ProviderCall { input: other.input, sent: SentFlag::default(), ..old.clone() };
         assert_eq!(told.provider.call(&again).await, label("o-2"));
         assert!(!again.sent.is_raised(), "nothing was submitted");
         assert_eq!(stage.flows(), 2);
@@ -196,7 +199,7 @@ fn a_flow_that_fails_names_its_nodes_and_one_that_is_stopped_is_cancelled() {
         let mut told = stage.provider();
         let bad = stage.call("bad", 1, Duration::ZERO);
         let flow = told.begin(&bad).await;
-        let Answer::Failed { code, payload } = told.end(&bad).await else { panic!("it fails") };
+        let ProviderAnswer::Failed { code, payload } = told.end(&bad).await else { panic!("it fails") };
         assert_eq!(code, "flow_failed");
         let said = format!("the flow {flow} failed: `print` (EXIT_CODE)");
         assert_eq!(payload.get("message"), Some(&Json::Text(said)));
@@ -209,14 +212,14 @@ fn a_flow_that_fails_names_its_nodes_and_one_that_is_stopped_is_cancelled() {
         assert_eq!(told.begin(&waits).await, flow, "it runs already");
         assert_eq!(
             told.provider.ask(&waits).await,
-            Some(Answer::Waiting { external: Some(flow.clone()) }),
+            Some(ProviderAnswer::Waiting { external: Some(flow.clone()) }),
             "it is waited for from then on"
         );
         told.provider.stop(&waits, &flow).await;
-        assert_eq!(told.end(&waits).await, Answer::Cancelled);
+        assert_eq!(told.end(&waits).await, ProviderAnswer::Cancelled);
         // Once more changes nothing.
         told.provider.stop(&waits, &flow).await;
-        assert_eq!(told.provider.call(&waits).await, Answer::Cancelled);
+        assert_eq!(told.provider.call(&waits).await, ProviderAnswer::Cancelled);
     });
     stage.scene.close();
 }
@@ -242,17 +245,20 @@ fn another_provider_tells_the_ends_of_what_was_begun_before_it() {
         let mut second = stage.provider();
         let took = |n: usize| second.provider.adopt(&calls[n], &flows[n]);
         took(0).await;
-        assert_eq!(second.end(&calls[0]).await, Answer::Succeeded(Json::object([])));
+        assert_eq!(second.end(&calls[0]).await, ProviderAnswer::Succeeded(Json::object([])));
         second.provider.adopt(&calls[1], &flows[1]).await;
         let answer = second.end(&calls[1]).await;
-        assert!(matches!(&answer, Answer::Unknown { why } if why.contains("was deleted")), "{answer:?}");
+        assert!(
+            matches!(&answer, ProviderAnswer::Unknown { why } if why.contains("was deleted")),
+            "{answer:?}"
+        );
         second.provider.adopt(&calls[2], &flows[2]).await;
         stage.signal(open);
-        assert_eq!(second.end(&calls[2]).await, Answer::Succeeded(Json::object([])));
+        assert_eq!(second.end(&calls[2]).await, ProviderAnswer::Succeeded(Json::object([])));
         // The same number under another name is another flow.
         let stranger = stage.call("waits", 9, Duration::ZERO);
         second.provider.adopt(&stranger, open).await;
-        assert!(matches!(second.end(&stranger).await, Answer::Unknown { .. }));
+        assert!(matches!(second.end(&stranger).await, ProviderAnswer::Unknown { .. }));
     });
     stage.scene.close();
 }
@@ -263,7 +269,7 @@ fn a_flow_that_has_a_heartbeat_shows_that_it_lives_and_no_other_does() {
     let stage = Stage::new();
     runtime().block_on(async {
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, stage.scene.up.port()));
-        let proxy = FaultProxy::start(Target::Tcp(server)).await;
+        let proxy = FaultProxy::start(ProxyTarget::Tcp(server)).await;
         let mut told = stage.provider_at(proxy.address().port());
         let (lives, silent) =
             (stage.call("lives", 1, Duration::ZERO), stage.call("waits", 2, Duration::ZERO));
@@ -276,7 +282,7 @@ fn a_flow_that_has_a_heartbeat_shows_that_it_lives_and_no_other_does() {
         while told.beats.try_recv().is_ok() {}
         assert_eq!(beaten(&mut told).await, lives.command);
         // It goes on, behind another end of what is watched.
-        proxy.set(Fault::Cut);
+        proxy.set(ProxyFault::Cut);
         while told.beats.try_recv().is_ok() {}
         proxy.restore();
         stdout(&stage.scene.up.mycora(&["flow", "signal", &flow, "more"]), 0);
@@ -286,7 +292,10 @@ fn a_flow_that_has_a_heartbeat_shows_that_it_lives_and_no_other_does() {
         }
         for _ in 0..2 {
             let end = tokio::time::timeout(PATIENCE, told.ends.recv()).await;
-            assert_eq!(end.expect("in time").map(|end| end.1), Some(Answer::Succeeded(Json::object([]))));
+            assert_eq!(
+                end.expect("in time").map(|end| end.1),
+                Some(ProviderAnswer::Succeeded(Json::object([])))
+            );
         }
         while let Ok(command) = told.beats.try_recv() {
             assert_eq!(command, lives.command, "the other one has no heartbeat");
@@ -301,7 +310,7 @@ fn ends_are_told_once_each_over_a_connection_that_is_cut() {
     let stage = Stage::new();
     runtime().block_on(async {
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, stage.scene.up.port()));
-        let proxy = FaultProxy::start(Target::Tcp(server)).await;
+        let proxy = FaultProxy::start(ProxyTarget::Tcp(server)).await;
         let mut told = stage.provider_at(proxy.address().port());
         let (mut calls, mut flows) = (Vec::new(), Vec::new());
         for number in 1..=CALLS {
@@ -312,7 +321,7 @@ fn ends_are_told_once_each_over_a_connection_that_is_cut() {
         for (call, flow) in calls.iter().zip(&flows) {
             proxy.cut_once();
             stage.signal(flow);
-            assert_eq!(told.end(call).await, Answer::Succeeded(Json::object([])));
+            assert_eq!(told.end(call).await, ProviderAnswer::Succeeded(Json::object([])));
         }
         assert_eq!(stage.flows() as u128, CALLS);
         assert!(told.ends.is_empty(), "each is told once");
@@ -325,11 +334,11 @@ fn an_end_that_no_watch_can_tell_any_more_is_looked_for() {
     let stage = Stage::new();
     runtime().block_on(async {
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, stage.scene.up.port()));
-        let proxy = FaultProxy::start(Target::Tcp(server)).await;
+        let proxy = FaultProxy::start(ProxyTarget::Tcp(server)).await;
         let mut told = stage.provider_at(proxy.address().port());
         let (ends, runs) = (stage.call("waits", 1, Duration::ZERO), stage.call("waits", 2, Duration::ZERO));
         let (ending, running) = (told.begin(&ends).await, told.begin(&runs).await);
-        proxy.set(Fault::Cut);
+        proxy.set(ProxyFault::Cut);
         stage.signal(&ending);
         assert_eq!(stage.scene.end(ending.parse().expect("a number")).status, "FINISHED");
         stage.scene.up.redis(1, &["XTRIM", "events", "MAXLEN", "1"]);
@@ -338,14 +347,14 @@ fn an_end_that_no_watch_can_tell_any_more_is_looked_for() {
             let provider = &told.provider;
             async move {
                 let answer = provider.call(&unsent).await;
-                matches!(answer, Answer::Passing { .. }).then(|| assert!(!unsent.sent.is_raised()))
+                matches!(answer, ProviderAnswer::Passing { .. }).then(|| assert!(!unsent.sent.is_raised()))
             }
         };
         wait_until(refused, PATIENCE, "nothing can be submitted").await;
         proxy.restore();
-        assert_eq!(told.end(&ends).await, Answer::Succeeded(Json::object([])));
+        assert_eq!(told.end(&ends).await, ProviderAnswer::Succeeded(Json::object([])));
         stage.signal(&running);
-        assert_eq!(told.end(&runs).await, Answer::Succeeded(Json::object([])));
+        assert_eq!(told.end(&runs).await, ProviderAnswer::Succeeded(Json::object([])));
         assert!(told.ends.is_empty(), "each is told once");
     });
     stage.scene.close();

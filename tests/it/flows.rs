@@ -117,8 +117,10 @@ fn a_type_that_nobody_offers_waits_and_says_why() {
     let up = Up::start(&dir.path().join("data"), &[]);
     let file =
         flow_file(dir.path(), "name: waits\njobs:\n  only: { script_type: v, script: \"fn main() {}\" }\n");
-    let mut watching =
-        testkit::Process::spawn("mycora flow submit", &mut up.command(&["flow", "submit", &file, "--watch"]));
+    let mut watching = testkit::TestProcess::spawn(
+        "mycora flow submit",
+        &mut up.command(&["flow", "submit", &file, "--watch"]),
+    );
     watching.wait_for_line("no live runner of context 1 offers v", PATIENCE);
     watching.interrupt();
     assert_eq!(watching.wait(PATIENCE).code(), Some(130), "{}", watching.output());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use model::limits;
 use serde_json::Value;
-use testkit::{Mark, Witness, wait_until_blocking};
+use testkit::{Witness, WitnessMark, wait_until_blocking};
 
 use crate::draw::Draw;
 use crate::local::Processes;
@@ -135,7 +135,7 @@ fn two_hundred_kills_lose_nothing_and_double_nothing() {
     let mut starts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let lines = witness.lines();
     for (mark, job, attempt) in &lines {
-        *starts.entry((job, attempt)).or_default() += usize::from(*mark == Mark::Start);
+        *starts.entry((job, attempt)).or_default() += usize::from(*mark == WitnessMark::Start);
     }
     let doubled: Vec<_> = starts.iter().filter(|(_, count)| **count > 1).collect();
     assert!(doubled.is_empty(), "attempts that ran twice: {doubled:?}");

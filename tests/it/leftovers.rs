@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use testkit::{Process, wait_until_blocking};
+use testkit::{TestProcess, wait_until_blocking};
 
 use crate::suite::{PATIENCE, Up, processes_in, stdout};
 
@@ -43,11 +43,11 @@ fn what_is_left_running_is_named_and_fails_the_run() {
     let beside =
         others.path().with_file_name(format!("{}x", ours.path().file_name().expect("a name").display()));
     let mut other =
-        Process::spawn("another's", sleeper("1001").env("TMPDIR", &beside).current_dir(others.path()));
+        TestProcess::spawn("another's", sleeper("1001").env("TMPDIR", &beside).current_dir(others.path()));
     assert_eq!(stdout(&left_running(ours.path()), 0), "");
 
-    let mut by_environment = Process::spawn("one of ours", sleeper("1002").env("TMPDIR", ours.path()));
-    let mut by_directory = Process::spawn("another of ours", sleeper("1003").current_dir(ours.path()));
+    let mut by_environment = TestProcess::spawn("one of ours", sleeper("1002").env("TMPDIR", ours.path()));
+    let mut by_directory = TestProcess::spawn("another of ours", sleeper("1003").current_dir(ours.path()));
     let said = stdout(&left_running(ours.path()), 1);
     for (process, secs) in [(&by_environment, "1002"), (&by_directory, "1003")] {
         assert!(said.contains(&format!("{}: sleep {secs}", process.pid())), "{said}");

@@ -1,7 +1,7 @@
 //! Attempts that are lost with the process that ran them: what the job says decides what follows.
 
 use serde_json::Value;
-use testkit::{Mark, wait_until_blocking};
+use testkit::{WitnessMark, wait_until_blocking};
 
 use crate::scene::Scene;
 use crate::suite::{PATIENCE, metric, stdout};
@@ -62,7 +62,7 @@ fn a_killed_suite_goes_on_with_what_it_lost_unless_a_job_must_not_run_twice() {
     assert!(why.contains("not run again") && why.contains("`idempotent: false`"), "{why}");
     let starts = |name: &str| {
         let lines = scene.witness().lines();
-        lines.iter().filter(|(mark, job, _)| *mark == Mark::Start && job == name).count()
+        lines.iter().filter(|(mark, job, _)| *mark == WitnessMark::Start && job == name).count()
     };
     assert_eq!((starts("again"), starts("once")), (2, 1));
 

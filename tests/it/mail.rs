@@ -8,9 +8,11 @@ use envelope::Sealer;
 use identity::SigningKey;
 use model::id::Uid;
 use model::supervision::method;
-use model::{ActorId, ContextUid, Letter, MessageFormat, MessageId, MessageType, Origin, Timestamp};
-use mycelium::Call;
-use mycelium::json_rpc::{Message, Payload, parse, request};
+use model::{
+    ActorId, ContextUid, DirectMessage, DirectMessageOrigin, MessageFormat, MessageId, MessageType, Timestamp,
+};
+use mycelium::JsonRpcCall;
+use mycelium::json_rpc::{JsonRpcMessage, JsonRpcPayload, parse, request};
 use proto::convert::envelope as envelope_convert;
 use proto::v1;
 use proto::v1::gateway_service_client::GatewayServiceClient;
@@ -46,8 +48,8 @@ impl Stranger {
     async fn writes(&mut self, from: &str, to: &str) -> Result<Result<(), String>, Status> {
         self.letters += 1;
         let now = Timestamp::now();
-        let letter = Letter {
-            origin: Origin {
+        let letter = DirectMessage {
+            origin: DirectMessageOrigin {
                 coordinator: self.sealer.root().to_string(),
                 context_uid: ContextUid(Uid::from_bits(1)),
                 caller_id: ActorId(1),
@@ -64,14 +66,14 @@ impl Stranger {
             expires_at: now + MINUTE,
             signature: None,
         };
-        let call = Call::new(method::MESSAGE_DELIVER, &letter).expect("JSON");
+        let call = JsonRpcCall::new(method::MESSAGE_DELIVER, &letter).expect("JSON");
         let said = self.sealer.seal(&self.there, &request(7, &call), now, MINUTE).expect("JSON");
         let said = v1::DeliverRequest { envelope: Some(envelope_convert::to_wire(said)) };
         let answer = self.gateway.deliver(said).await?.into_inner();
         let envelope = envelope_convert::from_wire(answer.envelope.expect("signed")).expect("an envelope");
         let own = self.sealer.root().to_string();
-        let heard = envelope::hear(&envelope, &[own], Timestamp::now()).expect("for us");
-        let Ok(Payload::Single(Ok(Message::Response(response)))) = parse(&heard.body) else {
+        let heard = envelope::open_envelope(&envelope, &[own], Timestamp::now()).expect("for us");
+        let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Response(response)))) = parse(&heard.body) else {
             panic!("an answer")
         };
         Ok(response.answer.map(drop).map_err(|refused| refused.reason().to_owned()))

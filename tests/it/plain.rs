@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use stand_in::Program;
-use testkit::{Process, wait_until_blocking};
+use testkit::{TestProcess, wait_until_blocking};
 
 use crate::sites::Sites;
 use crate::suite::{PATIENCE, flow_file, program, stdout};
@@ -44,7 +44,7 @@ fn the_example_of_the_documents_runs_jobs_over_the_bus() {
     let register = ["runner", "register", &address, "--plain", "--script-type", "shell", "--group", "plain"];
     stdout(&sites.mycora("a", &register), 0);
     let supervisor = [example(home.path()), daemon.url("http")];
-    let mut supervisor = Process::spawn("a plain supervisor", Command::new("python3").args(supervisor));
+    let mut supervisor = TestProcess::spawn("a plain supervisor", Command::new("python3").args(supervisor));
 
     // It knows no `supervisor.info`, and counts as alive with what its record says.
     let live = || {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use testkit::{Mark, Witness, wait_until_blocking};
+use testkit::{Witness, WitnessMark, wait_until_blocking};
 
 use crate::flows::fan_out;
 use crate::local::Processes;
@@ -32,7 +32,10 @@ fn a_scheduler_that_is_killed_in_mid_flow_goes_on_from_redis() {
     let (file, names) = chain(dir.path(), &witness, 6);
     stdout(&command(&processes.profile(), &["flow", "submit", &file]).output().expect("it starts"), 0);
     wait_until_blocking(
-        || (witness.lines().iter().filter(|(mark, ..)| *mark == Mark::Start).count() >= 3).then_some(()),
+        || {
+            (witness.lines().iter().filter(|(mark, ..)| *mark == WitnessMark::Start).count() >= 3)
+                .then_some(())
+        },
         PATIENCE,
         "the third script has started",
     );
@@ -112,7 +115,7 @@ fn a_supervisor_that_stays_away_has_lost_its_attempts() {
     let numbers: Vec<_> = witness.lines().into_iter().map(|(mark, _, attempt)| (mark, attempt)).collect();
     assert_eq!(
         numbers,
-        [(Mark::Start, "1".to_owned()), (Mark::Start, "2".to_owned())],
+        [(WitnessMark::Start, "1".to_owned()), (WitnessMark::Start, "2".to_owned())],
         "none came to an end"
     );
     let cancel = ["flow", "cancel", "1", "--grace", "0"];

@@ -5,7 +5,7 @@ use std::time::Duration;
 use model::Timestamp;
 use model::limits::DEATH_WAIT_SECS;
 use serde_json::Value;
-use testkit::{Mark, Witness, wait_until_blocking};
+use testkit::{Witness, WitnessMark, wait_until_blocking};
 
 use crate::local::Processes;
 use crate::suite::{PATIENCE, command, flow_file, processes_in, stdout};
@@ -32,7 +32,7 @@ impl Scene {
         let begun = || (self.witness.lines().len() == number).then_some(());
         wait_until_blocking(begun, PATIENCE, format!("attempt {number} has started"));
         let (mark, _, attempt) = self.witness.lines().pop().expect("a line");
-        assert_eq!((mark, attempt), (Mark::Start, number.to_string()));
+        assert_eq!((mark, attempt), (WitnessMark::Start, number.to_string()));
     }
 
     /// Kills the instance under the script; gives the node when that has come to the coordinator.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
-use testkit::{Fault, FaultProxy, Target};
+use testkit::{FaultProxy, ProxyFault, ProxyTarget};
 use testkit::{Witness, wait_until_blocking};
 
 use crate::local::Processes;
@@ -63,7 +63,7 @@ fn of_three_schedulers_one_is_killed_and_one_hangs() {
     let runtime = runtime.expect("a runtime");
     let mut processes = Processes::prepare(&suite_dir);
     let storage = SocketAddr::from((Ipv4Addr::LOCALHOST, processes.storage_port()));
-    let proxy = runtime.block_on(FaultProxy::start(Target::Tcp(storage)));
+    let proxy = runtime.block_on(FaultProxy::start(ProxyTarget::Tcp(storage)));
     processes.set("MYCORA_SCHEDULERS", "3");
     processes.set("MYCORA_STORAGE_OF_scheduler_2", &format!("https://{}", proxy.address()));
     processes.script("up.sh");
@@ -85,7 +85,7 @@ fn of_three_schedulers_one_is_killed_and_one_hangs() {
     // Two hundred flows on three schedulers wait for the first one; then all of them go.
     stdout(&command(&profiles[2], &["flow", "signal", "1", "go"]).output().expect("it starts"), 0);
     wait_until_blocking(|| (finished(&processes) >= FLOWS / 10).then_some(()), LONG, "some flows ended");
-    proxy.set(Fault::Hold);
+    proxy.set(ProxyFault::Hold);
     // Answers are held as well: what is more in flight than now was sent since, and does not arrive.
     let in_flight = || processes.scheduler_metric(2, "mycora_scheduler_commits_in_flight");
     let before = in_flight();
@@ -125,7 +125,7 @@ fn a_scheduler_that_was_cut_off_for_longer_than_its_lease_begins_anew() {
     let runtime = runtime.expect("a runtime");
     let mut processes = Processes::prepare(&dir.path().join("suite"));
     let storage = SocketAddr::from((Ipv4Addr::LOCALHOST, processes.storage_port()));
-    let proxy = runtime.block_on(FaultProxy::start(Target::Tcp(storage)));
+    let proxy = runtime.block_on(FaultProxy::start(ProxyTarget::Tcp(storage)));
     processes.set("MYCORA_SCHEDULERS", "2");
     processes.set("MYCORA_STORAGE_OF_scheduler_2", &format!("https://{}", proxy.address()));
     processes.script("up.sh");
@@ -155,7 +155,7 @@ fn a_scheduler_that_was_cut_off_for_longer_than_its_lease_begins_anew() {
     };
     wait_until_blocking(|| running("a"), LONG, "the first script runs");
     let before = processes.scheduler_metric(2, "mycora_scheduler_take_overs_total");
-    proxy.set(Fault::Cut);
+    proxy.set(ProxyFault::Cut);
     wait_until_blocking(|| take_overs(1, 1.0), LONG, "the other one has taken the flow over");
     open("a");
     wait_until_blocking(|| running("b"), LONG, "the other one goes on with it");

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use broker::{Broker, CursorSpec, Deliveries, PullLimit, Start, StreamSpec};
+use broker::{CursorSpec, CursorStart, Deliveries, MessageBroker, PullLimit, StreamSpec};
 use serde_json::Value;
 use tempfile::TempDir;
 use testkit::{wait_until, wait_until_blocking};
@@ -92,7 +92,7 @@ const MOMENTS: [Moment; 8] = [
 struct Stage {
     // Ended before the directory goes.
     processes: Processes,
-    broker: Arc<dyn Broker>,
+    broker: Arc<dyn MessageBroker>,
     facts: Box<dyn Deliveries>,
     runtime: Runtime,
     dir: TempDir,
@@ -120,9 +120,10 @@ impl Stage {
         let password = std::fs::read_to_string(suite.join("nats.password")).expect("a password");
         let (broker, facts) = runtime.block_on(async {
             let broker = connect_to(&format!("nats://127.0.0.1:{port}"), "mycora", &password).await;
-            let aggregates = StreamSpec::ours("AGGREGATE_EVENTS", &["aggregate.*.*"], PATIENCE * 60);
+            let aggregates = StreamSpec::managed("AGGREGATE_EVENTS", &["aggregate.*.*"], PATIENCE * 60);
             assert_eq!(broker.ensure_stream(&aggregates).await.expect("a stream"), []);
-            let spec = CursorSpec::new("WORKFLOW_EVENTS", "looks-on", "workflow_event.*.*", Start::After(0));
+            let spec =
+                CursorSpec::new("WORKFLOW_EVENTS", "looks-on", "workflow_event.*.*", CursorStart::After(0));
             let open = || async { broker.open(&spec).await.ok() };
             let facts = wait_until(open, PATIENCE, "a cursor").await;
             (broker, facts)

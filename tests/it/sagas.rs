@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use broker::{
-    Broker, CursorSpec, Deliveries, Headers, JetStream, JetStreamOptions, Login, Outgoing, PullLimit, Start,
-    StreamSpec, Tls,
+    CursorSpec, CursorStart, Deliveries, Headers, JetStream, JetStreamLogin, JetStreamOptions, JetStreamTls,
+    MessageBroker, Publication, PullLimit, StreamSpec,
 };
 use testkit::{wait_until, wait_until_blocking};
 use workflow::message::FactMessage;
@@ -58,20 +58,20 @@ fn kill(pid: &str) {
 }
 
 /// A connection to the private server, as a program of somebody else has it.
-async fn connect(data: &Path) -> Arc<dyn Broker> {
+async fn connect(data: &Path) -> Arc<dyn MessageBroker> {
     let text = |name: &str| std::fs::read_to_string(data.join(name)).expect(name);
-    let tls = Tls { ca: Some(data.join("pki/ca.pem")), identity: None };
+    let tls = JetStreamTls { ca: Some(data.join("pki/ca.pem")), identity: None };
     let url = JetStreamOptions { tls: Some(tls), ..JetStreamOptions::new(&text("nats.url")) };
     connected(url, &text("nats.user"), &text("nats.password")).await
 }
 
 /// A connection to a server that asks for a password.
-pub(crate) async fn connect_to(url: &str, user: &str, password: &str) -> Arc<dyn Broker> {
+pub(crate) async fn connect_to(url: &str, user: &str, password: &str) -> Arc<dyn MessageBroker> {
     connected(JetStreamOptions::new(url), user, password).await
 }
 
-async fn connected(options: JetStreamOptions, user: &str, password: &str) -> Arc<dyn Broker> {
-    let login = Login::Password { user: user.to_owned(), password: password.to_owned() };
+async fn connected(options: JetStreamOptions, user: &str, password: &str) -> Arc<dyn MessageBroker> {
+    let login = JetStreamLogin::Password { user: user.to_owned(), password: password.to_owned() };
     let options = JetStreamOptions { login: Some(login), ..options };
     let broker = JetStream::start(options).expect("options");
     let mut connection = broker.connection();
@@ -80,16 +80,16 @@ async fn connected(options: JetStreamOptions, user: &str, password: &str) -> Arc
     Arc::new(broker)
 }
 
-async fn place(broker: &dyn Broker, whose: &str, order: &str) {
+async fn place(broker: &dyn MessageBroker, whose: &str, order: &str) {
     publish(broker, whose, "OrderPlaced", order).await;
 }
 
 /// Publishes an event of an order, of this type.
-pub(crate) async fn publish(broker: &dyn Broker, whose: &str, kind: &str, order: &str) {
+pub(crate) async fn publish(broker: &dyn MessageBroker, whose: &str, kind: &str, order: &str) {
     let body = format!(
         "{{\"event_id\":\"placed-{order}\",\"type\":\"{kind}\",\"data\":{{\"order_id\":\"{order}\"}},\"metadata\":{{}}}}"
     );
-    let outgoing = Outgoing {
+    let outgoing = Publication {
         subject: format!("{whose}aggregate.Order.{order}"),
         message_id: format!("placed-{order}"),
         headers: Headers::new(),
@@ -100,9 +100,9 @@ pub(crate) async fn publish(broker: &dyn Broker, whose: &str, kind: &str, order:
 }
 
 /// What became of instances, from the beginning.
-async fn facts(broker: &dyn Broker, whose: &str) -> Box<dyn Deliveries> {
+async fn facts(broker: &dyn MessageBroker, whose: &str) -> Box<dyn Deliveries> {
     let filter = format!("{whose}workflow_event.waits.*");
-    let spec = CursorSpec::new("WORKFLOW_EVENTS", "looks-on", &filter, Start::After(0));
+    let spec = CursorSpec::new("WORKFLOW_EVENTS", "looks-on", &filter, CursorStart::After(0));
     let open = || async { broker.open(&spec).await.ok() };
     wait_until(open, PATIENCE, "a cursor").await
 }
@@ -310,7 +310,7 @@ fn separate_processes_run_sagas_among_the_others() {
     runtime().block_on(async {
         let broker = connect_to(&format!("nats://127.0.0.1:{port}"), "mycora", &password).await;
         let aggregates =
-            StreamSpec::ours("AGGREGATE_EVENTS", &["aggregate.*.*"], Duration::from_secs(24 * 3600));
+            StreamSpec::managed("AGGREGATE_EVENTS", &["aggregate.*.*"], Duration::from_secs(24 * 3600));
         assert_eq!(broker.ensure_stream(&aggregates).await.expect("a stream"), []);
         place(&*broker, NO_TENANT, "1001").await;
         let mut facts = facts(&*broker, NO_TENANT).await;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use testkit::{Mark, Process, Witness, free_port, wait_until_blocking};
+use testkit::{TestProcess, Witness, WitnessMark, free_port, wait_until_blocking};
 
 use crate::suite::{PATIENCE, command, flow_file, place_of_scripts, program, stdout};
 
@@ -124,7 +124,7 @@ fn jobs_run_at_the_other_site_while_daemons_come_and_go() {
     let file = flow_file(dir.path(), &text);
     stdout(&sites.mycora("a", &["flow", "submit", &file]), 0);
     for (restarts, site) in ["a", "b", "a", "b"].into_iter().enumerate() {
-        let begun = || witness.lines().iter().filter(|(mark, ..)| *mark == Mark::Start).count();
+        let begun = || witness.lines().iter().filter(|(mark, ..)| *mark == WitnessMark::Start).count();
         let wanted = jobs * (restarts + 1) / 6;
         wait_until_blocking(|| (begun() >= wanted).then_some(()), PATIENCE, "more jobs have begun");
         sites.restart_daemon(site);
@@ -150,7 +150,7 @@ fn actors_of_both_sites_write_to_each_other() {
 
     // A reader that dies before it acknowledges has read nothing.
     let mut command = command(&sites.site("b").join("client.toml"), &["message", "receive", "--follow"]);
-    let mut reader = Process::spawn("a reader", &mut command);
+    let mut reader = TestProcess::spawn("a reader", &mut command);
     reader.wait_for_line("good morning", PATIENCE);
     reader.kill9();
     let received = sites.json("b", &["message", "receive"]);

@@ -83,9 +83,9 @@ fn the_states_of_sagas_and_of_calls_are_as_written() {
 
 #[test]
 fn the_reasons_of_failed_calls_are_as_written() {
-    let code = rpc::Reason::ALL.iter().map(|reason| reason.as_str());
+    let code = rpc::RpcReason::ALL.iter().map(|reason| reason.as_str());
     assert_eq!(first("errors.md", "Why a call failed", 1), texts(code));
-    let codes = rpc::Reason::ALL.iter().map(|reason| {
+    let codes = rpc::RpcReason::ALL.iter().map(|reason| {
         let codes = reason.codes().iter().map(|code| rpc::code_name(*code).to_owned());
         (reason.as_str().to_owned(), codes.collect())
     });
@@ -115,7 +115,7 @@ fn every_reason_is_given_by_something() {
         !own.ends_with("error/reason.rs") && !own.components().any(|part| part.as_os_str() == "tests")
     });
     let code: String = files.iter().map(|path| fs::read_to_string(path).expect("it can be read")).collect();
-    for reason in rpc::Reason::ALL {
+    for reason in rpc::RpcReason::ALL {
         let named = format!("Reason::{reason:?}");
         // Those that supervisors give stand in a list of their own, by their texts.
         let given = code.contains(&named) || code.contains(&format!("\"{}\"", reason.as_str()));
@@ -244,7 +244,7 @@ fn the_examples_of_sagas_are_good() {
         .map(|block| block.split("```").next().expect("a block").to_owned())
         .collect();
     let [manifest, scenarios, _tenants] = blocks.as_slice() else { panic!("{} blocks", blocks.len()) };
-    let source = rehearsal::Source::read("scenarios", scenarios).expect("a scenario file");
+    let source = rehearsal::ScenarioFile::read("scenarios", scenarios).expect("a scenario file");
     let manifests = [("order.yaml".to_owned(), manifest.clone())];
     let scenarios = source.scenarios(&manifests).unwrap_or_else(|problems| panic!("{}", problems[0]));
     assert_eq!(scenarios.len(), 2);

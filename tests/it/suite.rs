@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use testkit::{Process, free_port};
+use testkit::{TestProcess, free_port};
 
 /// Long enough for a busy machine, short enough to notice.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ pub(crate) struct Up {
     /// Kept over a restart: others know it by this port.
     port: u16,
     arguments: Vec<String>,
-    pub(crate) process: Process,
+    pub(crate) process: TestProcess,
 }
 
 impl Up {
@@ -173,17 +173,17 @@ fn program_as(user: Option<u32>) -> Command {
     command
 }
 
-fn spawn(user: Option<u32>, dir: &Path, port: u16, arguments: &[String]) -> Process {
+fn spawn(user: Option<u32>, dir: &Path, port: u16, arguments: &[String]) -> TestProcess {
     spawn_command(program_as(user), dir, port, arguments)
 }
 
-fn spawn_command(mut command: Command, dir: &Path, port: u16, arguments: &[String]) -> Process {
+fn spawn_command(mut command: Command, dir: &Path, port: u16, arguments: &[String]) -> TestProcess {
     command.arg("up").arg("--data").arg(dir).args(["--port", &port.to_string()]).args(arguments);
     let place = place_of_scripts(dir);
     if !arguments.iter().any(|argument| argument == "--allow-write") {
         command.arg("--allow-write").arg(place);
     }
-    Process::spawn("mycora up", &mut command)
+    TestProcess::spawn("mycora up", &mut command)
 }
 
 /// Where scripts tell what they do in files: beside a suite's directory, whatever user they run as.

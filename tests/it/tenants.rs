@@ -21,7 +21,7 @@ use proto::v1::job_service_client::JobServiceClient;
 use proto::v1::runner_service_client::RunnerServiceClient;
 use rpc::{Channel, ErrorView, TlsFiles};
 use rustix::process::setpriority_process;
-use testkit::{Mark, wait_until, wait_until_blocking};
+use testkit::{WitnessMark, wait_until, wait_until_blocking};
 use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
@@ -412,7 +412,7 @@ fn one_job_does_not_wait_behind_all_of_another_tenant() {
     runtime.block_on(submit(&modest, vec![job("modest")]));
     waiting(WAITING + 1);
     let begun = || -> Vec<String> {
-        let starts = witness.lines().into_iter().filter(|(mark, ..)| *mark == Mark::Start);
+        let starts = witness.lines().into_iter().filter(|(mark, ..)| *mark == WitnessMark::Start);
         starts.map(|(_, name, _)| name).collect()
     };
     let has_begun = |name| begun().last().is_some_and(|last| last == name).then_some(());

@@ -4,13 +4,13 @@ use std::process::Command;
 
 use identity::ServiceName;
 use serde_json::Value;
-use testkit::{Process, wait_until_blocking};
+use testkit::{TestProcess, wait_until_blocking};
 
 use crate::local::Processes;
 use crate::suite::{PATIENCE, command, flow_file, get, program, stdout};
 
 /// A supervisor in the place of the suite's, as `up.sh` starts it, but with nobody named.
-fn supervisor(processes: &Processes) -> Process {
+fn supervisor(processes: &Processes) -> TestProcess {
     let dir = processes.dir();
     let port = processes.port_of(ServiceName::Supervisor);
     let pki = |file: &str| dir.join("pki").join(file);
@@ -25,7 +25,7 @@ fn supervisor(processes: &Processes) -> Process {
         .env("MYCORA_TLS_KEY", pki("supervisor.key"))
         .env("MYCORA_REDIS_URL", format!("unix://{}?db=63", dir.join("redis.sock").display()))
         .env("MYCORA_WORK_DIR", dir.join("work"));
-    Process::spawn("mycora-supervisor", &mut command)
+    TestProcess::spawn("mycora-supervisor", &mut command)
 }
 
 #[test]

@@ -8,7 +8,7 @@ use mycora_cli::profile::Profile;
 use proto::v1::flow_service_client::FlowServiceClient;
 use proto::v1::watch_flow_response::Event;
 use proto::v1::{FlowStatus, NodeState, WatchFlowRequest, WatchFlowResponse};
-use testkit::{FaultProxy, Target, wait_until_blocking};
+use testkit::{FaultProxy, ProxyTarget, wait_until_blocking};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status, Streaming};
 
@@ -107,7 +107,7 @@ fn one_that_is_cut_off_and_resumes_sees_each_change_once() {
     let profile = Profile::load(&scene.up.profile()).expect("a profile");
     runtime().block_on(async {
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, scene.up.port()));
-        let proxy = FaultProxy::start(Target::Tcp(server)).await;
+        let proxy = FaultProxy::start(ProxyTarget::Tcp(server)).await;
         let through = Profile { address: Some(format!("https://{}", proxy.address())), ..profile.clone() };
         let mut straight = FlowServiceClient::new(profile.channel().expect("a channel"));
         let mut client = FlowServiceClient::new(through.channel().expect("a channel"));

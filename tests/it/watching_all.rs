@@ -10,7 +10,7 @@ use proto::v1::{
     FlowSnapshot, FlowSpec, FlowStatus, FlowSummary, JobSpec, NodeSpec, Script, ScriptType,
     SubmitFlowRequest, WatchFlowsRequest, WatchFlowsResponse, script,
 };
-use testkit::{FaultProxy, Target};
+use testkit::{FaultProxy, ProxyTarget};
 use tonic::{Code, Status, Streaming};
 
 use crate::scene::Scene;
@@ -228,7 +228,7 @@ fn a_watch_of_all_that_is_cut_off_and_resumes_sees_each_change_once() {
     let ids: Vec<u64> = (0..FLOWS).map(|n| scene.submit(&text(&format!("mine-{n}"), true))).collect();
     runtime().block_on(async {
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, scene.up.port()));
-        let proxy = FaultProxy::start(Target::Tcp(server)).await;
+        let proxy = FaultProxy::start(ProxyTarget::Tcp(server)).await;
         let through = Profile { address: Some(format!("https://{}", proxy.address())), ..profile.clone() };
         let mut straight = FlowServiceClient::new(profile.channel().expect("a channel"));
         let mut client = FlowServiceClient::new(through.channel().expect("a channel"));

@@ -7,13 +7,13 @@ const FIRST: Duration = Duration::from_millis(50);
 
 /// Pauses that double: 50 ms, unless another first one is asked for, up to a longest one.
 #[derive(Debug, Clone)]
-pub struct Backoff {
+pub struct ExponentialBackoff {
     first: Duration,
     next: Duration,
     longest: Duration,
 }
 
-impl Backoff {
+impl ExponentialBackoff {
     /// A connection that stood this long was good: the next attempt follows soon.
     pub const GOOD_AFTER: Duration = Duration::from_secs(10);
 
@@ -35,7 +35,7 @@ impl Backoff {
     }
 
     /// Begins again with the first pause where what the attempt had brought stood for [`GOOD_AFTER`](Self::GOOD_AFTER).
-    pub fn stood_for(&mut self, how_long: Duration) {
+    pub fn reset_after(&mut self, how_long: Duration) {
         if how_long >= Self::GOOD_AFTER {
             self.reset();
         }
@@ -75,7 +75,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn pauses_double_up_to_the_longest() {
-        let mut backoff = Backoff::up_to(Duration::from_millis(150));
+        let mut backoff = ExponentialBackoff::up_to(Duration::from_millis(150));
         for most in [50, 100, 150, 150] {
             let (began, most) = (Instant::now(), Duration::from_millis(most));
             backoff.pause().await;
@@ -89,9 +89,9 @@ mod tests {
         assert!(!backoff.is_reset());
         backoff.reset();
         assert_eq!((backoff.is_reset(), backoff.next_pause()), (true, Duration::from_millis(50)));
-        backoff.stood_for(Duration::from_secs(9));
+        backoff.reset_after(Duration::from_secs(9));
         assert!(!backoff.is_reset());
-        backoff.stood_for(Backoff::GOOD_AFTER);
+        backoff.reset_after(ExponentialBackoff::GOOD_AFTER);
         assert!(backoff.is_reset());
     }
 }

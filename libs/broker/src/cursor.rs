@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::{BrokerError, Difference, Headers, Receipt, StreamState};
+use crate::{BrokerError, Headers, ReceiptHandle, SettingDifference, StreamState};
 
 /// Messages of one pull: what comes has to fit the buffer of its subscription, with heartbeats between.
 pub(crate) const PULL_MESSAGES_MAX: usize = 512;
@@ -26,7 +26,7 @@ pub struct CursorSpec {
     /// The only filter. Servers may accept several of one consumer and ignore them.
     pub filter: String,
     /// Its beginning.
-    pub start: Start,
+    pub start: CursorStart,
     /// Description of the consumer, for people.
     pub description: String,
     /// Most deliveries without an acknowledgement.
@@ -39,7 +39,7 @@ pub struct CursorSpec {
 
 /// Beginning of a cursor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
+pub enum CursorStart {
     /// Behind this sequence; 0 for the beginning of the stream.
     After(u64),
     /// At the first message stored at this moment or later, in milliseconds since 1970.
@@ -49,7 +49,7 @@ pub enum Start {
 impl CursorSpec {
     /// Specifies a cursor with the usual limits: 256 deliveries in flight, 30 seconds for each.
     #[must_use]
-    pub fn new(stream: &str, consumer: &str, filter: &str, start: Start) -> Self {
+    pub fn new(stream: &str, consumer: &str, filter: &str, start: CursorStart) -> Self {
         Self {
             stream: stream.to_owned(),
             consumer: consumer.to_owned(),
@@ -68,11 +68,11 @@ impl CursorSpec {
         check_name("the consumer", &self.consumer)?;
         check_filter(&self.filter)?;
         let start = match self.start {
-            Start::After(sequence) => json!({
+            CursorStart::After(sequence) => json!({
                 "deliver_policy": "by_start_sequence",
                 "opt_start_seq": sequence.saturating_add(1),
             }),
-            Start::Since(millis) => json!({
+            CursorStart::Since(millis) => json!({
                 "deliver_policy": "by_start_time",
                 "opt_start_time": self.moment(millis)?,
             }),
@@ -103,23 +103,23 @@ impl CursorSpec {
     /// Refuses a start behind the stream's end: older servers would take its end instead, newer ones pass over what comes.
     pub(crate) fn check_start(&self, state: &StreamState) -> Result<(), BrokerError> {
         match self.start {
-            Start::After(after) if after > state.last_sequence => Err(BrokerError::Behind {
+            CursorStart::After(after) if after > state.last_sequence => Err(BrokerError::StartBeyondEnd {
                 stream: self.stream.clone(),
                 consumer: self.consumer.clone(),
                 after,
                 last: state.last_sequence,
             }),
-            Start::After(_) | Start::Since(_) => Ok(()),
+            CursorStart::After(_) | CursorStart::Since(_) => Ok(()),
         }
     }
 
     /// The refusal of a stream that may have no more consumers.
     pub(crate) fn full(&self) -> BrokerError {
-        BrokerError::Full { stream: self.stream.clone(), consumer: self.consumer.clone() }
+        BrokerError::ConsumerLimitReached { stream: self.stream.clone(), consumer: self.consumer.clone() }
     }
 
     /// Compares the configuration that the server says it has made with what was asked.
-    pub(crate) fn check_made(
+    pub(crate) fn check_created(
         &self,
         asked: &Map<String, Value>,
         made: &Map<String, Value>,
@@ -128,18 +128,22 @@ impl CursorSpec {
         if differences.is_empty() {
             return Ok(());
         }
-        Err(BrokerError::Differs { consumer: self.consumer.clone(), differences })
+        Err(BrokerError::ConsumerMismatch { consumer: self.consumer.clone(), differences })
     }
 
     /// Lists what of these settings is not as it was asked for.
-    pub(crate) fn compare(&self, asked: &Map<String, Value>, made: &Map<String, Value>) -> Vec<Difference> {
+    pub(crate) fn compare(
+        &self,
+        asked: &Map<String, Value>,
+        made: &Map<String, Value>,
+    ) -> Vec<SettingDifference> {
         let mut fields: Vec<&String> = asked.keys().chain(made.keys()).collect();
         fields.sort();
         fields.dedup();
         let differs = |field: &String| {
             let (wanted, found) = (asked.get(field), made.get(field));
             let is_free = wanted.is_none() && ADDED.contains(&field.as_str());
-            (!is_free && !is_same(wanted, found)).then(|| Difference {
+            (!is_free && !is_same(wanted, found)).then(|| SettingDifference {
                 stream: self.stream.clone(),
                 field: field.clone(),
                 wanted: shown(wanted),
@@ -162,7 +166,7 @@ impl CursorSpec {
 /// A consumer as the server sees it now. Good for waiting and for metrics: the position is its owner's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CursorState {
-    /// Number of deliveries that it has made, as [`Delivered::count`] counts them.
+    /// Number of deliveries that it has made, as [`StreamDelivery::count`] counts them.
     pub delivered: u64,
     /// The last sequence that it has delivered, or passed over.
     pub delivered_sequence: u64,
@@ -193,7 +197,7 @@ impl PullLimit {
 
 /// A message that was delivered.
 #[derive(Debug, Clone)]
-pub struct Delivered {
+pub struct StreamDelivery {
     /// Its subject. Whose it is has to be looked at again: the filter is one wall of several.
     pub subject: String,
     /// Its headers.
@@ -211,12 +215,12 @@ pub struct Delivered {
     /// Number of messages that the consumer has not delivered yet.
     pub pending: u64,
     /// Handle with which it is acknowledged.
-    pub receipt: Receipt,
+    pub receipt: ReceiptHandle,
 }
 
 /// How far the server has looked for the next message of a cursor, as it says while there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Passed {
+pub struct CursorProgress {
     /// Number of deliveries until then: what it says holds for whoever has had all of them.
     pub count: u64,
     /// Sequence up to which everything that is the cursor's was delivered.
@@ -279,16 +283,16 @@ fn shown(value: Option<&Value>) -> String {
 mod tests {
     use super::*;
 
-    fn spec(start: Start) -> CursorSpec {
+    fn spec(start: CursorStart) -> CursorSpec {
         CursorSpec::new("S", "c", "a.*", start)
     }
 
     fn made(change: impl FnOnce(&mut Map<String, Value>)) -> Result<(), BrokerError> {
-        let spec = spec(Start::Since(1_700_000_000_120));
+        let spec = spec(CursorStart::Since(1_700_000_000_120));
         let asked = spec.configuration().expect("it can be asked for");
         let mut made = asked.clone();
         change(&mut made);
-        spec.check_made(&asked, &made)
+        spec.check_created(&asked, &made)
     }
 
     #[test]
@@ -324,7 +328,7 @@ mod tests {
             assert_eq!(differs.map_err(|error| error.to_string()), Err(expected));
         }
         let missing = made(|made| drop(made.remove("max_deliver")));
-        assert!(matches!(missing, Err(BrokerError::Differs { .. })), "{missing:?}");
+        assert!(matches!(missing, Err(BrokerError::ConsumerMismatch { .. })), "{missing:?}");
     }
 
     #[test]
@@ -340,14 +344,17 @@ mod tests {
             ("S", "c", "a.b*", "the filter"),
             ("S", "c", "a b", "the filter"),
         ] {
-            let refused = CursorSpec::new(stream, consumer, filter, Start::After(0)).configuration();
+            let refused = CursorSpec::new(stream, consumer, filter, CursorStart::After(0)).configuration();
             let Err(error @ BrokerError::Refused { .. }) = refused else { panic!("{part}: {refused:?}") };
             assert!(error.to_string().starts_with(part), "{error}");
         }
         for filter in ["a", "a.*.b", "a.>", ">", "a.%h0.*"] {
-            assert!(CursorSpec::new("S", "c", filter, Start::After(0)).configuration().is_ok(), "{filter}");
+            assert!(
+                CursorSpec::new("S", "c", filter, CursorStart::After(0)).configuration().is_ok(),
+                "{filter}"
+            );
         }
-        let refused = spec(Start::Since(u64::MAX)).configuration();
+        let refused = spec(CursorStart::Since(u64::MAX)).configuration();
         assert!(matches!(refused, Err(BrokerError::Refused { .. })), "{refused:?}");
     }
 }

@@ -34,7 +34,7 @@ pub enum BrokerError {
     },
     /// The server has no stream of this name.
     #[error("there is no stream {stream}: whoever owns it has to make it first")]
-    NotThere {
+    StreamNotFound {
         /// The stream.
         stream: String,
     },
@@ -42,7 +42,7 @@ pub enum BrokerError {
     #[error(
         "no stream takes the subject {subject}: compare the subjects of the streams with those that are wanted"
     )]
-    NoStream {
+    UnroutedSubject {
         /// The subject.
         subject: String,
     },
@@ -50,7 +50,7 @@ pub enum BrokerError {
     #[error(
         "the stream {stream} has as many consumers as it may have, and none is made for {consumer}: raise its max_consumers"
     )]
-    Full {
+    ConsumerLimitReached {
         /// The stream.
         stream: String,
         /// The consumer that was asked for.
@@ -60,7 +60,7 @@ pub enum BrokerError {
     #[error(
         "no cursor {consumer} is made behind {after} in stream {stream}, which ends with {last}: the server went back"
     )]
-    Behind {
+    StartBeyondEnd {
         /// The stream.
         stream: String,
         /// The consumer.
@@ -72,11 +72,11 @@ pub enum BrokerError {
     },
     /// The server made another consumer than was asked for, without an error. It was deleted again.
     #[error("the server made the consumer {consumer} differently: {}", listed(differences))]
-    Differs {
+    ConsumerMismatch {
         /// The consumer.
         consumer: String,
         /// Every setting that differs.
-        differences: Vec<Difference>,
+        differences: Vec<SettingDifference>,
     },
     /// An answer cannot be read.
     #[error("{what}: the answer of the broker cannot be read: {why}")]
@@ -90,7 +90,7 @@ pub enum BrokerError {
 
 /// A setting that is not as wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Difference {
+pub struct SettingDifference {
     /// The stream.
     pub stream: String,
     /// The setting, as the server calls it.
@@ -101,20 +101,20 @@ pub struct Difference {
     pub found: String,
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for SettingDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { stream, field, wanted, found } = self;
         write!(f, "{stream}: {field} is {found}, wanted is {wanted}")
     }
 }
 
-fn listed(differences: &[Difference]) -> String {
+fn listed(differences: &[SettingDifference]) -> String {
     differences.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// Reason why the deliveries of a cursor have ended. The cursor has to be opened anew, which forgets nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Lost {
+pub enum CursorError {
     /// The connection on which the cursor was opened is gone, whether or not there is another one since.
     #[error("the connection of the cursor {consumer} was lost")]
     Disconnected {

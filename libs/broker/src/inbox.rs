@@ -7,12 +7,12 @@ use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 
 /// A subject of its own, and the replies that come to it. Of more than 1,024 that nobody has read, later ones are dropped.
-pub struct Inbox {
+pub struct BrokerInbox {
     subject: String,
     replies: BoxStream<'static, Bytes>,
 }
 
-impl Inbox {
+impl BrokerInbox {
     pub(crate) fn new(subject: String, replies: BoxStream<'static, Bytes>) -> Self {
         Self { subject, replies }
     }
@@ -29,7 +29,7 @@ impl Inbox {
     }
 }
 
-impl fmt::Debug for Inbox {
+impl fmt::Debug for BrokerInbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Inbox({})", self.subject)
     }

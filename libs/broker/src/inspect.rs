@@ -3,14 +3,14 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::{BrokerError, CursorSpec, Difference};
+use crate::{BrokerError, CursorSpec, SettingDifference};
 
 /// Settings of a consumer that say where it began and what people are told: they are other ones each time that it is made.
 const OF_THE_TIME: [&str; 4] = ["deliver_policy", "opt_start_seq", "opt_start_time", "description"];
 
 /// A consumer as the server lists it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct FoundConsumer {
+pub struct ConsumerListing {
     /// Its name.
     pub name: String,
     /// Its settings, as the server writes them.
@@ -23,7 +23,7 @@ pub struct FoundConsumer {
     pub unacknowledged: u64,
 }
 
-impl FoundConsumer {
+impl ConsumerListing {
     /// The filter of one that has one.
     #[must_use]
     pub fn filter(&self) -> Option<&str> {
@@ -34,7 +34,7 @@ impl FoundConsumer {
     ///
     /// # Errors
     /// [`BrokerError::Refused`] when there can be no such cursor.
-    pub fn differences(&self, wanted: &CursorSpec) -> Result<Vec<Difference>, BrokerError> {
+    pub fn differences(&self, wanted: &CursorSpec) -> Result<Vec<SettingDifference>, BrokerError> {
         let (mut asked, mut found) = (wanted.configuration()?, self.config.clone());
         for name in OF_THE_TIME {
             asked.remove(name);
@@ -49,20 +49,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::Start;
+    use crate::CursorStart;
 
-    fn found(change: impl FnOnce(&mut Map<String, Value>)) -> FoundConsumer {
-        let spec = CursorSpec::new("EVENTS", "c", "a.*", Start::After(7));
+    fn found(change: impl FnOnce(&mut Map<String, Value>)) -> ConsumerListing {
+        let spec = CursorSpec::new("EVENTS", "c", "a.*", CursorStart::After(7));
         let mut config = spec.configuration().expect("a good one");
         config.insert("max_waiting".to_owned(), json!(512));
         config.insert("description".to_owned(), json!("epoch 3"));
         change(&mut config);
-        FoundConsumer { name: "c".to_owned(), config, pending: 0, unacknowledged: 0 }
+        ConsumerListing { name: "c".to_owned(), config, pending: 0, unacknowledged: 0 }
     }
 
     #[test]
     fn what_differs_is_named_and_the_beginning_does_not_count() {
-        let wanted = CursorSpec::new("EVENTS", "c", "a.*", Start::After(0));
+        let wanted = CursorSpec::new("EVENTS", "c", "a.*", CursorStart::After(0));
         assert_eq!(found(|_| {}).differences(&wanted), Ok(vec![]));
         assert_eq!(found(|_| {}).filter(), Some("a.*"));
         let several = found(|config| {

@@ -4,7 +4,7 @@
 //! deliveries are pulled by requests of our own, since the stream of the client library would go on in silence after a lost
 //! connection.
 
-mod answers;
+mod api;
 mod connect;
 mod pull;
 
@@ -22,17 +22,18 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
-use self::answers::{
-    ConsumerInfo, ConsumerPage, FoundMessage, MadeConsumer, is_full, no_consumer, no_stream, read_message,
-    read_stream, stream_config,
+use self::api::{
+    ConsumerInfo, ConsumerPage, CreateConsumerReply, GetMessageReply, is_consumer_missing, is_full,
+    is_stream_missing, read_message, read_stream, stream_config,
 };
 use self::connect::Connector;
-use self::pull::Pulling;
+use self::pull::PullSubscription;
 use crate::cursor::check_name;
 use crate::message::check_subject;
 use crate::{
-    Broker, BrokerError, Connection, CursorSpec, CursorState, Deliveries, FoundConsumer, Headers, Inbox,
-    Outgoing, Published, Publishing, Server, StoredMessage, StreamSpec, StreamState, Version,
+    BrokerConnectionStatus, BrokerDescription, BrokerError, BrokerInbox, BrokerVersion, ConsumerListing,
+    CursorSpec, CursorState, Deliveries, Headers, MessageBroker, Publication, PublicationAck,
+    PublicationFuture, StoredMessage, StreamSpec, StreamState,
 };
 
 /// Time that a request waits for its answer, and a message for room and for its acknowledgement.
@@ -48,9 +49,9 @@ pub struct JetStreamOptions {
     /// URLs such as `nats://host:4222`, tried in turn.
     pub urls: Vec<String>,
     /// Login; nothing where the server asks nobody.
-    pub login: Option<Login>,
+    pub login: Option<JetStreamLogin>,
     /// TLS; nothing where a plain connection will do.
-    pub tls: Option<Tls>,
+    pub tls: Option<JetStreamTls>,
     /// Name of the connection, for the server's operator.
     pub name: String,
     /// Interval at which a server that has nothing to deliver says so, at least 100 ms. After two without a sign deliveries end.
@@ -73,7 +74,7 @@ impl JetStreamOptions {
 
 /// Login to a server.
 #[derive(Clone)]
-pub enum Login {
+pub enum JetStreamLogin {
     /// A user and its password.
     Password {
         /// The user.
@@ -85,7 +86,7 @@ pub enum Login {
     Token(String),
 }
 
-impl std::fmt::Debug for Login {
+impl std::fmt::Debug for JetStreamLogin {
     /// Names the kind, and no secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -97,7 +98,7 @@ impl std::fmt::Debug for Login {
 
 /// TLS of a connection.
 #[derive(Debug, Clone, Default)]
-pub struct Tls {
+pub struct JetStreamTls {
     /// Certificates of authorities in PEM, by their path; those of the system without one.
     pub ca: Option<std::path::PathBuf>,
     /// Own certificate and its key in PEM, by their paths.
@@ -112,7 +113,7 @@ pub struct JetStream {
 }
 
 impl JetStream {
-    /// Starts to connect, and keeps on trying: [`Broker::connection`] tells when there is a connection. Needs a runtime.
+    /// Starts to connect, and keeps on trying: [`MessageBroker::connection`] tells when there is a connection. Needs a runtime.
     ///
     /// # Errors
     /// [`BrokerError::Refused`] when an option can never work.
@@ -140,8 +141,8 @@ impl JetStream {
     /// Lists the consumers of a stream, by name. Nothing is changed.
     ///
     /// # Errors
-    /// [`BrokerError::NotThere`] without such a stream; may be repeated.
-    pub async fn consumers(&self, stream: &str) -> Result<Vec<FoundConsumer>, BrokerError> {
+    /// [`BrokerError::StreamNotFound`] without such a stream; may be repeated.
+    pub async fn consumers(&self, stream: &str) -> Result<Vec<ConsumerListing>, BrokerError> {
         check_name("the stream", stream)?;
         let what = format!("the consumers of stream {stream}");
         let mut all = Vec::new();
@@ -150,10 +151,10 @@ impl JetStream {
             let asked = self.ask::<ConsumerPage>(&what, format!("CONSUMER.LIST.{stream}"), &request).await?;
             let ConsumerPage { total, consumers } = match asked {
                 Ok(page) => page,
-                Err(error) if no_stream(&error) => {
-                    return Err(BrokerError::NotThere { stream: stream.to_owned() });
+                Err(error) if is_stream_missing(&error) => {
+                    return Err(BrokerError::StreamNotFound { stream: stream.to_owned() });
                 }
-                Err(error) => return Err(answers::refusal(&what, &error)),
+                Err(error) => return Err(api::refusal(&what, &error)),
             };
             let consumers = consumers.unwrap_or_default();
             let is_last = consumers.is_empty();
@@ -172,11 +173,15 @@ impl JetStream {
         request: &Value,
     ) -> Result<Result<T, async_nats::jetstream::Error>, BrokerError> {
         let link = self.connector.link(what)?;
-        answers::ask(&link, what, subject, request).await
+        api::ask(&link, what, subject, request).await
     }
 
     /// Waits until there is room for so many bytes that were not written to the connection yet.
-    async fn room(&self, what: &str, bytes: usize) -> Result<OwnedSemaphorePermit, BrokerError> {
+    async fn reserve_send_buffer(
+        &self,
+        what: &str,
+        bytes: usize,
+    ) -> Result<OwnedSemaphorePermit, BrokerError> {
         let bytes = u32::try_from(bytes).unwrap_or(UNSENT_BYTES_MAX).min(UNSENT_BYTES_MAX);
         let room = timeout(ANSWER_TIMEOUT, Arc::clone(&self.unsent).acquire_many_owned(bytes)).await;
         room.ok().and_then(Result::ok).ok_or_else(|| BrokerError::Unavailable {
@@ -187,30 +192,30 @@ impl JetStream {
 }
 
 /// A payload that gives its room back once the client has written it, or has dropped it.
-struct Unsent {
+struct UnsentPayload {
     payload: Bytes,
     _room: OwnedSemaphorePermit,
 }
 
-impl AsRef<[u8]> for Unsent {
+impl AsRef<[u8]> for UnsentPayload {
     fn as_ref(&self) -> &[u8] {
         &self.payload
     }
 }
 
 #[async_trait]
-impl Broker for JetStream {
-    fn server(&self) -> Result<Server, BrokerError> {
+impl MessageBroker for JetStream {
+    fn server(&self) -> Result<BrokerDescription, BrokerError> {
         let link = self.connector.link("the server's description")?;
         let info = &link.info;
-        Ok(Server {
+        Ok(BrokerDescription {
             version_text: info.version.clone(),
-            version: Version::parse(&info.version),
+            version: BrokerVersion::parse(&info.version),
             max_payload: info.max_payload,
         })
     }
 
-    fn connection(&self) -> watch::Receiver<Connection> {
+    fn connection(&self) -> watch::Receiver<BrokerConnectionStatus> {
         self.connector.connection()
     }
 
@@ -219,8 +224,8 @@ impl Broker for JetStream {
         let what = format!("the state of stream {name}");
         match self.ask::<stream::Info>(&what, format!("STREAM.INFO.{name}"), &json!({})).await? {
             Ok(info) => read_stream(&what, &info).map(Some),
-            Err(error) if no_stream(&error) => Ok(None),
-            Err(error) => Err(answers::refusal(&what, &error)),
+            Err(error) if is_stream_missing(&error) => Ok(None),
+            Err(error) => Err(api::refusal(&what, &error)),
         }
     }
 
@@ -232,7 +237,7 @@ impl Broker for JetStream {
             config.map_err(|error| BrokerError::Refused { what: what.clone(), why: error.to_string() })?;
         match self.ask::<Value>(&what, format!("STREAM.CREATE.{}", spec.name), &config).await? {
             Err(error) if error.error_code() != ErrorCode::STREAM_NAME_EXIST => {
-                Err(answers::refusal(&what, &error))
+                Err(api::refusal(&what, &error))
             }
             // It may be there already, since somebody else was quicker: whoever asks compares it.
             Ok(_) | Err(_) => Ok(()),
@@ -247,25 +252,27 @@ impl Broker for JetStream {
             return Ok(None);
         }
         match self
-            .ask::<FoundMessage>(&what, format!("STREAM.MSG.GET.{stream}"), &json!({ "seq": sequence }))
+            .ask::<GetMessageReply>(&what, format!("STREAM.MSG.GET.{stream}"), &json!({ "seq": sequence }))
             .await?
         {
             Ok(got) => read_message(&what, got.message).map(Some),
             Err(error) if error.error_code() == ErrorCode::NO_MESSAGE_FOUND => Ok(None),
-            Err(error) if no_stream(&error) => Err(BrokerError::NotThere { stream: stream.to_owned() }),
-            Err(error) => Err(answers::refusal(&what, &error)),
+            Err(error) if is_stream_missing(&error) => {
+                Err(BrokerError::StreamNotFound { stream: stream.to_owned() })
+            }
+            Err(error) => Err(api::refusal(&what, &error)),
         }
     }
 
-    async fn publish(&self, outgoing: Outgoing) -> Result<Publishing, BrokerError> {
+    async fn publish(&self, outgoing: Publication) -> Result<PublicationFuture, BrokerError> {
         let what = format!("publishing {} to {}", outgoing.message_id, outgoing.subject);
         let link = self.connector.link(&what)?;
-        let headers = outgoing.checked(link.info.max_payload)?;
-        let Outgoing { subject, payload, .. } = outgoing;
-        let room = self.room(&what, payload.len() + headers.bytes() + MESSAGE_BYTES).await?;
+        let headers = outgoing.validated_headers(link.info.max_payload)?;
+        let Publication { subject, payload, .. } = outgoing;
+        let room = self.reserve_send_buffer(&what, payload.len() + headers.bytes() + MESSAGE_BYTES).await?;
         let message = PublishMessage::build()
             .headers(wire_headers(&what, &headers)?)
-            .payload(Bytes::from_owner(Unsent { payload, _room: room }));
+            .payload(Bytes::from_owner(UnsentPayload { payload, _room: room }));
         let sent = timeout(ANSWER_TIMEOUT, link.context.send_publish(subject.clone(), message)).await;
         let unavailable = |what, why: String| BrokerError::Unavailable { what, why };
         let acknowledgement = match sent {
@@ -273,15 +280,17 @@ impl Broker for JetStream {
             Ok(Err(error)) => return Err(unavailable(what, error.to_string())),
             Err(_) => return Err(unavailable(what, format!("nothing can be sent for {ANSWER_TIMEOUT:?}"))),
         };
-        Ok(Publishing::new(async move {
+        Ok(PublicationFuture::new(async move {
             match acknowledgement.await {
-                Ok(ack) => {
-                    Ok(Published { stream: ack.stream, sequence: ack.sequence, is_duplicate: ack.duplicate })
-                }
+                Ok(ack) => Ok(PublicationAck {
+                    stream: ack.stream,
+                    sequence: ack.sequence,
+                    is_duplicate: ack.duplicate,
+                }),
                 Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
-                    Err(BrokerError::NoStream { subject })
+                    Err(BrokerError::UnroutedSubject { subject })
                 }
-                Err(error) => Err(answers::unpublished(what, &error)),
+                Err(error) => Err(api::unpublished(what, &error)),
             }
         }))
     }
@@ -290,22 +299,22 @@ impl Broker for JetStream {
         let asked = spec.configuration()?;
         let link = self.connector.link(&format!("the cursor {}", spec.consumer))?;
         let state = self.stream(&spec.stream).await?;
-        let state = state.ok_or_else(|| BrokerError::NotThere { stream: spec.stream.clone() })?;
+        let state = state.ok_or_else(|| BrokerError::StreamNotFound { stream: spec.stream.clone() })?;
         spec.check_start(&state)?;
         self.delete_cursor(&spec.stream, &spec.consumer).await?;
         let what = format!("making the consumer {} of stream {}", spec.consumer, spec.stream);
         let request = json!({ "stream_name": spec.stream, "config": asked, "action": "create" });
         let subject = format!("CONSUMER.CREATE.{}.{}.{}", spec.stream, spec.consumer, spec.filter);
-        let made = match answers::ask::<MadeConsumer>(&link, &what, subject, &request).await? {
+        let made = match api::ask::<CreateConsumerReply>(&link, &what, subject, &request).await? {
             Ok(made) => made.config,
-            Err(error) if no_stream(&error) => {
-                return Err(BrokerError::NotThere { stream: spec.stream.clone() });
+            Err(error) if is_stream_missing(&error) => {
+                return Err(BrokerError::StreamNotFound { stream: spec.stream.clone() });
             }
             Err(error) if is_full(&error) => return Err(spec.full()),
-            Err(error) => return Err(answers::refusal(&what, &error)),
+            Err(error) => return Err(api::refusal(&what, &error)),
         };
-        self.compared(spec, &asked, &made).await?;
-        Ok(Box::new(Pulling::start(link, spec, self.heartbeat).await?))
+        self.verify_created(spec, &asked, &made).await?;
+        Ok(Box::new(PullSubscription::start(link, spec, self.heartbeat).await?))
     }
 
     async fn cursor(&self, stream: &str, consumer: &str) -> Result<Option<CursorState>, BrokerError> {
@@ -315,8 +324,8 @@ impl Broker for JetStream {
         let subject = format!("CONSUMER.INFO.{stream}.{consumer}");
         match self.ask::<ConsumerInfo>(&what, subject, &json!({})).await? {
             Ok(info) => Ok(Some(info.into())),
-            Err(error) if no_consumer(&error) => Ok(None),
-            Err(error) => Err(answers::refusal(&what, &error)),
+            Err(error) if is_consumer_missing(&error) => Ok(None),
+            Err(error) => Err(api::refusal(&what, &error)),
         }
     }
 
@@ -326,19 +335,19 @@ impl Broker for JetStream {
         let what = format!("deleting the consumer {consumer} of stream {stream}");
         match self.ask::<Value>(&what, format!("CONSUMER.DELETE.{stream}.{consumer}"), &json!({})).await? {
             Ok(_) => Ok(()),
-            Err(error) if no_consumer(&error) => Ok(()),
-            Err(error) => Err(answers::refusal(&what, &error)),
+            Err(error) if is_consumer_missing(&error) => Ok(()),
+            Err(error) => Err(api::refusal(&what, &error)),
         }
     }
 
-    async fn inbox(&self) -> Result<Inbox, BrokerError> {
+    async fn inbox(&self) -> Result<BrokerInbox, BrokerError> {
         let what = "an inbox";
         let link = self.connector.link(what)?;
         let subject = link.client.new_inbox();
         let replies = link.subscribe(what, &subject).await?;
         // What the server says by itself, such as that nobody listens, is no reply.
         let replies = replies.filter_map(async |message| message.status.is_none().then_some(message.payload));
-        Ok(Inbox::new(subject, Box::pin(replies)))
+        Ok(BrokerInbox::new(subject, Box::pin(replies)))
     }
 
     async fn reply(&self, subject: &str, payload: Bytes) -> Result<(), BrokerError> {
@@ -349,21 +358,21 @@ impl Broker for JetStream {
         if size > most {
             return Err(BrokerError::TooLarge { what, size, most });
         }
-        let room = self.room(&what, size + MESSAGE_BYTES).await?;
-        let payload = Bytes::from_owner(Unsent { payload, _room: room });
+        let room = self.reserve_send_buffer(&what, size + MESSAGE_BYTES).await?;
+        let payload = Bytes::from_owner(UnsentPayload { payload, _room: room });
         link.send(&what, subject, None, payload).await
     }
 }
 
 impl JetStream {
     /// Compares what was made with what was asked; what differs is deleted again.
-    async fn compared(
+    async fn verify_created(
         &self,
         spec: &CursorSpec,
         asked: &Map<String, Value>,
         made: &Map<String, Value>,
     ) -> Result<(), BrokerError> {
-        let checked = spec.check_made(asked, made);
+        let checked = spec.check_created(asked, made);
         if checked.is_err()
             && let Err(error) = self.delete_cursor(&spec.stream, &spec.consumer).await
         {

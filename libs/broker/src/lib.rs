@@ -4,9 +4,9 @@
 //! displays, and whatever could bring an old message behind a newer one ends the deliveries, so that the owner makes the
 //! cursor anew (decisions 90 and 91).
 //!
-//! - [`Broker`]: what every broker does.
+//! - [`MessageBroker`]: what every broker does.
 //! - [`JetStream`]: NATS JetStream, of which version 2.9 has all that is used.
-//! - `Simulated`: a broker in memory with levers that break it, for tests (feature `simulated`).
+//! - `SimulatedBroker`: a broker in memory with levers that break it, for tests (feature `simulated`).
 
 mod cursor;
 mod error;
@@ -23,20 +23,22 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::watch;
 
-pub use cursor::{CursorSpec, CursorState, Delivered, Passed, PullLimit, Start};
-pub use error::{BrokerError, Difference, Lost};
-pub use inbox::Inbox;
-pub use inspect::FoundConsumer;
-pub use jetstream::{JetStream, JetStreamOptions, Login, Tls};
-pub use message::{HEADER_BYTES_MAX, Headers, MESSAGE_ID, Outgoing, Published, Publishing, StoredMessage};
-pub use receipt::Receipt;
+pub use cursor::{CursorProgress, CursorSpec, CursorStart, CursorState, PullLimit, StreamDelivery};
+pub use error::{BrokerError, CursorError, SettingDifference};
+pub use inbox::BrokerInbox;
+pub use inspect::ConsumerListing;
+pub use jetstream::{JetStream, JetStreamLogin, JetStreamOptions, JetStreamTls};
+pub use message::{
+    HEADER_BYTES_MAX, Headers, MESSAGE_ID, Publication, PublicationAck, PublicationFuture, StoredMessage,
+};
+pub use receipt::ReceiptHandle;
 #[cfg(feature = "simulated")]
-pub use simulated::{Clock, MachineClock, ManualClock, Simulated};
-pub use stream::{Discard, Retention, Storage, StreamSettings, StreamSpec, StreamState};
+pub use simulated::{ManualClock, RuntimeClock, SimulatedBroker, SimulationClock};
+pub use stream::{StreamDiscard, StreamRetention, StreamSettings, StreamSpec, StreamState, StreamStorage};
 
 /// State of the connection to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Connection {
+pub struct BrokerConnectionStatus {
     /// True while there is one.
     pub connected: bool,
     /// Number of the connection, counted from 1. What was open on an earlier one has ended.
@@ -45,7 +47,7 @@ pub struct Connection {
 
 /// Version of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
+pub struct BrokerVersion {
     /// The first number.
     pub major: u32,
     /// The second number.
@@ -54,7 +56,7 @@ pub struct Version {
     pub patch: u32,
 }
 
-impl Version {
+impl BrokerVersion {
     /// The oldest server that lanes run on.
     pub const OLDEST: Self = Self { major: 2, minor: 9, patch: 10 };
 
@@ -68,7 +70,7 @@ impl Version {
     }
 }
 
-impl std::fmt::Display for Version {
+impl std::fmt::Display for BrokerVersion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { major, minor, patch } = self;
         write!(f, "{major}.{minor}.{patch}")
@@ -77,26 +79,26 @@ impl std::fmt::Display for Version {
 
 /// Self-description of the server that is connected.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Server {
+pub struct BrokerDescription {
     /// The version as the server writes it.
     pub version_text: String,
     /// The version, where its text can be read.
-    pub version: Option<Version>,
+    pub version: Option<BrokerVersion>,
     /// The largest message that the server takes, in bytes of headers and payload.
     pub max_payload: usize,
 }
 
 /// A broker of messages.
 #[async_trait]
-pub trait Broker: Send + Sync {
+pub trait MessageBroker: Send + Sync {
     /// Describes the server that is connected now.
     ///
     /// # Errors
     /// [`BrokerError::Unavailable`] when none is.
-    fn server(&self) -> Result<Server, BrokerError>;
+    fn server(&self) -> Result<BrokerDescription, BrokerError>;
 
     /// Follows the connection. Every change of the generation means that cursors and inboxes have ended.
-    fn connection(&self) -> watch::Receiver<Connection>;
+    fn connection(&self) -> watch::Receiver<BrokerConnectionStatus>;
 
     /// Describes a stream; nothing where there is none of this name.
     ///
@@ -113,7 +115,7 @@ pub trait Broker: Send + Sync {
     /// Reads a message of a stream; nothing where there is none of this sequence.
     ///
     /// # Errors
-    /// [`BrokerError::NotThere`] without such a stream; may be repeated.
+    /// [`BrokerError::StreamNotFound`] without such a stream; may be repeated.
     async fn message(&self, stream: &str, sequence: u64) -> Result<Option<StoredMessage>, BrokerError>;
 
     /// Sends a message, and gives its acknowledgement to wait for. Several may be under way: within one connection they are stored
@@ -124,14 +126,14 @@ pub trait Broker: Send + Sync {
     /// # Errors
     /// [`BrokerError::TooLarge`] and [`BrokerError::Refused`] for what can never be sent; [`BrokerError::Unavailable`] within a
     /// bounded time when there is no connection, or no room for more.
-    async fn publish(&self, outgoing: Outgoing) -> Result<Publishing, BrokerError>;
+    async fn publish(&self, outgoing: Publication) -> Result<PublicationFuture, BrokerError>;
 
     /// Makes a cursor: deletes the consumer of this name, makes it anew from the start asked for, and compares what the server
     /// made with what was asked. Each consumer has one puller, namely what this gives.
     ///
     /// # Errors
     /// [`BrokerError::Behind`] when the start lies behind the end of the stream, which means that the server went back;
-    /// [`BrokerError::Differs`] when the server made something else, which is deleted again; [`BrokerError::NotThere`] without
+    /// [`BrokerError::Differs`] when the server made something else, which is deleted again; [`BrokerError::StreamNotFound`] without
     /// such a stream; [`BrokerError::Full`] where the stream may have no more consumers.
     async fn open(&self, spec: &CursorSpec) -> Result<Box<dyn Deliveries>, BrokerError>;
 
@@ -151,7 +153,7 @@ pub trait Broker: Send + Sync {
     ///
     /// # Errors
     /// [`BrokerError::Unavailable`].
-    async fn inbox(&self) -> Result<Inbox, BrokerError>;
+    async fn inbox(&self) -> Result<BrokerInbox, BrokerError>;
 
     /// Sends a reply to an inbox. Nobody acknowledges it, and where the inbox has ended it is gone.
     ///
@@ -162,10 +164,10 @@ pub trait Broker: Send + Sync {
     /// Compares a stream with a specification, and changes nothing.
     ///
     /// # Errors
-    /// [`BrokerError::NotThere`] without such a stream; may be repeated.
-    async fn check_stream(&self, spec: &StreamSpec) -> Result<Vec<Difference>, BrokerError> {
+    /// [`BrokerError::StreamNotFound`] without such a stream; may be repeated.
+    async fn check_stream(&self, spec: &StreamSpec) -> Result<Vec<SettingDifference>, BrokerError> {
         let state = self.stream(&spec.name).await?;
-        let state = state.ok_or_else(|| BrokerError::NotThere { stream: spec.name.clone() })?;
+        let state = state.ok_or_else(|| BrokerError::StreamNotFound { stream: spec.name.clone() })?;
         Ok(spec.differences(&state.settings))
     }
 
@@ -173,9 +175,9 @@ pub trait Broker: Send + Sync {
     ///
     /// # Errors
     /// [`BrokerError`]; may be repeated.
-    async fn ensure_stream(&self, spec: &StreamSpec) -> Result<Vec<Difference>, BrokerError> {
+    async fn ensure_stream(&self, spec: &StreamSpec) -> Result<Vec<SettingDifference>, BrokerError> {
         match self.check_stream(spec).await {
-            Err(BrokerError::NotThere { .. }) => {
+            Err(BrokerError::StreamNotFound { .. }) => {
                 self.create_stream(spec).await?;
                 self.check_stream(spec).await
             }
@@ -193,12 +195,12 @@ pub trait Deliveries: Send {
     /// Cancel-safe: no message is lost by a call that is dropped.
     ///
     /// # Errors
-    /// [`Lost`] says why there will be no more. The cursor has to be opened anew.
-    async fn next(&mut self, room: PullLimit) -> Result<Delivered, Lost>;
+    /// [`CursorError`] says why there will be no more. The cursor has to be opened anew.
+    async fn next(&mut self, room: PullLimit) -> Result<StreamDelivery, CursorError>;
 
     /// Follows how far the server has looked while no message came. It says so by itself as long as a pull is under way, so that nobody
     /// has to ask. It changes within [`Deliveries::next`].
-    fn passed(&self) -> watch::Receiver<Passed>;
+    fn progress(&self) -> watch::Receiver<CursorProgress>;
 }
 
 #[cfg(test)]
@@ -207,11 +209,11 @@ mod tests {
 
     #[test]
     fn versions_are_read() {
-        let version = |major, minor, patch| Some(Version { major, minor, patch });
-        assert_eq!(Version::parse("2.9.10"), version(2, 9, 10));
-        assert_eq!(Version::parse("v2.12.0-RC.1"), version(2, 12, 0));
-        assert_eq!(Version::parse("2.9"), None);
-        assert_eq!(Version::parse("two"), None);
-        assert!(Version::parse("2.10.0") > Version::parse("2.9.10"));
+        let version = |major, minor, patch| Some(BrokerVersion { major, minor, patch });
+        assert_eq!(BrokerVersion::parse("2.9.10"), version(2, 9, 10));
+        assert_eq!(BrokerVersion::parse("v2.12.0-RC.1"), version(2, 12, 0));
+        assert_eq!(BrokerVersion::parse("2.9"), None);
+        assert_eq!(BrokerVersion::parse("two"), None);
+        assert!(BrokerVersion::parse("2.10.0") > BrokerVersion::parse("2.9.10"));
     }
 }

@@ -61,7 +61,7 @@ impl Headers {
 
 /// A message to publish.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outgoing {
+pub struct Publication {
     /// The subject, without wildcards.
     pub subject: String,
     /// Id by which the stream knows the message again within its duplicate window.
@@ -72,9 +72,9 @@ pub struct Outgoing {
     pub payload: Bytes,
 }
 
-impl Outgoing {
+impl Publication {
     /// Checks what no server would take, or take as something else, and gives all headers that are sent.
-    pub(crate) fn checked(&self, max_payload: usize) -> Result<Headers, BrokerError> {
+    pub(crate) fn validated_headers(&self, max_payload: usize) -> Result<Headers, BrokerError> {
         let Self { subject, message_id, headers, payload } = self;
         check_subject(subject)?;
         let refused = |why: String| BrokerError::Refused {
@@ -125,7 +125,7 @@ pub(crate) fn check_subject(subject: &str) -> Result<(), BrokerError> {
 
 /// Acknowledgement of a message that a stream has stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Published {
+pub struct PublicationAck {
     /// The stream.
     pub stream: String,
     /// The sequence of the message, or of the earlier one with the same id.
@@ -135,23 +135,25 @@ pub struct Published {
 }
 
 /// A message that was sent: a future of its acknowledgement. One that is dropped is sent all the same.
-pub struct Publishing(BoxFuture<'static, Result<Published, BrokerError>>);
+pub struct PublicationFuture(BoxFuture<'static, Result<PublicationAck, BrokerError>>);
 
-impl Publishing {
-    pub(crate) fn new(answer: impl Future<Output = Result<Published, BrokerError>> + Send + 'static) -> Self {
+impl PublicationFuture {
+    pub(crate) fn new(
+        answer: impl Future<Output = Result<PublicationAck, BrokerError>> + Send + 'static,
+    ) -> Self {
         Self(Box::pin(answer))
     }
 }
 
-impl Future for Publishing {
-    type Output = Result<Published, BrokerError>;
+impl Future for PublicationFuture {
+    type Output = Result<PublicationAck, BrokerError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         self.0.as_mut().poll(context)
     }
 }
 
-impl fmt::Debug for Publishing {
+impl fmt::Debug for PublicationFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Publishing")
     }
@@ -176,8 +178,8 @@ pub struct StoredMessage {
 mod tests {
     use super::*;
 
-    fn outgoing(subject: &str, message_id: &str, headers: Headers) -> Outgoing {
-        Outgoing {
+    fn outgoing(subject: &str, message_id: &str, headers: Headers) -> Publication {
+        Publication {
             subject: subject.to_owned(),
             message_id: message_id.to_owned(),
             headers,
@@ -188,7 +190,7 @@ mod tests {
     #[test]
     fn what_no_server_takes_is_refused_by_name() {
         let fits = outgoing("a.%h1.b", "id", Headers::new().with("A", "b"));
-        let sent = fits.checked(1024 * 1024).expect("it fits");
+        let sent = fits.validated_headers(1024 * 1024).expect("it fits");
         assert_eq!(sent, Headers::new().with("A", "b").with(MESSAGE_ID, "id"));
         for (subject, message_id, headers, part) in [
             ("", "id", Headers::new(), "the subject \"\""),
@@ -203,7 +205,7 @@ mod tests {
             ("a", "id", Headers::new().with("A", "b\nC: d"), "header A"),
             ("a", "id", Headers::new().with("A", " b"), "header A"),
         ] {
-            let refused = outgoing(subject, message_id, headers).checked(1024 * 1024);
+            let refused = outgoing(subject, message_id, headers).validated_headers(1024 * 1024);
             let Err(error @ BrokerError::Refused { .. }) = refused else { panic!("{part}: {refused:?}") };
             assert!(error.to_string().contains(part), "{error}");
         }
@@ -213,15 +215,16 @@ mod tests {
     fn limits_are_of_headers_and_payload_each() {
         let value = "v".repeat(HEADER_BYTES_MAX);
         let long = outgoing("a", "id", Headers::new().with("A", &value));
-        let Err(BrokerError::TooLarge { what, most: HEADER_BYTES_MAX, .. }) = long.checked(1024 * 1024)
+        let Err(BrokerError::TooLarge { what, most: HEADER_BYTES_MAX, .. }) =
+            long.validated_headers(1024 * 1024)
         else {
             panic!("it is too large");
         };
         assert_eq!(what, "all headers of the message id for a");
         let mut message = outgoing("a", "id", Headers::new());
         message.payload = vec![0; 1000].into();
-        assert!(message.checked(HEADER_BYTES_MAX + 1000).is_ok());
-        let refused = message.checked(HEADER_BYTES_MAX + 999).expect_err("too large").to_string();
+        assert!(message.validated_headers(HEADER_BYTES_MAX + 1000).is_ok());
+        let refused = message.validated_headers(HEADER_BYTES_MAX + 999).expect_err("too large").to_string();
         assert_eq!(refused, "the payload of the message id for a has 1000 bytes, at most 999 are allowed");
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Carrier of acknowledgements, which drops those that it cannot send at once.
-pub(crate) trait Settle: Send + Sync {
+pub(crate) trait AckSink: Send + Sync {
     /// Says that the message is settled.
     fn ack(&self, token: &str);
 
@@ -14,13 +14,13 @@ pub(crate) trait Settle: Send + Sync {
 
 /// Handle with which a delivery is acknowledged. Cheap to clone, and without effect once its connection is gone.
 #[derive(Clone)]
-pub struct Receipt {
-    settle: Arc<dyn Settle>,
+pub struct ReceiptHandle {
+    settle: Arc<dyn AckSink>,
     token: Arc<str>,
 }
 
-impl Receipt {
-    pub(crate) fn new(settle: Arc<dyn Settle>, token: &str) -> Self {
+impl ReceiptHandle {
+    pub(crate) fn new(settle: Arc<dyn AckSink>, token: &str) -> Self {
         Self { settle, token: token.into() }
     }
 
@@ -36,7 +36,7 @@ impl Receipt {
     }
 }
 
-impl fmt::Debug for Receipt {
+impl fmt::Debug for ReceiptHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Receipt({})", self.token)
     }

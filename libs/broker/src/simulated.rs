@@ -1,13 +1,13 @@
 //! A broker in memory, and levers with which tests break it.
 //!
-//! Behaves as JetStream does where [`crate::Broker`] promises nothing else: acknowledgements of consumers that were made anew
+//! Behaves as JetStream does where [`crate::MessageBroker`] promises nothing else: acknowledgements of consumers that were made anew
 //! count, what was delivered and not acknowledged in time is delivered again behind newer messages, and sequences are used again
 //! once the server went back.
 
 mod clock;
 mod deliveries;
-mod levers;
-mod world;
+mod fault_injection;
+mod server;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,14 +16,15 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 
-pub use self::clock::{Clock, MachineClock, ManualClock};
-use self::deliveries::{Acknowledge, Simulation};
-use self::world::{Consumer, Stream, World};
+pub use self::clock::{ManualClock, RuntimeClock, SimulationClock};
+use self::deliveries::{SimulatedAckSink, SimulatedDeliveries};
+use self::server::{SimulatedConsumer, SimulatedServer, SimulatedStream};
 use crate::cursor::check_name;
 use crate::message::check_subject;
 use crate::{
-    Broker, BrokerError, Connection, CursorSpec, CursorState, Deliveries, Inbox, Outgoing, Publishing,
-    PullLimit, Server, Start, StoredMessage, StreamSpec, StreamState, Version,
+    BrokerConnectionStatus, BrokerDescription, BrokerError, BrokerInbox, BrokerVersion, CursorSpec,
+    CursorStart, CursorState, Deliveries, MessageBroker, Publication, PublicationFuture, PullLimit,
+    StoredMessage, StreamSpec, StreamState,
 };
 
 /// Replies that nobody has read yet; later ones are dropped.
@@ -31,26 +32,26 @@ const UNREAD_MAX: usize = 1024;
 
 /// A broker in memory. Cheap to clone; all clones are the same broker.
 #[derive(Clone)]
-pub struct Simulated {
-    shared: Arc<Shared>,
+pub struct SimulatedBroker {
+    shared: Arc<SimulatedBrokerState>,
 }
 
 /// State that a broker shares with its deliveries.
-struct Shared {
-    clock: Box<dyn Clock>,
-    world: Mutex<World>,
+struct SimulatedBrokerState {
+    clock: Box<dyn SimulationClock>,
+    world: Mutex<SimulatedServer>,
     /// Counts changes, so that deliveries look again.
     changed: watch::Sender<u64>,
-    connection: watch::Sender<Connection>,
+    connection: watch::Sender<BrokerConnectionStatus>,
 }
 
-impl Shared {
-    fn world(&self) -> MutexGuard<'_, World> {
+impl SimulatedBrokerState {
+    fn world(&self) -> MutexGuard<'_, SimulatedServer> {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes something, and wakes whoever waits for a change.
-    fn change<T>(&self, change: impl FnOnce(&mut World) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut SimulatedServer) -> T) -> T {
         let mut world = self.world();
         let changed = change(&mut world);
         let connection = world.connection;
@@ -61,13 +62,13 @@ impl Shared {
     }
 }
 
-impl Simulated {
+impl SimulatedBroker {
     /// Makes an empty one, which is connected.
     #[must_use]
-    pub fn new(clock: impl Clock) -> Self {
-        let world = World::new();
+    pub fn new(clock: impl SimulationClock) -> Self {
+        let world = SimulatedServer::new();
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SimulatedBrokerState {
                 clock: Box::new(clock),
                 connection: watch::Sender::new(world.connection),
                 world: Mutex::new(world),
@@ -80,7 +81,7 @@ impl Simulated {
     fn ask<T>(
         &self,
         what: &str,
-        ask: impl FnOnce(&mut World) -> Result<T, BrokerError>,
+        ask: impl FnOnce(&mut SimulatedServer) -> Result<T, BrokerError>,
     ) -> Result<T, BrokerError> {
         self.shared
             .change(|world| if world.connection.connected { ask(world) } else { Err(unavailable(what)) })
@@ -91,7 +92,7 @@ fn unavailable(what: &str) -> BrokerError {
     BrokerError::Unavailable { what: what.to_owned(), why: "the connection was cut".to_owned() }
 }
 
-fn state(stream: &Stream) -> StreamState {
+fn state(stream: &SimulatedStream) -> StreamState {
     StreamState {
         incarnation: stream.incarnation,
         first_sequence: stream.first(),
@@ -103,18 +104,18 @@ fn state(stream: &Stream) -> StreamState {
 }
 
 #[async_trait]
-impl Broker for Simulated {
-    fn server(&self) -> Result<Server, BrokerError> {
+impl MessageBroker for SimulatedBroker {
+    fn server(&self) -> Result<BrokerDescription, BrokerError> {
         self.ask("the server's description", |world| {
-            Ok(Server {
+            Ok(BrokerDescription {
                 version_text: world.version_text.clone(),
-                version: Version::parse(&world.version_text),
+                version: BrokerVersion::parse(&world.version_text),
                 max_payload: world.max_payload,
             })
         })
     }
 
-    fn connection(&self) -> watch::Receiver<Connection> {
+    fn connection(&self) -> watch::Receiver<BrokerConnectionStatus> {
         self.shared.connection.subscribe()
     }
 
@@ -127,8 +128,8 @@ impl Broker for Simulated {
         check_name("the stream", &spec.name)?;
         let now = self.shared.clock.now();
         self.ask(&format!("making stream {}", spec.name), |world| {
-            let incarnation = world.give(now);
-            let made = || Stream::new(&spec.name, incarnation, spec.settings());
+            let incarnation = world.next_number(now);
+            let made = || SimulatedStream::new(&spec.name, incarnation, spec.settings());
             world.streams.entry(spec.name.clone()).or_insert_with(made);
             Ok(())
         })
@@ -142,15 +143,15 @@ impl Broker for Simulated {
         })
     }
 
-    async fn publish(&self, outgoing: Outgoing) -> Result<Publishing, BrokerError> {
+    async fn publish(&self, outgoing: Publication) -> Result<PublicationFuture, BrokerError> {
         let what = format!("publishing {} to {}", outgoing.message_id, outgoing.subject);
         let now = self.shared.clock.now();
         let answer = self.ask(&what, |world| {
-            let headers = outgoing.checked(world.max_payload)?;
-            let Outgoing { subject, message_id, payload, .. } = outgoing;
+            let headers = outgoing.validated_headers(world.max_payload)?;
+            let Publication { subject, message_id, payload, .. } = outgoing;
             let message =
                 StoredMessage { subject: subject.clone(), headers, payload, sequence: 0, stored_millis: now };
-            let stored = world.store(&message_id, message).ok_or(BrokerError::NoStream { subject });
+            let stored = world.store(&message_id, message).ok_or(BrokerError::UnroutedSubject { subject });
             if world.lost_acknowledgements > 0 {
                 world.lost_acknowledgements -= 1;
                 let why = "the acknowledgement was lost".to_owned();
@@ -158,14 +159,14 @@ impl Broker for Simulated {
             }
             Ok(stored)
         })?;
-        Ok(Publishing::new(std::future::ready(answer)))
+        Ok(PublicationFuture::new(std::future::ready(answer)))
     }
 
     async fn open(&self, spec: &CursorSpec) -> Result<Box<dyn Deliveries>, BrokerError> {
         let asked = spec.configuration()?;
         let (number, generation) = self.ask(&format!("the cursor {}", spec.consumer), |world| {
-            let number = world.give(0);
-            let made_differently = world.made_differently.take();
+            let number = world.next_number(0);
+            let made_differently = world.setting_override.take();
             let stream = world.streams.get_mut(&spec.stream).ok_or_else(|| not_there(&spec.stream))?;
             spec.check_start(&state(stream))?;
             stream.consumers.remove(&spec.consumer);
@@ -175,20 +176,20 @@ impl Broker for Simulated {
             }
             let mut made = asked.clone();
             made.extend(made_differently);
-            spec.check_made(&asked, &made)?;
+            spec.check_created(&asked, &made)?;
             let next = match spec.start {
-                Start::After(sequence) => sequence.saturating_add(1),
-                Start::Since(millis) => {
+                CursorStart::After(sequence) => sequence.saturating_add(1),
+                CursorStart::Since(millis) => {
                     let since = stream.messages.values().find(|message| message.stored_millis >= millis);
                     since.map_or(stream.last + 1, |message| message.sequence)
                 }
             };
-            stream.consumers.insert(spec.consumer.clone(), Consumer::new(number, next, spec));
+            stream.consumers.insert(spec.consumer.clone(), SimulatedConsumer::new(number, next, spec));
             Ok((number, world.connection.generation))
         })?;
-        Ok(Box::new(Simulation {
+        Ok(Box::new(SimulatedDeliveries {
             shared: Arc::clone(&self.shared),
-            settle: Arc::new(Acknowledge { shared: Arc::downgrade(&self.shared), generation }),
+            settle: Arc::new(SimulatedAckSink { shared: Arc::downgrade(&self.shared), generation }),
             stream: spec.stream.clone(),
             consumer: spec.consumer.clone(),
             number,
@@ -220,14 +221,14 @@ impl Broker for Simulated {
         })
     }
 
-    async fn inbox(&self) -> Result<Inbox, BrokerError> {
+    async fn inbox(&self) -> Result<BrokerInbox, BrokerError> {
         self.ask("an inbox", |world| {
-            let subject = format!("_INBOX.{}", world.give(0));
+            let subject = format!("_INBOX.{}", world.next_number(0));
             let (sender, mut replies) = mpsc::channel(UNREAD_MAX);
             world.inboxes.retain(|_, inbox| !inbox.is_closed());
             world.inboxes.insert(subject.clone(), sender);
             let replies = futures_util::stream::poll_fn(move |context| replies.poll_recv(context));
-            Ok(Inbox::new(subject, Box::pin(replies)))
+            Ok(BrokerInbox::new(subject, Box::pin(replies)))
         })
     }
 
@@ -249,5 +250,5 @@ impl Broker for Simulated {
 }
 
 fn not_there(stream: &str) -> BrokerError {
-    BrokerError::NotThere { stream: stream.to_owned() }
+    BrokerError::StreamNotFound { stream: stream.to_owned() }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::Difference;
+use crate::SettingDifference;
 
 /// Consumers that a stream of ours may have. Servers since 2.12 stop at 1,000 unless the stream says more.
 const CONSUMERS_MAX: i64 = 100_000;
@@ -30,7 +30,7 @@ macro_rules! choices {
 
 choices! {
     /// Rule by which a stream forgets messages.
-    Retention {
+    StreamRetention {
         /// At its limits.
         Limits = "limits",
         /// Once every consumer has acknowledged.
@@ -39,14 +39,14 @@ choices! {
         WorkQueue = "workqueue",
     }
     /// Place where a stream keeps messages.
-    Storage {
+    StreamStorage {
         /// On disk.
         File = "file",
         /// In memory, until the server ends.
         Memory = "memory",
     }
     /// Behavior of a full stream.
-    Discard {
+    StreamDiscard {
         /// Forgets the oldest.
         Old = "old",
         /// Refuses new ones.
@@ -60,11 +60,11 @@ pub struct StreamSettings {
     /// Subjects of the messages that it keeps.
     pub subjects: Vec<String>,
     /// Rule by which it forgets messages.
-    pub retention: Retention,
+    pub retention: StreamRetention,
     /// Place where it keeps them.
-    pub storage: Storage,
+    pub storage: StreamStorage,
     /// Its behavior when it is full.
-    pub discard: Discard,
+    pub discard: StreamDiscard,
     /// Time for which it knows messages again by their ids.
     pub duplicate_window: Duration,
     /// Time for which it keeps messages; zero for ever.
@@ -83,11 +83,11 @@ pub struct StreamSpec {
     /// Subjects of the messages that it keeps, in any order.
     pub subjects: Option<Vec<String>>,
     /// Rule by which it forgets messages.
-    pub retention: Option<Retention>,
+    pub retention: Option<StreamRetention>,
     /// Place where it keeps them.
-    pub storage: Option<Storage>,
+    pub storage: Option<StreamStorage>,
     /// Its behavior when it is full.
-    pub discard: Option<Discard>,
+    pub discard: Option<StreamDiscard>,
     /// Time for which it knows messages again by their ids.
     pub duplicate_window: Option<Duration>,
     /// Time for which it keeps messages; zero for ever.
@@ -101,13 +101,13 @@ pub struct StreamSpec {
 impl StreamSpec {
     /// Specifies a stream that is ours: on disk, with limits only, refusing what is beyond them.
     #[must_use]
-    pub fn ours(name: &str, subjects: &[&str], max_age: Duration) -> Self {
+    pub fn managed(name: &str, subjects: &[&str], max_age: Duration) -> Self {
         Self {
             name: name.to_owned(),
             subjects: Some(subjects.iter().map(|subject| (*subject).to_owned()).collect()),
-            retention: Some(Retention::Limits),
-            storage: Some(Storage::File),
-            discard: Some(Discard::New),
+            retention: Some(StreamRetention::Limits),
+            storage: Some(StreamStorage::File),
+            discard: Some(StreamDiscard::New),
             duplicate_window: Some(DUPLICATE_WINDOW),
             max_age: Some(max_age),
             max_consumers: Some(CONSUMERS_MAX),
@@ -119,9 +119,9 @@ impl StreamSpec {
     pub(crate) fn settings(&self) -> StreamSettings {
         StreamSettings {
             subjects: self.subjects.clone().unwrap_or_else(|| vec![self.name.clone()]),
-            retention: self.retention.unwrap_or(Retention::Limits),
-            storage: self.storage.unwrap_or(Storage::File),
-            discard: self.discard.unwrap_or(Discard::New),
+            retention: self.retention.unwrap_or(StreamRetention::Limits),
+            storage: self.storage.unwrap_or(StreamStorage::File),
+            discard: self.discard.unwrap_or(StreamDiscard::New),
             duplicate_window: self.duplicate_window.unwrap_or(DUPLICATE_WINDOW),
             max_age: self.max_age.unwrap_or_default(),
             max_consumers: self.max_consumers.unwrap_or(CONSUMERS_MAX),
@@ -131,7 +131,7 @@ impl StreamSpec {
 
     /// Lists what of these settings is not as wanted.
     #[must_use]
-    pub fn differences(&self, found: &StreamSettings) -> Vec<Difference> {
+    pub fn differences(&self, found: &StreamSettings) -> Vec<SettingDifference> {
         let sorted = |subjects: &[String]| {
             let mut subjects = subjects.to_vec();
             subjects.sort();
@@ -155,7 +155,7 @@ impl StreamSpec {
         ];
         let differs = |(field, wanted, found): (&str, Option<String>, String)| {
             let wanted = wanted.filter(|wanted| *wanted != found)?;
-            Some(Difference { stream: self.name.clone(), field: field.to_owned(), wanted, found })
+            Some(SettingDifference { stream: self.name.clone(), field: field.to_owned(), wanted, found })
         };
         fields.into_iter().filter_map(differs).collect()
     }
@@ -184,15 +184,15 @@ mod tests {
 
     #[test]
     fn each_field_is_compared_and_named() {
-        let wanted = StreamSpec::ours("S", &["b.*", "a.*"], Duration::from_secs(7 * 86_400));
+        let wanted = StreamSpec::managed("S", &["b.*", "a.*"], Duration::from_secs(7 * 86_400));
         let mut found = wanted.settings();
         found.subjects.reverse();
         assert_eq!(wanted.differences(&found), []);
         let found = StreamSettings {
             subjects: vec!["a.*".to_owned()],
-            retention: Retention::WorkQueue,
-            storage: Storage::Memory,
-            discard: Discard::Old,
+            retention: StreamRetention::WorkQueue,
+            storage: StreamStorage::Memory,
+            discard: StreamDiscard::Old,
             duplicate_window: Duration::from_secs(60),
             max_age: Duration::ZERO,
             max_consumers: -1,

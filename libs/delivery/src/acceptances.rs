@@ -1,7 +1,7 @@
-//! That jobs were accepted, which is passed on only when nothing better is heard of them.
+//! "Accepted" reports, held back and passed on only when no further report of the attempt follows in time.
 //!
-//! Mostly a job begins, and often ends, moments after its supervisor has taken it. What is said then says that it was accepted
-//! as well, and one report and one answer to it less go to the scheduler and back.
+//! Most jobs begin, and often end, moments after their supervisor has accepted them. The later report then implies the acceptance,
+//! which saves one report to the scheduler and one acknowledgement back.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,16 +9,16 @@ use bytes::Bytes;
 use model::JobKey;
 use tokio::time::Instant;
 
-/// Reports that wait.
+/// "Accepted" reports that are held back.
 #[derive(Debug, Default)]
-pub struct Acceptances {
-    open: HashMap<JobKey, Acceptance>,
+pub struct HeldAcceptances {
+    open: HashMap<JobKey, AcceptanceReport>,
     due: BTreeSet<(Instant, JobKey)>,
 }
 
 /// A report that an attempt was accepted, as the gateway has given it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Acceptance {
+pub struct AcceptanceReport {
     /// When it is passed on.
     pub at: Instant,
     /// The gateway's number of it.
@@ -27,24 +27,24 @@ pub struct Acceptance {
     pub json: Bytes,
 }
 
-impl Acceptances {
+impl HeldAcceptances {
     /// Lets a report wait; gives the number of one that said the same before.
-    pub fn hold(&mut self, key: JobKey, acceptance: Acceptance) -> Option<u64> {
-        let before = self.overtaken(key);
+    pub fn hold(&mut self, key: JobKey, acceptance: AcceptanceReport) -> Option<u64> {
+        let before = self.supersede(key);
         self.due.insert((acceptance.at, key));
         self.open.insert(key, acceptance);
         before
     }
 
-    /// Something better was heard of an attempt; gives the number of the report that need not be passed on any more.
-    pub fn overtaken(&mut self, key: JobKey) -> Option<u64> {
+    /// Drops the held report once a further one has come; returns its number, which need not be passed on any more.
+    pub fn supersede(&mut self, key: JobKey) -> Option<u64> {
         let acceptance = self.open.remove(&key)?;
         self.due.remove(&(acceptance.at, key));
         Some(acceptance.report_id)
     }
 
-    /// Those of which nothing was heard in time.
-    pub fn take_due(&mut self, now: Instant) -> Vec<(JobKey, Acceptance)> {
+    /// Takes the reports that were not superseded in time.
+    pub fn take_due(&mut self, now: Instant) -> Vec<(JobKey, AcceptanceReport)> {
         let mut taken = Vec::new();
         while let Some((at, key)) = self.due.first().copied()
             && at <= now
@@ -61,7 +61,7 @@ impl Acceptances {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// The gateway says all of them again.
+    /// Drops all of them, since the gateway will resend them.
     pub fn clear(&mut self) {
         *self = Self::default();
     }

@@ -1,31 +1,31 @@
-//! Decides what happens to messages, reports, logs and wishes. Pure: time and randomness come in, and
-//! what is to be done goes out as values.
+//! Decides what happens to messages, reports, logs and context drops. Pure: time and randomness come in, and
+//! the effects go out as values.
 //!
-//! Here: messages with nodes on their way. [`whole`]: those that are delivered whole. [`attempts`]: what is said of single
-//! attempts. [`giving_up`]: messages whose time is over.
+//! Here: messages with nodes on their way. [`opaque_messages`]: messages that are delivered whole. [`attempts`]: reports, stops and
+//! queries of single attempts. [`abandonment`]: messages whose time is over.
 
+mod abandonment;
 mod attempts;
-mod giving_up;
-mod whole;
+mod opaque_messages;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use model::{Backoff, JobKey, ReasonCode, RunnerId, Timestamp};
+use model::{BackoffPolicy, JobKey, ReasonCode, RunnerId, Timestamp};
 use proto::internal::v1 as wire;
 use tokio::time::Instant;
 
-use crate::acceptances::Acceptances;
-use crate::drops::{Drops, Ended};
-use crate::inquiries::Inquiries;
-use crate::lanes::{LaneKey, Lanes, MessageNumber};
-use crate::letters::{Letters, Outcome};
-use crate::log_queries::LogQueries;
-use crate::message::{Message, MessageName};
+use crate::acceptances::HeldAcceptances;
+use crate::context_drops::{ContextDropResult, ContextDrops};
+use crate::log_reads::RouterLogReads;
+use crate::message::{MessageName, NodeMessage};
 use crate::metrics::Metrics;
-use crate::reports::{ByOwner, GatewayEpoch, Reports, Source};
-use crate::runners::Runners;
-use crate::settled::Settled;
+use crate::opaque_messages::{DeliveryResult, OpaqueMessages};
+use crate::reconcile::AttemptReconciler;
+use crate::reports::{GatewayEpoch, ReportOrigin, ReportsByOwner, UnacknowledgedReports};
+use crate::runners::RunnerEndpoints;
+use crate::send_queue::{FairQueue, MessageNumber, RunnerRoute};
+use crate::settled_messages::SettledMessages;
 
 /// How long the gateway may try one delivery.
 pub const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,18 +39,18 @@ pub const QUERY_ATTEMPTS_MAX: usize = 500;
 const FRESH_AGE: Duration = Duration::from_secs(20);
 /// How far the clocks of storage and of this router may differ.
 const CLOCKS_DIFFER_MAX: Duration = Duration::from_secs(5);
-/// How long what need not be told at once may wait. That a job was accepted, for something better; a message that has arrived, for
+/// How long effects that are not urgent may wait: an "accepted" report for a further one; a message that has arrived for
 /// others, to be settled together with them: most jobs have ended by then, and with the last of its jobs storage has settled it.
 pub const PATIENCE: Duration = Duration::from_secs(1);
-/// Messages that wait for that.
+/// Settlements of arrived messages that may wait; beyond it they are sent at once.
 const SETTLE_TOGETHER_MAX: usize = 500;
-/// Between tries of a delivery.
-const BACKOFF: Backoff = Backoff { initial_secs: 0.1, multiplier: 2.0, max_secs: 10.0 };
+/// Back-off between tries of a delivery.
+const BACKOFF: BackoffPolicy = BackoffPolicy { initial_secs: 0.1, multiplier: 2.0, max_secs: 10.0 };
 
-/// What happened.
+/// Event that the core handles.
 #[derive(Debug)]
 pub enum Input {
-    /// Storage gave messages into our care, and contexts to be forgotten; some perhaps again.
+    /// Storage assigned messages to this router, and contexts to be forgotten; some perhaps again.
     Taken(wire::TakeResponse),
     /// A view of the registry begins.
     RegistryUp,
@@ -58,27 +58,27 @@ pub enum Input {
     Runners(wire::WatchResponse),
     /// A stream to the gateway stands.
     GatewayUp,
-    /// It was lost.
+    /// The stream to the gateway was lost.
     GatewayDown,
-    /// The gateway said something.
+    /// The gateway sent a message.
     Gateway(wire::ExchangeResponse),
     /// These scheduler replicas live.
     Schedulers(BTreeSet<String>),
-    /// A stream to one of them stands.
+    /// A stream to this scheduler replica is open.
     SchedulerUp(String),
-    /// It was lost.
+    /// The stream to this scheduler replica was lost.
     SchedulerDown(String),
-    /// The scheduler replica of this name said something.
+    /// The scheduler replica of this name sent a message.
     Scheduler(String, wire::ReportResponse),
-    /// What became of jobs that were to become a flow, by the number of their delivery.
-    Submitted(u64, Outcome),
+    /// How the submission of jobs that were to become a flow ended, by the number of their delivery.
+    Submitted(u64, DeliveryResult),
     /// Storage has kept pieces of output.
     LogsKept(Vec<(GatewayEpoch, u64)>),
-    /// A time that was asked for has come.
+    /// The time that [`Core::next_due`] gave has come.
     Due,
 }
 
-/// What is to be done.
+/// Effects that the caller must carry out.
 #[derive(Debug, Default)]
 pub struct Effects {
     /// For the gateway.
@@ -104,7 +104,7 @@ pub struct Effects {
     /// For storage: contexts that were forgotten.
     pub dropped: Vec<wire::ContextDropped>,
     /// For the schedulers, by their names.
-    pub report: ByOwner,
+    pub report: ReportsByOwner,
     /// For the schedulers, by their names: answers to their log queries.
     pub log_answers: BTreeMap<String, Vec<wire::LogAnswer>>,
     /// For storage: pieces of output, each with whom to tell.
@@ -112,7 +112,7 @@ pub struct Effects {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum TimerKind {
+enum DeliveryTimerKind {
     /// The message must be accepted by now.
     Deadline,
     /// The back-off is over.
@@ -121,42 +121,42 @@ enum TimerKind {
     Unknown,
 }
 
-/// What the core has to know of its surroundings.
+/// Settings of the core.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct DeliverySettings {
     /// When this router started: what is older may have been sent before.
     pub started: Timestamp,
     /// A supervisor that does not answer for this long is given up.
     pub lost_after: Duration,
-    /// How long what need not be told at once may wait: [`PATIENCE`], but in tests.
+    /// How long effects that are not urgent may wait: [`PATIENCE`], except in tests.
     pub patience: Duration,
 }
 
 /// The whole state.
 pub struct Core {
     metrics: Metrics,
-    settings: Settings,
+    settings: DeliverySettings,
     jitter: Box<dyn FnMut() -> f64 + Send>,
     numbers: u64,
-    messages: BTreeMap<MessageNumber, Message>,
+    messages: BTreeMap<MessageNumber, NodeMessage>,
     names: HashMap<MessageName, MessageNumber>,
     /// Attempts that are not known to be delivered, to find those that are spoken of.
     attempts: HashMap<JobKey, MessageNumber>,
     deliveries: HashMap<u64, MessageNumber>,
-    lanes: Lanes<RunnerId>,
-    letters: Letters,
-    runners: Runners,
-    reports: Reports,
-    acceptances: Acceptances,
-    inquiries: Inquiries,
-    log_queries: LogQueries,
-    drops: Drops,
-    settled: Settled,
+    queue: FairQueue<RunnerId>,
+    opaque_messages: OpaqueMessages,
+    runners: RunnerEndpoints,
+    reports: UnacknowledgedReports,
+    acceptances: HeldAcceptances,
+    reconciler: AttemptReconciler,
+    log_reads: RouterLogReads,
+    drops: ContextDrops,
+    settled: SettledMessages,
     /// Messages that have arrived, and when storage is to be told of them.
     arrived: Vec<wire::Settlement>,
     settle_at: Option<Instant>,
     stops: BTreeMap<String, wire::StopAttempt>,
-    timers: BTreeSet<(Instant, MessageNumber, TimerKind)>,
+    timers: BTreeSet<(Instant, MessageNumber, DeliveryTimerKind)>,
     gateway_epoch: GatewayEpoch,
     gateway_up: bool,
     effects: Effects,
@@ -171,7 +171,7 @@ impl std::fmt::Debug for Core {
 impl Core {
     /// Nothing is known and no stream stands. `jitter` gives numbers from 0.0..1.0.
     #[must_use]
-    pub fn new(metrics: Metrics, jitter: Box<dyn FnMut() -> f64 + Send>, settings: Settings) -> Self {
+    pub fn new(metrics: Metrics, jitter: Box<dyn FnMut() -> f64 + Send>, settings: DeliverySettings) -> Self {
         Self {
             metrics,
             settings,
@@ -181,15 +181,15 @@ impl Core {
             names: HashMap::new(),
             attempts: HashMap::new(),
             deliveries: HashMap::new(),
-            lanes: Lanes::default(),
-            letters: Letters::default(),
-            runners: Runners::default(),
-            reports: Reports::default(),
-            acceptances: Acceptances::default(),
-            inquiries: Inquiries::default(),
-            log_queries: LogQueries::default(),
-            drops: Drops::new(settings.lost_after),
-            settled: Settled::default(),
+            queue: FairQueue::default(),
+            opaque_messages: OpaqueMessages::default(),
+            runners: RunnerEndpoints::default(),
+            reports: UnacknowledgedReports::default(),
+            acceptances: HeldAcceptances::default(),
+            reconciler: AttemptReconciler::default(),
+            log_reads: RouterLogReads::default(),
+            drops: ContextDrops::new(settings.lost_after),
+            settled: SettledMessages::default(),
             arrived: Vec::new(),
             settle_at: None,
             stops: BTreeMap::new(),
@@ -200,7 +200,7 @@ impl Core {
         }
     }
 
-    /// Takes in what happened. What is due by then is done as well: a message whose time is over must not
+    /// Handles an event. Timers that are due by then fire as well: a message whose time is over must not
     /// be sent any more.
     pub fn handle(&mut self, now: Instant, wall: Timestamp, input: Input) {
         match input {
@@ -219,15 +219,15 @@ impl Core {
                 self.gateway_epoch += 1;
                 self.gateway_up = true;
                 self.effects.stop.extend(std::mem::take(&mut self.stops).into_values());
-                self.inquiries.hurry(now);
+                self.reconciler.ask_all_now(now);
             }
             Input::GatewayDown => self.gateway_lost(now),
-            Input::Gateway(wire::ExchangeResponse { frame }) => self.gateway_said(now, frame),
+            Input::Gateway(wire::ExchangeResponse { frame }) => self.gateway_frame(now, frame),
             Input::Schedulers(names) => self.reports.set_replicas(names, &mut self.effects.report),
             Input::SchedulerUp(name) => self.reports.up(name, &mut self.effects.report),
             Input::SchedulerDown(name) => self.scheduler_lost(&name),
-            Input::Scheduler(name, said) => self.scheduler_said(now, wall, &name, said),
-            Input::Submitted(delivery, outcome) => self.letter_delivered(now, delivery, outcome),
+            Input::Scheduler(name, said) => self.scheduler_response(now, wall, &name, said),
+            Input::Submitted(delivery, outcome) => self.opaque_delivered(now, delivery, outcome),
             Input::LogsKept(kept) => {
                 let epoch = self.gateway_epoch;
                 let ours = kept.into_iter().filter(|(of, _)| *of == epoch && self.gateway_up);
@@ -238,24 +238,24 @@ impl Core {
         self.due(now);
     }
 
-    /// What is to be done after everything that was taken in.
+    /// Takes the effects of everything that was handled.
     pub fn effects(&mut self, now: Instant) -> Effects {
         if self.gateway_up {
             let runners = &self.runners;
-            for (lane, number) in self.lanes.take(|lane| runners.is_live(*lane)) {
+            for (lane, number) in self.queue.take(|lane| runners.is_live(*lane)) {
                 self.send(now, lane, number);
             }
-            self.inquire(now);
-            self.effects.read_log.extend(self.log_queries.take_unsent(now));
+            self.reconcile(now);
+            self.effects.read_log.extend(self.log_reads.take_unsent(now));
             let numbers = &mut self.numbers;
             self.effects.drop.extend(self.drops.send_due(now, || {
                 *numbers += 1;
                 *numbers
             }));
         }
-        self.send_letters(now);
+        self.send_opaque(now);
         self.settle_arrived(now);
-        let held = self.messages.len() + self.letters.len();
+        let held = self.messages.len() + self.opaque_messages.len();
         self.metrics.held.set(i64::try_from(held).unwrap_or(i64::MAX));
         self.metrics.reports_open.set(i64::try_from(self.reports.len()).unwrap_or(i64::MAX));
         std::mem::take(&mut self.effects)
@@ -265,10 +265,10 @@ impl Core {
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
         let timer = self.timers.first().map(|(at, _, _)| *at);
-        let timer = timer.into_iter().chain(self.letters.next_due()).chain(self.settle_at);
+        let timer = timer.into_iter().chain(self.opaque_messages.next_due()).chain(self.settle_at);
         let timer = timer.chain(self.acceptances.next_due()).min();
         // Without a gateway nobody can be asked.
-        let asked = [self.inquiries.next_due(), self.drops.next_due()].into_iter().flatten().min();
+        let asked = [self.reconciler.next_due(), self.drops.next_due()].into_iter().flatten().min();
         timer.into_iter().chain(asked.filter(|_| self.gateway_up)).min()
     }
 
@@ -280,7 +280,7 @@ impl Core {
             return;
         }
         if held.kind.is_some() {
-            return self.take_letter(now, wall, name, held);
+            return self.take_opaque(now, wall, name, held);
         }
         if let Some(error) = self.settled.error(&name, held.created_millis) {
             // It was settled, and that was lost on the way.
@@ -293,7 +293,7 @@ impl Core {
                 + Duration::from_secs(held.timeout_ack_secs.into());
             now + due.since(wall)
         });
-        let mut message = match Message::read(held, deadline) {
+        let mut message = match NodeMessage::read(held, deadline) {
             Ok(message) => message,
             Err(error) => {
                 tracing::error!(%error, source = %error.source, "a message is given up");
@@ -307,7 +307,7 @@ impl Core {
             created >= self.settings.started + CLOCKS_DIFFER_MAX && wall.since(created) < FRESH_AGE;
         self.numbers += 1;
         let number = self.numbers;
-        self.timers.extend(deadline.map(|at| (at, number, TimerKind::Deadline)));
+        self.timers.extend(deadline.map(|at| (at, number, DeliveryTimerKind::Deadline)));
         self.names.insert(name, number);
         self.attempts.extend(message.nodes.iter().map(|node| (node.key, number)));
         self.wait_for_turn(now, number, &mut message);
@@ -316,11 +316,11 @@ impl Core {
         self.settle_if_through(number);
     }
 
-    fn wait_for_turn(&mut self, now: Instant, number: MessageNumber, message: &mut Message) {
+    fn wait_for_turn(&mut self, now: Instant, number: MessageNumber, message: &mut NodeMessage) {
         message.window_nodes = message.nodes.len();
-        self.lanes.push(message.lane, number, message.nodes.len());
-        if self.runners.is_complete() && self.runners.get(message.lane).is_none() {
-            self.timers.insert((now + UNKNOWN_RUNNER_PATIENCE, number, TimerKind::Unknown));
+        self.queue.push(message.route, number, message.nodes.len());
+        if self.runners.is_complete() && self.runners.get(message.route).is_none() {
+            self.timers.insert((now + UNKNOWN_RUNNER_PATIENCE, number, DeliveryTimerKind::Unknown));
         }
     }
 
@@ -329,20 +329,20 @@ impl Core {
         self.runners.update(part);
         if !was_complete && self.runners.is_complete() {
             let runners = &self.runners;
-            let unknown = self.messages.iter().filter(|(_, message)| runners.get(message.lane).is_none());
+            let unknown = self.messages.iter().filter(|(_, message)| runners.get(message.route).is_none());
             let at = now + UNKNOWN_RUNNER_PATIENCE;
-            self.timers.extend(unknown.map(|(number, _)| (at, *number, TimerKind::Unknown)));
+            self.timers.extend(unknown.map(|(number, _)| (at, *number, DeliveryTimerKind::Unknown)));
         }
-        let closed = self.messages.iter().filter(|(_, message)| self.runners.is_closed(message.lane));
+        let closed = self.messages.iter().filter(|(_, message)| self.runners.is_closed(message.route));
         let closed: Vec<MessageNumber> = closed.map(|(number, _)| *number).collect();
         for number in closed {
             self.hand_back_if_closed(now, number);
         }
     }
 
-    fn send(&mut self, now: Instant, lane: LaneKey, number: MessageNumber) {
+    fn send(&mut self, now: Instant, lane: RunnerRoute, number: MessageNumber) {
         let (Some(message), Some(place)) = (self.messages.get_mut(&number), self.runners.get(lane)) else {
-            self.lanes.finished(&lane, 0);
+            self.queue.finished(&lane, 0);
             return;
         };
         message.sent_to = Some(place.clone());
@@ -384,7 +384,7 @@ impl Core {
         if !message.parts.is_empty() {
             return;
         }
-        self.lanes.finished(&message.lane, message.window_nodes);
+        self.queue.finished(&message.route, message.window_nodes);
         if message.nodes.is_empty() {
             self.settle_if_through(number);
             return;
@@ -398,7 +398,7 @@ impl Core {
         message.failures += 1;
         self.metrics.retries.inc();
         tracing::debug!(message = message.name.1, error = message.last_error, ?delay, "a delivery failed");
-        self.timers.insert((now + delay, number, TimerKind::Retry));
+        self.timers.insert((now + delay, number, DeliveryTimerKind::Retry));
     }
 
     fn gateway_lost(&mut self, now: Instant) {
@@ -407,21 +407,21 @@ impl Core {
         self.acceptances.clear();
         self.effects.handled.clear();
         self.drops.gateway_lost(now);
-        self.log_queries.gateway_lost();
+        self.log_reads.gateway_lost();
         let lost: Vec<u64> = self.deliveries.keys().copied().collect();
         for delivery in lost {
             let error = "the connection to the gateway was lost".to_owned();
             self.delivered(now, wire::DeliveryOutcome { delivery_id: delivery, error, ..Default::default() });
         }
-        let ended = self.letters.gateway_lost(now, &mut self.jitter);
-        self.letters_ended(ended);
+        let ended = self.opaque_messages.gateway_lost(now, &mut self.jitter);
+        self.settle_opaque(ended);
     }
 
     fn due(&mut self, now: Instant) {
-        let ended = self.letters.due(now);
-        self.letters_ended(ended);
+        let ended = self.opaque_messages.due(now);
+        self.settle_opaque(ended);
         for (key, acceptance) in self.acceptances.take_due(now) {
-            let source = Source::Gateway(self.gateway_epoch, acceptance.report_id);
+            let source = ReportOrigin::Gateway(self.gateway_epoch, acceptance.report_id);
             self.reports.add(source, key.flow, acceptance.json, &mut self.effects.report);
         }
         while let Some((at, number, kind)) = self.timers.first().copied()
@@ -432,30 +432,30 @@ impl Core {
             // What is under way is decided when its outcome is known.
             let idle = message.parts.is_empty() && !message.nodes.is_empty();
             match kind {
-                TimerKind::Deadline if idle => self.give_up(now, number, ReasonCode::TimeoutAck),
-                TimerKind::Unknown if idle && self.runners.get(message.lane).is_none() => {
+                DeliveryTimerKind::Deadline if idle => self.give_up(now, number, ReasonCode::TimeoutAck),
+                DeliveryTimerKind::Unknown if idle && self.runners.get(message.route).is_none() => {
                     self.give_up(now, number, ReasonCode::Undeliverable);
                 }
-                TimerKind::Retry if idle => {
+                DeliveryTimerKind::Retry if idle => {
                     if let Some(mut message) = self.messages.remove(&number) {
                         self.wait_for_turn(now, number, &mut message);
                         self.messages.insert(number, message);
                         self.hand_back_if_closed(now, number);
                     }
                 }
-                TimerKind::Deadline | TimerKind::Unknown | TimerKind::Retry => {}
+                DeliveryTimerKind::Deadline | DeliveryTimerKind::Unknown | DeliveryTimerKind::Retry => {}
             }
         }
     }
 
     fn settle_if_through(&mut self, number: MessageNumber) {
-        if !self.messages.get(&number).is_some_and(Message::is_through) {
+        if !self.messages.get(&number).is_some_and(NodeMessage::is_finished) {
             return;
         }
         let Some(message) = self.messages.remove(&number) else { return };
         self.names.remove(&message.name);
         if let Some(deadline) = message.deadline {
-            self.timers.remove(&(deadline, number, TimerKind::Deadline));
+            self.timers.remove(&(deadline, number, DeliveryTimerKind::Deadline));
         }
         let error = message.verdict();
         let settlement = settlement(&message.name, error.clone());
@@ -481,7 +481,7 @@ impl Core {
         }
     }
 
-    fn scheduler_said(&mut self, now: Instant, wall: Timestamp, name: &str, said: wire::ReportResponse) {
+    fn scheduler_response(&mut self, now: Instant, wall: Timestamp, name: &str, said: wire::ReportResponse) {
         let wire::ReportResponse { handled, stops, queries, log_queries } = said;
         for report in handled {
             self.report_handled(report);
@@ -499,7 +499,7 @@ impl Core {
 
     fn scheduler_lost(&mut self, name: &str) {
         self.reports.down(name);
-        self.log_queries.scheduler_lost(name);
+        self.log_reads.scheduler_lost(name);
         // What was decided for its stream and not sent is told again, or asked for again.
         self.effects.report.remove(name);
         self.effects.log_answers.remove(name);
@@ -510,11 +510,11 @@ impl Core {
         let jitter = (self.jitter)();
         match self.drops.ended(now, *drop_id, error, jitter) {
             None => {}
-            Some(Ended::Dropped(dropped)) => {
+            Some(ContextDropResult::Dropped(dropped)) => {
                 self.metrics.contexts_dropped.inc();
                 self.effects.dropped.push(dropped);
             }
-            Some(Ended::GivenUp(dropped)) => {
+            Some(ContextDropResult::Abandoned(dropped)) => {
                 let (context, runner) = (&dropped.context_uid, dropped.runner_id);
                 tracing::warn!(
                     context,

@@ -4,21 +4,21 @@
 //! streams and carries out what it says.
 //!
 //! - [`core`]: decides; the other modules are its parts;
-//! - [`lanes`]: windows and turns; [`message`]: one message on its way; [`letters`]: messages that are delivered whole;
-//!   [`settled`]: how messages ended;
+//! - [`send_queue`]: windows and turns; [`message`]: one message on its way; [`opaque_messages`]: messages that are delivered whole;
+//!   [`settled_messages`]: how messages ended;
 //! - [`reports`]: what is not acknowledged yet, and whose it is; [`acceptances`]: reports that wait for better ones;
-//! - [`inquiries`]: attempts that are asked for; [`log_queries`]: pieces of output to be read at supervisors;
-//! - [`runners`]: where runners are; [`drops`]: contexts to be forgotten; [`metrics`]: what it counts.
+//! - [`reconcile`]: attempts that are asked for; [`log_reads`]: pieces of output to be read at supervisors;
+//! - [`runners`]: where runners are; [`context_drops`]: contexts to be forgotten; [`metrics`]: what it counts.
 
 pub mod acceptances;
+pub mod context_drops;
 pub mod core;
-pub mod drops;
-pub mod inquiries;
-pub mod lanes;
-pub mod letters;
-pub mod log_queries;
+pub mod log_reads;
 pub mod message;
 pub mod metrics;
+pub mod opaque_messages;
+pub mod reconcile;
 pub mod reports;
 pub mod runners;
-pub mod settled;
+pub mod send_queue;
+pub mod settled_messages;

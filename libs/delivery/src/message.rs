@@ -7,8 +7,8 @@ use model::{ContextId, ExecutionHead, FlowId, JobKey, RunnerId};
 use proto::internal::v1::HeldMessage;
 use tokio::time::Instant;
 
-use crate::lanes::LaneKey;
-use crate::runners::Place;
+use crate::runners::RunnerEndpoint;
+use crate::send_queue::RunnerRoute;
 
 /// Names a message everywhere: its context and its key.
 pub type MessageName = (ContextId, String);
@@ -18,30 +18,30 @@ pub const PART_BYTES_MAX: usize = model::limits::PAGE_BYTES_MAX;
 
 /// An execution, as it will be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
-    /// Which attempt it is.
+pub struct DeliveryNode {
+    /// Attempt that the execution is.
     pub key: JobKey,
     /// The execution as JSON.
     pub json: Bytes,
-    /// Its supervisor was heard to have it, whatever becomes of its delivery.
+    /// A report has shown that the supervisor has the node, whatever becomes of its delivery.
     pub arrived: bool,
 }
 
 /// A message that storage has given into this router's care.
 #[derive(Debug)]
-pub struct Message {
-    /// Which one.
+pub struct NodeMessage {
+    /// Context and key of the message.
     pub name: MessageName,
     /// The uid of its context.
     pub context_uid: String,
     /// The flow whose nodes it carries.
     pub flow: FlowId,
-    /// Where it goes.
-    pub lane: LaneKey,
-    /// What is not delivered and not under way.
-    pub nodes: Vec<Node>,
-    /// What is under way, by delivery.
-    pub parts: BTreeMap<u64, Vec<Node>>,
+    /// Destination of the message.
+    pub route: RunnerRoute,
+    /// Nodes that are neither delivered nor under way.
+    pub nodes: Vec<DeliveryNode>,
+    /// Nodes under way, by delivery.
+    pub parts: BTreeMap<u64, Vec<DeliveryNode>>,
     /// How many nodes of the lane's window it takes while it is under way.
     pub window_nodes: usize,
     /// When it was made.
@@ -49,42 +49,42 @@ pub struct Message {
     /// Until when it has to be accepted.
     pub deadline: Option<Instant>,
     /// Where it was sent last: what is left of it may have arrived there all the same.
-    pub sent_to: Option<Place>,
+    pub sent_to: Option<RunnerEndpoint>,
     /// No other router, and no earlier life of this one, can have sent it.
     pub is_fresh: bool,
     /// How often its delivery failed.
     pub failures: u32,
-    /// What went wrong last.
+    /// Last error of a delivery.
     pub last_error: String,
     /// Reports about its nodes that are not acknowledged yet.
     pub reports_open: usize,
     /// Nodes that are given up and may have arrived.
-    pub doubts: usize,
+    pub unresolved: usize,
     /// Why it was given up.
     pub error: Option<String>,
-    /// Its supervisor has taken one of its nodes.
+    /// The supervisor has accepted one of the nodes.
     pub taken: bool,
-    /// What its supervisor said when it refused nodes; empty when it did not.
+    /// Reason that the supervisor gave when it refused nodes; empty when it did not.
     pub refusal: String,
 }
 
 /// Storage gave something that is no message.
 #[derive(Debug, thiserror::Error)]
 #[error("a node of message {message} cannot be read")]
-pub struct BadMessage {
-    /// Its key.
+pub struct NodeMessageError {
+    /// Key of the message.
     pub message: String,
-    /// What is wrong.
+    /// Error in the node's JSON.
     #[source]
     pub source: serde_json::Error,
 }
 
-impl Message {
+impl NodeMessage {
     /// Reads what storage gave; the deadline is the caller's to compute.
     ///
     /// # Errors
-    /// [`BadMessage`] when a node is no execution.
-    pub fn read(held: HeldMessage, deadline: Option<Instant>) -> Result<Self, BadMessage> {
+    /// [`NodeMessageError`] when a node is no execution.
+    pub fn read(held: HeldMessage, deadline: Option<Instant>) -> Result<Self, NodeMessageError> {
         let HeldMessage {
             context_id,
             context_uid,
@@ -99,16 +99,20 @@ impl Message {
         let nodes: Result<Vec<_>, _> = nodes
             .into_iter()
             .map(|json| {
-                ExecutionHead::read(&json).map(|head| Node { key: head.job_key, json, arrived: false })
+                ExecutionHead::read(&json).map(|head| DeliveryNode {
+                    key: head.job_key,
+                    json,
+                    arrived: false,
+                })
             })
             .collect();
-        let nodes = nodes.map_err(|source| BadMessage { message: message_key.clone(), source })?;
+        let nodes = nodes.map_err(|source| NodeMessageError { message: message_key.clone(), source })?;
         let context = ContextId(context_id);
         Ok(Self {
             name: (context, message_key),
             context_uid,
             flow: FlowId(flow_id),
-            lane: (context, RunnerId(runner_id)),
+            route: (context, RunnerId(runner_id)),
             window_nodes: nodes.len(),
             nodes,
             parts: BTreeMap::new(),
@@ -119,20 +123,20 @@ impl Message {
             failures: 0,
             last_error: String::new(),
             reports_open: 0,
-            doubts: 0,
+            unresolved: 0,
             error: None,
             taken: false,
             refusal: String::new(),
         })
     }
 
-    /// One of its nodes, wherever it is.
-    pub fn node_mut(&mut self, key: JobKey) -> Option<&mut Node> {
+    /// Finds one of the message's nodes, wherever it is.
+    pub fn node_mut(&mut self, key: JobKey) -> Option<&mut DeliveryNode> {
         let mut nodes = self.nodes.iter_mut().chain(self.parts.values_mut().flatten());
         nodes.find(|node| node.key == key)
     }
 
-    /// Its supervisor has answered for this many nodes, of which it refused some.
+    /// Notes that the supervisor has answered for this many nodes, of which it refused `refused_count`.
     pub fn note_answer(&mut self, nodes: usize, refused_count: u32, refusal: String) {
         self.taken |= usize::try_from(refused_count).is_ok_and(|refused| refused < nodes);
         if self.refusal.is_empty() {
@@ -140,7 +144,7 @@ impl Message {
         }
     }
 
-    /// Why it did not arrive: it was given up, or all of it was refused. Empty when it did.
+    /// Returns why the message did not arrive: given up, or refused as a whole. Empty when it did arrive.
     #[must_use]
     pub fn verdict(&self) -> String {
         match &self.error {
@@ -150,21 +154,21 @@ impl Message {
         }
     }
 
-    /// Whether nothing is left to be done for it.
+    /// Returns true when nothing is left to be done for the message.
     #[must_use]
-    pub fn is_through(&self) -> bool {
-        self.nodes.is_empty() && self.parts.is_empty() && self.reports_open == 0 && self.doubts == 0
+    pub fn is_finished(&self) -> bool {
+        self.nodes.is_empty() && self.parts.is_empty() && self.reports_open == 0 && self.unresolved == 0
     }
 
-    /// Whether what is left of it may have arrived somewhere.
+    /// Returns true when the remaining nodes may have arrived somewhere.
     #[must_use]
     pub const fn may_have_been_sent(&self) -> bool {
         self.sent_to.is_some() || !self.is_fresh
     }
 
     /// Takes the nodes in parts that fit into a gRPC message.
-    pub fn take_parts(&mut self) -> Vec<Vec<Node>> {
-        let mut parts: Vec<Vec<Node>> = Vec::new();
+    pub fn take_parts(&mut self) -> Vec<Vec<DeliveryNode>> {
+        let mut parts: Vec<Vec<DeliveryNode>> = Vec::new();
         let mut bytes = 0;
         for node in std::mem::take(&mut self.nodes) {
             bytes += node.json.len();

@@ -1,4 +1,4 @@
-//! What can be seen from the outside.
+//! Prometheus metrics of delivery.
 
 use prometheus::{IntCounter, IntGauge, Registry};
 

@@ -6,97 +6,97 @@ use bytes::Bytes;
 use model::{FlowUid, placement};
 use proto::internal::v1::IncomingReport;
 
-use crate::lanes::MessageNumber;
+use crate::send_queue::MessageNumber;
 
 /// Counts the gateway's streams: what came over a lost one cannot be acknowledged on the next.
 pub type GatewayEpoch = u64;
 
-/// Who wants to know that a report was taken care of.
+/// Where a report came from, and must be acknowledged to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum ReportOrigin {
     /// The gateway, under its own number.
     Gateway(GatewayEpoch, u64),
-    /// The gateway as well, but it will not say it again: it was asked for.
-    Asked(GatewayEpoch, u64),
+    /// The gateway as well, in response to a query: the gateway will not resend it.
+    Solicited(GatewayEpoch, u64),
     /// A message whose node the router itself reports about.
     Message(MessageNumber),
 }
 
 /// Reports by the name of the scheduler replica that they go to.
-pub type ByOwner = BTreeMap<String, Vec<IncomingReport>>;
+pub type ReportsByOwner = BTreeMap<String, Vec<IncomingReport>>;
 
-/// What no scheduler has acknowledged yet, and the replicas that there are.
+/// Reports that no scheduler has acknowledged yet, and the replicas that there are.
 #[derive(Debug, Default)]
-pub struct Reports {
+pub struct UnacknowledgedReports {
     next_id: u64,
-    open: BTreeMap<u64, Open>,
-    /// Those that live.
+    open: BTreeMap<u64, UnacknowledgedReport>,
+    /// Live replicas.
     replicas: BTreeSet<String>,
-    /// Those to which a stream stands.
+    /// Replicas with an open stream.
     up: BTreeSet<String>,
 }
 
 #[derive(Debug)]
-struct Open {
-    source: Source,
+struct UnacknowledgedReport {
+    source: ReportOrigin,
     flow: FlowUid,
     json: Bytes,
-    /// The replica that was told, over a stream that still stands.
-    told: Option<String>,
+    /// Replica that the report was sent to, over a stream that is still open.
+    sent_to: Option<String>,
 }
 
-impl Reports {
+impl UnacknowledgedReports {
     /// Notes a report of a flow, and sends it to the flow's owner when that can be reached.
-    pub fn add(&mut self, source: Source, flow: FlowUid, json: Bytes, out: &mut ByOwner) {
+    pub fn add(&mut self, source: ReportOrigin, flow: FlowUid, json: Bytes, out: &mut ReportsByOwner) {
         self.next_id += 1;
         let report_id = self.next_id;
-        let mut open = Open { source, flow, json, told: None };
+        let mut open = UnacknowledgedReport { source, flow, json, sent_to: None };
         tell(&self.replicas, &self.up, report_id, &mut open, out);
         self.open.insert(report_id, open);
     }
 
-    /// These replicas live now. What is another one's now is sent again.
-    pub fn set_replicas(&mut self, replicas: BTreeSet<String>, out: &mut ByOwner) {
+    /// Sets the live replicas. Reports whose owner has changed are sent again.
+    pub fn set_replicas(&mut self, replicas: BTreeSet<String>, out: &mut ReportsByOwner) {
         self.replicas = replicas;
         self.tell_all(out);
     }
 
     /// A stream to a replica stands.
-    pub fn up(&mut self, replica: String, out: &mut ByOwner) {
+    pub fn up(&mut self, replica: String, out: &mut ReportsByOwner) {
         self.forget_told(&replica);
         self.up.insert(replica);
         self.tell_all(out);
     }
 
-    /// It was lost: what was told over it has to be told again.
+    /// Notes that the stream to a replica was lost: reports sent over it must be sent again.
     pub fn down(&mut self, replica: &str) {
         self.up.remove(replica);
         self.forget_told(replica);
     }
 
-    /// Whether a stream to any of them stands.
+    /// Returns true when a stream to any replica is open.
     #[must_use]
     pub fn is_any_up(&self) -> bool {
         !self.up.is_empty()
     }
 
-    /// A report needs no repeating. Gives who waited for that, the first time.
-    pub fn handled(&mut self, report_id: u64) -> Option<Source> {
+    /// Acknowledges a report. Returns its origin, the first time.
+    pub fn acknowledge(&mut self, report_id: u64) -> Option<ReportOrigin> {
         self.open.remove(&report_id).map(|open| open.source)
     }
 
-    /// Forgets what came over a lost stream of the gateway and will be said again.
+    /// Forgets the reports of a lost gateway stream that the gateway will resend.
     pub fn forget_gateway(&mut self) {
-        self.open.retain(|_, open| !matches!(open.source, Source::Gateway(..)));
+        self.open.retain(|_, open| !matches!(open.source, ReportOrigin::Gateway(..)));
     }
 
-    /// How many there are.
+    /// Number of reports that are not acknowledged.
     #[must_use]
     pub fn len(&self) -> usize {
         self.open.len()
     }
 
-    /// Whether there are none.
+    /// Returns true when all reports are acknowledged.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.open.is_empty()
@@ -104,11 +104,11 @@ impl Reports {
 
     fn forget_told(&mut self, replica: &str) {
         for open in self.open.values_mut() {
-            open.told.take_if(|told| told == replica);
+            open.sent_to.take_if(|told| told == replica);
         }
     }
 
-    fn tell_all(&mut self, out: &mut ByOwner) {
+    fn tell_all(&mut self, out: &mut ReportsByOwner) {
         for (report_id, open) in &mut self.open {
             tell(&self.replicas, &self.up, *report_id, open, out);
         }
@@ -119,14 +119,14 @@ fn tell(
     replicas: &BTreeSet<String>,
     up: &BTreeSet<String>,
     report_id: u64,
-    open: &mut Open,
-    out: &mut ByOwner,
+    open: &mut UnacknowledgedReport,
+    out: &mut ReportsByOwner,
 ) {
     let Some(owner) = placement::owner_of(replicas.iter().map(String::as_str), open.flow) else { return };
-    if open.told.as_deref() == Some(owner) || !up.contains(owner) {
+    if open.sent_to.as_deref() == Some(owner) || !up.contains(owner) {
         return;
     }
-    open.told = Some(owner.to_owned());
+    open.sent_to = Some(owner.to_owned());
     let report = IncomingReport { report_id, report_json: open.json.clone() };
     match out.get_mut(owner) {
         Some(reports) => reports.push(report),
@@ -148,15 +148,15 @@ mod tests {
     }
 
     /// How many reports went to whom.
-    fn counts(out: &mut ByOwner) -> Vec<(String, usize)> {
+    fn counts(out: &mut ReportsByOwner) -> Vec<(String, usize)> {
         std::mem::take(out).into_iter().map(|(name, reports)| (name, reports.len())).collect()
     }
 
     #[test]
     fn each_report_goes_to_the_owner_of_its_flow_and_again_when_that_changes() {
-        let (mut reports, mut out) = (Reports::default(), ByOwner::new());
-        let add = |reports: &mut Reports, out: &mut ByOwner, bits| {
-            reports.add(Source::Gateway(1, 1), flow(bits), Bytes::from_static(b"{}"), out);
+        let (mut reports, mut out) = (UnacknowledgedReports::default(), ReportsByOwner::new());
+        let add = |reports: &mut UnacknowledgedReports, out: &mut ReportsByOwner, bits| {
+            reports.add(ReportOrigin::Gateway(1, 1), flow(bits), Bytes::from_static(b"{}"), out);
         };
         for bits in 0..60 {
             add(&mut reports, &mut out, bits);
@@ -184,19 +184,19 @@ mod tests {
         reports.up("a".into(), &mut out);
         assert_eq!(counts(&mut out), [("a".to_owned(), 60)], "a new stream knows nothing of the one before");
         for report_id in 1..=60 {
-            assert_eq!(reports.handled(report_id), Some(Source::Gateway(1, 1)));
-            assert_eq!(reports.handled(report_id), None);
+            assert_eq!(reports.acknowledge(report_id), Some(ReportOrigin::Gateway(1, 1)));
+            assert_eq!(reports.acknowledge(report_id), None);
         }
         assert!(reports.is_empty());
     }
 
     #[test]
     fn only_what_the_gateway_says_again_goes_with_its_stream() {
-        let (mut reports, mut out) = (Reports::default(), ByOwner::new());
-        for source in [Source::Gateway(1, 1), Source::Asked(1, 2), Source::Message(3)] {
+        let (mut reports, mut out) = (UnacknowledgedReports::default(), ReportsByOwner::new());
+        for source in [ReportOrigin::Gateway(1, 1), ReportOrigin::Solicited(1, 2), ReportOrigin::Message(3)] {
             reports.add(source, flow(1), Bytes::new(), &mut out);
         }
         reports.forget_gateway();
-        assert_eq!((reports.len(), reports.handled(1)), (2, None));
+        assert_eq!((reports.len(), reports.acknowledge(1)), (2, None));
     }
 }

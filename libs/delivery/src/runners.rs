@@ -5,32 +5,32 @@ use std::collections::{HashMap, HashSet};
 use model::{ContextId, RunnerId};
 use proto::internal::v1::{GoneRunner, ViewedRunner, WatchResponse};
 
-use crate::lanes::LaneKey;
+use crate::send_queue::RunnerRoute;
 
-/// A runner's place.
+/// Where a runner's supervisor is reached, and whether it is alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct RunnerEndpoint {
     /// Where its supervisor is reached.
     pub address: String,
     /// The topic its requests travel under.
     pub topic: String,
-    /// Its supervisor is alive.
+    /// The runner's supervisor is alive.
     pub live: bool,
 }
 
 /// All runners of all contexts.
 #[derive(Debug, Default)]
-pub struct Runners {
-    places: HashMap<LaneKey, Place>,
+pub struct RunnerEndpoints {
+    places: HashMap<RunnerRoute, RunnerEndpoint>,
     /// Those that are sent no new jobs: drained, or deleted and listened to until what runs there has ended.
-    closed: HashSet<LaneKey>,
-    /// What the snapshot of the present view names, until it is complete.
-    named: Option<HashSet<LaneKey>>,
+    closed: HashSet<RunnerRoute>,
+    /// Runners that the snapshot of the present view names, until it is complete.
+    named: Option<HashSet<RunnerRoute>>,
     complete: bool,
 }
 
-impl Runners {
-    /// A view begins: who is not named by its snapshot is gone.
+impl RunnerEndpoints {
+    /// Begins a view: runners that its snapshot does not name are gone.
     pub fn begin_view(&mut self) {
         self.named = Some(HashSet::new());
     }
@@ -50,7 +50,7 @@ impl Runners {
             } else {
                 self.closed.remove(&key);
             }
-            let place = Place { address: runner.address, topic: runner.topic, live: runner.live };
+            let place = RunnerEndpoint { address: runner.address, topic: runner.topic, live: runner.live };
             self.places.insert(key, place);
             if let Some(named) = &mut self.named {
                 named.insert(key);
@@ -65,7 +65,7 @@ impl Runners {
         }
     }
 
-    /// Whether the first snapshot was complete: who is not known then does not exist.
+    /// Returns true once the first snapshot was complete: a runner that is not known then does not exist.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
         self.complete
@@ -73,19 +73,19 @@ impl Runners {
 
     /// Where a runner is, dead or alive.
     #[must_use]
-    pub fn get(&self, key: LaneKey) -> Option<&Place> {
+    pub fn get(&self, key: RunnerRoute) -> Option<&RunnerEndpoint> {
         self.places.get(&key)
     }
 
-    /// Whether it is sent no new jobs.
+    /// Returns true for a runner that is sent no new jobs.
     #[must_use]
-    pub fn is_closed(&self, key: LaneKey) -> bool {
+    pub fn is_closed(&self, key: RunnerRoute) -> bool {
         self.closed.contains(&key)
     }
 
-    /// Whether something sent there may arrive.
+    /// Returns true when a message sent to the runner may arrive.
     #[must_use]
-    pub fn is_live(&self, key: LaneKey) -> bool {
+    pub fn is_live(&self, key: RunnerRoute) -> bool {
         self.places.get(&key).is_some_and(|place| place.live)
     }
 }
@@ -108,8 +108,8 @@ mod tests {
             snapshot_end,
             gone: gone.iter().map(|id| GoneRunner { context_id: 1, runner_id: *id }).collect(),
         };
-        let mut runners = Runners::default();
-        let known = |runners: &Runners| -> Vec<u32> {
+        let mut runners = RunnerEndpoints::default();
+        let known = |runners: &RunnerEndpoints| -> Vec<u32> {
             (1..=5).filter(|id| runners.get((ContextId(1), RunnerId(*id))).is_some()).collect()
         };
         runners.begin_view();

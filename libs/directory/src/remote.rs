@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use identity::ActorKey;
+use identity::ActorVerifyingKey;
 use model::{ActorId, ContextId, Timestamp};
 use proto::convert;
 use proto::internal::v1;
@@ -13,8 +13,8 @@ use rpc::{Channel, Directory, KnownActor, Membership};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
-use crate::view::News;
-use crate::views::{Source, Views};
+use crate::directory_view::{DirectorySource, DirectoryView};
+use crate::view_state::DirectoryInvalidation;
 
 /// Storage gives a sign of life every 5 s; after so long without one changes may be missed.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
@@ -23,13 +23,13 @@ const RETRY: Duration = Duration::from_millis(200);
 
 /// The directory of a service that asks storage. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Remote(Views<Storage>);
+pub struct RemoteDirectory(DirectoryView<StorageDirectorySource>);
 
-impl Remote {
-    /// Asks storage over this way. Remembers nothing unless [`Remote::follow`] runs.
+impl RemoteDirectory {
+    /// Asks storage over this way. Remembers nothing unless [`RemoteDirectory::follow`] runs.
     #[must_use]
     pub fn new(storage: Channel) -> Self {
-        Self(Views::new(Storage(IdentityStoreServiceClient::new(storage))))
+        Self(DirectoryView::new(StorageDirectorySource(IdentityStoreServiceClient::new(storage))))
     }
 
     /// For gates and streams.
@@ -43,7 +43,7 @@ impl Remote {
         let follow = async {
             loop {
                 let ended = self.watch().await;
-                self.0.hear(News::Silence);
+                self.0.invalidate(DirectoryInvalidation::FeedLost);
                 tracing::debug!(status = %ended, "the watch of identities ended; beginning anew");
                 tokio::time::sleep(RETRY).await;
             }
@@ -65,7 +65,7 @@ impl Remote {
             match tokio::time::timeout(SILENCE_MAX, changes.message()).await {
                 Ok(Ok(Some(change))) => {
                     if let Some(news) = change.changed.map(news) {
-                        self.0.hear(news);
+                        self.0.invalidate(news);
                     }
                 }
                 Ok(Ok(None)) => return Status::unavailable("the stream was closed"),
@@ -76,19 +76,19 @@ impl Remote {
     }
 }
 
-fn news(changed: Changed) -> News {
+fn news(changed: Changed) -> DirectoryInvalidation {
     match changed {
-        Changed::Everything(_) => News::Everything,
-        Changed::ActorId(id) => News::Actor(ActorId(id)),
-        Changed::ContextId(id) => News::Context(ContextId(id)),
+        Changed::Everything(_) => DirectoryInvalidation::FeedRestored,
+        Changed::ActorId(id) => DirectoryInvalidation::Actor(ActorId(id)),
+        Changed::ContextId(id) => DirectoryInvalidation::Context(ContextId(id)),
     }
 }
 
 /// Reads from storage.
 #[derive(Debug)]
-struct Storage(IdentityStoreServiceClient<Channel>);
+struct StorageDirectorySource(IdentityStoreServiceClient<Channel>);
 
-impl Source for Storage {
+impl DirectorySource for StorageDirectorySource {
     async fn read_actor(&self, id: ActorId) -> Result<Option<KnownActor>, Status> {
         match self.0.clone().read_actor(v1::ReadActorRequest { actor_id: id.0 }).await {
             Ok(answer) => Ok(Some(known_actor(answer.into_inner()))),
@@ -104,7 +104,12 @@ impl Source for Storage {
         Ok(Membership { role: role.parse().ok(), is_deleting: deleting })
     }
 
-    async fn spend(&self, actor: ActorId, token_id: String, until: Timestamp) -> Result<bool, Status> {
+    async fn consume_token(
+        &self,
+        actor: ActorId,
+        token_id: String,
+        until: Timestamp,
+    ) -> Result<bool, Status> {
         let expire_time = Some(convert::time::to_wire(until));
         let request = v1::SpendTokenRequest { actor_id: actor.0, token_id, expire_time };
         Ok(self.0.clone().spend_token(request).await?.into_inner().fresh)
@@ -115,7 +120,7 @@ fn known_actor(answer: v1::ReadActorResponse) -> KnownActor {
     let v1::ReadActorResponse { keys, certificates_not_before_time } = answer;
     let keys = keys.into_iter().filter_map(|key| {
         let proto::v1::ActorKey { key, not_before_time, revoke_time } = key;
-        Some(ActorKey {
+        Some(ActorVerifyingKey {
             // One that is none has signed nothing.
             key: key.parse().ok()?,
             not_before: not_before_time.map(convert::time::from_wire)?,

@@ -10,23 +10,23 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::departure::{Outgoing, Watched};
-use crate::{ConnectError, Denied, Departure, Hosts, Trust, connect};
+use crate::send_observer::{EgressBody, ObservedStream};
+use crate::{ConnectError, DeniedHost, HostAllowlist, SendObserver, TrustAnchors, connect};
 
 /// How often an answer may lead elsewhere.
 const REDIRECTIONS_MAX: usize = 10;
 /// An HTTP request.
 #[derive(Debug, Clone)]
-pub struct Ask {
+pub struct EgressRequest {
     method: Method,
     uri: Uri,
-    /// Headers of the request, without those of the connection ([`is_of_connection`]).
+    /// Headers of the request, without those of the connection ([`is_connection_header`]).
     pub headers: HeaderMap,
     /// Body of the request.
     pub body: Bytes,
 }
 
-impl Ask {
+impl EgressRequest {
     /// Builds a request without headers or body.
     #[must_use]
     pub fn new(method: Method, uri: Uri) -> Self {
@@ -47,12 +47,12 @@ impl Ask {
 
     /// Returns where an answer to this request leads, when it is a redirection to an URL.
     #[must_use]
-    pub fn redirection(&self, reply: &Reply) -> Option<Uri> {
-        join(&self.uri, leads_elsewhere(reply)?.to_str().ok()?)
+    pub fn redirection(&self, reply: &EgressResponse) -> Option<Uri> {
+        join(&self.uri, redirect_location(reply)?.to_str().ok()?)
     }
 
     /// Turns to another target, without the headers that are secret when that is another server's.
-    pub fn turn_to(&mut self, uri: Uri) {
+    pub fn redirect_to(&mut self, uri: Uri) {
         if (uri.scheme(), uri.authority()) != (self.uri.scheme(), self.uri.authority()) {
             // These were for the other one.
             for secret in [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION] {
@@ -70,7 +70,7 @@ impl Ask {
 
 /// An HTTP answer.
 #[derive(Debug, Clone)]
-pub struct Reply {
+pub struct EgressResponse {
     /// Status of the answer.
     pub status: StatusCode,
     /// Headers of the answer.
@@ -81,7 +81,7 @@ pub struct Reply {
 
 /// A request failed.
 #[derive(Debug, thiserror::Error)]
-pub enum RequestError {
+pub enum EgressError {
     /// One request of the chain of redirections failed.
     #[error("{uri}")]
     Failed {
@@ -89,7 +89,7 @@ pub enum RequestError {
         uri: Uri,
         /// Cause of the failure.
         #[source]
-        cause: Cause,
+        cause: EgressFailure,
     },
     /// Every answer led elsewhere.
     #[error("more than {REDIRECTIONS_MAX} redirections")]
@@ -98,13 +98,13 @@ pub enum RequestError {
 
 /// Cause of a failed request.
 #[derive(Debug, thiserror::Error)]
-pub enum Cause {
+pub enum EgressFailure {
     /// No request can be made of it. Nothing was sent.
     #[error("{0}")]
     Refused(String),
     /// A rule is against it. Nothing was sent.
     #[error(transparent)]
-    Denied(Denied),
+    Denied(DeniedHost),
     /// There is no connection to the host, or the host is not who it should be. Nothing was sent.
     #[error("{0}")]
     Unreachable(String),
@@ -115,7 +115,7 @@ pub enum Cause {
     #[error("the answer has more than {most} bytes")]
     TooLong {
         /// The answer, without its body.
-        reply: Box<Reply>,
+        reply: Box<EgressResponse>,
         /// How many bytes are taken.
         most: usize,
     },
@@ -123,14 +123,14 @@ pub enum Cause {
     #[error("the answer broke off")]
     Body {
         /// The answer, without its body.
-        reply: Box<Reply>,
+        reply: Box<EgressResponse>,
         /// Why.
         #[source]
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
-impl Cause {
+impl EgressFailure {
     #[expect(clippy::needless_pass_by_value, reason = "`map_err` gives it away")]
     fn refused(why: impl ToString) -> Self {
         Self::Refused(why.to_string())
@@ -139,7 +139,7 @@ impl Cause {
 
 /// Returns `true` for a header of the connection, which the caller may not set.
 #[must_use]
-pub fn is_of_connection(name: &HeaderName) -> bool {
+pub fn is_connection_header(name: &HeaderName) -> bool {
     [
         header::HOST,
         header::CONNECTION,
@@ -156,30 +156,30 @@ pub fn is_of_connection(name: &HeaderName) -> bool {
 /// dropped lightly: whether it was carried out is not known then.
 ///
 /// # Errors
-/// [`RequestError`]. It may have been carried out, unless nothing was sent at all.
+/// [`EgressError`]. It may have been carried out, unless nothing was sent at all.
 pub async fn send(
-    trust: &Trust,
-    hosts: &Hosts,
-    mut ask: Ask,
+    trust: &TrustAnchors,
+    hosts: &HostAllowlist,
+    mut ask: EgressRequest,
     body_max: usize,
-) -> Result<Reply, RequestError> {
+) -> Result<EgressResponse, EgressError> {
     for _ in 0..=REDIRECTIONS_MAX {
-        let failed = |cause: Cause, uri: &Uri| RequestError::Failed { uri: uri.clone(), cause };
+        let failed = |cause: EgressFailure, uri: &Uri| EgressError::Failed { uri: uri.clone(), cause };
         let reply = send_once(trust, hosts, &ask, body_max, ()).await;
         let reply = reply.map_err(|cause| failed(cause, &ask.uri))?;
-        let Some(location) = leads_elsewhere(&reply) else { return Ok(reply) };
+        let Some(location) = redirect_location(&reply) else { return Ok(reply) };
         let led = redirect(&mut ask, reply.status, location);
-        led.map_err(|why| failed(Cause::Refused(why), &ask.uri))?;
+        led.map_err(|why| failed(EgressFailure::Refused(why), &ask.uri))?;
     }
-    Err(RequestError::Redirections)
+    Err(EgressError::Redirections)
 }
 
-fn leads_elsewhere(reply: &Reply) -> Option<&HeaderValue> {
+fn redirect_location(reply: &EgressResponse) -> Option<&HeaderValue> {
     let redirects = matches!(reply.status.as_u16(), 301 | 302 | 303 | 307 | 308);
     redirects.then(|| reply.headers.get(header::LOCATION)).flatten()
 }
 
-fn redirect(ask: &mut Ask, status: StatusCode, location: &HeaderValue) -> Result<(), String> {
+fn redirect(ask: &mut EgressRequest, status: StatusCode, location: &HeaderValue) -> Result<(), String> {
     let shown = String::from_utf8_lossy(location.as_bytes());
     let to = join(&ask.uri, &shown).ok_or_else(|| format!("it leads to {shown:?}, which is no URL"))?;
     let asks_again = matches!(status.as_u16(), 307 | 308) || ask.method == Method::HEAD;
@@ -188,7 +188,7 @@ fn redirect(ask: &mut Ask, status: StatusCode, location: &HeaderValue) -> Result
         ask.body = Bytes::new();
         ask.headers.remove(header::CONTENT_TYPE);
     }
-    ask.turn_to(to);
+    ask.redirect_to(to);
     Ok(())
 }
 
@@ -221,44 +221,44 @@ fn join(from: &Uri, reference: &str) -> Option<Uri> {
 /// Asks once, and follows nothing. `departure` hears when the request leaves, and when it has left.
 ///
 /// # Errors
-/// [`Cause`].
+/// [`EgressFailure`].
 pub async fn send_once(
-    trust: &Trust,
-    hosts: &Hosts,
-    ask: &Ask,
+    trust: &TrustAnchors,
+    hosts: &HostAllowlist,
+    ask: &EgressRequest,
     body_max: usize,
-    departure: impl Departure,
-) -> Result<Reply, Cause> {
+    departure: impl SendObserver,
+) -> Result<EgressResponse, EgressFailure> {
     let is_tls = match ask.uri.scheme() {
         Some(scheme) if *scheme == Scheme::HTTP => false,
         Some(scheme) if *scheme == Scheme::HTTPS => true,
-        _ => return Err(Cause::refused("it is neither http nor https")),
+        _ => return Err(EgressFailure::refused("it is neither http nor https")),
     };
     let authority = ask.uri.authority().filter(|authority| !authority.host().is_empty());
-    let authority = authority.ok_or_else(|| Cause::refused("it names no host"))?;
+    let authority = authority.ok_or_else(|| EgressFailure::refused("it names no host"))?;
     if authority.as_str().contains('@') {
-        return Err(Cause::refused("who asks stands in a header, not in the URL"));
+        return Err(EgressFailure::refused("who asks stands in a header, not in the URL"));
     }
-    if !has_good_port(&ask.uri) {
-        return Err(Cause::refused("its port is no number of a port"));
+    if !has_valid_port(&ask.uri) {
+        return Err(EgressFailure::refused("its port is no number of a port"));
     }
     let request = request(ask, authority)?;
     let host = authority.host();
     let port = authority.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
     let stream = connect(hosts, host, port).await.map_err(|error| match error {
-        ConnectError::Denied(denied) => Cause::Denied(denied),
-        ConnectError::Failed(why) => Cause::Unreachable(why),
+        ConnectError::Denied(denied) => EgressFailure::Denied(denied),
+        ConnectError::Failed(why) => EgressFailure::Unreachable(why),
     })?;
     if !is_tls {
         return exchange(stream, request, body_max, departure).await;
     }
-    let stream = trust.encrypt(host, stream).await.map_err(Cause::Unreachable)?;
+    let stream = trust.encrypt(host, stream).await.map_err(EgressFailure::Unreachable)?;
     exchange(stream, request, body_max, departure).await
 }
 
 /// Returns `true` for a target whose port is the scheme's or a number of a port. [`Uri`] takes anything for one.
 #[must_use]
-pub fn has_good_port(uri: &Uri) -> bool {
+pub fn has_valid_port(uri: &Uri) -> bool {
     let Some(authority) = uri.authority() else { return true };
     let host_and_port = authority.as_str().rsplit('@').next().unwrap_or_default();
     let port = host_and_port.strip_prefix(authority.host()).unwrap_or_default();
@@ -266,13 +266,13 @@ pub fn has_good_port(uri: &Uri) -> bool {
 }
 
 /// The request as it goes over a connection.
-fn request(ask: &Ask, authority: &Authority) -> Result<Request<Outgoing>, Cause> {
+fn request(ask: &EgressRequest, authority: &Authority) -> Result<Request<EgressBody>, EgressFailure> {
     let path = ask.uri.path_and_query().map_or("/", PathAndQuery::as_str);
-    let request = Request::builder().method(&ask.method).uri(path).body(Outgoing::new(ask.body.clone()));
-    let mut request = request.map_err(Cause::refused)?;
+    let request = Request::builder().method(&ask.method).uri(path).body(EgressBody::new(ask.body.clone()));
+    let mut request = request.map_err(EgressFailure::refused)?;
     let headers = request.headers_mut();
     headers.extend(ask.headers.clone());
-    let host = HeaderValue::from_str(authority.as_str()).map_err(Cause::refused)?;
+    let host = HeaderValue::from_str(authority.as_str()).map_err(EgressFailure::refused)?;
     headers.insert(header::HOST, host);
     headers.entry(header::ACCEPT).or_insert(HeaderValue::from_static("*/*"));
     let agent = concat!("mycora/", env!("CARGO_PKG_VERSION"));
@@ -282,25 +282,25 @@ fn request(ask: &Ask, authority: &Authority) -> Result<Request<Outgoing>, Cause>
 
 async fn exchange<S>(
     stream: S,
-    request: Request<Outgoing>,
+    request: Request<EgressBody>,
     body_max: usize,
-    departure: impl Departure,
-) -> Result<Reply, Cause>
+    departure: impl SendObserver,
+) -> Result<EgressResponse, EgressFailure>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let stream = Watched::new(stream, departure, request.body());
+    let stream = ObservedStream::new(stream, departure, request.body());
     let made = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = made.map_err(|error| Cause::Unreachable(error.to_string()))?;
+    let (mut sender, connection) = made.map_err(|error| EgressFailure::Unreachable(error.to_string()))?;
     let asking = async {
-        let (head, body) = sender.send_request(request).await.map_err(Cause::Http)?.into_parts();
-        let reply = Reply { status: head.status, headers: head.headers, body: Bytes::new() };
+        let (head, body) = sender.send_request(request).await.map_err(EgressFailure::Http)?.into_parts();
+        let reply = EgressResponse { status: head.status, headers: head.headers, body: Bytes::new() };
         match Limited::new(body, body_max).collect().await {
-            Ok(body) => Ok(Reply { body: body.to_bytes(), ..reply }),
+            Ok(body) => Ok(EgressResponse { body: body.to_bytes(), ..reply }),
             Err(error) if error.is::<http_body_util::LengthLimitError>() => {
-                Err(Cause::TooLong { reply: Box::new(reply), most: body_max })
+                Err(EgressFailure::TooLong { reply: Box::new(reply), most: body_max })
             }
-            Err(cause) => Err(Cause::Body { reply: Box::new(reply), cause }),
+            Err(cause) => Err(EgressFailure::Body { reply: Box::new(reply), cause }),
         }
     };
     tokio::pin!(asking, connection);
@@ -345,14 +345,14 @@ mod tests {
             ("http://a:a/x", false),
             ("http://a.test:99999/x", false),
         ] {
-            assert_eq!(has_good_port(&uri.parse().expect(uri)), expected, "{uri}");
+            assert_eq!(has_valid_port(&uri.parse().expect(uri)), expected, "{uri}");
         }
     }
 
     #[test]
     fn secrets_are_for_whom_they_were_meant() {
         let ask = || {
-            let mut ask = Ask::new(Method::POST, "http://a.test/x".parse().expect("a url"));
+            let mut ask = EgressRequest::new(Method::POST, "http://a.test/x".parse().expect("a url"));
             ask.headers.insert(header::AUTHORIZATION, HeaderValue::from_static("secret"));
             ask.body = Bytes::from_static(b"body");
             ask
@@ -371,14 +371,14 @@ mod tests {
 
     #[test]
     fn what_is_marked_as_secret_stays_with_its_server() {
-        let mut ask = Ask::new(Method::GET, "https://a.test/x".parse().expect("a url"));
+        let mut ask = EgressRequest::new(Method::GET, "https://a.test/x".parse().expect("a url"));
         let mut key = HeaderValue::from_static("hush");
         key.set_sensitive(true);
         ask.headers.insert("x-api-key", key);
         ask.headers.insert("x-other", HeaderValue::from_static("1"));
-        ask.turn_to("https://a.test/y".parse().expect("a url"));
+        ask.redirect_to("https://a.test/y".parse().expect("a url"));
         assert!(ask.headers.contains_key("x-api-key"));
-        ask.turn_to("https://a.test:8443/y".parse().expect("a url"));
+        ask.redirect_to("https://a.test:8443/y".parse().expect("a url"));
         assert_eq!(ask.headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-other"]);
     }
 }

@@ -4,14 +4,14 @@ use std::net::IpAddr;
 
 use tokio::net::TcpStream;
 
-use crate::Hosts;
+use crate::HostAllowlist;
 
 /// There is no connection. Nothing was sent.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// A rule is against it; the host was not contacted.
     #[error(transparent)]
-    Denied(Denied),
+    Denied(DeniedHost),
     /// The name leads nowhere, or nobody answers there.
     #[error("{0}")]
     Failed(String),
@@ -20,18 +20,18 @@ pub enum ConnectError {
 /// A host that may not be reached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.message())]
-pub struct Denied {
+pub struct DeniedHost {
     /// The host, as it was asked for.
     pub host: String,
     /// Its port.
     pub port: u16,
     /// Rule that is against it.
-    pub rule: Rule,
+    pub reason: HostDenialReason,
 }
 
 /// Why a host may not be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rule {
+pub enum HostDenialReason {
     /// The list does not have the host, or not with this port.
     NotListed,
     /// Its name leads to addresses only that are not public, or are this machine's.
@@ -41,12 +41,12 @@ pub enum Rule {
     },
 }
 
-impl Denied {
+impl DeniedHost {
     fn message(&self) -> String {
         let host = &self.host;
-        match self.rule {
-            Rule::NotListed => format!("the host {host} is not among those that are allowed"),
-            Rule::NotPublic { address } => {
+        match self.reason {
+            HostDenialReason::NotListed => format!("the host {host} is not among those that are allowed"),
+            HostDenialReason::NotPublic { address } => {
                 format!(
                     "{host} has no address that may be reached ({address}): private ones have to be allowed"
                 )
@@ -59,18 +59,18 @@ impl Denied {
 ///
 /// # Errors
 /// [`ConnectError`].
-pub async fn connect(hosts: &Hosts, host: &str, port: u16) -> Result<TcpStream, ConnectError> {
-    let denied = |rule| ConnectError::Denied(Denied { host: host.to_owned(), port, rule });
-    if !hosts.allow(host, port) {
-        return Err(denied(Rule::NotListed));
+pub async fn connect(hosts: &HostAllowlist, host: &str, port: u16) -> Result<TcpStream, ConnectError> {
+    let denied = |rule| ConnectError::Denied(DeniedHost { host: host.to_owned(), port, reason: rule });
+    if !hosts.permits_host(host, port) {
+        return Err(denied(HostDenialReason::NotListed));
     }
     let found = hosts.resolver().resolve(bare(host), port).await;
     let found = found.map_err(|error| ConnectError::Failed(format!("{host}: {error}")))?;
     let mut error = match found.first() {
         None => ConnectError::Failed(format!("{host} has no address")),
-        Some(address) => denied(Rule::NotPublic { address: address.ip() }),
+        Some(address) => denied(HostDenialReason::NotPublic { address: address.ip() }),
     };
-    for address in found.into_iter().filter(|address| hosts.reach(address.ip(), port)) {
+    for address in found.into_iter().filter(|address| hosts.permits_address(address.ip(), port)) {
         match TcpStream::connect(address).await {
             Ok(stream) => return Ok(stream),
             Err(why) => error = ConnectError::Failed(format!("{address}: {why}")),

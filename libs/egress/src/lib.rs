@@ -1,19 +1,22 @@
 //! Requests to the outside world.
 //!
-//! Nothing is reached that was not allowed by name ([`Hosts`]), and no name
+//! Nothing is reached that was not allowed by name ([`HostAllowlist`]), and no name
 //! leads to an address behind this machine: what a name leads to is looked at,
 //! and connected to as it was looked at.
 
 mod client;
 mod connect;
-mod departure;
-mod hosts;
+mod host_allowlist;
 mod resolve;
-mod trust;
+mod send_observer;
+mod trust_anchors;
 
-pub use client::{Ask, Cause, Reply, RequestError, has_good_port, is_of_connection, send, send_once};
-pub use connect::{ConnectError, Denied, Rule, connect};
-pub use departure::Departure;
-pub use hosts::Hosts;
-pub use resolve::{Resolve, SystemResolver};
-pub use trust::Trust;
+pub use client::{
+    EgressError, EgressFailure, EgressRequest, EgressResponse, has_valid_port, is_connection_header, send,
+    send_once,
+};
+pub use connect::{ConnectError, DeniedHost, HostDenialReason, connect};
+pub use host_allowlist::HostAllowlist;
+pub use resolve::{HostResolver, SystemResolver};
+pub use send_observer::SendObserver;
+pub use trust_anchors::TrustAnchors;

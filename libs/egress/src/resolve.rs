@@ -8,7 +8,7 @@ use async_trait::async_trait;
 
 /// Resolver of names. Believed about where a name leads, and not about whether that may be reached.
 #[async_trait]
-pub trait Resolve: fmt::Debug + Send + Sync {
+pub trait HostResolver: fmt::Debug + Send + Sync {
     /// Looks up the addresses of a host, which is a name or an address without brackets. Asked anew for each connection.
     ///
     /// # Errors
@@ -21,7 +21,7 @@ pub trait Resolve: fmt::Debug + Send + Sync {
 pub struct SystemResolver;
 
 #[async_trait]
-impl Resolve for SystemResolver {
+impl HostResolver for SystemResolver {
     async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         Ok(tokio::net::lookup_host((host, port)).await?.collect())
     }

@@ -3,8 +3,8 @@
 //! Both are envelopes as JSON, by the key that the actor is registered with. What they hold is strict JSON: a field that
 //! nobody knows is refused, since whoever signed it meant something by it.
 
+mod direct_message;
 mod job;
-mod letter;
 
 use std::time::Duration;
 
@@ -16,8 +16,10 @@ use serde::de::DeserializeOwned;
 use crate::statement::SKEW;
 use crate::{Envelope, Refusal, cut, object};
 
+pub use direct_message::{
+    DirectMessageTerms, LETTER_TYPE, SignedDirectMessage, check_direct_message, sign_direct_message,
+};
 pub use job::{JOB_TYPE, JobTerms, SignedJob, check_job, check_terms, sign_job};
-pub use letter::{LETTER_TYPE, LetterTerms, SignedLetter, check_letter, sign_letter};
 
 fn sign(payload_type: &str, what: &impl Serialize, key: &SigningKey) -> String {
     let payload = serde_json::to_vec(what).expect("texts and numbers are JSON");

@@ -13,7 +13,7 @@ const ROOT_CHANGE_TYPE: &str = "application/vnd.mycora.root-change+json";
 
 /// A root vouches for a gateway's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Certificate {
+pub struct GatewayCertificate {
     /// Who vouches.
     pub root: VerifyingKey,
     /// For whom.
@@ -26,18 +26,18 @@ pub struct Certificate {
 
 /// A certificate that was read, and the JSON that it was read from: the same JSON need not be verified again.
 #[derive(Debug, Clone)]
-pub(crate) struct Vouched {
+pub(crate) struct VerifiedCertificate {
     json: Box<str>,
-    certificate: Certificate,
+    certificate: GatewayCertificate,
 }
 
-impl Vouched {
+impl VerifiedCertificate {
     /// The certificate in `json`, which is `known`, or becomes so. Whether it holds now is another question.
-    pub(crate) fn read(json: &str, known: &mut Option<Self>) -> Result<Certificate, Refusal> {
+    pub(crate) fn read(json: &str, known: &mut Option<Self>) -> Result<GatewayCertificate, Refusal> {
         if let Some(known) = known.as_ref().filter(|known| *known.json == *json) {
             return Ok(known.certificate);
         }
-        let certificate = Certificate::read(&Envelope::from_json(json.as_bytes())?)?;
+        let certificate = GatewayCertificate::read(&Envelope::from_json(json.as_bytes())?)?;
         *known = Some(Self { json: json.into(), certificate });
         Ok(certificate)
     }
@@ -50,7 +50,7 @@ struct CertificateText {
     not_after: u64,
 }
 
-impl Certificate {
+impl GatewayCertificate {
     /// Makes one.
     #[must_use]
     pub fn issue(

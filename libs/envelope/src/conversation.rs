@@ -7,11 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use identity::VerifyingKey;
 use model::Timestamp;
-use mycelium::{Guard, Refused, RpcError};
+use mycelium::{Guard, JsonRpcError, RejectedPayload};
 
-use crate::certificate::Vouched;
-use crate::statement::Proof;
-use crate::{Envelope, Heard, Refusal, ReplayWindow, Sealer, statement};
+use crate::certificate::VerifiedCertificate;
+use crate::statement::SenderProof;
+use crate::{Envelope, OpenedEnvelope, Refusal, ReplayWindow, Sealer, statement};
 
 /// How long anything said holds: longer than anybody waits for an answer, and than a bus takes.
 const LIFETIME: Duration = Duration::from_secs(300);
@@ -22,53 +22,53 @@ const ROOTS_MAX: usize = 1024;
 
 /// How much is remembered of what was heard, so that it is not heard again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
+pub struct ReplayWindowLimits {
     /// Things of one root at once.
-    pub each: usize,
+    pub messages_per_root: usize,
     /// Roots at once.
-    pub roots: usize,
+    pub roots_max: usize,
     /// What happens beyond that.
-    pub beyond: Beyond,
+    pub overflow: OverflowPolicy,
 }
 
 /// What happens when no more can be remembered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beyond {
+pub enum OverflowPolicy {
     /// What one root says is refused until something of it is over, and another root until nothing that one of those that
     /// are remembered has said holds any more.
-    Refused,
+    Refuse,
     /// What is over first is forgotten, of the root that was silent for longest. For where strangers speak, of whom each may
     /// be many: nobody is in the way of others, and whatever is said knows by itself that it was heard before.
-    Forgotten,
+    EvictOldest,
 }
 
-impl Default for Memory {
+impl Default for ReplayWindowLimits {
     fn default() -> Self {
-        Self { each: REMEMBERED_MAX, roots: ROOTS_MAX, beyond: Beyond::Refused }
+        Self { messages_per_root: REMEMBERED_MAX, roots_max: ROOTS_MAX, overflow: OverflowPolicy::Refuse }
     }
 }
 
 /// What one process says and hears, with whomever.
 #[derive(Debug)]
-pub struct Voice {
+pub struct EnvelopeSigner {
     sealer: RwLock<Sealer>,
-    memory: Memory,
+    memory: ReplayWindowLimits,
     /// The keys by which others name it.
     names: RwLock<Vec<String>>,
     /// One for each root, so that nobody is in the way of others.
     windows: Mutex<HashMap<[u8; 32], ReplayWindow>>,
 }
 
-impl Voice {
+impl EnvelopeSigner {
     /// Speaks with this key, and is spoken to by these names: keys as hex digits.
     #[must_use]
     pub fn new(sealer: Sealer, names: Vec<String>) -> Arc<Self> {
-        Self::remembering(sealer, names, Memory::default())
+        Self::with_replay_limits(sealer, names, ReplayWindowLimits::default())
     }
 
     /// The same with a memory of another size: a small one where anybody may speak.
     #[must_use]
-    pub fn remembering(sealer: Sealer, names: Vec<String>, memory: Memory) -> Arc<Self> {
+    pub fn with_replay_limits(sealer: Sealer, names: Vec<String>, memory: ReplayWindowLimits) -> Arc<Self> {
         let names = RwLock::new(names);
         Arc::new(Self { sealer: RwLock::new(sealer), memory, names, windows: Mutex::default() })
     }
@@ -111,14 +111,14 @@ impl Voice {
         }
     }
 
-    fn admit(&self, heard: &Heard, now: Timestamp) -> Result<(), Refusal> {
+    fn admit(&self, heard: &OpenedEnvelope, now: Timestamp) -> Result<(), Refusal> {
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         let root = heard.root.as_bytes();
-        let Memory { each, roots, beyond } = self.memory;
+        let ReplayWindowLimits { messages_per_root: each, roots_max: roots, overflow: beyond } = self.memory;
         if !windows.contains_key(root) && windows.len() >= roots {
-            windows.retain(|_, window| !window.is_over(now));
+            windows.retain(|_, window| !window.is_expired(now));
             if windows.len() >= roots {
-                if beyond == Beyond::Refused {
+                if beyond == OverflowPolicy::Refuse {
                     return Err(Refusal::TooMuch);
                 }
                 let silent = windows.iter().min_by_key(|(_, window)| window.holds_until());
@@ -128,8 +128,8 @@ impl Voice {
         }
         let window = windows.entry(*root).or_insert_with(|| ReplayWindow::new(each));
         match window.admit(heard, now) {
-            Err(Refusal::TooMuch) if beyond == Beyond::Forgotten => {
-                window.forget_first();
+            Err(Refusal::TooMuch) if beyond == OverflowPolicy::EvictOldest => {
+                window.evict_oldest();
                 window.admit(heard, now)
             }
             admitted => admitted,
@@ -141,21 +141,21 @@ impl Voice {
 pub type OnRefusal = Arc<dyn Fn(&Refusal) + Send + Sync>;
 
 /// Whether whoever has said something comes after the root that is listened to.
-pub type Heirs = Arc<dyn Fn(&VerifyingKey, &Heard) -> bool + Send + Sync>;
+pub type SuccessorCheck = Arc<dyn Fn(&VerifyingKey, &OpenedEnvelope) -> bool + Send + Sync>;
 
 /// A conversation with one other side: whoever speaks first in it, or who it was begun with, is who is listened to.
 pub struct Conversation {
-    voice: Arc<Voice>,
-    them: Mutex<Them>,
+    signer: Arc<EnvelopeSigner>,
+    them: Mutex<ConversationPeer>,
     /// The certificate that they showed last: it comes with everything that they say.
-    shown: Mutex<Option<Vouched>>,
+    shown: Mutex<Option<VerifiedCertificate>>,
     on_refusal: OnRefusal,
-    heirs: Option<Heirs>,
-    proof: Proof,
+    successor_check: Option<SuccessorCheck>,
+    proof: SenderProof,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Them {
+struct ConversationPeer {
     /// By what name they are spoken to.
     name: Option<String>,
     /// The key that stands for them.
@@ -169,22 +169,22 @@ struct Them {
 impl Conversation {
     /// With whoever speaks first.
     #[must_use]
-    pub fn new(voice: Arc<Voice>, on_refusal: OnRefusal) -> Self {
+    pub fn new(voice: Arc<EnvelopeSigner>, on_refusal: OnRefusal) -> Self {
         let (them, shown) = (Mutex::default(), Mutex::default());
-        Self { voice, them, shown, on_refusal, heirs: None, proof: Proof::Signature }
+        Self { signer: voice, them, shown, on_refusal, successor_check: None, proof: SenderProof::Signature }
     }
 
     /// Between two parts of one program, over a way that nobody else is on: nothing is signed, and no signature is asked
     /// for. All else stays.
     #[must_use]
-    pub fn within_one_program(self) -> Self {
-        Self { proof: Proof::Transport, ..self }
+    pub fn in_process(self) -> Self {
+        Self { proof: SenderProof::Transport, ..self }
     }
 
     /// Ends when somebody speaks who comes after the root that is listened to: whoever says more begins a new one.
     #[must_use]
-    pub fn with_heirs(self, heirs: Heirs) -> Self {
-        Self { heirs: Some(heirs), ..self }
+    pub fn with_successors(self, heirs: SuccessorCheck) -> Self {
+        Self { successor_check: Some(heirs), ..self }
     }
 
     /// Speaks to this name from the beginning: a key as hex digits.
@@ -214,21 +214,21 @@ impl Conversation {
     ///
     /// # Errors
     /// [`Refusal::Malformed`] when it is no JSON, or nobody is known to whom it could be said.
-    pub fn say(&self, body: &[u8], now: Timestamp) -> Result<Envelope, Refusal> {
+    pub fn sign(&self, body: &[u8], now: Timestamp) -> Result<Envelope, Refusal> {
         let name = self.them().name.clone();
         let name = name.ok_or_else(|| Refusal::Malformed("nobody has spoken here yet".to_owned()))?;
-        self.voice.sealer().seal_by(self.proof, &name, body, now, LIFETIME)
+        self.signer.sealer().seal_by(self.proof, &name, body, now, LIFETIME)
     }
 
     /// Hears something.
     ///
     /// # Errors
     /// Any [`Refusal`].
-    pub fn hear(&self, envelope: &Envelope, now: Timestamp) -> Result<Bytes, Refusal> {
+    pub fn verify(&self, envelope: &Envelope, now: Timestamp) -> Result<Bytes, Refusal> {
         let heard = {
-            let names = self.voice.names.read().unwrap_or_else(PoisonError::into_inner);
+            let names = self.signer.names.read().unwrap_or_else(PoisonError::into_inner);
             let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-            statement::hear_knowing(self.proof, envelope, &names, now, &mut shown)?
+            statement::open_with_cached(self.proof, envelope, &names, now, &mut shown)?
         };
         let mut them = self.them();
         // Nobody is held to a guess.
@@ -239,12 +239,12 @@ impl Conversation {
                 known: known.to_string(),
                 gone: !them.fixed
                     && (them.heard.is_some_and(|last| now.since(last) >= LIFETIME)
-                        || self.heirs.as_ref().is_some_and(|heirs| heirs(&known, &heard))),
+                        || self.successor_check.as_ref().is_some_and(|heirs| heirs(&known, &heard))),
             });
         }
-        self.voice.admit(&heard, now)?;
+        self.signer.admit(&heard, now)?;
         let name = Some(heard.root.to_string());
-        *them = Them { name, root: Some(heard.root), heard: Some(now), fixed: them.fixed };
+        *them = ConversationPeer { name, root: Some(heard.root), heard: Some(now), fixed: them.fixed };
         Ok(heard.body)
     }
 
@@ -252,23 +252,27 @@ impl Conversation {
     ///
     /// # Errors
     /// [`Refused`].
-    pub fn open(&self, envelope: Result<Envelope, Refusal>, now: Timestamp) -> Result<Bytes, Refused> {
+    pub fn open(
+        &self,
+        envelope: Result<Envelope, Refusal>,
+        now: Timestamp,
+    ) -> Result<Bytes, RejectedPayload> {
         let refused = |refusal: Refusal, body| {
             (self.on_refusal)(&refusal);
             // Where somebody else has taken the place of whoever spoke here, a new conversation begins.
             let over = matches!(refusal, Refusal::OtherSigner { gone: true, .. });
             // Keys, certificates and clocks are put in order by people; what was said is still wanted then.
-            let error = RpcError::refused(refusal.code(), false, refusal.to_string());
-            Refused { error, body, over }
+            let error = JsonRpcError::refused(refusal.code(), false, refusal.to_string());
+            RejectedPayload { error, body, over }
         };
         let envelope = envelope.map_err(|refusal| refused(refusal, None))?;
-        self.hear(&envelope, now).map_err(|refusal| {
-            let body = refusal.is_told().then(|| statement::body(&envelope)).flatten();
+        self.verify(&envelope, now).map_err(|refusal| {
+            let body = refusal.is_reported().then(|| statement::body(&envelope)).flatten();
             refused(refusal, body)
         })
     }
 
-    fn them(&self) -> MutexGuard<'_, Them> {
+    fn them(&self) -> MutexGuard<'_, ConversationPeer> {
         self.them.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -282,17 +286,17 @@ impl std::fmt::Debug for Conversation {
 /// On a bus envelopes travel as JSON, within one program as they are.
 impl Guard for Conversation {
     fn seal(&self, payload: Bytes) -> Result<Bytes, String> {
-        let said = self.say(&payload, Timestamp::now()).map_err(|refusal| refusal.to_string())?;
+        let said = self.sign(&payload, Timestamp::now()).map_err(|refusal| refusal.to_string())?;
         Ok(match self.proof {
-            Proof::Signature => said.to_json(),
-            Proof::Transport => said.to_bare(),
+            SenderProof::Signature => said.to_json(),
+            SenderProof::Transport => said.to_bare(),
         })
     }
 
-    fn open(&self, payload: &Bytes) -> Result<Bytes, Refused> {
+    fn open(&self, payload: &Bytes) -> Result<Bytes, RejectedPayload> {
         let envelope = match self.proof {
-            Proof::Signature => Envelope::from_json(payload),
-            Proof::Transport => Envelope::from_bare(statement::PAYLOAD_TYPE, payload),
+            SenderProof::Signature => Envelope::from_json(payload),
+            SenderProof::Transport => Envelope::from_bare(statement::PAYLOAD_TYPE, payload),
         };
         Self::open(self, envelope, Timestamp::now())
     }
@@ -305,10 +309,10 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 
-    fn voice() -> Arc<Voice> {
+    fn voice() -> Arc<EnvelopeSigner> {
         let sealer = Sealer::of_root(SigningKey::generate());
         let names = vec![sealer.root().to_string()];
-        Voice::new(sealer, names)
+        EnvelopeSigner::new(sealer, names)
     }
 
     fn ignored() -> OnRefusal {
@@ -321,64 +325,66 @@ mod tests {
         let name = other.root().to_string();
         let here = Conversation::new(Arc::clone(&one), ignored()).with_name(name.clone());
         let there = Conversation::new(Arc::clone(&other), ignored());
-        assert!(there.say(b"{}", NOW).is_err(), "to nobody");
-        let said = here.say(b"[1]", NOW).expect("JSON");
-        assert_eq!(there.hear(&said, NOW).expect("the first"), b"[1]"[..]);
+        assert!(there.sign(b"{}", NOW).is_err(), "to nobody");
+        let said = here.sign(b"[1]", NOW).expect("JSON");
+        assert_eq!(there.verify(&said, NOW).expect("the first"), b"[1]"[..]);
         assert_eq!(there.root(), Some(one.root()));
-        assert_eq!(there.hear(&said, NOW), Err(Refusal::Replayed));
-        let answer = there.say(b"[2]", NOW).expect("to the first");
-        assert_eq!(here.hear(&answer, NOW).expect("an answer"), b"[2]"[..]);
+        assert_eq!(there.verify(&said, NOW), Err(Refusal::Replayed));
+        let answer = there.sign(b"[2]", NOW).expect("to the first");
+        assert_eq!(here.verify(&answer, NOW).expect("an answer"), b"[2]"[..]);
         let strange = Conversation::new(stranger, ignored()).with_name(name);
-        let said = strange.say(b"[3]", NOW).expect("JSON");
-        assert_eq!(there.hear(&said, NOW).expect_err("somebody else").code(), "UNKNOWN_SIGNER");
+        let said = strange.sign(b"[3]", NOW).expect("JSON");
+        assert_eq!(there.verify(&said, NOW).expect_err("somebody else").code(), "UNKNOWN_SIGNER");
         assert!(!there.open(Ok(said), NOW).expect_err("somebody else").over);
         let later = NOW + LIFETIME;
-        let said = strange.say(b"[4]", later).expect("JSON");
+        let said = strange.sign(b"[4]", later).expect("JSON");
         assert!(there.open(Ok(said), later).expect_err("somebody else").over, "nobody else speaks here now");
     }
 
     #[test]
     fn only_within_one_program_is_nothing_signed() {
         let (one, other) = (voice(), voice());
-        let conversation = |voice: &Arc<Voice>| Conversation::new(Arc::clone(voice), ignored());
-        let here = conversation(&one).with_name(other.root().to_string()).within_one_program();
-        let said = here.say(b"[1]", NOW).expect("JSON");
+        let conversation = |voice: &Arc<EnvelopeSigner>| Conversation::new(Arc::clone(voice), ignored());
+        let here = conversation(&one).with_name(other.root().to_string()).in_process();
+        let said = here.sign(b"[1]", NOW).expect("JSON");
         assert!(said.signature.is_empty());
-        assert_eq!(conversation(&other).hear(&said, NOW), Err(Refusal::BadSignature));
-        let there = conversation(&other).within_one_program();
-        assert_eq!(there.hear(&said, NOW).expect("said by a part of the same program"), b"[1]"[..]);
-        assert_eq!(there.hear(&said, NOW), Err(Refusal::Replayed), "all else stays");
+        assert_eq!(conversation(&other).verify(&said, NOW), Err(Refusal::BadSignature));
+        let there = conversation(&other).in_process();
+        assert_eq!(there.verify(&said, NOW).expect("said by a part of the same program"), b"[1]"[..]);
+        assert_eq!(there.verify(&said, NOW), Err(Refusal::Replayed), "all else stays");
     }
 
     #[test]
     fn within_one_program_an_envelope_is_not_written_as_json() {
         let (one, other) = (voice(), voice());
-        let conversation = |voice: &Arc<Voice>| Conversation::new(Arc::clone(voice), ignored());
-        let here = conversation(&one).with_name(other.root().to_string()).within_one_program();
+        let conversation = |voice: &Arc<EnvelopeSigner>| Conversation::new(Arc::clone(voice), ignored());
+        let here = conversation(&one).with_name(other.root().to_string()).in_process();
         let said = here.seal(Bytes::from_static(b"[1]")).expect("JSON");
         assert!(said.starts_with(one.root().to_string().as_bytes()), "{said:?}");
         assert!(Guard::open(&conversation(&other), &said).is_err(), "no bus carries this");
-        let there = conversation(&other).within_one_program();
+        let there = conversation(&other).in_process();
         assert_eq!(Guard::open(&there, &said).ok().as_deref(), Some(&b"[1]"[..]));
         for broken in [&said[..63], &said[..64], b"", &[0xff; 100]] {
             let broken = Bytes::copy_from_slice(broken);
-            assert!(Guard::open(&conversation(&other).within_one_program(), &broken).is_err());
+            assert!(Guard::open(&conversation(&other).in_process(), &broken).is_err());
         }
     }
 
     #[test]
     fn where_strangers_speak_nobody_is_in_the_way_of_others() {
-        let memory = |beyond| Memory { each: 2, roots: 2, beyond };
-        for (beyond, expected) in [(Beyond::Refused, Err(Refusal::TooMuch)), (Beyond::Forgotten, Ok(()))] {
+        let memory = |beyond| ReplayWindowLimits { messages_per_root: 2, roots_max: 2, overflow: beyond };
+        for (beyond, expected) in
+            [(OverflowPolicy::Refuse, Err(Refusal::TooMuch)), (OverflowPolicy::EvictOldest, Ok(()))]
+        {
             let sealer = Sealer::of_root(SigningKey::generate());
             let own = sealer.root().to_string();
-            let here = Voice::remembering(sealer, vec![own.clone()], memory(beyond));
-            let say = |by: &Arc<Voice>, now| {
+            let here = EnvelopeSigner::with_replay_limits(sealer, vec![own.clone()], memory(beyond));
+            let say = |by: &Arc<EnvelopeSigner>, now| {
                 let said = Conversation::new(Arc::clone(by), ignored()).with_name(own.clone());
-                said.say(b"{}", now).expect("JSON")
+                said.sign(b"{}", now).expect("JSON")
             };
             let hear = |said: &Envelope| {
-                let heard = Conversation::new(Arc::clone(&here), ignored()).hear(said, NOW);
+                let heard = Conversation::new(Arc::clone(&here), ignored()).verify(said, NOW);
                 heard.map(drop)
             };
             let friend = voice();
@@ -397,11 +403,12 @@ mod tests {
         let (one, other, heir, stranger) = (voice(), voice(), voice(), voice());
         let name = other.root().to_string();
         let next = heir.root();
-        let heirs: Heirs = Arc::new(move |_, heard: &Heard| heard.root == next && *heard.body == *b"[2]");
-        let there = Conversation::new(other, ignored()).with_heirs(heirs);
-        let said = |voice: &Arc<Voice>, body: &[u8]| {
+        let heirs: SuccessorCheck =
+            Arc::new(move |_, heard: &OpenedEnvelope| heard.root == next && *heard.body == *b"[2]");
+        let there = Conversation::new(other, ignored()).with_successors(heirs);
+        let said = |voice: &Arc<EnvelopeSigner>, body: &[u8]| {
             let here = Conversation::new(Arc::clone(voice), ignored()).with_name(name.clone());
-            Ok(here.say(body, NOW).expect("JSON"))
+            Ok(here.sign(body, NOW).expect("JSON"))
         };
         there.open(said(&one, b"[1]"), NOW).expect("the first");
         assert!(!there.open(said(&stranger, b"[2]"), NOW).expect_err("somebody else").over);
@@ -414,26 +421,33 @@ mod tests {
         let (root, now) = (SigningKey::generate(), NOW);
         let certified = |root: &SigningKey| {
             let key = SigningKey::generate();
-            let certificate =
-                crate::Certificate::issue(root, key.verifying_key(), now, now + Duration::from_secs(60));
+            let certificate = crate::GatewayCertificate::issue(
+                root,
+                key.verifying_key(),
+                now,
+                now + Duration::from_secs(60),
+            );
             Sealer::certified(key, &certificate).expect("its own certificate")
         };
-        let one = Voice::new(certified(&root), vec![root.verifying_key().to_string(), "a node".to_owned()]);
+        let one = EnvelopeSigner::new(
+            certified(&root),
+            vec![root.verifying_key().to_string(), "a node".to_owned()],
+        );
         let other = voice();
         let here = Conversation::new(Arc::clone(&one), ignored()).with_name(other.root().to_string());
         let there = Conversation::new(other, ignored());
-        let say = || there.hear(&here.say(b"[1]", now).expect("JSON"), now);
+        let say = || there.verify(&here.sign(b"[1]", now).expect("JSON"), now);
         say().expect("the first");
         one.renew(certified(&root));
         say().expect("with another key");
-        let answer = there.say(b"[2]", now).expect("JSON");
-        assert_eq!(here.hear(&answer, now).expect("for the root"), b"[2]"[..]);
+        let answer = there.sign(b"[2]", now).expect("JSON");
+        assert_eq!(here.verify(&answer, now).expect("for the root"), b"[2]"[..]);
         let next = SigningKey::generate();
         one.renew(certified(&next));
         assert_eq!(one.root(), next.verifying_key());
         assert_eq!(say().expect_err("another root").code(), "UNKNOWN_SIGNER");
-        let answer = there.say(b"[3]", now).expect("JSON");
-        assert_eq!(here.hear(&answer, now).expect_err("for the one before").code(), "WRONG_DESTINATION");
+        let answer = there.sign(b"[3]", now).expect("JSON");
+        assert_eq!(here.verify(&answer, now).expect_err("for the one before").code(), "WRONG_DESTINATION");
     }
 
     #[test]
@@ -445,7 +459,7 @@ mod tests {
         let on_refusal: OnRefusal =
             Arc::new(move |refusal: &Refusal| counting.lock().expect("free").push(refusal.code()));
         let there = Conversation::new(other, on_refusal);
-        let said = here.say(b"[1]", NOW).expect("JSON");
+        let said = here.sign(b"[1]", NOW).expect("JSON");
         let late = there.open(Ok(said.clone()), NOW + LIFETIME).expect_err("too late");
         assert_eq!((late.error.reason(), late.body), ("ENVELOPE_EXPIRED", Some(Bytes::from_static(b"[1]"))));
         there.open(Ok(said.clone()), NOW).expect("in time");

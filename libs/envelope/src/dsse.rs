@@ -33,7 +33,7 @@ pub struct Envelope {
 /// The envelope as JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Text {
+struct EnvelopeText {
     payload_type: String,
     payload: String,
     signatures: Vec<SignatureText>,
@@ -103,7 +103,7 @@ impl Envelope {
     /// As JSON, for a bus.
     #[must_use]
     pub fn to_json(&self) -> Bytes {
-        let text = Text {
+        let text = EnvelopeText {
             payload_type: self.payload_type.clone(),
             payload: STANDARD.encode(&self.payload),
             signatures: vec![SignatureText {
@@ -119,7 +119,7 @@ impl Envelope {
     /// # Errors
     /// [`Refusal::Malformed`], also when it has no signature, or several: one is what is asked for.
     pub fn from_json(json: &[u8]) -> Result<Self, Refusal> {
-        let text: Text = object(json)?;
+        let text: EnvelopeText = object(json)?;
         let decode = |text: &str| STANDARD.decode(text).map(Bytes::from).map_err(Refusal::malformed);
         let signatures = text.signatures.iter().map(|one| Ok((one.keyid.clone(), decode(&one.sig)?)));
         let signatures = signatures.collect::<Result<_, Refusal>>()?;

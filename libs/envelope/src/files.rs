@@ -9,8 +9,8 @@ use identity::exposure;
 use identity::{SigningKey, SigningKeyError, VerifyingKey};
 use model::Timestamp;
 
-use crate::succession::CHANGES_MAX;
-use crate::{Certificate, Envelope, Refusal, RootChange, Sealer, Succession};
+use crate::root_rotation::CHANGES_MAX;
+use crate::{Envelope, GatewayCertificate, Refusal, RootChain, RootChange, Sealer};
 
 /// The coordinator's root key, in the directory of its authority.
 pub const ROOT_KEY_FILE: &str = "coordinator.key";
@@ -32,7 +32,7 @@ pub struct SigningFiles {
 
 /// Why files are of no use.
 #[derive(Debug, thiserror::Error)]
-pub enum FilesError {
+pub enum SigningFilesError {
     /// A key cannot be read or made.
     #[error(transparent)]
     Key(#[from] SigningKeyError),
@@ -79,13 +79,13 @@ impl SigningFiles {
     /// well.
     ///
     /// # Errors
-    /// [`FilesError::Key`], [`FilesError::File`], [`FilesError::RootMissing`] when there was one.
+    /// [`SigningFilesError::Key`], [`SigningFilesError::File`], [`SigningFilesError::RootMissing`] when there was one.
     pub fn issue(
         dir: &Path,
         name: &str,
         not_before: Timestamp,
         not_after: Timestamp,
-    ) -> Result<Self, FilesError> {
+    ) -> Result<Self, SigningFilesError> {
         let files = Self {
             key: dir.join(format!("{name}.signing.key")),
             certificate: dir.join(format!("{name}.signing.json")),
@@ -93,11 +93,11 @@ impl SigningFiles {
         let root = dir.join(ROOT_KEY_FILE);
         if files.certificate.exists() && !root.exists() {
             // Another root would be another coordinator.
-            return Err(FilesError::RootMissing { path: root });
+            return Err(SigningFilesError::RootMissing { path: root });
         }
         let root = SigningKey::load_or_make(&root)?;
         let key = SigningKey::load_or_make(&files.key)?;
-        let certificate = Certificate::issue(&root, key.verifying_key(), not_before, not_after);
+        let certificate = GatewayCertificate::issue(&root, key.verifying_key(), not_before, not_after);
         replace(&files.certificate, &certificate.to_json())?;
         Ok(files)
     }
@@ -105,17 +105,17 @@ impl SigningFiles {
     /// Reads them.
     ///
     /// # Errors
-    /// Any [`FilesError`].
-    pub fn sealer(&self) -> Result<Sealer, FilesError> {
+    /// Any [`SigningFilesError`].
+    pub fn sealer(&self) -> Result<Sealer, SigningFilesError> {
         let key = SigningKey::load(&self.key)?;
         let path = &self.certificate;
         let read = exposure::check_trusted(path).map_err(io::Error::from).and_then(|()| std::fs::read(path));
-        let text = read.map_err(|source| FilesError::File { path: path.clone(), source })?;
+        let text = read.map_err(|source| SigningFilesError::File { path: path.clone(), source })?;
         let sealer = Envelope::from_json(&text).and_then(|certificate| {
-            Certificate::read(&certificate)?.check(key.verifying_key(), Timestamp::now())?;
+            GatewayCertificate::read(&certificate)?.check(key.verifying_key(), Timestamp::now())?;
             Sealer::certified(key, &certificate)
         });
-        sealer.map_err(|refusal| FilesError::Certificate { path: path.clone(), refusal })
+        sealer.map_err(|refusal| SigningFilesError::Certificate { path: path.clone(), refusal })
     }
 }
 
@@ -137,11 +137,11 @@ pub struct NewRoot {
 /// Reads the root key of the coordinator whose root is in `dir`.
 ///
 /// # Errors
-/// [`FilesError::NoRoot`], [`FilesError::Key`].
-pub fn root_in(dir: &Path) -> Result<VerifyingKey, FilesError> {
+/// [`SigningFilesError::NoRoot`], [`SigningFilesError::Key`].
+pub fn read_root_key(dir: &Path) -> Result<VerifyingKey, SigningFilesError> {
     let path = dir.join(ROOT_KEY_FILE);
     if !path.exists() {
-        return Err(FilesError::NoRoot { path });
+        return Err(SigningFilesError::NoRoot { path });
     }
     Ok(SigningKey::load(&path)?.verifying_key())
 }
@@ -151,22 +151,22 @@ impl NewRoot {
     /// place. Where it breaks off, the next one goes on with the same key. Certificates have to be issued anew.
     ///
     /// # Errors
-    /// [`FilesError::NoRoot`], [`FilesError::Key`], [`FilesError::File`], [`FilesError::Changes`] when those that are there do not
+    /// [`SigningFilesError::NoRoot`], [`SigningFilesError::Key`], [`SigningFilesError::File`], [`SigningFilesError::Changes`] when those that are there do not
     /// lead to the old root.
-    pub fn make(dir: &Path) -> Result<Self, FilesError> {
+    pub fn make(dir: &Path) -> Result<Self, SigningFilesError> {
         let [new_key, next, changes] =
             [ROOT_KEY_FILE, NEXT_ROOT_KEY_FILE, ROOT_CHANGE_FILE].map(|name| dir.join(name));
         if !new_key.exists() {
-            return Err(FilesError::NoRoot { path: new_key });
+            return Err(SigningFilesError::NoRoot { path: new_key });
         }
         let (old, new) = (SigningKey::load(&new_key)?, SigningKey::load_or_make(&next)?);
         let old_name = old.verifying_key().to_string();
         let old_key = dir.join(format!("coordinator.{}.key", &old_name[..8]));
         let mut known = if changes.exists() { read_changes(&changes)?.0 } else { Vec::new() };
-        let refused = |refusal| FilesError::Changes { path: changes.clone(), refusal };
+        let refused = |refusal| SigningFilesError::Changes { path: changes.clone(), refusal };
         let leads_to = |known: &[Envelope]| match known {
             [] => Ok(None),
-            known => Succession::read(known).map(|known| Some(known.last())).map_err(refused),
+            known => RootChain::read(known).map(|known| Some(known.current_root())).map_err(refused),
         };
         if leads_to(&known)? != Some(new.verifying_key()) {
             known.push(RootChange::announce(&old, &new));
@@ -181,7 +181,7 @@ impl NewRoot {
             _ => Err(error),
         });
         let moved = moved.and_then(|()| std::fs::rename(&next, &new_key));
-        moved.map_err(|source| FilesError::File { path: new_key.clone(), source })?;
+        moved.map_err(|source| SigningFilesError::File { path: new_key.clone(), source })?;
         Ok(Self { old: old.verifying_key(), old_key, new: new.verifying_key(), new_key, changes })
     }
 }
@@ -189,22 +189,22 @@ impl NewRoot {
 /// Reads changes of root, one on each line and oldest first: themselves, and what they lead to.
 ///
 /// # Errors
-/// [`FilesError::File`], [`FilesError::Changes`].
-pub fn read_changes(path: &Path) -> Result<(Vec<Envelope>, Succession), FilesError> {
-    let unreadable = |source| FilesError::File { path: path.to_owned(), source };
+/// [`SigningFilesError::File`], [`SigningFilesError::Changes`].
+pub fn read_changes(path: &Path) -> Result<(Vec<Envelope>, RootChain), SigningFilesError> {
+    let unreadable = |source| SigningFilesError::File { path: path.to_owned(), source };
     if std::fs::metadata(path).map_err(unreadable)?.len() > CHANGES_BYTES_MAX {
         return Err(unreadable(io::Error::other(format!("it has more than {CHANGES_BYTES_MAX} bytes"))));
     }
     let text = std::fs::read_to_string(path).map_err(unreadable)?;
     let lines = text.lines().filter(|line| !line.trim().is_empty());
     let read = lines.map(|line| Envelope::from_json(line.as_bytes())).collect::<Result<Vec<_>, _>>();
-    let read = read.and_then(|changes| Ok((Succession::read(&changes)?, changes)));
-    let read = read.map_err(|refusal| FilesError::Changes { path: path.to_owned(), refusal });
+    let read = read.and_then(|changes| Ok((RootChain::read(&changes)?, changes)));
+    let read = read.map_err(|refusal| SigningFilesError::Changes { path: path.to_owned(), refusal });
     read.map(|(succession, changes)| (changes, succession))
 }
 
 /// Puts another text into the place of a file's, in one step.
-fn replace(path: &Path, text: &[u8]) -> Result<(), FilesError> {
+fn replace(path: &Path, text: &[u8]) -> Result<(), SigningFilesError> {
     let fresh = path.with_extension("new");
     let write = || {
         // Not with whatever a umask would let others do.
@@ -213,7 +213,7 @@ fn replace(path: &Path, text: &[u8]) -> Result<(), FilesError> {
         std::fs::rename(&fresh, path)
     };
     let written = write();
-    written.map_err(|source| FilesError::File { path: path.to_owned(), source })
+    written.map_err(|source| SigningFilesError::File { path: path.to_owned(), source })
 }
 
 #[cfg(test)]
@@ -225,18 +225,18 @@ mod tests {
     fn one_root_follows_another() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path();
-        assert!(matches!(NewRoot::make(path), Err(FilesError::NoRoot { .. })));
-        assert!(matches!(root_in(path), Err(FilesError::NoRoot { .. })), "and makes none");
+        assert!(matches!(NewRoot::make(path), Err(SigningFilesError::NoRoot { .. })));
+        assert!(matches!(read_root_key(path), Err(SigningFilesError::NoRoot { .. })), "and makes none");
         let first = SigningKey::load_or_make(&path.join(ROOT_KEY_FILE)).expect("made").verifying_key();
-        assert_eq!(root_in(path).expect("there"), first);
+        assert_eq!(read_root_key(path).expect("there"), first);
         let second = NewRoot::make(path).expect("made");
         assert_eq!(second.old, first);
         assert_eq!(SigningKey::load(&second.old_key).expect("kept").verifying_key(), first);
         let third = NewRoot::make(path).expect("made");
         assert_eq!(SigningKey::load(&third.new_key).expect("in place").verifying_key(), third.new);
         let (changes, succession) = read_changes(&third.changes).expect("written");
-        assert_eq!((changes.len(), succession.before()), (2, &[first, second.new][..]));
-        assert_eq!(succession.last(), third.new);
+        assert_eq!((changes.len(), succession.retired_roots()), (2, &[first, second.new][..]));
+        assert_eq!(succession.current_root(), third.new);
 
         // The change was written, and no more: the root is still the third.
         let (old, next) = (SigningKey::load(&third.new_key).expect("there"), SigningKey::generate());
@@ -249,7 +249,10 @@ mod tests {
         assert_eq!(read_changes(&fourth.changes).expect("written").0.len(), 3);
 
         std::fs::write(&fourth.changes, changes[0].to_json()).expect("written");
-        assert!(matches!(NewRoot::make(path), Err(FilesError::Changes { .. })), "they lead to another");
+        assert!(
+            matches!(NewRoot::make(path), Err(SigningFilesError::Changes { .. })),
+            "they lead to another"
+        );
     }
 
     #[test]
@@ -265,8 +268,8 @@ mod tests {
         assert_eq!(issue("a").sealer().expect("a sealer").key(), one.key(), "renewed");
         std::fs::remove_file(dir.path().join(ROOT_KEY_FILE)).expect("it was there");
         let renewed = SigningFiles::issue(dir.path(), "a", now, until);
-        assert!(matches!(renewed, Err(FilesError::RootMissing { .. })), "not another coordinator");
+        assert!(matches!(renewed, Err(SigningFilesError::RootMissing { .. })), "not another coordinator");
         let mixed = SigningFiles { key: first.key, certificate: second.certificate };
-        assert!(matches!(mixed.sealer(), Err(FilesError::Certificate { .. })));
+        assert!(matches!(mixed.sealer(), Err(SigningFilesError::Certificate { .. })));
     }
 }

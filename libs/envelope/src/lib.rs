@@ -2,7 +2,7 @@
 //!
 //! - [`actor`]: what actors sign themselves, jobs and letters;
 //! - [`dsse`]: signatures over exact bytes, with the kind of what is signed (DSSE 1.0);
-//! - [`succession`]: how a coordinator came from one root to the next ones;
+//! - [`root_rotation`]: how a coordinator came from one root to the next ones;
 //! - [`statement`]: what is signed around a payload: for whom it is, which one it is, how long it holds;
 //! - [`certificate`]: a coordinator's root vouches for its gateways, and for the root after it;
 //! - [`replay`]: what was heard already is not heard again;
@@ -21,16 +21,18 @@ pub mod conversation;
 pub mod dsse;
 pub mod files;
 pub mod replay;
+pub mod root_rotation;
 pub mod statement;
-pub mod succession;
 
-pub use certificate::{Certificate, RootChange};
-pub use conversation::{Beyond, Conversation, Heirs, Memory, OnRefusal, Voice};
+pub use certificate::{GatewayCertificate, RootChange};
+pub use conversation::{
+    Conversation, EnvelopeSigner, OnRefusal, OverflowPolicy, ReplayWindowLimits, SuccessorCheck,
+};
 pub use dsse::Envelope;
-pub use files::{FilesError, NewRoot, SigningFiles, root_in};
+pub use files::{NewRoot, SigningFiles, SigningFilesError, read_root_key};
 pub use replay::ReplayWindow;
-pub use statement::{Heard, Sealer, hear};
-pub use succession::Succession;
+pub use root_rotation::RootChain;
+pub use statement::{OpenedEnvelope, Sealer, open_envelope};
 
 /// Why something signed is not taken. The names are counted, and told to who said it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -119,7 +121,7 @@ impl Refusal {
     /// Whether its sender is told. Not of what may come from anybody, and not of what was heard before: that would be an
     /// answer to what was answered.
     #[must_use]
-    pub const fn is_told(&self) -> bool {
+    pub const fn is_reported(&self) -> bool {
         matches!(
             self,
             Self::WrongDestination { .. }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use model::Timestamp;
 
-use crate::{Heard, Refusal};
+use crate::{OpenedEnvelope, Refusal};
 
 /// Who said it, and which one it was.
-type Said = ([u8; 32], u128);
+type ReplayKey = ([u8; 32], u128);
 
 /// Remembers what was heard for as long as it holds, up to a number of things.
 ///
@@ -16,7 +16,7 @@ type Said = ([u8; 32], u128);
 #[derive(Debug)]
 pub struct ReplayWindow {
     /// In the order of their ends. Those are signed as well, so that what is said again is found under the same one.
-    heard: BTreeSet<(Timestamp, Said)>,
+    heard: BTreeSet<(Timestamp, ReplayKey)>,
     capacity: usize,
 }
 
@@ -29,7 +29,7 @@ impl ReplayWindow {
 
     /// Whether nothing that it remembers holds any more.
     #[must_use]
-    pub fn is_over(&self, now: Timestamp) -> bool {
+    pub fn is_expired(&self, now: Timestamp) -> bool {
         self.holds_until().is_none_or(|until| until <= now)
     }
 
@@ -40,7 +40,7 @@ impl ReplayWindow {
     }
 
     /// Forgets what is over first.
-    pub fn forget_first(&mut self) {
+    pub fn evict_oldest(&mut self) {
         self.heard.pop_first();
     }
 
@@ -48,7 +48,7 @@ impl ReplayWindow {
     ///
     /// # Errors
     /// [`Refusal::Replayed`]; [`Refusal::TooMuch`] when no more can be remembered, which passes.
-    pub fn admit(&mut self, heard: &Heard, now: Timestamp) -> Result<(), Refusal> {
+    pub fn admit(&mut self, heard: &OpenedEnvelope, now: Timestamp) -> Result<(), Refusal> {
         while self.heard.first().is_some_and(|(over, _)| *over <= now) {
             self.heard.pop_first();
         }
@@ -69,7 +69,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Sealer, hear};
+    use crate::{Sealer, open_envelope};
     use identity::SigningKey;
 
     #[test]
@@ -80,7 +80,7 @@ mod tests {
         let one = Sealer::of_root(SigningKey::generate());
         let say = || {
             let envelope = one.seal(&own, b"{}", now, minute).expect("JSON");
-            hear(&envelope, std::slice::from_ref(&own), now).expect("for us")
+            open_envelope(&envelope, std::slice::from_ref(&own), now).expect("for us")
         };
         let mut window = ReplayWindow::new(2);
         let (first, second, third) = (say(), say(), say());

@@ -9,8 +9,8 @@ use model::id::Uid;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::certificate::Vouched;
-use crate::{Certificate, Envelope, Refusal, object};
+use crate::certificate::VerifiedCertificate;
+use crate::{Envelope, GatewayCertificate, Refusal, object};
 
 /// What an envelope with a statement holds.
 pub const PAYLOAD_TYPE: &str = "application/vnd.mycora.rpc+json";
@@ -21,7 +21,7 @@ pub const SKEW: Duration = mycelium::CLOCK_SKEW;
 
 /// What is signed.
 #[derive(Serialize, Deserialize)]
-struct Statement<'a> {
+struct EnvelopeStatement<'a> {
     /// A key of whom it is for, as its hex digits: of its node, or the one that it signs with.
     to: String,
     /// Which one it is.
@@ -40,7 +40,7 @@ struct Statement<'a> {
 
 /// What proves who speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Proof {
+pub(crate) enum SenderProof {
     /// A signature.
     #[default]
     Signature,
@@ -68,7 +68,7 @@ impl Sealer {
     /// # Errors
     /// [`Refusal::BadCertificate`] when the certificate is for another key; others when it is none.
     pub fn certified(key: SigningKey, certificate: &Envelope) -> Result<Self, Refusal> {
-        let Certificate { root, key: certified, .. } = Certificate::read(certificate)?;
+        let GatewayCertificate { root, key: certified, .. } = GatewayCertificate::read(certificate)?;
         if certified != key.verifying_key() {
             return Err(Refusal::BadCertificate("it is for another key"));
         }
@@ -101,20 +101,20 @@ impl Sealer {
         now: Timestamp,
         lifetime: Duration,
     ) -> Result<Envelope, Refusal> {
-        self.seal_by(Proof::Signature, to, body, now, lifetime)
+        self.seal_by(SenderProof::Signature, to, body, now, lifetime)
     }
 
     /// The same with a proof of who says it, or without.
     pub(crate) fn seal_by(
         &self,
-        proof: Proof,
+        proof: SenderProof,
         to: &str,
         body: &[u8],
         now: Timestamp,
         lifetime: Duration,
     ) -> Result<Envelope, Refusal> {
         let body = serde_json::from_slice::<&RawValue>(body).map_err(Refusal::malformed)?;
-        let statement = Statement {
+        let statement = EnvelopeStatement {
             to: to.to_owned(),
             id: Uid::random().to_string(),
             issued: now.as_millis(),
@@ -124,15 +124,15 @@ impl Sealer {
         };
         let payload = serde_json::to_vec(&statement).expect("a statement is JSON");
         Ok(match proof {
-            Proof::Signature => Envelope::sign(PAYLOAD_TYPE, payload.into(), &self.key),
-            Proof::Transport => Envelope::unsigned(PAYLOAD_TYPE, payload.into(), self.key()),
+            SenderProof::Signature => Envelope::sign(PAYLOAD_TYPE, payload.into(), &self.key),
+            SenderProof::Transport => Envelope::unsigned(PAYLOAD_TYPE, payload.into(), self.key()),
         })
     }
 }
 
 /// Something that was said, and by whom.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Heard {
+pub struct OpenedEnvelope {
     /// The key that signed it.
     pub signer: VerifyingKey,
     /// The key that stands for whoever said it: the root behind the signer, or the signer.
@@ -150,23 +150,23 @@ pub struct Heard {
 ///
 /// # Errors
 /// Any [`Refusal`] but [`Refusal::Replayed`] and [`Refusal::TooMuch`].
-pub fn hear(envelope: &Envelope, own: &[String], now: Timestamp) -> Result<Heard, Refusal> {
-    hear_knowing(Proof::Signature, envelope, own, now, &mut None)
+pub fn open_envelope(envelope: &Envelope, own: &[String], now: Timestamp) -> Result<OpenedEnvelope, Refusal> {
+    open_with_cached(SenderProof::Signature, envelope, own, now, &mut None)
 }
 
 /// The same with the certificate that was shown last, which is mostly the one that is shown.
-pub(crate) fn hear_knowing(
-    proof: Proof,
+pub(crate) fn open_with_cached(
+    proof: SenderProof,
     envelope: &Envelope,
     own: &[String],
     now: Timestamp,
-    known: &mut Option<Vouched>,
-) -> Result<Heard, Refusal> {
+    known: &mut Option<VerifiedCertificate>,
+) -> Result<OpenedEnvelope, Refusal> {
     let signer = match proof {
-        Proof::Signature => envelope.signer(PAYLOAD_TYPE)?,
-        Proof::Transport => envelope.claimed(PAYLOAD_TYPE)?,
+        SenderProof::Signature => envelope.signer(PAYLOAD_TYPE)?,
+        SenderProof::Transport => envelope.claimed(PAYLOAD_TYPE)?,
     };
-    let statement: Statement<'_> = object(&envelope.payload)?;
+    let statement: EnvelopeStatement<'_> = object(&envelope.payload)?;
     if !own.contains(&statement.to) {
         let to = statement.to.chars().take(64).collect();
         return Err(Refusal::WrongDestination { to, own: own.join(" or ") });
@@ -182,19 +182,19 @@ pub(crate) fn hear_knowing(
     let root = match statement.certificate {
         None => signer,
         Some(json) => {
-            let certificate = Vouched::read(json.get(), known)?;
+            let certificate = VerifiedCertificate::read(json.get(), known)?;
             certificate.check(signer, now)?;
             certificate.root
         }
     };
     let id = statement.id.parse().map_err(|_| Refusal::Malformed("`id` is not 32 hex digits".to_owned()))?;
     let body = Bytes::copy_from_slice(statement.body.get().as_bytes());
-    Ok(Heard { signer, root, id, expires, body })
+    Ok(OpenedEnvelope { signer, root, id, expires, body })
 }
 
 /// What is in an envelope, whether or not it may be heard.
 pub(crate) fn body(envelope: &Envelope) -> Option<Bytes> {
-    let statement: Statement<'_> = object(&envelope.payload).ok()?;
+    let statement: EnvelopeStatement<'_> = object(&envelope.payload).ok()?;
     Some(Bytes::copy_from_slice(statement.body.get().as_bytes()))
 }
 
@@ -207,7 +207,7 @@ mod tests {
 
     fn gateway() -> (SigningKey, Sealer) {
         let (root, key) = (SigningKey::generate(), SigningKey::generate());
-        let certificate = Certificate::issue(&root, key.verifying_key(), NOW, NOW + MINUTE);
+        let certificate = GatewayCertificate::issue(&root, key.verifying_key(), NOW, NOW + MINUTE);
         let sealer = Sealer::certified(key, &certificate).expect("its own certificate");
         (root, sealer)
     }
@@ -219,11 +219,11 @@ mod tests {
         let body = br#"{"jsonrpc":"2.0", "id":1,"method":"m"}"#;
         let envelope = gateway.seal(&own, body, NOW, MINUTE).expect("JSON");
         let envelope = Envelope::from_json(&envelope.to_json()).expect("an envelope");
-        let heard = hear(&envelope, std::slice::from_ref(&own), NOW).expect("for us");
+        let heard = open_envelope(&envelope, std::slice::from_ref(&own), NOW).expect("for us");
         assert_eq!(heard.body, body[..], "to the byte");
         assert_eq!((heard.signer, heard.root), (gateway.key(), root.verifying_key()));
         let names = ["a node's".to_owned(), own.clone()];
-        assert!(hear(&envelope, &names, NOW).is_ok(), "by any name");
+        assert!(open_envelope(&envelope, &names, NOW).is_ok(), "by any name");
         assert!(matches!(gateway.seal(&own, b"{", NOW, MINUTE), Err(Refusal::Malformed(_))));
     }
 
@@ -232,7 +232,10 @@ mod tests {
         let supervisor = Sealer::of_root(SigningKey::generate());
         let own = SigningKey::generate().verifying_key().to_string();
         let envelope = supervisor.seal(&own, b"{}", NOW, MINUTE).expect("JSON");
-        assert_eq!(hear(&envelope, std::slice::from_ref(&own), NOW).expect("for us").root, supervisor.key());
+        assert_eq!(
+            open_envelope(&envelope, std::slice::from_ref(&own), NOW).expect("for us").root,
+            supervisor.key()
+        );
     }
 
     #[test]
@@ -240,7 +243,7 @@ mod tests {
         let (_, gateway) = gateway();
         let [one, other] = [(); 2].map(|()| SigningKey::generate().verifying_key().to_string());
         let envelope = gateway.seal(&one, b"{}", NOW, MINUTE).expect("JSON");
-        let refusal = hear(&envelope, &[other], NOW).expect_err("for the other");
+        let refusal = open_envelope(&envelope, &[other], NOW).expect_err("for the other");
         assert_eq!(refusal.code(), "WRONG_DESTINATION");
     }
 
@@ -250,7 +253,9 @@ mod tests {
         let own = SigningKey::generate().verifying_key().to_string();
         let code = |lifetime, at: Timestamp| {
             let envelope = supervisor.seal(&own, b"{}", NOW, lifetime).expect("JSON");
-            hear(&envelope, std::slice::from_ref(&own), at).err().map_or("heard", |refusal| refusal.code())
+            open_envelope(&envelope, std::slice::from_ref(&own), at)
+                .err()
+                .map_or("heard", |refusal| refusal.code())
         };
         assert_eq!(code(MINUTE, NOW), "heard");
         assert_eq!(code(MINUTE, NOW + MINUTE), "ENVELOPE_EXPIRED");
@@ -267,14 +272,14 @@ mod tests {
         let own = SigningKey::generate().verifying_key().to_string();
         let (_, gateway) = gateway();
         let envelope = gateway.seal(&own, b"{}", NOW + MINUTE, MINUTE).expect("JSON");
-        let refusal =
-            hear(&envelope, std::slice::from_ref(&own), NOW + MINUTE).expect_err("its certificate is over");
+        let refusal = open_envelope(&envelope, std::slice::from_ref(&own), NOW + MINUTE)
+            .expect_err("its certificate is over");
         assert_eq!(refusal.code(), "BAD_CERTIFICATE");
         // Somebody who has seen the certificate of another.
         let thief = Sealer { key: SigningKey::generate(), ..gateway };
         let envelope = thief.seal(&own, b"{}", NOW, MINUTE).expect("JSON");
         assert_eq!(
-            hear(&envelope, std::slice::from_ref(&own), NOW).expect_err("not its own").code(),
+            open_envelope(&envelope, std::slice::from_ref(&own), NOW).expect_err("not its own").code(),
             "BAD_CERTIFICATE"
         );
     }
@@ -283,9 +288,9 @@ mod tests {
     fn what_was_signed_as_something_else_is_not_heard() {
         let root = SigningKey::generate();
         let own = SigningKey::generate().verifying_key();
-        let certificate = Certificate::issue(&root, own, NOW, NOW + MINUTE);
+        let certificate = GatewayCertificate::issue(&root, own, NOW, NOW + MINUTE);
         assert_eq!(
-            hear(&certificate, &[own.to_string()], NOW).expect_err("a certificate").code(),
+            open_envelope(&certificate, &[own.to_string()], NOW).expect_err("a certificate").code(),
             "OTHER_PAYLOAD_TYPE"
         );
     }

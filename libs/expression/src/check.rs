@@ -9,7 +9,7 @@ const OPERATORS: [&str; 16] =
 
 /// Checks the whole tree.
 pub(super) fn tree<V: Variables>(ast: &AST, language: Language, variables: &mut V) -> Result<(), V::Error> {
-    let mut check = Check { language, variables };
+    let mut check = ExpressionChecker { language, variables };
     let mut found = Ok(());
     // The first node is the statement that holds the expression; everything below is looked at from there.
     ast.walk(&mut |path: &[ASTNode<'_>]| {
@@ -23,19 +23,19 @@ pub(super) fn tree<V: Variables>(ast: &AST, language: Language, variables: &mut 
     found
 }
 
-struct Check<'a, V> {
+struct ExpressionChecker<'a, V> {
     language: Language,
     variables: &'a mut V,
 }
 
 /// One step of a chain such as `results.a["k"].len()`.
-enum Link<'a> {
+enum MemberAccess<'a> {
     Named(&'a str),
     Called(&'a FnCallExpr),
     Other,
 }
 
-impl<V: Variables> Check<'_, V> {
+impl<V: Variables> ExpressionChecker<'_, V> {
     fn expr(&mut self, expr: &Expr) -> Result<(), V::Error> {
         match expr {
             Expr::BoolConstant(..)
@@ -61,7 +61,7 @@ impl<V: Variables> Check<'_, V> {
     }
 
     fn not_allowed(&self, what: &str) -> V::Error {
-        ExpressionError::NotAllowed { what: what.to_owned(), functions: self.language.told() }.into()
+        ExpressionError::NotAllowed { what: what.to_owned(), functions: self.language.function_list() }.into()
     }
 
     fn call(&mut self, call: &FnCallExpr) -> Result<(), V::Error> {
@@ -80,8 +80,8 @@ impl<V: Variables> Check<'_, V> {
         let taken = match unchain(expr, &mut links) {
             Expr::Variable(variable, ..) => {
                 let names = links.iter().map_while(|link| match link {
-                    Link::Named(name) => Some(*name),
-                    Link::Called(_) | Link::Other => None,
+                    MemberAccess::Named(name) => Some(*name),
+                    MemberAccess::Called(_) | MemberAccess::Other => None,
                 });
                 self.variables.refer(variable.1.as_str(), &names.collect::<Vec<_>>())?
             }
@@ -91,15 +91,15 @@ impl<V: Variables> Check<'_, V> {
             }
         };
         links.iter().skip(taken).try_for_each(|link| match link {
-            Link::Called(call) => self.call(call),
-            Link::Named(name) => Err(self.not_allowed(&format!("`.{name}` behind a value"))),
-            Link::Other => Err(self.not_allowed("`[…]` behind a value")),
+            MemberAccess::Called(call) => self.call(call),
+            MemberAccess::Named(name) => Err(self.not_allowed(&format!("`.{name}` behind a value"))),
+            MemberAccess::Other => Err(self.not_allowed("`[…]` behind a value")),
         })
     }
 }
 
 /// Takes a chain apart; gives what it begins with.
-fn unchain<'a>(expr: &'a Expr, links: &mut Vec<Link<'a>>) -> &'a Expr {
+fn unchain<'a>(expr: &'a Expr, links: &mut Vec<MemberAccess<'a>>) -> &'a Expr {
     let (Expr::Dot(pair, flags, _) | Expr::Index(pair, flags, _)) = expr else { return expr };
     let mut rest = &pair.rhs;
     let mut indexed = matches!(expr, Expr::Index(..));
@@ -120,11 +120,11 @@ fn unchain<'a>(expr: &'a Expr, links: &mut Vec<Link<'a>>) -> &'a Expr {
     }
 }
 
-fn link(expr: &Expr, indexed: bool) -> Link<'_> {
+fn link(expr: &Expr, indexed: bool) -> MemberAccess<'_> {
     match expr {
-        Expr::Property(property, _) if !indexed => Link::Named(property.2.as_str()),
-        Expr::MethodCall(call, _) if !indexed => Link::Called(call),
-        Expr::StringConstant(text, _) if indexed => Link::Named(text.as_str()),
-        _ => Link::Other,
+        Expr::Property(property, _) if !indexed => MemberAccess::Named(property.2.as_str()),
+        Expr::MethodCall(call, _) if !indexed => MemberAccess::Called(call),
+        Expr::StringConstant(text, _) if indexed => MemberAccess::Named(text.as_str()),
+        _ => MemberAccess::Other,
     }
 }

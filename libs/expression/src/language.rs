@@ -45,19 +45,19 @@ impl Language {
     }
 
     /// Its functions, for people.
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn function_list(&self) -> String {
         let names: Vec<_> = self.functions.iter().map(|name| format!("`{name}`")).collect();
         names.join(", ")
     }
 }
 
-type Text = ImmutableString;
-type Answer<T> = Result<T, Box<EvalAltResult>>;
+type ExpressionText = ImmutableString;
+type FunctionResult<T> = Result<T, Box<EvalAltResult>>;
 
 /// Registers the functions that only sagas have.
 fn register_for_sagas(engine: &mut Engine) {
     let length = |unit: INT| {
-        move |count: INT| -> Answer<INT> {
+        move |count: INT| -> FunctionResult<INT> {
             count.checked_mul(unit).ok_or_else(|| "so long a time has no number".into())
         }
     };
@@ -65,24 +65,24 @@ fn register_for_sagas(engine: &mut Engine) {
         .register_fn("minutes", length(60_000))
         .register_fn("hours", length(3_600_000))
         .register_fn("days", length(24 * 3_600_000))
-        .register_fn("text", |text: Text| text)
+        .register_fn("text", |text: ExpressionText| text)
         .register_fn("text", |number: INT| number.to_string())
         .register_fn("text", |truth: bool| truth.to_string())
         .register_fn("int", |number: INT| number)
-        .register_fn("int", |text: Text| -> Answer<INT> {
+        .register_fn("int", |text: ExpressionText| -> FunctionResult<INT> {
             let number = text.parse::<INT>().ok().filter(|number| number.to_string() == text.as_str());
             number.ok_or_else(|| "`int` takes the digits of a whole number".into())
         })
-        .register_fn("lower", |text: Text| text.to_lowercase())
-        .register_fn("upper", |text: Text| text.to_uppercase())
-        .register_fn("trim", |text: Text| Text::from(text.trim()))
+        .register_fn("lower", |text: ExpressionText| text.to_lowercase())
+        .register_fn("upper", |text: ExpressionText| text.to_uppercase())
+        .register_fn("trim", |text: ExpressionText| ExpressionText::from(text.trim()))
         .register_fn("len", |list: &mut Array| INT::try_from(list.len()).unwrap_or(INT::MAX))
         .register_fn("sum", sum)
         .register_fn("pluck", pluck);
 }
 
 /// The sum of a list of numbers.
-fn sum(list: &mut Array) -> Answer<INT> {
+fn sum(list: &mut Array) -> FunctionResult<INT> {
     list.iter().try_fold(0, |sum: INT, item| {
         let number = item.as_int().map_err(|kind| format!("`sum` takes a list of numbers, not of {kind}"))?;
         sum.checked_add(number).ok_or_else(|| "the sum is too large a number".into())
@@ -91,8 +91,8 @@ fn sum(list: &mut Array) -> Answer<INT> {
 
 /// What stands under a key in each object of a list; nothing where it stands in none.
 #[expect(clippy::needless_pass_by_value, reason = "it is how the engine calls it")]
-fn pluck(list: &mut Array, key: Text) -> Answer<Array> {
-    let field = |item: &Dynamic| -> Answer<Dynamic> {
+fn pluck(list: &mut Array, key: ExpressionText) -> FunctionResult<Array> {
+    let field = |item: &Dynamic| -> FunctionResult<Dynamic> {
         let object =
             item.as_map_ref().map_err(|kind| format!("`pluck` takes a list of objects, not of {kind}"))?;
         Ok(Map::get(&object, key.as_str()).cloned().unwrap_or(Dynamic::UNIT))

@@ -18,14 +18,14 @@ use rhai::packages::{ArithmeticPackage, LogicPackage, Package as _};
 use rhai::{AST, Dynamic, Engine, OptimizationLevel, Scope};
 
 pub use language::Language;
-pub use operand::{Operand, Shape};
+pub use operand::{Operand, OperandValue};
 
 /// What an evaluation says of itself is cut after so many characters.
 const DETAIL_CHARS_MAX: usize = 200;
 
 /// What an expression may cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Budget {
+pub struct ExpressionBudget {
     /// Bytes of its text.
     pub bytes: usize,
     /// How deep it may be nested.
@@ -68,7 +68,7 @@ pub enum ExpressionError {
 /// An evaluation came to nothing: types that do not fit, numbers out of range, its budget used up.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
-pub struct NoAnswer {
+pub struct ExpressionRuntimeError {
     /// What happened, in at most some hundred characters.
     pub what: String,
 }
@@ -101,7 +101,7 @@ pub struct Expression(AST);
 impl Expressions {
     /// Those of this language that keep within this budget.
     #[must_use]
-    pub fn new(language: Language, budget: &Budget) -> Self {
+    pub fn new(language: Language, budget: &ExpressionBudget) -> Self {
         let mut engine = Engine::new_raw();
         ArithmeticPackage::new().register_into_engine(&mut engine);
         LogicPackage::new().register_into_engine(&mut engine);
@@ -144,18 +144,18 @@ impl Expressions {
     /// What an expression comes to while its variables have these values.
     ///
     /// # Errors
-    /// [`NoAnswer`].
+    /// [`ExpressionRuntimeError`].
     pub fn evaluate<'a>(
         &self,
         expression: &Expression,
         variables: impl IntoIterator<Item = (&'a str, Operand)>,
-    ) -> Result<Operand, NoAnswer> {
+    ) -> Result<Operand, ExpressionRuntimeError> {
         let mut scope = Scope::new();
         for (name, value) in variables {
             scope.push_constant_dynamic(name, value.0);
         }
         let answer = self.engine.eval_ast_with_scope::<Dynamic>(&mut scope, &expression.0);
-        answer.map(Operand).map_err(|error| NoAnswer { what: cut(&error.to_string()) })
+        answer.map(Operand).map_err(|error| ExpressionRuntimeError { what: cut(&error.to_string()) })
     }
 }
 

@@ -24,29 +24,31 @@ impl Operand {
 
     /// What it is, with what it holds.
     #[must_use]
-    pub fn into_shape(self) -> Shape {
+    pub fn into_value(self) -> OperandValue {
         let value = self.0;
         if value.is_array() {
-            return Shape::List(value.cast::<Array>().into_iter().map(Self).collect());
+            return OperandValue::List(value.cast::<Array>().into_iter().map(Self).collect());
         }
         if value.is_map() {
             let fields = value.cast::<Map>().into_iter();
-            return Shape::Object(fields.map(|(name, value)| (name.to_string(), Self(value))).collect());
+            return OperandValue::Object(
+                fields.map(|(name, value)| (name.to_string(), Self(value))).collect(),
+            );
         }
         if let Ok(number) = value.as_int() {
-            return Shape::Int(number);
+            return OperandValue::Int(number);
         }
         if let Ok(number) = value.as_float() {
-            return Shape::Fraction(number);
+            return OperandValue::Fraction(number);
         }
         if let Ok(truth) = value.as_bool() {
-            return Shape::Bool(truth);
+            return OperandValue::Bool(truth);
         }
         if value.is_unit() {
-            return Shape::Nothing;
+            return OperandValue::Nothing;
         }
         // A character is a text of one.
-        Shape::Text(value.to_string())
+        OperandValue::Text(value.to_string())
     }
 
     /// A truth.
@@ -70,7 +72,7 @@ impl Operand {
 
 /// What an [`Operand`] is.
 #[derive(Debug, Clone)]
-pub enum Shape {
+pub enum OperandValue {
     /// `()`.
     Nothing,
     /// A truth.

@@ -1,6 +1,7 @@
 use super::*;
 
-const BUDGET: Budget = Budget { bytes: 200, depth: 8, list: 4, text: 100, operations: 1000 };
+const BUDGET: ExpressionBudget =
+    ExpressionBudget { bytes: 200, depth: 8, list: 4, text: 100, operations: 1000 };
 
 /// `a.b` is a value, and nothing else is.
 #[derive(Default)]
@@ -73,7 +74,8 @@ fn budgets_hold() {
 fn operations_are_counted() {
     let sum = |count: usize| format!("1{}", "+1".repeat(count));
     let of = |operations: u64, text: &str| {
-        let expressions = Expressions::new(Language::SAGAS, &Budget { operations, bytes: 1024, ..BUDGET });
+        let expressions =
+            Expressions::new(Language::SAGAS, &ExpressionBudget { operations, bytes: 1024, ..BUDGET });
         let read = expressions.read(text, &mut Known::default()).expect("it can be read");
         expressions.evaluate(&read, []).map(|answer| answer.written()).map_err(|error| error.what)
     };
@@ -81,7 +83,7 @@ fn operations_are_counted() {
     let refused = of(5, &sum(6));
     assert!(refused.as_ref().is_err_and(|why| why.contains("Too many operations")), "{refused:?}");
     // Each evaluation has its own budget.
-    let expressions = Expressions::new(Language::SAGAS, &Budget { operations: 20, ..BUDGET });
+    let expressions = Expressions::new(Language::SAGAS, &ExpressionBudget { operations: 20, ..BUDGET });
     let read = expressions.read(&sum(6), &mut Known::default()).expect("it can be read");
     for _ in 0..10 {
         assert!(expressions.evaluate(&read, []).is_ok());
@@ -90,24 +92,24 @@ fn operations_are_counted() {
 
 /// What an expression of a saga comes to, as a text.
 fn of_saga(text: &str, b: Operand) -> Result<String, String> {
-    evaluate_in(Language::SAGAS, text, b).map(|answer| shown(answer.into_shape()))
+    evaluate_in(Language::SAGAS, text, b).map(|answer| shown(answer.into_value()))
 }
 
-fn shown(shape: Shape) -> String {
+fn shown(shape: OperandValue) -> String {
     match shape {
-        Shape::Nothing => "()".to_owned(),
-        Shape::Bool(truth) => truth.to_string(),
-        Shape::Int(number) => number.to_string(),
-        Shape::Fraction(number) => format!("{number} of a kind that sagas have not"),
-        Shape::Text(text) => format!("{text:?}"),
-        Shape::List(items) => {
-            let items: Vec<_> = items.into_iter().map(|item| shown(item.into_shape())).collect();
+        OperandValue::Nothing => "()".to_owned(),
+        OperandValue::Bool(truth) => truth.to_string(),
+        OperandValue::Int(number) => number.to_string(),
+        OperandValue::Fraction(number) => format!("{number} of a kind that sagas have not"),
+        OperandValue::Text(text) => format!("{text:?}"),
+        OperandValue::List(items) => {
+            let items: Vec<_> = items.into_iter().map(|item| shown(item.into_value())).collect();
             format!("[{}]", items.join(", "))
         }
-        Shape::Object(fields) => {
+        OperandValue::Object(fields) => {
             let fields: Vec<_> = fields
                 .into_iter()
-                .map(|(name, value)| format!("{name}: {}", shown(value.into_shape())))
+                .map(|(name, value)| format!("{name}: {}", shown(value.into_value())))
                 .collect();
             format!("{{{}}}", fields.join(", "))
         }

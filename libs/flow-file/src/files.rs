@@ -10,7 +10,7 @@ use model::limits::FILE_BYTES_MAX;
 
 /// What the paths in a flow file mean.
 #[derive(Debug, Clone)]
-pub enum Files {
+pub enum FileRoot {
     /// They are relative to this directory.
     Directory(PathBuf),
     /// They are given on the command line, relative to the working directory.
@@ -45,7 +45,7 @@ pub enum FileError {
     },
 }
 
-impl Files {
+impl FileRoot {
     /// Reads a file by the path that stands in the flow file.
     pub(super) fn read(&self, path: &str) -> Result<Vec<u8>, FileError> {
         match self {
@@ -82,11 +82,11 @@ pub struct Upload {
     pub blob: BlobRef,
     /// What people call it.
     pub label: String,
-    content: Content,
+    content: UploadContent,
 }
 
 #[derive(Debug, Clone)]
-enum Content {
+enum UploadContent {
     /// A path as it stands in the flow file. Read again when it is sent, so that
     /// a flow with many large files needs no memory for all of them.
     Path(String),
@@ -117,25 +117,25 @@ impl Uploads {
     ///
     /// # Errors
     /// When it cannot be read, or is too large.
-    pub fn file(&mut self, files: &Files, path: &str) -> Result<BlobRef, FileError> {
+    pub fn file(&mut self, files: &FileRoot, path: &str) -> Result<BlobRef, FileError> {
         if let Some(blob) = self.by_path.get(path) {
             return Ok(*blob);
         }
         let bytes = files.read(path)?;
         let blob = BlobRef { sha256: BlobHash::of(&bytes), size: bytes.len() as u64 };
         self.by_path.insert(path.to_owned(), blob);
-        self.push(blob, path, Content::Path(path.to_owned()));
+        self.push(blob, path, UploadContent::Path(path.to_owned()));
         Ok(blob)
     }
 
     /// Carries a text along.
     pub fn text(&mut self, label: &str, text: String) -> BlobRef {
         let blob = BlobRef { sha256: BlobHash::of(text.as_bytes()), size: text.len() as u64 };
-        self.push(blob, label, Content::Text(text));
+        self.push(blob, label, UploadContent::Text(text));
         blob
     }
 
-    fn push(&mut self, blob: BlobRef, label: &str, content: Content) {
+    fn push(&mut self, blob: BlobRef, label: &str, content: UploadContent) {
         let next = self.list.len();
         if *self.by_hash.entry(blob.sha256).or_insert(next) == next {
             self.list.push(Upload { blob, label: label.to_owned(), content });
@@ -151,8 +151,8 @@ impl Upload {
     /// The text, of an upload that is no file.
     pub(super) fn text(&self) -> Option<&str> {
         match &self.content {
-            Content::Text(text) => Some(text),
-            Content::Path(_) => None,
+            UploadContent::Text(text) => Some(text),
+            UploadContent::Path(_) => None,
         }
     }
 
@@ -160,10 +160,10 @@ impl Upload {
     ///
     /// # Errors
     /// When a file cannot be read any more, or changed since it was checked.
-    pub fn bytes(&self, files: &Files) -> Result<Vec<u8>, UploadError> {
+    pub fn bytes(&self, files: &FileRoot) -> Result<Vec<u8>, UploadError> {
         let bytes = match &self.content {
-            Content::Text(text) => text.clone().into_bytes(),
-            Content::Path(path) => files.read(path).map_err(UploadError::File)?,
+            UploadContent::Text(text) => text.clone().into_bytes(),
+            UploadContent::Path(path) => files.read(path).map_err(UploadError::File)?,
         };
         if BlobHash::of(&bytes) != self.blob.sha256 {
             return Err(UploadError::Changed(self.label.clone()));

@@ -6,10 +6,10 @@
 //! back to its place in the file.
 
 mod files;
-mod hints;
-mod parts;
+mod key_hints;
+mod lints;
+mod node_batches;
 mod reader;
-mod warnings;
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -20,12 +20,12 @@ use model::{BlobHash, Violation, Violations};
 use prost::Message;
 use proto::convert::flow_spec;
 use proto::v1;
-use yaml::{Places, Problem, Problems};
+use yaml::{Problem, Problems, SourceMap};
 
-pub use files::{FileError, Files, Upload, UploadError, Uploads};
-pub use parts::{PART_BYTES_MAX, parts};
-use reader::Reader;
-use warnings::Submission;
+pub use files::{FileError, FileRoot, Upload, UploadError, Uploads};
+use lints::FlowFileLinter;
+pub use node_batches::{PART_BYTES_MAX, node_batches};
+use reader::FlowFileReader;
 
 /// What a flow file may have, in bytes.
 pub const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
@@ -38,13 +38,13 @@ const SCRIPT_BYTES_SHARED: usize = 200;
 
 /// A flow file as it was read, before it is understood.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub struct FlowFileSource {
     /// What messages call it.
     pub name: String,
     /// What it says.
     pub text: String,
     /// What the paths in it mean.
-    pub files: Files,
+    pub files: FileRoot,
 }
 
 /// A flow file that nothing is wrong with.
@@ -57,22 +57,22 @@ pub struct FlowFile {
     /// What has to be at the coordinator before.
     pub uploads: Vec<Upload>,
     /// Where the uploads come from.
-    pub files: Files,
+    pub files: FileRoot,
     name: String,
-    origin: Origin,
+    origin: FlowFileOrigin,
 }
 
 /// What a flow was made of, from which the places of its fields are found when they are needed: for a
 /// large flow they take more memory than the flow.
 #[derive(Debug, Clone)]
-enum Origin {
+enum FlowFileOrigin {
     /// A text, and the variables that came from elsewhere.
     File { text: String, env: Vec<String> },
     /// The command line.
-    Flags(Places),
+    Flags(SourceMap),
 }
 
-impl Origin {
+impl FlowFileOrigin {
     /// Variables that the command line sets, with their fields.
     fn outside<'a>(&'a self, spec: &'a v1::FlowSpec) -> Vec<(&'a str, String)> {
         match self {
@@ -87,11 +87,11 @@ impl Origin {
         }
     }
 
-    fn places(&self, files: &Files) -> Cow<'_, Places> {
+    fn places(&self, files: &FileRoot) -> Cow<'_, SourceMap> {
         match self {
             Self::Flags(places) => Cow::Borrowed(places),
             Self::File { text, env } => {
-                let mut reader = Reader::new(files, Places::remembered());
+                let mut reader = FlowFileReader::new(files, SourceMap::recording());
                 // It was read before, so that there is a tree.
                 if let Ok(tree) = yaml::parse(text, KIND) {
                     reader.flow(&tree);
@@ -99,7 +99,7 @@ impl Origin {
                 for variable in env {
                     reader
                         .places
-                        .add_outside(format!("flow.env_vars[{variable}]"), format!("--env {variable}"));
+                        .add_external(format!("flow.env_vars[{variable}]"), format!("--env {variable}"));
                 }
                 Cow::Owned(reader.places)
             }
@@ -107,15 +107,15 @@ impl Origin {
     }
 }
 
-impl Source {
+impl FlowFileSource {
     /// Reads a file, or standard input when it is called `-`.
     ///
     /// # Errors
     /// When it cannot be read, is no text, or is too large.
     pub fn open(path: &str) -> Result<Self, Problems> {
         let (name, files) = match path {
-            "-" => ("stdin", Files::Directory(".".into())),
-            path => (path, Files::Directory(Path::new(path).parent().unwrap_or(Path::new("")).to_owned())),
+            "-" => ("stdin", FileRoot::Directory(".".into())),
+            path => (path, FileRoot::Directory(Path::new(path).parent().unwrap_or(Path::new("")).to_owned())),
         };
         let refused = |message: String| Problems::new(name, vec![Problem { place: None, message }]);
         let bytes = read(path).map_err(|error| refused(format!("cannot be read: {error}")))?;
@@ -150,17 +150,18 @@ impl FlowFile {
     ///
     /// # Errors
     /// Everything that is wrong with it, with lines and columns.
-    pub fn parse(source: Source, env: &[(String, String)]) -> Result<Self, Problems> {
-        let Source { name, text, files } = source;
+    pub fn parse(source: FlowFileSource, env: &[(String, String)]) -> Result<Self, Problems> {
+        let FlowFileSource { name, text, files } = source;
         let tree = yaml::parse(&text, KIND).map_err(|problem| Problems::new(&name, vec![problem]))?;
-        let mut reader = Reader::new(&files, Places::forgotten());
+        let mut reader = FlowFileReader::new(&files, SourceMap::discarding());
         let (mut spec, context) = reader.flow(&tree);
         // A large flow has a large tree.
         drop(tree);
         spec.env_vars.extend(env.iter().cloned());
-        let Reader { yaml, mut uploads, .. } = reader;
+        let FlowFileReader { yaml, mut uploads, .. } = reader;
         let mut problems = yaml.into_problems();
-        let origin = Origin::File { text, env: env.iter().map(|(variable, _)| variable.clone()).collect() };
+        let origin =
+            FlowFileOrigin::File { text, env: env.iter().map(|(variable, _)| variable.clone()).collect() };
         let violations = check(&spec);
         if !violations.is_empty() {
             let places = origin.places(&files);
@@ -199,17 +200,17 @@ impl FlowFile {
         uploads: Uploads,
         labels: &[(String, String)],
     ) -> Result<Self, Problems> {
-        let mut places = Places::remembered();
+        let mut places = SourceMap::recording();
         for (field, label) in labels {
-            places.add_outside(field, label);
+            places.add_external(field, label);
         }
         let spec = v1::FlowSpec { name: node.name.clone(), nodes: vec![node], ..Default::default() };
         let problems: Vec<_> = check(&spec).as_slice().iter().map(|found| locate(&places, found)).collect();
         if !problems.is_empty() {
             return Err(Problems::new(name, problems));
         }
-        let files = Files::Directory("".into());
-        let (name, origin) = (name.to_owned(), Origin::Flags(places));
+        let files = FileRoot::Directory("".into());
+        let (name, origin) = (name.to_owned(), FlowFileOrigin::Flags(places));
         Ok(Self { spec, context: None, uploads: uploads.into_list(), files, name, origin })
     }
 
@@ -217,7 +218,7 @@ impl FlowFile {
     #[must_use]
     pub fn warnings(&self) -> Option<Problems> {
         let Self { spec, uploads, files, origin, .. } = self;
-        let warnings = Submission::new(spec, uploads, files, origin.outside(spec)).warnings();
+        let warnings = FlowFileLinter::new(spec, uploads, files, origin.outside(spec)).warnings();
         (!warnings.is_empty()).then(|| self.locate(&warnings))
     }
 
@@ -229,7 +230,7 @@ impl FlowFile {
 
     /// Says the same of every job that is kept at the coordinator, at its place in the file: nothing where there is none.
     #[must_use]
-    pub fn of_kept_jobs(&self, description: &str) -> Option<Problems> {
+    pub fn created_job_problems(&self, description: &str) -> Option<Problems> {
         let kept = self.spec.nodes.iter().enumerate().filter(|(_, node)| is_kept(node));
         let of_each = |(i, _)| Violation {
             field: format!("flow.nodes[{i}].created_job_id"),
@@ -249,7 +250,7 @@ impl FlowFile {
 }
 
 /// Says it at the place of its field.
-fn locate(places: &Places, violation: &Violation) -> Problem {
+fn locate(places: &SourceMap, violation: &Violation) -> Problem {
     places.locate(&violation.field, &violation.description)
 }
 

@@ -1,7 +1,7 @@
 //! From the tree to the request. Notes everything that is wrong and goes on
 //! with something harmless, so that the later checks find only what is theirs.
 
-mod kept;
+mod created_job;
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,12 @@ use model::limits::{SCRIPT_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
 use model::{Isolation, RunIf, ScriptType};
 use proto::{convert, v1};
 
-use yaml::{Entry, Fields, Keys, Place, Places, Tree, Value, did_you_mean};
+use yaml::{
+    MappingKeys, SourceMap, SourcePosition, YamlEntry, YamlFields, YamlNode, YamlValue, did_you_mean,
+};
 
-use super::files::{Files, Uploads};
-use super::hints::elsewhere;
+use super::files::{FileRoot, Uploads};
+use super::key_hints::key_hint;
 
 pub(super) const FLOW_KEYS: &[&str] =
     &["name", "context", "env", "fail_fast", "deadline", "cancel_timeout", "jobs"];
@@ -50,21 +52,21 @@ pub(super) const BACKOFF_KEYS: &[&str] = &["initial", "multiplier", "max"];
 pub(super) const TARGET_KEYS: &[&str] = &["runner", "group", "instance", "labels"];
 
 /// What a file says, and what is wrong with it.
-pub(super) struct Reader<'a> {
-    pub(super) files: &'a Files,
-    pub(super) yaml: yaml::Reader,
-    pub(super) places: Places,
+pub(super) struct FlowFileReader<'a> {
+    pub(super) files: &'a FileRoot,
+    pub(super) yaml: yaml::YamlReader,
+    pub(super) places: SourceMap,
     pub(super) uploads: Uploads,
 }
 
 /// A field of the request and what the file calls it.
 #[derive(Clone, Copy)]
-struct At<'a> {
+struct FlowFieldPath<'a> {
     path: &'a str,
     label: &'a str,
 }
 
-impl At<'_> {
+impl FlowFieldPath<'_> {
     fn path(self, rest: &str) -> String {
         format!("{}.{rest}", self.path)
     }
@@ -74,20 +76,20 @@ impl At<'_> {
     }
 }
 
-impl<'a> Reader<'a> {
-    pub(super) fn new(files: &'a Files, places: Places) -> Self {
-        Self { files, yaml: yaml::Reader::default(), places, uploads: Uploads::default() }
+impl<'a> FlowFileReader<'a> {
+    pub(super) fn new(files: &'a FileRoot, places: SourceMap) -> Self {
+        Self { files, yaml: yaml::YamlReader::default(), places, uploads: Uploads::default() }
     }
 }
 
-impl Reader<'_> {
+impl FlowFileReader<'_> {
     /// Reads a whole file: the flow, and the context when it names one.
-    pub(super) fn flow(&mut self, tree: &Tree) -> (v1::FlowSpec, Option<u32>) {
-        let at = At { path: "flow", label: "" };
+    pub(super) fn flow(&mut self, tree: &YamlNode) -> (v1::FlowSpec, Option<u32>) {
+        let at = FlowFieldPath { path: "flow", label: "" };
         self.places.add("flow", tree.place, "");
         let fields = self.fields(tree, "a flow", FLOW_KEYS);
         let mut flow = v1::FlowSpec { name: "unnamed".into(), ..Default::default() };
-        if !matches!(tree.value, Value::Map(_)) {
+        if !matches!(tree.value, YamlValue::Map(_)) {
             return (flow, None);
         }
         match fields.get("name") {
@@ -126,9 +128,9 @@ impl Reader<'_> {
         (flow, context)
     }
 
-    fn jobs(&mut self, jobs: &Entry) -> Vec<v1::NodeSpec> {
+    fn jobs(&mut self, jobs: &YamlEntry) -> Vec<v1::NodeSpec> {
         self.places.add("flow.nodes", jobs.value.place, "jobs");
-        let Value::Map(entries) = &jobs.value.value else {
+        let YamlValue::Map(entries) = &jobs.value.value else {
             let kind = jobs.value.value.kind();
             self.problem(
                 jobs.value.place,
@@ -139,12 +141,12 @@ impl Reader<'_> {
         entries.iter().enumerate().map(|(i, entry)| self.job(i, entry)).collect()
     }
 
-    fn job(&mut self, index: usize, entry: &Entry) -> v1::NodeSpec {
+    fn job(&mut self, index: usize, entry: &YamlEntry) -> v1::NodeSpec {
         let (path, label) = (format!("flow.nodes[{index}]"), format!("jobs.{}", entry.key));
-        let at = At { path: &path, label: &label };
+        let at = FlowFieldPath { path: &path, label: &label };
         self.places.add(&path, entry.place, &label);
         self.places.add(at.path("name"), entry.place, &label);
-        let keys = Keys { known: JOB_KEYS, older: OLDER_KEYS, hint: elsewhere };
+        let keys = MappingKeys { known: JOB_KEYS, older: OLDER_KEYS, hint: key_hint };
         let fields = self.yaml.fields(&entry.value, &format!("the job `{}`", entry.key), keys);
         let created_job = self.created_job(entry, &fields, at);
         v1::NodeSpec {
@@ -164,7 +166,7 @@ impl Reader<'_> {
         }
     }
 
-    fn depends(&mut self, fields: &Fields<'_>, at: At<'_>) -> Vec<String> {
+    fn depends(&mut self, fields: &YamlFields<'_>, at: FlowFieldPath<'_>) -> Vec<String> {
         let entry = match (fields.get("depends"), fields.get("dependends")) {
             (Some(_), Some(second)) => {
                 self.problem(
@@ -179,15 +181,15 @@ impl Reader<'_> {
         self.list(entry, at, "depends", "depends")
     }
 
-    fn prerequisites(&mut self, fields: &Fields<'_>, at: At<'_>) -> Vec<String> {
+    fn prerequisites(&mut self, fields: &YamlFields<'_>, at: FlowFieldPath<'_>) -> Vec<String> {
         let Some(entry) = fields.get("prerequisites") else { return Vec::new() };
-        if let Value::List(items) = &entry.value.value {
+        if let YamlValue::List(items) = &entry.value.value {
             // `signal: go` is a mapping to YAML; `signal:go` is what was meant.
             let spaced = items.iter().find_map(|item| match &item.value {
-                Value::Map(entries) => Some((item.place, entries.first()?)),
+                YamlValue::Map(entries) => Some((item.place, entries.first()?)),
                 _ => None,
             });
-            if let Some((place, Entry { key, value, .. })) = spaced {
+            if let Some((place, YamlEntry { key, value, .. })) = spaced {
                 let value = value.value.as_text().unwrap_or_default();
                 self.problem(place, format!("write `{key}:{value}`, without a space"));
                 return Vec::new();
@@ -196,7 +198,7 @@ impl Reader<'_> {
         self.list(entry, at, "prerequisites", "prerequisites")
     }
 
-    fn run_if(&mut self, fields: &Fields<'_>, at: At<'_>) -> v1::RunIf {
+    fn run_if(&mut self, fields: &YamlFields<'_>, at: FlowFieldPath<'_>) -> v1::RunIf {
         let Some(entry) = fields.get("run_if") else { return v1::RunIf::Unspecified };
         let Some(text) = self.text(entry, at, "run_if") else { return v1::RunIf::Unspecified };
         let known = RunIf::ALL.map(RunIf::as_str);
@@ -214,10 +216,10 @@ impl Reader<'_> {
         }
     }
 
-    fn target(&mut self, entry: &Entry, at: At<'_>) -> v1::Target {
+    fn target(&mut self, entry: &YamlEntry, at: FlowFieldPath<'_>) -> v1::Target {
         let (path, label) = (at.path("target"), at.label("target"));
         self.places.add(&path, entry.place, &label);
-        let at = At { path: &path, label: &label };
+        let at = FlowFieldPath { path: &path, label: &label };
         let fields = self.fields(&entry.value, "a target", TARGET_KEYS);
         v1::Target {
             runner_id: fields
@@ -230,9 +232,9 @@ impl Reader<'_> {
         }
     }
 
-    fn policy(&mut self, fields: &Fields<'_>, at: At<'_>) -> v1::NodePolicy {
+    fn policy(&mut self, fields: &YamlFields<'_>, at: FlowFieldPath<'_>) -> v1::NodePolicy {
         let path = at.path("policy");
-        let at = At { path: &path, label: at.label };
+        let at = FlowFieldPath { path: &path, label: at.label };
         let mut number =
             |key: &str, field: &str| fields.get(key).and_then(|entry| self.number(entry, at, field));
         let mut policy = v1::NodePolicy {
@@ -261,7 +263,7 @@ impl Reader<'_> {
         policy
     }
 
-    fn isolation(&mut self, fields: &Fields<'_>, at: At<'_>) -> v1::Isolation {
+    fn isolation(&mut self, fields: &YamlFields<'_>, at: FlowFieldPath<'_>) -> v1::Isolation {
         let Some(entry) = fields.get("isolation") else { return v1::Isolation::Unspecified };
         let Some(text) = self.text(entry, at, "isolation") else { return v1::Isolation::Unspecified };
         match text.parse() {
@@ -274,10 +276,10 @@ impl Reader<'_> {
         }
     }
 
-    fn backoff(&mut self, entry: &Entry, at: At<'_>) -> v1::Backoff {
+    fn backoff(&mut self, entry: &YamlEntry, at: FlowFieldPath<'_>) -> v1::Backoff {
         let (path, label) = (at.path(&entry.key), at.label(&entry.key));
         self.places.add(&path, entry.place, &label);
-        let at = At { path: &path, label: &label };
+        let at = FlowFieldPath { path: &path, label: &label };
         let fields = self.fields(&entry.value, "a backoff", BACKOFF_KEYS);
         let mut fraction =
             |key: &str, field: &str| fields.get(key).and_then(|entry| self.fraction(entry, at, field));
@@ -288,15 +290,15 @@ impl Reader<'_> {
         }
     }
 
-    fn exit_codes(&mut self, entry: &Entry) -> Vec<i32> {
-        let Value::List(items) = &entry.value.value else {
+    fn exit_codes(&mut self, entry: &YamlEntry) -> Vec<i32> {
+        let YamlValue::List(items) = &entry.value.value else {
             self.wrong_kind(entry, "a list of numbers, such as [2, 64]");
             return Vec::new();
         };
         let mut codes = Vec::with_capacity(items.len());
         for item in items {
             match &item.value {
-                Value::Int(code @ 0..=255, _) => codes.extend(i32::try_from(*code)),
+                YamlValue::Int(code @ 0..=255, _) => codes.extend(i32::try_from(*code)),
                 other => {
                     let written = other.as_text().unwrap_or_else(|| other.kind());
                     self.problem(
@@ -309,10 +311,10 @@ impl Reader<'_> {
         codes
     }
 
-    fn job_spec(&mut self, job: &Entry, fields: &Fields<'_>, at: At<'_>) -> v1::JobSpec {
+    fn job_spec(&mut self, job: &YamlEntry, fields: &YamlFields<'_>, at: FlowFieldPath<'_>) -> v1::JobSpec {
         let path = at.path("job");
         self.places.add(&path, job.place, at.label);
-        let at = At { path: &path, label: at.label };
+        let at = FlowFieldPath { path: &path, label: at.label };
         let script = self.script(job, fields, at);
         let files = fields.get("files").map(|entry| self.job_files(entry, at)).unwrap_or_default();
         let outputs = match fields.get("outputs") {
@@ -330,7 +332,12 @@ impl Reader<'_> {
         }
     }
 
-    fn script_type(&mut self, job: &Entry, fields: &Fields<'_>, at: At<'_>) -> v1::ScriptType {
+    fn script_type(
+        &mut self,
+        job: &YamlEntry,
+        fields: &YamlFields<'_>,
+        at: FlowFieldPath<'_>,
+    ) -> v1::ScriptType {
         let known = ScriptType::ALL.map(ScriptType::as_str);
         let Some(entry) = fields.get("script_type") else {
             let known = known.join(", ");
@@ -348,7 +355,12 @@ impl Reader<'_> {
         }
     }
 
-    fn script(&mut self, job: &Entry, fields: &Fields<'_>, at: At<'_>) -> v1::script::Source {
+    fn script(
+        &mut self,
+        job: &YamlEntry,
+        fields: &YamlFields<'_>,
+        at: FlowFieldPath<'_>,
+    ) -> v1::script::Source {
         let nothing = || v1::script::Source::Text("true".into());
         let text = match (fields.get("script"), fields.get("script_file")) {
             (Some(_), Some(second)) => {
@@ -377,7 +389,7 @@ impl Reader<'_> {
         }
     }
 
-    fn script_file(&mut self, entry: &Entry, at: At<'_>) -> Option<String> {
+    fn script_file(&mut self, entry: &YamlEntry, at: FlowFieldPath<'_>) -> Option<String> {
         let path = self.text(entry, at, "script")?;
         let problem = match self.files.read(&path) {
             Ok(bytes) if bytes.len() > SCRIPT_BYTES_MAX => {
@@ -393,9 +405,9 @@ impl Reader<'_> {
         None
     }
 
-    fn job_files(&mut self, entry: &Entry, at: At<'_>) -> BTreeMap<String, v1::BlobRef> {
+    fn job_files(&mut self, entry: &YamlEntry, at: FlowFieldPath<'_>) -> BTreeMap<String, v1::BlobRef> {
         self.places.add(at.path("files"), entry.place, at.label("files"));
-        let Value::Map(entries) = &entry.value.value else {
+        let YamlValue::Map(entries) = &entry.value.value else {
             self.wrong_kind(entry, "a mapping from names to paths, such as { book.txt: ../data/book.txt }");
             return BTreeMap::new();
         };
@@ -418,32 +430,38 @@ impl Reader<'_> {
     }
 
     /// The entries of a mapping by their keys, unknown ones reported.
-    fn fields<'t>(&mut self, tree: &'t Tree, what: &str, known: &[&str]) -> Fields<'t> {
-        self.yaml.fields(tree, what, Keys { known, older: &[], hint: elsewhere })
+    fn fields<'t>(&mut self, tree: &'t YamlNode, what: &str, known: &[&str]) -> YamlFields<'t> {
+        self.yaml.fields(tree, what, MappingKeys { known, older: &[], hint: key_hint })
     }
 
     /// A text; a number or a truth value is the text that was written.
-    fn text(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<String> {
+    fn text(&mut self, entry: &YamlEntry, at: FlowFieldPath<'_>, field: &str) -> Option<String> {
         self.places.add(at.path(field), entry.value.place, at.label(&entry.key));
         self.yaml.text(entry).map(str::to_owned)
     }
 
-    fn number(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<u32> {
+    fn number(&mut self, entry: &YamlEntry, at: FlowFieldPath<'_>, field: &str) -> Option<u32> {
         self.number_of(entry, at, field, "a whole number from 0 on")
     }
 
-    fn number_of(&mut self, entry: &Entry, at: At<'_>, field: &str, wanted: &str) -> Option<u32> {
+    fn number_of(
+        &mut self,
+        entry: &YamlEntry,
+        at: FlowFieldPath<'_>,
+        field: &str,
+        wanted: &str,
+    ) -> Option<u32> {
         self.places.add(at.path(field), entry.value.place, at.label(&entry.key));
         self.yaml.whole(entry, wanted)
     }
 
     /// Seconds, as a number or as in `5m`.
-    fn secs(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<u32> {
+    fn secs(&mut self, entry: &YamlEntry, at: FlowFieldPath<'_>, field: &str) -> Option<u32> {
         self.places.add(at.path(field), entry.value.place, at.label(&entry.key));
         let secs = match &entry.value.value {
-            Value::Int(number, _) => u32::try_from(*number).ok(),
+            YamlValue::Int(number, _) => u32::try_from(*number).ok(),
             value => {
-                value.as_text().and_then(yaml::length).and_then(|length| length.as_secs().try_into().ok())
+                value.as_text().and_then(yaml::duration).and_then(|length| length.as_secs().try_into().ok())
             }
         };
         if secs.is_none() {
@@ -452,11 +470,11 @@ impl Reader<'_> {
         secs
     }
 
-    fn fraction(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<f64> {
+    fn fraction(&mut self, entry: &YamlEntry, at: FlowFieldPath<'_>, field: &str) -> Option<f64> {
         self.places.add(at.path(field), entry.value.place, at.label(&entry.key));
         match &entry.value.value {
-            Value::Int(number, _) => i32::try_from(*number).ok().map(f64::from),
-            Value::Float(number, _) => Some(*number),
+            YamlValue::Int(number, _) => i32::try_from(*number).ok().map(f64::from),
+            YamlValue::Float(number, _) => Some(*number),
             _ => {
                 self.wrong_kind(entry, "a number");
                 None
@@ -464,16 +482,16 @@ impl Reader<'_> {
         }
     }
 
-    fn truth(&mut self, entry: &Entry, at: At<'_>, field: &str) -> Option<bool> {
+    fn truth(&mut self, entry: &YamlEntry, at: FlowFieldPath<'_>, field: &str) -> Option<bool> {
         self.places.add(at.path(field), entry.value.place, at.label(&entry.key));
-        self.yaml.truth(entry)
+        self.yaml.boolean(entry)
     }
 
-    fn list(&mut self, entry: &Entry, at: At<'_>, key: &str, field: &str) -> Vec<String> {
+    fn list(&mut self, entry: &YamlEntry, at: FlowFieldPath<'_>, key: &str, field: &str) -> Vec<String> {
         self.places.add(at.path(field), entry.place, at.label(key));
         let texts = self.yaml.texts(entry);
         for (index, (place, _)) in texts.iter().enumerate() {
-            if self.places.are_remembered() {
+            if self.places.is_recording() {
                 self.places.add(format!("{}.{field}[{index}]", at.path), *place, at.label(key));
             }
         }
@@ -482,15 +500,15 @@ impl Reader<'_> {
 
     fn texts(
         &mut self,
-        entry: Option<&Entry>,
-        at: At<'_>,
+        entry: Option<&YamlEntry>,
+        at: FlowFieldPath<'_>,
         key: &str,
         field: &str,
     ) -> BTreeMap<String, String> {
         let mut texts = BTreeMap::new();
         let Some(entry) = entry else { return texts };
         self.places.add(at.path(field), entry.place, at.label(key));
-        let Value::Map(entries) = &entry.value.value else {
+        let YamlValue::Map(entries) = &entry.value.value else {
             self.wrong_kind(entry, "a mapping from names to texts, such as { LANG: C.UTF-8 }");
             return texts;
         };
@@ -507,11 +525,11 @@ impl Reader<'_> {
         texts
     }
 
-    fn wrong_kind(&mut self, entry: &Entry, wanted: &str) {
+    fn wrong_kind(&mut self, entry: &YamlEntry, wanted: &str) {
         self.yaml.wrong_kind(entry, wanted);
     }
 
-    fn problem(&mut self, place: Place, message: impl Into<String>) {
+    fn problem(&mut self, place: SourcePosition, message: impl Into<String>) {
         self.yaml.problem(place, message);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const FILES: Files = Files::Embedded(&[
+const FILES: FileRoot = FileRoot::Embedded(&[
     ("book.txt", b"words"),
     ("big.py", &[b'#'; 20_000]),
     ("huge.py", &[b'#'; SCRIPT_TOO_LARGE]),
@@ -16,7 +16,7 @@ fn parse(text: &str) -> Result<FlowFile, Problems> {
 
 fn parse_with(text: &str, env: &[(&str, &str)]) -> Result<FlowFile, Problems> {
     let env: Vec<_> = env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-    FlowFile::parse(Source { name: "f.yaml".into(), text: text.into(), files: FILES }, &env)
+    FlowFile::parse(FlowFileSource { name: "f.yaml".into(), text: text.into(), files: FILES }, &env)
 }
 
 fn problems(text: &str) -> Vec<String> {
@@ -370,12 +370,12 @@ fn a_job_may_name_one_that_is_kept() {
         file.spec.nodes.iter().map(|node| (node.created_job_id, node.job.is_none())).collect();
     assert_eq!(named, [(7, true), (7, true)]);
     assert_eq!(file.spec.nodes[0].policy.as_ref().and_then(|policy| policy.timeout_secs), Some(5));
-    let refused = file.of_kept_jobs("no").expect("two of them").to_string();
+    let refused = file.created_job_problems("no").expect("two of them").to_string();
     assert_eq!(refused, "f.yaml:3:21: jobs.a.created_job: no\nf.yaml:5:18: jobs.b.created_job: no");
     let of_the_server =
         file.locate(&[Violation { field: "flow.nodes[1].job.env_vars[A]".into(), description: "no".into() }]);
     assert_eq!(of_the_server.to_string(), "f.yaml:4:3: jobs.b: no");
-    assert_eq!(parse(&with_job("")).expect("good").of_kept_jobs("no"), None);
+    assert_eq!(parse(&with_job("")).expect("good").created_job_problems("no"), None);
 }
 
 #[test]
@@ -515,7 +515,7 @@ fn a_large_flow_is_good_and_travels_in_parts() {
     }
     let file = parse(&text).expect("good");
     assert!(!file.fits_one_call() && file.uploads.is_empty(), "nothing is shared");
-    let sizes: Vec<_> = parts(&file.spec.nodes).map(|(at, part)| (at, part.len())).collect();
+    let sizes: Vec<_> = node_batches(&file.spec.nodes).map(|(at, part)| (at, part.len())).collect();
     assert_eq!(sizes.len(), 2);
     assert_eq!(sizes.iter().map(|(_, nodes)| nodes).sum::<usize>(), 1200);
 }
@@ -590,6 +590,6 @@ fn the_examples_of_the_page_are_good() {
 
 #[test]
 fn files_that_cannot_be_read_are_named() {
-    let refused = Source::open("/nowhere/flow.yaml").expect_err("not there").to_string();
+    let refused = FlowFileSource::open("/nowhere/flow.yaml").expect_err("not there").to_string();
     assert!(refused.starts_with("/nowhere/flow.yaml: cannot be read: "), "{refused}");
 }

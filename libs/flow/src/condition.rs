@@ -2,22 +2,22 @@
 //!
 //! Read and checked by [`expression`] when the flow is made.
 
+mod operands;
 mod references;
-mod typed;
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use expression::{Budget, Expression, ExpressionError, Expressions, Language, Operand};
+use expression::{Expression, ExpressionBudget, ExpressionError, Expressions, Language, Operand};
 use model::limits::{RESULT_BYTES_MAX, WHEN_BYTES_MAX, WHEN_OPERATIONS_MAX};
 use model::{Flow, Name};
 
-use self::references::{FLOW, RESULTS, References};
-use self::typed::typed;
+use self::operands::typed;
+use self::references::{FLOW, RESULTS, ReferenceCollector};
 use crate::template::FlowField;
 
 /// What a condition may cost.
-const BUDGET: Budget = Budget {
+const BUDGET: ExpressionBudget = ExpressionBudget {
     bytes: WHEN_BYTES_MAX,
     depth: 32,
     list: 256,
@@ -96,7 +96,7 @@ impl Condition {
     pub fn parse(text: &str) -> Result<Self, ConditionError> {
         EXPRESSIONS.check_length(text)?;
         references::dashes(text)?;
-        let mut references = References::default();
+        let mut references = ReferenceCollector::default();
         let expression = EXPRESSIONS.read(text, &mut references)?;
         Ok(Self { expression, references: references.0.into_iter().collect() })
     }

@@ -15,10 +15,9 @@
 //! - `expiry`, `timers`: times that have come, and when the next one comes;
 //! - `cancel`: one node, or everything that is left;
 //! - `derive`, `prerequisites`: what begins, waits or is skipped;
-//! - `again`: a flow that is run again;
+//! - `rerun`: a flow that is run again;
 //! - `execution`: what travels to a supervisor.
 
-mod again;
 mod cancel;
 mod derive;
 mod execution;
@@ -26,9 +25,10 @@ mod expiry;
 mod pass;
 mod prerequisites;
 mod report;
+mod rerun;
 mod step;
 mod timers;
-mod unstored;
+mod unstored_attempts;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -42,15 +42,15 @@ use model::{
 };
 
 use self::pass::Pass;
-use self::prerequisites::Waits;
+use self::prerequisites::PrerequisiteState;
 pub use self::step::{
-    Change, Destinations, Dispatch, Input, Inputs, NoDestination, NodeView, Outside, Refused, Stale, Step,
-    Stop, Transition,
+    ChangedNode, Destinations, Dispatch, EngineInputQueue, FlowEngineInput, FlowStepOutput, NoDestination,
+    NodeTransition, PlacementRequest, RefusedTransition, StaleReport, StepEnvironment, Stop,
 };
-use self::timers::Timers;
+use self::timers::NodeTimers;
 use crate::graph::{Graph, NodeIndex};
+use crate::json_size;
 use crate::plan::Plan;
-use crate::size;
 
 /// A node as it is stored, with the job it carries.
 #[derive(Debug, Clone)]
@@ -63,7 +63,7 @@ pub struct StoredNode {
 
 /// An attempt that a supervisor has, or is about to get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct InFlight {
+pub struct InFlightAttempt {
     /// The node.
     pub node: NodeIndex,
     /// The attempt.
@@ -74,7 +74,7 @@ pub struct InFlight {
 
 /// Why everything that is left has to end. Ordered: a later one goes further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Cause {
+enum HaltCause {
     FailFast,
     Deadline,
     /// The deadline passed, and the time for cleaning up after it.
@@ -84,14 +84,14 @@ enum Cause {
 
 /// How the dependencies of one node ended so far.
 #[derive(Debug, Clone, Copy, Default)]
-struct Upstream {
+struct UpstreamCounts {
     waiting: u32,
     completed: u32,
     failed: u32,
     skipped_by_failure: u32,
 }
 
-impl Upstream {
+impl UpstreamCounts {
     /// Counts one dependency that ended.
     fn count_end(&mut self, dependency: &FlowNode) {
         let code = dependency.reason.as_ref().map(|reason| reason.code);
@@ -131,7 +131,7 @@ impl Worklist {
 
 /// READY nodes without a place, by what they ask for.
 #[derive(Debug, Default)]
-struct Waiting {
+struct UnplacedNodes {
     /// Of each node, the number of what it asks for; alike nodes share one.
     kind: Vec<u32>,
     /// By kind, in the order they came. May hold nodes that are READY no more.
@@ -142,14 +142,14 @@ struct Waiting {
 
 /// How many nodes stand where.
 #[derive(Debug, Default)]
-struct Counts {
+struct EngineNodeCounts {
     /// Nodes that have not ended.
     open: usize,
     ready: usize,
     in_flight: usize,
 }
 
-impl Counts {
+impl EngineNodeCounts {
     fn of(nodes: &[FlowNode]) -> Self {
         let count = |which: fn(NodeState) -> bool| nodes.iter().filter(|node| which(node.state)).count();
         Self {
@@ -177,23 +177,23 @@ pub struct Engine {
     nodes: Vec<FlowNode>,
     jobs: Vec<Arc<JobSpec>>,
     by_job: HashMap<JobId, NodeIndex>,
-    upstream: Vec<Upstream>,
+    upstream: Vec<UpstreamCounts>,
     /// Of each completed node, its result's size as JSON.
     result_bytes: Vec<u32>,
-    counts: Counts,
+    counts: EngineNodeCounts,
     /// Nodes whose failure fails the flow.
     failures: usize,
     work: Worklist,
-    waiting: Waiting,
-    timers: Timers,
-    cause: Option<Cause>,
+    waiting: UnplacedNodes,
+    timers: NodeTimers,
+    cause: Option<HaltCause>,
     /// While everything that is left is being ended: the next node to look at.
     sweep: Option<usize>,
     /// Stops that an owner before this one may not have sent.
     stops_due: Vec<Stop>,
     /// Of each node, its place among the changes of the step under way.
     slots: Vec<Option<u32>>,
-    waits: Waits,
+    waits: PrerequisiteState,
     /// Nodes that are still to begin anew, since the flow is run again.
     resets: VecDeque<NodeIndex>,
     /// Attempts whose supervisor is lost.
@@ -246,7 +246,7 @@ impl Engine {
     }
 
     /// A flow that nobody has stored yet, checked as `plan`: its jobs are those of `nodes`, numbered from 1 on. Before anything of
-    /// it is told it has to get its own numbers by [`Engine::number`].
+    /// it is told it has to get its own numbers by [`Engine::assign_ids`].
     #[must_use]
     pub fn unstored(flow: Flow, plan: Plan, nodes: Vec<StoredNode>) -> Self {
         Self::assemble(ContextUid(Uid::from_bits(0)), flow, plan, nodes, BTreeSet::new())
@@ -254,7 +254,7 @@ impl Engine {
 
     /// Gives a flow that was made by [`Engine::unstored`] the numbers under which it is stored: as `flow`, whose jobs have ids that are `by`
     /// more.
-    pub fn number(&mut self, context: ContextUid, flow: Flow, by: u32) {
+    pub fn assign_ids(&mut self, context: ContextUid, flow: Flow, by: u32) {
         self.nodes.iter_mut().for_each(|node| node.renumber(by));
         self.by_job = by_job(&self.nodes);
         (self.context, self.flow) = (context, flow);
@@ -272,18 +272,18 @@ impl Engine {
         let mut engine = Self {
             context,
             by_job: by_job(&nodes),
-            upstream: vec![Upstream::default(); count],
+            upstream: vec![UpstreamCounts::default(); count],
             result_bytes: vec![0; count],
-            counts: Counts::default(),
+            counts: EngineNodeCounts::default(),
             failures: 0,
             work: Worklist { queue: VecDeque::new(), queued: vec![false; count] },
-            waiting: Waiting::default(),
-            timers: Timers::new(count),
+            waiting: UnplacedNodes::default(),
+            timers: NodeTimers::new(count),
             cause: None,
             sweep: None,
             stops_due: Vec::new(),
             slots: vec![None; count],
-            waits: Waits::new(signals),
+            waits: PrerequisiteState::new(signals),
             resets: VecDeque::new(),
             lost: VecDeque::new(),
             kept: HashMap::new(),
@@ -312,11 +312,11 @@ impl Engine {
 
     /// Finds everything that follows from the stored state but is not in it yet.
     fn derive_from_stored(&mut self) {
-        self.counts = Counts::of(&self.nodes);
+        self.counts = EngineNodeCounts::of(&self.nodes);
         self.failures = self.nodes.iter().filter(|node| fails_flow(node)).count();
         for i in 0..self.nodes.len() {
             let node = NodeIndex::new(i);
-            let mut upstream = Upstream::default();
+            let mut upstream = UpstreamCounts::default();
             for dependency in self.plan.graph().dependencies(node) {
                 let dependency = &self.nodes[dependency.index()];
                 upstream.waiting += 1;
@@ -338,25 +338,25 @@ impl Engine {
             self.timers.set(node, timers::next(&self.nodes[i], &self.flow).map(|(time, _)| time));
         }
         if self.flow.cancel_requested_time.is_some() {
-            self.raise(Cause::FlowCancelled);
+            self.raise(HaltCause::FlowCancelled);
         } else if self.flow.fail_fast && self.has_failed() {
-            self.raise(Cause::FailFast);
+            self.raise(HaltCause::FailFast);
         }
     }
 
     /// Takes up `inputs`, in their order, and what follows from them and from the time.
     ///
     /// At most `budget` nodes (at least one) change; inputs that are not reached
-    /// stay in the queue. When [`Step::more`] says so, call again, with or
+    /// stay in the queue. When [`FlowStepOutput::more`] says so, call again, with or
     /// without further inputs, once this step is stored: each step's changes
     /// build on those before it.
     pub fn step(
         &mut self,
         now: Timestamp,
-        inputs: &mut dyn Inputs,
-        outside: &mut Outside<'_>,
+        inputs: &mut dyn EngineInputQueue,
+        outside: &mut StepEnvironment<'_>,
         budget: usize,
-    ) -> Step {
+    ) -> FlowStepOutput {
         Pass::new(self, now, outside, budget.max(1)).run(inputs)
     }
 
@@ -411,10 +411,10 @@ impl Engine {
 
     /// Every attempt that is under way: what a new owner reconciles, and what
     /// is lost with a supervisor.
-    pub fn in_flight(&self) -> impl Iterator<Item = InFlight> + '_ {
+    pub fn in_flight(&self) -> impl Iterator<Item = InFlightAttempt> + '_ {
         self.nodes.iter().enumerate().filter(|(_, node)| is_in_flight(node.state)).map(|(i, node)| {
             let index = NodeIndex::new(i);
-            InFlight { node: index, job_key: self.job_key(index), runner: node.runner }
+            InFlightAttempt { node: index, job_key: self.job_key(index), runner: node.runner }
         })
     }
 
@@ -432,7 +432,7 @@ impl Engine {
 
     /// Whether nothing but a time, a signal or another flow can make the flow go on.
     fn rests(&self) -> bool {
-        let Counts { ready, in_flight, .. } = self.counts;
+        let EngineNodeCounts { ready, in_flight, .. } = self.counts;
         self.is_started() && ready == 0 && in_flight == 0 && self.kept.is_empty()
     }
 
@@ -446,9 +446,9 @@ impl Engine {
     fn next_deadline(&self) -> Option<Timestamp> {
         let deadline = self.flow.deadline?;
         match self.cause {
-            None | Some(Cause::FailFast) => Some(deadline),
-            Some(Cause::Deadline) => Some(deadline + Duration::from_secs(u64::from(CLEAN_UP_SECS))),
-            Some(Cause::Overdue | Cause::FlowCancelled) => None,
+            None | Some(HaltCause::FailFast) => Some(deadline),
+            Some(HaltCause::Deadline) => Some(deadline + Duration::from_secs(u64::from(CLEAN_UP_SECS))),
+            Some(HaltCause::Overdue | HaltCause::FlowCancelled) => None,
         }
     }
 
@@ -471,7 +471,7 @@ impl Engine {
     }
 
     /// Lets everything that is left end, unless it does already for a cause that goes as far.
-    fn raise(&mut self, cause: Cause) {
+    fn raise(&mut self, cause: HaltCause) {
         if self.cause < Some(cause) {
             self.cause = Some(cause);
             self.sweep = Some(0);
@@ -482,10 +482,10 @@ impl Engine {
     fn is_halted(&self, node: NodeIndex) -> bool {
         match self.cause {
             None => false,
-            Some(Cause::FailFast) => !self.is_spared(node),
+            Some(HaltCause::FailFast) => !self.is_spared(node),
             // A job without dependencies has nothing to clean up after: it has no turn of its own after the deadline.
-            Some(Cause::Deadline) => !self.is_spared(node) || self.nodes[node.index()].depends.is_empty(),
-            Some(Cause::Overdue | Cause::FlowCancelled) => true,
+            Some(HaltCause::Deadline) => !self.is_spared(node) || self.nodes[node.index()].depends.is_empty(),
+            Some(HaltCause::Overdue | HaltCause::FlowCancelled) => true,
         }
     }
 
@@ -520,5 +520,5 @@ fn fails_flow(node: &FlowNode) -> bool {
 /// How large a node's result is as JSON.
 fn size_of_result(node: &FlowNode) -> u32 {
     // It is within its limit, which is far below.
-    u32::try_from(size::result(&node.result)).unwrap_or(u32::MAX)
+    u32::try_from(json_size::result(&node.result)).unwrap_or(u32::MAX)
 }

@@ -82,7 +82,7 @@ impl Graph {
     {
         let names: Vec<Option<&Name>> = nodes.iter().map(|(name, _)| *name).collect();
         let edge_count = nodes.iter().map(|(_, depends)| depends.len()).sum();
-        let mut builder = Builder::new(&names, edge_count, violations)?;
+        let mut builder = FlowGraphBuilder::new(&names, edge_count, violations)?;
         let index = name_index(&names, violations);
         let mut hints = 0;
         for (i, (name, depends)) in nodes.into_iter().enumerate() {
@@ -97,7 +97,7 @@ impl Graph {
                             format!("nodes[{i}].depends[{j}]"),
                             format_args!(
                                 "{} depends on `{wanted}`, which is not in the flow{hint}",
-                                Called(name)
+                                NodeLabel(name)
                             ),
                         );
                     }
@@ -111,7 +111,7 @@ impl Graph {
     pub(crate) fn from_ids(nodes: &[&FlowNode], violations: &mut Violations) -> Option<Self> {
         let names: Vec<Option<&Name>> = nodes.iter().map(|node| Some(&node.name)).collect();
         let mut builder =
-            Builder::new(&names, nodes.iter().map(|node| node.depends.len()).sum(), violations)?;
+            FlowGraphBuilder::new(&names, nodes.iter().map(|node| node.depends.len()).sum(), violations)?;
         name_index(&names, violations);
         let mut index = HashMap::with_capacity(nodes.len());
         for (i, node) in nodes.iter().enumerate() {
@@ -186,9 +186,9 @@ impl Graph {
 }
 
 /// A node in a sentence: by its name, when that could be read.
-pub(crate) struct Called<'a>(pub(crate) Option<&'a Name>);
+pub(crate) struct NodeLabel<'a>(pub(crate) Option<&'a Name>);
 
-impl std::fmt::Display for Called<'_> {
+impl std::fmt::Display for NodeLabel<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             Some(name) => write!(f, "`{name}`"),
@@ -218,14 +218,14 @@ pub(crate) fn name_index<'a>(
 }
 
 /// Collects edges, then orders them or finds the cycles.
-struct Builder<'a> {
+struct FlowGraphBuilder<'a> {
     names: &'a [Option<&'a Name>],
     edges: Vec<(NodeIndex, NodeIndex)>,
     /// For each node, 1 + the last node that named it as a dependency.
     named_by: Vec<usize>,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> FlowGraphBuilder<'a> {
     fn new(names: &'a [Option<&'a Name>], edge_count: usize, violations: &mut Violations) -> Option<Self> {
         let mut within = true;
         for (what, count, limit) in
@@ -248,7 +248,7 @@ impl<'a> Builder<'a> {
 
     /// Notes that node `from`'s dependency number `at` is node `on`.
     fn edge(&mut self, from: usize, at: usize, on: usize, violations: &mut Violations) {
-        let name = Called(self.names[on]);
+        let name = NodeLabel(self.names[on]);
         if from == on {
             note(
                 violations,

@@ -14,20 +14,21 @@
 pub mod condition;
 pub mod engine;
 pub mod graph;
+mod json_size;
 pub mod plan;
-mod reach;
+mod reachability;
 pub mod rerun;
 pub mod retry;
-mod size;
 pub mod template;
 pub mod transition;
 
 pub use condition::{Condition, ConditionError};
 pub use engine::{
-    Change, Destinations, Dispatch, Engine, InFlight, Input, Inputs, NoDestination, NodeView, Outside,
-    Refused, Stale, Step, Stop, StoredNode, Transition,
+    ChangedNode, Destinations, Dispatch, Engine, EngineInputQueue, FlowEngineInput, FlowStepOutput,
+    InFlightAttempt, NoDestination, NodeTransition, PlacementRequest, RefusedTransition, StaleReport,
+    StepEnvironment, Stop, StoredNode,
 };
 pub use graph::{Graph, NodeIndex, suggestion};
-pub use plan::{Plan, ResultRef, When, check_request};
-pub use template::{Reference, RenderError, Template, TemplateError};
-pub use transition::{FlowEvent, IllegalTransition, NodeEvent};
+pub use plan::{Plan, ResultRef, WhenClause, check_request};
+pub use template::{EnvTemplate, RenderError, TemplateError, TemplateReference};
+pub use transition::{FlowTransitionEvent, IllegalTransition, NodeTransitionEvent};

@@ -10,9 +10,9 @@ use model::job::BlobRef;
 use model::{FlowDraft, FlowNode, FlowSpec, JobSpec, Name, NodeDraft, NodeSpec, RunIf, Violations};
 
 use crate::condition::Condition;
-use crate::graph::{Called, Graph, NodeIndex, did_you_mean, note};
-use crate::reach::{self, Query};
-use crate::template::{Reference, Template};
+use crate::graph::{Graph, NodeIndex, NodeLabel, did_you_mean, note};
+use crate::reachability::{self, AncestorQuery};
+use crate::template::{EnvTemplate, TemplateReference};
 
 /// A key of a node's result that another node's environment or condition refers to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -25,7 +25,7 @@ pub struct ResultRef {
 
 /// A node's `when`.
 #[derive(Debug)]
-pub struct When {
+pub struct WhenClause {
     /// The expression.
     pub condition: Condition,
     /// What it refers to, in the order of [`Condition::references`].
@@ -38,12 +38,12 @@ pub struct Plan {
     graph: Graph,
     references: Vec<Box<[ResultRef]>>,
     /// Of the nodes that have one. Nodes with the same text share it.
-    conditions: HashMap<NodeIndex, Arc<When>>,
+    conditions: HashMap<NodeIndex, Arc<WhenClause>>,
 }
 
 /// What the checks look at, whichever form the node comes in. Name and condition are absent where they could not be read.
 #[derive(Clone, Copy)]
-struct Item<'a> {
+struct PlanNode<'a> {
     name: Option<&'a Name>,
     run_if: Option<RunIf>,
     depends: usize,
@@ -53,7 +53,7 @@ struct Item<'a> {
     outputs: &'a [String],
 }
 
-impl<'a> Item<'a> {
+impl<'a> PlanNode<'a> {
     const fn of_spec(node: &'a NodeSpec) -> Self {
         let NodeSpec { name, depends, run_if, when, job, .. } = node;
         Self::new(name, *run_if, depends.len(), when.as_ref(), job)
@@ -123,7 +123,7 @@ fn judge(env: &EnvVars, nodes: &[NodeDraft]) -> Violations {
     let mut violations = Violations::new();
     let named = nodes.iter().map(|node| (node.name.as_ref(), node.depends.iter().map(Option::as_ref)));
     let graph = Graph::from_names(named.collect(), &mut violations);
-    let items: Vec<Item<'_>> = nodes.iter().map(Item::of_draft).collect();
+    let items: Vec<PlanNode<'_>> = nodes.iter().map(PlanNode::of_draft).collect();
     Plan::check(env, &items, graph, violations).err().unwrap_or_default()
 }
 
@@ -136,7 +136,7 @@ impl Plan {
         let mut violations = Violations::new();
         let named = nodes.iter().map(|node| (Some(&node.name), node.depends.iter().map(Some)));
         let graph = Graph::from_names(named.collect(), &mut violations);
-        let items: Vec<Item<'_>> = nodes.iter().map(Item::of_spec).collect();
+        let items: Vec<PlanNode<'_>> = nodes.iter().map(PlanNode::of_spec).collect();
         Self::check(env, &items, graph, violations)
     }
 
@@ -151,8 +151,8 @@ impl Plan {
         let (nodes, jobs): (Vec<&FlowNode>, Vec<&JobSpec>) = nodes.into_iter().unzip();
         let mut violations = Violations::new();
         let graph = Graph::from_ids(&nodes, &mut violations);
-        let items: Vec<Item<'_>> =
-            nodes.iter().zip(jobs).map(|(node, job)| Item::of_stored(node, job)).collect();
+        let items: Vec<PlanNode<'_>> =
+            nodes.iter().zip(jobs).map(|(node, job)| PlanNode::of_stored(node, job)).collect();
         Self::check(env, &items, graph, violations)
     }
 
@@ -170,13 +170,13 @@ impl Plan {
 
     /// The condition of `node`, when it has one.
     #[must_use]
-    pub fn when(&self, node: NodeIndex) -> Option<&When> {
+    pub fn when(&self, node: NodeIndex) -> Option<&WhenClause> {
         self.conditions.get(&node).map(|when| &**when)
     }
 
     fn check(
         env: &EnvVars,
-        items: &[Item<'_>],
+        items: &[PlanNode<'_>],
         graph: Option<Graph>,
         mut violations: Violations,
     ) -> Result<Self, Violations> {
@@ -189,14 +189,14 @@ impl Plan {
                     format!("nodes[{i}].run_if"),
                     format_args!(
                         "{} depends on nothing, so {} never lets it run; use ALL_SUCCEEDED or ALL_DONE",
-                        Called(item.name),
+                        NodeLabel(item.name),
                         run_if.as_str()
                     ),
                 );
             }
         }
         check_flow_env(env, &mut violations);
-        let mut names = Names::new(items);
+        let mut names = NodeNameIndex::new(items);
         let (references, mut named) = collect_references(items, &mut names, &mut violations);
         let conditions = collect_conditions(items, &mut names, &mut named, &mut violations);
         if let Some(graph) = &graph {
@@ -212,11 +212,12 @@ impl Plan {
 fn check_flow_env(env: &EnvVars, violations: &mut Violations) {
     for (variable, value) in env {
         let field = format!("env_vars[{variable}]");
-        match Template::parse(value) {
+        match EnvTemplate::parse(value) {
             Err(error) => note(violations, field, error),
             Ok(template) => {
-                if let Some(reference) =
-                    template.references().find(|reference| matches!(reference, Reference::Result { .. }))
+                if let Some(reference) = template
+                    .references()
+                    .find(|reference| matches!(reference, TemplateReference::Result { .. }))
                 {
                     note(
                         violations,
@@ -233,15 +234,15 @@ fn check_flow_env(env: &EnvVars, violations: &mut Violations) {
 }
 
 /// Finds nodes by name.
-struct Names<'a> {
+struct NodeNameIndex<'a> {
     names: Vec<Option<&'a Name>>,
     /// Made for the first reference: most flows have few.
     index: Option<HashMap<&'a str, NodeIndex>>,
     hints: usize,
 }
 
-impl<'a> Names<'a> {
-    fn new(items: &[Item<'a>]) -> Self {
+impl<'a> NodeNameIndex<'a> {
+    fn new(items: &[PlanNode<'a>]) -> Self {
         Self { names: items.iter().map(|item| item.name).collect(), index: None, hints: 0 }
     }
 
@@ -259,18 +260,18 @@ impl<'a> Names<'a> {
 }
 
 /// Where a reference stands, for the message when its node is no ancestor.
-struct Named<'a> {
-    query: Query,
-    place: Place<'a>,
+struct ReferenceSite<'a> {
+    query: AncestorQuery,
+    place: ReferenceField<'a>,
 }
 
 #[derive(Clone, Copy)]
-enum Place<'a> {
+enum ReferenceField<'a> {
     Variable(&'a str),
     When,
 }
 
-impl Place<'_> {
+impl ReferenceField<'_> {
     fn field(self, node: usize) -> String {
         match self {
             Self::Variable(variable) => format!("nodes[{node}].job.env_vars[{variable}]"),
@@ -281,18 +282,18 @@ impl Place<'_> {
 
 /// Parses every value; gives the references of each node, and all of them in one list.
 fn collect_references<'a>(
-    items: &[Item<'a>],
-    names: &mut Names<'a>,
+    items: &[PlanNode<'a>],
+    names: &mut NodeNameIndex<'a>,
     violations: &mut Violations,
-) -> (Vec<Box<[ResultRef]>>, Vec<Named<'a>>) {
+) -> (Vec<Box<[ResultRef]>>, Vec<ReferenceSite<'a>>) {
     let mut named = Vec::new();
     let mut references = Vec::with_capacity(items.len());
     for (i, item) in items.iter().enumerate() {
         let mut own = Vec::new();
         let mut seen = HashSet::new();
         for (variable, value) in item.env_vars.iter().filter(|(_, value)| value.contains("${{")) {
-            let place = Place::Variable(variable);
-            let template = match Template::parse(value) {
+            let place = ReferenceField::Variable(variable);
+            let template = match EnvTemplate::parse(value) {
                 Ok(template) => template,
                 Err(error) => {
                     note(violations, place.field(i), error);
@@ -300,14 +301,17 @@ fn collect_references<'a>(
                 }
             };
             for reference in template.references() {
-                let Reference::Result { node, key } = reference else { continue };
+                let TemplateReference::Result { node, key } = reference else { continue };
                 let Some(ancestor) = names.find(node) else {
                     note_unknown(violations, place.field(i), reference, node, &names.hint(node));
                     continue;
                 };
                 if seen.insert((ancestor, key.clone())) {
                     own.push(ResultRef { node: ancestor, key: key.clone() });
-                    named.push(Named { query: Query { node: NodeIndex::new(i), ancestor }, place });
+                    named.push(ReferenceSite {
+                        query: AncestorQuery { node: NodeIndex::new(i), ancestor },
+                        place,
+                    });
                 }
             }
         }
@@ -316,23 +320,29 @@ fn collect_references<'a>(
     (references, named)
 }
 
-fn note_unknown(violations: &mut Violations, field: String, reference: &Reference, node: &Name, hint: &str) {
+fn note_unknown(
+    violations: &mut Violations,
+    field: String,
+    reference: &TemplateReference,
+    node: &Name,
+    hint: &str,
+) {
     let description = format_args!("`{reference}` refers to `{node}`, which is not in the flow{hint}");
     note(violations, field, description);
 }
 
 /// Compiles every condition, the same text once; adds what they refer to.
 fn collect_conditions<'a>(
-    items: &[Item<'a>],
-    names: &mut Names<'a>,
-    named: &mut Vec<Named<'a>>,
+    items: &[PlanNode<'a>],
+    names: &mut NodeNameIndex<'a>,
+    named: &mut Vec<ReferenceSite<'a>>,
     violations: &mut Violations,
-) -> HashMap<NodeIndex, Arc<When>> {
+) -> HashMap<NodeIndex, Arc<WhenClause>> {
     let mut conditions = HashMap::new();
-    let mut by_text: HashMap<&str, Option<Arc<When>>> = HashMap::new();
+    let mut by_text: HashMap<&str, Option<Arc<WhenClause>>> = HashMap::new();
     for (i, item) in items.iter().enumerate() {
         let Some(text) = item.when else { continue };
-        let field = || Place::When.field(i);
+        let field = || ReferenceField::When.field(i);
         let when = match by_text.get(text) {
             Some(Some(when)) => Arc::clone(when),
             // What is wrong with it is wrong wherever it stands, and is said of each node.
@@ -347,9 +357,9 @@ fn collect_conditions<'a>(
                 when
             }
         };
-        named.extend(when.references.iter().map(|reference| Named {
-            query: Query { node: NodeIndex::new(i), ancestor: reference.node },
-            place: Place::When,
+        named.extend(when.references.iter().map(|reference| ReferenceSite {
+            query: AncestorQuery { node: NodeIndex::new(i), ancestor: reference.node },
+            place: ReferenceField::When,
         }));
         conditions.insert(NodeIndex::new(i), when);
     }
@@ -360,28 +370,33 @@ fn collect_conditions<'a>(
 fn resolve(
     condition: Condition,
     field: impl Fn() -> String,
-    names: &mut Names<'_>,
+    names: &mut NodeNameIndex<'_>,
     violations: &mut Violations,
-) -> Option<When> {
+) -> Option<WhenClause> {
     let mut references = Vec::with_capacity(condition.references().len());
     for (node, key) in condition.references() {
         match names.find(node) {
             Some(node) => references.push(ResultRef { node, key: key.clone() }),
             None => {
-                let reference = Reference::Result { node: node.clone(), key: key.clone() };
+                let reference = TemplateReference::Result { node: node.clone(), key: key.clone() };
                 note_unknown(violations, field(), &reference, node, &names.hint(node));
             }
         }
     }
     let all = references.len() == condition.references().len();
-    all.then(|| When { condition, references: references.into_boxed_slice() })
+    all.then(|| WhenClause { condition, references: references.into_boxed_slice() })
 }
 
-fn check_ancestors(graph: &Graph, items: &[Item<'_>], named: &[Named<'_>], violations: &mut Violations) {
-    let queries: Vec<Query> = named.iter().map(|named| named.query).collect();
-    for position in reach::unreachable(graph, &queries) {
-        let Named { query, place } = &named[position];
-        let [node, ancestor] = [query.node, query.ancestor].map(|node| Called(items[node.index()].name));
+fn check_ancestors(
+    graph: &Graph,
+    items: &[PlanNode<'_>],
+    named: &[ReferenceSite<'_>],
+    violations: &mut Violations,
+) {
+    let queries: Vec<AncestorQuery> = named.iter().map(|named| named.query).collect();
+    for position in reachability::unreachable(graph, &queries) {
+        let ReferenceSite { query, place } = &named[position];
+        let [node, ancestor] = [query.node, query.ancestor].map(|node| NodeLabel(items[node.index()].name));
         note(
             violations,
             place.field(query.node.index()),
@@ -392,7 +407,7 @@ fn check_ancestors(graph: &Graph, items: &[Item<'_>], named: &[Named<'_>], viola
 
 /// Own files and what the dependencies made are laid into one directory:
 /// every path may come from one place only, and none may be another's folder.
-fn check_files(graph: &Graph, items: &[Item<'_>], violations: &mut Violations) {
+fn check_files(graph: &Graph, items: &[PlanNode<'_>], violations: &mut Violations) {
     let mut from: HashMap<&str, Option<NodeIndex>> = HashMap::new();
     for (i, item) in items.iter().enumerate() {
         from.clear();
@@ -403,7 +418,7 @@ fn check_files(graph: &Graph, items: &[Item<'_>], violations: &mut Violations) {
             .collect();
         dependencies.sort_unstable();
         let source = |place: Option<NodeIndex>| {
-            place.map_or("its own `files`".to_owned(), |node| Called(items[node.index()].name).to_string())
+            place.map_or("its own `files`".to_owned(), |node| NodeLabel(items[node.index()].name).to_string())
         };
         for dependency in dependencies {
             for path in items[dependency.index()].outputs {
@@ -414,7 +429,7 @@ fn check_files(graph: &Graph, items: &[Item<'_>], violations: &mut Violations) {
                         format!("nodes[{i}].depends"),
                         format_args!(
                             "{} gets the file `{path}` from both {} and {}",
-                            Called(item.name),
+                            NodeLabel(item.name),
                             source(other),
                             source(Some(dependency))
                         ),
@@ -435,7 +450,7 @@ fn check_files(graph: &Graph, items: &[Item<'_>], violations: &mut Violations) {
                 format!("nodes[{i}].depends"),
                 format_args!(
                     "{} gets the file `{folder}` from {} and the file `{path}` from {}",
-                    Called(item.name),
+                    NodeLabel(item.name),
                     source(from[folder]),
                     source(from[path])
                 ),

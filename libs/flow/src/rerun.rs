@@ -10,15 +10,20 @@ use crate::graph::Graph;
 /// everything that comes after it. What is false keeps its state and its result.
 #[must_use]
 pub fn select(graph: &Graph, nodes: &[&FlowNode], rerun: &Rerun) -> Vec<bool> {
-    let named = Named::new(rerun);
+    let named = RerunSeeds::new(rerun);
     with_all_after(graph, nodes.iter().map(|node| named.has(node)).collect())
 }
 
 /// Which of `nodes` the run of `generation` begins anew: those that were reset for it, and those that
 /// still will be.
 #[must_use]
-pub fn begun_anew(graph: &Graph, nodes: &[FlowNode], rerun: &Rerun, generation: Generation) -> Vec<bool> {
-    let left = left(graph, nodes, rerun, generation);
+pub fn restarted_nodes(
+    graph: &Graph,
+    nodes: &[FlowNode],
+    rerun: &Rerun,
+    generation: Generation,
+) -> Vec<bool> {
+    let left = pending_resets(graph, nodes, rerun, generation);
     left.iter().zip(nodes).map(|(left, node)| *left || node.generation >= generation).collect()
 }
 
@@ -27,9 +32,14 @@ pub fn begun_anew(graph: &Graph, nodes: &[FlowNode], rerun: &Rerun, generation: 
 /// A node that was reset already stands for itself: what it was chosen for cannot be seen any more, but
 /// everything after it was chosen with it. So the answer follows from what is stored, wherever an owner
 /// died; and no node is chosen twice, since what was left out ended well or was not named.
-pub(crate) fn left(graph: &Graph, nodes: &[FlowNode], rerun: &Rerun, generation: Generation) -> Vec<bool> {
+pub(crate) fn pending_resets(
+    graph: &Graph,
+    nodes: &[FlowNode],
+    rerun: &Rerun,
+    generation: Generation,
+) -> Vec<bool> {
     let is_reset = |node: &FlowNode| node.generation >= generation;
-    let named = Named::new(rerun);
+    let named = RerunSeeds::new(rerun);
     let seeds = nodes.iter().map(|node| is_reset(node) || named.has(node)).collect();
     let mut chosen = with_all_after(graph, seeds);
     for (chosen, node) in chosen.iter_mut().zip(nodes) {
@@ -39,13 +49,13 @@ pub(crate) fn left(graph: &Graph, nodes: &[FlowNode], rerun: &Rerun, generation:
 }
 
 /// What a rerun begins with.
-enum Named {
+enum RerunSeeds {
     All,
     Failed,
     Jobs(HashSet<JobId>),
 }
 
-impl Named {
+impl RerunSeeds {
     fn new(rerun: &Rerun) -> Self {
         match rerun {
             Rerun::All => Self::All,

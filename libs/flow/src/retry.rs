@@ -7,11 +7,11 @@
 use std::time::Duration;
 
 use model::limits::{DEATH_WAIT_SECS, DEATHS_MAX};
-use model::{Backoff, FlowNode, NodePolicy, ReasonCode};
+use model::{BackoffPolicy, FlowNode, NodePolicy, ReasonCode};
 
 /// Attempts of a generation that did not succeed, by what they count as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Spent {
+pub struct RetryCounters {
     /// Failures, which count against `retries`.
     pub tries: u32,
     /// Attempts whose instance vanished.
@@ -20,7 +20,7 @@ pub struct Spent {
     pub losses: u32,
 }
 
-impl Spent {
+impl RetryCounters {
     /// Reads the counters of a node.
     #[must_use]
     pub const fn of(node: &FlowNode) -> Self {
@@ -42,7 +42,7 @@ impl Spent {
 
 /// How an attempt ended that did not succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Setback {
+pub struct AttemptFailure {
     /// The reason that the node would fail with.
     pub reason: ReasonCode,
     /// The script's exit code, when there was one.
@@ -51,7 +51,7 @@ pub struct Setback {
     pub died: bool,
 }
 
-impl Setback {
+impl AttemptFailure {
     /// Whether it counts as a death.
     const fn is_death(self) -> bool {
         self.died || matches!(self.reason, ReasonCode::InstanceLost)
@@ -70,7 +70,7 @@ impl Setback {
 
 /// What follows an attempt that did not succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RetryVerdict {
     /// Another attempt after this wait.
     Again(Duration),
     /// The node fails for the reason of this attempt.
@@ -85,7 +85,12 @@ pub enum Verdict {
 /// An attempt that was closed for a time limit counts as a failure, and as a death too when its instance vanished:
 /// otherwise a short limit would hide every death from the quarantine.
 #[must_use]
-pub fn after(policy: &NodePolicy, spent: Spent, setback: Setback, jitter: f64) -> (Verdict, Spent) {
+pub fn after(
+    policy: &NodePolicy,
+    spent: RetryCounters,
+    setback: AttemptFailure,
+    jitter: f64,
+) -> (RetryVerdict, RetryCounters) {
     let mut counted = spent;
     let lost = setback.lost_with();
     match lost {
@@ -104,13 +109,13 @@ pub fn after(policy: &NodePolicy, spent: Spent, setback: Setback, jitter: f64) -
     };
     let died = setback.is_death();
     let verdict = if died && counted.deaths >= DEATHS_MAX {
-        Verdict::Quarantine
+        RetryVerdict::Quarantine
     } else if last {
-        Verdict::GiveUp
+        RetryVerdict::GiveUp
     } else if died && counted.deaths > 1 {
-        Verdict::Again(wait.max(Duration::from_secs(u64::from(DEATH_WAIT_SECS))))
+        RetryVerdict::Again(wait.max(Duration::from_secs(u64::from(DEATH_WAIT_SECS))))
     } else {
-        Verdict::Again(wait)
+        RetryVerdict::Again(wait)
     };
     (verdict, counted)
 }
@@ -118,7 +123,7 @@ pub fn after(policy: &NodePolicy, spent: Spent, setback: Setback, jitter: f64) -
 /// Says how much of the budget for losses a lost attempt has used up, and what follows: `spent` includes it. Nothing of
 /// an attempt that was not lost.
 #[must_use]
-pub fn describe(policy: &NodePolicy, spent: Spent, setback: Setback) -> Option<String> {
+pub fn describe(policy: &NodePolicy, spent: RetryCounters, setback: AttemptFailure) -> Option<String> {
     setback.lost_with()?;
     let mut text = String::new();
     let died = setback.is_death();
@@ -144,7 +149,7 @@ pub fn describe(policy: &NodePolicy, spent: Spent, setback: Setback) -> Option<S
 /// a full queue would be asked without a pause.
 #[must_use]
 pub fn after_refusal(refusals: u32, jitter: f64) -> Duration {
-    Backoff::default().delay(refusals, jitter)
+    BackoffPolicy::default().delay(refusals, jitter)
 }
 
 /// What depends only on what the node is and was given: it would end so again.
@@ -165,12 +170,12 @@ mod tests {
 
     use super::*;
 
-    const fn setback(exit_code: Option<i32>, reason: ReasonCode) -> Setback {
-        Setback { reason, exit_code, died: false }
+    const fn setback(exit_code: Option<i32>, reason: ReasonCode) -> AttemptFailure {
+        AttemptFailure { reason, exit_code, died: false }
     }
 
-    const fn again(millis: u64) -> Verdict {
-        Verdict::Again(Duration::from_millis(millis))
+    const fn again(millis: u64) -> RetryVerdict {
+        RetryVerdict::Again(Duration::from_millis(millis))
     }
 
     #[test]
@@ -179,13 +184,13 @@ mod tests {
         let cases = [
             (0, Some(1), ReasonCode::ExitCode, again(500), 1),
             (1, Some(1), ReasonCode::ExitCode, again(1000), 2),
-            (2, Some(1), ReasonCode::ExitCode, Verdict::GiveUp, 2),
-            (0, Some(64), ReasonCode::ExitCode, Verdict::GiveUp, 0),
-            (0, None, ReasonCode::EnvTooLarge, Verdict::GiveUp, 0),
+            (2, Some(1), ReasonCode::ExitCode, RetryVerdict::GiveUp, 2),
+            (0, Some(64), ReasonCode::ExitCode, RetryVerdict::GiveUp, 0),
+            (0, None, ReasonCode::EnvTooLarge, RetryVerdict::GiveUp, 0),
         ];
         for (tries, code, reason, verdict, counted) in cases {
-            let spent = Spent { tries, ..Spent::default() };
-            let expected = (verdict, Spent { tries: counted, ..spent });
+            let spent = RetryCounters { tries, ..RetryCounters::default() };
+            let expected = (verdict, RetryCounters { tries: counted, ..spent });
             assert_eq!(
                 after(&policy, spent, setback(code, reason), 0.5),
                 expected,
@@ -199,26 +204,26 @@ mod tests {
         let none = NodePolicy::default();
         let many = NodePolicy { retries: 100, ..NodePolicy::default() };
         for policy in [&none, &many] {
-            let mut spent = Spent::default();
+            let mut spent = RetryCounters::default();
             let mut verdicts = Vec::new();
             for _ in 0..DEATHS_MAX {
                 let (verdict, counted) = after(policy, spent, setback(None, ReasonCode::InstanceLost), 0.5);
                 verdicts.push(verdict);
                 spent = counted;
             }
-            assert_eq!(verdicts, [again(500), again(30_000), Verdict::Quarantine]);
-            assert_eq!(spent, Spent { deaths: 3, ..Spent::default() });
+            assert_eq!(verdicts, [again(500), again(30_000), RetryVerdict::Quarantine]);
+            assert_eq!(spent, RetryCounters { deaths: 3, ..RetryCounters::default() });
 
             for reason in [ReasonCode::SupervisorLost, ReasonCode::Drained] {
-                let mut spent = Spent::default();
+                let mut spent = RetryCounters::default();
                 let mut verdicts = Vec::new();
                 for _ in 0..=LOSSES_DEFAULT {
                     let (verdict, counted) = after(policy, spent, setback(None, reason), 0.5);
                     verdicts.push(verdict);
                     spent = counted;
                 }
-                assert_eq!(verdicts, [again(500), again(1000), again(2000), Verdict::GiveUp]);
-                assert_eq!(spent, Spent { losses: 4, ..Spent::default() });
+                assert_eq!(verdicts, [again(500), again(1000), again(2000), RetryVerdict::GiveUp]);
+                assert_eq!(spent, RetryCounters { losses: 4, ..RetryCounters::default() });
             }
         }
     }
@@ -231,18 +236,18 @@ mod tests {
             (ReasonCode::Drained, again(1000), "loss 2 of 2"),
             (
                 ReasonCode::InstanceLost,
-                Verdict::GiveUp,
+                RetryVerdict::GiveUp,
                 "death 2 of 3, loss 3, and the job allows 2 (`losses`)",
             ),
         ];
-        let mut spent = Spent { tries: 5, ..Spent::default() };
+        let mut spent = RetryCounters { tries: 5, ..RetryCounters::default() };
         for (reason, expected, told) in cases {
             let setback = setback(None, reason);
             let (verdict, counted) = after(&policy, spent, setback, 0.5);
             assert_eq!((verdict, describe(&policy, counted, setback).as_deref()), (expected, Some(told)));
             spent = counted;
         }
-        assert_eq!(spent, Spent { tries: 5, deaths: 2, losses: 1 });
+        assert_eq!(spent, RetryCounters { tries: 5, deaths: 2, losses: 1 });
     }
 
     #[test]
@@ -250,22 +255,22 @@ mod tests {
         let policy = NodePolicy { idempotent: false, retries: 9, losses: 9, ..NodePolicy::default() };
         for reason in [ReasonCode::InstanceLost, ReasonCode::SupervisorLost, ReasonCode::Drained] {
             let setback = setback(None, reason);
-            let (verdict, counted) = after(&policy, Spent::default(), setback, 0.5);
-            assert_eq!((verdict, counted.lost(), counted.tries), (Verdict::GiveUp, 1, 0), "{reason:?}");
+            let (verdict, counted) = after(&policy, RetryCounters::default(), setback, 0.5);
+            assert_eq!((verdict, counted.lost(), counted.tries), (RetryVerdict::GiveUp, 1, 0), "{reason:?}");
             let told = describe(&policy, counted, setback).unwrap_or_default();
             assert!(told.contains("`idempotent: false`") && !told.contains("waits"), "{told}");
         }
-        let expired = Setback { reason: ReasonCode::TimeoutResult, exit_code: None, died: true };
-        assert_eq!(after(&policy, Spent::default(), expired, 0.5).0, Verdict::GiveUp);
+        let expired = AttemptFailure { reason: ReasonCode::TimeoutResult, exit_code: None, died: true };
+        assert_eq!(after(&policy, RetryCounters::default(), expired, 0.5).0, RetryVerdict::GiveUp);
         let failed = setback(Some(1), ReasonCode::ExitCode);
-        assert_eq!(after(&policy, Spent::default(), failed, 0.5).0, again(500), "its retries stand");
+        assert_eq!(after(&policy, RetryCounters::default(), failed, 0.5).0, again(500), "its retries stand");
     }
 
     #[test]
     fn a_longer_back_off_than_the_wait_after_deaths_stays() {
-        let backoff = Backoff { initial_secs: 600.0, multiplier: 1.0, max_secs: 600.0 };
+        let backoff = BackoffPolicy { initial_secs: 600.0, multiplier: 1.0, max_secs: 600.0 };
         let policy = NodePolicy { loss_backoff: backoff, ..NodePolicy::default() };
-        let spent = Spent { tries: 9, deaths: 1, losses: 0 };
+        let spent = RetryCounters { tries: 9, deaths: 1, losses: 0 };
         let (verdict, _) = after(&policy, spent, setback(None, ReasonCode::InstanceLost), 0.5);
         assert_eq!(verdict, again(300_000));
     }
@@ -273,12 +278,12 @@ mod tests {
     #[test]
     fn a_time_limit_hides_no_death() {
         let policy = NodePolicy { retries: 100, ..NodePolicy::default() };
-        let timeout = Setback { reason: ReasonCode::TimeoutResult, exit_code: None, died: true };
-        let spent = Spent { tries: 1, deaths: 1, losses: 0 };
+        let timeout = AttemptFailure { reason: ReasonCode::TimeoutResult, exit_code: None, died: true };
+        let spent = RetryCounters { tries: 1, deaths: 1, losses: 0 };
         let (verdict, counted) = after(&policy, spent, timeout, 0.5);
-        assert_eq!((verdict, counted), (again(30_000), Spent { tries: 2, deaths: 2, losses: 0 }));
+        assert_eq!((verdict, counted), (again(30_000), RetryCounters { tries: 2, deaths: 2, losses: 0 }));
         let (verdict, counted) = after(&policy, counted, timeout, 0.5);
-        assert_eq!((verdict, counted.deaths), (Verdict::Quarantine, 3));
+        assert_eq!((verdict, counted.deaths), (RetryVerdict::Quarantine, 3));
     }
 
     #[test]

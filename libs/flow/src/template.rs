@@ -47,7 +47,7 @@ impl FlowField {
 
 /// What a value refers to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Reference {
+pub enum TemplateReference {
     /// A key of a node's result.
     Result {
         /// The node.
@@ -62,7 +62,7 @@ pub enum Reference {
 /// Characters of a key that are shown: what a reference that cannot be filled in leaves behind is kept with its node.
 const KEY_SHOWN_CHARS_MAX: usize = 128;
 
-impl fmt::Display for Reference {
+impl fmt::Display for TemplateReference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Result { node, key } => {
@@ -80,7 +80,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// Why a text is no [`Template`].
+/// Why a text is no [`EnvTemplate`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
     /// `${{` without `}}`.
@@ -102,15 +102,15 @@ pub enum TemplateError {
 
 /// A value with references in it, parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Template(Vec<Segment>);
+pub struct EnvTemplate(Vec<TemplateSegment>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Segment {
+enum TemplateSegment {
     Text(String),
-    Reference(Reference),
+    Reference(TemplateReference),
 }
 
-impl Template {
+impl EnvTemplate {
     /// Parses a value. One without `${{` is a text, whatever else it contains.
     ///
     /// # Errors
@@ -123,25 +123,25 @@ impl Template {
             let inner = open + OPEN.len();
             let length = value[inner..].find(CLOSE).ok_or(TemplateError::Unclosed { at: open })?;
             if open > at {
-                segments.push(Segment::Text(value[at..open].to_owned()));
+                segments.push(TemplateSegment::Text(value[at..open].to_owned()));
             }
             let text = value[inner..inner + length].trim();
             let reference = parse_reference(text)
                 .ok_or_else(|| TemplateError::NotAReference { text: text.chars().take(80).collect() })?;
-            segments.push(Segment::Reference(reference));
+            segments.push(TemplateSegment::Reference(reference));
             at = inner + length + CLOSE.len();
         }
         if at < value.len() {
-            segments.push(Segment::Text(value[at..].to_owned()));
+            segments.push(TemplateSegment::Text(value[at..].to_owned()));
         }
         Ok(Self(segments))
     }
 
     /// What it refers to, in its order.
-    pub fn references(&self) -> impl Iterator<Item = &Reference> {
+    pub fn references(&self) -> impl Iterator<Item = &TemplateReference> {
         self.0.iter().filter_map(|segment| match segment {
-            Segment::Text(_) => None,
-            Segment::Reference(reference) => Some(reference),
+            TemplateSegment::Text(_) => None,
+            TemplateSegment::Reference(reference) => Some(reference),
         })
     }
 
@@ -152,13 +152,13 @@ impl Template {
     pub fn render<'a, E>(
         &self,
         bytes_max: usize,
-        mut lookup: impl FnMut(&Reference) -> Result<Cow<'a, str>, E>,
+        mut lookup: impl FnMut(&TemplateReference) -> Result<Cow<'a, str>, E>,
     ) -> Result<Option<String>, E> {
         let mut value = String::new();
         for segment in &self.0 {
             let part = match segment {
-                Segment::Text(text) => Cow::Borrowed(text.as_str()),
-                Segment::Reference(reference) => lookup(reference)?,
+                TemplateSegment::Text(text) => Cow::Borrowed(text.as_str()),
+                TemplateSegment::Reference(reference) => lookup(reference)?,
             };
             if value.len() + part.len() > bytes_max {
                 return Ok(None);
@@ -173,14 +173,14 @@ pub(crate) const fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == '-'
 }
 
-fn parse_reference(text: &str) -> Option<Reference> {
+fn parse_reference(text: &str) -> Option<TemplateReference> {
     if let Some(field) = text.strip_prefix("flow.") {
-        return FlowField::ALL.into_iter().find(|known| known.as_str() == field).map(Reference::Flow);
+        return FlowField::ALL.into_iter().find(|known| known.as_str() == field).map(TemplateReference::Flow);
     }
     let (node, rest) = parse_part(text.strip_prefix("results")?)?;
     let (key, rest) = parse_part(rest)?;
     (rest.is_empty()).then_some(())?;
-    Some(Reference::Result { node: node.parse().ok()?, key: key.to_owned() })
+    Some(TemplateReference::Result { node: node.parse().ok()?, key: key.to_owned() })
 }
 
 /// `.word` or `["any text without quotation marks"]`, and what follows.
@@ -211,7 +211,7 @@ pub enum RenderError {
         /// Whose value it is.
         variable: String,
         /// What it refers to.
-        reference: Reference,
+        reference: TemplateReference,
     },
     /// A value is beyond its limit.
     #[error("variable {variable} has more than {ENV_VALUE_RENDERED_BYTES_MAX} bytes when rendered")]
@@ -268,11 +268,11 @@ pub fn render(execution: &Execution) -> Result<EnvVars, RenderError> {
 }
 
 fn render_value(execution: &Execution, variable: &str, value: &str) -> Result<String, RenderError> {
-    let template = Template::parse(value)
+    let template = EnvTemplate::parse(value)
         .map_err(|source| RenderError::Malformed { variable: variable.to_owned(), source })?;
     let rendered = template.render(ENV_VALUE_RENDERED_BYTES_MAX, |reference| match reference {
-        Reference::Flow(field) => Ok(Cow::Owned(flow_field(execution, *field))),
-        Reference::Result { node, key } => match execution.inputs.get(node) {
+        TemplateReference::Flow(field) => Ok(Cow::Owned(flow_field(execution, *field))),
+        TemplateReference::Result { node, key } => match execution.inputs.get(node) {
             None => Ok(Cow::Borrowed("")),
             Some(result) => result.get(key).map(|text| Cow::Borrowed(text.as_str())).ok_or_else(|| {
                 RenderError::MissingResult { variable: variable.to_owned(), reference: reference.clone() }
@@ -302,7 +302,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn references(text: &str) -> Vec<String> {
-        Template::parse(text).expect("well-formed").references().map(ToString::to_string).collect()
+        EnvTemplate::parse(text).expect("well-formed").references().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn what_is_no_reference_is_refused() {
-        assert_eq!(Template::parse("ab${{ flow.id }"), Err(TemplateError::Unclosed { at: 2 }));
+        assert_eq!(EnvTemplate::parse("ab${{ flow.id }"), Err(TemplateError::Unclosed { at: 2 }));
         for bad in [
             "",
             "results",
@@ -335,7 +335,7 @@ mod tests {
         ] {
             let text = format!("${{{{ {bad} }}}}");
             assert_eq!(
-                Template::parse(&text),
+                EnvTemplate::parse(&text),
                 Err(TemplateError::NotAReference { text: bad.to_owned() }),
                 "{bad}"
             );
@@ -408,7 +408,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_parsed_or_refused(text in "[$\\{\\} a.\"\\[\\]results]{0,60}") {
-            if let Ok(template) = Template::parse(&text) {
+            if let Ok(template) = EnvTemplate::parse(&text) {
                 let kept: Result<_, ()> = template.render(usize::MAX, |_| Ok(Cow::Borrowed("")));
                 prop_assert!(kept.expect("nothing is missing").expect("no limit").len() <= text.len());
             }

@@ -6,7 +6,7 @@ use model::{FlowStatus, NodeState};
 
 /// What can happen to a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum NodeEvent {
+pub enum NodeTransitionEvent {
     /// Its dependencies are satisfied, its prerequisites met, its condition true.
     Release,
     /// Its condition is false, or its `run_if` says no.
@@ -34,7 +34,7 @@ pub enum NodeEvent {
     RunAgain,
 }
 
-impl NodeEvent {
+impl NodeTransitionEvent {
     /// All of them.
     pub const ALL: [Self; 12] = [
         Self::Release,
@@ -71,7 +71,7 @@ impl NodeEvent {
     }
 }
 
-impl fmt::Display for NodeEvent {
+impl fmt::Display for NodeTransitionEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
@@ -79,7 +79,7 @@ impl fmt::Display for NodeEvent {
 
 /// What can happen to a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FlowEvent {
+pub enum FlowTransitionEvent {
     /// Its graph was checked and it begins.
     Start,
     /// No node can move, and no failure counts.
@@ -92,7 +92,7 @@ pub enum FlowEvent {
     RunAgain,
 }
 
-impl FlowEvent {
+impl FlowTransitionEvent {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Start, Self::Finish, Self::Fail, Self::Cancel, Self::RunAgain];
 
@@ -109,7 +109,7 @@ impl FlowEvent {
     }
 }
 
-impl fmt::Display for FlowEvent {
+impl fmt::Display for FlowTransitionEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
@@ -124,7 +124,7 @@ pub enum IllegalTransition {
         /// Where it stands.
         state: NodeState,
         /// What was to happen.
-        event: NodeEvent,
+        event: NodeTransitionEvent,
     },
     /// Of a flow.
     #[error("`{event}` cannot happen to a flow that is {status}")]
@@ -132,7 +132,7 @@ pub enum IllegalTransition {
         /// Where it stands.
         status: FlowStatus,
         /// What was to happen.
-        event: FlowEvent,
+        event: FlowTransitionEvent,
     },
 }
 
@@ -140,9 +140,9 @@ pub enum IllegalTransition {
 ///
 /// # Errors
 /// The pair is not in the table.
-pub const fn node(state: NodeState, event: NodeEvent) -> Result<NodeState, IllegalTransition> {
-    use NodeEvent as E;
+pub const fn node(state: NodeState, event: NodeTransitionEvent) -> Result<NodeState, IllegalTransition> {
     use NodeState as S;
+    use NodeTransitionEvent as E;
     Ok(match (state, event) {
         (S::Pending, E::Release) => S::Ready,
         (S::Pending, E::Skip) => S::Skipped,
@@ -164,9 +164,9 @@ pub const fn node(state: NodeState, event: NodeEvent) -> Result<NodeState, Illeg
 ///
 /// # Errors
 /// The pair is not in the table.
-pub const fn flow(status: FlowStatus, event: FlowEvent) -> Result<FlowStatus, IllegalTransition> {
-    use FlowEvent as E;
+pub const fn flow(status: FlowStatus, event: FlowTransitionEvent) -> Result<FlowStatus, IllegalTransition> {
     use FlowStatus as S;
+    use FlowTransitionEvent as E;
     Ok(match (status, event) {
         (S::Created, E::Start) => S::Started,
         (S::Started, E::Finish) => S::Finished,
@@ -178,16 +178,20 @@ pub const fn flow(status: FlowStatus, event: FlowEvent) -> Result<FlowStatus, Il
 }
 
 /// Every legal change of a node, for whoever compares the table with `specs/`.
-pub fn node_table() -> impl Iterator<Item = (NodeState, NodeEvent, NodeState)> {
+pub fn node_table() -> impl Iterator<Item = (NodeState, NodeTransitionEvent, NodeState)> {
     NodeState::ALL.into_iter().flat_map(|state| {
-        NodeEvent::ALL.into_iter().filter_map(move |event| Some((state, event, node(state, event).ok()?)))
+        NodeTransitionEvent::ALL
+            .into_iter()
+            .filter_map(move |event| Some((state, event, node(state, event).ok()?)))
     })
 }
 
 /// Every legal change of a flow, for whoever compares the table with `specs/`.
-pub fn flow_table() -> impl Iterator<Item = (FlowStatus, FlowEvent, FlowStatus)> {
+pub fn flow_table() -> impl Iterator<Item = (FlowStatus, FlowTransitionEvent, FlowStatus)> {
     FlowStatus::ALL.into_iter().flat_map(|status| {
-        FlowEvent::ALL.into_iter().filter_map(move |event| Some((status, event, flow(status, event).ok()?)))
+        FlowTransitionEvent::ALL
+            .into_iter()
+            .filter_map(move |event| Some((status, event, flow(status, event).ok()?)))
     })
 }
 
@@ -196,34 +200,34 @@ mod tests {
     use super::*;
 
     /// The table of the specification, section 5.1, row by row.
-    const NODE_ROWS: [(&str, NodeEvent, &str); 21] = [
-        ("pending", NodeEvent::Release, "ready"),
-        ("pending", NodeEvent::Skip, "skipped"),
-        ("pending", NodeEvent::Abort, "failed"),
-        ("ready", NodeEvent::Abort, "failed"),
-        ("ready", NodeEvent::Dispatch, "dispatched"),
-        ("dispatched", NodeEvent::Start, "running"),
-        ("dispatched", NodeEvent::Succeed, "completed"),
-        ("running", NodeEvent::Succeed, "completed"),
-        ("dispatched", NodeEvent::Retry, "ready"),
-        ("running", NodeEvent::Retry, "ready"),
-        ("dispatched", NodeEvent::Return, "ready"),
-        ("dispatched", NodeEvent::Fail, "failed"),
-        ("running", NodeEvent::Fail, "failed"),
-        ("pending", NodeEvent::Cancel, "cancelled"),
-        ("ready", NodeEvent::Cancel, "cancelled"),
-        ("dispatched", NodeEvent::Stop, "cancelled"),
-        ("running", NodeEvent::Stop, "cancelled"),
-        ("completed", NodeEvent::RunAgain, "pending"),
-        ("failed", NodeEvent::RunAgain, "pending"),
-        ("cancelled", NodeEvent::RunAgain, "pending"),
-        ("skipped", NodeEvent::RunAgain, "pending"),
+    const NODE_ROWS: [(&str, NodeTransitionEvent, &str); 21] = [
+        ("pending", NodeTransitionEvent::Release, "ready"),
+        ("pending", NodeTransitionEvent::Skip, "skipped"),
+        ("pending", NodeTransitionEvent::Abort, "failed"),
+        ("ready", NodeTransitionEvent::Abort, "failed"),
+        ("ready", NodeTransitionEvent::Dispatch, "dispatched"),
+        ("dispatched", NodeTransitionEvent::Start, "running"),
+        ("dispatched", NodeTransitionEvent::Succeed, "completed"),
+        ("running", NodeTransitionEvent::Succeed, "completed"),
+        ("dispatched", NodeTransitionEvent::Retry, "ready"),
+        ("running", NodeTransitionEvent::Retry, "ready"),
+        ("dispatched", NodeTransitionEvent::Return, "ready"),
+        ("dispatched", NodeTransitionEvent::Fail, "failed"),
+        ("running", NodeTransitionEvent::Fail, "failed"),
+        ("pending", NodeTransitionEvent::Cancel, "cancelled"),
+        ("ready", NodeTransitionEvent::Cancel, "cancelled"),
+        ("dispatched", NodeTransitionEvent::Stop, "cancelled"),
+        ("running", NodeTransitionEvent::Stop, "cancelled"),
+        ("completed", NodeTransitionEvent::RunAgain, "pending"),
+        ("failed", NodeTransitionEvent::RunAgain, "pending"),
+        ("cancelled", NodeTransitionEvent::RunAgain, "pending"),
+        ("skipped", NodeTransitionEvent::RunAgain, "pending"),
     ];
 
     #[test]
     fn every_legal_pair_is_taken_and_every_other_refused() {
         for state in NodeState::ALL {
-            for event in NodeEvent::ALL {
+            for event in NodeTransitionEvent::ALL {
                 let row = NODE_ROWS.iter().find(|(from, on, _)| *from == state.as_str() && *on == event);
                 match (row, node(state, event)) {
                     (Some((_, _, to)), Ok(next)) => assert_eq!(*to, next.as_str(), "{state} {event}"),
@@ -237,8 +241,8 @@ mod tests {
 
     #[test]
     fn flows_follow_their_table() {
-        use FlowEvent as E;
         use FlowStatus as S;
+        use FlowTransitionEvent as E;
         let rows = [
             (S::Created, E::Start, S::Started),
             (S::Started, E::Finish, S::Finished),
@@ -264,7 +268,7 @@ mod tests {
     #[test]
     fn an_end_is_left_only_to_run_again() {
         for (from, event, _) in node_table() {
-            assert_eq!(from.is_end(), event == NodeEvent::RunAgain);
+            assert_eq!(from.is_end(), event == NodeTransitionEvent::RunAgain);
         }
     }
 }

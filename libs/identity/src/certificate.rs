@@ -34,7 +34,7 @@ impl LeafIdentity {
     /// name is no SPIFFE id of ours.
     pub fn from_der(der: &[u8]) -> Result<Self, CertificateError> {
         let certificate = parse(der)?;
-        let names = Names::of(&certificate)?;
+        let names = SubjectAltNames::of(&certificate)?;
         let [uri] = names.uris.as_slice() else {
             return Err(CertificateError::UriNames(names.uris.len()));
         };
@@ -78,7 +78,7 @@ impl CertificateSummary {
     /// When the bytes are no certificate.
     pub fn from_der(der: &[u8]) -> Result<Self, CertificateError> {
         let certificate = parse(der)?;
-        let names = Names::of(&certificate)?;
+        let names = SubjectAltNames::of(&certificate)?;
         let identity = match names.uris.as_slice() {
             [uri] => uri.parse().ok(),
             _ => None,
@@ -167,13 +167,13 @@ impl From<SpiffeError> for CertificateError {
 
 /// The alternative names, by kind.
 #[derive(Default)]
-struct Names {
+struct SubjectAltNames {
     uris: Vec<String>,
     dns: Vec<String>,
     ips: Vec<IpAddr>,
 }
 
-impl Names {
+impl SubjectAltNames {
     fn of(certificate: &X509Certificate<'_>) -> Result<Self, CertificateError> {
         // Two such extensions are an error here, so that nobody can hide a second name.
         let extension =

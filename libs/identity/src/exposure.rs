@@ -23,7 +23,7 @@ const GROUPS: &str = "/etc/group";
 
 /// Access that others have to a file and should not have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Exposed {
+pub enum FileExposure {
     /// A secret can be read by every user.
     #[error(
         "{} can be read by every user of this machine (mode {mode:04o}): run `chmod o= {}`",
@@ -84,12 +84,12 @@ pub enum Exposed {
 /// cannot be found or reached passes: opening it says why.
 ///
 /// # Errors
-/// [`Exposed`].
-pub fn check_secret(path: &Path) -> Result<(), Exposed> {
+/// [`FileExposure`].
+pub fn check_secret(path: &Path) -> Result<(), FileExposure> {
     let Some((found, about)) = walk(path)? else { return Ok(()) };
     let mode = about.mode() & 0o7777;
     if about.is_file() && mode & READABLE_BY_ALL != 0 {
-        return Err(Exposed::Readable { path: found, mode });
+        return Err(FileExposure::Readable { path: found, mode });
     }
     check_writers(found, &about)
 }
@@ -98,21 +98,21 @@ pub fn check_secret(path: &Path) -> Result<(), Exposed> {
 /// says why.
 ///
 /// # Errors
-/// [`Exposed`].
-pub fn check_trusted(path: &Path) -> Result<(), Exposed> {
+/// [`FileExposure`].
+pub fn check_trusted(path: &Path) -> Result<(), FileExposure> {
     walk(path)?.map_or(Ok(()), |(found, about)| check_writers(found, &about))
 }
 
-fn check_writers(path: PathBuf, about: &Metadata) -> Result<(), Exposed> {
+fn check_writers(path: PathBuf, about: &Metadata) -> Result<(), FileExposure> {
     let counts = about.is_file() || about.is_dir();
     if counts && others_may_write(about) {
-        return Err(Exposed::Writable { path, mode: about.mode() & 0o7777 });
+        return Err(FileExposure::Writable { path, mode: about.mode() & 0o7777 });
     }
     Ok(())
 }
 
 /// Goes the way to a file, checks each directory on it, and gives where the way ends.
-fn walk(path: &Path) -> Result<Option<(PathBuf, Metadata)>, Exposed> {
+fn walk(path: &Path) -> Result<Option<(PathBuf, Metadata)>, FileExposure> {
     let Ok(absolute) = std::path::absolute(path) else { return Ok(None) };
     let mut at = PathBuf::from("/");
     let mut rest = steps(&absolute);
@@ -152,17 +152,23 @@ fn steps(path: &Path) -> Vec<OsString> {
 }
 
 /// Checks one directory on the way, and the entry of it by which the way goes on.
-fn check_step(path: &Path, at: &Path, dir: &Metadata, entry: &Path, about: &Metadata) -> Result<(), Exposed> {
+fn check_step(
+    path: &Path,
+    at: &Path,
+    dir: &Metadata,
+    entry: &Path,
+    about: &Metadata,
+) -> Result<(), FileExposure> {
     if !others_may_write(dir) {
         return Ok(());
     }
     if dir.mode() & STICKY == 0 {
         let (dir, mode) = (at.to_owned(), dir.mode() & 0o7777);
-        return Err(Exposed::Directory { path: path.to_owned(), dir, mode });
+        return Err(FileExposure::Directory { path: path.to_owned(), dir, mode });
     }
     let (owner, own) = (about.uid(), own_user());
     if owner != 0 && owner != own {
-        return Err(Exposed::Foreign { path: path.to_owned(), entry: entry.to_owned(), owner, own });
+        return Err(FileExposure::Foreign { path: path.to_owned(), entry: entry.to_owned(), owner, own });
     }
     Ok(())
 }
@@ -205,8 +211,8 @@ fn has_no_other_member(accounts: &str, groups: &str, group: u32, own: u32) -> bo
 }
 
 /// Turns an exposed file into an error of reading it, for those who know no other.
-impl From<Exposed> for io::Error {
-    fn from(exposed: Exposed) -> Self {
+impl From<FileExposure> for io::Error {
+    fn from(exposed: FileExposure) -> Self {
         Self::new(io::ErrorKind::PermissionDenied, exposed)
     }
 }
@@ -266,7 +272,7 @@ mod tests {
         let open = dir.path().join("open");
         set(&open, 0o777);
         let error = check_trusted(&path).expect_err("others may exchange `inner`");
-        assert_eq!(error, Exposed::Directory { path: path.clone(), dir: open.clone(), mode: 0o777 });
+        assert_eq!(error, FileExposure::Directory { path: path.clone(), dir: open.clone(), mode: 0o777 });
         set(&open, 0o1777);
         assert_eq!(check_trusted(&path), Ok(()), "nobody else may exchange what is ours");
         set(&open, 0o755);
@@ -276,7 +282,7 @@ mod tests {
         fs::create_dir(&links).expect("made");
         symlink(&inner, links.join("to")).expect("a link");
         set(&links, 0o777);
-        assert!(matches!(check_trusted(&links.join("to/ca.pem")), Err(Exposed::Directory { .. })));
+        assert!(matches!(check_trusted(&links.join("to/ca.pem")), Err(FileExposure::Directory { .. })));
         set(&links, 0o755);
         assert_eq!(check_trusted(&links.join("to/../inner/ca.pem")), Ok(()));
         symlink("loop", links.join("loop")).expect("a link");
@@ -293,7 +299,7 @@ mod tests {
         let path = file(&dir.path().join("key"), 0o600);
         std::os::unix::fs::chown(&path, Some(4711), None).expect("root may");
         let error = check_secret(&path).expect_err("a stranger's");
-        assert!(matches!(error, Exposed::Foreign { owner: 4711, .. }), "{error}");
+        assert!(matches!(error, FileExposure::Foreign { owner: 4711, .. }), "{error}");
     }
 
     /// As the kubelet makes it, with `defaultMode: 0440` and an `fsGroup` that no account is in.
@@ -317,7 +323,7 @@ mod tests {
         assert_eq!(check_secret(&volume.join("tls.key")), Ok(()));
         set(&real, 0o444);
         assert!(
-            matches!(check_secret(&volume.join("tls.key")), Err(Exposed::Readable { path, .. }) if path == real)
+            matches!(check_secret(&volume.join("tls.key")), Err(FileExposure::Readable { path, .. }) if path == real)
         );
     }
 

@@ -11,12 +11,12 @@ use model::{ActorId, Timestamp};
 
 use crate::signing_key::{SigningKey, VerifyingKey};
 use crate::spiffe::TrustDomain;
-use crate::token::{ActorKey, Purpose, TOKEN_LIFETIME_MAX, Token, TokenError, Verdict};
+use crate::token::{ActorVerifyingKey, TOKEN_LIFETIME_MAX, Token, TokenError, TokenPurpose, TokenVerdict};
 
 /// Shows that `actor` of the coordinator of `trust_domain` has this key, from `now` on for five minutes.
 #[must_use]
 pub fn sign(key: &SigningKey, trust_domain: &TrustDomain, actor: ActorId, now: Timestamp) -> String {
-    Token::sign_for(Purpose::KeyProof, key, trust_domain, actor, now, TOKEN_LIFETIME_MAX)
+    Token::sign_for(TokenPurpose::KeyProof, key, trust_domain, actor, now, TOKEN_LIFETIME_MAX)
 }
 
 /// Whether the holder of this key has shown at `now` that it is to be the actor's.
@@ -31,15 +31,15 @@ pub fn check(
     now: Timestamp,
 ) -> Result<(), KeyProofError> {
     let read =
-        Token::read_for(Purpose::KeyProof, proof, trust_domain, now).map_err(KeyProofError::Unusable)?;
+        Token::read_for(TokenPurpose::KeyProof, proof, trust_domain, now).map_err(KeyProofError::Unusable)?;
     if read.actor() != actor {
         return Err(KeyProofError::Actor(read.actor()));
     }
     // Not in force yet; that is what is asked for.
-    let new = ActorKey { key, not_before: Timestamp::default(), revoked_at: None };
+    let new = ActorVerifyingKey { key, not_before: Timestamp::default(), revoked_at: None };
     match read.verify(&[new], now) {
-        Verdict::Good(_) => Ok(()),
-        Verdict::Revoked | Verdict::Refused => Err(KeyProofError::Key),
+        TokenVerdict::Good(_) => Ok(()),
+        TokenVerdict::Revoked | TokenVerdict::Refused => Err(KeyProofError::Key),
     }
 }
 

@@ -14,11 +14,11 @@ pub mod spiffe;
 pub mod token;
 
 pub use certificate::{CertificateError, CertificateSummary, LeafIdentity};
-pub use exposure::Exposed;
+pub use exposure::FileExposure;
 pub use key_proof::KeyProofError;
 pub use pki::{IssueOptions, IssuedCertificate, IssuedFiles, Pki, PkiError};
 pub use signing_key::{
     BadSigningKey, BadVerifyingKey, SIGNATURE_BYTES, SigningKey, SigningKeyError, VerifyingKey,
 };
 pub use spiffe::{Identity, ServiceName, SpiffeError, SpiffeId, TrustDomain};
-pub use token::{ActorKey, Token, TokenError};
+pub use token::{ActorVerifyingKey, Token, TokenError};

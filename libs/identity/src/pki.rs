@@ -19,7 +19,7 @@ use rcgen::{
 use zeroize::Zeroizing;
 
 use crate::certificate::{CertificateError, CertificateSummary};
-use crate::exposure::{self, Exposed};
+use crate::exposure::{self, FileExposure};
 use crate::file;
 use crate::spiffe::{Identity, SpiffeId, TrustDomain};
 
@@ -272,7 +272,7 @@ pub enum PkiError {
     },
     /// Others can read a key, or change what is relied upon.
     #[error("the certificate authority cannot be used")]
-    Exposed(#[source] Exposed),
+    Exposed(#[source] FileExposure),
     /// A private key cannot be understood.
     #[error("{} holds no private key in PEM (PKCS#8): {message}", path.display())]
     Key {
@@ -301,8 +301,8 @@ impl From<CertificateError> for PkiError {
     }
 }
 
-impl From<Exposed> for PkiError {
-    fn from(source: Exposed) -> Self {
+impl From<FileExposure> for PkiError {
+    fn from(source: FileExposure) -> Self {
         Self::Exposed(source)
     }
 }

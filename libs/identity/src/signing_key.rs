@@ -16,7 +16,7 @@ use rustls_pki_types::pem::PemObject;
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
-use crate::exposure::{self, Exposed};
+use crate::exposure::{self, FileExposure};
 use crate::file;
 
 /// What PKCS#8 version 1 has before the seed. Version 2, with the public key behind it, is refused by OpenSSL before
@@ -194,7 +194,7 @@ impl fmt::Debug for VerifyingKey {
 pub enum SigningKeyError {
     /// Others can read or change the file.
     #[error("the key cannot be used")]
-    Exposed(#[source] Exposed),
+    Exposed(#[source] FileExposure),
     /// The file holds no such key.
     #[error("{} holds no Ed25519 private key in PEM (PKCS#8): {message}", path.display())]
     Read {

@@ -28,7 +28,7 @@ const THUMBPRINT_BYTES: usize = 32;
 
 /// A public key of an actor and when it counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ActorKey {
+pub struct ActorVerifyingKey {
     /// The key.
     pub key: VerifyingKey,
     /// What was signed before is refused.
@@ -37,15 +37,15 @@ pub struct ActorKey {
     pub revoked_at: Option<Timestamp>,
 }
 
-impl ActorKey {
+impl ActorVerifyingKey {
     /// Whether something that was signed at `signed_at` counts at `now`. The signer's clock may be behind.
     #[must_use]
-    pub fn counts(&self, signed_at: Timestamp, now: Timestamp) -> bool {
+    pub fn is_in_force(&self, signed_at: Timestamp, now: Timestamp) -> bool {
         signed_at + TOKEN_SKEW >= self.not_before && self.revoked_at.is_none_or(|end| now < end)
     }
 }
 
-impl TryFrom<&model::actor::ActorKey> for ActorKey {
+impl TryFrom<&model::actor::ActorKey> for ActorVerifyingKey {
     type Error = BadVerifyingKey;
 
     fn try_from(kept: &model::actor::ActorKey) -> Result<Self, BadVerifyingKey> {
@@ -70,14 +70,14 @@ pub struct Token {
 
 /// What a token is for. One that is for something else is refused: nothing that was signed has two meanings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum TokenPurpose {
     /// To show who calls.
     Call,
     /// To show that somebody has a key ([`crate::key_proof`]).
     KeyProof,
 }
 
-impl Purpose {
+impl TokenPurpose {
     const fn typ(self) -> &'static str {
         match self {
             Self::Call => "JWT",
@@ -118,11 +118,11 @@ impl Token {
         now: Timestamp,
         lifetime: Duration,
     ) -> String {
-        Self::sign_for(Purpose::Call, key, trust_domain, actor, now, lifetime)
+        Self::sign_for(TokenPurpose::Call, key, trust_domain, actor, now, lifetime)
     }
 
     pub(crate) fn sign_for(
-        purpose: Purpose,
+        purpose: TokenPurpose,
         key: &SigningKey,
         trust_domain: &TrustDomain,
         actor: ActorId,
@@ -151,11 +151,11 @@ impl Token {
     /// # Errors
     /// When it has another form, is for somebody else, or is not in force at `now`.
     pub fn read(text: &str, ours: &TrustDomain, now: Timestamp) -> Result<Self, TokenError> {
-        Self::read_for(Purpose::Call, text, ours, now)
+        Self::read_for(TokenPurpose::Call, text, ours, now)
     }
 
     pub(crate) fn read_for(
-        purpose: Purpose,
+        purpose: TokenPurpose,
         text: &str,
         ours: &TrustDomain,
         now: Timestamp,
@@ -170,7 +170,7 @@ impl Token {
             return Err(TokenError::Algorithm);
         }
         // Those that show who calls need not say so.
-        if header.typ.map_or(purpose != Purpose::Call, |typ| typ != purpose.typ()) {
+        if header.typ.map_or(purpose != TokenPurpose::Call, |typ| typ != purpose.typ()) {
             return Err(TokenError::Type { ours: purpose.typ() });
         }
         let claims: Claims = part(claims, "claims")?;
@@ -200,28 +200,28 @@ impl Token {
     /// Anybody can make up a token, and each signature that is tried costs: the key that the token names is tried and no
     /// other, or else those that count now, the newest first, of which there are [`ACTOR_KEYS_MAX`] at most.
     #[must_use]
-    pub fn verify<'k>(&self, keys: &'k [ActorKey], now: Timestamp) -> Verdict<'k> {
+    pub fn verify<'k>(&self, keys: &'k [ActorVerifyingKey], now: Timestamp) -> TokenVerdict<'k> {
         self.verify_by(keys, now, |key| key.verifies(self.signed.as_bytes(), &self.signature))
     }
 
     fn verify_by<'k>(
         &self,
-        keys: &'k [ActorKey],
+        keys: &'k [ActorVerifyingKey],
         now: Timestamp,
         has_signed: impl Fn(&VerifyingKey) -> bool,
-    ) -> Verdict<'k> {
-        let counts = |key: &&ActorKey| key.counts(self.issued_at, now);
+    ) -> TokenVerdict<'k> {
+        let counts = |key: &&ActorVerifyingKey| key.is_in_force(self.issued_at, now);
         let Some(named) = &self.key_id else {
             let tried = keys.iter().rev().filter(counts).take(ACTOR_KEYS_MAX);
             let signer = tried.into_iter().find(|key| has_signed(&key.key));
-            return signer.map_or(Verdict::Refused, Verdict::Good);
+            return signer.map_or(TokenVerdict::Refused, TokenVerdict::Good);
         };
         // One that was given up and taken again stands there twice.
         let mut named = keys.iter().filter(|key| key.key.thumbprint() == *named).peekable();
         if !named.peek().is_some_and(|key| has_signed(&key.key)) {
-            return Verdict::Refused;
+            return TokenVerdict::Refused;
         }
-        named.find(counts).map_or(Verdict::Revoked, Verdict::Good)
+        named.find(counts).map_or(TokenVerdict::Revoked, TokenVerdict::Good)
     }
 
     /// The actor that it speaks for.
@@ -255,9 +255,9 @@ fn is_thumbprint(text: &str) -> bool {
 
 /// What an actor's keys say to a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict<'k> {
+pub enum TokenVerdict<'k> {
     /// This one has signed it, and counts.
-    Good(&'k ActorKey),
+    Good(&'k ActorVerifyingKey),
     /// The one that it names has signed it and does not count, or did not yet.
     Revoked,
     /// None that was tried has signed it.
@@ -391,9 +391,9 @@ mod tests {
             token.id(),
             read(&Token::sign(&key, &ours(), ALICE, NOW, secs(60))).expect("another").id()
         );
-        let kept = ActorKey { key: key.verifying_key(), not_before: NOW, revoked_at: None };
-        assert_eq!(token.verify(&[kept], NOW), Verdict::Good(&kept));
-        assert_eq!(token.verify(&[], NOW), Verdict::Refused);
+        let kept = ActorVerifyingKey { key: key.verifying_key(), not_before: NOW, revoked_at: None };
+        assert_eq!(token.verify(&[kept], NOW), TokenVerdict::Good(&kept));
+        assert_eq!(token.verify(&[], NOW), TokenVerdict::Refused);
         let long = read(&Token::sign(&key, &ours(), ALICE, NOW, secs(3600))).expect("cut");
         assert_eq!(long.expires_at(), NOW + TOKEN_LIFETIME_MAX);
     }
@@ -402,36 +402,40 @@ mod tests {
     fn keys_count_within_their_time() {
         let key = SigningKey::generate();
         let token = read(&Token::sign(&key, &ours(), ALICE, NOW, secs(60))).expect("its own");
-        let at = |not_before, revoked_at| ActorKey { key: key.verifying_key(), not_before, revoked_at };
+        let at =
+            |not_before, revoked_at| ActorVerifyingKey { key: key.verifying_key(), not_before, revoked_at };
         // The signer's clock may be behind.
         let (soon, late) = (at(NOW + secs(30), None), at(NOW + secs(31), None));
-        assert_eq!(token.verify(&[soon], NOW), Verdict::Good(&soon));
-        assert_eq!(token.verify(&[late], NOW), Verdict::Revoked);
+        assert_eq!(token.verify(&[soon], NOW), TokenVerdict::Good(&soon));
+        assert_eq!(token.verify(&[late], NOW), TokenVerdict::Revoked);
         let ends = at(NOW, Some(NOW + secs(1)));
-        assert_eq!(token.verify(&[ends], NOW), Verdict::Good(&ends));
-        assert_eq!(token.verify(&[ends], NOW + secs(1)), Verdict::Revoked);
+        assert_eq!(token.verify(&[ends], NOW), TokenVerdict::Good(&ends));
+        assert_eq!(token.verify(&[ends], NOW + secs(1)), TokenVerdict::Revoked);
         // One that was given up and taken again.
-        assert_eq!(token.verify(&[at(NOW, Some(NOW)), soon], NOW), Verdict::Good(&soon));
-        let other = ActorKey { key: SigningKey::generate().verifying_key(), ..soon };
-        assert_eq!(token.verify(&[other], NOW), Verdict::Refused);
+        assert_eq!(token.verify(&[at(NOW, Some(NOW)), soon], NOW), TokenVerdict::Good(&soon));
+        let other = ActorVerifyingKey { key: SigningKey::generate().verifying_key(), ..soon };
+        assert_eq!(token.verify(&[other], NOW), TokenVerdict::Refused);
     }
 
     /// A token of `key` with this header, and how many signatures it costs to judge it by these keys.
-    fn cost(text: &str, keys: &[ActorKey]) -> (bool, usize) {
+    fn cost(text: &str, keys: &[ActorVerifyingKey]) -> (bool, usize) {
         let (token, tried) = (read(text).expect("good"), std::cell::Cell::new(0));
         let verdict = token.verify_by(keys, NOW, |key| {
             tried.set(tried.get() + 1);
             key.verifies(token.signed.as_bytes(), &token.signature)
         });
         assert_eq!(verdict, token.verify(keys, NOW));
-        (matches!(verdict, Verdict::Good(_)), tried.get())
+        (matches!(verdict, TokenVerdict::Good(_)), tried.get())
     }
 
     #[test]
     fn what_anybody_can_make_up_costs_little() {
         let signers: Vec<_> = (0..64).map(|_| SigningKey::generate()).collect();
-        let kept =
-            |key: &SigningKey, revoked_at| ActorKey { key: key.verifying_key(), not_before: NOW, revoked_at };
+        let kept = |key: &SigningKey, revoked_at| ActorVerifyingKey {
+            key: key.verifying_key(),
+            not_before: NOW,
+            revoked_at,
+        };
         // As an actor has them at the most: all but the last few are over.
         let in_force = 64 - ACTOR_KEYS_MAX;
         let keys: Vec<_> = signers
@@ -541,7 +545,7 @@ mod tests {
     #[test]
     fn a_token_has_one_spelling() {
         let key = SigningKey::generate();
-        let kept = ActorKey { key: key.verifying_key(), not_before: NOW, revoked_at: None };
+        let kept = ActorVerifyingKey { key: key.verifying_key(), not_before: NOW, revoked_at: None };
         let text = Token::sign(&key, &ours(), ALICE, NOW, secs(60));
         for other in [
             format!("{text}="),
@@ -558,7 +562,8 @@ mod tests {
             let mut changed = text.clone().into_bytes();
             changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
             let changed = String::from_utf8(changed).expect("ASCII");
-            let believed = read(&changed).is_ok_and(|token| token.verify(&[kept], NOW) != Verdict::Refused);
+            let believed =
+                read(&changed).is_ok_and(|token| token.verify(&[kept], NOW) != TokenVerdict::Refused);
             assert!(!believed, "{at}");
         }
     }

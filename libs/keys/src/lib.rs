@@ -1,19 +1,19 @@
 //! Every Redis key name, and nothing else: builders, and parsers that undo them.
 //!
 //! No other crate writes a key by hand. [`context`] has the coordinator's keys in
-//! both layouts, [`supervisor`] those of a supervisor's own Redis, [`old`] what else old workers know there, [`nonce`]
+//! both layouts, [`supervisor`] those of a supervisor's own Redis, [`legacy`] what else old workers know there, [`nonce`]
 //! what it remembers of signatures.
 
 pub mod context;
+pub mod legacy;
 pub mod nonce;
-pub mod old;
 pub mod supervisor;
 
 mod suffix;
 
 pub use context::{ContextKey, ContextKeys, GlobalKey, GlobalKeys};
+pub use legacy::{LegacyJob, LegacyName, LegacyQueue};
 pub use nonce::ActorNonce;
-pub use old::{OldJob, OldName, OldQueue};
 pub use supervisor::{ControlScope, InstanceRef, SupervisorKey, WorkQueue};
 
 use std::fmt;

@@ -11,45 +11,45 @@ use tokio::sync::watch;
 
 use crate::cluster::Cluster;
 use crate::command::Cmd;
-use crate::connection::Connection;
-use crate::endpoint::Address;
+use crate::connection::KvConnection;
+use crate::endpoint::RedisAddress;
 use crate::error::{Error, Result};
-use crate::link::Link;
-use crate::route::{Attempts, Route};
+use crate::link::KvLink;
+use crate::route::{KvRoute, RouteAttempts};
 use crate::value::Value;
 
 /// A connection of its own for commands that wait on the server, one at a time.
 ///
 /// What a pop took from the server is lost when its answer is: whoever pops has to be able to find such
 /// work again.
-pub struct Blocking {
-    route: Route,
-    open: Option<Open>,
+pub struct BlockingConnection {
+    route: KvRoute,
+    open: Option<BlockingSession>,
 }
 
-struct Open {
+struct BlockingSession {
     connection: MultiplexedConnection,
     client_id: i64,
     /// To the same server, for waking.
-    link: Arc<Link>,
-    leaving: Leaving,
+    link: Arc<KvLink>,
+    leaving: ServerChangeWatcher,
 }
 
 /// What tells that the server is not the one to wait on any more.
-enum Leaving {
-    Server(watch::Receiver<Option<Address>>),
+enum ServerChangeWatcher {
+    Server(watch::Receiver<Option<RedisAddress>>),
     Slot(Arc<Cluster>, u16, watch::Receiver<u64>),
 }
 
-impl std::fmt::Debug for Blocking {
+impl std::fmt::Debug for BlockingConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let id = self.open.as_ref().map(|open| open.client_id);
         write!(f, "Blocking({:?}, client {id:?})", self.route)
     }
 }
 
-impl Blocking {
-    pub(crate) const fn new(route: Route) -> Self {
+impl BlockingConnection {
+    pub(crate) const fn new(route: KvRoute) -> Self {
         Self { route, open: None }
     }
 
@@ -60,7 +60,7 @@ impl Blocking {
     pub async fn client_id(&mut self) -> Result<i64> {
         let open = match self.open.take() {
             Some(open) => open,
-            None => Open::new(&self.route, self.link().await?).await?,
+            None => BlockingSession::new(&self.route, self.link().await?).await?,
         };
         let id = open.client_id;
         self.open = Some(open);
@@ -104,12 +104,12 @@ impl Blocking {
         // answer could be taken for that of the next.
         let mut open = self.open.take();
         let route = self.route.clone();
-        let mut attempts = Attempts::new(&route);
+        let mut attempts = RouteAttempts::new(&route);
         let mut cancel = pin!(cancel.fuse());
         loop {
             let connected = match open.take() {
                 Some(open) => Ok(open),
-                None => Open::new(&route, attempts.link().await?).await,
+                None => BlockingSession::new(&route, attempts.link().await?).await,
             };
             let answer = match connected {
                 Ok(open) => {
@@ -125,22 +125,24 @@ impl Blocking {
                 Err(error) if route.leads_elsewhere(&error) && cancel.is_terminated() => {
                     return Ok(std::array::from_fn(|_| Value::Nil));
                 }
-                Err(error) if attempts.again(&error).await => {}
-                answer => return answer.map_err(|error| route.given_up(error)),
+                Err(error) if attempts.should_retry(&error).await => {}
+                answer => return answer.map_err(|error| route.final_error(error)),
             }
         }
     }
 
-    async fn link(&self) -> Result<Arc<Link>> {
-        Attempts::new(&self.route).link().await
+    async fn link(&self) -> Result<Arc<KvLink>> {
+        RouteAttempts::new(&self.route).link().await
     }
 }
 
-impl Open {
-    async fn new(route: &Route, link: Arc<Link>) -> Result<Self> {
+impl BlockingSession {
+    async fn new(route: &KvRoute, link: Arc<KvLink>) -> Result<Self> {
         let leaving = match route {
-            Route::Link(link) => Leaving::Server(link.server.moves()),
-            Route::Slot(cluster, slot) => Leaving::Slot(Arc::clone(cluster), *slot, cluster.changes()),
+            KvRoute::Link(link) => ServerChangeWatcher::Server(link.server.address_changes()),
+            KvRoute::Slot(cluster, slot) => {
+                ServerChangeWatcher::Slot(Arc::clone(cluster), *slot, cluster.changes())
+            }
         };
         let server = &link.server;
         let mut connection = server.connect(link.database, &server.config()).await?;
@@ -161,7 +163,7 @@ impl Open {
     ) -> (Result<[Value; N]>, Option<Self>) {
         let server = Arc::clone(&self.link.server);
         self.connection.set_response_timeout(block + server.options.response_timeout);
-        let (client_id, control) = (self.client_id, Connection(Route::Link(Arc::clone(&self.link))));
+        let (client_id, control) = (self.client_id, KvConnection(KvRoute::Link(Arc::clone(&self.link))));
         let answers = {
             let mut answer = pin!(self.connection.send_packed_commands(cmds, 0, N));
             tokio::select! {
@@ -192,7 +194,7 @@ fn read<const N: usize>(shown: &str, answers: Vec<redis::Value>) -> Result<[Valu
         .map_err(|answers: Vec<Value>| Error::Protocol(format!("{} answers to {N} commands", answers.len())))
 }
 
-impl Leaving {
+impl ServerChangeWatcher {
     /// What has changed up to now is known.
     fn begun(mut self) -> Self {
         match &mut self {
@@ -204,7 +206,7 @@ impl Leaving {
     }
 
     /// Until another server than that of `link` is the one to wait on. May be dropped and called again.
-    async fn wait(&mut self, link: &Arc<Link>) {
+    async fn wait(&mut self, link: &Arc<KvLink>) {
         match self {
             Self::Server(moves) => {
                 if moves.changed().await.is_ok() {
@@ -213,7 +215,7 @@ impl Leaving {
             }
             Self::Slot(cluster, slot, changes) => {
                 while changes.changed().await.is_ok() {
-                    if cluster.known().owner(*slot).is_none_or(|(_, owner)| !Arc::ptr_eq(owner, link)) {
+                    if cluster.cached_map().owner(*slot).is_none_or(|(_, owner)| !Arc::ptr_eq(owner, link)) {
                         return;
                     }
                 }
@@ -227,7 +229,11 @@ impl Leaving {
 /// The answer of a connection that is woken. The command may still be on its way to the server while the wake-up, on
 /// another connection, has arrived already; hence again and again, a round trip each, until one meets it or the answer
 /// is here. Nothing is left on its way then that could meet the next command.
-async fn woken<T>(mut answer: Pin<&mut impl Future<Output = T>>, control: &Connection, client_id: i64) -> T {
+async fn woken<T>(
+    mut answer: Pin<&mut impl Future<Output = T>>,
+    control: &KvConnection,
+    client_id: i64,
+) -> T {
     loop {
         let mut wake = pin!(control.cmd(Cmd::new("CLIENT").arg("UNBLOCK").arg(client_id)));
         let woken = tokio::select! {

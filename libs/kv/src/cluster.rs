@@ -10,61 +10,61 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::watch;
 
-use crate::endpoint::{Address, Endpoint};
+use crate::endpoint::{KvEndpoint, RedisAddress};
 use crate::error::{Error, Result};
-use crate::link::{Link, in_a_task, lock};
-use crate::server::{Options, Server};
+use crate::link::{KvLink, in_a_task, lock};
+use crate::server::{KvOptions, KvServer};
 use crate::slot::SLOTS;
 use crate::value::Value;
 
-/// The place of nobody in [`Map::owners`].
+/// The place of nobody in [`ClusterSlotMap::owners`].
 const NOBODY: u16 = u16::MAX;
 
 pub(crate) struct Cluster {
-    endpoint: Endpoint,
-    seeds: Vec<Address>,
-    pub(crate) options: Options,
+    endpoint: KvEndpoint,
+    seeds: Vec<RedisAddress>,
+    pub(crate) options: KvOptions,
     pub(crate) shown: String,
-    map: RwLock<Arc<Map>>,
-    links: Mutex<HashMap<Address, Arc<Link>>>,
+    map: RwLock<Arc<ClusterSlotMap>>,
+    links: Mutex<HashMap<RedisAddress, Arc<KvLink>>>,
     /// Held while the map is read, so that many callers read it once.
     reading: tokio::sync::Mutex<()>,
     /// Somebody waited in vain for a node: the map is read before it is used again.
-    is_doubted: AtomicBool,
+    is_stale: AtomicBool,
     changes: watch::Sender<u64>,
 }
 
 /// Who serves what.
 #[derive(Default)]
-pub(crate) struct Map {
+pub(crate) struct ClusterSlotMap {
     /// How often it was read. Not at all at first.
     reads: u64,
-    primaries: Vec<(Address, Arc<Link>)>,
+    primaries: Vec<(RedisAddress, Arc<KvLink>)>,
     /// By slot, places in `primaries`.
     owners: Vec<u16>,
     /// All nodes, also those that serve nothing.
-    nodes: Vec<Address>,
+    nodes: Vec<RedisAddress>,
 }
 
 /// What one node says.
-struct View {
+struct ClusterTopologyReport {
     /// Whether it finds that the cluster works.
     is_ok: bool,
     /// The greatest it knows: it is raised by each change of who serves what after a death.
     epoch: u64,
     /// First and last slot, and who serves them.
-    ranges: Vec<(u16, u16, Address)>,
-    nodes: Vec<Address>,
+    ranges: Vec<(u16, u16, RedisAddress)>,
+    nodes: Vec<RedisAddress>,
 }
 
-impl Map {
+impl ClusterSlotMap {
     /// Who serves a slot.
-    pub(crate) fn owner(&self, slot: u16) -> Option<&(Address, Arc<Link>)> {
+    pub(crate) fn owner(&self, slot: u16) -> Option<&(RedisAddress, Arc<KvLink>)> {
         self.primaries.get(usize::from(*self.owners.get(usize::from(slot))?))
     }
 
     /// Everybody who serves something.
-    pub(crate) fn primaries(&self) -> &[(Address, Arc<Link>)] {
+    pub(crate) fn primaries(&self) -> &[(RedisAddress, Arc<KvLink>)] {
         &self.primaries
     }
 
@@ -76,7 +76,7 @@ impl Map {
 }
 
 impl Cluster {
-    pub(crate) fn new(endpoint: Endpoint, seeds: Vec<Address>, options: Options) -> Arc<Self> {
+    pub(crate) fn new(endpoint: KvEndpoint, seeds: Vec<RedisAddress>, options: KvOptions) -> Arc<Self> {
         let shown = endpoint.to_string();
         Arc::new(Self {
             endpoint,
@@ -86,7 +86,7 @@ impl Cluster {
             map: RwLock::default(),
             links: Mutex::default(),
             reading: tokio::sync::Mutex::new(()),
-            is_doubted: AtomicBool::new(false),
+            is_stale: AtomicBool::new(false),
             changes: watch::Sender::new(0),
         })
     }
@@ -97,14 +97,14 @@ impl Cluster {
     }
 
     /// The map as it was read last.
-    pub(crate) fn known(&self) -> Arc<Map> {
+    pub(crate) fn cached_map(&self) -> Arc<ClusterSlotMap> {
         Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The map, read if it was not yet, or is doubted.
-    pub(crate) async fn map(self: &Arc<Self>) -> Result<Arc<Map>> {
-        let map = self.known();
-        if map.reads > 0 && !self.is_doubted.load(Ordering::Relaxed) {
+    pub(crate) async fn map(self: &Arc<Self>) -> Result<Arc<ClusterSlotMap>> {
+        let map = self.cached_map();
+        if map.reads > 0 && !self.is_stale.load(Ordering::Relaxed) {
             return Ok(map);
         }
         match self.read_after(&map).boxed().await {
@@ -114,24 +114,24 @@ impl Cluster {
     }
 
     /// Who serves a slot.
-    pub(crate) async fn link(self: &Arc<Self>, slot: u16) -> Result<Arc<Link>> {
+    pub(crate) async fn link(self: &Arc<Self>, slot: u16) -> Result<Arc<KvLink>> {
         let map = self.map().await?;
         let owner = map.owner(slot).map(|(_, link)| Arc::clone(link));
         owner.ok_or_else(|| self.unreachable(format!("nobody serves slot {slot}")))
     }
 
     /// The connection to a node.
-    pub(crate) fn link_to(&self, address: &Address) -> Arc<Link> {
+    pub(crate) fn link_to(&self, address: &RedisAddress) -> Arc<KvLink> {
         let mut links = lock(&self.links);
-        let link = links
-            .entry(address.clone())
-            .or_insert_with(|| Link::new(Server::new(self.endpoint.at(address.clone()), self.options), 0));
+        let link = links.entry(address.clone()).or_insert_with(|| {
+            KvLink::new(KvServer::new(self.endpoint.at(address.clone()), self.options), 0)
+        });
         Arc::clone(link)
     }
 
     /// The next to use the map reads it before.
-    pub(crate) fn doubt(&self) {
-        self.is_doubted.store(true, Ordering::Relaxed);
+    pub(crate) fn mark_stale(&self) {
+        self.is_stale.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn unreachable(&self, reason: String) -> Error {
@@ -139,19 +139,19 @@ impl Cluster {
     }
 
     /// Reads the map, unless somebody has since `seen` was looked at.
-    pub(crate) async fn read_after(self: &Arc<Self>, seen: &Map) -> Result<Arc<Map>> {
+    pub(crate) async fn read_after(self: &Arc<Self>, seen: &ClusterSlotMap) -> Result<Arc<ClusterSlotMap>> {
         let (cluster, reads) = (Arc::clone(self), seen.reads);
         in_a_task(&self.shown, async move { cluster.read_since(reads).await }.boxed()).await
     }
 
-    async fn read_since(&self, reads: u64) -> Result<Arc<Map>> {
+    async fn read_since(&self, reads: u64) -> Result<Arc<ClusterSlotMap>> {
         let _alone = self.reading.lock().await;
-        let known = self.known();
+        let known = self.cached_map();
         if known.reads > reads {
             return Ok(known);
         }
         let view = self.ask_all(&known).await?;
-        self.is_doubted.store(false, Ordering::Relaxed);
+        self.is_stale.store(false, Ordering::Relaxed);
         let map = Arc::new(self.drawn(view, known.reads + 1));
         lock(&self.links).retain(|address, _| map.nodes.contains(address) || self.seeds.contains(address));
         *self.map.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&map);
@@ -165,12 +165,12 @@ impl Cluster {
 
     /// What is known latest among what most nodes say, or all who answer: one that was away may not have heard of a
     /// successor yet.
-    async fn ask_all(&self, known: &Map) -> Result<View> {
-        let mut all: Vec<&Address> = known.nodes.iter().collect();
+    async fn ask_all(&self, known: &ClusterSlotMap) -> Result<ClusterTopologyReport> {
+        let mut all: Vec<&RedisAddress> = known.nodes.iter().collect();
         all.extend(self.seeds.iter().filter(|seed| !known.nodes.contains(seed)));
         let mut missing = all.len() / 2 + 1;
         let mut asked: FuturesUnordered<_> = all.into_iter().map(|address| self.ask(address)).collect();
-        let (mut latest, mut failure): (Option<View>, _) = (None, None);
+        let (mut latest, mut failure): (Option<ClusterTopologyReport>, _) = (None, None);
         while missing > 0
             && let Some(answer) = asked.next().await
         {
@@ -192,7 +192,7 @@ impl Cluster {
         latest.ok_or_else(|| failure.unwrap_or_else(|| self.unreachable("it has no nodes".to_owned())))
     }
 
-    async fn ask(&self, address: &Address) -> Result<View> {
+    async fn ask(&self, address: &RedisAddress) -> Result<ClusterTopologyReport> {
         let link = self.link_to(address);
         let mut both = redis::Pipeline::with_capacity(2);
         both.ignore_errors().cmd("CLUSTER").arg("SLOTS").cmd("CLUSTER").arg("INFO");
@@ -205,15 +205,16 @@ impl Cluster {
         let epoch =
             info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.trim().parse().ok());
         let is_ok = info.contains("cluster_state:ok");
-        let mut view = View { is_ok, epoch: epoch.unwrap_or(0), ranges: Vec::new(), nodes: Vec::new() };
+        let mut view =
+            ClusterTopologyReport { is_ok, epoch: epoch.unwrap_or(0), ranges: Vec::new(), nodes: Vec::new() };
         for range in slots.array()? {
             view.read(address, range)?;
         }
         Ok(view)
     }
 
-    fn drawn(&self, view: View, reads: u64) -> Map {
-        let mut places: Vec<&Address> = view.ranges.iter().map(|(_, _, address)| address).collect();
+    fn drawn(&self, view: ClusterTopologyReport, reads: u64) -> ClusterSlotMap {
+        let mut places: Vec<&RedisAddress> = view.ranges.iter().map(|(_, _, address)| address).collect();
         places.sort_unstable_by_key(|address| (&address.host, address.port));
         places.dedup();
         let mut owners = vec![NOBODY; usize::from(SLOTS)];
@@ -225,13 +226,13 @@ impl Cluster {
             }
         }
         let primaries = places.into_iter().map(|address| (address.clone(), self.link_to(address))).collect();
-        Map { reads, primaries, owners, nodes: view.nodes }
+        ClusterSlotMap { reads, primaries, owners, nodes: view.nodes }
     }
 }
 
-impl View {
+impl ClusterTopologyReport {
     /// Takes up one entry of the answer to `CLUSTER SLOTS` of the node at `asked`.
-    fn read(&mut self, asked: &Address, range: Value) -> Result<()> {
+    fn read(&mut self, asked: &RedisAddress, range: Value) -> Result<()> {
         let mut parts = range.array()?.into_iter();
         let mut number = || -> Result<u16> {
             let number = parts.next().unwrap_or(Value::Nil).uint()?;
@@ -252,15 +253,15 @@ impl View {
 }
 
 /// Where a node is; nothing when the one that was asked does not know. Without a host it is where that one is.
-fn node_address(asked: &Address, node: Value) -> Result<Option<Address>> {
+fn node_address(asked: &RedisAddress, node: Value) -> Result<Option<RedisAddress>> {
     let mut parts = node.array()?.into_iter();
     let host = parts.next().unwrap_or(Value::Nil).optional_text()?.unwrap_or_default();
     let port = parts.next().unwrap_or(Value::Nil).uint()?;
     let Some(port) = u16::try_from(port).ok().filter(|port| *port != 0) else { return Ok(None) };
     Ok(match host.as_str() {
         "?" => None,
-        "" => Some(Address { host: asked.host.clone(), port }),
-        _ => Some(Address { host, port }),
+        "" => Some(RedisAddress { host: asked.host.clone(), port }),
+        _ => Some(RedisAddress { host, port }),
     })
 }
 
@@ -276,14 +277,14 @@ mod tests {
         Value::Array(vec![host, Value::Int(port), text("id"), Value::Array(Vec::new())])
     }
 
-    fn address(host: &str, port: u16) -> Address {
-        Address { host: host.to_owned(), port }
+    fn address(host: &str, port: u16) -> RedisAddress {
+        RedisAddress { host: host.to_owned(), port }
     }
 
     #[test]
     fn who_serves_what_is_drawn_from_what_a_node_says() {
         let asked = address("seed", 1);
-        let mut view = View { is_ok: true, epoch: 1, ranges: Vec::new(), nodes: Vec::new() };
+        let mut view = ClusterTopologyReport { is_ok: true, epoch: 1, ranges: Vec::new(), nodes: Vec::new() };
         let range = |first, last, nodes: Vec<Value>| {
             Value::Array([vec![Value::Int(first), Value::Int(last)], nodes].concat())
         };
@@ -293,7 +294,7 @@ mod tests {
         view.read(&asked, range(100, 100, vec![node(text(""), 6)])).expect("a range");
         assert!(view.read(&asked, range(0, 70_000, Vec::new())).is_err());
         let cluster =
-            Cluster::new("redis+cluster://seed:1".parse().expect("a url"), vec![asked], Options::default());
+            Cluster::new("redis+cluster://seed:1".parse().expect("a url"), vec![asked], KvOptions::default());
         let map = cluster.drawn(view, 1);
         let owner = |slot| map.owner(slot).map(|(address, _)| address.clone());
         assert_eq!(owner(0), Some(address("b", 7)));

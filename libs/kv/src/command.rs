@@ -1,6 +1,6 @@
 //! Commands and pipelines.
 
-use crate::script::Call;
+use crate::script::ScriptCall;
 
 /// One argument of a command. Numbers are written as their digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,13 +116,13 @@ impl Cmd {
 /// must not build on each other unless they are of the same script.
 #[derive(Debug, Default)]
 pub struct Pipeline {
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<PipelineStep>,
 }
 
 #[derive(Debug)]
-pub(crate) enum Step {
+pub(crate) enum PipelineStep {
     Cmd(Cmd),
-    Call(Call),
+    Call(ScriptCall),
 }
 
 impl Pipeline {
@@ -146,13 +146,13 @@ impl Pipeline {
 
     /// Adds a command.
     pub fn cmd(&mut self, cmd: Cmd) -> &mut Self {
-        self.steps.push(Step::Cmd(cmd));
+        self.steps.push(PipelineStep::Cmd(cmd));
         self
     }
 
     /// Adds a script call.
-    pub fn call(&mut self, call: Call) -> &mut Self {
-        self.steps.push(Step::Call(call));
+    pub fn call(&mut self, call: ScriptCall) -> &mut Self {
+        self.steps.push(PipelineStep::Call(call));
         self
     }
 }

@@ -6,7 +6,7 @@
 //! commands wait for it.
 //!
 //! That connection may lead to another process than the one that answered, or to the same one with another past: after a
-//! failover, or a restart on the same port. Hence a round ends with the question whose [`History`] it was written to, and
+//! failover, or a restart on the same port. Hence a round ends with the question whose [`ReplicationHistory`] it was written to, and
 //! confirms only changes whose process had the same one before they were made. Nothing is asked for twice: whatever
 //! goes wrong with a round, what became of its changes is not known.
 
@@ -19,9 +19,9 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::link::{Link, lock};
-use crate::process::{History, Process, Setup};
-use crate::server::Server;
+use crate::link::{KvLink, lock};
+use crate::process::{RedisProcess, RedisSetup, ReplicationHistory};
+use crate::server::KvServer;
 use crate::slot;
 use crate::value::Value;
 
@@ -42,7 +42,7 @@ const MARK: &str = "#!lua flags=allow-oom\nredis.call('SET', KEYS[1], '') return
 
 /// Where a change has to be before it counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keeper {
+pub enum PersistenceTarget {
     /// In the memory of a replica.
     Replica,
     /// On the disk of the server. From Redis 7.2 on.
@@ -53,20 +53,20 @@ pub enum Keeper {
 
 /// What a change waits for after it was answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Confirm {
+pub struct WriteConcern {
     /// Where it has to be.
-    pub keeper: Keeper,
+    pub target: PersistenceTarget,
     /// How long that may take before its outcome counts as unknown.
     pub patience: Duration,
 }
 
 /// What a change waits for at a server that is set up so: nothing, something, or why it should not be made there.
-pub(crate) type Terms<'a> =
-    &'a (dyn Fn(&Setup) -> std::result::Result<Option<Confirm>, String> + Send + Sync);
+pub(crate) type WriteConcernPolicy<'a> =
+    &'a (dyn Fn(&RedisSetup) -> std::result::Result<Option<WriteConcern>, String> + Send + Sync);
 
 /// Why an answered change is not confirmed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Doubt {
+pub(crate) enum ConfirmationError {
     /// It was not kept in time.
     Late(Duration),
     /// Something happened to the connection or the server.
@@ -74,60 +74,63 @@ pub(crate) enum Doubt {
 }
 
 /// An answered change.
-pub(crate) struct Answered {
-    pub(crate) confirm: Confirm,
+pub(crate) struct UnconfirmedWrite {
+    pub(crate) confirm: WriteConcern,
     /// Any key that it was about: a node of a cluster takes only what is in its slots.
     pub(crate) key: String,
     /// The node does not serve the slot yet.
     pub(crate) is_asking: bool,
     /// The process that answered, as it was before.
-    pub(crate) process: Arc<Process>,
+    pub(crate) process: Arc<RedisProcess>,
 }
 
 /// The rounds with one server.
-pub(crate) struct Rounds {
-    server: Arc<Server>,
-    state: Mutex<State>,
+pub(crate) struct ConfirmationRounds {
+    server: Arc<KvServer>,
+    state: Mutex<ConfirmationQueue>,
     /// Somebody waits for the next round.
     more: Notify,
 }
 
 #[derive(Default)]
-struct State {
-    waiting: Vec<Waiting>,
+struct ConfirmationQueue {
+    waiting: Vec<ConfirmationWaiter>,
     /// Connections that no round uses.
-    idle: Vec<Arc<Link>>,
+    idle: Vec<Arc<KvLink>>,
     /// Rounds are under way, and the next will begin by itself.
     is_driven: bool,
 }
 
-struct Waiting {
-    change: Answered,
-    told: oneshot::Sender<std::result::Result<(), Doubt>>,
+struct ConfirmationWaiter {
+    change: UnconfirmedWrite,
+    result_sender: oneshot::Sender<std::result::Result<(), ConfirmationError>>,
 }
 
 /// What a round has found out.
 #[derive(Debug)]
-struct Finding {
+struct ConfirmationOutcome {
     /// Whether there was something to wait for.
     marked: Result<()>,
     is_kept: Result<bool>,
-    history: Result<History>,
+    history: Result<ReplicationHistory>,
 }
 
-impl Rounds {
+impl ConfirmationRounds {
     /// The connections are to `server`, and nobody else's.
-    pub(crate) fn new(server: Arc<Server>) -> Arc<Self> {
+    pub(crate) fn new(server: Arc<KvServer>) -> Arc<Self> {
         Arc::new(Self { server, state: Mutex::default(), more: Notify::new() })
     }
 
     /// Waits until a change is kept. May be dropped.
-    pub(crate) async fn confirm(self: &Arc<Self>, change: Answered) -> std::result::Result<(), Doubt> {
+    pub(crate) async fn confirm(
+        self: &Arc<Self>,
+        change: UnconfirmedWrite,
+    ) -> std::result::Result<(), ConfirmationError> {
         let patience = change.confirm.patience;
         let (told, outcome) = oneshot::channel();
         let begins = {
             let mut state = lock(&self.state);
-            state.waiting.push(Waiting { change, told });
+            state.waiting.push(ConfirmationWaiter { change, result_sender: told });
             !std::mem::replace(&mut state.is_driven, true)
         };
         if begins {
@@ -138,8 +141,8 @@ impl Rounds {
         }
         match tokio::time::timeout(patience, outcome).await {
             Ok(Ok(outcome)) => outcome,
-            Ok(Err(_)) => Err(Doubt::Broken("nobody waits for its confirmation".to_owned())),
-            Err(_) => Err(Doubt::Late(patience)),
+            Ok(Err(_)) => Err(ConfirmationError::Broken("nobody waits for its confirmation".to_owned())),
+            Err(_) => Err(ConfirmationError::Late(patience)),
         }
     }
 
@@ -170,9 +173,9 @@ impl Rounds {
 
     /// Those who wait for the same as the first of them. When there is nobody and nothing is under way, whoever comes
     /// next begins.
-    fn take(&self, is_last: bool) -> Option<Vec<Waiting>> {
+    fn take(&self, is_last: bool) -> Option<Vec<ConfirmationWaiter>> {
         let mut state = lock(&self.state);
-        state.waiting.retain(|waiting| !waiting.told.is_closed());
+        state.waiting.retain(|waiting| !waiting.result_sender.is_closed());
         let Some(first) = state.waiting.first() else {
             state.is_driven = !is_last;
             return None;
@@ -184,22 +187,28 @@ impl Rounds {
         Some(batch)
     }
 
-    async fn round(&self, batch: Vec<Waiting>) {
+    async fn round(&self, batch: Vec<ConfirmationWaiter>) {
         let idle = lock(&self.state).idle.pop();
-        let link = idle.unwrap_or_else(|| Link::new(Arc::clone(&self.server), 0));
+        let link = idle.unwrap_or_else(|| KvLink::new(Arc::clone(&self.server), 0));
         let Some(first) = batch.first() else { return };
         let mark = mark_of(&first.change.key);
         match first.change.round(&link, &mark).await {
             Ok(finding) => self.tell(batch, &finding, &mark, link),
             Err(error) => {
                 for waiting in batch {
-                    waiting.tell(Err(Doubt::Broken(error.to_string())));
+                    waiting.tell(Err(ConfirmationError::Broken(error.to_string())));
                 }
             }
         }
     }
 
-    fn tell(&self, batch: Vec<Waiting>, finding: &Finding, mark: &str, link: Arc<Link>) {
+    fn tell(
+        &self,
+        batch: Vec<ConfirmationWaiter>,
+        finding: &ConfirmationOutcome,
+        mark: &str,
+        link: Arc<KvLink>,
+    ) {
         let (mut again, mut is_sound) = (Vec::new(), true);
         for waiting in batch {
             if finding.is_of_slot() && mark_of(&waiting.change.key) != mark {
@@ -207,7 +216,7 @@ impl Rounds {
                 continue;
             }
             let outcome = finding.outcome(&waiting.change);
-            is_sound &= !matches!(outcome, Err(Doubt::Broken(_)));
+            is_sound &= !matches!(outcome, Err(ConfirmationError::Broken(_)));
             waiting.tell(outcome);
         }
         let mut state = lock(&self.state);
@@ -221,16 +230,16 @@ impl Rounds {
     }
 }
 
-impl Waiting {
-    fn tell(self, outcome: std::result::Result<(), Doubt>) {
+impl ConfirmationWaiter {
+    fn tell(self, outcome: std::result::Result<(), ConfirmationError>) {
         // Whoever does not wait any more has said that the outcome is unknown.
-        let _ = self.told.send(outcome);
+        let _ = self.result_sender.send(outcome);
     }
 }
 
-impl Answered {
+impl UnconfirmedWrite {
     /// Only changes of one kind are confirmed by one round.
-    fn kind(&self) -> (Confirm, bool) {
+    fn kind(&self) -> (WriteConcern, bool) {
         (self.confirm, self.is_marked())
     }
 
@@ -240,16 +249,16 @@ impl Answered {
     }
 
     /// One round over this connection, for this change and others like it.
-    async fn round(&self, link: &Arc<Link>, mark: &str) -> Result<Finding> {
+    async fn round(&self, link: &Arc<KvLink>, mark: &str) -> Result<ConfirmationOutcome> {
         let packed = self.commands(mark);
         let answers = link.send_all(&packed, 0, packed.len()).await?;
         let answers: Vec<_> =
             answers.into_iter().map(|answer| Value::from_redis(&link.server.shown, answer)).collect();
-        Finding::read(self.confirm.keeper, answers, usize::from(self.is_asking))
+        ConfirmationOutcome::read(self.confirm.target, answers, usize::from(self.is_asking))
     }
 
     fn commands(&self, mark: &str) -> redis::Pipeline {
-        let Confirm { keeper, patience } = self.confirm;
+        let WriteConcern { target: keeper, patience } = self.confirm;
         let mut packed = redis::Pipeline::with_capacity(5);
         packed.ignore_errors();
         if self.is_asking {
@@ -262,12 +271,12 @@ impl Answered {
         }
         let millis = |patience: Duration| u64::try_from(patience.as_millis()).unwrap_or(u64::MAX).max(1);
         match keeper {
-            Keeper::Replica => packed.cmd("WAIT").arg(1).arg(millis(patience)),
-            Keeper::Disk => packed.cmd("WAITAOF").arg(1).arg(0).arg(millis(patience)),
+            PersistenceTarget::Replica => packed.cmd("WAIT").arg(1).arg(millis(patience)),
+            PersistenceTarget::Disk => packed.cmd("WAITAOF").arg(1).arg(0).arg(millis(patience)),
             // A replica that is asked what it has on disk says what it had before it was asked, and after that nothing
             // for a second. So it is asked when it has taken up the change: with `appendfsync always`, that is when it
             // is on its disk.
-            Keeper::Disks => packed
+            PersistenceTarget::Disks => packed
                 .cmd("WAIT")
                 .arg(1)
                 .arg(millis(patience / TAKING_UP))
@@ -276,28 +285,28 @@ impl Answered {
                 .arg(1)
                 .arg(millis(patience)),
         };
-        packed.add_command(History::question());
+        packed.add_command(ReplicationHistory::question());
         packed
     }
 }
 
-impl Finding {
+impl ConfirmationOutcome {
     /// From the answers to a round, of which the mark's is the one at `place`.
-    fn read(keeper: Keeper, mut answers: Vec<Result<Value>>, place: usize) -> Result<Self> {
+    fn read(keeper: PersistenceTarget, mut answers: Vec<Result<Value>>, place: usize) -> Result<Self> {
         let (Some(info), Some(kept)) = (answers.pop(), answers.pop()) else {
             return Err(Error::Protocol("fewer answers than commands".to_owned()));
         };
         let marked = answers.into_iter().nth(place);
         let marked = marked.unwrap_or_else(|| Err(Error::Protocol("no answer to a mark".to_owned())));
         let is_kept = kept.and_then(|kept| match keeper {
-            Keeper::Replica => Ok(kept.uint()? >= 1),
-            Keeper::Disk => Ok(kept.tuple::<2>()?[0].uint()? >= 1),
-            Keeper::Disks => {
+            PersistenceTarget::Replica => Ok(kept.uint()? >= 1),
+            PersistenceTarget::Disk => Ok(kept.tuple::<2>()?[0].uint()? >= 1),
+            PersistenceTarget::Disks => {
                 let [here, replicas] = kept.tuple()?;
                 Ok(here.uint()? >= 1 && replicas.uint()? >= 1)
             }
         });
-        let history = info.and_then(Value::text).and_then(|info| History::read(&info));
+        let history = info.and_then(Value::text).and_then(|info| ReplicationHistory::read(&info));
         Ok(Self { marked: marked.map(drop), is_kept, history })
     }
 
@@ -307,16 +316,16 @@ impl Finding {
     }
 
     /// What follows for a change that was answered before the round began.
-    fn outcome(&self, change: &Answered) -> std::result::Result<(), Doubt> {
-        let broken = |error: &Error| Doubt::Broken(error.to_string());
+    fn outcome(&self, change: &UnconfirmedWrite) -> std::result::Result<(), ConfirmationError> {
+        let broken = |error: &Error| ConfirmationError::Broken(error.to_string());
         if self.history.as_ref().map_err(broken)? != &change.process.history {
             let reason = "it was made by another server than the one that answers now, or before that one changed its role";
-            return Err(Doubt::Broken(reason.to_owned()));
+            return Err(ConfirmationError::Broken(reason.to_owned()));
         }
         self.marked.as_ref().map_err(broken)?;
         match self.is_kept.as_ref().map_err(broken)? {
             true => Ok(()),
-            false => Err(Doubt::Late(change.confirm.patience)),
+            false => Err(ConfirmationError::Late(change.confirm.patience)),
         }
     }
 }
@@ -330,9 +339,9 @@ fn mark_of(key: &str) -> String {
 mod tests {
     use super::*;
 
-    fn answered(version: (u32, u32), run_id: &str) -> Answered {
-        let history = History::read(&info(run_id, "bb")).expect("a history");
-        let setup = Setup {
+    fn answered(version: (u32, u32), run_id: &str) -> UnconfirmedWrite {
+        let history = ReplicationHistory::read(&info(run_id, "bb")).expect("a history");
+        let setup = RedisSetup {
             product: "Redis".to_owned(),
             version,
             replicas: 1,
@@ -340,19 +349,19 @@ mod tests {
             append_fsync: None,
             waitaof_is_early: false,
         };
-        let confirm = Confirm { keeper: Keeper::Disks, patience: Duration::from_secs(5) };
-        let process = Arc::new(Process { history, setup });
-        Answered { confirm, key: "{5}:x".to_owned(), is_asking: false, process }
+        let confirm = WriteConcern { target: PersistenceTarget::Disks, patience: Duration::from_secs(5) };
+        let process = Arc::new(RedisProcess { history, setup });
+        UnconfirmedWrite { confirm, key: "{5}:x".to_owned(), is_asking: false, process }
     }
 
     fn info(run_id: &str, replication_id: &str) -> String {
         format!("run_id:{run_id}\r\nrole:master\r\nmaster_replid:{replication_id}\r\n")
     }
 
-    fn found(mark: Result<Value>, kept: [i64; 2], info: &str) -> Finding {
+    fn found(mark: Result<Value>, kept: [i64; 2], info: &str) -> ConfirmationOutcome {
         let kept = Value::Array(kept.map(Value::Int).to_vec());
         let answers = vec![mark, Ok(Value::Int(1)), Ok(kept), Ok(Value::Bytes(info.as_bytes().to_vec()))];
-        Finding::read(Keeper::Disks, answers, 0).expect("a finding")
+        ConfirmationOutcome::read(PersistenceTarget::Disks, answers, 0).expect("a finding")
     }
 
     fn refused(code: &str) -> Result<Value> {
@@ -365,7 +374,7 @@ mod tests {
         let ours = info("aa", "bb");
         assert_eq!(found(Ok(Value::Int(1)), [1, 1], &ours).outcome(&change), Ok(()));
         for kept in [[0, 0], [1, 0], [0, 1]] {
-            let late = Err(Doubt::Late(Duration::from_secs(5)));
+            let late = Err(ConfirmationError::Late(Duration::from_secs(5)));
             assert_eq!(found(Ok(Value::Int(1)), kept, &ours).outcome(&change), late);
         }
         for (mark, info) in [
@@ -377,7 +386,7 @@ mod tests {
             (refused("MOVED"), ours.clone()),
         ] {
             let outcome = found(mark, [1, 1], &info).outcome(&change);
-            assert!(matches!(outcome, Err(Doubt::Broken(_))), "{outcome:?} of {info}");
+            assert!(matches!(outcome, Err(ConfirmationError::Broken(_))), "{outcome:?} of {info}");
         }
         assert!(found(refused("ASK"), [1, 1], &ours).is_of_slot());
         assert!(!found(refused("NOREPLICAS"), [1, 1], &ours).is_of_slot());

@@ -4,32 +4,32 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use crate::blocking::Blocking;
+use crate::blocking::BlockingConnection;
 use crate::cluster::Cluster;
-use crate::command::{Cmd, Pipeline, Step};
-use crate::confirm::Confirm;
-use crate::endpoint::{Endpoint, Place};
+use crate::command::{Cmd, Pipeline, PipelineStep};
+use crate::confirm::WriteConcern;
+use crate::endpoint::{KvEndpoint, RedisLocation};
 use crate::error::Result;
-use crate::link::{Link, lock};
-use crate::process::Setup;
-use crate::route::{Attempts, Route};
-use crate::script::Call;
-use crate::server::{Options, Server};
+use crate::link::{KvLink, lock};
+use crate::process::RedisSetup;
+use crate::route::{KvRoute, RouteAttempts};
+use crate::script::ScriptCall;
+use crate::server::{KvOptions, KvServer};
 use crate::slot;
-use crate::subscription::{Subscription, Topic};
+use crate::subscription::{KvSubscription, Topic};
 use crate::value::Value;
 
 /// A Redis: one server, the master that Sentinels name, or a cluster. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
-pub struct Kv(Arc<Inner>);
+pub struct Kv(Arc<KvInner>);
 
-struct Inner {
-    endpoint: Endpoint,
-    servers: Servers,
+struct KvInner {
+    endpoint: KvEndpoint,
+    servers: KvTopology,
 }
 
-enum Servers {
-    One { server: Arc<Server>, links: Mutex<HashMap<u32, Arc<Link>>> },
+enum KvTopology {
+    One { server: Arc<KvServer>, links: Mutex<HashMap<u32, Arc<KvLink>>> },
     Cluster(Arc<Cluster>),
 }
 
@@ -42,25 +42,27 @@ impl fmt::Debug for Kv {
 impl Kv {
     /// A handle; nothing is connected before it is used.
     #[must_use]
-    pub fn new(endpoint: Endpoint) -> Self {
-        Self::with_options(endpoint, Options::default())
+    pub fn new(endpoint: KvEndpoint) -> Self {
+        Self::with_options(endpoint, KvOptions::default())
     }
 
     /// The same with another patience.
     #[must_use]
-    pub fn with_options(endpoint: Endpoint, options: Options) -> Self {
-        let servers = match endpoint.place() {
-            Place::Cluster(seeds) => Servers::Cluster(Cluster::new(endpoint.clone(), seeds.clone(), options)),
-            Place::Tcp(_) | Place::Unix(_) | Place::Sentinel { .. } => {
-                Servers::One { server: Server::new(endpoint.clone(), options), links: Mutex::default() }
+    pub fn with_options(endpoint: KvEndpoint, options: KvOptions) -> Self {
+        let servers = match endpoint.location() {
+            RedisLocation::Cluster(seeds) => {
+                KvTopology::Cluster(Cluster::new(endpoint.clone(), seeds.clone(), options))
+            }
+            RedisLocation::Tcp(_) | RedisLocation::Unix(_) | RedisLocation::Sentinel { .. } => {
+                KvTopology::One { server: KvServer::new(endpoint.clone(), options), links: Mutex::default() }
             }
         };
-        Self(Arc::new(Inner { endpoint, servers }))
+        Self(Arc::new(KvInner { endpoint, servers }))
     }
 
     /// Where the server is.
     #[must_use]
-    pub fn endpoint(&self) -> &Endpoint {
+    pub fn endpoint(&self) -> &KvEndpoint {
         &self.0.endpoint
     }
 
@@ -68,41 +70,41 @@ impl Kv {
     /// serves the tag's slot, else to the server, whatever the tag. A cluster has no other database than 0. Nothing on
     /// the connection may ever `SELECT` or block.
     #[must_use]
-    pub fn at(&self, database: u32, tag: &str) -> Connection {
-        Connection(self.route(database, tag))
+    pub fn at(&self, database: u32, tag: &str) -> KvConnection {
+        KvConnection(self.route(database, tag))
     }
 
     /// The shared connection to a database of a server that is no cluster.
     #[must_use]
-    pub fn database(&self, database: u32) -> Connection {
+    pub fn database(&self, database: u32) -> KvConnection {
         self.at(database, "")
     }
 
     /// The shared connection to the database that the URL names.
     #[must_use]
-    pub fn default_database(&self) -> Connection {
+    pub fn default_database(&self) -> KvConnection {
         self.database(self.0.endpoint.database())
     }
 
     /// A connection of its own for commands that wait on the server.
     #[must_use]
-    pub fn blocking(&self, database: u32) -> Blocking {
+    pub fn blocking(&self, database: u32) -> BlockingConnection {
         self.blocking_at(database, "")
     }
 
     /// The same for keys under `tag`, as in [`Kv::at`].
     #[must_use]
-    pub fn blocking_at(&self, database: u32, tag: &str) -> Blocking {
-        Blocking::new(self.route(database, tag))
+    pub fn blocking_at(&self, database: u32, tag: &str) -> BlockingConnection {
+        BlockingConnection::new(self.route(database, tag))
     }
 
     /// A subscription with a connection of its own, or several. It begins, and goes on after every loss, with
     /// [`crate::Notice::Subscribed`].
     #[must_use]
-    pub fn subscribe(&self, topics: Vec<Topic>) -> Subscription {
+    pub fn subscribe(&self, topics: Vec<Topic>) -> KvSubscription {
         match &self.0.servers {
-            Servers::One { server, .. } => Subscription::to_one(Arc::clone(server), topics),
-            Servers::Cluster(cluster) => Subscription::to_cluster(Arc::clone(cluster), topics),
+            KvTopology::One { server, .. } => KvSubscription::to_one(Arc::clone(server), topics),
+            KvTopology::Cluster(cluster) => KvSubscription::to_cluster(Arc::clone(cluster), topics),
         }
     }
 
@@ -110,25 +112,25 @@ impl Kv {
     ///
     /// # Errors
     /// When it cannot be found out which these are.
-    pub async fn primaries(&self) -> Result<Vec<Connection>> {
+    pub async fn primaries(&self) -> Result<Vec<KvConnection>> {
         match &self.0.servers {
-            Servers::One { .. } => Ok(vec![self.at(0, "")]),
-            Servers::Cluster(cluster) => {
+            KvTopology::One { .. } => Ok(vec![self.at(0, "")]),
+            KvTopology::Cluster(cluster) => {
                 let map = cluster.map().await?;
                 let links = map.primaries().iter().map(|(_, link)| Arc::clone(link));
-                Ok(links.map(|link| Connection(Route::Link(link))).collect())
+                Ok(links.map(|link| KvConnection(KvRoute::Link(link))).collect())
             }
         }
     }
 
-    fn route(&self, database: u32, tag: &str) -> Route {
+    fn route(&self, database: u32, tag: &str) -> KvRoute {
         match &self.0.servers {
-            Servers::One { server, links } => {
+            KvTopology::One { server, links } => {
                 let mut links = lock(links);
-                let link = links.entry(database).or_insert_with(|| Link::new(Arc::clone(server), database));
-                Route::Link(Arc::clone(link))
+                let link = links.entry(database).or_insert_with(|| KvLink::new(Arc::clone(server), database));
+                KvRoute::Link(Arc::clone(link))
             }
-            Servers::Cluster(cluster) => Route::Slot(Arc::clone(cluster), slot::of_tag(tag)),
+            KvTopology::Cluster(cluster) => KvRoute::Slot(Arc::clone(cluster), slot::of_tag(tag)),
         }
     }
 }
@@ -140,21 +142,21 @@ impl Kv {
 ///
 /// Every method may be dropped at any time; what was sent may still happen.
 #[derive(Clone)]
-pub struct Connection(pub(crate) Route);
+pub struct KvConnection(pub(crate) KvRoute);
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for KvConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Connection({:?})", self.0)
     }
 }
 
-impl Connection {
+impl KvConnection {
     /// The database this connection is to.
     #[must_use]
     pub fn database(&self) -> u32 {
         match &self.0 {
-            Route::Link(link) => link.database,
-            Route::Slot(..) => 0,
+            KvRoute::Link(link) => link.database,
+            KvRoute::Slot(..) => 0,
         }
     }
 
@@ -162,8 +164,8 @@ impl Connection {
     #[must_use]
     pub fn endpoint(&self) -> &str {
         match &self.0 {
-            Route::Link(link) => &link.server.shown,
-            Route::Slot(cluster, _) => &cluster.shown,
+            KvRoute::Link(link) => &link.server.shown,
+            KvRoute::Slot(cluster, _) => &cluster.shown,
         }
     }
 
@@ -179,7 +181,7 @@ impl Connection {
     ///
     /// # Errors
     /// Any [`crate::Error`]; what the script refuses is [`crate::Error::Refused`] with its code.
-    pub async fn call(&self, call: Call) -> Result<Value> {
+    pub async fn call(&self, call: ScriptCall) -> Result<Value> {
         match self.send(&call.by_hash).await {
             Err(error) if error.code() == Some("NOSCRIPT") => self.send(&call.in_full()).await,
             other => other,
@@ -197,10 +199,10 @@ impl Connection {
     /// when the change was made, and it is not known whether it is kept.
     pub async fn change(
         &self,
-        call: Call,
-        terms: impl Fn(&Setup) -> std::result::Result<Option<Confirm>, String> + Send + Sync,
+        call: ScriptCall,
+        terms: impl Fn(&RedisSetup) -> std::result::Result<Option<WriteConcern>, String> + Send + Sync,
     ) -> Result<Value> {
-        let mut attempts = Attempts::new(&self.0);
+        let mut attempts = RouteAttempts::new(&self.0);
         let (key, mut full) = (call.key(), None);
         loop {
             let hop = attempts.hop().await?;
@@ -210,8 +212,8 @@ impl Connection {
                     full = Some(call.in_full());
                     attempts.stay(hop);
                 }
-                Err(error) if attempts.again(&error).await => {}
-                result => return result.map_err(|error| self.0.given_up(error)),
+                Err(error) if attempts.should_retry(&error).await => {}
+                result => return result.map_err(|error| self.0.final_error(error)),
             }
         }
     }
@@ -220,15 +222,15 @@ impl Connection {
     ///
     /// # Errors
     /// Any [`crate::Error`]; [`crate::Error::Readonly`] of a replica.
-    pub async fn setup(&self) -> Result<Setup> {
-        let mut attempts = Attempts::new(&self.0);
+    pub async fn setup(&self) -> Result<RedisSetup> {
+        let mut attempts = RouteAttempts::new(&self.0);
         loop {
             let known = match attempts.link().await {
-                Ok(link) => link.known_anew().await,
+                Ok(link) => link.identify_anew().await,
                 Err(error) => Err(error),
             };
             match known {
-                Err(error) if attempts.again(&error).await => {}
+                Err(error) if attempts.should_retry(&error).await => {}
                 known => return known.map(|known| known.process.setup.clone()),
             }
         }
@@ -246,15 +248,15 @@ impl Connection {
         packed.ignore_errors();
         for step in &pipeline.steps {
             packed.add_command(match step {
-                Step::Cmd(cmd) => cmd.0.clone(),
-                Step::Call(call) => call.by_hash.clone(),
+                PipelineStep::Cmd(cmd) => cmd.0.clone(),
+                PipelineStep::Call(call) => call.by_hash.clone(),
             });
         }
-        let mut attempts = Attempts::new(&self.0);
+        let mut attempts = RouteAttempts::new(&self.0);
         let mut results = loop {
             let link = attempts.link().await?;
             let answers = match link.send_all(&packed, 0, pipeline.len()).await {
-                Err(error) if attempts.again(&error).await => continue,
+                Err(error) if attempts.should_retry(&error).await => continue,
                 answers => answers?,
             };
             let read = |answer| Value::from_redis(&link.server.shown, answer);
@@ -262,8 +264,9 @@ impl Connection {
             match &results[0] {
                 // All of them together, so that what was one round trip stays one.
                 Err(first) if results.iter().all(|result| self.leads_elsewhere(result)) => {
-                    if !attempts.again(first).await {
-                        let given_up = |result: Result<Value>| result.map_err(|error| self.0.given_up(error));
+                    if !attempts.should_retry(first).await {
+                        let given_up =
+                            |result: Result<Value>| result.map_err(|error| self.0.final_error(error));
                         return Ok(results.into_iter().map(given_up).collect());
                     }
                 }
@@ -272,13 +275,15 @@ impl Connection {
         };
         for (step, result) in pipeline.steps.iter().zip(&mut results) {
             match (step, &*result) {
-                (Step::Call(call), Err(error)) if error.code() == Some("NOSCRIPT") => {
+                (PipelineStep::Call(call), Err(error)) if error.code() == Some("NOSCRIPT") => {
                     *result = self.send(&call.in_full()).await;
                 }
-                (Step::Call(call), moved) if self.leads_elsewhere(moved) => {
+                (PipelineStep::Call(call), moved) if self.leads_elsewhere(moved) => {
                     *result = self.call(call.clone()).await;
                 }
-                (Step::Cmd(cmd), moved) if self.leads_elsewhere(moved) => *result = self.send(&cmd.0).await,
+                (PipelineStep::Cmd(cmd), moved) if self.leads_elsewhere(moved) => {
+                    *result = self.send(&cmd.0).await
+                }
                 _ => {}
             }
         }
@@ -298,11 +303,11 @@ impl Connection {
     }
 
     async fn send(&self, cmd: &redis::Cmd) -> Result<Value> {
-        let mut attempts = Attempts::new(&self.0);
+        let mut attempts = RouteAttempts::new(&self.0);
         loop {
             match attempts.hop().await?.send(cmd).await {
-                Err(error) if attempts.again(&error).await => {}
-                result => return result.map_err(|error| self.0.given_up(error)),
+                Err(error) if attempts.should_retry(&error).await => {}
+                result => return result.map_err(|error| self.0.final_error(error)),
             }
         }
     }

@@ -4,7 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::{Call, Confirm, Connection, Error, Keeper, Kv, Result, Setup, Value};
+use crate::{
+    Error, Kv, KvConnection, PersistenceTarget, RedisSetup, Result, ScriptCall, Value, WriteConcern,
+};
 
 /// How long a replica, or the disk, may take before the outcome of a change counts as unknown.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -92,18 +94,18 @@ impl Durability {
     ///
     /// # Errors
     /// Names what the server cannot give, and the way out.
-    pub fn is_given_by(self, setup: &Setup) -> std::result::Result<(), String> {
+    pub fn is_satisfied_by(self, setup: &RedisSetup) -> std::result::Result<(), String> {
         self.on(setup).map(drop)
     }
 
     /// What a server that is set up so gives less than it says; nothing of most. With the way out.
     #[must_use]
-    pub fn doubt(self, setup: &Setup) -> Option<String> {
+    pub fn shortfall(self, setup: &RedisSetup) -> Option<String> {
         if self == Self::Fast {
             return doubt_of_fast(setup);
         }
-        let asked = self.on(setup).ok().flatten().map(|confirm| confirm.keeper);
-        let is_of_disks = matches!(asked, Some(Keeper::Disk | Keeper::Disks));
+        let asked = self.on(setup).ok().flatten().map(|confirm| confirm.target);
+        let is_of_disks = matches!(asked, Some(PersistenceTarget::Disk | PersistenceTarget::Disks));
         if !is_of_disks || !setup.waitaof_is_early || setup.append_fsync.as_deref() == Some("always") {
             return None;
         }
@@ -121,8 +123,8 @@ impl Durability {
     }
 
     /// What an answered change survives at a server that is set up so, and what it does not: for operators.
-    fn promise(self, setup: &Setup) -> String {
-        let doubt = self.doubt(setup);
+    fn guarantee(self, setup: &RedisSetup) -> String {
+        let doubt = self.shortfall(setup);
         let survives = match (self, setup.append_only.as_deref(), setup.append_fsync.as_deref()) {
             (Self::Fast, Some("no"), _) | (Self::Fast, Some(_), Some("everysec")) => {
                 "an answered change survives the end of every process but Redis; that of the machine costs seconds at least"
@@ -150,7 +152,7 @@ impl Durability {
     ///
     /// # Errors
     /// Names what the server cannot give, and the way out.
-    fn on(self, setup: &Setup) -> std::result::Result<Option<Confirm>, String> {
+    fn on(self, setup: &RedisSetup) -> std::result::Result<Option<WriteConcern>, String> {
         let product = &setup.product;
         match self {
             Self::Fast => Ok(None),
@@ -165,7 +167,7 @@ impl Durability {
                 match told(product, setup.append_fsync.as_deref(), "appendfsync")? {
                     "always" => Ok(None),
                     _ if setup.version >= WAITAOF_SINCE => {
-                        Ok(Some(Confirm { keeper: Keeper::Disk, patience: PATIENCE }))
+                        Ok(Some(WriteConcern { target: PersistenceTarget::Disk, patience: PATIENCE }))
                     }
                     sync => Err(format!(
                         "durability `synced` needs `appendfsync always` or Redis 7.2: this {product} has `appendfsync \
@@ -181,10 +183,13 @@ impl Durability {
                     ));
                 }
                 if setup.version < WAITAOF_SINCE {
-                    return Ok(Some(Confirm { keeper: Keeper::Replica, patience: PATIENCE }));
+                    return Ok(Some(WriteConcern { target: PersistenceTarget::Replica, patience: PATIENCE }));
                 }
                 match told(product, setup.append_only.as_deref(), "appendonly")? {
-                    "yes" => Ok(Some(Confirm { keeper: Keeper::Disks, patience: REPLICA_DISK_PATIENCE })),
+                    "yes" => Ok(Some(WriteConcern {
+                        target: PersistenceTarget::Disks,
+                        patience: REPLICA_DISK_PATIENCE,
+                    })),
                     append_only => Err(format!(
                         "durability `replicated` needs an append-only file: this {product} has `appendonly {append_only}`; \
                          set `appendonly yes`, or choose `fast`"
@@ -196,7 +201,7 @@ impl Durability {
 }
 
 /// What the end of Redis alone may cost.
-fn doubt_of_fast(setup: &Setup) -> Option<String> {
+fn doubt_of_fast(setup: &RedisSetup) -> Option<String> {
     match (setup.append_only.as_deref()?, setup.append_fsync.as_deref()) {
         ("no", _) => Some(
             "durability `fast` keeps what Redis keeps: this one has `appendonly no`, so that its end loses what was answered since \
@@ -222,7 +227,10 @@ impl Confirmation {
     ///
     /// # Errors
     /// Names what it cannot give.
-    pub async fn of(asked: Durability, kv: &Kv) -> std::result::Result<(Self, Vec<ServerSetup>), SetupError> {
+    pub async fn of(
+        asked: Durability,
+        kv: &Kv,
+    ) -> std::result::Result<(Self, Vec<PrimarySetup>), SetupError> {
         let mut servers = Vec::new();
         for primary in kv.primaries().await? {
             let name = kv.endpoint().is_cluster().then(|| primary.endpoint().to_owned());
@@ -237,7 +245,7 @@ impl Confirmation {
                 }
                 Err(error) => return Err(error.into()),
             };
-            let server = ServerSetup { name, setup };
+            let server = PrimarySetup { name, setup };
             if let Some(setup) = &server.setup {
                 asked.on(setup).map_err(|why| SetupError::NotGiven(server.named(&why)))?;
             }
@@ -254,7 +262,7 @@ impl Confirmation {
 
     /// Calls a script and waits for what makes its answer count. The server is asked again what it can give whenever
     /// there is another process at the other end, and makes no change when that is too little.
-    pub async fn call(self, connection: &Connection, call: Call) -> Result<Value> {
+    pub async fn call(self, connection: &KvConnection, call: ScriptCall) -> Result<Value> {
         match self.asked {
             Durability::Fast => connection.call(call).await,
             asked => connection.change(call, |setup| asked.on(setup)).await,
@@ -264,23 +272,23 @@ impl Confirmation {
 
 /// How a server that takes writes is set up.
 #[derive(Debug)]
-pub struct ServerSetup {
+pub struct PrimarySetup {
     /// Where it is; nothing where there is no other.
     name: Option<String>,
     /// Nothing for one that did not tell.
-    setup: Option<Setup>,
+    setup: Option<RedisSetup>,
 }
 
-impl ServerSetup {
+impl PrimarySetup {
     /// What it gives less than `asked` says.
-    pub fn doubt(&self, asked: Durability) -> Option<String> {
-        self.setup.as_ref().and_then(|setup| asked.doubt(setup)).map(|doubt| self.named(&doubt))
+    pub fn shortfall(&self, asked: Durability) -> Option<String> {
+        self.setup.as_ref().and_then(|setup| asked.shortfall(setup)).map(|doubt| self.named(&doubt))
     }
 
     /// What an answered change survives there.
-    pub fn promise(&self, asked: Durability) -> String {
+    pub fn guarantee(&self, asked: Durability) -> String {
         let promise =
-            self.setup.as_ref().map_or_else(|| format!("{asked}: {UNTOLD}"), |setup| asked.promise(setup));
+            self.setup.as_ref().map_or_else(|| format!("{asked}: {UNTOLD}"), |setup| asked.guarantee(setup));
         self.named(&promise)
     }
 
@@ -293,9 +301,9 @@ impl ServerSetup {
 mod tests {
     use super::*;
 
-    fn setup(version: (u32, u32), replicas: u32, append_only: &str, append_fsync: &str) -> Setup {
+    fn setup(version: (u32, u32), replicas: u32, append_only: &str, append_fsync: &str) -> RedisSetup {
         let setting = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        Setup {
+        RedisSetup {
             product: format!("Redis {}.{}.0", version.0, version.1),
             version,
             replicas,
@@ -317,14 +325,14 @@ mod tests {
             (Replicated, (7, 4), 0, "everysec", false),
         ] {
             let known = setup(version, replicas, "yes", append_fsync);
-            assert_eq!(asked.doubt(&known), None, "{asked} on {known:?}");
-            let early = Setup { waitaof_is_early: true, ..known };
-            let other = Setup { product: "Valkey 8.0.1".to_owned(), ..early.clone() };
-            let named = asked.doubt(&other).is_none_or(|why| {
+            assert_eq!(asked.shortfall(&known), None, "{asked} on {known:?}");
+            let early = RedisSetup { waitaof_is_early: true, ..known };
+            let other = RedisSetup { product: "Valkey 8.0.1".to_owned(), ..early.clone() };
+            let named = asked.shortfall(&other).is_none_or(|why| {
                 why.contains("this Valkey 8.0.1 has") && !why.contains("Redis") && why.contains("Valkey 7.2")
             });
             assert!(named, "{asked} on {other:?}");
-            let doubt = asked.doubt(&early);
+            let doubt = asked.shortfall(&early);
             assert_eq!(doubt.is_some(), is_doubted, "{asked} on {early:?}: {doubt:?}");
             assert!(doubt.is_none_or(|why| why.contains("set `appendfsync always`")));
         }
@@ -339,7 +347,7 @@ mod tests {
             ("yes", "no", None),
             ("", "", None),
         ] {
-            let doubt = Durability::Fast.doubt(&setup((7, 0), 0, append_only, append_fsync));
+            let doubt = Durability::Fast.shortfall(&setup((7, 0), 0, append_only, append_fsync));
             match told {
                 Some(part) => assert!(doubt.as_ref().is_some_and(|doubt| doubt.contains(part)), "{doubt:?}"),
                 None => assert_eq!(doubt, None),
@@ -360,7 +368,7 @@ mod tests {
             (Replicated, (7, 0), "yes", "everysec", "in the memory of Redis and of a replica", ""),
             (Replicated, (7, 2), "yes", "everysec", "on the disks of Redis and of a replica", ""),
         ] {
-            let promise = asked.promise(&setup(version, 1, append_only, append_fsync));
+            let promise = asked.guarantee(&setup(version, 1, append_only, append_fsync));
             assert!(promise.starts_with(asked.as_str()) && promise.contains(told), "{promise}");
             assert!(promise.contains(doubted) && promise.contains("; durability") != doubted.is_empty());
         }
@@ -373,19 +381,19 @@ mod tests {
             (Fast, (7, 0), 0, "", "", Ok(None)),
             (Synced, (7, 0), 0, "yes", "always", Ok(None)),
             (Synced, (7, 0), 0, "yes", "everysec", Err("7.2")),
-            (Synced, (7, 2), 0, "yes", "everysec", Ok(Some(Keeper::Disk))),
+            (Synced, (7, 2), 0, "yes", "everysec", Ok(Some(PersistenceTarget::Disk))),
             (Synced, (8, 0), 1, "no", "always", Err("`appendonly no`")),
             (Synced, (8, 0), 1, "yes", "", Err("allow CONFIG GET")),
-            (Replicated, (7, 0), 1, "no", "", Ok(Some(Keeper::Replica))),
+            (Replicated, (7, 0), 1, "no", "", Ok(Some(PersistenceTarget::Replica))),
             (Replicated, (7, 0), 0, "yes", "always", Err("needs a replica")),
-            (Replicated, (7, 2), 1, "yes", "always", Ok(Some(Keeper::Disks))),
+            (Replicated, (7, 2), 1, "yes", "always", Ok(Some(PersistenceTarget::Disks))),
             (Replicated, (7, 2), 1, "no", "always", Err("`appendonly no`")),
             (Replicated, (7, 10), 1, "", "", Err("allow CONFIG GET")),
         ] {
             let setup = setup(version, replicas, append_only, append_fsync);
             match (asked.on(&setup), keeper) {
                 (Ok(confirm), Ok(keeper)) => {
-                    assert_eq!(confirm.map(|confirm| confirm.keeper), keeper, "{setup:?}")
+                    assert_eq!(confirm.map(|confirm| confirm.target), keeper, "{setup:?}")
                 }
                 (Err(why), Err(part)) => assert!(why.contains(part), "{why}"),
                 (on, _) => panic!("{asked} on {setup:?}: {on:?}"),

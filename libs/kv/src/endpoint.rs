@@ -20,23 +20,23 @@ mod parse;
 /// Passwords are never shown, neither by `Display` nor by `Debug`, and are wiped when the endpoint is dropped. What the
 /// client of a connection keeps of them is its own.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Endpoint {
-    place: Place,
+pub struct KvEndpoint {
+    location: RedisLocation,
     database: u32,
     credentials: Credentials,
 }
 
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) enum Place {
-    Tcp(Address),
+pub(crate) enum RedisLocation {
+    Tcp(RedisAddress),
     Unix(PathBuf),
-    Cluster(Vec<Address>),
-    Sentinel { sentinels: Vec<Address>, master: String, credentials: Credentials },
+    Cluster(Vec<RedisAddress>),
+    Sentinel { sentinels: Vec<RedisAddress>, master: String, credentials: Credentials },
 }
 
 /// Host and port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Address {
+pub(crate) struct RedisAddress {
     pub(crate) host: String,
     pub(crate) port: u16,
 }
@@ -47,7 +47,7 @@ pub(crate) struct Credentials {
     password: Option<Zeroizing<String>>,
 }
 
-/// Why a text is no [`Endpoint`]. The text itself is not repeated, since it may hold a password.
+/// Why a text is no [`KvEndpoint`]. The text itself is not repeated, since it may hold a password.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
     /// It begins with something else.
@@ -85,11 +85,11 @@ pub enum EndpointError {
     Parameter(String),
 }
 
-impl Endpoint {
+impl KvEndpoint {
     /// A server on a socket of this machine.
     #[must_use]
     pub fn unix(path: impl Into<PathBuf>) -> Self {
-        Self { place: Place::Unix(path.into()), database: 0, credentials: Credentials::default() }
+        Self { location: RedisLocation::Unix(path.into()), database: 0, credentials: Credentials::default() }
     }
 
     /// The same server with these credentials, for passwords that must not stand in a URL.
@@ -115,43 +115,47 @@ impl Endpoint {
     /// Whether it names a cluster, which has one database and keeps keys apart by their tags.
     #[must_use]
     pub const fn is_cluster(&self) -> bool {
-        matches!(self.place, Place::Cluster(_))
+        matches!(self.location, RedisLocation::Cluster(_))
     }
 
     /// What Sentinels are asked for, when it names Sentinels.
     #[must_use]
     pub const fn master_name(&self) -> Option<&str> {
-        match &self.place {
-            Place::Sentinel { master, .. } => Some(master.as_str()),
-            Place::Tcp(_) | Place::Unix(_) | Place::Cluster(_) => None,
+        match &self.location {
+            RedisLocation::Sentinel { master, .. } => Some(master.as_str()),
+            RedisLocation::Tcp(_) | RedisLocation::Unix(_) | RedisLocation::Cluster(_) => None,
         }
     }
 
     /// What it names, one by one: nodes of a cluster, Sentinels, or the one server; each with the credentials that are
     /// for it.
     #[must_use]
-    pub fn named(&self) -> Vec<Self> {
-        match &self.place {
-            Place::Tcp(_) | Place::Unix(_) => vec![self.clone()],
-            Place::Cluster(nodes) => nodes.iter().map(|node| self.at(node.clone())).collect(),
-            Place::Sentinel { sentinels, credentials, .. } => {
+    pub fn servers(&self) -> Vec<Self> {
+        match &self.location {
+            RedisLocation::Tcp(_) | RedisLocation::Unix(_) => vec![self.clone()],
+            RedisLocation::Cluster(nodes) => nodes.iter().map(|node| self.at(node.clone())).collect(),
+            RedisLocation::Sentinel { sentinels, credentials, .. } => {
                 sentinels.iter().map(|one| Self::sentinel(one.clone(), credentials.clone())).collect()
             }
         }
     }
 
-    pub(crate) const fn place(&self) -> &Place {
-        &self.place
+    pub(crate) const fn location(&self) -> &RedisLocation {
+        &self.location
     }
 
     /// One server at this address, with our credentials.
-    pub(crate) fn at(&self, address: Address) -> Self {
-        Self { place: Place::Tcp(address), database: self.database, credentials: self.credentials.clone() }
+    pub(crate) fn at(&self, address: RedisAddress) -> Self {
+        Self {
+            location: RedisLocation::Tcp(address),
+            database: self.database,
+            credentials: self.credentials.clone(),
+        }
     }
 
     /// A Sentinel, with the credentials that are for Sentinels.
-    pub(crate) fn sentinel(address: Address, credentials: Credentials) -> Self {
-        Self { place: Place::Tcp(address), database: 0, credentials }
+    pub(crate) fn sentinel(address: RedisAddress, credentials: Credentials) -> Self {
+        Self { location: RedisLocation::Tcp(address), database: 0, credentials }
     }
 
     /// How one server is connected to. For several it has to be known which of them.
@@ -170,10 +174,10 @@ impl Endpoint {
         if let Some(password) = &self.credentials.password {
             settings = settings.set_password(password.as_str());
         }
-        let addr = match &self.place {
-            Place::Tcp(Address { host, port }) => ConnectionAddr::Tcp(host.clone(), *port),
-            Place::Unix(path) => ConnectionAddr::Unix(path.clone()),
-            Place::Cluster(_) | Place::Sentinel { .. } => {
+        let addr = match &self.location {
+            RedisLocation::Tcp(RedisAddress { host, port }) => ConnectionAddr::Tcp(host.clone(), *port),
+            RedisLocation::Unix(path) => ConnectionAddr::Unix(path.clone()),
+            RedisLocation::Cluster(_) | RedisLocation::Sentinel { .. } => {
                 return Err(
                     (redis::ErrorKind::InvalidClientConfig, "which of several servers is meant").into()
                 );
@@ -185,7 +189,7 @@ impl Endpoint {
     }
 }
 
-impl Address {
+impl RedisAddress {
     /// As servers write it: `host:port`, also for IPv6, of which the last colon is meant. Nothing without a host.
     pub(crate) fn of_server(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
@@ -195,35 +199,36 @@ impl Address {
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for RedisAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.host, self.port)
     }
 }
 
-impl fmt::Display for Endpoint {
+impl fmt::Display for KvEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list =
-            |addresses: &[Address]| addresses.iter().map(Address::to_string).collect::<Vec<_>>().join(",");
+        let list = |addresses: &[RedisAddress]| {
+            addresses.iter().map(RedisAddress::to_string).collect::<Vec<_>>().join(",")
+        };
         let user = self.credentials.user.as_ref().map(|user| format!("{user}@")).unwrap_or_default();
-        match &self.place {
-            Place::Tcp(address) => write!(f, "redis://{user}{address}/{}", self.database),
-            Place::Unix(path) => write!(f, "unix://{}?db={}", path.display(), self.database),
-            Place::Cluster(nodes) => write!(f, "redis+cluster://{user}{}", list(nodes)),
-            Place::Sentinel { sentinels, master, .. } => {
+        match &self.location {
+            RedisLocation::Tcp(address) => write!(f, "redis://{user}{address}/{}", self.database),
+            RedisLocation::Unix(path) => write!(f, "unix://{}?db={}", path.display(), self.database),
+            RedisLocation::Cluster(nodes) => write!(f, "redis+cluster://{user}{}", list(nodes)),
+            RedisLocation::Sentinel { sentinels, master, .. } => {
                 write!(f, "redis+sentinel://{user}{}/{master}/{}", list(sentinels), self.database)
             }
         }
     }
 }
 
-impl fmt::Debug for Endpoint {
+impl fmt::Debug for KvEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl FromStr for Endpoint {
+impl FromStr for KvEndpoint {
     type Err = EndpointError;
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         parse::endpoint(text)
@@ -253,10 +258,10 @@ mod tests {
                 "redis+sentinel://me@a:26379/main/3",
             ),
         ] {
-            let endpoint: Endpoint = text.parse().expect(text);
+            let endpoint: KvEndpoint = text.parse().expect(text);
             assert_eq!(endpoint.to_string(), shown);
         }
-        let endpoint: Endpoint = "redis://:pa%40ss@host/1".parse().expect("an endpoint");
+        let endpoint: KvEndpoint = "redis://:pa%40ss@host/1".parse().expect("an endpoint");
         let password = endpoint.credentials.password.expect("there is one");
         assert_eq!(*password, "pa@ss");
         assert_eq!(endpoint.credentials.user, None);
@@ -268,8 +273,8 @@ mod tests {
     #[test]
     fn what_it_names_is_reached_one_by_one() {
         let named = |text: &str| {
-            let endpoint: Endpoint = text.parse().expect(text);
-            let all = endpoint.named().iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+            let endpoint: KvEndpoint = text.parse().expect(text);
+            let all = endpoint.servers().iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
             (all, endpoint.master_name().unwrap_or_default().to_owned())
         };
         let shown = |all: &str, master: &str| (all.to_owned(), master.to_owned());
@@ -301,17 +306,17 @@ mod tests {
             ("redis+sentinel://a/main/x", EndpointError::Database),
             ("redis+sentinel://a/main?pass=x", EndpointError::Parameter("pass".into())),
         ] {
-            assert_eq!(text.parse::<Endpoint>(), Err(error), "{text}");
+            assert_eq!(text.parse::<KvEndpoint>(), Err(error), "{text}");
         }
     }
 
     #[test]
     fn addresses_are_read_as_servers_write_them() {
-        let address = |host: &str, port| Some(Address { host: host.to_owned(), port });
-        assert_eq!(Address::of_server("127.0.0.1:7000"), address("127.0.0.1", 7000));
-        assert_eq!(Address::of_server("::1:7000"), address("::1", 7000));
-        assert_eq!(Address::of_server(":7000"), None);
-        assert_eq!(Address::of_server("host"), None);
+        let address = |host: &str, port| Some(RedisAddress { host: host.to_owned(), port });
+        assert_eq!(RedisAddress::of_server("127.0.0.1:7000"), address("127.0.0.1", 7000));
+        assert_eq!(RedisAddress::of_server("::1:7000"), address("::1", 7000));
+        assert_eq!(RedisAddress::of_server(":7000"), None);
+        assert_eq!(RedisAddress::of_server("host"), None);
     }
 
     proptest! {
@@ -322,7 +327,7 @@ mod tests {
                 format!("redis+cluster://me:{password}@host:1,other"),
                 format!("redis+sentinel://me:{password}@host:1/main/2?sentinel_pass={password}"),
             ] {
-                let endpoint: Endpoint = url.parse().expect("an endpoint");
+                let endpoint: KvEndpoint = url.parse().expect("an endpoint");
                 let shown = format!("{endpoint} {endpoint:?}");
                 prop_assert!(!shown.contains(&password));
             }
@@ -330,7 +335,7 @@ mod tests {
 
         #[test]
         fn any_text_is_parsed_or_refused(text in "(redis://|unix:///|redis\\+(cluster|sentinel)://)?[ -~]{0,40}") {
-            let _ = text.parse::<Endpoint>();
+            let _ = text.parse::<KvEndpoint>();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Redis: connections, scripts, and the classes of what can go wrong.
 //!
 //! The only crate that names the `redis` client; everybody else sees [`Kv`],
-//! [`Connection`], [`Cmd`], [`Script`] and [`Value`].
+//! [`KvConnection`], [`Cmd`], [`Script`] and [`Value`].
 //!
 //! What it promises:
 //! - one multiplexed connection per database, or per node of a cluster, made when first used, replaced when it
@@ -10,10 +10,10 @@
 //!   it is a replica now, is asked of those;
 //! - an error says whether the command cannot have happened ([`Error::Unreachable`]), was refused, or
 //!   may have happened ([`Error::UnknownOutcome`]);
-//! - a change may be answered when it is kept as well as was asked for ([`Connection::change`]), without others waiting
+//! - a change may be answered when it is kept as well as was asked for ([`KvConnection::change`]), without others waiting
 //!   for that;
 //! - what an answered change survives has three names ([`Durability`]), and what they come to depends on the server;
-//! - commands that block the server's answer have a connection of their own ([`Blocking`]).
+//! - commands that block the server's answer have a connection of their own ([`BlockingConnection`]).
 
 mod blocking;
 mod cluster;
@@ -32,15 +32,15 @@ mod slot;
 mod subscription;
 mod value;
 
-pub use blocking::Blocking;
+pub use blocking::BlockingConnection;
 pub use command::{Arg, Cmd, Pipeline};
-pub use confirm::{Confirm, Keeper};
-pub use connection::{Connection, Kv};
-pub use durability::{Confirmation, Durability, ServerSetup, SetupError, UnknownDurability};
-pub use endpoint::{Endpoint, EndpointError};
+pub use confirm::{PersistenceTarget, WriteConcern};
+pub use connection::{Kv, KvConnection};
+pub use durability::{Confirmation, Durability, PrimarySetup, SetupError, UnknownDurability};
+pub use endpoint::{EndpointError, KvEndpoint};
 pub use error::{Error, Result};
-pub use process::Setup;
-pub use script::{Call, Script};
-pub use server::Options;
-pub use subscription::{Notice, Subscription, Topic};
+pub use process::RedisSetup;
+pub use script::{Script, ScriptCall};
+pub use server::KvOptions;
+pub use subscription::{KvSubscription, KvSubscriptionEvent, Topic};
 pub use value::{StreamEntry, Value};

@@ -7,42 +7,42 @@ use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind};
 
-use crate::confirm::{Answered, Doubt};
+use crate::confirm::{ConfirmationError, UnconfirmedWrite};
 use crate::error::{Error, Result};
-use crate::process::Process;
-use crate::server::Server;
+use crate::process::RedisProcess;
+use crate::server::KvServer;
 use crate::value::Value;
 
-pub(crate) struct Link {
-    pub(crate) server: Arc<Server>,
+pub(crate) struct KvLink {
+    pub(crate) server: Arc<KvServer>,
     pub(crate) database: u32,
-    state: Mutex<State>,
+    state: Mutex<KvLinkState>,
     /// Held while connecting, so that many callers make one connection.
     connecting: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
-struct State {
+struct KvLinkState {
     /// Counts attempts to connect, so that a stale loss cannot drop a newer connection and callers that
     /// queued behind a failed attempt share its failure.
     attempt: u64,
     open: Option<MultiplexedConnection>,
     /// Who is at its other end, once that was asked.
-    process: Option<Arc<Process>>,
+    process: Option<Arc<RedisProcess>>,
     failure: Option<Error>,
 }
 
 /// A connection that is open, and who is at its other end.
-pub(crate) struct Known {
+pub(crate) struct IdentifiedLink {
     attempt: u64,
     open: MultiplexedConnection,
-    pub(crate) process: Arc<Process>,
+    pub(crate) process: Arc<RedisProcess>,
 }
 
-impl Link {
+impl KvLink {
     /// Nothing is connected before it is used.
-    pub(crate) fn new(server: Arc<Server>, database: u32) -> Arc<Self> {
-        let state = Mutex::new(State::default());
+    pub(crate) fn new(server: Arc<KvServer>, database: u32) -> Arc<Self> {
+        let state = Mutex::new(KvLinkState::default());
         Arc::new(Self { server, database, state, connecting: tokio::sync::Mutex::new(()) })
     }
 
@@ -52,7 +52,7 @@ impl Link {
     }
 
     /// Sends to a process that is known, and to no other.
-    pub(crate) async fn send_to(&self, known: &Known, cmd: &redis::Cmd) -> Result<Value> {
+    pub(crate) async fn send_to(&self, known: &IdentifiedLink, cmd: &redis::Cmd) -> Result<Value> {
         self.send_over(known.attempt, known.open.clone(), cmd).await
     }
 
@@ -82,7 +82,7 @@ impl Link {
     /// The same to a process that is known, and to no other.
     pub(crate) async fn send_all_to(
         &self,
-        known: &Known,
+        known: &IdentifiedLink,
         commands: &redis::Pipeline,
         skipped: usize,
         count: usize,
@@ -112,26 +112,26 @@ impl Link {
     ///
     /// # Errors
     /// Says that nothing was executed; [`Error::Readonly`] when it takes no writes.
-    pub(crate) async fn known(self: &Arc<Self>) -> Result<Known> {
+    pub(crate) async fn identify(self: &Arc<Self>) -> Result<IdentifiedLink> {
         let (attempt, open) = self.open().await?;
         let process = {
             let state = lock(&self.state);
             state.process.clone().filter(|_| state.attempt == attempt)
         };
         match process {
-            Some(process) => Ok(Known { attempt, open, process }),
+            Some(process) => Ok(IdentifiedLink { attempt, open, process }),
             None => self.ask(attempt, open).boxed().await,
         }
     }
 
     /// The same, asked now.
-    pub(crate) async fn known_anew(self: &Arc<Self>) -> Result<Known> {
+    pub(crate) async fn identify_anew(self: &Arc<Self>) -> Result<IdentifiedLink> {
         let (attempt, open) = self.open().await?;
         self.ask(attempt, open).boxed().await
     }
 
-    async fn ask(&self, attempt: u64, mut open: MultiplexedConnection) -> Result<Known> {
-        let process = match Process::ask(&self.server.shown, &mut open).await {
+    async fn ask(&self, attempt: u64, mut open: MultiplexedConnection) -> Result<IdentifiedLink> {
+        let process = match RedisProcess::ask(&self.server.shown, &mut open).await {
             Ok(process) => Arc::new(process?),
             Err(error) => {
                 let _ = self.failed(attempt, &error);
@@ -142,19 +142,19 @@ impl Link {
         if state.attempt == attempt {
             state.process = Some(Arc::clone(&process));
         }
-        Ok(Known { attempt, open, process })
+        Ok(IdentifiedLink { attempt, open, process })
     }
 
     /// Waits until a change is kept that `known` has answered.
-    pub(crate) async fn confirm(&self, known: &Known, change: Answered) -> Result<()> {
+    pub(crate) async fn confirm(&self, known: &IdentifiedLink, change: UnconfirmedWrite) -> Result<()> {
         let reason = match self.server.rounds().confirm(change).await {
             Ok(()) => return Ok(()),
-            Err(Doubt::Late(patience)) => {
+            Err(ConfirmationError::Late(patience)) => {
                 // Perhaps for want of what it had when it was asked.
                 self.ask_again(known.attempt);
                 format!("it was not confirmed within {patience:?} that the change is kept")
             }
-            Err(Doubt::Broken(reason)) => {
+            Err(ConfirmationError::Broken(reason)) => {
                 self.drop_open(known.attempt);
                 format!("it could not be confirmed that the change is kept: {reason}")
             }
@@ -252,7 +252,7 @@ pub(crate) async fn in_a_task<T: Send + 'static>(
     tokio::spawn(work).await.map_err(unreachable)?
 }
 
-fn notice_loss(link: &Weak<Link>, attempt: u64, push: &PushInfo) {
+fn notice_loss(link: &Weak<KvLink>, attempt: u64, push: &PushInfo) {
     if push.kind == PushKind::Disconnection
         && let Some(link) = link.upgrade()
     {

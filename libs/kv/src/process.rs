@@ -7,7 +7,7 @@ use crate::value::Value;
 
 /// What decides how much an answer of a server promises, as it was when it was asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Setup {
+pub struct RedisSetup {
     /// What it is, as it says itself: `Redis 7.4.1` or `Valkey 8.0.1`.
     pub product: String,
     /// Major and minor version of the Redis that it is, or is compatible with.
@@ -29,19 +29,19 @@ pub struct Setup {
 /// that it had before; so what was read before and after something is of all that lies between. What a primary
 /// has written under one of these is one history: whoever has its end has all of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct History {
+pub(crate) struct ReplicationHistory {
     run_id: String,
     replication_id: String,
 }
 
 /// A server process that takes writes.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Process {
-    pub(crate) history: History,
-    pub(crate) setup: Setup,
+pub(crate) struct RedisProcess {
+    pub(crate) history: ReplicationHistory,
+    pub(crate) setup: RedisSetup,
 }
 
-impl History {
+impl ReplicationHistory {
     /// What asks for it.
     pub(crate) fn question() -> redis::Cmd {
         let mut ask = redis::cmd("INFO");
@@ -64,7 +64,7 @@ impl History {
     }
 }
 
-impl Process {
+impl RedisProcess {
     /// Asks who is at the other end.
     pub(crate) async fn ask(
         shown: &str,
@@ -72,7 +72,11 @@ impl Process {
     ) -> redis::RedisResult<Result<Self>> {
         let mut both = redis::Pipeline::with_capacity(2);
         both.ignore_errors();
-        both.add_command(History::question()).cmd("CONFIG").arg("GET").arg("appendonly").arg("appendfsync");
+        both.add_command(ReplicationHistory::question())
+            .cmd("CONFIG")
+            .arg("GET")
+            .arg("appendonly")
+            .arg("appendfsync");
         let mut answers = open.send_packed_commands(&both, 0, 2).await?.into_iter();
         let mut answer = || Value::from_redis(shown, answers.next().unwrap_or(redis::Value::Nil));
         let info = answer().and_then(Value::text);
@@ -90,7 +94,7 @@ impl Process {
             known.map(|(_, value)| value.clone().text()).transpose()
         };
         let version = version(info, "redis_version").unwrap_or_default();
-        let setup = Setup {
+        let setup = RedisSetup {
             product: product(info),
             version: (version.0, version.1),
             replicas: field(info, "connected_slaves").and_then(|count| count.parse().ok()).unwrap_or(0),
@@ -98,7 +102,7 @@ impl Process {
             append_fsync: setting("appendfsync")?,
             waitaof_is_early: waitaof_is_early(info),
         };
-        Ok(Self { history: History::read(info)?, setup })
+        Ok(Self { history: ReplicationHistory::read(info)?, setup })
     }
 }
 
@@ -159,12 +163,15 @@ mod tests {
 
     #[test]
     fn what_a_server_says_of_itself_is_read() {
-        let process = Process::read(INFO, pairs(&["appendfsync", "always", "appendonly", "yes"]));
+        let process = RedisProcess::read(INFO, pairs(&["appendfsync", "always", "appendonly", "yes"]));
         let process = process.expect("a process");
-        assert_eq!(process.history, History { run_id: "aa".to_owned(), replication_id: "bb".to_owned() });
+        assert_eq!(
+            process.history,
+            ReplicationHistory { run_id: "aa".to_owned(), replication_id: "bb".to_owned() }
+        );
         assert_eq!(
             process.setup,
-            Setup {
+            RedisSetup {
                 product: "Redis 7.4.1".to_owned(),
                 version: (7, 4),
                 replicas: 2,
@@ -174,7 +181,7 @@ mod tests {
             }
         );
         let refused = Error::Refused { code: "NOPERM".to_owned(), message: String::new() };
-        let process = Process::read(INFO, Err(refused)).expect("a process");
+        let process = RedisProcess::read(INFO, Err(refused)).expect("a process");
         assert_eq!((process.setup.append_only, process.setup.append_fsync), (None, None));
     }
 
@@ -200,8 +207,8 @@ mod tests {
 
     #[test]
     fn a_replica_has_no_history_of_its_own() {
-        let replica = History::read(&INFO.replace("role:master", "role:slave"));
+        let replica = ReplicationHistory::read(&INFO.replace("role:master", "role:slave"));
         assert!(matches!(replica, Err(Error::Readonly(_))), "{replica:?}");
-        assert!(matches!(History::read("role:master\r\n"), Err(Error::Protocol(_))));
+        assert!(matches!(ReplicationHistory::read("role:master\r\n"), Err(Error::Protocol(_))));
     }
 }

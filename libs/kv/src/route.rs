@@ -7,10 +7,10 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 
 use crate::cluster::Cluster;
-use crate::confirm::{Answered, Terms};
-use crate::endpoint::Address;
+use crate::confirm::{UnconfirmedWrite, WriteConcernPolicy};
+use crate::endpoint::RedisAddress;
 use crate::error::{Error, Result};
-use crate::link::Link;
+use crate::link::KvLink;
 use crate::value::Value;
 
 /// How often something is sent again that was certainly not executed.
@@ -20,14 +20,14 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// Where a connection leads.
 #[derive(Clone)]
-pub(crate) enum Route {
+pub(crate) enum KvRoute {
     /// To one server.
-    Link(Arc<Link>),
+    Link(Arc<KvLink>),
     /// To whoever serves a slot.
     Slot(Arc<Cluster>, u16),
 }
 
-impl fmt::Debug for Route {
+impl fmt::Debug for KvRoute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Link(link) => write!(f, "{}, database {}", link.server.shown, link.database),
@@ -37,125 +37,128 @@ impl fmt::Debug for Route {
 }
 
 /// What an error says about where to go.
-enum Direction {
+enum RouteRedirection {
     /// Nothing: the answer stands.
     Stay,
     /// The slot is served there from now on.
-    Moved(Option<Address>),
+    Moved(Option<RedisAddress>),
     /// This once, while the slot is on its way there.
-    Ask(Address),
+    Ask(RedisAddress),
     /// Not here, or not now.
     Elsewhere,
     /// It is not known what became of it; the next should look first.
-    Doubt,
+    Unknown,
 }
 
-impl Route {
+impl KvRoute {
     /// Whether an answer says that the command was not executed, and that this route leads elsewhere by now.
     pub(crate) fn leads_elsewhere(&self, error: &Error) -> bool {
-        matches!(self.direction(error), Direction::Moved(_) | Direction::Ask(_) | Direction::Elsewhere)
+        matches!(
+            self.direction(error),
+            RouteRedirection::Moved(_) | RouteRedirection::Ask(_) | RouteRedirection::Elsewhere
+        )
     }
 
     /// The error for who sent it, when nobody else is left to send to: that a node sends elsewhere says no more than that
     /// nothing was executed.
-    pub(crate) fn given_up(&self, error: Error) -> Error {
+    pub(crate) fn final_error(&self, error: Error) -> Error {
         match (self, self.direction(&error)) {
-            (Self::Slot(cluster, _), Direction::Moved(_) | Direction::Ask(_)) => {
+            (Self::Slot(cluster, _), RouteRedirection::Moved(_) | RouteRedirection::Ask(_)) => {
                 cluster.unreachable(format!("its nodes do not agree on who serves the keys: {error}"))
             }
             _ => error,
         }
     }
 
-    fn direction(&self, error: &Error) -> Direction {
+    fn direction(&self, error: &Error) -> RouteRedirection {
         match self {
             Self::Link(link) if link.server.is_of_sentinels() => match error {
                 // It was the master when it was connected to.
-                Error::Readonly(_) => Direction::Elsewhere,
-                _ => Direction::Stay,
+                Error::Readonly(_) => RouteRedirection::Elsewhere,
+                _ => RouteRedirection::Stay,
             },
-            Self::Link(_) => Direction::Stay,
+            Self::Link(_) => RouteRedirection::Stay,
             Self::Slot(..) => match error {
                 Error::Refused { code, message } => {
-                    let address = || Address::of_server(message.split_ascii_whitespace().nth(1)?);
+                    let address = || RedisAddress::of_server(message.split_ascii_whitespace().nth(1)?);
                     match code.as_str() {
-                        "MOVED" => Direction::Moved(address()),
-                        "ASK" => address().map_or(Direction::Elsewhere, Direction::Ask),
-                        _ => Direction::Stay,
+                        "MOVED" => RouteRedirection::Moved(address()),
+                        "ASK" => address().map_or(RouteRedirection::Elsewhere, RouteRedirection::Ask),
+                        _ => RouteRedirection::Stay,
                     }
                 }
-                Error::Readonly(_) | Error::Unreachable { .. } => Direction::Elsewhere,
-                Error::UnknownOutcome { .. } | Error::Unfit { .. } => Direction::Doubt,
-                Error::Oom(_) | Error::DiskFull(_) | Error::Protocol(_) => Direction::Stay,
+                Error::Readonly(_) | Error::Unreachable { .. } => RouteRedirection::Elsewhere,
+                Error::UnknownOutcome { .. } | Error::Unfit { .. } => RouteRedirection::Unknown,
+                Error::Oom(_) | Error::DiskFull(_) | Error::Protocol(_) => RouteRedirection::Stay,
             },
         }
     }
 }
 
 /// The attempts at one thing.
-pub(crate) struct Attempts<'a> {
-    route: &'a Route,
+pub(crate) struct RouteAttempts<'a> {
+    route: &'a KvRoute,
     repeats: u32,
-    next: Option<Hop>,
+    next: Option<RouteHop>,
 }
 
 /// Where one attempt goes.
-pub(crate) struct Hop {
-    link: Arc<Link>,
+pub(crate) struct RouteHop {
+    link: Arc<KvLink>,
     /// The node does not serve the slot yet, and does so when told that this is known.
     is_asking: bool,
 }
 
-impl<'a> Attempts<'a> {
-    pub(crate) fn new(route: &'a Route) -> Self {
+impl<'a> RouteAttempts<'a> {
+    pub(crate) fn new(route: &'a KvRoute) -> Self {
         Self { route, repeats: 0, next: None }
     }
 
     /// Where the next attempt goes.
-    pub(crate) async fn hop(&mut self) -> Result<Hop> {
+    pub(crate) async fn hop(&mut self) -> Result<RouteHop> {
         match self.next.take() {
             Some(hop) => Ok(hop),
-            None => Ok(Hop { link: self.link().await?, is_asking: false }),
+            None => Ok(RouteHop { link: self.link().await?, is_asking: false }),
         }
     }
 
     /// Where the route leads as far as is known.
-    pub(crate) async fn link(&mut self) -> Result<Arc<Link>> {
+    pub(crate) async fn link(&mut self) -> Result<Arc<KvLink>> {
         match self.route {
-            Route::Link(link) => Ok(Arc::clone(link)),
-            Route::Slot(cluster, slot) => cluster.link(*slot).await,
+            KvRoute::Link(link) => Ok(Arc::clone(link)),
+            KvRoute::Slot(cluster, slot) => cluster.link(*slot).await,
         }
     }
 
     /// The next attempt goes where this one went.
-    pub(crate) fn stay(&mut self, hop: Hop) {
+    pub(crate) fn stay(&mut self, hop: RouteHop) {
         self.next = Some(hop);
     }
 
     /// Whether there is to be another attempt after this error; if so, after a pause when one is due.
-    pub(crate) async fn again(&mut self, error: &Error) -> bool {
+    pub(crate) async fn should_retry(&mut self, error: &Error) -> bool {
         match self.route.direction(error) {
-            Direction::Stay => false,
+            RouteRedirection::Stay => false,
             direction => self.turn(direction).boxed().await,
         }
     }
 
-    async fn turn(&mut self, direction: Direction) -> bool {
+    async fn turn(&mut self, direction: RouteRedirection) -> bool {
         match (self.route, &direction) {
-            (Route::Slot(cluster, _), Direction::Doubt) => {
-                cluster.doubt();
+            (KvRoute::Slot(cluster, _), RouteRedirection::Unknown) => {
+                cluster.mark_stale();
                 return false;
             }
             _ if self.repeats == REPEATS_MAX => return false,
-            (Route::Link(link), _) => link.renew(),
-            (Route::Slot(cluster, _), Direction::Ask(address)) => {
-                self.next = Some(Hop { link: cluster.link_to(address), is_asking: true });
+            (KvRoute::Link(link), _) => link.renew(),
+            (KvRoute::Slot(cluster, _), RouteRedirection::Ask(address)) => {
+                self.next = Some(RouteHop { link: cluster.link_to(address), is_asking: true });
             }
-            (Route::Slot(cluster, _), Direction::Moved(Some(address))) => {
-                self.next = Some(Hop { link: cluster.link_to(address), is_asking: false });
+            (KvRoute::Slot(cluster, _), RouteRedirection::Moved(Some(address))) => {
+                self.next = Some(RouteHop { link: cluster.link_to(address), is_asking: false });
                 self.read_map(cluster).await;
             }
-            (Route::Slot(cluster, _), _) => self.read_map(cluster).await,
+            (KvRoute::Slot(cluster, _), _) => self.read_map(cluster).await,
         }
         // Where it was sent to is not to be asked without a pause, whoever is.
         if self.next.is_none() || self.repeats > 1 {
@@ -166,13 +169,13 @@ impl<'a> Attempts<'a> {
     }
 
     async fn read_map(&self, cluster: &Arc<Cluster>) {
-        if let Err(error) = cluster.read_after(&cluster.known()).await {
+        if let Err(error) = cluster.read_after(&cluster.cached_map()).await {
             tracing::debug!(%error, "who serves the cluster cannot be found out");
         }
     }
 }
 
-impl Hop {
+impl RouteHop {
     pub(crate) async fn send(&self, cmd: &redis::Cmd) -> Result<Value> {
         if !self.is_asking {
             return self.link.send(cmd).await;
@@ -184,12 +187,17 @@ impl Hop {
     }
 
     /// Makes a change, and gives its answer when it is kept as `terms` has it. It is about `key`.
-    pub(crate) async fn change(&self, call: &redis::Cmd, key: &str, terms: Terms<'_>) -> Result<Value> {
-        let mut known = self.link.known().await?;
+    pub(crate) async fn change(
+        &self,
+        call: &redis::Cmd,
+        key: &str,
+        terms: WriteConcernPolicy<'_>,
+    ) -> Result<Value> {
+        let mut known = self.link.identify().await?;
         let mut asked = terms(&known.process.setup);
         if asked.is_err() {
             // It may have been set up since.
-            known = self.link.known_anew().await?;
+            known = self.link.identify_anew().await?;
             asked = terms(&known.process.setup);
         }
         let asked = asked.map_err(|reason| {
@@ -209,7 +217,7 @@ impl Hop {
         };
         if let Some(confirm) = asked {
             let (key, process) = (key.to_owned(), Arc::clone(&known.process));
-            let change = Answered { confirm, key, is_asking: self.is_asking, process };
+            let change = UnconfirmedWrite { confirm, key, is_asking: self.is_asking, process };
             self.link.confirm(&known, change).await?;
         }
         Ok(answer)

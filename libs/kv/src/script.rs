@@ -1,11 +1,11 @@
 //! Lua scripts: known by their hash, sent in full only when the server does not have them.
 
-mod parts;
+mod assembly;
 
 use std::sync::OnceLock;
 
 use crate::command::Arg;
-use parts::Joined;
+use assembly::AssembledScript;
 
 /// A script of ours. Made once, as a `static`.
 ///
@@ -16,13 +16,13 @@ use parts::Joined;
 pub struct Script {
     name: &'static str,
     parts: &'static [&'static str],
-    loaded: OnceLock<Loaded>,
+    loaded: OnceLock<HashedScript>,
 }
 
 /// A script put together of its parts, with its hash.
 #[derive(Debug)]
-struct Loaded {
-    joined: Joined,
+struct HashedScript {
+    joined: AssembledScript,
     sha: String,
 }
 
@@ -43,8 +43,8 @@ impl Script {
 
     /// Begins a call with the keys that the script touches.
     #[must_use]
-    pub fn call<K: AsRef<str>>(&'static self, keys: &[K]) -> Call {
-        Call::new(self, keys)
+    pub fn call<K: AsRef<str>>(&'static self, keys: &[K]) -> ScriptCall {
+        ScriptCall::new(self, keys)
     }
 
     /// The keys of a call that the script itself has a name for, each with that name.
@@ -57,11 +57,11 @@ impl Script {
         keys.map(|(_, key)| key)
     }
 
-    fn loaded(&self) -> &Loaded {
+    fn loaded(&self) -> &HashedScript {
         self.loaded.get_or_init(|| {
-            let joined = parts::join(self.parts);
+            let joined = assembly::join(self.parts);
             let sha = redis::Script::new(&joined.text).get_hash().to_owned();
-            Loaded { joined, sha }
+            HashedScript { joined, sha }
         })
     }
 
@@ -76,12 +76,12 @@ impl Script {
 
 /// One call of a [`Script`], already in the form in which it is sent.
 #[derive(Debug, Clone)]
-pub struct Call {
+pub struct ScriptCall {
     script: &'static Script,
     pub(crate) by_hash: redis::Cmd,
 }
 
-impl Call {
+impl ScriptCall {
     /// A call of `script` that touches `keys`, in the order in which the script knows them.
     #[must_use]
     pub fn new<K: AsRef<str>>(script: &'static Script, keys: &[K]) -> Self {

@@ -9,14 +9,14 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client};
 use tokio::sync::watch;
 
-use crate::confirm::Rounds;
-use crate::endpoint::{Address, Endpoint, Place};
+use crate::confirm::ConfirmationRounds;
+use crate::endpoint::{KvEndpoint, RedisAddress, RedisLocation};
 use crate::error::{Error, Result};
 use crate::value::Value;
 
 /// How patient connections are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
+pub struct KvOptions {
     /// How long making a connection may take.
     pub connect_timeout: Duration,
     /// How long an answer may take before the outcome counts as unknown.
@@ -25,7 +25,7 @@ pub struct Options {
     pub queue_len: usize,
 }
 
-impl Default for Options {
+impl Default for KvOptions {
     fn default() -> Self {
         Self {
             connect_timeout: Duration::from_secs(2),
@@ -36,37 +36,37 @@ impl Default for Options {
 }
 
 /// One server: that of a URL, a node of a cluster, or whoever Sentinels say is the master.
-pub(crate) struct Server {
-    endpoint: Endpoint,
+pub(crate) struct KvServer {
+    endpoint: KvEndpoint,
     pub(crate) shown: String,
-    pub(crate) options: Options,
+    pub(crate) options: KvOptions,
     /// Where it was last, when Sentinels say it.
-    place: watch::Sender<Option<Address>>,
+    place: watch::Sender<Option<RedisAddress>>,
     /// The Sentinel that answered last.
     sentinel: AtomicUsize,
-    rounds: OnceLock<Arc<Rounds>>,
+    rounds: OnceLock<Arc<ConfirmationRounds>>,
 }
 
-impl Server {
-    pub(crate) fn new(endpoint: Endpoint, options: Options) -> Arc<Self> {
+impl KvServer {
+    pub(crate) fn new(endpoint: KvEndpoint, options: KvOptions) -> Arc<Self> {
         let shown = endpoint.to_string();
         let (place, sentinel) = (watch::Sender::new(None), AtomicUsize::new(0));
         Arc::new(Self { endpoint, shown, options, place, sentinel, rounds: OnceLock::new() })
     }
 
     /// The rounds that confirm changes on it.
-    pub(crate) fn rounds(&self) -> &Arc<Rounds> {
+    pub(crate) fn rounds(&self) -> &Arc<ConfirmationRounds> {
         // Of the same place, and not of this: their connections would keep alive what keeps them alive.
-        self.rounds.get_or_init(|| Rounds::new(Self::new(self.endpoint.clone(), self.options)))
+        self.rounds.get_or_init(|| ConfirmationRounds::new(Self::new(self.endpoint.clone(), self.options)))
     }
 
     /// Whether it is another one after a failover.
     pub(crate) const fn is_of_sentinels(&self) -> bool {
-        matches!(self.endpoint.place(), Place::Sentinel { .. })
+        matches!(self.endpoint.location(), RedisLocation::Sentinel { .. })
     }
 
     /// Changes when it is found to be elsewhere.
-    pub(crate) fn moves(&self) -> watch::Receiver<Option<Address>> {
+    pub(crate) fn address_changes(&self) -> watch::Receiver<Option<RedisAddress>> {
         self.place.subscribe()
     }
 
@@ -88,7 +88,7 @@ impl Server {
             .get_multiplexed_async_connection_with_config(config)
             .await
             .map_err(|error| Error::of_connecting(&self.shown, &error))?;
-        if let (true, Place::Tcp(address)) = (self.is_of_sentinels(), endpoint.place()) {
+        if let (true, RedisLocation::Tcp(address)) = (self.is_of_sentinels(), endpoint.location()) {
             self.check_role(&mut open).await?;
             self.is_at(address);
         }
@@ -98,18 +98,18 @@ impl Server {
     /// For what is no ordinary connection.
     pub(crate) async fn client(&self, database: u32) -> Result<Client> {
         let endpoint = self.find().await?;
-        if let (true, Place::Tcp(address)) = (self.is_of_sentinels(), endpoint.place()) {
+        if let (true, RedisLocation::Tcp(address)) = (self.is_of_sentinels(), endpoint.location()) {
             self.is_at(address);
         }
         self.open(&endpoint, database)
     }
 
-    fn open(&self, endpoint: &Endpoint, database: u32) -> Result<Client> {
+    fn open(&self, endpoint: &KvEndpoint, database: u32) -> Result<Client> {
         let info = endpoint.connection_info(database);
         info.and_then(Client::open).map_err(|error| Error::of_connecting(&self.shown, &error))
     }
 
-    fn is_at(&self, address: &Address) {
+    fn is_at(&self, address: &RedisAddress) {
         self.place.send_if_modified(|known| {
             let is_new = known.as_ref() != Some(address);
             if is_new {
@@ -121,14 +121,14 @@ impl Server {
     }
 
     /// Where it is now.
-    async fn find(&self) -> Result<Cow<'_, Endpoint>> {
-        let Place::Sentinel { sentinels, master, credentials } = self.endpoint.place() else {
+    async fn find(&self) -> Result<Cow<'_, KvEndpoint>> {
+        let RedisLocation::Sentinel { sentinels, master, credentials } = self.endpoint.location() else {
             return Ok(Cow::Borrowed(&self.endpoint));
         };
         let first = self.sentinel.load(Ordering::Relaxed);
         let mut reasons = Vec::new();
         for place in (first..first + sentinels.len()).map(|place| place % sentinels.len()) {
-            let sentinel = Endpoint::sentinel(sentinels[place].clone(), credentials.clone());
+            let sentinel = KvEndpoint::sentinel(sentinels[place].clone(), credentials.clone());
             match tokio::time::timeout(self.options.connect_timeout, self.ask(&sentinel, master)).await {
                 Ok(Ok(Some(address))) => {
                     self.sentinel.store(place, Ordering::Relaxed);
@@ -143,7 +143,7 @@ impl Server {
     }
 
     /// Asks one Sentinel where a master is; nothing when it knows none of that name.
-    async fn ask(&self, sentinel: &Endpoint, master: &str) -> Result<Option<Address>> {
+    async fn ask(&self, sentinel: &KvEndpoint, master: &str) -> Result<Option<RedisAddress>> {
         let client = self.open(sentinel, 0)?;
         let failed = |error: &redis::RedisError| Error::of_connecting(&self.shown, error);
         let mut open = client.get_multiplexed_async_connection().await.map_err(|error| failed(&error))?;
@@ -157,7 +157,7 @@ impl Server {
         let [host, port] = answer.tuple()?;
         let port = port.uint()?;
         let port = u16::try_from(port).map_err(|_| Error::Protocol(format!("a port {port}")))?;
-        Ok(Some(Address { host: host.text()?, port }))
+        Ok(Some(RedisAddress { host: host.text()?, port }))
     }
 
     /// A Sentinel may not know yet that its master has become a replica.

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use futures_util::StreamExt;
 use redis::aio::{PubSubSink, PubSubStream};
 use tokio::sync::watch;
 
 use crate::cluster::Cluster;
-use crate::endpoint::Address;
+use crate::endpoint::RedisAddress;
 use crate::error::{Error, Result};
-use crate::server::Server;
-use crate::subscription::everywhere::Everywhere;
+use crate::server::KvServer;
+use crate::subscription::cluster_subscription::ClusterSubscription;
 
-mod everywhere;
+mod cluster_subscription;
 
 /// How often a silent subscription is checked, since a line that swallows everything looks just so.
 const CHECK_INTERVAL: Duration = Duration::from_secs(15);
@@ -32,16 +32,16 @@ pub enum Topic {
 
 /// What a subscription tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Notice {
+pub enum KvSubscriptionEvent {
     /// Listening, for the first time or again. What was published before may have been missed: read
     /// what the hints are about once.
     Subscribed,
-    /// The connection was lost; hints are missed until the next [`Notice::Subscribed`]. Of a cluster: to all of it.
+    /// The connection was lost; hints are missed until the next [`KvSubscriptionEvent::Subscribed`]. Of a cluster: to all of it.
     /// While only some nodes are away, the others are heard, and each that comes back, or whoever took its place, is
-    /// a [`Notice::Subscribed`].
+    /// a [`KvSubscriptionEvent::Subscribed`].
     Lost(Error),
     /// Some nodes of a cluster are not heard, or not yet, and others are. Comes again with each attempt that fails, and
-    /// behind each [`Notice::Subscribed`] that leaves some of them out: after one without it, all are heard.
+    /// behind each [`KvSubscriptionEvent::Subscribed`] that leaves some of them out: after one without it, all are heard.
     Partial,
     /// Something was published.
     Message {
@@ -54,64 +54,71 @@ pub enum Notice {
 
 /// A subscription that renews itself for ever.
 #[derive(Debug)]
-pub struct Subscription(Kind);
+pub struct KvSubscription(KvSubscriptionKind);
 
 #[derive(Debug)]
-enum Kind {
-    One(Listener),
-    Everywhere(Everywhere),
+enum KvSubscriptionKind {
+    One(ServerSubscription),
+    Everywhere(ClusterSubscription),
 }
 
-impl Subscription {
-    pub(crate) fn to_one(server: Arc<Server>, topics: Vec<Topic>) -> Self {
-        Self(Kind::One(Listener::new(server, topics)))
+impl KvSubscription {
+    pub(crate) fn to_one(server: Arc<KvServer>, topics: Vec<Topic>) -> Self {
+        Self(KvSubscriptionKind::One(ServerSubscription::new(server, topics)))
     }
 
     pub(crate) fn to_cluster(cluster: Arc<Cluster>, topics: Vec<Topic>) -> Self {
-        Self(Kind::Everywhere(Everywhere::new(cluster, topics)))
+        Self(KvSubscriptionKind::Everywhere(ClusterSubscription::new(cluster, topics)))
     }
 
     /// Waits for the next notice. Never ends; goes on after every loss.
     ///
     /// May be dropped and called again: no notice is lost by that, except that an attempt to connect
     /// begins anew.
-    pub async fn next(&mut self) -> Notice {
+    pub async fn next(&mut self) -> KvSubscriptionEvent {
         match &mut self.0 {
-            Kind::One(listener) => listener.next().await,
-            Kind::Everywhere(everywhere) => everywhere.next().await,
+            KvSubscriptionKind::One(listener) => listener.next().await,
+            KvSubscriptionKind::Everywhere(everywhere) => everywhere.next().await,
         }
     }
 }
 
 /// Listens to one server.
-struct Listener {
-    server: Arc<Server>,
+struct ServerSubscription {
+    server: Arc<KvServer>,
     topics: Vec<Topic>,
-    open: Option<Open>,
-    backoff: Backoff,
+    open: Option<PubSubConnection>,
+    backoff: ExponentialBackoff,
     retrying: bool,
-    moves: watch::Receiver<Option<Address>>,
+    moves: watch::Receiver<Option<RedisAddress>>,
 }
 
-struct Open {
+struct PubSubConnection {
     sink: PubSubSink,
     stream: PubSubStream,
 }
 
-impl std::fmt::Debug for Listener {
+impl std::fmt::Debug for ServerSubscription {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Listener({}, {:?})", self.server.shown, self.topics)
     }
 }
 
-impl Listener {
-    fn new(server: Arc<Server>, topics: Vec<Topic>) -> Self {
-        let moves = server.moves();
-        Self { server, topics, open: None, backoff: Backoff::up_to(RETRY_MAX), retrying: false, moves }
+impl ServerSubscription {
+    fn new(server: Arc<KvServer>, topics: Vec<Topic>) -> Self {
+        let moves = server.address_changes();
+        Self {
+            server,
+            topics,
+            open: None,
+            backoff: ExponentialBackoff::up_to(RETRY_MAX),
+            retrying: false,
+            moves,
+        }
     }
 
-    /// As [`Subscription::next`].
-    async fn next(&mut self) -> Notice {
+    /// As [`KvSubscription::next`].
+    async fn next(&mut self) -> KvSubscriptionEvent {
         loop {
             let Some(open) = &mut self.open else {
                 if self.retrying {
@@ -122,9 +129,9 @@ impl Listener {
                     Ok(open) => {
                         (self.open, self.retrying) = (Some(open), false);
                         self.backoff.reset();
-                        return Notice::Subscribed;
+                        return KvSubscriptionEvent::Subscribed;
                     }
-                    Err(error) => return Notice::Lost(error),
+                    Err(error) => return KvSubscriptionEvent::Lost(error),
                 }
             };
             let message = tokio::select! {
@@ -134,7 +141,7 @@ impl Listener {
             };
             match message {
                 Ok(Some(message)) => {
-                    return Notice::Message {
+                    return KvSubscriptionEvent::Message {
                         channel: message.get_channel_name().to_owned(),
                         payload: message.get_payload_bytes().to_vec(),
                     };
@@ -153,12 +160,12 @@ impl Listener {
         }
     }
 
-    fn lost(&mut self, reason: String) -> Notice {
+    fn lost(&mut self, reason: String) -> KvSubscriptionEvent {
         self.open = None;
-        Notice::Lost(Error::Unreachable { endpoint: self.server.shown.clone(), reason })
+        KvSubscriptionEvent::Lost(Error::Unreachable { endpoint: self.server.shown.clone(), reason })
     }
 
-    async fn connect(&mut self) -> Result<Open> {
+    async fn connect(&mut self) -> Result<PubSubConnection> {
         let failed = |error: &redis::RedisError| Error::of_connecting(&self.server.shown, error);
         let client = self.server.client(0).await?;
         self.moves.mark_unchanged();
@@ -172,7 +179,7 @@ impl Listener {
                 }
                 .map_err(|error| failed(&error))?;
             }
-            Ok(Open { sink, stream })
+            Ok(PubSubConnection { sink, stream })
         };
         tokio::time::timeout(patience, work).await.unwrap_or_else(|_| {
             Err(Error::Unreachable {

@@ -31,7 +31,7 @@ pub struct AddressError(pub String);
 
 /// Nobody may give this as an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum GivenError {
+pub enum AddressInputError {
     /// It is none.
     #[error("{0}")]
     NoAddress(AddressError),
@@ -48,10 +48,10 @@ impl Address {
     ///
     /// # Errors
     /// When it is no address, or too long.
-    pub fn given(text: &str) -> Result<Self, GivenError> {
-        match text.parse().map_err(GivenError::NoAddress)? {
+    pub fn from_input(text: &str) -> Result<Self, AddressInputError> {
+        match text.parse().map_err(AddressInputError::NoAddress)? {
             Self::Grpc { host, .. } if host.len() > limits::HOST_BYTES_MAX => {
-                Err(GivenError::LongHost { found: host.len() })
+                Err(AddressInputError::LongHost { found: host.len() })
             }
             address => Ok(address),
         }
@@ -111,11 +111,11 @@ mod tests {
     #[test]
     fn a_host_that_is_given_has_a_limit_and_one_that_was_kept_is_read() {
         let address = |len: usize| format!("grpc://{}:1", "h".repeat(len));
-        assert!(Address::given(&address(limits::HOST_BYTES_MAX)).is_ok());
+        assert!(Address::from_input(&address(limits::HOST_BYTES_MAX)).is_ok());
         let longer = address(limits::HOST_BYTES_MAX + 1);
-        assert_eq!(Address::given(&longer), Err(GivenError::LongHost { found: 254 }));
+        assert_eq!(Address::from_input(&longer), Err(AddressInputError::LongHost { found: 254 }));
         assert!(longer.parse::<Address>().is_ok());
-        assert!(matches!(Address::given("x"), Err(GivenError::NoAddress(_))));
+        assert!(matches!(Address::from_input("x"), Err(AddressInputError::NoAddress(_))));
     }
 
     #[test]

@@ -116,7 +116,7 @@ impl fmt::Display for Role {
 
 /// Why an actor may not do what it asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
+pub enum AccessDenied {
     /// The actor has no role here, so it must not even learn that the context exists.
     #[error("context {0} does not exist")]
     NoRole(ContextId),
@@ -174,11 +174,11 @@ impl Context {
     /// Checks that `actor` has at least the role `needed`.
     ///
     /// # Errors
-    /// [`Denied::NoRole`] when it has none at all, else [`Denied::RoleTooSmall`].
-    pub fn require(&self, actor: ActorId, needed: Role) -> Result<Role, Denied> {
-        let role = self.role_of(actor).ok_or(Denied::NoRole(self.id))?;
+    /// [`AccessDenied::NoRole`] when it has none at all, else [`AccessDenied::RoleTooSmall`].
+    pub fn require(&self, actor: ActorId, needed: Role) -> Result<Role, AccessDenied> {
+        let role = self.role_of(actor).ok_or(AccessDenied::NoRole(self.id))?;
         if role < needed {
-            return Err(Denied::RoleTooSmall { actor, context: self.id, needed });
+            return Err(AccessDenied::RoleTooSmall { actor, context: self.id, needed });
         }
         Ok(role)
     }
@@ -186,8 +186,8 @@ impl Context {
     /// Checks that `actor` may create something for `caller`.
     ///
     /// # Errors
-    /// As [`Context::require`], and [`Denied::NotItself`] when a caller that is no admin names another.
-    pub fn require_create(&self, actor: ActorId, caller: ActorId) -> Result<(), Denied> {
+    /// As [`Context::require`], and [`AccessDenied::NotItself`] when a caller that is no admin names another.
+    pub fn require_create(&self, actor: ActorId, caller: ActorId) -> Result<(), AccessDenied> {
         let needed = if self.settings.executors_may_submit { Role::Executor } else { Role::Admin };
         self.require_own(actor, caller, needed)
     }
@@ -196,25 +196,27 @@ impl Context {
     ///
     /// # Errors
     /// As [`Context::require_create`].
-    pub fn require_change(&self, actor: ActorId, caller: ActorId) -> Result<(), Denied> {
+    pub fn require_change(&self, actor: ActorId, caller: ActorId) -> Result<(), AccessDenied> {
         self.require_own(actor, caller, Role::Executor)
     }
 
     /// Checks that `actor` may have jobs go before all others of this context.
     ///
     /// # Errors
-    /// [`Denied::GoesFirst`], and [`Denied::NoRole`] as [`Context::require`].
-    pub fn require_first(&self, actor: ActorId) -> Result<(), Denied> {
+    /// [`AccessDenied::GoesFirst`], and [`AccessDenied::NoRole`] as [`Context::require`].
+    pub fn require_first(&self, actor: ActorId) -> Result<(), AccessDenied> {
         match self.require(actor, Role::Admin) {
-            Err(Denied::RoleTooSmall { .. }) => Err(Denied::GoesFirst { actor, context: self.id }),
+            Err(AccessDenied::RoleTooSmall { .. }) => {
+                Err(AccessDenied::GoesFirst { actor, context: self.id })
+            }
             checked => checked.map(drop),
         }
     }
 
-    fn require_own(&self, actor: ActorId, caller: ActorId, needed: Role) -> Result<(), Denied> {
+    fn require_own(&self, actor: ActorId, caller: ActorId, needed: Role) -> Result<(), AccessDenied> {
         let role = self.require(actor, needed)?;
         if role < Role::Admin && actor != caller {
-            return Err(Denied::NotItself { actor, caller, context: self.id });
+            return Err(AccessDenied::NotItself { actor, caller, context: self.id });
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use crate::time::Timestamp;
 /// One change, as JSON in the field `e` of an entry in `events`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Event {
+pub enum ContextEvent {
     /// A flow was created, started, ended or removed.
     Flow(FlowEvent),
     /// A node changed.
@@ -135,7 +135,7 @@ const fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
-impl Event {
+impl ContextEvent {
     /// The flow it is about, when it is about one.
     #[must_use]
     pub const fn flow_id(&self) -> Option<FlowId> {

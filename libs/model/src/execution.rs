@@ -18,7 +18,7 @@ use crate::reason::{Reason, ReasonCode};
 use crate::script_type::ScriptType;
 use crate::time::Timestamp;
 
-pub use self::head::{Beginning, ExecutionHead};
+pub use self::head::{ExecutionHead, JsonCursor};
 pub use self::record::ExecutionRecord;
 
 /// Bytes that an attempt needs: by hash, and inline where they are small enough.
@@ -223,7 +223,7 @@ pub struct AttemptEnd {
 impl AttemptEnd {
     /// Whether nothing of the script ran since a disk had no room: no try of its node.
     #[must_use]
-    pub fn never_ran_for_want_of_disk(&self) -> bool {
+    pub fn is_disk_full_before_start(&self) -> bool {
         let for_want_of_disk = self.reason.as_ref().is_some_and(|reason| reason.code == ReasonCode::DiskFull);
         for_want_of_disk
             && self.outcome == Outcome::Failed

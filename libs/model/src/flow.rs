@@ -74,7 +74,7 @@ impl FlowStatus {
 
     /// As people are told it, in the words of jobs.
     #[must_use]
-    pub const fn told(self) -> &'static str {
+    pub const fn display_name(self) -> &'static str {
         match self {
             Self::Started => "running",
             Self::Finished => "completed",

@@ -231,7 +231,7 @@ pub fn check_relative_path(path: &str) -> Result<(), &'static str> {
 
 /// A job record, as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Job {
+pub struct JobRecord {
     /// Its number within its caller.
     pub id: JobId,
     /// Whose it is.

@@ -8,20 +8,20 @@
 pub mod actor;
 pub mod address;
 pub mod address_range;
+pub mod address_rules;
 pub mod context;
-pub mod dialing;
 pub mod draft;
 pub mod event;
 pub mod execution;
 pub mod flow;
+pub mod flow_input;
 pub mod id;
 pub mod inner_address;
-pub mod input;
 pub mod isolation;
 pub mod job;
 pub mod labels;
-pub mod letter;
 pub mod limits;
+pub mod mail;
 pub mod message;
 pub mod name;
 pub mod node;
@@ -43,23 +43,23 @@ pub use address::Address;
 pub use address_range::{AddressRange, AddressRangeError};
 pub use context::{Context, ContextState, Role};
 pub use draft::{FlowDraft, NodeDraft};
-pub use event::{Event, FlowEvent, NodeEvent};
+pub use event::{ContextEvent, FlowEvent, NodeEvent};
 pub use execution::{
-    AttemptEnd, Beginning, EndedProcess, Execution, ExecutionHead, ExecutionRecord, FileSource, Grants,
+    AttemptEnd, EndedProcess, Execution, ExecutionHead, ExecutionRecord, FileSource, Grants, JsonCursor,
     NodeReport, ReportKind, ReportSource,
 };
 pub use flow::{Flow, FlowSpec, FlowStatus};
+pub use flow_input::FlowInput;
 pub use id::{
     ActorId, Attempt, BlobHash, ContextId, ContextUid, Epoch, FlowId, FlowUid, Generation, JobId, JobKey,
     MessageId, OwnerId, Revision, RunnerId,
 };
-pub use input::FlowInput;
 pub use isolation::Isolation;
-pub use job::{Job, JobSpec, ScriptSource};
-pub use letter::{Letter, LetterAccepted, Origin};
+pub use job::{JobRecord, JobSpec, ScriptSource};
+pub use mail::{DirectMessage, DirectMessageAccepted, DirectMessageOrigin};
 pub use message::{Message, MessageFormat, MessageKey, MessageStatus, MessageType, TransportStatus};
 pub use name::Name;
-pub use node::{Backoff, FlowNode, NodePolicy, NodeSpec, NodeState, RunIf, Target};
+pub use node::{BackoffPolicy, FlowNode, NodePolicy, NodeSpec, NodeState, NodeTarget, RunIf};
 pub use prerequisite::{Prerequisite, SignalName};
 pub use reason::{Reason, ReasonCode};
 pub use request_id::RequestId;

@@ -69,7 +69,7 @@ impl NodeState {
 
     /// As people are told it: nothing executes what is dispatched.
     #[must_use]
-    pub const fn told(self) -> &'static str {
+    pub const fn display_name(self) -> &'static str {
         if matches!(self, Self::Dispatched) { "queued" } else { self.as_str() }
     }
 
@@ -142,7 +142,7 @@ impl RunIf {
 /// Where a node wants to run. All empty: any live runner that offers the type.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Target {
+pub struct NodeTarget {
     /// This runner record only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runner: Option<RunnerId>,
@@ -160,7 +160,7 @@ pub struct Target {
 /// How long to wait between tries: full jitter below
 /// `min(initial * multiplier^tries, max)`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Backoff {
+pub struct BackoffPolicy {
     /// Seconds before the second try, at most.
     pub initial_secs: f64,
     /// What each further wait is multiplied with.
@@ -169,13 +169,13 @@ pub struct Backoff {
     pub max_secs: f64,
 }
 
-impl Default for Backoff {
+impl Default for BackoffPolicy {
     fn default() -> Self {
         Self { initial_secs: 1.0, multiplier: 2.0, max_secs: 60.0 }
     }
 }
 
-impl Backoff {
+impl BackoffPolicy {
     /// The wait after `tries` counted tries; `jitter` is drawn from 0.0..1.0.
     #[must_use]
     pub fn delay(&self, tries: u32, jitter: f64) -> Duration {
@@ -192,7 +192,7 @@ pub struct NodePolicy {
     /// Tries after the first.
     pub retries: u32,
     /// The wait between them.
-    pub backoff: Backoff,
+    pub backoff: BackoffPolicy,
     /// Exit codes after which it is not tried again.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub no_retry_exit_codes: Vec<i32>,
@@ -216,7 +216,7 @@ pub struct NodePolicy {
     pub losses: u32,
     /// The wait after a lost attempt, by the losses before it.
     #[serde(skip_serializing_if = "is_default")]
-    pub loss_backoff: Backoff,
+    pub loss_backoff: BackoffPolicy,
     /// Its script may run again though it is not known how far an attempt came. Otherwise the first loss ends the node.
     #[serde(skip_serializing_if = "bool::clone")]
     pub idempotent: bool,
@@ -240,7 +240,7 @@ impl Default for NodePolicy {
     fn default() -> Self {
         Self {
             retries: 0,
-            backoff: Backoff::default(),
+            backoff: BackoffPolicy::default(),
             no_retry_exit_codes: Vec::new(),
             timeout: limits::TIMEOUT_SECS_DEFAULT,
             timeout_queue: 0,
@@ -250,7 +250,7 @@ impl Default for NodePolicy {
             isolation: Isolation::Basic,
             network: false,
             losses: limits::LOSSES_DEFAULT,
-            loss_backoff: Backoff::default(),
+            loss_backoff: BackoffPolicy::default(),
             idempotent: true,
         }
     }
@@ -268,7 +268,7 @@ pub struct NodeSpec {
     /// Its failure does not fail the flow.
     pub allow_failure: bool,
     /// Where it wants to run.
-    pub target: Target,
+    pub target: NodeTarget,
     /// Tries and time.
     pub policy: NodePolicy,
     /// Conditions outside the flow.
@@ -288,7 +288,7 @@ impl NodeSpec {
             depends: Vec::new(),
             run_if: RunIf::default(),
             allow_failure: false,
-            target: Target::default(),
+            target: NodeTarget::default(),
             policy: NodePolicy::default(),
             prerequisites: Vec::new(),
             when: None,
@@ -327,7 +327,7 @@ pub struct FlowNode {
     pub allow_failure: bool,
     /// Where it wants to run.
     #[serde(default)]
-    pub target: Target,
+    pub target: NodeTarget,
     /// Tries and time.
     #[serde(default)]
     pub policy: NodePolicy,

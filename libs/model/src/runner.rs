@@ -179,7 +179,7 @@ impl Presence {
     }
 
     /// Leaves out the last instances where they are more than may be told. Says how many.
-    pub fn cut(&mut self) -> usize {
+    pub fn truncate(&mut self) -> usize {
         let all = self.instances.len();
         self.instances.truncate(limits::PRESENCE_INSTANCES_MAX);
         let mut bytes = self.bytes();
@@ -256,7 +256,7 @@ mod tests {
         for (count, layers) in [(limits::PRESENCE_INSTANCES_MAX + 1, 3), (10, 10_000), (1, 100_000)] {
             let mut more = presence(count, layers);
             assert!(more.check().is_err(), "{count} with {layers}");
-            let left_out = more.cut();
+            let left_out = more.truncate();
             assert_eq!((left_out, more.check()), (count - more.instances.len(), Ok(())));
             assert!(left_out > 0);
         }

@@ -163,7 +163,7 @@ pub struct JobLogPiece {
 
 /// Where a job came from, as its coordinator numbers things.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Origin {
+pub struct AttemptOrigin {
     /// The context.
     pub context_id: ContextId,
     /// The flow.
@@ -176,7 +176,7 @@ pub struct JobEvent {
     /// Which attempt.
     pub job_key: JobKey,
     /// Where it came from.
-    pub origin: Origin,
+    pub origin: AttemptOrigin,
     /// Counts the attempt's events from 1.
     pub seq: u64,
     /// What happened.
@@ -220,7 +220,7 @@ impl JobEvent {
     /// # Errors
     /// Gives a piece of output.
     pub fn into_report(self) -> Result<NodeReport, JobOutput> {
-        let Self { job_key, origin: Origin { context_id, flow_id }, seq: _, event } = self;
+        let Self { job_key, origin: AttemptOrigin { context_id, flow_id }, seq: _, event } = self;
         let kind = match event {
             JobEventKind::Started { instance, time } => ReportKind::Started { instance, time },
             JobEventKind::Ended(end) => ReportKind::Ended(end),
@@ -294,4 +294,4 @@ pub struct BlobPut {
 
 /// An answer that says nothing but that there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Done {}
+pub struct EmptyResult {}

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-/// Payloads that may wait in an inbox; whoever sends more is held back, or loses them where the
+/// Payloads that may wait in an inbox; beyond it senders are held back, or lose payloads where the
 /// transport cannot hold back.
 pub const INBOX_LEN: usize = 256;
 /// By how much the clocks of two machines may differ, for everything here that holds until some moment.
@@ -24,19 +24,19 @@ pub const TOPIC_BYTES_MAX: usize = 255;
 pub struct PublicKey([u8; 32]);
 
 impl PublicKey {
-    /// From its bytes.
+    /// Makes a key of its bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// Its bytes.
+    /// Returns the key's bytes.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// Draws one that nobody has; for buses whose nodes need no secret key.
+    /// Draws a random key, for buses whose nodes need no secret key.
     #[must_use]
     pub fn random() -> Self {
         Self(rand::random())
@@ -72,16 +72,16 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// Where a payload goes.
+/// Destination of a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Destination {
-    /// The node with this key. Needs no look-up.
+pub enum BusDestination {
+    /// The node with this key. Needs no lookup.
     Key(PublicKey),
     /// The node with this overlay address.
     Ip(Ipv6Addr),
 }
 
-impl fmt::Display for Destination {
+impl fmt::Display for BusDestination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Key(key) => key.fmt(f),
@@ -92,30 +92,30 @@ impl fmt::Display for Destination {
 
 /// How a payload is wrapped on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Form {
-    /// As the bus likes it: numbered, answered by the bus at the other end, in parts when it is long.
+pub enum PayloadForm {
+    /// With a frame: numbered, acknowledged by the bus at the other end, in parts when it is long.
     #[default]
     Framed,
-    /// As it is, for nodes that know nothing but JSON-RPC: it has to begin with `{` or `[`. Nobody
-    /// answers for the bus at the other end, so it may arrive twice, and long ones not at all.
+    /// Without a frame, for nodes that know only JSON-RPC: begins with `{` or `[`. The bus at the other
+    /// end does not acknowledge it, so it may arrive twice, and long ones not at all.
     Plain,
 }
 
 /// A payload to be sent.
 #[derive(Debug, Clone)]
-pub struct Parcel<'a> {
-    /// Where it goes.
-    pub to: Destination,
-    /// Under which topic.
+pub struct Datagram<'a> {
+    /// Destination of the payload.
+    pub to: BusDestination,
+    /// Topic of the payload.
     pub topic: &'a str,
-    /// What it carries.
+    /// Bytes to carry.
     pub payload: Bytes,
     /// How it is wrapped.
-    pub form: Form,
-    /// When nobody wants it any more; the bus's own limit when absent. Whoever receives it later than
-    /// that drops it, where the bus can tell.
+    pub form: PayloadForm,
+    /// Time after which the payload is of no use; the bus's own limit when absent. A receiver that gets it
+    /// later drops it, where the bus can tell.
     pub deadline: Option<Instant>,
-    /// What it answers, when whoever sent that waits for a bare reply instead of something under the topic.
+    /// Message that this payload answers, when its sender waits for a bare reply instead of one under a topic.
     pub reply_to: Option<ReplyTo>,
 }
 
@@ -125,18 +125,18 @@ pub struct ReplyTo(pub(crate) String);
 
 /// A payload that came in.
 #[derive(Debug)]
-pub struct Incoming {
-    /// Who sent it. Authenticated by the transport.
+pub struct IncomingPayload {
+    /// Sender of the payload, authenticated by the transport.
     pub from: PublicKey,
-    /// What it carries.
+    /// Bytes that were carried.
     pub payload: Bytes,
-    /// How it came.
-    pub form: Form,
+    /// How the payload was wrapped.
+    pub form: PayloadForm,
     /// Tells the bus, when it is dropped, that it need not keep the payload any longer.
     pub receipt: Receipt,
 }
 
-/// Kept until what came in is persisted, or needs not be. A bus that can keeps the payload for that long
+/// Held until an incoming payload is persisted, or needs not be. A capable bus keeps the payload for that long
 /// where a crash of this process does not lose it; it may stop waiting at any time.
 #[derive(Debug, Default)]
 pub struct Receipt {
@@ -146,7 +146,7 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// One that a bus waits for by the other end, which resolves, with an error, when it is dropped.
+    /// Makes a receipt, and the bus's end of it, which resolves, with an error, when the receipt is dropped.
     #[must_use]
     pub fn new() -> (Self, oneshot::Receiver<()>) {
         let (sender, receiver) = oneshot::channel();
@@ -155,41 +155,41 @@ impl Receipt {
 
     /// Notes that the sender is answered by a bare reply.
     #[must_use]
-    pub(crate) fn answered_by_reply(mut self, to: Option<ReplyTo>) -> Self {
+    pub(crate) fn with_reply_to(mut self, to: Option<ReplyTo>) -> Self {
         self.reply_to = to;
         self
     }
 
-    /// What an answer replies to, when its sender waits for that.
+    /// Returns the message that an answer replies to, when its sender waits for a bare reply.
     #[must_use]
     pub fn reply_to(&self) -> Option<ReplyTo> {
         self.reply_to.clone()
     }
 }
 
-/// How a bus fares.
+/// State of a bus.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Standing {
-    /// Whether payloads can be sent and received now.
+pub struct BusStatus {
+    /// Payloads can be sent and received now.
     pub up: bool,
-    /// What is wrong, for people; empty when nothing is.
+    /// Problem in words, for people; empty when there is none.
     pub problem: String,
-    /// This node, as it was when it was last heard of.
-    pub node: Option<Node>,
+    /// Description of this node, as last known.
+    pub node: Option<BusNode>,
 }
 
-impl Standing {
-    /// This node's key, once it was heard of.
+impl BusStatus {
+    /// Returns this node's key, once known.
     #[must_use]
     pub fn key(&self) -> Option<PublicKey> {
         self.node.as_ref().map(|node| node.key)
     }
 }
 
-/// Follows whether a bus carries anything, for as long as somebody listens. Has to be called within a Tokio runtime.
+/// Follows whether a bus is up, for as long as the receiver lives. Must be called within a Tokio runtime.
 #[must_use]
-pub fn is_up(bus: &dyn Bus) -> watch::Receiver<bool> {
-    let mut standing = bus.standing();
+pub fn watch_up(bus: &dyn Bus) -> watch::Receiver<bool> {
+    let mut standing = bus.status();
     let up = watch::Sender::new(standing.borrow().up);
     let receiver = up.subscribe();
     tokio::spawn(async move {
@@ -208,36 +208,36 @@ pub fn is_up(bus: &dyn Bus) -> watch::Receiver<bool> {
 
 /// A node of the bus, as it describes itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
-    /// Its key.
+pub struct BusNode {
+    /// Key of the node.
     pub key: PublicKey,
-    /// Its own overlay address; old daemons do not tell.
+    /// Overlay address of the node; old daemons do not tell.
     pub ip: Option<Ipv6Addr>,
-    /// Its part of the overlay, as it is written there; empty where there is no such thing.
+    /// Subnet of the node in the overlay, as written there; empty where there is none.
     pub subnet: String,
-    /// The version of what carries its messages, as it says; empty where it does not.
+    /// Version of the transport, as it reports; empty where it does not.
     pub version: String,
     /// Unix time of its start, in seconds; old daemons do not tell.
     pub start_secs: Option<u64>,
-    /// Whether it takes messages of any topic from anybody.
+    /// The node takes messages of any topic from any sender.
     pub takes_any_topic: bool,
-    /// The neighbours it is linked to, or tries to be.
-    pub links: Vec<Link>,
+    /// Neighbours that the node is linked to, or tries to be.
+    pub links: Vec<BusNeighbour>,
 }
 
 /// A neighbour.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Link {
-    /// Where it is: `tcp 1.2.3.4:9651`.
+pub struct BusNeighbour {
+    /// Endpoint of the neighbour: `tcp 1.2.3.4:9651`.
     pub endpoint: String,
-    /// Whether there is a connection.
+    /// There is a connection.
     pub alive: bool,
 }
 
 /// Why a payload was not handed over, or a topic not opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BusError {
-    /// No such node is known, or nobody there listens to the topic.
+    /// No such node is known, or there is no listener to the topic.
     #[error("{destination} cannot be reached under `{topic}`")]
     Unreachable {
         /// Where the payload was to go.
@@ -248,27 +248,27 @@ pub enum BusError {
     /// The daemon that carries the payloads was not there for as long as it was waited for.
     #[error("the Mycelium daemon is down: {0}")]
     Down(String),
-    /// It came, or would have come, later than its deadline.
+    /// The payload came, or would have come, later than its deadline.
     #[error("{destination} was reached after the payload's deadline")]
     Expired {
         /// Where the payload was to go.
         destination: String,
     },
-    /// Longer than what can be carried.
+    /// The payload is longer than what can be carried.
     #[error("a payload of {bytes} bytes is too large, {bytes_max} are the limit")]
     TooLarge {
-        /// How long it is.
+        /// Length of the payload.
         bytes: usize,
-        /// How long it may be.
+        /// Maximum length.
         bytes_max: usize,
     },
-    /// What is sent [`Form::Plain`] has to look like JSON-RPC.
+    /// A [`PayloadForm::Plain`] payload does not look like JSON-RPC.
     #[error("a plain payload begins with `{{` or `[`")]
     NotPlain,
-    /// The daemon will never take this.
+    /// The daemon permanently refuses the payload.
     #[error("the Mycelium daemon refuses it: {0}")]
     Refused(String),
-    /// Somebody listens to the topic already.
+    /// The topic has a listener already.
     #[error("the topic `{0}` has a listener already")]
     TopicTaken(String),
     /// A topic is empty or longer than [`TOPIC_BYTES_MAX`].
@@ -278,89 +278,92 @@ pub enum BusError {
 
 /// Carries payloads between nodes.
 ///
-/// That a send succeeded means that the payload is in the hands of whoever listens there, not that
-/// anybody acted on it: whoever needs to know has to be answered. Nothing survives a restart of either
+/// A successful send means that the payload is in the hands of the topic's listener, not that
+/// it was acted on: a sender that needs to know must wait for an answer. Nothing survives a restart of either
 /// side. Order is kept where [`Bus::window`] is 1.
 #[async_trait]
 pub trait Bus: Send + Sync + 'static {
-    /// This node's own key; unknown until the bus was up once.
+    /// Returns this node's own key; unknown until the bus was up once.
     fn key(&self) -> Option<PublicKey>;
 
-    /// What carries the payloads, for people: `memory`, `mycelium`.
+    /// Returns the kind of transport, for people: `memory`, `mycelium`.
     fn kind(&self) -> &'static str;
 
-    /// How the bus fares.
-    fn standing(&self) -> watch::Receiver<Standing>;
+    /// Returns the state of the bus, to follow.
+    fn status(&self) -> watch::Receiver<BusStatus>;
 
-    /// Whether this node is a part of this program, so that the bus says of itself who speaks.
-    fn is_within_one_program(&self, _node: PublicKey) -> bool {
+    /// Returns true for a node in this process, for which the bus itself vouches.
+    fn is_in_process(&self, _node: PublicKey) -> bool {
         false
     }
 
-    /// Sends to one node that may be under way together.
+    /// Number of sends to one node that may be under way together.
     fn window(&self) -> usize {
         1
     }
 
-    /// Looks up whose overlay address this is.
+    /// Looks up the node with this overlay address.
     ///
     /// # Errors
     /// [`BusError::Unreachable`] while no route to it is known, [`BusError::Down`].
     async fn key_of(&self, ip: Ipv6Addr) -> Result<PublicKey, BusError>;
 
-    /// Hands a payload over; waits while the way is full, and until the deadline while nobody is there.
+    /// Sends a payload; waits while the window is full, and until the deadline while there is no listener.
     /// Dropping the future ends the attempts; the payload may have left already.
     ///
     /// # Errors
     /// [`BusError::Unreachable`] when nobody took it in time, [`BusError::Down`], [`BusError::Expired`],
     /// [`BusError::TooLarge`], [`BusError::NotPlain`], [`BusError::Refused`], [`BusError::BadTopic`].
-    async fn send(&self, parcel: Parcel<'_>) -> Result<(), BusError>;
+    async fn send(&self, parcel: Datagram<'_>) -> Result<(), BusError>;
 
-    /// Finds out whether somebody listens there, without handing anything over.
+    /// Finds out whether the topic has a listener there, without sending a payload.
     ///
     /// # Errors
     /// As [`Bus::send`].
-    async fn ping(&self, to: Destination, topic: &str, deadline: Instant) -> Result<(), BusError>;
+    async fn ping(&self, to: BusDestination, topic: &str, deadline: Instant) -> Result<(), BusError>;
 
-    /// Begins to listen to a topic, until the inbox is dropped. Bare replies to [`Form::Plain`], which have no
-    /// topic, come to the one of those that listen that began first.
+    /// Begins to listen to a topic, until the inbox is dropped. Bare replies to [`PayloadForm::Plain`], which have
+    /// no topic, go to the inbox that has listened for longest.
     ///
     /// # Errors
     /// [`BusError::TopicTaken`], [`BusError::BadTopic`].
-    fn listen(&self, topic: &str) -> Result<Inbox, BusError>;
+    fn listen(&self, topic: &str) -> Result<BusInbox, BusError>;
 }
 
 /// Function that takes in a payload where its sender is, without waiting.
-pub type Sink = Arc<dyn Fn(Incoming) + Send + Sync>;
+pub type PayloadSink = Arc<dyn Fn(IncomingPayload) + Send + Sync>;
 
-/// What comes in under one topic, in the order it came. Whoever takes something out holds its
+/// Payloads received under one topic, in the order they came. The consumer of a payload holds its
 /// [`Receipt`] until it is persisted.
 #[derive(Debug)]
-pub struct Inbox {
-    payloads: mpsc::Receiver<Incoming>,
-    shortcut: Shortcut,
+pub struct BusInbox {
+    payloads: mpsc::Receiver<IncomingPayload>,
+    shortcut: InboxShortcut,
 }
 
-impl Inbox {
-    /// From a channel that a bus fills.
+impl BusInbox {
+    /// Makes an inbox of a channel that a bus fills.
     #[must_use]
-    pub fn new(payloads: mpsc::Receiver<Incoming>) -> Self {
-        Self { payloads, shortcut: Shortcut::default() }
+    pub fn new(payloads: mpsc::Receiver<IncomingPayload>) -> Self {
+        Self { payloads, shortcut: InboxShortcut::default() }
     }
 
     /// Makes an inbox of a channel that a bus fills until there is a sink, which that bus then calls.
-    pub(crate) const fn with_shortcut(payloads: mpsc::Receiver<Incoming>, shortcut: Shortcut) -> Self {
+    pub(crate) const fn with_shortcut(
+        payloads: mpsc::Receiver<IncomingPayload>,
+        shortcut: InboxShortcut,
+    ) -> Self {
         Self { payloads, shortcut }
     }
 
     /// Waits for the next payload; none when the bus is gone. Loses nothing when dropped.
-    pub async fn next(&mut self) -> Option<Incoming> {
+    pub async fn next(&mut self) -> Option<IncomingPayload> {
         self.payloads.recv().await
     }
 
-    /// Has senders of this program call `sink` where they are, so that nobody has to be woken. What waits is handed over first. What comes
-    /// from elsewhere is given by [`Inbox::next`] as before.
-    pub fn hand_over_to(&mut self, sink: Sink) {
+    /// Has senders of this process call `sink` directly, so that no task is woken. Waiting payloads are handed over first. Payloads
+    /// from elsewhere are given by [`BusInbox::next`] as before.
+    pub fn hand_over_to(&mut self, sink: PayloadSink) {
         let mut shortcut = self.shortcut.0.write().unwrap_or_else(PoisonError::into_inner);
         while let Ok(incoming) = self.payloads.try_recv() {
             sink(incoming);
@@ -369,25 +372,25 @@ impl Inbox {
     }
 }
 
-impl Drop for Inbox {
+impl Drop for BusInbox {
     fn drop(&mut self) {
         // The sink may hold the bus, and the bus holds the sink: neither would ever be freed.
         *self.shortcut.0.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
-/// Way around the channel of an inbox, for senders of its own program. Clones are the same.
+/// Bypass around the channel of an inbox, for senders of its own process. Clones are the same.
 #[derive(Clone, Default)]
-pub(crate) struct Shortcut(Arc<RwLock<Option<Sink>>>);
+pub(crate) struct InboxShortcut(Arc<RwLock<Option<PayloadSink>>>);
 
-impl Shortcut {
-    /// Hands a payload to the sink or else to the channel, so that none overtakes what was sent before. Gives it back when the
+impl InboxShortcut {
+    /// Hands a payload to the sink or else to the channel, so that none overtakes an earlier one. Gives it back when the
     /// channel is full or closed.
     pub(crate) fn pass(
         &self,
-        incoming: Incoming,
-        channel: &mpsc::Sender<Incoming>,
-    ) -> Result<(), mpsc::error::TrySendError<Incoming>> {
+        incoming: IncomingPayload,
+        channel: &mpsc::Sender<IncomingPayload>,
+    ) -> Result<(), mpsc::error::TrySendError<IncomingPayload>> {
         let shortcut = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let Some(sink) = shortcut.clone() else { return channel.try_send(incoming) };
         drop(shortcut);
@@ -396,7 +399,7 @@ impl Shortcut {
     }
 }
 
-impl fmt::Debug for Shortcut {
+impl fmt::Debug for InboxShortcut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Shortcut")
     }

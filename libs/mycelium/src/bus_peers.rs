@@ -8,9 +8,13 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::bus::{Bus, BusError, Destination, Form, Inbox, Incoming, Parcel, PublicKey};
-use crate::guard::{Guard, Refused};
-use crate::json_rpc::{Exit, Fate, Handler, Outgoing, Peer, WeakPeer};
+use crate::bus::{
+    Bus, BusDestination, BusError, BusInbox, Datagram, IncomingPayload, PayloadForm, PublicKey,
+};
+use crate::guard::{Guard, RejectedPayload};
+use crate::json_rpc::{
+    DirectSender, JsonRpcHandler, JsonRpcPeer, OutgoingPayload, PayloadSendResult, WeakJsonRpcPeer,
+};
 
 /// Payloads that may wait to be sent to one node.
 const OUTBOX_LEN: usize = 64;
@@ -20,51 +24,51 @@ pub const PEERS_MAX: usize = 4096;
 
 /// One side of a conversation with a node.
 #[derive(Clone)]
-pub struct Side {
-    /// Who answers the node's requests.
-    pub handler: Arc<dyn Handler>,
-    /// Who signs what leaves, and checks what comes.
+pub struct PeerEndpoint {
+    /// Handler of the node's requests.
+    pub handler: Arc<dyn JsonRpcHandler>,
+    /// Guard that signs outgoing payloads, and checks incoming ones.
     pub guard: Arc<dyn Guard>,
 }
 
-/// Decides who speaks with a node.
-pub type Accept = Arc<dyn Fn(PublicKey) -> Side + Send + Sync>;
+/// Function that decides who answers a node.
+pub type PeerAcceptor = Arc<dyn Fn(PublicKey) -> PeerEndpoint + Send + Sync>;
 
 /// The conversations of one node. Clones are the same.
 #[derive(Clone)]
-pub struct BusPeers(Arc<Shared>);
+pub struct BusPeers(Arc<BusPeersInner>);
 
-struct Shared {
+struct BusPeersInner {
     bus: Arc<dyn Bus>,
-    accept: Accept,
-    crowd: Crowd,
-    peers: Mutex<HashMap<PublicKey, Conversation>>,
+    accept: PeerAcceptor,
+    admission: PeerAdmission,
+    peers: Mutex<HashMap<PublicKey, BusConversation>>,
 }
 
-/// What happens when there are too many conversations.
+/// Admission policy when there are too many conversations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Crowd {
+enum PeerAdmission {
     /// Newcomers are ignored.
-    Closed,
+    RefuseNew,
     /// Beyond so many the one that was silent for longest ends.
-    Passing(usize),
+    EvictIdle(usize),
 }
 
 /// A conversation with one node.
 #[derive(Clone)]
-struct Conversation {
-    manner: Manner,
-    peer: Peer,
+struct BusConversation {
+    options: ChannelOptions,
+    peer: JsonRpcPeer,
     guard: Arc<dyn Guard>,
-    /// When something was last said in it.
+    /// Time of the last payload, in either direction.
     used: Instant,
 }
 
-/// How a node is spoken to.
+/// Topic and form of a conversation's payloads.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Manner {
+struct ChannelOptions {
     topic: String,
-    form: Form,
+    form: PayloadForm,
 }
 
 impl std::fmt::Debug for BusPeers {
@@ -74,48 +78,53 @@ impl std::fmt::Debug for BusPeers {
 }
 
 impl BusPeers {
-    /// Speaks through `bus`; whoever speaks to it is answered by the side that `accept` gives.
+    /// Makes the conversations over `bus`; incoming ones are answered by the endpoint that `accept` gives.
     #[must_use]
-    pub fn new(bus: Arc<dyn Bus>, accept: Accept) -> Self {
-        Self::with(bus, accept, Crowd::Closed)
+    pub fn new(bus: Arc<dyn Bus>, accept: PeerAcceptor) -> Self {
+        Self::with(bus, accept, PeerAdmission::RefuseNew)
     }
 
-    /// The same for a topic under which anybody may speak: at most so many conversations, of which the one that was
-    /// silent for longest ends when another begins. Whoever waits in it for an answer learns that none will come.
+    /// Makes the conversations of a public topic: at most `peers_max`, of which the one that was silent for
+    /// longest ends when another begins. Callers that wait in it for an answer get an error.
     #[must_use]
-    pub fn passing(bus: Arc<dyn Bus>, accept: Accept, peers_max: usize) -> Self {
-        Self::with(bus, accept, Crowd::Passing(peers_max))
+    pub fn evicting(bus: Arc<dyn Bus>, accept: PeerAcceptor, peers_max: usize) -> Self {
+        Self::with(bus, accept, PeerAdmission::EvictIdle(peers_max))
     }
 
-    fn with(bus: Arc<dyn Bus>, accept: Accept, crowd: Crowd) -> Self {
-        Self(Arc::new(Shared { bus, accept, crowd, peers: Mutex::default() }))
+    fn with(bus: Arc<dyn Bus>, accept: PeerAcceptor, crowd: PeerAdmission) -> Self {
+        Self(Arc::new(BusPeersInner { bus, accept, admission: crowd, peers: Mutex::default() }))
     }
 
-    /// The bus it speaks through.
+    /// Returns the bus of the conversations.
     #[must_use]
     pub fn bus(&self) -> &Arc<dyn Bus> {
         &self.0.bus
     }
 
-    /// The conversation with a node whose requests travel under `topic`; begins it if need be. There is
-    /// one conversation with a node: under another topic, or in another form, it begins anew.
+    /// Returns the conversation with a node whose requests use `topic`; begins it if need be. There is
+    /// one conversation with a node: another topic or form begins a new one.
     ///
     /// # Errors
-    /// [`BusError::Unreachable`] when nobody knows whose address that is, [`BusError::Down`].
-    pub async fn peer(&self, to: Destination, topic: &str) -> Result<Peer, BusError> {
-        self.peer_in(to, topic, Form::Framed).await
+    /// [`BusError::Unreachable`] when the node of the address is not known, [`BusError::Down`].
+    pub async fn peer(&self, to: BusDestination, topic: &str) -> Result<JsonRpcPeer, BusError> {
+        self.peer_in(to, topic, PayloadForm::Framed).await
     }
 
-    /// The same in a form: [`Form::Plain`] with nodes that know nothing but JSON-RPC.
+    /// Returns the conversation in a form: [`PayloadForm::Plain`] with nodes that know nothing but JSON-RPC.
     ///
     /// # Errors
     /// As [`BusPeers::peer`].
-    pub async fn peer_in(&self, to: Destination, topic: &str, form: Form) -> Result<Peer, BusError> {
+    pub async fn peer_in(
+        &self,
+        to: BusDestination,
+        topic: &str,
+        form: PayloadForm,
+    ) -> Result<JsonRpcPeer, BusError> {
         let key = match to {
-            Destination::Key(key) => key,
-            Destination::Ip(ip) => self.0.bus.key_of(ip).await?,
+            BusDestination::Key(key) => key,
+            BusDestination::Ip(ip) => self.0.bus.key_of(ip).await?,
         };
-        let manner = Manner { topic: topic.to_owned(), form };
+        let manner = ChannelOptions { topic: topic.to_owned(), form };
         self.open(key, manner).map(|conversation| conversation.peer).ok_or_else(|| BusError::Unreachable {
             destination: key.to_string(),
             topic: format!("{topic} (there are {PEERS_MAX} conversations already)"),
@@ -131,7 +140,7 @@ impl BusPeers {
 
     /// Takes in what comes under a topic until the inbox ends. With a node that was not spoken to before a
     /// conversation begins in which it is answered under `their_topic`, in the form it speaks in.
-    pub async fn run(&self, mut inbox: Inbox, their_topic: &str) {
+    pub async fn run(&self, mut inbox: BusInbox, their_topic: &str) {
         let (peers, topic) = (self.clone(), their_topic.to_owned());
         inbox.hand_over_to(Arc::new(move |incoming| peers.take_in(incoming, &topic)));
         while let Some(incoming) = inbox.next().await {
@@ -139,9 +148,9 @@ impl BusPeers {
         }
     }
 
-    fn take_in(&self, incoming: Incoming, their_topic: &str) {
-        let Incoming { from, payload, form, receipt } = incoming;
-        if let Some(Conversation { peer, guard, .. }) = self.known(from) {
+    fn take_in(&self, incoming: IncomingPayload, their_topic: &str) {
+        let IncomingPayload { from, payload, form, receipt } = incoming;
+        if let Some(BusConversation { peer, guard, .. }) = self.known(from) {
             peer.receive_opened(guard.open(&payload), receipt);
             return;
         }
@@ -149,23 +158,23 @@ impl BusPeers {
         match side.guard.open(&payload) {
             // Only who is heard has a conversation.
             Ok(payload) => {
-                let manner = Manner { topic: their_topic.to_owned(), form };
+                let manner = ChannelOptions { topic: their_topic.to_owned(), form };
                 if let Some(begun) = self.begin(from, manner, side) {
                     begun.peer.receive_with(&payload, receipt);
                 }
             }
-            Err(Refused { error, .. }) => {
+            Err(RejectedPayload { error, .. }) => {
                 tracing::warn!(%from, reason = error.reason(), "a node was not heard");
             }
         }
     }
 
-    fn peers(&self) -> MutexGuard<'_, HashMap<PublicKey, Conversation>> {
+    fn peers(&self) -> MutexGuard<'_, HashMap<PublicKey, BusConversation>> {
         self.0.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The conversation with a node that goes on, in whatever manner.
-    fn known(&self, key: PublicKey) -> Option<Conversation> {
+    fn known(&self, key: PublicKey) -> Option<BusConversation> {
         let mut peers = self.peers();
         let known = peers.get_mut(&key).filter(|known| !known.peer.is_closed())?;
         known.used = Instant::now();
@@ -173,9 +182,9 @@ impl BusPeers {
     }
 
     /// The conversation with a node in this manner; one in another ends.
-    fn open(&self, key: PublicKey, manner: Manner) -> Option<Conversation> {
+    fn open(&self, key: PublicKey, manner: ChannelOptions) -> Option<BusConversation> {
         if let Some(known) = self.known(key) {
-            if known.manner == manner {
+            if known.options == manner {
                 return Some(known);
             }
             known.peer.close();
@@ -185,7 +194,7 @@ impl BusPeers {
     }
 
     /// Begins a conversation, unless there is one by now.
-    fn begin(&self, key: PublicKey, manner: Manner, side: Side) -> Option<Conversation> {
+    fn begin(&self, key: PublicKey, manner: ChannelOptions, side: PeerEndpoint) -> Option<BusConversation> {
         let mut peers = self.peers();
         if let Some(known) = peers.get(&key).filter(|known| !known.peer.is_closed()) {
             return Some(known.clone());
@@ -194,34 +203,34 @@ impl BusPeers {
             tracing::warn!(%key, "a node was ignored: there are {PEERS_MAX} conversations already");
             return None;
         }
-        let Side { handler, guard } = side;
+        let PeerEndpoint { handler, guard } = side;
         let bus = Arc::clone(&self.0.bus);
-        let is_near = bus.is_within_one_program(key);
-        let leaving = Leaving { bus, to: key, manner: manner.clone(), guard: Arc::clone(&guard) };
+        let is_near = bus.is_in_process(key);
+        let leaving = PeerSender { bus, to: key, options: manner.clone(), guard: Arc::clone(&guard) };
         let peer = if is_near {
-            Peer::sending_here(Box::new(leaving), handler)
+            JsonRpcPeer::with_direct_sender(Box::new(leaving), handler)
         } else {
             let (outbox, payloads) = mpsc::channel(OUTBOX_LEN);
-            let peer = Peer::timed(outbox, handler);
+            let peer = JsonRpcPeer::timed(outbox, handler);
             tokio::spawn(send_all(leaving, peer.downgrade(), payloads));
             peer
         };
-        let conversation = Conversation { manner, peer, guard, used: Instant::now() };
+        let conversation = BusConversation { options: manner, peer, guard, used: Instant::now() };
         peers.insert(key, conversation.clone());
         Some(conversation)
     }
 
-    /// Whether there is room for one more conversation, after those that are over have gone.
-    fn make_room(&self, peers: &mut HashMap<PublicKey, Conversation>) -> bool {
-        let max = match self.0.crowd {
-            Crowd::Closed => PEERS_MAX,
-            Crowd::Passing(max) => max,
+    /// Returns true if there is room for one more conversation, after those that are over have gone.
+    fn make_room(&self, peers: &mut HashMap<PublicKey, BusConversation>) -> bool {
+        let max = match self.0.admission {
+            PeerAdmission::RefuseNew => PEERS_MAX,
+            PeerAdmission::EvictIdle(max) => max,
         };
         if peers.len() < max {
             return true;
         }
         peers.retain(|_, conversation| !conversation.peer.is_closed());
-        if peers.len() < max || self.0.crowd == Crowd::Closed {
+        if peers.len() < max || self.0.admission == PeerAdmission::RefuseNew {
             return peers.len() < max;
         }
         let silent = peers.iter().min_by_key(|(_, conversation)| conversation.used).map(|(key, _)| *key);
@@ -233,42 +242,43 @@ impl BusPeers {
 }
 
 /// Everything that a payload needs to leave a conversation: the bus, its destination, and how it is wrapped and signed.
-struct Leaving {
+struct PeerSender {
     bus: Arc<dyn Bus>,
     to: PublicKey,
-    manner: Manner,
+    options: ChannelOptions,
     guard: Arc<dyn Guard>,
 }
 
 #[async_trait]
-impl Exit for Leaving {
+impl DirectSender for PeerSender {
     /// When a payload cannot be sent, whoever waits for an answer of that node learns so at once: waiting for its time limit
     /// would not make it come. What was not taken within its own time limit concerns nobody else.
-    async fn send(&self, outgoing: Outgoing) -> Fate {
-        let Outgoing { payload, deadline, context, reply_to, batch } = outgoing;
-        let (to, Manner { topic, form }) = (self.to, &self.manner);
+    async fn send(&self, outgoing: OutgoingPayload) -> PayloadSendResult {
+        let OutgoingPayload { payload, deadline, context, reply_to, batch } = outgoing;
+        let (to, ChannelOptions { topic, form }) = (self.to, &self.options);
         let payload = match self.guard.seal_of(payload, context) {
             Ok(payload) => payload,
             Err(why) => {
                 tracing::warn!(%to, why, "a payload cannot be signed");
-                return Fate::Unreachable;
+                return PayloadSendResult::Unreachable;
             }
         };
-        let parcel = Parcel { to: Destination::Key(to), topic, payload, form: *form, deadline, reply_to };
-        let Err(error) = self.bus.send(parcel).await else { return Fate::Sent(batch) };
+        let parcel =
+            Datagram { to: BusDestination::Key(to), topic, payload, form: *form, deadline, reply_to };
+        let Err(error) = self.bus.send(parcel).await else { return PayloadSendResult::Sent(batch) };
         tracing::debug!(%to, %topic, %error, "a payload was not sent");
         let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
         match form {
             // A plain node answers other calls whenever they are done, and is not asked for them again.
-            Form::Plain => Fate::Lost(batch),
-            Form::Framed if is_late => Fate::Stale,
-            Form::Framed => Fate::Unreachable,
+            PayloadForm::Plain => PayloadSendResult::Lost(batch),
+            PayloadForm::Framed if is_late => PayloadSendResult::Stale,
+            PayloadForm::Framed => PayloadSendResult::Unreachable,
         }
     }
 }
 
 /// Sends in order, as many together as the bus wishes, for as long as the conversation is held by anybody.
-async fn send_all(leaving: Leaving, peer: WeakPeer, mut payloads: mpsc::Receiver<Outgoing>) {
+async fn send_all(leaving: PeerSender, peer: WeakJsonRpcPeer, mut payloads: mpsc::Receiver<OutgoingPayload>) {
     let mut sends = FuturesUnordered::new();
     let mut ended = false;
     while !(ended && sends.is_empty()) {
@@ -279,7 +289,7 @@ async fn send_all(leaving: Leaving, peer: WeakPeer, mut payloads: mpsc::Receiver
             },
             Some(fate) = sends.next(), if !sends.is_empty() => {
                 if let Some(peer) = peer.upgrade() {
-                    peer.note(fate);
+                    peer.note_send_result(fate);
                 }
             }
         }
@@ -290,21 +300,25 @@ async fn send_all(leaving: Leaving, peer: WeakPeer, mut payloads: mpsc::Receiver
 mod tests {
     use super::*;
     use crate::guard::Unguarded;
-    use crate::json_rpc::{Answer, CallError, Request};
+    use crate::json_rpc::{CallError, JsonRpcRequest, JsonRpcResult};
     use crate::memory::MemoryNetwork;
     use futures_util::future::BoxFuture;
     use std::time::Duration;
 
     struct Echo;
 
-    impl Handler for Echo {
-        fn handle(&self, _: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+    impl JsonRpcHandler for Echo {
+        fn handle(
+            &self,
+            _: &JsonRpcPeer,
+            requests: Vec<JsonRpcRequest>,
+        ) -> BoxFuture<'static, Vec<JsonRpcResult>> {
             Box::pin(async move { requests.into_iter().map(|request| Ok(request.params)).collect() })
         }
     }
 
     fn node(network: &MemoryNetwork) -> BusPeers {
-        let side = |_| Side { handler: Arc::new(Echo), guard: Arc::new(Unguarded) };
+        let side = |_| PeerEndpoint { handler: Arc::new(Echo), guard: Arc::new(Unguarded) };
         BusPeers::new(Arc::new(network.node(PublicKey::random())), Arc::new(side))
     }
 
@@ -325,7 +339,7 @@ mod tests {
                 (&coordinator, &supervisor, "supervisor.rpc"),
                 (&supervisor, &coordinator, "coordinator.rpc"),
             ] {
-                let key = Destination::Key(to.bus().key().expect("known"));
+                let key = BusDestination::Key(to.bus().key().expect("known"));
                 let peer = from.peer(key, topic).await.expect("known");
                 assert_eq!(peer.call("echo", &[1], wait).await.expect("answered").get(), "[1]");
             }
@@ -336,17 +350,17 @@ mod tests {
     async fn where_anybody_may_speak_the_most_silent_one_goes() {
         let network = MemoryNetwork::default();
         let bus = || Arc::new(network.node(PublicKey::random()));
-        let side = |_| Side { handler: Arc::new(Echo), guard: Arc::new(Unguarded) };
-        let open = BusPeers::passing(bus(), Arc::new(side), 2);
+        let side = |_| PeerEndpoint { handler: Arc::new(Echo), guard: Arc::new(Unguarded) };
+        let open = BusPeers::evicting(bus(), Arc::new(side), 2);
         let mut peers = Vec::new();
         for _ in 0..2 {
-            let to = Destination::Key(PublicKey::random());
+            let to = BusDestination::Key(PublicKey::random());
             peers.push((to, open.peer(to, "gateway.rpc").await.expect("room")));
             tokio::time::advance(Duration::from_secs(1)).await;
         }
         open.peer(peers[0].0, "gateway.rpc").await.expect("known");
         tokio::time::advance(Duration::from_secs(1)).await;
-        open.peer(Destination::Key(PublicKey::random()), "gateway.rpc").await.expect("room is made");
+        open.peer(BusDestination::Key(PublicKey::random()), "gateway.rpc").await.expect("room is made");
         assert!(!peers[0].1.is_closed() && peers[1].1.is_closed());
     }
 
@@ -354,7 +368,7 @@ mod tests {
     async fn who_is_not_there_is_noticed_at_once() {
         for network in [MemoryNetwork::default(), MemoryNetwork::within_one_program()] {
             let lonely = node(&network);
-            let to = Destination::Key(PublicKey::random());
+            let to = BusDestination::Key(PublicKey::random());
             let peer = lonely.peer(to, "supervisor.rpc").await.expect("any key may be tried");
             let called = peer.call("echo", &[1], Duration::from_secs(3600)).await;
             assert_eq!(called.err(), Some(CallError::Closed));

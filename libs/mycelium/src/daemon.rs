@@ -6,15 +6,15 @@
 //! was sent, or its sender learns that it was not.
 //!
 //! - Every frame carries its sender's number for it, a deadline and a length ([`frame`]), and is padded
-//!   to a size that arrives. Long payloads go in parts ([`joiner`]). Plain JSON-RPC goes and comes as it is.
+//!   to a size that arrives. Long payloads go in parts ([`reassembly`]). Plain JSON-RPC goes and comes as it is.
 //! - The bus at the other end acknowledges each frame by a reply; the sender pushes it again until it has
-//!   one, from the key that it asked ([`outgoing`]). What comes twice is told by its number ([`seen`]).
+//!   one, from the key that it asked ([`outgoing`]). What comes twice is told by its number ([`duplicates`]).
 //! - A node that does not answer is probed with one message at a time, more and more rarely; what
-//!   is for others is not held up ([`lane`]).
+//!   is for others is not held up ([`node_channel`]).
 //! - Messages are looked for without waiting, kept in the daemon until they are persisted, then taken
 //!   out and acknowledged ([`incoming`]).
 //! - A daemon that is down is dialled again and again; what is being sent waits, until its deadline
-//!   ([`link`]).
+//!   ([`connection`]).
 //!
 //! Persisting is the matter of whoever answers JSON-RPC: a supervisor stores a job before it answers
 //! `job.run`, a coordinator an event. [`crate::BusPeers`] gives the receipt when the handler is done, and
@@ -22,17 +22,17 @@
 //! bus no longer can because it was started again.
 
 mod api;
+mod connection;
+mod duplicates;
 mod flags;
 mod frame;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod incoming;
-mod joiner;
-mod lane;
-mod link;
 mod metrics;
+mod node_channel;
 mod outgoing;
-mod seen;
+mod reassembly;
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -43,18 +43,18 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::bus::{Bus, BusError, CLOCK_SKEW, Destination, Inbox, Parcel, PublicKey, Standing};
+use crate::bus::{Bus, BusDestination, BusError, BusInbox, BusStatus, CLOCK_SKEW, Datagram, PublicKey};
 
-use api::ApiError;
-use incoming::Listeners;
-use lane::Lanes;
-use link::Connection;
-use outgoing::{Acknowledgements, LateAnswers, unreachable};
+use api::DaemonApiError;
+use connection::DaemonConnection;
+use incoming::TopicListeners;
+use node_channel::NodeChannels;
+use outgoing::{AwaitedAcks, LateAnswers, unreachable};
 
 pub use flags::MyceliumFlags;
 pub use frame::{FRAME_BYTES_MAX, MESSAGE_BYTES_MAX, PART_BYTES_MAX};
-pub use lane::IN_FLIGHT_MAX;
 pub use metrics::Metrics;
+pub use node_channel::IN_FLIGHT_MAX;
 
 /// The port that a daemon answers on unless it is told otherwise.
 pub const PORT_DEFAULT: u16 = 8990;
@@ -64,8 +64,8 @@ pub const PORT_DEFAULT: u16 = 8990;
 pub struct Config {
     /// `ws://host:port` or `http://host:port`. A WebSocket carries more at once.
     pub url: String,
-    /// Nobody else uses this daemon: messages of all topics are taken with one call, and what nobody
-    /// here wants is dropped. Else only topics that are listened to are touched.
+    /// Only this process uses the daemon: messages of all topics are taken with one call, and those that no one
+    /// here wants are dropped. Else only topics that are listened to are touched.
     pub alone: bool,
     /// Times.
     pub timings: Timings,
@@ -78,7 +78,7 @@ impl Config {
         Self { url: url.into(), alone: false, timings: Timings::default() }
     }
 
-    /// The same by its address, over WebSocket.
+    /// Uses a daemon that others may use as well, by its address, over WebSocket.
     #[must_use]
     pub fn at(ip: IpAddr, port: u16) -> Self {
         Self::new(format!("ws://{}", SocketAddr::new(ip, port)))
@@ -92,7 +92,7 @@ pub struct Timings {
     pub patience: Duration,
     /// How long a push waits for its acknowledgement, in whole seconds, before the node is taken for absent.
     pub reply_secs: u64,
-    /// The same for plain payloads, which may never be answered by a reply.
+    /// How long a plain payload waits for a reply, in whole seconds; it may never be answered by one.
     pub plain_reply_secs: u64,
     /// The first pause before an absent node is tried again; doubles up to [`Timings::probe_max`].
     pub probe_min: Duration,
@@ -139,19 +139,19 @@ pub struct BadUrl(String);
 /// A node of the real overlay. Ends, with everything that it does, when it is dropped.
 #[derive(Debug)]
 pub struct DaemonBus {
-    shared: Arc<Shared>,
+    shared: Arc<DaemonBusInner>,
     tasks: [JoinHandle<()>; 2],
 }
 
 #[derive(Debug)]
-struct Shared {
+struct DaemonBusInner {
     alone: bool,
     timings: Timings,
     metrics: Metrics,
-    connection: Connection,
-    lanes: Lanes,
-    listeners: Listeners,
-    acknowledgements: Acknowledgements,
+    connection: DaemonConnection,
+    channels: NodeChannels,
+    listeners: TopicListeners,
+    acknowledgements: AwaitedAcks,
     late_answers: LateAnswers,
 }
 
@@ -165,14 +165,14 @@ impl DaemonBus {
         if authority.is_none_or(|rest| rest.trim_end_matches('/').rsplit_once(':').is_none()) {
             return Err(BadUrl(config.url.clone()));
         }
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(DaemonBusInner {
             alone: config.alone,
             timings: config.timings,
-            connection: Connection::new(config, metrics.clone()),
-            lanes: Lanes::new(config.timings, metrics.absent.clone()),
+            connection: DaemonConnection::new(config, metrics.clone()),
+            channels: NodeChannels::new(config.timings, metrics.absent.clone()),
             metrics,
-            listeners: Listeners::default(),
-            acknowledgements: Acknowledgements::default(),
+            listeners: TopicListeners::default(),
+            acknowledgements: AwaitedAcks::default(),
             late_answers: LateAnswers::default(),
         });
         let connecting = Arc::clone(&shared);
@@ -188,18 +188,18 @@ impl Drop for DaemonBus {
     }
 }
 
-impl Shared {
+impl DaemonBusInner {
     fn own_key(&self) -> Option<PublicKey> {
-        self.connection.standing().borrow().key()
+        self.connection.status().borrow().key()
     }
 
     async fn key_of(&self, ip: Ipv6Addr) -> Result<PublicKey, BusError> {
-        let (api, _place) = self.connection.place(true).await;
+        let (api, _place) = self.connection.permit(true).await;
         api.key_of(ip).await.map_err(|error| {
             self.connection.failed(&api, &error);
             match error {
-                ApiError::Down(problem) => BusError::Down(problem),
-                _ => unreachable(Destination::Ip(ip), ""),
+                DaemonApiError::Down(problem) => BusError::Down(problem),
+                _ => unreachable(BusDestination::Ip(ip), ""),
             }
         })
     }
@@ -215,8 +215,8 @@ impl Bus for DaemonBus {
         "mycelium"
     }
 
-    fn standing(&self) -> watch::Receiver<Standing> {
-        self.shared.connection.standing()
+    fn status(&self) -> watch::Receiver<BusStatus> {
+        self.shared.connection.status()
     }
 
     fn window(&self) -> usize {
@@ -230,15 +230,15 @@ impl Bus for DaemonBus {
         asked.unwrap_or_else(|_| Err(BusError::Down(self.shared.connection.problem())))
     }
 
-    async fn send(&self, parcel: Parcel<'_>) -> Result<(), BusError> {
+    async fn send(&self, parcel: Datagram<'_>) -> Result<(), BusError> {
         self.shared.send(parcel).await
     }
 
-    async fn ping(&self, to: Destination, topic: &str, deadline: Instant) -> Result<(), BusError> {
+    async fn ping(&self, to: BusDestination, topic: &str, deadline: Instant) -> Result<(), BusError> {
         self.shared.ping(to, topic, deadline).await
     }
 
-    fn listen(&self, topic: &str) -> Result<Inbox, BusError> {
+    fn listen(&self, topic: &str) -> Result<BusInbox, BusError> {
         self.shared.listeners.listen(topic)
     }
 }

@@ -1,44 +1,44 @@
-//! What is done to payloads on their way out of a conversation and into it.
+//! Signing and checking of the payloads of a conversation.
 
 use bytes::Bytes;
 
-use crate::json_rpc::RpcError;
+use crate::json_rpc::JsonRpcError;
 
-/// Signs what leaves one conversation and checks what comes into it.
+/// Signs outgoing payloads of one conversation and checks incoming ones.
 pub trait Guard: Send + Sync + 'static {
-    /// Makes a payload ready to leave.
+    /// Seals an outgoing payload.
     ///
     /// # Errors
-    /// Says why it cannot leave.
+    /// Says why the payload cannot leave.
     fn seal(&self, payload: Bytes) -> Result<Bytes, String>;
 
-    /// The same for calls that are of a context, for whoever does not treat all alike.
+    /// Seals calls that are of a context, for guards that do not treat all alike.
     ///
     /// # Errors
-    /// Says why it cannot leave.
+    /// Says why the payload cannot leave.
     fn seal_of(&self, payload: Bytes, _context: Option<u32>) -> Result<Bytes, String> {
         self.seal(payload)
     }
 
-    /// Opens what came in.
+    /// Opens an incoming payload.
     ///
     /// # Errors
-    /// A [`Refused`], which whoever guards has counted.
-    fn open(&self, payload: &Bytes) -> Result<Bytes, Refused>;
+    /// A [`RejectedPayload`], which the guard has counted.
+    fn open(&self, payload: &Bytes) -> Result<Bytes, RejectedPayload>;
 }
 
-/// Something that came in and is not taken.
+/// An incoming payload that is rejected.
 #[derive(Debug, Clone)]
-pub struct Refused {
-    /// What its sender is told, where it is answered at all.
-    pub error: RpcError,
-    /// What was in it, when its sender may be told: each of its requests is answered with the error.
+pub struct RejectedPayload {
+    /// Error for the sender, where it is answered at all.
+    pub error: JsonRpcError,
+    /// Opened payload, when its sender may be told: each of its requests is answered with the error.
     pub body: Option<Bytes>,
-    /// The conversation is over: whoever says more begins a new one.
+    /// The conversation is over: its sender must begin a new one.
     pub over: bool,
 }
 
-/// Takes everything as it is, for ways on which nobody can say anything but its two ends.
+/// Guard that takes everything as it is, for transports that only their two ends can use.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Unguarded;
 
@@ -47,7 +47,7 @@ impl Guard for Unguarded {
         Ok(payload)
     }
 
-    fn open(&self, payload: &Bytes) -> Result<Bytes, Refused> {
+    fn open(&self, payload: &Bytes) -> Result<Bytes, RejectedPayload> {
         Ok(payload.clone())
     }
 }

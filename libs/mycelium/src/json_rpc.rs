@@ -11,14 +11,20 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-pub use parse::{Id, Invalid, Message, ParseError, Payload, Response, parse};
-pub use peer::{CallError, HANDLERS_MAX, Handler, IN_FLIGHT_MAX, Outgoing, Passage, Peer, SentBatch};
-pub(crate) use peer::{Exit, Fate, WeakPeer};
+pub use parse::{
+    InvalidJsonRpcMessage, JsonRpcId, JsonRpcMessage, JsonRpcParseError, JsonRpcPayload, JsonRpcResponse,
+    parse,
+};
+pub use peer::{
+    CallBatchProgress, CallError, HANDLERS_MAX, IN_FLIGHT_MAX, JsonRpcHandler, JsonRpcPeer, OutgoingPayload,
+    SentBatch,
+};
+pub(crate) use peer::{DirectSender, PayloadSendResult, WeakJsonRpcPeer};
 pub use write::{request, response};
 
-/// What an envelope with such a payload says of its type.
+/// Content type of an envelope with a JSON-RPC payload.
 pub const PAYLOAD_TYPE: &str = "application/vnd.mycora.rpc+json";
-/// One payload, at most: what a gRPC message can carry, less its frame.
+/// Maximum size of a payload: what a gRPC message can carry, less its frame.
 pub const PAYLOAD_BYTES_MAX: usize = 4 * 1024 * 1024 - 4096;
 /// A batch ends at this size, or at [`BATCH_LEN_MAX`]; what is left goes with the next.
 pub const BATCH_BYTES_MAX: usize = 1024 * 1024;
@@ -37,10 +43,10 @@ pub const METHOD_NOT_FOUND: i32 = -32601;
 pub const INVALID_PARAMS: i32 = -32602;
 /// A bug, or something below that is broken.
 pub const INTERNAL_ERROR: i32 = -32603;
-/// The method says no; [`ErrorData::reason`] says why.
+/// The method refuses; [`ErrorData::reason`] says why.
 pub const REFUSED: i32 = -32000;
 
-/// Why a method says no, for programs.
+/// Why a method refuses, for programs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorData {
     /// In `UPPER_SNAKE`.
@@ -53,16 +59,16 @@ pub struct ErrorData {
 /// An error answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message} ({code})")]
-pub struct RpcError {
+pub struct JsonRpcError {
     /// Which kind.
     pub code: i32,
-    /// What happened, for people.
+    /// Error message, for people.
     pub message: String,
-    /// Why, for programs.
+    /// Reason, for programs.
     pub data: Option<ErrorData>,
 }
 
-impl RpcError {
+impl JsonRpcError {
     /// An error that a method gives, with its reason.
     #[must_use]
     pub fn refused(reason: &str, lasting: bool, message: impl Into<String>) -> Self {
@@ -82,7 +88,7 @@ impl RpcError {
         self.data.as_ref().map_or("", |data| &data.reason)
     }
 
-    /// Whether asking again cannot help. The protocol's own errors about the request are lasting.
+    /// Returns true when asking again cannot help. The protocol's own errors about the request are lasting.
     #[must_use]
     pub fn is_lasting(&self) -> bool {
         match &self.data {
@@ -92,57 +98,57 @@ impl RpcError {
     }
 }
 
-/// Characters of what is told of something that cannot be read: readers repeat what stands there, however long it is, and an
-/// answer of that length could not even be sent.
+/// Maximum length of a parse error, in characters: parsers repeat their input, however long it is, and an
+/// error of that length could not even be sent.
 const WHY_CHARS_MAX: usize = 300;
 
 /// Why something cannot be read.
-fn told(error: &serde_json::Error) -> String {
+fn error_text(error: &serde_json::Error) -> String {
     error.to_string().chars().take(WHY_CHARS_MAX).collect()
 }
 
-/// What a handler gives for one request.
-pub type Answer = Result<Box<RawValue>, RpcError>;
+/// Result of one request.
+pub type JsonRpcResult = Result<Box<RawValue>, JsonRpcError>;
 
 /// Turns a result into an answer.
-pub fn answer(result: &impl Serialize) -> Answer {
+pub fn answer(result: &impl Serialize) -> JsonRpcResult {
     serde_json::value::to_raw_value(result).map_err(|error| {
-        RpcError::of_protocol(INTERNAL_ERROR, format!("the result cannot be written: {error}"))
+        JsonRpcError::of_protocol(INTERNAL_ERROR, format!("the result cannot be written: {error}"))
     })
 }
 
 /// A request or notification that came in.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct JsonRpcRequest {
     /// Chosen by the sender; absent for a notification, which is not answered.
-    pub id: Option<Id>,
-    /// What to do.
+    pub id: Option<JsonRpcId>,
+    /// Name of the method.
     pub method: String,
-    /// With what; `null` when absent.
+    /// Parameters; `null` when absent.
     pub params: Box<RawValue>,
 }
 
-impl Request {
+impl JsonRpcRequest {
     /// Reads the parameters.
     ///
     /// # Errors
     /// An answer that says what is wrong with them.
-    pub fn read<T: DeserializeOwned>(&self) -> Result<T, RpcError> {
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, JsonRpcError> {
         serde_json::from_str(self.params.get()).map_err(|error| {
-            RpcError::of_protocol(INVALID_PARAMS, format!("{}: {}", self.method, told(&error)))
+            JsonRpcError::of_protocol(INVALID_PARAMS, format!("{}: {}", self.method, error_text(&error)))
         })
     }
 }
 
 /// A request to be sent.
 #[derive(Debug, Clone)]
-pub struct Call {
+pub struct JsonRpcCall {
     method: &'static str,
     params: Box<RawValue>,
     context: Option<u32>,
 }
 
-impl Call {
+impl JsonRpcCall {
     /// With parameters that still have to be written.
     ///
     /// # Errors

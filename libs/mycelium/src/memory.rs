@@ -10,24 +10,24 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::bus::{
-    Bus, BusError, Destination, INBOX_LEN, Inbox, Incoming, Node, Parcel, PublicKey, Receipt, Shortcut,
-    Standing, check_topic,
+    Bus, BusDestination, BusError, BusInbox, BusNode, BusStatus, Datagram, INBOX_LEN, InboxShortcut,
+    IncomingPayload, PublicKey, Receipt, check_topic,
 };
 
 /// Joins nodes of one process. Clones are the same network.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryNetwork {
-    nodes: Arc<Mutex<Nodes>>,
+    nodes: Arc<Mutex<MemoryNodes>>,
     is_one_program: bool,
 }
 
-type Nodes = HashMap<PublicKey, HashMap<String, Listener>>;
+type MemoryNodes = HashMap<PublicKey, HashMap<String, MemoryListener>>;
 
 /// Where what is sent under a topic goes.
 #[derive(Debug, Clone)]
-struct Listener {
-    channel: mpsc::Sender<Incoming>,
-    shortcut: Shortcut,
+struct MemoryListener {
+    channel: mpsc::Sender<IncomingPayload>,
+    shortcut: InboxShortcut,
 }
 
 impl MemoryNetwork {
@@ -50,15 +50,17 @@ impl MemoryNetwork {
         self.nodes().remove(&key);
     }
 
-    fn nodes(&self) -> MutexGuard<'_, Nodes> {
+    fn nodes(&self) -> MutexGuard<'_, MemoryNodes> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn listener(&self, to: Destination, topic: &str) -> Option<Listener> {
+    fn listener(&self, to: BusDestination, topic: &str) -> Option<MemoryListener> {
         let nodes = self.nodes();
         let topics = match to {
-            Destination::Key(key) => nodes.get(&key),
-            Destination::Ip(ip) => nodes.iter().find(|(key, _)| overlay_ip(key) == ip).map(|(_, node)| node),
+            BusDestination::Key(key) => nodes.get(&key),
+            BusDestination::Ip(ip) => {
+                nodes.iter().find(|(key, _)| overlay_ip(key) == ip).map(|(_, node)| node)
+            }
         }?;
         topics.get(topic).cloned()
     }
@@ -72,24 +74,24 @@ pub struct MemoryBus {
 }
 
 impl MemoryBus {
-    /// This node's address in `400::/7`.
+    /// Returns this node's address in `400::/7`.
     #[must_use]
     pub fn ip(&self) -> Ipv6Addr {
         overlay_ip(&self.key)
     }
 
-    /// This node's own key.
+    /// Returns this node's own key.
     #[must_use]
     pub const fn key(&self) -> PublicKey {
         self.key
     }
 
-    /// Whether somebody of its network is meant.
-    pub(crate) fn leads_to(&self, to: Destination) -> bool {
+    /// Returns true when the destination is a node of this network.
+    pub(crate) fn leads_to(&self, to: BusDestination) -> bool {
         let nodes = self.network.nodes();
         match to {
-            Destination::Key(key) => nodes.contains_key(&key),
-            Destination::Ip(ip) => nodes.keys().any(|key| overlay_ip(key) == ip),
+            BusDestination::Key(key) => nodes.contains_key(&key),
+            BusDestination::Ip(ip) => nodes.keys().any(|key| overlay_ip(key) == ip),
         }
     }
 
@@ -100,27 +102,27 @@ impl MemoryBus {
     pub(crate) fn listen_through(
         &self,
         topic: &str,
-        channel: mpsc::Sender<Incoming>,
-    ) -> Result<Shortcut, BusError> {
+        channel: mpsc::Sender<IncomingPayload>,
+    ) -> Result<InboxShortcut, BusError> {
         check_topic(topic)?;
         let mut nodes = self.network.nodes();
         let topics = nodes.entry(self.key).or_default();
         if topics.get(topic).is_some_and(|listener| !listener.channel.is_closed()) {
             return Err(BusError::TopicTaken(topic.to_owned()));
         }
-        let shortcut = Shortcut::default();
-        topics.insert(topic.to_owned(), Listener { channel, shortcut: shortcut.clone() });
+        let shortcut = InboxShortcut::default();
+        topics.insert(topic.to_owned(), MemoryListener { channel, shortcut: shortcut.clone() });
         Ok(shortcut)
     }
 
-    fn find(&self, to: Destination, topic: &str) -> Result<Listener, BusError> {
+    fn find(&self, to: BusDestination, topic: &str) -> Result<MemoryListener, BusError> {
         check_topic(topic)?;
         let listener = self.network.listener(to, topic).filter(|listener| !listener.channel.is_closed());
         listener.ok_or_else(|| unreachable(to, topic))
     }
 }
 
-fn unreachable(to: Destination, topic: &str) -> BusError {
+fn unreachable(to: BusDestination, topic: &str) -> BusError {
     BusError::Unreachable { destination: to.to_string(), topic: topic.to_owned() }
 }
 
@@ -143,12 +145,12 @@ impl Bus for MemoryBus {
         "memory"
     }
 
-    fn is_within_one_program(&self, _: PublicKey) -> bool {
+    fn is_in_process(&self, _: PublicKey) -> bool {
         self.network.is_one_program
     }
 
-    fn standing(&self) -> watch::Receiver<Standing> {
-        let node = Node {
+    fn status(&self) -> watch::Receiver<BusStatus> {
+        let node = BusNode {
             key: self.key,
             ip: Some(self.ip()),
             subnet: String::new(),
@@ -157,7 +159,7 @@ impl Bus for MemoryBus {
             takes_any_topic: true,
             links: Vec::new(),
         };
-        watch::Sender::new(Standing { up: true, problem: String::new(), node: Some(node) }).subscribe()
+        watch::Sender::new(BusStatus { up: true, problem: String::new(), node: Some(node) }).subscribe()
     }
 
     async fn key_of(&self, ip: Ipv6Addr) -> Result<PublicKey, BusError> {
@@ -169,10 +171,10 @@ impl Bus for MemoryBus {
             .ok_or_else(|| BusError::Unreachable { destination: format!("[{ip}]"), topic: String::new() })
     }
 
-    async fn send(&self, parcel: Parcel<'_>) -> Result<(), BusError> {
-        let Parcel { to, topic, payload, form, deadline: _, reply_to: _ } = parcel;
-        let Listener { channel, shortcut } = self.find(to, topic)?;
-        let mut incoming = Incoming { from: self.key, payload, form, receipt: Receipt::default() };
+    async fn send(&self, parcel: Datagram<'_>) -> Result<(), BusError> {
+        let Datagram { to, topic, payload, form, deadline: _, reply_to: _ } = parcel;
+        let MemoryListener { channel, shortcut } = self.find(to, topic)?;
+        let mut incoming = IncomingPayload { from: self.key, payload, form, receipt: Receipt::default() };
         loop {
             match shortcut.pass(incoming, &channel) {
                 Ok(()) => return Ok(()),
@@ -184,28 +186,28 @@ impl Bus for MemoryBus {
         }
     }
 
-    async fn ping(&self, to: Destination, topic: &str, _: Instant) -> Result<(), BusError> {
+    async fn ping(&self, to: BusDestination, topic: &str, _: Instant) -> Result<(), BusError> {
         self.find(to, topic).map(drop)
     }
 
-    fn listen(&self, topic: &str) -> Result<Inbox, BusError> {
+    fn listen(&self, topic: &str) -> Result<BusInbox, BusError> {
         let (channel, payloads) = mpsc::channel(INBOX_LEN);
-        Ok(Inbox::with_shortcut(payloads, self.listen_through(topic, channel)?))
+        Ok(BusInbox::with_shortcut(payloads, self.listen_through(topic, channel)?))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bus::Form;
+    use crate::bus::PayloadForm;
     use bytes::Bytes;
 
-    fn parcel(to: Destination, payload: &'static str) -> Parcel<'static> {
-        Parcel {
+    fn parcel(to: BusDestination, payload: &'static str) -> Datagram<'static> {
+        Datagram {
             to,
             topic: "t",
             payload: Bytes::from(payload),
-            form: Form::Framed,
+            form: PayloadForm::Framed,
             deadline: None,
             reply_to: None,
         }
@@ -220,8 +222,8 @@ mod tests {
     async fn payloads_arrive_in_order_by_key_and_by_address() {
         let (a, b, _network) = two();
         let mut inbox = b.listen("t").expect("free");
-        a.send(parcel(Destination::Key(b.key()), "1")).await.expect("sent");
-        a.send(parcel(Destination::Ip(b.ip()), "2")).await.expect("sent");
+        a.send(parcel(BusDestination::Key(b.key()), "1")).await.expect("sent");
+        a.send(parcel(BusDestination::Ip(b.ip()), "2")).await.expect("sent");
         for expected in ["1", "2"] {
             let incoming = inbox.next().await.expect("still joined");
             assert_eq!((incoming.from, &incoming.payload[..]), (a.key(), expected.as_bytes()));
@@ -232,12 +234,12 @@ mod tests {
     #[tokio::test]
     async fn who_is_not_there_cannot_be_reached() {
         let (a, b, network) = two();
-        let nobody = a.send(parcel(Destination::Key(b.key()), "")).await;
+        let nobody = a.send(parcel(BusDestination::Key(b.key()), "")).await;
         assert!(matches!(nobody, Err(BusError::Unreachable { .. })), "{nobody:?}");
         let inbox = b.listen("t").expect("free");
         assert_eq!(b.listen("t").err(), Some(BusError::TopicTaken("t".into())));
         drop(inbox);
-        let gone = a.send(parcel(Destination::Key(b.key()), "")).await;
+        let gone = a.send(parcel(BusDestination::Key(b.key()), "")).await;
         assert!(matches!(gone, Err(BusError::Unreachable { .. })), "{gone:?}");
         let mut inbox = b.listen("t").expect("free again");
         network.remove(b.key());
@@ -248,7 +250,7 @@ mod tests {
     async fn a_full_inbox_holds_the_sender_back() {
         let (a, b, _network) = two();
         let mut inbox = b.listen("t").expect("free");
-        let to = Destination::Key(b.key());
+        let to = BusDestination::Key(b.key());
         for _ in 0..INBOX_LEN {
             a.send(parcel(to, "")).await.expect("room");
         }
@@ -262,10 +264,10 @@ mod tests {
     async fn a_sink_takes_in_what_waited_and_then_what_comes_until_its_inbox_is_gone() {
         let (a, b, _network) = two();
         let mut inbox = b.listen("t").expect("free");
-        let to = Destination::Key(b.key());
+        let to = BusDestination::Key(b.key());
         a.send(parcel(to, "first")).await.expect("it waits");
         let (took, taken) = std::sync::mpsc::channel();
-        inbox.hand_over_to(Arc::new(move |incoming: Incoming| {
+        inbox.hand_over_to(Arc::new(move |incoming: IncomingPayload| {
             took.send(incoming.payload).expect("somebody looks");
         }));
         // More than an inbox holds: nobody reads that one.

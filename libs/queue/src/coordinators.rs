@@ -7,7 +7,7 @@ use keys::supervisor as k;
 use kv::{Cmd, Error, Result};
 
 use crate::script::{BEGIN_SUCCESSION, INDEX, NOTE_NODE, SUCCEED};
-use crate::supervisor::Supervisor;
+use crate::supervisor::SupervisorQueues;
 
 /// How many jobs one script passes on at most.
 const BATCH: usize = 200;
@@ -16,7 +16,7 @@ const INDEX_BATCH: usize = 1000;
 
 /// Who says that a coordinator has another root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Authority {
+pub enum RotationAuthority {
     /// The root before. One that was succeeded itself does not come back.
     Root,
     /// Whoever runs the supervisor, who may bring back any.
@@ -25,7 +25,7 @@ pub enum Authority {
 
 /// What is known of a root that another is to come after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Begun {
+pub enum RotationStartOutcome {
     /// Nothing is bound to it: nothing has changed.
     Unknown,
     /// It was succeeded by that one before. Perhaps not everything was passed on.
@@ -36,14 +36,14 @@ pub enum Begun {
 
 /// What was passed on to another root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PassedOn {
+pub struct RootTransferCounts {
     /// Contexts that were bound to the one before.
     pub contexts: u64,
     /// Their jobs.
     pub jobs: u64,
 }
 
-impl Supervisor {
+impl SupervisorQueues {
     /// Notes the node of a bus through which a coordinator was heard, and forgets whom else it led to. Gives whether it
     /// is kept: not of one to whom no context is bound, since anybody can be one.
     ///
@@ -76,33 +76,38 @@ impl Supervisor {
     }
 
     /// A coordinator has another root: from now on the old one is refused, and what is bound to it is the new one's. To
-    /// be followed by [`Supervisor::pass_on`]. May be repeated.
+    /// be followed by [`SupervisorQueues::transfer_bindings`]. May be repeated.
     ///
     /// # Errors
     /// [`Error::Refused`] with `ROOT_SUCCEEDED` when another comes after the old one already, or, unless the operator
     /// says so, the new one was succeeded itself; any [`kv::Error`].
-    pub async fn begin_succession(&self, old: &str, new: &str, by: Authority) -> Result<Begun> {
+    pub async fn begin_root_rotation(
+        &self,
+        old: &str,
+        new: &str,
+        by: RotationAuthority,
+    ) -> Result<RotationStartOutcome> {
         let authority = match by {
-            Authority::Root => "",
-            Authority::Operator => "operator",
+            RotationAuthority::Root => "",
+            RotationAuthority::Operator => "operator",
         };
         let named = kv::named![old_root: old, new_root: new, authority: authority];
         let call = BEGIN_SUCCESSION.call::<&str>(&[]).named(named);
         match self.db().call(call).await?.text()?.as_str() {
-            "noted" => Ok(Begun::Noted),
-            "known" => Ok(Begun::Known),
-            "unknown" => Ok(Begun::Unknown),
+            "noted" => Ok(RotationStartOutcome::Noted),
+            "known" => Ok(RotationStartOutcome::Known),
+            "unknown" => Ok(RotationStartOutcome::Unknown),
             other => Err(Error::Protocol(format!("`{other}` is no beginning of a succession"))),
         }
     }
 
-    /// Passes everything that is bound to a root on to the one after it, as [`Supervisor::begin_succession`] has noted. Goes on
+    /// Passes everything that is bound to a root on to the one after it, as [`SupervisorQueues::begin_root_rotation`] has noted. Goes on
     /// where an earlier call broke off; gives what this one has done.
     ///
     /// # Errors
     /// [`Error::Refused`] with `ROOT_SUCCEEDED` when that is not what was noted; any [`kv::Error`]. May be repeated.
-    pub async fn pass_on(&self, old: &str, new: &str) -> Result<PassedOn> {
-        let mut passed = PassedOn::default();
+    pub async fn transfer_bindings(&self, old: &str, new: &str) -> Result<RootTransferCounts> {
+        let mut passed = RootTransferCounts::default();
         let (mut context, mut place) = (String::new(), String::new());
         loop {
             let call = SUCCEED.call::<&str>(&[]).named(kv::named![

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use keys::supervisor::{DONE, DONE_GROUP};
-use kv::{Blocking, Cmd, Connection, Error, Result, StreamEntry, Value};
+use kv::{BlockingConnection, Cmd, Error, KvConnection, Result, StreamEntry, Value};
 use model::execution::AttemptEnd;
 use model::{ContextId, FlowId, JobKey, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ const BLOCK: Duration = Duration::from_secs(30);
 
 /// Where a job came from, as its coordinator numbers things; echoed in everything said of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Origin {
+pub struct QueuedJobOrigin {
     /// The context.
     pub context_id: ContextId,
     /// The flow.
@@ -28,8 +28,8 @@ pub struct Origin {
 
 /// Something that happened to a job.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Event {
-    /// Its place in the stream; what [`EventReader::acknowledge`] wants back.
+pub struct QueueEvent {
+    /// Its place in the stream; what [`QueueEventReader::acknowledge`] wants back.
     pub id: String,
     /// Which job.
     pub job_key: JobKey,
@@ -38,15 +38,15 @@ pub struct Event {
     /// Who has to be told.
     pub coordinator: String,
     /// Where the job came from.
-    pub origin: Origin,
+    pub origin: QueuedJobOrigin,
     /// What happened.
-    pub kind: EventKind,
+    pub kind: QueueEventKind,
 }
 
-/// The kinds of [`Event`].
+/// The kinds of [`QueueEvent`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum EventKind {
+pub enum QueueEventKind {
     /// An instance started it.
     Started {
         /// `<type>:<group>:<n>`.
@@ -84,18 +84,18 @@ impl LogChunk {
 
 /// Reads the events, each at least once: what was not acknowledged is given again after a restart.
 #[derive(Debug)]
-pub struct EventReader {
-    db: Connection,
-    blocking: Blocking,
+pub struct QueueEventReader {
+    db: KvConnection,
+    blocking: BlockingConnection,
     /// While set, what was given to an earlier life (or was lost on the way to this one) is read, behind
     /// this entry; afterwards what is new.
-    again_from: Option<String>,
+    redeliver_from: Option<String>,
     last: String,
 }
 
-impl EventReader {
-    pub(crate) fn new(db: Connection, blocking: Blocking) -> Self {
-        Self { db, blocking, again_from: Some("0".to_owned()), last: "0".to_owned() }
+impl QueueEventReader {
+    pub(crate) fn new(db: KvConnection, blocking: BlockingConnection) -> Self {
+        Self { db, blocking, redeliver_from: Some("0".to_owned()), last: "0".to_owned() }
     }
 
     /// Waits for events. Gives none when `cancel` was ready first, and now and then when nothing happens.
@@ -104,12 +104,12 @@ impl EventReader {
     ///
     /// # Errors
     /// Any [`kv::Error`]; the next call goes on where this one stood.
-    pub async fn next(&mut self, cancel: impl Future<Output = ()>) -> Result<Vec<Event>> {
+    pub async fn next(&mut self, cancel: impl Future<Output = ()>) -> Result<Vec<QueueEvent>> {
         let entries = match self.read(cancel).await {
             Ok(entries) => entries,
             Err(error) => {
                 // An answer that was lost on the way stays pending: read it again.
-                self.again_from = Some(self.last.clone());
+                self.redeliver_from = Some(self.last.clone());
                 return Err(error);
             }
         };
@@ -136,25 +136,25 @@ impl EventReader {
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
-    pub async fn acknowledge(&self, events: &[Event]) -> Result<()> {
+    pub async fn acknowledge(&self, events: &[QueueEvent]) -> Result<()> {
         crash_point!("queue.before_acknowledge");
         self.acknowledger().acknowledge(events).await.map(drop)
     }
 
-    /// A second handle for [`EventReader::acknowledge`], to be used while this one waits.
+    /// A second handle for [`QueueEventReader::acknowledge`], to be used while this one waits.
     #[must_use]
-    pub fn acknowledger(&self) -> Acknowledger {
-        Acknowledger { db: self.db.clone() }
+    pub fn acknowledger(&self) -> QueueEventAcknowledger {
+        QueueEventAcknowledger { db: self.db.clone() }
     }
 
     async fn read(&mut self, cancel: impl Future<Output = ()>) -> Result<Vec<StreamEntry>> {
-        while let Some(from) = self.again_from.clone() {
+        while let Some(from) = self.redeliver_from.clone() {
             // Asked about what is pending the server never waits.
             match self.db.cmd(read_command().arg("STREAMS").arg(DONE).arg(&from)).await {
                 Ok(answer) => {
                     let entries = entries(answer)?;
                     // Behind the last one that is pending everything is new.
-                    self.again_from = entries.last().map(|entry| entry.id.clone());
+                    self.redeliver_from = entries.last().map(|entry| entry.id.clone());
                     if !entries.is_empty() {
                         return Ok(entries);
                     }
@@ -184,23 +184,23 @@ fn entries(answer: Value) -> Result<Vec<StreamEntry>> {
     Ok(answer.streams()?.into_iter().flat_map(|(_, entries)| entries).collect())
 }
 
-/// Removes events that were answered, while the [`EventReader`] waits for more.
+/// Removes events that were answered, while the [`QueueEventReader`] waits for more.
 #[derive(Debug, Clone)]
-pub struct Acknowledger {
-    db: Connection,
+pub struct QueueEventAcknowledger {
+    db: KvConnection,
 }
 
-impl Acknowledger {
+impl QueueEventAcknowledger {
     /// Removes events, in as few turns as there is room for. Gives the jobs that are forgotten with their last event, since they
     /// were to be.
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
-    pub async fn acknowledge(&self, events: &[Event]) -> Result<Vec<JobKey>> {
+    pub async fn acknowledge(&self, events: &[QueueEvent]) -> Result<Vec<JobKey>> {
         let mut forgotten = Vec::new();
         for part in events.chunks(READ_MAX as usize) {
             let pairs = part.iter().map(|event| {
-                let over = matches!(event.kind, EventKind::Ended(_) | EventKind::Returned);
+                let over = matches!(event.kind, QueueEventKind::Ended(_) | QueueEventKind::Returned);
                 (event.id.as_str(), over.then_some(event.job_key))
             });
             forgotten.extend(acknowledge(&self.db, pairs).await?);
@@ -211,7 +211,7 @@ impl Acknowledger {
 
 /// Removes entries, each with its job when it was the last of it. Gives the jobs that are forgotten.
 async fn acknowledge(
-    db: &Connection,
+    db: &KvConnection,
     pairs: impl Iterator<Item = (&str, Option<JobKey>)>,
 ) -> Result<Vec<JobKey>> {
     let named = kv::named![group: DONE_GROUP, keep_secs: ENDED_KEEP.as_secs()];
@@ -228,21 +228,24 @@ async fn acknowledge(
     forgotten.map(key).collect()
 }
 
-pub(crate) fn parse(entry: &StreamEntry) -> Result<Event> {
+pub(crate) fn parse(entry: &StreamEntry) -> Result<QueueEvent> {
     let wrong = |what: &str| Error::Protocol(format!("event {} has no usable `{what}`", entry.id));
     let number = |what: &'static str| entry.text(what)?.parse::<u32>().map_err(|_| wrong(what));
-    Ok(Event {
+    Ok(QueueEvent {
         id: entry.id.clone(),
         job_key: entry.text("key")?.parse().map_err(|_| wrong("key"))?,
         number: entry.text("n")?.parse().map_err(|_| wrong("n"))?,
         coordinator: entry.text("coordinator")?.to_owned(),
-        origin: Origin { context_id: ContextId(number("context_id")?), flow_id: FlowId(number("flow_id")?) },
+        origin: QueuedJobOrigin {
+            context_id: ContextId(number("context_id")?),
+            flow_id: FlowId(number("flow_id")?),
+        },
         kind: serde_json::from_str(entry.text("data")?).map_err(|_| wrong("data"))?,
     })
 }
 
 /// An event as it is written.
-pub(crate) fn encode(kind: &EventKind) -> Result<String> {
+pub(crate) fn encode(kind: &QueueEventKind) -> Result<String> {
     serde_json::to_string(kind)
         .map_err(|error| Error::Protocol(format!("an event cannot be written: {error}")))
 }

@@ -3,17 +3,17 @@
 use kv::{Result, StreamEntry, Value};
 use model::{BlobHash, Execution, Grants};
 
-use crate::old::PopBinding;
-use crate::old::end::OldEnd;
-use crate::old::import::Found;
+use crate::legacy::PopBinding;
+use crate::legacy::end::LegacyJobEnd;
+use crate::legacy::import::JobImportCandidate;
 use crate::script::FINISH;
-use crate::{Command, Event, EventKind, JobState};
+use crate::{InstanceCommand, QueueEvent, QueueEventKind, QueueJobSnapshot};
 
 /// An event of the stream.
 ///
 /// # Errors
 /// It cannot be understood.
-pub fn event(entry: &StreamEntry) -> Result<Event> {
+pub fn event(entry: &StreamEntry) -> Result<QueueEvent> {
     crate::event::parse(entry)
 }
 
@@ -21,7 +21,7 @@ pub fn event(entry: &StreamEntry) -> Result<Event> {
 ///
 /// # Errors
 /// It cannot be written.
-pub fn event_data(kind: &EventKind) -> Result<String> {
+pub fn event_data(kind: &QueueEventKind) -> Result<String> {
     crate::event::encode(kind)
 }
 
@@ -29,8 +29,8 @@ pub fn event_data(kind: &EventKind) -> Result<String> {
 ///
 /// # Errors
 /// It cannot be understood.
-pub fn job_state(value: Value) -> Result<Option<JobState>> {
-    JobState::from_value(value)
+pub fn job_state(value: Value) -> Result<Option<QueueJobSnapshot>> {
+    QueueJobSnapshot::from_value(value)
 }
 
 /// What an instance is given of a job.
@@ -38,7 +38,7 @@ pub fn job_state(value: Value) -> Result<Option<JobState>> {
 /// # Errors
 /// It cannot be understood.
 pub fn job(job: &str, script: String, grants: Option<&str>) -> serde_json::Result<(Execution, Grants)> {
-    crate::taking::read(job, script, grants)
+    crate::consumer_state::read(job, script, grants)
 }
 
 /// The fields that a job is written with.
@@ -51,8 +51,8 @@ pub fn job_fields(execution: Execution, grants: &Grants) -> Result<Vec<(&'static
 
 /// A command to an instance; nothing for one that cannot be understood.
 #[must_use]
-pub fn command(value: Value) -> Option<Command> {
-    crate::control::understand(value)
+pub fn command(value: Value) -> Option<InstanceCommand> {
+    crate::commands::parse_command(value)
 }
 
 /// The blobs that a job's record names.
@@ -60,7 +60,7 @@ pub fn command(value: Value) -> Option<Command> {
 /// # Errors
 /// It cannot be understood.
 pub fn needed_blobs(job: Option<String>, end: Option<String>) -> Result<Vec<BlobHash>> {
-    crate::upkeep::needed(job, end)
+    crate::maintenance::needed(job, end)
 }
 
 /// What an old worker wrote: read, and made the call that ends its job.
@@ -68,7 +68,7 @@ pub fn needed_blobs(job: Option<String>, end: Option<String>) -> Result<Vec<Blob
 /// # Errors
 /// It cannot be understood.
 pub fn old_end(value: Value) -> Result<()> {
-    OldEnd::from_value(value)?.finish_call(&FINISH, "legacy:queue:x").map(drop)
+    LegacyJobEnd::from_value(value)?.finish_call(&FINISH, "legacy:queue:x").map(drop)
 }
 
 /// What an old dispatcher wrote, as the job that it becomes, or why it becomes none.
@@ -76,6 +76,6 @@ pub fn old_end(value: Value) -> Result<()> {
 /// # Errors
 /// It cannot be understood.
 pub fn old_job(from: &PopBinding, value: Value) -> Result<std::result::Result<Execution, String>> {
-    let found = Found::from_value(from, value, |_| Ok(Grants::default()))?;
+    let found = JobImportCandidate::from_value(from, value, |_| Ok(Grants::default()))?;
     Ok(found.work.map(|(execution, _)| execution))
 }

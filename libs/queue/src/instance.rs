@@ -7,24 +7,24 @@ use std::time::Instant;
 
 use keys::InstanceRef;
 use keys::supervisor as k;
-use kv::{Arg, Call, Connection, Error, Kv, Result, Script, Value};
+use kv::{Arg, Error, Kv, KvConnection, Result, Script, ScriptCall, Value};
 use model::execution::AttemptEnd;
 use model::id::Uid;
 use model::{Isolation, JobKey, Timestamp};
 
-use crate::control::Control;
-use crate::event::{EventKind, LogChunk, encode};
-use crate::intake::Intake;
-use crate::job::JobStatus;
+use crate::commands::InstanceCommandReader;
+use crate::consumer::JobConsumer;
+use crate::consumer_state::{ClaimedJob, JobConsumerState, LostReplyGuard};
+use crate::event::{LogChunk, QueueEventKind, encode};
+use crate::job::QueueJobStatus;
 use crate::presence::{PRESENCE_TTL, PresenceRecord};
 use crate::script::{FINISH, JOIN, LEAVE, LOG, REFRESH};
 use crate::supervisor::end_claims;
-use crate::taking::{Doubt, Taken, Taking};
 use crate::{OUTPUT_TAIL_BYTES_MAX, crash_point};
 
 /// What an instance says of itself when it joins.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct About {
+pub struct InstanceDescriptor {
     /// Its machine.
     pub hostname: String,
     /// Its process.
@@ -43,7 +43,7 @@ pub struct About {
 
 /// Why an instance could not join.
 #[derive(Debug, thiserror::Error)]
-pub enum JoinError {
+pub enum InstanceJoinError {
     /// Another process works under this name, or died so recently that it still seems to.
     #[error(
         "instance {instance} is taken by process {} on {}; give this one another number",
@@ -60,7 +60,7 @@ pub enum JoinError {
     Store(#[source] Error),
 }
 
-impl From<Error> for JoinError {
+impl From<Error> for InstanceJoinError {
     fn from(error: Error) -> Self {
         Self::Store(error)
     }
@@ -68,16 +68,16 @@ impl From<Error> for JoinError {
 
 /// Whether a running job is still this instance's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum JobRecordOutcome {
     /// What was said is recorded.
     Recorded,
     /// Somebody else ended it meanwhile; nothing was recorded. Absent status: it is not known any more.
-    Closed(Option<JobStatus>),
+    Closed(Option<QueueJobStatus>),
 }
 
 /// The end of a job.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Ending {
+pub struct JobEndReport {
     /// Which job.
     pub job_key: JobKey,
     /// How it ended.
@@ -90,7 +90,7 @@ pub struct Ending {
 
 /// What an instance learns when it refreshes its presence.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Refreshed {
+pub struct PresenceRefreshOutcome {
     /// Jobs that somebody asked to stop, with seconds of grace. Repeated until they end.
     pub stops: Vec<(JobKey, u32)>,
     /// Jobs that are not this instance's any more: somebody ended them. What still runs of them has to go.
@@ -99,32 +99,32 @@ pub struct Refreshed {
 
 /// The instance's side of the protocol. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Instance(Arc<Inner>);
+pub struct InstanceSession(Arc<InstanceSessionInner>);
 
 #[derive(Debug)]
-struct Inner {
-    db: Connection,
+struct InstanceSessionInner {
+    db: KvConnection,
     who: InstanceRef,
     name: String,
     life: String,
     joined_at: Timestamp,
-    about: About,
+    about: InstanceDescriptor,
     held: Mutex<HashSet<JobKey>>,
     /// Jobs that the last refresh found claimed in its name, and that were not known here.
     unknown: Mutex<HashSet<JobKey>>,
-    taking: Taking,
-    seen: Mutex<Seen>,
+    consumer_state: JobConsumerState,
+    seen: Mutex<PresenceTracker>,
 }
 
 /// When an instance was known to be there.
 #[derive(Debug)]
-struct Seen {
+struct PresenceTracker {
     last: Instant,
     /// Others may have taken the instance for lost since this was asked last.
     was_away: bool,
 }
 
-impl Seen {
+impl PresenceTracker {
     /// It shows that it is there.
     fn show(&mut self, now: Instant) {
         self.was_away |= self.is_over(now);
@@ -145,30 +145,33 @@ impl Seen {
 /// `replace` says whether whoever is present under this name is known to be dead.
 ///
 /// # Errors
-/// A [`JoinError`].
+/// A [`InstanceJoinError`].
 pub async fn join(
     kv: &Kv,
     database: u32,
     who: InstanceRef,
-    about: About,
+    about: InstanceDescriptor,
     replace: impl FnOnce(&PresenceRecord) -> bool,
-) -> std::result::Result<(Instance, Intake, Control), JoinError> {
+) -> std::result::Result<(InstanceSession, JobConsumer, InstanceCommandReader), InstanceJoinError> {
     let db = kv.database(database);
-    let instance = Instance(Arc::new(Inner {
+    let instance = InstanceSession(Arc::new(InstanceSessionInner {
         db,
         name: who.to_string(),
         life: Uid::random().to_string(),
         joined_at: Timestamp::now(),
-        taking: Taking::new(&who, about.isolation, about.slots),
+        consumer_state: JobConsumerState::new(&who, about.isolation, about.slots),
         who,
         about,
         held: Mutex::default(),
         unknown: Mutex::default(),
-        seen: Mutex::new(Seen { last: Instant::now(), was_away: false }),
+        seen: Mutex::new(PresenceTracker { last: Instant::now(), was_away: false }),
     }));
     if let Some(holder) = instance.enter(false).await? {
         if !replace(&holder) {
-            return Err(JoinError::Taken { instance: instance.0.who.clone(), holder: Box::new(holder) });
+            return Err(InstanceJoinError::Taken {
+                instance: instance.0.who.clone(),
+                holder: Box::new(holder),
+            });
         }
         instance.enter(true).await?;
     }
@@ -176,12 +179,12 @@ pub async fn join(
     if lost > 0 {
         tracing::warn!(instance = %instance.0.name, lost, "ended what an earlier life of this instance had started");
     }
-    let intake = Intake::new(instance.clone(), kv.blocking(database));
-    let control = Control::new(kv.blocking(database), &instance.0.who);
+    let intake = JobConsumer::new(instance.clone(), kv.blocking(database));
+    let control = InstanceCommandReader::new(kv.blocking(database), &instance.0.who);
     Ok((instance, intake, control))
 }
 
-impl Instance {
+impl InstanceSession {
     /// Which instance this is.
     #[must_use]
     pub fn who(&self) -> &InstanceRef {
@@ -194,8 +197,8 @@ impl Instance {
         self.0.about.isolation
     }
 
-    pub(crate) fn taking(&self) -> &Taking {
-        &self.0.taking
+    pub(crate) fn consumer_state(&self) -> &JobConsumerState {
+        &self.0.consumer_state
     }
 
     /// How many jobs it has taken and not finished.
@@ -208,7 +211,7 @@ impl Instance {
     ///
     /// # Errors
     /// [`Error::Refused`] with `REPLACED` when another process works under its name; any [`kv::Error`].
-    pub async fn refresh(&self) -> Result<Refreshed> {
+    pub async fn refresh(&self) -> Result<PresenceRefreshOutcome> {
         let before: Vec<_> = self.held().iter().copied().collect();
         let call = REFRESH.call(&[k::presence(&self.0.who)]).named(kv::named![
             instance: &self.0.name,
@@ -218,7 +221,7 @@ impl Instance {
         ]);
         let answer = self.0.db.call(call).await?;
         self.seen().show(Instant::now());
-        let mut refreshed = Refreshed::default();
+        let mut refreshed = PresenceRefreshOutcome::default();
         let mut own = HashSet::new();
         for held in answer.array()? {
             let [key, grace] = held.tuple()?;
@@ -240,7 +243,7 @@ impl Instance {
         let is_lost = unknown.iter().any(|key| before.contains(key));
         *before = if is_lost { HashSet::new() } else { unknown };
         if is_lost {
-            self.taking().doubt();
+            self.consumer_state().note_lost_reply();
         }
     }
 
@@ -248,12 +251,12 @@ impl Instance {
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
-    pub async fn log(&self, key: JobKey, piece: LogChunk) -> Result<Standing> {
+    pub async fn log(&self, key: JobKey, piece: LogChunk) -> Result<JobRecordOutcome> {
         let call = LOG.call::<&str>(&[]).named(kv::named![
             key: &key.to_string(),
             instance: &self.0.name,
             log_offset: piece.end(),
-            log: &encode(&EventKind::Log(piece))?,
+            log: &encode(&QueueEventKind::Log(piece))?,
         ]);
         standing(self.0.db.call(call).await?)
     }
@@ -262,7 +265,7 @@ impl Instance {
     ///
     /// # Errors
     /// Any [`kv::Error`]; has to be repeated, with the same ending, until it is recorded or closed.
-    pub async fn finish(&self, ending: &Ending) -> Result<Standing> {
+    pub async fn finish(&self, ending: &JobEndReport) -> Result<JobRecordOutcome> {
         crash_point!("queue.before_finish");
         let call = self.end(ending, |end| FINISH.call::<&str>(&[]).named(end))?;
         let standing = standing(self.0.db.call(call).await?)?;
@@ -273,23 +276,26 @@ impl Instance {
     /// Whether every slot is taken and jobs may wait, so that one that ends had better be followed by the next in the same turn.
     #[must_use]
     pub fn wants_next(&self) -> bool {
-        self.taking().wants_next.load(Ordering::Acquire)
+        self.consumer_state().wants_next.load(Ordering::Acquire)
     }
 
-    /// As [`Instance::finish`], and takes the next job for the slot that becomes free, if one waits.
+    /// As [`InstanceSession::finish`], and takes the next job for the slot that becomes free, if one waits.
     ///
     /// # Errors
-    /// Any [`kv::Error`]. The end has to be recorded again, by [`Instance::finish`]; what may have been taken is found by
-    /// [`Intake::next`].
-    pub async fn finish_and_take(&self, ending: &Ending) -> Result<(Standing, Option<Taken>)> {
+    /// Any [`kv::Error`]. The end has to be recorded again, by [`InstanceSession::finish`]; what may have been taken is found by
+    /// [`JobConsumer::next`].
+    pub async fn finish_and_take(
+        &self,
+        ending: &JobEndReport,
+    ) -> Result<(JobRecordOutcome, Option<ClaimedJob>)> {
         crash_point!("queue.before_finish");
-        let taking = self.taking();
-        let _on_its_way = taking.on_its_way.read().await;
+        let taking = self.consumer_state();
+        let _on_its_way = taking.claim_in_flight.read().await;
         if !self.wants_next() {
             // It takes nothing more since.
             return Ok((self.finish(ending).await?, None));
         }
-        let doubt = Doubt::begin(taking);
+        let doubt = LostReplyGuard::begin(taking);
         let call = self.end(ending, |end| taking.finish_and_take().args(end.map(|(_, value)| value)))?;
         let [ended, taken] = self.0.db.call(call).await?.tuple()?;
         crash_point!("queue.finished_and_taken");
@@ -317,18 +323,18 @@ impl Instance {
         self.seen().was_away(Instant::now())
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, PresenceTracker> {
         // Nothing can panic while it is locked.
         self.0.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A call of a script that does nothing for an instance whose place another has taken.
-    pub(crate) fn of_this_life(&self, script: &'static Script) -> Call {
+    pub(crate) fn of_this_life(&self, script: &'static Script) -> ScriptCall {
         let call = script.call(&[k::presence(&self.0.who)]);
         call.named(kv::named![instance: &self.0.name, life: &self.0.life])
     }
 
-    pub(crate) fn db(&self) -> &Connection {
+    pub(crate) fn db(&self) -> &KvConnection {
         &self.0.db
     }
 
@@ -386,19 +392,23 @@ impl Instance {
     }
 
     /// A call that ends a job; `begin` makes it with those arguments of `finish` that have a name.
-    fn end(&self, ending: &Ending, begin: impl FnOnce([(&'static str, Arg<'_>); 6]) -> Call) -> Result<Call> {
+    fn end(
+        &self,
+        ending: &JobEndReport,
+        begin: impl FnOnce([(&'static str, Arg<'_>); 6]) -> ScriptCall,
+    ) -> Result<ScriptCall> {
         let end = &ending.end;
         let result = serde_json::to_string(&end.result)
             .map_err(|error| Error::Protocol(format!("a result cannot be written: {error}")))?;
-        let event = encode(&EventKind::Ended(Box::new(end.clone())))?;
+        let event = encode(&QueueEventKind::Ended(Box::new(end.clone())))?;
         let (log_offset, log) = match &ending.last_log {
             None => (0, String::new()),
-            Some(piece) => (piece.end(), encode(&EventKind::Log(piece.clone()))?),
+            Some(piece) => (piece.end(), encode(&QueueEventKind::Log(piece.clone()))?),
         };
         let call = begin(kv::named![
             key: &ending.job_key.to_string(),
             instance: &self.0.name,
-            status: JobStatus::of(end.outcome).as_str(),
+            status: QueueJobStatus::of(end.outcome).as_str(),
             event: &event,
             log_offset: log_offset,
             log: &log,
@@ -414,16 +424,16 @@ impl Instance {
     }
 }
 
-fn standing(answer: Value) -> Result<Standing> {
+fn standing(answer: Value) -> Result<JobRecordOutcome> {
     let [recorded, status] = answer.tuple()?;
     if recorded.int()? == 1 {
-        return Ok(Standing::Recorded);
+        return Ok(JobRecordOutcome::Recorded);
     }
     let status = status.text()?;
     if status == "gone" {
-        Ok(Standing::Closed(None))
+        Ok(JobRecordOutcome::Closed(None))
     } else {
-        JobStatus::parse(&status).map(Some).map(Standing::Closed)
+        QueueJobStatus::parse(&status).map(Some).map(JobRecordOutcome::Closed)
     }
 }
 
@@ -444,7 +454,7 @@ mod tests {
     fn one_that_did_not_show_was_away_whatever_comes_first_when_it_goes_on() {
         let began = Instant::now();
         let late = began + 2 * PRESENCE_TTL;
-        let mut seen = Seen { last: began, was_away: false };
+        let mut seen = PresenceTracker { last: began, was_away: false };
         assert!(!seen.was_away(began + PRESENCE_TTL));
         assert!(seen.was_away(late) && seen.was_away(late), "until it has shown itself");
         seen.show(late);

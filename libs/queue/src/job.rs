@@ -5,11 +5,11 @@ use model::{BlobHash, Execution, ExecutionRecord, Grants, Timestamp};
 
 use kv::{Error, Result, Value};
 
-use crate::event::EventKind;
+use crate::event::QueueEventKind;
 
 /// Where a job stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum JobStatus {
+pub enum QueueJobStatus {
     /// It waits in a queue.
     Queued,
     /// An instance runs it.
@@ -28,7 +28,7 @@ pub enum JobStatus {
     Returned,
 }
 
-impl JobStatus {
+impl QueueJobStatus {
     /// All of them.
     pub const ALL: [Self; 8] = [
         Self::Queued,
@@ -78,9 +78,9 @@ impl JobStatus {
 
 /// What is known of a job.
 #[derive(Debug, Clone, PartialEq)]
-pub struct JobState {
+pub struct QueueJobSnapshot {
     /// Where it stands.
-    pub status: JobStatus,
+    pub status: QueueJobStatus,
     /// What was accepted under its key.
     pub hash: BlobHash,
     /// The instance that has, or had it.
@@ -93,7 +93,7 @@ pub struct JobState {
     pub end: Option<AttemptEnd>,
 }
 
-impl JobState {
+impl QueueJobSnapshot {
     /// From `HMGET state hash claimed_by started_at log_offset end`; nothing for a job that is not known.
     pub(crate) fn from_value(value: Value) -> Result<Option<Self>> {
         let [status, hash, instance, started_at, log_offset, end] = value.tuple()?;
@@ -103,14 +103,14 @@ impl JobState {
         let bad = |what: &str| Error::Protocol(format!("a job's record has no usable `{what}`"));
         let end = match end.optional_text()? {
             None => None,
-            Some(text) => match serde_json::from_str::<EventKind>(&text) {
-                Ok(EventKind::Ended(end)) => Some(*end),
+            Some(text) => match serde_json::from_str::<QueueEventKind>(&text) {
+                Ok(QueueEventKind::Ended(end)) => Some(*end),
                 _ => return Err(bad("end")),
             },
         };
         let started_at = started_at.optional_text()?.map(|text| text.parse().map_err(|_| bad("started_at")));
         Ok(Some(Self {
-            status: JobStatus::parse(&status)?,
+            status: QueueJobStatus::parse(&status)?,
             hash: hash.text()?.parse().map_err(|_| bad("hash"))?,
             instance: instance.optional_text()?,
             started_at: started_at.transpose()?,

@@ -4,59 +4,64 @@
 //! supervisor ─ accept ─► hero:job:<key> + queue ─ take ─► instance ─ log, finish ─► hero:done ─► supervisor
 //! ```
 //!
-//! [`Supervisor`] accepts, stops, counts, looks after what was lost, and reads what happened through
-//! [`EventReader`]. An instance [`join`]s and works with an [`Instance`], an [`Intake`] that gives it jobs and
-//! a [`Control`] that gives it commands. Every change is one script; nothing polls, but that
+//! [`SupervisorQueues`] accepts, stops, counts, looks after what was lost, and reads what happened through
+//! [`QueueEventReader`]. An instance [`join`]s and works with an [`InstanceSession`], an [`JobConsumer`] that gives it jobs and
+//! a [`InstanceCommandReader`] that gives it commands. Every change is one script; nothing polls, but that
 //! old workers, who tell nobody, are looked after every second.
 //!
 //! A job's `status`: `queued → started → finished | error | timeout | stopped | lost`, or
 //! `queued → stopped | returned`. It stands in `state`; `status` says the same for other readers, and old workers
 //! overwrite it.
 
-mod control;
+mod accept_error;
+mod cleanup;
+mod commands;
+mod consumer;
+mod consumer_state;
 mod coordinators;
-mod demand;
+mod endpoint;
 mod event;
-mod forgetting;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod instance;
-mod intake;
+mod instance_loss;
 mod job;
-mod loss;
+mod legacy;
+mod maintenance;
 mod offer;
-mod old;
 mod operators;
-mod place;
 mod presence;
-mod refusal;
 mod script;
 mod supervisor;
-mod taking;
-mod upkeep;
+mod unmet_isolation;
 pub mod work_dir;
 
-pub use control::{Command, Control, TypeControl};
-pub use coordinators::{Authority, Begun, PassedOn};
-pub use demand::DemandWatch;
-pub use event::{Acknowledger, Event, EventKind, EventReader, LogChunk, Origin};
-pub use instance::{About, Ending, Instance, JoinError, Refreshed, Standing, join};
-pub use intake::{Full, Intake};
-pub use job::{JobState, JobStatus};
-pub use keys::{ActorNonce, ControlScope, InstanceRef, OldQueue, WorkQueue};
-pub use loss::LossWatch;
-pub use offer::{Condition, Offer};
-pub use old::{
-    Foreign, ForeignWatch, Imported, OLD_OUTPUT_BYTES_MAX, OLD_WORKER_PATIENCE, PopBinding, PushBinding,
-    Swept, is_plain,
+pub use accept_error::JobAcceptError;
+pub use commands::{InstanceCommand, InstanceCommandReader, TypeCommandReader};
+pub use consumer::{JobConsumer, SlotsFullGuard};
+pub use consumer_state::ClaimedJob;
+pub use coordinators::{RootTransferCounts, RotationAuthority, RotationStartOutcome};
+pub use endpoint::{QueueEndpointError, parse_endpoint};
+pub use event::{
+    LogChunk, QueueEvent, QueueEventAcknowledger, QueueEventKind, QueueEventReader, QueuedJobOrigin,
 };
+pub use instance::{
+    InstanceDescriptor, InstanceJoinError, InstanceSession, JobEndReport, JobRecordOutcome,
+    PresenceRefreshOutcome, join,
+};
+pub use instance_loss::InstanceLossDetector;
+pub use job::{QueueJobSnapshot, QueueJobStatus};
+pub use keys::{ActorNonce, ControlScope, InstanceRef, LegacyQueue, WorkQueue};
+pub use legacy::{
+    ForeignJob, ForeignJobWatcher, JobImportCounts, LegacySweepCounts, OLD_OUTPUT_BYTES_MAX,
+    OLD_WORKER_PATIENCE, PopBinding, PushBinding, is_plain,
+};
+pub use maintenance::SupervisorDrain;
+pub use offer::{AcceptCondition, JobOffer};
 pub use operators::OPERATOR;
-pub use place::{PlaceError, parse_place};
 pub use presence::{PRESENCE_INTERVAL, PRESENCE_TTL, PresenceRecord};
-pub use refusal::Refusal;
-pub use supervisor::{Accepted, QueueStats, StopOutcome, Supervisor};
-pub use taking::Taken;
-pub use upkeep::Drain;
+pub use supervisor::{OfferAcceptance, QueueStats, StopOutcome, SupervisorQueues};
+pub use unmet_isolation::UnmetIsolationDetector;
 
 use std::time::Duration;
 

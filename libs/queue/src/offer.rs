@@ -8,7 +8,7 @@ use model::{Execution, Grants, Name, Timestamp};
 
 /// A job that a coordinator wants executed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Offer {
+pub struct JobOffer {
     /// The attempt that is to run. One whose key is known with other content is refused.
     pub execution: Execution,
     /// Who is to be told what becomes of it.
@@ -16,14 +16,14 @@ pub struct Offer {
     /// What the supervisor's policy gives it.
     pub grants: Grants,
     /// What has to hold beside what always has.
-    pub condition: Condition,
+    pub condition: AcceptCondition,
     /// How many turns its context has for one of a context of weight 1, where jobs of both wait.
     pub weight: NonZeroU32,
 }
 
 /// What has to hold for a job to be taken in, beside what always has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Condition {
+pub enum AcceptCondition {
     /// Nothing.
     #[default]
     None,
@@ -38,7 +38,7 @@ pub enum Condition {
     },
 }
 
-impl Offer {
+impl JobOffer {
     /// The queue it goes to: the most specific one it asks for, where only those take who give what it demands.
     #[must_use]
     pub fn queue(&self) -> WorkQueue {

@@ -5,14 +5,14 @@ use kv::{Cmd, Result};
 use model::ContextUid;
 use model::id::Uid;
 
-use crate::Supervisor;
+use crate::SupervisorQueues;
 
 /// Whose the jobs of operators are: written as the root keys of coordinators are, and no key that anybody could sign with.
 pub const OPERATOR: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 /// How long request ids of operators are remembered.
 const REQUEST_KEEP_SECS: u32 = 24 * 3600;
 
-impl Supervisor {
+impl SupervisorQueues {
     /// The context of jobs that operators run here: random, made with the first of them, so that no coordinator could have
     /// had it bound to itself before.
     ///
@@ -31,7 +31,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// Any [`kv::Error`].
-    pub async fn asked(&self, request_id: &str) -> Result<Option<String>> {
+    pub async fn completed_request(&self, request_id: &str) -> Result<Option<String>> {
         self.db().cmd(Cmd::new("GET").arg(&k::request(request_id))).await?.optional_text()
     }
 
@@ -39,7 +39,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// Any [`kv::Error`].
-    pub async fn note_asked(&self, request_id: &str, hash: &str) -> Result<()> {
+    pub async fn record_request(&self, request_id: &str, hash: &str) -> Result<()> {
         let set = Cmd::new("SET").arg(&k::request(request_id)).arg(hash).arg("EX").arg(REQUEST_KEEP_SECS);
         self.db().cmd(set).await.map(drop)
     }

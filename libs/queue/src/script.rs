@@ -90,14 +90,16 @@ scripts! {
 
 #[cfg(test)]
 mod tests {
-    use keys::{old, supervisor as k};
+    use keys::{legacy, supervisor as k};
 
     #[test]
     fn other_names_in_scripts_are_those_of_the_keys_crate() {
         let prelude = include_str!("scripts/prelude.lua");
-        for (name, value) in
-            [("OPEN", k::OPEN_FIELD), ("NODE", k::NODE_FIELD_PREFIX), ("OLD_WORKER", old::OLD_WORKER_PREFIX)]
-        {
+        for (name, value) in [
+            ("OPEN", k::OPEN_FIELD),
+            ("NODE", k::NODE_FIELD_PREFIX),
+            ("OLD_WORKER", legacy::OLD_WORKER_PREFIX),
+        ] {
             let line = format!("local {name} = '{value}'\n");
             assert!(prelude.contains(&line), "{line}");
         }
@@ -105,7 +107,7 @@ mod tests {
             keys::ControlScope::Instance(keys::InstanceRef::parse("shell:g:1").expect("an instance's name"));
         assert_eq!(scope.to_string(), "hero:q:ctl:type:shell:group:g:inst:1");
         assert!(prelude.contains("'hero:q:ctl:type:' .. kind .. ':group:' .. group .. ':inst:' .. n"));
-        let old_job = keys::OldJob::Id("x".parse().expect("an old id"));
+        let old_job = keys::LegacyJob::Id("x".parse().expect("an old id"));
         let [reply, other] = old_job.replies().map(|list| list.trim_end_matches('x').to_owned());
         assert_eq!(reply, k::REPLY);
         assert!(prelude.contains(&format!("{{REPLY .. id, '{other}' .. id}}")));

@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
+use keys::legacy::legacy_claims;
 use keys::nonce::nonce_owner;
-use keys::old::old_claims;
 use keys::supervisor as k;
-use keys::{ControlScope, InstanceRef, OldQueue, WorkQueue};
-use kv::{Call, Cmd, Connection, Error, Kv, Pipeline, Result, Value};
+use keys::{ControlScope, InstanceRef, LegacyQueue, WorkQueue};
+use kv::{Cmd, Error, Kv, KvConnection, Pipeline, Result, ScriptCall, Value};
 use model::execution::{AttemptEnd, Outcome};
 use model::id::Uid;
 use model::{JobKey, Reason, ReasonCode, Timestamp};
 
-use crate::control::{Command, TypeControl};
-use crate::event::{EventKind, EventReader, Origin, encode};
-use crate::job::{JobState, JobStatus, fields};
-use crate::offer::{Condition, Offer};
-use crate::old::{PushBinding, is_plain};
+use crate::accept_error::JobAcceptError;
+use crate::commands::{InstanceCommand, TypeCommandReader};
+use crate::event::{QueueEventKind, QueueEventReader, QueuedJobOrigin, encode};
+use crate::job::{QueueJobSnapshot, QueueJobStatus, fields};
+use crate::legacy::{PushBinding, is_plain};
+use crate::offer::{AcceptCondition, JobOffer};
 use crate::presence::PresenceRecord;
-use crate::refusal::Refusal;
 use crate::script::{ACCEPT, HAND_BACK, LOSE, PUT_BACK, REFUSE_WAITING, STATISTICS, STOP, TELL_AGAIN};
 use crate::{QUEUE_LEN_MAX, STOP_MARK_KEEP};
 
@@ -26,11 +26,11 @@ const BATCH: usize = 200;
 
 /// A job that is in the supervisor's hands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Accepted {
+pub struct OfferAcceptance {
     /// It was not known before.
-    pub fresh: bool,
+    pub is_new: bool,
     /// Where it stands.
-    pub status: JobStatus,
+    pub status: QueueJobStatus,
 }
 
 /// What became of a request to stop.
@@ -46,7 +46,7 @@ pub enum StopOutcome {
         instance: String,
     },
     /// It had ended before.
-    Ended(JobStatus),
+    Ended(QueueJobStatus),
 }
 
 /// How a queue is doing.
@@ -66,15 +66,15 @@ pub struct QueueStats {
 
 /// The supervisor's side of the protocol. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Supervisor {
+pub struct SupervisorQueues {
     kv: Kv,
-    db: Connection,
+    db: KvConnection,
     push: Arc<[PushBinding]>,
     /// Whether others may push into queues, and take from them.
     pub(crate) open: bool,
 }
 
-impl Supervisor {
+impl SupervisorQueues {
     /// Works in `database` of a supervisor's own Redis.
     #[must_use]
     pub fn new(kv: Kv, database: u32) -> Self {
@@ -84,7 +84,7 @@ impl Supervisor {
 
     /// Shows jobs to old workers as well, from now on. What was shown before stays so.
     #[must_use]
-    pub fn with_old_workers(self, push: Vec<PushBinding>) -> Self {
+    pub fn with_legacy_workers(self, push: Vec<PushBinding>) -> Self {
         Self { push: push.into(), ..self }
     }
 
@@ -108,14 +108,17 @@ impl Supervisor {
     /// had been answered before; whoever offers it again may have lost the answer.
     ///
     /// # Errors
-    /// A [`Refusal`].
-    pub async fn accept(&self, offer: Offer) -> std::result::Result<Accepted, Refusal> {
-        let call = self.accept_call(offer, None).map_err(Refusal::Store)?;
-        self.db.call(call).await.and_then(accepted).map_err(Refusal::of)
+    /// A [`JobAcceptError`].
+    pub async fn accept(&self, offer: JobOffer) -> std::result::Result<OfferAcceptance, JobAcceptError> {
+        let call = self.accept_call(offer, None).map_err(JobAcceptError::Store)?;
+        self.db.call(call).await.and_then(accepted).map_err(JobAcceptError::of)
     }
 
     /// Takes several jobs in, in one round trip and in this order. Each has its own result.
-    pub async fn accept_all(&self, offers: Vec<Offer>) -> Vec<std::result::Result<Accepted, Refusal>> {
+    pub async fn accept_all(
+        &self,
+        offers: Vec<JobOffer>,
+    ) -> Vec<std::result::Result<OfferAcceptance, JobAcceptError>> {
         self.accept_all_through(offers, None).await
     }
 
@@ -123,9 +126,9 @@ impl Supervisor {
     /// promised something has to be found after a restart.
     pub async fn accept_all_through(
         &self,
-        offers: Vec<Offer>,
+        offers: Vec<JobOffer>,
         node: Option<&str>,
-    ) -> Vec<std::result::Result<Accepted, Refusal>> {
+    ) -> Vec<std::result::Result<OfferAcceptance, JobAcceptError>> {
         let mut pipeline = Pipeline::new();
         let mut unwritable = Vec::new();
         let count = offers.len();
@@ -138,13 +141,14 @@ impl Supervisor {
             }
         }
         let mut results: Vec<_> = match self.db.pipeline(&pipeline).await {
-            Ok(answers) => {
-                answers.into_iter().map(|answer| answer.and_then(accepted).map_err(Refusal::of)).collect()
-            }
-            Err(error) => (0..pipeline.len()).map(|_| Err(Refusal::Store(error.clone()))).collect(),
+            Ok(answers) => answers
+                .into_iter()
+                .map(|answer| answer.and_then(accepted).map_err(JobAcceptError::of))
+                .collect(),
+            Err(error) => (0..pipeline.len()).map(|_| Err(JobAcceptError::Store(error.clone()))).collect(),
         };
         for (at, error) in unwritable {
-            results.insert(at.min(results.len()), Err(Refusal::Store(error)));
+            results.insert(at.min(results.len()), Err(JobAcceptError::Store(error)));
         }
         debug_assert_eq!(results.len(), count, "one result for each offer");
         results
@@ -181,16 +185,16 @@ impl Supervisor {
     ///
     /// # Errors
     /// Any [`kv::Error`].
-    pub async fn status(&self, key: JobKey) -> Result<Option<JobState>> {
+    pub async fn status(&self, key: JobKey) -> Result<Option<QueueJobSnapshot>> {
         let fields = ["state", "hash", "claimed_by", "started_at", "log_offset", "end"];
-        JobState::from_value(self.db.cmd(Cmd::new("HMGET").arg(&k::job(key)).args(fields)).await?)
+        QueueJobSnapshot::from_value(self.db.cmd(Cmd::new("HMGET").arg(&k::job(key)).args(fields)).await?)
     }
 
     /// Where a job came from and who wants to hear of it; nothing when it is not known.
     ///
     /// # Errors
     /// Any [`kv::Error`].
-    pub async fn origin(&self, key: JobKey) -> Result<Option<(String, Origin)>> {
+    pub async fn origin(&self, key: JobKey) -> Result<Option<(String, QueuedJobOrigin)>> {
         let fields = ["coordinator", "context_id", "flow_id"];
         let answer = self.db.cmd(Cmd::new("HMGET").arg(&k::job(key)).args(fields)).await?;
         let [coordinator, context_id, flow_id] = answer.tuple()?;
@@ -200,7 +204,7 @@ impl Supervisor {
         let number = |value: Value| -> Result<u32> {
             u32::try_from(value.uint()?).map_err(|_| Error::Protocol("an id beyond 32 bits".to_owned()))
         };
-        let origin = Origin {
+        let origin = QueuedJobOrigin {
             context_id: model::ContextId(number(context_id)?),
             flow_id: model::FlowId(number(flow_id)?),
         };
@@ -209,8 +213,8 @@ impl Supervisor {
 
     /// Reads what happens to jobs. One reader per supervisor; it connects when it is first used.
     #[must_use]
-    pub fn events(&self) -> EventReader {
-        EventReader::new(self.db.clone(), self.kv.blocking(self.db.database()))
+    pub fn events(&self) -> QueueEventReader {
+        QueueEventReader::new(self.db.clone(), self.kv.blocking(self.db.database()))
     }
 
     /// Every instance that is present.
@@ -255,10 +259,10 @@ impl Supervisor {
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
-    pub async fn put_back(&self) -> Result<u64> {
+    pub async fn requeue_unclaimed(&self) -> Result<u64> {
         let mut count = 0;
         for queue in self.queues().await? {
-            count += put_back(&self.db, &queue.to_string()).await?;
+            count += requeue_unclaimed_in(&self.db, &queue.to_string()).await?;
         }
         Ok(count)
     }
@@ -267,7 +271,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
-    pub async fn hand_back(&self) -> Result<u64> {
+    pub async fn return_waiting(&self) -> Result<u64> {
         let mut count = 0;
         for queue in self.queues().await? {
             loop {
@@ -295,7 +299,7 @@ impl Supervisor {
         );
         let reason = Reason::new(ReasonCode::IsolationUnavailable, detail);
         let text = reason.to_string();
-        let event = encode(&EventKind::Ended(Box::new(AttemptEnd::unstarted(
+        let event = encode(&QueueEventKind::Ended(Box::new(AttemptEnd::unstarted(
             Outcome::Failed,
             Some(reason),
             Timestamp::now(),
@@ -341,7 +345,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// Any [`kv::Error`].
-    pub async fn command(&self, scope: &ControlScope, command: &Command) -> Result<usize> {
+    pub async fn command(&self, scope: &ControlScope, command: &InstanceCommand) -> Result<usize> {
         let text = serde_json::to_string(command)
             .map_err(|error| Error::Protocol(format!("a command cannot be written: {error}")))?;
         let mut pipeline = Pipeline::new();
@@ -365,7 +369,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
-    pub async fn tell_again(&self, key: JobKey) -> Result<()> {
+    pub async fn resend_end(&self, key: JobKey) -> Result<()> {
         let call = TELL_AGAIN.call::<&str>(&[]).named(kv::named![key: &key.to_string()]);
         self.db.call(call).await.map(|_: Value| ())
     }
@@ -375,11 +379,13 @@ impl Supervisor {
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
-    pub async fn tell_running_again(&self) -> Result<u64> {
+    pub async fn resend_started(&self) -> Result<u64> {
         let mut count = 0;
         let mut claims: Vec<_> = self.known_instances().await?.iter().map(k::claims).collect();
         let old = self.db.cmd(Cmd::new("SMEMBERS").arg(k::OLD_QUEUES)).await?.texts()?;
-        claims.extend(old.iter().filter_map(|name| OldQueue::parse(name)).map(|queue| old_claims(&queue)));
+        claims.extend(
+            old.iter().filter_map(|name| LegacyQueue::parse(name)).map(|queue| legacy_claims(&queue)),
+        );
         for claims in claims {
             let claims = Cmd::new("ZRANGE").arg(&claims).arg(0).arg(-1);
             for key in self.db.cmd(claims).await?.texts()? {
@@ -392,15 +398,15 @@ impl Supervisor {
 
     /// Waits for commands to whole types, on a connection of its own. One per supervisor.
     #[must_use]
-    pub fn type_control(&self) -> TypeControl {
-        TypeControl::new(self.kv.blocking(self.db.database()))
+    pub fn type_control(&self) -> TypeCommandReader {
+        TypeCommandReader::new(self.kv.blocking(self.db.database()))
     }
 
-    pub(crate) fn db(&self) -> &Connection {
+    pub(crate) fn db(&self) -> &KvConnection {
         &self.db
     }
 
-    fn accept_call(&self, offer: Offer, node: Option<&str>) -> Result<Call> {
+    fn accept_call(&self, offer: JobOffer, node: Option<&str>) -> Result<ScriptCall> {
         let mut queue = offer.queue();
         if self.open && !is_plain(&offer.execution, &offer.grants) {
             queue = queue.closed();
@@ -411,9 +417,9 @@ impl Supervisor {
         let keys = ACCEPT.keys([("binding", &binding), ("jobs", &jobs), ("queue", &queue)]);
         let old = self.push.iter().find(|binding| binding.fits(&offer.execution, &offer.grants));
         let (condition, nonce, nonce_end) = match &offer.condition {
-            Condition::None => ("", String::new(), 0),
-            Condition::Known => ("known", String::new(), 0),
-            Condition::Signed { nonce, expires } => ("", nonce_owner(nonce), expires.as_millis()),
+            AcceptCondition::None => ("", String::new(), 0),
+            AcceptCondition::Known => ("known", String::new(), 0),
+            AcceptCondition::Signed { nonce, expires } => ("", nonce_owner(nonce), expires.as_millis()),
         };
         let (hash, fields) = fields(offer.execution, &offer.grants)?;
         let mut call = ACCEPT.call(&keys).named(kv::named![
@@ -462,14 +468,14 @@ impl Supervisor {
     }
 }
 
-fn stop_call(key: JobKey, grace_secs: u32) -> Result<Call> {
+fn stop_call(key: JobKey, grace_secs: u32) -> Result<ScriptCall> {
     let end = AttemptEnd::unstarted(Outcome::Stopped, None, Timestamp::now());
     let why = "its old worker cannot be told; what it still does is ignored";
     Ok(STOP.call::<&str>(&[]).named(kv::named![
         key: &key.to_string(),
         grace_secs: grace_secs,
         refuse_secs: STOP_MARK_KEEP.as_secs(),
-        event: &encode(&EventKind::Ended(Box::new(end)))?,
+        event: &encode(&QueueEventKind::Ended(Box::new(end)))?,
         reason: &json(&Reason::new(ReasonCode::Stopped, why))?,
     ]))
 }
@@ -490,17 +496,17 @@ fn stop_outcome(answer: Value) -> Result<StopOutcome> {
         "unknown" => StopOutcome::Unknown,
         "stopped" if instance == Value::Bytes(Vec::new()) => StopOutcome::Stopped,
         "stopping" => StopOutcome::Stopping { instance: instance.text()? },
-        ended => StopOutcome::Ended(JobStatus::parse(ended)?),
+        ended => StopOutcome::Ended(QueueJobStatus::parse(ended)?),
     })
 }
 
-fn accepted(answer: Value) -> Result<Accepted> {
+fn accepted(answer: Value) -> Result<OfferAcceptance> {
     let [fresh, status] = answer.tuple()?;
-    Ok(Accepted { fresh: fresh.int()? == 1, status: JobStatus::parse(&status.text()?)? })
+    Ok(OfferAcceptance { is_new: fresh.int()? == 1, status: QueueJobStatus::parse(&status.text()?)? })
 }
 
 /// Ends what an instance had started, as lost; `own` when the instance itself does, in a new life.
-pub(crate) async fn end_claims(db: &Connection, instance: &InstanceRef, own: bool) -> Result<usize> {
+pub(crate) async fn end_claims(db: &KvConnection, instance: &InstanceRef, own: bool) -> Result<usize> {
     let reason = Reason::new(ReasonCode::InstanceLost, format!("instance {instance} vanished"));
     let reason = json(&reason)?;
     let mut count = 0;
@@ -521,7 +527,7 @@ pub(crate) async fn end_claims(db: &Connection, instance: &InstanceRef, own: boo
 }
 
 /// Puts back what was popped from one queue and never claimed.
-pub(crate) async fn put_back(db: &Connection, queue: &str) -> Result<u64> {
+pub(crate) async fn requeue_unclaimed_in(db: &KvConnection, queue: &str) -> Result<u64> {
     let mut count = 0;
     loop {
         let returned = db.call(PUT_BACK.call(&[queue]).named(kv::named![count: BATCH])).await?.int()?;

@@ -1,18 +1,18 @@
 //! Rehearsals of sagas: scenarios that authors write are played in virtual time, without any server. Pure.
 //!
 //! - [`scenario`]: scenario files, read and checked against the manifests that they name.
-//! - [`stage`]: one run of a scenario: answers, timers and inputs in their order, through [`workflow::step`].
-//! - [`laws`]: what must hold in every run, whatever went wrong.
+//! - [`player`]: one run of a scenario: answers, timers and inputs in their order, through [`workflow::step`].
+//! - [`invariants`]: what must hold in every run, whatever went wrong.
 //! - [`variation`]: everything that can go wrong in a scenario, one thing at a time.
 //! - [`report`]: reports, for people and for programs.
 
-pub mod laws;
+pub mod invariants;
+pub mod player;
 pub mod report;
 pub mod scenario;
-pub mod stage;
 pub mod variation;
 
+pub use player::{ScenarioRun, play};
 pub use report::{ScenarioReport, rehearse};
-pub use scenario::{Scenario, Source};
-pub use stage::{Run, play};
+pub use scenario::{Scenario, ScenarioFile};
 pub use variation::Variation;

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 use workflow::Json;
-use workflow::instance::{Entry, Purpose, encode};
+use workflow::instance::{CommandPurpose, CorrelationEntry, encode};
 use workflow::replay;
 
-use crate::scenario::{Expected, ExpectedStatus, ExpectedWork, Scenario};
-use crate::stage::{Moment, Run, Work, play};
+use crate::player::{RunTimelineEntry, RunWork, ScenarioRun, play};
+use crate::scenario::{ExpectedStatus, ExpectedWork, Scenario, ScenarioExpectations};
 use crate::variation::Variation;
 
 /// Variations of one scenario.
@@ -32,7 +32,7 @@ pub struct ScenarioReport {
     /// Missing answers, inputs given in vain, and laws that do not hold.
     pub problems: Vec<String>,
     /// The story.
-    pub timeline: Vec<Moment>,
+    pub timeline: Vec<RunTimelineEntry>,
     /// Report of everything that can go wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variations: Option<VariationsReport>,
@@ -72,14 +72,14 @@ pub struct VariationFailure {
     /// Laws that do not hold.
     pub broken: Vec<String>,
     /// The story.
-    pub timeline: Vec<Moment>,
+    pub timeline: Vec<RunTimelineEntry>,
 }
 
 /// Plays a scenario, and everything that can go wrong in it where that is asked for.
 #[must_use]
 pub fn rehearse(scenario: &Scenario, is_exhaustive: bool) -> ScenarioReport {
     let run = play(scenario, &Variation::None);
-    let mismatches = compare(&scenario.expected, scenario.begin.as_millis(), &run);
+    let mismatches = compare(&scenario.expectations, scenario.begin.as_millis(), &run);
     let mut problems = run.problems.clone();
     problems.extend(run.broken.iter().cloned());
     let variations = (is_exhaustive && scenario.is_exhaustive).then(|| vary(scenario, &run));
@@ -87,7 +87,7 @@ pub fn rehearse(scenario: &Scenario, is_exhaustive: bool) -> ScenarioReport {
     ScenarioReport {
         name: scenario.name.clone(),
         passed: mismatches.is_empty() && problems.is_empty() && is_good,
-        end: run.end(),
+        end: run.end_status(),
         lasted_ms: run.lasted_ms,
         mismatches,
         problems,
@@ -96,7 +96,7 @@ pub fn rehearse(scenario: &Scenario, is_exhaustive: bool) -> ScenarioReport {
     }
 }
 
-fn vary(scenario: &Scenario, base: &Run) -> VariationsReport {
+fn vary(scenario: &Scenario, base: &ScenarioRun) -> VariationsReport {
     let mut report = VariationsReport::default();
     for variation in Variation::all(base).into_iter().take(VARIATIONS_MAX) {
         let mut run = play(scenario, &variation);
@@ -104,7 +104,7 @@ fn vary(scenario: &Scenario, base: &Run) -> VariationsReport {
             run.broken.push("what comes twice does not count once: it ends otherwise".to_owned());
         }
         report.played += 1;
-        *report.ends.entry(run.end()).or_default() += 1;
+        *report.ends.entry(run.end_status()).or_default() += 1;
         report.guessed.append(&mut run.guessed);
         if run.broken.is_empty() {
             continue;
@@ -119,19 +119,19 @@ fn vary(scenario: &Scenario, base: &Run) -> VariationsReport {
 }
 
 /// Returns whether two runs are the same to everybody but whoever counts messages.
-fn ends_alike(base: &Run, run: &Run) -> bool {
-    let chain = |run: &Run| run.record.as_ref().and_then(replay::chain);
-    let ids = |run: &Run| run.work.iter().map(|work| work.command).collect::<Vec<_>>();
-    let row = |run: &Run| run.journal.last().map(encode);
+fn ends_alike(base: &ScenarioRun, run: &ScenarioRun) -> bool {
+    let chain = |run: &ScenarioRun| run.record.as_ref().and_then(replay::chain);
+    let ids = |run: &ScenarioRun| run.work.iter().map(|work| work.command).collect::<Vec<_>>();
+    let row = |run: &ScenarioRun| run.journal.last().map(encode);
     chain(base) == chain(run) && ids(base) == ids(run) && row(base) == row(run)
 }
 
 /// Compares a run with what is expected of it.
-fn compare(expected: &Expected, begin: u64, run: &Run) -> Vec<Mismatch> {
+fn compare(expected: &ScenarioExpectations, begin: u64, run: &ScenarioRun) -> Vec<Mismatch> {
     let mut list = Mismatches::default();
     let entry = run.record.as_ref().map(|record| &record.entry);
     let (status, step, reason) = match entry {
-        Some(Entry::Live(instance)) => {
+        Some(CorrelationEntry::Live(instance)) => {
             let reason = instance.stuck.as_ref().map(|stuck| stuck.why.clone());
             (
                 ExpectedStatus::Status(instance.status),
@@ -139,10 +139,10 @@ fn compare(expected: &Expected, begin: u64, run: &Run) -> Vec<Mismatch> {
                 reason.or(instance.reason.clone()),
             )
         }
-        Some(Entry::Ended(tombstone)) => {
+        Some(CorrelationEntry::Ended(tombstone)) => {
             (ExpectedStatus::Status(tombstone.status), Some(&tombstone.step), tombstone.reason.clone())
         }
-        Some(Entry::Awaited(_)) | None => (ExpectedStatus::None, None, None),
+        Some(CorrelationEntry::Awaited(_)) | None => (ExpectedStatus::None, None, None),
     };
     let nothing = || "nothing".to_owned();
     if let Some(expected) = expected.status {
@@ -164,7 +164,7 @@ fn compare(expected: &Expected, begin: u64, run: &Run) -> Vec<Mismatch> {
             list.texts(&format!("state.{field}"), &value.to_string(), &found.to_string());
         }
     }
-    let is_undoing = |work: &&Work| matches!(work.purpose, Purpose::Undo | Purpose::Tidy);
+    let is_undoing = |work: &&RunWork| matches!(work.purpose, CommandPurpose::Undo | CommandPurpose::Tidy);
     if let Some(expected) = &expected.work {
         list.works("work", expected, &run.work.iter().collect::<Vec<_>>());
     }
@@ -174,7 +174,7 @@ fn compare(expected: &Expected, begin: u64, run: &Run) -> Vec<Mismatch> {
     if let Some(expected) = &expected.timers {
         let expected = expected.iter().map(|(name, after)| timer(name, after.as_millis()));
         let found = match entry {
-            Some(Entry::Live(instance)) => instance.timers.iter().collect::<Vec<_>>(),
+            Some(CorrelationEntry::Live(instance)) => instance.timers.iter().collect::<Vec<_>>(),
             _ => Vec::new(),
         };
         let found = found
@@ -182,9 +182,9 @@ fn compare(expected: &Expected, begin: u64, run: &Run) -> Vec<Mismatch> {
             .map(|(name, set)| timer(name.as_str(), set.due.as_millis().saturating_sub(begin).into()));
         list.lists("timers", &expected.collect::<Vec<_>>(), &found.collect::<Vec<_>>());
     }
-    let letters: Vec<_> = run.letters.iter().map(|(code, _)| code.clone()).collect();
+    let letters: Vec<_> = run.dead_letters.iter().map(|(code, _)| code.clone()).collect();
     if expected.letters != letters {
-        let found = run.letters.iter().map(|(code, why)| format!("{code} ({why})"));
+        let found = run.dead_letters.iter().map(|(code, why)| format!("{code} ({why})"));
         list.lists("letters", &expected.letters, &found.collect::<Vec<_>>());
     }
     if let Some(expected) = &expected.ignored {
@@ -231,7 +231,7 @@ impl Mismatches {
         self.texts(what, &listed(expected), &listed(found));
     }
 
-    fn works(&mut self, what: &str, expected: &[ExpectedWork], found: &[&Work]) {
+    fn works(&mut self, what: &str, expected: &[ExpectedWork], found: &[&RunWork]) {
         let fits = expected.len() == found.len()
             && expected.iter().zip(found).all(|(expected, found)| expected.is(found));
         if !fits {
@@ -247,7 +247,7 @@ fn listed(items: &[String]) -> String {
     if items.is_empty() { "none".to_owned() } else { items.join(", ") }
 }
 
-fn shown(work: &Work) -> String {
+fn shown(work: &RunWork) -> String {
     if work.is_cancel {
         return format!("cancel {}", work.name);
     }
@@ -256,7 +256,7 @@ fn shown(work: &Work) -> String {
 }
 
 impl ExpectedWork {
-    fn is(&self, work: &Work) -> bool {
+    fn is(&self, work: &RunWork) -> bool {
         let (aggregate, id) = &self.aggregate;
         let has = |expected: &Option<String>, found: Option<&String>| {
             expected.as_ref().is_none_or(|expected| Some(expected) == found)

@@ -1,9 +1,9 @@
 //! Scenario files: what an instance is given, who answers its work, and what is expected of it.
 
 mod answers;
-mod expected;
-mod given;
-mod read;
+mod expectations;
+mod reader;
+mod stimuli;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,9 +13,11 @@ use model::{BlobHash, CorrelationId, EffectName, SagaStatus, StepName, TenantId,
 use workflow::Json;
 use workflow::definition::Saga;
 use workflow::formula::Formula;
-use workflow::input::{Outcome, Verb};
+use workflow::input::{CommandOutcome, Verb};
 
-pub use read::{ANSWER_KEYS, EXPECT_KEYS, FILE_KEYS, GIVEN_KEYS, SCENARIO_KEYS, Source, VERBS, WORK_KEYS};
+pub use reader::{
+    ANSWER_KEYS, EXPECT_KEYS, FILE_KEYS, GIVEN_KEYS, SCENARIO_KEYS, ScenarioFile, VERBS, WORK_KEYS,
+};
 
 /// A scenario file, in bytes.
 pub const FILE_BYTES_MAX: usize = 1024 * 1024;
@@ -40,15 +42,15 @@ pub struct Scenario {
     /// The moment at which the scenario begins.
     pub begin: Timestamp,
     /// Inputs from outside, in the order of the file.
-    pub given: Vec<Given>,
+    pub stimuli: Vec<TimedStimulus>,
     /// Answers to work: its own, then those of the file. The first that fits is taken.
-    pub answers: Vec<Answer>,
+    pub answers: Vec<ScriptedAnswer>,
     /// Answers of the other scenarios of the file, for work that a variation brings about.
-    pub spare: Vec<Answer>,
+    pub fallback_answers: Vec<ScriptedAnswer>,
     /// Duration; until nothing is left to happen where it does not say.
     pub until: Option<Duration>,
     /// Expectations at its end.
-    pub expected: Expected,
+    pub expectations: ScenarioExpectations,
     /// True when everything that can go wrong is tried on it.
     pub is_exhaustive: bool,
 }
@@ -63,7 +65,7 @@ impl Scenario {
 
 /// An input from outside.
 #[derive(Debug, Clone)]
-pub struct Given {
+pub struct TimedStimulus {
     /// Time since the beginning.
     pub at: Duration,
     /// Event or verb.
@@ -93,15 +95,15 @@ pub enum Stimulus {
 
 /// An answer to work.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct ScriptedAnswer {
     /// Work that it answers.
-    pub to: Asked,
+    pub to: AnswerTarget,
     /// Condition on the input of the work; without one it fits always.
     pub when: Option<Formula>,
     /// Number of the order of this kind that it answers, from 1 on; each where it does not say.
     pub occurrence: Option<usize>,
     /// The reply.
-    pub reply: Reply,
+    pub reply: ScriptedReply,
     /// Time that the answer takes.
     pub after: Duration,
     /// True when it comes although the saga has called the work off.
@@ -110,7 +112,7 @@ pub struct Answer {
 
 /// Work that an answer is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Asked {
+pub enum AnswerTarget {
     /// An effect.
     Effect(EffectName),
     /// A command for an aggregate, by its type.
@@ -119,11 +121,11 @@ pub enum Asked {
 
 /// The reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reply {
+pub enum ScriptedReply {
     /// The work ends.
     End {
         /// Outcome of the work.
-        outcome: Outcome,
+        outcome: CommandOutcome,
         /// Payload, as its provider gives it.
         payload: Json,
         /// True when it may have happened although it did not succeed.
@@ -135,7 +137,7 @@ pub enum Reply {
 
 /// Expectations at the end of a scenario. One that is left out is not looked at, but for letters: without a list there must be none.
 #[derive(Debug, Clone, Default)]
-pub struct Expected {
+pub struct ScenarioExpectations {
     /// Where the instance stands.
     pub status: Option<ExpectedStatus>,
     /// The step that it is at, or ended at.

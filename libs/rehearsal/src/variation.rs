@@ -3,10 +3,10 @@
 use std::fmt;
 
 use workflow::Json;
-use workflow::input::Outcome;
+use workflow::input::CommandOutcome;
 
-use crate::scenario::Reply;
-use crate::stage::{Key, Run};
+use crate::player::{RunInputKey, ScenarioRun};
+use crate::scenario::ScriptedReply;
 
 /// One thing that is otherwise in a run than its scenario says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,23 +18,23 @@ pub enum Variation {
         /// Its number.
         work: usize,
         /// End in place of its answer.
-        end: End,
+        end: InjectedFailure,
     },
     /// Every piece of work ends so.
-    EndAll(End),
+    EndAll(InjectedFailure),
     /// An input comes twice.
-    Again {
+    Duplicated {
         /// Name of the input.
-        key: Key,
+        key: RunInputKey,
         /// Manner of the repeat.
-        how: Again,
+        how: DuplicateMode,
     },
     /// An input comes only behind the one that came after it.
     Swapped {
         /// Input that came first.
-        first: Key,
+        first: RunInputKey,
         /// Input that comes first now.
-        second: Key,
+        second: RunInputKey,
     },
     /// A timer fires before anything else happens.
     TimerFirst {
@@ -46,7 +46,7 @@ pub enum Variation {
     /// A cancel comes.
     Cancelled {
         /// Behind which input.
-        behind: Key,
+        behind: RunInputKey,
     },
     /// An effect that is called off ends as if it were not.
     CancelTooLate {
@@ -57,7 +57,7 @@ pub enum Variation {
 
 /// End of work in a variation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum InjectedFailure {
     /// Failed for certain.
     Failed,
     /// Took too long, and has not happened.
@@ -68,7 +68,7 @@ pub enum End {
 
 /// Manner in which an input comes again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Again {
+pub enum DuplicateMode {
     /// Right behind itself.
     AtOnce,
     /// When everything else has happened.
@@ -77,17 +77,17 @@ pub enum Again {
     UnderAnotherId,
 }
 
-impl End {
+impl InjectedFailure {
     const ALL: [Self; 3] = [Self::Failed, Self::TimedOut, Self::Lost];
 
-    fn reply(self) -> Reply {
+    fn reply(self) -> ScriptedReply {
         let (outcome, may_have_happened) = match self {
-            Self::Failed => (Outcome::Failed, false),
-            Self::TimedOut => (Outcome::TimedOut, false),
-            Self::Lost => (Outcome::Unknown, true),
+            Self::Failed => (CommandOutcome::Failed, false),
+            Self::TimedOut => (CommandOutcome::TimedOut, false),
+            Self::Lost => (CommandOutcome::Unknown, true),
         };
         let payload = Json::object([("code", Json::text(outcome.code()))]);
-        Reply::End { outcome, payload, may_have_happened }
+        ScriptedReply::End { outcome, payload, may_have_happened }
     }
 
     const fn as_str(self) -> &'static str {
@@ -107,7 +107,7 @@ impl Variation {
     }
 
     /// The end that a piece of work has in place of its answer.
-    pub(crate) fn end_of(&self, number: usize) -> Option<Reply> {
+    pub(crate) fn end_of(&self, number: usize) -> Option<ScriptedReply> {
         match self {
             Self::End { work, end } if *work == number => Some(end.reply()),
             Self::EndAll(end) => Some(end.reply()),
@@ -118,28 +118,28 @@ impl Variation {
     /// Returns whether it has to end as the scenario itself does: what comes twice counts once.
     #[must_use]
     pub const fn has_same_end(&self) -> bool {
-        matches!(self, Self::Again { how: Again::AtOnce | Again::AtTheEnd, .. })
+        matches!(self, Self::Duplicated { how: DuplicateMode::AtOnce | DuplicateMode::AtTheEnd, .. })
     }
 
     /// Lists everything that can go wrong in a run.
     #[must_use]
-    pub fn all(run: &Run) -> Vec<Self> {
-        let mut all: Vec<Self> = [End::Failed, End::Lost].map(Self::EndAll).into();
+    pub fn all(run: &ScenarioRun) -> Vec<Self> {
+        let mut all: Vec<Self> = [InjectedFailure::Failed, InjectedFailure::Lost].map(Self::EndAll).into();
         for (number, work) in run.work.iter().enumerate() {
             match work.is_cancel {
                 true => all.push(Self::CancelTooLate { work: number }),
-                false => all.extend(End::ALL.map(|end| Self::End { work: number, end })),
+                false => all.extend(InjectedFailure::ALL.map(|end| Self::End { work: number, end })),
             }
         }
-        for fed in &run.fed {
-            let mut ways = vec![Again::AtOnce, Again::AtTheEnd];
+        for fed in &run.inputs {
+            let mut ways = vec![DuplicateMode::AtOnce, DuplicateMode::AtTheEnd];
             if fed.is_event {
-                ways.push(Again::UnderAnotherId);
+                ways.push(DuplicateMode::UnderAnotherId);
             }
-            all.extend(ways.into_iter().map(|how| Self::Again { key: fed.key.clone(), how }));
+            all.extend(ways.into_iter().map(|how| Self::Duplicated { key: fed.key.clone(), how }));
             all.push(Self::Cancelled { behind: fed.key.clone() });
         }
-        let pairs = run.fed.iter().zip(run.fed.iter().skip(1));
+        let pairs = run.inputs.iter().zip(run.inputs.iter().skip(1));
         let pairs = pairs.filter(|(first, second)| !run.causes(&first.key, &second.key));
         all.extend(pairs.map(|(first, second)| {
             let (first, second) = (first.key.clone(), second.key.clone());
@@ -157,25 +157,31 @@ impl Variation {
 
     /// Describes the variation for people. `run` is the run that it was made of.
     #[must_use]
-    pub fn describe(&self, run: &Run) -> String {
-        let fed = |key: &Key| {
-            let at = run.fed.iter().position(|fed| fed.key == *key);
-            let shown = at.and_then(|at| run.fed.get(at)).map_or("an input", |fed| fed.shown.as_str());
-            Numbered { what: shown.to_owned(), number: at }.to_string()
+    pub fn describe(&self, run: &ScenarioRun) -> String {
+        let fed = |key: &RunInputKey| {
+            let at = run.inputs.iter().position(|fed| fed.key == *key);
+            let shown = at.and_then(|at| run.inputs.get(at)).map_or("an input", |fed| fed.shown.as_str());
+            NumberedLabel { what: shown.to_owned(), number: at }.to_string()
         };
         let work = |number: &usize| {
             let name = run.work.get(*number).map_or("work", |work| work.name.as_str());
-            Numbered { what: name.to_owned(), number: Some(*number) }.to_string()
+            NumberedLabel { what: name.to_owned(), number: Some(*number) }.to_string()
         };
         match self {
             Self::None => "as it is written".to_owned(),
-            Self::End { work: number, end: End::Lost } => format!("the reply to {} is lost", work(number)),
+            Self::End { work: number, end: InjectedFailure::Lost } => {
+                format!("the reply to {} is lost", work(number))
+            }
             Self::End { work: number, end } => format!("{} {}", work(number), end.as_str()),
-            Self::EndAll(End::Lost) => "every reply is lost".to_owned(),
+            Self::EndAll(InjectedFailure::Lost) => "every reply is lost".to_owned(),
             Self::EndAll(end) => format!("all work {}", end.as_str()),
-            Self::Again { key, how: Again::AtOnce } => format!("{} comes twice at once", fed(key)),
-            Self::Again { key, how: Again::AtTheEnd } => format!("{} comes again at the end", fed(key)),
-            Self::Again { key, how: Again::UnderAnotherId } => {
+            Self::Duplicated { key, how: DuplicateMode::AtOnce } => {
+                format!("{} comes twice at once", fed(key))
+            }
+            Self::Duplicated { key, how: DuplicateMode::AtTheEnd } => {
+                format!("{} comes again at the end", fed(key))
+            }
+            Self::Duplicated { key, how: DuplicateMode::UnderAnotherId } => {
                 format!("{} comes twice, with another id", fed(key))
             }
             Self::Swapped { first, second } => format!("{} comes behind {}", fed(first), fed(second)),
@@ -187,12 +193,12 @@ impl Variation {
 }
 
 /// Something and its number, from 1 on.
-struct Numbered {
+struct NumberedLabel {
     what: String,
     number: Option<usize>,
 }
 
-impl fmt::Display for Numbered {
+impl fmt::Display for NumberedLabel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.number {
             Some(number) => write!(f, "{} (no. {})", self.what, number + 1),
@@ -201,16 +207,16 @@ impl fmt::Display for Numbered {
     }
 }
 
-impl Run {
+impl ScenarioRun {
     /// Returns whether an input could not have come without another one.
-    fn causes(&self, first: &Key, second: &Key) -> bool {
+    fn causes(&self, first: &RunInputKey, second: &RunInputKey) -> bool {
         match second {
-            Key::Result(number) => self.work.get(*number).is_some_and(|work| work.cause == *first),
-            Key::Timer { name, generation } => {
+            RunInputKey::Result(number) => self.work.get(*number).is_some_and(|work| work.cause == *first),
+            RunInputKey::Timer { name, generation } => {
                 let mut timers = self.timers.iter();
                 timers.any(|(known, number, cause)| known == name && number == generation && cause == first)
             }
-            Key::Given(_) | Key::Added => false,
+            RunInputKey::Given(_) | RunInputKey::Added => false,
         }
     }
 }

@@ -12,8 +12,8 @@ use model::{ActorId, Timestamp};
 use tonic::Status;
 
 use crate::caller::mesh::MeshTrust;
-use crate::error::{Error, ErrorKind, Reason};
-use crate::server::connection_state::ConnectionState;
+use crate::error::{Error, ErrorKind, RpcReason};
+use crate::server::connection_state::StrangerConnectionState;
 
 /// The verified identity behind a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl Caller {
 
 /// The other end of a TLS connection, found out once, after the handshake.
 #[derive(Debug, Clone)]
-pub(crate) struct Peer {
+pub(crate) struct ConnectionPeer {
     pub(crate) address: SocketAddr,
     pub(crate) identity: PeerIdentity,
     /// For which tokens have to be made.
@@ -93,10 +93,10 @@ pub(crate) struct Peer {
     /// How many calls of this connection ask for health and reflection.
     pub(crate) probes: Arc<AtomicUsize>,
     /// State of its connection, while it is one of a stranger's.
-    pub(crate) connection: Option<Arc<ConnectionState>>,
+    pub(crate) connection: Option<Arc<StrangerConnectionState>>,
 }
 
-impl Peer {
+impl ConnectionPeer {
     pub(crate) fn new(address: SocketAddr, identity: PeerIdentity, trust_domain: TrustDomain) -> Self {
         Self { address, identity, trust_domain, mesh: None, probes: Arc::default(), connection: None }
     }
@@ -148,7 +148,7 @@ impl PeerIdentity {
 pub(crate) fn identity_required() -> Error {
     Error::new(
         ErrorKind::Unauthenticated,
-        Reason::IdentityRequired,
+        RpcReason::IdentityRequired,
         "this method needs a client certificate (`mycora pki issue` makes one) or an actor's token (`mycora token`), and \
          the call came without",
     )

@@ -1,8 +1,8 @@
 //! The one client type: over mTLS, or straight into the same process.
 
 pub(crate) mod answer;
+pub(crate) mod certificate_probe;
 pub(crate) mod health;
-pub(crate) mod introduction;
 pub(crate) mod local;
 
 use std::net::SocketAddr;
@@ -57,15 +57,15 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Whoever leaves a stream that goes both ways drops both ends: HTTP/2 tells the
 /// other side nothing of a dropped answer while requests could still come.
 #[derive(Debug, Clone)]
-pub struct Channel(Way);
+pub struct Channel(ChannelTransport);
 
 #[derive(Debug, Clone)]
-enum Way {
+enum ChannelTransport {
     Remote { channel: tonic::transport::Channel, target: Arc<str> },
     Local { handle: LocalHandle, caller: Caller },
 }
 
-impl Way {
+impl ChannelTransport {
     fn target(&self) -> &str {
         match self {
             Self::Remote { target, .. } => target,
@@ -117,7 +117,7 @@ impl Channel {
             let check = Arc::clone(&check);
             async move { connect(&authority, name, &tls, &check).await.map(TokioIo::new) }
         }));
-        Ok(Self(Way::Remote { channel, target: target.as_str().into() }))
+        Ok(Self(ChannelTransport::Remote { channel, target: target.as_str().into() }))
     }
 
     fn to_sidecar(authority: &Authority, check: AddressCheck) -> Self {
@@ -126,13 +126,13 @@ impl Channel {
             let (authority, check) = (target.clone(), Arc::clone(&check));
             async move { open(&authority, &check).await.map(TokioIo::new) }
         }));
-        Self(Way::Remote { channel, target: authority.as_str().into() })
+        Self(ChannelTransport::Remote { channel, target: authority.as_str().into() })
     }
 
     /// A way to a service of the same process, which will see this identity.
     #[must_use]
     pub const fn local(handle: LocalHandle, identity: Identity) -> Self {
-        Self(Way::Local { handle, caller: Caller::local(identity) })
+        Self(ChannelTransport::Local { handle, caller: Caller::local(identity) })
     }
 }
 
@@ -143,10 +143,10 @@ impl Service<Request<Body>> for Channel {
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
         match &mut self.0 {
-            Way::Remote { channel, target } => {
+            ChannelTransport::Remote { channel, target } => {
                 channel.poll_ready(cx).map_err(|error| not_reached(target, &error))
             }
-            Way::Local { .. } => Poll::Ready(Ok(())),
+            ChannelTransport::Local { .. } => Poll::Ready(Ok(())),
         }
     }
 
@@ -155,14 +155,14 @@ impl Service<Request<Body>> for Channel {
             return Box::pin(std::future::ready(Err(error.into())));
         }
         match &mut self.0 {
-            Way::Remote { channel, target } => {
+            ChannelTransport::Remote { channel, target } => {
                 let (answer, target) = (channel.call(request), target.clone());
                 Box::pin(async move {
                     let answer = answer.await.map_err(|error| not_reached(&target, &error))?;
                     received(answer, &target)
                 })
             }
-            Way::Local { handle, caller } => {
+            ChannelTransport::Local { handle, caller } => {
                 // Whatever the caller was asked with stays with the caller.
                 *request.extensions_mut() = http::Extensions::new();
                 request.extensions_mut().insert(*caller);

@@ -11,7 +11,7 @@ use model::Violations;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-pub use self::reason::Reason;
+pub use self::reason::RpcReason;
 
 /// The `domain` of every `google.rpc.ErrorInfo` of ours.
 pub const ERROR_DOMAIN: &str = "mycora";
@@ -32,11 +32,11 @@ const DISK_FULL_RETRY: Duration = Duration::from_secs(5);
 /// the caller hears. Its metadata stay behind.
 #[must_use]
 #[expect(clippy::needless_pass_by_value, reason = "its place is in `map_err`")]
-pub fn passed_on(status: Status) -> Status {
+pub fn forward_status(status: Status) -> Status {
     Status::with_details(status.code(), status.message(), status.details().to_vec().into())
 }
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type RpcErrorCause = Box<dyn std::error::Error + Send + Sync>;
 
 /// What kind of failure it is; decides the gRPC status code.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,17 +98,17 @@ impl ErrorKind {
 /// An error on its way to a caller. A service's own errors convert into it, in
 /// one place, and `?` makes a [`Status`] of it in a handler.
 #[derive(Debug)]
-pub struct Error(Box<Parts>);
+pub struct Error(Box<RpcErrorParts>);
 
 /// Boxed, so that a `Result` with this error stays small.
 #[derive(Debug)]
-struct Parts {
+struct RpcErrorParts {
     kind: ErrorKind,
-    reason: Reason,
+    reason: RpcReason,
     message: String,
     metadata: HashMap<String, String>,
     retry_after: Option<Duration>,
-    source: Option<BoxError>,
+    source: Option<RpcErrorCause>,
 }
 
 impl Error {
@@ -117,9 +117,9 @@ impl Error {
     /// # Panics
     /// In development, when the reason is none of this kind: programs may branch on either.
     #[must_use]
-    pub fn new(kind: ErrorKind, reason: Reason, message: impl Into<String>) -> Self {
+    pub fn new(kind: ErrorKind, reason: RpcReason, message: impl Into<String>) -> Self {
         debug_assert!(reason.codes().contains(&kind.code()), "{reason} never comes as {kind:?}");
-        Self(Box::new(Parts {
+        Self(Box::new(RpcErrorParts {
             kind,
             reason,
             message: message.into(),
@@ -133,7 +133,7 @@ impl Error {
     #[must_use]
     pub fn invalid(violations: Violations) -> Self {
         let message = violations.to_string();
-        Self::new(ErrorKind::InvalidArgument(violations), Reason::InvalidRequest, message)
+        Self::new(ErrorKind::InvalidArgument(violations), RpcReason::InvalidRequest, message)
     }
 
     /// NOT_FOUND.
@@ -141,36 +141,36 @@ impl Error {
     pub fn not_found(resource: impl Into<String>) -> Self {
         let resource = resource.into();
         let message = format!("{resource} was not found");
-        Self::new(ErrorKind::NotFound { resource }, Reason::NotFound, message)
+        Self::new(ErrorKind::NotFound { resource }, RpcReason::NotFound, message)
     }
 
     /// UNAVAILABLE.
     #[must_use]
-    pub fn unavailable(reason: Reason, message: impl Into<String>) -> Self {
+    pub fn unavailable(reason: RpcReason, message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, reason, message)
     }
 
     /// UNAVAILABLE, with when to try again: a disk has no room.
     #[must_use]
     pub fn disk_full(message: impl Into<String>) -> Self {
-        Self::unavailable(Reason::DiskFull, message).retry_after(DISK_FULL_RETRY)
+        Self::unavailable(RpcReason::DiskFull, message).retry_after(DISK_FULL_RETRY)
     }
 
     /// INTERNAL: the cause is logged when this becomes a [`Status`], and the
     /// caller learns only under which id. A cause that is a full disk is no defect, and is told by name.
     #[must_use]
-    pub fn internal(cause: impl Into<BoxError>) -> Self {
+    pub fn internal(cause: impl Into<RpcErrorCause>) -> Self {
         let cause = cause.into();
         if is_disk_full(&*cause) {
             tracing::error!(%cause, "a disk is full");
-            return Self::disk_full("a disk of this service is full").because(cause);
+            return Self::disk_full("a disk of this service is full").with_cause(cause);
         }
-        Self::new(ErrorKind::Internal, Reason::Internal, "internal error").because(cause)
+        Self::new(ErrorKind::Internal, RpcReason::Internal, "internal error").with_cause(cause)
     }
 
     /// Adds the cause. It is logged with a defect and is never told to the caller.
     #[must_use]
-    pub fn because(mut self, cause: impl Into<BoxError>) -> Self {
+    pub fn with_cause(mut self, cause: impl Into<RpcErrorCause>) -> Self {
         self.0.source = Some(cause.into());
         self
     }
@@ -197,7 +197,7 @@ impl Error {
 
     /// Why.
     #[must_use]
-    pub fn reason(&self) -> Reason {
+    pub fn reason(&self) -> RpcReason {
         self.0.reason
     }
 
@@ -352,12 +352,12 @@ mod tests {
             assert!(!view.message.contains("written"), "{}", view.message);
         }
         let other = NotWritten(std::io::ErrorKind::PermissionDenied.into());
-        assert_eq!(Error::internal(other).reason(), Reason::Internal);
+        assert_eq!(Error::internal(other).reason(), RpcReason::Internal);
     }
 
     #[test]
     fn when_to_try_again_is_told() {
-        let error = Error::unavailable(Reason::Draining, "the scheduler is ending");
+        let error = Error::unavailable(RpcReason::Draining, "the scheduler is ending");
         let view = ErrorView::from(&error.retry_after(Duration::from_millis(1500)).into_status());
         assert_eq!(view.retry_after, Some(Duration::from_millis(1500)));
     }

@@ -2,21 +2,21 @@
 //! headers; whether there is such a method; room; its deadline; who it is and whether it may; the handler; and on
 //! the way back the form of the answer.
 
+pub(crate) mod actor_limits;
 pub(crate) mod admission;
 pub(crate) mod answer;
-pub(crate) mod arrival;
 pub(crate) mod authenticate;
 pub(crate) mod budget;
 pub(crate) mod deadline;
-pub(crate) mod measured;
+pub(crate) mod fair_share;
+pub(crate) mod load_shedder;
+pub(crate) mod metered_answer;
+pub(crate) mod metered_request;
 pub(crate) mod methods;
 pub(crate) mod policy;
+pub(crate) mod request_headers;
 pub(crate) mod revocable;
-pub(crate) mod share;
-pub(crate) mod shed;
-pub(crate) mod turns;
-pub(crate) mod unread;
-pub(crate) mod unsent;
+pub(crate) mod unsent_answers;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -32,22 +32,22 @@ use tower::Service;
 use tracing::Instrument as _;
 
 use crate::caller::mesh;
-use crate::caller::{Caller, Peer, PeerIdentity};
+use crate::caller::{Caller, ConnectionPeer, PeerIdentity};
 use crate::error::Error;
+use crate::gate::actor_limits::CallRate;
 use crate::gate::admission::Admission;
-use crate::gate::answer::{Answering, unknown_method};
-use crate::gate::arrival::{RequestId, bound_headers};
-use crate::gate::authenticate::Believed;
-use crate::gate::budget::{Account, Budget, Held};
-use crate::gate::deadline::{Ambient, Deadline};
-use crate::gate::methods::{Found, Methods, Shape};
-use crate::gate::revocable::while_believed;
-use crate::gate::share::CallRate;
-use crate::gate::shed::{Guest, Place, Shed};
-use crate::gate::turns::{Turn, Turns};
-use crate::gate::unread::Unread;
+use crate::gate::answer::{RpcActiveCall, unknown_method};
+use crate::gate::authenticate::VerifiedCaller;
+use crate::gate::budget::{BudgetAccount, BytesPermit, MessageBudget};
+use crate::gate::deadline::{Deadline, RpcCallContext};
+use crate::gate::fair_share::{FairShareScheduler, FairShareSlot};
+use crate::gate::load_shedder::{CallerClass, LoadShedder, RpcCallPermit};
+use crate::gate::metered_answer::MeteredAnswerBody;
+use crate::gate::methods::{Methods, RpcMethodKind, RpcMethodLookup};
+use crate::gate::request_headers::{RequestIdHeader, bound_headers};
+use crate::gate::revocable::end_on_revocation;
 use crate::metrics::Metrics;
-use crate::server::connection_state::ConnectionState;
+use crate::server::connection_state::StrangerConnectionState;
 
 /// Health and reflection: they are asked when nothing else answers any more.
 const ALWAYS_ANSWERED: &str = "/grpc.";
@@ -56,60 +56,64 @@ const ALWAYS_ANSWERED: &str = "/grpc.";
 #[derive(Debug, Clone)]
 pub(crate) struct Gate {
     routes: Routes,
-    rooms: Arc<Rooms>,
+    layers: Arc<GateLayers>,
 }
 
 /// What calls pass.
 #[derive(Debug)]
-pub(crate) struct Rooms {
+pub(crate) struct GateLayers {
     pub(crate) admission: Admission,
     pub(crate) methods: Methods,
-    pub(crate) shed: Shed,
-    pub(crate) turns: Turns,
-    pub(crate) budget: Budget,
+    pub(crate) load_shedder: LoadShedder,
+    pub(crate) fair_share: FairShareScheduler,
+    pub(crate) budget: MessageBudget,
     pub(crate) metrics: Metrics,
 }
 
 impl Gate {
-    pub(crate) fn new(routes: Routes, rooms: Rooms) -> Self {
-        Self { routes: routes.prepare(), rooms: Arc::new(rooms) }
+    pub(crate) fn new(routes: Routes, rooms: GateLayers) -> Self {
+        Self { routes: routes.prepare(), layers: Arc::new(rooms) }
     }
 
     /// Bounds how often one actor may call.
     pub(crate) fn bound_actors(&self, rate: CallRate) {
-        self.rooms.admission.shares().set_rate(rate);
+        self.layers.admission.shares().set_rate(rate);
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {
-        &self.rooms.metrics
+        &self.layers.metrics
     }
 }
 
-impl Rooms {
+impl GateLayers {
     /// What can be said before anybody is asked.
-    fn receive(&self, request: &Request<Body>, shape: Option<Shape>) -> Result<Option<Place>, Error> {
+    fn receive(
+        &self,
+        request: &Request<Body>,
+        shape: Option<RpcMethodKind>,
+    ) -> Result<Option<RpcCallPermit>, Error> {
         bound_headers(request)?;
         let path = request.uri().path();
         let shape = shape.ok_or_else(|| unknown_method(path))?;
         if path.starts_with(ALWAYS_ANSWERED) {
             // A sidecar speaks for many, and callers of this process for themselves.
-            let of_one = request.extensions().get::<Peer>().filter(|peer| peer.mesh.is_none());
-            return of_one.map(|peer| self.shed.take_probe(&peer.probes)).transpose();
+            let of_one = request.extensions().get::<ConnectionPeer>().filter(|peer| peer.mesh.is_none());
+            return of_one.map(|peer| self.load_shedder.take_probe(&peer.probes)).transpose();
         }
-        self.shed.take(shape, self.guest(request)).map(Some)
+        self.load_shedder.take(shape, self.caller_class(request)).map(Some)
     }
 
     /// Who calls, as far as a certificate says, or the process itself.
-    fn guest(&self, request: &Request<Body>) -> Guest {
+    fn caller_class(&self, request: &Request<Body>) -> CallerClass {
         let local = request.extensions().get::<Caller>();
-        let caller = local.or_else(|| match &request.extensions().get::<Peer>()?.identity {
+        let caller = local.or_else(|| match &request.extensions().get::<ConnectionPeer>()?.identity {
             PeerIdentity::Known(caller) => Some(caller),
             PeerIdentity::Anonymous | PeerIdentity::Unusable(_) => None,
         });
         match caller.map(Caller::identity) {
-            Some(Identity::Service(_)) => Guest::Service,
-            None if self.admission.is_open(request.uri().path()) => Guest::Stranger,
-            Some(Identity::Actor(_) | Identity::Admin) | None => Guest::Other,
+            Some(Identity::Service(_)) => CallerClass::Service,
+            None if self.admission.is_open(request.uri().path()) => CallerClass::Stranger,
+            Some(Identity::Actor(_) | Identity::Admin) | None => CallerClass::Other,
         }
     }
 }
@@ -124,30 +128,30 @@ impl Service<Request<Body>> for Gate {
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        mesh::settle(&mut request);
+        mesh::resolve_caller(&mut request);
         let path = request.uri().path().to_owned();
-        let shape = match self.rooms.methods.find(&path) {
-            Found::Method(shape) => Some(shape),
-            Found::Undescribed => Some(Shape::Stream),
-            Found::Nothing => None,
+        let shape = match self.layers.methods.find(&path) {
+            RpcMethodLookup::Method(shape) => Some(shape),
+            RpcMethodLookup::Undescribed => Some(RpcMethodKind::Stream),
+            RpcMethodLookup::Nothing => None,
         };
-        let deadline = Deadline::from_headers(request.headers(), shape.and_then(Shape::patience));
-        let ambient = Ambient { deadline, request_id: RequestId::of(request.headers()) };
+        let deadline = Deadline::from_headers(request.headers(), shape.and_then(RpcMethodKind::timeout));
+        let ambient = RpcCallContext { deadline, request_id: RequestIdHeader::of(request.headers()) };
         let span = tracing::info_span!("call", method = path, request_id = ambient.request_id.as_str());
-        let received = self.rooms.receive(&request, shape);
-        let metrics = self.rooms.metrics.clone();
-        let open_call = connection_of(&request).map(ConnectionState::begin_call);
-        let mut answering = Answering { path, ambient, span, metrics, place: None, open_call };
+        let received = self.layers.receive(&request, shape);
+        let metrics = self.layers.metrics.clone();
+        let open_call = connection_of(&request).map(StrangerConnectionState::begin_call);
+        let mut answering = RpcActiveCall { path, ambient, span, metrics, permit: None, open_call };
         match received {
-            Ok(place) => answering.place = place,
+            Ok(place) => answering.permit = place,
             Err(error) => return Box::pin(std::future::ready(Ok(answering.refuse(error)))),
         }
         if let Some(deadline) = deadline {
             request.extensions_mut().insert(deadline);
         }
-        let is_stream = shape == Some(Shape::Stream);
+        let is_stream = shape == Some(RpcMethodKind::Stream);
         let handling =
-            handle(self.rooms.clone(), self.routes.clone(), request, shape.unwrap_or(Shape::Quick));
+            handle(self.layers.clone(), self.routes.clone(), request, shape.unwrap_or(RpcMethodKind::Quick));
         let handling = answering.ambient.scope(handling).instrument(answering.span.clone());
         Box::pin(async move {
             let handled = match deadline {
@@ -166,16 +170,16 @@ impl Service<Request<Body>> for Gate {
 }
 
 /// The connection that a stranger's call came over.
-fn connection_of(request: &Request<Body>) -> Option<&Arc<ConnectionState>> {
-    request.extensions().get::<Peer>()?.connection.as_ref()
+fn connection_of(request: &Request<Body>) -> Option<&Arc<StrangerConnectionState>> {
+    request.extensions().get::<ConnectionPeer>()?.connection.as_ref()
 }
 
 /// From who it is to the handler's answer.
 async fn handle(
-    rooms: Arc<Rooms>,
+    rooms: Arc<GateLayers>,
     routes: Routes,
     mut request: Request<Body>,
-    shape: Shape,
+    shape: RpcMethodKind,
 ) -> Result<Response<Body>, Error> {
     let believed = rooms.admission.admit(&mut request, shape).await?;
     let account = rooms.budget.account(&request);
@@ -197,7 +201,7 @@ async fn handle(
                 revoked = believed.clone().until_revoked() => return Ok(revoked.into_http()),
             };
             let handling = call(routes, request, account.as_ref(), shape);
-            let answer = if matches!(shape, Shape::Stream | Shape::Waiting(_)) {
+            let answer = if matches!(shape, RpcMethodKind::Stream | RpcMethodKind::Waiting(_)) {
                 // Whoever sends, or waits, for a long time before there is an answer is stopped, too.
                 tokio::select! {
                     biased;
@@ -212,15 +216,19 @@ async fn handle(
     };
     let answer = count_answer(answer, account, path, expected, shape).await?;
     Ok(match believed {
-        Some(believed) => while_believed(answer, believed),
+        Some(believed) => end_on_revocation(answer, believed),
         None => answer,
     })
 }
 
 /// Room for the answer of a call that is carried out at once. Who waits for something cannot hold any for so long.
-async fn expect_answer(account: Option<&Account>, path: &str, shape: Shape) -> Result<Option<Held>, Error> {
+async fn expect_answer(
+    account: Option<&BudgetAccount>,
+    path: &str,
+    shape: RpcMethodKind,
+) -> Result<Option<BytesPermit>, Error> {
     match account {
-        Some(account) if shape == Shape::Quick => account.expect_answer(path).await,
+        Some(account) if shape == RpcMethodKind::Quick => account.expect_answer(path).await,
         Some(_) | None => Ok(None),
     }
 }
@@ -228,16 +236,16 @@ async fn expect_answer(account: Option<&Account>, path: &str, shape: Shape) -> R
 /// The turn of an actor's call. It lasts until there is an answer: how long its caller takes to read it is no work of this
 /// server.
 async fn begin(
-    rooms: &Rooms,
+    rooms: &GateLayers,
     request: &mut Request<Body>,
-    believed: &Believed,
-    shape: Shape,
-) -> Result<Option<Turn>, Error> {
+    believed: &VerifiedCaller,
+    shape: RpcMethodKind,
+) -> Result<Option<FairShareSlot>, Error> {
     let Some(actor) = believed.caller.actor() else { return Ok(None) };
     if let Some(connection) = connection_of(request) {
         connection.identify(actor)?;
     }
-    let turn = rooms.turns.take(actor, shape).await?;
+    let turn = rooms.fair_share.take(actor, shape).await?;
     request.extensions_mut().insert(turn.left());
     Ok(Some(turn))
 }
@@ -246,10 +254,10 @@ async fn begin(
 async fn call(
     mut routes: Routes,
     request: Request<Body>,
-    account: Option<&Account>,
-    shape: Shape,
+    account: Option<&BudgetAccount>,
+    shape: RpcMethodKind,
 ) -> Response<Body> {
-    let (request, _handled) = Budget::measure(request, account, shape);
+    let (request, _handled) = MessageBudget::measure(request, account, shape);
     let Ok(answer) = routes.call(request).await;
     answer
 }
@@ -257,16 +265,18 @@ async fn call(
 /// Counts the large messages of an answer until its caller has taken them.
 async fn count_answer(
     answer: Response<Body>,
-    account: Option<Account>,
+    account: Option<BudgetAccount>,
     path: String,
-    expected: Option<Held>,
-    shape: Shape,
+    expected: Option<BytesPermit>,
+    shape: RpcMethodKind,
 ) -> Result<Response<Body>, Error> {
     let Some(account) = account.filter(|_| !answer.body().is_end_stream()) else { return Ok(answer) };
     let (head, body) = answer.into_parts();
     let unread = match shape {
-        Shape::Stream => Unread::stream(body, account, path),
-        Shape::Quick | Shape::Waiting(_) => Unread::message(body, account, path, expected).await?,
+        RpcMethodKind::Stream => MeteredAnswerBody::stream(body, account, path),
+        RpcMethodKind::Quick | RpcMethodKind::Waiting(_) => {
+            MeteredAnswerBody::message(body, account, path, expected).await?
+        }
     };
     Ok(Response::from_parts(head, Body::new(unread)))
 }

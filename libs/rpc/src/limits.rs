@@ -1,16 +1,16 @@
 //! What a server bounds, in one place for `/info`.
 
-use crate::gate::arrival::{HEADER_LIST_BYTES_MAX, REQUEST_ID_BYTES_MAX};
+use crate::gate::actor_limits::{ACTOR_QUICK_MAX, ACTOR_STREAMS_MAX, ACTOR_WAITING_MAX};
 use crate::gate::budget::{ANSWERED_BYTES_MAX, HANDLED_BYTES_MAX, RECEIVED_BYTES_MAX};
+use crate::gate::load_shedder::{CONNECTION_PROBES_MAX, QUICK_MAX, STRANGERS_MAX, STREAMS_MAX, WAITING_MAX};
 use crate::gate::methods::CALL_SECS_MAX;
-use crate::gate::share::{ACTOR_QUICK_MAX, ACTOR_STREAMS_MAX, ACTOR_WAITING_MAX};
-use crate::gate::shed::{CONNECTION_PROBES_MAX, QUICK_MAX, STRANGERS_MAX, STREAMS_MAX, WAITING_MAX};
+use crate::gate::request_headers::{HEADER_LIST_BYTES_MAX, REQUEST_ID_BYTES_MAX};
 use crate::server::accept::{
     CONNECTIONS_ANONYMOUS_MAX, CONNECTIONS_LEAVING_MAX, CONNECTIONS_MAX, HANDSHAKES_MAX,
 };
 use crate::server::actor_connections::CONNECTIONS_OF_ACTOR_MAX;
 use crate::server::connection_state::IDENTITY_TIMEOUT;
-use crate::server::origin::{
+use crate::server::connection_table::{
     CONNECTIONS_ANONYMOUS_LOCAL_MAX, CONNECTIONS_ANONYMOUS_OF_ONE_MAX, HANDSHAKES_LOCAL_MAX,
     HANDSHAKES_OF_ONE_MAX,
 };

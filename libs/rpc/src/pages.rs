@@ -14,16 +14,16 @@ const SEAL_BYTES: usize = 16;
 
 /// Page that a caller asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Page {
+pub struct PageRequest {
     /// How many entries at most, from 1 on.
     pub size: usize,
     /// A place with its seal; nothing for the first page.
     token: Option<Vec<u8>>,
 }
 
-impl Page {
+impl PageRequest {
     /// Parses the fields of a request; 0 is the default size. What is wrong with them is noted, but for a token that was made for
-    /// something else: [`Page::cursor`] tells that, which knows what this is for.
+    /// something else: [`PageRequest::cursor`] tells that, which knows what this is for.
     pub fn parse(size: u32, token: &str, violations: &mut Violations) -> Self {
         if size > limits::PAGE_SIZE_MAX {
             let max = limits::PAGE_SIZE_MAX;
@@ -61,10 +61,10 @@ impl Page {
         cursor.map(|cursor| sealed(secret, of, filter, &cursor.to_be_bytes())).unwrap_or_default()
     }
 
-    /// Opens the token of a list whose places are texts, as [`Page::cursor`] does.
+    /// Opens the token of a list whose places are texts, as [`PageRequest::cursor`] does.
     ///
     /// # Errors
-    /// As [`Page::cursor`].
+    /// As [`PageRequest::cursor`].
     pub fn place(
         &self,
         secret: &str,
@@ -75,7 +75,7 @@ impl Page {
         Ok(Some(String::from_utf8(place).map_err(|_| refused())?))
     }
 
-    /// Makes the token of a list whose places are texts, as [`Page::token`] does.
+    /// Makes the token of a list whose places are texts, as [`PageRequest::token`] does.
     #[must_use]
     pub fn token_at(
         &self,
@@ -152,7 +152,7 @@ mod tests {
     fn a_token_is_bound_to_its_filter() {
         let parse = |size, token: &str| {
             let mut violations = Violations::new();
-            let page = Page::parse(size, token, &mut violations);
+            let page = PageRequest::parse(size, token, &mut violations);
             violations.into_result(Some(page))
         };
         let first = parse(0, "").expect("the default");

@@ -3,9 +3,9 @@
 pub(crate) mod accept;
 pub(crate) mod actor_connections;
 pub(crate) mod connection_state;
+pub(crate) mod connection_table;
 pub(crate) mod health;
 pub(crate) mod mount;
-pub(crate) mod origin;
 
 use std::future::Future;
 use std::io;
@@ -22,13 +22,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::caller::mesh::MeshTrust;
 use crate::gate::Gate;
-use crate::gate::arrival::HEADER_LIST_BYTES_MAX;
+use crate::gate::request_headers::HEADER_LIST_BYTES_MAX;
 use crate::server::accept::{
-    CONNECTIONS_LEAVING_MAX, CONNECTIONS_MAX, Connection, Door, Entrance, Hall, Seats, TlsMode, accept,
+    AcceptContext, AcceptedConnection, CONNECTIONS_LEAVING_MAX, CONNECTIONS_MAX, ConnectionLimiter,
+    ListenerSecurity, RpcListener, TlsMode, accept,
 };
-use crate::server::connection_state::{ConnectionState, Leaving};
+use crate::server::connection_state::{DisconnectReason, StrangerConnectionState};
+use crate::server::connection_table::ConnectionTable;
 use crate::server::mount::Mount;
-use crate::server::origin::ConnectionTable;
 use crate::tls::{ServerTls, TlsError, TlsFiles};
 
 /// Ping a silent peer after this long, and give it up when it does not answer in `KEEPALIVE_TIMEOUT`.
@@ -57,7 +58,7 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How serving ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Drained {
+pub enum DrainOutcome {
     /// Every call and stream had ended.
     Completely,
     /// The deadline passed, and what was left was cut.
@@ -69,7 +70,7 @@ pub struct Server {
     mount: Mount,
     tls: Option<Arc<ServerTls>>,
     mode: TlsMode,
-    doors: Vec<Door>,
+    listeners: Vec<RpcListener>,
     drain_deadline: Duration,
 }
 
@@ -87,7 +88,7 @@ impl Server {
     #[must_use]
     pub fn without_tls(mount: Mount) -> Self {
         let (tls, mode, doors) = (None, TlsMode::Strict, Vec::new());
-        Self { mount, tls, mode, doors, drain_deadline: DRAIN_DEADLINE }
+        Self { mount, tls, mode, listeners: doors, drain_deadline: DRAIN_DEADLINE }
     }
 
     /// What ports with TLS demand; [`TlsMode::Strict`] when not set.
@@ -100,7 +101,7 @@ impl Server {
     /// Serves on this port as well, in plaintext: it is for the sidecar, which says who calls, and is believed.
     #[must_use]
     pub fn mesh(mut self, listener: TcpListener, trust: MeshTrust) -> Self {
-        self.doors.push(Door { listener, entrance: Entrance::Mesh(Arc::new(trust)) });
+        self.listeners.push(RpcListener { listener, security: ListenerSecurity::Mesh(Arc::new(trust)) });
         self
     }
 
@@ -119,9 +120,9 @@ impl Server {
         mut self,
         listener: TcpListener,
         shutdown: impl Future<Output = ()>,
-    ) -> io::Result<Drained> {
+    ) -> io::Result<DrainOutcome> {
         let tls = self.tls.clone().ok_or_else(|| io::Error::other(TlsError::ServerNeedsCertificate))?;
-        self.doors.push(Door { listener, entrance: Entrance::Tls(tls, self.mode) });
+        self.listeners.push(RpcListener { listener, security: ListenerSecurity::Tls(tls, self.mode) });
         self.run(shutdown).await
     }
 
@@ -131,20 +132,20 @@ impl Server {
     ///
     /// # Errors
     /// When serving itself fails; what goes wrong with one connection is not an error.
-    pub async fn run(self, shutdown: impl Future<Output = ()>) -> io::Result<Drained> {
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> io::Result<DrainOutcome> {
         let (stop, sever) = (CancellationToken::new(), CancellationToken::new());
         // Connections never outlive this future, also when it is dropped.
         let _severing = sever.clone().drop_guard();
         let (ready, connections) = mpsc::channel(READY_QUEUE);
-        let seats = Seats::new(CONNECTIONS_MAX, ConnectionTable::of_strangers());
+        let seats = ConnectionLimiter::new(CONNECTIONS_MAX, ConnectionTable::of_strangers());
         let metrics = self.mount.metrics().clone();
-        let hall = Hall { ready, stop: stop.clone(), sever: sever.clone(), seats, metrics };
-        let accepting = join_all(self.doors.into_iter().map(|door| accept(door, hall.clone())));
+        let hall = AcceptContext { ready, stop: stop.clone(), sever: sever.clone(), limiter: seats, metrics };
+        let accepting = join_all(self.listeners.into_iter().map(|door| accept(door, hall.clone())));
         // The channel ends with the last door.
         drop(hall);
 
         let health = self.mount.health().clone();
-        let serving = Serving {
+        let serving = ConnectionServer {
             server: http2_server(),
             gate: self.mount.gate,
             stop: stop.clone(),
@@ -160,10 +161,10 @@ impl Server {
         };
         let mut both = std::pin::pin!(async { drop(tokio::join!(accepting, serving)) });
         Ok(tokio::select! {
-            () = &mut both => Drained::Completely,
+            () = &mut both => DrainOutcome::Completely,
             () = stopping => {
                 both.await;
-                Drained::Cut
+                DrainOutcome::Cut
             }
         })
     }
@@ -188,7 +189,7 @@ fn http2_server() -> tonic::transport::Server {
 /// Serves connections, each by a server of its own: tonic sends GOAWAY to all connections of a server, and to no single
 /// one.
 #[derive(Clone)]
-struct Serving {
+struct ConnectionServer {
     server: tonic::transport::Server,
     gate: Gate,
     stop: CancellationToken,
@@ -196,9 +197,9 @@ struct Serving {
     leaving: Arc<Semaphore>,
 }
 
-impl Serving {
+impl ConnectionServer {
     /// Serves what comes until the stop, and ends with the last connection.
-    async fn serve_all(self, mut connections: mpsc::Receiver<Connection>) {
+    async fn serve_all(self, mut connections: mpsc::Receiver<AcceptedConnection>) {
         let mut open = JoinSet::new();
         loop {
             tokio::select! {
@@ -216,7 +217,7 @@ impl Serving {
     }
 
     /// Serves one connection to its end.
-    async fn serve(self, connection: Connection) {
+    async fn serve(self, connection: AcceptedConnection) {
         let Self { server, gate, stop, leaving } = self;
         let (ended, severing, state) = (connection.ended(), connection.severing(), connection.state());
         let (leave, metrics) = (CancellationToken::new(), gate.metrics().clone());
@@ -237,7 +238,7 @@ impl Serving {
         };
         let Some(state) = state else { return serving.await };
         let sending_away = async {
-            let why = state.leaving().await;
+            let why = state.disconnect_requested().await;
             metrics.connections_given_up.with_label_values(&[why.label()]).inc();
             leave.cancel();
             say_farewell(&state, why, &leaving).await;
@@ -252,11 +253,11 @@ impl Serving {
 }
 
 /// Waits as long as a connection that has to leave may take.
-async fn say_farewell(state: &ConnectionState, why: Leaving, leaving: &Semaphore) {
+async fn say_farewell(state: &StrangerConnectionState, why: DisconnectReason, leaving: &Semaphore) {
     match why {
         // It has its place until it is gone.
-        Leaving::Unidentified => state.farewell(why).await,
-        Leaving::Evicted => {
+        DisconnectReason::Unidentified => state.farewell(why).await,
+        DisconnectReason::Evicted => {
             if let Ok(_permit) = leaving.try_acquire() {
                 state.farewell(why).await;
             }

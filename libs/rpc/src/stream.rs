@@ -2,9 +2,9 @@
 //! services that are asked for again when they break off.
 
 pub(crate) mod answers;
-pub(crate) mod driven;
-pub(crate) mod kept;
+pub(crate) mod bidirectional;
+pub(crate) mod heartbeat;
 pub(crate) mod member;
-pub(crate) mod patience;
-pub(crate) mod pulse;
-pub(crate) mod served;
+pub(crate) mod producer_stream;
+pub(crate) mod reconnect_backoff;
+pub(crate) mod resuming_stream;

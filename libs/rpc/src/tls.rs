@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use identity::exposure::{self, Exposed};
+use identity::exposure::{self, FileExposure};
 use identity::{CertificateError, CertificateSummary, LeafIdentity, TrustDomain};
 use model::Timestamp;
 use rustls::client::Resumption;
@@ -31,7 +31,7 @@ pub struct TlsFiles {
     /// None in a mesh that has all the certificates itself.
     ca: Option<PathBuf>,
     own: Option<OwnFiles>,
-    plaintext: Plaintext,
+    plaintext: PlaintextPolicy,
     reload_failures: Arc<AtomicU64>,
 }
 
@@ -43,7 +43,7 @@ struct OwnFiles {
 
 /// Whether `http://` may be called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Plaintext {
+enum PlaintextPolicy {
     Refused,
     /// A sidecar takes such calls up, and makes mTLS of them.
     ToSidecar,
@@ -51,7 +51,7 @@ enum Plaintext {
 
 /// When what stands in a file ends.
 #[derive(Debug)]
-pub struct CertificateEnd {
+pub struct CertificateExpiry {
     /// The file.
     pub file: PathBuf,
     /// The earliest end of the certificates in it, or why that cannot be said.
@@ -60,7 +60,7 @@ pub struct CertificateEnd {
 
 impl TlsFiles {
     const fn with(ca: Option<PathBuf>, own: Option<OwnFiles>, failures: Arc<AtomicU64>) -> Self {
-        Self { ca, own, plaintext: Plaintext::Refused, reload_failures: failures }
+        Self { ca, own, plaintext: PlaintextPolicy::Refused, reload_failures: failures }
     }
 
     /// The authorities to trust, our certificate chain and its key.
@@ -91,11 +91,11 @@ impl TlsFiles {
     /// takes up and makes mTLS of. Who answers is then the mesh's to check.
     #[must_use]
     pub fn in_mesh(self) -> Self {
-        Self { plaintext: Plaintext::ToSidecar, ..self }
+        Self { plaintext: PlaintextPolicy::ToSidecar, ..self }
     }
 
     pub(crate) const fn allows_plaintext(&self) -> bool {
-        matches!(self.plaintext, Plaintext::ToSidecar)
+        matches!(self.plaintext, PlaintextPolicy::ToSidecar)
     }
 
     /// How often changed files could not be used, by those who serve and call with these files and clones of them.
@@ -107,9 +107,9 @@ impl TlsFiles {
     /// When the certificates end, as the files say now. Of a bundle the one that ends first counts: authorities
     /// that are over do not belong into it.
     #[must_use]
-    pub fn ends(&self) -> Vec<CertificateEnd> {
+    pub fn certificate_expiries(&self) -> Vec<CertificateExpiry> {
         let files = self.ca.iter().chain(self.own.iter().map(|own| &own.certificate));
-        files.map(|file| CertificateEnd { file: file.clone(), not_after: earliest_end(file) }).collect()
+        files.map(|file| CertificateExpiry { file: file.clone(), not_after: earliest_end(file) }).collect()
     }
 
     /// Whether the authorities that are trusted here vouch for our own certificate now, as they would at a server
@@ -131,9 +131,9 @@ impl TlsFiles {
     }
 
     /// Changes when any of the files does, also when a link to it is swapped.
-    fn stamp(&self) -> Vec<Option<Stamp>> {
+    fn stamp(&self) -> Vec<Option<FileStamp>> {
         let own = self.own.iter().flat_map(|own| [&own.certificate, &own.key]);
-        self.ca.iter().chain(own).map(|path| Stamp::of(path)).collect()
+        self.ca.iter().chain(own).map(|path| FileStamp::of(path)).collect()
     }
 
     fn ca(&self) -> Result<&Path, TlsError> {
@@ -199,14 +199,14 @@ impl std::fmt::Display for TlsFiles {
 
 /// What tells two states of a file apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Stamp {
+struct FileStamp {
     device: u64,
     inode: u64,
     bytes: u64,
     modified: (i64, i64),
 }
 
-impl Stamp {
+impl FileStamp {
     fn of(path: &Path) -> Option<Self> {
         let metadata = path.metadata().ok()?;
         Some(Self {
@@ -223,23 +223,23 @@ impl Stamp {
 /// Looked at before each handshake, so that nothing polls: three `stat` calls
 /// are nothing beside the cryptography that follows. Connections that exist
 /// keep what they began with.
-pub(crate) struct Reloading<T> {
+pub(crate) struct ReloadingTlsConfig<T> {
     files: TlsFiles,
     make: fn(&TlsFiles) -> Result<T, TlsError>,
-    loaded: Mutex<Loaded<T>>,
+    loaded: Mutex<LoadedTlsConfig<T>>,
 }
 
-struct Loaded<T> {
-    stamp: Vec<Option<Stamp>>,
+struct LoadedTlsConfig<T> {
+    stamp: Vec<Option<FileStamp>>,
     value: Arc<T>,
 }
 
-impl<T> Reloading<T> {
+impl<T> ReloadingTlsConfig<T> {
     fn new(files: &TlsFiles, make: fn(&TlsFiles) -> Result<T, TlsError>) -> Result<Self, TlsError> {
         // Read before the files are: a change in between is then noticed.
         let stamp = files.stamp();
         let value = Arc::new(make(files)?);
-        Ok(Self { files: files.clone(), make, loaded: Mutex::new(Loaded { stamp, value }) })
+        Ok(Self { files: files.clone(), make, loaded: Mutex::new(LoadedTlsConfig { stamp, value }) })
     }
 
     /// The present configuration; the former one when the files cannot be used now.
@@ -263,8 +263,8 @@ impl<T> Reloading<T> {
     }
 }
 
-pub(crate) type ServerTls = Reloading<(Arc<ServerConfig>, TrustDomain)>;
-pub(crate) type ClientTls = Reloading<Arc<ClientConfig>>;
+pub(crate) type ServerTls = ReloadingTlsConfig<(Arc<ServerConfig>, TrustDomain)>;
+pub(crate) type ClientTls = ReloadingTlsConfig<Arc<ClientConfig>>;
 
 impl ServerTls {
     pub(crate) fn load(files: &TlsFiles) -> Result<Self, TlsError> {
@@ -299,7 +299,7 @@ pub enum TlsError {
     },
     /// Others can read the key, or change what is relied upon.
     #[error("a file for TLS cannot be used")]
-    Exposed(#[source] Exposed),
+    Exposed(#[source] FileExposure),
     /// Our own certificate is no identity.
     #[error("{} names no identity of ours; `mycora pki issue` makes one that does", path.display())]
     Identity {

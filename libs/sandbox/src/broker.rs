@@ -12,8 +12,8 @@
 
 mod attributes;
 mod caller;
-mod count;
 mod filter;
+mod fork_counter;
 mod network;
 mod notification;
 mod send;
@@ -30,11 +30,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-use self::caller::Caller;
-use self::count::Count;
-pub(crate) use self::filter::{Handing, hand_over, pipes, take};
-use self::network::Act;
-use self::notification::{Call, Listener};
+use self::caller::SyscallCaller;
+pub(crate) use self::filter::{ListenerHandoff, install_filter, listener_handoff, receive_listener};
+use self::fork_counter::ForkCounter;
+use self::network::SocketOperation;
+use self::notification::{PendingSyscall, SeccompListener};
 use crate::confinement;
 
 /// How many calls may block at once. Each has a thread.
@@ -44,7 +44,7 @@ const STACK_BYTES: usize = 128 * 1024;
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What becomes of a call.
-enum Verdict {
+enum SyscallVerdict {
     /// It was done, and gave this.
     Done(i64),
     /// It fails.
@@ -52,36 +52,36 @@ enum Verdict {
     /// The kernel does it: only for what no memory of the script decides.
     Proceed,
     /// It is done, but may take its time.
-    Blocks(Act),
+    Blocks(SocketOperation),
 }
 
-impl<T: Into<i64>> From<Result<T, Errno>> for Verdict {
+impl<T: Into<i64>> From<Result<T, Errno>> for SyscallVerdict {
     fn from(result: Result<T, Errno>) -> Self {
         result.map_or_else(Self::Failed, |value| Self::Done(value.into()))
     }
 }
 
 /// What one job's calls are judged by.
-pub(crate) struct Broker {
-    listener: Listener,
+pub(crate) struct SyscallBroker {
+    listener: SeccompListener,
     addresses: Vec<AddressRange>,
     /// As the kernel names them.
     places: Vec<PathBuf>,
-    count: Mutex<Count>,
+    count: Mutex<ForkCounter>,
     /// Calls that block, and who executes them, from when that thread runs.
     blocked: Mutex<Vec<(u64, Option<libc::pthread_t>)>>,
     capabilities: Option<CapabilitySets>,
 }
 
-impl Broker {
+impl SyscallBroker {
     /// Serves what `listener` tells of, for the job whose first process is `script`.
-    pub(crate) fn new(listener: OwnedFd, rules: &confinement::Broker, script: u32) -> Self {
+    pub(crate) fn new(listener: OwnedFd, rules: &confinement::BrokerRules, script: u32) -> Self {
         let places = rules.attributes.iter().flatten();
         Self {
-            listener: Listener::new(listener),
+            listener: SeccompListener::new(listener),
             addresses: rules.addresses.clone().unwrap_or_default(),
             places: places.filter_map(|place| std::fs::canonicalize(place).ok()).collect(),
-            count: Mutex::new(Count::new(rules.processes, rules.jobs_below.then_some(script))),
+            count: Mutex::new(ForkCounter::new(rules.processes, rules.jobs_below.then_some(script))),
             blocked: Mutex::default(),
             capabilities: rustix::thread::capabilities(None).ok(),
         }
@@ -103,10 +103,10 @@ impl Broker {
                 Err(_) => return,
             };
             match self.judge(&call) {
-                Verdict::Done(value) => self.listener.answer(call.id, Ok(value)),
-                Verdict::Failed(error) => self.listener.answer(call.id, Err(error)),
-                Verdict::Proceed => self.listener.proceed(call.id),
-                Verdict::Blocks(act) => self.block(scope, call.id, act),
+                SyscallVerdict::Done(value) => self.listener.answer(call.id, Ok(value)),
+                SyscallVerdict::Failed(error) => self.listener.answer(call.id, Err(error)),
+                SyscallVerdict::Proceed => self.listener.proceed(call.id),
+                SyscallVerdict::Blocks(act) => self.block(scope, call.id, act),
             }
         }
     }
@@ -139,7 +139,7 @@ impl Broker {
     }
 
     /// Does what may block on a thread of its own, so that no other call waits for it.
-    fn block<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, id: u64, act: Act) {
+    fn block<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, id: u64, act: SocketOperation) {
         let run = move || {
             interruptible();
             // SAFETY: gives a number.
@@ -161,18 +161,18 @@ impl Broker {
         }
     }
 
-    fn judge(&self, call: &Call) -> Verdict {
+    fn judge(&self, call: &PendingSyscall) -> SyscallVerdict {
         if filter::is_fork(call.number) {
             let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
             return match count.admits(call.thread) {
-                Ok(true) => Verdict::Proceed,
-                Ok(false) => Verdict::Failed(Errno::AGAIN),
-                Err(_) => Verdict::Failed(Errno::NOMEM),
+                Ok(true) => SyscallVerdict::Proceed,
+                Ok(false) => SyscallVerdict::Failed(Errno::AGAIN),
+                Err(_) => SyscallVerdict::Failed(Errno::NOMEM),
             };
         }
-        let caller = match Caller::of(&self.listener, call) {
+        let caller = match SyscallCaller::of(&self.listener, call) {
             Ok(caller) => caller,
-            Err(error) => return Verdict::Failed(error),
+            Err(error) => return SyscallVerdict::Failed(error),
         };
         let judged = match call.number {
             libc::SYS_connect => network::connect(&caller, call, &self.addresses),
@@ -181,15 +181,17 @@ impl Broker {
             libc::SYS_sendmsg => send::send_message(&caller, call, &self.addresses),
             libc::SYS_sendmmsg => send::send_messages(&caller, call, &self.addresses, self),
             // Nor is a file found with more rights than the script's.
-            _ => self.unprivileged(|| attributes::change(&caller, call, &self.places)).map(Prepared::Change),
+            _ => self
+                .unprivileged(|| attributes::change(&caller, call, &self.places))
+                .map(AllowedSyscall::Change),
         };
         match judged {
-            Err(error) => Verdict::Failed(error),
-            Ok(Prepared::Sent(count)) => Verdict::Done(count),
-            Ok(Prepared::Change(change)) => self.unprivileged(|| change.execute()).into(),
-            Ok(Prepared::Act(act)) => match self.unprivileged(|| act.attempt()) {
+            Err(error) => SyscallVerdict::Failed(error),
+            Ok(AllowedSyscall::Sent(count)) => SyscallVerdict::Done(count),
+            Ok(AllowedSyscall::Change(change)) => self.unprivileged(|| change.execute()).into(),
+            Ok(AllowedSyscall::Act(act)) => match self.unprivileged(|| act.attempt()) {
                 Some(done) => done.into(),
-                None => Verdict::Blocks(act),
+                None => SyscallVerdict::Blocks(act),
             },
         }
     }
@@ -210,9 +212,9 @@ impl Broker {
 }
 
 /// A call that was understood and allowed.
-enum Prepared {
-    Act(Act),
-    Change(attributes::Change),
+enum AllowedSyscall {
+    Act(SocketOperation),
+    Change(attributes::AttributeChange),
     /// Done already.
     Sent(i64),
 }

@@ -22,26 +22,26 @@ const PREFIX: &str = "mycora-";
 const ASIDE: &str = "mycora-self";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Version {
+enum CgroupVersion {
     One,
     Two,
 }
 
 /// A group of ours, below the one that this process is in, with a place for each job that runs at once.
 #[derive(Debug, Clone)]
-pub struct Cgroups(Arc<Parent>);
+pub struct Cgroups(Arc<CgroupParent>);
 
 #[derive(Debug)]
-struct Parent {
-    version: Version,
+struct CgroupParent {
+    version: CgroupVersion,
     /// One for each hierarchy.
     dirs: Vec<PathBuf>,
     /// The same, locked while somebody uses them: who was killed leaves them behind unlocked.
     _in_use: Vec<File>,
 }
 
-impl Parent {
-    fn new(version: Version, dirs: Vec<PathBuf>) -> io::Result<Self> {
+impl CgroupParent {
+    fn new(version: CgroupVersion, dirs: Vec<PathBuf>) -> io::Result<Self> {
         let mut in_use = Vec::new();
         for dir in &dirs {
             in_use.push(claim(dir)?);
@@ -51,7 +51,7 @@ impl Parent {
     }
 }
 
-impl Drop for Parent {
+impl Drop for CgroupParent {
     fn drop(&mut self) {
         for dir in &self.dirs {
             // What is in use stays, and is taken over by the next of this name.
@@ -62,8 +62,8 @@ impl Drop for Parent {
 
 /// A place for one job at a time. What was in it is killed, and it is removed, when it is dropped.
 #[derive(Debug)]
-pub struct Slot {
-    parent: Arc<Parent>,
+pub struct CgroupSlot {
+    parent: Arc<CgroupParent>,
     dirs: Vec<PathBuf>,
     /// The bounds in force: memory in bytes, processes.
     bounds: Mutex<Option<(u64, u32)>>,
@@ -78,8 +78,8 @@ impl Cgroups {
     pub fn make(name: &str) -> io::Result<Self> {
         let own = fs::read_to_string("/proc/self/cgroup")?;
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-        make_two(name, &own, &mounts).or_else(|two| {
-            make_one(name, &own, &mounts)
+        make_v2(name, &own, &mounts).or_else(|two| {
+            make_v1(name, &own, &mounts)
                 .map_err(|one| io::Error::new(one.kind(), format!("version 2: {two}; version 1: {one}")))
         })
     }
@@ -88,8 +88,8 @@ impl Cgroups {
     #[must_use]
     pub fn layer(&self) -> &'static str {
         match self.0.version {
-            Version::One => "cgroup-v1",
-            Version::Two => "cgroup-v2",
+            CgroupVersion::One => "cgroup-v1",
+            CgroupVersion::Two => "cgroup-v2",
         }
     }
 
@@ -107,7 +107,7 @@ impl Cgroups {
         for name in names {
             let dirs = self.0.dirs.iter().map(|dir| dir.join(&name)).collect();
             // Removed with everything in it when it is dropped.
-            drop(Slot { parent: Arc::clone(&self.0), dirs, bounds: Mutex::new(None) });
+            drop(CgroupSlot { parent: Arc::clone(&self.0), dirs, bounds: Mutex::new(None) });
         }
         Ok(())
     }
@@ -116,9 +116,9 @@ impl Cgroups {
     ///
     /// # Errors
     /// When it cannot be made, or what is in it does not end.
-    pub fn slot(&self, name: &str) -> io::Result<Slot> {
+    pub fn slot(&self, name: &str) -> io::Result<CgroupSlot> {
         let dirs: Vec<PathBuf> = self.0.dirs.iter().map(|dir| dir.join(name)).collect();
-        let slot = Slot { parent: Arc::clone(&self.0), dirs, bounds: Mutex::new(None) };
+        let slot = CgroupSlot { parent: Arc::clone(&self.0), dirs, bounds: Mutex::new(None) };
         for dir in &slot.dirs {
             make_dir(dir)?;
         }
@@ -127,7 +127,7 @@ impl Cgroups {
     }
 }
 
-impl Slot {
+impl CgroupSlot {
     /// What a process enters, one directory for each hierarchy.
     pub fn dirs(&self) -> impl Iterator<Item = &PathBuf> {
         self.dirs.iter()
@@ -144,12 +144,12 @@ impl Slot {
         }
         *bounds = None;
         match self.parent.version {
-            Version::Two => {
+            CgroupVersion::Two => {
                 self.write("memory.max", &memory_bytes.to_string())?;
                 // Not there where the kernel does not count it.
                 let _ = self.write("memory.swap.max", "0");
             }
-            Version::One => {
+            CgroupVersion::One => {
                 // The second bound is never below the first, so it goes out of the way first.
                 let _ = self.write("memory.memsw.limit_in_bytes", "-1");
                 self.write("memory.limit_in_bytes", &memory_bytes.to_string())?;
@@ -165,7 +165,7 @@ impl Slot {
     ///
     /// # Errors
     /// When it is gone, or the kernel does not let it.
-    pub fn place(&self, pid: u32) -> io::Result<()> {
+    pub fn add_process(&self, pid: u32) -> io::Result<()> {
         self.dirs.iter().try_for_each(|dir| fs::write(dir.join("cgroup.procs"), pid.to_string()))
     }
 
@@ -173,8 +173,8 @@ impl Slot {
     #[must_use]
     pub fn oom_kills(&self) -> u64 {
         let file = match self.parent.version {
-            Version::Two => "memory.events",
-            Version::One => "memory.oom_control",
+            CgroupVersion::Two => "memory.events",
+            CgroupVersion::One => "memory.oom_control",
         };
         let texts = self.dirs.iter().filter_map(|dir| fs::read_to_string(dir.join(file)).ok());
         texts.filter_map(|text| number_after(&text, "oom_kill ")).sum()
@@ -214,7 +214,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for CgroupSlot {
     fn drop(&mut self) {
         if let Err(error) = self.kill_all() {
             tracing::warn!(%error, "a control group cannot be emptied");
@@ -231,10 +231,10 @@ pub fn members(dirs: &[PathBuf]) -> HashSet<u32> {
     texts.flat_map(|text| text.lines().filter_map(|line| line.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
-fn make_two(name: &str, own: &str, mounts: &str) -> io::Result<Cgroups> {
+fn make_v2(name: &str, own: &str, mounts: &str) -> io::Result<Cgroups> {
     let unsupported = |why: &str| io::Error::new(io::ErrorKind::Unsupported, why.to_owned());
     let place = own.lines().find_map(|line| line.strip_prefix("0::")).ok_or_else(|| unsupported("none"))?;
-    let mount = mounts.lines().find_map(|line| Mount::read(line, "cgroup2", None));
+    let mount = mounts.lines().find_map(|line| CgroupMount::read(line, "cgroup2", None));
     let mount = mount.ok_or_else(|| unsupported("not mounted"))?;
     // Another runner of the same group may have moved us aside with itself.
     let place = match place.strip_suffix(ASIDE).and_then(|place| place.strip_suffix('/')) {
@@ -258,7 +258,7 @@ fn make_two(name: &str, own: &str, mounts: &str) -> io::Result<Cgroups> {
         }
         other => other?,
     }
-    let groups = Cgroups(Arc::new(Parent::new(Version::Two, vec![dir])?));
+    let groups = Cgroups(Arc::new(CgroupParent::new(CgroupVersion::Two, vec![dir])?));
     groups.remove_leftovers()?;
     fs::write(groups.0.dirs[0].join("cgroup.subtree_control"), "+memory +pids")?;
     Ok(groups)
@@ -294,7 +294,7 @@ fn move_aside(own: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::ResourceBusy, "what is in our group does not leave it"))
 }
 
-fn make_one(name: &str, own: &str, mounts: &str) -> io::Result<Cgroups> {
+fn make_v1(name: &str, own: &str, mounts: &str) -> io::Result<Cgroups> {
     let mut dirs = Vec::new();
     for wanted in ["memory", "pids"] {
         let missing = || io::Error::new(io::ErrorKind::Unsupported, format!("no hierarchy for {wanted}"));
@@ -303,27 +303,27 @@ fn make_one(name: &str, own: &str, mounts: &str) -> io::Result<Cgroups> {
             let (controllers, place) = rest.split_once(':')?;
             controllers.split(',').any(|controller| controller == wanted).then_some(place)
         });
-        let mount = mounts.lines().find_map(|line| Mount::read(line, "cgroup", Some(wanted)));
+        let mount = mounts.lines().find_map(|line| CgroupMount::read(line, "cgroup", Some(wanted)));
         let own = mount.ok_or_else(missing)?.dir_of(place.ok_or_else(missing)?).ok_or_else(missing)?;
         dirs.push(own.join(name));
     }
     // Both may be in one hierarchy.
     dirs.dedup();
-    let groups = Cgroups(Arc::new(Parent::new(Version::One, dirs)?));
+    let groups = Cgroups(Arc::new(CgroupParent::new(CgroupVersion::One, dirs)?));
     groups.remove_leftovers()?;
     Ok(groups)
 }
 
 /// A hierarchy, or the part of it that a container sees.
 #[derive(Debug, PartialEq, Eq)]
-struct Mount<'a> {
+struct CgroupMount<'a> {
     /// The group that is mounted.
     root: &'a Path,
     /// Where.
     point: &'a Path,
 }
 
-impl<'a> Mount<'a> {
+impl<'a> CgroupMount<'a> {
     /// Reads a line of `mountinfo`, when it is about a file system of this kind, with this option.
     fn read(line: &'a str, kind: &str, option: Option<&str>) -> Option<Self> {
         let (before, after) = line.split_once(" - ")?;
@@ -399,14 +399,14 @@ mod tests {
     #[test]
     fn a_group_is_found_where_a_container_sees_it() {
         let host = "36 32 0:31 / /sys/fs/cgroup/pids rw,relatime shared:14 - cgroup cgroup rw,pids";
-        let mount = Mount::read(host, "cgroup", Some("pids")).expect("the hierarchy of pids");
+        let mount = CgroupMount::read(host, "cgroup", Some("pids")).expect("the hierarchy of pids");
         assert_eq!(mount.dir_of("/"), Some("/sys/fs/cgroup/pids".into()));
         assert_eq!(mount.dir_of("/a/b"), Some("/sys/fs/cgroup/pids/a/b".into()));
-        assert_eq!(Mount::read(host, "cgroup", Some("memory")), None);
-        assert_eq!(Mount::read(host, "cgroup2", None), None);
+        assert_eq!(CgroupMount::read(host, "cgroup", Some("memory")), None);
+        assert_eq!(CgroupMount::read(host, "cgroup2", None), None);
         // A container may see its own group as the root of the mount, and elsewhere under its full name.
         let inside = "714 705 0:31 /docker/1f /sys/fs/cgroup/pids ro,nosuid - cgroup cgroup rw,pids";
-        let mount = Mount::read(inside, "cgroup", Some("pids")).expect("the hierarchy of pids");
+        let mount = CgroupMount::read(inside, "cgroup", Some("pids")).expect("the hierarchy of pids");
         assert_eq!(mount.dir_of("/docker/1f/x"), Some("/sys/fs/cgroup/pids/x".into()));
         assert_eq!(mount.dir_of("/docker/2e"), None, "somebody else's");
     }
@@ -415,7 +415,9 @@ mod tests {
     #[test]
     fn only_what_is_ours_is_moved_aside() {
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
-        let Some(mount) = mounts.lines().find_map(|line| Mount::read(line, "cgroup2", None)) else { return };
+        let Some(mount) = mounts.lines().find_map(|line| CgroupMount::read(line, "cgroup2", None)) else {
+            return;
+        };
         let own = mount.point.join(format!("mycora-test-{}-aside", std::process::id()));
         if fs::create_dir(&own).is_err() {
             // Not ours to divide.

@@ -16,18 +16,18 @@ use tokio::io::unix::AsyncFd;
 
 use zeroize::Zeroizing;
 
-use crate::confinement::Request;
+use crate::confinement::SandboxRequest;
 use crate::init::ARGUMENT;
-use crate::protocol::{DATAGRAM_BYTES_MAX, Event, Order};
+use crate::protocol::{DATAGRAM_BYTES_MAX, InitCommand, InitEvent};
 
 /// The program that becomes the first process of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Launcher {
+pub struct SandboxLauncher {
     /// One that calls [`crate::launch_if_asked`] first thing.
     pub program: PathBuf,
 }
 
-impl Launcher {
+impl SandboxLauncher {
     /// This very program, also when its file was replaced meanwhile.
     #[must_use]
     pub fn this_program() -> Self {
@@ -43,20 +43,25 @@ impl Launcher {
 
 /// The processes of one job: dropped, they end.
 #[derive(Debug)]
-pub struct Child {
-    seat: AsyncFd<OwnedFd>,
+pub struct SandboxedJob {
+    socket: AsyncFd<OwnedFd>,
     pid: u32,
     /// Absent for one that somebody else waits for.
     process: Option<tokio::process::Child>,
 }
 
-impl Child {
+impl SandboxedJob {
     /// Starts a program by way of the launcher. What it prints goes to `stdout` and `stderr`. Whether it runs is
     /// the first event.
     ///
     /// # Errors
     /// When the launcher cannot be started.
-    pub fn start(launcher: &Launcher, request: &Request, stdout: Stdio, stderr: Stdio) -> io::Result<Self> {
+    pub fn start(
+        launcher: &SandboxLauncher,
+        request: &SandboxRequest,
+        stdout: Stdio,
+        stderr: Stdio,
+    ) -> io::Result<Self> {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         hand_over(&ours, request)?;
@@ -84,7 +89,7 @@ impl Child {
         let seat =
             unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE | Interest::WRITABLE) };
         let seat = seat.map_err(|error| error.into_parts().1)?;
-        Ok(Self { seat, pid, process: None })
+        Ok(Self { socket: seat, pid, process: None })
     }
 
     /// The number of its init.
@@ -97,7 +102,7 @@ impl Child {
     ///
     /// # Errors
     /// When the init says what cannot be understood, or cannot be heard.
-    pub async fn next(&mut self) -> io::Result<Option<Event>> {
+    pub async fn next(&mut self) -> io::Result<Option<InitEvent>> {
         let receive = |socket: &OwnedFd| {
             let mut text = vec![0; DATAGRAM_BYTES_MAX];
             loop {
@@ -111,7 +116,7 @@ impl Child {
                 }
             }
         };
-        let text = self.seat.async_io(Interest::READABLE, receive).await?;
+        let text = self.socket.async_io(Interest::READABLE, receive).await?;
         if text.is_empty() {
             if let Some(process) = &mut self.process {
                 // It has closed its socket by ending, or does so now.
@@ -126,14 +131,14 @@ impl Child {
     ///
     /// # Errors
     /// When it is gone.
-    pub async fn order(&self, order: Order) -> io::Result<()> {
+    pub async fn send_command(&self, order: InitCommand) -> io::Result<()> {
         let text = serde_json::to_vec(&order)?;
         let send = |socket: &OwnedFd| Ok(rustix::net::send(socket, &text, SendFlags::NOSIGNAL)?);
-        self.seat.async_io(Interest::WRITABLE, send).await.map(drop)
+        self.socket.async_io(Interest::WRITABLE, send).await.map(drop)
     }
 }
 
-fn hand_over(seat: &OwnedFd, request: &Request) -> io::Result<()> {
+fn hand_over(seat: &OwnedFd, request: &SandboxRequest) -> io::Result<()> {
     let file = rustix::fs::memfd_create("request", MemfdFlags::CLOEXEC)?;
     let mut file = File::from(file);
     // It has the secrets of the job in it.

@@ -11,8 +11,8 @@ use rustix::process::{Gid, Pid, Resource, Rlimit, Signal, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::{Deserialize, Serialize};
 
-use crate::broker::Handing;
-use crate::confinement::{Builtin, Limits, Program, Request};
+use crate::broker::ListenerHandoff;
+use crate::confinement::{Builtin, ProcessLimits, SandboxProgram, SandboxRequest};
 use crate::{broker, files, syscalls};
 
 /// What a builtin exits with that panicked, as other programs do.
@@ -22,21 +22,21 @@ const SCRIPT_UMASK: Mode = Mode::WGRP.union(Mode::WOTH);
 
 /// A layer that could not be put around the script.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Refused {
+pub(crate) struct LayerFailure {
     pub(crate) layer: String,
     pub(crate) detail: String,
 }
 
 /// Becomes the script, confined; returns only when that fails.
 pub(crate) fn become_script(
-    request: &Request,
+    request: &SandboxRequest,
     init: Pid,
-    handing: Option<Handing>,
+    handing: Option<ListenerHandoff>,
     builtins: &[Builtin],
-) -> Refused {
-    let refused = |detail| Refused { layer: "exec".into(), detail };
+) -> LayerFailure {
+    let refused = |detail| LayerFailure { layer: "exec".into(), detail };
     match &request.program {
-        Program::File(program) => match confine(request, init, handing) {
+        SandboxProgram::File(program) => match confine(request, init, handing) {
             Err(refused) => refused,
             Ok(()) => {
                 let mut command = Command::new(program);
@@ -45,7 +45,7 @@ pub(crate) fn become_script(
                 refused(format!("{}: {error}", program.display()))
             }
         },
-        Program::Builtin(name) => {
+        SandboxProgram::Builtin(name) => {
             let Some(builtin) = builtins.iter().find(|builtin| builtin.name == name) else {
                 return refused(format!("the launcher has no builtin `{name}`"));
             };
@@ -89,7 +89,11 @@ fn close_all() -> io::Result<()> {
     Ok(())
 }
 
-fn confine(request: &Request, init: Pid, handing: Option<Handing>) -> Result<(), Refused> {
+fn confine(
+    request: &SandboxRequest,
+    init: Pid,
+    handing: Option<ListenerHandoff>,
+) -> Result<(), LayerFailure> {
     let confinement = &request.confinement;
     layer("session", session())?;
     layer("cgroup", enter(&confinement.cgroups))?;
@@ -111,13 +115,13 @@ fn confine(request: &Request, init: Pid, handing: Option<Handing>) -> Result<(),
         layer("seccomp", syscalls::restrict(allowed))?;
     }
     if let Some(handing) = handing {
-        layer("broker", broker::hand_over(&confinement.broker, handing))?;
+        layer("broker", broker::install_filter(&confinement.broker, handing))?;
     }
     Ok(())
 }
 
-fn layer<T>(name: &str, result: io::Result<T>) -> Result<T, Refused> {
-    result.map_err(|error| Refused { layer: name.to_owned(), detail: error.to_string() })
+fn layer<T>(name: &str, result: io::Result<T>) -> Result<T, LayerFailure> {
+    result.map_err(|error| LayerFailure { layer: name.to_owned(), detail: error.to_string() })
 }
 
 fn session() -> io::Result<()> {
@@ -135,8 +139,8 @@ fn enter(cgroups: &[PathBuf]) -> io::Result<()> {
     Ok(())
 }
 
-fn limit(limits: &Limits) -> io::Result<()> {
-    let Limits { cpu_secs, address_space, open_files, file_size, processes } = *limits;
+fn limit(limits: &ProcessLimits) -> io::Result<()> {
+    let ProcessLimits { cpu_secs, address_space, open_files, file_size, processes } = *limits;
     for (resource, most) in [
         (Resource::Core, Some(0)),
         (Resource::Cpu, cpu_secs),

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 /// A program to be run, and what is put around it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct SandboxRequest {
     /// What runs.
-    pub program: Program,
+    pub program: SandboxProgram,
     /// Its arguments.
     pub args: Vec<String>,
     /// All that its environment has.
@@ -24,14 +24,14 @@ pub struct Request {
 /// What a request runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Program {
+pub enum SandboxProgram {
     /// An executable.
     File(PathBuf),
     /// Part of the launcher's own program, by its name: nothing is executed.
     Builtin(String),
 }
 
-impl<T: Into<PathBuf>> From<T> for Program {
+impl<T: Into<PathBuf>> From<T> for SandboxProgram {
     fn from(path: T) -> Self {
         Self::File(path.into())
     }
@@ -52,7 +52,7 @@ pub struct Builtin {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Confinement {
     /// Bounds of each of its processes.
-    pub limits: Limits,
+    pub limits: ProcessLimits,
     /// Control groups that it enters, as directories.
     pub cgroups: Vec<PathBuf>,
     /// The user and group that it runs as, when these are not the runner's.
@@ -60,16 +60,16 @@ pub struct Confinement {
     /// The files that it reaches; all that its user may reach when absent.
     pub files: Option<FileRules>,
     /// The system calls that it may use; all when absent.
-    pub syscalls: Option<Syscalls>,
+    pub syscalls: Option<SyscallRules>,
     /// What it has its init do instead of doing it itself.
     #[serde(default)]
-    pub broker: Broker,
+    pub broker: BrokerRules,
 }
 
 /// What a script does not do itself, since the kernel asks too little before it lets it: its init looks at each such call, and
 /// does it in the script's place or refuses it. Nothing by default.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Broker {
+pub struct BrokerRules {
     /// Connections and datagrams to addresses. They reach no inner address (see [`addresses::is_inner`]) and none of this
     /// machine, but those that are listed here.
     pub addresses: Option<Vec<AddressRange>>,
@@ -82,7 +82,7 @@ pub struct Broker {
     pub jobs_below: bool,
 }
 
-impl Broker {
+impl BrokerRules {
     /// Returns whether there is nothing that the init does.
     #[must_use]
     pub fn is_idle(&self) -> bool {
@@ -93,7 +93,7 @@ impl Broker {
 
 /// Bounds of one process, as `setrlimit` knows them. Absent: as the runner has them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct ProcessLimits {
     /// Seconds of processor time.
     pub cpu_secs: Option<u64>,
     /// Bytes of address space.
@@ -118,14 +118,14 @@ pub struct FileRules {
 
 /// Which system calls may be used: those that a script has no business with are refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Syscalls {
+pub struct SyscallRules {
     /// Sockets of IPv4 and IPv6 may be made. Otherwise none.
     pub network: bool,
 }
 
 /// The layers that are used where they stand. All of them, but in tests of what each of them is good for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layers {
+pub struct IsolationLayers {
     /// Landlock.
     pub files: bool,
     /// Seccomp.
@@ -138,7 +138,7 @@ pub struct Layers {
     pub broker: bool,
 }
 
-impl Default for Layers {
+impl Default for IsolationLayers {
     fn default() -> Self {
         Self { files: true, syscalls: true, cgroup: true, owner: true, broker: true }
     }

@@ -15,12 +15,12 @@ use model::EndedProcess;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process_group};
 
-use crate::broker::{self, Broker};
-use crate::confine::{self, Refused};
-use crate::confinement::{Builtin, Request};
+use crate::broker::{self, SyscallBroker};
+use crate::confine::{self, LayerFailure};
+use crate::confinement::{Builtin, SandboxRequest};
 use crate::probe::{TRY_CONNECT, TRY_SOCKET, try_connect, try_socket};
 use crate::processes;
-use crate::protocol::{DATAGRAM_BYTES_MAX, ENDED_MAX, Event, Order};
+use crate::protocol::{DATAGRAM_BYTES_MAX, ENDED_MAX, InitCommand, InitEvent};
 
 /// The argument by which a program knows that it is to be the launcher.
 pub(crate) const ARGUMENT: &str = "sandbox-launch";
@@ -58,7 +58,7 @@ fn run(builtins: &[Builtin]) -> io::Result<Never> {
     // Nobody of the same user looks into it, or changes it.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     let rules = &request.confinement.broker;
-    let handing = broker::pipes(rules)?;
+    let handing = broker::listener_handoff(rules)?;
     let (failure, failing) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     // Whoever ends a whole service sends signals to all of its processes: this one still has to end the others.
     block_signals(true);
@@ -79,7 +79,7 @@ fn run(builtins: &[Builtin]) -> io::Result<Never> {
     };
     drop(failing);
     let listener = match handing {
-        Some(handing) => broker::take(script, handing)?,
+        Some(handing) => broker::receive_listener(script, handing)?,
         None => None,
     };
     // The script's, and not ours: their other ends would not be seen closed.
@@ -90,20 +90,23 @@ fn run(builtins: &[Builtin]) -> io::Result<Never> {
     let mut refused = Vec::new();
     File::from(failure).read_to_end(&mut refused)?;
     if !refused.is_empty() {
-        let Refused { layer, detail } = serde_json::from_slice(&refused)?;
-        say(&seat, &Event::Refused { layer, detail });
+        let LayerFailure { layer, detail } = serde_json::from_slice(&refused)?;
+        send_event(&seat, &InitEvent::Refused { layer, detail });
         exit(0);
     }
-    say(&seat, &Event::Started { pid: script.as_raw_nonzero().get().unsigned_abs() });
-    let broker =
-        listener.map(|listener| Broker::new(listener, rules, script.as_raw_nonzero().get().unsigned_abs()));
-    let job = Job { seat, state: Mutex::new(State { script: Some(script), ended: Vec::new() }) };
+    send_event(&seat, &InitEvent::Started { pid: script.as_raw_nonzero().get().unsigned_abs() });
+    let broker = listener
+        .map(|listener| SyscallBroker::new(listener, rules, script.as_raw_nonzero().get().unsigned_abs()));
+    let job = InitProcess {
+        socket: seat,
+        state: Mutex::new(InitProcessState { script: Some(script), ended: Vec::new() }),
+    };
     std::thread::scope(|scope| {
-        scope.spawn(|| obey(&job));
+        scope.spawn(|| serve_commands(&job));
         if let Some(broker) = &broker {
             scope.spawn(|| broker.serve(scope));
         }
-        collect(&job, script)
+        reap_children(&job, script)
     })
 }
 
@@ -136,7 +139,7 @@ fn block_signals(block: bool) {
 }
 
 /// Takes the request, which comes as a file: it may be long, and is nobody else's to see.
-fn receive(seat: &OwnedFd) -> io::Result<Request> {
+fn receive(seat: &OwnedFd) -> io::Result<SandboxRequest> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut extra = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0; 1];
@@ -150,24 +153,24 @@ fn receive(seat: &OwnedFd) -> io::Result<Request> {
     Ok(serde_json::from_reader(io::BufReader::new(file))?)
 }
 
-struct Job {
-    seat: OwnedFd,
-    state: Mutex<State>,
+struct InitProcess {
+    socket: OwnedFd,
+    state: Mutex<InitProcessState>,
 }
 
-struct State {
+struct InitProcessState {
     /// The script's own process, while nobody has waited for it: until then its number is its own.
     script: Option<Pid>,
     ended: Vec<EndedProcess>,
 }
 
-impl Job {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl InitProcess {
+    fn state(&self) -> MutexGuard<'_, InitProcessState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn say(seat: &OwnedFd, event: &Event) {
+fn send_event(seat: &OwnedFd, event: &InitEvent) {
     if let Ok(text) = serde_json::to_vec(event) {
         // Should the runner be gone, that shows elsewhere.
         let _ = rustix::net::send(seat, &text, SendFlags::NOSIGNAL);
@@ -175,7 +178,7 @@ fn say(seat: &OwnedFd, event: &Event) {
 }
 
 /// Waits for everything that ends, until nothing is left.
-fn collect(job: &Job, script: Pid) -> ! {
+fn reap_children(job: &InitProcess, script: Pid) -> ! {
     loop {
         // Looks first and collects under the lock, so that nobody signals a number that is free again.
         let waiting = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
@@ -202,23 +205,23 @@ fn collect(job: &Job, script: Pid) -> ! {
         }
         if let Some(status) = ended {
             let event = match (status.exit_status(), status.terminating_signal()) {
-                (Some(code), _) => Event::Exited { code, left },
-                (None, signal) => Event::Signalled { signal: signal.unwrap_or_default(), left },
+                (Some(code), _) => InitEvent::Exited { code, left },
+                (None, signal) => InitEvent::Signalled { signal: signal.unwrap_or_default(), left },
             };
-            say(&job.seat, &event);
+            send_event(&job.socket, &event);
         }
         if !left {
-            say(&job.seat, &Event::Over { ended: std::mem::take(&mut state.ended) });
+            send_event(&job.socket, &InitEvent::Over { ended: std::mem::take(&mut state.ended) });
             exit(0);
         }
     }
 }
 
 /// Does what the runner says, and ends everything when it says no more.
-fn obey(job: &Job) {
+fn serve_commands(job: &InitProcess) {
     let mut text = vec![0; DATAGRAM_BYTES_MAX];
     loop {
-        let order = match rustix::net::recv(&job.seat, &mut text[..], RecvFlags::empty()) {
+        let order = match rustix::net::recv(&job.socket, &mut text[..], RecvFlags::empty()) {
             Err(rustix::io::Errno::INTR) => continue,
             Ok((0, _)) | Err(_) => {
                 kill(job);
@@ -227,21 +230,21 @@ fn obey(job: &Job) {
             Ok((length, _)) => serde_json::from_slice(&text[..length]),
         };
         match order {
-            Ok(Order::Terminate) => {
+            Ok(InitCommand::Terminate) => {
                 let state = job.state();
                 if let Some(script) = state.script {
                     // A group that is gone needs no signal.
                     let _ = kill_process_group(script, Signal::TERM);
                 }
             }
-            Ok(Order::Kill) => kill(job),
-            Ok(Order::Go) | Err(_) => {}
+            Ok(InitCommand::Kill) => kill(job),
+            Ok(InitCommand::Go) | Err(_) => {}
         }
     }
 }
 
 /// Kills everything below until nothing is left; whoever collects ends this process then.
-fn kill(job: &Job) {
+fn kill(job: &InitProcess) {
     let own = std::process::id();
     let script = job.state().script.map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     loop {

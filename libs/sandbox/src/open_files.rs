@@ -18,7 +18,7 @@ pub type FileId = (u64, u64);
 
 /// Whose files on which file system count.
 #[derive(Debug, Clone)]
-pub struct Scope {
+pub struct FileScope {
     /// The directory of the job.
     pub dir: PathBuf,
     /// Who owns what the job makes: anything else that its processes hold is not its own.
@@ -55,7 +55,7 @@ impl OpenFiles {
 ///
 /// # Errors
 /// Says what is missing.
-pub fn can_be_seen(owner: u32) -> Result<(), String> {
+pub fn can_inspect(owner: u32) -> Result<(), String> {
     let is_own = rustix::process::geteuid().as_raw() == owner;
     let may = || {
         let own = rustix::thread::capabilities(None);
@@ -70,11 +70,11 @@ pub fn can_be_seen(owner: u32) -> Result<(), String> {
 /// Looks at what these processes have open and mapped. Files of the scope that have a name count when they lie below its
 /// directory: whoever walks it takes out what it finds there, and what is left was moved about meanwhile.
 #[must_use]
-pub fn of(processes: &[u32], scope: &Scope) -> OpenFiles {
+pub fn scan(processes: &[u32], scope: &FileScope) -> OpenFiles {
     let Ok(device) = fs::metadata(&scope.dir).map(|dir| dir.dev()) else { return OpenFiles::default() };
-    let mut look = Look { scope, device, open: OpenFiles::default(), left: LOOKS_MAX };
+    let mut look = OpenFileScan { scope, device, open: OpenFiles::default(), left: LOOKS_MAX };
     // Where nobody can be seen, nobody hides.
-    let can_hide = can_be_seen(scope.owner).is_ok();
+    let can_hide = can_inspect(scope.owner).is_ok();
     for pid in processes {
         if let Err(error) = look.descriptors(*pid).and_then(|()| look.mappings(*pid)) {
             // What ends meanwhile holds nothing.
@@ -89,14 +89,14 @@ fn is_there(pid: u32) -> bool {
     crate::processes::observe(pid).is_ok()
 }
 
-struct Look<'a> {
-    scope: &'a Scope,
+struct OpenFileScan<'a> {
+    scope: &'a FileScope,
     device: u64,
     open: OpenFiles,
     left: usize,
 }
 
-impl Look<'_> {
+impl OpenFileScan<'_> {
     fn has_room(&mut self) -> bool {
         self.left = self.left.saturating_sub(1);
         self.open.unseen |= self.left == 0;
@@ -142,7 +142,7 @@ impl Look<'_> {
     fn mappings(&mut self, pid: u32) -> io::Result<()> {
         let maps = fs::read(format!("/proc/{pid}/maps"))?;
         for line in String::from_utf8_lossy(&maps).lines().filter(|line| line.ends_with(REMOVED)) {
-            let Some(mapping) = Mapping::read(line) else { continue };
+            let Some(mapping) = MemoryMapping::read(line) else { continue };
             if mapping.path.starts_with(MEMORY) {
                 continue;
             }
@@ -159,7 +159,7 @@ impl Look<'_> {
         Ok(())
     }
 
-    fn guess(&mut self, mapping: &Mapping<'_>) {
+    fn guess(&mut self, mapping: &MemoryMapping<'_>) {
         let id = (mapping.device, mapping.inode);
         let ours = mapping.device == self.device && Path::new(mapping.path).starts_with(&self.scope.dir);
         if ours && self.open.files.get(&id).is_none_or(|known| *known < mapping.end) {
@@ -178,7 +178,7 @@ fn has_descriptors_on_their_way(pid: u32, link: &Path) -> bool {
 }
 
 /// A line of `/proc/<pid>/maps`.
-struct Mapping<'a> {
+struct MemoryMapping<'a> {
     range: &'a str,
     /// How far into the file it reaches.
     end: u64,
@@ -187,7 +187,7 @@ struct Mapping<'a> {
     path: &'a str,
 }
 
-impl<'a> Mapping<'a> {
+impl<'a> MemoryMapping<'a> {
     fn read(line: &'a str) -> Option<Self> {
         let mut rest = line;
         let mut next = || {
@@ -218,9 +218,9 @@ mod tests {
 
     use super::*;
 
-    fn place() -> (tempfile::TempDir, Scope) {
+    fn place() -> (tempfile::TempDir, FileScope) {
         let dir = tempfile::tempdir().expect("a directory");
-        let scope = Scope { dir: dir.path().to_owned(), owner: rustix::process::geteuid().as_raw() };
+        let scope = FileScope { dir: dir.path().to_owned(), owner: rustix::process::geteuid().as_raw() };
         (dir, scope)
     }
 
@@ -231,8 +231,8 @@ mod tests {
         file
     }
 
-    fn seen(scope: &Scope) -> OpenFiles {
-        of(&[std::process::id()], scope)
+    fn seen(scope: &FileScope) -> OpenFiles {
+        scan(&[std::process::id()], scope)
     }
 
     #[test]
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(seen(&scope).disk_bytes(), 0, "what has a name elsewhere is none of its own");
         let _here = file(dir.path(), "here", 100_000);
         assert!(seen(&scope).disk_bytes() >= 100_000, "it may be moved while the directory is walked");
-        let stranger = Scope { owner: scope.owner + 1, ..scope };
+        let stranger = FileScope { owner: scope.owner + 1, ..scope };
         assert_eq!(seen(&stranger), OpenFiles { unseen: seen(&stranger).unseen, ..OpenFiles::default() });
     }
 
@@ -300,11 +300,11 @@ mod tests {
     #[test]
     fn mappings_are_read_as_the_kernel_writes_them() {
         let line = "7f00-9f00 rw-s 00001000 fd:01 42                     /place/a b (deleted)";
-        let mapping = Mapping::read(line).expect("a mapping");
+        let mapping = MemoryMapping::read(line).expect("a mapping");
         assert_eq!((mapping.range, mapping.end, mapping.inode), ("7f00-9f00", 0x3000, 42));
         assert_eq!((mapping.device, mapping.path), (rustix::fs::makedev(0xfd, 1), "/place/a b"));
         for other in ["", "7f00 rw-s 0 fd:01 42 /a (deleted)", "9f00-7f00 rw-s 0 fd:01 42 /a (deleted)"] {
-            assert!(Mapping::read(other).is_none(), "{other}");
+            assert!(MemoryMapping::read(other).is_none(), "{other}");
         }
     }
 }

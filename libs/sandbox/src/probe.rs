@@ -9,14 +9,16 @@ use std::process::Stdio;
 use model::{AddressRange, AddressRangeError, Isolation};
 
 use crate::cgroup::Cgroups;
-use crate::child::{Child, Launcher};
-use crate::confinement::{Broker, Confinement, FileRules, Layers, Request, Syscalls, system_paths};
+use crate::child::{SandboxLauncher, SandboxedJob};
+use crate::confinement::{
+    BrokerRules, Confinement, FileRules, IsolationLayers, SandboxRequest, SyscallRules, system_paths,
+};
 use crate::files;
-use crate::protocol::Event;
+use crate::protocol::InitEvent;
 
 /// What stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Standing {
+pub struct IsolationSupport {
     /// What it comes to.
     pub level: Isolation,
     /// The layers by name.
@@ -36,12 +38,12 @@ pub struct Standing {
     /// Processes are counted where no control group does.
     pub processes: bool,
     /// What does not stand.
-    pub missing: Vec<Missing>,
+    pub missing: Vec<MissingLayer>,
 }
 
 /// A layer that does not stand.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingLayer {
     /// Its name.
     pub layer: &'static str,
     /// Why, for people.
@@ -50,11 +52,11 @@ pub struct Missing {
 
 /// What is tried.
 #[derive(Debug)]
-pub struct Probe<'a> {
+pub struct IsolationProbe<'a> {
     /// Starts what tries.
-    pub launcher: &'a Launcher,
+    pub launcher: &'a SandboxLauncher,
     /// What is wanted.
-    pub layers: Layers,
+    pub layers: IsolationLayers,
     /// The control groups, or why there are none.
     pub cgroups: Result<&'a Cgroups, String>,
     /// A user that contexts get, or why they get none.
@@ -64,14 +66,14 @@ pub struct Probe<'a> {
 }
 
 /// Whether a layer held, and else why not.
-type Held = Result<(), String>;
+type LayerCheck = Result<(), String>;
 
-impl Probe<'_> {
+impl IsolationProbe<'_> {
     /// Tries everything.
     ///
     /// # Errors
     /// When the launcher starts nothing, confined or not.
-    pub async fn run(&self) -> io::Result<Standing> {
+    pub async fn run(&self) -> io::Result<IsolationSupport> {
         let secret = self.dir.join(format!("probe-{}", std::process::id()));
         std::fs::write(&secret, "not for scripts\n")?;
         let tried = self.tried(&secret).await;
@@ -79,7 +81,7 @@ impl Probe<'_> {
         tried
     }
 
-    async fn tried(&self, secret: &Path) -> io::Result<Standing> {
+    async fn tried(&self, secret: &Path) -> io::Result<IsolationSupport> {
         if self.shell(&read(secret), Confinement::default()).await? != Some(0) {
             return Err(io::Error::other("a script that is confined by nothing does not run"));
         }
@@ -89,7 +91,7 @@ impl Probe<'_> {
         let user = self.owner.as_ref().ok().copied().filter(|_| owner.is_ok());
         let (network, attributes, processes) =
             tokio::join!(self.network(user), self.attributes(secret), self.processes(user));
-        let mut standing = Standing {
+        let mut standing = IsolationSupport {
             level: Isolation::Basic,
             layers: vec!["session".to_owned()],
             files: files.is_ok(),
@@ -115,7 +117,7 @@ impl Probe<'_> {
         ] {
             match held {
                 Ok(()) => standing.layers.push(name),
-                Err(why) => standing.missing.push(Missing { layer, why }),
+                Err(why) => standing.missing.push(MissingLayer { layer, why }),
             }
         }
         // What belongs to a user is its own to change in ways that Landlock does not know: modes, owners and times.
@@ -126,7 +128,7 @@ impl Probe<'_> {
         Ok(standing)
     }
 
-    async fn files(&self, secret: &Path) -> Held {
+    async fn files(&self, secret: &Path) -> LayerCheck {
         wanted(self.layers.files)?;
         let confinement = Confinement { files: Some(self.rules()), ..Confinement::default() };
         // That one which is allowed can be read tells this failure from any other.
@@ -138,23 +140,23 @@ impl Probe<'_> {
         withstood(self.shell(&attack, confinement).await, "a file that is not allowed can be read")
     }
 
-    async fn scopes(&self) -> Held {
+    async fn scopes(&self) -> LayerCheck {
         wanted(self.layers.files)?;
         let confinement = Confinement { files: Some(self.rules()), ..Confinement::default() };
         let attack = format!("kill -0 $$ || exit 8; kill -0 $PPID && exit; exit {WITHSTOOD}");
         withstood(self.shell(&attack, confinement).await, "processes outside can be signalled")
     }
 
-    async fn syscalls(&self) -> Held {
+    async fn syscalls(&self) -> LayerCheck {
         wanted(self.layers.syscalls)?;
-        let syscalls = Some(Syscalls { network: false });
+        let syscalls = Some(SyscallRules { network: false });
         let confinement = Confinement { syscalls, ..Confinement::default() };
         let program = self.launcher.program.clone();
         let status = self.start(program, vec![TRY_SOCKET.to_owned()], confinement).await;
         withstood(status, "a socket can be made")
     }
 
-    async fn cgroup(&self) -> Held {
+    async fn cgroup(&self) -> LayerCheck {
         wanted(self.layers.cgroup)?;
         let groups = self.cgroups.as_ref().map_err(Clone::clone)?;
         let slot = groups.slot("probe").map_err(|error| error.to_string())?;
@@ -180,7 +182,7 @@ impl Probe<'_> {
         }
     }
 
-    async fn owner(&self) -> Held {
+    async fn owner(&self) -> LayerCheck {
         wanted(self.layers.owner)?;
         let owner = self.owner.clone()?;
         let confinement = Confinement { owner: Some(owner), ..Confinement::default() };
@@ -192,12 +194,12 @@ impl Probe<'_> {
         }
     }
 
-    async fn network(&self, owner: Option<u32>) -> Held {
+    async fn network(&self, owner: Option<u32>) -> LayerCheck {
         wanted(self.layers.broker)?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| error.to_string())?;
         let port = listener.local_addr().map_err(|error| error.to_string())?.port();
         let connect = async |addresses: Vec<AddressRange>| {
-            let broker = Broker { addresses: Some(addresses), ..Broker::default() };
+            let broker = BrokerRules { addresses: Some(addresses), ..BrokerRules::default() };
             let args = vec![TRY_CONNECT.to_owned(), port.to_string()];
             self.start(
                 self.launcher.program.clone(),
@@ -216,11 +218,11 @@ impl Probe<'_> {
         withstood(connect(Vec::new()).await, "ports of this machine can be reached")
     }
 
-    async fn attributes(&self, secret: &Path) -> Held {
+    async fn attributes(&self, secret: &Path) -> LayerCheck {
         wanted(self.layers.broker)?;
         let own = secret.with_extension("own");
         std::fs::write(&own, "").map_err(|error| error.to_string())?;
-        let broker = Broker { attributes: Some(vec![own.clone()]), ..Broker::default() };
+        let broker = BrokerRules { attributes: Some(vec![own.clone()]), ..BrokerRules::default() };
         let attack = format!(
             "chmod 640 '{}' || exit 8; chmod 640 '{}' && exit; exit {WITHSTOOD}",
             own.display(),
@@ -231,10 +233,10 @@ impl Probe<'_> {
         withstood(status, "the mode of a file that is not its own can be changed")
     }
 
-    async fn processes(&self, owner: Option<u32>) -> Held {
+    async fn processes(&self, owner: Option<u32>) -> LayerCheck {
         wanted(self.layers.broker)?;
         let within = |processes| {
-            let broker = Broker { processes: Some(processes), ..Broker::default() };
+            let broker = BrokerRules { processes: Some(processes), ..BrokerRules::default() };
             self.shell(FORK, Confinement { owner, broker, ..Confinement::default() })
         };
         match within(20).await {
@@ -263,16 +265,16 @@ impl Probe<'_> {
         confinement: Confinement,
     ) -> io::Result<Option<i32>> {
         let env = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]);
-        let request = Request { program: program.into(), args, env, dir: "/".into(), confinement };
-        let mut child = Child::start(self.launcher, &request, Stdio::null(), Stdio::null())?;
+        let request = SandboxRequest { program: program.into(), args, env, dir: "/".into(), confinement };
+        let mut child = SandboxedJob::start(self.launcher, &request, Stdio::null(), Stdio::null())?;
         let mut status = None;
         while let Some(event) = child.next().await? {
             match event {
-                Event::Refused { layer, detail } => {
+                InitEvent::Refused { layer, detail } => {
                     return Err(io::Error::other(format!("{layer}: {detail}")));
                 }
-                Event::Exited { code, .. } => status = Some(code),
-                Event::Started { .. } | Event::Signalled { .. } | Event::Over { .. } => {}
+                InitEvent::Exited { code, .. } => status = Some(code),
+                InitEvent::Started { .. } | InitEvent::Signalled { .. } | InitEvent::Over { .. } => {}
             }
         }
         Ok(status)
@@ -283,7 +285,7 @@ fn read(path: &Path) -> String {
     format!("read line < '{}'", path.display())
 }
 
-fn wanted(wanted: bool) -> Held {
+fn wanted(wanted: bool) -> LayerCheck {
     if wanted { Ok(()) } else { Err("it is switched off".to_owned()) }
 }
 
@@ -295,7 +297,7 @@ const WITHSTOOD: i32 = 7;
 const PLENTY_BYTES: u64 = 256 * 1024 * 1024;
 const LITTLE_BYTES: u64 = 16 * 1024 * 1024;
 
-fn withstood(status: io::Result<Option<i32>>, otherwise: &str) -> Held {
+fn withstood(status: io::Result<Option<i32>>, otherwise: &str) -> LayerCheck {
     match status {
         Ok(Some(WITHSTOOD)) => Ok(()),
         Ok(Some(0)) => Err(otherwise.to_owned()),

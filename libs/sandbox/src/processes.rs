@@ -14,7 +14,7 @@ const LOOK_PAUSE: Duration = Duration::from_millis(1);
 
 /// One process at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Observed {
+pub struct ProcessSnapshot {
     /// Its number.
     pub pid: u32,
     /// Who has to wait for it.
@@ -30,7 +30,7 @@ pub struct Observed {
 ///
 /// # Errors
 /// When there is none with this number.
-pub fn observe(pid: u32) -> io::Result<Observed> {
+pub fn observe(pid: u32) -> io::Result<ProcessSnapshot> {
     let stat = read_lossy(pid, "stat")?;
     let malformed = || io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat cannot be read"));
     // The name, in parentheses, may contain anything; behind it come the fields from the third on.
@@ -45,7 +45,7 @@ pub fn observe(pid: u32) -> io::Result<Observed> {
     if matches!(*state, "Z" | "X" | "x") && only_first {
         return Err(io::ErrorKind::NotFound.into());
     }
-    Ok(Observed {
+    Ok(ProcessSnapshot {
         pid,
         parent: parent.parse().map_err(|_| malformed())?,
         session: session.parse().map_err(|_| malformed())?,
@@ -57,7 +57,7 @@ pub fn observe(pid: u32) -> io::Result<Observed> {
 ///
 /// # Errors
 /// When `/proc` cannot be read.
-pub fn all() -> io::Result<Vec<Observed>> {
+pub fn all() -> io::Result<Vec<ProcessSnapshot>> {
     let mut processes = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
@@ -86,16 +86,16 @@ fn read_lossy(pid: u32, file: &str) -> io::Result<String> {
 ///
 /// # Errors
 /// When `/proc` cannot be read.
-pub fn below(ancestor: u32) -> io::Result<Vec<Observed>> {
+pub fn below(ancestor: u32) -> io::Result<Vec<ProcessSnapshot>> {
     Ok(below_among(ancestor, all()?))
 }
 
 /// The same among those that were observed together.
 #[must_use]
-pub fn below_among(ancestor: u32, mut rest: Vec<Observed>) -> Vec<Observed> {
-    let mut found: Vec<Observed> = Vec::new();
+pub fn below_among(ancestor: u32, mut rest: Vec<ProcessSnapshot>) -> Vec<ProcessSnapshot> {
+    let mut found: Vec<ProcessSnapshot> = Vec::new();
     loop {
-        let is_below = |process: &Observed| {
+        let is_below = |process: &ProcessSnapshot| {
             process.parent == ancestor || found.iter().any(|above| above.pid == process.parent)
         };
         let (new, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(is_below);
@@ -139,8 +139,9 @@ fn tells_children() -> bool {
 }
 
 fn slowly_below(ancestor: u32) -> io::Result<u32> {
-    let threads =
-        |process: Observed| fs::read_dir(format!("/proc/{}/task", process.pid)).map_or(0, Iterator::count);
+    let threads = |process: ProcessSnapshot| {
+        fs::read_dir(format!("/proc/{}/task", process.pid)).map_or(0, Iterator::count)
+    };
     let count: usize = below(ancestor)?.into_iter().map(threads).sum();
     Ok(u32::try_from(count).unwrap_or(u32::MAX))
 }
@@ -178,7 +179,7 @@ pub fn environ_has(pid: u32, prefix: &[u8]) -> bool {
 
 /// Kills exactly this process, not a later one with its number. Gives whether it was there.
 #[must_use]
-pub fn kill(observed: Observed) -> bool {
+pub fn kill(observed: ProcessSnapshot) -> bool {
     let Some(pid) = i32::try_from(observed.pid).ok().and_then(Pid::from_raw) else {
         return false;
     };
@@ -195,7 +196,7 @@ pub fn kill(observed: Observed) -> bool {
 /// # Errors
 /// Those of `find`; `TimedOut` when something does not end although it was killed.
 pub(crate) fn end_all<T>(
-    mut find: impl FnMut() -> io::Result<Option<Vec<(Observed, T)>>>,
+    mut find: impl FnMut() -> io::Result<Option<Vec<(ProcessSnapshot, T)>>>,
 ) -> io::Result<Vec<(EndedProcess, T)>> {
     let mut ended: Vec<(EndedProcess, T)> = Vec::new();
     for _ in 0..LOOKS_MAX {
@@ -237,7 +238,7 @@ mod tests {
         assert!(own.start_ticks > 0);
         assert!(all().expect("a list").contains(&own));
         assert!(!environ_has(own.pid, b"MYCORA_RESULT=/nowhere/"));
-        let other = Observed { start_ticks: own.start_ticks + 1, ..own };
+        let other = ProcessSnapshot { start_ticks: own.start_ticks + 1, ..own };
         assert!(!kill(other), "another process with this number is not hit");
     }
 }

@@ -13,7 +13,7 @@ pub(crate) const ENDED_MAX: usize = 64;
 /// What an init says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Event {
+pub enum InitEvent {
     /// A layer could not be put around the script, so that it does not run.
     Refused {
         /// Which.
@@ -50,7 +50,7 @@ pub enum Event {
 /// What a runner says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Order {
+pub enum InitCommand {
     /// Begin: everything around the job is in place.
     Go,
     /// Ask the script, and what is in its group, to end.

@@ -14,12 +14,12 @@ use model::EndedProcess;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup;
-use crate::processes::{self, Observed};
+use crate::processes::{self, ProcessSnapshot};
 use crate::tree;
 
 /// One job that runs, as its file tells.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Record {
+struct SandboxRecord {
     /// Its name: a job key, or what else was started.
     job: String,
     /// Its first process.
@@ -36,11 +36,11 @@ struct Record {
 
 /// A record that goes with what it is about.
 #[derive(Debug)]
-pub struct Recorded {
+pub struct SandboxRecordGuard {
     path: PathBuf,
 }
 
-impl Drop for Recorded {
+impl Drop for SandboxRecordGuard {
     fn drop(&mut self) {
         // One that stays behind is about processes that are gone, which whoever reads it sees.
         let _ = fs::remove_file(&self.path);
@@ -49,14 +49,14 @@ impl Drop for Recorded {
 
 /// A process that was ended, and what it belonged to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Swept {
+pub struct SweptProcess {
     /// The process.
     pub ended: EndedProcess,
     /// The job, when it is known.
     pub job: Option<String>,
 }
 
-impl fmt::Display for Swept {
+impl fmt::Display for SweptProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ended: EndedProcess { pid, name }, job } = self;
         match job {
@@ -76,14 +76,15 @@ pub fn write(
     pid: u32,
     dir: PathBuf,
     cgroups: Vec<PathBuf>,
-) -> io::Result<Recorded> {
+) -> io::Result<SandboxRecordGuard> {
     // One that has ended already is recorded without a start, which no process matches.
     let start_ticks = processes::observe(pid).map_or(0, |observed| observed.start_ticks);
-    let record = Record { job: job.to_owned(), pid, start_ticks, boot: processes::boot_id()?, dir, cgroups };
+    let record =
+        SandboxRecord { job: job.to_owned(), pid, start_ticks, boot: processes::boot_id()?, dir, cgroups };
     // A job may start several, one after another or at once.
     let path = running.join(format!("{job}.{pid}"));
     fs::write(&path, serde_json::to_vec(&record)?)?;
-    Ok(Recorded { path })
+    Ok(SandboxRecordGuard { path })
 }
 
 /// Ends everything that the records in `running` tell of, and removes the directories of those jobs and the
@@ -92,7 +93,7 @@ pub fn write(
 ///
 /// # Errors
 /// When `/proc` or the records cannot be read, or something does not end although it was killed.
-pub fn end_recorded(running: &Path) -> io::Result<Vec<Swept>> {
+pub fn end_recorded(running: &Path) -> io::Result<Vec<SweptProcess>> {
     end_recorded_of(running, |_| true)
 }
 
@@ -100,10 +101,10 @@ pub fn end_recorded(running: &Path) -> io::Result<Vec<Swept>> {
 ///
 /// # Errors
 /// As [`end_recorded`].
-pub fn end_recorded_of(running: &Path, meant: impl Fn(&str) -> bool) -> io::Result<Vec<Swept>> {
+pub fn end_recorded_of(running: &Path, meant: impl Fn(&str) -> bool) -> io::Result<Vec<SweptProcess>> {
     let (records, files) = read(running, meant)?;
     let boot = processes::boot_id()?;
-    let live: Vec<&Record> = records.iter().filter(|record| record.boot == boot).collect();
+    let live: Vec<&SandboxRecord> = records.iter().filter(|record| record.boot == boot).collect();
     let swept = end(&live)?;
     for record in &records {
         match tree::remove(&record.dir) {
@@ -126,7 +127,7 @@ pub fn end_recorded_of(running: &Path, meant: impl Fn(&str) -> bool) -> io::Resu
 /// # Errors
 /// As [`end_recorded`].
 pub fn end_marked(dir: &Path) -> io::Result<Vec<EndedProcess>> {
-    let record = Record {
+    let record = SandboxRecord {
         job: String::new(),
         pid: 0,
         start_ticks: 0,
@@ -139,7 +140,7 @@ pub fn end_marked(dir: &Path) -> io::Result<Vec<EndedProcess>> {
 
 /// The records of jobs that are meant, and their files. One that was being written when its runner died is short,
 /// and is of no job.
-fn read(running: &Path, meant: impl Fn(&str) -> bool) -> io::Result<(Vec<Record>, Vec<PathBuf>)> {
+fn read(running: &Path, meant: impl Fn(&str) -> bool) -> io::Result<(Vec<SandboxRecord>, Vec<PathBuf>)> {
     let (mut records, mut files) = (Vec::new(), Vec::new());
     let entries = match fs::read_dir(running) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((records, files)),
@@ -152,7 +153,7 @@ fn read(running: &Path, meant: impl Fn(&str) -> bool) -> io::Result<(Vec<Record>
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             text => text?,
         };
-        let record = serde_json::from_slice::<Record>(&text).ok();
+        let record = serde_json::from_slice::<SandboxRecord>(&text).ok();
         if meant(record.as_ref().map_or("", |record| &record.job)) {
             records.extend(record);
             files.push(path);
@@ -161,17 +162,17 @@ fn read(running: &Path, meant: impl Fn(&str) -> bool) -> io::Result<(Vec<Record>
     Ok((records, files))
 }
 
-fn end(records: &[&Record]) -> io::Result<Vec<Swept>> {
+fn end(records: &[&SandboxRecord]) -> io::Result<Vec<SweptProcess>> {
     if records.is_empty() {
         return Ok(Vec::new());
     }
     let ended = processes::end_all(|| find(records))?;
-    let swept = |(ended, job): (_, String)| Swept { ended, job: (!job.is_empty()).then_some(job) };
+    let swept = |(ended, job): (_, String)| SweptProcess { ended, job: (!job.is_empty()).then_some(job) };
     Ok(ended.into_iter().map(swept).collect())
 }
 
 /// The processes that belong to one of the records, each with its job; nothing when there are none.
-fn find(records: &[&Record]) -> io::Result<Option<Vec<(Observed, String)>>> {
+fn find(records: &[&SandboxRecord]) -> io::Result<Option<Vec<(ProcessSnapshot, String)>>> {
     let all = processes::all()?;
     let mut jobs: HashMap<u32, &str> = HashMap::new();
     for record in records {
@@ -221,7 +222,7 @@ mod tests {
         let dir = running.path().join("job");
         // This very process, as if its number had been used again.
         let own = std::process::id();
-        let record = Record {
+        let record = SandboxRecord {
             job: "job".into(),
             pid: own + 1,
             start_ticks: 1,

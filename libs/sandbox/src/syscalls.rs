@@ -7,7 +7,7 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 
-use crate::confinement::Syscalls;
+use crate::confinement::SyscallRules;
 
 /// Refused for every script: other processes' memory, mounts and namespaces, keys, the kernel's own
 /// programs and modules, clocks, and ways around the layers above this one.
@@ -106,7 +106,7 @@ const NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWNET) as u64;
 
 /// Puts the filters in force for this process and all that it starts.
-pub(crate) fn restrict(allowed: Syscalls) -> io::Result<()> {
+pub(crate) fn restrict(allowed: SyscallRules) -> io::Result<()> {
     for filter in filters(allowed)? {
         seccompiler::apply_filter(&filter).map_err(io::Error::other)?;
     }
@@ -132,7 +132,7 @@ fn only_one_numbering() -> BpfProgram {
 }
 
 /// One filter for each answer that refused calls get.
-fn filters(allowed: Syscalls) -> io::Result<[BpfProgram; 2]> {
+fn filters(allowed: SyscallRules) -> io::Result<[BpfProgram; 2]> {
     let mut refused: BTreeMap<i64, Vec<SeccompRule>> =
         REFUSED.iter().chain(REFUSED_HERE).map(|number| (*number, Vec::new())).collect();
     refused.insert(libc::SYS_socket, sockets(allowed)?);
@@ -245,7 +245,7 @@ fn differs(argument: u8, value: u64) -> io::Result<SeccompRule> {
 
 /// The sockets that are refused: all of them, or all but those of TCP, UDP and pings. Others connect by options, or to
 /// addresses that the other side names.
-fn sockets(Syscalls { network }: Syscalls) -> io::Result<Vec<SeccompRule>> {
+fn sockets(SyscallRules { network }: SyscallRules) -> io::Result<Vec<SeccompRule>> {
     if !network {
         return Ok(Vec::new());
     }

@@ -102,12 +102,12 @@ fn empty(dir: &OwnedFd) -> io::Result<Vec<CString>> {
 /// that: nobody hides anything there.
 #[must_use]
 pub fn size(dir: &Path, bytes_max: u64) -> u64 {
-    size_noting(dir, bytes_max, |_| ())
+    size_with(dir, bytes_max, |_| ())
 }
 
 /// The same, and tells of each thing that it finds which file it is.
 #[must_use]
-pub fn size_noting(dir: &Path, bytes_max: u64, mut note: impl FnMut(FileId)) -> u64 {
+pub fn size_with(dir: &Path, bytes_max: u64, mut note: impl FnMut(FileId)) -> u64 {
     let Ok(root) = rustix::fs::open(dir, DIRECTORY, Mode::empty()) else { return 0 };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let mut waiting = vec![b".".to_vec()];

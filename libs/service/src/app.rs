@@ -11,16 +11,16 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::flags::{ActorFlags, AdminFlags, CommonFlags, ServingFlags, TlsFlags};
-use crate::notices::Notices;
+use crate::notices::OperatorNotices;
 use crate::open_files::raise_open_files_limit;
 use crate::ops::{
-    ADMIN_LIMITS, AdminMethods, AdminRoutes, Info, Limits, Ops, OpsAccess, OpsAddress, OpsListener,
-    TokenFileError,
+    ADMIN_LIMITS, AdminMethods, AdminRoutes, Ops, OpsAccess, OpsAddress, OpsListener, ServiceDescription,
+    ServiceLimits, TokenFileError,
 };
 use crate::own_process::{close_memory, close_new_files};
-use crate::panics::die_on_panic;
+use crate::panics::abort_on_panic;
 use crate::readiness::Readiness;
-use crate::shutdown::{Hangup, Shutdown};
+use crate::shutdown::{Shutdown, SighupAction};
 use crate::tasks::Tasks;
 use crate::{BadConfig, Failure, error_chain, telemetry};
 
@@ -45,25 +45,25 @@ pub trait App {
     /// Where it serves HTTP for operators unless told otherwise.
     const OPS_PORT: u16;
     /// gRPC methods that do the same as `/admin/drain` and `/admin/reload`, of a service that serves these on its ops port; it gives
-    /// [`Host::admin`] their handlers.
+    /// [`ServiceHost::admin`] their handlers.
     const ADMIN: Option<AdminMethods> = None;
     /// Its own flags.
     type Config: Args + std::fmt::Debug + Send;
 
     /// Its own limits, for `/info`; those that all hold to are shown with them.
-    fn limits(config: &Self::Config) -> Limits;
+    fn limits(config: &Self::Config) -> ServiceLimits;
 
-    /// Connects, builds, and spawns its tasks into [`Host::tasks`]. When it returns, the process is ready as
-    /// soon as the conditions that were added to [`Host::readiness`] are met.
+    /// Connects, builds, and spawns its tasks into [`ServiceHost::tasks`]. When it returns, the process is ready as
+    /// soon as the conditions that were added to [`ServiceHost::readiness`] are met.
     ///
     /// # Errors
     /// Ends the process with its whole chain in the log; with status 2 where it is a [`BadConfig`], else with 1.
-    fn start(config: Self::Config, host: Host) -> impl Future<Output = Result<(), Failure>> + Send;
+    fn start(config: Self::Config, host: ServiceHost) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
 /// What a process gives to its service.
 #[derive(Debug)]
-pub struct Host {
+pub struct ServiceHost {
     /// Bound, not yet accepting; present when the service has a gRPC port, and not only one for the sidecar of a mesh.
     pub listener: Option<TcpListener>,
     /// What its gRPC port takes.
@@ -83,7 +83,7 @@ pub struct Host {
     /// What has to be so before calls are welcome.
     pub readiness: Readiness,
     /// What operators should know, for `/info`.
-    pub notices: Notices,
+    pub notices: OperatorNotices,
     /// Where metrics are registered.
     pub metrics: Registry,
     /// Routes that wait for their handlers; of a service that has admin routes ([`App::ADMIN`]).
@@ -121,7 +121,7 @@ pub fn run<A: App>() -> ExitCode {
                 return ExitCode::from(EXIT_USAGE);
             }
         };
-        die_on_panic();
+        abort_on_panic();
         let code = match live::<A>(common, admin, config, Shutdown::new()).await {
             Ok(code) => code,
             Err(error) => {
@@ -170,7 +170,7 @@ async fn live<A: App>(
     config: A::Config,
     shutdown: Shutdown,
 ) -> Result<ExitCode, Failure> {
-    shutdown.on_signals(Hangup::Reloads)?;
+    shutdown.on_signals(SighupAction::Reloads)?;
     raise_open_files_limit();
     let drain_deadline = common.drain_deadline();
     let shutdown = shutdown.with_patience(drain_deadline);
@@ -187,13 +187,13 @@ async fn live<A: App>(
     let (readiness, metrics) = (Readiness::new(), Registry::new());
     let started = readiness.condition("start");
     let limits = limits::<A>(&config, common.serving.actors);
-    let info = Info { name: A::NAME, version: env!("CARGO_PKG_VERSION"), limits };
-    let notices = Notices::default();
+    let info = ServiceDescription { name: A::NAME, version: env!("CARGO_PKG_VERSION"), limits };
+    let notices = OperatorNotices::default();
     let ops = Ops::new(info, readiness.clone(), metrics.clone(), access).with_notices(notices.clone());
     let ops = OpsPort::open(ops_listener, admin.iter().cloned().fold(ops, Ops::with_admin));
 
     let tasks = Tasks::new(shutdown.clone());
-    let host = Host {
+    let host = ServiceHost {
         listener,
         tls_mode: common.serving.tls_mode.into(),
         actor_calls: common.serving.actors.rate(),
@@ -224,7 +224,7 @@ async fn live<A: App>(
     }
     ops.close().await;
     tracing::info!("{} ended", A::NAME);
-    Ok(if tasks.have_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if tasks.any_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// The ops port of a process while it is served: probes are answered until the very end of the drain.
@@ -262,7 +262,7 @@ fn ops_access(common: &CommonFlags) -> Result<OpsAccess, TokenFileError> {
 }
 
 /// The limits of the service, those that all hold to, and those of serving gRPC and of the admin routes when it does.
-fn limits<A: App>(config: &A::Config, actors: ActorFlags) -> Limits {
+fn limits<A: App>(config: &A::Config, actors: ActorFlags) -> ServiceLimits {
     let serving = rpc::LIMITS.into_iter().chain(actors.limits()).filter(|_| A::GRPC_PORT.is_some());
     let admin = ADMIN_LIMITS.into_iter().filter(|_| A::ADMIN.is_some());
     // What the operator chose of them stands in the place of what all hold to.

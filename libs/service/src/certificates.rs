@@ -42,7 +42,7 @@ impl Collector for CertificateMetrics {
     fn collect(&self) -> Vec<MetricFamily> {
         let ends = IntGaugeVec::new(Opts::new(EXPIRY, EXPIRY_HELP), &["file"]);
         let ends = ends.expect("the name and the label are well formed");
-        for end in self.files.ends() {
+        for end in self.files.certificate_expiries() {
             match end.not_after {
                 Ok(at) => ends
                     .with_label_values(&[&*end.file.to_string_lossy()])

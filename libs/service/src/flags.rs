@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use model::dialing::{AddressRule, AddressRules};
+use model::address_rules::{AddressRule, AddressRules};
 use model::limits;
 use rpc::{CallRate, MeshKind, MeshTrust, TlsMode, TrustDomain};
 
@@ -182,14 +182,14 @@ impl ServingFlags {
     /// Where the sidecar comes in, and what it is believed; none outside of a mesh.
     #[must_use]
     pub fn mesh(&self) -> Option<(SocketAddr, MeshTrust)> {
-        self.mesh.entrance()
+        self.mesh.sidecar_listener()
     }
 }
 
 impl MeshFlags {
     /// Where the sidecar comes in, and what it is believed; none outside of a mesh.
     #[must_use]
-    pub fn entrance(&self) -> Option<(SocketAddr, MeshTrust)> {
+    pub fn sidecar_listener(&self) -> Option<(SocketAddr, MeshTrust)> {
         let kind = match self.mesh? {
             MeshFlag::Linkerd => MeshKind::Linkerd,
             MeshFlag::Istio => MeshKind::Istio,

@@ -1,14 +1,14 @@
 //! The gRPC side of a process: its port, and what it waits for.
 
-use rpc::{Drained, Mount, Server, TlsFiles, TlsMode};
+use rpc::{DrainOutcome, Mount, Server, TlsFiles, TlsMode};
 use tokio_util::sync::CancellationToken;
 
 use crate::Failure;
-use crate::app::Host;
+use crate::app::ServiceHost;
 use crate::certificates::CertificateMetrics;
 use crate::flags::MissingTls;
 
-impl Host {
+impl ServiceHost {
     /// The certificates of this process, to serve and to call with. In a mesh there may be none.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl Host {
                 Some(listener) => server.serve(listener, shutdown.begun_owned()).await?,
                 None => server.run(shutdown.begun_owned()).await?,
             };
-            if drained == Drained::Cut {
+            if drained == DrainOutcome::Cut {
                 tracing::warn!("calls and streams that did not end by the drain deadline are cut");
             }
             Ok(())

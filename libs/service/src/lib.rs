@@ -11,9 +11,10 @@ mod allocator;
 mod app;
 mod certificates;
 mod crash;
+mod file_lock;
+mod file_polling;
 pub mod flags;
 mod grpc;
-mod lock;
 mod log_file;
 mod notices;
 mod open_files;
@@ -26,30 +27,30 @@ mod shutdown;
 mod tasks;
 pub mod telemetry;
 pub mod traces;
-mod watched;
 
 pub use allocator::Allocator;
-pub use app::{App, Host, run};
+pub use app::{App, ServiceHost, run};
 pub use certificates::CertificateMetrics;
 pub use crash::crash_point;
+pub use file_lock::FileLock;
+pub use file_polling::{LOOK_INTERVAL, poll_files};
 pub use flags::{
     ActorFlags, AddressFlags, AdminFlags, CommonFlags, MeshFlags, ServingFlags, TelemetryFlags, TlsFlags,
 };
-pub use lock::Lock;
 pub use log_file::{LOG_FILE_BYTES_MAX, LogFile};
-pub use notices::{Notice, Notices};
+pub use notices::{OperatorNotice, OperatorNotices};
 pub use open_files::raise_open_files_limit;
 pub use ops::{
-    ADMIN_LIMITS, AdminHandlers, AdminMethods, AdminRoutes, AdminScope, BadOpsAddress, DrainError, Info,
-    InfoScope, Limits, Ops, OpsAccess, OpsAddress, OpsListener, ReloadError, TokenFileError, UnknownTenant,
+    ADMIN_LIMITS, AdminHandlers, AdminMethods, AdminRoutes, AdminScope, BadOpsAddress, DrainError, InfoScope,
+    Ops, OpsAccess, OpsAddress, OpsListener, ReloadError, ServiceDescription, ServiceLimits, TokenFileError,
+    UnknownTenant,
 };
 pub use own_process::{close_memory, close_new_files, read_secret};
-pub use panics::die_on_panic;
-pub use readiness::{Condition, Impairment, Readiness};
+pub use panics::abort_on_panic;
+pub use readiness::{Impairment, Readiness, ReadinessCondition};
 pub use sequencer::{Sequencer, Ticket};
-pub use shutdown::{Hangup, Shutdown};
+pub use shutdown::{Shutdown, SighupAction};
 pub use tasks::Tasks;
-pub use watched::{LOOK_INTERVAL, look_at_files};
 
 /// Any error that ends a service; its whole chain is logged once.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;

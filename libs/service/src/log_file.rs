@@ -18,11 +18,11 @@ pub const LOG_FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 pub struct LogFile {
     path: PathBuf,
     bytes_max: u64,
-    open: Arc<Mutex<Open>>,
+    open: Arc<Mutex<OpenLogFile>>,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenLogFile {
     file: File,
     /// As far as it is known here: others may append as well.
     bytes: u64,
@@ -40,7 +40,7 @@ impl LogFile {
     fn bounded(path: &Path, bytes_max: u64) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
         let bytes = file.metadata()?.len();
-        Ok(Self { path: path.to_owned(), bytes_max, open: Arc::new(Mutex::new(Open { file, bytes })) })
+        Ok(Self { path: path.to_owned(), bytes_max, open: Arc::new(Mutex::new(OpenLogFile { file, bytes })) })
     }
 
     /// Another handle to the same file, to be a process's standard error.
@@ -52,7 +52,7 @@ impl LogFile {
     }
 
     /// Moves what it holds aside, where it is full.
-    fn make_room(&self, open: &mut Open) -> io::Result<()> {
+    fn make_room(&self, open: &mut OpenLogFile) -> io::Result<()> {
         if open.bytes < self.bytes_max {
             return Ok(());
         }

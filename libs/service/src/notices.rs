@@ -8,26 +8,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Notices of a process or of a part of it. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub struct Notices(Arc<Mutex<State>>);
+pub struct OperatorNotices(Arc<Mutex<OperatorNoticesState>>);
 
 #[derive(Debug, Default)]
-struct State {
-    told: BTreeMap<&'static str, String>,
-    parts: Vec<Notices>,
+struct OperatorNoticesState {
+    texts: BTreeMap<&'static str, String>,
+    parts: Vec<OperatorNotices>,
 }
 
 /// One notice, which is told or not. Clones are the same.
 #[derive(Debug, Clone)]
-pub struct Notice {
+pub struct OperatorNotice {
     name: &'static str,
-    notices: Notices,
+    notices: OperatorNotices,
 }
 
-impl Notices {
+impl OperatorNotices {
     /// Adds a notice of which there is nothing to tell yet. The name says what it is about: `intake`, `disk`.
     #[must_use]
-    pub fn notice(&self, name: &'static str) -> Notice {
-        Notice { name, notices: self.clone() }
+    pub fn notice(&self, name: &'static str) -> OperatorNotice {
+        OperatorNotice { name, notices: self.clone() }
     }
 
     /// Shows the notices of a part as well, as they are now and as they change. A part never includes its whole.
@@ -37,27 +37,27 @@ impl Notices {
 
     /// Gives all that there is to tell, by name.
     #[must_use]
-    pub fn told(&self) -> BTreeMap<&'static str, String> {
+    pub fn current(&self) -> BTreeMap<&'static str, String> {
         let state = self.state();
-        let mut told = state.told.clone();
+        let mut told = state.texts.clone();
         for part in &state.parts {
-            told.extend(part.told());
+            told.extend(part.current());
         }
         told
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, OperatorNoticesState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Notice {
+impl OperatorNotice {
     /// Tells this from now on; with nothing, there is nothing to tell any more.
     pub fn set(&self, text: Option<&str>) {
         let mut state = self.notices.state();
         match text {
-            Some(text) => drop(state.told.insert(self.name, text.to_owned())),
-            None => drop(state.told.remove(self.name)),
+            Some(text) => drop(state.texts.insert(self.name, text.to_owned())),
+            None => drop(state.texts.remove(self.name)),
         }
     }
 }
@@ -68,13 +68,13 @@ mod tests {
 
     #[test]
     fn notices_of_parts_are_shown_as_they_change() {
-        let (whole, part) = (Notices::default(), Notices::default());
+        let (whole, part) = (OperatorNotices::default(), OperatorNotices::default());
         let intake = part.notice("intake");
         whole.include(&part);
-        assert!(whole.told().is_empty());
+        assert!(whole.current().is_empty());
         intake.set(Some("takes no jobs"));
-        assert_eq!(whole.told(), BTreeMap::from([("intake", "takes no jobs".to_owned())]));
+        assert_eq!(whole.current(), BTreeMap::from([("intake", "takes no jobs".to_owned())]));
         intake.set(None);
-        assert!(whole.told().is_empty());
+        assert!(whole.current().is_empty());
     }
 }

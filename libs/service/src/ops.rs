@@ -25,30 +25,30 @@ pub use self::admin::{
     ADMIN_LIMITS, AdminHandlers, AdminMethods, AdminRoutes, AdminScope, DrainError, InfoScope, ReloadError,
     UnknownTenant,
 };
-use self::admin::{Refusal, TENANT_HEADER};
+use self::admin::{AdminRefusal, TENANT_HEADER};
 pub use self::listener::{BadOpsAddress, OpsAddress, OpsListener};
-use crate::notices::Notices;
+use crate::notices::OperatorNotices;
 use crate::readiness::Readiness;
 
 /// Named limits and their values, as `/info` shows them. The name carries the unit.
-pub type Limits = BTreeMap<&'static str, u64>;
+pub type ServiceLimits = BTreeMap<&'static str, u64>;
 
 /// What `/info` says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Info {
+pub struct ServiceDescription {
     /// The service.
     pub name: &'static str,
     /// Its version.
     pub version: &'static str,
     /// Every limit that it enforces.
-    pub limits: Limits,
+    pub limits: ServiceLimits,
 }
 
 /// The answer of `/info`.
 #[derive(Serialize)]
 struct InfoDocument<'a> {
     #[serde(flatten)]
-    info: &'a Info,
+    info: &'a ServiceDescription,
     /// What operators should know, by what it is about.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     notices: BTreeMap<&'static str, String>,
@@ -60,8 +60,8 @@ struct InfoDocument<'a> {
 /// What the ops port shows. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Ops {
-    info: Arc<Info>,
-    notices: Notices,
+    info: Arc<ServiceDescription>,
+    notices: OperatorNotices,
     readiness: Readiness,
     metrics: Registry,
     access: OpsAccess,
@@ -71,7 +71,7 @@ pub struct Ops {
 impl Ops {
     /// Shows these to whom `access` allows it; registers `mycora_build_info`.
     #[must_use]
-    pub fn new(info: Info, readiness: Readiness, metrics: Registry, access: OpsAccess) -> Self {
+    pub fn new(info: ServiceDescription, readiness: Readiness, metrics: Registry, access: OpsAccess) -> Self {
         let labels = Opts::new("mycora_build_info", "Always 1; the labels say what is running")
             .const_label("service", info.name)
             .const_label("version", info.version);
@@ -79,12 +79,19 @@ impl Ops {
         build.set(1);
         // Several services of one process may share a registry; the first one is shown.
         let _ = metrics.register(Box::new(build));
-        Self { info: Arc::new(info), notices: Notices::default(), readiness, metrics, access, admin: None }
+        Self {
+            info: Arc::new(info),
+            notices: OperatorNotices::default(),
+            readiness,
+            metrics,
+            access,
+            admin: None,
+        }
     }
 
     /// Shows these notices as well.
     #[must_use]
-    pub fn with_notices(self, notices: Notices) -> Self {
+    pub fn with_notices(self, notices: OperatorNotices) -> Self {
         Self { notices, ..self }
     }
 
@@ -129,7 +136,7 @@ async fn ready(State(ops): State<Ops>, headers: HeaderMap) -> (StatusCode, Strin
 
 /// Answers people and dashboards; who ends processes that do not answer asks `/livez`.
 async fn health(State(ops): State<Ops>, headers: HeaderMap) -> Response {
-    ops.told_health(&headers).await.unwrap_or_else(Refusal::into_response)
+    ops.told_health(&headers).await.unwrap_or_else(AdminRefusal::into_response)
 }
 
 impl Ops {
@@ -147,9 +154,9 @@ impl Ops {
 
     /// Says yes or no to everybody; to those who may read it also what is wrong, and why work waits though nothing is. To the gateway
     /// that asks for a tenant it says the latter of that tenant alone.
-    async fn told_health(&self, headers: &HeaderMap) -> Result<Response, Refusal> {
+    async fn told_health(&self, headers: &HeaderMap) -> Result<Response, AdminRefusal> {
         let scope = self.scope(headers).await?;
-        let troubles = self.readiness.troubles();
+        let troubles = self.readiness.problems();
         let (status, word) = match troubles.is_empty() {
             true => (StatusCode::OK, "healthy\n"),
             false => (StatusCode::SERVICE_UNAVAILABLE, "not healthy\n"),
@@ -166,7 +173,7 @@ impl Ops {
     }
 
     /// Finds what a reader may see; nothing of one who shows neither the token nor the secret.
-    async fn scope(&self, headers: &HeaderMap) -> Result<Option<InfoScope>, Refusal> {
+    async fn scope(&self, headers: &HeaderMap) -> Result<Option<InfoScope>, AdminRefusal> {
         let authorized = match &self.admin {
             Some(admin) => admin.authorized(headers).await?,
             None => None,
@@ -193,7 +200,7 @@ fn refused() -> Response {
 async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
     // All tenants in the place of the one that was named would be too much.
     if ops.admin.is_some() && headers.contains_key(TENANT_HEADER) {
-        return Refusal::MetricsOfTenant.into_response();
+        return AdminRefusal::MetricsOfTenant.into_response();
     }
     if !ops.access.allows(&headers).await {
         return refused();
@@ -210,16 +217,16 @@ async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
 }
 
 async fn info(State(ops): State<Ops>, headers: HeaderMap) -> Response {
-    ops.told_info(&headers).await.unwrap_or_else(Refusal::into_response)
+    ops.told_info(&headers).await.unwrap_or_else(AdminRefusal::into_response)
 }
 
 impl Ops {
-    async fn told_info(&self, headers: &HeaderMap) -> Result<Response, Refusal> {
+    async fn told_info(&self, headers: &HeaderMap) -> Result<Response, AdminRefusal> {
         let Some(scope) = self.scope(headers).await? else { return Ok(refused()) };
         let notices = match scope {
             // They are for operators, and may name other tenants.
             InfoScope::Tenant(_) => BTreeMap::new(),
-            InfoScope::NoTenant | InfoScope::AllTenants => self.notices.told(),
+            InfoScope::NoTenant | InfoScope::AllTenants => self.notices.current(),
         };
         let details = self.admin.as_ref().map_or(Ok(Value::Null), |admin| admin.details(&scope))?;
         let document = InfoDocument { info: &self.info, notices, details };

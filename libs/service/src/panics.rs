@@ -5,7 +5,7 @@
 ///
 /// Programs unwind, so that the engine of embedded scripts can catch what a script brings about and end that script alone. A
 /// service has no such place: what panicked may have left a lock, or half a change, behind, and others would go on with it.
-pub fn die_on_panic() {
+pub fn abort_on_panic() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         print(panic);
@@ -27,7 +27,7 @@ mod tests {
     #[test]
     fn a_process_that_panics() {
         if std::env::var_os(ROLE).is_some() {
-            die_on_panic();
+            abort_on_panic();
             let task = std::thread::spawn(|| panic!("it broke"));
             // Without the hook the panic would be caught here.
             assert!(task.join().is_err());

@@ -13,36 +13,36 @@ use tokio::sync::watch;
 
 /// Ready when every condition is met. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Readiness(Arc<Inner>);
+pub struct Readiness(Arc<ReadinessInner>);
 
 #[derive(Debug)]
-struct Inner {
-    state: Mutex<State>,
+struct ReadinessInner {
+    state: Mutex<ReadinessState>,
     ready: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ReadinessState {
     /// What is missing: name and reason.
     unmet: BTreeMap<String, String>,
     /// What is wrong beside that: name and reason.
     impaired: BTreeMap<String, String>,
     /// Of whom this is a part, and by what name.
-    wholes: Vec<(&'static str, Readiness)>,
+    parents: Vec<(&'static str, Readiness)>,
 }
 
 /// One of the lists of what is wrong.
 #[derive(Debug, Clone, Copy)]
-enum List {
+enum ReadinessProblemKind {
     Unmet,
     Impaired,
 }
 
-impl State {
-    const fn list(&mut self, list: List) -> &mut BTreeMap<String, String> {
+impl ReadinessState {
+    const fn list(&mut self, list: ReadinessProblemKind) -> &mut BTreeMap<String, String> {
         match list {
-            List::Unmet => &mut self.unmet,
-            List::Impaired => &mut self.impaired,
+            ReadinessProblemKind::Unmet => &mut self.unmet,
+            ReadinessProblemKind::Impaired => &mut self.impaired,
         }
     }
 }
@@ -51,13 +51,13 @@ impl Readiness {
     /// Without conditions, that is ready.
     #[must_use]
     pub fn new() -> Self {
-        Self(Arc::new(Inner { state: Mutex::default(), ready: watch::Sender::new(true) }))
+        Self(Arc::new(ReadinessInner { state: Mutex::default(), ready: watch::Sender::new(true) }))
     }
 
     /// Adds a condition; it is unmet at first. The name says what is waited for: `storage`, `redis`.
     #[must_use]
-    pub fn condition(&self, name: impl Into<String>) -> Condition {
-        let condition = Condition { name: name.into(), readiness: self.clone() };
+    pub fn condition(&self, name: impl Into<String>) -> ReadinessCondition {
+        let condition = ReadinessCondition { name: name.into(), readiness: self.clone() };
         condition.unmet("not yet");
         condition
     }
@@ -73,19 +73,19 @@ impl Readiness {
     /// whoever includes it.
     pub fn include(&self, name: &'static str, part: &Self) {
         let mut state = part.state();
-        for list in [List::Unmet, List::Impaired] {
+        for list in [ReadinessProblemKind::Unmet, ReadinessProblemKind::Impaired] {
             for (condition, why) in &*state.list(list) {
                 self.set(list, &within(name, condition), Some(why.clone()));
             }
         }
-        state.wholes.push((name, self.clone()));
+        state.parents.push((name, self.clone()));
     }
 
     /// Is no part of anything any more: what it lacked is lacking nowhere else, now and later.
     pub fn withdraw(&self) {
         let mut state = self.state();
-        let wholes = std::mem::take(&mut state.wholes);
-        for list in [List::Unmet, List::Impaired] {
+        let wholes = std::mem::take(&mut state.parents);
+        for list in [ReadinessProblemKind::Unmet, ReadinessProblemKind::Impaired] {
             for condition in state.list(list).keys() {
                 for (part, whole) in &wholes {
                     whole.set(list, &within(part, condition), None);
@@ -96,7 +96,7 @@ impl Readiness {
 
     /// Not ready any more, whatever the conditions say.
     pub fn close(&self, why: &str) {
-        self.set(List::Unmet, "process", Some(why.to_owned()));
+        self.set(ReadinessProblemKind::Unmet, "process", Some(why.to_owned()));
     }
 
     /// Whether it is ready now.
@@ -125,16 +125,16 @@ impl Readiness {
 
     /// Everything that is wrong: what is missing, then impairments; name and reason, one each.
     #[must_use]
-    pub fn troubles(&self) -> Vec<(String, String)> {
+    pub fn problems(&self) -> Vec<(String, String)> {
         let state = self.state();
         let all = state.unmet.iter().chain(&state.impaired);
         all.map(|(name, why)| (name.clone(), why.clone())).collect()
     }
 
-    fn set(&self, list: List, name: &str, because: Option<String>) {
+    fn set(&self, list: ReadinessProblemKind, name: &str, because: Option<String>) {
         let mut state = self.state();
         // A whole is told under the lock of its part, so that two changes cannot overtake each other.
-        for (part, whole) in &state.wholes {
+        for (part, whole) in &state.parents {
             whole.set(list, &within(part, name), because.clone());
         }
         match because {
@@ -146,7 +146,7 @@ impl Readiness {
         self.0.ready.send_if_modified(|former| std::mem::replace(former, ready) != ready);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ReadinessState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -164,20 +164,20 @@ impl Default for Readiness {
 
 /// One thing that has to be so before calls are welcome.
 #[derive(Debug, Clone)]
-pub struct Condition {
+pub struct ReadinessCondition {
     name: String,
     readiness: Readiness,
 }
 
-impl Condition {
+impl ReadinessCondition {
     /// It is so.
     pub fn met(&self) {
-        self.readiness.set(List::Unmet, &self.name, None);
+        self.readiness.set(ReadinessProblemKind::Unmet, &self.name, None);
     }
 
     /// It is not so, for this reason.
     pub fn unmet(&self, why: impl Into<String>) {
-        self.readiness.set(List::Unmet, &self.name, Some(why.into()));
+        self.readiness.set(ReadinessProblemKind::Unmet, &self.name, Some(why.into()));
     }
 
     /// It is so while the server there says that it serves. Never ends; the caller drops it to end it.
@@ -200,12 +200,12 @@ pub struct Impairment {
 impl Impairment {
     /// It is wrong, for this reason.
     pub fn begin(&self, why: impl Into<String>) {
-        self.readiness.set(List::Impaired, &self.name, Some(why.into()));
+        self.readiness.set(ReadinessProblemKind::Impaired, &self.name, Some(why.into()));
     }
 
     /// It is wrong no more.
     pub fn end(&self) {
-        self.readiness.set(List::Impaired, &self.name, None);
+        self.readiness.set(ReadinessProblemKind::Impaired, &self.name, None);
     }
 }
 
@@ -262,9 +262,9 @@ mod tests {
         whole.include("saga", &part);
         let (storage, store) = (part.condition("storage"), part.impairment("store"));
         store.begin("it is full");
-        assert_eq!(whole.troubles().len(), 2);
+        assert_eq!(whole.problems().len(), 2);
         part.withdraw();
-        assert_eq!(whole.troubles(), []);
+        assert_eq!(whole.problems(), []);
         part.close("it is draining");
         storage.unmet("lost");
         assert!(whole.is_ready() && !part.is_ready());
@@ -279,11 +279,11 @@ mod tests {
         upstream.begin("it does not answer");
         assert!(whole.is_ready() && whole.missing().is_empty());
         let storage = part.condition("storage");
-        let troubles: Vec<_> = whole.troubles().into_iter().map(|(name, _)| name).collect();
+        let troubles: Vec<_> = whole.problems().into_iter().map(|(name, _)| name).collect();
         assert_eq!(troubles, ["saga storage", "saga store", "saga upstream"]);
         storage.met();
         store.end();
         upstream.end();
-        assert_eq!(whole.troubles(), []);
+        assert_eq!(whole.problems(), []);
     }
 }

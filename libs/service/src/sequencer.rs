@@ -13,18 +13,18 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Gives tickets that are served one after the other, apart for each key. Clones are the same.
 #[derive(Debug)]
-pub struct Sequencer<K>(Arc<Mutex<Lines<K>>>);
+pub struct Sequencer<K>(Arc<Mutex<TicketQueueMap<K>>>);
 
 #[derive(Debug)]
-struct Lines<K> {
-    by_key: HashMap<K, Line>,
+struct TicketQueueMap<K> {
+    by_key: HashMap<K, TicketQueue>,
     /// How many tickets were given: none has a number that another one had.
     given: u64,
 }
 
 /// The tickets of one key.
 #[derive(Debug)]
-struct Line {
+struct TicketQueue {
     /// Their numbers, the one first whose turn it is.
     tickets: VecDeque<u64>,
     /// When the turn of the first one came.
@@ -33,7 +33,7 @@ struct Line {
     moved: watch::Sender<()>,
 }
 
-impl Line {
+impl TicketQueue {
     fn new() -> Self {
         Self { tickets: VecDeque::new(), since: Instant::now(), moved: watch::Sender::default() }
     }
@@ -81,7 +81,7 @@ impl<K> Clone for Sequencer<K> {
 
 impl<K> Default for Sequencer<K> {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(Lines { by_key: HashMap::new(), given: 0 })))
+        Self(Arc::new(Mutex::new(TicketQueueMap { by_key: HashMap::new(), given: 0 })))
     }
 }
 
@@ -92,14 +92,14 @@ impl<K: Eq + Hash + Clone> Sequencer<K> {
         let mut lines = self.lock();
         lines.given += 1;
         let number = lines.given;
-        lines.by_key.entry(key.clone()).or_insert_with(Line::new).tickets.push_back(number);
+        lines.by_key.entry(key.clone()).or_insert_with(TicketQueue::new).tickets.push_back(number);
         drop(lines);
         Ticket { sequencer: self.clone(), key, number }
     }
 }
 
 impl<K> Sequencer<K> {
-    fn lock(&self) -> MutexGuard<'_, Lines<K>> {
+    fn lock(&self) -> MutexGuard<'_, TicketQueueMap<K>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -108,9 +108,9 @@ impl<K: Eq + Hash> Ticket<K> {
     /// Waits until the tickets before this one were dropped; for one whose turn it is five seconds at most.
     ///
     /// Cancel safe.
-    pub async fn served(&self) {
+    pub async fn wait_for_turn(&self) {
         loop {
-            let line_before = |line: &mut Line| line.before(self.number);
+            let line_before = |line: &mut TicketQueue| line.before(self.number);
             let before = self.sequencer.lock().by_key.get_mut(&self.key).and_then(line_before);
             let Some((until, mut moved)) = before else { return };
             // Whether it moved or its time is over: who is the first now is looked up.
@@ -142,13 +142,13 @@ mod tests {
         let sequencer = Sequencer::default();
         let [first, second, third] = [(); 3].map(|()| sequencer.ticket("a"));
         let other = sequencer.ticket("b");
-        let served = |ticket: &Ticket<&str>| ticket.served().now_or_never().is_some();
+        let served = |ticket: &Ticket<&str>| ticket.wait_for_turn().now_or_never().is_some();
         assert!(served(&first) && served(&other));
         assert!(!served(&second) && !served(&third));
         drop(first);
         assert!(served(&second) && !served(&third));
         drop(second);
-        third.served().await;
+        third.wait_for_turn().await;
         drop((third, other));
         assert!(sequencer.lock().by_key.is_empty(), "nothing is kept of those that were served");
     }
@@ -158,13 +158,13 @@ mod tests {
         let sequencer = Sequencer::default();
         let [_hangs, slow, last] = [(); 3].map(|()| sequencer.ticket(1));
         let begun = Instant::now();
-        slow.served().await;
+        slow.wait_for_turn().await;
         assert_eq!(begun.elapsed(), PATIENCE);
         // The time of each counts from its own turn.
         tokio::time::advance(PATIENCE / 2).await;
-        assert!(last.served().now_or_never().is_none());
+        assert!(last.wait_for_turn().now_or_never().is_none());
         drop(slow);
-        last.served().await;
+        last.wait_for_turn().await;
         assert_eq!(begun.elapsed(), PATIENCE + PATIENCE / 2);
     }
 
@@ -173,8 +173,8 @@ mod tests {
         let sequencer = Sequencer::default();
         let [first, second, third] = [(); 3].map(|()| sequencer.ticket(1));
         drop(second);
-        assert!(third.served().now_or_never().is_none(), "the first has its turn still");
+        assert!(third.wait_for_turn().now_or_never().is_none(), "the first has its turn still");
         drop(first);
-        third.served().await;
+        third.wait_for_turn().await;
     }
 }

@@ -11,7 +11,7 @@ const EXIT_INTERRUPTED: i32 = 130;
 
 /// What SIGHUP means to a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hangup {
+pub enum SighupAction {
     /// Its terminal is gone, and so is it.
     Ends,
     /// Somebody has changed its files; whatever follows one hears of it as well.
@@ -22,12 +22,12 @@ pub enum Hangup {
 #[derive(Debug, Clone, Default)]
 pub struct Shutdown {
     token: CancellationToken,
-    drain: Arc<Drain>,
+    drain: Arc<ShutdownDrainDeadline>,
 }
 
 /// Time that a drain may take.
 #[derive(Debug, Default)]
-struct Drain {
+struct ShutdownDrainDeadline {
     /// As it was set up.
     patience: OnceLock<Duration>,
     /// Moment at which what is still under way is given up, by both clocks.
@@ -104,7 +104,7 @@ impl Shutdown {
     ///
     /// # Errors
     /// When the handlers cannot be installed.
-    pub fn on_signals(&self, on_hangup: Hangup) -> std::io::Result<()> {
+    pub fn on_signals(&self, on_hangup: SighupAction) -> std::io::Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hangup = signal(SignalKind::hangup())?;
@@ -116,7 +116,7 @@ impl Shutdown {
                     _ = interrupt.recv() => "SIGINT",
                     _ = hangup.recv() => "SIGHUP",
                 };
-                if name == "SIGHUP" && on_hangup == Hangup::Reloads {
+                if name == "SIGHUP" && on_hangup == SighupAction::Reloads {
                     tracing::info!(signal = name, "files that are followed are read again");
                     continue;
                 }

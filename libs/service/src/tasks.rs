@@ -47,7 +47,7 @@ impl Tasks {
 
     /// Whether any task has failed.
     #[must_use]
-    pub fn have_failed(&self) -> bool {
+    pub fn any_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
 

@@ -20,7 +20,7 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
 use crate::flags::{LogFormat, TelemetryFlags};
 use crate::log_file::LogFile;
-use crate::traces::{self, Ids};
+use crate::traces::{self, SpanIdGenerator};
 
 /// At exit, a collector that does not answer is not waited for any longer.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
@@ -34,9 +34,9 @@ const CERTIFICATES: [&str; 4] = [
 ];
 
 /// Writes lines.
-type Logs = Box<dyn Layer<Registry> + Send + Sync>;
+type LogLayer = Box<dyn Layer<Registry> + Send + Sync>;
 /// What writes the lines that the filter lets through.
-type Logged = Layered<Filtered<Logs, EnvFilter, Registry>, Registry>;
+type LoggingSubscriber = Layered<Filtered<LogLayer, EnvFilter, Registry>, Registry>;
 
 /// Our crates, as the targets of log lines name them: levels below INFO are theirs.
 const OURS: [&str; 33] = [
@@ -140,7 +140,7 @@ fn init_to(
 ) -> Result<Telemetry, TelemetryError> {
     let filter = EnvFilter::try_new(directives(&flags.log_level))
         .map_err(|source| TelemetryError::Filter { filter: flags.log_level.clone(), source })?;
-    let logs: Logs = match flags.log_format {
+    let logs: LogLayer = match flags.log_format {
         LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(writer).boxed(),
         LogFormat::Text => fmt::layer().with_ansi(colors).with_writer(writer).boxed(),
     };
@@ -177,9 +177,9 @@ fn directives(flag: &str) -> String {
 
 /// What is logged is what the filter says. Traces are of every call, also where only warnings are logged.
 fn composed(
-    logs: Logs,
+    logs: LogLayer,
     filter: EnvFilter,
-    traces: Option<impl Layer<Logged> + Send + Sync>,
+    traces: Option<impl Layer<LoggingSubscriber> + Send + Sync>,
 ) -> Box<dyn Subscriber + Send + Sync> {
     match traces {
         // One filter for everything is the cheaper one: what nobody wants is not even begun.
@@ -205,7 +205,8 @@ fn tracer_provider(
     }
     let exporter = exporter.build().map_err(|error| failed(error.to_string()))?;
     let resource = Resource::builder().with_service_name(service).build();
-    let provider = SdkTracerProvider::builder().with_id_generator(Ids::default()).with_resource(resource);
+    let provider =
+        SdkTracerProvider::builder().with_id_generator(SpanIdGenerator::default()).with_resource(resource);
     Ok(provider.with_batch_exporter(exporter).build())
 }
 

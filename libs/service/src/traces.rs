@@ -16,12 +16,12 @@ pub const TARGET: &str = "traces";
 
 thread_local! {
     /// The ids that the span has which is begun now.
-    static WANTED: Cell<Option<Place>> = const { Cell::new(None) };
+    static WANTED: Cell<Option<TraceContext>> = const { Cell::new(None) };
 }
 
 /// Place of a span in a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct TraceContext {
     /// The trace.
     pub trace: u128,
     /// The span.
@@ -30,7 +30,7 @@ pub struct Place {
     pub is_sampled: bool,
 }
 
-impl Place {
+impl TraceContext {
     fn context(self) -> SpanContext {
         let flags = if self.is_sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
         let (trace, span) = (TraceId::from(self.trace), SpanId::from(self.span));
@@ -40,7 +40,7 @@ impl Place {
 
 /// Puts a span that was begun just now where it belongs: at a place of its own, or a new one; below another span, or at the top of
 /// its trace. One of a trace that is not recorded is not exported. Does nothing where nobody wants the span.
-pub fn put(span: &Span, at: Option<Place>, below: Option<Place>) {
+pub fn set_context(span: &Span, at: Option<TraceContext>, below: Option<TraceContext>) {
     if span.is_disabled() {
         return;
     }
@@ -58,12 +58,12 @@ pub fn put(span: &Span, at: Option<Place>, below: Option<Place>) {
 }
 
 /// Has a span that was begun just now be told to nobody.
-pub fn forget(span: &Span) {
-    put(span, None, Some(Place { trace: 1, span: 1, is_sampled: false }));
+pub fn suppress_export(span: &Span) {
+    set_context(span, None, Some(TraceContext { trace: 1, span: 1, is_sampled: false }));
 }
 
 /// Links a span to another one.
-pub fn link(span: &Span, to: Place) {
+pub fn link(span: &Span, to: TraceContext) {
     if !span.is_disabled() {
         span.add_link(to.context());
     }
@@ -71,9 +71,9 @@ pub fn link(span: &Span, to: Place) {
 
 /// Makes ids: those of a place where one is wanted, random ones else.
 #[derive(Debug, Default)]
-pub(crate) struct Ids(RandomIdGenerator);
+pub(crate) struct SpanIdGenerator(RandomIdGenerator);
 
-impl IdGenerator for Ids {
+impl IdGenerator for SpanIdGenerator {
     fn new_trace_id(&self) -> TraceId {
         WANTED.get().map_or_else(|| self.0.new_trace_id(), |wanted| TraceId::from(wanted.trace))
     }
@@ -114,22 +114,22 @@ mod tests {
     #[test]
     fn spans_stand_where_they_are_put() {
         let kept = Kept::default();
-        let provider = SdkTracerProvider::builder().with_id_generator(Ids::default());
+        let provider = SdkTracerProvider::builder().with_id_generator(SpanIdGenerator::default());
         let provider = provider.with_simple_exporter(kept.clone()).build();
         let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
-        let place = |trace, span| Place { trace, span, is_sampled: true };
-        let unrecorded = Place { is_sampled: false, ..place(8, 8) };
+        let place = |trace, span| TraceContext { trace, span, is_sampled: true };
+        let unrecorded = TraceContext { is_sampled: false, ..place(8, 8) };
         tracing::subscriber::with_default(Registry::default().with(layer), || {
             let begin = || tracing::info_span!(target: TARGET, parent: None, "one", field = 1);
             let span = begin();
-            put(&span, Some(place(7, 3)), Some(place(7, 2)));
+            set_context(&span, Some(place(7, 3)), Some(place(7, 2)));
             link(&span, place(5, 4));
             drop(span);
-            put(&begin(), Some(place(9, 6)), None);
-            put(&begin(), None, Some(place(7, 3)));
-            forget(&begin());
-            put(&begin(), Some(unrecorded), None);
-            put(&begin(), Some(place(8, 9)), Some(unrecorded));
+            set_context(&begin(), Some(place(9, 6)), None);
+            set_context(&begin(), None, Some(place(7, 3)));
+            suppress_export(&begin());
+            set_context(&begin(), Some(unrecorded), None);
+            set_context(&begin(), Some(place(8, 9)), Some(unrecorded));
         });
         let spans = kept.0.lock().expect("no panic");
         let ids = |span: &SpanData| {

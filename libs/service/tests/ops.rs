@@ -6,8 +6,8 @@ mod admin;
 
 use prometheus::{IntCounter, Registry};
 use service::{
-    CertificateMetrics, Info, Limits, Notices, Ops, OpsAccess, OpsAddress, OpsListener, Readiness, Shutdown,
-    Tasks,
+    CertificateMetrics, OperatorNotices, Ops, OpsAccess, OpsAddress, OpsListener, Readiness,
+    ServiceDescription, ServiceLimits, Shutdown, Tasks,
 };
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ struct Port {
     address: String,
     token_file: PathBuf,
     readiness: Readiness,
-    notices: Notices,
+    notices: OperatorNotices,
     metrics: Registry,
     shutdown: Shutdown,
     tasks: Tasks,
@@ -47,8 +47,12 @@ impl Port {
         std::fs::write(&token_file, format!("{TOKEN}\n")).unwrap();
         std::fs::set_permissions(&token_file, std::fs::Permissions::from_mode(0o600)).unwrap();
         let (readiness, metrics, shutdown) = (Readiness::new(), Registry::new(), Shutdown::new());
-        let info = Info { name: "small", version: "1.2.3", limits: Limits::from([("slots_max", 3)]) };
-        let notices = Notices::default();
+        let info = ServiceDescription {
+            name: "small",
+            version: "1.2.3",
+            limits: ServiceLimits::from([("slots_max", 3)]),
+        };
+        let notices = OperatorNotices::default();
         let ops = Ops::new(info, readiness.clone(), metrics.clone(), access(token_file.clone()));
         let ops = more(ops.with_notices(notices.clone()));
         let listener = OpsListener::bind(address).await.unwrap();
@@ -260,5 +264,5 @@ async fn the_port_ends_with_the_shutdown() {
     assert_eq!(port.get("/livez").await.0, 200);
     port.shutdown.begin();
     assert!(port.tasks.drain(std::time::Duration::from_secs(5)).await);
-    assert!(!port.tasks.have_failed());
+    assert!(!port.tasks.any_failed());
 }

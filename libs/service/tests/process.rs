@@ -9,8 +9,8 @@ use std::process::{Child, ChildStderr, Command, ExitCode, Stdio};
 
 use serde_json::{Value, json};
 use service::{
-    AdminHandlers, AdminMethods, AdminScope, App, DrainError, Failure, Host, InfoScope, Limits, ReloadError,
-    Shutdown, UnknownTenant,
+    AdminHandlers, AdminMethods, AdminScope, App, DrainError, Failure, InfoScope, ReloadError, ServiceHost,
+    ServiceLimits, Shutdown, UnknownTenant,
 };
 
 /// The user that a service of root's tests runs as.
@@ -33,11 +33,11 @@ impl App for Small {
     const ADMIN: Option<AdminMethods> = Some(AdminMethods { drain: "Small/Drain", reload: "Small/Reload" });
     type Config = Config;
 
-    fn limits(_: &Config) -> Limits {
-        Limits::new()
+    fn limits(_: &Config) -> ServiceLimits {
+        ServiceLimits::new()
     }
 
-    async fn start(config: Config, host: Host) -> Result<(), Failure> {
+    async fn start(config: Config, host: ServiceHost) -> Result<(), Failure> {
         let shutdown = host.shutdown.clone();
         host.admin.ok_or("no admin routes")?.handle_with(Handlers(shutdown.clone()));
         host.tasks.spawn("only", async move {

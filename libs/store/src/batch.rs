@@ -52,7 +52,7 @@ texts!(LaneKey RowKey);
 
 /// A condition of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Expect {
+pub enum RowCondition {
     /// This row is not there: else the batch is one that was applied already.
     Absent(RowKey),
     /// This row has this revision; 0 when it is not there.
@@ -61,7 +61,7 @@ pub enum Expect {
 
 /// A change of one row.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Op {
+pub enum RowOperation {
     /// Writes it.
     Put(RowKey, Bytes),
     /// Writes it, until this moment in milliseconds since 1970.
@@ -72,7 +72,7 @@ pub enum Op {
     Raise(RowKey, u64),
 }
 
-impl Op {
+impl RowOperation {
     /// The row that is changed.
     #[must_use]
     pub const fn key(&self) -> &RowKey {
@@ -84,20 +84,20 @@ impl Op {
 
 /// A change of rows of one lane: all of it, or nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Batch {
+pub struct RowBatch {
     /// Whose rows.
     pub lane: LaneKey,
     /// The epoch in which the lane was taken.
     pub epoch: u64,
     /// What has to hold. Looked at in this order.
-    pub expect: Vec<Expect>,
+    pub conditions: Vec<RowCondition>,
     /// What is changed, in this order.
-    pub ops: Vec<Op>,
+    pub ops: Vec<RowOperation>,
 }
 
 /// What became of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CommitOutcome {
     /// It was made. Rows that it wrote have this revision, higher than every one of the lane before.
     Committed(u64),
     /// Nothing was changed: this row is there.
@@ -116,7 +116,7 @@ pub enum Outcome {
     },
 }
 
-impl Batch {
+impl RowBatch {
     /// Whether it keeps to the limits.
     ///
     /// # Errors
@@ -125,19 +125,19 @@ impl Batch {
         let too_large = |what: String, size: usize, most: usize| {
             if size > most { Err(StoreError::TooLarge { what, size, most }) } else { Ok(()) }
         };
-        too_large("a commit, in rows,".to_owned(), self.expect.len() + self.ops.len(), ROWS_MAX)?;
+        too_large("a commit, in rows,".to_owned(), self.conditions.len() + self.ops.len(), ROWS_MAX)?;
         let mut bytes = 0;
         for op in &self.ops {
-            if let Op::Put(key, value) | Op::PutUntil(key, value, _) = op {
+            if let RowOperation::Put(key, value) | RowOperation::PutUntil(key, value, _) = op {
                 too_large(format!("the value of {}, in bytes,", shown(key)), value.len(), VALUE_BYTES_MAX)?;
                 bytes += value.len();
             }
         }
         too_large("a commit, in bytes of values,".to_owned(), bytes, BATCH_BYTES_MAX)?;
-        let conditions = self.expect.iter().map(|expect| match expect {
-            Expect::Absent(key) | Expect::Revision(key, _) => key,
+        let conditions = self.conditions.iter().map(|expect| match expect {
+            RowCondition::Absent(key) | RowCondition::Revision(key, _) => key,
         });
-        for key in conditions.chain(self.ops.iter().map(Op::key)) {
+        for key in conditions.chain(self.ops.iter().map(RowOperation::key)) {
             let size = self.lane.as_str().len() + key.as_str().len();
             too_large(format!("the key {}, in bytes,", shown(key)), size, KEY_BYTES_MAX)?;
         }
@@ -145,8 +145,8 @@ impl Batch {
     }
 
     /// Whether it makes no row that was not there, as far as its operations tell.
-    pub(crate) fn only_frees(&self) -> bool {
-        self.ops.iter().all(|op| matches!(op, Op::Delete(_)))
+    pub(crate) fn only_deletes(&self) -> bool {
+        self.ops.iter().all(|op| matches!(op, RowOperation::Delete(_)))
     }
 }
 

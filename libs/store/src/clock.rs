@@ -10,9 +10,9 @@ pub trait Clock: Send + Sync + 'static {
 
 /// This machine's.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct MachineClock;
+pub struct WallClock;
 
-impl Clock for MachineClock {
+impl Clock for WallClock {
     fn now(&self) -> u64 {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

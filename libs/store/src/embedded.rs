@@ -18,12 +18,12 @@ use signet_libmdbx::{Environment, EnvironmentFlags, Geometry, MdbxError, Mode, R
 use tokio::sync::oneshot;
 
 use self::layout::{decode_key, fence_key, physical};
-use self::writer::{Request, Writer};
-use crate::replica::Replicas;
-use crate::row::{Fence, Row};
+use self::writer::{StoreWriter, WriteRequest};
+use crate::replica::LocalReplicaRegistry;
+use crate::row::{LaneFence, StoredRow};
 use crate::{
-    Batch, Beat, Caps, Clock, KvStore, LaneKey, Living, Measure, OpenPage, Outcome, Page, RowKey, StoreError,
-    Versioned,
+    Clock, CommitOutcome, KvStore, LaneKey, RowBatch, RowKey, StoreCapabilities, StoreError, StoreHeartbeat,
+    StoreHeartbeatReply, StorePage, StorePageBuilder, StoreUsage, VersionedValue,
 };
 
 /// The map is larger than what may be used by a sixteenth, and by this at least: what frees takes pages too.
@@ -40,12 +40,12 @@ pub struct EmbeddedStore {
     environment: Environment,
     page_bytes: usize,
     clock: Arc<dyn Clock>,
-    replicas: Replicas,
+    replicas: LocalReplicaRegistry,
     /// Nothing once it ends.
-    requests: Option<mpsc::Sender<Request>>,
+    requests: Option<mpsc::Sender<WriteRequest>>,
     writer: Option<JoinHandle<()>>,
     // Given up last.
-    _lock: Owned,
+    _lock: StoreDirectoryLock,
 }
 
 impl EmbeddedStore {
@@ -54,7 +54,7 @@ impl EmbeddedStore {
     /// # Errors
     /// [`StoreError::Owned`] when another process has it; [`StoreError::Unavailable`] when it cannot be opened.
     pub fn open(dir: &Path, bytes_max: usize, clock: impl Clock) -> Result<Self, StoreError> {
-        let lock = own(dir)?;
+        let lock = lock_directory(dir)?;
         let unavailable =
             |error: MdbxError| StoreError::Unavailable { why: format!("{}: {error}", dir.display()) };
         let upper = bytes_max.saturating_add(RESERVE_BYTES_MIN.max(bytes_max / 16));
@@ -72,11 +72,11 @@ impl EmbeddedStore {
         let clock: Arc<dyn Clock> = Arc::new(clock);
         let (requests, received) = mpsc::channel();
         let page_bytes = page_bytes(&environment)?;
-        let writer = Writer::new(environment.clone(), Arc::clone(&clock), page_bytes, bytes_max, dir);
+        let writer = StoreWriter::new(environment.clone(), Arc::clone(&clock), page_bytes, bytes_max, dir);
         let thread = std::thread::Builder::new().name("store-writer".to_owned());
         let writer = thread.spawn(move || writer.run(&received));
         let writer = writer.map_err(|error| StoreError::Unavailable { why: error.to_string() })?;
-        let replicas = Replicas::default();
+        let replicas = LocalReplicaRegistry::default();
         Ok(Self {
             environment,
             page_bytes,
@@ -90,7 +90,7 @@ impl EmbeddedStore {
 
     async fn ask<T>(
         &self,
-        request: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Request,
+        request: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> WriteRequest,
     ) -> Result<T, StoreError> {
         let ends = || StoreError::Unavailable { why: "it is ending".to_owned() };
         let (answer, answered) = oneshot::channel();
@@ -101,7 +101,7 @@ impl EmbeddedStore {
     }
 
     /// Reads on a thread that may wait for the disk.
-    async fn look<T: Send + 'static>(
+    async fn read_blocking<T: Send + 'static>(
         &self,
         look: impl FnOnce(&Environment, u64) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
@@ -113,37 +113,42 @@ impl EmbeddedStore {
 
 #[async_trait]
 impl KvStore for EmbeddedStore {
-    async fn commit(&self, batch: Batch) -> Result<Outcome, StoreError> {
+    async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
         batch.check()?;
-        self.ask(|answer| Request::Commit(batch, answer)).await
+        self.ask(|answer| WriteRequest::Commit(batch, answer)).await
     }
 
-    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError> {
+    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<VersionedValue>>, StoreError> {
         let keys: Vec<Vec<u8>> = keys.iter().map(|key| physical(lane, key)).collect();
-        self.look(move |environment, now| {
+        self.read_blocking(move |environment, now| {
             let tx = environment.begin_ro_unsync().map_err(not_read)?;
             let db = tx.open_db(None).map_err(not_read)?;
-            let row = |key: &Vec<u8>| -> Result<Option<Versioned>, StoreError> {
+            let row = |key: &Vec<u8>| -> Result<Option<VersionedValue>, StoreError> {
                 let found = tx.get::<Vec<u8>>(db.dbi(), key).map_err(not_decoded)?;
-                let row = found.map(|bytes| Row::decode(&bytes)).transpose()?;
-                Ok(row.filter(|row| row.is_there(now)).map(|row| row.versioned))
+                let row = found.map(|bytes| StoredRow::decode(&bytes)).transpose()?;
+                Ok(row.filter(|row| row.is_live(now)).map(|row| row.versioned))
             };
             keys.iter().map(row).collect()
         })
         .await
     }
 
-    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError> {
+    async fn scan(
+        &self,
+        lane: &LaneKey,
+        range: Range<RowKey>,
+        limit: usize,
+    ) -> Result<StorePage, StoreError> {
         let (from, to) = (physical(lane, &range.start), physical(lane, &range.end));
-        self.look(move |environment, now| {
+        self.read_blocking(move |environment, now| {
             let tx = environment.begin_ro_unsync().map_err(not_read)?;
             let db = tx.open_db(None).map_err(not_read)?;
             let mut cursor = tx.cursor(db).map_err(not_read)?;
-            let mut page = OpenPage::new(limit);
+            let mut page = StorePageBuilder::new(limit);
             let mut at = cursor.set_range::<Vec<u8>, Vec<u8>>(&from).map_err(not_decoded)?;
             while let Some((key, bytes)) = at.filter(|(key, _)| *key < to) {
-                let row = Row::decode(&bytes)?;
-                if row.is_there(now) && !page.push(decode_key(&key)?, row.versioned) {
+                let row = StoredRow::decode(&bytes)?;
+                if row.is_live(now) && !page.push(decode_key(&key)?, row.versioned) {
                     break;
                 }
                 at = cursor.next::<Vec<u8>, Vec<u8>>().map_err(not_decoded)?;
@@ -153,35 +158,35 @@ impl KvStore for EmbeddedStore {
         .await
     }
 
-    async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {
+    async fn acquire_lane(&self, lane: &LaneKey) -> Result<u64, StoreError> {
         let lane = lane.clone();
-        self.ask(|answer| Request::Take(lane, answer)).await
+        self.ask(|answer| WriteRequest::Take(lane, answer)).await
     }
 
-    async fn beat(&self, beat: &Beat) -> Result<Living, StoreError> {
-        let fence = self.look(|environment, _| {
+    async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError> {
+        let fence = self.read_blocking(|environment, _| {
             let tx = environment.begin_ro_unsync().map_err(not_read)?;
             let db = tx.open_db(None).map_err(not_read)?;
             let found = tx.get::<Vec<u8>>(db.dbi(), &fence_key(&LaneKey::new(""))).map_err(not_decoded)?;
-            found.map_or(Ok(Fence::default()), |bytes| Fence::decode(&bytes))
+            found.map_or(Ok(LaneFence::default()), |bytes| LaneFence::decode(&bytes))
         });
-        self.replicas.beat(beat, self.clock.now(), fence.await?.revision)
+        self.replicas.record_heartbeat(beat, self.clock.now(), fence.await?.revision)
     }
 
     async fn now(&self) -> Result<u64, StoreError> {
         Ok(self.clock.now())
     }
 
-    async fn measure(&self) -> Result<Measure, StoreError> {
+    async fn measure(&self) -> Result<StoreUsage, StoreError> {
         let page_bytes = self.page_bytes;
-        let bytes = self.look(move |environment, _| used_bytes(environment, page_bytes)).await?;
+        let bytes = self.read_blocking(move |environment, _| used_bytes(environment, page_bytes)).await?;
         let version = format!("{}.{}", ffi::MDBX_VERSION_MAJOR, ffi::MDBX_VERSION_MINOR);
-        Ok(Measure { version, bytes: bytes as u64 })
+        Ok(StoreUsage { version, bytes: bytes as u64 })
     }
 
-    fn caps(&self) -> Caps {
+    fn capabilities(&self) -> StoreCapabilities {
         let (kind, is_synced) = ("mdbx", true);
-        Caps {
+        StoreCapabilities {
             kind,
             is_synced,
             shared: false,
@@ -220,9 +225,9 @@ fn used_bytes(environment: &Environment, page_bytes: usize) -> Result<usize, Sto
 
 /// Lock of a directory, held until this is dropped.
 #[derive(Debug)]
-struct Owned(File);
+struct StoreDirectoryLock(File);
 
-impl Drop for Owned {
+impl Drop for StoreDirectoryLock {
     fn drop(&mut self) {
         // Not by closing alone: a process that is being started holds a copy of the descriptor for a moment.
         let _ = self.0.unlock();
@@ -230,7 +235,7 @@ impl Drop for Owned {
 }
 
 /// Makes the directory this process's own.
-fn own(dir: &Path) -> Result<Owned, StoreError> {
+fn lock_directory(dir: &Path) -> Result<StoreDirectoryLock, StoreError> {
     let unavailable =
         |error: std::io::Error| StoreError::Unavailable { why: format!("{}: {error}", dir.display()) };
     if !dir.is_dir() {
@@ -239,7 +244,7 @@ fn own(dir: &Path) -> Result<Owned, StoreError> {
     let lock = fs::OpenOptions::new().create(true).append(true).open(dir.join("owner.lock"));
     let lock = lock.map_err(unavailable)?;
     match lock.try_lock() {
-        Ok(()) => Ok(Owned(lock)),
+        Ok(()) => Ok(StoreDirectoryLock(lock)),
         Err(TryLockError::WouldBlock) => Err(StoreError::Owned { dir: dir.display().to_string() }),
         Err(TryLockError::Error(error)) => Err(unavailable(error)),
     }

@@ -1,20 +1,20 @@
 //! Where sagas keep their rows.
 //!
 //! Rows belong to lanes. A lane is owned by one process at a time, which every taking of it tells by a higher epoch; one
-//! [`Batch`] changes rows of one lane, all of them or none, and its conditions are looked at inside: the epoch, the
+//! [`RowBatch`] changes rows of one lane, all of them or none, and its conditions are looked at inside: the epoch, the
 //! revisions of rows, rows that may not be there. Nothing that must be right rests on anything else.
 //!
 //! - [`KvStore`]: what every store does.
 //! - [`EmbeddedStore`]: a directory of one process, by MDBX.
-//! - [`Beat`]: how a replica says that it lives, and hears who else does.
+//! - [`StoreHeartbeat`]: how a replica says that it lives, and hears who else does.
 //! - [`SharedStore`]: Redis, one server or a cluster, for several processes.
 //! - [`MemoryStore`]: the model that the others are compared with; it keeps nothing.
 
 mod batch;
+mod batch_evaluation;
 mod clock;
 mod embedded;
 mod error;
-mod judge;
 mod memory;
 mod replica;
 mod row;
@@ -24,13 +24,18 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 
-pub use batch::{Batch, Expect, KEY_BYTES_MAX, LaneKey, Op, Outcome, ROWS_MAX, RowKey, VALUE_BYTES_MAX};
-pub use clock::{Clock, MachineClock};
+pub use batch::{
+    CommitOutcome, KEY_BYTES_MAX, LaneKey, ROWS_MAX, RowBatch, RowCondition, RowKey, RowOperation,
+    VALUE_BYTES_MAX,
+};
+pub use clock::{Clock, WallClock};
 pub use embedded::EmbeddedStore;
 pub use error::StoreError;
 pub use memory::MemoryStore;
-pub use replica::{Beat, Living, REPLICA_NAME_BYTES_MAX, REPLICA_WORDS_BYTES_MAX, Replica};
-pub use row::Versioned;
+pub use replica::{
+    REPLICA_NAME_BYTES_MAX, REPLICA_WORDS_BYTES_MAX, Replica, StoreHeartbeat, StoreHeartbeatReply,
+};
+pub use row::VersionedValue;
 pub use shared::SharedStore;
 
 /// A page of rows ends behind the one with which it has so many bytes.
@@ -38,7 +43,7 @@ const PAGE_BYTES: usize = 4 * 1024 * 1024;
 
 /// What a store is, for whoever places lanes and tells operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Caps {
+pub struct StoreCapabilities {
     /// What keeps the rows: `mdbx`, `redis` or `memory`.
     pub kind: &'static str,
     /// Whether an answered commit survives everything but the loss of disks.
@@ -51,7 +56,7 @@ pub struct Caps {
 
 /// Version and size of a store, for operators.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Measure {
+pub struct StoreUsage {
     /// Version of what keeps the rows; of Redis that of its first server.
     pub version: String,
     /// Bytes that are used: of the file of a directory without the pages that are free, of Redis the memory of all its servers that
@@ -61,29 +66,29 @@ pub struct Measure {
 
 /// Some rows, in the order of their keys.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Page {
+pub struct StorePage {
     /// The rows.
-    pub rows: Vec<(RowKey, Versioned)>,
+    pub rows: Vec<(RowKey, VersionedValue)>,
     /// Whether there are more behind the last of them.
     pub has_more: bool,
 }
 
 /// A page that is being read.
-struct OpenPage {
-    page: Page,
+struct StorePageBuilder {
+    page: StorePage,
     limit: usize,
     bytes: usize,
 }
 
-impl OpenPage {
+impl StorePageBuilder {
     /// An empty page for at most `limit` rows.
     fn new(limit: usize) -> Self {
-        Self { page: Page::default(), limit: limit.min(ROWS_MAX), bytes: 0 }
+        Self { page: StorePage::default(), limit: limit.min(ROWS_MAX), bytes: 0 }
     }
 
     /// Adds a row, unless the page is full: then it notes that there are more, and returns `false`.
-    fn push(&mut self, key: RowKey, row: Versioned) -> bool {
-        self.page.has_more = self.room() == 0 || self.bytes >= PAGE_BYTES;
+    fn push(&mut self, key: RowKey, row: VersionedValue) -> bool {
+        self.page.has_more = self.remaining() == 0 || self.bytes >= PAGE_BYTES;
         if !self.page.has_more {
             self.bytes += row.value.len();
             self.page.rows.push((key, row));
@@ -92,7 +97,7 @@ impl OpenPage {
     }
 
     /// Counts the rows that it may still take.
-    const fn room(&self) -> usize {
+    const fn remaining(&self) -> usize {
         self.limit - self.page.rows.len()
     }
 }
@@ -105,34 +110,35 @@ pub trait KvStore: Send + Sync {
     ///
     /// # Errors
     /// [`StoreError::Indeterminate`] when it may have happened; it has not with any other.
-    async fn commit(&self, batch: Batch) -> Result<Outcome, StoreError>;
+    async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError>;
 
     /// Reads rows of a lane, all as of one moment; nothing where there is none.
     ///
     /// # Errors
     /// [`StoreError`]; may be repeated.
-    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError>;
+    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<VersionedValue>>, StoreError>;
 
     /// Reads at most `limit` rows of a lane from the first key on, in the order of their keys, as far as the second; fewer when they
     /// are large.
     ///
     /// # Errors
     /// [`StoreError`]; may be repeated.
-    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError>;
+    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize)
+    -> Result<StorePage, StoreError>;
 
     /// Takes a lane: from now on nothing of a former owner is committed. Gives the epoch, which is higher than every one before, also
     /// where the store has forgotten the last of them.
     ///
     /// # Errors
     /// [`StoreError`]; may be repeated.
-    async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError>;
+    async fn acquire_lane(&self, lane: &LaneKey) -> Result<u64, StoreError>;
 
     /// Takes a replica's word that it lives, and tells who else does. A store of one process knows the replicas of that process only.
     /// Nothing that must be right rests on it: it places lanes, and the fence keeps them.
     ///
     /// # Errors
     /// [`StoreError`]; may be repeated.
-    async fn beat(&self, beat: &Beat) -> Result<Living, StoreError>;
+    async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError>;
 
     /// Reads the clock by which rows expire, in milliseconds since 1970. Timers of lanes go by it, whatever the clock of their owner
     /// shows.
@@ -145,8 +151,8 @@ pub trait KvStore: Send + Sync {
     ///
     /// # Errors
     /// [`StoreError`]; may be repeated.
-    async fn measure(&self) -> Result<Measure, StoreError>;
+    async fn measure(&self) -> Result<StoreUsage, StoreError>;
 
     /// What it is.
-    fn caps(&self) -> Caps;
+    fn capabilities(&self) -> StoreCapabilities;
 }

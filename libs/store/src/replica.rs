@@ -36,19 +36,19 @@ impl Replica {
 
 /// A beat of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Beat {
+pub struct StoreHeartbeat {
     /// Replica that beats.
     pub replica: Replica,
     /// Time for which it lives without another beat; with zero it lives no longer.
     pub ttl: Duration,
     /// Takes the name from another process that has it. A process does so once, with its first beat: of two that have one name
     /// the later one lives.
-    pub takes_name: bool,
+    pub is_takeover: bool,
 }
 
 /// Answer to a beat.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Living {
+pub struct StoreHeartbeatReply {
     /// Replicas that live, in the order of their names.
     pub replicas: Vec<Replica>,
     /// Moment of the answer by the store's clock, in milliseconds since 1970.
@@ -61,17 +61,22 @@ pub struct Living {
 
 /// Replicas of a store that is in this process.
 #[derive(Debug, Default)]
-pub(crate) struct Replicas(Mutex<BTreeMap<String, (Replica, u64)>>);
+pub(crate) struct LocalReplicaRegistry(Mutex<BTreeMap<String, (Replica, u64)>>);
 
-impl Replicas {
+impl LocalReplicaRegistry {
     /// Takes a beat.
-    pub(crate) fn beat(&self, beat: &Beat, now: u64, revision: u64) -> Result<Living, StoreError> {
+    pub(crate) fn record_heartbeat(
+        &self,
+        beat: &StoreHeartbeat,
+        now: u64,
+        revision: u64,
+    ) -> Result<StoreHeartbeatReply, StoreError> {
         beat.replica.check()?;
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, (_, until)| *until > now);
         let name = &beat.replica.name;
-        let is_displaced =
-            !beat.takes_name && all.get(name).is_some_and(|(other, _)| other.session != beat.replica.session);
+        let is_displaced = !beat.is_takeover
+            && all.get(name).is_some_and(|(other, _)| other.session != beat.replica.session);
         let ttl = u64::try_from(beat.ttl.as_millis()).unwrap_or(u64::MAX);
         if !is_displaced && ttl == 0 {
             all.remove(name);
@@ -79,6 +84,6 @@ impl Replicas {
             all.insert(name.clone(), (beat.replica.clone(), now.saturating_add(ttl)));
         }
         let replicas = all.values().map(|(replica, _)| replica.clone()).collect();
-        Ok(Living { replicas, now, revision, is_displaced })
+        Ok(StoreHeartbeatReply { replicas, now, revision, is_displaced })
     }
 }

@@ -10,7 +10,7 @@ const HEADER_BYTES: usize = 17;
 
 /// A value, and the revision that wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Versioned {
+pub struct VersionedValue {
     /// The value.
     pub value: Bytes,
     /// Higher than that of every row of the lane that was written before.
@@ -19,18 +19,18 @@ pub struct Versioned {
 
 /// A row with its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Row {
-    pub(crate) versioned: Versioned,
+pub(crate) struct StoredRow {
+    pub(crate) versioned: VersionedValue,
     /// When it is gone, in milliseconds since 1970; 0 for never.
     pub(crate) until: u64,
 }
 
-impl Row {
+impl StoredRow {
     pub(crate) const fn new(value: Bytes, revision: u64, until: u64) -> Self {
-        Self { versioned: Versioned { value, revision }, until }
+        Self { versioned: VersionedValue { value, revision }, until }
     }
 
-    pub(crate) const fn is_there(&self, now: u64) -> bool {
+    pub(crate) const fn is_live(&self, now: u64) -> bool {
         self.until == 0 || self.until > now
     }
 
@@ -62,14 +62,14 @@ impl Row {
 
 /// Who owns a lane, and how often it was committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Fence {
+pub(crate) struct LaneFence {
     pub(crate) epoch: u64,
     pub(crate) revision: u64,
 }
 
-impl Fence {
+impl LaneFence {
     /// For a new owner. No epoch comes twice, also where the last one was forgotten: it is never below the time.
-    pub(crate) fn raised(self, now: u64) -> Self {
+    pub(crate) fn next_epoch(self, now: u64) -> Self {
         Self { epoch: self.epoch.saturating_add(1).max(now), ..self }
     }
 
@@ -81,7 +81,7 @@ impl Fence {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, StoreError> {
-        let row = Row::decode(bytes)?;
+        let row = StoredRow::decode(bytes)?;
         // The same places as in a row, and nothing behind them.
         Ok(Self { epoch: row.versioned.revision, revision: row.until })
     }

@@ -7,11 +7,12 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use kv::{Call, Cmd, Confirmation, Connection, Durability, Kv, Script, SetupError, Value};
+use kv::{Cmd, Confirmation, Durability, Kv, KvConnection, Script, ScriptCall, SetupError, Value};
 
 use crate::{
-    Batch, Beat, Caps, Expect, KvStore, LaneKey, Living, Measure, Op, OpenPage, Outcome, PAGE_BYTES, Page,
-    Replica, RowKey, StoreError, Versioned,
+    CommitOutcome, KvStore, LaneKey, PAGE_BYTES, Replica, RowBatch, RowCondition, RowKey, RowOperation,
+    StoreCapabilities, StoreError, StoreHeartbeat, StoreHeartbeatReply, StorePage, StorePageBuilder,
+    StoreUsage, VersionedValue,
 };
 
 static COMMIT: Script = Script::new("commit", &["#!lua\n", include_str!("shared/commit.lua")]);
@@ -60,21 +61,21 @@ impl SharedStore {
         Ok(Self { kv, confirmation, durability, unscanned })
     }
 
-    fn at(&self, lane: &LaneKey) -> Place {
+    fn keyspace(&self, lane: &LaneKey) -> LaneKeyspace {
         let tag = if lane.as_str().is_empty() { "sg".to_owned() } else { format!("sg:{lane}") };
         let connection = self.kv.at(self.kv.endpoint().database(), &tag);
-        Place { connection, prefix: format!("{{{tag}}}:") }
+        LaneKeyspace { connection, prefix: format!("{{{tag}}}:") }
     }
 }
 
 /// Where the rows of a lane are.
-struct Place {
-    connection: Connection,
+struct LaneKeyspace {
+    connection: KvConnection,
     /// What their keys begin with.
     prefix: String,
 }
 
-impl Place {
+impl LaneKeyspace {
     fn key(&self, key: &str) -> String {
         format!("{}{key}", self.prefix)
     }
@@ -91,38 +92,43 @@ impl Place {
 
 #[async_trait]
 impl KvStore for SharedStore {
-    async fn commit(&self, batch: Batch) -> Result<Outcome, StoreError> {
+    async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
         batch.check()?;
-        let place = self.at(&batch.lane);
-        let script = if batch.only_frees() { &FREE } else { &COMMIT };
+        let place = self.keyspace(&batch.lane);
+        let script = if batch.only_deletes() { &FREE } else { &COMMIT };
         let call = script.call(&[place.fence(), place.index()]).named(kv::named![
             prefix: &place.prefix,
             epoch: batch.epoch,
             unscanned: &self.unscanned,
-            conditions: batch.expect.len(),
+            conditions: batch.conditions.len(),
         ]);
-        let call = batch.ops.iter().fold(batch.expect.iter().fold(call, condition), change);
+        let call = batch.ops.iter().fold(batch.conditions.iter().fold(call, condition), change);
         let answer = self.confirmation.call(&place.connection, call).await.map_err(store_error)?;
         outcome(answer).map_err(store_error)
     }
 
-    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError> {
+    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<VersionedValue>>, StoreError> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let place = self.at(lane);
+        let place = self.keyspace(lane);
         let cmd = keys.iter().fold(Cmd::new("MGET"), |cmd, key| cmd.arg(&place.key(key.as_str())));
         let rows = place.connection.cmd(cmd).await.and_then(Value::array).map_err(store_error)?;
         rows.into_iter().map(|row| if row.is_nil() { Ok(None) } else { versioned(row).map(Some) }).collect()
     }
 
-    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError> {
-        let place = self.at(lane);
-        let mut page = OpenPage::new(limit);
+    async fn scan(
+        &self,
+        lane: &LaneKey,
+        range: Range<RowKey>,
+        limit: usize,
+    ) -> Result<StorePage, StoreError> {
+        let place = self.keyspace(lane);
+        let mut page = StorePageBuilder::new(limit);
         let (mut from, to) = (format!("[{}", range.start), format!("({}", range.end));
         loop {
             // One more tells whether there are more.
-            let count = (page.room() + 1).min(SCANNED_AT_ONCE);
+            let count = (page.remaining() + 1).min(SCANNED_AT_ONCE);
             let call = SCAN.call(&[place.index()]).named(kv::named![
                 prefix: &place.prefix,
                 from: &from,
@@ -146,29 +152,29 @@ impl KvStore for SharedStore {
         }
     }
 
-    async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {
-        let place = self.at(lane);
+    async fn acquire_lane(&self, lane: &LaneKey) -> Result<u64, StoreError> {
+        let place = self.keyspace(lane);
         let answer = self.confirmation.call(&place.connection, TAKE.call(&[place.fence()])).await;
         answer.and_then(|epoch| epoch.uint()).map_err(store_error)
     }
 
-    async fn beat(&self, beat: &Beat) -> Result<Living, StoreError> {
+    async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError> {
         beat.replica.check()?;
-        let place = self.at(&LaneKey::new(""));
+        let place = self.keyspace(&LaneKey::new(""));
         let Replica { name, session, words } = &beat.replica;
         let call = BEAT.call(&[place.key("replicas"), place.fence()]).named(kv::named![
             name: name,
             session: &format!("{session:x}"),
             live_millis: u64::try_from(beat.ttl.as_millis()).unwrap_or(u64::MAX),
             words: &words[..],
-            is_takeover: beat.takes_name,
+            is_takeover: beat.is_takeover,
         ]);
         let answer = place.connection.call(call).await.and_then(Value::array).map_err(store_error)?;
-        living(answer).map_err(store_error)
+        parse_heartbeat_reply(answer).map_err(store_error)
     }
 
     async fn now(&self) -> Result<u64, StoreError> {
-        let place = self.at(&LaneKey::new(""));
+        let place = self.keyspace(&LaneKey::new(""));
         let time =
             place.connection.cmd(Cmd::new("TIME")).await.and_then(Value::array).map_err(store_error)?;
         let mut parts = time.into_iter().map(|part| part.text().ok()?.parse::<u64>().ok());
@@ -178,8 +184,8 @@ impl KvStore for SharedStore {
         }
     }
 
-    async fn measure(&self) -> Result<Measure, StoreError> {
-        let mut measure = Measure::default();
+    async fn measure(&self) -> Result<StoreUsage, StoreError> {
+        let mut measure = StoreUsage::default();
         for server in self.kv.primaries().await.map_err(store_error)? {
             for section in ["server", "memory"] {
                 let told = server.cmd(Cmd::new("INFO").arg(section)).await.and_then(Value::text);
@@ -194,47 +200,49 @@ impl KvStore for SharedStore {
         Ok(measure)
     }
 
-    fn caps(&self) -> Caps {
+    fn capabilities(&self) -> StoreCapabilities {
         let durability = match self.durability {
             Durability::Fast => "an answered commit survives what Redis is set up for",
             Durability::Synced => "an answered commit is on the disk of Redis",
             Durability::Replicated => "an answered commit is at Redis and at a replica",
         };
         let is_synced = self.durability != Durability::Fast;
-        Caps { kind: "redis", is_synced, shared: true, durability }
+        StoreCapabilities { kind: "redis", is_synced, shared: true, durability }
     }
 }
 
-fn condition(call: Call, expect: &Expect) -> Call {
+fn condition(call: ScriptCall, expect: &RowCondition) -> ScriptCall {
     match expect {
-        Expect::Absent(key) => call.arg("a").arg(key.as_str()),
-        Expect::Revision(key, revision) => call.arg("r").arg(key.as_str()).arg(*revision),
+        RowCondition::Absent(key) => call.arg("a").arg(key.as_str()),
+        RowCondition::Revision(key, revision) => call.arg("r").arg(key.as_str()).arg(*revision),
     }
 }
 
-fn change(call: Call, op: &Op) -> Call {
+fn change(call: ScriptCall, op: &RowOperation) -> ScriptCall {
     match op {
-        Op::Put(key, value) => call.arg("p").arg(key.as_str()).arg(&value[..]),
-        Op::PutUntil(key, value, until) => call.arg("u").arg(key.as_str()).arg(&value[..]).arg(*until),
-        Op::Delete(key) => call.arg("d").arg(key.as_str()),
-        Op::Raise(key, least) => call.arg("n").arg(key.as_str()).arg(&format!("{least:020}")),
+        RowOperation::Put(key, value) => call.arg("p").arg(key.as_str()).arg(&value[..]),
+        RowOperation::PutUntil(key, value, until) => {
+            call.arg("u").arg(key.as_str()).arg(&value[..]).arg(*until)
+        }
+        RowOperation::Delete(key) => call.arg("d").arg(key.as_str()),
+        RowOperation::Raise(key, least) => call.arg("n").arg(key.as_str()).arg(&format!("{least:020}")),
     }
 }
 
-fn outcome(answer: Value) -> kv::Result<Outcome> {
+fn outcome(answer: Value) -> kv::Result<CommitOutcome> {
     let mut answer = answer.array()?.into_iter();
     let mut next = || answer.next().unwrap_or(Value::Nil);
     let what = next().text()?;
     Ok(match what.as_str() {
-        "committed" => Outcome::Committed(next().uint()?),
-        "exists" => Outcome::Exists(RowKey::new(&next().text()?)),
-        "conflict" => Outcome::Conflict { key: RowKey::new(&next().text()?), found: next().uint()? },
-        "fenced" => Outcome::Fenced { epoch: next().uint()? },
+        "committed" => CommitOutcome::Committed(next().uint()?),
+        "exists" => CommitOutcome::Exists(RowKey::new(&next().text()?)),
+        "conflict" => CommitOutcome::Conflict { key: RowKey::new(&next().text()?), found: next().uint()? },
+        "fenced" => CommitOutcome::Fenced { epoch: next().uint()? },
         other => return Err(kv::Error::Protocol(format!("`{other}` is no outcome of a commit"))),
     })
 }
 
-fn living(answer: Vec<Value>) -> kv::Result<Living> {
+fn parse_heartbeat_reply(answer: Vec<Value>) -> kv::Result<StoreHeartbeatReply> {
     let mut answer = answer.into_iter();
     let mut number = || answer.next().unwrap_or(Value::Nil).uint();
     let (now, revision, is_displaced) = (number()?, number()?, number()? != 0);
@@ -245,7 +253,7 @@ fn living(answer: Vec<Value>) -> kv::Result<Living> {
         replicas.push(Replica { name: name.text()?, session, words: words.bytes()?.into() });
     }
     replicas.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(Living { replicas, now, revision, is_displaced })
+    Ok(StoreHeartbeatReply { replicas, now, revision, is_displaced })
 }
 
 /// Value of a field of what `INFO` tells.
@@ -255,12 +263,15 @@ fn field<'a>(told: &'a str, name: &str) -> Option<&'a str> {
         .map(|(_, value)| value.trim())
 }
 
-fn versioned(row: Value) -> Result<Versioned, StoreError> {
+fn versioned(row: Value) -> Result<VersionedValue, StoreError> {
     let bytes = row.bytes().map_err(store_error)?;
     let damaged = || StoreError::Damaged { why: "a row has no revision".to_owned() };
     let colon = bytes.iter().position(|byte| *byte == b':').ok_or_else(damaged)?;
     let revision = std::str::from_utf8(&bytes[..colon]).ok().and_then(|text| text.parse().ok());
-    Ok(Versioned { value: Bytes::from(bytes).slice(colon + 1..), revision: revision.ok_or_else(damaged)? })
+    Ok(VersionedValue {
+        value: Bytes::from(bytes).slice(colon + 1..),
+        revision: revision.ok_or_else(damaged)?,
+    })
 }
 
 fn store_error(error: kv::Error) -> StoreError {

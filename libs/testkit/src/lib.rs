@@ -5,12 +5,12 @@
 //!   several;
 //! - `NatsServer`: a private `nats-server` with JetStream, or what `MYCORA_NATS_SERVER` names;
 //! - `FaultProxy`: a connection that can be cut, swallowed or delayed;
-//! - `Log`: what a thread logs;
+//! - `TestLog`: what a thread logs;
 //! - `Witness`: a file to which scripts append, and what it proves;
 //! - [`scripts`]: scripts of embedded languages, made up by chance;
 //! - `SmallDisk`: a file system that is soon full, where this process may make one;
 //! - `wait_until`: waiting for a condition, never for a time;
-//! - `Process`: a child whose output is shown when a test fails.
+//! - `TestProcess`: a child whose output is shown when a test fails.
 
 pub mod crash;
 pub mod scripts;
@@ -36,13 +36,13 @@ mod witness;
 
 #[cfg(feature = "full")]
 pub use self::{
-    log::Log,
-    nats::{NatsCopy, NatsServer},
+    log::TestLog,
+    nats::{NatsServer, NatsSnapshot},
     port::free_port,
-    process::Process,
-    proxy::{Fault, FaultProxy, Target},
+    process::TestProcess,
+    proxy::{FaultProxy, ProxyFault, ProxyTarget},
     redis::{RedisBuilder, RedisServer, cluster::RedisCluster, sentinel::RedisSentinels},
     small_disk::SmallDisk,
     wait::{PATIENCE, wait_until, wait_until_blocking},
-    witness::{Mark, Span, Witness},
+    witness::{Witness, WitnessMark, WitnessSpan},
 };

@@ -7,15 +7,15 @@ use tracing::subscriber::DefaultGuard;
 
 /// Log of this thread, from its beginning until it is dropped.
 #[derive(Debug)]
-pub struct Log {
-    text: Text,
+pub struct TestLog {
+    text: TestLogBuffer,
     _logged: DefaultGuard,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Text(Arc<Mutex<Vec<u8>>>);
+struct TestLogBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Text {
+impl Write for TestLogBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
     }
@@ -25,11 +25,11 @@ impl Write for Text {
     }
 }
 
-impl Log {
+impl TestLog {
     /// Begins.
     #[must_use]
     pub fn of_this_thread() -> Self {
-        let text = Text::default();
+        let text = TestLogBuffer::default();
         let writer = text.clone();
         let subscriber =
             tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::port::free_port;
-use crate::process::Process;
+use crate::process::TestProcess;
 use crate::wait::wait_until_blocking;
 
 /// Names another program than `nats-server`, by its path.
@@ -30,7 +30,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct NatsServer {
     // It ends before its directory goes.
-    process: Process,
+    process: TestProcess,
     port: u16,
     dir: TempDir,
     /// Variables of its environment.
@@ -39,9 +39,9 @@ pub struct NatsServer {
     is_open: bool,
 }
 
-/// What a server had at a moment: see [`NatsServer::go_back`].
+/// What a server had at a moment: see [`NatsServer::restore`].
 #[derive(Debug)]
-pub struct NatsCopy(TempDir);
+pub struct NatsSnapshot(TempDir);
 
 impl NatsServer {
     /// Starts one and waits until JetStream answers.
@@ -160,12 +160,12 @@ impl NatsServer {
     /// # Panics
     /// When that cannot be copied, or as [`NatsServer::start`].
     #[must_use]
-    pub fn copy(&mut self) -> NatsCopy {
+    pub fn snapshot(&mut self) -> NatsSnapshot {
         self.kill9();
         let copy = TempDir::new().expect("a temporary directory");
         copy_dir(&self.store(), copy.path());
         self.restart();
-        NatsCopy(copy)
+        NatsSnapshot(copy)
     }
 
     /// Kills it and starts it with what it had before: messages that it has acknowledged since are gone, and their
@@ -173,7 +173,7 @@ impl NatsServer {
     ///
     /// # Panics
     /// When its files cannot be replaced, or as [`NatsServer::start`].
-    pub fn go_back(&mut self, to: &NatsCopy) {
+    pub fn restore(&mut self, to: &NatsSnapshot) {
         self.kill9();
         std::fs::remove_dir_all(self.store()).expect("removed");
         copy_dir(to.0.path(), &self.store());
@@ -210,7 +210,7 @@ fn program() -> OsString {
     std::env::var_os(PROGRAM).or_else(of_debian).unwrap_or_else(|| "nats-server".into())
 }
 
-fn spawn(dir: &Path, environment: &[(String, String)]) -> Process {
+fn spawn(dir: &Path, environment: &[(String, String)]) -> TestProcess {
     let program = program();
     let mut command = Command::new(&program);
     command.arg("-c").arg(dir.join("nats.conf")).envs(environment.iter().map(|(name, value)| (name, value)));
@@ -222,7 +222,7 @@ fn spawn(dir: &Path, environment: &[(String, String)]) -> Process {
             program.display()
         );
     }
-    Process::spawn("nats-server", &mut command)
+    TestProcess::spawn("nats-server", &mut command)
 }
 
 /// A connection, and the first line of the server.

@@ -14,14 +14,14 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// A child process whose output is kept, and shown when the test fails. Killed, by its own id, when
 /// dropped.
 #[derive(Debug)]
-pub struct Process {
+pub struct TestProcess {
     name: String,
     child: Child,
     output: Arc<Mutex<String>>,
     readers: Vec<JoinHandle<()>>,
 }
 
-impl Process {
+impl TestProcess {
     /// Starts `command` under a name that failures are reported with.
     ///
     /// # Panics
@@ -170,7 +170,7 @@ fn collect(stream: impl Read + Send + 'static, output: Arc<Mutex<String>>) -> Jo
     })
 }
 
-impl Drop for Process {
+impl Drop for TestProcess {
     fn drop(&mut self) {
         self.kill9();
         if std::thread::panicking() {

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 /// Where the proxy leads to.
 #[derive(Debug, Clone)]
-pub enum Target {
+pub enum ProxyTarget {
     /// A TCP address.
     Tcp(SocketAddr),
     /// A unix socket.
@@ -22,7 +22,7 @@ pub enum Target {
 
 /// How the proxy treats what passes through it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum ProxyFault {
     /// Passes everything on.
     None,
     /// Closes every connection, and each new one at once.
@@ -39,7 +39,7 @@ pub enum Fault {
     HoldAnswers,
 }
 
-impl Fault {
+impl ProxyFault {
     /// Whether it keeps back what goes in this direction.
     fn holds(self, answers: bool) -> bool {
         self == Self::Hold || answers && self == Self::HoldAnswers
@@ -49,17 +49,17 @@ impl Fault {
 /// The fault in force, and how often everything was cut: a cut that was restored at once still closes
 /// what was open.
 #[derive(Debug, Clone, Copy)]
-struct State {
-    fault: Fault,
+struct ProxyState {
+    fault: ProxyFault,
     cuts: u64,
 }
 
 /// A listener on a port of the loopback interface that passes everything to its target, as far as the
-/// [`Fault`] in force allows.
+/// [`ProxyFault`] in force allows.
 #[derive(Debug)]
 pub struct FaultProxy {
     address: SocketAddr,
-    state: watch::Sender<State>,
+    state: watch::Sender<ProxyState>,
     held: Arc<AtomicU64>,
     task: JoinHandle<()>,
 }
@@ -69,10 +69,10 @@ impl FaultProxy {
     ///
     /// # Panics
     /// When there is no free port.
-    pub async fn start(target: Target) -> Self {
+    pub async fn start(target: ProxyTarget) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
         let address = listener.local_addr().expect("the address just bound");
-        let (state, watch) = watch::channel(State { fault: Fault::None, cuts: 0 });
+        let (state, watch) = watch::channel(ProxyState { fault: ProxyFault::None, cuts: 0 });
         let held = Arc::new(AtomicU64::new(0));
         let task = tokio::spawn(accept(listener, Arc::new(target), watch, Arc::clone(&held)));
         Self { address, state, held, task }
@@ -85,14 +85,14 @@ impl FaultProxy {
     }
 
     /// Changes how it treats what passes, for open connections as well.
-    pub fn set(&self, fault: Fault) {
+    pub fn set(&self, fault: ProxyFault) {
         self.state.send_modify(|state| {
             state.fault = fault;
-            state.cuts += u64::from(fault == Fault::Cut);
+            state.cuts += u64::from(fault == ProxyFault::Cut);
         });
     }
 
-    /// How many pieces it kept back so far, by [`Fault::Hold`] and [`Fault::HoldAnswers`].
+    /// How many pieces it kept back so far, by [`ProxyFault::Hold`] and [`ProxyFault::HoldAnswers`].
     #[must_use]
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
@@ -100,34 +100,34 @@ impl FaultProxy {
 
     /// Closes all connections; new ones pass.
     pub fn cut_once(&self) {
-        self.set(Fault::Cut);
-        self.set(Fault::None);
+        self.set(ProxyFault::Cut);
+        self.set(ProxyFault::None);
     }
 
     /// Passes everything on again.
     pub fn restore(&self) {
-        self.set(Fault::None);
+        self.set(ProxyFault::None);
     }
 }
 
 impl Drop for FaultProxy {
     fn drop(&mut self) {
-        self.set(Fault::Cut);
+        self.set(ProxyFault::Cut);
         self.task.abort();
     }
 }
 
 async fn accept(
     listener: TcpListener,
-    target: Arc<Target>,
-    state: watch::Receiver<State>,
+    target: Arc<ProxyTarget>,
+    state: watch::Receiver<ProxyState>,
     held: Arc<AtomicU64>,
 ) {
     loop {
         let Ok((client, _)) = listener.accept().await else { continue };
         let now = *state.borrow();
-        if now.fault != Fault::Cut {
-            let passage = Passage { state: state.clone(), cuts: now.cuts, held: Arc::clone(&held) };
+        if now.fault != ProxyFault::Cut {
+            let passage = ProxyConnection { state: state.clone(), cuts: now.cuts, held: Arc::clone(&held) };
             tokio::spawn(connect(client, Arc::clone(&target), passage));
         }
     }
@@ -135,24 +135,24 @@ async fn accept(
 
 /// What a connection is subject to.
 #[derive(Debug, Clone)]
-struct Passage {
-    state: watch::Receiver<State>,
+struct ProxyConnection {
+    state: watch::Receiver<ProxyState>,
     /// Cuts that came before it.
     cuts: u64,
     held: Arc<AtomicU64>,
 }
 
-async fn connect(client: TcpStream, target: Arc<Target>, passage: Passage) {
+async fn connect(client: TcpStream, target: Arc<ProxyTarget>, passage: ProxyConnection) {
     // A client that cannot reach the target sees its connection closed, as it would without the proxy.
     let _ = client.set_nodelay(true);
     match &*target {
-        Target::Tcp(address) => {
+        ProxyTarget::Tcp(address) => {
             if let Ok(server) = TcpStream::connect(address).await {
                 let _ = server.set_nodelay(true);
                 serve(client, server, passage).await;
             }
         }
-        Target::Unix(path) => {
+        ProxyTarget::Unix(path) => {
             if let Ok(server) = UnixStream::connect(path).await {
                 serve(client, server, passage).await;
             }
@@ -160,7 +160,7 @@ async fn connect(client: TcpStream, target: Arc<Target>, passage: Passage) {
     }
 }
 
-async fn serve(client: TcpStream, server: impl AsyncRead + AsyncWrite, passage: Passage) {
+async fn serve(client: TcpStream, server: impl AsyncRead + AsyncWrite, passage: ProxyConnection) {
     let (client_read, client_write) = client.into_split();
     let (server_read, server_write) = tokio::io::split(server);
     let (mut watched, cuts) = (passage.state.clone(), passage.cuts);
@@ -175,7 +175,7 @@ async fn serve(client: TcpStream, server: impl AsyncRead + AsyncWrite, passage: 
 async fn carry(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
-    mut passage: Passage,
+    mut passage: ProxyConnection,
     answers: bool,
 ) {
     let mut piece = vec![0; 64 * 1024];
@@ -186,16 +186,20 @@ async fn carry(
         }
         // An error means that the proxy is gone, and its connections with it.
         let lifted = passage.state.wait_for(|state| !state.fault.holds(answers)).await;
-        let Ok(State { fault, cuts }) = lifted.map(|state| *state) else { return };
+        let Ok(ProxyState { fault, cuts }) = lifted.map(|state| *state) else { return };
         // A piece that is read after a cut is not passed on, whatever is in force since.
         if cuts != passage.cuts {
             return;
         }
         match fault {
-            Fault::BlackHole => continue,
-            Fault::SwallowAnswers if answers => continue,
-            Fault::Delay(pause) => tokio::time::sleep(pause).await,
-            Fault::None | Fault::Cut | Fault::SwallowAnswers | Fault::Hold | Fault::HoldAnswers => {}
+            ProxyFault::BlackHole => continue,
+            ProxyFault::SwallowAnswers if answers => continue,
+            ProxyFault::Delay(pause) => tokio::time::sleep(pause).await,
+            ProxyFault::None
+            | ProxyFault::Cut
+            | ProxyFault::SwallowAnswers
+            | ProxyFault::Hold
+            | ProxyFault::HoldAnswers => {}
         }
         if to.write_all(&piece[..n]).await.is_err() {
             return;

@@ -10,7 +10,7 @@ const STATEMENTS_MAX: usize = 4;
 
 /// Which functions a script may call beside the standard ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dialect {
+pub enum ScriptDialect {
     /// None.
     Rhai,
     /// The objects of the context.
@@ -21,26 +21,26 @@ pub enum Dialect {
 
 /// Makes scripts up.
 #[derive(Debug)]
-pub struct Generator<S> {
+pub struct ScriptGenerator<S> {
     source: S,
-    dialect: Dialect,
+    dialect: ScriptDialect,
     text: String,
     /// Variables in sight, by the type of what they hold.
-    variables: Vec<(String, Kind)>,
+    variables: Vec<(String, ScriptValueKind)>,
     names: usize,
 }
 
 /// Says how it goes on.
-pub trait Source {
+pub trait ChoiceSource {
     /// A number below `ways`, which is not 0.
     fn choose(&mut self, ways: usize) -> usize;
 }
 
 /// Choices that follow from a seed.
 #[derive(Debug, Clone)]
-pub struct Seeded(u64);
+pub struct SeededChoices(u64);
 
-impl Seeded {
+impl SeededChoices {
     /// The same choices for the same seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
@@ -48,7 +48,7 @@ impl Seeded {
     }
 }
 
-impl Source for Seeded {
+impl ChoiceSource for SeededChoices {
     fn choose(&mut self, ways: usize) -> usize {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -62,9 +62,9 @@ impl Source for Seeded {
 
 /// Choices that bytes say; the first way when there are no more.
 #[derive(Debug, Clone)]
-pub struct Bytes<'a>(pub &'a [u8]);
+pub struct ByteChoices<'a>(pub &'a [u8]);
 
-impl Source for Bytes<'_> {
+impl ChoiceSource for ByteChoices<'_> {
     fn choose(&mut self, ways: usize) -> usize {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
@@ -74,7 +74,7 @@ impl Source for Bytes<'_> {
 
 /// What an expression is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ScriptValueKind {
     Int,
     Float,
     Text,
@@ -86,16 +86,16 @@ enum Kind {
     Time,
 }
 
-const KINDS: [Kind; 9] = [
-    Kind::Int,
-    Kind::Float,
-    Kind::Text,
-    Kind::Truth,
-    Kind::List,
-    Kind::Map,
-    Kind::Blob,
-    Kind::Char,
-    Kind::Time,
+const KINDS: [ScriptValueKind; 9] = [
+    ScriptValueKind::Int,
+    ScriptValueKind::Float,
+    ScriptValueKind::Text,
+    ScriptValueKind::Truth,
+    ScriptValueKind::List,
+    ScriptValueKind::Map,
+    ScriptValueKind::Blob,
+    ScriptValueKind::Char,
+    ScriptValueKind::Time,
 ];
 
 /// Scripts that mean harm, each with `§` for a number of its own.
@@ -153,9 +153,9 @@ const HOSTILE: &[&str] = &[
     "exit(§); print(\"still here\");",
 ];
 
-impl<S: Source> Generator<S> {
+impl<S: ChoiceSource> ScriptGenerator<S> {
     /// Makes scripts of one dialect.
-    pub fn new(source: S, dialect: Dialect) -> Self {
+    pub fn new(source: S, dialect: ScriptDialect) -> Self {
         Self { source, dialect, text: String::new(), variables: Vec::new(), names: 0 }
     }
 
@@ -177,7 +177,7 @@ impl<S: Source> Generator<S> {
         self.text.clear();
         self.variables.clear();
         self.function();
-        for kind in [Kind::Int, Kind::Text, Kind::List] {
+        for kind in [ScriptValueKind::Int, ScriptValueKind::Text, ScriptValueKind::List] {
             self.declare(kind);
         }
         self.block(0);
@@ -187,7 +187,7 @@ impl<S: Source> Generator<S> {
         std::mem::take(&mut self.text)
     }
 
-    fn any(&mut self) -> Kind {
+    fn any(&mut self) -> ScriptValueKind {
         KINDS[self.source.choose(KINDS.len())]
     }
 
@@ -197,13 +197,13 @@ impl<S: Source> Generator<S> {
     }
 
     fn function(&mut self) {
-        self.variables = vec![("x".to_owned(), Kind::Int), ("y".to_owned(), Kind::Int)];
-        let body = self.expression(Kind::Int, 1).replace("alpha(", "max(");
+        self.variables = vec![("x".to_owned(), ScriptValueKind::Int), ("y".to_owned(), ScriptValueKind::Int)];
+        let body = self.expression(ScriptValueKind::Int, 1).replace("alpha(", "max(");
         self.variables.clear();
         self.text.push_str(&format!("fn alpha(x, y) {{ {body} }}\n"));
     }
 
-    fn declare(&mut self, kind: Kind) {
+    fn declare(&mut self, kind: ScriptValueKind) {
         let value = self.expression(kind, 0);
         let name = self.name();
         self.text.push_str(&format!("let {name} = {value};\n"));
@@ -248,7 +248,7 @@ impl<S: Source> Generator<S> {
             4 => self.change(),
             5 => self.effect(),
             6 | 7 => {
-                let condition = self.expression(Kind::Truth, 1);
+                let condition = self.expression(ScriptValueKind::Truth, 1);
                 self.text.push_str(&format!("if {condition} "));
                 self.braced(depth);
                 self.text.push_str(" else ");
@@ -259,7 +259,7 @@ impl<S: Source> Generator<S> {
                 let name = self.name();
                 let end = self.source.choose(5);
                 self.text.push_str(&format!("for {name} in 0..{end} "));
-                self.variables.push((name, Kind::Int));
+                self.variables.push((name, ScriptValueKind::Int));
                 self.braced(depth);
                 self.variables.pop();
                 self.text.push('\n');
@@ -278,7 +278,7 @@ impl<S: Source> Generator<S> {
                 self.text.push('\n');
             }
             _ => {
-                let sought = self.expression(Kind::Int, 1);
+                let sought = self.expression(ScriptValueKind::Int, 1);
                 self.text.push_str(&format!("switch {sought} {{\n0 => "));
                 self.braced(depth);
                 self.text.push_str(",\n1..9 => ");
@@ -295,8 +295,9 @@ impl<S: Source> Generator<S> {
         let kind = self.any();
         let Some(name) = self.variable(kind) else { return };
         let call = match kind {
-            Kind::List => {
-                let (item, number) = (self.expression(Kind::Int, 2), self.expression(Kind::Int, 2));
+            ScriptValueKind::List => {
+                let (item, number) =
+                    (self.expression(ScriptValueKind::Int, 2), self.expression(ScriptValueKind::Int, 2));
                 let calls = [
                     format!("push({item})"),
                     format!("insert({number}, {item})"),
@@ -312,8 +313,9 @@ impl<S: Source> Generator<S> {
                 ];
                 calls[self.source.choose(calls.len())].clone()
             }
-            Kind::Text => {
-                let (text, number) = (self.expression(Kind::Text, 2), self.expression(Kind::Int, 2));
+            ScriptValueKind::Text => {
+                let (text, number) =
+                    (self.expression(ScriptValueKind::Text, 2), self.expression(ScriptValueKind::Int, 2));
                 let calls = [
                     format!("replace({text}, \"é\")"),
                     format!("truncate({number})"),
@@ -325,8 +327,9 @@ impl<S: Source> Generator<S> {
                 ];
                 calls[self.source.choose(calls.len())].clone()
             }
-            Kind::Map => {
-                let (key, value) = (self.expression(Kind::Text, 2), self.expression(Kind::Int, 2));
+            ScriptValueKind::Map => {
+                let (key, value) =
+                    (self.expression(ScriptValueKind::Text, 2), self.expression(ScriptValueKind::Int, 2));
                 let calls = [
                     format!("set({key}, {value})"),
                     format!("remove({key})"),
@@ -335,8 +338,8 @@ impl<S: Source> Generator<S> {
                 ];
                 calls[self.source.choose(calls.len())].clone()
             }
-            Kind::Blob => {
-                let number = self.expression(Kind::Int, 2);
+            ScriptValueKind::Blob => {
+                let number = self.expression(ScriptValueKind::Int, 2);
                 let calls = [
                     format!("push({number})"),
                     format!("write_le({number}, 4, {number})"),
@@ -353,7 +356,8 @@ impl<S: Source> Generator<S> {
 
     /// A call of what the runner serves.
     fn effect(&mut self) {
-        let (text, number) = (self.expression(Kind::Text, 2), self.expression(Kind::Int, 2));
+        let (text, number) =
+            (self.expression(ScriptValueKind::Text, 2), self.expression(ScriptValueKind::Int, 2));
         let every = [
             format!("write_file(\"file-{}\", {text});", self.source.choose(3)),
             format!("try {{ print(read_file(\"file-{}\")); }} catch {{ }}", self.source.choose(3)),
@@ -363,8 +367,8 @@ impl<S: Source> Generator<S> {
             format!("try {{ parse_json({text}); }} catch (why) {{ print(why); }}"),
         ];
         let own = match self.dialect {
-            Dialect::Rhai => Vec::new(),
-            Dialect::Osis => vec![
+            ScriptDialect::Rhai => Vec::new(),
+            ScriptDialect::Osis => vec![
                 format!(
                     "osis_index(\"things\", \"n\"); osis_set(\"things\", \"id\" + ({number} % 5), #{{ n: {number}, t: {text} }});"
                 ),
@@ -373,7 +377,7 @@ impl<S: Source> Generator<S> {
                 format!("try {{ print(osis_find(\"things\", \"n\", {number}, \"\", 3)); }} catch {{ }}"),
                 format!("osis_delete(\"things\", \"id\" + ({number} % 5));"),
             ],
-            Dialect::Sal => vec![
+            ScriptDialect::Sal => vec![
                 format!("append_file(\"log\", {text});"),
                 format!("try {{ print(file_size(\"log\")); remove({text}); }} catch {{ }}"),
                 "make_dir(\"a/b\"); print(list_dir(\".\")); print(exists(\"a\"));".to_owned(),
@@ -388,7 +392,7 @@ impl<S: Source> Generator<S> {
     }
 
     /// A variable that holds this.
-    fn variable(&mut self, kind: Kind) -> Option<String> {
+    fn variable(&mut self, kind: ScriptValueKind) -> Option<String> {
         let fitting: Vec<_> = self.variables.iter().filter(|(_, held)| *held == kind).collect();
         let count = fitting.len();
         if count == 0 {
@@ -398,7 +402,7 @@ impl<S: Source> Generator<S> {
         self.variables.iter().filter(|(_, held)| *held == kind).nth(which).map(|(name, _)| name.clone())
     }
 
-    fn expression(&mut self, kind: Kind, depth: usize) -> String {
+    fn expression(&mut self, kind: ScriptValueKind, depth: usize) -> String {
         let is_leaf = depth >= DEPTH_MAX || self.source.choose(3) == 0;
         if is_leaf {
             return match self.variable(kind) {
@@ -409,9 +413,9 @@ impl<S: Source> Generator<S> {
         let deeper = depth + 1;
         let mut of = |kind| self.expression(kind, deeper);
         let ways = match kind {
-            Kind::Int => {
-                let (a, b) = (of(Kind::Int), of(Kind::Int));
-                let (text, list) = (of(Kind::Text), of(Kind::List));
+            ScriptValueKind::Int => {
+                let (a, b) = (of(ScriptValueKind::Int), of(ScriptValueKind::Int));
+                let (text, list) = (of(ScriptValueKind::Text), of(ScriptValueKind::List));
                 vec![
                     format!("({a} + {b})"),
                     format!("({a} * {b} % 1000)"),
@@ -425,8 +429,8 @@ impl<S: Source> Generator<S> {
                     format!("{list}.index_of({a})"),
                 ]
             }
-            Kind::Float => {
-                let (a, n) = (of(Kind::Float), of(Kind::Int));
+            ScriptValueKind::Float => {
+                let (a, n) = (of(ScriptValueKind::Float), of(ScriptValueKind::Int));
                 vec![
                     format!("({a} * 1.5)"),
                     format!("({a} / ({n} % 3).to_float())"),
@@ -434,8 +438,8 @@ impl<S: Source> Generator<S> {
                     format!("({n}).to_float()"),
                 ]
             }
-            Kind::Text => {
-                let (a, n) = (of(Kind::Text), of(Kind::Int));
+            ScriptValueKind::Text => {
+                let (a, n) = (of(ScriptValueKind::Text), of(ScriptValueKind::Int));
                 vec![
                     format!("({a} + {n})"),
                     format!("{a}.sub_string({n}, 4)"),
@@ -444,16 +448,17 @@ impl<S: Source> Generator<S> {
                     format!("to_json(#{{ k: {n} }})"),
                 ]
             }
-            Kind::Truth => {
-                let (a, b, text) = (of(Kind::Int), of(Kind::Int), of(Kind::Text));
+            ScriptValueKind::Truth => {
+                let (a, b, text) =
+                    (of(ScriptValueKind::Int), of(ScriptValueKind::Int), of(ScriptValueKind::Text));
                 vec![
                     format!("({a} < {b})"),
                     format!("({a} == {b} || {text}.is_empty())"),
                     format!("!({text}.contains(\"é\"))"),
                 ]
             }
-            Kind::List => {
-                let (a, n) = (of(Kind::List), of(Kind::Int));
+            ScriptValueKind::List => {
+                let (a, n) = (of(ScriptValueKind::List), of(ScriptValueKind::Int));
                 vec![
                     format!("({a} + [{n}])"),
                     format!("{a}.map(|x| [x])"),
@@ -463,23 +468,26 @@ impl<S: Source> Generator<S> {
                     format!("(\"a-b\".split(\"-\") + [{n}])"),
                 ]
             }
-            Kind::Map => {
-                let (m, n, text) = (of(Kind::Map), of(Kind::Int), of(Kind::Text));
+            ScriptValueKind::Map => {
+                let (m, n, text) =
+                    (of(ScriptValueKind::Map), of(ScriptValueKind::Int), of(ScriptValueKind::Text));
                 vec![format!("({m} + #{{ b: {n} }})"), format!("#{{ a: {n}, t: {text}, m: {m} }}")]
             }
-            Kind::Blob => {
-                let (b, n) = (of(Kind::Blob), of(Kind::Int));
+            ScriptValueKind::Blob => {
+                let (b, n) = (of(ScriptValueKind::Blob), of(ScriptValueKind::Int));
                 vec![format!("({b} + blob(2, {n}))"), format!("blob(({n} % 50).abs(), {n})")]
             }
-            Kind::Char => vec![format!("(({}) + \"é€\")[1]", of(Kind::Text)), "\"é€\"[1]".to_owned()],
-            Kind::Time => vec![format!("(timestamp() + {} % 1000)", of(Kind::Int))],
+            ScriptValueKind::Char => {
+                vec![format!("(({}) + \"é€\")[1]", of(ScriptValueKind::Text)), "\"é€\"[1]".to_owned()]
+            }
+            ScriptValueKind::Time => vec![format!("(timestamp() + {} % 1000)", of(ScriptValueKind::Int))],
         };
         ways[self.source.choose(ways.len())].clone()
     }
 
-    fn literal(&mut self, kind: Kind) -> String {
+    fn literal(&mut self, kind: ScriptValueKind) -> String {
         let ways: &[&str] = match kind {
-            Kind::Int => &[
+            ScriptValueKind::Int => &[
                 "0",
                 "1",
                 "-1",
@@ -494,14 +502,18 @@ impl<S: Source> Generator<S> {
                 "64",
                 "9223372036854775807",
             ],
-            Kind::Float => &["0.0", "1.5", "-2.25", "1e300", "(0.0 / 0.0)", "(1.0 / 0.0)"],
-            Kind::Text => &["\"\"", "\"a\"", "\"é€😀\"", "\"two words\"", "\"\\n\\t\\x00\"", "\"[1, 2]\""],
-            Kind::Truth => &["true", "false"],
-            Kind::List => &["[]", "[1, 2, 3]", "[3, 1, 2, 1]", "[2.5, 0.0 / 0.0, 1.5]", "[\"b\", 1, ()]"],
-            Kind::Map => &["#{}", "#{ a: 1 }", "#{ a: [1], \"é\": #{} }"],
-            Kind::Blob => &["blob()", "blob(5)", "blob(9, 255)"],
-            Kind::Char => &["'x'", "'é'", "'\\U0010ffff'"],
-            Kind::Time => &["timestamp()"],
+            ScriptValueKind::Float => &["0.0", "1.5", "-2.25", "1e300", "(0.0 / 0.0)", "(1.0 / 0.0)"],
+            ScriptValueKind::Text => {
+                &["\"\"", "\"a\"", "\"é€😀\"", "\"two words\"", "\"\\n\\t\\x00\"", "\"[1, 2]\""]
+            }
+            ScriptValueKind::Truth => &["true", "false"],
+            ScriptValueKind::List => {
+                &["[]", "[1, 2, 3]", "[3, 1, 2, 1]", "[2.5, 0.0 / 0.0, 1.5]", "[\"b\", 1, ()]"]
+            }
+            ScriptValueKind::Map => &["#{}", "#{ a: 1 }", "#{ a: [1], \"é\": #{} }"],
+            ScriptValueKind::Blob => &["blob()", "blob(5)", "blob(9, 255)"],
+            ScriptValueKind::Char => &["'x'", "'é'", "'\\U0010ffff'"],
+            ScriptValueKind::Time => &["timestamp()"],
         };
         ways[self.source.choose(ways.len())].to_owned()
     }
@@ -514,7 +526,7 @@ mod tests {
     #[test]
     fn a_seed_says_everything() {
         let scripts = |seed| {
-            let mut generator = Generator::new(Seeded::new(seed), Dialect::Osis);
+            let mut generator = ScriptGenerator::new(SeededChoices::new(seed), ScriptDialect::Osis);
             [generator.script(), generator.hostile(), generator.script()]
         };
         assert_eq!(scripts(7), scripts(7));
@@ -525,7 +537,7 @@ mod tests {
     fn bytes_that_end_end_the_script() {
         for length in 0..50 {
             let bytes = vec![0xab; length];
-            assert!(Generator::new(Bytes(&bytes), Dialect::Sal).script().ends_with(";\n"));
+            assert!(ScriptGenerator::new(ByteChoices(&bytes), ScriptDialect::Sal).script().ends_with(";\n"));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// What one line says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mark {
+pub enum WitnessMark {
     /// The script began.
     Start,
     /// The script came to its end.
@@ -14,7 +14,7 @@ pub enum Mark {
 
 /// One execution as the witness saw it. Positions are line numbers, so that order means time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Span {
+pub struct WitnessSpan {
     /// What was executed, as the script named it.
     pub job: String,
     /// Which try, as the script named it.
@@ -59,13 +59,13 @@ impl Witness {
     /// # Panics
     /// When a line is none that a script should write.
     #[must_use]
-    pub fn lines(&self) -> Vec<(Mark, String, String)> {
+    pub fn lines(&self) -> Vec<(WitnessMark, String, String)> {
         let text = std::fs::read_to_string(&self.path).unwrap_or_default();
         let parse = |line: &str| {
             let mut words = line.split(' ');
             let mark = match words.next()? {
-                "start" => Mark::Start,
-                "end" => Mark::End,
+                "start" => WitnessMark::Start,
+                "end" => WitnessMark::End,
                 _ => return None,
             };
             let (job, attempt) = (words.next()?, words.next()?);
@@ -81,12 +81,12 @@ impl Witness {
     /// # Panics
     /// When an end has no start before it.
     #[must_use]
-    pub fn spans(&self) -> Vec<Span> {
-        let mut spans: Vec<Span> = Vec::new();
+    pub fn spans(&self) -> Vec<WitnessSpan> {
+        let mut spans: Vec<WitnessSpan> = Vec::new();
         for (at, (mark, job, attempt)) in self.lines().into_iter().enumerate() {
             match mark {
-                Mark::Start => spans.push(Span { job, attempt, start: at, end: None }),
-                Mark::End => {
+                WitnessMark::Start => spans.push(WitnessSpan { job, attempt, start: at, end: None }),
+                WitnessMark::End => {
                     let open = spans
                         .iter_mut()
                         .rfind(|span| span.job == job && span.attempt == attempt && span.end.is_none());
@@ -124,8 +124,8 @@ impl Witness {
     ///
     /// # Panics
     /// When two overlap.
-    pub fn assert_no_overlap(&self, killed: impl Fn(&Span) -> bool) {
-        let mut last: BTreeMap<String, Span> = BTreeMap::new();
+    pub fn assert_no_overlap(&self, killed: impl Fn(&WitnessSpan) -> bool) {
+        let mut last: BTreeMap<String, WitnessSpan> = BTreeMap::new();
         for span in self.spans() {
             if let Some(before) = last.get(&span.job) {
                 let over =

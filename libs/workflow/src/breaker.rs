@@ -4,20 +4,20 @@ use std::collections::VecDeque;
 
 use model::Timestamp;
 
-use crate::provider::{Breaker, Rate};
+use crate::provider::{CallRateLimit, CircuitBreakerPolicy};
 
 /// What is known of an upstream.
 #[derive(Debug)]
-pub struct Circuit {
-    breaker: Breaker,
+pub struct CircuitBreaker {
+    breaker: CircuitBreakerPolicy,
     /// The last calls: whether each failed.
     window: VecDeque<bool>,
     failures: u32,
-    state: State,
+    state: CircuitState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum CircuitState {
     Closed,
     /// Nothing is called before this moment.
     Open(Timestamp),
@@ -28,46 +28,46 @@ enum State {
     },
 }
 
-impl Circuit {
+impl CircuitBreaker {
     /// A closed one.
     #[must_use]
-    pub fn new(breaker: Breaker) -> Self {
-        Self { breaker, window: VecDeque::new(), failures: 0, state: State::Closed }
+    pub fn new(breaker: CircuitBreakerPolicy) -> Self {
+        Self { breaker, window: VecDeque::new(), failures: 0, state: CircuitState::Closed }
     }
 
-    /// Asks for a call. Each one that is given is answered by [`Circuit::note`].
+    /// Asks for a call. Each one that is given is answered by [`CircuitBreaker::note`].
     pub fn admit(&mut self, now: Timestamp) -> bool {
         match self.state {
-            State::Closed => true,
-            State::Open(until) if now < until => false,
-            State::Open(_) => {
-                self.state = State::Probing { under_way: 1, succeeded: 0 };
+            CircuitState::Closed => true,
+            CircuitState::Open(until) if now < until => false,
+            CircuitState::Open(_) => {
+                self.state = CircuitState::Probing { under_way: 1, succeeded: 0 };
                 true
             }
-            State::Probing { under_way, succeeded } if under_way + succeeded < self.breaker.probes => {
-                self.state = State::Probing { under_way: under_way + 1, succeeded };
+            CircuitState::Probing { under_way, succeeded } if under_way + succeeded < self.breaker.probes => {
+                self.state = CircuitState::Probing { under_way: under_way + 1, succeeded };
                 true
             }
-            State::Probing { .. } => false,
+            CircuitState::Probing { .. } => false,
         }
     }
 
     /// Notes what came of a call: whether the upstream failed. An answer that refuses is none.
     pub fn note(&mut self, has_failed: bool, now: Timestamp) {
         match self.state {
-            State::Open(_) => {}
-            State::Probing { .. } if has_failed => self.open(now),
-            State::Probing { under_way, succeeded } => {
+            CircuitState::Open(_) => {}
+            CircuitState::Probing { .. } if has_failed => self.open(now),
+            CircuitState::Probing { under_way, succeeded } => {
                 let succeeded = succeeded + 1;
                 if succeeded >= self.breaker.probes {
-                    self.state = State::Closed;
+                    self.state = CircuitState::Closed;
                     self.window.clear();
                     self.failures = 0;
                 } else {
-                    self.state = State::Probing { under_way: under_way.saturating_sub(1), succeeded };
+                    self.state = CircuitState::Probing { under_way: under_way.saturating_sub(1), succeeded };
                 }
             }
-            State::Closed => {
+            CircuitState::Closed => {
                 self.window.push_back(has_failed);
                 self.failures += u32::from(has_failed);
                 if self.window.len() > self.breaker.window as usize {
@@ -83,14 +83,14 @@ impl Circuit {
     }
 
     /// Gives back a call that was not made.
-    pub fn give_back(&mut self) {
-        if let State::Probing { under_way, .. } = &mut self.state {
+    pub fn release(&mut self) {
+        if let CircuitState::Probing { under_way, .. } = &mut self.state {
             *under_way = under_way.saturating_sub(1);
         }
     }
 
     fn open(&mut self, now: Timestamp) {
-        self.state = State::Open(now + self.breaker.open);
+        self.state = CircuitState::Open(now + self.breaker.open);
         self.window.clear();
         self.failures = 0;
     }
@@ -99,21 +99,21 @@ impl Circuit {
     #[must_use]
     pub const fn open_until(&self) -> Option<Timestamp> {
         match self.state {
-            State::Open(until) => Some(until),
-            State::Closed | State::Probing { .. } => None,
+            CircuitState::Open(until) => Some(until),
+            CircuitState::Closed | CircuitState::Probing { .. } => None,
         }
     }
 
     /// Returns whether it is closed.
     #[must_use]
     pub const fn is_closed(&self) -> bool {
-        matches!(self.state, State::Closed)
+        matches!(self.state, CircuitState::Closed)
     }
 }
 
 /// So many calls in a length of time, evenly. Counts in microseconds.
 #[derive(Debug)]
-pub struct Pace {
+pub struct CallRateLimiter {
     between: u64,
     /// How much may be saved up by calls that were not made.
     saved: u64,
@@ -121,10 +121,10 @@ pub struct Pace {
     next: u64,
 }
 
-impl Pace {
+impl CallRateLimiter {
     /// One that has given nothing yet. A tenth of the calls, one at least, may follow each other at once.
     #[must_use]
-    pub fn new(rate: Rate) -> Self {
+    pub fn new(rate: CallRateLimit) -> Self {
         let between = u64::try_from((rate.each / rate.count.max(1)).as_micros()).unwrap_or(u64::MAX);
         let burst = u64::from((rate.count / 10).max(1));
         Self { between, saved: between.saturating_mul(burst - 1), next: 0 }
@@ -155,9 +155,9 @@ mod tests {
         Timestamp::from_millis(1_000_000 + millis)
     }
 
-    fn circuit() -> Circuit {
+    fn circuit() -> CircuitBreaker {
         let open = Duration::from_secs(30);
-        Circuit::new(Breaker { window: 4, failures_per_mille: 500, open, probes: 1 })
+        CircuitBreaker::new(CircuitBreakerPolicy { window: 4, failures_per_mille: 500, open, probes: 1 })
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
         assert!(circuit.admit(at(30_000)));
         // One at a time, until it is known.
         assert!(!circuit.admit(at(30_000)));
-        circuit.give_back();
+        circuit.release();
         assert!(!circuit.is_closed() && circuit.admit(at(30_000)));
         circuit.note(true, at(30_001));
         assert!(!circuit.admit(at(60_000)) && circuit.admit(at(60_001)));
@@ -195,14 +195,14 @@ mod tests {
 
     #[test]
     fn calls_are_spread_over_the_time() {
-        let mut pace = Pace::new(Rate { count: 100, each: Duration::from_secs(1) });
+        let mut pace = CallRateLimiter::new(CallRateLimit { count: 100, each: Duration::from_secs(1) });
         let given = (0..10_000).filter(|millis| pace.admit(at(*millis)).is_ok()).count();
         assert!((1000..=1010).contains(&given), "{given}");
-        let mut pace = Pace::new(Rate { count: 5000, each: Duration::from_secs(1) });
+        let mut pace = CallRateLimiter::new(CallRateLimit { count: 5000, each: Duration::from_secs(1) });
         let given = (0..1000).map(|millis| (0..100).filter(|_| pace.admit(at(millis)).is_ok()).count());
         let given: usize = given.sum();
         assert!((5000..=5500).contains(&given), "{given}");
-        let mut pace = Pace::new(Rate { count: 2, each: Duration::from_secs(60) });
+        let mut pace = CallRateLimiter::new(CallRateLimit { count: 2, each: Duration::from_secs(60) });
         assert_eq!(pace.admit(at(0)), Ok(()));
         assert_eq!(pace.admit(at(1)), Err(at(30_000)));
         assert_eq!(pace.admit(at(30_000)), Ok(()));

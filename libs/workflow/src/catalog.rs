@@ -9,30 +9,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use model::{EffectName, SagaName, TenantId};
-use yaml::{Place, Problem, Problems, did_you_mean};
+use yaml::{Problem, Problems, SourcePosition, did_you_mean};
 
-use crate::definition::{Saga, Tenants};
-use crate::manifest::{Definition, Document, Outline};
-use crate::provider::{Effect, Provider};
+use crate::definition::{Saga, TenantSet};
+use crate::manifest::{DocumentOutline, ManifestDefinition, ManifestDocument};
+use crate::provider::{Effect, EffectProvider};
 
-pub use draft::Draft;
+pub use draft::ManifestDraft;
 
 /// A manifest that was read.
 #[derive(Debug)]
-pub struct File {
+pub struct LoadedManifest {
     /// What messages call it.
     pub name: String,
     /// Its documents.
-    pub documents: Vec<Document>,
+    pub documents: Vec<ManifestDocument>,
 }
 
 /// All definitions that are in force.
 #[derive(Debug, Clone, Default)]
 pub struct Catalog {
     sagas: BTreeMap<SagaName, Arc<Saga>>,
-    providers: BTreeMap<EffectName, Arc<Provider>>,
+    providers: BTreeMap<EffectName, Arc<EffectProvider>>,
     /// The provider of each effect.
-    effects: BTreeMap<EffectName, Arc<Provider>>,
+    effects: BTreeMap<EffectName, Arc<EffectProvider>>,
 }
 
 impl Catalog {
@@ -40,10 +40,14 @@ impl Catalog {
     ///
     /// # Errors
     /// Everything that does not fit, by file.
-    pub fn new(files: &[File], before: &Self, live: &[Needed]) -> Result<Self, Vec<Problems>> {
-        let mut made = Making::default();
+    pub fn new(
+        files: &[LoadedManifest],
+        before: &Self,
+        live: &[RequiredDefinition],
+    ) -> Result<Self, Vec<Problems>> {
+        let mut made = CatalogBuilder::default();
         made.check(&files.iter().collect::<Vec<_>>(), before, live);
-        let Making { catalog, problems, .. } = made;
+        let CatalogBuilder { catalog, problems, .. } = made;
         if problems.is_empty() { Ok(catalog) } else { Err(by_file(problems)) }
     }
 
@@ -51,7 +55,7 @@ impl Catalog {
     #[must_use]
     pub fn restored(
         sagas: impl IntoIterator<Item = Arc<Saga>>,
-        providers: impl IntoIterator<Item = Arc<Provider>>,
+        providers: impl IntoIterator<Item = Arc<EffectProvider>>,
     ) -> Self {
         let mut catalog = Self::default();
         catalog.sagas.extend(sagas.into_iter().map(|saga| (saga.name.clone(), saga)));
@@ -84,13 +88,17 @@ impl Catalog {
     }
 
     /// Lists all providers.
-    pub fn providers(&self) -> impl Iterator<Item = &Arc<Provider>> {
+    pub fn providers(&self) -> impl Iterator<Item = &Arc<EffectProvider>> {
         self.providers.values()
     }
 
     /// The effect of this name and its provider, as far as a tenant may use it.
     #[must_use]
-    pub fn effect(&self, name: &EffectName, tenant: &TenantId) -> Option<(&Arc<Provider>, &Arc<Effect>)> {
+    pub fn effect(
+        &self,
+        name: &EffectName,
+        tenant: &TenantId,
+    ) -> Option<(&Arc<EffectProvider>, &Arc<Effect>)> {
         let provider = self.effects.get(name).filter(|provider| provider.tenants.contain(tenant))?;
         provider.effects.iter().find(|effect| effect.name == *name).map(|effect| (provider, effect))
     }
@@ -103,7 +111,7 @@ impl Catalog {
 
 /// A definition that a tenant needs, whatever manifests say: instances run on it, or the tenant brought it.
 #[derive(Debug, Clone)]
-pub struct Needed {
+pub struct RequiredDefinition {
     /// The definition.
     pub saga: Arc<Saga>,
     /// The tenant.
@@ -116,23 +124,23 @@ fn by_file(problems: BTreeMap<String, Vec<Problem>>) -> Vec<Problems> {
 
 /// A catalog while it is made.
 #[derive(Default)]
-struct Making {
+struct CatalogBuilder {
     catalog: Catalog,
     /// Effects of documents that are wrong by themselves.
-    outlined: Outlined,
+    outlined: OutlinedEffects,
     problems: BTreeMap<String, Vec<Problem>>,
 }
 
 /// Effects that documents provide which are wrong by themselves.
 #[derive(Debug, Default)]
-struct Outlined {
+struct OutlinedEffects {
     effects: BTreeSet<EffectName>,
     /// Set where one of these documents may provide anything.
     is_open: bool,
 }
 
-impl Outlined {
-    fn of<'a>(outlines: impl IntoIterator<Item = &'a Outline>) -> Self {
+impl OutlinedEffects {
+    fn of<'a>(outlines: impl IntoIterator<Item = &'a DocumentOutline>) -> Self {
         let mut outlined = Self::default();
         for outline in outlines {
             match &outline.provides {
@@ -149,20 +157,20 @@ impl Outlined {
     }
 }
 
-impl Making {
+impl CatalogBuilder {
     /// Checks everything that documents which are good by themselves say together.
-    fn check(&mut self, files: &[&File], before: &Catalog, live: &[Needed]) {
+    fn check(&mut self, files: &[&LoadedManifest], before: &Catalog, live: &[RequiredDefinition]) {
         for file in files {
             for document in &file.documents {
                 match &document.definition {
-                    Definition::Saga(saga) => self.saga(file, document.place, saga, before),
-                    Definition::Provider(provider) => self.provider(file, document.place, provider),
+                    ManifestDefinition::Saga(saga) => self.saga(file, document.place, saga, before),
+                    ManifestDefinition::Provider(provider) => self.provider(file, document.place, provider),
                 }
             }
         }
         for file in files {
             for document in &file.documents {
-                if let Definition::Saga(saga) = &document.definition {
+                if let ManifestDefinition::Saga(saga) = &document.definition {
                     self.orders(&file.name, Some(saga.as_ref()), &document.orders);
                 }
             }
@@ -170,11 +178,11 @@ impl Making {
         self.needed(live);
     }
 
-    fn problem(&mut self, file: &str, place: Place, message: String) {
+    fn problem(&mut self, file: &str, place: SourcePosition, message: String) {
         self.problems.entry(file.to_owned()).or_default().push(Problem::at(place, message));
     }
 
-    fn saga(&mut self, file: &File, place: Place, saga: &Arc<Saga>, before: &Catalog) {
+    fn saga(&mut self, file: &LoadedManifest, place: SourcePosition, saga: &Arc<Saga>, before: &Catalog) {
         let (name, version) = (&saga.name, saga.version);
         if let Some(first) = self.catalog.sagas.get(name) {
             let message = match first.version == version && first.hash != saga.hash {
@@ -194,7 +202,7 @@ impl Making {
         self.catalog.sagas.insert(name.clone(), Arc::clone(saga));
     }
 
-    fn provider(&mut self, file: &File, place: Place, provider: &Arc<Provider>) {
+    fn provider(&mut self, file: &LoadedManifest, place: SourcePosition, provider: &Arc<EffectProvider>) {
         if self.catalog.providers.contains_key(&provider.name) {
             self.problem(&file.name, place, format!("the provider `{}` stands twice", provider.name));
         }
@@ -210,7 +218,7 @@ impl Making {
     }
 
     /// Checks that what a saga orders is there, and for all its tenants; those of a saga with which something is wrong are not known.
-    fn orders(&mut self, file: &str, saga: Option<&Saga>, orders: &[(EffectName, Place)]) {
+    fn orders(&mut self, file: &str, saga: Option<&Saga>, orders: &[(EffectName, SourcePosition)]) {
         let names = self.catalog.effects.keys().chain(&self.outlined.effects);
         let names: Vec<_> = names.map(|name| name.as_str().to_owned()).collect();
         let names: Vec<_> = names.iter().map(String::as_str).collect();
@@ -234,8 +242,8 @@ impl Making {
     }
 
     /// Checks that definitions which instances are pinned to still have their effects.
-    fn needed(&mut self, live: &[Needed]) {
-        for Needed { saga, tenant } in live {
+    fn needed(&mut self, live: &[RequiredDefinition]) {
+        for RequiredDefinition { saga, tenant } in live {
             for effect in saga.effects() {
                 let (name, version) = (&saga.name, saga.version);
                 let message = match self.catalog.effects.get(effect) {
@@ -287,11 +295,11 @@ impl Saga {
 }
 
 /// Tenants that are among the first and not among the second, for people.
-fn left_out(wanted: &Tenants, given: &Tenants) -> Option<String> {
+fn left_out(wanted: &TenantSet, given: &TenantSet) -> Option<String> {
     match (wanted, given) {
-        (_, Tenants::All) => None,
-        (Tenants::All, Tenants::Listed(_)) => Some("all tenants, as the saga is".to_owned()),
-        (Tenants::Listed(wanted), Tenants::Listed(given)) => {
+        (_, TenantSet::All) => None,
+        (TenantSet::All, TenantSet::Listed(_)) => Some("all tenants, as the saga is".to_owned()),
+        (TenantSet::Listed(wanted), TenantSet::Listed(given)) => {
             let missing: BTreeSet<_> = wanted.difference(given).map(TenantId::as_str).collect();
             let missing: Vec<_> = missing.into_iter().map(|tenant| format!("`{tenant}`")).collect();
             (!missing.is_empty()).then(|| missing.join(", "))

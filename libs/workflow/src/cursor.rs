@@ -18,25 +18,25 @@ pub struct Cursor {
 
 /// What a delivery is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Delivery {
+pub enum DeliveryClass {
     /// The next message.
     Next,
     /// One that is being worked on: it took longer than the broker waits.
     InFlight,
     /// The consumer has to be made anew from [`Cursor::position`]: why. The message is to be forgotten.
-    Anew(Disorder),
+    Anew(DeliveryDisorder),
 }
 
 /// Why deliveries cannot be believed to be in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Disorder {
+pub enum DeliveryDisorder {
     /// Deliveries are missing: the connection was cut while they were under way.
     Gap,
     /// A message came again that was settled, behind newer ones.
     Repeat,
 }
 
-impl Disorder {
+impl DeliveryDisorder {
     /// As metrics call it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -55,20 +55,20 @@ impl Cursor {
     }
 
     /// Takes note of a delivery: the sequence of the message in its stream, and that of the delivery at its consumer.
-    pub fn deliver(&mut self, sequence: u64, count: u64) -> Delivery {
+    pub fn deliver(&mut self, sequence: u64, count: u64) -> DeliveryClass {
         if count != self.count + 1 {
-            return Delivery::Anew(Disorder::Gap);
+            return DeliveryClass::Anew(DeliveryDisorder::Gap);
         }
         self.count = count;
         if sequence > self.delivered {
             self.delivered = sequence;
             self.in_flight.insert(sequence);
-            return Delivery::Next;
+            return DeliveryClass::Next;
         }
         if self.in_flight.contains(&sequence) {
-            return Delivery::InFlight;
+            return DeliveryClass::InFlight;
         }
-        Delivery::Anew(Disorder::Repeat)
+        DeliveryClass::Anew(DeliveryDisorder::Repeat)
     }
 
     /// Takes note that the broker has looked as far as `sequence` for the next message, after so many deliveries. What it has passed over
@@ -121,14 +121,14 @@ mod tests {
     fn the_position_moves_over_what_is_settled_without_a_hole() {
         let mut cursor = Cursor::behind(4);
         for (sequence, count) in [(5, 1), (8, 2), (9, 3)] {
-            assert_eq!(cursor.deliver(sequence, count), Delivery::Next);
+            assert_eq!(cursor.deliver(sequence, count), DeliveryClass::Next);
         }
         assert_eq!((cursor.position(), cursor.in_flight()), (4, 3));
         assert!(!cursor.settle(8));
         assert!(cursor.settle(5));
         // 6 and 7 are others', 8 is settled.
         assert_eq!(cursor.position(), 8);
-        assert_eq!(cursor.deliver(9, 4), Delivery::InFlight);
+        assert_eq!(cursor.deliver(9, 4), DeliveryClass::InFlight);
         assert!(cursor.settle(9));
         assert_eq!((cursor.position(), cursor.in_flight()), (9, 0));
     }
@@ -138,7 +138,7 @@ mod tests {
         let mut cursor = Cursor::behind(4);
         cursor.pass(6, 0);
         assert_eq!(cursor.position(), 6);
-        assert_eq!(cursor.deliver(8, 1), Delivery::Next);
+        assert_eq!(cursor.deliver(8, 1), DeliveryClass::Next);
         // Said before it came.
         cursor.pass(9, 0);
         cursor.pass(12, 1);
@@ -150,23 +150,23 @@ mod tests {
         // A delivery is missing: it may be of one that was passed over.
         cursor.pass(20, 2);
         assert_eq!(cursor.position(), 12);
-        assert_eq!(cursor.deliver(13, 2), Delivery::Next);
+        assert_eq!(cursor.deliver(13, 2), DeliveryClass::Next);
     }
 
     #[test]
     fn what_may_be_out_of_order_makes_the_consumer_be_made_anew() {
         let mut cursor = Cursor::behind(0);
-        assert_eq!(cursor.deliver(1, 1), Delivery::Next);
-        assert_eq!(cursor.deliver(3, 3), Delivery::Anew(Disorder::Gap));
-        assert_eq!(cursor.deliver(2, 2), Delivery::Next);
+        assert_eq!(cursor.deliver(1, 1), DeliveryClass::Next);
+        assert_eq!(cursor.deliver(3, 3), DeliveryClass::Anew(DeliveryDisorder::Gap));
+        assert_eq!(cursor.deliver(2, 2), DeliveryClass::Next);
         cursor.settle(1);
-        assert_eq!(cursor.deliver(1, 3), Delivery::Anew(Disorder::Repeat));
+        assert_eq!(cursor.deliver(1, 3), DeliveryClass::Anew(DeliveryDisorder::Repeat));
         assert_eq!(cursor.position(), 1);
     }
 
     /// What a broker does next.
     #[derive(Debug, Clone, Copy)]
-    enum Turn {
+    enum BrokerAction {
         /// Delivers the next message.
         Deliver,
         /// Loses a delivery on the way, with the connection.
@@ -179,13 +179,13 @@ mod tests {
         Die,
     }
 
-    fn turn() -> impl Strategy<Value = Turn> {
+    fn turn() -> impl Strategy<Value = BrokerAction> {
         prop_oneof![
-            6 => Just(Turn::Deliver),
-            1 => Just(Turn::Lose),
-            1 => any::<prop::sample::Index>().prop_map(Turn::Repeat),
-            6 => any::<prop::sample::Index>().prop_map(Turn::Settle),
-            1 => Just(Turn::Die),
+            6 => Just(BrokerAction::Deliver),
+            1 => Just(BrokerAction::Lose),
+            1 => any::<prop::sample::Index>().prop_map(BrokerAction::Repeat),
+            6 => any::<prop::sample::Index>().prop_map(BrokerAction::Settle),
+            1 => Just(BrokerAction::Die),
         ]
     }
 
@@ -203,7 +203,7 @@ mod tests {
             let after = |position: u64| stream.partition_point(|sequence| *sequence <= position);
             for turn in turns {
                 let anew = match turn {
-                    Turn::Settle(which) => {
+                    BrokerAction::Settle(which) => {
                         if !working.is_empty() {
                             let sequence = working.swap_remove(which.index(working.len()));
                             settled.insert(sequence);
@@ -211,27 +211,27 @@ mod tests {
                         }
                         false
                     }
-                    Turn::Lose => { sent += 1; count += 1; false }
-                    Turn::Die => true,
-                    Turn::Repeat(which) => {
+                    BrokerAction::Lose => { sent += 1; count += 1; false }
+                    BrokerAction::Die => true,
+                    BrokerAction::Repeat(which) => {
                         let old = which.index(sent.clamp(1, stream.len()));
                         count += 1;
-                        matches!(cursor.deliver(stream[old], count), Delivery::Anew(_))
+                        matches!(cursor.deliver(stream[old], count), DeliveryClass::Anew(_))
                     }
-                    Turn::Deliver if sent >= stream.len() => false,
-                    Turn::Deliver => {
+                    BrokerAction::Deliver if sent >= stream.len() => false,
+                    BrokerAction::Deliver => {
                         let sequence = stream[sent];
                         sent += 1;
                         count += 1;
                         match cursor.deliver(sequence, count) {
-                            Delivery::Next => {
+                            DeliveryClass::Next => {
                                 prop_assert!(sequence > begun, "{sequence} after {begun}");
                                 begun = sequence;
                                 working.push(sequence);
                                 false
                             }
-                            Delivery::InFlight => false,
-                            Delivery::Anew(_) => true,
+                            DeliveryClass::InFlight => false,
+                            DeliveryClass::Anew(_) => true,
                         }
                     }
                 };

@@ -9,8 +9,8 @@ use std::time::Duration;
 use model::{BlobHash, EffectName, SagaName, StepName, TenantId, TimerName};
 
 use crate::Json;
-use crate::formula::{Formula, Template};
-use crate::input::Event;
+use crate::formula::{Formula, ValueTemplate};
+use crate::input::DomainEvent;
 use crate::schedule::Schedule;
 
 /// Steps of a saga.
@@ -44,49 +44,49 @@ pub struct Saga {
     /// Hash of its manifest, however that was laid out.
     pub hash: BlobHash,
     /// Tenants that have it.
-    pub tenants: Tenants,
+    pub tenants: TenantSet,
     /// How many lanes each tenant has of it.
     pub shards: u8,
     /// Fields of its state.
-    pub state: BTreeMap<String, Field>,
+    pub state: BTreeMap<String, StateField>,
     /// Aggregates whose events it reads.
     pub sources: Vec<EventSource>,
     /// The correlation of an event, as a text or a number.
     pub correlate: Formula,
     /// What becomes of events of which there is no instance, by type.
-    pub on_missing: BTreeMap<String, Missing>,
+    pub on_missing: BTreeMap<String, MissingInstancePolicy>,
     /// What becomes of those of every other type.
-    pub on_missing_default: Missing,
+    pub on_missing_default: MissingInstancePolicy,
     /// How it starts.
-    pub start: Start,
+    pub start: SagaStart,
     /// Timers that are set when it starts and end with it.
     pub timers: Vec<TimerSpec>,
     /// Its steps.
-    pub steps: BTreeMap<StepName, Step>,
+    pub steps: BTreeMap<StepName, SagaStep>,
     /// Ordered after the last compensation.
-    pub compensated: Option<Order>,
+    pub compensated: Option<WorkOrder>,
     /// Types that a step does not want.
-    pub ignore: BTreeMap<StepName, Ignore>,
+    pub ignore: BTreeMap<StepName, IgnoredEventTypes>,
     /// How instances of another version become instances of this one.
     pub migrate: Option<Migration>,
     /// Its limits.
-    pub limits: Limits,
+    pub limits: SagaLimits,
     /// Types of events that steps reachable from a step name, that step left out unless it is reachable from itself.
-    pub ahead: BTreeMap<StepName, BTreeSet<String>>,
+    pub upcoming_events: BTreeMap<StepName, BTreeSet<String>>,
     /// Whether it is in force no more: instances go on, and none starts.
-    pub is_left_out: bool,
+    pub is_retired: bool,
 }
 
 /// Tenants to whom something is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Tenants {
+pub enum TenantSet {
     /// Every tenant.
     All,
     /// These.
     Listed(BTreeSet<TenantId>),
 }
 
-impl Tenants {
+impl TenantSet {
     /// Returns whether a tenant is one of them.
     #[must_use]
     pub fn contain(&self, tenant: &TenantId) -> bool {
@@ -99,16 +99,16 @@ impl Tenants {
 
 /// A field of the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Field {
+pub struct StateField {
     /// What it holds.
-    pub kind: FieldKind,
+    pub kind: StateFieldKind,
     /// Whether it may be nothing. Until it is set it is.
     pub is_optional: bool,
 }
 
 /// What a field of the state holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FieldKind {
+pub enum StateFieldKind {
     /// A text.
     Text,
     /// A whole number.
@@ -123,7 +123,7 @@ pub enum FieldKind {
     Any,
 }
 
-impl FieldKind {
+impl StateFieldKind {
     /// All of them.
     pub const ALL: [Self; 6] = [Self::Text, Self::Int, Self::Bool, Self::List, Self::Object, Self::Any];
 
@@ -163,14 +163,14 @@ pub struct EventSource {
     /// Versions of the schema that are understood.
     pub versions: RangeInclusive<u32>,
     /// What has to be set in the data of an event to make the next version of it, by version.
-    pub upcast: BTreeMap<u32, Vec<Assignment>>,
+    pub upcast: BTreeMap<u32, Vec<StateAssignment>>,
     /// What becomes of events of every other version.
-    pub on_version: OnVersion,
+    pub on_version: UnknownVersionPolicy,
 }
 
 /// What becomes of an event whose version is not understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnVersion {
+pub enum UnknownVersionPolicy {
     /// It parks its correlation.
     DeadLetter,
     /// Nothing.
@@ -181,7 +181,7 @@ pub enum OnVersion {
 
 /// What becomes of an event of which there is no instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Missing {
+pub enum MissingInstancePolicy {
     /// Nothing.
     Ignore,
     /// It waits so long for an instance, and is a dead letter then.
@@ -192,7 +192,7 @@ pub enum Missing {
 
 /// How a saga starts.
 #[derive(Debug, Clone)]
-pub struct Start {
+pub struct SagaStart {
     /// Types of events that start it; none when it is started by a schedule or by request only.
     pub on: BTreeSet<String>,
     /// Whether an event starts it; every one when there is none.
@@ -200,88 +200,88 @@ pub struct Start {
     /// When it starts by itself.
     pub schedule: Option<Schedule>,
     /// The first values of its state.
-    pub set: Vec<Assignment>,
+    pub set: Vec<StateAssignment>,
     /// Its first step.
     pub goto: StepName,
 }
 
 /// A value for a field.
 #[derive(Debug, Clone)]
-pub struct Assignment {
+pub struct StateAssignment {
     /// The field.
     pub field: String,
     /// The value.
-    pub value: Template,
+    pub value: ValueTemplate,
 }
 
 /// A step.
 #[derive(Debug, Clone)]
-pub struct Step {
+pub struct SagaStep {
     /// Whether there is no way back once it has succeeded.
     pub is_pivot: bool,
     /// What is done there.
-    pub action: Action,
+    pub action: StepAction,
 }
 
 /// What is done at a step.
 #[derive(Debug, Clone)]
-pub enum Action {
+pub enum StepAction {
     /// Work is ordered, and its end is waited for.
-    Work(Work),
+    Work(StepWork),
     /// Events and timers are waited for.
-    Wait(Wait),
+    Wait(StepWait),
 }
 
 /// Work of a step.
 #[derive(Debug, Clone)]
-pub struct Work {
+pub struct StepWork {
     /// What is ordered, in this order. One unless the step is parallel.
-    pub branches: Vec<Branch>,
+    pub branches: Vec<StepBranch>,
     /// When the step has succeeded.
-    pub join: Join,
+    pub join: JoinPolicy,
     /// Whether results are named by their branch.
     pub is_parallel: bool,
     /// What follows when it has.
-    pub on_success: Vec<Arm>,
+    pub on_success: Vec<StepArm>,
     /// What follows when it has failed; compensation when none fits.
-    pub on_failure: Vec<Arm>,
+    pub on_failure: Vec<StepArm>,
 }
 
 /// A piece of the work of a step.
 #[derive(Debug, Clone)]
-pub struct Branch {
+pub struct StepBranch {
     /// Its name within the step; that of the step where there is one branch only.
     pub name: StepName,
     /// What is ordered.
-    pub order: Order,
+    pub order: WorkOrder,
     /// What undoes it.
-    pub compensate: Option<Order>,
+    pub compensate: Option<WorkOrder>,
 }
 
 /// Something that is ordered.
 #[derive(Debug, Clone)]
-pub enum Order {
+pub enum WorkOrder {
     /// An effect.
     Effect {
         /// Which.
         effect: EffectName,
         /// What it is given.
-        input: Template,
+        input: ValueTemplate,
     },
     /// A command for an aggregate.
     Command {
         /// Type of the aggregate.
         aggregate: String,
         /// Id of the aggregate.
-        id: Template,
+        id: ValueTemplate,
         /// Type of the command.
         kind: String,
         /// What it carries.
-        payload: Template,
+        payload: ValueTemplate,
     },
 }
 
-impl Order {
+impl WorkOrder {
     /// Returns whether what it carries uses a variable.
     #[must_use]
     pub fn uses(&self, variable: &str) -> bool {
@@ -294,7 +294,7 @@ impl Order {
 
 /// When a step with several branches has succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Join {
+pub enum JoinPolicy {
     /// When all have.
     All,
     /// When one has.
@@ -303,7 +303,7 @@ pub enum Join {
     Quorum(usize),
 }
 
-impl Join {
+impl JoinPolicy {
     /// How many of `branches` have to succeed.
     #[must_use]
     pub const fn needs(self, branches: usize) -> usize {
@@ -317,27 +317,27 @@ impl Join {
 
 /// Events and timers for which a step waits.
 #[derive(Debug, Clone)]
-pub struct Wait {
+pub struct StepWait {
     /// What follows, by the type of the event or what a timer raises.
-    pub on: BTreeMap<String, Vec<Arm>>,
+    pub on: BTreeMap<String, Vec<StepArm>>,
     /// Timers that are set when the step begins and end with it.
     pub timers: Vec<TimerSpec>,
 }
 
 /// One of several ways to go on: the first whose condition holds is taken.
 #[derive(Debug, Clone)]
-pub struct Arm {
+pub struct StepArm {
     /// The condition; none holds always.
     pub when: Option<Formula>,
     /// What is noted in the state before.
-    pub set: Vec<Assignment>,
+    pub set: Vec<StateAssignment>,
     /// What follows.
-    pub then: Then,
+    pub then: Continuation,
 }
 
 /// What follows an input.
 #[derive(Debug, Clone)]
-pub enum Then {
+pub enum Continuation {
     /// A step begins.
     Goto(StepName),
     /// The step goes on waiting.
@@ -345,11 +345,11 @@ pub enum Then {
     /// The saga has done what it was for.
     Complete,
     /// The saga ends otherwise.
-    Fail(Template),
+    Fail(ValueTemplate),
     /// What was done is undone, for this reason.
-    Compensate(Template),
+    Compensate(ValueTemplate),
     /// The input is a dead letter, for this reason.
-    DeadLetter(Template),
+    DeadLetter(ValueTemplate),
 }
 
 /// A timer.
@@ -358,7 +358,7 @@ pub struct TimerSpec {
     /// Its name.
     pub name: TimerName,
     /// When it fires.
-    pub due: Due,
+    pub due: TimerDue,
     /// So much later at most, by its own share of it.
     pub jitter: Duration,
     /// What it raises, as an event of this type.
@@ -367,7 +367,7 @@ pub struct TimerSpec {
 
 /// When a timer fires.
 #[derive(Debug, Clone)]
-pub enum Due {
+pub enum TimerDue {
     /// So long after it was set.
     After(Duration),
     /// So many milliseconds after it was set, by a formula.
@@ -378,14 +378,14 @@ pub enum Due {
 
 /// Types of events that a step does not want.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ignore {
+pub enum IgnoredEventTypes {
     /// All of them.
     All,
     /// These.
     Listed(BTreeSet<String>),
 }
 
-impl Ignore {
+impl IgnoredEventTypes {
     /// Returns whether it names a type.
     #[must_use]
     pub fn contains(&self, kind: &str) -> bool {
@@ -404,12 +404,12 @@ pub struct Migration {
     /// The step of this version for each step of theirs that has another name.
     pub steps: BTreeMap<StepName, StepName>,
     /// What is set in their state.
-    pub set: Vec<Assignment>,
+    pub set: Vec<StateAssignment>,
 }
 
 /// Limits of a saga.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct SagaLimits {
     /// Rows of the journal that are kept of a run.
     pub history: usize,
     /// Pieces of work that one input may cause.
@@ -418,7 +418,7 @@ pub struct Limits {
     pub state_bytes: usize,
 }
 
-impl Default for Limits {
+impl Default for SagaLimits {
     fn default() -> Self {
         Self { history: HISTORY_MAX, work_items: WORK_MAX, state_bytes: STATE_BYTES }
     }
@@ -427,21 +427,21 @@ impl Default for Limits {
 impl Saga {
     /// The saga after it was left out: instances go on, and none starts.
     #[must_use]
-    pub fn left_out(&self) -> Self {
-        Self { is_left_out: true, ..self.clone() }
+    pub fn retired(&self) -> Self {
+        Self { is_retired: true, ..self.clone() }
     }
 
     /// Effects that it orders.
     #[must_use]
     pub fn effects(&self) -> BTreeSet<&EffectName> {
         let branches = self.steps.values().flat_map(|step| match &step.action {
-            Action::Work(work) => work.branches.as_slice(),
-            Action::Wait(_) => &[],
+            StepAction::Work(work) => work.branches.as_slice(),
+            StepAction::Wait(_) => &[],
         });
         let orders = branches.flat_map(|branch| std::iter::once(&branch.order).chain(&branch.compensate));
         let effects = orders.chain(&self.compensated).filter_map(|order| match order {
-            Order::Effect { effect, .. } => Some(effect),
-            Order::Command { .. } => None,
+            WorkOrder::Effect { effect, .. } => Some(effect),
+            WorkOrder::Command { .. } => None,
         });
         effects.collect()
     }
@@ -449,13 +449,13 @@ impl Saga {
     /// Returns whether an event of a type starts an instance.
     #[must_use]
     pub fn starts_on(&self, kind: &str) -> bool {
-        !self.is_left_out && self.start.on.contains(kind)
+        !self.is_retired && self.start.on.contains(kind)
     }
 
     /// Returns whether an event starts an instance: one of its types, or an occurrence of its schedule.
     #[must_use]
-    pub fn starts_with(&self, event: &Event) -> bool {
-        self.starts_on(&event.kind) || (event.is_occurrence() && !self.is_left_out)
+    pub fn starts_with(&self, event: &DomainEvent) -> bool {
+        self.starts_on(&event.kind) || (event.is_occurrence() && !self.is_retired)
     }
 
     /// Returns whether events of a type mean anything to it.
@@ -463,14 +463,14 @@ impl Saga {
     pub fn listens_to(&self, kind: &str) -> bool {
         self.start.on.contains(kind)
             || self.steps.values().any(|step| match &step.action {
-                Action::Wait(wait) => wait.on.contains_key(kind),
-                Action::Work(_) => false,
+                StepAction::Wait(wait) => wait.on.contains_key(kind),
+                StepAction::Work(_) => false,
             })
     }
 
     /// What becomes of an event of which there is no instance.
     #[must_use]
-    pub fn missing(&self, kind: &str) -> Missing {
+    pub fn missing(&self, kind: &str) -> MissingInstancePolicy {
         self.on_missing.get(kind).copied().unwrap_or(self.on_missing_default)
     }
 }

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use expression::{
-    Budget, Expression, ExpressionError, Expressions, Language, NoAnswer, Operand, Shape, Variables,
+    Expression, ExpressionBudget, ExpressionError, ExpressionRuntimeError, Expressions, Language, Operand,
+    OperandValue, Variables,
 };
 use yaml::did_you_mean;
 
@@ -23,7 +24,7 @@ pub const FORMULA_OPERATIONS_MAX: u64 = 20_000;
 /// A text that an evaluation makes, in bytes.
 const TEXT_BYTES_MAX: usize = 256 * 1024;
 
-const BUDGET: Budget = Budget {
+const BUDGET: ExpressionBudget = ExpressionBudget {
     bytes: FORMULA_BYTES_MAX,
     depth: 32,
     list: 10_000,
@@ -97,12 +98,12 @@ pub struct Formula {
 }
 
 /// The variables that one expression uses.
-struct Uses<'a> {
+struct VariableCollector<'a> {
     known: &'a [Variable],
     found: BTreeSet<&'static str>,
 }
 
-impl Variables for Uses<'_> {
+impl Variables for VariableCollector<'_> {
     type Error = FormulaError;
 
     fn refer(&mut self, variable: &str, names: &[&str]) -> Result<usize, FormulaError> {
@@ -137,9 +138,9 @@ impl Variables for Uses<'_> {
 
 /// Values of variables, by their names.
 #[derive(Debug, Clone, Default)]
-pub struct Scope<'a>(Vec<(&'static str, &'a Json)>);
+pub struct VariableScope<'a>(Vec<(&'static str, &'a Json)>);
 
-impl<'a> Scope<'a> {
+impl<'a> VariableScope<'a> {
     /// A scope without variables.
     #[must_use]
     pub const fn new() -> Self {
@@ -157,7 +158,7 @@ impl<'a> Scope<'a> {
 /// An evaluation that came to nothing, and of what.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}`: {what}")]
-pub struct NoValue {
+pub struct FormulaValueError {
     /// What was evaluated.
     pub text: String,
     /// Why.
@@ -171,7 +172,7 @@ impl Formula {
     /// The first thing that is wrong with it.
     pub fn read(text: &str, known: &[Variable]) -> Result<Self, FormulaError> {
         let text = text.trim();
-        let mut uses = Uses { known, found: BTreeSet::new() };
+        let mut uses = VariableCollector { known, found: BTreeSet::new() };
         let expression = EXPRESSIONS.read(text, &mut uses)?;
         Ok(Self { expression, text: text.to_owned(), uses: uses.found })
     }
@@ -192,13 +193,13 @@ impl Formula {
     ///
     /// # Errors
     /// Types that do not fit, numbers out of range, its budget used up.
-    pub fn value(&self, scope: &Scope<'_>) -> Result<Json, NoValue> {
+    pub fn value(&self, scope: &VariableScope<'_>) -> Result<Json, FormulaValueError> {
         let variables = self.uses.iter().map(|name| {
             let value = scope.0.iter().find(|(known, _)| known == name);
             (*name, value.map_or(Operand::NOTHING, |(_, value)| operand(value)))
         });
         let answer = EXPRESSIONS.evaluate(&self.expression, variables);
-        answer.map_err(|NoAnswer { what }| self.no_value(what)).and_then(|answer| {
+        answer.map_err(|ExpressionRuntimeError { what }| self.no_value(what)).and_then(|answer| {
             json(answer).ok_or_else(|| self.no_value("the answer has a fraction".to_owned()))
         })
     }
@@ -207,7 +208,7 @@ impl Formula {
     ///
     /// # Errors
     /// As [`Formula::value`], and an answer that is no truth.
-    pub fn is_true(&self, scope: &Scope<'_>) -> Result<bool, NoValue> {
+    pub fn is_true(&self, scope: &VariableScope<'_>) -> Result<bool, FormulaValueError> {
         match self.value(scope)? {
             Json::Bool(truth) => Ok(truth),
             other => Err(self.no_value(format!("a condition is true or false, this is {}", other.kind()))),
@@ -215,8 +216,8 @@ impl Formula {
     }
 
     /// Makes the error of this formula.
-    pub(crate) fn no_value(&self, what: String) -> NoValue {
-        NoValue { text: self.text.clone(), what }
+    pub(crate) fn no_value(&self, what: String) -> FormulaValueError {
+        FormulaValueError { text: self.text.clone(), what }
     }
 }
 
@@ -235,14 +236,14 @@ fn operand(value: &Json) -> Operand {
 
 /// The answer as a value; nothing for one that has a fraction somewhere.
 fn json(answer: Operand) -> Option<Json> {
-    Some(match answer.into_shape() {
-        Shape::Nothing => Json::Null,
-        Shape::Bool(truth) => Json::Bool(truth),
-        Shape::Int(number) => Json::Int(number),
-        Shape::Fraction(_) => return None,
-        Shape::Text(text) => Json::Text(text),
-        Shape::List(items) => Json::List(items.into_iter().map(json).collect::<Option<_>>()?),
-        Shape::Object(fields) => {
+    Some(match answer.into_value() {
+        OperandValue::Nothing => Json::Null,
+        OperandValue::Bool(truth) => Json::Bool(truth),
+        OperandValue::Int(number) => Json::Int(number),
+        OperandValue::Fraction(_) => return None,
+        OperandValue::Text(text) => Json::Text(text),
+        OperandValue::List(items) => Json::List(items.into_iter().map(json).collect::<Option<_>>()?),
+        OperandValue::Object(fields) => {
             let fields = fields.into_iter().map(|(name, value)| Some((name, json(value)?)));
             Json::Map(fields.collect::<Option<_>>()?)
         }
@@ -251,13 +252,13 @@ fn json(answer: Operand) -> Option<Json> {
 
 /// A value with formulas in it.
 #[derive(Debug, Clone)]
-pub enum Template {
+pub enum ValueTemplate {
     /// A value as it was written.
     Literal(Json),
     /// The answer of a formula.
     Formula(Formula),
     /// A text with answers in it.
-    Text(Vec<Piece>),
+    Text(Vec<TemplatePart>),
     /// A list.
     List(Vec<Self>),
     /// An object.
@@ -266,14 +267,14 @@ pub enum Template {
 
 /// A part of a text.
 #[derive(Debug, Clone)]
-pub enum Piece {
+pub enum TemplatePart {
     /// Characters as they were written.
     Written(String),
     /// The answer of a formula.
     Formula(Formula),
 }
 
-impl Template {
+impl ValueTemplate {
     /// Reads a text, in which `${{ … }}` holds formulas.
     ///
     /// # Errors
@@ -283,14 +284,14 @@ impl Template {
         let mut rest = text;
         while let Some((before, behind)) = rest.split_once(OPEN) {
             if !before.is_empty() {
-                pieces.push(Piece::Written(before.to_owned()));
+                pieces.push(TemplatePart::Written(before.to_owned()));
             }
             let Some(end) = end_of_formula(behind) else {
                 errors.push(FormulaError::Unclosed);
                 return Err(errors);
             };
             match Formula::read(&behind[..end], known) {
-                Ok(formula) => pieces.push(Piece::Formula(formula)),
+                Ok(formula) => pieces.push(TemplatePart::Formula(formula)),
                 Err(error) => errors.push(error),
             }
             rest = &behind[end + CLOSE.len()..];
@@ -299,13 +300,13 @@ impl Template {
             return Err(errors);
         }
         if !rest.is_empty() {
-            pieces.push(Piece::Written(rest.to_owned()));
+            pieces.push(TemplatePart::Written(rest.to_owned()));
         }
         let is_alone = pieces.len() == 1;
         Ok(match pieces.pop() {
             None => Self::nothing_said(),
-            Some(Piece::Formula(formula)) if is_alone => Self::Formula(formula),
-            Some(Piece::Written(text)) if is_alone => Self::Literal(Json::Text(text)),
+            Some(TemplatePart::Formula(formula)) if is_alone => Self::Formula(formula),
+            Some(TemplatePart::Written(text)) if is_alone => Self::Literal(Json::Text(text)),
             Some(last) => {
                 pieces.push(last);
                 Self::Text(pieces)
@@ -325,9 +326,9 @@ impl Template {
         match self {
             Self::Literal(_) => false,
             Self::Formula(formula) => formula.uses(variable),
-            Self::Text(pieces) => {
-                pieces.iter().any(|piece| matches!(piece, Piece::Formula(formula) if formula.uses(variable)))
-            }
+            Self::Text(pieces) => pieces
+                .iter()
+                .any(|piece| matches!(piece, TemplatePart::Formula(formula) if formula.uses(variable))),
             Self::List(items) => items.iter().any(|item| item.uses(variable)),
             Self::Map(entries) => entries.values().any(|value| value.uses(variable)),
         }
@@ -337,7 +338,7 @@ impl Template {
     ///
     /// # Errors
     /// A formula without an answer, or within a text one whose answer is no text, number or truth.
-    pub fn value(&self, scope: &Scope<'_>) -> Result<Json, NoValue> {
+    pub fn value(&self, scope: &VariableScope<'_>) -> Result<Json, FormulaValueError> {
         Ok(match self {
             Self::Literal(value) => value.clone(),
             Self::Formula(formula) => formula.value(scope)?,
@@ -353,14 +354,14 @@ impl Template {
             }
             Self::Map(entries) => {
                 let entries = entries.iter().map(|(key, value)| Ok((key.clone(), value.value(scope)?)));
-                Json::Map(entries.collect::<Result<_, NoValue>>()?)
+                Json::Map(entries.collect::<Result<_, FormulaValueError>>()?)
             }
         })
     }
 
     /// Evaluates a text for people: what has no answer is shown as `?`.
     #[must_use]
-    pub fn shown(&self, scope: &Scope<'_>) -> String {
+    pub fn shown(&self, scope: &VariableScope<'_>) -> String {
         let answer = |formula: &Formula| match formula.value(scope) {
             Ok(Json::Text(text)) => text,
             Ok(other) => other.to_string(),
@@ -370,8 +371,8 @@ impl Template {
             Self::Text(pieces) => pieces
                 .iter()
                 .map(|piece| match piece {
-                    Piece::Written(text) => text.clone(),
-                    Piece::Formula(formula) => answer(formula),
+                    TemplatePart::Written(text) => text.clone(),
+                    TemplatePart::Formula(formula) => answer(formula),
                 })
                 .collect(),
             Self::Formula(formula) => answer(formula),
@@ -384,8 +385,8 @@ impl Template {
     }
 }
 
-impl Piece {
-    fn append(&self, text: &mut String, scope: &Scope<'_>) -> Result<(), NoValue> {
+impl TemplatePart {
+    fn append(&self, text: &mut String, scope: &VariableScope<'_>) -> Result<(), FormulaValueError> {
         let formula = match self {
             Self::Written(written) => {
                 text.push_str(written);
@@ -436,11 +437,11 @@ mod tests {
     }
 
     fn value(text: &str) -> Result<String, String> {
-        let template = Template::read_text(text, &known())
+        let template = ValueTemplate::read_text(text, &known())
             .map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
         let (state, event) =
             (json(r#"{"id":"o-1","cents":1250}"#), json(r#"{"data":{"list":[1,2],"x":null}}"#));
-        let scope = Scope::new().with("state", &state).with("event", &event);
+        let scope = VariableScope::new().with("state", &state).with("event", &event);
         template.value(&scope).map(|value| value.to_string()).map_err(|error| error.to_string())
     }
 
@@ -487,8 +488,12 @@ mod tests {
             let refused = value(text).expect_err(text);
             assert!(refused.contains(expected), "{text}: {refused}");
         }
-        let template = Template::read_text("a ${{ event.data.x }} ${{ 1 / 0 }}", &known()).expect("good");
-        assert_eq!(template.shown(&Scope::new().with("event", &json(r#"{"data":{"x":null}}"#))), "a null ?");
+        let template =
+            ValueTemplate::read_text("a ${{ event.data.x }} ${{ 1 / 0 }}", &known()).expect("good");
+        assert_eq!(
+            template.shown(&VariableScope::new().with("event", &json(r#"{"data":{"x":null}}"#))),
+            "a null ?"
+        );
     }
 
     /// The least budget within which an expression comes to its answer.
@@ -498,13 +503,13 @@ mod tests {
         let mut within: Vec<_> = (0..15).map(|power| 1 << power).collect();
         let comes = |operations: &u64| {
             let expressions =
-                Expressions::new(Language::SAGAS, &Budget { operations: *operations, ..BUDGET });
-            let mut uses = Uses { known: &known, found: BTreeSet::new() };
+                Expressions::new(Language::SAGAS, &ExpressionBudget { operations: *operations, ..BUDGET });
+            let mut uses = VariableCollector { known: &known, found: BTreeSet::new() };
             let read = expressions.read(text, &mut uses).unwrap_or_else(|error| panic!("{text}: {error}"));
             let variables = [("state", operand(&state)), ("event", operand(&event))];
             match expressions.evaluate(&read, variables) {
                 Ok(_) => true,
-                Err(NoAnswer { what }) => {
+                Err(ExpressionRuntimeError { what }) => {
                     assert!(what.contains("Too many operations"), "{text}: {what}");
                     false
                 }
@@ -560,7 +565,7 @@ mod tests {
             ("id".to_owned(), Json::Text("x".repeat(200_000))),
             ("cents".to_owned(), Json::List(vec![Json::Int(1); 9_999])),
         ]));
-        let scope = Scope::new().with("state", &state);
+        let scope = VariableScope::new().with("state", &state);
         for text in ["state.id + state.id", "state.cents + state.cents"] {
             let refused = Formula::read(text, &known()).expect(text).value(&scope);
             assert!(refused.is_err(), "{text}");

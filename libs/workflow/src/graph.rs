@@ -4,7 +4,9 @@ use std::collections::{BTreeSet, VecDeque};
 
 use model::StepName;
 
-use crate::definition::{Action, Arm, Order, Saga, Step, Then, TimerSpec, Wait, Work};
+use crate::definition::{
+    Continuation, Saga, SagaStep, StepAction, StepArm, StepWait, StepWork, TimerSpec, WorkOrder,
+};
 use crate::formula::Formula;
 use crate::manifest::graph::before_pivot;
 
@@ -23,25 +25,25 @@ const LAST: &str = "compensated";
 
 /// A definition as a graph.
 #[derive(Debug, Clone, Default)]
-pub struct Graph<'a> {
+pub struct DefinitionGraph<'a> {
     /// The start first, then steps, the nearest first, then ends to which something leads. Everything may be undone on request: the
     /// node for that is always there.
-    pub nodes: Vec<Node<'a>>,
+    pub nodes: Vec<DefinitionNode<'a>>,
     /// Edges by the node that they leave, in the order in which they are tried.
-    pub edges: Vec<Edge<'a>>,
+    pub edges: Vec<DefinitionEdge<'a>>,
 }
 
 /// A node.
 #[derive(Debug, Clone)]
-pub struct Node<'a> {
+pub struct DefinitionNode<'a> {
     /// The step, or one of the names that begin with a colon.
     pub name: &'a str,
     /// Its kind.
-    pub kind: NodeKind,
+    pub kind: DefinitionNodeKind,
     /// Whether there is no way back once it has succeeded.
     pub is_pivot: bool,
     /// What is ordered there: branch, order, and what undoes it.
-    pub orders: Vec<(&'a str, &'a Order, Option<&'a Order>)>,
+    pub orders: Vec<(&'a str, &'a WorkOrder, Option<&'a WorkOrder>)>,
     /// How many of its branches have to succeed.
     pub needs: usize,
     /// Timers that are set there.
@@ -50,7 +52,7 @@ pub struct Node<'a> {
 
 /// What a node is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NodeKind {
+pub enum DefinitionNodeKind {
     /// The start.
     Start,
     /// A step with one piece of work.
@@ -71,13 +73,13 @@ pub enum NodeKind {
 
 /// An edge.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Edge<'a> {
+pub struct DefinitionEdge<'a> {
     /// The node that it leaves.
     pub from: &'a str,
     /// The node that it leads to.
     pub to: &'a str,
     /// What has it taken.
-    pub kind: EdgeKind,
+    pub kind: DefinitionEdgeKind,
     /// The type of the event.
     pub event: Option<&'a str>,
     /// The condition, as it was written.
@@ -86,7 +88,7 @@ pub struct Edge<'a> {
 
 /// What has an edge taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EdgeKind {
+pub enum DefinitionEdgeKind {
     /// The start of an instance.
     Start,
     /// Success of work.
@@ -102,20 +104,23 @@ pub enum EdgeKind {
 impl Saga {
     /// Draws it as nodes and edges.
     #[must_use]
-    pub fn graph(&self) -> Graph<'_> {
-        let mut edges = vec![Edge {
+    pub fn graph(&self) -> DefinitionGraph<'_> {
+        let mut edges = vec![DefinitionEdge {
             from: START,
             to: self.start.goto.as_str(),
-            kind: EdgeKind::Start,
+            kind: DefinitionEdgeKind::Start,
             event: None,
             condition: self.start.when.as_ref().map(Formula::text),
         }];
-        let mut nodes = vec![Node { timers: names(&self.timers), ..Node::end(START, NodeKind::Start) }];
+        let mut nodes = vec![DefinitionNode {
+            timers: names(&self.timers),
+            ..DefinitionNode::end(START, DefinitionNodeKind::Start)
+        }];
         let undone = before_pivot(self);
         let (mut open, mut seen) = (VecDeque::from([&self.start.goto]), BTreeSet::from([&self.start.goto]));
         while let Some(name) = open.pop_front() {
             let Some((name, step)) = self.steps.get_key_value(name) else { continue };
-            nodes.push(Node::of(name, step));
+            nodes.push(DefinitionNode::of(name, step));
             let leaving = self.leaving(name, step, undone.contains(name));
             for edge in &leaving {
                 if let Some(next) = self.steps.keys().find(|step| step.as_str() == edge.to)
@@ -127,28 +132,33 @@ impl Saga {
             edges.extend(leaving);
         }
         for (name, kind) in [
-            (COMPLETED, NodeKind::Completed),
-            (FAILED, NodeKind::Failed),
-            (COMPENSATED, NodeKind::Compensated),
-            (DEAD_LETTER, NodeKind::DeadLetter),
+            (COMPLETED, DefinitionNodeKind::Completed),
+            (FAILED, DefinitionNodeKind::Failed),
+            (COMPENSATED, DefinitionNodeKind::Compensated),
+            (DEAD_LETTER, DefinitionNodeKind::DeadLetter),
         ] {
-            if kind == NodeKind::Compensated || edges.iter().any(|edge| edge.to == name) {
+            if kind == DefinitionNodeKind::Compensated || edges.iter().any(|edge| edge.to == name) {
                 nodes.push(self.end(name, kind));
             }
         }
-        Graph { nodes, edges }
+        DefinitionGraph { nodes, edges }
     }
 
     /// The node of an end.
-    fn end<'a>(&'a self, name: &'a str, kind: NodeKind) -> Node<'a> {
-        let last = self.compensated.as_ref().filter(|_| kind == NodeKind::Compensated);
+    fn end<'a>(&'a self, name: &'a str, kind: DefinitionNodeKind) -> DefinitionNode<'a> {
+        let last = self.compensated.as_ref().filter(|_| kind == DefinitionNodeKind::Compensated);
         let orders: Vec<_> = last.map(|order| (LAST, order, None)).into_iter().collect();
-        Node { needs: orders.len(), orders, ..Node::end(name, kind) }
+        DefinitionNode { needs: orders.len(), orders, ..DefinitionNode::end(name, kind) }
     }
 
     /// Edges that leave a step. `can_undo` says whether it is reached while everything can be undone.
-    fn leaving<'a>(&'a self, name: &'a StepName, step: &'a Step, can_undo: bool) -> Vec<Edge<'a>> {
-        let edge = |arm: &'a Arm, kind, event| Edge {
+    fn leaving<'a>(
+        &'a self,
+        name: &'a StepName,
+        step: &'a SagaStep,
+        can_undo: bool,
+    ) -> Vec<DefinitionEdge<'a>> {
+        let edge = |arm: &'a StepArm, kind, event| DefinitionEdge {
             from: name.as_str(),
             to: target(name, &arm.then),
             kind,
@@ -156,20 +166,25 @@ impl Saga {
             condition: arm.when.as_ref().map(Formula::text),
         };
         match &step.action {
-            Action::Work(work) => {
-                let succeeded = work.on_success.iter().map(|arm| edge(arm, EdgeKind::Success, None));
-                let failed = work.on_failure.iter().map(|arm| edge(arm, EdgeKind::Failure, None));
+            StepAction::Work(work) => {
+                let succeeded =
+                    work.on_success.iter().map(|arm| edge(arm, DefinitionEdgeKind::Success, None));
+                let failed = work.on_failure.iter().map(|arm| edge(arm, DefinitionEdgeKind::Failure, None));
                 let mut edges: Vec<_> = succeeded.chain(failed).collect();
                 // What no way fits is undone, as long as that can be.
                 if can_undo && work.on_failure.iter().all(|arm| arm.when.is_some()) {
-                    let (from, to, kind) = (name.as_str(), COMPENSATED, EdgeKind::Failure);
-                    edges.push(Edge { from, to, kind, event: None, condition: None });
+                    let (from, to, kind) = (name.as_str(), COMPENSATED, DefinitionEdgeKind::Failure);
+                    edges.push(DefinitionEdge { from, to, kind, event: None, condition: None });
                 }
                 edges
             }
-            Action::Wait(wait) => {
+            StepAction::Wait(wait) => {
                 let all = wait.on.iter().flat_map(|(event, arms)| {
-                    let kind = if self.is_raised(wait, event) { EdgeKind::Timer } else { EdgeKind::Event };
+                    let kind = if self.is_raised(wait, event) {
+                        DefinitionEdgeKind::Timer
+                    } else {
+                        DefinitionEdgeKind::Event
+                    };
                     arms.iter().map(move |arm| (arm, kind, Some(event.as_str())))
                 });
                 all.map(|(arm, kind, event)| edge(arm, kind, event)).collect()
@@ -179,22 +194,22 @@ impl Saga {
 
     /// Returns whether a timer raises events of a type while a step waits.
     #[must_use]
-    pub fn is_raised(&self, wait: &Wait, event: &str) -> bool {
+    pub fn is_raised(&self, wait: &StepWait, event: &str) -> bool {
         self.timers.iter().chain(&wait.timers).any(|timer| timer.raise == event)
     }
 }
 
-impl<'a> Node<'a> {
-    const fn end(name: &'a str, kind: NodeKind) -> Self {
+impl<'a> DefinitionNode<'a> {
+    const fn end(name: &'a str, kind: DefinitionNodeKind) -> Self {
         Self { name, kind, is_pivot: false, orders: Vec::new(), needs: 0, timers: Vec::new() }
     }
 
-    fn of(name: &'a StepName, step: &'a Step) -> Self {
-        let node = Self { is_pivot: step.is_pivot, ..Self::end(name.as_str(), NodeKind::Wait) };
+    fn of(name: &'a StepName, step: &'a SagaStep) -> Self {
+        let node = Self { is_pivot: step.is_pivot, ..Self::end(name.as_str(), DefinitionNodeKind::Wait) };
         match &step.action {
-            Action::Wait(wait) => Self { timers: names(&wait.timers), ..node },
-            Action::Work(work) => Self {
-                kind: if work.is_parallel { NodeKind::Parallel } else { NodeKind::Work },
+            StepAction::Wait(wait) => Self { timers: names(&wait.timers), ..node },
+            StepAction::Work(work) => Self {
+                kind: if work.is_parallel { DefinitionNodeKind::Parallel } else { DefinitionNodeKind::Work },
                 orders: orders(work),
                 needs: work.join.needs(work.branches.len()),
                 ..node
@@ -203,7 +218,7 @@ impl<'a> Node<'a> {
     }
 }
 
-fn orders(work: &Work) -> Vec<(&str, &Order, Option<&Order>)> {
+fn orders(work: &StepWork) -> Vec<(&str, &WorkOrder, Option<&WorkOrder>)> {
     work.branches
         .iter()
         .map(|branch| (branch.name.as_str(), &branch.order, branch.compensate.as_ref()))
@@ -214,14 +229,14 @@ fn names(timers: &[TimerSpec]) -> Vec<&str> {
     timers.iter().map(|timer| timer.name.as_str()).collect()
 }
 
-fn target<'a>(step: &'a StepName, then: &'a Then) -> &'a str {
+fn target<'a>(step: &'a StepName, then: &'a Continuation) -> &'a str {
     match then {
-        Then::Goto(next) => next.as_str(),
-        Then::Stay => step.as_str(),
-        Then::Complete => COMPLETED,
-        Then::Fail(_) => FAILED,
-        Then::Compensate(_) => COMPENSATED,
-        Then::DeadLetter(_) => DEAD_LETTER,
+        Continuation::Goto(next) => next.as_str(),
+        Continuation::Stay => step.as_str(),
+        Continuation::Complete => COMPLETED,
+        Continuation::Fail(_) => FAILED,
+        Continuation::Compensate(_) => COMPENSATED,
+        Continuation::DeadLetter(_) => DEAD_LETTER,
     }
 }
 
@@ -230,18 +245,18 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::manifest::{self, Definition};
+    use crate::manifest::{self, ManifestDefinition};
 
     fn saga(text: &str) -> Arc<Saga> {
         let documents = manifest::read("test.yaml", text).unwrap_or_else(|problems| panic!("{problems}"));
         match documents.into_iter().next().map(|document| document.definition) {
-            Some(Definition::Saga(saga)) => saga,
+            Some(ManifestDefinition::Saga(saga)) => saga,
             other => panic!("no saga: {other:?}"),
         }
     }
 
-    fn shown(graph: &Graph<'_>) -> Vec<String> {
-        let edge = |edge: &Edge<'_>| {
+    fn shown(graph: &DefinitionGraph<'_>) -> Vec<String> {
+        let edge = |edge: &DefinitionEdge<'_>| {
             let (kind, event) = (format!("{:?}", edge.kind), edge.event.unwrap_or_default());
             let condition = edge.condition.map(|text| format!(" if {text}")).unwrap_or_default();
             format!("{} -{kind} {event}> {}{condition}", edge.from, edge.to).replace(" >", ">")
@@ -290,7 +305,7 @@ mod tests {
         let node = |name: &str| graph.nodes.iter().find(|node| node.name == name).expect("it is there");
         assert_eq!(node("await-payment").timers, ["pay-by"]);
         assert!(node("ship").is_pivot && !node("reserve").is_pivot);
-        let [(branch, Order::Effect { effect, .. }, Some(Order::Effect { effect: undo, .. }))] =
+        let [(branch, WorkOrder::Effect { effect, .. }, Some(WorkOrder::Effect { effect: undo, .. }))] =
             node("reserve").orders.as_slice()
         else {
             panic!("{:?}", node("reserve"))
@@ -299,8 +314,8 @@ mod tests {
             (*branch, effect.as_str(), undo.as_str()),
             ("reserve", "payment-reserve", "payment-release")
         );
-        assert_eq!((node("reserve").kind, node("reserve").needs), (NodeKind::Work, 1));
-        let [(LAST, Order::Command { kind, .. }, None)] = node(COMPENSATED).orders.as_slice() else {
+        assert_eq!((node("reserve").kind, node("reserve").needs), (DefinitionNodeKind::Work, 1));
+        let [(LAST, WorkOrder::Command { kind, .. }, None)] = node(COMPENSATED).orders.as_slice() else {
             panic!("{:?}", node(COMPENSATED))
         };
         assert_eq!((kind.as_str(), node(COMPENSATED).needs), ("Cancel", 1));

@@ -38,7 +38,7 @@ impl InputId {
     /// The name as bytes which no other input shares: 32 of them.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
-        let mut hash = Parts::default();
+        let mut hash = LengthPrefixedHash::default();
         match self {
             Self::Event(id) => hash.add(b"event").add(id.as_bytes()),
             Self::Message { incarnation, sequence } => {
@@ -76,7 +76,7 @@ impl WorkSource<'_> {
     /// input causes, in the order of the manifest.
     #[must_use]
     pub fn command(&self, ordinal: u32) -> CommandId {
-        let mut hash = Parts::default();
+        let mut hash = LengthPrefixedHash::default();
         hash.add(b"work")
             .add(self.tenant.as_str().as_bytes())
             .add(self.saga.as_str().as_bytes())
@@ -93,9 +93,9 @@ impl WorkSource<'_> {
 
 /// A hash over parts, each with its length, so that no two lists of parts are the same bytes.
 #[derive(Default)]
-struct Parts(Sha256);
+struct LengthPrefixedHash(Sha256);
 
-impl Parts {
+impl LengthPrefixedHash {
     fn add(&mut self, part: &[u8]) -> &mut Self {
         self.0.update((part.len() as u64).to_be_bytes());
         self.0.update(part);

@@ -17,19 +17,19 @@ pub const CALL_BYTES_MAX: usize = 1024 * 1024 - 64 * 1024;
 
 /// Something that an instance is given.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Input {
+pub struct InstanceInput {
     /// When it happened: the stored time of its message, or when a timer was due.
     pub time: Timestamp,
     /// What it is.
-    pub what: What,
+    pub what: InstanceInputKind,
 }
 
 /// What an input is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum What {
+pub enum InstanceInputKind {
     /// An event of an aggregate, or what somebody sent in its place.
-    Event(Event),
+    Event(DomainEvent),
     /// The end of a command.
     Result(CommandResult),
     /// A timer is due.
@@ -50,7 +50,7 @@ pub enum What {
 
 /// An event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Event {
+pub struct DomainEvent {
     /// The id under which it counts once.
     pub id: InputId,
     /// Its type.
@@ -68,7 +68,7 @@ pub struct CommandResult {
     /// The command.
     pub command: CommandId,
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: CommandOutcome,
     /// Whether it may have happened although it did not succeed.
     pub may_have_happened: bool,
     /// What its provider says of it.
@@ -77,7 +77,7 @@ pub struct CommandResult {
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Outcome {
+pub enum CommandOutcome {
     /// As it should.
     Succeeded,
     /// It failed for good.
@@ -90,7 +90,7 @@ pub enum Outcome {
     Cancelled,
 }
 
-impl Outcome {
+impl CommandOutcome {
     /// All of them.
     pub const ALL: [Self; 5] =
         [Self::Succeeded, Self::Failed, Self::TimedOut, Self::Unknown, Self::Cancelled];
@@ -185,17 +185,17 @@ impl Verb {
     }
 }
 
-impl Input {
+impl InstanceInput {
     /// The id under which it counts once.
     #[must_use]
     pub fn id(&self) -> InputId {
         match &self.what {
-            What::Event(event) => event.id.clone(),
-            What::Result(result) => InputId::Result(result.command),
-            What::Timer { name, generation } => {
+            InstanceInputKind::Event(event) => event.id.clone(),
+            InstanceInputKind::Result(result) => InputId::Result(result.command),
+            InstanceInputKind::Timer { name, generation } => {
                 InputId::Timer { name: name.clone(), generation: *generation }
             }
-            What::Verb { request, .. } => InputId::Verb(request.clone()),
+            InstanceInputKind::Verb { request, .. } => InputId::Verb(request.clone()),
         }
     }
 }
@@ -203,7 +203,7 @@ impl Input {
 /// The name under which an occurrence of a schedule is known. No timer of a saga has it.
 pub const OCCURRENCE: &str = "%schedule";
 
-impl Event {
+impl DomainEvent {
     /// Makes the event that stands for an occurrence of a saga's schedule.
     #[must_use]
     pub fn occurrence(time: Timestamp) -> Self {

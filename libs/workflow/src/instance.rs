@@ -17,9 +17,9 @@ pub const REASON_CHARS_MAX: usize = 300;
 
 /// Everything that is kept of a correlation under its own key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct CorrelationRecord {
     /// What there is of it.
-    pub entry: Entry,
+    pub entry: CorrelationEntry,
     /// The dead letter that parked it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parked_by: Option<u64>,
@@ -28,7 +28,7 @@ pub struct Record {
     pub is_paused: bool,
     /// Inputs that wait behind a letter or a pause.
     #[serde(default)]
-    pub held: Numbers,
+    pub held: RowNumberRange,
     /// Bytes of their rows.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub held_bytes: u64,
@@ -43,27 +43,27 @@ pub struct Record {
 /// What there is of a correlation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Entry {
+pub enum CorrelationEntry {
     /// Nothing but events that wait for its start.
-    Awaited(Awaited),
+    Awaited(StartBacklog),
     /// An instance.
-    Live(Box<Instance>),
+    Live(Box<SagaInstance>),
     /// What is left of one.
     Ended(Tombstone),
 }
 
 /// Events that wait for the start of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Awaited {
+pub struct StartBacklog {
     /// After it they are dead letters.
     pub timer: Timer,
     /// The events.
-    pub kept: VecDeque<Kept>,
+    pub kept: VecDeque<DeferredEvent>,
 }
 
 /// An event that waits for its step; its row has the rest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct DeferredEvent {
     /// Its number.
     pub number: u64,
     /// Its type.
@@ -72,14 +72,14 @@ pub struct Kept {
 
 /// Rows with numbers, from the first that is there to behind the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Numbers {
+pub struct RowNumberRange {
     /// The first that is there.
     pub first: u64,
     /// The one that comes next.
     pub next: u64,
 }
 
-impl Numbers {
+impl RowNumberRange {
     /// Counts the rows.
     #[must_use]
     pub const fn len(self) -> u64 {
@@ -95,7 +95,7 @@ impl Numbers {
 
 /// An instance of a saga.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Instance {
+pub struct SagaInstance {
     /// Hash of the definition that it is pinned to.
     pub definition: BlobHash,
     /// Version of that.
@@ -118,16 +118,16 @@ pub struct Instance {
     pub state: Json,
     /// What may have to be undone, in the order in which it was ordered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub stack: Vec<Done>,
+    pub stack: Vec<CompensationEntry>,
     /// Whether its pivot has succeeded.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_past_pivot: bool,
     /// Commands whose end is waited for.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub open: BTreeMap<CommandId, Open>,
+    pub open: BTreeMap<CommandId, OpenCommand>,
     /// How far the work of its step is.
-    #[serde(default, skip_serializing_if = "Progress::is_empty")]
-    pub progress: Progress,
+    #[serde(default, skip_serializing_if = "StepProgress::is_empty")]
+    pub progress: StepProgress,
     /// Why it is being undone, or was ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -136,7 +136,7 @@ pub struct Instance {
     pub cancelled: Option<String>,
     /// What it is stuck at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stuck: Option<Stuck>,
+    pub stuck: Option<StuckReason>,
     /// Its timers.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub timers: BTreeMap<TimerName, Timer>,
@@ -148,14 +148,14 @@ pub struct Instance {
     pub versions: BTreeMap<String, u64>,
     /// Events that wait for their step.
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
-    pub kept: VecDeque<Kept>,
+    pub kept: VecDeque<DeferredEvent>,
     /// Hash over everything that happened to it.
     pub chain: BlobHash,
 }
 
 /// Something that may have to be undone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Done {
+pub struct CompensationEntry {
     /// The step that ordered it.
     pub step: StepName,
     /// The branch.
@@ -172,13 +172,13 @@ pub struct Done {
 
 /// A command whose end is waited for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Open {
+pub struct OpenCommand {
     /// The step that ordered it.
     pub step: StepName,
     /// The branch.
     pub branch: StepName,
     /// What for.
-    pub purpose: Purpose,
+    pub purpose: CommandPurpose,
     /// The effect; none for a command of an aggregate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effect: Option<model::EffectName>,
@@ -187,7 +187,7 @@ pub struct Open {
 /// What a command is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Purpose {
+pub enum CommandPurpose {
     /// The work of a step.
     Forward,
     /// Undoing a branch whose step succeeded without it.
@@ -200,10 +200,10 @@ pub enum Purpose {
 
 /// How far the work of a step is.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Progress {
+pub struct StepProgress {
     /// Branches that have ended, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub ended: BTreeMap<StepName, Ended>,
+    pub ended: BTreeMap<StepName, BranchResult>,
     /// Whether the step has succeeded, once that is decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub has_succeeded: Option<bool>,
@@ -212,7 +212,7 @@ pub struct Progress {
     pub untidy: Vec<StepName>,
 }
 
-impl Progress {
+impl StepProgress {
     /// Returns whether nothing of the work has ended.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -222,7 +222,7 @@ impl Progress {
 
 /// How a branch ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ended {
+pub struct BranchResult {
     /// Whether it succeeded.
     pub is_success: bool,
     /// Whether it may have happened although it did not.
@@ -234,9 +234,9 @@ pub struct Ended {
 
 /// What an instance is stuck at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stuck {
+pub struct StuckReason {
     /// What could not be done.
-    pub purpose: Purpose,
+    pub purpose: CommandPurpose,
     /// Why.
     pub why: String,
 }
@@ -323,20 +323,20 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, RowError> {
     }
 }
 
-impl Record {
+impl CorrelationRecord {
     /// A record of a correlation of which there was nothing.
     #[must_use]
-    pub fn new(entry: Entry) -> Self {
-        let (held, held_bytes) = (Numbers::default(), 0);
+    pub fn new(entry: CorrelationEntry) -> Self {
+        let (held, held_bytes) = (RowNumberRange::default(), 0);
         Self { entry, parked_by: None, is_paused: false, held, held_bytes, letters: 0, awaited: 0 }
     }
 
     /// The instance, while there is one.
     #[must_use]
-    pub fn instance(&self) -> Option<&Instance> {
+    pub fn instance(&self) -> Option<&SagaInstance> {
         match &self.entry {
-            Entry::Live(instance) => Some(instance),
-            Entry::Awaited(_) | Entry::Ended(_) => None,
+            CorrelationEntry::Live(instance) => Some(instance),
+            CorrelationEntry::Awaited(_) | CorrelationEntry::Ended(_) => None,
         }
     }
 
@@ -350,14 +350,14 @@ impl Record {
     #[must_use]
     pub fn definition(&self) -> Option<BlobHash> {
         match &self.entry {
-            Entry::Live(instance) => Some(instance.definition),
-            Entry::Ended(tombstone) => Some(tombstone.definition),
-            Entry::Awaited(_) => None,
+            CorrelationEntry::Live(instance) => Some(instance.definition),
+            CorrelationEntry::Ended(tombstone) => Some(tombstone.definition),
+            CorrelationEntry::Awaited(_) => None,
         }
     }
 }
 
-impl Instance {
+impl SagaInstance {
     /// The variable `saga` of formulas.
     #[must_use]
     pub fn facts(&self, saga: &Saga, correlation: &str) -> Json {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use model::{CommandId, CorrelationId, SagaName, TenantId, Timestamp};
 use sha2::{Digest as _, Sha256};
 
-use crate::lane::Lane;
+use crate::lane::WorkflowLane;
 
 /// An encoded part that would be longer is a hash instead; the text stands in the value then.
 const PART_BYTES_MAX: usize = 600;
@@ -18,11 +18,11 @@ const HASHED: &str = "%h";
 
 /// A key within a lane.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(String);
+pub struct LaneRowKey(String);
 
 /// What a part of a key says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum RowKeyPart {
     /// The text that was encoded.
     Text(String),
     /// Its SHA-256: it was too long.
@@ -32,7 +32,7 @@ pub enum Part {
 /// Tables. Those of the first group are of instances, those of the second of calls, those of the third of any lane, and those of the
 /// last stand beside the lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Table {
+pub enum StoreTable {
     /// Instances, and what is left of those that have ended.
     Saga,
     /// Instances by their status and step, for lists.
@@ -81,7 +81,7 @@ pub enum Table {
     Tenant,
 }
 
-impl Table {
+impl StoreTable {
     /// As it stands in keys.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -114,18 +114,18 @@ impl Table {
 
     /// All keys of it.
     #[must_use]
-    pub fn range(self) -> Range<Key> {
+    pub fn range(self) -> Range<LaneRowKey> {
         self.with(|_| ()).below()
     }
 
-    fn with(self, parts: impl FnOnce(&mut Writer)) -> Key {
-        let mut writer = Writer(self.as_str().to_owned());
+    fn with(self, parts: impl FnOnce(&mut RowKeyWriter)) -> LaneRowKey {
+        let mut writer = RowKeyWriter(self.as_str().to_owned());
         parts(&mut writer);
-        Key(writer.0)
+        LaneRowKey(writer.0)
     }
 }
 
-impl Key {
+impl LaneRowKey {
     /// The text, without the lane.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -153,20 +153,20 @@ impl Key {
 
     /// The parts behind the table; nothing where one of them is none.
     #[must_use]
-    pub fn parts(&self) -> Option<Vec<Part>> {
+    pub fn parts(&self) -> Option<Vec<RowKeyPart>> {
         self.0.split(':').skip(1).map(decode).collect()
     }
 
     /// An instance.
     #[must_use]
     pub fn saga(correlation: &CorrelationId) -> Self {
-        Table::Saga.with(|key| key.text(correlation.as_str()))
+        StoreTable::Saga.with(|key| key.text(correlation.as_str()))
     }
 
     /// An instance, in a list of those with this status at this step.
     #[must_use]
     pub fn by(status: &str, step: &str, correlation: &CorrelationId) -> Self {
-        Table::By.with(|key| {
+        StoreTable::By.with(|key| {
             key.text(status);
             key.text(step);
             key.text(correlation.as_str());
@@ -176,57 +176,57 @@ impl Key {
     /// All instances in the list of those with this status.
     #[must_use]
     pub fn by_status(status: &str) -> Range<Self> {
-        Table::By.with(|key| key.text(status)).below()
+        StoreTable::By.with(|key| key.text(status)).below()
     }
 
     /// All instances in the list of those with this status at this step.
     #[must_use]
     pub fn by_step(status: &str, step: &str) -> Range<Self> {
-        let at = |key: &mut Writer| {
+        let at = |key: &mut RowKeyWriter| {
             key.text(status);
             key.text(step);
         };
-        Table::By.with(at).below()
+        StoreTable::By.with(at).below()
     }
 
     /// What an instance was given at this revision.
     #[must_use]
     pub fn journal(correlation: &CorrelationId, revision: u64) -> Self {
-        Self::numbered(Table::Journal, correlation, revision)
+        Self::numbered(StoreTable::Journal, correlation, revision)
     }
 
     /// All rows of the journal of an instance.
     #[must_use]
     pub fn journal_of(correlation: &CorrelationId) -> Range<Self> {
-        Self::of(Table::Journal, correlation)
+        Self::of(StoreTable::Journal, correlation)
     }
 
     /// All inputs of an instance that were kept back.
     #[must_use]
     pub fn parked_of(correlation: &CorrelationId) -> Range<Self> {
-        Self::of(Table::Parked, correlation)
+        Self::of(StoreTable::Parked, correlation)
     }
 
     /// All events of an instance that wait for their step.
     #[must_use]
     pub fn kept_of(correlation: &CorrelationId) -> Range<Self> {
-        Self::of(Table::Kept, correlation)
+        Self::of(StoreTable::Kept, correlation)
     }
 
     /// All dead letters of a correlation.
     #[must_use]
     pub fn dead_of(correlation: &CorrelationId) -> Range<Self> {
-        Self::of(Table::Dead, correlation)
+        Self::of(StoreTable::Dead, correlation)
     }
 
-    fn of(table: Table, correlation: &CorrelationId) -> Range<Self> {
+    fn of(table: StoreTable, correlation: &CorrelationId) -> Range<Self> {
         table.with(|key| key.text(correlation.as_str())).below()
     }
 
     /// An input that counts once: see [`crate::InputId::digest`].
     #[must_use]
     pub fn dedupe(correlation: &CorrelationId, input: &[u8; 32]) -> Self {
-        Table::Dedupe.with(|key| {
+        StoreTable::Dedupe.with(|key| {
             key.text(correlation.as_str());
             key.text(&hex::encode(input));
         })
@@ -235,25 +235,25 @@ impl Key {
     /// An event that may come before its step.
     #[must_use]
     pub fn kept(correlation: &CorrelationId, number: u64) -> Self {
-        Self::numbered(Table::Kept, correlation, number)
+        Self::numbered(StoreTable::Kept, correlation, number)
     }
 
     /// A dead letter; of one without a correlation it is `-`.
     #[must_use]
     pub fn dead(correlation: &CorrelationId, number: u64) -> Self {
-        Self::numbered(Table::Dead, correlation, number)
+        Self::numbered(StoreTable::Dead, correlation, number)
     }
 
     /// What came behind a dead letter.
     #[must_use]
     pub fn parked(correlation: &CorrelationId, number: u64) -> Self {
-        Self::numbered(Table::Parked, correlation, number)
+        Self::numbered(StoreTable::Parked, correlation, number)
     }
 
     /// A timer, by when it is due.
     #[must_use]
     pub fn due(due: Timestamp, correlation: &CorrelationId, name: &str) -> Self {
-        Table::Due.with(|key| {
+        StoreTable::Due.with(|key| {
             key.number(due.as_millis());
             key.text(correlation.as_str());
             key.text(name);
@@ -263,19 +263,19 @@ impl Key {
     /// The first key of a timer that is due at this moment or later.
     #[must_use]
     pub fn due_from(due: Timestamp) -> Self {
-        Table::Due.with(|key| key.number(due.as_millis()))
+        StoreTable::Due.with(|key| key.number(due.as_millis()))
     }
 
     /// A call.
     #[must_use]
     pub fn effect(command: CommandId) -> Self {
-        Table::Effect.with(|key| key.text(&command.to_string()))
+        StoreTable::Effect.with(|key| key.text(&command.to_string()))
     }
 
     /// A call, by when something is due of it.
     #[must_use]
     pub fn effect_due(due: Timestamp, command: CommandId) -> Self {
-        Table::EffectDue.with(|key| {
+        StoreTable::EffectDue.with(|key| {
             key.number(due.as_millis());
             key.text(&command.to_string());
         })
@@ -284,7 +284,7 @@ impl Key {
     /// A call, in a list of those in this state, by the instance that ordered it.
     #[must_use]
     pub fn effect_by(state: &str, saga: &SagaName, correlation: &CorrelationId, command: CommandId) -> Self {
-        Table::EffectBy.with(|key| {
+        StoreTable::EffectBy.with(|key| {
             key.text(state);
             key.text(saga.as_str());
             key.text(correlation.as_str());
@@ -299,7 +299,7 @@ impl Key {
         saga: Option<&SagaName>,
         correlation: Option<&CorrelationId>,
     ) -> Range<Self> {
-        let by = |key: &mut Writer| {
+        let by = |key: &mut RowKeyWriter| {
             key.text(state);
             if let Some(saga) = saga {
                 key.text(saga.as_str());
@@ -308,94 +308,94 @@ impl Key {
                 }
             }
         };
-        Table::EffectBy.with(by).below()
+        StoreTable::EffectBy.with(by).below()
     }
 
     /// A call that its saga does not want any more, until its row says so.
     #[must_use]
     pub fn unwanted(command: CommandId) -> Self {
-        Table::Unwanted.with(|key| key.text(&command.to_string()))
+        StoreTable::Unwanted.with(|key| key.text(&command.to_string()))
     }
 
     /// How far a source was read.
     #[must_use]
     pub fn checkpoint(source: &str) -> Self {
-        Table::Checkpoint.with(|key| key.text(source))
+        StoreTable::Checkpoint.with(|key| key.text(source))
     }
 
     /// Which occurrence of its schedule the saga waits for.
     #[must_use]
     pub fn schedule() -> Self {
-        Table::Schedule.with(|_| ())
+        StoreTable::Schedule.with(|_| ())
     }
 
     /// Why starts of the lane wait.
     #[must_use]
     pub fn starved() -> Self {
-        Table::Starved.with(|_| ())
+        StoreTable::Starved.with(|_| ())
     }
 
     /// Work that is to be sent.
     #[must_use]
     pub fn outbox(sequence: u64) -> Self {
-        Table::Outbox.with(|key| key.number(sequence))
+        StoreTable::Outbox.with(|key| key.number(sequence))
     }
 
     /// Who owns the lane, and its epoch.
     #[must_use]
     pub fn fence() -> Self {
-        Table::Fence.with(|_| ())
+        StoreTable::Fence.with(|_| ())
     }
 
     /// The name of the replica that owns the lane, as long as it has not given it up.
     #[must_use]
     pub fn owner() -> Self {
-        Table::Owner.with(|_| ())
+        StoreTable::Owner.with(|_| ())
     }
 
     /// The answer to a request that may come again.
     #[must_use]
     pub fn request(id: &str) -> Self {
-        Table::Request.with(|key| key.text(id))
+        StoreTable::Request.with(|key| key.text(id))
     }
 
     /// A definition, by its hash. Beside the lanes, as those that follow.
     #[must_use]
     pub fn definition(hash: &[u8; 32]) -> Self {
-        Table::Definition.with(|key| key.text(&hex::encode(hash)))
+        StoreTable::Definition.with(|key| key.text(&hex::encode(hash)))
     }
 
     /// What is in force.
     #[must_use]
     pub fn active() -> Self {
-        Table::Active.with(|_| ())
+        StoreTable::Active.with(|_| ())
     }
 
     /// What is in force of what a tenant brought.
     #[must_use]
     pub fn applied(tenant: &TenantId) -> Self {
-        Table::Active.with(|key| key.text(tenant.as_str()))
+        StoreTable::Active.with(|key| key.text(tenant.as_str()))
     }
 
     /// Tenants, as one row.
     #[must_use]
     pub fn tenants() -> Self {
-        Table::Tenant.with(|_| ())
+        StoreTable::Tenant.with(|_| ())
     }
 
     /// What was decided about a lane.
     #[must_use]
-    pub fn lane(lane: &Lane) -> Self {
-        Table::Lane.with(|key| key.text(&lane.to_string()))
+    pub fn lane(lane: &WorkflowLane) -> Self {
+        StoreTable::Lane.with(|key| key.text(&lane.to_string()))
     }
 
     /// What was decided about a tenant.
     #[must_use]
     pub fn tenant(tenant: &TenantId) -> Self {
-        Table::Tenant.with(|key| key.text(tenant.as_str()))
+        StoreTable::Tenant.with(|key| key.text(tenant.as_str()))
     }
 
-    fn numbered(table: Table, correlation: &CorrelationId, number: u64) -> Self {
+    fn numbered(table: StoreTable, correlation: &CorrelationId, number: u64) -> Self {
         table.with(|key| {
             key.text(correlation.as_str());
             key.number(number);
@@ -403,15 +403,15 @@ impl Key {
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for LaneRowKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-struct Writer(String);
+struct RowKeyWriter(String);
 
-impl Writer {
+impl RowKeyWriter {
     fn text(&mut self, text: &str) {
         self.0.push(':');
         self.0.push_str(&part(text));
@@ -443,11 +443,11 @@ pub fn part(text: &str) -> String {
 }
 
 /// Undoes [`part`]; nothing for what it never gives.
-fn decode(encoded: &str) -> Option<Part> {
+fn decode(encoded: &str) -> Option<RowKeyPart> {
     if let Some(hash) = encoded.strip_prefix(HASHED) {
         let mut bytes = [0; 32];
         hex::decode_to_slice(hash, &mut bytes).ok()?;
-        return (hex::encode(bytes) == hash).then_some(Part::Hash(bytes));
+        return (hex::encode(bytes) == hash).then_some(RowKeyPart::Hash(bytes));
     }
     let mut bytes = Vec::with_capacity(encoded.len());
     let mut rest = encoded.as_bytes().iter();
@@ -462,7 +462,7 @@ fn decode(encoded: &str) -> Option<Part> {
     }
     let text = String::from_utf8(bytes).ok()?;
     // Only the one form: two keys never say the same.
-    (part(&text) == encoded).then_some(Part::Text(text))
+    (part(&text) == encoded).then_some(RowKeyPart::Text(text))
 }
 
 #[cfg(test)]
@@ -480,80 +480,90 @@ mod tests {
         let (c, id) = (correlation("order-1"), CommandId::from_bits(7));
         let time = Timestamp::from_millis(1_700_000_000_000);
         for (key, text) in [
-            (Key::saga(&c), "saga:order-1"),
-            (Key::by("running", "", &c), "by:running:%:order-1"),
-            (Key::journal(&c, 3), "journal:order-1:00000000000000000003"),
-            (Key::dedupe(&c, &[1; 32]), &*format!("dedupe:order-1:{}", "01".repeat(32))),
-            (Key::kept(&c, 0), "kept:order-1:00000000000000000000"),
-            (Key::dead(&correlation("-"), 9), "dead:-:00000000000000000009"),
-            (Key::parked(&c, u64::MAX), "parked:order-1:18446744073709551615"),
-            (Key::due(time, &c, "pay-by"), "due:00000001700000000000:order-1:pay-by"),
-            (Key::effect(id), "effect:00000000-0000-0000-0000-000000000007"),
+            (LaneRowKey::saga(&c), "saga:order-1"),
+            (LaneRowKey::by("running", "", &c), "by:running:%:order-1"),
+            (LaneRowKey::journal(&c, 3), "journal:order-1:00000000000000000003"),
+            (LaneRowKey::dedupe(&c, &[1; 32]), &*format!("dedupe:order-1:{}", "01".repeat(32))),
+            (LaneRowKey::kept(&c, 0), "kept:order-1:00000000000000000000"),
+            (LaneRowKey::dead(&correlation("-"), 9), "dead:-:00000000000000000009"),
+            (LaneRowKey::parked(&c, u64::MAX), "parked:order-1:18446744073709551615"),
+            (LaneRowKey::due(time, &c, "pay-by"), "due:00000001700000000000:order-1:pay-by"),
+            (LaneRowKey::effect(id), "effect:00000000-0000-0000-0000-000000000007"),
             (
-                Key::effect_due(time, id),
+                LaneRowKey::effect_due(time, id),
                 "effect_due:00000001700000000000:00000000-0000-0000-0000-000000000007",
             ),
             (
-                Key::effect_by("calling", &"order".parse().expect("a name"), &c, id),
+                LaneRowKey::effect_by("calling", &"order".parse().expect("a name"), &c, id),
                 "effect_by:calling:order:order-1:00000000-0000-0000-0000-000000000007",
             ),
-            (Key::checkpoint("aggregate.Order.*"), "checkpoint:aggregate.Order.%2A"),
-            (Key::outbox(5), "outbox:00000000000000000005"),
-            (Key::fence(), "fence"),
-            (Key::owner(), "owner"),
-            (Key::request("a b"), "request:a%20b"),
-            (Key::active(), "active"),
+            (LaneRowKey::checkpoint("aggregate.Order.*"), "checkpoint:aggregate.Order.%2A"),
+            (LaneRowKey::outbox(5), "outbox:00000000000000000005"),
+            (LaneRowKey::fence(), "fence"),
+            (LaneRowKey::owner(), "owner"),
+            (LaneRowKey::request("a b"), "request:a%20b"),
+            (LaneRowKey::active(), "active"),
             (
-                Key::lane(&Lane::Effect {
+                LaneRowKey::lane(&WorkflowLane::Effect {
                     tenant: TenantId::single(),
                     effect: "pay".parse().expect("a name"),
                 }),
                 "lane:e%3A%25%3Apay%3A0",
             ),
-            (Key::tenant(&TenantId::single()), "tenant:%"),
+            (LaneRowKey::tenant(&TenantId::single()), "tenant:%"),
         ] {
             assert_eq!(key.as_str(), text);
         }
-        assert_eq!(Key::saga(&correlation("a:b{}%\0é")).as_str(), "saga:a%3Ab%7B%7D%25%00%C3%A9");
-        let long = Key::saga(&correlation(&":".repeat(201)));
+        assert_eq!(LaneRowKey::saga(&correlation("a:b{}%\0é")).as_str(), "saga:a%3Ab%7B%7D%25%00%C3%A9");
+        let long = LaneRowKey::saga(&correlation(&":".repeat(201)));
         assert!(long.as_str().starts_with("saga:%h") && long.as_str().len() == 71, "{long}");
-        assert!(matches!(long.parts().as_deref(), Some([Part::Hash(_)])));
+        assert!(matches!(long.parts().as_deref(), Some([RowKeyPart::Hash(_)])));
     }
 
     #[test]
     fn a_range_has_what_is_below_and_nothing_else() {
         let (a, b) = (correlation("a"), correlation("a-b"));
-        let range = Key::saga(&a).below();
-        assert!(!range.contains(&Key::saga(&a)) && !range.contains(&Key::saga(&b)));
-        let journal = Table::Journal.range();
-        assert!(journal.contains(&Key::journal(&b, 0)) && journal.contains(&Key::journal(&a, u64::MAX)));
+        let range = LaneRowKey::saga(&a).below();
+        assert!(!range.contains(&LaneRowKey::saga(&a)) && !range.contains(&LaneRowKey::saga(&b)));
+        let journal = StoreTable::Journal.range();
         assert!(
-            !Table::Effect.range().contains(&Key::effect_due(Timestamp::default(), CommandId::from_bits(1)))
+            journal.contains(&LaneRowKey::journal(&b, 0))
+                && journal.contains(&LaneRowKey::journal(&a, u64::MAX))
         );
-        assert!(!Table::Due.range().contains(&Key::dedupe(&a, &[0; 32])));
+        assert!(
+            !StoreTable::Effect
+                .range()
+                .contains(&LaneRowKey::effect_due(Timestamp::default(), CommandId::from_bits(1)))
+        );
+        assert!(!StoreTable::Due.range().contains(&LaneRowKey::dedupe(&a, &[0; 32])));
         let order: SagaName = "order".parse().expect("a name");
-        let called = Key::effect_by("calling", &order, &a, CommandId::from_bits(1));
+        let called = LaneRowKey::effect_by("calling", &order, &a, CommandId::from_bits(1));
         for range in [
-            Table::EffectBy.range(),
-            Key::effects_by("calling", None, None),
-            Key::effects_by("calling", Some(&order), None),
-            Key::effects_by("calling", Some(&order), Some(&a)),
+            StoreTable::EffectBy.range(),
+            LaneRowKey::effects_by("calling", None, None),
+            LaneRowKey::effects_by("calling", Some(&order), None),
+            LaneRowKey::effects_by("calling", Some(&order), Some(&a)),
         ] {
             assert!(range.contains(&called), "{range:?}");
         }
-        assert!(!Key::effects_by("calling", Some(&order), Some(&b)).contains(&called));
-        assert!(!Key::effects_by("failed", None, None).contains(&called));
-        assert!(!Table::Effect.range().contains(&called) && !Table::EffectDue.range().contains(&called));
+        assert!(!LaneRowKey::effects_by("calling", Some(&order), Some(&b)).contains(&called));
+        assert!(!LaneRowKey::effects_by("failed", None, None).contains(&called));
+        assert!(
+            !StoreTable::Effect.range().contains(&called) && !StoreTable::EffectDue.range().contains(&called)
+        );
         let moment = Timestamp::from_millis(7);
-        assert!(Key::due(Timestamp::from_millis(6), &a, "z") < Key::due_from(moment));
-        assert!(Key::due_from(moment) < Key::due(moment, &a, "a"));
-        let running = Key::by("running", "reserve", &a);
-        assert!(Key::by_status("running").contains(&running) && !Key::by_status("stuck").contains(&running));
-        assert!(Key::by_step("running", "reserve").contains(&running));
-        assert!(!Key::by_step("running", "reserve-b").contains(&running));
+        assert!(LaneRowKey::due(Timestamp::from_millis(6), &a, "z") < LaneRowKey::due_from(moment));
+        assert!(LaneRowKey::due_from(moment) < LaneRowKey::due(moment, &a, "a"));
+        let running = LaneRowKey::by("running", "reserve", &a);
+        assert!(
+            LaneRowKey::by_status("running").contains(&running)
+                && !LaneRowKey::by_status("stuck").contains(&running)
+        );
+        assert!(LaneRowKey::by_step("running", "reserve").contains(&running));
+        assert!(!LaneRowKey::by_step("running", "reserve-b").contains(&running));
         // The journal of one alone.
-        let of_a = Key::of_store(format!("journal:{}", part("a"))).below();
-        assert!(of_a.contains(&Key::journal(&a, 7)) && !of_a.contains(&Key::journal(&b, 7)));
+        let of_a = LaneRowKey::of_store(format!("journal:{}", part("a"))).below();
+        assert!(of_a.contains(&LaneRowKey::journal(&a, 7)) && !of_a.contains(&LaneRowKey::journal(&b, 7)));
     }
 
     #[test]
@@ -570,7 +580,7 @@ mod tests {
             let bounds = [':', '{', '}'];
             prop_assert!(!encoded.contains(bounds) && encoded.len() <= PART_BYTES_MAX);
             if !encoded.starts_with(HASHED) {
-                prop_assert_eq!(decode(&encoded), Some(Part::Text(text)));
+                prop_assert_eq!(decode(&encoded), Some(RowKeyPart::Text(text)));
             }
         }
 
@@ -581,7 +591,7 @@ mod tests {
 
         #[test]
         fn what_is_due_first_comes_first(one: u64, other: u64, names in "[a-c]{2}") {
-            let key = |millis, name: &str| Key::due(Timestamp::from_millis(millis), &correlation(name), "t");
+            let key = |millis, name: &str| LaneRowKey::due(Timestamp::from_millis(millis), &correlation(name), "t");
             let (first, second) = (key(one, &names[..1]), key(other, &names[1..]));
             if one != other {
                 prop_assert_eq!(first < second, one < other);

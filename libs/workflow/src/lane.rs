@@ -12,7 +12,7 @@ pub const SHARDS_MAX: u8 = 16;
 /// It is written as it stands in keys: `s:<tenant>:<saga>:<shard>` and `e:<tenant>:<effect>:0`, where the tenant is `%` when there
 /// are none.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Lane {
+pub enum WorkflowLane {
     /// Instances of a saga.
     Saga {
         /// Tenant that the lane belongs to.
@@ -31,7 +31,7 @@ pub enum Lane {
     },
 }
 
-impl Lane {
+impl WorkflowLane {
     /// Whose lane it is.
     #[must_use]
     pub const fn tenant(&self) -> &TenantId {
@@ -41,7 +41,7 @@ impl Lane {
     }
 }
 
-impl fmt::Display for Lane {
+impl fmt::Display for WorkflowLane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tenant = if self.tenant().is_single() { "%" } else { self.tenant().as_str() };
         match self {
@@ -68,11 +68,13 @@ mod tests {
 
     #[test]
     fn lanes_are_written_as_in_keys() {
-        let saga = |tenant| Lane::Saga { tenant, saga: "order".parse().expect("a name"), shard: 3 };
+        let saga = |tenant| WorkflowLane::Saga { tenant, saga: "order".parse().expect("a name"), shard: 3 };
         assert_eq!(saga("acme".parse().expect("a tenant")).to_string(), "s:acme:order:3");
         assert_eq!(saga(TenantId::single()).to_string(), "s:%:order:3");
-        let effect =
-            Lane::Effect { tenant: "a-b".parse().expect("a tenant"), effect: "pay".parse().expect("a name") };
+        let effect = WorkflowLane::Effect {
+            tenant: "a-b".parse().expect("a tenant"),
+            effect: "pay".parse().expect("a name"),
+        };
         assert_eq!((effect.to_string().as_str(), effect.tenant().as_str()), ("e:a-b:pay:0", "a-b"));
     }
 

@@ -3,7 +3,7 @@
 //! That a call is about to be made is committed before, what came of it after it together with the result. So a process that
 //! dies leaves a call that was perhaps made, and its effect says what becomes of those.
 
-mod words;
+mod requests;
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use model::{BlobHash, CommandId, EffectState, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::Json;
-use crate::input::{CALL_BYTES_MAX, Outcome};
+use crate::input::{CALL_BYTES_MAX, CommandOutcome};
 use crate::instance::{cut, is_false};
-use crate::message::{EffectCommand, EffectResult, ReplyTo};
-use crate::provider::{Effect, Retry, Unknown};
-use crate::transition::{self, EffectEvent, Impossible};
+use crate::message::{EffectCommand, EffectResult, ResultRecipient};
+use crate::provider::{CallRetryPolicy, Effect, UnknownOutcomePolicy};
+use crate::transition::{self, EffectEvent, ImpossibleTransition};
 
 /// Signs of life that are noted within one heartbeat, at most.
 const BEATS_NOTED: u32 = 4;
@@ -29,7 +29,7 @@ pub struct CallRow {
     /// The command that ordered it.
     pub command: CommandId,
     /// Whom its result is for.
-    pub reply_to: ReplyTo,
+    pub reply_to: ResultRecipient,
     /// What it is given.
     pub input: Json,
     /// Hash of that: one command has one payload.
@@ -73,14 +73,14 @@ pub struct CallRow {
     pub last: Option<String>,
     /// What came of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub end: Option<End>,
+    pub end: Option<EffectCallResult>,
 }
 
 /// What came of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct End {
+pub struct EffectCallResult {
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: CommandOutcome,
     /// Whether it may have happened although it did not succeed.
     pub may_have_happened: bool,
     /// What its provider says of it.
@@ -91,7 +91,7 @@ pub struct End {
 
 /// What a provider found out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum ProviderAnswer {
     /// It was done.
     Succeeded(Json),
     /// It was not done and never will be.
@@ -122,7 +122,7 @@ pub enum Answer {
     Cancelled,
 }
 
-impl Answer {
+impl ProviderAnswer {
     /// Takes out of what came what its effect keeps nowhere.
     fn redacted(mut self, effect: &Effect) -> Self {
         if let Self::Succeeded(payload) | Self::Failed { payload, .. } = &mut self {
@@ -134,7 +134,7 @@ impl Answer {
 
 /// What is to be done about a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Todo {
+pub enum CallDirective {
     /// It is to be made.
     Call,
     /// The upstream is to be asked whether it happened.
@@ -183,16 +183,26 @@ impl CallRow {
     ///
     /// # Errors
     /// The table of states has no such change: a row that no program wrote.
-    pub fn look(&mut self, effect: &Effect, epoch: u64, now: Timestamp) -> Result<Todo, Impossible> {
+    pub fn next_directive(
+        &mut self,
+        effect: &Effect,
+        epoch: u64,
+        now: Timestamp,
+    ) -> Result<CallDirective, ImpossibleTransition> {
         if self.state.is_end() {
-            return Ok(Todo::Nothing);
+            return Ok(CallDirective::Nothing);
         }
         if self.state == EffectState::Calling {
             if self.epoch == epoch {
-                return Ok(Todo::Nothing);
+                return Ok(CallDirective::Nothing);
             }
             // Whoever made it is gone.
-            self.answered(effect, Answer::Unknown { why: "its process ended".to_owned() }, 0, now)?;
+            self.record_answer(
+                effect,
+                ProviderAnswer::Unknown { why: "its process ended".to_owned() },
+                0,
+                now,
+            )?;
         }
         if self.state == EffectState::Unknown {
             self.settle_unknown(effect, now)?;
@@ -201,32 +211,32 @@ impl CallRow {
             let may_have_happened = self.may_have_happened();
             let runs_elsewhere = self.state == EffectState::Waiting && self.external.is_some();
             if runs_elsewhere && self.is_unwanted && now < self.due {
-                return Ok(Todo::Nothing);
+                return Ok(CallDirective::Nothing);
             }
             if runs_elsewhere && !self.is_unwanted {
                 // What runs is stopped first, and its end is waited for.
                 self.is_unwanted = true;
                 self.last = Some(why.to_owned());
                 self.due = now + effect.timeouts.start_to_close;
-                return Ok(Todo::Stop);
+                return Ok(CallDirective::Stop);
             }
             self.happen(EffectEvent::TimeOut)?;
-            self.finish(Outcome::TimedOut, may_have_happened, failure("timed_out", why), now);
-            return Ok(Todo::Nothing);
+            self.finish(CommandOutcome::TimedOut, may_have_happened, failure("timed_out", why), now);
+            return Ok(CallDirective::Nothing);
         }
         if now < self.due {
-            return Ok(Todo::Nothing);
+            return Ok(CallDirective::Nothing);
         }
         Ok(match self.state {
             EffectState::Accepted | EffectState::Backoff if self.is_unwanted => {
                 self.cancel_now(now)?;
-                Todo::Nothing
+                CallDirective::Nothing
             }
-            EffectState::Accepted | EffectState::Backoff => Todo::Call,
-            EffectState::Unknown => Todo::Ask,
+            EffectState::Accepted | EffectState::Backoff => CallDirective::Call,
+            EffectState::Unknown => CallDirective::Ask,
             _ => {
                 self.due = self.next_deadline(effect);
-                Todo::Nothing
+                CallDirective::Nothing
             }
         })
     }
@@ -270,7 +280,7 @@ impl CallRow {
     ///
     /// # Errors
     /// It is not its turn.
-    pub fn intend(&mut self, effect: &Effect, epoch: u64) -> Result<(), Impossible> {
+    pub fn record_attempt(&mut self, effect: &Effect, epoch: u64) -> Result<(), ImpossibleTransition> {
         self.happen(EffectEvent::Call)?;
         self.attempts += 1;
         self.epoch = epoch;
@@ -282,51 +292,52 @@ impl CallRow {
     ///
     /// # Errors
     /// Nothing was asked.
-    pub fn answered(
+    pub fn record_answer(
         &mut self,
         effect: &Effect,
-        answer: Answer,
+        answer: ProviderAnswer,
         share: u32,
         now: Timestamp,
-    ) -> Result<(), Impossible> {
+    ) -> Result<(), ImpossibleTransition> {
         let answer = answer.redacted(effect);
         if let Some(why) = self.has_no_room(&answer) {
             // Where it was done, its saga cannot go on from a result that is not kept: it counts as one that may have happened.
-            self.is_in_doubt = matches!(answer, Answer::Succeeded(_));
-            return self.fail(Outcome::Failed, TOO_LARGE, failure(TOO_LARGE, &why), now);
+            self.is_in_doubt = matches!(answer, ProviderAnswer::Succeeded(_));
+            return self.fail(CommandOutcome::Failed, TOO_LARGE, failure(TOO_LARGE, &why), now);
         }
         match answer {
-            Answer::Succeeded(payload) => {
+            ProviderAnswer::Succeeded(payload) => {
                 self.happen(EffectEvent::Succeed)?;
-                self.finish(Outcome::Succeeded, false, payload, now);
+                self.finish(CommandOutcome::Succeeded, false, payload, now);
             }
-            Answer::Failed { code, payload } => {
+            ProviderAnswer::Failed { code, payload } => {
                 // All calls have one key: what is said of one is said of all.
                 self.is_in_doubt = false;
-                self.fail(Outcome::Failed, &code, payload, now)?;
+                self.fail(CommandOutcome::Failed, &code, payload, now)?;
             }
-            Answer::Cancelled => {
+            ProviderAnswer::Cancelled => {
                 self.is_in_doubt = false;
                 match self.overdue(effect, now).filter(|_| self.is_unwanted) {
                     // It was stopped since it took too long.
                     Some(why) if self.state == EffectState::Waiting => {
                         self.happen(EffectEvent::TimeOut)?;
-                        self.finish(Outcome::TimedOut, false, failure("timed_out", why), now);
+                        self.finish(CommandOutcome::TimedOut, false, failure("timed_out", why), now);
                     }
                     _ => {
-                        let code = if self.is_unwanted { Outcome::Cancelled } else { Outcome::Failed };
+                        let code =
+                            if self.is_unwanted { CommandOutcome::Cancelled } else { CommandOutcome::Failed };
                         self.fail(code, "cancelled", Json::object([]), now)?;
                     }
                 }
             }
-            Answer::Passing { why, after } => self.pass(effect, &why, after, share, now)?,
-            Answer::Waiting { external } => {
+            ProviderAnswer::Passing { why, after } => self.pass(effect, &why, after, share, now)?,
+            ProviderAnswer::Waiting { external } => {
                 self.happen(EffectEvent::Wait)?;
                 self.external = external;
                 self.alive = Some(now);
                 self.due = self.next_deadline(effect);
             }
-            Answer::Unknown { why } => {
+            ProviderAnswer::Unknown { why } => {
                 let was_waiting = self.state == EffectState::Waiting;
                 self.happen(EffectEvent::Lose)?;
                 self.is_in_doubt = true;
@@ -334,7 +345,9 @@ impl CallRow {
                 self.due = now;
                 match &effect.unknown {
                     // It was begun for certain, so making it again would be a second one.
-                    Unknown::Retry | Unknown::Query(_) if was_waiting => self.fail_unknown(now)?,
+                    UnknownOutcomePolicy::Retry | UnknownOutcomePolicy::Query(_) if was_waiting => {
+                        self.fail_unknown(now)?
+                    }
                     _ => self.settle_unknown(effect, now)?,
                 }
             }
@@ -343,8 +356,10 @@ impl CallRow {
     }
 
     /// Why the row has no room for what came, where it has none.
-    fn has_no_room(&self, answer: &Answer) -> Option<String> {
-        let (Answer::Succeeded(payload) | Answer::Failed { payload, .. }) = answer else { return None };
+    fn has_no_room(&self, answer: &ProviderAnswer) -> Option<String> {
+        let (ProviderAnswer::Succeeded(payload) | ProviderAnswer::Failed { payload, .. }) = answer else {
+            return None;
+        };
         let (input, found) = (self.input.bytes(), payload.bytes());
         let most = CALL_BYTES_MAX.saturating_sub(input);
         (found > most).then(|| {
@@ -354,11 +369,11 @@ impl CallRow {
 
     fn fail(
         &mut self,
-        outcome: Outcome,
+        outcome: CommandOutcome,
         code: &str,
         payload: Json,
         now: Timestamp,
-    ) -> Result<(), Impossible> {
+    ) -> Result<(), ImpossibleTransition> {
         self.happen(EffectEvent::Fail)?;
         let mut payload = match payload {
             Json::Map(fields) => fields,
@@ -377,16 +392,16 @@ impl CallRow {
         after: Option<Duration>,
         share: u32,
         now: Timestamp,
-    ) -> Result<(), Impossible> {
+    ) -> Result<(), ImpossibleTransition> {
         self.last = Some(cut(why));
         if self.is_unwanted {
-            return self.fail(Outcome::Cancelled, "cancelled", failure("cancelled", why), now);
+            return self.fail(CommandOutcome::Cancelled, "cancelled", failure("cancelled", why), now);
         }
         let pause = pause(&effect.retry, self.attempts, share).max(after.unwrap_or_default());
         let deadline = self.accepted + effect.timeouts.schedule_to_close;
         if self.attempts >= effect.retry.attempts || now + pause >= deadline {
             let payload = failure("unavailable", why);
-            return self.fail(Outcome::Failed, "unavailable", payload, now);
+            return self.fail(CommandOutcome::Failed, "unavailable", payload, now);
         }
         self.happen(EffectEvent::Retry)?;
         self.due = now + pause;
@@ -394,25 +409,25 @@ impl CallRow {
     }
 
     /// Goes by what is declared for a call of which nobody knows whether it happened.
-    fn settle_unknown(&mut self, effect: &Effect, now: Timestamp) -> Result<(), Impossible> {
+    fn settle_unknown(&mut self, effect: &Effect, now: Timestamp) -> Result<(), ImpossibleTransition> {
         match &effect.unknown {
             // It is asked for when its turn comes.
-            Unknown::Query(_) => Ok(()),
-            Unknown::Manual => self.happen(EffectEvent::Defer),
-            Unknown::Retry if self.attempts < effect.retry.attempts.saturating_mul(2) => {
+            UnknownOutcomePolicy::Query(_) => Ok(()),
+            UnknownOutcomePolicy::Manual => self.happen(EffectEvent::Defer),
+            UnknownOutcomePolicy::Retry if self.attempts < effect.retry.attempts.saturating_mul(2) => {
                 self.happen(EffectEvent::Retry)?;
                 self.due = now;
                 Ok(())
             }
-            Unknown::Retry | Unknown::Fail => self.fail_unknown(now),
+            UnknownOutcomePolicy::Retry | UnknownOutcomePolicy::Fail => self.fail_unknown(now),
         }
     }
 
     /// Ends it as one that may have happened.
-    fn fail_unknown(&mut self, now: Timestamp) -> Result<(), Impossible> {
+    fn fail_unknown(&mut self, now: Timestamp) -> Result<(), ImpossibleTransition> {
         let why = self.last.clone().unwrap_or_default();
         self.happen(EffectEvent::Fail)?;
-        self.finish(Outcome::Unknown, true, failure("unknown", &why), now);
+        self.finish(CommandOutcome::Unknown, true, failure("unknown", &why), now);
         Ok(())
     }
 
@@ -420,31 +435,36 @@ impl CallRow {
     ///
     /// # Errors
     /// It was not asked.
-    pub fn found(
+    pub fn record_query_answer(
         &mut self,
         effect: &Effect,
-        answer: Option<Answer>,
+        answer: Option<ProviderAnswer>,
         share: u32,
         now: Timestamp,
-    ) -> Result<(), Impossible> {
+    ) -> Result<(), ImpossibleTransition> {
         match answer {
-            Some(Answer::Passing { why, .. }) => {
+            Some(ProviderAnswer::Passing { why, .. }) => {
                 // It surely never happened. That is no failure of the upstream's.
                 self.is_in_doubt = false;
                 self.last = Some(cut(&why));
                 if self.is_unwanted {
-                    return self.fail(Outcome::Cancelled, "cancelled", failure("cancelled", &why), now);
+                    return self.fail(
+                        CommandOutcome::Cancelled,
+                        "cancelled",
+                        failure("cancelled", &why),
+                        now,
+                    );
                 }
                 self.happen(EffectEvent::Retry)?;
                 self.due = now;
                 Ok(())
             }
-            Some(Answer::Unknown { .. }) | None => {
+            Some(ProviderAnswer::Unknown { .. }) | None => {
                 self.questions = self.questions.saturating_add(1);
                 self.due = now + pause(&effect.retry, self.questions, share.max(1));
                 Ok(())
             }
-            Some(answer) => self.answered(effect, answer, share, now),
+            Some(answer) => self.record_answer(effect, answer, share, now),
         }
     }
 
@@ -453,7 +473,7 @@ impl CallRow {
     ///
     /// # Errors
     /// A row that no program wrote.
-    pub fn cancel(&mut self, now: Timestamp) -> Result<bool, Impossible> {
+    pub fn cancel(&mut self, now: Timestamp) -> Result<bool, ImpossibleTransition> {
         if self.state.is_end() || self.is_unwanted {
             return Ok(false);
         }
@@ -466,11 +486,11 @@ impl CallRow {
         }
     }
 
-    fn cancel_now(&mut self, now: Timestamp) -> Result<(), Impossible> {
+    fn cancel_now(&mut self, now: Timestamp) -> Result<(), ImpossibleTransition> {
         let may_have_happened = self.may_have_happened();
         self.happen(EffectEvent::Cancel)?;
         self.finish(
-            Outcome::Cancelled,
+            CommandOutcome::Cancelled,
             may_have_happened,
             failure("cancelled", "its saga does not want it"),
             now,
@@ -480,7 +500,7 @@ impl CallRow {
 
     /// Notes that what runs for it lives. A sign that comes soon after the last one changes nothing: each that is noted is a commit. One
     /// that comes when it is stopped for want of such signs comes too late.
-    pub fn beat(&mut self, effect: &Effect, now: Timestamp) {
+    pub fn record_heartbeat(&mut self, effect: &Effect, now: Timestamp) {
         let Some(length) = effect.timeouts.heartbeat.filter(|_| self.state == EffectState::Waiting) else {
             return;
         };
@@ -497,16 +517,16 @@ impl CallRow {
     ///
     /// # Errors
     /// Its outcome is known, or it is still being made.
-    pub fn resolve(&mut self, happened: Option<Json>, now: Timestamp) -> Result<(), Impossible> {
+    pub fn resolve(&mut self, happened: Option<Json>, now: Timestamp) -> Result<(), ImpossibleTransition> {
         match happened {
             Some(payload) => {
                 self.happen(EffectEvent::Succeed)?;
-                self.finish(Outcome::Succeeded, false, payload, now);
+                self.finish(CommandOutcome::Succeeded, false, payload, now);
                 Ok(())
             }
             None => {
                 self.is_in_doubt = false;
-                self.fail(Outcome::Failed, "not_done", Json::object([]), now)
+                self.fail(CommandOutcome::Failed, "not_done", Json::object([]), now)
             }
         }
     }
@@ -515,7 +535,7 @@ impl CallRow {
     ///
     /// # Errors
     /// Its outcome is known, or it is still being made.
-    pub fn retry(&mut self, now: Timestamp) -> Result<(), Impossible> {
+    pub fn retry(&mut self, now: Timestamp) -> Result<(), ImpossibleTransition> {
         if self.state != EffectState::Backoff {
             self.happen(EffectEvent::Retry)?;
         }
@@ -523,13 +543,13 @@ impl CallRow {
         Ok(())
     }
 
-    fn happen(&mut self, event: EffectEvent) -> Result<(), Impossible> {
+    fn happen(&mut self, event: EffectEvent) -> Result<(), ImpossibleTransition> {
         self.state = transition::effect(Some(self.state), event)?;
         Ok(())
     }
 
-    fn finish(&mut self, outcome: Outcome, may_have_happened: bool, payload: Json, now: Timestamp) {
-        self.end = Some(End { outcome, may_have_happened, payload, at: now });
+    fn finish(&mut self, outcome: CommandOutcome, may_have_happened: bool, payload: Json, now: Timestamp) {
+        self.end = Some(EffectCallResult { outcome, may_have_happened, payload, at: now });
         self.token = None;
         self.former_tokens.clear();
         self.alive = None;
@@ -554,7 +574,7 @@ impl CallRow {
 }
 
 /// The pause before the next call: any length up to the longest, which grows with each call.
-fn pause(retry: &Retry, attempts: u32, share: u32) -> Duration {
+fn pause(retry: &CallRetryPolicy, attempts: u32, share: u32) -> Duration {
     let grown = retry.factor.checked_pow(attempts.saturating_sub(1)).unwrap_or(u32::MAX);
     let longest = retry.initial.checked_mul(grown).unwrap_or(retry.max).min(retry.max);
     let millis = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);

@@ -10,7 +10,7 @@
 //! What follows:
 //!
 //! - [`receive`] makes an [`input`] of a message, [`step`] what an [`instance`] becomes by it, [`replay`] the same once more.
-//! - [`ledger`]: what is known of each call of an effect; [`breaker`] and [`turns`] say when one may be made.
+//! - [`ledger`]: what is known of each call of an effect; [`breaker`] and [`fair_queue`] say when one may be made.
 //! - [`schedule`]: when sagas start by the calendar.
 //! - [`transition`]: the tables of legal state changes, of sagas and of calls.
 //! - [`id`]: ids of inputs and of the work that they cause; [`trace`]: the traces that it belongs to.
@@ -18,15 +18,17 @@
 //! Where it is kept and how it is read:
 //!
 //! - [`lane`]: what has one owner, and which lane a correlation belongs to.
-//! - [`cursor`]: how far a source was read; [`queues`]: what waits for its turn.
+//! - [`cursor`]: how far a source was read; [`correlation_queues`]: what waits for its turn.
 //! - [`placement`]: which replica owns a lane.
 //! - [`key`]: the names of everything that a store keeps of a lane.
 //! - [`subject`]: the names of everything that a broker carries.
 
 pub mod breaker;
 pub mod catalog;
+pub mod correlation_queues;
 pub mod cursor;
 pub mod definition;
+pub mod fair_queue;
 pub mod formula;
 pub mod graph;
 pub mod id;
@@ -35,12 +37,12 @@ pub mod instance;
 pub mod json;
 pub mod key;
 pub mod lane;
+pub mod lane_request;
 pub mod ledger;
 pub mod manifest;
 pub mod message;
 pub mod placement;
 pub mod provider;
-pub mod queues;
 pub mod receive;
 pub mod replay;
 pub mod schedule;
@@ -48,11 +50,9 @@ pub mod step;
 pub mod subject;
 pub mod trace;
 pub mod transition;
-pub mod turns;
-pub mod word;
 
 pub use id::{InputId, WorkSource};
 pub use json::Json;
-pub use key::Key;
-pub use lane::Lane;
-pub use subject::Subject;
+pub use key::LaneRowKey;
+pub use lane::WorkflowLane;
+pub use subject::MessageSubject;

@@ -14,11 +14,11 @@ mod steps;
 use std::sync::Arc;
 
 use model::{BlobHash, EffectName};
-use yaml::{Place, Problem, Problems, Tree, Value, did_you_mean};
+use yaml::{Problem, Problems, SourcePosition, YamlNode, YamlValue, did_you_mean};
 
-use self::fields::Reader;
+use self::fields::ManifestReader;
 use crate::definition::Saga;
-use crate::provider::Provider;
+use crate::provider::EffectProvider;
 
 /// A file, in bytes.
 pub const MANIFEST_BYTES_MAX: usize = 1024 * 1024;
@@ -59,44 +59,44 @@ const KINDS: [&str; 2] = ["Saga", "EffectProvider"];
 
 /// One document of a manifest.
 #[derive(Debug, Clone)]
-pub struct Document {
+pub struct ManifestDocument {
     /// Where it begins.
-    pub place: Place,
+    pub place: SourcePosition,
     /// What it defines.
-    pub definition: Definition,
+    pub definition: ManifestDefinition,
     /// The document in its one form, which [`read`] takes as well.
     pub text: String,
     /// Hash of that form.
     pub hash: BlobHash,
     /// Effects that it orders, and where.
-    pub orders: Vec<(EffectName, Place)>,
+    pub orders: Vec<(EffectName, SourcePosition)>,
 }
 
 /// What a document defines.
 #[derive(Debug, Clone)]
-pub enum Definition {
+pub enum ManifestDefinition {
     /// A saga.
     Saga(Arc<Saga>),
     /// A provider of effects.
-    Provider(Arc<Provider>),
+    Provider(Arc<EffectProvider>),
 }
 
 /// Contents of a manifest, as far as they can be read.
 #[derive(Debug, Default)]
-pub struct Reading {
+pub struct ParsedManifest {
     /// Documents that are good by themselves.
-    pub documents: Vec<Document>,
+    pub documents: Vec<ManifestDocument>,
     /// What is known of the others.
-    pub others: Vec<Outline>,
+    pub others: Vec<DocumentOutline>,
     /// Everything that is wrong with those.
     pub problems: Vec<Problem>,
 }
 
 /// What is known of a document with which something is wrong: so much that others can be checked without it.
 #[derive(Debug, Clone, Default)]
-pub struct Outline {
+pub struct DocumentOutline {
     /// Effects that it orders, and where.
-    pub orders: Vec<(EffectName, Place)>,
+    pub orders: Vec<(EffectName, SourcePosition)>,
     /// Effects that it provides; nothing where that cannot be told.
     pub provides: Option<Vec<EffectName>>,
 }
@@ -105,18 +105,18 @@ pub struct Outline {
 ///
 /// # Errors
 /// Everything that is wrong with it.
-pub fn read(name: &str, text: &str) -> Result<Vec<Document>, Problems> {
-    let Reading { documents, others: _, problems } = examine(text);
+pub fn read(name: &str, text: &str) -> Result<Vec<ManifestDocument>, Problems> {
+    let ParsedManifest { documents, others: _, problems } = read_lenient(text);
     if problems.is_empty() { Ok(documents) } else { Err(Problems::new(name, problems)) }
 }
 
 /// Reads as much of a manifest as can be read.
 #[must_use]
-pub fn examine(text: &str) -> Reading {
-    let refused = |problem: Problem| Reading {
-        others: vec![Outline::default()],
+pub fn read_lenient(text: &str) -> ParsedManifest {
+    let refused = |problem: Problem| ParsedManifest {
+        others: vec![DocumentOutline::default()],
         problems: vec![problem],
-        ..Reading::default()
+        ..ParsedManifest::default()
     };
     if text.len() > MANIFEST_BYTES_MAX {
         let message =
@@ -129,9 +129,9 @@ pub fn examine(text: &str) -> Reading {
     };
     if trees.is_empty() {
         let message = "the manifest is empty; it begins with `kind: Saga` or `kind: EffectProvider`";
-        return refused(Problem::at(Place::START, message));
+        return refused(Problem::at(SourcePosition::START, message));
     }
-    let mut reading = Reading::default();
+    let mut reading = ParsedManifest::default();
     for tree in &trees {
         match document(tree, &mut reading.problems) {
             Ok(document) => reading.documents.push(document),
@@ -141,42 +141,42 @@ pub fn examine(text: &str) -> Reading {
     reading
 }
 
-fn document(tree: &Tree, problems: &mut Vec<Problem>) -> Result<Document, Outline> {
+fn document(tree: &YamlNode, problems: &mut Vec<Problem>) -> Result<ManifestDocument, DocumentOutline> {
     let kind = match kind(tree) {
         Ok(kind) => kind,
         Err(problem) => {
             problems.push(problem);
-            return Err(Outline::default());
+            return Err(DocumentOutline::default());
         }
     };
     let text = canonical::text(tree);
     let hash = BlobHash::of(text.as_bytes());
-    let mut reader = Reader::default();
+    let mut reader = ManifestReader::default();
     let definition = match kind {
-        "Saga" => reader.saga(tree, hash).map(|saga| Definition::Saga(Arc::new(saga))),
-        _ => reader.provider(tree).map(|provider| Definition::Provider(Arc::new(provider))),
+        "Saga" => reader.saga(tree, hash).map(|saga| ManifestDefinition::Saga(Arc::new(saga))),
+        _ => reader.provider(tree).map(|provider| ManifestDefinition::Provider(Arc::new(provider))),
     };
     let (found, orders) = reader.finish();
     let is_good = found.is_empty();
     problems.extend(found);
     match definition.filter(|_| is_good) {
-        Some(definition) => Ok(Document { place: tree.place, definition, text, hash, orders }),
-        None if kind == "Saga" => Err(Outline { orders, provides: Some(Vec::new()) }),
-        None => Err(Outline { orders, provides: provided(tree) }),
+        Some(definition) => Ok(ManifestDocument { place: tree.place, definition, text, hash, orders }),
+        None if kind == "Saga" => Err(DocumentOutline { orders, provides: Some(Vec::new()) }),
+        None => Err(DocumentOutline { orders, provides: provided(tree) }),
     }
 }
 
 /// Names of the effects that a provider has, whatever else is wrong with it.
-fn provided(tree: &Tree) -> Option<Vec<EffectName>> {
-    let Value::Map(entries) = &tree.value else { return None };
+fn provided(tree: &YamlNode) -> Option<Vec<EffectName>> {
+    let YamlValue::Map(entries) = &tree.value else { return None };
     let effects = entries.iter().find(|entry| entry.key == "effects")?;
-    let Value::Map(effects) = &effects.value.value else { return None };
+    let YamlValue::Map(effects) = &effects.value.value else { return None };
     Some(effects.iter().filter_map(|effect| effect.key.parse().ok()).collect())
 }
 
 /// Reads what a document is.
-fn kind(tree: &Tree) -> Result<&str, Problem> {
-    let Value::Map(entries) = &tree.value else {
+fn kind(tree: &YamlNode) -> Result<&str, Problem> {
+    let YamlValue::Map(entries) = &tree.value else {
         let message = format!("a document of a manifest is a mapping, not {}", tree.value.kind());
         return Err(Problem::at(tree.place, message));
     };

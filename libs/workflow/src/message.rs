@@ -9,7 +9,7 @@ use model::{CommandId, CorrelationId, EffectName, SagaName, StepName, TenantId};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::input::{CommandResult, Event, INPUT_BYTES_MAX, Outcome, Verb};
+use crate::input::{CommandOutcome, CommandResult, DomainEvent, INPUT_BYTES_MAX, Verb};
 use crate::instance::{is_false, is_zero};
 use crate::json::{self, JsonError};
 use crate::{InputId, Json};
@@ -27,7 +27,7 @@ const INBOX_BYTES_MAX: usize = 256;
 
 /// Why a message cannot be understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unreadable {
+pub enum MessageReadError {
     /// Its body is not JSON as it is read here.
     #[error("the body cannot be read: {0}")]
     Json(#[from] JsonError),
@@ -57,7 +57,7 @@ pub enum Unreadable {
     },
 }
 
-impl Unreadable {
+impl MessageReadError {
     /// The kind, for lists and metrics.
     #[must_use]
     pub const fn code(&self) -> &'static str {
@@ -71,7 +71,7 @@ impl Unreadable {
 
 /// Where a message stood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Position {
+pub struct MessagePosition {
     /// When its stream was made, in milliseconds since 1970.
     pub incarnation: u64,
     /// Its sequence there.
@@ -82,7 +82,7 @@ pub struct Position {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventMessage {
     /// The event.
-    pub event: Event,
+    pub event: DomainEvent,
     /// The version of its schema.
     pub schema_version: u32,
 }
@@ -95,9 +95,9 @@ pub fn read_event(
     body: &[u8],
     tenant: &TenantId,
     aggregate: (&str, &str),
-    position: Position,
-) -> Result<EventMessage, Unreadable> {
-    let mut body = Fields::read(body)?;
+    position: MessagePosition,
+) -> Result<EventMessage, MessageReadError> {
+    let mut body = BodyFields::read(body)?;
     body.check_tenant(tenant)?;
     let kind = body.text_of(&["type", "event_type"], "type")?;
     let id = match body.take(&["event_id"]) {
@@ -121,7 +121,7 @@ pub fn read_event(
         Json::Int(version @ 1..=0xffff_ffff) => u32::try_from(version).unwrap_or(u32::MAX),
         other => {
             let wanted = "a whole number from 1 on, or nothing";
-            return Err(Unreadable::Field { field: "schema_version", wanted, found: other.kind() });
+            return Err(MessageReadError::Field { field: "schema_version", wanted, found: other.kind() });
         }
     };
     let data = body.take(&["data", "payload"]);
@@ -139,12 +139,12 @@ pub fn read_event(
         ("metadata", metadata),
     ]);
     let version = version.map(|version| (format!("{aggregate_type}/{aggregate_id}"), version));
-    Ok(EventMessage { event: Event { id, kind, body: shown, version }, schema_version })
+    Ok(EventMessage { event: DomainEvent { id, kind, body: shown, version }, schema_version })
 }
 
 /// Whom a result is for: set by whoever orders the effect, and believed only where its instance has that command open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReplyTo {
+pub struct ResultRecipient {
     /// The saga.
     pub saga: SagaName,
     /// The correlation.
@@ -172,7 +172,7 @@ pub struct EffectCommand {
     #[serde(default, skip_serializing_if = "is_false")]
     pub cancel: bool,
     /// Whom the result is for.
-    pub reply_to: ReplyTo,
+    pub reply_to: ResultRecipient,
     /// `correlation_id`, `causation_id`, `traceparent`.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
@@ -189,7 +189,7 @@ pub struct EffectResult {
     /// The effect.
     pub effect_name: EffectName,
     /// How it ended.
-    pub result_type: Outcome,
+    pub result_type: CommandOutcome,
     /// Whether it may have happened although it did not succeed.
     #[serde(default, skip_serializing_if = "is_false")]
     pub may_have_happened: bool,
@@ -199,7 +199,7 @@ pub struct EffectResult {
     /// When it ended, in milliseconds since 1970.
     pub timestamp: u64,
     /// Whom it is for.
-    pub reply_to: ReplyTo,
+    pub reply_to: ResultRecipient,
     /// `correlation_id`, `causation_id`, `traceparent`.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
@@ -212,7 +212,7 @@ impl EffectResult {
         CommandResult {
             command: self.command_id,
             outcome: self.result_type,
-            may_have_happened: self.may_have_happened || self.result_type == Outcome::Unknown,
+            may_have_happened: self.may_have_happened || self.result_type == CommandOutcome::Unknown,
             payload: self.payload,
         }
     }
@@ -298,7 +298,7 @@ pub fn write<T: Serialize>(message: &T) -> Vec<u8> {
 }
 
 /// A message that says whose it is.
-pub trait OfTenant {
+pub trait TenantMessage {
     /// What messages call it.
     const KIND: &'static str;
     /// The tenant that it names.
@@ -307,7 +307,7 @@ pub trait OfTenant {
 
 macro_rules! of_tenant {
     ($($name:ident $kind:literal),*) => {$(
-        impl OfTenant for $name {
+        impl TenantMessage for $name {
             const KIND: &'static str = $kind;
             fn tenant(&self) -> &str {
                 &self.tenant_id
@@ -327,38 +327,43 @@ of_tenant!(
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn read<T: OfTenant + for<'a> Deserialize<'a>>(body: &[u8], tenant: &TenantId) -> Result<T, Unreadable> {
+pub fn read<T: TenantMessage + for<'a> Deserialize<'a>>(
+    body: &[u8],
+    tenant: &TenantId,
+) -> Result<T, MessageReadError> {
     // Its own reader first: what is not certain is refused before anything else looks at it.
     take(&json::read(body, INPUT_BYTES_MAX)?, tenant)
 }
 
 /// Reads a message of this suite from its body.
-pub(crate) fn take<T: OfTenant + for<'a> Deserialize<'a>>(
+pub(crate) fn take<T: TenantMessage + for<'a> Deserialize<'a>>(
     value: &Json,
     tenant: &TenantId,
-) -> Result<T, Unreadable> {
-    let form = |why: serde_json::Error| Unreadable::Form { kind: T::KIND, why: why.to_string() };
+) -> Result<T, MessageReadError> {
+    let form = |why: serde_json::Error| MessageReadError::Form { kind: T::KIND, why: why.to_string() };
     let message: T = serde_json::from_str(&value.to_string()).map_err(form)?;
     if message.tenant() != tenant.as_str() {
-        return Err(Unreadable::tenant(message.tenant()));
+        return Err(MessageReadError::tenant(message.tenant()));
     }
     Ok(message)
 }
 
-impl Unreadable {
+impl MessageReadError {
     fn tenant(named: &str) -> Self {
         Self::Tenant { named: named.chars().take(64).collect() }
     }
 }
 
 /// The fields of a body.
-struct Fields(BTreeMap<String, Json>);
+struct BodyFields(BTreeMap<String, Json>);
 
-impl Fields {
-    fn read(body: &[u8]) -> Result<Self, Unreadable> {
+impl BodyFields {
+    fn read(body: &[u8]) -> Result<Self, MessageReadError> {
         match json::read(body, INPUT_BYTES_MAX)? {
             Json::Map(fields) => Ok(Self(fields)),
-            other => Err(Unreadable::Field { field: "the body", wanted: "an object", found: other.kind() }),
+            other => {
+                Err(MessageReadError::Field { field: "the body", wanted: "an object", found: other.kind() })
+            }
         }
     }
 
@@ -367,18 +372,18 @@ impl Fields {
         names.iter().find_map(|name| self.0.remove(*name)).unwrap_or(Json::Null)
     }
 
-    fn text_of(&mut self, names: &[&str], field: &'static str) -> Result<String, Unreadable> {
+    fn text_of(&mut self, names: &[&str], field: &'static str) -> Result<String, MessageReadError> {
         match self.take(names) {
             Json::Text(text) if !text.is_empty() => Ok(text),
-            other => Err(Unreadable::Field { field, wanted: "a text", found: other.kind() }),
+            other => Err(MessageReadError::Field { field, wanted: "a text", found: other.kind() }),
         }
     }
 
-    fn check_tenant(&mut self, tenant: &TenantId) -> Result<(), Unreadable> {
+    fn check_tenant(&mut self, tenant: &TenantId) -> Result<(), MessageReadError> {
         match self.take(&["tenant_id"]) {
             Json::Null => Ok(()),
             Json::Text(named) if named == tenant.as_str() => Ok(()),
-            other => Err(Unreadable::tenant(other.as_text().unwrap_or(other.kind()))),
+            other => Err(MessageReadError::tenant(other.as_text().unwrap_or(other.kind()))),
         }
     }
 }
@@ -403,13 +408,13 @@ fn nothing() -> Json {
 mod tests {
     use super::*;
 
-    const AT: Position = Position { incarnation: 5, sequence: 9 };
+    const AT: MessagePosition = MessagePosition { incarnation: 5, sequence: 9 };
 
     fn tenant() -> TenantId {
         "acme".parse().expect("a tenant")
     }
 
-    fn event(body: &str) -> Result<EventMessage, Unreadable> {
+    fn event(body: &str) -> Result<EventMessage, MessageReadError> {
         read_event(body.as_bytes(), &tenant(), ("Order", "o-1"), AT)
     }
 
@@ -455,7 +460,7 @@ mod tests {
 
     #[test]
     fn messages_are_read_as_they_were_written() {
-        let reply_to = ReplyTo {
+        let reply_to = ResultRecipient {
             saga: "order".parse().expect("a name"),
             correlation: "c:*\0".parse().expect("a correlation"),
             run: 0,
@@ -472,12 +477,15 @@ mod tests {
         };
         assert_eq!(read::<EffectCommand>(&write(&command), &tenant()), Ok(command.clone()));
         let other = "acme-b".parse().expect("a tenant");
-        assert!(matches!(read::<EffectCommand>(&write(&command), &other), Err(Unreadable::Tenant { .. })));
+        assert!(matches!(
+            read::<EffectCommand>(&write(&command), &other),
+            Err(MessageReadError::Tenant { .. })
+        ));
         let result = EffectResult {
             tenant_id: "acme".to_owned(),
             command_id: CommandId::from_bits(7),
             effect_name: "pay".parse().expect("a name"),
-            result_type: Outcome::Unknown,
+            result_type: CommandOutcome::Unknown,
             may_have_happened: false,
             payload: Json::Null,
             timestamp: 5,

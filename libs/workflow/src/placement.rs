@@ -8,14 +8,14 @@ use std::collections::BTreeSet;
 use model::placement::score;
 use serde::{Deserialize, Serialize};
 
-use crate::lane::Lane;
+use crate::lane::WorkflowLane;
 
 /// The largest share of a member.
 pub const WEIGHT_MAX: u32 = 100;
 
 /// A replica that lives, as it tells the others of itself. Words of a later version are read as far as they are known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Member {
+pub struct PlacementMember {
     /// Its name.
     #[serde(skip)]
     pub name: String,
@@ -36,19 +36,19 @@ pub struct Member {
     pub is_draining: bool,
 }
 
-impl Member {
+impl PlacementMember {
     /// Returns whether it has the role that a lane needs.
     #[must_use]
-    pub const fn has_role(&self, lane: &Lane) -> bool {
+    pub const fn has_role(&self, lane: &WorkflowLane) -> bool {
         match lane {
-            Lane::Saga { .. } => self.sagas,
-            Lane::Effect { .. } => self.effects,
+            WorkflowLane::Saga { .. } => self.sagas,
+            WorkflowLane::Effect { .. } => self.effects,
         }
     }
 
     /// Returns whether it may own a lane.
     #[must_use]
-    pub fn may_own(&self, lane: &Lane) -> bool {
+    pub fn may_own(&self, lane: &WorkflowLane) -> bool {
         self.has_role(lane) && !self.is_draining && !self.without.contains(lane.tenant().as_str())
     }
 
@@ -61,10 +61,10 @@ impl Member {
 
 /// The member that owns a lane: the one of this name where it may, else the one whose place it is. Nothing where none may.
 pub fn owner_of<'a>(
-    members: impl IntoIterator<Item = &'a Member>,
-    lane: &Lane,
+    members: impl IntoIterator<Item = &'a PlacementMember>,
+    lane: &WorkflowLane,
     preferred: Option<&str>,
-) -> Option<&'a Member> {
+) -> Option<&'a PlacementMember> {
     let text = lane.to_string();
     members.into_iter().filter(|member| member.may_own(lane)).max_by_key(|member| {
         let is_preferred = preferred == Some(member.name.as_str());
@@ -80,8 +80,8 @@ mod tests {
 
     use super::*;
 
-    fn member(name: &str, weight: u32) -> Member {
-        Member {
+    fn member(name: &str, weight: u32) -> PlacementMember {
+        PlacementMember {
             name: name.to_owned(),
             version: String::new(),
             sagas: true,
@@ -92,13 +92,13 @@ mod tests {
         }
     }
 
-    fn lanes(count: usize) -> Vec<Lane> {
+    fn lanes(count: usize) -> Vec<WorkflowLane> {
         let tenant: TenantId = "acme".parse().expect("a tenant");
         let saga = |n: usize| format!("saga-{n}").parse().expect("a name");
-        (0..count).map(|n| Lane::Saga { tenant: tenant.clone(), saga: saga(n), shard: 0 }).collect()
+        (0..count).map(|n| WorkflowLane::Saga { tenant: tenant.clone(), saga: saga(n), shard: 0 }).collect()
     }
 
-    fn name_of(members: &[Member], lane: &Lane) -> Option<String> {
+    fn name_of(members: &[PlacementMember], lane: &WorkflowLane) -> Option<String> {
         owner_of(members, lane, None).map(|member| member.name.clone())
     }
 
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn whoever_may_not_own_a_lane_does_not() {
         let tenant: TenantId = "acme".parse().expect("a tenant");
-        let effect = Lane::Effect { tenant: tenant.clone(), effect: "pay".parse().expect("a name") };
+        let effect = WorkflowLane::Effect { tenant: tenant.clone(), effect: "pay".parse().expect("a name") };
         let saga = &lanes(1)[0];
         let mut members = [member("a", 1), member("b", 1)];
         members[0].effects = false;
@@ -169,10 +169,11 @@ mod tests {
     #[test]
     fn words_are_read_as_far_as_they_are_known() {
         let words = r#"{"sagas":true,"effects":false,"weight":2,"is_new":1}"#;
-        let read: Member = serde_json::from_str(words).expect("words");
-        assert_eq!(read, Member { effects: false, name: String::new(), ..member("a", 2) });
-        let drained = Member { is_draining: true, without: BTreeSet::from(["acme".to_owned()]), ..read };
+        let read: PlacementMember = serde_json::from_str(words).expect("words");
+        assert_eq!(read, PlacementMember { effects: false, name: String::new(), ..member("a", 2) });
+        let drained =
+            PlacementMember { is_draining: true, without: BTreeSet::from(["acme".to_owned()]), ..read };
         let written = serde_json::to_string(&drained).expect("words");
-        assert_eq!(serde_json::from_str::<Member>(&written).ok(), Some(drained));
+        assert_eq!(serde_json::from_str::<PlacementMember>(&written).ok(), Some(drained));
     }
 }

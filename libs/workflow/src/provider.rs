@@ -8,25 +8,25 @@ use std::time::Duration;
 use model::EffectName;
 
 use crate::Json;
-use crate::definition::Tenants;
-use crate::formula::{Formula, Template};
+use crate::definition::TenantSet;
+use crate::formula::{Formula, ValueTemplate};
 
 /// A provider: one way to the outside world, and the effects that it offers.
 #[derive(Debug, Clone)]
-pub struct Provider {
+pub struct EffectProvider {
     /// Its name.
     pub name: EffectName,
     /// Tenants that may use it.
-    pub tenants: Tenants,
+    pub tenants: TenantSet,
     /// The way.
-    pub transport: Transport,
+    pub transport: ProviderTransport,
     /// Its effects.
     pub effects: Vec<Arc<Effect>>,
 }
 
 /// A way to the outside world.
 #[derive(Debug, Clone)]
-pub enum Transport {
+pub enum ProviderTransport {
     /// Requests by HTTP.
     Http(HttpTransport),
     /// Mail by SMTP.
@@ -35,7 +35,7 @@ pub enum Transport {
     Flow(FlowTransport),
 }
 
-impl Transport {
+impl ProviderTransport {
     /// The name in manifests.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
@@ -171,19 +171,19 @@ pub struct Effect {
     /// Its name.
     pub name: EffectName,
     /// What is done.
-    pub call: Call,
+    pub call: EffectAction,
     /// What becomes of a call of which nobody knows whether it happened.
-    pub unknown: Unknown,
+    pub unknown: UnknownOutcomePolicy,
     /// How long things may take.
-    pub timeouts: Timeouts,
+    pub timeouts: CallTimeouts,
     /// When a call is made again.
-    pub retry: Retry,
+    pub retry: CallRetryPolicy,
     /// How many calls there may be.
     pub limits: CallLimits,
     /// How many calls there may be of all effects of its provider; as many as they may have where that does not say.
-    pub shared: Option<Arc<SharedLimits>>,
+    pub shared: Option<Arc<ProviderLimits>>,
     /// When an upstream is left alone.
-    pub breaker: Breaker,
+    pub breaker: CircuitBreakerPolicy,
     /// Fields that are kept nowhere, as paths: `input.card`, `result.token`.
     pub redact: Vec<Vec<String>>,
 }
@@ -226,11 +226,11 @@ fn remove(value: &mut Json, path: &[String]) {
 
 /// What is done by an effect.
 #[derive(Debug, Clone)]
-pub enum Call {
+pub enum EffectAction {
     /// A request by HTTP.
     Http(Box<HttpCall>),
     /// A mail.
-    Mail(Box<Mail>),
+    Mail(Box<MailTemplate>),
     /// A flow.
     Flow(FlowCall),
 }
@@ -239,33 +239,33 @@ pub enum Call {
 #[derive(Debug, Clone)]
 pub struct HttpCall {
     /// The request.
-    pub request: Request,
+    pub request: HttpRequestTemplate,
     /// Whether an answer is a success; status 200 to 299 when it does not say.
     pub success: Option<Formula>,
     /// Whether an answer that is none is a failure for good; 400 to 499 without 408, 425 and 429 when it does not say.
     pub terminal: Option<Formula>,
     /// What the saga is given; the body when it does not say.
-    pub result: Option<Template>,
+    pub result: Option<ValueTemplate>,
     /// Whether the answer comes later, by the call's token.
     pub is_callback: bool,
 }
 
 /// A request by HTTP.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct HttpRequestTemplate {
     /// The method.
-    pub method: Method,
+    pub method: HttpMethod,
     /// The path with its query, behind the provider's base.
-    pub path: Template,
+    pub path: ValueTemplate,
     /// The body, as JSON; none.
-    pub body: Option<Template>,
+    pub body: Option<ValueTemplate>,
     /// Headers beside those of the provider.
-    pub headers: BTreeMap<String, Template>,
+    pub headers: BTreeMap<String, ValueTemplate>,
 }
 
 /// A method of HTTP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Method {
+pub enum HttpMethod {
     /// `GET`.
     Get,
     /// `PUT`.
@@ -278,7 +278,7 @@ pub enum Method {
     Delete,
 }
 
-impl Method {
+impl HttpMethod {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Get, Self::Put, Self::Post, Self::Patch, Self::Delete];
 
@@ -297,15 +297,15 @@ impl Method {
 
 /// A mail.
 #[derive(Debug, Clone)]
-pub struct Mail {
+pub struct MailTemplate {
     /// Who sends it; the provider's first sender when it does not say.
-    pub from: Option<Template>,
+    pub from: Option<ValueTemplate>,
     /// Who gets it: an address, or a list of them.
-    pub to: Template,
+    pub to: ValueTemplate,
     /// The subject.
-    pub subject: Template,
+    pub subject: ValueTemplate,
     /// The text.
-    pub text: Template,
+    pub text: ValueTemplate,
 }
 
 /// A flow that is submitted.
@@ -314,23 +314,23 @@ pub struct FlowCall {
     /// The flow file, beside the manifest.
     pub file: String,
     /// Variables of the flow.
-    pub env: BTreeMap<String, Template>,
+    pub env: BTreeMap<String, ValueTemplate>,
 }
 
 /// What becomes of a call of which nobody knows whether it happened.
 #[derive(Debug, Clone)]
-pub enum Unknown {
+pub enum UnknownOutcomePolicy {
     /// It is made again, under the same key.
     Retry,
     /// The upstream is asked.
-    Query(Box<Query>),
+    Query(Box<OutcomeQuery>),
     /// It counts as failed, and as perhaps done.
     Fail,
     /// A person says.
     Manual,
 }
 
-impl Unknown {
+impl UnknownOutcomePolicy {
     /// The name in manifests and metrics.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
@@ -345,9 +345,9 @@ impl Unknown {
 
 /// How an upstream is asked whether a call happened.
 #[derive(Debug, Clone)]
-pub struct Query {
+pub struct OutcomeQuery {
     /// The request.
-    pub request: Request,
+    pub request: HttpRequestTemplate,
     /// Whether the answer says that it did not.
     pub absent: Formula,
 }
@@ -357,7 +357,7 @@ pub const HEARTBEAT_MIN: Duration = Duration::from_secs(60);
 
 /// How long things may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timeouts {
+pub struct CallTimeouts {
     /// From the command to the first call.
     pub schedule_to_start: Option<Duration>,
     /// One call.
@@ -368,7 +368,7 @@ pub struct Timeouts {
     pub heartbeat: Option<Duration>,
 }
 
-impl Default for Timeouts {
+impl Default for CallTimeouts {
     fn default() -> Self {
         Self {
             schedule_to_start: None,
@@ -381,7 +381,7 @@ impl Default for Timeouts {
 
 /// When a call is made again after a failure that passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Retry {
+pub struct CallRetryPolicy {
     /// The first pause, at most.
     pub initial: Duration,
     /// How much longer each next one is.
@@ -392,7 +392,7 @@ pub struct Retry {
     pub attempts: u32,
 }
 
-impl Default for Retry {
+impl Default for CallRetryPolicy {
     fn default() -> Self {
         Self { initial: Duration::from_millis(500), factor: 2, max: Duration::from_secs(60), attempts: 8 }
     }
@@ -406,7 +406,7 @@ pub struct CallLimits {
     /// At a time, of one tenant.
     pub per_tenant: u32,
     /// In a length of time; as many as there are when it does not say.
-    pub rate: Option<Rate>,
+    pub rate: Option<CallRateLimit>,
 }
 
 impl Default for CallLimits {
@@ -417,7 +417,7 @@ impl Default for CallLimits {
 
 /// How many calls there may be of all effects of a provider, by each process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SharedLimits {
+pub struct ProviderLimits {
     /// The provider.
     pub provider: EffectName,
     /// The limits.
@@ -426,7 +426,7 @@ pub struct SharedLimits {
 
 /// So many in a length of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rate {
+pub struct CallRateLimit {
     /// How many.
     pub count: u32,
     /// The length of time.
@@ -435,7 +435,7 @@ pub struct Rate {
 
 /// When an upstream is left alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Breaker {
+pub struct CircuitBreakerPolicy {
     /// The last calls that count.
     pub window: u32,
     /// How many of a thousand of them have to fail for it to open.
@@ -446,7 +446,7 @@ pub struct Breaker {
     pub probes: u32,
 }
 
-impl Default for Breaker {
+impl Default for CircuitBreakerPolicy {
     fn default() -> Self {
         Self { window: 20, failures_per_mille: 500, open: Duration::from_secs(30), probes: 1 }
     }

@@ -3,21 +3,21 @@
 use model::{CorrelationId, Timestamp};
 
 use crate::Json;
-use crate::definition::{OnVersion, Saga};
-use crate::formula::Scope;
-use crate::input::{Event, Input, Verb, What};
+use crate::definition::{Saga, UnknownVersionPolicy};
+use crate::formula::VariableScope;
+use crate::input::{DomainEvent, InstanceInput, InstanceInputKind, Verb};
 use crate::instance::cut;
 use crate::message::EventMessage;
 
 /// What a saga makes of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Received {
+pub enum EventDisposition {
     /// It means nothing to the saga.
     Ignored(&'static str),
     /// It is for the instance of this correlation.
-    Input(CorrelationId, Box<Input>),
+    Input(CorrelationId, Box<InstanceInput>),
     /// It cannot be given to any instance: a dead letter, of its correlation where that is known.
-    Dead {
+    DeadLetter {
         /// The correlation.
         correlation: Option<CorrelationId>,
         /// The kind of the reason.
@@ -30,28 +30,28 @@ pub enum Received {
 impl Saga {
     /// Decides what becomes of an event that was stored at `time`.
     #[must_use]
-    pub fn receive(&self, message: EventMessage, time: Timestamp) -> Received {
+    pub fn receive(&self, message: EventMessage, time: Timestamp) -> EventDisposition {
         let EventMessage { mut event, schema_version } = message;
         if !self.listens_to(&event.kind) {
-            return Received::Ignored("unheard");
+            return EventDisposition::Ignored("unheard");
         }
         let aggregate = event.body.get("aggregate_type").and_then(Json::as_text).unwrap_or_default();
         let Some(source) = self.sources.iter().find(|source| source.aggregate == aggregate) else {
-            return Received::Ignored("another aggregate");
+            return EventDisposition::Ignored("another aggregate");
         };
         let on_version =
             if source.versions.contains(&schema_version) { None } else { Some(source.on_version) };
-        if on_version == Some(OnVersion::Ignore) {
-            return Received::Ignored("version");
+        if on_version == Some(UnknownVersionPolicy::Ignore) {
+            return EventDisposition::Ignored("version");
         }
         if on_version.is_none()
             && let Err(why) = upcast(&mut event, source, schema_version)
         {
-            return Received::Dead { correlation: None, code: "UPCAST", why };
+            return EventDisposition::DeadLetter { correlation: None, code: "UPCAST", why };
         }
         let correlation = match self.correlation(&event) {
             Ok(correlation) => correlation,
-            Err(why) => return Received::Dead { correlation: None, code: "CORRELATION", why },
+            Err(why) => return EventDisposition::DeadLetter { correlation: None, code: "CORRELATION", why },
         };
         let versions = &source.versions;
         let why = format!(
@@ -61,21 +61,21 @@ impl Saga {
             versions.end()
         );
         let what = match on_version {
-            None => What::Event(event),
-            Some(OnVersion::Compensate) => {
+            None => InstanceInputKind::Event(event),
+            Some(UnknownVersionPolicy::Compensate) => {
                 let request = format!("version {}", hex::encode(event.id.digest()));
-                What::Verb { request, verb: Verb::Cancel { reason: why } }
+                InstanceInputKind::Verb { request, verb: Verb::Cancel { reason: why } }
             }
-            Some(OnVersion::DeadLetter | OnVersion::Ignore) => {
-                return Received::Dead { correlation: Some(correlation), code: "VERSION", why };
+            Some(UnknownVersionPolicy::DeadLetter | UnknownVersionPolicy::Ignore) => {
+                return EventDisposition::DeadLetter { correlation: Some(correlation), code: "VERSION", why };
             }
         };
-        Received::Input(correlation, Box::new(Input { time, what }))
+        EventDisposition::Input(correlation, Box::new(InstanceInput { time, what }))
     }
 
     /// The correlation of an event.
-    fn correlation(&self, event: &Event) -> Result<CorrelationId, String> {
-        let scope = Scope::new().with("event", &event.body);
+    fn correlation(&self, event: &DomainEvent) -> Result<CorrelationId, String> {
+        let scope = VariableScope::new().with("event", &event.body);
         let text = match self.correlate.value(&scope).map_err(|error| error.to_string())? {
             Json::Text(text) => text,
             Json::Int(number) => number.to_string(),
@@ -86,13 +86,17 @@ impl Saga {
 }
 
 /// Makes the latest version of an event that a source understands.
-fn upcast(event: &mut Event, source: &crate::definition::EventSource, version: u32) -> Result<(), String> {
+fn upcast(
+    event: &mut DomainEvent,
+    source: &crate::definition::EventSource,
+    version: u32,
+) -> Result<(), String> {
     for (_, set) in source.upcast.range(version..*source.versions.end()) {
         let values: Result<Vec<_>, _> = {
-            let scope = Scope::new().with("event", &event.body);
+            let scope = VariableScope::new().with("event", &event.body);
             set.iter().map(|field| Ok((field.field.clone(), field.value.value(&scope)?))).collect()
         };
-        let values = values.map_err(|error: crate::formula::NoValue| error.to_string())?;
+        let values = values.map_err(|error: crate::formula::FormulaValueError| error.to_string())?;
         if let Json::Map(body) = &mut event.body {
             match body.get_mut("data") {
                 Some(Json::Map(data)) => data.extend(values),
@@ -110,7 +114,7 @@ fn upcast(event: &mut Event, source: &crate::definition::EventSource, version: u
 mod tests {
     use super::*;
     use crate::InputId;
-    use crate::manifest::{Definition, read};
+    use crate::manifest::{ManifestDefinition, read};
 
     const TEXT: &str = r#"
 kind: Saga
@@ -124,23 +128,25 @@ start: { on: Placed, goto: wait }
 steps: { wait: { on: { Paid: { end: completed } } } }
 "#;
 
-    fn receive(mode: &str, kind: &str, aggregate: &str, version: u32, data: &str) -> Received {
+    fn receive(mode: &str, kind: &str, aggregate: &str, version: u32, data: &str) -> EventDisposition {
         let documents =
             read("t", &TEXT.replace("MODE", mode)).unwrap_or_else(|problems| panic!("{problems}"));
-        let Definition::Saga(saga) = &documents[0].definition else { panic!("no saga") };
+        let ManifestDefinition::Saga(saga) = &documents[0].definition else { panic!("no saga") };
         let body = format!(
             r#"{{"event_id":"e","type":"{kind}","aggregate_type":"{aggregate}","data":{data},"schema_version":{version}}}"#
         );
-        let at = crate::message::Position { incarnation: 1, sequence: 1 };
+        let at = crate::message::MessagePosition { incarnation: 1, sequence: 1 };
         let tenant = "acme".parse().expect("a tenant");
         let message = crate::message::read_event(body.as_bytes(), &tenant, ("Order", "1"), at).expect("good");
         saga.receive(message, Timestamp::from_millis(5))
     }
 
-    fn data_of(received: Received) -> String {
+    fn data_of(received: EventDisposition) -> String {
         match received {
-            Received::Input(_, input) => match input.what {
-                What::Event(event) => event.body.get("data").map(Json::to_string).unwrap_or_default(),
+            EventDisposition::Input(_, input) => match input.what {
+                InstanceInputKind::Event(event) => {
+                    event.body.get("data").map(Json::to_string).unwrap_or_default()
+                }
                 other => panic!("{other:?}"),
             },
             other => panic!("{other:?}"),
@@ -154,16 +160,19 @@ steps: { wait: { on: { Paid: { end: completed } } } }
         assert_eq!(data_of(receive("ignore", "Paid", "Order", 3, r#"{"id":7}"#)), r#"{"id":7}"#);
         let received = receive("ignore", "Paid", "Order", 3, r#"{"id":7}"#);
         assert!(
-            matches!(&received, Received::Input(correlation, _) if correlation.as_str() == "7"),
+            matches!(&received, EventDisposition::Input(correlation, _) if correlation.as_str() == "7"),
             "{received:?}"
         );
     }
 
     #[test]
     fn what_is_not_wanted_or_cannot_be_placed_is_no_input() {
-        assert_eq!(receive("ignore", "Other", "Order", 2, "{}"), Received::Ignored("unheard"));
-        assert_eq!(receive("ignore", "Paid", "Payment", 2, "{}"), Received::Ignored("another aggregate"));
-        assert_eq!(receive("ignore", "Paid", "Order", 9, "{}"), Received::Ignored("version"));
+        assert_eq!(receive("ignore", "Other", "Order", 2, "{}"), EventDisposition::Ignored("unheard"));
+        assert_eq!(
+            receive("ignore", "Paid", "Payment", 2, "{}"),
+            EventDisposition::Ignored("another aggregate")
+        );
+        assert_eq!(receive("ignore", "Paid", "Order", 9, "{}"), EventDisposition::Ignored("version"));
         for (version, data, expected) in [
             (9, r#"{"id":"c"}"#, "VERSION"),
             (2, "7", "UPCAST"),
@@ -172,12 +181,16 @@ steps: { wait: { on: { Paid: { end: completed } } } }
             (3, r#"{"id":[]}"#, "CORRELATION"),
         ] {
             let received = receive("dead_letter", "Paid", "Order", version, data);
-            assert!(matches!(&received, Received::Dead { code, .. } if *code == expected), "{received:?}");
+            assert!(
+                matches!(&received, EventDisposition::DeadLetter { code, .. } if *code == expected),
+                "{received:?}"
+            );
         }
-        let Received::Input(_, input) = receive("compensate", "Paid", "Order", 9, r#"{"id":"c"}"#) else {
+        let EventDisposition::Input(_, input) = receive("compensate", "Paid", "Order", 9, r#"{"id":"c"}"#)
+        else {
             panic!("no input")
         };
-        assert!(matches!(input.what, What::Verb { verb: Verb::Cancel { .. }, .. }), "{input:?}");
+        assert!(matches!(input.what, InstanceInputKind::Verb { verb: Verb::Cancel { .. }, .. }), "{input:?}");
         assert!(matches!(input.id(), InputId::Verb(_)));
     }
 }

@@ -8,13 +8,17 @@ use std::sync::Arc;
 use model::BlobHash;
 
 use crate::definition::Saga;
-use crate::input::{Verb, What};
-use crate::instance::{Entry, Instance, Numbers, Record, RowError, Tombstone, decode, encode};
-use crate::step::{self, Change, JournalInput, KeptEvents, Origin, Row, Whose};
+use crate::input::{InstanceInputKind, Verb};
+use crate::instance::{
+    CorrelationEntry, CorrelationRecord, RowError, RowNumberRange, SagaInstance, Tombstone, decode, encode,
+};
+use crate::step::{
+    self, DeferredEvents, InputOrigin, InstanceIdentity, JournalInput, JournalRow, SagaTransition,
+};
 
 /// Why a journal does not give what it says.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Difference {
+pub enum ReplayDifference {
     /// Its first rows are not kept any more.
     #[error("the journal begins with revision {first}: what was before it is not kept any more")]
     Cut {
@@ -45,17 +49,17 @@ pub enum Difference {
 /// The first difference.
 pub fn replay(
     definition: impl Fn(BlobHash) -> Option<Arc<Saga>>,
-    whose: Whose<'_>,
-    rows: &[Row],
-) -> Result<Option<Record>, Difference> {
+    whose: InstanceIdentity<'_>,
+    rows: &[JournalRow],
+) -> Result<Option<CorrelationRecord>, ReplayDifference> {
     let first = rows.first().map_or(1, |row| row.revision);
     if first != 1 {
-        return Err(Difference::Cut { first });
+        return Err(ReplayDifference::Cut { first });
     }
-    let (mut record, mut kept, mut rest) = (None::<Record>, KeptEvents::new(), rows);
+    let (mut record, mut kept, mut rest) = (None::<CorrelationRecord>, DeferredEvents::new(), rows);
     let mut saga: Option<Arc<Saga>> = None;
     while let Some(row) = rest.first() {
-        let differs = |what: &str| Difference::Row { revision: row.revision, what: what.to_owned() };
+        let differs = |what: &str| ReplayDifference::Row { revision: row.revision, what: what.to_owned() };
         // A migration has a row of each version on its way.
         let of_input = rest.iter().take_while(|next| next.input == row.input);
         let mut versions =
@@ -66,13 +70,13 @@ pub fn replay(
             return Err(differs("an event is applied that would not have been"));
         };
         // What held inputs back then is in no journal, only that they came to be applied.
-        let asked = if let What::Verb { verb, .. } = &input.what { Some(verb) } else { None };
+        let asked = if let InstanceInputKind::Verb { verb, .. } = &input.what { Some(verb) } else { None };
         if let Some(record) = &mut record {
             record.let_through(matches!(asked, Some(Verb::Resume)));
         }
         let change = match (asked, &record) {
             (Some(Verb::Migrate), Some(record)) => step::migrate(&versions, whose, record, input, &kept),
-            _ => step::apply(saga, whose, record.as_ref(), input, Origin::Fresh, &kept),
+            _ => step::apply(saga, whose, record.as_ref(), input, InputOrigin::Fresh, &kept),
         };
         let made = change.journal.len();
         if made == 0 {
@@ -81,15 +85,15 @@ pub fn replay(
         for (row, again) in rest.iter().zip(&change.journal) {
             if row != again {
                 let what = difference(row, again);
-                return Err(Difference::Row { revision: row.revision, what: what.to_owned() });
+                return Err(ReplayDifference::Row { revision: row.revision, what: what.to_owned() });
             }
         }
         let Some(left) = rest.get(made..) else { return Err(differs("rows behind it are missing")) };
         rest = left;
-        for number in &change.taken {
+        for number in &change.removed {
             kept.remove(number);
         }
-        kept.extend(change.kept);
+        kept.extend(change.deferred);
         record = change.record;
     }
     Ok(record)
@@ -97,19 +101,19 @@ pub fn replay(
 
 /// A transition that was made just now, and what it was made of.
 #[derive(Debug, Clone, Copy)]
-pub struct Made<'a> {
+pub struct ComputedTransition<'a> {
     /// Definitions that it was made by, the newest first: more than one only for a migration.
     pub versions: &'a [Arc<Saga>],
     /// Whose instance it is.
-    pub whose: Whose<'a>,
+    pub whose: InstanceIdentity<'a>,
     /// The record that it began with.
-    pub record: Option<&'a Record>,
+    pub record: Option<&'a CorrelationRecord>,
     /// Where its input came from.
-    pub origin: Origin,
+    pub origin: InputOrigin,
     /// Events that were kept.
-    pub kept: &'a KeptEvents,
+    pub kept: &'a DeferredEvents,
     /// The change that was made.
-    pub change: &'a Change,
+    pub change: &'a SagaTransition,
 }
 
 /// Makes a transition again, of the input that its first row of the journal has and of the record as its row has it, and compares
@@ -118,19 +122,25 @@ pub struct Made<'a> {
 ///
 /// # Errors
 /// The first difference.
-pub fn again(made: Made<'_>) -> Result<bool, Difference> {
-    let Made { versions, whose, record, origin, kept, change } = made;
+pub fn verify_transition(made: ComputedTransition<'_>) -> Result<bool, ReplayDifference> {
+    let ComputedTransition { versions, whose, record, origin, kept, change } = made;
     let Some(first) = change.journal.first() else { return Ok(false) };
-    let differs = |row: &Row, what: &str| Difference::Row { revision: row.revision, what: what.to_owned() };
+    let differs = |row: &JournalRow, what: &str| ReplayDifference::Row {
+        revision: row.revision,
+        what: what.to_owned(),
+    };
     let unreadable = |_: RowError| differs(first, "its rows cannot be read");
-    let read: Row = decode(&encode(first)).map_err(unreadable)?;
-    let record = record.map(|record| decode::<Record>(&encode(record))).transpose().map_err(unreadable)?;
-    let kept: KeptEvents = decode(&encode(kept)).map_err(unreadable)?;
+    let read: JournalRow = decode(&encode(first)).map_err(unreadable)?;
+    let record =
+        record.map(|record| decode::<CorrelationRecord>(&encode(record))).transpose().map_err(unreadable)?;
+    let kept: DeferredEvents = decode(&encode(kept)).map_err(unreadable)?;
     let (Some(saga), JournalInput::Came(input)) = (versions.first(), &read.input) else {
         return Err(differs(first, "an event is applied that would not have been"));
     };
     let again = match (&input.what, &record) {
-        (What::Verb { verb: Verb::Migrate, .. }, Some(record)) if record.instance().is_some() => {
+        (InstanceInputKind::Verb { verb: Verb::Migrate, .. }, Some(record))
+            if record.instance().is_some() =>
+        {
             step::migrate(versions, whose, record, input, &kept)
         }
         _ => step::apply(saga, whose, record.as_ref(), input, origin, &kept),
@@ -153,15 +163,15 @@ pub fn again(made: Made<'_>) -> Result<bool, Difference> {
 /// Finds the definition that a row names; nothing where it names none.
 fn found(
     definition: impl Fn(BlobHash) -> Option<Arc<Saga>>,
-    row: &Row,
-) -> Option<Result<Arc<Saga>, Difference>> {
+    row: &JournalRow,
+) -> Option<Result<Arc<Saga>, ReplayDifference>> {
     let hash = row.definition?;
-    let missing = || Difference::NoDefinition { revision: row.revision, definition: hash.to_string() };
+    let missing = || ReplayDifference::NoDefinition { revision: row.revision, definition: hash.to_string() };
     Some(definition(hash).ok_or_else(missing))
 }
 
 /// What differs between two rows, for people.
-fn difference(row: &Row, again: &Row) -> &'static str {
+fn difference(row: &JournalRow, again: &JournalRow) -> &'static str {
     match () {
         () if row.revision != again.revision => "its number",
         () if row.input != again.input => "the input",
@@ -175,24 +185,24 @@ fn difference(row: &Row, again: &Row) -> &'static str {
     }
 }
 
-impl Record {
+impl CorrelationRecord {
     /// Takes away what holds inputs back, but for the pause that is about to end.
     fn let_through(&mut self, is_paused: bool) {
         self.parked_by = None;
-        (self.held, self.held_bytes) = (Numbers::default(), 0);
+        (self.held, self.held_bytes) = (RowNumberRange::default(), 0);
         self.is_paused = is_paused;
     }
 }
 
 /// The revision and the chain of a record.
 #[must_use]
-pub fn chain(record: &Record) -> Option<(u64, BlobHash)> {
+pub fn chain(record: &CorrelationRecord) -> Option<(u64, BlobHash)> {
     match &record.entry {
-        Entry::Live(instance) => {
-            let Instance { revision, chain, .. } = **instance;
+        CorrelationEntry::Live(instance) => {
+            let SagaInstance { revision, chain, .. } = **instance;
             Some((revision, chain))
         }
-        Entry::Ended(Tombstone { revision, chain, .. }) => Some((*revision, *chain)),
-        Entry::Awaited(_) => None,
+        CorrelationEntry::Ended(Tombstone { revision, chain, .. }) => Some((*revision, *chain)),
+        CorrelationEntry::Awaited(_) => None,
     }
 }

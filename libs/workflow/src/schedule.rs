@@ -21,13 +21,13 @@ pub struct Schedule {
     /// Five fields, in UTC.
     pub cron: String,
     /// What becomes of occurrences that were missed.
-    pub catch_up: CatchUp,
+    pub catch_up: CatchUpPolicy,
     pattern: croner::Cron,
 }
 
 /// What becomes of occurrences that were missed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CatchUp {
+pub enum CatchUpPolicy {
     /// The last one starts an instance.
     Last,
     /// Each of them does, the last hundred at most.
@@ -38,7 +38,7 @@ pub enum CatchUp {
 
 /// What follows when an occurrence is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
+pub struct OccurrencePlan {
     /// The occurrence that starts an instance, if one does.
     pub start: Option<Timestamp>,
     /// The occurrence that is waited for next; nothing where the calendar has none any more.
@@ -50,7 +50,7 @@ impl Schedule {
     ///
     /// # Errors
     /// What is wrong with them, as the rest of a sentence.
-    pub fn read(cron: &str, catch_up: CatchUp) -> Result<Self, String> {
+    pub fn read(cron: &str, catch_up: CatchUpPolicy) -> Result<Self, String> {
         if cron.split_whitespace().count() != 5 {
             return Err(format!("it has five fields, not {}", cron.split_whitespace().count()));
         }
@@ -67,7 +67,7 @@ impl Schedule {
     /// The first occurrence after a moment; nothing where there is none.
     #[must_use]
     pub fn after(&self, moment: Timestamp) -> Option<Timestamp> {
-        let found = self.pattern.find_next_occurrence(&Utc::of(moment)?, false).ok()?;
+        let found = self.pattern.find_next_occurrence(&UtcMoment::of(moment)?, false).ok()?;
         found.moment()
     }
 
@@ -76,22 +76,22 @@ impl Schedule {
     pub fn last(&self, moment: Timestamp) -> Option<Timestamp> {
         // To the second: an occurrence is at the beginning of one.
         let second = Timestamp::from_millis(moment.as_millis() / 1000 * 1000);
-        let found = self.pattern.find_previous_occurrence(&Utc::of(second)?, true).ok()?;
+        let found = self.pattern.find_previous_occurrence(&UtcMoment::of(second)?, true).ok()?;
         found.moment()
     }
 
     /// Decides what follows now that the occurrence `due` is due, or was long ago.
     #[must_use]
-    pub fn plan(&self, due: Timestamp, now: Timestamp) -> Plan {
+    pub fn plan(&self, due: Timestamp, now: Timestamp) -> OccurrencePlan {
         let last = self.last(now).filter(|last| *last >= due).unwrap_or(due);
         let start = match self.catch_up {
-            CatchUp::Last => Some(last),
-            CatchUp::All => Some(self.first_caught_up(due, last)),
-            CatchUp::None => {
+            CatchUpPolicy::Last => Some(last),
+            CatchUpPolicy::All => Some(self.first_caught_up(due, last)),
+            CatchUpPolicy::None => {
                 Some(last).filter(|last| now.as_millis().saturating_sub(last.as_millis()) < LATE_MILLIS)
             }
         };
-        Plan { start, next: self.after(start.unwrap_or(last)) }
+        OccurrencePlan { start, next: self.after(start.unwrap_or(last)) }
     }
 
     /// The first of those that were missed which is not forgotten: the last hundred are caught up with.
@@ -126,9 +126,9 @@ fn wrong(error: &CronError) -> String {
 
 /// A moment in UTC, as the calendar is searched by.
 #[derive(Clone, Copy)]
-struct Utc(OffsetDateTime);
+struct UtcMoment(OffsetDateTime);
 
-impl Utc {
+impl UtcMoment {
     fn of(moment: Timestamp) -> Option<Self> {
         let seconds = i64::try_from(moment.as_secs()).ok()?;
         OffsetDateTime::from_unix_timestamp(seconds).ok().map(Self)
@@ -140,7 +140,7 @@ impl Utc {
     }
 }
 
-impl CronDateTime for Utc {
+impl CronDateTime for UtcMoment {
     fn to_civil(&self) -> CivilDateTime {
         let (date, time) = (self.0.date(), self.0.time());
         // The parts of a moment are those of a real day.
@@ -181,7 +181,7 @@ mod tests {
         Timestamp::from_rfc3339(text).expect("a moment")
     }
 
-    fn schedule(cron: &str, catch_up: CatchUp) -> Schedule {
+    fn schedule(cron: &str, catch_up: CatchUpPolicy) -> Schedule {
         Schedule::read(cron, catch_up).expect("a good one")
     }
 
@@ -196,10 +196,10 @@ mod tests {
             // In summer as in winter.
             ("0 2 * * MON", "2026-03-28T12:00:00Z", "2026-03-30T02:00:00Z"),
         ] {
-            let found = schedule(cron, CatchUp::Last).after(at(after)).expect("there is one");
+            let found = schedule(cron, CatchUpPolicy::Last).after(at(after)).expect("there is one");
             assert_eq!(found, at(expected), "{cron} after {after}");
         }
-        let daily = schedule("0 3 * * *", CatchUp::Last);
+        let daily = schedule("0 3 * * *", CatchUpPolicy::Last);
         assert_eq!(daily.last(at("2026-03-01T03:00:00.400Z")), Some(at("2026-03-01T03:00:00Z")));
         assert_eq!(daily.last(at("2026-03-01T02:59:59.999Z")), Some(at("2026-02-28T03:00:00Z")));
     }
@@ -209,7 +209,7 @@ mod tests {
         for wrong in
             ["* * * *", "0 0 3 * * *", "61 * * * *", "0 25 * * *", "0 3 30 2 *", "@daily", "a b c d e", ""]
         {
-            assert!(Schedule::read(wrong, CatchUp::Last).is_err(), "{wrong}");
+            assert!(Schedule::read(wrong, CatchUpPolicy::Last).is_err(), "{wrong}");
         }
     }
 
@@ -217,23 +217,24 @@ mod tests {
     fn what_was_missed_is_caught_up_with_as_asked() {
         let due = at("2026-03-01T03:00:00Z");
         let plan = |catch_up, now: &str| schedule("*/10 * * * *", catch_up).plan(due, at(now));
-        let of = |start: Option<&str>, next: &str| Plan { start: start.map(at), next: Some(at(next)) };
+        let of =
+            |start: Option<&str>, next: &str| OccurrencePlan { start: start.map(at), next: Some(at(next)) };
         // In time: each of them starts.
-        for catch_up in [CatchUp::Last, CatchUp::All, CatchUp::None] {
+        for catch_up in [CatchUpPolicy::Last, CatchUpPolicy::All, CatchUpPolicy::None] {
             let expected = of(Some("2026-03-01T03:00:00Z"), "2026-03-01T03:10:00Z");
             assert_eq!(plan(catch_up, "2026-03-01T03:00:00.007Z"), expected, "{catch_up:?}");
         }
         // Two hours later.
         let later = "2026-03-01T05:05:00Z";
         let last = of(Some("2026-03-01T05:00:00Z"), "2026-03-01T05:10:00Z");
-        assert_eq!(plan(CatchUp::Last, later), last);
-        assert_eq!(plan(CatchUp::All, later), of(Some("2026-03-01T03:00:00Z"), "2026-03-01T03:10:00Z"));
-        assert_eq!(plan(CatchUp::None, later), of(None, "2026-03-01T05:10:00Z"));
+        assert_eq!(plan(CatchUpPolicy::Last, later), last);
+        assert_eq!(plan(CatchUpPolicy::All, later), of(Some("2026-03-01T03:00:00Z"), "2026-03-01T03:10:00Z"));
+        assert_eq!(plan(CatchUpPolicy::None, later), of(None, "2026-03-01T05:10:00Z"));
         // Two days later only the last hundred are made up for.
-        let late = plan(CatchUp::All, "2026-03-03T03:05:00Z");
+        let late = plan(CatchUpPolicy::All, "2026-03-03T03:05:00Z");
         assert_eq!(late, of(Some("2026-03-02T10:30:00Z"), "2026-03-02T10:40:00Z"));
         assert_eq!(
-            schedule("0 3 * * *", CatchUp::Last).plan(due, at("2026-03-01T03:00:00Z")).start,
+            schedule("0 3 * * *", CatchUpPolicy::Last).plan(due, at("2026-03-01T03:00:00Z")).start,
             Some(due)
         );
     }

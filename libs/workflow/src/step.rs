@@ -3,27 +3,30 @@
 //! [`apply`] is pure. It gives the new record and everything that has to be committed with it; whoever owns the lane makes one
 //! commit of that. The same record, definition and input give the same change on every machine and every day.
 
+mod application;
 mod change;
+mod compensation;
 mod events;
 mod migrate;
 mod results;
 mod timers;
-mod turn;
-mod undo;
 mod verbs;
 
 use std::collections::BTreeMap;
 
 use model::{CorrelationId, TenantId, Timestamp};
 
-use self::turn::Turn;
+use self::application::InputApplication;
 use crate::definition;
-use crate::definition::{Missing, Saga};
-use crate::input::{Event, Input, Verb, WORK_OF_CHANGE_BYTES_MAX, What};
-use crate::instance::{Awaited, Entry, Instance, Kept, Record, Timer};
+use crate::definition::{MissingInstancePolicy, Saga};
+use crate::input::{DomainEvent, InstanceInput, InstanceInputKind, Verb, WORK_OF_CHANGE_BYTES_MAX};
+use crate::instance::{
+    CorrelationEntry, CorrelationRecord, DeferredEvent, SagaInstance, StartBacklog, Timer,
+};
 
 pub use change::{
-    Change, Fate, Fault, Ignored, JournalInput, Letter, Ordered, Refusal, Row, TimerChanges, WorkItem,
+    DeadLetter, IgnoreReason, InputDisposition, InputFault, JournalInput, JournalRow, RequestRefusal,
+    SagaTransition, TimerChanges, WorkItem, WorkPayload,
 };
 pub use migrate::migrate;
 
@@ -38,7 +41,7 @@ pub const AWAITED: &str = "%awaited";
 
 /// Whose instance it is.
 #[derive(Debug, Clone, Copy)]
-pub struct Whose<'a> {
+pub struct InstanceIdentity<'a> {
     /// The tenant.
     pub tenant: &'a TenantId,
     /// The correlation.
@@ -47,7 +50,7 @@ pub struct Whose<'a> {
 
 /// Where an input comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum InputOrigin {
     /// From its source.
     Fresh,
     /// From behind a letter or a pause: its number there.
@@ -56,9 +59,9 @@ pub enum Origin {
     Letter(u64),
 }
 
-impl Origin {
+impl InputOrigin {
     /// Takes an input off the place that it comes from.
-    fn behind(self, mut record: Record) -> Record {
+    fn behind(self, mut record: CorrelationRecord) -> CorrelationRecord {
         match self {
             Self::Held(number) if number == record.held.first => record.held.first += 1,
             Self::Letter(number) if record.parked_by == Some(number) => record.parked_by = None,
@@ -69,7 +72,7 @@ impl Origin {
 }
 
 /// Events that are kept, by their numbers.
-pub type KeptEvents = BTreeMap<u64, Input>;
+pub type DeferredEvents = BTreeMap<u64, InstanceInput>;
 
 /// Gives an input to the record of a correlation. `kept` has the events that its record says are kept.
 ///
@@ -77,29 +80,30 @@ pub type KeptEvents = BTreeMap<u64, Input>;
 #[must_use]
 pub fn apply(
     saga: &Saga,
-    whose: Whose<'_>,
-    record: Option<&Record>,
-    input: &Input,
-    origin: Origin,
-    kept: &KeptEvents,
-) -> Change {
-    let application = Application { saga, whose, input, origin, kept };
+    whose: InstanceIdentity<'_>,
+    record: Option<&CorrelationRecord>,
+    input: &InstanceInput,
+    origin: InputOrigin,
+    kept: &DeferredEvents,
+) -> SagaTransition {
+    let application = ApplyContext { saga, whose, input, origin, kept };
     match record.map(|record| (record, &record.entry)) {
-        None => application.without_instance(Record::new(Entry::Awaited(Awaited::none()))),
-        Some((record, Entry::Awaited(_))) => match application.held_back(record) {
+        None => application
+            .without_instance(CorrelationRecord::new(CorrelationEntry::Awaited(StartBacklog::none()))),
+        Some((record, CorrelationEntry::Awaited(_))) => match application.held_back(record) {
             Some(change) => change,
             None => application.without_instance(record.clone()),
         },
-        Some((record, Entry::Live(instance))) => application.with_instance(record, instance),
-        Some((record, Entry::Ended(tombstone))) => {
+        Some((record, CorrelationEntry::Live(instance))) => application.with_instance(record, instance),
+        Some((record, CorrelationEntry::Ended(tombstone))) => {
             let fate = match &input.what {
-                What::Verb { verb, .. } => Fate::Refused(Refusal::new(
+                InstanceInputKind::Verb { verb, .. } => InputDisposition::Refused(RequestRefusal::new(
                     "SAGA_ENDED",
                     format!("it is {}; `{}` comes too late", tombstone.status, verb.as_str()),
                 )),
-                _ => Fate::Ignored(Ignored::Ended),
+                _ => InputDisposition::Ignored(IgnoreReason::Ended),
             };
-            Change::nothing(fate, Some(origin.behind(record.clone())))
+            SagaTransition::nothing(fate, Some(origin.behind(record.clone())))
         }
     }
 }
@@ -107,27 +111,37 @@ pub fn apply(
 /// Makes a dead letter of a message that is no input of the instance. One that parks its correlation waits for its turn where inputs
 /// are held back, so that they are applied in order later.
 #[must_use]
-pub fn bury(record: Option<&Record>, code: &str, why: &str, parks: bool, origin: Origin) -> Change {
-    let record = record.cloned().unwrap_or_else(|| Record::new(Entry::Awaited(Awaited::none())));
+pub fn dead_letter(
+    record: Option<&CorrelationRecord>,
+    code: &str,
+    why: &str,
+    parks: bool,
+    origin: InputOrigin,
+) -> SagaTransition {
+    let record = record
+        .cloned()
+        .unwrap_or_else(|| CorrelationRecord::new(CorrelationEntry::Awaited(StartBacklog::none())));
     // Nothing of an instance that has ended waits any more.
-    let parks = parks && !matches!(record.entry, Entry::Ended(_));
+    let parks = parks && !matches!(record.entry, CorrelationEntry::Ended(_));
     if parks && !record.is_turn_of(origin) {
         return record.hold(origin);
     }
     let mut record = origin.behind(record);
     let letter = match origin {
-        Origin::Letter(number) => Letter { number, code: code.to_owned(), why: why.to_owned(), parks },
-        Origin::Fresh | Origin::Held(_) => record.letter(code, why.to_owned(), parks),
+        InputOrigin::Letter(number) => {
+            DeadLetter { number, code: code.to_owned(), why: why.to_owned(), parks }
+        }
+        InputOrigin::Fresh | InputOrigin::Held(_) => record.letter(code, why.to_owned(), parks),
     };
     if parks {
         record.parked_by = Some(letter.number);
     }
-    Change::nothing(Fate::Dead(letter), Some(record))
+    SagaTransition::nothing(InputDisposition::DeadLetter(letter), Some(record))
 }
 
 /// Takes a dead letter away without applying it, and what waits behind it as well when that is not to be applied either.
 #[must_use]
-pub fn discard(record: Option<&Record>, letter: u64, with_held: bool) -> Change {
+pub fn discard(record: Option<&CorrelationRecord>, letter: u64, with_held: bool) -> SagaTransition {
     let mut record = record.cloned();
     if let Some(record) = &mut record
         && record.parked_by == Some(letter)
@@ -137,108 +151,118 @@ pub fn discard(record: Option<&Record>, letter: u64, with_held: bool) -> Change 
             (record.held.first, record.held_bytes) = (record.held.next, 0);
         }
     }
-    Change::nothing(Fate::Applied, record)
+    SagaTransition::nothing(InputDisposition::Applied, record)
 }
 
 /// One call of [`apply`].
 #[derive(Clone, Copy)]
-struct Application<'a> {
+struct ApplyContext<'a> {
     saga: &'a Saga,
-    whose: Whose<'a>,
-    input: &'a Input,
-    origin: Origin,
-    kept: &'a KeptEvents,
+    whose: InstanceIdentity<'a>,
+    input: &'a InstanceInput,
+    origin: InputOrigin,
+    kept: &'a DeferredEvents,
 }
 
-impl Application<'_> {
+impl ApplyContext<'_> {
     /// Gives the input to an instance.
-    fn with_instance(self, record: &Record, instance: &Instance) -> Change {
+    fn with_instance(self, record: &CorrelationRecord, instance: &SagaInstance) -> SagaTransition {
         if let Some(change) = self.held_back(record) {
             return change;
         }
-        let turn = Turn::new(self.saga, self.whose, instance.clone(), self.input);
+        let turn = InputApplication::new(self.saga, self.whose, instance.clone(), self.input);
         let applied = match &self.input.what {
-            What::Event(event) => turn.event(event),
-            What::Result(result) => turn.result(result),
-            What::Timer { name, generation } => turn.timer(name, *generation),
-            What::Verb { verb, .. } => turn.verb(verb, record),
+            InstanceInputKind::Event(event) => turn.event(event),
+            InstanceInputKind::Result(result) => turn.result(result),
+            InstanceInputKind::Timer { name, generation } => turn.timer(name, *generation),
+            InstanceInputKind::Verb { verb, .. } => turn.verb(verb, record),
         };
         self.finish(record.clone(), applied)
     }
 
     /// Keeps an input back that has to wait behind a letter or a pause; nothing where it has not.
-    fn held_back(self, record: &Record) -> Option<Change> {
+    fn held_back(self, record: &CorrelationRecord) -> Option<SagaTransition> {
         // What is given back in order is not kept back again, nor is a verb: one of them ends the waiting.
         if record.is_turn_of(self.origin)
-            || matches!(&self.input.what, What::Verb { verb, .. } if !matches!(verb, Verb::Send { .. }))
+            || matches!(&self.input.what, InstanceInputKind::Verb { verb, .. } if !matches!(verb, Verb::Send { .. }))
         {
             return None;
         }
         match &self.input.what {
             // It is not fired before what waits was applied.
-            What::Timer { .. } => Some(Change::nothing(Fate::Later("held back"), Some(record.clone()))),
+            InstanceInputKind::Timer { .. } => {
+                Some(SagaTransition::nothing(InputDisposition::Later("held back"), Some(record.clone())))
+            }
             _ => Some(record.hold(self.origin)),
         }
     }
 
     /// Decides about an input where there is no instance.
-    fn without_instance(self, record: Record) -> Change {
+    fn without_instance(self, record: CorrelationRecord) -> SagaTransition {
         let missing = match &self.input.what {
-            What::Event(event) if self.saga.starts_with(event) => {
+            InstanceInputKind::Event(event) if self.saga.starts_with(event) => {
                 return self.start(record, event);
             }
-            What::Verb { verb: Verb::Start { .. }, .. } if self.saga.is_left_out => {
+            InstanceInputKind::Verb { verb: Verb::Start { .. }, .. } if self.saga.is_retired => {
                 let message = format!("`{}` is in force no more: no instance of it starts", self.saga.name);
-                let refusal = Refusal::new("SAGA_NOT_FOUND", message);
-                return Change::nothing(Fate::Refused(refusal), record.unless_empty());
+                let refusal = RequestRefusal::new("SAGA_NOT_FOUND", message);
+                return SagaTransition::nothing(InputDisposition::Refused(refusal), record.unless_empty());
             }
-            What::Verb { request, verb: Verb::Start { data } } => {
-                return self.start(record, &Event::sent(request, "", data.clone()));
+            InstanceInputKind::Verb { request, verb: Verb::Start { data } } => {
+                return self.start(record, &DomainEvent::sent(request, "", data.clone()));
             }
-            What::Verb { request, verb: Verb::Send { kind, data } } => {
+            InstanceInputKind::Verb { request, verb: Verb::Send { kind, data } } => {
                 if self.saga.starts_on(kind) {
-                    return self.start(record, &Event::sent(request, kind, data.clone()));
+                    return self.start(record, &DomainEvent::sent(request, kind, data.clone()));
                 }
                 self.saga.missing(kind)
             }
-            What::Verb { .. } => {
+            InstanceInputKind::Verb { .. } => {
                 let message = format!("there is no instance of `{}` with this correlation", self.saga.name);
-                let refusal = Refusal::new("SAGA_NOT_FOUND", message);
-                return Change::nothing(Fate::Refused(refusal), self.behind(record).unless_empty());
+                let refusal = RequestRefusal::new("SAGA_NOT_FOUND", message);
+                return SagaTransition::nothing(
+                    InputDisposition::Refused(refusal),
+                    self.behind(record).unless_empty(),
+                );
             }
-            What::Timer { name, .. } if name == AWAITED => return self.expire(record),
-            What::Result(_) | What::Timer { .. } => {
+            InstanceInputKind::Timer { name, .. } if name == AWAITED => return self.expire(record),
+            InstanceInputKind::Result(_) | InstanceInputKind::Timer { .. } => {
                 return self.ignored(record);
             }
-            What::Event(event) => self.saga.missing(&event.kind),
+            InstanceInputKind::Event(event) => self.saga.missing(&event.kind),
         };
         match missing {
-            Missing::Ignore => self.ignored(record),
-            Missing::DeadLetter => {
+            MissingInstancePolicy::Ignore => self.ignored(record),
+            MissingInstancePolicy::DeadLetter => {
                 self.dead(record, "NO_INSTANCE", "there is no instance for it".to_owned(), false)
             }
-            Missing::Park(length) => self.await_start(record, length),
+            MissingInstancePolicy::Park(length) => self.await_start(record, length),
         }
     }
 
     /// Ignores an input for which there is no instance.
-    fn ignored(self, record: Record) -> Change {
-        Change::nothing(Fate::Ignored(Ignored::NoInstance), self.behind(record).unless_empty())
+    fn ignored(self, record: CorrelationRecord) -> SagaTransition {
+        SagaTransition::nothing(
+            InputDisposition::Ignored(IgnoreReason::NoInstance),
+            self.behind(record).unless_empty(),
+        )
     }
 
-    fn event(&self) -> Option<Event> {
+    fn event(&self) -> Option<DomainEvent> {
         match &self.input.what {
-            What::Event(event) => Some(event.clone()),
-            What::Verb { request, verb: Verb::Send { kind, data } } => {
-                Some(Event::sent(request, kind, data.clone()))
+            InstanceInputKind::Event(event) => Some(event.clone()),
+            InstanceInputKind::Verb { request, verb: Verb::Send { kind, data } } => {
+                Some(DomainEvent::sent(request, kind, data.clone()))
             }
-            What::Verb { .. } | What::Result(_) | What::Timer { .. } => None,
+            InstanceInputKind::Verb { .. }
+            | InstanceInputKind::Result(_)
+            | InstanceInputKind::Timer { .. } => None,
         }
     }
 
     /// Keeps an event until its instance starts.
-    fn await_start(self, mut record: Record, length: std::time::Duration) -> Change {
-        let (Entry::Awaited(awaited), Some(event)) = (&mut record.entry, self.event()) else {
+    fn await_start(self, mut record: CorrelationRecord, length: std::time::Duration) -> SagaTransition {
+        let (CorrelationEntry::Awaited(awaited), Some(event)) = (&mut record.entry, self.event()) else {
             return self.ignored(record);
         };
         if awaited.kept.len() >= definition::KEPT_MAX {
@@ -251,27 +275,32 @@ impl Application<'_> {
         }
         let number = record.awaited;
         record.awaited += 1;
-        awaited.kept.push_back(Kept { number, kind: event.kind.clone() });
-        let mut change = Change::nothing(Fate::Kept, Some(self.behind(record)));
-        change.kept.push((number, Input { time: self.input.time, what: What::Event(event) }));
+        awaited.kept.push_back(DeferredEvent { number, kind: event.kind.clone() });
+        let mut change = SagaTransition::nothing(InputDisposition::Deferred, Some(self.behind(record)));
+        change
+            .deferred
+            .push((number, InstanceInput { time: self.input.time, what: InstanceInputKind::Event(event) }));
         change
     }
 
     /// Makes dead letters of events whose instance has not started in time.
-    fn expire(self, mut record: Record) -> Change {
-        let Entry::Awaited(awaited) = &mut record.entry else {
-            return Change::nothing(Fate::Ignored(Ignored::NoInstance), record.unless_empty());
+    fn expire(self, mut record: CorrelationRecord) -> SagaTransition {
+        let CorrelationEntry::Awaited(awaited) = &mut record.entry else {
+            return SagaTransition::nothing(
+                InputDisposition::Ignored(IgnoreReason::NoInstance),
+                record.unless_empty(),
+            );
         };
         if self.input.time < awaited.timer.due {
-            return Change::nothing(Fate::Ignored(Ignored::OldTimer), Some(record));
+            return SagaTransition::nothing(InputDisposition::Ignored(IgnoreReason::OldTimer), Some(record));
         }
-        let mut change = Change::nothing(Fate::Applied, None);
+        let mut change = SagaTransition::nothing(InputDisposition::Applied, None);
         for kept in std::mem::take(&mut awaited.kept) {
-            change.taken.push(kept.number);
+            change.removed.push(kept.number);
             if let Some(input) = self.kept.get(&kept.number) {
                 let why = "its instance has not started in time".to_owned();
                 let letter = record.letter("NO_INSTANCE", why, false);
-                change.letters.push((letter, input.clone()));
+                change.dead_letters.push((letter, input.clone()));
             }
         }
         change.record = Some(record);
@@ -279,44 +308,51 @@ impl Application<'_> {
     }
 
     /// Makes a dead letter of the input.
-    fn dead(self, record: Record, code: &str, why: String, parks: bool) -> Change {
+    fn dead(self, record: CorrelationRecord, code: &str, why: String, parks: bool) -> SagaTransition {
         let mut record = self.behind(record);
         let letter = match self.origin {
-            Origin::Letter(number) => Letter { number, code: code.to_owned(), why, parks },
-            Origin::Fresh | Origin::Held(_) => record.letter(code, why, parks),
+            InputOrigin::Letter(number) => DeadLetter { number, code: code.to_owned(), why, parks },
+            InputOrigin::Fresh | InputOrigin::Held(_) => record.letter(code, why, parks),
         };
         if parks {
             record.parked_by = Some(letter.number);
         }
-        Change::nothing(Fate::Dead(letter), Some(record))
+        SagaTransition::nothing(InputDisposition::DeadLetter(letter), Some(record))
     }
 
     /// Takes the input off the place that it comes from.
-    fn behind(self, record: Record) -> Record {
+    fn behind(self, record: CorrelationRecord) -> CorrelationRecord {
         self.origin.behind(record)
     }
 
     /// Puts a record and what was applied to its instance together, and offers kept events.
-    fn finish(self, record: Record, applied: Result<turn::Applied, Fault>) -> Change {
+    fn finish(
+        self,
+        record: CorrelationRecord,
+        applied: Result<application::AppliedInput, InputFault>,
+    ) -> SagaTransition {
         let applied = match applied {
             Ok(applied) => applied,
             // A verb parks nobody: whoever asked is told.
-            Err(fault) if matches!(self.input.what, What::Verb { .. }) => {
-                let refusal = Refusal::new("SAGA_FAULT", fault.to_string());
-                return Change::nothing(Fate::Refused(refusal), Some(self.behind(record)));
+            Err(fault) if matches!(self.input.what, InstanceInputKind::Verb { .. }) => {
+                let refusal = RequestRefusal::new("SAGA_FAULT", fault.to_string());
+                return SagaTransition::nothing(
+                    InputDisposition::Refused(refusal),
+                    Some(self.behind(record)),
+                );
             }
             Err(fault) => return self.dead(record, fault.code(), fault.to_string(), true),
         };
         let mut record = self.behind(record);
         if !applied.fate.is_noted() {
-            return Change::nothing(applied.fate, Some(record));
+            return SagaTransition::nothing(applied.fate, Some(record));
         }
         match &applied.verb {
             Some(Verb::Pause) => record.is_paused = true,
             Some(Verb::Resume) => record.is_paused = false,
             _ => {}
         }
-        let mut change = Change::nothing(applied.fate.clone(), None);
+        let mut change = SagaTransition::nothing(applied.fate.clone(), None);
         let instance = change.take_in(applied, self.input, None);
         let instance = self.offer(&mut change, &mut record, instance);
         record.settle(instance, &mut change);
@@ -325,13 +361,19 @@ impl Application<'_> {
     }
 
     /// Offers kept events as long as one of them is wanted.
-    fn offer(self, change: &mut Change, record: &mut Record, mut instance: Instance) -> Instance {
+    fn offer(
+        self,
+        change: &mut SagaTransition,
+        record: &mut CorrelationRecord,
+        mut instance: SagaInstance,
+    ) -> SagaInstance {
         while !record.holds_back()
             && let Some(at) = instance.wanted(self.saga)
             && let Some(kept) = instance.kept.remove(at)
         {
             // What was kept in this very change is not in the store yet.
-            let fresh = change.kept.iter().find(|(number, _)| *number == kept.number).map(|(_, input)| input);
+            let fresh =
+                change.deferred.iter().find(|(number, _)| *number == kept.number).map(|(_, input)| input);
             let input = fresh.or_else(|| self.kept.get(&kept.number)).cloned();
             change.forget(kept.number);
             // Without its row nothing is left to be applied.
@@ -344,7 +386,7 @@ impl Application<'_> {
                 Err(fault) => {
                     let letter = record.letter(fault.code(), fault.to_string(), true);
                     record.parked_by = Some(letter.number);
-                    change.letters.push((letter, input));
+                    change.dead_letters.push((letter, input));
                 }
             }
         }
@@ -352,23 +394,30 @@ impl Application<'_> {
     }
 
     /// Applies an event that was kept.
-    fn offered(self, change: &Change, instance: &Instance, input: &Input) -> Result<turn::Applied, Fault> {
-        let What::Event(event) = &input.what else { return Err(Fault::no("event in", "a kept row")) };
-        let applied = Turn::new(self.saga, self.whose, instance.clone(), input).event(event)?;
+    fn offered(
+        self,
+        change: &SagaTransition,
+        instance: &SagaInstance,
+        input: &InstanceInput,
+    ) -> Result<application::AppliedInput, InputFault> {
+        let InstanceInputKind::Event(event) = &input.what else {
+            return Err(InputFault::no("event in", "a kept row"));
+        };
+        let applied = InputApplication::new(self.saga, self.whose, instance.clone(), input).event(event)?;
         let (found, most) = (change.work.len() + applied.work.len(), WORK_OF_CHANGE_MAX);
         if found > most {
-            return Err(Fault::Limit { what: "one change, in work,", most, found });
+            return Err(InputFault::Limit { what: "one change, in work,", most, found });
         }
         let (found, most) =
             (change.work.iter().chain(&applied.work).map(WorkItem::bytes).sum(), WORK_OF_CHANGE_BYTES_MAX);
         if found > most {
-            return Err(Fault::Limit { what: "the work of one change, in bytes,", most, found });
+            return Err(InputFault::Limit { what: "the work of one change, in bytes,", most, found });
         }
         Ok(applied)
     }
 }
 
-impl Awaited {
+impl StartBacklog {
     /// Nothing that waits.
     fn none() -> Self {
         Self { timer: Timer::unnamed(), kept: std::collections::VecDeque::new() }
@@ -382,47 +431,47 @@ impl Timer {
     }
 }
 
-impl Record {
+impl CorrelationRecord {
     /// The record, unless there is nothing in it.
     fn unless_empty(self) -> Option<Self> {
-        let is_empty = matches!(&self.entry, Entry::Awaited(awaited) if awaited.kept.is_empty());
+        let is_empty = matches!(&self.entry, CorrelationEntry::Awaited(awaited) if awaited.kept.is_empty());
         (!is_empty || self.letters > 0 || self.parked_by.is_some()).then_some(self)
     }
 
     /// Returns whether nothing has to be applied before an input that comes from there.
-    fn is_turn_of(&self, origin: Origin) -> bool {
+    fn is_turn_of(&self, origin: InputOrigin) -> bool {
         match origin {
-            Origin::Letter(number) if self.parked_by == Some(number) => true,
-            Origin::Held(number) => number == self.held.first && !self.holds_back(),
-            Origin::Fresh | Origin::Letter(_) => self.held.is_empty() && !self.holds_back(),
+            InputOrigin::Letter(number) if self.parked_by == Some(number) => true,
+            InputOrigin::Held(number) => number == self.held.first && !self.holds_back(),
+            InputOrigin::Fresh | InputOrigin::Letter(_) => self.held.is_empty() && !self.holds_back(),
         }
     }
 
     /// Has an input wait behind those that are held back.
-    fn hold(&self, origin: Origin) -> Change {
+    fn hold(&self, origin: InputOrigin) -> SagaTransition {
         let fate = match origin {
-            Origin::Held(_) => Fate::Later("held back"),
-            _ if self.held.len() >= HELD_MAX => Fate::NoRoom,
-            Origin::Fresh | Origin::Letter(_) => {
+            InputOrigin::Held(_) => InputDisposition::Later("held back"),
+            _ if self.held.len() >= HELD_MAX => InputDisposition::NoRoom,
+            InputOrigin::Fresh | InputOrigin::Letter(_) => {
                 let mut record = self.clone();
                 record.held.next += 1;
-                return Change::nothing(Fate::Held(self.held.next), Some(record));
+                return SagaTransition::nothing(InputDisposition::Held(self.held.next), Some(record));
             }
         };
-        Change::nothing(fate, Some(self.clone()))
+        SagaTransition::nothing(fate, Some(self.clone()))
     }
 
     /// Makes a letter with the next number.
-    fn letter(&mut self, code: &str, why: String, parks: bool) -> Letter {
+    fn letter(&mut self, code: &str, why: String, parks: bool) -> DeadLetter {
         let number = self.letters;
         self.letters += 1;
-        Letter { number, code: code.to_owned(), why, parks }
+        DeadLetter { number, code: code.to_owned(), why, parks }
     }
 
     /// Puts an instance back, or what is left of it.
-    fn settle(&mut self, mut instance: Instance, change: &mut Change) {
+    fn settle(&mut self, mut instance: SagaInstance, change: &mut SagaTransition) {
         if !instance.status.is_end() {
-            self.entry = Entry::Live(Box::new(instance));
+            self.entry = CorrelationEntry::Live(Box::new(instance));
             return;
         }
         for kept in std::mem::take(&mut instance.kept) {
@@ -433,7 +482,7 @@ impl Record {
         }
         self.is_paused = false;
         self.parked_by = None;
-        self.entry = Entry::Ended(instance.tombstone());
+        self.entry = CorrelationEntry::Ended(instance.tombstone());
     }
 }
 

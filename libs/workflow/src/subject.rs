@@ -1,14 +1,14 @@
 //! The names of everything that a broker carries: subjects, and the consumers that read them.
 //!
 //! What comes from outside and is no safe token stands in a subject as a hash; the text is in a header then. A subject that came
-//! is read again ([`Subject::read`]), since a consumer's filter is one wall of several.
+//! is read again ([`MessageSubject::read`]), since a consumer's filter is one wall of several.
 
 use std::fmt;
 
 use model::{CommandId, CorrelationId, EffectName, SagaName, TenantId};
 use sha2::{Digest as _, Sha256};
 
-use crate::lane::Lane;
+use crate::lane::WorkflowLane;
 
 /// A token that is longer is a hash instead.
 const TOKEN_BYTES_MAX: usize = 128;
@@ -27,7 +27,7 @@ pub fn token(text: &str) -> String {
 
 /// What a message is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Subject {
+pub enum MessageSubject {
     /// An event of an aggregate: its type and its id, as tokens.
     Aggregate {
         /// The type.
@@ -65,7 +65,7 @@ pub enum Subject {
     },
 }
 
-impl Subject {
+impl MessageSubject {
     /// Something for an instance.
     #[must_use]
     pub fn workflow(saga: &SagaName, correlation: &CorrelationId) -> Self {
@@ -136,7 +136,7 @@ fn start(tenant: &TenantId) -> String {
 
 /// What one consumer reads. Servers may accept several filters of one consumer and ignore them: so each has one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Source {
+pub enum ConsumerSource {
     /// Events of aggregates of this type, a safe token.
     Aggregate(String),
     /// Commands for an effect.
@@ -147,7 +147,7 @@ pub enum Source {
     Verbs(SagaName),
 }
 
-impl Source {
+impl ConsumerSource {
     /// The only filter of a consumer of it.
     #[must_use]
     pub fn filter(&self, tenant: &TenantId) -> String {
@@ -163,11 +163,11 @@ impl Source {
     /// The name of a lane's consumer of it: `sg_<saga>_<shard>_<kind><8 hex of the filter>_<tenant>`, of effects
     /// `ef_<effect>_<tenant>`. Names of sagas and effects have no `_`, so that no two lanes share one.
     #[must_use]
-    pub fn consumer(&self, lane: &Lane) -> String {
+    pub fn consumer(&self, lane: &WorkflowLane) -> String {
         let tenant = lane.tenant();
         match lane {
-            Lane::Effect { effect, .. } => format!("ef_{effect}_{tenant}"),
-            Lane::Saga { saga, shard, .. } => {
+            WorkflowLane::Effect { effect, .. } => format!("ef_{effect}_{tenant}"),
+            WorkflowLane::Saga { saga, shard, .. } => {
                 let filter = hex::encode(Sha256::digest(self.filter(tenant)));
                 let filter = filter.get(..8).unwrap_or_default();
                 format!("sg_{saga}_{shard}_{}{filter}_{tenant}", self.kind())
@@ -185,7 +185,7 @@ impl Source {
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for ConsumerSource {
     /// As checkpoints call it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -217,33 +217,33 @@ mod tests {
         let correlation = "a.b*".parse().expect("a correlation");
         for (subject, written) in [
             (
-                Subject::Aggregate { kind: "Order".to_owned(), id: "1".to_owned() },
+                MessageSubject::Aggregate { kind: "Order".to_owned(), id: "1".to_owned() },
                 "aggregate.Order.1".to_owned(),
             ),
             (
-                Subject::Effect { effect: effect.clone(), command },
+                MessageSubject::Effect { effect: effect.clone(), command },
                 "effect.pay.00000000-0000-0000-0000-000000000007".to_owned(),
             ),
             (
-                Subject::EffectResult { effect, command },
+                MessageSubject::EffectResult { effect, command },
                 "effect_result.pay.00000000-0000-0000-0000-000000000007".to_owned(),
             ),
             (
-                Subject::workflow(&saga(), &correlation),
+                MessageSubject::workflow(&saga(), &correlation),
                 format!("workflow.order.%h{}", hex::encode(Sha256::digest("a.b*"))),
             ),
             (
-                Subject::workflow_event(&saga(), &"c-1".parse().expect("a correlation")),
+                MessageSubject::workflow_event(&saga(), &"c-1".parse().expect("a correlation")),
                 "workflow_event.order.c-1".to_owned(),
             ),
         ] {
             let full = subject.of(&tenant("acme"));
             assert_eq!(full, format!("tenant.acme.{written}"));
-            assert_eq!(Subject::read(&full, true), Some((tenant("acme"), subject.clone())));
-            assert_eq!(Subject::read(&full, false), None);
+            assert_eq!(MessageSubject::read(&full, true), Some((tenant("acme"), subject.clone())));
+            assert_eq!(MessageSubject::read(&full, false), None);
             assert_eq!(subject.of(&TenantId::single()), written);
-            assert_eq!(Subject::read(&written, false), Some((TenantId::single(), subject)));
-            assert_eq!(Subject::read(&written, true), None);
+            assert_eq!(MessageSubject::read(&written, false), Some((TenantId::single(), subject)));
+            assert_eq!(MessageSubject::read(&written, true), None);
         }
     }
 
@@ -262,30 +262,31 @@ mod tests {
             "tenant.a.other.x.1",
             "tenants.a.aggregate.Order.1",
         ] {
-            assert_eq!(Subject::read(wrong, true), None, "{wrong}");
+            assert_eq!(MessageSubject::read(wrong, true), None, "{wrong}");
         }
     }
 
     #[test]
     fn consumers_are_for_ever() {
-        let lane = Lane::Saga { tenant: tenant("acme"), saga: saga(), shard: 2 };
-        let results = Source::Results("pay".parse().expect("a name"));
+        let lane = WorkflowLane::Saga { tenant: tenant("acme"), saga: saga(), shard: 2 };
+        let results = ConsumerSource::Results("pay".parse().expect("a name"));
         for (source, filter, consumer) in [
             (
-                Source::Aggregate("Order".to_owned()),
+                ConsumerSource::Aggregate("Order".to_owned()),
                 "tenant.acme.aggregate.Order.*",
                 "sg_order_2_a250518df_acme",
             ),
             (results, "tenant.acme.effect_result.pay.*", "sg_order_2_r45761f69_acme"),
-            (Source::Verbs(saga()), "tenant.acme.workflow.order.*", "sg_order_2_vfdb26a5a_acme"),
+            (ConsumerSource::Verbs(saga()), "tenant.acme.workflow.order.*", "sg_order_2_vfdb26a5a_acme"),
         ] {
             assert_eq!(
                 (source.filter(lane.tenant()).as_str(), source.consumer(&lane).as_str()),
                 (filter, consumer)
             );
         }
-        let lane = Lane::Effect { tenant: TenantId::single(), effect: "pay".parse().expect("a name") };
-        let commands = Source::Commands("pay".parse().expect("a name"));
+        let lane =
+            WorkflowLane::Effect { tenant: TenantId::single(), effect: "pay".parse().expect("a name") };
+        let commands = ConsumerSource::Commands("pay".parse().expect("a name"));
         assert_eq!(commands.filter(lane.tenant()), "effect.pay.*");
         assert_eq!(commands.consumer(&lane), "ef_pay_");
     }

@@ -8,8 +8,8 @@ use std::fmt;
 use model::{BlobHash, CommandId};
 
 use crate::Json;
-use crate::input::{Event, What};
-use crate::step::{JournalInput, Row};
+use crate::input::{DomainEvent, InstanceInputKind};
+use crate::step::{JournalInput, JournalRow};
 
 /// Version, trace, parent and flags, with what stands between them.
 const LENGTH: usize = 55;
@@ -66,7 +66,7 @@ impl fmt::Display for TraceParent {
 
 /// Makes the place of a piece of work that a row of the journal ordered.
 #[must_use]
-pub fn of_work(row: &Row, command: CommandId) -> TraceParent {
+pub fn of_work(row: &JournalRow, command: CommandId) -> TraceParent {
     // No two commands share their last bits.
     let span = u64::try_from(command.bits() & u128::from(u64::MAX)).unwrap_or(u64::MAX).max(1);
     TraceParent { span, ..of_row(row) }
@@ -74,7 +74,7 @@ pub fn of_work(row: &Row, command: CommandId) -> TraceParent {
 
 /// Makes the place of the transition that a row of the journal tells: in the trace of the event, or in one of its own.
 #[must_use]
-pub fn of_row(row: &Row) -> TraceParent {
+pub fn of_row(row: &JournalRow) -> TraceParent {
     // No two inputs of any instance share a chain.
     let (trace, span) = halves(row.chain);
     let own = TraceParent { trace: trace.max(1), span: span.max(1), flags: SAMPLED };
@@ -86,8 +86,10 @@ pub fn of_row(row: &Row) -> TraceParent {
 pub fn of_input(input: &JournalInput) -> Option<TraceParent> {
     match input {
         JournalInput::Came(input) => match &input.what {
-            What::Event(event) => of_event(event),
-            What::Result(_) | What::Timer { .. } | What::Verb { .. } => None,
+            InstanceInputKind::Event(event) => of_event(event),
+            InstanceInputKind::Result(_)
+            | InstanceInputKind::Timer { .. }
+            | InstanceInputKind::Verb { .. } => None,
         },
         JournalInput::Kept(_) => None,
     }
@@ -95,7 +97,7 @@ pub fn of_input(input: &JournalInput) -> Option<TraceParent> {
 
 /// The place that an event tells; nothing where it tells none, or none that is valid.
 #[must_use]
-pub fn of_event(event: &Event) -> Option<TraceParent> {
+pub fn of_event(event: &DomainEvent) -> Option<TraceParent> {
     TraceParent::read(event.body.get("metadata")?.get("traceparent").and_then(Json::as_text)?)
 }
 
@@ -112,16 +114,21 @@ mod tests {
     use model::{SagaStatus, Timestamp};
 
     use super::*;
-    use crate::input::Input;
+    use crate::input::InstanceInput;
 
-    fn row(traceparent: &str) -> Row {
+    fn row(traceparent: &str) -> JournalRow {
         let metadata = Json::object([("traceparent", Json::text(traceparent))]);
-        let event =
-            Event { body: Json::object([("metadata", metadata)]), ..Event::sent("r", "A", Json::Null) };
+        let event = DomainEvent {
+            body: Json::object([("metadata", metadata)]),
+            ..DomainEvent::sent("r", "A", Json::Null)
+        };
         let time = Timestamp::from_millis(0);
-        Row {
+        JournalRow {
             revision: 1,
-            input: JournalInput::Came(Box::new(Input { time, what: What::Event(event) })),
+            input: JournalInput::Came(Box::new(InstanceInput {
+                time,
+                what: InstanceInputKind::Event(event),
+            })),
             definition: None,
             now: time,
             fate: "applied".to_owned(),
@@ -153,7 +160,7 @@ mod tests {
             assert_eq!(of_work(&row(wrong), CommandId::from_bits(0xab)).to_string(), own, "{wrong}");
         }
         // Without an event there is a trace of the input.
-        let kept = Row { input: JournalInput::Kept(1), ..row(parent) };
+        let kept = JournalRow { input: JournalInput::Kept(1), ..row(parent) };
         assert_eq!(of_work(&kept, CommandId::from_bits(0xab)).to_string(), own);
     }
 

@@ -146,7 +146,7 @@ impl fmt::Display for EffectEvent {
 
 /// Something happened that cannot happen in this state. Nothing was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Impossible {
+pub enum ImpossibleTransition {
     /// To an instance.
     #[error("`{event}` cannot happen to a saga that is {}", status_of(*status))]
     Saga {
@@ -180,13 +180,13 @@ fn state_of(state: Option<EffectState>) -> &'static str {
 ///
 /// # Errors
 /// The pair is not in the table.
-pub const fn saga(status: Option<SagaStatus>, event: SagaEvent) -> Result<SagaStatus, Impossible> {
+pub const fn saga(status: Option<SagaStatus>, event: SagaEvent) -> Result<SagaStatus, ImpossibleTransition> {
     use SagaEvent as E;
     use SagaStatus as S;
     let Some(from) = status else {
         return match event {
             E::Start => Ok(S::Running),
-            event => Err(Impossible::Saga { status, event }),
+            event => Err(ImpossibleTransition::Saga { status, event }),
         };
     };
     Ok(match (from, event) {
@@ -200,7 +200,7 @@ pub const fn saga(status: Option<SagaStatus>, event: SagaEvent) -> Result<SagaSt
         (S::Running | S::Compensating, E::Stick) => S::Stuck,
         (S::Running | S::Compensating, E::Pause | E::Resume) => from,
         (S::Running | S::Compensating | S::Stuck, E::Kill) => S::Killed,
-        _ => return Err(Impossible::Saga { status, event }),
+        _ => return Err(ImpossibleTransition::Saga { status, event }),
     })
 }
 
@@ -208,13 +208,16 @@ pub const fn saga(status: Option<SagaStatus>, event: SagaEvent) -> Result<SagaSt
 ///
 /// # Errors
 /// The pair is not in the table.
-pub const fn effect(state: Option<EffectState>, event: EffectEvent) -> Result<EffectState, Impossible> {
+pub const fn effect(
+    state: Option<EffectState>,
+    event: EffectEvent,
+) -> Result<EffectState, ImpossibleTransition> {
     use EffectEvent as E;
     use EffectState as S;
     let Some(from) = state else {
         return match event {
             E::Accept => Ok(S::Accepted),
-            event => Err(Impossible::Effect { state, event }),
+            event => Err(ImpossibleTransition::Effect { state, event }),
         };
     };
     Ok(match (from, event) {
@@ -227,7 +230,7 @@ pub const fn effect(state: Option<EffectState>, event: EffectEvent) -> Result<Ef
         (S::Unknown, E::Defer) => S::Manual,
         (S::Accepted | S::Backoff | S::Waiting | S::Unknown | S::Manual, E::TimeOut) => S::TimedOut,
         (S::Accepted | S::Backoff | S::Waiting, E::Cancel) => S::Cancelled,
-        _ => return Err(Impossible::Effect { state, event }),
+        _ => return Err(ImpossibleTransition::Effect { state, event }),
     })
 }
 

@@ -7,14 +7,14 @@ const PROBLEMS_MAX: usize = 100;
 
 /// A line and a column, both from 1 on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct SourcePosition {
     /// The line.
     pub line: u64,
     /// The column, in characters.
     pub column: u64,
 }
 
-impl Place {
+impl SourcePosition {
     /// Where a file begins.
     pub const START: Self = Self { line: 1, column: 1 };
 }
@@ -23,14 +23,14 @@ impl Place {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// Where; absent when it is not in the file but on the command line, say.
-    pub place: Option<Place>,
+    pub place: Option<SourcePosition>,
     /// What, and what would be right.
     pub message: String,
 }
 
 impl Problem {
     /// One at a place of the file.
-    pub fn at(place: Place, message: impl Into<String>) -> Self {
+    pub fn at(place: SourcePosition, message: impl Into<String>) -> Self {
         Self { place: Some(place), message: message.into() }
     }
 }
@@ -86,7 +86,7 @@ impl Problems {
         for (i, problem) in self.list.iter().take(PROBLEMS_MAX).enumerate() {
             let line_break = if i == 0 { "" } else { "\n" };
             write!(f, "{line_break}{kind}{}:", self.file)?;
-            if let Some(Place { line, column }) = problem.place {
+            if let Some(SourcePosition { line, column }) = problem.place {
                 write!(f, "{line}:{column}:")?;
             }
             write!(f, " {}", problem.message)?;

@@ -2,17 +2,17 @@
 
 use std::collections::HashMap;
 
-use crate::{Entry, Place, Problem, Tree, Value, did_you_mean};
+use crate::{Problem, SourcePosition, YamlEntry, YamlNode, YamlValue, did_you_mean};
 
 /// Characters of a value that a message repeats.
 const SHOWN_CHARS_MAX: usize = 40;
 
 /// The entries of one mapping by their keys.
-pub type Fields<'t> = HashMap<&'t str, &'t Entry>;
+pub type YamlFields<'t> = HashMap<&'t str, &'t YamlEntry>;
 
 /// The keys that a mapping may have.
 #[derive(Debug, Clone, Copy)]
-pub struct Keys<'a> {
+pub struct MappingKeys<'a> {
     /// Those that messages name.
     pub known: &'a [&'a str],
     /// Older spellings, which are read as well.
@@ -21,7 +21,7 @@ pub struct Keys<'a> {
     pub hint: fn(&str, &[&str]) -> Option<String>,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> MappingKeys<'a> {
     /// Keys without older spellings and hints.
     #[must_use]
     pub fn of(known: &'a [&'a str]) -> Self {
@@ -31,13 +31,13 @@ impl<'a> Keys<'a> {
 
 /// Notes what is wrong with a tree while it is read.
 #[derive(Debug, Default)]
-pub struct Reader {
+pub struct YamlReader {
     problems: Vec<Problem>,
 }
 
-impl Reader {
+impl YamlReader {
     /// Notes a problem.
-    pub fn problem(&mut self, place: Place, message: impl Into<String>) {
+    pub fn problem(&mut self, place: SourcePosition, message: impl Into<String>) {
         self.problems.push(Problem::at(place, message));
     }
 
@@ -59,15 +59,15 @@ impl Reader {
     }
 
     /// Gives the entries of a mapping; notes keys that are not known. `what` names the mapping: `the job "a"`.
-    pub fn fields<'t>(&mut self, tree: &'t Tree, what: &str, keys: Keys<'_>) -> Fields<'t> {
+    pub fn fields<'t>(&mut self, tree: &'t YamlNode, what: &str, keys: MappingKeys<'_>) -> YamlFields<'t> {
         let known = keys.known;
         let entries = match &tree.value {
-            Value::Map(entries) => entries,
+            YamlValue::Map(entries) => entries,
             other => {
                 let such_as = known.first().map(|key| format!(" with keys such as `{key}`"));
                 let (such_as, kind) = (such_as.unwrap_or_default(), other.kind());
                 self.problem(tree.place, format!("{what} is a mapping{such_as}, not {kind}"));
-                return Fields::new();
+                return YamlFields::new();
             }
         };
         for entry in entries {
@@ -86,7 +86,7 @@ impl Reader {
     }
 
     /// Reads a text; a number or a truth is the text that was written.
-    pub fn text<'t>(&mut self, entry: &'t Entry) -> Option<&'t str> {
+    pub fn text<'t>(&mut self, entry: &'t YamlEntry) -> Option<&'t str> {
         let text = entry.value.value.as_text();
         if text.is_none() {
             self.wrong_kind(entry, "a text");
@@ -95,9 +95,9 @@ impl Reader {
     }
 
     /// Reads a whole number. `wanted` says which: `a whole number from 0 on`.
-    pub fn whole<N: TryFrom<i64>>(&mut self, entry: &Entry, wanted: &str) -> Option<N> {
+    pub fn whole<N: TryFrom<i64>>(&mut self, entry: &YamlEntry, wanted: &str) -> Option<N> {
         let number = match &entry.value.value {
-            Value::Int(number, _) => N::try_from(*number).ok(),
+            YamlValue::Int(number, _) => N::try_from(*number).ok(),
             _ => None,
         };
         if number.is_none() {
@@ -107,9 +107,9 @@ impl Reader {
     }
 
     /// Reads `true` or `false`.
-    pub fn truth(&mut self, entry: &Entry) -> Option<bool> {
+    pub fn boolean(&mut self, entry: &YamlEntry) -> Option<bool> {
         match &entry.value.value {
-            Value::Bool(truth, _) => Some(*truth),
+            YamlValue::Bool(truth, _) => Some(*truth),
             _ => {
                 self.wrong_kind(entry, "true or false");
                 None
@@ -118,9 +118,9 @@ impl Reader {
     }
 
     /// Gives the entries of a mapping with keys of its own. `wanted` says which: `a mapping from names to texts`.
-    pub fn entries<'t>(&mut self, entry: &'t Entry, wanted: &str) -> &'t [Entry] {
+    pub fn entries<'t>(&mut self, entry: &'t YamlEntry, wanted: &str) -> &'t [YamlEntry] {
         match &entry.value.value {
-            Value::Map(entries) => entries,
+            YamlValue::Map(entries) => entries,
             _ => {
                 self.wrong_kind(entry, wanted);
                 &[]
@@ -129,9 +129,9 @@ impl Reader {
     }
 
     /// Gives the items of a list. `wanted` says which: `a list of numbers`.
-    pub fn items<'t>(&mut self, entry: &'t Entry, wanted: &str) -> &'t [Tree] {
+    pub fn items<'t>(&mut self, entry: &'t YamlEntry, wanted: &str) -> &'t [YamlNode] {
         match &entry.value.value {
-            Value::List(items) => items,
+            YamlValue::List(items) => items,
             _ => {
                 self.wrong_kind(entry, wanted);
                 &[]
@@ -140,7 +140,7 @@ impl Reader {
     }
 
     /// Reads a list of texts, each with its place.
-    pub fn texts<'t>(&mut self, entry: &'t Entry) -> Vec<(Place, &'t str)> {
+    pub fn texts<'t>(&mut self, entry: &'t YamlEntry) -> Vec<(SourcePosition, &'t str)> {
         let written = entry.value.value.as_text().unwrap_or("a");
         let items = self.items(entry, &format!("a list, such as [{written}]"));
         let mut texts = Vec::with_capacity(items.len());
@@ -157,9 +157,9 @@ impl Reader {
     }
 
     /// Notes that a value is not what its key takes.
-    pub fn wrong_kind(&mut self, entry: &Entry, wanted: &str) {
+    pub fn wrong_kind(&mut self, entry: &YamlEntry, wanted: &str) {
         let found = match &entry.value.value {
-            Value::Null => "; nothing is written there".to_owned(),
+            YamlValue::Null => "; nothing is written there".to_owned(),
             value => match value.as_text() {
                 Some(text) => format!(", not `{}`", text.chars().take(SHOWN_CHARS_MAX).collect::<String>()),
                 None => format!(", not {}", value.kind()),

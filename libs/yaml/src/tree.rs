@@ -8,7 +8,7 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, Spanned};
 
-use crate::{Place, Problem};
+use crate::{Problem, SourcePosition};
 
 /// Lists and maps within each other. A flow file needs six.
 const DEPTH_MAX: usize = 32;
@@ -19,17 +19,17 @@ const REPEATED_MAX: usize = 200_000;
 
 /// A value and where it stands.
 #[derive(Debug)]
-pub struct Tree {
+pub struct YamlNode {
     /// Where it begins.
-    pub place: Place,
+    pub place: SourcePosition,
     /// The value.
-    pub value: Value,
+    pub value: YamlValue,
 }
 
 /// A value. Scalars keep the text they were written as: `1.0` in an
 /// environment is those three characters.
 #[derive(Debug)]
-pub enum Value {
+pub enum YamlValue {
     /// Nothing is written there, or `null`.
     Null,
     /// `true` or `false`.
@@ -41,23 +41,23 @@ pub enum Value {
     /// A text.
     Text(String),
     /// A list.
-    List(Vec<Tree>),
+    List(Vec<YamlNode>),
     /// A mapping, in the order of the file. No key stands there twice.
-    Map(Vec<Entry>),
+    Map(Vec<YamlEntry>),
 }
 
 /// A key with its value.
 #[derive(Debug)]
-pub struct Entry {
+pub struct YamlEntry {
     /// Where the key stands.
-    pub place: Place,
+    pub place: SourcePosition,
     /// The key.
     pub key: String,
     /// What it stands for.
-    pub value: Tree,
+    pub value: YamlNode,
 }
 
-impl Value {
+impl YamlValue {
     /// What it is, for messages.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
@@ -86,19 +86,19 @@ impl Value {
 ///
 /// # Errors
 /// What is wrong with the YAML itself, at its place.
-pub fn parse(text: &str, what: &str) -> Result<Tree, Problem> {
+pub fn parse(text: &str, what: &str) -> Result<YamlNode, Problem> {
     let raw = serde_saphyr::from_str_with_options(text, options());
-    Ok(Tree::new(raw.map_err(|error| problem(&error, what))?, text))
+    Ok(YamlNode::new(raw.map_err(|error| problem(&error, what))?, text))
 }
 
 /// Parses the YAML documents of a text, which `---` separates; leaves empty ones out.
 ///
 /// # Errors
 /// What is wrong with the YAML itself, at its place.
-pub fn parse_all(text: &str, what: &str) -> Result<Vec<Tree>, Problem> {
+pub fn parse_all(text: &str, what: &str) -> Result<Vec<YamlNode>, Problem> {
     let raws: Result<Vec<_>, _> = serde_saphyr::from_multiple_with_options(text, options());
     let raws = raws.map_err(|error| problem(&error, what))?;
-    Ok(raws.into_iter().map(|raw| Tree::new(raw, text)).collect())
+    Ok(raws.into_iter().map(|raw| YamlNode::new(raw, text)).collect())
 }
 
 fn options() -> serde_saphyr::Options {
@@ -120,7 +120,7 @@ fn options() -> serde_saphyr::Options {
 
 fn problem(error: &serde_saphyr::Error, what: &str) -> Problem {
     let error = error.without_snippet();
-    let place = error.location().map_or(Place::START, place);
+    let place = error.location().map_or(SourcePosition::START, place);
     Problem::at(place, what_is_wrong(error, what))
 }
 
@@ -173,26 +173,28 @@ fn what_is_wrong(error: &serde_saphyr::Error, what: &str) -> String {
     }
 }
 
-fn place(location: Location) -> Place {
-    Place { line: location.line().max(1), column: location.column().max(1) }
+fn place(location: Location) -> SourcePosition {
+    SourcePosition { line: location.line().max(1), column: location.column().max(1) }
 }
 
-impl Tree {
-    fn new(raw: Spanned<Raw>, source: &str) -> Self {
+impl YamlNode {
+    fn new(raw: Spanned<RawYamlValue>, source: &str) -> Self {
         let defined = raw.defined;
         let written =
             |value: &dyn fmt::Display| written(defined, source).unwrap_or_else(|| value.to_string());
         let value = match raw.value {
-            Raw::Null => Value::Null,
-            Raw::Bool(value) => Value::Bool(value, written(&value)),
-            Raw::Int(value) => Value::Int(value, written(&value)),
-            Raw::Float(value) => Value::Float(value, written(&value)),
-            Raw::Text(text) => Value::Text(text),
-            Raw::List(items) => Value::List(items.into_iter().map(|item| Self::new(item, source)).collect()),
-            Raw::Map(entries) => Value::Map(
+            RawYamlValue::Null => YamlValue::Null,
+            RawYamlValue::Bool(value) => YamlValue::Bool(value, written(&value)),
+            RawYamlValue::Int(value) => YamlValue::Int(value, written(&value)),
+            RawYamlValue::Float(value) => YamlValue::Float(value, written(&value)),
+            RawYamlValue::Text(text) => YamlValue::Text(text),
+            RawYamlValue::List(items) => {
+                YamlValue::List(items.into_iter().map(|item| Self::new(item, source)).collect())
+            }
+            RawYamlValue::Map(entries) => YamlValue::Map(
                 entries
                     .into_iter()
-                    .map(|(key, value)| Entry {
+                    .map(|(key, value)| YamlEntry {
                         place: place(key.referenced),
                         key: key.value,
                         value: Self::new(value, source),
@@ -212,86 +214,86 @@ fn written(at: Location, source: &str) -> Option<String> {
 }
 
 /// A value as the YAML library gives it.
-enum Raw {
+enum RawYamlValue {
     Null,
     Bool(bool),
     Int(i64),
     Float(f64),
     Text(String),
-    List(Vec<Spanned<Raw>>),
-    Map(Vec<(Spanned<String>, Spanned<Raw>)>),
+    List(Vec<Spanned<RawYamlValue>>),
+    Map(Vec<(Spanned<String>, Spanned<RawYamlValue>)>),
 }
 
-impl<'de> Deserialize<'de> for Raw {
+impl<'de> Deserialize<'de> for RawYamlValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(RawVisitor)
+        deserializer.deserialize_any(RawYamlVisitor)
     }
 }
 
-struct RawVisitor;
+struct RawYamlVisitor;
 
-impl<'de> Visitor<'de> for RawVisitor {
-    type Value = Raw;
+impl<'de> Visitor<'de> for RawYamlVisitor {
+    type Value = RawYamlValue;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a value")
     }
 
-    fn visit_unit<E>(self) -> Result<Raw, E> {
-        Ok(Raw::Null)
+    fn visit_unit<E>(self) -> Result<RawYamlValue, E> {
+        Ok(RawYamlValue::Null)
     }
 
-    fn visit_none<E>(self) -> Result<Raw, E> {
-        Ok(Raw::Null)
+    fn visit_none<E>(self) -> Result<RawYamlValue, E> {
+        Ok(RawYamlValue::Null)
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
-        Ok(Raw::Bool(value))
+    fn visit_bool<E>(self, value: bool) -> Result<RawYamlValue, E> {
+        Ok(RawYamlValue::Bool(value))
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<Raw, E> {
-        Ok(Raw::Int(value))
+    fn visit_i64<E>(self, value: i64) -> Result<RawYamlValue, E> {
+        Ok(RawYamlValue::Int(value))
     }
 
     // Numbers beyond i64 are beyond every limit; what is read as a text keeps its characters.
-    fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
-        Ok(i64::try_from(value).map_or(Raw::Float(f64::MAX), Raw::Int))
+    fn visit_u64<E>(self, value: u64) -> Result<RawYamlValue, E> {
+        Ok(i64::try_from(value).map_or(RawYamlValue::Float(f64::MAX), RawYamlValue::Int))
     }
 
-    fn visit_i128<E>(self, _: i128) -> Result<Raw, E> {
-        Ok(Raw::Float(f64::MAX))
+    fn visit_i128<E>(self, _: i128) -> Result<RawYamlValue, E> {
+        Ok(RawYamlValue::Float(f64::MAX))
     }
 
-    fn visit_u128<E>(self, _: u128) -> Result<Raw, E> {
-        Ok(Raw::Float(f64::MAX))
+    fn visit_u128<E>(self, _: u128) -> Result<RawYamlValue, E> {
+        Ok(RawYamlValue::Float(f64::MAX))
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
-        Ok(Raw::Float(value))
+    fn visit_f64<E>(self, value: f64) -> Result<RawYamlValue, E> {
+        Ok(RawYamlValue::Float(value))
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Raw, E> {
-        Ok(Raw::Text(value.to_owned()))
+    fn visit_str<E>(self, value: &str) -> Result<RawYamlValue, E> {
+        Ok(RawYamlValue::Text(value.to_owned()))
     }
 
-    fn visit_string<E>(self, value: String) -> Result<Raw, E> {
-        Ok(Raw::Text(value))
+    fn visit_string<E>(self, value: String) -> Result<RawYamlValue, E> {
+        Ok(RawYamlValue::Text(value))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Raw, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<RawYamlValue, A::Error> {
         let mut list = Vec::new();
         while let Some(item) = items.next_element()? {
             list.push(item);
         }
-        Ok(Raw::List(list))
+        Ok(RawYamlValue::List(list))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Raw, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<RawYamlValue, A::Error> {
         let mut map = Vec::new();
         while let Some(entry) = entries.next_entry()? {
             map.push(entry);
         }
-        Ok(Raw::Map(map))
+        Ok(RawYamlValue::Map(map))
     }
 }
 
@@ -303,16 +305,16 @@ mod tests {
     fn documents_keep_the_places_that_they_have_in_the_text() {
         let trees = parse_all("---\na: 1\n---\n---\nb: [2,\n  1.50]\n", "a manifest").expect("two documents");
         let [first, second] = trees.as_slice() else { panic!("{} documents", trees.len()) };
-        let entry = |tree: &Tree| match &tree.value {
-            Value::Map(entries) => (entries[0].key.clone(), entries[0].place),
+        let entry = |tree: &YamlNode| match &tree.value {
+            YamlValue::Map(entries) => (entries[0].key.clone(), entries[0].place),
             other => panic!("{}", other.kind()),
         };
-        assert_eq!(entry(first), ("a".to_owned(), Place { line: 2, column: 1 }));
-        assert_eq!(entry(second), ("b".to_owned(), Place { line: 5, column: 1 }));
-        let Value::Map(entries) = &second.value else { panic!("no mapping") };
-        let Value::List(items) = &entries[0].value.value else { panic!("no list") };
+        assert_eq!(entry(first), ("a".to_owned(), SourcePosition { line: 2, column: 1 }));
+        assert_eq!(entry(second), ("b".to_owned(), SourcePosition { line: 5, column: 1 }));
+        let YamlValue::Map(entries) = &second.value else { panic!("no mapping") };
+        let YamlValue::List(items) = &entries[0].value.value else { panic!("no list") };
         assert_eq!(items[1].value.as_text(), Some("1.50"));
-        assert_eq!(items[1].place, Place { line: 6, column: 3 });
+        assert_eq!(items[1].place, SourcePosition { line: 6, column: 3 });
         let refused = parse_all("a: 1\n---\nb: {\n", "a manifest").expect_err("it does not end");
         assert!(refused.place.is_some_and(|place| place.line >= 3), "{refused:?}");
     }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use ::rpc::MountBuilder;
-use envelope::{Sealer, Voice};
+use envelope::{EnvelopeSigner, Sealer};
 use model::Address;
 use model::supervision::{COORDINATOR_TOPIC, SUPERVISOR_TOPIC};
-use mycelium::{Accept, Bus, BusPeers, Destination, Inbox};
-use service::{Condition, Readiness};
+use mycelium::{Bus, BusDestination, BusInbox, BusPeers, PeerAcceptor};
+use service::{Readiness, ReadinessCondition};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -16,31 +16,31 @@ use crate::bus_link;
 use crate::clients::{self, RegistryClient};
 use crate::dialing::Dial;
 use crate::error::Error;
-use crate::front::Desk;
-use crate::letters::Letters;
-use crate::listening;
+use crate::mail::MailExchanger;
 use crate::mail_policy::MailPolicy;
 use crate::metrics::Metrics;
-use crate::peers::{Peers, Wanted};
+use crate::node_guard;
+use crate::peers::{SupervisorDialRequest, SupervisorPeers};
 use crate::ping::Pinger;
 use crate::plain::SentAttempts;
-use crate::presence::Heard;
-use crate::routers::Routers;
-use crate::rpc::Rpc;
-use crate::secrets::Secrets;
-use crate::signing::{Root, Signing, SigningSource};
+use crate::presence::SupervisorPresences;
+use crate::routers::ConnectedRouters;
+use crate::rpc::GatewayRpc;
+use crate::secrets::SupervisorSecrets;
+use crate::signing::{CoordinatorIdentityWatch, SigningReloader, SigningSource};
+use crate::supervisor_api::GatewayState;
 
-/// What the gateway needs of others.
+/// Dependencies of the gateway.
 pub struct Deps<'a> {
-    /// A way to storage.
+    /// Channel to storage.
     pub storage: ::rpc::Channel,
-    /// A way to the registry.
+    /// Channel to the registry.
     pub registry: ::rpc::Channel,
-    /// What carries `mycelium:` addresses, if anything does.
+    /// Bus that carries `mycelium:` addresses, if there is one.
     pub bus: Option<Arc<dyn Bus>>,
-    /// Makes ways to `grpc://` addresses of supervisors.
+    /// Opens channels to `grpc://` addresses of supervisors.
     pub dial: Dial,
-    /// Makes ways to those of other coordinators, to whom our certificate says nothing.
+    /// Opens channels to other coordinators, to whom our certificate says nothing.
     pub dial_others: Dial,
     /// The key that it signs with, and the certificate of the coordinator's root for it.
     pub sealer: Sealer,
@@ -50,35 +50,35 @@ pub struct Deps<'a> {
 
 /// The service.
 pub struct App {
-    desk: Desk,
-    rpc: Rpc,
+    state: GatewayState,
+    rpc: GatewayRpc,
     registry: RegistryClient,
-    wanted: mpsc::UnboundedReceiver<Wanted>,
-    bus: Option<(BusPeers, Inbox)>,
-    letters: Letters,
-    letters_inbox: Option<Inbox>,
-    signing: Option<Signing>,
+    dial_requests: mpsc::UnboundedReceiver<SupervisorDialRequest>,
+    bus: Option<(BusPeers, BusInbox)>,
+    mail: MailExchanger,
+    mail_inbox: Option<BusInbox>,
+    signing: Option<SigningReloader>,
     dial: Dial,
     readiness: Readiness,
-    needs: Needs,
+    conditions: GatewayConditions,
     /// Ends the streams of routers.
     stop: CancellationToken,
 }
 
-/// What the gateway cannot do without.
-struct Needs {
+/// Readiness conditions of the gateway.
+struct GatewayConditions {
     /// Storage as it says itself, and the way to it.
-    storage: (Condition, rpc::Channel),
+    storage: (ReadinessCondition, rpc::Channel),
     /// The registry's view of runners.
-    runners: Condition,
+    runners: ReadinessCondition,
     /// The stream by which the registry is told who is there.
-    presence: Condition,
+    presence: ReadinessCondition,
 }
 
 impl App {
     pub(crate) fn new(
         mut deps: Deps<'_>,
-        secrets: Secrets,
+        secrets: SupervisorSecrets,
         signing: Option<SigningSource>,
         mail: MailPolicy,
     ) -> Result<Self, Error> {
@@ -88,20 +88,20 @@ impl App {
         }
         let metrics = Metrics::new(deps.metrics).map_err(Error::Metrics)?;
         let readiness = Readiness::new();
-        let needs = Needs {
+        let needs = GatewayConditions {
             storage: (readiness.condition("storage"), deps.storage.clone()),
             runners: readiness.condition("runners"),
             presence: readiness.condition("presence"),
         };
-        let (peers, wanted) = Peers::new(metrics.clone());
+        let (peers, wanted) = SupervisorPeers::new(metrics.clone());
         let root = deps.sealer.root();
-        let desk = Desk {
+        let desk = GatewayState {
             peers,
-            routers: Routers::new(metrics.clone()),
-            heard: Heard::default(),
+            routers: ConnectedRouters::new(metrics.clone()),
+            presences: SupervisorPresences::default(),
             store: clients::blob_store(deps.storage.clone()),
-            voice: Voice::new(deps.sealer.clone(), vec![root.to_string()]),
-            root: Root::new(root, changes),
+            signer: EnvelopeSigner::new(deps.sealer.clone(), vec![root.to_string()]),
+            identity: CoordinatorIdentityWatch::new(root, changes),
             secrets,
             sent: SentAttempts::default(),
             metrics: metrics.clone(),
@@ -114,36 +114,41 @@ impl App {
                 let inbox = bus.listen(COORDINATOR_TOPIC).map_err(Error::Bus)?;
                 let answering = desk.clone();
                 let side_of = Arc::clone(&bus);
-                let accept: Accept = Arc::new(move |node| {
-                    listening::side(&answering, node, side_of.is_within_one_program(node))
+                let accept: PeerAcceptor = Arc::new(move |node| {
+                    node_guard::peer_endpoint(&answering, node, side_of.is_in_process(node))
                 });
                 Some((BusPeers::new(bus, accept), inbox))
             }
         };
         let (letters, letters_inbox) = {
             let (storage, dial) = (clients::message_box(deps.storage), Arc::clone(&deps.dial_others));
-            let letters = Letters::new(deps.sealer, storage, on_bus.clone(), dial, mail, metrics.clone());
+            let letters =
+                MailExchanger::new(deps.sealer, storage, on_bus.clone(), dial, mail, metrics.clone());
             letters.map_err(Error::Bus)?
         };
         let signing = signing.map(|source| {
-            let voices = [Arc::clone(&desk.voice), letters.voice()];
-            Signing::new(source, voices, desk.root.clone(), metrics)
+            let voices = [Arc::clone(&desk.signer), letters.signer()];
+            SigningReloader::new(source, voices, desk.identity.clone(), metrics)
         });
         let dials = [Arc::clone(&deps.dial), deps.dial_others];
         let stop = CancellationToken::new();
-        let rpc = Rpc::new(Pinger { desk: desk.clone(), bus: on_bus, dials }, letters.clone(), stop.clone());
+        let rpc = GatewayRpc::new(
+            Pinger { state: desk.clone(), bus: on_bus, dials },
+            letters.clone(),
+            stop.clone(),
+        );
         Ok(Self {
-            desk,
+            state: desk,
             rpc,
             registry: clients::registry(deps.registry),
-            wanted,
+            dial_requests: wanted,
             bus,
-            letters,
-            letters_inbox,
+            mail: letters,
+            mail_inbox: letters_inbox,
             signing,
             dial: deps.dial,
             readiness,
-            needs,
+            conditions: needs,
             stop,
         })
     }
@@ -160,12 +165,12 @@ impl App {
         self.rpc.mount_internal(mount)
     }
 
-    /// Whether the bus carries anything now; nothing without one. Ends with the bus. Has to be called within a Tokio
+    /// Follows whether the bus is up; nothing without a bus. Ends with the bus. Must be called within a Tokio
     /// runtime.
     #[must_use]
     pub fn bus_up(&self) -> Option<watch::Receiver<bool>> {
         let bus = Arc::clone(self.bus.as_ref()?.0.bus());
-        Some(mycelium::is_up(&*bus))
+        Some(mycelium::watch_up(&*bus))
     }
 
     /// Ready while storage serves, the registry's view is complete and followed, and the registry is told who is there.
@@ -177,25 +182,25 @@ impl App {
     /// Works until `shutdown`.
     pub async fn run(self, shutdown: CancellationToken) {
         let Self {
-            desk,
+            state: desk,
             rpc: _,
             registry,
-            mut wanted,
+            dial_requests: mut wanted,
             bus,
-            letters,
-            letters_inbox,
+            mail: letters,
+            mail_inbox: letters_inbox,
             signing,
             dial,
             readiness: _,
-            needs,
+            conditions: needs,
             stop,
         } = self;
         // Ended with this future, also when it is dropped.
         let mut tasks = JoinSet::new();
-        let Needs { storage: (serves, storage), runners, presence } = needs;
+        let GatewayConditions { storage: (serves, storage), runners, presence } = needs;
         tasks.spawn(serves.while_serves(storage));
         tasks.spawn(clients::follow_registry(registry.clone(), desk.peers.clone(), runners));
-        tasks.spawn(clients::tell_registry(registry, desk.heard.clone(), presence));
+        tasks.spawn(clients::report_presence(registry, desk.presences.clone(), presence));
         let bus_peers = bus.map(|(peers, inbox)| {
             let listening = peers.clone();
             tasks.spawn(async move { listening.run(inbox, SUPERVISOR_TOPIC).await });
@@ -222,11 +227,17 @@ impl App {
 }
 
 /// Opens a conversation and keeps it.
-fn open(tasks: &mut JoinSet<()>, desk: &Desk, dial: &Dial, bus: Option<&BusPeers>, wanted: Wanted) {
-    let Wanted { text, address, seat } = wanted;
+fn open(
+    tasks: &mut JoinSet<()>,
+    desk: &GatewayState,
+    dial: &Dial,
+    bus: Option<&BusPeers>,
+    wanted: SupervisorDialRequest,
+) {
+    let SupervisorDialRequest { text, address, slot: seat } = wanted;
     let impossible = |why: &str| {
         tracing::warn!(address = text, why, "a supervisor cannot be spoken to");
-        seat.leave(why);
+        seat.set_disconnected(why);
     };
     let to = match address {
         Address::Grpc { host, port } => {
@@ -238,9 +249,9 @@ fn open(tasks: &mut JoinSet<()>, desk: &Desk, dial: &Dial, bus: Option<&BusPeers
             }
             return;
         }
-        Address::MyceliumIp(ip) => Destination::Ip(ip),
+        Address::MyceliumIp(ip) => BusDestination::Ip(ip),
         Address::MyceliumKey(key) => match key.parse() {
-            Ok(key) => Destination::Key(key),
+            Ok(key) => BusDestination::Key(key),
             Err(error) => return impossible(&error.to_string()),
         },
     };

@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use bytes::Bytes;
-use envelope::{Conversation, OnRefusal, Refusal, Voice};
+use envelope::{Conversation, EnvelopeSigner, OnRefusal, Refusal};
 use identity::VerifyingKey;
 use model::id::Uid;
 use model::limits::GRPC_MESSAGE_BYTES_MAX;
-use model::{BlobHash, ContextId, ContextUid, Letter, Timestamp};
-use mycelium::json_rpc::{Id, Message, Payload, Response, parse, request};
-use mycelium::{Call, Form, Peer, Receipt, RpcError};
+use model::{BlobHash, ContextId, ContextUid, DirectMessage, Timestamp};
+use mycelium::json_rpc::{JsonRpcId, JsonRpcMessage, JsonRpcPayload, JsonRpcResponse, parse, request};
+use mycelium::{JsonRpcCall, JsonRpcError, JsonRpcPeer, PayloadForm, Receipt};
 use proto::convert::envelope as envelope_convert;
 use proto::internal::v1 as wire;
 use proto::internal::v1::blob_store_service_client::BlobStoreServiceClient;
@@ -24,7 +24,7 @@ use proto::v1::attach_response::Frame as Said;
 use proto::v1::gateway_service_client::GatewayServiceClient;
 use proto::v1::supervisor_service_client::SupervisorServiceClient;
 use rpc::RECONNECT_MAX;
-use service::Condition;
+use service::ReadinessCondition;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
@@ -32,13 +32,13 @@ use tonic::{Code, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::bus_link::ask_who;
+use crate::bus_link::request_info;
 use crate::delivery::{cut, refused_text};
 use crate::dialing::Dial;
-use crate::front::{Desk, Who};
-use crate::peers::{Peers, Seat};
-use crate::presence::Heard;
-use crate::signing::tell_changes;
+use crate::peers::{SupervisorConnectionSlot, SupervisorPeers};
+use crate::presence::SupervisorPresences;
+use crate::signing::announce_root_changes;
+use crate::supervisor_api::{GatewayState, SupervisorRef};
 
 /// Blobs, as storage keeps them.
 pub type BlobStoreClient = BlobStoreServiceClient<rpc::Channel>;
@@ -47,9 +47,9 @@ pub type MessageBoxClient = MessageBoxServiceClient<rpc::Channel>;
 /// Runners, as the registry sees them.
 pub type RegistryClient = RegistryViewServiceClient<rpc::Channel>;
 
-/// The longest pause before a supervisor is called again: there may be many, and some are gone for good.
+/// Maximum pause before a supervisor is called again: there may be many, and some never come back.
 const RETRY_MAX: Duration = Duration::from_secs(2);
-/// What another coordinator answers, at most.
+/// Maximum size of another coordinator's answer.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 /// Payloads that may wait to go out to one supervisor.
 const OUTBOX_LEN: usize = 64;
@@ -80,7 +80,7 @@ pub(crate) async fn read_blob(
     (context_id, context_uid): (ContextId, ContextUid),
     hash: BlobHash,
     offset: u64,
-) -> Result<(Bytes, u64), RpcError> {
+) -> Result<(Bytes, u64), JsonRpcError> {
     let request = wire::ReadBlobRequest {
         context_uid: context_uid.to_string(),
         context_id: context_id.0,
@@ -92,17 +92,20 @@ pub(crate) async fn read_blob(
 }
 
 /// Keeps a piece of a blob.
-pub(crate) async fn write_blob(store: &BlobStoreClient, put: wire::WriteBlobRequest) -> Result<(), RpcError> {
+pub(crate) async fn write_blob(
+    store: &BlobStoreClient,
+    put: wire::WriteBlobRequest,
+) -> Result<(), JsonRpcError> {
     store.clone().write_blob(put).await.map(|_| ()).map_err(|status| refusal(&status))
 }
 
 /// Puts a letter into its recipient's inbox.
 pub(crate) async fn accept_letter(
     storage: &MessageBoxClient,
-    letter: &Letter,
+    letter: &DirectMessage,
     verified: bool,
     foreign: bool,
-) -> Result<(), RpcError> {
+) -> Result<(), JsonRpcError> {
     let letter_json = serde_json::to_vec(letter).expect("a letter is JSON").into();
     let asked =
         storage.clone().accept_letter(wire::AcceptLetterRequest { letter_json, verified, foreign }).await;
@@ -111,7 +114,7 @@ pub(crate) async fn accept_letter(
         _ => {
             // Strangers hear the answer: how things are here is nothing to them.
             tracing::warn!(%status, "a letter could not be kept");
-            RpcError::refused("UNAVAILABLE", false, "it cannot be kept now")
+            JsonRpcError::refused("UNAVAILABLE", false, "it cannot be kept now")
         }
     })?;
     let answer = answer.into_inner();
@@ -120,39 +123,44 @@ pub(crate) async fn accept_letter(
         tracing::debug!(duplicate, "a letter was taken");
         return Ok(());
     }
-    Err(RpcError::refused(&reason, lasting, refusal))
+    Err(JsonRpcError::refused(&reason, lasting, refusal))
 }
 
-fn refusal(status: &Status) -> RpcError {
+fn refusal(status: &Status) -> JsonRpcError {
     let reason = rpc::ErrorView::from(status).reason;
     // An output for which its context has no room fails its job: it would be brought again and again.
     let lasting = matches!(
         status.code(),
         Code::NotFound | Code::InvalidArgument | Code::PermissionDenied | Code::OutOfRange
-    ) || reason == rpc::Reason::LimitExceeded.as_str();
+    ) || reason == rpc::RpcReason::LimitExceeded.as_str();
     let reason = if reason.is_empty() { "UNAVAILABLE" } else { &reason };
-    RpcError::refused(reason, lasting, status.message())
+    JsonRpcError::refused(reason, lasting, status.message())
 }
 
 /// Keeps a supervisor attached for ever.
-pub(crate) async fn keep_attached(channel: rpc::Channel, desk: Desk, address: String, seat: Seat) {
+pub(crate) async fn keep_attached(
+    channel: rpc::Channel,
+    desk: GatewayState,
+    address: String,
+    seat: SupervisorConnectionSlot,
+) {
     let client = SupervisorServiceClient::new(channel)
         .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX);
-    let mut backoff = Backoff::up_to(RETRY_MAX);
+    let mut backoff = ExponentialBackoff::up_to(RETRY_MAX);
     loop {
         let began = Instant::now();
         let ended = attach(client.clone(), &desk, &address, &seat).await;
         let status = ended.err().unwrap_or_else(|| Status::unavailable("the supervisor ended the stream"));
-        if seat.is_taken() {
+        if seat.is_connected() {
             tracing::info!(address, %status, "a supervisor is not attached any more");
         } else {
             tracing::debug!(address, %status, "a supervisor cannot be attached");
             // It could not even be reached: no need to wait until its silence shows it.
-            desk.heard.gone(&address);
+            desk.presences.gone(&address);
         }
-        seat.leave(status.message());
-        backoff.stood_for(began.elapsed());
+        seat.set_disconnected(status.message());
+        backoff.reset_after(began.elapsed());
         backoff.pause().await;
     }
 }
@@ -160,12 +168,12 @@ pub(crate) async fn keep_attached(channel: rpc::Channel, desk: Desk, address: St
 /// The whole life of one stream.
 async fn attach(
     mut client: SupervisorServiceClient<rpc::Channel>,
-    desk: &Desk,
+    desk: &GatewayState,
     address: &str,
-    seat: &Seat,
+    seat: &SupervisorConnectionSlot,
 ) -> Result<(), Status> {
     let (outgoing, requests) = mpsc::channel(OUTBOX_LEN);
-    let root = desk.root.now().root;
+    let root = desk.identity.now().root;
     let hello = Frame::Hello(v1::AttachHello { coordinator: root.to_string() });
     // The receiving end is right here, and empty.
     outgoing.send(v1::AttachRequest { frame: Some(hello) }).await.ok();
@@ -174,10 +182,10 @@ async fn attach(
     admit(desk, address, key)?;
     let conversation = desk.conversation(key.to_string()).with_root(key);
     let (outbox, mut payloads) = mpsc::channel::<Bytes>(OUTBOX_LEN);
-    let peer = Peer::new(outbox, desk.front(Who::Address(address.to_owned())));
+    let peer = JsonRpcPeer::new(outbox, desk.supervisor_handler(SupervisorRef::Address(address.to_owned())));
     let writing = async {
         while let Some(payload) = payloads.recv().await {
-            let said = match conversation.say(&payload, Timestamp::now()) {
+            let said = match conversation.sign(&payload, Timestamp::now()) {
                 Ok(said) => said,
                 Err(error) => {
                     tracing::error!(address, %error, "a payload cannot be signed");
@@ -191,17 +199,17 @@ async fn attach(
         }
     };
     let introducing = async {
-        tell_changes(desk, &peer, address).await.map_err(Status::failed_precondition)?;
-        seat.take(peer.clone());
+        announce_root_changes(desk, &peer, address).await.map_err(Status::failed_precondition)?;
+        seat.set_connected(peer.clone());
         let asking = async {
-            if let Err(error) = ask_who(desk, &peer, address).await {
+            if let Err(error) = request_info(desk, &peer, address).await {
                 tracing::warn!(address, error, "a supervisor does not say who it is");
             }
             std::future::pending().await
         };
         tokio::select! {
             () = asking => Ok(()),
-            () = seat.vacant() => {
+            () = seat.disconnected() => {
                 // Ended from elsewhere, because its records mean somebody else now.
                 let complaint = desk.peers.complaint(address);
                 Err(Status::permission_denied(complaint.map_or_else(String::new, |error| error.to_string())))
@@ -212,13 +220,13 @@ async fn attach(
         ended = receive(&mut incoming, &peer, &conversation, || admit(desk, address, key)) => ended,
         () = writing => Ok(()),
         ended = introducing => ended,
-        () = desk.root.other_than(root) => Err(Status::aborted("the coordinator has another root")),
+        () = desk.identity.other_than(root) => Err(Status::aborted("the coordinator has another root")),
     }
 }
 
-/// Whether the records of an address mean whoever signs there with this key.
-fn admit(desk: &Desk, address: &str, key: VerifyingKey) -> Result<(), Status> {
-    if desk.peers.form(address) == Form::Plain {
+/// Checks that the records of an address accept this signing key.
+fn admit(desk: &GatewayState, address: &str, key: VerifyingKey) -> Result<(), Status> {
+    if desk.peers.form(address) == PayloadForm::Plain {
         return Err(Status::failed_precondition(
             "its runner records say plain, which is spoken over a bus only",
         ));
@@ -238,7 +246,7 @@ async fn welcome(incoming: &mut Streaming<v1::AttachResponse>) -> Result<Verifyi
 
 async fn receive(
     incoming: &mut Streaming<v1::AttachResponse>,
-    peer: &Peer,
+    peer: &JsonRpcPeer,
     conversation: &Conversation,
     admit: impl Fn() -> Result<(), Status>,
 ) -> Result<(), Status> {
@@ -255,8 +263,12 @@ async fn receive(
 }
 
 /// Follows the registry's view for ever. `known` is met while it is complete and is being followed.
-pub(crate) async fn follow_registry(mut client: RegistryClient, peers: Peers, known: Condition) {
-    let mut backoff = Backoff::up_to(RECONNECT_MAX);
+pub(crate) async fn follow_registry(
+    mut client: RegistryClient,
+    peers: SupervisorPeers,
+    known: ReadinessCondition,
+) {
+    let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
     loop {
         let began = Instant::now();
         let reading = async {
@@ -281,14 +293,18 @@ pub(crate) async fn follow_registry(mut client: RegistryClient, peers: Peers, kn
                 tracing::warn!(%status, "the registry's view cannot be followed");
             }
         }
-        backoff.stood_for(began.elapsed());
+        backoff.reset_after(began.elapsed());
         backoff.pause().await;
     }
 }
 
 /// Tells the registry what is heard of supervisors, for ever. `listens` is met while it listens.
-pub(crate) async fn tell_registry(mut client: RegistryClient, heard: Heard, listens: Condition) {
-    let mut backoff = Backoff::up_to(RECONNECT_MAX);
+pub(crate) async fn report_presence(
+    mut client: RegistryClient,
+    heard: SupervisorPresences,
+    listens: ReadinessCondition,
+) {
+    let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
     loop {
         let began = Instant::now();
         let telling = async {
@@ -322,7 +338,7 @@ pub(crate) async fn tell_registry(mut client: RegistryClient, heard: Heard, list
                 tracing::warn!(%status, "the registry cannot be told who is there");
             }
         }
-        backoff.stood_for(began.elapsed());
+        backoff.reset_after(began.elapsed());
         backoff.pause().await;
     }
 }
@@ -335,47 +351,47 @@ const WAYS_MAX: usize = 256;
 /// What is said to a coordinator is addressed to its root key. Whoever knows only where it is asks for that first, and hears it over the
 /// same TLS connection, from whoever holds a certificate for that host; what is said then is heard by nobody but who holds the
 /// key, and the answer is believed of nobody else.
-pub(crate) struct Coordinators {
+pub(crate) struct CoordinatorClients {
     dial: Dial,
-    voice: Arc<Voice>,
+    signer: Arc<EnvelopeSigner>,
     on_refusal: OnRefusal,
-    ways: Mutex<HashMap<(String, u16), Way>>,
+    ways: Mutex<HashMap<(String, u16), CoordinatorClient>>,
 }
 
-/// A way to one of them.
+/// Client of one coordinator.
 #[derive(Clone)]
-struct Way {
+struct CoordinatorClient {
     client: GatewayServiceClient<rpc::Channel>,
-    /// Its root, once it was asked.
+    /// Root of the coordinator, once known.
     root: Option<VerifyingKey>,
 }
 
 /// Why another coordinator gave no answer, or said no.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum WayError {
+pub(crate) enum CoordinatorCallError {
     #[error("{0}")]
     Dial(String),
     #[error("{}", status_text(.0))]
     Status(Box<Status>),
     #[error("it answered with what is not heard here: {}: {}", .0.code(), .0)]
-    NotHeard(Refusal),
+    Untrusted(Refusal),
     #[error("{0}")]
     NoAnswer(&'static str),
     #[error("{}", refused_text(.0))]
-    Refused(RpcError),
+    Refused(JsonRpcError),
 }
 
-impl WayError {
-    /// Whether trying again cannot help. Keys, certificates and clocks are put in order by people.
+impl CoordinatorCallError {
+    /// Returns true when trying again cannot help. Keys, certificates and clocks are put in order by people.
     pub(crate) fn is_lasting(&self) -> bool {
         match self {
             Self::Refused(refused) => refused.is_lasting(),
             Self::Status(status) => matches!(status.code(), Code::InvalidArgument | Code::Unimplemented),
-            Self::Dial(_) | Self::NotHeard(_) | Self::NoAnswer(_) => false,
+            Self::Dial(_) | Self::Untrusted(_) | Self::NoAnswer(_) => false,
         }
     }
 
-    /// Whether it has another root than was thought.
+    /// Returns true when the coordinator has another root than expected.
     fn is_of_another(&self) -> bool {
         let Self::Status(status) = self else { return false };
         let metadata = rpc::ErrorView::from(&**status).metadata;
@@ -383,7 +399,7 @@ impl WayError {
     }
 }
 
-/// What a status says, with the name of its reason, or of why an envelope was not heard.
+/// Text of a status, with the name of its reason, or of why an envelope was rejected.
 fn status_text(status: &Status) -> String {
     let view = rpc::ErrorView::from(status);
     match view.metadata.get("refusal").unwrap_or(&view.reason).as_str() {
@@ -392,18 +408,18 @@ fn status_text(status: &Status) -> String {
     }
 }
 
-impl Coordinators {
-    pub(crate) fn new(dial: Dial, voice: Arc<Voice>, on_refusal: OnRefusal) -> Self {
-        Self { dial, voice, on_refusal, ways: Mutex::default() }
+impl CoordinatorClients {
+    pub(crate) fn new(dial: Dial, voice: Arc<EnvelopeSigner>, on_refusal: OnRefusal) -> Self {
+        Self { dial, signer: voice, on_refusal, ways: Mutex::default() }
     }
 
     /// Calls the coordinator behind an address. Dropping the future leaves open whether that had its effect.
     pub(crate) async fn call(
         &self,
         place: (&str, u16),
-        call: &Call,
+        call: &JsonRpcCall,
         deadline: Instant,
-    ) -> Result<Bytes, WayError> {
+    ) -> Result<Bytes, CoordinatorCallError> {
         let trying = async {
             match self.try_call(place, call).await {
                 Err(error) if error.is_of_another() => {
@@ -414,31 +430,40 @@ impl Coordinators {
             }
         };
         let tried = tokio::time::timeout_at(deadline, trying).await;
-        tried.unwrap_or(Err(WayError::NoAnswer("no answer in time")))
+        tried.unwrap_or(Err(CoordinatorCallError::NoAnswer("no answer in time")))
     }
 
-    async fn try_call(&self, place: (&str, u16), call: &Call) -> Result<Bytes, WayError> {
+    async fn try_call(&self, place: (&str, u16), call: &JsonRpcCall) -> Result<Bytes, CoordinatorCallError> {
         let (mut client, root) = self.way(place).await?;
-        let conversation = Conversation::new(Arc::clone(&self.voice), Arc::clone(&self.on_refusal));
+        let conversation = Conversation::new(Arc::clone(&self.signer), Arc::clone(&self.on_refusal));
         let conversation = conversation.with_name(root.to_string()).with_root(root);
         let id = u64::try_from(Uid::random().bits() >> 96).expect("32 bits");
-        let said = conversation.say(&request(id, call), Timestamp::now()).map_err(WayError::NotHeard)?;
+        let said = conversation
+            .sign(&request(id, call), Timestamp::now())
+            .map_err(CoordinatorCallError::Untrusted)?;
         let asked = v1::DeliverRequest { envelope: Some(envelope_convert::to_wire(said)) };
-        let answer = client.deliver(asked).await.map_err(|status| WayError::Status(status.into()))?;
-        let envelope = answer.into_inner().envelope.ok_or(WayError::NoAnswer("its answer is not signed"))?;
+        let answer =
+            client.deliver(asked).await.map_err(|status| CoordinatorCallError::Status(status.into()))?;
+        let envelope =
+            answer.into_inner().envelope.ok_or(CoordinatorCallError::NoAnswer("its answer is not signed"))?;
         let heard = envelope_convert::from_wire(envelope)
-            .and_then(|envelope| conversation.hear(&envelope, Timestamp::now()));
+            .and_then(|envelope| conversation.verify(&envelope, Timestamp::now()));
         let body = heard.map_err(|refusal| {
             (self.on_refusal)(&refusal);
-            WayError::NotHeard(refusal)
+            CoordinatorCallError::Untrusted(refusal)
         })?;
         match parse(&body) {
-            Ok(Payload::Single(Ok(Message::Response(Response { id: Some(Id::Number(of)), answer }))))
+            Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Response(JsonRpcResponse {
+                id: Some(JsonRpcId::Number(of)),
+                answer,
+            }))))
                 if of == id =>
             {
-                answer.map(|result| Bytes::from(result.get().to_owned())).map_err(WayError::Refused)
+                answer
+                    .map(|result| Bytes::from(result.get().to_owned()))
+                    .map_err(CoordinatorCallError::Refused)
             }
-            _ => Err(WayError::NoAnswer("what it answered is no answer to this")),
+            _ => Err(CoordinatorCallError::NoAnswer("what it answered is no answer to this")),
         }
     }
 
@@ -446,30 +471,34 @@ impl Coordinators {
     async fn way(
         &self,
         (host, port): (&str, u16),
-    ) -> Result<(GatewayServiceClient<rpc::Channel>, VerifyingKey), WayError> {
+    ) -> Result<(GatewayServiceClient<rpc::Channel>, VerifyingKey), CoordinatorCallError> {
         let place = (host.to_owned(), port);
         let known = self.ways().get(&place).cloned();
         let mut way = match known {
-            Some(Way { client, root: Some(root) }) => return Ok((client, root)),
+            Some(CoordinatorClient { client, root: Some(root) }) => return Ok((client, root)),
             Some(way) => way,
             None => {
                 let channel = (self.dial)(host, port);
-                let channel = channel.map_err(|error| WayError::Dial(service::error_chain(&error)))?;
+                let channel =
+                    channel.map_err(|error| CoordinatorCallError::Dial(service::error_chain(&error)))?;
                 let client = GatewayServiceClient::new(channel)
                     .max_encoding_message_size(GRPC_MESSAGE_BYTES_MAX)
                     .max_decoding_message_size(ANSWER_BYTES_MAX);
-                self.keep(place.clone(), Way { client: client.clone(), root: None });
-                Way { client, root: None }
+                self.keep(place.clone(), CoordinatorClient { client: client.clone(), root: None });
+                CoordinatorClient { client, root: None }
             }
         };
         let asked = way.client.deliver(v1::DeliverRequest { envelope: None }).await;
-        let answer = asked.map_err(|status| WayError::Status(status.into()))?.into_inner();
-        let root = answer.coordinator.parse().map_err(|_| WayError::NoAnswer("it does not say who it is"))?;
-        self.keep(place, Way { client: way.client.clone(), root: Some(root) });
+        let answer = asked.map_err(|status| CoordinatorCallError::Status(status.into()))?.into_inner();
+        let root = answer
+            .coordinator
+            .parse()
+            .map_err(|_| CoordinatorCallError::NoAnswer("it does not say who it is"))?;
+        self.keep(place, CoordinatorClient { client: way.client.clone(), root: Some(root) });
         Ok((way.client, root))
     }
 
-    fn keep(&self, place: (String, u16), way: Way) {
+    fn keep(&self, place: (String, u16), way: CoordinatorClient) {
         let mut ways = self.ways();
         if ways.len() >= WAYS_MAX && !ways.contains_key(&place) {
             // Whichever it is: it is found again when somebody writes there.
@@ -479,27 +508,27 @@ impl Coordinators {
         ways.insert(place, way);
     }
 
-    fn ways(&self) -> MutexGuard<'_, HashMap<(String, u16), Way>> {
+    fn ways(&self) -> MutexGuard<'_, HashMap<(String, u16), CoordinatorClient>> {
         self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether a gRPC server answers there, in whatever state.
-pub(crate) async fn knock(channel: rpc::Channel) -> Result<(), String> {
+/// Checks that a gRPC server answers there, in whatever state.
+pub(crate) async fn check_grpc_health(channel: rpc::Channel) -> Result<(), String> {
     let ask = HealthCheckRequest { service: String::new() };
     HealthClient::new(channel).check(ask).await.map(drop).map_err(|status| status_text(&status))
 }
 
 #[cfg(test)]
 mod tests {
-    use rpc::{ErrorKind, Reason};
+    use rpc::{ErrorKind, RpcReason};
 
     use super::*;
 
     #[test]
     fn what_its_context_has_no_room_for_is_not_brought_again_and_what_the_store_has_none_for_is() {
         for (reason, lasting) in
-            [(Reason::LimitExceeded, true), (Reason::StoreFull, false), (Reason::Overloaded, false)]
+            [(RpcReason::LimitExceeded, true), (RpcReason::StoreFull, false), (RpcReason::Overloaded, false)]
         {
             let status = rpc::Error::new(ErrorKind::ResourceExhausted, reason, "no room").into_status();
             assert_eq!(refusal(&status).is_lasting(), lasting, "{reason}");

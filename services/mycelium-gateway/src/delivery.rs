@@ -9,29 +9,29 @@ use model::{
     AttemptEnd, ContextId, ExecutionHead, FlowUid, NodeReport, Reason, ReasonCode, ReportKind, ReportSource,
     Timestamp,
 };
-use mycelium::{Call, CallError, Form, RpcError};
+use mycelium::{CallError, JsonRpcCall, JsonRpcError, PayloadForm};
 use proto::internal::v1 as wire;
 use serde_json::value::RawValue;
 use service::{Ticket, crash_point};
 use tokio::time::Instant;
 
 use crate::error::PeerError;
-use crate::front::Desk;
 use crate::inline::Inliner;
-use crate::plain_delivery::{self, Job, patience_with};
-use crate::routers::Answers;
+use crate::plain_delivery::{self, PlainJob, patience_with};
+use crate::routers::RouterReplySender;
+use crate::supervisor_api::GatewayState;
 
-/// What is told of a refusal, at most.
+/// Maximum length of a refusal's text, in characters.
 const ERROR_CHARS_MAX: usize = 600;
 /// How long a delivery waits for a conversation to stand.
 pub(crate) const CONNECT_WAIT: Duration = Duration::from_secs(2);
 
-/// What is sent in its order: the executions of one flow to one address.
-pub type Order = (String, Option<FlowUid>);
+/// Key of deliveries that are sent in order: the executions of one flow to one address.
+pub type DeliveryOrderKey = (String, Option<FlowUid>);
 
-/// In which order a delivery is sent. A message has executions of one flow only.
+/// Returns the order in which a delivery is sent. A message has executions of one flow only.
 #[must_use]
-pub fn order_of(deliver: &wire::Deliver) -> Order {
+pub fn order_of(deliver: &wire::Deliver) -> DeliveryOrderKey {
     let first = deliver.nodes.first().and_then(|json| ExecutionHead::read(json).ok());
     (deliver.address.clone(), first.map(|head| head.job_key.flow))
 }
@@ -39,10 +39,10 @@ pub fn order_of(deliver: &wire::Deliver) -> Order {
 /// Delivers executions, after those before them in their order. When all of them were answered, refusals have been acknowledged as reports when this
 /// returns; else nothing was refused yet.
 pub async fn deliver(
-    desk: Desk,
-    answers: Answers,
+    desk: GatewayState,
+    answers: RouterReplySender,
     deliver: wire::Deliver,
-    turn: Ticket<Order>,
+    turn: Ticket<DeliveryOrderKey>,
 ) -> wire::DeliveryOutcome {
     let delivery_id = deliver.delivery_id;
     let ended = try_deliver(&desk, &answers, deliver, turn).await;
@@ -55,52 +55,52 @@ pub async fn deliver(
 /// Why a delivery as a whole came to nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
-pub struct Failed {
+pub struct DeliveryFailure {
     /// For people.
     pub error: String,
     /// Trying again cannot help.
     pub lasting: bool,
 }
 
-/// What the router is told of a delivery.
+/// Turns the result of a delivery into the outcome for the router.
 #[must_use]
-pub fn outcome(delivery_id: u64, ended: Result<Refused, Failed>) -> wire::DeliveryOutcome {
+pub fn outcome(delivery_id: u64, ended: Result<DeliveryRefusals, DeliveryFailure>) -> wire::DeliveryOutcome {
     match ended {
-        Ok(Refused { count, first }) => {
+        Ok(DeliveryRefusals { count, first }) => {
             wire::DeliveryOutcome { delivery_id, refused_count: count, refusal: first, ..Default::default() }
         }
-        Err(Failed { error, lasting }) => {
+        Err(DeliveryFailure { error, lasting }) => {
             wire::DeliveryOutcome { delivery_id, error, lasting, ..Default::default() }
         }
     }
 }
 
-/// What was refused of a delivery that was answered.
+/// Refusals in a delivery that was answered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Refused {
-    /// How many nodes.
+pub struct DeliveryRefusals {
+    /// Number of refused nodes.
     pub count: u32,
     /// The first refusal, with the name of its reason.
     pub first: String,
 }
 
-impl From<PeerError> for Failed {
+impl From<PeerError> for DeliveryFailure {
     fn from(error: PeerError) -> Self {
         Self { lasting: matches!(error, PeerError::Address(_)), error: error.to_string() }
     }
 }
 
-/// What may go well the next time.
-pub(crate) fn passing(error: impl Into<String>) -> Failed {
-    Failed { error: error.into(), lasting: false }
+/// Makes a failure that may succeed on retry.
+pub(crate) fn transient_failure(error: impl Into<String>) -> DeliveryFailure {
+    DeliveryFailure { error: error.into(), lasting: false }
 }
 
 async fn try_deliver(
-    desk: &Desk,
-    answers: &Answers,
+    desk: &GatewayState,
+    answers: &RouterReplySender,
     deliver: wire::Deliver,
-    turn: Ticket<Order>,
-) -> Result<Refused, Failed> {
+    turn: Ticket<DeliveryOrderKey>,
+) -> Result<DeliveryRefusals, DeliveryFailure> {
     let wire::Deliver { delivery_id: _, address, topic, context_id, context_uid, nodes, timeout_millis } =
         deliver;
     let timeout = Duration::from_millis(timeout_millis);
@@ -110,29 +110,31 @@ async fn try_deliver(
     desk.peers.check_context(&address, ContextId(context_id))?;
     crash_point("gateway.delivering");
     let source = ReportSource { address, topic };
-    let is_plain = desk.peers.form(&source.address) == Form::Plain;
+    let is_plain = desk.peers.form(&source.address) == PayloadForm::Plain;
 
     let mut inliner = Inliner::new(desk.store.clone(), ContextId(context_id), context_uid);
     let (mut heads, mut calls) = (Vec::with_capacity(nodes.len()), Vec::with_capacity(nodes.len()));
     let mut patiences = Vec::new();
     for json in nodes {
         if is_plain {
-            patiences.push(patience_with(&json).map_err(|error| passing(error.to_string()))?);
+            patiences.push(patience_with(&json).map_err(|error| transient_failure(error.to_string()))?);
         }
-        let (head, call) = call(&inliner.fill(json).await).map_err(|error| passing(error.to_string()))?;
+        let (head, call) =
+            call(&inliner.fill(json).await).map_err(|error| transient_failure(error.to_string()))?;
         heads.push(head);
         calls.push(call.of_context(context_id));
     }
-    turn.served().await;
+    turn.wait_for_turn().await;
     if is_plain {
         // Its answers may be results: nobody waits for their turn behind those.
         drop(turn);
         let calls = calls.into_iter().zip(patiences);
-        let jobs = heads.into_iter().zip(calls).map(|(head, (call, patience))| Job { head, call, patience });
+        let jobs =
+            heads.into_iter().zip(calls).map(|(head, (call, patience))| PlainJob { head, call, patience });
         return plain_delivery::deliver(desk, answers, &peer, &source, jobs.collect(), deadline).await;
     }
     let sent = tokio::time::timeout_at(deadline, peer.send_batch_until(calls, Some(deadline))).await;
-    let sent = sent.map_err(|_| passing(CallError::TimedOut.to_string()))?;
+    let sent = sent.map_err(|_| transient_failure(CallError::TimedOut.to_string()))?;
     drop(turn);
     crash_point("gateway.sent");
 
@@ -142,9 +144,14 @@ async fn try_deliver(
     desk.metrics.refused.inc_by(refusals.len() as u64);
     let told = refusals.iter().map(|report| answers.report(report));
     let told = told.collect::<Result<Vec<_>, _>>();
-    let told = told.map_err(|not_taken| passing(format!("a refusal could not be reported: {not_taken}")))?;
+    let told =
+        told.map_err(|not_taken| transient_failure(format!("a refusal could not be reported: {not_taken}")))?;
     let all_told = join_all(told).await.into_iter().all(|handled| handled.is_ok());
-    if all_told { Ok(refused) } else { Err(passing("the router went away before it took a refusal")) }
+    if all_told {
+        Ok(refused)
+    } else {
+        Err(transient_failure("the router went away before it took a refusal"))
+    }
 }
 
 /// Reports what was accepted, and gives the reports of what was refused.
@@ -153,13 +160,13 @@ async fn try_deliver(
 /// When something was not answered: the router sends all of it again, and then hears the same refusals. Told now, they would
 /// be told of attempts that are on their way once more.
 fn heard(
-    desk: &Desk,
-    answers: &Answers,
+    desk: &GatewayState,
+    answers: &RouterReplySender,
     source: &ReportSource,
     outcomes: impl Iterator<Item = (ExecutionHead, Result<Box<RawValue>, CallError>)>,
-) -> Result<(Vec<NodeReport>, Refused), Failed> {
+) -> Result<(Vec<NodeReport>, DeliveryRefusals), DeliveryFailure> {
     let mut unanswered = None;
-    let (mut refusals, mut refused) = (Vec::new(), Refused::default());
+    let (mut refusals, mut refused) = (Vec::new(), DeliveryRefusals::default());
     let mut refuse = |head: &ExecutionHead, kind, told: String| {
         if refusals.is_empty() {
             refused.first = told;
@@ -185,24 +192,24 @@ fn heard(
                 refuse(&head, ReportKind::Rejected { reason, lasting: true, counts: false }, told);
             }
             Err(error) => match refusal(&error) {
-                Some(kind) => refuse(&head, kind, told(&error)),
-                None => unanswered = Some(told(&error)),
+                Some(kind) => refuse(&head, kind, call_error_text(&error)),
+                None => unanswered = Some(call_error_text(&error)),
             },
         }
     }
     match unanswered {
-        Some(error) => Err(passing(error)),
+        Some(error) => Err(transient_failure(error)),
         None => Ok((refusals, refused)),
     }
 }
 
-fn call(json: &[u8]) -> Result<(ExecutionHead, Call), serde_json::Error> {
+fn call(json: &[u8]) -> Result<(ExecutionHead, JsonRpcCall), serde_json::Error> {
     let head = ExecutionHead::read(json)?;
     let raw: &RawValue = serde_json::from_slice(json)?;
-    Ok((head, Call::raw(method::JOB_RUN, raw.to_owned())))
+    Ok((head, JsonRpcCall::raw(method::JOB_RUN, raw.to_owned())))
 }
 
-/// What a failed call means for its attempt; nothing when the supervisor did not answer.
+/// Turns a failed call into the report for its attempt; nothing when the supervisor did not answer.
 pub(crate) fn refusal(error: &CallError) -> Option<ReportKind> {
     let rejected = |code, detail: String, lasting| {
         Some(ReportKind::Rejected { reason: Reason::new(code, detail), lasting, counts: false })
@@ -236,7 +243,7 @@ pub(crate) fn refusal(error: &CallError) -> Option<ReportKind> {
 }
 
 /// A failed call for people, with the name of the reason when there is one.
-pub(crate) fn told(error: &CallError) -> String {
+pub(crate) fn call_error_text(error: &CallError) -> String {
     match error {
         CallError::Refused(refused) => refused_text(refused),
         other => other.to_string(),
@@ -244,19 +251,19 @@ pub(crate) fn told(error: &CallError) -> String {
 }
 
 /// A refusal for people, with the name of its reason when there is one.
-pub(crate) fn refused_text(refused: &RpcError) -> String {
+pub(crate) fn refused_text(refused: &JsonRpcError) -> String {
     match refused.reason() {
         "" => cut(&format!("refused: {refused}")),
         reason => cut(&format!("{reason}: {}", refused.message)),
     }
 }
 
-/// What somebody else said. It is kept with messages and nodes, so that nobody can say any amount.
+/// Cuts foreign text. It is kept with messages and nodes, so its length must be bounded.
 pub(crate) fn cut(text: &str) -> String {
     text.chars().take(ERROR_CHARS_MAX).collect()
 }
 
-fn detail(refused: &RpcError) -> String {
+fn detail(refused: &JsonRpcError) -> String {
     cut(&refused.message)
 }
 
@@ -281,11 +288,11 @@ mod tests {
             Refusal::TooMuch,
         ];
         for told_of in refusals {
-            assert!(told_of.is_told());
-            let error = RpcError::refused(told_of.code(), false, told_of.to_string());
+            assert!(told_of.is_reported());
+            let error = JsonRpcError::refused(told_of.code(), false, told_of.to_string());
             let error = CallError::Refused(error);
             assert_eq!(refusal(&error), None, "the job was not looked at");
-            assert!(told(&error).starts_with(told_of.code()), "{}", told(&error));
+            assert!(call_error_text(&error).starts_with(told_of.code()), "{}", call_error_text(&error));
         }
     }
 
@@ -293,8 +300,8 @@ mod tests {
     fn nobody_refuses_with_any_amount_of_text() {
         let long = "x".repeat(100_000);
         for reason in ["POLICY_REFUSED", ""] {
-            let error = CallError::Refused(RpcError::refused(reason, true, long.clone()));
-            assert_eq!(told(&error).chars().count(), ERROR_CHARS_MAX);
+            let error = CallError::Refused(JsonRpcError::refused(reason, true, long.clone()));
+            assert_eq!(call_error_text(&error).chars().count(), ERROR_CHARS_MAX);
             let Some(ReportKind::Rejected { reason, .. }) = refusal(&error) else { panic!("a refusal") };
             assert_eq!(reason.detail.chars().count(), ERROR_CHARS_MAX);
         }
@@ -302,7 +309,7 @@ mod tests {
 
     #[test]
     fn refusals_say_whether_it_may_be_tried_again() {
-        let refused = |reason, lasting| CallError::Refused(RpcError::refused(reason, lasting, "why"));
+        let refused = |reason, lasting| CallError::Refused(JsonRpcError::refused(reason, lasting, "why"));
         let cases = [
             (refused("KEY_CONFLICT", true), Some((ReasonCode::Refused, true))),
             (refused("QUEUE_FULL", false), Some((ReasonCode::Refused, false))),

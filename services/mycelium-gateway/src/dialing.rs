@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use ::rpc::{Channel, ChannelError, TlsFiles};
-use model::dialing::AddressRules;
+use model::address_rules::AddressRules;
 
 /// Dials a host and a port, and gives the channel.
 pub type Dial = Arc<dyn Fn(&str, u16) -> Result<Channel, ChannelError> + Send + Sync>;

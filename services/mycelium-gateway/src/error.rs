@@ -1,20 +1,20 @@
-//! What can go wrong here.
+//! Errors of the gateway.
 
 /// Why the gateway cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Somebody else listens to the topic of coordinators on that node.
+    /// The topic of coordinators has a listener already on that node.
     #[error("the bus cannot be listened to")]
     Bus(#[source] mycelium::BusError),
-    /// What it signs with cannot be used.
+    /// The signing files cannot be used.
     #[error("the gateway has nothing to sign with")]
-    Signing(#[source] envelope::FilesError),
+    Signing(#[source] envelope::SigningFilesError),
     /// A metric of the same name is there already.
     #[error("the metrics cannot be registered")]
     Metrics(#[source] prometheus::Error),
 }
 
-/// Why a supervisor cannot be spoken to.
+/// Why a supervisor cannot be reached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
     /// The text is no address.
@@ -25,25 +25,25 @@ pub enum PeerError {
     NotConnected {
         /// Where it should be.
         address: String,
-        /// What the last attempt ran into.
+        /// Error of the last attempt.
         last_error: String,
     },
-    /// Somebody else is there than the runner record means.
+    /// The runner record names another signing key than the one at the address.
     #[error(
         "PINNED_KEY: {} at {address}, and its runner record names the signing key {pinned}",
         speaker(key)
     )]
     OtherKey {
-        /// Where.
+        /// Address of the supervisor.
         address: String,
         /// The key that was heard; empty: none was.
         key: String,
-        /// The one that the record names.
+        /// Key that the record names.
         pinned: String,
     },
     /// The secret that goes with its requests is missing.
     #[error(transparent)]
-    Secret(#[from] crate::secrets::SecretError),
+    Secret(#[from] crate::secrets::SupervisorSecretError),
 }
 
 fn speaker(key: &str) -> String {

@@ -69,14 +69,14 @@ impl Inliner {
     }
 }
 
-/// Whether an execution may name files. Within a JSON text every quote is escaped, so that these bytes
+/// Returns true when an execution may name files. Within a JSON text every quote is escaped, so these bytes
 /// can only be a key.
 fn names_files(json: &[u8]) -> bool {
     const KEY: &[u8] = br#""files":"#;
     json.windows(KEY.len()).any(|window| window == KEY)
 }
 
-/// What so many bytes take in base64; nothing when that is more than one piece anyway.
+/// Returns the base64 length of so many bytes; nothing when that is more than one piece anyway.
 fn base64_len(bytes: u64) -> Option<usize> {
     let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes <= BLOB_CHUNK_BYTES)?;
     Some(bytes.div_ceil(3) * 4 + 16)

@@ -8,8 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use identity::VerifyingKey;
-use model::Letter;
-use mycelium::RpcError;
+use model::DirectMessage;
+use mycelium::JsonRpcError;
 use rpc::Rates;
 use tokio::time::Instant;
 
@@ -26,7 +26,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// Letters of coordinators that are not listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum Strangers {
+pub enum StrangerMailPolicy {
     /// Refused.
     #[default]
     Refused,
@@ -50,12 +50,12 @@ pub struct MailPolicy {
         value_enum,
         default_value_t
     )]
-    pub strangers: Strangers,
+    pub strangers: StrangerMailPolicy,
 }
 
 /// Why a letter is not let in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NotAdmitted {
+pub(crate) enum MailAdmissionError {
     #[error("this coordinator takes no letters of coordinators that it does not list")]
     Stranger,
     #[error("of a coordinator that is not listed only letters are taken that their senders have signed")]
@@ -64,64 +64,64 @@ pub(crate) enum NotAdmitted {
     TooFast { limit: &'static str, max: u32, wait: Duration },
 }
 
-impl NotAdmitted {
+impl MailAdmissionError {
     /// The answer in JSON-RPC.
-    pub(crate) fn refusal(&self) -> RpcError {
+    pub(crate) fn refusal(&self) -> JsonRpcError {
         let (reason, lasting) = match self {
             Self::Stranger => ("STRANGER", true),
             Self::Unsigned => ("UNVERIFIED", true),
             Self::TooFast { .. } => ("TOO_MANY_LETTERS", false),
         };
-        RpcError::refused(reason, lasting, self.to_string())
+        JsonRpcError::refused(reason, lasting, self.to_string())
     }
 }
 
 /// Decides about letters, and counts them.
 #[derive(Debug)]
-pub(crate) struct MailGate {
+pub(crate) struct MailAdmissionControl {
     policy: MailPolicy,
-    rates: Mutex<LetterRates>,
+    rates: Mutex<MailRates>,
 }
 
 #[derive(Debug, Default)]
-struct LetterRates {
+struct MailRates {
     strangers: Rates<()>,
     by_root: Rates<[u8; 32]>,
     by_recipient: Rates<(bool, String)>,
 }
 
-impl MailGate {
+impl MailAdmissionControl {
     pub(crate) fn new(policy: MailPolicy) -> Self {
         Self { policy, rates: Mutex::default() }
     }
 
-    /// Whether letters of this coordinator are of a stranger.
+    /// Returns true when the coordinator with this root is a stranger.
     fn is_stranger(&self, root: VerifyingKey) -> bool {
         !self.policy.listed.contains(&root)
     }
 
     /// Decides about a coordinator before anything of its letter is looked at.
-    pub(crate) fn admit_root(&self, root: VerifyingKey) -> Result<(), NotAdmitted> {
-        let is_refused = self.policy.strangers == Strangers::Refused && self.is_stranger(root);
-        if is_refused { Err(NotAdmitted::Stranger) } else { Ok(()) }
+    pub(crate) fn admit_root(&self, root: VerifyingKey) -> Result<(), MailAdmissionError> {
+        let is_refused = self.policy.strangers == StrangerMailPolicy::Refused && self.is_stranger(root);
+        if is_refused { Err(MailAdmissionError::Stranger) } else { Ok(()) }
     }
 
     /// Decides about a letter that the coordinator with this root has brought, and counts it.
     pub(crate) fn admit(
         &self,
-        letter: &Letter,
+        letter: &DirectMessage,
         root: VerifyingKey,
         is_signed: bool,
         now: Instant,
-    ) -> Result<(), NotAdmitted> {
+    ) -> Result<(), MailAdmissionError> {
         self.admit_root(root)?;
         let is_stranger = self.is_stranger(root);
-        if is_stranger && !is_signed && self.policy.strangers != Strangers::Any {
-            return Err(NotAdmitted::Unsigned);
+        if is_stranger && !is_signed && self.policy.strangers != StrangerMailPolicy::Any {
+            return Err(MailAdmissionError::Unsigned);
         }
         let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
-        let LetterRates { strangers, by_root, by_recipient } = &mut *rates;
-        let too_fast = |limit, max| move |wait| NotAdmitted::TooFast { limit, max, wait };
+        let MailRates { strangers, by_root, by_recipient } = &mut *rates;
+        let too_fast = |limit, max| move |wait| MailAdmissionError::TooFast { limit, max, wait };
         let (limit, max) = if is_stranger {
             ("stranger_letters_per_minute_max", STRANGER_LETTERS_PER_MINUTE_MAX)
         } else {
@@ -144,15 +144,15 @@ mod tests {
     use super::*;
     use identity::SigningKey;
     use model::id::Uid;
-    use model::{ActorId, ContextUid, MessageFormat, MessageId, MessageType, Origin, Timestamp};
+    use model::{ActorId, ContextUid, DirectMessageOrigin, MessageFormat, MessageId, MessageType, Timestamp};
 
     fn root() -> VerifyingKey {
         SigningKey::generate().verifying_key()
     }
 
-    fn letter(to: &str) -> Letter {
-        Letter {
-            origin: Origin {
+    fn letter(to: &str) -> DirectMessage {
+        DirectMessage {
+            origin: DirectMessageOrigin {
                 coordinator: String::new(),
                 context_uid: ContextUid(Uid::from_bits(1)),
                 caller_id: ActorId(1),
@@ -175,24 +175,29 @@ mod tests {
     fn strangers_are_refused_unless_allowed_and_have_to_sign() {
         let (listed, stranger, now) = (root(), root(), Instant::now());
         for (strangers, signed, unsigned) in [
-            (Strangers::Refused, Err(NotAdmitted::Stranger), Err(NotAdmitted::Stranger)),
-            (Strangers::Signed, Ok(()), Err(NotAdmitted::Unsigned)),
-            (Strangers::Any, Ok(()), Ok(())),
+            (
+                StrangerMailPolicy::Refused,
+                Err(MailAdmissionError::Stranger),
+                Err(MailAdmissionError::Stranger),
+            ),
+            (StrangerMailPolicy::Signed, Ok(()), Err(MailAdmissionError::Unsigned)),
+            (StrangerMailPolicy::Any, Ok(()), Ok(())),
         ] {
-            let gate = MailGate::new(MailPolicy { listed: vec![listed], strangers });
+            let gate = MailAdmissionControl::new(MailPolicy { listed: vec![listed], strangers });
             assert_eq!(gate.admit(&letter("a"), stranger, true, now), signed, "{strangers:?}");
             assert_eq!(gate.admit(&letter("a"), stranger, false, now), unsigned, "{strangers:?}");
             assert_eq!(gate.admit(&letter("a"), listed, false, now), Ok(()), "{strangers:?}");
         }
-        assert_eq!(MailPolicy::default().strangers, Strangers::Refused);
+        assert_eq!(MailPolicy::default().strangers, StrangerMailPolicy::Refused);
     }
 
     #[test]
     fn each_root_and_each_recipient_has_its_rate() {
-        let gate = MailGate::new(MailPolicy { listed: Vec::new(), strangers: Strangers::Any });
+        let gate =
+            MailAdmissionControl::new(MailPolicy { listed: Vec::new(), strangers: StrangerMailPolicy::Any });
         let (one, now) = (root(), Instant::now());
-        let limit = |refused: Result<(), NotAdmitted>| match refused {
-            Err(NotAdmitted::TooFast { limit, .. }) => limit,
+        let limit = |refused: Result<(), MailAdmissionError>| match refused {
+            Err(MailAdmissionError::TooFast { limit, .. }) => limit,
             other => panic!("{other:?}"),
         };
         for _ in 0..STRANGER_LETTERS_PER_MINUTE_MAX {

@@ -1,4 +1,4 @@
-//! What can be seen from the outside.
+//! Prometheus metrics of the gateway.
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
@@ -37,7 +37,7 @@ pub struct Metrics {
     pub letters_failed: IntCounter,
     /// Letters for actors of this coordinator that were taken.
     pub letters_taken: IntCounter,
-    /// The same that were refused.
+    /// Letters for actors of this coordinator that were refused.
     pub letters_refused: IntCounter,
     envelopes_refused: IntCounterVec,
     signing_read: IntCounterVec,

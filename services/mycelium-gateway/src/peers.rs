@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use identity::VerifyingKey;
 use model::{Address, ContextId, InstanceInfo, Isolation, Name, ReportSource, RunnerId, ScriptType};
-use mycelium::{Form, Peer, PublicKey};
+use mycelium::{JsonRpcPeer, PayloadForm, PublicKey};
 use proto::convert::enums::script_type_from_wire;
 use proto::internal::v1 as wire;
 use proto::v1::{EnvelopeForm, Runner};
@@ -14,57 +14,57 @@ use tokio::sync::{mpsc, watch};
 
 use crate::error::PeerError;
 use crate::metrics::Metrics;
-use crate::nodes::Nodes;
-use crate::records::{Demands, Records};
+use crate::node_addresses::NodeAddresses;
+use crate::runner_records::{ConnectionRequirements, RunnerRecords};
 
-/// What is counted when somebody signs with another key than the runner record names.
+/// Refusal code for a signing key other than the one in the runner record.
 pub const PINNED_KEY: &str = "PINNED_KEY";
 
-/// Why a conversation ends that others begin in another form.
+/// Why a conversation ends: its records now ask for another form.
 pub(crate) const OTHER_FORM: &str = "its records ask for another form of envelopes";
 
-/// Where a conversation stands.
+/// State of a connection to a supervisor.
 #[derive(Debug, Clone, Default)]
-pub struct Standing {
+pub struct SupervisorConnectionState {
     /// The conversation, while it stands.
-    pub peer: Option<Peer>,
+    pub peer: Option<JsonRpcPeer>,
     /// The supervisor's own name, once it was heard.
     pub supervisor: String,
-    /// What went wrong last.
+    /// Last error of the connection.
     pub last_error: String,
 }
 
-/// Where whoever keeps a conversation notes how it stands.
+/// Where the task that keeps a conversation notes its state.
 #[derive(Debug, Clone)]
-pub struct Seat {
-    standing: watch::Sender<Standing>,
+pub struct SupervisorConnectionSlot {
+    state: watch::Sender<SupervisorConnectionState>,
     metrics: Metrics,
 }
 
-impl Seat {
-    /// Whether the conversation stands.
+impl SupervisorConnectionSlot {
+    /// Returns true while the conversation is connected.
     #[must_use]
-    pub fn is_taken(&self) -> bool {
-        self.standing.borrow().peer.is_some()
+    pub fn is_connected(&self) -> bool {
+        self.state.borrow().peer.is_some()
     }
 
     /// Waits until the conversation does not stand any more. Loses nothing when dropped.
-    pub async fn vacant(&self) {
-        let mut standing = self.standing.subscribe();
+    pub async fn disconnected(&self) {
+        let mut standing = self.state.subscribe();
         // It lives as long as this does.
         drop(standing.wait_for(|standing| standing.peer.is_none()).await);
     }
 
-    /// The conversation stands.
-    pub fn take(&self, peer: Peer) {
+    /// Notes that the conversation is connected.
+    pub fn set_connected(&self, peer: JsonRpcPeer) {
         self.change(|standing| {
             standing.peer = Some(peer);
             standing.last_error.clear();
         });
     }
 
-    /// It does not; ends what stood.
-    pub fn leave(&self, why: &str) {
+    /// Notes that the conversation is not connected; ends the old one.
+    pub fn set_disconnected(&self, why: &str) {
         self.change(|standing| {
             if let Some(peer) = standing.peer.take() {
                 peer.close();
@@ -73,8 +73,8 @@ impl Seat {
         });
     }
 
-    fn change(&self, change: impl FnOnce(&mut Standing)) {
-        self.standing.send_modify(|standing| {
+    fn change(&self, change: impl FnOnce(&mut SupervisorConnectionState)) {
+        self.state.send_modify(|standing| {
             let before = standing.peer.is_some();
             change(standing);
             let connected = i64::from(standing.peer.is_some()) - i64::from(before);
@@ -83,75 +83,78 @@ impl Seat {
     }
 }
 
-/// A conversation that has to be opened and kept.
+/// Request to open and keep a conversation.
 #[derive(Debug)]
-pub struct Wanted {
-    /// With whom, as the records spell it.
+pub struct SupervisorDialRequest {
+    /// Address of the supervisor, as the records spell it.
     pub text: String,
-    /// The same, understood.
+    /// Parsed address.
     pub address: Address,
-    /// Where to note how it stands.
-    pub seat: Seat,
+    /// Slot for the state of the connection.
+    pub slot: SupervisorConnectionSlot,
 }
 
-/// All of them. Clones are the same.
+/// All supervisors. Clones are the same.
 #[derive(Debug, Clone)]
-pub struct Peers(Arc<Shared>);
+pub struct SupervisorPeers(Arc<SupervisorPeersInner>);
 
 #[derive(Debug)]
-struct Shared {
-    table: Mutex<Table>,
-    wanted: mpsc::UnboundedSender<Wanted>,
+struct SupervisorPeersInner {
+    table: Mutex<SupervisorPeerTable>,
+    dial_requests: mpsc::UnboundedSender<SupervisorDialRequest>,
     metrics: Metrics,
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    peers: BTreeMap<String, Entry>,
-    records: Records,
-    nodes: Nodes,
+struct SupervisorPeerTable {
+    peers: BTreeMap<String, SupervisorPeerEntry>,
+    records: RunnerRecords,
+    nodes: NodeAddresses,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct SupervisorPeerEntry {
     topic: String,
-    standing: watch::Sender<Standing>,
-    /// The key that was heard of it last.
+    state: watch::Sender<SupervisorConnectionState>,
+    /// Last key that the supervisor signed with.
     key: Option<VerifyingKey>,
-    /// That somebody spoke there with a key that no record means.
+    /// Error of a node that used a key that no record means.
     complaint: Option<PeerError>,
 }
 
-impl Table {
-    /// The key that was heard of whoever is at these addresses.
+impl SupervisorPeerTable {
+    /// Returns the last key that was used at these addresses.
     fn key(&self, at: &[String]) -> Option<VerifyingKey> {
         at.iter().find_map(|address| self.peers.get(address)?.key)
     }
 
-    fn form(&self, at: &[String]) -> Form {
-        if self.records.is_plain(at) { Form::Plain } else { Form::Framed }
+    fn form(&self, at: &[String]) -> PayloadForm {
+        if self.records.is_plain(at) { PayloadForm::Plain } else { PayloadForm::Framed }
     }
 
-    /// Where it is noted how it stands with whoever is at these addresses.
-    fn standings(&self, at: &[String]) -> Vec<watch::Sender<Standing>> {
-        at.iter().filter_map(|address| Some(self.peers.get(address)?.standing.clone())).collect()
+    /// Returns the connection states of these addresses.
+    fn standings(&self, at: &[String]) -> Vec<watch::Sender<SupervisorConnectionState>> {
+        at.iter().filter_map(|address| Some(self.peers.get(address)?.state.clone())).collect()
     }
 }
 
-impl Peers {
-    /// Nobody yet. Whoever holds the receiver opens what is wanted; there is one entry for each address.
+impl SupervisorPeers {
+    /// Makes an empty table. The receiver's owner opens the requested conversations, one for each address.
     #[must_use]
-    pub fn new(metrics: Metrics) -> (Self, mpsc::UnboundedReceiver<Wanted>) {
+    pub fn new(metrics: Metrics) -> (Self, mpsc::UnboundedReceiver<SupervisorDialRequest>) {
         let (wanted, receiver) = mpsc::unbounded_channel();
-        (Self(Arc::new(Shared { table: Mutex::default(), wanted, metrics })), receiver)
+        (
+            Self(Arc::new(SupervisorPeersInner { table: Mutex::default(), dial_requests: wanted, metrics })),
+            receiver,
+        )
     }
 
-    /// A view begins anew: whom its snapshot does not name is gone.
+    /// Begins a view: supervisors that its snapshot does not name are gone.
     pub fn begin_view(&self) {
         self.lock().records.begin_view();
     }
 
-    /// Takes over what the registry says: whom to speak to, and for whom they work. A conversation goes on
+    /// Applies a part of the registry's view: which supervisors to connect to, for whom. A conversation goes on
     /// when the last record that names it is gone: what runs there may have to be stopped.
     pub fn update(&self, part: wire::WatchResponse) {
         let wire::WatchResponse { runners, snapshot_end, gone } = part;
@@ -172,7 +175,7 @@ impl Peers {
                 tracing::warn!(%error, "a runner record is of no use");
             }
             if self.form(&runner.address) != before {
-                self.leave(&runner.address, OTHER_FORM);
+                self.disconnect(&runner.address, OTHER_FORM);
             }
             let heard = {
                 let table = self.lock();
@@ -188,7 +191,7 @@ impl Peers {
         }
     }
 
-    /// A record of a context that names a supervisor, and the key that it signs with when it names one: only with one may
+    /// Finds a record of a context that names a supervisor, and its key when it names one: only with one may
     /// the supervisor speak of the context.
     #[must_use]
     pub fn record_of(&self, address: &str, context: ContextId) -> Option<RunnerId> {
@@ -198,10 +201,10 @@ impl Peers {
         table.records.find(&at, context, key.as_deref())
     }
 
-    /// Whether a supervisor may be given what is a context's.
+    /// Checks that a supervisor may receive data of a context.
     ///
     /// # Errors
-    /// [`PeerError::OtherKey`] when the records of the context mean somebody who signs with another key.
+    /// [`PeerError::OtherKey`] when the records of the context mean another signing key.
     pub fn check_context(&self, address: &str, context: ContextId) -> Result<(), PeerError> {
         let table = self.lock();
         let at = table.nodes.spellings(address);
@@ -212,7 +215,7 @@ impl Peers {
         }
     }
 
-    /// Somebody speaks at an address who signs with this key.
+    /// Admits a signing key at an address.
     ///
     /// # Errors
     /// [`PeerError::OtherKey`] when every record that names the address means another: it has been counted, the
@@ -233,36 +236,37 @@ impl Peers {
         if let Err(error) = &admitted {
             tracing::warn!(address, %error, "somebody else speaks for a supervisor");
             self.0.metrics.envelope_refused(PINNED_KEY);
-            self.leave(address, &error.to_string());
+            self.disconnect(address, &error.to_string());
         }
         admitted
     }
 
-    /// The conversation with whoever is there does not stand any more, by whichever of its addresses.
-    pub fn leave(&self, address: &str, why: &str) {
+    /// Ends the conversation with the supervisor, by whichever of its addresses.
+    pub fn disconnect(&self, address: &str, why: &str) {
         let standings = {
             let table = self.lock();
             table.standings(&table.nodes.spellings(address))
         };
         for standing in standings {
-            Seat { standing, metrics: self.0.metrics.clone() }.leave(why);
+            SupervisorConnectionSlot { state: standing, metrics: self.0.metrics.clone() }
+                .set_disconnected(why);
         }
     }
 
-    /// Why nobody is believed at an address, when somebody with another key than its records demand spoke there last.
+    /// Returns the complaint about an address whose last speaker used another key than its records demand.
     #[must_use]
     pub fn complaint(&self, address: &str) -> Option<PeerError> {
         self.lock().peers.get(address)?.complaint.clone()
     }
 
-    /// In which form a supervisor is spoken to over a bus.
+    /// Returns the form in which a supervisor is spoken to over a bus.
     #[must_use]
-    pub fn form(&self, address: &str) -> Form {
+    pub fn form(&self, address: &str) -> PayloadForm {
         let table = self.lock();
         table.form(&table.nodes.spellings(address))
     }
 
-    /// What a supervisor that does not say so executes, as its records say, with one slot each.
+    /// Returns the instances of a supervisor that does not report any, as its records say: one slot each.
     #[must_use]
     pub fn offered(&self, address: &str) -> Vec<InstanceInfo> {
         let table = self.lock();
@@ -280,14 +284,14 @@ impl Peers {
         offered.map(instance).collect()
     }
 
-    /// The names of secrets that may go with plain requests, of a context or of whichever, and the contexts that name them.
+    /// Returns the names of secrets for plain requests, of one context or all, and the contexts that name them.
     #[must_use]
     pub fn secrets(&self, address: &str, context: Option<ContextId>) -> Vec<(ContextId, String)> {
         let table = self.lock();
         table.records.secrets(&table.nodes.spellings(address), context)
     }
 
-    /// Every address of whoever is at this one.
+    /// Returns every address of the supervisor at this one.
     #[must_use]
     pub fn spellings(&self, address: &str) -> Vec<String> {
         self.lock().nodes.spellings(address)
@@ -321,14 +325,19 @@ impl Peers {
     #[must_use]
     pub fn name_of(&self, address: &str) -> String {
         let table = self.lock();
-        table.peers.get(address).map(|entry| entry.standing.borrow().supervisor.clone()).unwrap_or_default()
+        table.peers.get(address).map(|entry| entry.state.borrow().supervisor.clone()).unwrap_or_default()
     }
 
     /// The conversation with a supervisor. Waits for it to stand, but not for long.
     ///
     /// # Errors
     /// Any [`PeerError`].
-    pub async fn connected(&self, address: &str, topic: &str, wait: Duration) -> Result<Peer, PeerError> {
+    pub async fn connected(
+        &self,
+        address: &str,
+        topic: &str,
+        wait: Duration,
+    ) -> Result<JsonRpcPeer, PeerError> {
         let mut standing = self.want(address, topic)?;
         let stands = standing.wait_for(|standing| standing.peer.as_ref().is_some_and(|p| !p.is_closed()));
         let found = match tokio::time::timeout(wait, stands).await {
@@ -343,17 +352,17 @@ impl Peers {
 
     /// The conversation with a supervisor, if it stands now. Nobody who is not spoken to already is spoken to for that.
     #[must_use]
-    pub fn standing(&self, address: &str) -> Option<Peer> {
-        let peer = self.lock().peers.get(address)?.standing.borrow().peer.clone();
+    pub fn connected_peer(&self, address: &str) -> Option<JsonRpcPeer> {
+        let peer = self.lock().peers.get(address)?.state.borrow().peer.clone();
         peer.filter(|peer| !peer.is_closed())
     }
 
     /// Everybody, with how it stands.
     #[must_use]
-    pub fn all(&self) -> Vec<(String, Standing)> {
+    pub fn all(&self) -> Vec<(String, SupervisorConnectionState)> {
         let table = self.lock();
         let peers = table.peers.iter();
-        peers.map(|(address, entry)| (address.clone(), entry.standing.borrow().clone())).collect()
+        peers.map(|(address, entry)| (address.clone(), entry.state.borrow().clone())).collect()
     }
 
     /// Notes which node of the bus an address leads to. Whoever is there is one, with the records of all its addresses: a
@@ -361,7 +370,7 @@ impl Peers {
     pub fn note_node(&self, key: PublicKey, address: &str) {
         let changed = {
             let mut table = self.lock();
-            let form = |table: &Table| {
+            let form = |table: &SupervisorPeerTable| {
                 let known = table.nodes.address_of(key)?;
                 Some(table.form(&table.nodes.spellings(known)))
             };
@@ -376,7 +385,7 @@ impl Peers {
             before.is_some() && form(&table) != before
         };
         if changed {
-            self.leave(address, OTHER_FORM);
+            self.disconnect(address, OTHER_FORM);
         }
     }
 
@@ -406,30 +415,39 @@ impl Peers {
         }
     }
 
-    fn want(&self, address: &str, topic: &str) -> Result<watch::Receiver<Standing>, PeerError> {
+    fn want(
+        &self,
+        address: &str,
+        topic: &str,
+    ) -> Result<watch::Receiver<SupervisorConnectionState>, PeerError> {
         let mut table = self.lock();
         if let Some(entry) = table.peers.get(address) {
-            return Ok(entry.standing.subscribe());
+            return Ok(entry.state.subscribe());
         }
         let parsed: Address = address.parse()?;
-        let standing = watch::Sender::new(Standing::default());
-        let entry = Entry { topic: topic.to_owned(), standing: standing.clone(), key: None, complaint: None };
+        let standing = watch::Sender::new(SupervisorConnectionState::default());
+        let entry = SupervisorPeerEntry {
+            topic: topic.to_owned(),
+            state: standing.clone(),
+            key: None,
+            complaint: None,
+        };
         table.peers.insert(address.to_owned(), entry);
         let receiver = standing.subscribe();
-        let seat = Seat { standing, metrics: self.0.metrics.clone() };
-        let wanted = Wanted { text: address.to_owned(), address: parsed, seat };
+        let seat = SupervisorConnectionSlot { state: standing, metrics: self.0.metrics.clone() };
+        let wanted = SupervisorDialRequest { text: address.to_owned(), address: parsed, slot: seat };
         // The receiving end lives as long as the gateway runs.
-        self.0.wanted.send(wanted).ok();
+        self.0.dial_requests.send(wanted).ok();
         Ok(receiver)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, SupervisorPeerTable> {
         self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn demands(runner: &Runner) -> Demands {
-    Demands {
+fn demands(runner: &Runner) -> ConnectionRequirements {
+    ConnectionRequirements {
         signing_key: runner.signing_key.clone(),
         plain: runner.envelope() == EnvelopeForm::Plain,
         secret: runner.secret_ref.clone(),
@@ -463,7 +481,7 @@ mod tests {
     fn a_supervisor_speaks_for_a_context_while_a_record_of_it_names_it() {
         const A: &str = "grpc://a:1";
         let metrics = Metrics::new(&prometheus::Registry::new()).expect("nothing registered twice");
-        let (peers, _wanted) = Peers::new(metrics);
+        let (peers, _wanted) = SupervisorPeers::new(metrics);
         let works = |context| peers.record_of(A, ContextId(context)).is_some();
         peers.begin_view();
         peers.update(part(&[(1, 1, A), (1, 2, A), (2, 1, A), (3, 9, A)], &[], false));
@@ -485,7 +503,7 @@ mod tests {
     #[test]
     fn two_spellings_of_one_node_are_one_peer() {
         let metrics = Metrics::new(&prometheus::Registry::new()).expect("nothing registered twice");
-        let (peers, mut wanted) = Peers::new(metrics);
+        let (peers, mut wanted) = SupervisorPeers::new(metrics);
         let (node, other) = (PublicKey::random(), PublicKey::random());
         let (by_key, by_ip) = (format!("mycelium:{node}"), "mycelium:[400::1]");
         let record = |context_id, address: &str, envelope: EnvelopeForm| {
@@ -497,9 +515,13 @@ mod tests {
         };
         record(1, &by_key, EnvelopeForm::Signed);
         record(2, by_ip, EnvelopeForm::Plain);
-        assert_eq!((peers.form(&by_key), peers.form(by_ip)), (Form::Framed, Form::Plain), "not known yet");
+        assert_eq!(
+            (peers.form(&by_key), peers.form(by_ip)),
+            (PayloadForm::Framed, PayloadForm::Plain),
+            "not known yet"
+        );
         peers.note_node(node, by_ip);
-        assert_eq!((peers.form(&by_key), peers.form(by_ip)), (Form::Framed, Form::Framed));
+        assert_eq!((peers.form(&by_key), peers.form(by_ip)), (PayloadForm::Framed, PayloadForm::Framed));
         assert_eq!(
             (peers.topic(&by_key), peers.topic(by_ip)),
             ("t1".into(), "t1".into()),
@@ -513,19 +535,19 @@ mod tests {
         assert_eq!(peers.address_of(node).as_ref(), Some(&by_key));
 
         // A conversation in a form that nobody asks for any more ends, by whichever address.
-        let (seat, also) = (wanted.try_recv().expect("by key").seat, wanted.try_recv().expect("by ip").seat);
+        let (seat, also) = (wanted.try_recv().expect("by key").slot, wanted.try_recv().expect("by ip").slot);
         let conversation = || {
             let (outbox, payloads) = mpsc::channel(1);
             // Nobody takes what is said.
-            let peer = Peer::new(outbox, Arc::new(Nobody));
+            let peer = JsonRpcPeer::new(outbox, Arc::new(Nobody));
             (peer, payloads)
         };
         let ((one, _one), (another, _another)) = (conversation(), conversation());
-        seat.take(one.clone());
-        also.take(another.clone());
+        seat.set_connected(one.clone());
+        also.set_connected(another.clone());
         record(1, &by_key, EnvelopeForm::Plain);
-        assert_eq!((peers.form(&by_key), peers.form(by_ip)), (Form::Plain, Form::Plain));
-        assert!(one.is_closed() && another.is_closed() && !seat.is_taken() && !also.is_taken());
+        assert_eq!((peers.form(&by_key), peers.form(by_ip)), (PayloadForm::Plain, PayloadForm::Plain));
+        assert!(one.is_closed() && another.is_closed() && !seat.is_connected() && !also.is_connected());
 
         peers.note_node(other, by_ip);
         assert!(peers.record_of(&by_key, ContextId(2)).is_none(), "it is somebody else's");
@@ -534,12 +556,12 @@ mod tests {
 
     struct Nobody;
 
-    impl mycelium::Handler for Nobody {
+    impl mycelium::JsonRpcHandler for Nobody {
         fn handle(
             &self,
-            _: &Peer,
-            _: Vec<mycelium::Request>,
-        ) -> futures_util::future::BoxFuture<'static, Vec<mycelium::Answer>> {
+            _: &JsonRpcPeer,
+            _: Vec<mycelium::JsonRpcRequest>,
+        ) -> futures_util::future::BoxFuture<'static, Vec<mycelium::JsonRpcResult>> {
             Box::pin(std::future::ready(Vec::new()))
         }
     }

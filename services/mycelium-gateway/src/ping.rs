@@ -1,4 +1,4 @@
-//! Whether somebody is there.
+//! Pings addresses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,28 +6,28 @@ use std::time::Duration;
 use futures_util::future::{FutureExt as _, select_ok};
 use model::Address;
 use model::supervision::{GATEWAY_TOPIC, InfoRequest, SUPERVISOR_TOPIC, method};
-use mycelium::{Bus, BusError, CallError, Destination, Form, PublicKey};
+use mycelium::{Bus, BusDestination, BusError, CallError, PayloadForm, PublicKey};
 use tokio::time::Instant;
 
-use crate::clients::knock;
-use crate::delivery::told;
+use crate::clients::check_grpc_health;
+use crate::delivery::call_error_text;
 use crate::dialing::Dial;
 use crate::error::PeerError;
-use crate::front::Desk;
+use crate::supervisor_api::GatewayState;
 
-/// How long somebody may take to answer. Twice what a bus needs for a node that it has to look for.
+/// Time limit of a ping. Twice what a bus needs for a node that it has to look for.
 const PATIENCE: Duration = Duration::from_secs(6);
 
-/// Somebody is there.
+/// Answer to a ping.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pong {
-    /// How long the way there and back took.
+    /// Round-trip time.
     pub round_trip: Duration,
-    /// The node behind the address, where it is on a bus.
+    /// Node behind the address, where it is on a bus.
     pub node: Option<PublicKey>,
 }
 
-/// Why nobody is known to be there.
+/// Why an address is not known to answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PingError {
     /// There is no bus.
@@ -36,10 +36,10 @@ pub enum PingError {
     /// A supervisor did not answer in the conversation with it.
     #[error("{0}")]
     Call(String),
-    /// Nobody answered on the bus.
+    /// No node answered on the bus.
     #[error("nobody answers on the bus: {0}")]
     Bus(BusError),
-    /// Nobody answered under gRPC.
+    /// No gRPC server answered.
     #[error("nobody answers as a gRPC server: {0}")]
     Grpc(String),
     /// The conversation with a supervisor does not stand.
@@ -50,17 +50,17 @@ pub enum PingError {
     TimedOut,
 }
 
-/// Asks whoever is there.
+/// Pings supervisors, nodes and servers.
 #[derive(Clone)]
 pub(crate) struct Pinger {
-    pub(crate) desk: Desk,
+    pub(crate) state: GatewayState,
     pub(crate) bus: Option<Arc<dyn Bus>>,
-    /// As a service of this deployment, and as anybody.
+    /// Two dialers: as a service of this deployment, and as anyone.
     pub(crate) dials: [Dial; 2],
 }
 
 impl Pinger {
-    /// Asks. Dropping the future ends that.
+    /// Pings an address. Dropping the future ends that.
     ///
     /// # Errors
     /// [`PingError`]
@@ -70,9 +70,11 @@ impl Pinger {
                 Address::Grpc { host, port } => self.ping_server(&address.to_string(), host, *port).await,
                 Address::MyceliumKey(key) => {
                     let key = key.parse().expect("an address holds 64 hex digits");
-                    self.ping_node(&address.to_string(), Destination::Key(key)).await
+                    self.ping_node(&address.to_string(), BusDestination::Key(key)).await
                 }
-                Address::MyceliumIp(ip) => self.ping_node(&address.to_string(), Destination::Ip(*ip)).await,
+                Address::MyceliumIp(ip) => {
+                    self.ping_node(&address.to_string(), BusDestination::Ip(*ip)).await
+                }
             }
         });
         asked.await.unwrap_or(Err(PingError::TimedOut))
@@ -80,13 +82,13 @@ impl Pinger {
 
     /// A supervisor that is spoken to anyway is asked who it is.
     async fn ask(&self, address: &str) -> Option<Result<Duration, PingError>> {
-        let peer = self.desk.peers.standing(address)?;
+        let peer = self.state.peers.connected_peer(address)?;
         let begin = Instant::now();
         let answer = peer.call(method::SUPERVISOR_INFO, &InfoRequest {}, PATIENCE).await;
         Some(match answer {
             // A refusal is an answer too.
             Ok(_) | Err(CallError::Refused(_)) => Ok(begin.elapsed()),
-            Err(error) => Err(PingError::Call(told(&error))),
+            Err(error) => Err(PingError::Call(call_error_text(&error))),
         })
     }
 
@@ -104,7 +106,7 @@ impl Pinger {
                 }
             };
             let begin = Instant::now();
-            match knock(channel).await {
+            match check_grpc_health(channel).await {
                 Ok(()) => return Ok(Pong { round_trip: begin.elapsed(), node: None }),
                 Err(problem) if problems.contains(&problem) => {}
                 Err(problem) => problems.push(problem),
@@ -113,31 +115,32 @@ impl Pinger {
         Err(PingError::Grpc(problems.join("; as anybody: ")))
     }
 
-    async fn ping_node(&self, address: &str, to: Destination) -> Result<Pong, PingError> {
+    async fn ping_node(&self, address: &str, to: BusDestination) -> Result<Pong, PingError> {
         let bus = self.bus.as_ref().ok_or(PingError::NoBus)?;
         let key = match to {
-            Destination::Key(key) => key,
-            Destination::Ip(ip) => bus.key_of(ip).await.map_err(PingError::Bus)?,
+            BusDestination::Key(key) => key,
+            BusDestination::Ip(ip) => bus.key_of(ip).await.map_err(PingError::Bus)?,
         };
         let node = Some(key);
         if bus.key() == node {
             return Ok(Pong { round_trip: Duration::ZERO, node });
         }
-        if self.desk.peers.form(address) == Form::Plain {
+        if self.state.peers.form(address) == PayloadForm::Plain {
             // Nobody answers for its bus.
             let wait = PATIENCE / 2;
-            let peer = self.desk.connected(address, &self.desk.peers.topic(address), None, wait).await;
+            let peer = self.state.connected(address, &self.state.peers.topic(address), None, wait).await;
             drop(peer.map_err(PingError::Peer)?);
             let asked = self.ask(address).await.unwrap_or(Err(PingError::TimedOut));
             return asked.map(|round_trip| Pong { round_trip, node });
         }
         let (begin, deadline) = (Instant::now(), Instant::now() + PATIENCE / 2);
-        let known = self.desk.peers.source(address).topic;
+        let known = self.state.peers.source(address).topic;
         let mut topics = vec![SUPERVISOR_TOPIC, GATEWAY_TOPIC];
         if !known.is_empty() && !topics.contains(&known.as_str()) {
             topics.push(&known);
         }
-        let pings = topics.into_iter().map(|topic| bus.ping(Destination::Key(key), topic, deadline).boxed());
+        let pings =
+            topics.into_iter().map(|topic| bus.ping(BusDestination::Key(key), topic, deadline).boxed());
         select_ok(pings).await.map_err(PingError::Bus)?;
         Ok(Pong { round_trip: begin.elapsed(), node })
     }

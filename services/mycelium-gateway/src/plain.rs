@@ -1,5 +1,5 @@
-//! What supervisors answer that know nothing but JSON-RPC: to `job.run`, at once or when the job has ended, in one of several
-//! shapes; and what is remembered of them, since they may run twice what they are sent twice.
+//! Plain supervisors, which know nothing but JSON-RPC: their answers to `job.run`, at once or when the job has ended, in one
+//! of several shapes; and the attempts that they were sent, since they may run twice what they are sent twice.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ const ATTEMPTS_MAX: usize = 10_000;
 /// The key of a result that is only a text.
 const OUTPUT_KEY: &str = "output";
 
-/// What an answer to `job.run` means for its attempt.
+/// Turns an answer to `job.run` into a report of its attempt.
 ///
 /// An answer that cannot be read says that the job was taken and nothing else: whether it ran is not known.
 #[must_use]
@@ -97,31 +97,31 @@ fn words(value: &Value) -> String {
     }
 }
 
-/// Where an attempt stands that was sent to a plain supervisor.
+/// State of an attempt that was sent to a plain supervisor.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Sent {
-    /// It is with the supervisor, which has not said anything yet.
+pub enum PlainAttemptState {
+    /// The supervisor has the attempt, and has not answered yet.
     Waiting,
-    /// What its answer meant, which no router has taken care of yet.
+    /// The supervisor has answered, and no router has acknowledged the report yet.
     Answered(Box<ReportKind>),
-    /// A router has taken care of that.
-    Told,
+    /// A router has acknowledged the report.
+    Reported,
 }
 
 /// The attempts that were sent to plain supervisors, which are never sent again. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub struct SentAttempts(Arc<Mutex<Known>>);
+pub struct SentAttempts(Arc<Mutex<SentAttemptTable>>);
 
 #[derive(Debug, Default)]
-struct Known {
-    attempts: HashMap<JobKey, (String, Sent)>,
+struct SentAttemptTable {
+    attempts: HashMap<JobKey, (String, PlainAttemptState)>,
     order: VecDeque<JobKey>,
 }
 
 impl SentAttempts {
     /// Notes that an attempt is being sent, unless it was before: then where it stands.
     #[must_use]
-    pub fn begin(&self, job: JobKey, address: &str) -> Option<Sent> {
+    pub fn begin(&self, job: JobKey, address: &str) -> Option<PlainAttemptState> {
         let mut known = self.lock();
         if let Some((_, sent)) = known.attempts.get(&job) {
             return Some(sent.clone());
@@ -132,40 +132,40 @@ impl SentAttempts {
             known.attempts.remove(&oldest);
         }
         known.order.push_back(job);
-        known.attempts.insert(job, (address.to_owned(), Sent::Waiting));
+        known.attempts.insert(job, (address.to_owned(), PlainAttemptState::Waiting));
         None
     }
 
-    /// What an attempt's answer meant.
+    /// Notes the report that an attempt's answer gave.
     pub fn answered(&self, job: JobKey, kind: &ReportKind) {
-        self.becomes(job, Sent::Answered(Box::new(kind.clone())));
+        self.becomes(job, PlainAttemptState::Answered(Box::new(kind.clone())));
     }
 
-    /// A router has taken care of what an attempt's answer meant.
+    /// Notes that a router has acknowledged the report of an attempt.
     pub fn told(&self, job: JobKey) {
-        self.becomes(job, Sent::Told);
+        self.becomes(job, PlainAttemptState::Reported);
     }
 
-    fn becomes(&self, job: JobKey, now: Sent) {
+    fn becomes(&self, job: JobKey, now: PlainAttemptState) {
         if let Some((_, sent)) = self.lock().attempts.get_mut(&job) {
             *sent = now;
         }
     }
 
-    /// It was not sent after all.
+    /// Forgets an attempt that was not sent after all.
     pub fn forget(&self, job: JobKey) {
         let mut known = self.lock();
         known.attempts.remove(&job);
         known.order.retain(|other| *other != job);
     }
 
-    /// Whether a supervisor has attempts of which it has not said anything: it may be busy with one.
+    /// Returns true when a supervisor has attempts that it has not answered: it may be busy with one.
     #[must_use]
     pub fn waits_for(&self, address: &str) -> bool {
-        self.lock().attempts.values().any(|(at, sent)| at == address && *sent == Sent::Waiting)
+        self.lock().attempts.values().any(|(at, sent)| at == address && *sent == PlainAttemptState::Waiting)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, SentAttemptTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -181,7 +181,7 @@ mod tests {
         JobKey { context, flow, job: JobId(3), attempt: Attempt(attempt) }
     }
 
-    /// What an answer means, in short.
+    /// Short text of an answer's meaning.
     fn told(answer: &str) -> String {
         match read(answer, job(1), "s") {
             ReportKind::Accepted { supervisor } => format!("accepted by {supervisor}"),
@@ -226,13 +226,16 @@ mod tests {
     #[test]
     fn what_was_sent_is_remembered() {
         let sent = SentAttempts::default();
-        assert_eq!((sent.begin(job(1), "a"), sent.begin(job(1), "a")), (None, Some(Sent::Waiting)));
+        assert_eq!(
+            (sent.begin(job(1), "a"), sent.begin(job(1), "a")),
+            (None, Some(PlainAttemptState::Waiting))
+        );
         assert!(sent.waits_for("a") && !sent.waits_for("b"));
         sent.answered(job(1), &ReportKind::Unknown);
-        assert_eq!(sent.begin(job(1), "a"), Some(Sent::Answered(Box::new(ReportKind::Unknown))));
+        assert_eq!(sent.begin(job(1), "a"), Some(PlainAttemptState::Answered(Box::new(ReportKind::Unknown))));
         assert!(!sent.waits_for("a"));
         sent.told(job(1));
-        assert_eq!(sent.begin(job(1), "a"), Some(Sent::Told));
+        assert_eq!(sent.begin(job(1), "a"), Some(PlainAttemptState::Reported));
         sent.forget(job(1));
         for attempt in 1..=20_000 {
             assert_eq!(sent.begin(job(attempt), "a"), None);

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use model::{ExecutionHead, JobKey, NodeReport, ReportKind, ReportSource};
-use mycelium::{Call, CallError, Peer};
+use mycelium::{CallError, JsonRpcCall, JsonRpcPeer};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::delivery::{Failed, Refused, passing, refusal, told};
-use crate::front::Desk;
-use crate::plain::{self, Sent};
-use crate::routers::{Answers, Said};
+use crate::delivery::{DeliveryFailure, DeliveryRefusals, call_error_text, refusal, transient_failure};
+use crate::plain::{self, PlainAttemptState};
+use crate::routers::{RouterReplySender, UnnumberedEvent};
+use crate::supervisor_api::GatewayState;
 
 /// How long an answer is waited for before a job that was sent counts as accepted.
 const ANSWER_WAIT: Duration = Duration::from_secs(3);
@@ -30,50 +30,50 @@ const TELL_PAUSE: Duration = Duration::from_secs(1);
 const TELL_TRIES: u32 = 600;
 
 /// The result of a call.
-type Outcome = Result<Box<RawValue>, CallError>;
+type PlainCallResult = Result<Box<RawValue>, CallError>;
 
-/// What became of a job.
-enum Told {
-    /// This has to be reported, and taken care of.
+/// Outcome of a job's delivery.
+enum PlainJobOutcome {
+    /// The report must be sent and acknowledged.
     Report(ReportKind),
-    /// It is with the supervisor.
+    /// The supervisor has the job.
     Accepted,
-    /// It was not sent, and may be sent again.
+    /// The job was not sent, and may be sent again.
     NotSent(String),
 }
 
 /// A job that is to be delivered.
-pub(crate) struct Job {
+pub(crate) struct PlainJob {
     /// Which attempt.
     pub(crate) head: ExecutionHead,
     /// The call that is sent.
-    pub(crate) call: Call,
+    pub(crate) call: JsonRpcCall,
     /// How long its answer may take.
     pub(crate) patience: Duration,
 }
 
 /// Delivers jobs to a plain supervisor. When all of them were sent, what was answered has been acknowledged as reports when this returns.
 pub(crate) async fn deliver(
-    desk: &Desk,
-    answers: &Answers,
-    peer: &Peer,
+    desk: &GatewayState,
+    answers: &RouterReplySender,
+    peer: &JsonRpcPeer,
     source: &ReportSource,
-    jobs: Vec<Job>,
+    jobs: Vec<PlainJob>,
     deadline: Instant,
-) -> Result<Refused, Failed> {
+) -> Result<DeliveryRefusals, DeliveryFailure> {
     let jobs = jobs
         .into_iter()
         .map(|job| async move { (job.head, deliver_one(desk, peer, source, job, deadline).await) });
-    let (mut reports, mut not_sent, mut refused) = (Vec::new(), None, Refused::default());
+    let (mut reports, mut not_sent, mut refused) = (Vec::new(), None, DeliveryRefusals::default());
     for (head, became) in join_all(jobs).await {
         match became {
-            Told::Accepted => {
+            PlainJobOutcome::Accepted => {
                 desk.metrics.accepted.inc();
                 let supervisor = desk.peers.name_of(&source.address);
                 drop(answers.report(&head.report(source, ReportKind::Accepted { supervisor })));
             }
-            Told::NotSent(why) => not_sent = Some(why),
-            Told::Report(kind) => {
+            PlainJobOutcome::NotSent(why) => not_sent = Some(why),
+            PlainJobOutcome::Report(kind) => {
                 if let ReportKind::Rejected { reason, .. } = &kind {
                     if refused.count == 0 {
                         refused.first = reason.to_string();
@@ -87,15 +87,20 @@ pub(crate) async fn deliver(
     desk.metrics.refused.inc_by(refused.count.into());
     // What was answered is remembered, so that it is told again with the rest.
     tell_all(desk, answers, reports).await?;
-    not_sent.map_or(Ok(refused), |why| Err(passing(why)))
+    not_sent.map_or(Ok(refused), |why| Err(transient_failure(why)))
 }
 
-async fn tell_all(desk: &Desk, answers: &Answers, reports: Vec<(JobKey, NodeReport)>) -> Result<(), Failed> {
+async fn tell_all(
+    desk: &GatewayState,
+    answers: &RouterReplySender,
+    reports: Vec<(JobKey, NodeReport)>,
+) -> Result<(), DeliveryFailure> {
     let mut told = Vec::with_capacity(reports.len());
     for (job, report) in reports {
         let handled = answers.report(&report);
-        let handled =
-            handled.map_err(|not_taken| passing(format!("an answer could not be reported: {not_taken}")))?;
+        let handled = handled.map_err(|not_taken| {
+            transient_failure(format!("an answer could not be reported: {not_taken}"))
+        })?;
         told.push(async move {
             let handled = handled.await.is_ok();
             if handled {
@@ -105,31 +110,31 @@ async fn tell_all(desk: &Desk, answers: &Answers, reports: Vec<(JobKey, NodeRepo
         });
     }
     let all = join_all(told).await.into_iter().all(|handled| handled);
-    if all { Ok(()) } else { Err(passing("the router went away before it took an answer")) }
+    if all { Ok(()) } else { Err(transient_failure("the router went away before it took an answer")) }
 }
 
 async fn deliver_one(
-    desk: &Desk,
-    peer: &Peer,
+    desk: &GatewayState,
+    peer: &JsonRpcPeer,
     source: &ReportSource,
-    Job { head, call, patience }: Job,
+    PlainJob { head, call, patience }: PlainJob,
     deadline: Instant,
-) -> Told {
+) -> PlainJobOutcome {
     match desk.sent.begin(head.job_key, &source.address) {
         None => {}
-        Some(Sent::Answered(kind)) => return Told::Report(*kind),
+        Some(PlainAttemptState::Answered(kind)) => return PlainJobOutcome::Report(*kind),
         // What follows says the same and more.
-        Some(Sent::Waiting | Sent::Told) => return Told::Accepted,
+        Some(PlainAttemptState::Waiting | PlainAttemptState::Reported) => return PlainJobOutcome::Accepted,
     }
     let not_sent = |why: String| {
         desk.sent.forget(head.job_key);
-        Told::NotSent(why)
+        PlainJobOutcome::NotSent(why)
     };
     let sending = peer.send_batch_until(vec![call], Some(deadline));
     let Ok(batch) = tokio::time::timeout_at(deadline, sending).await else {
         return not_sent(CallError::TimedOut.to_string());
     };
-    let passage = batch.passage();
+    let passage = batch.progress();
     let (answer, mut answered) = oneshot::channel();
     let until = Instant::now() + patience;
     let waiting = tokio::spawn(wait(desk.clone(), source.clone(), head, batch, until, answer));
@@ -147,12 +152,18 @@ async fn deliver_one(
         Some(Ok(outcome)) => match meaning(desk, source, head, &outcome) {
             Some(kind) => {
                 desk.sent.answered(head.job_key, &kind);
-                if let ReportKind::Accepted { .. } = kind { Told::Accepted } else { Told::Report(kind) }
+                if let ReportKind::Accepted { .. } = kind {
+                    PlainJobOutcome::Accepted
+                } else {
+                    PlainJobOutcome::Report(kind)
+                }
             }
-            None if passage.is_sent() && outcome.is_err_and(|error| is_open(&error)) => Told::Accepted,
+            None if passage.is_sent() && outcome.is_err_and(|error| is_open(&error)) => {
+                PlainJobOutcome::Accepted
+            }
             None => not_sent("the supervisor takes no jobs now".to_owned()),
         },
-        _ if passage.is_sent() => Told::Accepted,
+        _ if passage.is_sent() => PlainJobOutcome::Accepted,
         _ => {
             waiting.abort();
             not_sent(CallError::TimedOut.to_string())
@@ -160,13 +171,18 @@ async fn deliver_one(
     }
 }
 
-/// Whether a call ended without a word of the supervisor, so that it may have had its effect.
+/// Returns true when a call ended without an answer of the supervisor, so that it may have had its effect.
 fn is_open(error: &CallError) -> bool {
     matches!(error, CallError::Closed | CallError::TimedOut)
 }
 
-/// What an outcome means for its attempt; nothing when the supervisor has not decided about it.
-fn meaning(desk: &Desk, source: &ReportSource, head: ExecutionHead, outcome: &Outcome) -> Option<ReportKind> {
+/// Turns an outcome into a report of its attempt; nothing when the supervisor has not decided about it.
+fn meaning(
+    desk: &GatewayState,
+    source: &ReportSource,
+    head: ExecutionHead,
+    outcome: &PlainCallResult,
+) -> Option<ReportKind> {
     match outcome {
         Ok(answer) => {
             let kind = plain::read(answer.get(), head.job_key, &desk.peers.name_of(&source.address));
@@ -176,7 +192,7 @@ fn meaning(desk: &Desk, source: &ReportSource, head: ExecutionHead, outcome: &Ou
             Some(kind)
         }
         Err(error) => {
-            tracing::debug!(job = %head.job_key, error = told(error), "a plain supervisor did not take a job");
+            tracing::debug!(job = %head.job_key, error = call_error_text(error), "a plain supervisor did not take a job");
             refusal(error)
         }
     }
@@ -184,12 +200,12 @@ fn meaning(desk: &Desk, source: &ReportSource, head: ExecutionHead, outcome: &Ou
 
 /// Waits for the answer, however long the job takes; tells it itself when whoever sent the job waits no more.
 async fn wait(
-    desk: Desk,
+    desk: GatewayState,
     source: ReportSource,
     head: ExecutionHead,
     batch: mycelium::json_rpc::SentBatch,
     until: Instant,
-    answer: oneshot::Sender<Outcome>,
+    answer: oneshot::Sender<PlainCallResult>,
 ) {
     let outcome = batch.outcomes(until).await.pop().unwrap_or(Err(CallError::Closed));
     let Err(outcome) = answer.send(outcome) else { return };
@@ -202,7 +218,7 @@ async fn wait(
     let json =
         bytes::Bytes::from(serde_json::to_vec(&report).expect("a report can always be written as JSON"));
     for _ in 0..TELL_TRIES {
-        if let Ok(handled) = desk.routers.tell(head.job_key, LATE, Said::Report(json.clone()))
+        if let Ok(handled) = desk.routers.send(head.job_key, LATE, UnnumberedEvent::Report(json.clone()))
             && handled.await.is_ok()
         {
             return desk.sent.told(head.job_key);

@@ -1,4 +1,4 @@
-//! What is heard of supervisors, for the registry.
+//! Last presences of supervisors, for the registry.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,66 +10,66 @@ use proto::internal::v1::ReportPresenceRequest;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// What was heard longer ago is not told again on a new stream: it may not be true any more.
+/// Maximum age of a presence that is sent again on a new stream: an older one may not be true any more.
 const FRESH: Duration = Duration::from_secs(limits::PRESENCE_INTERVAL_SECS as u64 * 3 / 2);
 
-/// The last word of every supervisor. Clones are the same.
+/// Last presence of every supervisor. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub struct Heard(Arc<Shared>);
+pub struct SupervisorPresences(Arc<SupervisorPresencesInner>);
 
 #[derive(Debug, Default)]
-struct Shared {
-    last: Mutex<HashMap<String, Word>>,
+struct SupervisorPresencesInner {
+    last: Mutex<HashMap<String, SupervisorPresenceEntry>>,
     wake: Notify,
 }
 
 #[derive(Debug)]
-struct Word {
+struct SupervisorPresenceEntry {
     json: Bytes,
     at: Instant,
-    told: bool,
+    sent: bool,
 }
 
-impl Heard {
-    /// A supervisor said how it is.
-    pub fn presence(&self, address: &str, presence: &Presence) {
+impl SupervisorPresences {
+    /// Records a supervisor's presence.
+    pub fn record(&self, address: &str, presence: &Presence) {
         match serde_json::to_vec(presence) {
             Ok(json) => self.put(address, json.into()),
             Err(error) => tracing::error!(%error, "a presence cannot be written"),
         }
     }
 
-    /// A supervisor is not there.
+    /// Records that a supervisor is gone.
     pub fn gone(&self, address: &str) {
         self.put(address, Bytes::new());
     }
 
-    /// When a supervisor was last heard.
+    /// Returns when a supervisor was last heard.
     #[must_use]
     pub fn last(&self, address: &str) -> Option<Instant> {
         self.lock().get(address).map(|word| word.at)
     }
 
-    /// Whether a supervisor said after this moment how it is.
+    /// Returns true when a supervisor has sent its presence after this moment.
     pub(crate) fn has_spoken_since(&self, address: &str, moment: Instant) -> bool {
         self.lock().get(address).is_some_and(|word| !word.json.is_empty() && word.at > moment)
     }
 
-    /// A new stream: what is still fresh is told again.
+    /// Begins a new stream: presences that are still fresh are sent again.
     pub fn begin_anew(&self) {
         let mut last = self.lock();
         last.retain(|_, word| word.at.elapsed() < FRESH);
         for word in last.values_mut() {
-            word.told = false;
+            word.sent = false;
         }
     }
 
-    /// Waits until there is something to tell. Loses nothing when dropped before it is ready.
+    /// Waits until there are presences to send. Loses nothing when dropped before it is ready.
     pub async fn next(&self) -> Vec<ReportPresenceRequest> {
         loop {
             let mut news = Vec::new();
             for (address, word) in self.lock().iter_mut() {
-                if !std::mem::replace(&mut word.told, true) {
+                if !std::mem::replace(&mut word.sent, true) {
                     let (address, presence_json) = (address.clone(), word.json.clone());
                     news.push(ReportPresenceRequest { address, presence_json });
                 }
@@ -82,11 +82,12 @@ impl Heard {
     }
 
     fn put(&self, address: &str, json: Bytes) {
-        self.lock().insert(address.to_owned(), Word { json, at: Instant::now(), told: false });
+        self.lock()
+            .insert(address.to_owned(), SupervisorPresenceEntry { json, at: Instant::now(), sent: false });
         self.0.wake.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Word>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, SupervisorPresenceEntry>> {
         self.0.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

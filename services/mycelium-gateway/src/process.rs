@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use ::rpc::{Channel, Mount, TlsFiles};
 use envelope::SigningFiles;
 use mycelium::MyceliumFlags;
-use service::{AddressFlags, Failure, Host, Limits};
+use service::{AddressFlags, Failure, ServiceHost, ServiceLimits};
 
 use crate::app::{App, Deps};
 use crate::config::Config;
 use crate::dialing::dial;
-use crate::letters::{CORRESPONDENTS_MAX, LETTERS_AT_ONCE_MAX};
+use crate::mail::{CORRESPONDENTS_MAX, LETTERS_AT_ONCE_MAX};
 use crate::mail_policy::{
     LISTED_LETTERS_PER_MINUTE_MAX, MailPolicy, RECIPIENT_LETTERS_PER_MINUTE_MAX,
     STRANGER_LETTERS_PER_MINUTE_MAX, STRANGERS_LETTERS_PER_MINUTE_MAX,
@@ -20,7 +20,7 @@ use crate::rpc::policy;
 use crate::secrets::SECRET_BYTES_MAX;
 use crate::signing::SigningSource;
 
-/// What `grpc.health.v1` is asked for about the daemon.
+/// Name of the daemon in `grpc.health.v1`.
 const BUS_HEALTH: &str = "mycelium";
 
 /// Where the gateway finds what it needs.
@@ -59,7 +59,7 @@ pub struct Flags {
     /// Which addresses are dialed.
     #[command(flatten)]
     addresses: AddressFlags,
-    /// Whose mail is taken.
+    /// Policy on incoming mail.
     #[command(flatten)]
     mail: MailPolicy,
 }
@@ -71,8 +71,8 @@ impl service::App for App {
     const OPS_PORT: u16 = 7805;
     type Config = Flags;
 
-    fn limits(_: &Flags) -> Limits {
-        Limits::from([
+    fn limits(_: &Flags) -> ServiceLimits {
+        ServiceLimits::from([
             ("unacknowledged_max", UNACKNOWLEDGED_MAX as u64),
             ("letters_at_once_max", LETTERS_AT_ONCE_MAX as u64),
             ("correspondents_max", CORRESPONDENTS_MAX as u64),
@@ -84,7 +84,7 @@ impl service::App for App {
         ])
     }
 
-    async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
+    async fn start(flags: Flags, mut host: ServiceHost) -> Result<(), Failure> {
         let tls = host.tls_files()?;
         let rules = flags.addresses.rules();
         let others = flags.others_ca.map_or_else(|| tls.without_certificate(), TlsFiles::anonymous);

@@ -1,9 +1,9 @@
-//! Who is told what supervisors say, and what is not acknowledged yet.
+//! Routes supervisors' events to routers, and keeps those that are not acknowledged yet.
 //!
-//! What is said of a flow goes to the same router as long as the same routers are connected, so that
-//! it stays in order. What a router did not acknowledge before its stream ended is lost here on purpose:
-//! its supervisor is not answered, and says it again. An event that is said again while its router still
-//! has it is not told twice: whoever says it now is the one who is answered.
+//! Events of a flow go to the same router as long as the same routers are connected, so that
+//! they stay in order. Events that a router did not acknowledge before its stream ended are lost on purpose:
+//! the supervisor gets no answer, and resends them. An event that is resent while its router still
+//! has it is not sent twice: the answer goes to the latest sender.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -22,34 +22,34 @@ pub const UNACKNOWLEDGED_MAX: usize = 10_000;
 
 /// Something for a router.
 #[derive(Debug)]
-pub enum Item {
+pub enum RouterItem {
     /// A report as JSON.
     Report(wire::NumberedReport),
     /// A piece of output.
     Log(wire::NumberedLog),
     /// How a delivery ended.
     Outcome(wire::DeliveryOutcome),
-    /// How the wish to forget a context ended.
+    /// Outcome of a request to forget a context.
     Dropped(wire::DropOutcome),
-    /// What became of the wish to read a piece of output.
+    /// Outcome of a request to read a piece of output.
     LogRead(wire::LogOutcome),
 }
 
 /// Something that a supervisor said, before it has a number.
 #[derive(Debug)]
-pub enum Said {
+pub enum UnnumberedEvent {
     /// A report as JSON.
     Report(Bytes),
     /// A piece of output; its number is set when it is handed over.
     Log(wire::NumberedLog),
 }
 
-/// Ready when a router has taken care of something; an error when its stream ended first.
-pub type Handled = oneshot::Receiver<()>;
+/// Ready when a router has acknowledged the item; an error when its stream ended first.
+pub type RouterAck = oneshot::Receiver<()>;
 
-/// Why nothing was taken.
+/// Why an item was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotTaken {
+pub enum RouterSendError {
     /// No router is connected.
     #[error("no router is connected")]
     NoRouter,
@@ -58,40 +58,44 @@ pub enum NotTaken {
     Full,
 }
 
-/// Names an event: the attempt, and its place among the attempt's events.
-type EventName = (JobKey, u64);
+/// Key of an event: the attempt, and its place among the attempt's events.
+type AttemptEventKey = (JobKey, u64);
 
 /// All routers that are connected. Clones are the same.
 #[derive(Debug, Clone)]
-pub struct Routers {
-    state: Arc<Mutex<State>>,
+pub struct ConnectedRouters {
+    state: Arc<Mutex<ConnectedRouterTable>>,
     metrics: Metrics,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ConnectedRouterTable {
     next_session: u64,
-    sessions: BTreeMap<u64, Session>,
+    sessions: BTreeMap<u64, ConnectedRouter>,
 }
 
 #[derive(Debug)]
-struct Session {
-    items: mpsc::UnboundedSender<Item>,
+struct ConnectedRouter {
+    items: mpsc::UnboundedSender<RouterItem>,
     next_report: u64,
-    unacknowledged: HashMap<u64, Open>,
+    unacknowledged: HashMap<u64, UnacknowledgedItem>,
     /// The events among them.
-    events: HashMap<EventName, u64>,
+    events: HashMap<AttemptEventKey, u64>,
 }
 
 /// Something that a router has and did not acknowledge.
 #[derive(Debug)]
-struct Open {
+struct UnacknowledgedItem {
     done: oneshot::Sender<()>,
-    event: Option<EventName>,
+    event: Option<AttemptEventKey>,
 }
 
-impl Session {
-    fn tell(&mut self, said: Said, event: Option<EventName>) -> Result<Handled, NotTaken> {
+impl ConnectedRouter {
+    fn send(
+        &mut self,
+        said: UnnumberedEvent,
+        event: Option<AttemptEventKey>,
+    ) -> Result<RouterAck, RouterSendError> {
         let (done, handled) = oneshot::channel();
         if let Some(report_id) = event.and_then(|event| self.events.get(&event))
             && let Some(open) = self.unacknowledged.get_mut(report_id)
@@ -101,21 +105,23 @@ impl Session {
             return Ok(handled);
         }
         if self.unacknowledged.len() >= UNACKNOWLEDGED_MAX {
-            return Err(NotTaken::Full);
+            return Err(RouterSendError::Full);
         }
         self.next_report += 1;
         let report_id = self.next_report;
         let item = match said {
-            Said::Report(report_json) => Item::Report(wire::NumberedReport { report_id, report_json }),
-            Said::Log(log) => Item::Log(wire::NumberedLog { report_id, ..log }),
+            UnnumberedEvent::Report(report_json) => {
+                RouterItem::Report(wire::NumberedReport { report_id, report_json })
+            }
+            UnnumberedEvent::Log(log) => RouterItem::Log(wire::NumberedLog { report_id, ..log }),
         };
-        self.items.send(item).map_err(|_| NotTaken::NoRouter)?;
-        self.unacknowledged.insert(report_id, Open { done, event });
+        self.items.send(item).map_err(|_| RouterSendError::NoRouter)?;
+        self.unacknowledged.insert(report_id, UnacknowledgedItem { done, event });
         self.events.extend(event.map(|event| (event, report_id)));
         Ok(handled)
     }
 
-    fn handled(&mut self, report_id: u64) {
+    fn acknowledge(&mut self, report_id: u64) {
         let Some(open) = self.unacknowledged.remove(&report_id) else { return };
         if let Some(event) = open.event {
             self.events.remove(&event);
@@ -125,7 +131,7 @@ impl Session {
     }
 }
 
-impl Routers {
+impl ConnectedRouters {
     /// None yet.
     #[must_use]
     pub fn new(metrics: Metrics) -> Self {
@@ -135,12 +141,12 @@ impl Routers {
     /// A router has connected. Its items are not bounded by the channel but by
     /// [`UNACKNOWLEDGED_MAX`] and by the router's own window of deliveries.
     #[must_use]
-    pub fn join(&self) -> (RouterSession, mpsc::UnboundedReceiver<Item>) {
+    pub fn join(&self) -> (RouterConnection, mpsc::UnboundedReceiver<RouterItem>) {
         let (items, receiver) = mpsc::unbounded_channel();
         let mut state = self.lock();
         state.next_session += 1;
         let id = state.next_session;
-        let session = Session {
+        let session = ConnectedRouter {
             items: items.clone(),
             next_report: 0,
             unacknowledged: HashMap::new(),
@@ -148,82 +154,87 @@ impl Routers {
         };
         state.sessions.insert(id, session);
         self.metrics.routers.set(i64::try_from(state.sessions.len()).unwrap_or(i64::MAX));
-        (RouterSession { id, items, routers: self.clone() }, receiver)
+        (RouterConnection { id, items, routers: self.clone() }, receiver)
     }
 
     /// Hands an event over to the router that hears of this job's flow. `number` is its place among the
     /// job's events.
     ///
     /// # Errors
-    /// [`NotTaken`]; nothing was handed over.
-    pub fn tell(&self, job: JobKey, number: u64, said: Said) -> Result<Handled, NotTaken> {
+    /// [`RouterSendError`]; nothing was handed over.
+    pub fn send(
+        &self,
+        job: JobKey,
+        number: u64,
+        said: UnnumberedEvent,
+    ) -> Result<RouterAck, RouterSendError> {
         let mut state = self.lock();
         if state.sessions.is_empty() {
-            return Err(NotTaken::NoRouter);
+            return Err(RouterSendError::NoRouter);
         }
         let mut hasher = DefaultHasher::new();
         job.flow.hash(&mut hasher);
         let at = usize::try_from(hasher.finish() % state.sessions.len() as u64).unwrap_or_default();
-        let session = state.sessions.values_mut().nth(at).ok_or(NotTaken::NoRouter)?;
-        session.tell(said, Some((job, number)))
+        let session = state.sessions.values_mut().nth(at).ok_or(RouterSendError::NoRouter)?;
+        session.send(said, Some((job, number)))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ConnectedRouterTable> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// One stream of a router; gone when it is dropped.
 #[derive(Debug)]
-pub struct RouterSession {
+pub struct RouterConnection {
     id: u64,
-    items: mpsc::UnboundedSender<Item>,
-    routers: Routers,
+    items: mpsc::UnboundedSender<RouterItem>,
+    routers: ConnectedRouters,
 }
 
-impl RouterSession {
+impl RouterConnection {
     /// Where what it asked for is answered.
     #[must_use]
-    pub fn answers(&self) -> Answers {
-        Answers { session: self.id, items: self.items.clone(), routers: self.routers.clone() }
+    pub fn answers(&self) -> RouterReplySender {
+        RouterReplySender { session: self.id, items: self.items.clone(), routers: self.routers.clone() }
     }
 
     /// The router has taken care of these.
-    pub fn handled(&self, reports: &[u64]) {
+    pub fn acknowledge(&self, reports: &[u64]) {
         let mut state = self.routers.lock();
         let Some(session) = state.sessions.get_mut(&self.id) else { return };
-        reports.iter().for_each(|report| session.handled(*report));
+        reports.iter().for_each(|report| session.acknowledge(*report));
     }
 }
 
 /// Answers one stream of a router. Nobody is told once it has ended: the router asks again.
 #[derive(Debug, Clone)]
-pub struct Answers {
+pub struct RouterReplySender {
     session: u64,
-    items: mpsc::UnboundedSender<Item>,
-    routers: Routers,
+    items: mpsc::UnboundedSender<RouterItem>,
+    routers: ConnectedRouters,
 }
 
-impl Answers {
+impl RouterReplySender {
     /// Tells a report.
     ///
     /// # Errors
-    /// [`NotTaken`]; nothing was told.
-    pub fn report(&self, report: &NodeReport) -> Result<Handled, NotTaken> {
+    /// [`RouterSendError`]; nothing was told.
+    pub fn report(&self, report: &NodeReport) -> Result<RouterAck, RouterSendError> {
         let json = serde_json::to_vec(report).expect("a report can always be written as JSON");
         let mut state = self.routers.lock();
-        let session = state.sessions.get_mut(&self.session).ok_or(NotTaken::NoRouter)?;
-        session.tell(Said::Report(json.into()), None)
+        let session = state.sessions.get_mut(&self.session).ok_or(RouterSendError::NoRouter)?;
+        session.send(UnnumberedEvent::Report(json.into()), None)
     }
 
     /// Tells how something ended.
-    pub fn ended(&self, item: Item) {
+    pub fn ended(&self, item: RouterItem) {
         // Without its stream nobody waits for it.
         self.items.send(item).ok();
     }
 }
 
-impl Drop for RouterSession {
+impl Drop for RouterConnection {
     fn drop(&mut self) {
         let mut state = self.routers.lock();
         state.sessions.remove(&self.id);
@@ -234,7 +245,7 @@ impl Drop for RouterSession {
 /// Puts what is ready into as few messages as its size allows: outcomes each in one, reports together,
 /// output together.
 #[must_use]
-pub fn frames(items: Vec<Item>) -> Vec<wire::ExchangeResponse> {
+pub fn frames(items: Vec<RouterItem>) -> Vec<wire::ExchangeResponse> {
     use wire::exchange_response::Frame;
     let mut frames = Vec::new();
     let (mut reports, mut report_bytes) = (Vec::new(), 0);
@@ -242,10 +253,10 @@ pub fn frames(items: Vec<Item>) -> Vec<wire::ExchangeResponse> {
     let max = model::limits::PAGE_BYTES_MAX;
     for item in items {
         match item {
-            Item::Outcome(outcome) => frames.push(Frame::Outcome(outcome)),
-            Item::Dropped(dropped) => frames.push(Frame::Dropped(dropped)),
-            Item::LogRead(outcome) => frames.push(Frame::LogRead(outcome)),
-            Item::Report(report) => {
+            RouterItem::Outcome(outcome) => frames.push(Frame::Outcome(outcome)),
+            RouterItem::Dropped(dropped) => frames.push(Frame::Dropped(dropped)),
+            RouterItem::LogRead(outcome) => frames.push(Frame::LogRead(outcome)),
+            RouterItem::Report(report) => {
                 report_bytes += report.report_json.len() + 16;
                 if report_bytes > max && !reports.is_empty() {
                     report_bytes = report.report_json.len() + 16;
@@ -253,7 +264,7 @@ pub fn frames(items: Vec<Item>) -> Vec<wire::ExchangeResponse> {
                 }
                 reports.push(report);
             }
-            Item::Log(log) => {
+            RouterItem::Log(log) => {
                 log_bytes += log.data.len() + 128;
                 if log_bytes > max && !logs.is_empty() {
                     log_bytes = log.data.len() + 128;
@@ -287,23 +298,23 @@ mod tests {
         }
     }
 
-    fn routers() -> Routers {
-        Routers::new(Metrics::new(&prometheus::Registry::new()).expect("nothing registered twice"))
+    fn routers() -> ConnectedRouters {
+        ConnectedRouters::new(Metrics::new(&prometheus::Registry::new()).expect("nothing registered twice"))
     }
 
-    fn report() -> Said {
-        Said::Report(Bytes::from_static(b"{}"))
+    fn report() -> UnnumberedEvent {
+        UnnumberedEvent::Report(Bytes::from_static(b"{}"))
     }
 
     #[test]
     fn who_told_something_learns_when_it_was_handled() {
         let routers = routers();
-        assert_eq!(routers.tell(job(1), 1, report()).err(), Some(NotTaken::NoRouter));
+        assert_eq!(routers.send(job(1), 1, report()).err(), Some(RouterSendError::NoRouter));
         let (session, mut items) = routers.join();
-        let mut first = routers.tell(job(1), 1, report()).expect("taken");
-        let mut second = routers.tell(job(1), 2, report()).expect("taken");
-        let Ok(Item::Report(told)) = items.try_recv() else { panic!("a report") };
-        session.handled(&[told.report_id, 999]);
+        let mut first = routers.send(job(1), 1, report()).expect("taken");
+        let mut second = routers.send(job(1), 2, report()).expect("taken");
+        let Ok(RouterItem::Report(told)) = items.try_recv() else { panic!("a report") };
+        session.acknowledge(&[told.report_id, 999]);
         assert_eq!(first.try_recv(), Ok(()));
         assert!(second.try_recv().is_err());
         drop(session);
@@ -317,41 +328,42 @@ mod tests {
         let (_b, mut b_items) = routers.join();
         for flow in 0..20 {
             for number in 0..3 {
-                drop(routers.tell(job(flow), number, report()));
+                drop(routers.send(job(flow), number, report()));
             }
         }
-        let count =
-            |items: &mut mpsc::UnboundedReceiver<Item>| std::iter::from_fn(|| items.try_recv().ok()).count();
+        let count = |items: &mut mpsc::UnboundedReceiver<RouterItem>| {
+            std::iter::from_fn(|| items.try_recv().ok()).count()
+        };
         let (a, b) = (count(&mut a_items), count(&mut b_items));
         assert!(a + b == 60 && a % 3 == 0 && a > 0 && b > 0, "{a} and {b}");
         let mut numbers = 10..;
-        let taken = std::iter::from_fn(|| routers.tell(job(1), numbers.next()?, report()).ok());
+        let taken = std::iter::from_fn(|| routers.send(job(1), numbers.next()?, report()).ok());
         let taken = taken.take(20_000).count();
         assert!(taken < UNACKNOWLEDGED_MAX, "{taken}");
-        assert_eq!(routers.tell(job(1), 9, report()).err(), Some(NotTaken::Full));
+        assert_eq!(routers.send(job(1), 9, report()).err(), Some(RouterSendError::Full));
     }
 
     #[test]
     fn an_event_that_is_said_again_is_told_once() {
         let routers = routers();
         let (session, mut items) = routers.join();
-        let mut first = routers.tell(job(1), 1, report()).expect("taken");
-        let mut again = routers.tell(job(1), 1, report()).expect("taken");
+        let mut first = routers.send(job(1), 1, report()).expect("taken");
+        let mut again = routers.send(job(1), 1, report()).expect("taken");
         assert_eq!(first.try_recv(), Err(oneshot::error::TryRecvError::Closed), "another one waits now");
-        let Ok(Item::Report(told)) = items.try_recv() else { panic!("a report") };
+        let Ok(RouterItem::Report(told)) = items.try_recv() else { panic!("a report") };
         assert!(items.try_recv().is_err(), "the router has it already");
-        session.handled(&[told.report_id]);
+        session.acknowledge(&[told.report_id]);
         assert_eq!(again.try_recv(), Ok(()));
-        drop(routers.tell(job(1), 1, report()));
+        drop(routers.send(job(1), 1, report()));
         assert!(items.try_recv().is_ok(), "nobody remembers it any more");
     }
 
     #[test]
     fn what_is_ready_goes_together() {
         let report = |report_id, len: usize| {
-            Item::Report(wire::NumberedReport { report_id, report_json: vec![b' '; len].into() })
+            RouterItem::Report(wire::NumberedReport { report_id, report_json: vec![b' '; len].into() })
         };
-        let sent = frames(vec![report(1, 10), report(2, 10), Item::Log(wire::NumberedLog::default())]);
+        let sent = frames(vec![report(1, 10), report(2, 10), RouterItem::Log(wire::NumberedLog::default())]);
         assert_eq!(sent.len(), 2);
         let sent = frames(vec![report(1, 700_000), report(2, 700_000)]);
         assert_eq!(sent.len(), 2);

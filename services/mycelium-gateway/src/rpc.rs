@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::rpc::{Allow, Error, ErrorKind, MethodPolicy, MountBuilder, PolicyTable, Reason};
+use ::rpc::{Allow, Error, ErrorKind, MethodPolicy, MountBuilder, PolicyTable, RpcReason};
 use envelope::Refusal;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{Stream, StreamExt as _, stream};
@@ -26,32 +26,32 @@ use tokio_util::sync::CancellationToken;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::delivery::Refused;
-use crate::front::Desk;
-use crate::letters::{Letters, NotHeard};
-use crate::peers::Standing;
+use crate::delivery::DeliveryRefusals;
+use crate::mail::{InboundMailError, MailExchanger};
+use crate::peers::SupervisorConnectionState;
 use crate::ping::{PingError, Pinger, Pong};
-use crate::routers::{Item, RouterSession, frames};
-use crate::stops::{self, Stops};
-use crate::{attempt_logs, delivery, wishes};
+use crate::routers::{RouterConnection, RouterItem, frames};
+use crate::stops::{self, StopQueue};
+use crate::supervisor_api::GatewayState;
+use crate::{commands, delivery, log_reads};
 
-/// What is called from outside. Not by actors: it shows the addresses of every tenant. But other coordinators deliver
-/// letters, and they have no certificate of ours: what they say is signed.
+/// Policy for calls from outside. Not for actors: it shows all tenants' addresses. Other coordinators deliver
+/// letters, and they have no certificate of ours: their envelopes are signed.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.GatewayService/*", &[Allow::Admin, Allow::Service(ServiceName::Mycora)]),
     ("/mycora.v1.GatewayService/Deliver", &[Allow::Anyone]),
 ];
 
-/// What only services may call.
+/// Policy for calls that only services may make.
 pub const INTERNAL_POLICY: PolicyTable<'static> = &[(
     "/mycora.internal.v1.GatewayLinkService/*",
     &[Allow::Service(ServiceName::Router), Allow::Service(ServiceName::Mycora)],
 )];
 
-/// What anybody may say at once: the longest letter, of whose characters each may be written as two, and what is around it. What says in its
-/// head that it is longer is not read.
+/// Maximum size of a call by anyone: the longest letter, each of whose characters may be written as two, and its envelope.
+/// A message whose head announces more is not read.
 pub const LETTER_MESSAGE_BYTES_MAX: usize = 2 * MESSAGE_TEXT_BYTES_MAX + 64 * 1024;
-/// When whoever finds too much to do here asks again.
+/// When a caller that was refused as too much asks again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Items that go out together.
 const ITEMS_TOGETHER_MAX: usize = 512;
@@ -67,18 +67,18 @@ pub fn policy() -> MethodPolicy {
 
 /// Answers both services.
 #[derive(Clone)]
-pub(crate) struct Rpc {
-    desk: Desk,
+pub(crate) struct GatewayRpc {
+    state: GatewayState,
     bus: Option<Arc<dyn Bus>>,
     pinger: Pinger,
-    letters: Letters,
+    mail: MailExchanger,
     /// Ends the streams of routers.
     stop: CancellationToken,
 }
 
-impl Rpc {
-    pub(crate) fn new(pinger: Pinger, letters: Letters, stop: CancellationToken) -> Self {
-        Self { desk: pinger.desk.clone(), bus: pinger.bus.clone(), pinger, letters, stop }
+impl GatewayRpc {
+    pub(crate) fn new(pinger: Pinger, letters: MailExchanger, stop: CancellationToken) -> Self {
+        Self { state: pinger.state.clone(), bus: pinger.bus.clone(), pinger, mail: letters, stop }
     }
 
     pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
@@ -101,8 +101,8 @@ impl Rpc {
     }
 }
 
-/// As many as a description names, by their addresses, and how many there are.
-fn first_peers(mut all: Vec<(String, Standing)>) -> (Vec<v1::Peer>, u32) {
+/// Returns as many supervisors as a description names, ordered by address, and how many there are.
+fn first_peers(mut all: Vec<(String, SupervisorConnectionState)>) -> (Vec<v1::Peer>, u32) {
     let count = u32::try_from(all.len()).unwrap_or(u32::MAX);
     all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
     let named = all.into_iter().take(GATEWAY_PEERS_MAX).map(|(address, standing)| v1::Peer {
@@ -116,19 +116,19 @@ fn first_peers(mut all: Vec<(String, Standing)>) -> (Vec<v1::Peer>, u32) {
 }
 
 #[tonic::async_trait]
-impl GatewayService for Rpc {
+impl GatewayService for GatewayRpc {
     async fn get_gateway(
         &self,
         _: Request<v1::GetGatewayRequest>,
     ) -> Result<Response<v1::GetGatewayResponse>, Status> {
-        let (peers, peer_count) = first_peers(self.desk.peers.all());
-        let standing = self.bus.as_ref().map(|bus| bus.standing().borrow().clone()).unwrap_or_default();
+        let (peers, peer_count) = first_peers(self.state.peers.all());
+        let standing = self.bus.as_ref().map(|bus| bus.status().borrow().clone()).unwrap_or_default();
         Ok(Response::new(v1::GetGatewayResponse {
             bus_up: standing.up,
             bus_problem: standing.problem,
-            coordinator: self.desk.voice.root().to_string(),
+            coordinator: self.state.signer.root().to_string(),
             bus_version: standing.node.map(|node| node.version).unwrap_or_default(),
-            signing_key: self.desk.voice.key().to_string(),
+            signing_key: self.state.signer.key().to_string(),
             bus: self.bus.as_ref().map(|bus| bus.kind().to_owned()).unwrap_or_default(),
             address: self.own_address(),
             peers,
@@ -146,8 +146,8 @@ impl GatewayService for Rpc {
         let Pong { round_trip, node } = self.pinger.ping(&address).await.map_err(|error| {
             let message = format!("{address}: {error}");
             match error {
-                PingError::NoBus => Error::new(ErrorKind::FailedPrecondition, Reason::NoBus, message),
-                _ => Error::unavailable(Reason::PeerUnavailable, message),
+                PingError::NoBus => Error::new(ErrorKind::FailedPrecondition, RpcReason::NoBus, message),
+                _ => Error::unavailable(RpcReason::PeerUnavailable, message),
             }
         })?;
         Ok(Response::new(v1::PingPeerResponse {
@@ -160,11 +160,11 @@ impl GatewayService for Rpc {
         &self,
         request: Request<v1::DeliverRequest>,
     ) -> Result<Response<v1::DeliverResponse>, Status> {
-        let coordinator = self.desk.voice.root().to_string();
+        let coordinator = self.state.signer.root().to_string();
         let envelope = match request.into_inner().envelope {
             None => None,
             Some(envelope) => {
-                let answer = self.letters.hear(envelope_convert::from_wire(envelope)).await;
+                let answer = self.mail.receive_envelope(envelope_convert::from_wire(envelope)).await;
                 Some(envelope_convert::to_wire(answer.map_err(not_heard)?))
             }
         };
@@ -172,29 +172,29 @@ impl GatewayService for Rpc {
     }
 }
 
-/// What whoever is not heard is told.
-fn not_heard(error: NotHeard) -> Error {
+/// Turns a mail error into the status for its sender.
+fn not_heard(error: InboundMailError) -> Error {
     let message = error.to_string();
     let overloaded = || {
-        let error = Error::new(ErrorKind::ResourceExhausted, Reason::Overloaded, message.clone());
+        let error = Error::new(ErrorKind::ResourceExhausted, RpcReason::Overloaded, message.clone());
         error.retry_after(RETRY_AFTER)
     };
     match error {
-        NotHeard::Busy => overloaded(),
-        NotHeard::TooFast { limit, max, wait } => {
-            Error::new(ErrorKind::ResourceExhausted, Reason::LimitExceeded, message)
+        InboundMailError::Busy => overloaded(),
+        InboundMailError::TooFast { limit, max, wait } => {
+            Error::new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded, message)
                 .with("limit", limit)
                 .with("max", max)
                 .retry_after(wait)
         }
-        NotHeard::Refused(refusal) => {
+        InboundMailError::Refused(refusal) => {
             let error = match refusal {
                 Refusal::TooMuch => overloaded(),
-                _ => Error::new(ErrorKind::PermissionDenied, Reason::EnvelopeRefused, message),
+                _ => Error::new(ErrorKind::PermissionDenied, RpcReason::EnvelopeRefused, message),
             };
             error.with("refusal", refusal.code())
         }
-        NotHeard::NoRequest => {
+        InboundMailError::NoRequest => {
             let mut violations = Violations::new();
             violations.add("envelope", message);
             Error::invalid(violations)
@@ -203,7 +203,7 @@ fn not_heard(error: NotHeard) -> Error {
 }
 
 #[tonic::async_trait]
-impl GatewayLinkService for Rpc {
+impl GatewayLinkService for GatewayRpc {
     type ExchangeStream = BoxStream<wire::ExchangeResponse>;
 
     async fn exchange(
@@ -211,7 +211,7 @@ impl GatewayLinkService for Rpc {
         request: Request<Streaming<wire::ExchangeRequest>>,
     ) -> Result<Response<Self::ExchangeStream>, Status> {
         let mut incoming = request.into_inner();
-        let (desk, letters, stop) = (self.desk.clone(), self.letters.clone(), self.stop.clone());
+        let (desk, letters, stop) = (self.state.clone(), self.mail.clone(), self.stop.clone());
         let (session, items) = desk.routers.join();
         let serving = async move {
             tokio::select! {
@@ -222,31 +222,31 @@ impl GatewayLinkService for Rpc {
                     Ok(())
                 }
                 () = stop.cancelled() => {
-                    Err(Error::unavailable(Reason::Draining, "the gateway is ending; connect elsewhere").into())
+                    Err(Error::unavailable(RpcReason::Draining, "the gateway is ending; connect elsewhere").into())
                 }
             }
         };
-        Ok(Response::new(Box::pin(rpc::served(answers(items), serving))))
+        Ok(Response::new(Box::pin(rpc::bidirectional(answers(items), serving))))
     }
 }
 
 /// Takes in what a router says. What it asked for ends with its stream: it asks again. Deliveries are made here, since there are many; all
 /// else is done by tasks.
 async fn receive(
-    desk: &Desk,
-    letters: &Letters,
-    session: &RouterSession,
+    desk: &GatewayState,
+    letters: &MailExchanger,
+    session: &RouterConnection,
     incoming: &mut Streaming<wire::ExchangeRequest>,
 ) -> Result<(), Status> {
     let mut deliveries = FuturesUnordered::new();
     let mut tasks = JoinSet::new();
-    let stops = Stops::default();
+    let stops = StopQueue::default();
     let sending = Sequencer::default();
     loop {
         let message = tokio::select! {
             message = incoming.message() => message?,
             Some(outcome) = deliveries.next(), if !deliveries.is_empty() => {
-                session.answers().ended(Item::Outcome(outcome));
+                session.answers().ended(RouterItem::Outcome(outcome));
                 continue;
             }
             Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
@@ -265,44 +265,44 @@ async fn receive(
                 }
             }
             Some(Frame::Query(query)) => {
-                tasks.spawn(async move { wishes::query(&desk, &answers, query).await });
+                tasks.spawn(async move { commands::query(&desk, &answers, query).await });
             }
             Some(Frame::Drop(drop)) => {
                 tasks.spawn(async move {
-                    let outcome = wishes::drop_context(&desk, drop).await;
-                    answers.ended(Item::Dropped(outcome));
+                    let outcome = commands::drop_context(&desk, drop).await;
+                    answers.ended(RouterItem::Dropped(outcome));
                 });
             }
             Some(Frame::Forget(forget)) => {
-                tasks.spawn(async move { wishes::forget_attempts(&desk, forget).await });
+                tasks.spawn(async move { commands::forget_attempts(&desk, forget).await });
             }
             Some(Frame::ReadLog(read)) => {
                 tasks.spawn(async move {
-                    let outcome = attempt_logs::read(&desk, read).await;
-                    answers.ended(Item::LogRead(outcome));
+                    let outcome = log_reads::read(&desk, read).await;
+                    answers.ended(RouterItem::LogRead(outcome));
                 });
             }
             Some(Frame::Letter(letter)) => {
                 let letters = letters.clone();
                 tasks.spawn(async move {
-                    answers.ended(Item::Outcome(send_letter(&letters, letter).await));
+                    answers.ended(RouterItem::Outcome(send_letter(&letters, letter).await));
                 });
             }
-            Some(Frame::Handled(handled)) => session.handled(&handled.report_ids),
+            Some(Frame::Handled(handled)) => session.acknowledge(&handled.report_ids),
             None => {}
         }
     }
 }
 
-async fn send_letter(letters: &Letters, letter: wire::DeliverLetter) -> wire::DeliveryOutcome {
+async fn send_letter(letters: &MailExchanger, letter: wire::DeliverLetter) -> wire::DeliveryOutcome {
     let wire::DeliverLetter { delivery_id, addresses, letter_json, timeout_millis } = letter;
     let timeout = Duration::from_millis(timeout_millis);
     let ended = letters.deliver(&letter_json, &addresses, timeout).await;
-    delivery::outcome(delivery_id, ended.map(|()| Refused::default()))
+    delivery::outcome(delivery_id, ended.map(|()| DeliveryRefusals::default()))
 }
 
 /// Puts as much together as there is.
-fn answers(items: mpsc::UnboundedReceiver<Item>) -> impl Stream<Item = wire::ExchangeResponse> {
+fn answers(items: mpsc::UnboundedReceiver<RouterItem>) -> impl Stream<Item = wire::ExchangeResponse> {
     let together = stream::unfold(items, |mut items| async move {
         let mut ready = Vec::with_capacity(ITEMS_TOGETHER_MAX);
         let count = items.recv_many(&mut ready, ITEMS_TOGETHER_MAX).await;
@@ -322,8 +322,11 @@ mod tests {
 
     #[test]
     fn a_description_names_as_many_supervisors_as_it_may() {
-        let peers = |count: usize, error: usize| -> Vec<(String, Standing)> {
-            let standing = Standing { last_error: "e".repeat(error), ..Standing::default() };
+        let peers = |count: usize, error: usize| -> Vec<(String, SupervisorConnectionState)> {
+            let standing = SupervisorConnectionState {
+                last_error: "e".repeat(error),
+                ..SupervisorConnectionState::default()
+            };
             (0..count).rev().map(|number| (format!("grpc://h{number:04}:1"), standing.clone())).collect()
         };
         let (named, count) = first_peers(peers(1003, 10));

@@ -25,12 +25,12 @@ const CONTEXT: &str = "context_id";
 /// A directory with a file for each secret. A context's own directory in it, named by the context's number, goes first: what is in it is
 /// for records of that context alone, and what is beside it for everybody's.
 #[derive(Debug, Clone, Default)]
-pub struct Secrets(Option<PathBuf>);
+pub struct SupervisorSecrets(Option<PathBuf>);
 
 /// One of them. Nothing prints it, and it is wiped when it is dropped.
-pub struct Secret(Zeroizing<String>);
+pub struct SupervisorSecret(Zeroizing<String>);
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SupervisorSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
     }
@@ -39,12 +39,12 @@ impl fmt::Debug for Secret {
 /// Why there is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the secret `{name}` is not to be had: {why}")]
-pub struct SecretError {
+pub struct SupervisorSecretError {
     name: String,
     why: String,
 }
 
-impl Secrets {
+impl SupervisorSecrets {
     /// Those in a directory; none without one.
     #[must_use]
     pub const fn new(dir: Option<PathBuf>) -> Self {
@@ -54,9 +54,9 @@ impl Secrets {
     /// Reads the one that a record of this context names.
     ///
     /// # Errors
-    /// [`SecretError`].
-    pub fn read(&self, context: ContextId, name: &str) -> Result<Secret, SecretError> {
-        let refused = |why: &dyn fmt::Display| SecretError {
+    /// [`SupervisorSecretError`].
+    pub fn read(&self, context: ContextId, name: &str) -> Result<SupervisorSecret, SupervisorSecretError> {
+        let refused = |why: &dyn fmt::Display| SupervisorSecretError {
             name: name.chars().take(NAME_BYTES_MAX).collect(),
             why: why.to_string(),
         };
@@ -90,61 +90,65 @@ impl Secrets {
         if secret.is_empty() || text.len() > SECRET_BYTES_MAX {
             return Err(refused(&format_args!("its file has to hold 1 to {SECRET_BYTES_MAX} bytes")));
         }
-        Ok(Secret(Zeroizing::new(secret.to_owned())))
+        Ok(SupervisorSecret(Zeroizing::new(secret.to_owned())))
     }
 }
 
 /// Members of a message of JSON-RPC, or parameters.
-type Object = BTreeMap<String, Box<RawValue>>;
+type RawJsonObject = BTreeMap<String, Box<RawValue>>;
 
 /// Why a secret cannot go with a payload.
 #[derive(Debug, thiserror::Error)]
-pub enum NoPlace {
+pub enum SecretInsertError {
     /// The payload is no message, or its parameters have no names.
     #[error("the parameters of a plain request have to be an object")]
     NotNamed(#[source] serde_json::Error),
-    /// It is not there.
+    /// The secret is missing.
     #[error(transparent)]
-    Missing(#[from] SecretError),
+    Missing(#[from] SupervisorSecretError),
 }
 
 /// Puts a secret among the parameters of each request of a payload: the one that `of` gives for the context that the request
 /// names, if it names one. Answers stay as they are.
 ///
 /// # Errors
-/// [`NoPlace`].
-pub fn accompany(
+/// [`SecretInsertError`].
+pub fn insert_secret(
     payload: &[u8],
-    of: impl Fn(Option<ContextId>) -> Result<Option<Secret>, SecretError>,
-) -> Result<Bytes, NoPlace> {
+    of: impl Fn(Option<ContextId>) -> Result<Option<SupervisorSecret>, SupervisorSecretError>,
+) -> Result<Bytes, SecretInsertError> {
     let batch = payload.trim_ascii_start().starts_with(b"[");
     let written = if batch {
-        let mut members: Vec<Object> = serde_json::from_slice(payload).map_err(NoPlace::NotNamed)?;
+        let mut members: Vec<RawJsonObject> =
+            serde_json::from_slice(payload).map_err(SecretInsertError::NotNamed)?;
         members.iter_mut().try_for_each(|member| put(member, &of))?;
         serde_json::to_vec(&members)
     } else {
-        let mut member: Object = serde_json::from_slice(payload).map_err(NoPlace::NotNamed)?;
+        let mut member: RawJsonObject =
+            serde_json::from_slice(payload).map_err(SecretInsertError::NotNamed)?;
         put(&mut member, &of)?;
         serde_json::to_vec(&member)
     };
-    written.map(Bytes::from).map_err(NoPlace::NotNamed)
+    written.map(Bytes::from).map_err(SecretInsertError::NotNamed)
 }
 
 fn put(
-    member: &mut Object,
-    of: &impl Fn(Option<ContextId>) -> Result<Option<Secret>, SecretError>,
-) -> Result<(), NoPlace> {
+    member: &mut RawJsonObject,
+    of: &impl Fn(Option<ContextId>) -> Result<Option<SupervisorSecret>, SupervisorSecretError>,
+) -> Result<(), SecretInsertError> {
     if !member.contains_key("method") {
         return Ok(());
     }
-    let mut params: Object = match member.get("params") {
-        Some(params) => serde_json::from_str(params.get()).map_err(NoPlace::NotNamed)?,
-        None => Object::new(),
+    let mut params: RawJsonObject = match member.get("params") {
+        Some(params) => serde_json::from_str(params.get()).map_err(SecretInsertError::NotNamed)?,
+        None => RawJsonObject::new(),
     };
     let context = params.get(CONTEXT).map(|context| serde_json::from_str(context.get())).transpose();
-    let Some(Secret(secret)) = of(context.map_err(NoPlace::NotNamed)?)? else { return Ok(()) };
-    params.insert(PARAMETER.to_owned(), to_raw_value(secret.as_str()).map_err(NoPlace::NotNamed)?);
-    member.insert("params".to_owned(), to_raw_value(&params).map_err(NoPlace::NotNamed)?);
+    let Some(SupervisorSecret(secret)) = of(context.map_err(SecretInsertError::NotNamed)?)? else {
+        return Ok(());
+    };
+    params.insert(PARAMETER.to_owned(), to_raw_value(secret.as_str()).map_err(SecretInsertError::NotNamed)?);
+    member.insert("params".to_owned(), to_raw_value(&params).map_err(SecretInsertError::NotNamed)?);
     Ok(())
 }
 
@@ -168,7 +172,7 @@ mod tests {
             put(name, text, mode);
         }
         put("long", &"x".repeat(SECRET_BYTES_MAX + 1), 0o600);
-        let secrets = Secrets::new(Some(dir.path().to_owned()));
+        let secrets = SupervisorSecrets::new(Some(dir.path().to_owned()));
         let read = |context, name: &str| {
             secrets.read(ContextId(context), name).map(|secret| secret.0.as_str().to_owned())
         };
@@ -178,7 +182,7 @@ mod tests {
             let error = read(1, bad).expect_err("no secret").to_string();
             assert!(error.contains("is not to be had"), "{error}");
         }
-        assert!(Secrets::default().read(ContextId(1), "a").is_err());
+        assert!(SupervisorSecrets::default().read(ContextId(1), "a").is_err());
         let shown = format!("{:?}", secrets.read(ContextId(1), "a"));
         assert_eq!(shown, "Ok(Secret)");
         // A secret that loses this bound is no longer wiped.
@@ -192,13 +196,13 @@ mod tests {
     #[test]
     fn it_goes_with_each_request_and_no_answer() {
         let of = |context| match context {
-            None => Ok(Some(Secret(Zeroizing::new("q\"".into())))),
-            Some(ContextId(7)) => Ok(Some(Secret(Zeroizing::new("of 7".into())))),
-            Some(ContextId(8)) => Secrets::default().read(ContextId(8), "a").map(Some),
+            None => Ok(Some(SupervisorSecret(Zeroizing::new("q\"".into())))),
+            Some(ContextId(7)) => Ok(Some(SupervisorSecret(Zeroizing::new("of 7".into())))),
+            Some(ContextId(8)) => SupervisorSecrets::default().read(ContextId(8), "a").map(Some),
             Some(_) => Ok(None),
         };
         let with = |json: &str| {
-            let json = accompany(json.as_bytes(), of).expect("there is a place");
+            let json = insert_secret(json.as_bytes(), of).expect("there is a place");
             serde_json::from_slice::<serde_json::Value>(&json).expect("JSON")
         };
         let single = with(r#"{"jsonrpc":"2.0","id":1,"method":"m","params":{"n":1.50,"secret":"x"}}"#);
@@ -206,11 +210,11 @@ mod tests {
         let batch = with(r#" [{"id":1,"method":"m"},{"id":2,"result":{}}]"#);
         assert_eq!(batch[0]["params"], serde_json::json!({ "secret": "q\"" }));
         assert_eq!(batch[1], serde_json::json!({ "id": 2, "result": {} }));
-        assert!(accompany(br#"{"id":1,"method":"m","params":[1]}"#, of).is_err());
+        assert!(insert_secret(br#"{"id":1,"method":"m","params":[1]}"#, of).is_err());
         let of_context = |context| with(&format!(r#"{{"method":"m","params":{{"context_id":{context}}}}}"#));
         assert_eq!(of_context(7)["params"]["secret"], "of 7");
         assert_eq!(of_context(9)["params"].get("secret"), None, "its own or none");
-        let missing = accompany(br#"{"method":"m","params":{"context_id":8}}"#, of);
-        assert!(matches!(missing, Err(NoPlace::Missing(_))));
+        let missing = insert_secret(br#"{"method":"m","params":{"context_id":8}}"#, of);
+        assert!(matches!(missing, Err(SecretInsertError::Missing(_))));
     }
 }

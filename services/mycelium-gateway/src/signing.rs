@@ -1,9 +1,9 @@
-//! What the gateway signs with: its key, the certificate of the coordinator's root for it, and how the coordinator came to
-//! that root. They are files, and are read again when they change.
+//! Signing files of the gateway: its key, the certificate of the coordinator's root for it, and the root rotations that led to
+//! that root. The files are read again when they change.
 //!
-//! What cannot be used never takes effect: at the start it is an error, later what was read before stays. Another key or
+//! Unusable files never take effect: at the start they are an error, later the previous contents stay. Another key or
 //! certificate of the same root is shown with the next statement, and nothing else changes. With another root the
-//! coordinator is somebody else for whoever it speaks to, so that conversations begin anew, with the changes that lead to it.
+//! coordinator has another identity for its peers, so that conversations start over, with the changes that lead to it.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::PathBuf;
@@ -11,21 +11,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use envelope::files::{ROOT_CHANGE_FILE, read_changes};
-use envelope::{FilesError, Sealer, SigningFiles, Voice};
+use envelope::{EnvelopeSigner, Sealer, SigningFiles, SigningFilesError};
 use identity::VerifyingKey;
 use model::supervision::{CoordinatorSucceed, CoordinatorSucceeded, method};
 use mycelium::json_rpc::METHOD_NOT_FOUND;
-use mycelium::{CallError, Form, Peer};
+use mycelium::{CallError, JsonRpcPeer, PayloadForm};
 use tokio::sync::watch;
 
-use crate::delivery::told;
-use crate::front::Desk;
+use crate::delivery::call_error_text;
 use crate::metrics::Metrics;
+use crate::supervisor_api::GatewayState;
 
 /// How long a supervisor may take to pass on what is bound to an earlier root; it goes on when that is over.
 const SUCCEED_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The files.
+/// Paths of the signing files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SigningSource {
     /// Key and certificate.
@@ -35,21 +35,23 @@ pub struct SigningSource {
 }
 
 impl SigningSource {
-    /// Reads them.
+    /// Reads the files.
     ///
     /// # Errors
-    /// Any [`FilesError`]; [`FilesError::Changes`] when the changes have nothing to do with the root of the certificate.
-    pub fn read(&self) -> Result<(Sealer, Vec<String>), FilesError> {
+    /// Any [`SigningFilesError`]; [`SigningFilesError::Changes`] when the changes have nothing to do with the root of the certificate.
+    pub fn read(&self) -> Result<(Sealer, Vec<String>), SigningFilesError> {
         let sealer = self.files.sealer()?;
         let Some(path) = self.changes() else { return Ok((sealer, Vec::new())) };
         let (mut changes, succession) = read_changes(&path)?;
         let root = sealer.root();
-        if succession.last() != root {
+        if succession.current_root() != root {
             // They are there before the certificate of the new root is.
-            let Some(count) = succession.before().iter().position(|before| *before == root) else {
-                let why =
-                    format!("the changes lead to {}, and the certificate is of {root}", succession.last());
-                return Err(FilesError::Changes { path, refusal: envelope::Refusal::Malformed(why) });
+            let Some(count) = succession.retired_roots().iter().position(|before| *before == root) else {
+                let why = format!(
+                    "the changes lead to {}, and the certificate is of {root}",
+                    succession.current_root()
+                );
+                return Err(SigningFilesError::Changes { path, refusal: envelope::Refusal::Malformed(why) });
             };
             changes.truncate(count);
         }
@@ -63,7 +65,7 @@ impl SigningSource {
         self.root_change.clone().or_else(beside)
     }
 
-    /// Differs when a file does, or the trouble with reading it.
+    /// Computes a value that differs when a file does, or the error of reading it.
     fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let paths = [Some(self.files.key.clone()), Some(self.files.certificate.clone()), self.changes()];
@@ -75,73 +77,78 @@ impl SigningSource {
     }
 }
 
-/// Who the coordinator is.
+/// Identity of the coordinator.
 #[derive(Debug, Clone)]
-pub struct Standing {
-    /// Its root.
+pub struct CoordinatorIdentity {
+    /// Root key of the coordinator.
     pub root: VerifyingKey,
     /// The changes that lead to it, oldest first: envelopes as JSON.
     pub changes: Arc<[String]>,
 }
 
-/// Who the coordinator is now, for whoever speaks for it. Clones are the same.
+/// Current identity of the coordinator, for the tasks that speak for it. Clones are the same.
 #[derive(Debug, Clone)]
-pub struct Root(watch::Sender<Standing>);
+pub struct CoordinatorIdentityWatch(watch::Sender<CoordinatorIdentity>);
 
-impl Root {
-    /// It is this one, to which these changes have led.
+impl CoordinatorIdentityWatch {
+    /// Begins with this root, to which these changes have led.
     #[must_use]
     pub fn new(root: VerifyingKey, changes: Vec<String>) -> Self {
-        Self(watch::Sender::new(Standing { root, changes: changes.into() }))
+        Self(watch::Sender::new(CoordinatorIdentity { root, changes: changes.into() }))
     }
 
-    /// As it stands.
+    /// Returns the current identity.
     #[must_use]
-    pub fn now(&self) -> Standing {
+    pub fn now(&self) -> CoordinatorIdentity {
         self.0.borrow().clone()
     }
 
-    /// Waits until it is another one. Loses nothing when it is dropped.
+    /// Waits until the root is another one. Loses nothing when dropped.
     pub async fn other_than(&self, root: VerifyingKey) {
         // The sender is `self`: it cannot be gone.
         drop(self.0.subscribe().wait_for(|standing| standing.root != root).await);
     }
 }
 
-/// The files, and who signs with what they hold.
-pub struct Signing {
+/// Follows the files, and renews the signers that use them.
+pub struct SigningReloader {
     source: SigningSource,
-    voices: [Arc<Voice>; 2],
-    root: Root,
+    signers: [Arc<EnvelopeSigner>; 2],
+    identity: CoordinatorIdentityWatch,
     metrics: Metrics,
     judged: Mutex<u64>,
 }
 
-impl Signing {
-    /// Of what was read just now.
+impl SigningReloader {
+    /// Follows files that were read just now.
     #[must_use]
-    pub fn new(source: SigningSource, voices: [Arc<Voice>; 2], root: Root, metrics: Metrics) -> Self {
+    pub fn new(
+        source: SigningSource,
+        voices: [Arc<EnvelopeSigner>; 2],
+        root: CoordinatorIdentityWatch,
+        metrics: Metrics,
+    ) -> Self {
         // Looked at once more: they may have changed since.
-        Self { source, voices, root, metrics, judged: Mutex::new(0) }
+        Self { source, signers: voices, identity: root, metrics, judged: Mutex::new(0) }
     }
 
     /// Reads the files again if they are others than before; says whether there was something to judge.
     ///
     /// # Errors
-    /// A [`FilesError`], once for what cannot be used; what was read before still holds.
-    pub fn look_again(&self) -> Result<bool, FilesError> {
+    /// A [`SigningFilesError`], once for what cannot be used; what was read before still holds.
+    pub fn look_again(&self) -> Result<bool, SigningFilesError> {
         let found = self.source.fingerprint();
         if std::mem::replace(&mut *self.judged.lock().unwrap_or_else(PoisonError::into_inner), found) == found
         {
             return Ok(false);
         }
         let (sealer, changes) = self.source.read()?;
-        let (old, new) = (self.root.now().root, sealer.root());
+        let (old, new) = (self.identity.now().root, sealer.root());
         // Before it is said who it is: whoever begins anew has to sign as who it is.
-        for voice in &self.voices {
+        for voice in &self.signers {
             voice.renew(sealer.clone());
         }
-        self.root.0.send_replace(Standing { root: new, changes: changes.into() });
+        self.identity.0.send_replace(CoordinatorIdentity { root: new, changes: changes.into() });
         if old != new {
             tracing::warn!(%old, %new, "the coordinator has another root: conversations begin anew");
         }
@@ -163,7 +170,7 @@ impl Signing {
                 tracing::error!("{error}; signing key and certificate from before still hold");
             }
         };
-        service::look_at_files("signing key and certificate", look).await;
+        service::poll_files("signing key and certificate", look).await;
     }
 }
 
@@ -171,9 +178,13 @@ impl Signing {
 ///
 /// # Errors
 /// Says why the supervisor does not follow; until it does, nothing can be asked of it.
-pub(crate) async fn tell_changes(desk: &Desk, peer: &Peer, address: &str) -> Result<(), String> {
-    let changes = desk.root.now().changes;
-    if changes.is_empty() || desk.peers.form(address) == Form::Plain {
+pub(crate) async fn announce_root_changes(
+    desk: &GatewayState,
+    peer: &JsonRpcPeer,
+    address: &str,
+) -> Result<(), String> {
+    let changes = desk.identity.now().changes;
+    if changes.is_empty() || desk.peers.form(address) == PayloadForm::Plain {
         return Ok(());
     }
     let said = CoordinatorSucceed { changes: changes.to_vec() };
@@ -195,7 +206,7 @@ pub(crate) async fn tell_changes(desk: &Desk, peer: &Peer, address: &str) -> Res
             Ok(())
         }
         Err(error) => {
-            let error = told(&error);
+            let error = call_error_text(&error);
             tracing::warn!(address, error, "a supervisor does not follow the change of root");
             Err(error)
         }

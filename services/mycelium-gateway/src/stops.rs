@@ -4,47 +4,48 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use model::supervision::{JobStop, JobStopped, STATE_UNKNOWN, method};
 use model::{ContextId, FlowId, JobKey, NodeReport, ReportSource};
-use mycelium::{Call, CallError};
+use mycelium::{CallError, JsonRpcCall};
 use proto::internal::v1 as wire;
 
+use crate::commands::{ANSWER_TIMEOUT, SupervisorCommandError, connect};
 use crate::delivery::stopped;
-use crate::front::Desk;
-use crate::routers::Answers;
-use crate::wishes::{ANSWER_TIMEOUT, WishError, connect};
+use crate::routers::RouterReplySender;
+use crate::supervisor_api::GatewayState;
 
 /// Attempts in one call.
 const STOPS_AT_ONCE: usize = 500;
-/// Attempts that may wait of one router. Who stays unreachable for so many tells of what it runs when it is
+/// Attempts of one router that may wait. Beyond it, an unreachable supervisor reports what it runs when it is
 /// back, and is told then to stop what should not run.
 const WAITING_MAX: usize = 100_000;
-/// How often a supervisor is called for the same attempts; with the pauses between, half a minute or more.
+/// Maximum calls to a supervisor for the same attempts; with the pauses between, half a minute or more.
 const TRIES_MAX: u32 = 18;
 /// The pauses after a call that failed, the first and the longest.
-const RETRY: Backoff = Backoff::between(Duration::from_millis(100), Duration::from_secs(5));
+const RETRY: ExponentialBackoff =
+    ExponentialBackoff::between(Duration::from_millis(100), Duration::from_secs(5));
 
 /// Where a supervisor is reached, address and topic, and for which context.
-type Place = (String, String, ContextId);
+type StopQueueKey = (String, String, ContextId);
 
-/// What one router wants stopped. Clones are the same.
+/// Attempts that one router wants stopped. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub struct Stops(Arc<Mutex<HashMap<Place, Waiting>>>);
+pub struct StopQueue(Arc<Mutex<HashMap<StopQueueKey, QueuedStops>>>);
 
 /// Attempts at one supervisor, which a task is stopping.
-type Waiting = BTreeMap<JobKey, Wish>;
+type QueuedStops = BTreeMap<JobKey, QueuedStop>;
 
 #[derive(Debug, Clone, Copy)]
-struct Wish {
+struct QueuedStop {
     flow: FlowId,
     grace_secs: u32,
     tries: u32,
 }
 
-impl Stops {
-    /// Notes an attempt; gives where somebody has to [`run`] now, unless somebody does already.
-    pub fn add(&self, stop: wire::StopAttempt) -> Option<Place> {
+impl StopQueue {
+    /// Notes an attempt; returns the key for which the caller must [`run`] now, unless a task does already.
+    pub fn add(&self, stop: wire::StopAttempt) -> Option<StopQueueKey> {
         let wire::StopAttempt { address, topic, job_key, grace_secs, context_id, flow_id } = stop;
         let job_key: JobKey = match job_key.parse() {
             Ok(key) => key,
@@ -53,7 +54,7 @@ impl Stops {
                 return None;
             }
         };
-        let wish = Wish { flow: FlowId(flow_id), grace_secs, tries: 0 };
+        let wish = QueuedStop { flow: FlowId(flow_id), grace_secs, tries: 0 };
         let place = (address, topic, ContextId(context_id));
         let mut places = self.lock();
         if places.values().map(BTreeMap::len).sum::<usize>() >= WAITING_MAX {
@@ -69,7 +70,7 @@ impl Stops {
     }
 
     /// Some of what waits; nothing, and the place is forgotten, when nothing does.
-    fn next(&self, place: &Place) -> Vec<(JobKey, Wish)> {
+    fn next(&self, place: &StopQueueKey) -> Vec<(JobKey, QueuedStop)> {
         let mut places = self.lock();
         let Some(waiting) = places.get_mut(place) else { return Vec::new() };
         if waiting.is_empty() {
@@ -82,7 +83,7 @@ impl Stops {
     }
 
     /// Puts back what has to be tried again, unless a newer wish has come.
-    fn put_back(&self, place: &Place, wishes: Vec<(JobKey, Wish)>) {
+    fn put_back(&self, place: &StopQueueKey, wishes: Vec<(JobKey, QueuedStop)>) {
         let mut places = self.lock();
         let waiting = places.entry(place.clone()).or_default();
         for (job_key, wish) in wishes {
@@ -90,14 +91,14 @@ impl Stops {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Place, Waiting>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<StopQueueKey, QueuedStops>> {
         // Nothing panics while it is held.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Stops what is wanted at one place, until nothing more is.
-pub async fn run(desk: Desk, answers: Answers, stops: Stops, place: Place) {
+pub async fn run(desk: GatewayState, answers: RouterReplySender, stops: StopQueue, place: StopQueueKey) {
     let mut backoff = RETRY;
     loop {
         let wishes = stops.next(&place);
@@ -108,7 +109,7 @@ pub async fn run(desk: Desk, answers: Answers, stops: Stops, place: Place) {
             backoff.reset();
             continue;
         };
-        let again = |wish: Wish| Wish { tries: wish.tries + 1, ..wish };
+        let again = |wish: QueuedStop| QueuedStop { tries: wish.tries + 1, ..wish };
         let (again, given_up): (Vec<_>, Vec<_>) = left
             .into_iter()
             .map(|(key, wish)| (key, again(wish)))
@@ -125,22 +126,23 @@ pub async fn run(desk: Desk, answers: Answers, stops: Stops, place: Place) {
 /// supervisor had never seen, and will refuse from now on, is reported as stopped; of every other the
 /// supervisor itself tells the end.
 async fn try_all(
-    desk: &Desk,
-    answers: &Answers,
-    (address, topic, context): &Place,
-    wishes: Vec<(JobKey, Wish)>,
-) -> Option<(Vec<(JobKey, Wish)>, WishError)> {
+    desk: &GatewayState,
+    answers: &RouterReplySender,
+    (address, topic, context): &StopQueueKey,
+    wishes: Vec<(JobKey, QueuedStop)>,
+) -> Option<(Vec<(JobKey, QueuedStop)>, SupervisorCommandError)> {
     let peer = match connect(desk, address, topic, Some(*context)).await {
         Ok(peer) => peer,
         Err(error) => return Some((wishes, error)),
     };
     let calls = wishes.iter().map(|(job_key, wish)| {
-        let call = Call::new(method::JOB_STOP, &JobStop { job_key: *job_key, grace_secs: wish.grace_secs })?;
+        let call =
+            JsonRpcCall::new(method::JOB_STOP, &JobStop { job_key: *job_key, grace_secs: wish.grace_secs })?;
         Ok(call.of_context(context.0))
     });
     let calls = match calls.collect::<Result<Vec<_>, _>>() {
         Ok(calls) => calls,
-        Err(error) => return Some((wishes, WishError::Json(error))),
+        Err(error) => return Some((wishes, SupervisorCommandError::Json(error))),
     };
     let (mut left, mut why) = (Vec::new(), None);
     let outcomes = peer.call_batch(calls, ANSWER_TIMEOUT).await;
@@ -153,7 +155,7 @@ async fn try_all(
                 if let Err(full) = answers.report(&report) {
                     tracing::debug!(%job_key, %full, "a stop is not told of yet");
                     left.push((job_key, wish));
-                    why.get_or_insert(WishError::Call(CallError::TooMany));
+                    why.get_or_insert(SupervisorCommandError::Call(CallError::TooMany));
                 }
             }
             Ok(_) => {}
@@ -162,7 +164,7 @@ async fn try_all(
             }
             Err(error) => {
                 left.push((job_key, wish));
-                why.get_or_insert(WishError::Call(error));
+                why.get_or_insert(SupervisorCommandError::Call(error));
             }
         }
     }
@@ -190,7 +192,7 @@ mod tests {
 
     #[test]
     fn one_task_serves_a_place_until_nothing_waits() {
-        let stops = Stops::default();
+        let stops = StopQueue::default();
         let place = stops.add(stop(1, 5)).expect("somebody has to run");
         for job in 2..=700 {
             assert_eq!(stops.add(stop(job, 5)), None);
@@ -206,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_newer_wish_stands() {
-        let stops = Stops::default();
+        let stops = StopQueue::default();
         let early = stop(1, 30);
         let place = stops.add(early.clone()).expect("somebody has to run");
         let taken = stops.next(&place);

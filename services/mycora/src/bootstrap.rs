@@ -39,7 +39,7 @@ pub enum BootstrapError {
 ///
 /// # Errors
 /// Says what cannot be made.
-pub async fn actor_and_context(key_file: &Path, storage: Channel) -> Result<(), BootstrapError> {
+pub async fn create_actor_and_context(key_file: &Path, storage: Channel) -> Result<(), BootstrapError> {
     let key = SigningKey::load_or_make(key_file)?.verifying_key().to_string();
     let request = v1::RegisterActorRequest { id: ACTOR.0, pubkey: key, ..Default::default() };
     let registered = ActorServiceClient::new(storage.clone()).register_actor(request).await;
@@ -83,7 +83,10 @@ async fn home_context(mut actors: ActorServiceClient<Channel>) -> Result<(), Boo
 ///
 /// # Errors
 /// Says what cannot be made.
-pub async fn runners(registry: Channel, addresses: &[(Address, bool)]) -> Result<(), BootstrapError> {
+pub async fn register_runners(
+    registry: Channel,
+    addresses: &[(Address, bool)],
+) -> Result<(), BootstrapError> {
     let mut client = RunnerServiceClient::new(registry);
     let list = v1::ListRunnersRequest { context_id: CONTEXT.0, page_size: 1000, ..Default::default() };
     let known =
@@ -105,7 +108,11 @@ pub async fn runners(registry: Channel, addresses: &[(Address, bool)]) -> Result
 ///
 /// # Errors
 /// As the registry's.
-pub async fn seen(registry: Channel, address: &Address, instances: usize) -> Result<(), BootstrapError> {
+pub async fn wait_for_runner(
+    registry: Channel,
+    address: &Address,
+    instances: usize,
+) -> Result<(), BootstrapError> {
     let address = address.to_string();
     let watch = v1::WatchRunnersRequest { context_id: CONTEXT.0, ..Default::default() };
     let watching = |status| refused("a watch of the runners", status);

@@ -23,10 +23,10 @@ use crate::command::supervisor::SupervisorCommand;
 use crate::command::token::TokenArgs;
 use crate::command::up::UpArgs;
 use crate::command::{
-    Global, Session, actor, attempt, bootstrap, completions, connection, context, demo, doctor, down, flow,
-    gateway, job, message, pki, runner, saga, supervisor, token, up, validate,
+    CliSession, GlobalFlags, actor, attempt, bootstrap, completions, connection, context, demo, doctor, down,
+    flow, gateway, job, message, pki, runner, saga, supervisor, token, up, validate,
 };
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::output;
 
 const ABOUT: &str = "Run flows of scripts: one binary for every service and for the command line";
@@ -57,15 +57,15 @@ identity is not allowed; 130 interrupted, which leaves the flow running.";
 pub struct Cli {
     /// Flags that every command understands.
     #[command(flatten)]
-    pub global: Global,
+    pub global: GlobalFlags,
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// What to do.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Run every service in one process, on a data directory
     #[command(
         after_help = "Examples:\n  mycora up --data ./data --port 7700\n  mycora up --data ./data --detach"
@@ -147,7 +147,7 @@ pub fn command() -> clap::Command {
 /// Tells of the options, and goes on saying what the command is for.
 fn with_connection(command: clap::Command) -> clap::Command {
     let about = command.get_about().cloned().unwrap_or_default();
-    Global::augment_args(command).about(about)
+    GlobalFlags::augment_args(command).about(about)
 }
 
 fn with_reference(command: clap::Command) -> clap::Command {
@@ -165,9 +165,9 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    if matches!(command, Command::Up(_) | Command::Demo(_)) {
+    if matches!(command, CliCommand::Up(_) | CliCommand::Demo(_)) {
         // These serve. What only asks others reports a panic and ends with it.
-        service::die_on_panic();
+        service::abort_on_panic();
     }
     if global.raw {
         output::terminal::let_raw_through();
@@ -177,7 +177,7 @@ pub fn main() -> ExitCode {
         return failure.exit_code().into();
     }
     let result = tokio::runtime::Runtime::new()
-        .map_err(|error| Failure::Failed(format!("cannot start: {error}")))
+        .map_err(|error| CliError::Failed(format!("cannot start: {error}")))
         .and_then(|runtime| runtime.block_on(run(global, command)));
     let code = match result {
         Ok(code) => code,
@@ -191,10 +191,10 @@ pub fn main() -> ExitCode {
 }
 
 /// Closes files and memory of a process that is to be a whole suite, and has it give back what it frees, before it has threads.
-fn close_up(command: &Command) -> Result<(), Failure> {
+fn close_up(command: &CliCommand) -> Result<(), CliError> {
     let allow_core = match command {
-        Command::Up(args) => args.allow_core,
-        Command::Demo(_) => false,
+        CliCommand::Up(args) => args.allow_core,
+        CliCommand::Demo(_) => false,
         _ => return Ok(()),
     };
     service::close_new_files();
@@ -202,50 +202,54 @@ fn close_up(command: &Command) -> Result<(), Failure> {
         return Ok(());
     }
     service::close_memory()
-        .map_err(|error| Failure::Failed(format!("its memory cannot be closed to others: {error}")))
+        .map_err(|error| CliError::Failed(format!("its memory cannot be closed to others: {error}")))
 }
 
 /// Does what the arguments say; gives the exit code.
 ///
 /// # Errors
 /// When it cannot be done.
-pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
+pub async fn run(global: GlobalFlags, command: CliCommand) -> Result<u8, CliError> {
     match command {
-        Command::Up(args) => Box::pin(up::run(*args, &global)).await,
-        Command::Down(args) => down::run(&args, &global).await,
-        Command::Demo(args) => Box::pin(demo::run(&args, global)).await,
-        Command::Pki(command) => pki::run(&command, global.output).map(|()| 0),
-        Command::Doctor(args) => doctor::run(&args, &global).await,
-        Command::Token(args) => token::run(&args, &global).map(|()| 0),
-        Command::Connection => connection::run(&global).map(|()| 0),
-        Command::Completions(args) => completions::run(&args).map(|()| 0),
-        Command::Flow(FlowCommand::Validate(args)) => validate::run(&args, global.output).map(|()| 0),
-        Command::Bootstrap(args) => {
+        CliCommand::Up(args) => Box::pin(up::run(*args, &global)).await,
+        CliCommand::Down(args) => down::run(&args, &global).await,
+        CliCommand::Demo(args) => Box::pin(demo::run(&args, global)).await,
+        CliCommand::Pki(command) => pki::run(&command, global.output).map(|()| 0),
+        CliCommand::Doctor(args) => doctor::run(&args, &global).await,
+        CliCommand::Token(args) => token::run(&args, &global).map(|()| 0),
+        CliCommand::Connection => connection::run(&global).map(|()| 0),
+        CliCommand::Completions(args) => completions::run(&args).map(|()| 0),
+        CliCommand::Flow(FlowCommand::Validate(args)) => validate::run(&args, global.output).map(|()| 0),
+        CliCommand::Bootstrap(args) => {
             in_session(global, async |session| bootstrap::run(&args, session).await).await
         }
-        Command::Flow(command) => in_session(global, async |session| flow::run(session, command).await).await,
-        Command::Job(command) => in_session(global, async |session| job::run(session, &command).await).await,
-        Command::Saga(args) if args.is_alone() => saga::run_alone(&args, global.output),
-        Command::Saga(args) => in_session(global, async |session| saga::run(session, *args).await).await,
-        Command::Context(command) => {
+        CliCommand::Flow(command) => {
+            in_session(global, async |session| flow::run(session, command).await).await
+        }
+        CliCommand::Job(command) => {
+            in_session(global, async |session| job::run(session, &command).await).await
+        }
+        CliCommand::Saga(args) if args.is_alone() => saga::run_alone(&args, global.output),
+        CliCommand::Saga(args) => in_session(global, async |session| saga::run(session, *args).await).await,
+        CliCommand::Context(command) => {
             in_session(global, async |session| context::run(session, &command).await.map(|()| 0)).await
         }
-        Command::Message(command) => {
+        CliCommand::Message(command) => {
             in_session(global, async |session| message::run(session, &command).await).await
         }
-        Command::Actor(command) => {
+        CliCommand::Actor(command) => {
             in_session(global, async |session| actor::run(session, &command).await.map(|()| 0)).await
         }
-        Command::Gateway(command) => {
+        CliCommand::Gateway(command) => {
             in_session(global, async |session| gateway::run(session, &command).await.map(|()| 0)).await
         }
-        Command::Runner(command) => {
+        CliCommand::Runner(command) => {
             in_session(global, async |session| runner::run(session, &command).await.map(|()| 0)).await
         }
-        Command::Supervisor(command) => {
+        CliCommand::Supervisor(command) => {
             in_session(global, async |session| supervisor::run(session, &command).await.map(|()| 0)).await
         }
-        Command::Attempt(command) => {
+        CliCommand::Attempt(command) => {
             in_session(global, async |session| attempt::run(session, &command).await).await
         }
     }
@@ -253,10 +257,10 @@ pub async fn run(global: Global, command: Command) -> Result<u8, Failure> {
 
 /// Does what needs a coordinator.
 async fn in_session(
-    global: Global,
-    run: impl AsyncFnOnce(&Session) -> Result<u8, Failure>,
-) -> Result<u8, Failure> {
-    let session = Session::open(global)?;
+    global: GlobalFlags,
+    run: impl AsyncFnOnce(&CliSession) -> Result<u8, CliError>,
+) -> Result<u8, CliError> {
+    let session = CliSession::open(global)?;
     let result = run(&session).await;
     result.map_err(|failure| failure.with_certificate(session.profile().cert.as_deref()))
 }
@@ -337,7 +341,7 @@ mod tests {
             ["mycora", "flow", "get", "3", "--output", "json"],
         ] {
             let cli = Cli::try_parse_from(arguments).expect("good arguments");
-            assert_eq!(cli.global.output, crate::output::Format::Json);
+            assert_eq!(cli.global.output, crate::output::OutputFormat::Json);
         }
     }
 }

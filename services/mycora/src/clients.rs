@@ -13,15 +13,15 @@ use proto::v1::message_service_client::MessageServiceClient;
 use proto::v1::runner_service_client::RunnerServiceClient;
 use proto::v1::saga_service_client::SagaServiceClient;
 use proto::v1::supervisor_service_client::SupervisorServiceClient;
-use rpc::{Channel, Retry};
+use rpc::{Channel, RetryAdvice};
 use tonic::service::interceptor::InterceptedService;
 use tonic::{Code, Response, Status, Streaming};
 use uuid::Uuid;
 
-use self::bearer::Bearer;
+use self::bearer::BearerInterceptor;
 
-use crate::failure::{CallError, Failure};
-use crate::profile::{Host, Profile};
+use crate::failure::{ApiCallError, CliError};
+use crate::profile::{ApiService, Profile};
 
 /// How long one answer may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -44,33 +44,33 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 const PAGE_SIZE: u32 = 1000;
 
 /// A way to a service, on which calls show who we are.
-type Way = InterceptedService<Channel, Bearer>;
+type AuthenticatedChannel = InterceptedService<Channel, BearerInterceptor>;
 
 /// Ways to the services that the command line needs.
 #[derive(Debug, Clone)]
 pub struct Clients {
-    flows: FlowServiceClient<Way>,
-    jobs: JobServiceClient<Way>,
-    contexts: ContextServiceClient<Way>,
-    actors: ActorServiceClient<Way>,
-    runners: RunnerServiceClient<Way>,
+    flows: FlowServiceClient<AuthenticatedChannel>,
+    jobs: JobServiceClient<AuthenticatedChannel>,
+    contexts: ContextServiceClient<AuthenticatedChannel>,
+    actors: ActorServiceClient<AuthenticatedChannel>,
+    runners: RunnerServiceClient<AuthenticatedChannel>,
     /// Not every profile names one; nor the next three.
-    messages: Result<MessageServiceClient<Way>, Failure>,
-    gateway: Result<GatewayServiceClient<Way>, Failure>,
-    supervisor: Result<SupervisorServiceClient<Way>, Failure>,
-    sagas: Result<SagaServiceClient<Way>, Failure>,
+    messages: Result<MessageServiceClient<AuthenticatedChannel>, CliError>,
+    gateway: Result<GatewayServiceClient<AuthenticatedChannel>, CliError>,
+    supervisor: Result<SupervisorServiceClient<AuthenticatedChannel>, CliError>,
+    sagas: Result<SagaServiceClient<AuthenticatedChannel>, CliError>,
 }
 
 /// An answer that comes in pieces.
-pub struct Pieces<T>(Streaming<T>);
+pub struct ApiResponseStream<T>(Streaming<T>);
 
-impl<T> Pieces<T> {
+impl<T> ApiResponseStream<T> {
     /// The next piece; `None` when there is no more. Nothing is lost when this is dropped.
     ///
     /// # Errors
     /// What ended the stream.
-    pub async fn next(&mut self) -> Result<Option<T>, CallError> {
-        self.0.message().await.map_err(CallError::from)
+    pub async fn next(&mut self) -> Result<Option<T>, ApiCallError> {
+        self.0.message().await.map_err(ApiCallError::from)
     }
 }
 
@@ -111,12 +111,12 @@ macro_rules! pages {
     }};
 }
 
+mod actors_and_runners;
 mod attempts;
 mod bearer;
 pub mod health;
 mod messages;
 mod objects;
-mod places;
 pub(crate) mod sagas;
 
 impl Clients {
@@ -124,20 +124,20 @@ impl Clients {
     ///
     /// # Errors
     /// When an address or a certificate file cannot be used.
-    pub fn new(profile: &Profile) -> Result<Self, Failure> {
-        let bearer = Bearer::of(profile)?;
+    pub fn new(profile: &Profile) -> Result<Self, CliError> {
+        let bearer = BearerInterceptor::of(profile)?;
         let way = |host| Ok(InterceptedService::new(profile.channel_to(host)?, bearer.clone()));
-        let storage = way(Host::Storage)?;
+        let storage = way(ApiService::Storage)?;
         Ok(Self {
-            flows: FlowServiceClient::new(way(Host::Scheduler)?),
+            flows: FlowServiceClient::new(way(ApiService::Scheduler)?),
             jobs: JobServiceClient::new(storage.clone()),
             contexts: ContextServiceClient::new(storage.clone()),
             actors: ActorServiceClient::new(storage),
-            runners: RunnerServiceClient::new(way(Host::RunnerRegistry)?),
-            messages: way(Host::Router).map(MessageServiceClient::new),
-            gateway: way(Host::MyceliumGateway).map(GatewayServiceClient::new),
-            supervisor: way(Host::Supervisor).map(SupervisorServiceClient::new),
-            sagas: way(Host::Saga).map(SagaServiceClient::new),
+            runners: RunnerServiceClient::new(way(ApiService::RunnerRegistry)?),
+            messages: way(ApiService::Router).map(MessageServiceClient::new),
+            gateway: way(ApiService::MyceliumGateway).map(GatewayServiceClient::new),
+            supervisor: way(ApiService::Supervisor).map(SupervisorServiceClient::new),
+            sagas: way(ApiService::Saga).map(SagaServiceClient::new),
         })
     }
 
@@ -145,7 +145,7 @@ impl Clients {
     pub async fn submit_flow(
         &self,
         request: &v1::SubmitFlowRequest,
-    ) -> Result<v1::SubmitFlowResponse, CallError> {
+    ) -> Result<v1::SubmitFlowResponse, ApiCallError> {
         debug_assert!(!request.request_id.is_empty());
         call!(self.flows, submit_flow, request).await
     }
@@ -154,7 +154,7 @@ impl Clients {
     pub async fn create_flow(
         &self,
         request: &v1::CreateFlowRequest,
-    ) -> Result<v1::CreateFlowResponse, CallError> {
+    ) -> Result<v1::CreateFlowResponse, ApiCallError> {
         debug_assert!(!request.request_id.is_empty());
         call!(self.flows, create_flow, request).await
     }
@@ -164,7 +164,7 @@ impl Clients {
     pub async fn add_nodes(
         &self,
         request: &v1::AddFlowNodesRequest,
-    ) -> Result<v1::AddFlowNodesResponse, CallError> {
+    ) -> Result<v1::AddFlowNodesResponse, ApiCallError> {
         call!(self.flows, add_flow_nodes, request, &PATIENT_WAITS, CALL_TIMEOUT).await
     }
 
@@ -173,12 +173,12 @@ impl Clients {
     pub async fn start_flow(
         &self,
         request: v1::StartFlowRequest,
-    ) -> Result<v1::StartFlowResponse, CallError> {
+    ) -> Result<v1::StartFlowResponse, ApiCallError> {
         call!(self.flows, start_flow, request, &PATIENT_WAITS, START_TIMEOUT).await
     }
 
     /// Reads a flow.
-    pub async fn get_flow(&self, context_id: u32, flow_id: u32) -> Result<v1::GetFlowResponse, CallError> {
+    pub async fn get_flow(&self, context_id: u32, flow_id: u32) -> Result<v1::GetFlowResponse, ApiCallError> {
         call!(self.flows, get_flow, v1::GetFlowRequest { context_id, flow_id }).await
     }
 
@@ -188,18 +188,18 @@ impl Clients {
         context_id: u32,
         flow_id: u32,
         states: &[v1::NodeState],
-    ) -> Result<Vec<v1::FlowNode>, CallError> {
+    ) -> Result<Vec<v1::FlowNode>, ApiCallError> {
         let states = states.iter().map(|state| (*state).into()).collect();
         let request = v1::ListFlowNodesRequest { context_id, flow_id, states, ..Default::default() };
         Ok(pages!(self.flows, list_flow_nodes, request, nodes, u32::MAX).0)
     }
 
     /// Reads the nodes of a flow. Tried again for as long as a service may need to start anew.
-    pub async fn list_nodes_patiently(
+    pub async fn list_nodes_with_retry(
         &self,
         context_id: u32,
         flow_id: u32,
-    ) -> Result<Vec<v1::FlowNode>, CallError> {
+    ) -> Result<Vec<v1::FlowNode>, ApiCallError> {
         let request = v1::ListFlowNodesRequest { context_id, flow_id, ..Default::default() };
         Ok(pages!(self.flows, list_flow_nodes, request, nodes, u32::MAX, &PATIENT_WAITS).0)
     }
@@ -209,7 +209,7 @@ impl Clients {
         &self,
         request: v1::ListFlowsRequest,
         limit: u32,
-    ) -> Result<v1::ListFlowsResponse, CallError> {
+    ) -> Result<v1::ListFlowsResponse, ApiCallError> {
         let (flows, next_page_token) = pages!(self.flows, list_flows, request, flows, limit);
         Ok(v1::ListFlowsResponse { flows, next_page_token })
     }
@@ -218,7 +218,7 @@ impl Clients {
     pub async fn cancel_flow(
         &self,
         request: &v1::CancelFlowRequest,
-    ) -> Result<v1::CancelFlowResponse, CallError> {
+    ) -> Result<v1::CancelFlowResponse, ApiCallError> {
         call!(self.flows, cancel_flow, request).await
     }
 
@@ -226,7 +226,7 @@ impl Clients {
     pub async fn cancel_node(
         &self,
         request: &v1::CancelNodeRequest,
-    ) -> Result<v1::CancelNodeResponse, CallError> {
+    ) -> Result<v1::CancelNodeResponse, ApiCallError> {
         call!(self.flows, cancel_node, request).await
     }
 
@@ -234,7 +234,7 @@ impl Clients {
     pub async fn retry_flow(
         &self,
         request: &v1::RetryFlowRequest,
-    ) -> Result<v1::RetryFlowResponse, CallError> {
+    ) -> Result<v1::RetryFlowResponse, ApiCallError> {
         debug_assert!(!request.request_id.is_empty());
         call!(self.flows, retry_flow, request).await
     }
@@ -243,7 +243,7 @@ impl Clients {
     pub async fn signal_flow(
         &self,
         request: &v1::SignalFlowRequest,
-    ) -> Result<v1::SignalFlowResponse, CallError> {
+    ) -> Result<v1::SignalFlowResponse, ApiCallError> {
         call!(self.flows, signal_flow, request).await
     }
 
@@ -251,7 +251,7 @@ impl Clients {
     pub async fn explain_node(
         &self,
         request: &v1::ExplainNodeRequest,
-    ) -> Result<v1::ExplainNodeResponse, CallError> {
+    ) -> Result<v1::ExplainNodeResponse, ApiCallError> {
         call!(self.flows, explain_node, request).await
     }
 
@@ -259,12 +259,12 @@ impl Clients {
     pub async fn flow_graph(
         &self,
         request: v1::GetFlowGraphRequest,
-    ) -> Result<v1::GetFlowGraphResponse, CallError> {
+    ) -> Result<v1::GetFlowGraphResponse, ApiCallError> {
         call!(self.flows, get_flow_graph, request).await
     }
 
     /// Starts one job. Tried again when the answer was lost: the request has an id.
-    pub async fn run_job(&self, request: &v1::RunJobRequest) -> Result<v1::RunJobResponse, CallError> {
+    pub async fn run_job(&self, request: &v1::RunJobRequest) -> Result<v1::RunJobResponse, ApiCallError> {
         debug_assert!(!request.request_id.is_empty());
         call!(self.flows, run_job, request).await
     }
@@ -273,7 +273,7 @@ impl Clients {
     pub async fn update_node(
         &self,
         request: &v1::UpdateNodeStatusRequest,
-    ) -> Result<v1::UpdateNodeStatusResponse, CallError> {
+    ) -> Result<v1::UpdateNodeStatusResponse, ApiCallError> {
         debug_assert!(!request.request_id.is_empty());
         call!(self.flows, update_node_status, request).await
     }
@@ -283,14 +283,14 @@ impl Clients {
         &self,
         context_id: u32,
         flow_id: u32,
-    ) -> Result<v1::DeleteFlowResponse, CallError> {
+    ) -> Result<v1::DeleteFlowResponse, ApiCallError> {
         let request_id = Uuid::new_v4().to_string();
         let request = v1::DeleteFlowRequest { context_id, flow_id, request_id, expected_revision: 0 };
         call!(self.flows, delete_flow, request).await
     }
 
     /// Reads a context.
-    pub async fn get_context(&self, id: u32) -> Result<v1::GetContextResponse, CallError> {
+    pub async fn get_context(&self, id: u32) -> Result<v1::GetContextResponse, ApiCallError> {
         call!(self.contexts, get_context, v1::GetContextRequest { id }).await
     }
 
@@ -298,7 +298,7 @@ impl Clients {
     pub async fn delete_context(
         &self,
         request: &v1::DeleteContextRequest,
-    ) -> Result<v1::DeleteContextResponse, CallError> {
+    ) -> Result<v1::DeleteContextResponse, ApiCallError> {
         let request = timed(request.clone(), DELETE_CONTEXT_TIMEOUT);
         Ok(self.contexts.clone().delete_context(request).await?.into_inner())
     }
@@ -307,28 +307,28 @@ impl Clients {
     pub async fn watch_flow(
         &self,
         request: v1::WatchFlowRequest,
-    ) -> Result<Pieces<v1::WatchFlowResponse>, CallError> {
-        Ok(Pieces(self.flows.clone().watch_flow(request).await?.into_inner()))
+    ) -> Result<ApiResponseStream<v1::WatchFlowResponse>, ApiCallError> {
+        Ok(ApiResponseStream(self.flows.clone().watch_flow(request).await?.into_inner()))
     }
 
     /// Watches the flows of a context from a position on; an empty one begins with a snapshot.
     pub async fn watch_flows(
         &self,
         request: v1::WatchFlowsRequest,
-    ) -> Result<Pieces<v1::WatchFlowsResponse>, CallError> {
-        Ok(Pieces(self.flows.clone().watch_flows(request).await?.into_inner()))
+    ) -> Result<ApiResponseStream<v1::WatchFlowsResponse>, ApiCallError> {
+        Ok(ApiResponseStream(self.flows.clone().watch_flows(request).await?.into_inner()))
     }
 
     /// Reads what jobs print.
     pub async fn stream_logs(
         &self,
         request: v1::StreamFlowLogsRequest,
-    ) -> Result<Pieces<v1::StreamFlowLogsResponse>, CallError> {
-        Ok(Pieces(self.flows.clone().stream_flow_logs(request).await?.into_inner()))
+    ) -> Result<ApiResponseStream<v1::StreamFlowLogsResponse>, ApiCallError> {
+        Ok(ApiResponseStream(self.flows.clone().stream_flow_logs(request).await?.into_inner()))
     }
 
     /// Uploads a blob, given in pieces. Tried again as a whole: the content is its name.
-    pub async fn put_blob(&self, pieces: &[v1::PutBlobRequest]) -> Result<v1::PutBlobResponse, CallError> {
+    pub async fn put_blob(&self, pieces: &[v1::PutBlobRequest]) -> Result<v1::PutBlobResponse, ApiCallError> {
         repeat(&RETRY_WAITS, || {
             let (mut client, pieces) = (self.jobs.clone(), pieces.to_vec());
             async move { client.put_blob(timed(tokio_stream::iter(pieces), CALL_TIMEOUT)).await }
@@ -341,13 +341,13 @@ impl Clients {
         &self,
         context_id: u32,
         sha256: String,
-    ) -> Result<Pieces<v1::GetBlobResponse>, CallError> {
+    ) -> Result<ApiResponseStream<v1::GetBlobResponse>, ApiCallError> {
         let request = timed(v1::GetBlobRequest { context_id, sha256 }, CALL_TIMEOUT);
-        Ok(Pieces(self.jobs.clone().get_blob(request).await?.into_inner()))
+        Ok(ApiResponseStream(self.jobs.clone().get_blob(request).await?.into_inner()))
     }
 
     /// Downloads a blob.
-    pub async fn get_blob(&self, context_id: u32, sha256: String) -> Result<Vec<u8>, CallError> {
+    pub async fn get_blob(&self, context_id: u32, sha256: String) -> Result<Vec<u8>, ApiCallError> {
         let mut pieces = self.stream_blob(context_id, sha256).await?;
         let mut bytes = Vec::new();
         while let Some(piece) = pieces.next().await? {
@@ -357,13 +357,13 @@ impl Clients {
     }
 
     /// Describes the supervisor.
-    pub async fn get_supervisor(&self) -> Result<v1::GetSupervisorResponse, Failure> {
+    pub async fn get_supervisor(&self) -> Result<v1::GetSupervisorResponse, CliError> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
         Ok(call!(client, get_supervisor, v1::GetSupervisorRequest {}).await?)
     }
 
     /// Asks the supervisor why it takes no jobs: empty when it takes some, nothing when this identity is not told.
-    pub async fn intake_problem(&self) -> Result<Option<String>, Failure> {
+    pub async fn intake_problem(&self) -> Result<Option<String>, CliError> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
         match call!(client, get_supervisor, v1::GetSupervisorRequest {}).await {
             Ok(supervisor) => Ok(Some(supervisor.intake_problem)),
@@ -375,20 +375,20 @@ impl Clients {
     }
 
     /// Reads the instances of the supervisor.
-    pub async fn list_instances(&self) -> Result<v1::ListInstancesResponse, Failure> {
+    pub async fn list_instances(&self) -> Result<v1::ListInstancesResponse, CliError> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
         Ok(call!(client, list_instances, v1::ListInstancesRequest {}).await?)
     }
 
     /// Has the supervisor's machine drained. Tried again when the answer was lost: it may be repeated.
-    pub async fn drain(&self, deadline_secs: Option<u32>) -> Result<v1::DrainResponse, Failure> {
+    pub async fn drain(&self, deadline_secs: Option<u32>) -> Result<v1::DrainResponse, CliError> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
         let request = v1::DrainRequest { request_id: uuid::Uuid::new_v4().to_string(), deadline_secs };
         Ok(call!(client, drain, request.clone()).await?)
     }
 
     /// Has the supervisor take jobs again. Tried again as [`Clients::drain`].
-    pub async fn resume(&self) -> Result<v1::ResumeResponse, Failure> {
+    pub async fn resume(&self) -> Result<v1::ResumeResponse, CliError> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
         let request = v1::ResumeRequest { request_id: uuid::Uuid::new_v4().to_string() };
         Ok(call!(client, resume, request.clone()).await?)
@@ -398,7 +398,7 @@ impl Clients {
     pub async fn succeed_coordinator(
         &self,
         request: v1::SucceedCoordinatorRequest,
-    ) -> Result<v1::SucceedCoordinatorResponse, Failure> {
+    ) -> Result<v1::SucceedCoordinatorResponse, CliError> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
         Ok(call!(client, succeed_coordinator, request.clone()).await?)
     }
@@ -411,7 +411,7 @@ fn timed<T>(message: T, timeout: Duration) -> tonic::Request<T> {
 }
 
 /// Calls, and calls again after each of the waits when it may have been a passing trouble.
-async fn repeat<T, F>(waits: &[Duration], call: impl FnMut() -> F) -> Result<T, CallError>
+async fn repeat<T, F>(waits: &[Duration], call: impl FnMut() -> F) -> Result<T, ApiCallError>
 where
     F: Future<Output = Result<Response<T>, Status>>,
 {
@@ -419,7 +419,7 @@ where
 }
 
 /// Calls and calls again as [`repeat`] does, but not behind a deadline that was exceeded: whoever asks has waited long enough.
-async fn repeat_in_time<T, F>(waits: &[Duration], call: impl FnMut() -> F) -> Result<T, CallError>
+async fn repeat_in_time<T, F>(waits: &[Duration], call: impl FnMut() -> F) -> Result<T, ApiCallError>
 where
     F: Future<Output = Result<Response<T>, Status>>,
 {
@@ -429,8 +429,8 @@ where
 async fn repeat_while<T, F>(
     waits: &[Duration],
     mut call: impl FnMut() -> F,
-    is_worth_it: impl Fn(&CallError) -> bool,
-) -> Result<T, CallError>
+    is_worth_it: impl Fn(&ApiCallError) -> bool,
+) -> Result<T, ApiCallError>
 where
     F: Future<Output = Result<Response<T>, Status>>,
 {
@@ -438,10 +438,10 @@ where
     loop {
         let error = match call().await {
             Ok(answer) => return Ok(answer.into_inner()),
-            Err(status) => CallError::from(status),
+            Err(status) => ApiCallError::from(status),
         };
         match (error.retry, waits.next()) {
-            (Retry::Again { after }, Some(wait)) if is_worth_it(&error) => {
+            (RetryAdvice::Again { after }, Some(wait)) if is_worth_it(&error) => {
                 tokio::time::sleep(after.unwrap_or(*wait).min(WAIT_MAX)).await
             }
             _ => return Err(error),

@@ -1,11 +1,9 @@
 //! The commands, one file for each group.
 
-mod absence;
 pub mod actor;
 pub mod attempt;
 pub mod bootstrap;
 pub mod cancel;
-mod changes;
 pub mod completions;
 pub mod connection;
 pub mod context;
@@ -14,7 +12,7 @@ pub mod demo;
 pub mod doctor;
 pub mod down;
 pub mod explain;
-mod failures;
+mod failed_jobs;
 pub mod flow;
 pub mod gateway;
 pub mod graph;
@@ -23,9 +21,11 @@ pub mod list;
 pub mod logs;
 pub mod message;
 pub mod nodes;
+mod outage_notice;
 pub mod outputs;
 pub mod pki;
 pub mod report;
+mod resumable_watch;
 pub mod retry;
 pub mod runner;
 pub mod saga;
@@ -45,16 +45,16 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::clients::Clients;
-use crate::failure::Failure;
-use crate::output::Format;
+use crate::failure::CliError;
+use crate::output::OutputFormat;
 use crate::profile::{PROFILE_FILE, Profile, ProfileError, default_data_dir};
 
 /// Flags that every command understands.
 #[derive(Debug, Clone, Default, Args)]
-pub struct Global {
+pub struct GlobalFlags {
     /// How answers are written. `json` and `yaml` are one document on standard output
     #[arg(long, global = true, value_enum, default_value_t, env = "MYCORA_OUTPUT", help_heading = "Output")]
-    pub output: Format,
+    pub output: OutputFormat,
     /// Show no progress
     #[arg(long, short, global = true, help_heading = "Output")]
     pub quiet: bool,
@@ -102,20 +102,20 @@ pub struct Global {
 }
 
 /// What a command works with.
-pub struct Session {
+pub struct CliSession {
     /// Flags that every command understands.
-    pub global: Global,
+    pub global: GlobalFlags,
     profile: Profile,
     /// Calls to the services.
     pub clients: Clients,
 }
 
-impl Session {
+impl CliSession {
     /// Finds the profile and prepares to call. Has to be made within a runtime.
     ///
     /// # Errors
     /// When there is no profile, or it cannot be used.
-    pub fn open(global: Global) -> Result<Self, Failure> {
+    pub fn open(global: GlobalFlags) -> Result<Self, CliError> {
         let profile = find_profile(&global)?;
         Self::with_profile(global, profile)
     }
@@ -124,7 +124,7 @@ impl Session {
     ///
     /// # Errors
     /// When it cannot be used.
-    pub fn with_profile(global: Global, profile: Profile) -> Result<Self, Failure> {
+    pub fn with_profile(global: GlobalFlags, profile: Profile) -> Result<Self, CliError> {
         let clients = Clients::new(&profile)?;
         Ok(Self { global, profile, clients })
     }
@@ -133,7 +133,7 @@ impl Session {
     ///
     /// # Errors
     /// When nothing names one.
-    pub fn context(&self) -> Result<u32, Failure> {
+    pub fn context(&self) -> Result<u32, CliError> {
         self.context_or(None)
     }
 
@@ -141,10 +141,10 @@ impl Session {
     ///
     /// # Errors
     /// When nothing names one.
-    pub fn context_or(&self, file: Option<u32>) -> Result<u32, Failure> {
+    pub fn context_or(&self, file: Option<u32>) -> Result<u32, CliError> {
         let in_profile = Some(self.profile.context).filter(|id| *id != 0);
         self.global.context.or(file).or(in_profile).ok_or_else(|| {
-            Failure::Invalid(
+            CliError::Invalid(
                 "no context is named; give --context ID, or write `context = ID` into the profile".into(),
             )
         })
@@ -164,19 +164,19 @@ impl Session {
 }
 
 /// Where the profile is, or would be.
-fn profile_path(global: &Global) -> Result<PathBuf, Failure> {
+fn profile_path(global: &GlobalFlags) -> Result<PathBuf, CliError> {
     match &global.config {
         Some(path) => Ok(path.clone()),
         None => Ok(default_data_dir()?.join(PROFILE_FILE)),
     }
 }
 
-fn find_profile(global: &Global) -> Result<Profile, Failure> {
+fn find_profile(global: &GlobalFlags) -> Result<Profile, CliError> {
     find_profile_unless(global, global.address.is_some())
 }
 
 /// The profile with what the flags say; where they are `enough`, none is needed.
-fn find_profile_unless(global: &Global, enough: bool) -> Result<Profile, Failure> {
+fn find_profile_unless(global: &GlobalFlags, enough: bool) -> Result<Profile, CliError> {
     let is_named = global.config.is_some();
     let mut profile = match Profile::load_as(&profile_path(global)?, global.profile.as_deref()) {
         Ok(profile) => profile,
@@ -184,26 +184,26 @@ fn find_profile_unless(global: &Global, enough: bool) -> Result<Profile, Failure
             Profile::default()
         }
         Err(error @ ProfileError::Missing { .. }) if !is_named => {
-            return Err(Failure::Unreachable(format!(
+            return Err(CliError::Unreachable(format!(
                 "no coordinator is known: {error}\nstart one with `mycora up`, or name a profile with --config \
                  or MYCORA_CONFIG"
             )));
         }
         Err(error @ ProfileError::Missing { .. }) => {
-            return Err(Failure::Invalid(format!(
+            return Err(CliError::Invalid(format!(
                 "{error}\nname another profile with --config or MYCORA_CONFIG; `mycora up` writes one into its data directory"
             )));
         }
-        Err(error) => return Err(Failure::Invalid(error.to_string())),
+        Err(error) => return Err(CliError::Invalid(error.to_string())),
     };
     override_with(&mut profile, global);
     Ok(profile)
 }
 
-fn override_with(profile: &mut Profile, global: &Global) {
-    let Global { output: _, quiet: _, raw: _, context: _, config: _, profile: _, .. } = global;
-    let Global { address, ca, cert, key, .. } = global;
-    let Global { token_key, token_actor, server_name, .. } = global;
+fn override_with(profile: &mut Profile, global: &GlobalFlags) {
+    let GlobalFlags { output: _, quiet: _, raw: _, context: _, config: _, profile: _, .. } = global;
+    let GlobalFlags { address, ca, cert, key, .. } = global;
+    let GlobalFlags { token_key, token_actor, server_name, .. } = global;
     if let Some(address) = address {
         profile.address = Some(address.clone());
         // One address on the command line means all services.
@@ -243,11 +243,11 @@ mod tests {
             "address = \"https://a:1\"\nca = \"ca.pem\"\ncontext = 1\n[addresses]\nstorage = \"https://s:1\"\n",
         )
         .expect("written");
-        let global = Global {
+        let global = GlobalFlags {
             config: Some(path),
             address: Some("https://b:2".into()),
             server_name: Some("n".into()),
-            ..Global::default()
+            ..GlobalFlags::default()
         };
         let profile = find_profile(&global).expect("found");
         assert_eq!(profile.address.as_deref(), Some("https://b:2"));
@@ -262,7 +262,7 @@ mod tests {
         let path = dir.path().join(PROFILE_FILE);
         std::fs::write(&path, "cert = \"a.pem\"\nkey = \"a.key\"\n").expect("written");
         let mut global =
-            Global { config: Some(path), cert: Some("pki/admin.pem".into()), ..Global::default() };
+            GlobalFlags { config: Some(path), cert: Some("pki/admin.pem".into()), ..GlobalFlags::default() };
         let profile = find_profile(&global).expect("found");
         assert_eq!((profile.cert, profile.key), (Some("pki/admin.pem".into()), Some("pki/admin.key".into())));
         global.key = Some("other.key".into());
@@ -275,7 +275,7 @@ mod tests {
         let path = dir.path().join(PROFILE_FILE);
         std::fs::write(&path, "cert = \"a.pem\"\nkey = \"a.key\"\nsigning_key = \"a.ed25519\"\nactor = 1\n")
             .expect("written");
-        let mut global = Global { config: Some(path), ..Global::default() };
+        let mut global = GlobalFlags { config: Some(path), ..GlobalFlags::default() };
         let profile = find_profile(&global).expect("found");
         assert!(!profile.shows_tokens(), "there is a certificate");
         assert_eq!(profile.signing_key, Some(dir.path().join("a.ed25519")));
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_named_profile_that_is_not_there_is_invalid_input() {
-        let global = Global { config: Some("/nowhere/client.toml".into()), ..Global::default() };
+        let global = GlobalFlags { config: Some("/nowhere/client.toml".into()), ..GlobalFlags::default() };
         let failure = find_profile(&global).expect_err("not there");
         assert_eq!(failure.exit_code(), 2);
         assert!(failure.to_string().contains("/nowhere/client.toml"), "{failure}");

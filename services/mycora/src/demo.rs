@@ -3,14 +3,14 @@
 
 pub mod saga;
 
-use flow_file::{Files, FlowFile, Source};
+use flow_file::{FileRoot, FlowFile, FlowFileSource};
 use proto::v1;
 use uuid::Uuid;
 
-use crate::command::{Session, submit, watch};
-use crate::failure::Failure;
-use crate::output::live::Progress;
-use crate::output::{self, Format, json, table};
+use crate::command::{CliSession, submit, watch};
+use crate::failure::CliError;
+use crate::output::live::ProgressDisplay;
+use crate::output::{self, OutputFormat, json, table};
 
 /// The files that the flow names, by the paths it names them with.
 const FILES: &[(&str, &[u8])] = &[
@@ -30,38 +30,38 @@ const REPORT: (&str, &str) = ("report", "report.txt");
 ///
 /// # Errors
 /// When the coordinator cannot be reached, or on Ctrl-C.
-pub async fn run(session: &Session) -> Result<u8, Failure> {
+pub async fn run(session: &CliSession) -> Result<u8, CliError> {
     let context = session.context()?;
     let file = flow_file()?;
     let answer = submit::submit(session, context, &file, None, Uuid::new_v4()).await?;
     let id = answer.flow.unwrap_or_default().id;
-    let mut progress = Progress::new(session.global.quiet);
+    let mut progress = ProgressDisplay::new(session.global.quiet);
     let flow = watch::follow(&session.clients, context, id, &mut progress).await?;
 
     let nodes = session.clients.list_nodes(context, id, &[]).await?;
     match session.global.output {
-        Format::Table => print_report(session, context, &flow, &nodes).await?,
+        OutputFormat::Table => print_report(session, context, &flow, &nodes).await?,
         format => output::answer(format, || json::FlowDocument::new(&flow, &nodes), String::new)?,
     }
     Ok(watch::exit_code(&flow))
 }
 
 /// The flow as it is compiled in.
-fn flow_file() -> Result<FlowFile, Failure> {
-    let source = Source {
+fn flow_file() -> Result<FlowFile, CliError> {
+    let source = FlowFileSource {
         name: "flow.yaml".into(),
         text: include_str!("../demo/flow.yaml").into(),
-        files: Files::Embedded(FILES),
+        files: FileRoot::Embedded(FILES),
     };
-    FlowFile::parse(source, &[]).map_err(|problems| Failure::Failed(problems.to_string()))
+    FlowFile::parse(source, &[]).map_err(|problems| CliError::Failed(problems.to_string()))
 }
 
 async fn print_report(
-    session: &Session,
+    session: &CliSession,
     context: u32,
     flow: &v1::Flow,
     nodes: &[v1::FlowNode],
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let (job, name) = REPORT;
     let report = nodes.iter().find(|node| node.name == job).and_then(|node| node.outputs.get(name));
     match report {
@@ -95,7 +95,8 @@ mod tests {
     #[test]
     fn the_same_file_can_be_submitted_from_disk() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/demo/flow.yaml");
-        let file = Source::open(path).and_then(|source| FlowFile::parse(source, &[])).expect("a good flow");
+        let file =
+            FlowFileSource::open(path).and_then(|source| FlowFile::parse(source, &[])).expect("a good flow");
         assert_eq!(file.spec, flow_file().expect("a good flow").spec);
     }
 }

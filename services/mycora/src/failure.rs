@@ -3,7 +3,7 @@
 pub use service::error_chain;
 use std::path::Path;
 
-use rpc::{ErrorView, Reason, Retry};
+use rpc::{ErrorView, RetryAdvice, RpcReason};
 use tonic::{Code, Status};
 
 /// How errors of the way to a server begin.
@@ -17,31 +17,31 @@ const REFUSED: &str = "the coordinator closed the connection: it may not accept 
                        another authority or out of date, or it is ending";
 
 /// Why somebody is not let in who showed nothing.
-const IDENTITY_REQUIRED: &str = Reason::IdentityRequired.as_str();
+const IDENTITY_REQUIRED: &str = RpcReason::IdentityRequired.as_str();
 
 /// What gives somebody a role, as servers say who refuse one that is too small.
 const GIVES_A_ROLE: &str = "`mycora context update ";
 
 /// What helps against refusals about sagas, by their reason.
-const WAYS_OUT: [(Reason, &str); 13] = [
-    (Reason::TenantPaused, "`mycora saga resume-tenant` goes on with it"),
-    (Reason::SagaExists, "`mycora saga show SAGA CORRELATION` shows it"),
-    (Reason::PastPivot, "`mycora saga kill` ends it where it stands"),
-    (Reason::SagaPaused, "`mycora saga resume` goes on with it"),
-    (Reason::SagaStuck, "`mycora saga retry-step`, `skip-step` or `complete` goes on with it"),
-    (Reason::SagaNotStuck, "`mycora saga explain` says why it is where it is"),
-    (Reason::SagaParked, "`mycora saga letters list SAGA CORRELATION` lists what stands in front of it"),
-    (Reason::SagaNotRunning, "`mycora saga explain` says why it is where it is"),
-    (Reason::ManifestsRefused, "`mycora saga reload --dry-run` tells all problems"),
-    (Reason::EffectNotUnknown, "`mycora saga effect show COMMAND` shows where it stands"),
-    (Reason::EffectNotOpen, "`mycora saga effect show COMMAND` shows where it stands"),
-    (Reason::EffectNotWaiting, "`mycora saga effect show COMMAND` shows where it stands"),
-    (Reason::TokenRefused, "the token is the one that came with this call, and with no other"),
+const WAYS_OUT: [(RpcReason, &str); 13] = [
+    (RpcReason::TenantPaused, "`mycora saga resume-tenant` goes on with it"),
+    (RpcReason::SagaExists, "`mycora saga show SAGA CORRELATION` shows it"),
+    (RpcReason::PastPivot, "`mycora saga kill` ends it where it stands"),
+    (RpcReason::SagaPaused, "`mycora saga resume` goes on with it"),
+    (RpcReason::SagaStuck, "`mycora saga retry-step`, `skip-step` or `complete` goes on with it"),
+    (RpcReason::SagaNotStuck, "`mycora saga explain` says why it is where it is"),
+    (RpcReason::SagaParked, "`mycora saga letters list SAGA CORRELATION` lists what stands in front of it"),
+    (RpcReason::SagaNotRunning, "`mycora saga explain` says why it is where it is"),
+    (RpcReason::ManifestsRefused, "`mycora saga reload --dry-run` tells all problems"),
+    (RpcReason::EffectNotUnknown, "`mycora saga effect show COMMAND` shows where it stands"),
+    (RpcReason::EffectNotOpen, "`mycora saga effect show COMMAND` shows where it stands"),
+    (RpcReason::EffectNotWaiting, "`mycora saga effect show COMMAND` shows where it stands"),
+    (RpcReason::TokenRefused, "the token is the one that came with this call, and with no other"),
 ];
 
 /// Why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum CliError {
     /// The coordinator did not do it, or something went wrong on this side.
     #[error("{0}")]
     Failed(String),
@@ -59,7 +59,7 @@ pub enum Failure {
     Interrupted(String),
 }
 
-impl Failure {
+impl CliError {
     /// Names the certificate that may not be accepted.
     #[must_use]
     pub fn with_certificate(self, cert: Option<&Path>) -> Self {
@@ -88,21 +88,21 @@ impl Failure {
 
 /// A call that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CallError {
+pub struct ApiCallError {
     /// What the server said, or what went wrong on the way.
     pub view: ErrorView,
     /// Whether the same call may succeed.
-    pub retry: Retry,
+    pub retry: RetryAdvice,
 }
 
-impl From<Status> for CallError {
+impl From<Status> for ApiCallError {
     fn from(status: Status) -> Self {
-        Self { view: ErrorView::from(&status), retry: Retry::of(&status) }
+        Self { view: ErrorView::from(&status), retry: RetryAdvice::of(&status) }
     }
 }
 
-impl From<CallError> for Failure {
-    fn from(CallError { view, .. }: CallError) -> Self {
+impl From<ApiCallError> for CliError {
+    fn from(ApiCallError { view, .. }: ApiCallError) -> Self {
         let text = view.to_string();
         match view.code {
             Code::InvalidArgument | Code::OutOfRange => Self::Invalid(text),
@@ -178,54 +178,55 @@ mod tests {
             (Status::failed_precondition("x"), 1),
             (Status::internal("x"), 1),
         ] {
-            let failure = Failure::from(CallError::from(status));
+            let failure = CliError::from(ApiCallError::from(status));
             assert_eq!(failure.exit_code(), exit_code, "{failure:?}");
         }
     }
 
     #[test]
     fn a_role_that_is_too_small_is_told_with_the_command_that_gives_it() {
-        let denied = model::context::Denied::RoleTooSmall {
+        let denied = model::context::AccessDenied::RoleTooSmall {
             actor: model::ActorId(3),
             context: model::ContextId(1),
             needed: model::Role::Executor,
         };
         let kind = rpc::ErrorKind::PermissionDenied;
-        let sent = rpc::Error::new(kind, Reason::RoleInsufficient, denied.to_string());
-        let failure = Failure::from(CallError::from(Status::from(sent)));
+        let sent = rpc::Error::new(kind, RpcReason::RoleInsufficient, denied.to_string());
+        let failure = CliError::from(ApiCallError::from(Status::from(sent)));
         let said = "actor 3 needs the role executor in context 1: an admin of it gives that with `mycora context update 1 \
                     --add-executor 3`";
-        assert_eq!(failure, Failure::Unreachable(said.into()), "and no other certificate is advised");
+        assert_eq!(failure, CliError::Unreachable(said.into()), "and no other certificate is advised");
     }
 
     #[test]
     fn refusals_about_sagas_come_with_a_way_out() {
-        let refused =
-            |kind, reason| Failure::from(CallError::from(Status::from(rpc::Error::new(kind, reason, "no"))));
-        let paused = refused(rpc::ErrorKind::FailedPrecondition, Reason::SagaPaused);
-        assert_eq!(paused, Failure::Failed("no\n`mycora saga resume` goes on with it".into()));
-        let token = refused(rpc::ErrorKind::PermissionDenied, Reason::TokenRefused);
+        let refused = |kind, reason| {
+            CliError::from(ApiCallError::from(Status::from(rpc::Error::new(kind, reason, "no"))))
+        };
+        let paused = refused(rpc::ErrorKind::FailedPrecondition, RpcReason::SagaPaused);
+        assert_eq!(paused, CliError::Failed("no\n`mycora saga resume` goes on with it".into()));
+        let token = refused(rpc::ErrorKind::PermissionDenied, RpcReason::TokenRefused);
         assert_eq!(token.exit_code(), 3);
         assert!(!token.to_string().contains("certificate"), "{token}");
     }
 
     #[test]
     fn a_server_that_answered_is_running() {
-        let sent = rpc::Error::unavailable(rpc::Reason::StoreUnavailable, "the store does not answer");
-        let failure = Failure::from(CallError::from(Status::from(sent)));
-        assert_eq!(failure, Failure::Unreachable("the store does not answer".into()));
+        let sent = rpc::Error::unavailable(rpc::RpcReason::StoreUnavailable, "the store does not answer");
+        let failure = CliError::from(ApiCallError::from(Status::from(sent)));
+        assert_eq!(failure, CliError::Unreachable("the store does not answer".into()));
         let sent =
-            rpc::Error::unavailable(rpc::Reason::PeerUnavailable, "cannot reach h:1: Connection refused");
-        let failure = Failure::from(CallError::from(Status::from(sent)));
+            rpc::Error::unavailable(rpc::RpcReason::PeerUnavailable, "cannot reach h:1: Connection refused");
+        let failure = CliError::from(ApiCallError::from(Status::from(sent)));
         assert!(failure.to_string().contains("mycora up"), "{failure}");
     }
 
     #[test]
     fn a_closed_connection_names_the_certificate() {
         let piped = Status::unavailable("cannot reach h:1: stream closed because of a broken pipe");
-        assert!(matches!(Failure::from(CallError::from(piped)), Failure::Closed(_)));
+        assert!(matches!(CliError::from(ApiCallError::from(piped)), CliError::Closed(_)));
         let closed = Status::unavailable("cannot reach h:1: connection closed");
-        let failure = Failure::from(CallError::from(closed)).with_certificate(Some(Path::new("c.pem")));
+        let failure = CliError::from(ApiCallError::from(closed)).with_certificate(Some(Path::new("c.pem")));
         assert_eq!(failure.exit_code(), 3);
         assert!(failure.to_string().contains("`mycora pki show c.pem`"), "{failure}");
         assert!(!failure.to_string().contains("mycora up"), "{failure}");
@@ -233,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_wrong_certificate_is_told_from_a_server_that_is_not_there() {
-        let failed = |text: &str| Failure::from(CallError::from(Status::unavailable(text))).to_string();
+        let failed = |text: &str| CliError::from(ApiCallError::from(Status::unavailable(text))).to_string();
         assert!(failed("cannot reach h:1: invalid peer certificate: UnknownIssuer").contains("pki show"));
         assert!(failed("cannot reach h:1: Connection refused").contains("mycora up"));
     }

@@ -5,30 +5,30 @@
 
 pub mod attempt;
 pub mod json;
+pub mod labels;
 pub mod live;
 pub mod message;
 pub mod objects;
-pub mod places;
 pub mod progress;
+pub mod runners;
 pub mod saga;
 pub mod summary;
 pub mod table;
 pub mod terminal;
 pub mod time;
 pub mod tree;
-pub mod words;
 
 use std::io;
 
 use model::printable::is_hidden;
 use serde::Serialize;
 
-use self::terminal::Stream;
-use crate::failure::Failure;
+use self::terminal::StandardStream;
+use crate::failure::CliError;
 
 /// How answers are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum Format {
+pub enum OutputFormat {
     /// For people.
     #[default]
     Table,
@@ -44,19 +44,19 @@ pub enum Format {
 /// # Errors
 /// As [`print()`].
 pub fn answer<D: Serialize>(
-    format: Format,
+    format: OutputFormat,
     document: impl FnOnce() -> D,
     text: impl FnOnce() -> String,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     match format {
-        Format::Table => print(&text()),
-        Format::Json | Format::Yaml => print(&document_text(format, &document())?),
+        OutputFormat::Table => print(&text()),
+        OutputFormat::Json | OutputFormat::Yaml => print(&document_text(format, &document())?),
     }
 }
 
 /// A list, as far as it was read.
 #[derive(Debug, Clone, Copy)]
-pub struct Listed<'a> {
+pub struct PageSummary<'a> {
     /// How many entries were read.
     pub count: usize,
     /// How many were wanted at most.
@@ -72,18 +72,18 @@ pub struct Listed<'a> {
 /// # Errors
 /// As [`print()`].
 pub fn list<D: Serialize>(
-    format: Format,
-    listed: Listed<'_>,
+    format: OutputFormat,
+    listed: PageSummary<'_>,
     document: impl FnOnce() -> D,
     text: impl FnOnce() -> String,
-) -> Result<(), Failure> {
-    let Listed { count, limit, next_page_token, none } = listed;
-    if format == Format::Table && count == 0 && next_page_token.is_empty() {
+) -> Result<(), CliError> {
+    let PageSummary { count, limit, next_page_token, none } = listed;
+    if format == OutputFormat::Table && count == 0 && next_page_token.is_empty() {
         note(none);
         return Ok(());
     }
     answer(format, document, text)?;
-    if format == Format::Table && !next_page_token.is_empty() {
+    if format == OutputFormat::Table && !next_page_token.is_empty() {
         note(&format!("there are more than {limit}; ask for them with --limit"));
     }
     Ok(())
@@ -94,20 +94,20 @@ pub fn list<D: Serialize>(
 ///
 /// # Errors
 /// As [`print()`].
-pub fn print_one_of_many(format: Format, document: &impl Serialize) -> Result<(), Failure> {
-    print(&one_of_many(format, document)?)
+pub fn print_stream_item(format: OutputFormat, document: &impl Serialize) -> Result<(), CliError> {
+    print(&stream_item(format, document)?)
 }
 
-/// One document of many, as [`print_one_of_many`] writes it.
+/// One document of many, as [`print_stream_item`] writes it.
 ///
 /// # Errors
 /// When it has no such form.
-pub fn one_of_many(format: Format, document: &impl Serialize) -> Result<String, Failure> {
+pub fn stream_item(format: OutputFormat, document: &impl Serialize) -> Result<String, CliError> {
     Ok(match format {
-        Format::Table | Format::Json => {
+        OutputFormat::Table | OutputFormat::Json => {
             format!("{}\n", plain_json(serde_json::to_string(document).map_err(unwritable)?))
         }
-        Format::Yaml => format!("---\n{}", document_text(format, document)?),
+        OutputFormat::Yaml => format!("---\n{}", document_text(format, document)?),
     })
 }
 
@@ -115,7 +115,7 @@ pub fn one_of_many(format: Format, document: &impl Serialize) -> Result<String, 
 ///
 /// # Errors
 /// As [`print()`].
-pub fn print_item(format: Format, first: bool, item: &impl Serialize) -> Result<(), Failure> {
+pub fn print_item(format: OutputFormat, first: bool, item: &impl Serialize) -> Result<(), CliError> {
     print(&list_item(format, first, item)?)
 }
 
@@ -123,13 +123,13 @@ pub fn print_item(format: Format, first: bool, item: &impl Serialize) -> Result<
 ///
 /// # Errors
 /// When it has no such form.
-pub fn list_item(format: Format, first: bool, item: &impl Serialize) -> Result<String, Failure> {
+pub fn list_item(format: OutputFormat, first: bool, item: &impl Serialize) -> Result<String, CliError> {
     Ok(match format {
-        Format::Table | Format::Json => {
+        OutputFormat::Table | OutputFormat::Json => {
             let separator = if first { "[\n" } else { ",\n" };
             format!("{separator}{}", plain_json(serde_json::to_string(item).map_err(unwritable)?))
         }
-        Format::Yaml => document_text(format, &[item])?,
+        OutputFormat::Yaml => document_text(format, &[item])?,
     })
 }
 
@@ -137,20 +137,20 @@ pub fn list_item(format: Format, first: bool, item: &impl Serialize) -> Result<S
 ///
 /// # Errors
 /// As [`print()`].
-pub fn end_items(format: Format, empty: bool) -> Result<(), Failure> {
+pub fn end_items(format: OutputFormat, empty: bool) -> Result<(), CliError> {
     match (format, empty) {
         (_, true) => print("[]\n"),
-        (Format::Table | Format::Json, false) => print("\n]\n"),
-        (Format::Yaml, false) => Ok(()),
+        (OutputFormat::Table | OutputFormat::Json, false) => print("\n]\n"),
+        (OutputFormat::Yaml, false) => Ok(()),
     }
 }
 
-fn document_text(format: Format, document: &impl Serialize) -> Result<String, Failure> {
+fn document_text(format: OutputFormat, document: &impl Serialize) -> Result<String, CliError> {
     let mut text = match format {
-        Format::Table | Format::Json => {
+        OutputFormat::Table | OutputFormat::Json => {
             plain_json(serde_json::to_string_pretty(document).map_err(unwritable)?)
         }
-        Format::Yaml => serde_saphyr::to_string(document).map_err(unwritable)?,
+        OutputFormat::Yaml => serde_saphyr::to_string(document).map_err(unwritable)?,
     };
     if !text.ends_with('\n') {
         text.push('\n');
@@ -186,15 +186,15 @@ pub fn pretty(json: &str) -> String {
     written.map_or_else(|_| table::shown_whole(json), plain_json)
 }
 
-fn unwritable(error: impl std::fmt::Display) -> Failure {
-    Failure::Failed(format!("the answer cannot be written: {error}"))
+fn unwritable(error: impl std::fmt::Display) -> CliError {
+    CliError::Failed(format!("the answer cannot be written: {error}"))
 }
 
 /// Writes a text to standard output. That nobody reads on is no failure.
 ///
 /// # Errors
 /// When it cannot be written for another reason.
-pub fn print(text: &str) -> Result<(), Failure> {
+pub fn print(text: &str) -> Result<(), CliError> {
     print_bytes(text.as_bytes())
 }
 
@@ -202,23 +202,23 @@ pub fn print(text: &str) -> Result<(), Failure> {
 ///
 /// # Errors
 /// When it cannot be written.
-pub fn hand_over(text: &str) -> Result<(), Failure> {
-    Stream::Out
+pub fn print_or_fail(text: &str) -> Result<(), CliError> {
+    StandardStream::Out
         .write(text.as_bytes())
-        .map_err(|error| Failure::Failed(format!("cannot write to standard output: {error}")))
+        .map_err(|error| CliError::Failed(format!("cannot write to standard output: {error}")))
 }
 
 /// Writes bytes to standard output, as they are unless it is a terminal.
 ///
 /// # Errors
 /// As [`print()`].
-pub fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
-    written(Stream::Out.write(bytes))
+pub fn print_bytes(bytes: &[u8]) -> Result<(), CliError> {
+    written(StandardStream::Out.write(bytes))
 }
 
 /// A line of somebody else's, and what stands before it here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct PrefixedLine {
     /// Ours, perhaps in color.
     pub prefix: String,
     /// Theirs, with its line break.
@@ -229,30 +229,30 @@ pub struct Line {
 ///
 /// # Errors
 /// As [`print()`].
-pub fn print_lines(lines: &[Line]) -> Result<(), Failure> {
-    written(Stream::Out.write_lines(lines))
+pub fn print_lines(lines: &[PrefixedLine]) -> Result<(), CliError> {
+    written(StandardStream::Out.write_lines(lines))
 }
 
 /// Writes a line to standard error. Without a reader there is nobody to tell.
 pub fn note(line: &str) {
-    let _ = Stream::Err.write(format!("{line}\n").as_bytes());
+    let _ = StandardStream::Err.write(format!("{line}\n").as_bytes());
 }
 
 /// Writes bytes to standard error, as they are unless it is a terminal.
 pub fn note_bytes(bytes: &[u8]) {
-    let _ = Stream::Err.write(bytes);
+    let _ = StandardStream::Err.write(bytes);
 }
 
 /// Writes what was held back of either stream, before the process ends.
 pub fn finish() {
     // Without a reader there is nobody to tell.
-    let _ = Stream::Out.finish().and_then(|()| Stream::Err.finish());
+    let _ = StandardStream::Out.finish().and_then(|()| StandardStream::Err.finish());
 }
 
-fn written(result: io::Result<()>) -> Result<(), Failure> {
+fn written(result: io::Result<()>) -> Result<(), CliError> {
     match result {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::Failed(format!("cannot write to standard output: {error}")))
+            Err(CliError::Failed(format!("cannot write to standard output: {error}")))
         }
         _ => Ok(()),
     }
@@ -267,8 +267,8 @@ mod tests {
     fn json_hides_nothing() {
         let text = "a\u{1b}\u{9b}\u{202e}\u{7f}\u{e0041}\n\"ö";
         for json in [
-            document_text(Format::Json, &[text]).expect("written"),
-            one_of_many(Format::Json, &[text]).expect("written"),
+            document_text(OutputFormat::Json, &[text]).expect("written"),
+            stream_item(OutputFormat::Json, &[text]).expect("written"),
         ] {
             assert!(json.contains("\\u009b\\u202e\\u007f\\udb40\\udc41"), "{json}");
             let read: [String; 1] = serde_json::from_str(&json).expect("JSON");
@@ -321,7 +321,7 @@ mod tests {
         let texts = texts.iter().copied().chain([long.as_str()]);
         let map: BTreeMap<String, &str> =
             texts.enumerate().map(|(i, text)| (format!("k{i}"), text)).collect();
-        let yaml = document_text(Format::Yaml, &map).expect("written");
+        let yaml = document_text(OutputFormat::Yaml, &map).expect("written");
         let read: BTreeMap<String, String> = serde_saphyr::from_str(&yaml).expect(&yaml);
         for (key, text) in &map {
             assert_eq!(read[key], *text, "{yaml}");

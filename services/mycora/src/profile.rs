@@ -1,6 +1,6 @@
 //! The client profile: where the coordinator is, and who we are there.
 
-mod named;
+mod named_profiles;
 mod paths;
 pub mod switch;
 
@@ -14,7 +14,7 @@ use model::ActorId;
 use rpc::{Channel, TlsFiles};
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{Failure, error_chain};
+use crate::failure::{CliError, error_chain};
 use crate::token::TokenSigner;
 
 /// The profile's name within a data directory.
@@ -22,7 +22,7 @@ pub const PROFILE_FILE: &str = "client.toml";
 
 /// One service's part of the coordinator's API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Host {
+pub enum ApiService {
     /// Flows.
     Scheduler,
     /// Actors, contexts and blobs.
@@ -39,7 +39,7 @@ pub enum Host {
     Saga,
 }
 
-impl Host {
+impl ApiService {
     /// Every one.
     pub const ALL: [Self; 7] = [
         Self::Scheduler,
@@ -107,8 +107,8 @@ pub struct Profile {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
     /// Addresses of single services, where they are separate processes.
-    #[serde(skip_serializing_if = "Addresses::is_empty")]
-    pub addresses: Addresses,
+    #[serde(skip_serializing_if = "ServiceAddresses::is_empty")]
+    pub addresses: ServiceAddresses,
     /// Other profiles by their names: what each says differently. Gone once one of them is chosen, or none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub profiles: BTreeMap<String, Profile>,
@@ -117,7 +117,7 @@ pub struct Profile {
 /// Addresses of single services.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Addresses {
+pub struct ServiceAddresses {
     /// Where flows are run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler: Option<String>,
@@ -146,7 +146,7 @@ const fn is_zero(id: &u32) -> bool {
     *id == 0
 }
 
-impl Addresses {
+impl ServiceAddresses {
     /// Takes over those that others name.
     fn replace(&mut self, others: Self) {
         let Self { scheduler, storage, runner_registry, router, mycelium_gateway, supervisor, saga } = others;
@@ -188,7 +188,7 @@ pub enum ProfileError {
         source: io::Error,
     },
     /// It has no profile of that name.
-    #[error("{} has no profile `{name}`; {}", path.display(), named::known(names))]
+    #[error("{} has no profile `{name}`; {}", path.display(), named_profiles::known(names))]
     Name {
         /// The file.
         path: PathBuf,
@@ -288,9 +288,9 @@ impl Profile {
     ///
     /// # Errors
     /// When it has no address, or a certificate file cannot be used.
-    pub fn channel(&self) -> Result<Channel, Failure> {
+    pub fn channel(&self) -> Result<Channel, CliError> {
         let address = self.address.as_deref().ok_or_else(|| {
-            Failure::Invalid("the profile has no `address`; add one, as https://host:port".to_owned())
+            CliError::Invalid("the profile has no `address`; add one, as https://host:port".to_owned())
         })?;
         self.channel_at(address)
     }
@@ -299,7 +299,7 @@ impl Profile {
     ///
     /// # Errors
     /// When neither it nor the coordinator as a whole has an address, or a certificate file cannot be used.
-    pub fn channel_to(&self, host: Host) -> Result<Channel, Failure> {
+    pub fn channel_to(&self, host: ApiService) -> Result<Channel, CliError> {
         self.channel_at(self.address_of(host)?)
     }
 
@@ -313,42 +313,42 @@ impl Profile {
     ///
     /// # Errors
     /// When it names no key or no actor, a file cannot be used, or nothing says for whom tokens are.
-    pub fn token_signer(&self) -> Result<TokenSigner, Failure> {
+    pub fn token_signer(&self) -> Result<TokenSigner, CliError> {
         let path = self.signing_key.as_deref().ok_or_else(|| {
-            Failure::Invalid(
+            CliError::Invalid(
                 "no key is named that signs tokens; give --token-key FILE, or write `signing_key = \"FILE\"` into the \
                  profile"
                     .to_owned(),
             )
         })?;
         if self.actor == 0 {
-            return Err(Failure::Invalid(format!(
+            return Err(CliError::Invalid(format!(
                 "nothing says whose key {} is; give --token-actor ID, or write `actor = ID` into the profile",
                 path.display()
             )));
         }
-        let key = SigningKey::load(path).map_err(|error| Failure::Invalid(error_chain(&error)))?;
+        let key = SigningKey::load(path).map_err(|error| CliError::Invalid(error_chain(&error)))?;
         Ok(TokenSigner::new(key, ActorId(self.actor), self.trust_domain()?))
     }
 
     /// The trust domain of the coordinator: as it stands here, else as the authority's certificate says.
-    pub(crate) fn trust_domain(&self) -> Result<TrustDomain, Failure> {
+    pub(crate) fn trust_domain(&self) -> Result<TrustDomain, CliError> {
         if let Some(text) = &self.trust_domain {
-            return text.parse().map_err(|error| Failure::Invalid(format!("`trust_domain`: {error}")));
+            return text.parse().map_err(|error| CliError::Invalid(format!("`trust_domain`: {error}")));
         }
         let Some(ca) = &self.ca else { return Ok(TrustDomain::default()) };
         let summary =
-            CertificateSummary::from_pem_file(ca).map_err(|error| Failure::Invalid(error_chain(&error)))?;
+            CertificateSummary::from_pem_file(ca).map_err(|error| CliError::Invalid(error_chain(&error)))?;
         summary.authority_of().ok_or_else(|| {
-            Failure::Invalid(format!(
+            CliError::Invalid(format!(
                 "{} does not say for which trust domain it speaks; write `trust_domain = \"NAME\"` into the profile",
                 ca.display()
             ))
         })
     }
 
-    fn channel_at(&self, address: &str) -> Result<Channel, Failure> {
-        let refused = |text: &str| Err(Failure::Invalid(text.to_owned()));
+    fn channel_at(&self, address: &str) -> Result<Channel, CliError> {
+        let refused = |text: &str| Err(CliError::Invalid(text.to_owned()));
         let tls = match (&self.ca, &self.cert, &self.key) {
             (Some(ca), Some(cert), Some(key)) => TlsFiles::new(ca, cert, key),
             (Some(ca), None, None) => TlsFiles::anonymous(ca),
@@ -360,25 +360,25 @@ impl Profile {
             (Some(_), _, _) => return refused("`cert` and `key` belong together; give both"),
         };
         Channel::remote(address, &tls, self.server_name.as_deref())
-            .map_err(|error| Failure::Invalid(error_chain(&error)))
+            .map_err(|error| CliError::Invalid(error_chain(&error)))
     }
 
     /// Where a service is.
     ///
     /// # Errors
     /// When neither it nor the coordinator as a whole has an address.
-    pub fn address_of(&self, host: Host) -> Result<&str, Failure> {
+    pub fn address_of(&self, host: ApiService) -> Result<&str, CliError> {
         let own = match host {
-            Host::Scheduler => &self.addresses.scheduler,
-            Host::Storage => &self.addresses.storage,
-            Host::RunnerRegistry => &self.addresses.runner_registry,
-            Host::Router => &self.addresses.router,
-            Host::MyceliumGateway => &self.addresses.mycelium_gateway,
-            Host::Supervisor => &self.addresses.supervisor,
-            Host::Saga => &self.addresses.saga,
+            ApiService::Scheduler => &self.addresses.scheduler,
+            ApiService::Storage => &self.addresses.storage,
+            ApiService::RunnerRegistry => &self.addresses.runner_registry,
+            ApiService::Router => &self.addresses.router,
+            ApiService::MyceliumGateway => &self.addresses.mycelium_gateway,
+            ApiService::Supervisor => &self.addresses.supervisor,
+            ApiService::Saga => &self.addresses.saga,
         };
         own.as_deref().or(self.address.as_deref()).ok_or_else(|| {
-            Failure::Invalid(format!(
+            CliError::Invalid(format!(
                 "the profile has neither `address` nor an address for {} below [addresses]; add one",
                 host.as_str()
             ))
@@ -406,12 +406,12 @@ fn what_is_wrong(text: &str, error: &toml::de::Error) -> String {
 ///
 /// # Errors
 /// When the environment names no home directory.
-pub fn default_data_dir() -> Result<PathBuf, Failure> {
+pub fn default_data_dir() -> Result<PathBuf, CliError> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     absolute("XDG_DATA_HOME")
         .or_else(|| Some(absolute("HOME")?.join(".local/share")))
         .map(|base| base.join("mycora"))
-        .ok_or_else(|| Failure::Invalid("neither XDG_DATA_HOME nor HOME is set; set one of them".to_owned()))
+        .ok_or_else(|| CliError::Invalid("neither XDG_DATA_HOME nor HOME is set; set one of them".to_owned()))
 }
 
 #[cfg(test)]
@@ -440,7 +440,10 @@ mod tests {
         );
         let profile = Profile {
             server_name: Some("mycora".into()),
-            addresses: Addresses { runner_registry: Some("https://r:1".into()), ..Addresses::default() },
+            addresses: ServiceAddresses {
+                runner_registry: Some("https://r:1".into()),
+                ..ServiceAddresses::default()
+            },
             ..local
         };
         profile.save(&path).expect("saved");
@@ -476,12 +479,14 @@ mod tests {
              mycelium-gateway = \"https://g:5\"\n",
         );
         let profile = Profile::load(&path).expect("loaded");
-        assert_eq!(profile.address_of(Host::RunnerRegistry), Ok("https://r:2"));
-        assert_eq!(profile.address_of(Host::Router), Ok("https://m:3"));
-        assert_eq!(profile.address_of(Host::MyceliumGateway), Ok("https://g:5"));
-        assert_eq!(profile.address_of(Host::Scheduler), Ok("https://h:1"));
+        assert_eq!(profile.address_of(ApiService::RunnerRegistry), Ok("https://r:2"));
+        assert_eq!(profile.address_of(ApiService::Router), Ok("https://m:3"));
+        assert_eq!(profile.address_of(ApiService::MyceliumGateway), Ok("https://g:5"));
+        assert_eq!(profile.address_of(ApiService::Scheduler), Ok("https://h:1"));
         assert!(
-            Profile::default().address_of(Host::Storage).is_err_and(|e| e.to_string().contains("storage"))
+            Profile::default()
+                .address_of(ApiService::Storage)
+                .is_err_and(|e| e.to_string().contains("storage"))
         );
     }
 

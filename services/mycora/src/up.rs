@@ -16,9 +16,9 @@ mod info;
 mod nats;
 mod process;
 mod redis;
+mod redis_backend;
 mod saga;
 mod servers;
-mod store;
 mod suite;
 
 use std::collections::BTreeMap;
@@ -26,8 +26,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kv::{Durability, Endpoint};
-use model::dialing::AddressRules;
+use kv::{Durability, KvEndpoint};
+use model::address_rules::AddressRules;
 use model::id::Uid;
 use model::{Address, ScriptType};
 use mycelium::MyceliumFlags;
@@ -41,12 +41,12 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::banner::Banner;
 use self::directory::DataDir;
-pub(crate) use self::directory::{Owner, owner};
+pub(crate) use self::directory::{DataDirOwner, owner};
 pub use self::error::UpError;
 pub use self::nats::{NatsAccess, NatsProgram};
 use self::saga::NatsPlan;
 pub use self::saga::{NatsOptions, SagaOptions};
-use self::servers::Servers;
+use self::servers::BackingServers;
 use self::suite::Suite;
 use crate::profile::Profile;
 
@@ -69,7 +69,7 @@ const REDIS_MEMORY_MAX: u64 = 4 * 1024 * 1024 * 1024;
 
 /// How an all-in-one is started.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct UpOptions {
     /// Where everything is kept. Made when it is not there.
     pub data_dir: PathBuf,
     /// Where clients are served.
@@ -81,7 +81,7 @@ pub struct Options {
     /// The daemon that leads to other machines.
     pub mycelium: MyceliumFlags,
     /// The Redis to use instead of a private child.
-    pub redis_url: Option<Endpoint>,
+    pub redis_url: Option<KvEndpoint>,
     /// Jobs that run at once, per script type.
     pub slots: u32,
     /// Start a supervisor and a pool of runners here.
@@ -105,7 +105,7 @@ pub struct Options {
     /// How scripts are run.
     pub scripts: runner::ScriptFlags,
     /// What becomes the first process of each job: this program, which `main` has to know of.
-    pub launcher: sandbox::Launcher,
+    pub launcher: sandbox::SandboxLauncher,
     /// What an answered change survives: what the private Redis is set up for.
     pub durability: Durability,
     /// How much an actor and a context may have, where that is not the default.
@@ -120,7 +120,7 @@ pub struct Options {
     pub quiet: bool,
 }
 
-impl Options {
+impl UpOptions {
     /// On free ports, with a supervisor, quiet, and without a bound on calls: for demonstrations, tests and measurements.
     #[must_use]
     pub fn private(data_dir: &Path) -> Self {
@@ -142,7 +142,7 @@ impl Options {
             addresses: AddressRules::default(),
             mail: MailPolicy::default(),
             scripts: runner::ScriptFlags::default(),
-            launcher: sandbox::Launcher::this_program(),
+            launcher: sandbox::SandboxLauncher::this_program(),
             durability: Durability::Fast,
             limits: Vec::new(),
             actor_calls: CallRate { per_sec: u64::from(u32::MAX), burst: u64::from(u32::MAX) },
@@ -179,13 +179,13 @@ fn memory_share(machine: Option<u64>) -> u64 {
 
 /// Says what happens on the way, unless it is to be quiet.
 #[derive(Debug, Clone, Copy)]
-pub struct Notice {
+pub struct UpReporter {
     quiet: bool,
 }
 
-impl Notice {
+impl UpReporter {
     /// One line on standard error.
-    pub fn say(&self, line: &str) {
+    pub fn print(&self, line: &str) {
         if !self.quiet {
             crate::output::note(line);
         }
@@ -193,7 +193,7 @@ impl Notice {
 }
 
 /// An all-in-one that runs.
-pub struct Running {
+pub struct AllInOneHandle {
     profile: Profile,
     banner: Banner,
     nats: Option<NatsAccess>,
@@ -201,7 +201,7 @@ pub struct Running {
     task: JoinHandle<Result<(), UpError>>,
 }
 
-impl Running {
+impl AllInOneHandle {
     /// How clients reach it.
     #[must_use]
     pub const fn profile(&self) -> &Profile {
@@ -264,25 +264,25 @@ pub fn log_file(data_dir: &Path) -> Result<(PathBuf, LogFile), UpError> {
 /// # Errors
 /// Says what is in the way: the directory is in use, a port is taken, there is
 /// no `redis-server`, or no `nats-server` where sagas are to be run.
-pub async fn start(options: Options) -> Result<Running, UpError> {
-    let notice = Notice { quiet: options.quiet };
+pub async fn start(options: UpOptions) -> Result<AllInOneHandle, UpError> {
+    let notice = UpReporter { quiet: options.quiet };
     // What is not there, or wrong, is said before anything is made.
     options.saga.as_ref().map(SagaOptions::check).transpose()?;
     let nats = options.saga.as_ref().map(|saga| NatsPlan::of(&saga.nats)).transpose()?;
     let dir = Arc::new(DataDir::open(&options.data_dir)?);
-    dir.sign()?;
-    let listeners = Listeners::bind(&options).await?;
+    dir.record_owner()?;
+    let listeners = SuiteListeners::bind(&options).await?;
     let served = listeners.port.local_addr().map_err(UpError::Address)?;
     let certificates = certificates::prepare(&dir, options.pki_dir.as_deref(), &served_as(served.ip()))?;
     let work_dir = dir.join(WORK_DIR);
     for ended in runner::sweep(&work_dir).map_err(UpError::Sweep)? {
-        notice.say(&format!("ended a script of an earlier start: {ended}"));
+        notice.print(&format!("ended a script of an earlier start: {ended}"));
     }
-    let servers = Servers::start(&dir, &options, nats, certificates.server_files(), &notice).await?;
+    let servers = BackingServers::start(&dir, &options, nats, certificates.server_files(), &notice).await?;
     let stop = CancellationToken::new();
     let (redis, nats) = (&servers.redis, servers.nats.as_ref());
     let parts =
-        suite::Parts { dir: &dir, redis, nats, certificates: &certificates, options: &options, served };
+        suite::SuiteParts { dir: &dir, redis, nats, certificates: &certificates, options: &options, served };
     let suite = match Suite::start(parts, listeners, stop.clone()).await {
         Ok(suite) => suite,
         Err(error) => {
@@ -297,7 +297,7 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     written.save(&dir.join("client.toml")).map_err(UpError::Profile)?;
     let scripts = options.supervisor.then_some((work_dir.as_path(), options.scripts.disk_floor));
     let shared = scripts.and_then(|(work_dir, floor)| redis.shared_disk(&dir, work_dir, floor));
-    let banner = Banner::new(&dir, redis, &profile, certificates.admin(), served.port(), suite.standing())
+    let banner = Banner::new(&dir, redis, &profile, certificates.admin(), served.port(), suite.isolation())
         .with_disk(shared.as_ref());
     let banner = match (&options.saga, nats) {
         (Some(saga), Some(nats)) => banner.with_sagas(saga.tenant(), nats.cli_line(&dir)),
@@ -305,27 +305,27 @@ pub async fn start(options: Options) -> Result<Running, UpError> {
     };
     let nats = nats.and_then(|nats| nats.access().cloned());
     let task = tokio::spawn(supervise(dir, servers, suite, stop.clone(), notice));
-    Ok(Running { profile, banner, nats, stop, task })
+    Ok(AllInOneHandle { profile, banner, nats, stop, task })
 }
 
 /// Runs until asked to end, or until a part ends by itself; then ends the rest.
 async fn supervise(
     dir: Arc<DataDir>,
-    mut servers: Servers,
+    mut servers: BackingServers,
     mut suite: Suite,
     stop: CancellationToken,
-    notice: Notice,
+    notice: UpReporter,
 ) -> Result<(), UpError> {
     let result = tokio::select! {
         // First: once the end was asked for, parts that end are no failure.
         biased;
         () = stop.cancelled() => Ok(()),
-        error = servers.lost() => Err(error),
-        error = suite.failed() => Err(error),
+        error = servers.wait_until_lost() => Err(error),
+        error = suite.wait_until_failed() => Err(error),
     };
     if let Err(error) = &result {
         // At once: the end may take a while.
-        notice.say(&format!("{error}\nending what runs"));
+        notice.print(&format!("{error}\nending what runs"));
     }
     stop.cancel();
     suite.drain(&mut servers.redis, &dir).await;
@@ -337,12 +337,12 @@ async fn supervise(
 
 /// The file with the token for the ops port, which is made with the first start.
 fn ops_token(dir: &DataDir) -> Result<PathBuf, UpError> {
-    dir.once(OPS_TOKEN, || format!("{}{}", Uid::random(), Uid::random()))?;
+    dir.read_or_create(OPS_TOKEN, || format!("{}{}", Uid::random(), Uid::random()))?;
     Ok(dir.join(OPS_TOKEN))
 }
 
 /// What is listened on, bound before anything starts.
-struct Listeners {
+struct SuiteListeners {
     /// For clients.
     port: TcpListener,
     /// For operators.
@@ -351,8 +351,8 @@ struct Listeners {
     mesh: Option<(TcpListener, MeshTrust)>,
 }
 
-impl Listeners {
-    async fn bind(options: &Options) -> Result<Self, UpError> {
+impl SuiteListeners {
+    async fn bind(options: &UpOptions) -> Result<Self, UpError> {
         let listen = async |address: SocketAddr| {
             TcpListener::bind(address).await.map_err(|source| UpError::Port { address, source })
         };

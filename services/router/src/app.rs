@@ -3,45 +3,45 @@
 use std::sync::Arc;
 
 use ::rpc::{Directory, MountBuilder};
-use directory::Remote;
+use directory::RemoteDirectory;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use model::Timestamp;
 use proto::internal::v1::SchedulerReplica;
-use service::{Condition, Readiness};
+use service::{Readiness, ReadinessCondition};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::clients::{self, GatewayClient, MessageStoreClient, RegistryClient, SoleName};
+use crate::clients::{self, ExclusiveRouterName, GatewayClient, MessageStoreClient, RouterRegistryClient};
 use crate::config::Config;
-use crate::driver::{Driver, EVENTS_WAITING_MAX, Event, Links, Outlets};
+use crate::driver::{EVENTS_WAITING_MAX, EffectSenders, RouterDriver, RouterEvent, RouterStreams};
 use crate::error::Error;
-use crate::rpc::Rpc;
-use crate::schedulers::Schedulers;
-use crate::submits::{self, Submit};
-use delivery::core::{Core, PATIENCE, Settings};
+use crate::rpc::RouterRpc;
+use crate::schedulers::SchedulerStreams;
+use crate::submissions::{self, RouterSubmission};
+use delivery::core::{Core, DeliverySettings, PATIENCE};
 use delivery::metrics::Metrics;
 
-/// Tells the time that people read.
-pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+/// Wall clock.
+pub type RouterClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
-/// Makes a way to a scheduler replica.
+/// Opens a channel to a scheduler replica.
 pub type DialScheduler =
     Arc<dyn Fn(&SchedulerReplica) -> Result<::rpc::Channel, ::rpc::ChannelError> + Send + Sync>;
 
-/// What the router needs of others.
+/// Dependencies of the router.
 pub struct Deps<'a> {
-    /// A way to storage.
+    /// Channel to storage.
     pub storage: ::rpc::Channel,
-    /// A way to the gateway.
+    /// Channel to the gateway.
     pub gateway: ::rpc::Channel,
-    /// Makes ways to the scheduler replicas that storage names.
+    /// Opens channels to the scheduler replicas that storage names.
     pub schedulers: DialScheduler,
-    /// A way to the registry.
+    /// Channel to the registry.
     pub registry: ::rpc::Channel,
     /// The wall clock.
-    pub clock: Clock,
+    pub clock: RouterClock,
     /// Where its metrics are registered.
     pub metrics: &'a prometheus::Registry,
 }
@@ -50,19 +50,19 @@ pub struct Deps<'a> {
 pub struct App {
     name: String,
     /// Storage as it says itself, and the way to it.
-    storage_serves: (Condition, ::rpc::Channel),
+    storage_serves: (ReadinessCondition, ::rpc::Channel),
     readiness: Readiness,
     storage: MessageStoreClient,
     gateway: GatewayClient,
-    schedulers: Schedulers,
+    schedulers: SchedulerStreams,
     name_conflicts: prometheus::IntCounter,
-    registry: RegistryClient,
-    rpc: Rpc,
-    directory: Remote,
-    driver: Driver,
-    events: mpsc::Sender<Event>,
+    registry: RouterRegistryClient,
+    rpc: RouterRpc,
+    directory: RemoteDirectory,
+    driver: RouterDriver,
+    events: mpsc::Sender<RouterEvent>,
     logs: mpsc::UnboundedReceiver<(u64, proto::internal::v1::NumberedLog)>,
-    submits: mpsc::UnboundedReceiver<Submit>,
+    submits: mpsc::UnboundedReceiver<RouterSubmission>,
     /// Ends what actors receive.
     stop: CancellationToken,
 }
@@ -75,28 +75,28 @@ impl App {
         let (submit_sender, submits) = mpsc::unbounded_channel();
         let name_conflicts = metrics.name_conflicts.clone();
         let settings =
-            Settings { started: (deps.clock)(), lost_after: config.lost_after, patience: PATIENCE };
+            DeliverySettings { started: (deps.clock)(), lost_after: config.lost_after, patience: PATIENCE };
         let readiness = Readiness::new();
         let storage_serves = (readiness.condition("storage"), deps.storage.clone());
-        let driver = Driver {
+        let driver = RouterDriver {
             core: Core::new(metrics, Box::new(rand::random::<f64>), settings),
             clock: deps.clock,
             events: incoming,
-            outlets: Outlets { logs: log_sender, submits: submit_sender },
-            links: Links::new(&readiness),
+            outlets: EffectSenders { logs: log_sender, submits: submit_sender },
+            links: RouterStreams::new(&readiness),
         };
-        let directory = Remote::new(deps.storage.clone());
+        let directory = RemoteDirectory::new(deps.storage.clone());
         let stop = CancellationToken::new();
         Ok(Self {
             name: config.name,
             storage_serves,
             readiness,
-            rpc: Rpc::new(deps.storage.clone(), directory.directory(), stop.clone()),
+            rpc: RouterRpc::new(deps.storage.clone(), directory.directory(), stop.clone()),
             stop,
             directory,
             storage: clients::message_store(deps.storage),
             gateway: clients::gateway(deps.gateway),
-            schedulers: Schedulers::new(deps.schedulers),
+            schedulers: SchedulerStreams::new(deps.schedulers),
             name_conflicts,
             registry: clients::registry(deps.registry),
             driver,
@@ -112,7 +112,7 @@ impl App {
         self.rpc.mount_public(mount)
     }
 
-    /// Who knows the actors and their roles, for the gate in front of this service.
+    /// Returns the directory of actors and their roles, for the gate in front of this service.
     #[must_use]
     pub fn directory(&self) -> Arc<dyn Directory> {
         self.directory.directory()
@@ -143,11 +143,11 @@ impl App {
             ..
         } = self;
         let streams = {
-            let (storage, sole) = (storage.clone(), SoleName { name, conflicts: name_conflicts });
-            ::rpc::driven(EVENTS_WAITING_MAX, |events| {
+            let (storage, sole) = (storage.clone(), ExclusiveRouterName { name, conflicts: name_conflicts });
+            ::rpc::producer_stream(EVENTS_WAITING_MAX, |events| {
                 let kept = FuturesUnordered::from_iter([
-                    clients::keep_taking(storage.clone(), sole, events.clone()).boxed(),
-                    clients::keep_exchanging(gateway, events.clone()).boxed(),
+                    clients::run_storage_stream(storage.clone(), sole, events.clone()).boxed(),
+                    clients::run_gateway_stream(gateway, events.clone()).boxed(),
                     schedulers.follow(storage, events).boxed(),
                 ]);
                 kept.collect()
@@ -158,8 +158,8 @@ impl App {
         tasks.spawn(driver.run(streams));
         tasks.spawn(serves.while_serves(way));
         tasks.spawn(directory.follow(shutdown.clone()));
-        tasks.spawn(clients::follow_runners(registry, events.clone()));
-        tasks.spawn(submits::submit_all(submits, events.clone()));
+        tasks.spawn(clients::run_registry_stream(registry, events.clone()));
+        tasks.spawn(submissions::submit_all(submits, events.clone()));
         tasks.spawn(clients::keep_logs(storage, logs, events));
         shutdown.cancelled().await;
         stop.cancel();

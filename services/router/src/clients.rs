@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use model::limits::{GRPC_MESSAGE_BYTES_MAX, PAGE_BYTES_MAX};
 use prometheus::IntCounter;
 use proto::internal::v1::gateway_link_service_client::GatewayLinkServiceClient;
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Response, Status, Streaming};
 
-use crate::driver::Event;
+use crate::driver::RouterEvent;
 use delivery::core::Input;
 use delivery::reports::GatewayEpoch;
 
@@ -29,7 +29,7 @@ pub type GatewayClient = GatewayLinkServiceClient<rpc::Channel>;
 /// The scheduler's intake of reports.
 pub type SchedulerClient = ReportIntakeServiceClient<rpc::Channel>;
 /// Runners, as the registry sees them.
-pub type RegistryClient = RegistryViewServiceClient<rpc::Channel>;
+pub type RouterRegistryClient = RegistryViewServiceClient<rpc::Channel>;
 
 /// Wraps a channel to storage.
 #[must_use]
@@ -57,7 +57,7 @@ pub fn scheduler(channel: rpc::Channel) -> SchedulerClient {
 
 /// Wraps a channel to the registry.
 #[must_use]
-pub fn registry(channel: rpc::Channel) -> RegistryClient {
+pub fn registry(channel: rpc::Channel) -> RouterRegistryClient {
     RegistryViewServiceClient::new(channel).max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
 }
 
@@ -70,20 +70,20 @@ const EVICTIONS_MAX: u32 = 3;
 const EVICTED_PAUSE: Duration = Duration::from_secs(60);
 
 /// Makes an event of something that came in.
-type Tell<T> = Box<dyn Fn(T) -> Event + Send + Sync>;
+type StreamEventMapper<T> = Box<dyn Fn(T) -> RouterEvent + Send + Sync>;
 
-/// Tells what becomes of a stream.
-pub(crate) struct Told<Req, Resp> {
-    /// It stands; what is sent here goes out on it, in order.
-    pub(crate) up: Tell<mpsc::UnboundedSender<Req>>,
-    /// Something came in.
-    pub(crate) item: Tell<Resp>,
-    /// It was lost.
-    pub(crate) down: Tell<()>,
+/// Event mappers of a stream: opened, message received, lost.
+pub(crate) struct StreamCallbacks<Req, Resp> {
+    /// Maps an open stream; messages sent here go out on it, in order.
+    pub(crate) up: StreamEventMapper<mpsc::UnboundedSender<Req>>,
+    /// Maps a received message.
+    pub(crate) item: StreamEventMapper<Resp>,
+    /// Maps the loss of the stream.
+    pub(crate) down: StreamEventMapper<()>,
 }
 
 /// A stream that is the only one of its name: whoever opens it again ends the one before.
-pub(crate) struct SoleName {
+pub(crate) struct ExclusiveRouterName {
     /// The name.
     pub(crate) name: String,
     /// Counts how often somebody else had it.
@@ -94,19 +94,19 @@ pub(crate) struct SoleName {
 ///
 /// What goes out is not bounded here: the driver only sends what others are owed, and their windows
 /// bound that.
-pub(crate) async fn keep_open<Req, Resp, Open, Opened>(
+pub(crate) async fn keep_stream_open<Req, Resp, Open, Opened>(
     name: &'static str,
     mut open: Open,
     first: Option<Req>,
-    sole: Option<SoleName>,
-    told: Told<Req, Resp>,
-    events: mpsc::Sender<Event>,
+    sole: Option<ExclusiveRouterName>,
+    told: StreamCallbacks<Req, Resp>,
+    events: mpsc::Sender<RouterEvent>,
 ) where
     Req: Clone,
     Open: FnMut(UnboundedReceiverStream<Req>) -> Opened,
     Opened: Future<Output = Result<Response<Streaming<Resp>>, Status>>,
 {
-    let mut backoff = Backoff::up_to(RECONNECT_MAX);
+    let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
     let mut evictions = 0;
     loop {
         let began = Instant::now();
@@ -133,10 +133,11 @@ pub(crate) async fn keep_open<Req, Resp, Open, Opened>(
             Ok(()) => tracing::info!(name, "the other side ended a stream"),
             Err(status) => tracing::warn!(name, %status, "a stream was lost"),
         }
-        backoff.stood_for(began.elapsed());
+        backoff.reset_after(began.elapsed());
         // A service that restarts ends a stream once, and then cannot be reached for a while.
-        evictions = if ended.is_ok() && began.elapsed() < Backoff::GOOD_AFTER { evictions + 1 } else { 0 };
-        if let Some(SoleName { name: router, conflicts }) = &sole
+        evictions =
+            if ended.is_ok() && began.elapsed() < ExponentialBackoff::GOOD_AFTER { evictions + 1 } else { 0 };
+        if let Some(ExclusiveRouterName { name: router, conflicts }) = &sole
             && evictions >= EVICTIONS_MAX
         {
             tracing::error!(router, "another router seems to have the same name: give each one of its own");
@@ -151,8 +152,8 @@ pub(crate) async fn keep_open<Req, Resp, Open, Opened>(
 
 async fn read<Resp>(
     mut incoming: Streaming<Resp>,
-    item: &Tell<Resp>,
-    events: &mpsc::Sender<Event>,
+    item: &StreamEventMapper<Resp>,
+    events: &mpsc::Sender<RouterEvent>,
 ) -> Result<(), Status> {
     while let Some(message) = incoming.message().await? {
         if events.send(item(message)).await.is_err() {
@@ -163,46 +164,51 @@ async fn read<Resp>(
 }
 
 /// Takes messages of storage for ever, as the only router of its name.
-pub(crate) async fn keep_taking(client: MessageStoreClient, sole: SoleName, events: mpsc::Sender<Event>) {
+pub(crate) async fn run_storage_stream(
+    client: MessageStoreClient,
+    sole: ExclusiveRouterName,
+    events: mpsc::Sender<RouterEvent>,
+) {
     let hello = Frame::Hello(TakeHello { router: sole.name.clone() });
     let open = |outgoing| {
         let mut client = client.clone();
         async move { client.take(outgoing).await }
     };
-    let told = Told {
-        up: Box::new(Event::StorageUp),
-        item: Box::new(|taken| Event::Input(Input::Taken(taken))),
-        down: Box::new(|()| Event::StorageDown),
+    let told = StreamCallbacks {
+        up: Box::new(RouterEvent::StorageUp),
+        item: Box::new(|taken| RouterEvent::Input(Input::Taken(taken))),
+        down: Box::new(|()| RouterEvent::StorageDown),
     };
-    keep_open("storage", open, Some(TakeRequest { frame: Some(hello) }), Some(sole), told, events).await;
+    keep_stream_open("storage", open, Some(TakeRequest { frame: Some(hello) }), Some(sole), told, events)
+        .await;
 }
 
 /// Speaks with the gateway for ever.
-pub(crate) async fn keep_exchanging(client: GatewayClient, events: mpsc::Sender<Event>) {
+pub(crate) async fn run_gateway_stream(client: GatewayClient, events: mpsc::Sender<RouterEvent>) {
     let open = |outgoing| {
         let mut client = client.clone();
         async move { client.exchange(outgoing).await }
     };
-    let told = Told {
-        up: Box::new(Event::GatewayUp),
-        item: Box::new(|said| Event::Input(Input::Gateway(said))),
-        down: Box::new(|()| Event::GatewayDown),
+    let told = StreamCallbacks {
+        up: Box::new(RouterEvent::GatewayUp),
+        item: Box::new(|said| RouterEvent::Input(Input::Gateway(said))),
+        down: Box::new(|()| RouterEvent::GatewayDown),
     };
-    keep_open("mycelium-gateway", open, None, None, told, events).await;
+    keep_stream_open("mycelium-gateway", open, None, None, told, events).await;
 }
 
 /// Follows the registry's view for ever.
-pub(crate) async fn follow_runners(client: RegistryClient, events: mpsc::Sender<Event>) {
+pub(crate) async fn run_registry_stream(client: RouterRegistryClient, events: mpsc::Sender<RouterEvent>) {
     let open = |_: UnboundedReceiverStream<()>| {
         let mut client = client.clone();
         async move { client.watch(WatchRequest {}).await }
     };
-    let told = Told {
-        up: Box::new(|_| Event::RegistryUp),
-        item: Box::new(|part| Event::Input(Input::Runners(part))),
-        down: Box::new(|()| Event::RegistryDown),
+    let told = StreamCallbacks {
+        up: Box::new(|_| RouterEvent::RegistryUp),
+        item: Box::new(|part| RouterEvent::Input(Input::Runners(part))),
+        down: Box::new(|()| RouterEvent::RegistryDown),
     };
-    keep_open("runner-registry", open, None, None, told, events).await;
+    keep_stream_open("runner-registry", open, None, None, told, events).await;
 }
 
 /// Hands pieces of output to storage, in order, one batch after the other; a batch that failed is
@@ -210,7 +216,7 @@ pub(crate) async fn follow_runners(client: RegistryClient, events: mpsc::Sender<
 pub(crate) async fn keep_logs(
     mut client: MessageStoreClient,
     mut logs: mpsc::UnboundedReceiver<(GatewayEpoch, NumberedLog)>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<RouterEvent>,
 ) {
     let mut batch = Vec::new();
     while logs.recv_many(&mut batch, LOGS_BATCH_MAX).await > 0 {
@@ -238,7 +244,7 @@ pub(crate) async fn keep_logs(
                 chunks.push(LogChunk { job_key, context_id, flow_id, offset, data, runner_id, print_millis });
             }
             append(&mut client, AppendLogsRequest { chunks }).await;
-            if events.send(Event::Input(Input::LogsKept(kept))).await.is_err() {
+            if events.send(RouterEvent::Input(Input::LogsKept(kept))).await.is_err() {
                 return;
             }
         }
@@ -247,7 +253,7 @@ pub(crate) async fn keep_logs(
 
 /// Returns when the pieces are kept, or can never be.
 async fn append(client: &mut MessageStoreClient, request: AppendLogsRequest) {
-    let mut backoff = Backoff::up_to(RECONNECT_MAX);
+    let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
     while let Err(status) = client.append_logs(request.clone()).await {
         let lasting =
             matches!(status.code(), Code::InvalidArgument | Code::NotFound | Code::FailedPrecondition);

@@ -1,4 +1,4 @@
-//! What can be configured.
+//! Settings of the router.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ const NAME_CHARS_MAX: usize = 64;
 /// The router's own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Its name: the same after a restart, different for each replica. What it held when it died is
-    /// given back to the router of that name.
+    /// Name of the router: the same after a restart, different for each replica. Messages held when it died
+    /// are given back to the router of that name.
     pub name: String,
     /// A supervisor that cannot be reached for this long is given up: a context that it should forget counts
     /// as forgotten, and an attempt that may have arrived there is reported as not delivered.

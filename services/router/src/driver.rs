@@ -5,13 +5,13 @@ use std::pin::pin;
 
 use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use proto::internal::v1 as wire;
-use service::{Condition, Readiness, crash_point};
+use service::{Readiness, ReadinessCondition, crash_point};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::app::Clock;
+use crate::app::RouterClock;
 use crate::clients::SchedulerClient;
-use crate::submits::Submit;
+use crate::submissions::RouterSubmission;
 use delivery::core::{Core, Effects, Input};
 use delivery::reports::GatewayEpoch;
 
@@ -22,66 +22,66 @@ const EVENTS_TOGETHER_MAX: usize = 256;
 /// Why a stream is not there.
 const LOST: &str = "the stream was lost";
 
-/// What streams tell the driver.
-pub(crate) enum Event {
+/// Event that a stream or a task sends to the driver.
+pub(crate) enum RouterEvent {
     /// For the core alone.
     Input(Input),
-    /// A stream to storage stands.
+    /// A stream to storage is open.
     StorageUp(mpsc::UnboundedSender<wire::TakeRequest>),
-    /// It was lost.
+    /// The stream to storage was lost.
     StorageDown,
-    /// A stream to the gateway stands.
+    /// A stream to the gateway is open.
     GatewayUp(mpsc::UnboundedSender<wire::ExchangeRequest>),
-    /// It was lost.
+    /// The stream to the gateway was lost.
     GatewayDown,
-    /// A stream to the scheduler replica of this name stands.
+    /// A stream to the scheduler replica of this name is open.
     SchedulerUp(String, mpsc::UnboundedSender<wire::ReportRequest>, SchedulerClient),
-    /// It was lost.
+    /// The stream to the scheduler replica of this name was lost.
     SchedulerDown(String),
     /// The registry's view is followed from here on.
     RegistryUp,
-    /// It is not any more.
+    /// The registry's view is not followed any more.
     RegistryDown,
 }
 
 /// The loop.
-pub(crate) struct Driver {
+pub(crate) struct RouterDriver {
     pub(crate) core: Core,
-    pub(crate) clock: Clock,
-    /// What tasks of the router tell: output that is kept, flows that were made, the registry's view.
-    pub(crate) events: mpsc::Receiver<Event>,
-    pub(crate) outlets: Outlets,
-    pub(crate) links: Links,
+    pub(crate) clock: RouterClock,
+    /// Events from the router's tasks: output that is kept, flows that were made, the registry's view.
+    pub(crate) events: mpsc::Receiver<RouterEvent>,
+    pub(crate) outlets: EffectSenders,
+    pub(crate) links: RouterStreams,
 }
 
 /// Where effects go that need more than a stream.
-pub(crate) struct Outlets {
+pub(crate) struct EffectSenders {
     /// Pieces of output, for storage.
     pub(crate) logs: mpsc::UnboundedSender<(GatewayEpoch, wire::NumberedLog)>,
     /// Jobs that are to become flows.
-    pub(crate) submits: mpsc::UnboundedSender<Submit>,
+    pub(crate) submits: mpsc::UnboundedSender<RouterSubmission>,
 }
 
 /// Where effects go: the streams that stand now.
-pub(crate) struct Links {
+pub(crate) struct RouterStreams {
     storage: Option<mpsc::UnboundedSender<wire::TakeRequest>>,
     gateway: Option<mpsc::UnboundedSender<wire::ExchangeRequest>>,
     schedulers: HashMap<String, (mpsc::UnboundedSender<wire::ReportRequest>, SchedulerClient)>,
-    needs: Needs,
+    needs: RouterConditions,
 }
 
-/// What the router cannot do without: these streams, and all of the registry's view.
-struct Needs {
-    storage: Condition,
-    gateway: Condition,
+/// Readiness conditions: the streams, and a complete view of the registry.
+struct RouterConditions {
+    storage: ReadinessCondition,
+    gateway: ReadinessCondition,
     /// To one scheduler at least.
-    scheduler: Condition,
-    registry: Condition,
+    scheduler: ReadinessCondition,
+    registry: ReadinessCondition,
 }
 
-impl Driver {
+impl RouterDriver {
     /// Works until the streams end, which are read here: what they bring passes no other task.
-    pub(crate) async fn run(mut self, streams: impl Stream<Item = Event>) {
+    pub(crate) async fn run(mut self, streams: impl Stream<Item = RouterEvent>) {
         let mut events = Vec::with_capacity(EVENTS_TOGETHER_MAX);
         let mut streams = pin!(streams);
         loop {
@@ -107,12 +107,12 @@ impl Driver {
                 },
                 // The tasks that tell it anything are gone: the router has ended.
                 count = self.events.recv_many(&mut events, EVENTS_TOGETHER_MAX) => if count == 0 { return },
-                () = timer => events.push(Event::Input(Input::Due)),
+                () = timer => events.push(RouterEvent::Input(Input::Due)),
             }
             let (now, wall) = (Instant::now(), (self.clock)());
             for event in events.drain(..) {
                 // What was decided for the stream before must not go out on the next one.
-                if matches!(event, Event::GatewayUp(_) | Event::GatewayDown) {
+                if matches!(event, RouterEvent::GatewayUp(_) | RouterEvent::GatewayDown) {
                     self.links.carry_out(self.core.effects(now), &self.outlets);
                 }
                 if let Some(input) = self.links.note(event) {
@@ -125,10 +125,10 @@ impl Driver {
     }
 }
 
-impl Links {
+impl RouterStreams {
     /// None stands yet.
     pub(crate) fn new(readiness: &Readiness) -> Self {
-        let needs = Needs {
+        let needs = RouterConditions {
             storage: readiness.condition("messages"),
             gateway: readiness.condition("gateway"),
             scheduler: readiness.condition("scheduler"),
@@ -138,53 +138,53 @@ impl Links {
     }
 
     /// Notes which streams stand; gives what the core has to know.
-    fn note(&mut self, event: Event) -> Option<Input> {
+    fn note(&mut self, event: RouterEvent) -> Option<Input> {
         match event {
-            Event::Input(input) => {
+            RouterEvent::Input(input) => {
                 if matches!(&input, Input::Runners(part) if part.snapshot_end) {
                     self.needs.registry.met();
                 }
                 return Some(input);
             }
-            Event::StorageUp(sender) => {
+            RouterEvent::StorageUp(sender) => {
                 self.storage = Some(sender);
                 self.needs.storage.met();
             }
-            Event::StorageDown => {
+            RouterEvent::StorageDown => {
                 self.storage = None;
                 self.needs.storage.unmet(LOST);
             }
-            Event::GatewayUp(sender) => {
+            RouterEvent::GatewayUp(sender) => {
                 self.gateway = Some(sender);
                 self.needs.gateway.met();
                 return Some(Input::GatewayUp);
             }
-            Event::GatewayDown => {
+            RouterEvent::GatewayDown => {
                 self.gateway = None;
                 self.needs.gateway.unmet(LOST);
                 return Some(Input::GatewayDown);
             }
-            Event::SchedulerUp(name, sender, client) => {
+            RouterEvent::SchedulerUp(name, sender, client) => {
                 self.schedulers.insert(name.clone(), (sender, client));
                 self.needs.scheduler.met();
                 return Some(Input::SchedulerUp(name));
             }
-            Event::SchedulerDown(name) => {
+            RouterEvent::SchedulerDown(name) => {
                 self.schedulers.remove(&name);
                 if self.schedulers.is_empty() {
                     self.needs.scheduler.unmet("none is spoken to");
                 }
                 return Some(Input::SchedulerDown(name));
             }
-            Event::RegistryUp => return Some(Input::RegistryUp),
-            Event::RegistryDown => self.needs.registry.unmet(LOST),
+            RouterEvent::RegistryUp => return Some(Input::RegistryUp),
+            RouterEvent::RegistryDown => self.needs.registry.unmet(LOST),
         }
         None
     }
 
-    /// What cannot be sent now is said again by those who know of it: storage gives messages that were
-    /// not settled again, and contexts that were not dropped; the core repeats reports.
-    fn carry_out(&self, effects: Effects, outlets: &Outlets) {
+    /// Carries out effects. Those that cannot be sent now are repeated by their source: storage sends messages
+    /// and context drops that were not settled again; the core repeats reports.
+    fn carry_out(&self, effects: Effects, outlets: &EffectSenders) {
         use wire::exchange_request::Frame;
         let Effects {
             deliver,
@@ -248,12 +248,12 @@ impl Links {
         }
         for (delivery, request) in submit {
             let client = self.schedulers.values().next().map(|(_, client)| client.clone());
-            outlets.submits.send(Submit { delivery, request, client }).ok();
+            outlets.submits.send(RouterSubmission { delivery, request, client }).ok();
         }
     }
 }
 
-/// What a router may die of between what it takes and what it settles.
+/// Passes the crash points between taking a message and settling it.
 fn pass_crash_points(input: &Input) {
     use wire::exchange_response::Frame;
     match input {

@@ -1,9 +1,9 @@
-//! What can go wrong here.
+//! Errors of the router.
 
 /// Why the router cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its name cannot stand in a record.
+    /// The router's name cannot stand in a record.
     #[error("`{0}` is no router name: write 1 to 64 letters, digits, `-`, `_` and `.`")]
     Name(String),
     /// A metric of the same name is there already.

@@ -5,7 +5,7 @@
 //! - [`driver`]: the loop that feeds it and carries out what it says.
 //! - [`clients`]: the streams to storage, gateway, registry and schedulers, each opened again when lost.
 //! - [`schedulers`]: one stream for each scheduler replica that lives.
-//! - [`submits`]: asks schedulers to make flows of jobs that came as messages.
+//! - [`submissions`]: asks schedulers to make flows of jobs that came as messages.
 //! - [`rpc`]: what actors may call.
 //! - [`app`]: puts it together.
 
@@ -17,8 +17,8 @@ pub mod error;
 pub mod process;
 pub mod rpc;
 pub mod schedulers;
-pub mod submits;
+pub mod submissions;
 
-pub use app::{App, Clock, Deps, DialScheduler};
+pub use app::{App, Deps, DialScheduler, RouterClock};
 pub use config::Config;
 pub use error::Error;

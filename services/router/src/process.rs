@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use ::rpc::{Channel, MethodPolicy, Mount};
 use model::{Timestamp, limits};
-use service::{Failure, Host, Limits};
+use service::{Failure, ServiceHost, ServiceLimits};
 
 use crate::app::{App, Deps};
 use crate::config::Config;
 use crate::rpc::PUBLIC_POLICY;
 use delivery::core::STOPS_WAITING_MAX;
-use delivery::inquiries::INQUIRIES_MAX;
-use delivery::lanes::{LANE_MESSAGES_MAX, LANE_NODES_MAX, MESSAGES_MAX};
-use delivery::log_queries::LOG_QUERIES_MAX;
+use delivery::log_reads::LOG_QUERIES_MAX;
+use delivery::reconcile::INQUIRIES_MAX;
+use delivery::send_queue::{LANE_MESSAGES_MAX, LANE_NODES_MAX, MESSAGES_MAX};
 
 /// Where the router finds what it needs.
 #[derive(Debug, clap::Args)]
 pub struct Flags {
-    /// Its name: the same after a restart, different for each replica
+    /// Name of this router: the same after a restart, different for each replica
     #[arg(long, env = "MYCORA_ROUTER_NAME", value_name = "NAME", default_value_t = Config::default().name)]
     name: String,
     /// The storage service
@@ -57,8 +57,8 @@ impl service::App for App {
     const OPS_PORT: u16 = 7803;
     type Config = Flags;
 
-    fn limits(_: &Flags) -> Limits {
-        Limits::from([
+    fn limits(_: &Flags) -> ServiceLimits {
+        ServiceLimits::from([
             ("lane_messages_max", LANE_MESSAGES_MAX as u64),
             ("lane_nodes_max", LANE_NODES_MAX as u64),
             ("messages_max", MESSAGES_MAX as u64),
@@ -68,7 +68,7 @@ impl service::App for App {
         ])
     }
 
-    async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
+    async fn start(flags: Flags, mut host: ServiceHost) -> Result<(), Failure> {
         let tls = host.tls_files()?;
         let dialing = tls.clone();
         let deps = Deps {

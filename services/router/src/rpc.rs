@@ -6,7 +6,8 @@ mod inbox;
 use std::sync::Arc;
 
 use ::rpc::{
-    Allow, Caller, Directory, Error, KeptStream, MountBuilder, PolicyTable, Reason, passed_on, while_member,
+    Allow, Caller, Directory, Error, MountBuilder, PolicyTable, RpcReason, ResumingStream, forward_status,
+    while_member,
 };
 use futures_util::{StreamExt as _, stream};
 use model::limits::GRPC_MESSAGE_BYTES_MAX;
@@ -19,21 +20,21 @@ use tokio_util::sync::CancellationToken;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
-use self::inbox::Inbox;
+use self::inbox::ResumableInbox;
 
-/// What actors may call.
+/// Access policy for calls by actors.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[("/mycora.v1.MessageService/*", &[Allow::AnyActor])];
 
 /// Answers actors.
 #[derive(Clone)]
-pub(crate) struct Rpc {
+pub(crate) struct RouterRpc {
     store: MessageBoxServiceClient<::rpc::Channel>,
     directory: Arc<dyn Directory>,
     /// Ends what actors receive.
     stop: CancellationToken,
 }
 
-impl Rpc {
+impl RouterRpc {
     pub(crate) fn new(
         storage: ::rpc::Channel,
         directory: Arc<dyn Directory>,
@@ -53,21 +54,21 @@ impl Rpc {
     }
 }
 
-/// What is asked, and by whom.
-fn asked<T>(request: Request<T>) -> Result<(T, u32), Status> {
+/// Splits a request into its message and the calling actor's id.
+fn request_and_actor<T>(request: Request<T>) -> Result<(T, u32), Status> {
     let ActorId(actor) = Caller::actor_of(&request)?;
     Ok((request.into_inner(), actor))
 }
 
 #[tonic::async_trait]
-impl MessageService for Rpc {
+impl MessageService for RouterRpc {
     async fn send_message(
         &self,
         request: Request<v1::SendMessageRequest>,
     ) -> Result<Response<v1::SendMessageResponse>, Status> {
-        let (message, on_behalf_of) = asked(request)?;
+        let (message, on_behalf_of) = request_and_actor(request)?;
         let publish = wire::PublishRequest { message: Some(message), on_behalf_of };
-        let answer = self.store.clone().publish(publish).await.map_err(passed_on)?.into_inner();
+        let answer = self.store.clone().publish(publish).await.map_err(forward_status)?.into_inner();
         Ok(Response::new(v1::SendMessageResponse { message: answer.message }))
     }
 
@@ -75,9 +76,9 @@ impl MessageService for Rpc {
         &self,
         request: Request<v1::GetMessageRequest>,
     ) -> Result<Response<v1::GetMessageResponse>, Status> {
-        let (message, on_behalf_of) = asked(request)?;
+        let (message, on_behalf_of) = request_and_actor(request)?;
         let find = wire::FindMessageRequest { message: Some(message), on_behalf_of };
-        let answer = self.store.clone().find_message(find).await.map_err(passed_on)?.into_inner();
+        let answer = self.store.clone().find_message(find).await.map_err(forward_status)?.into_inner();
         Ok(Response::new(v1::GetMessageResponse { message: answer.message }))
     }
 
@@ -85,9 +86,9 @@ impl MessageService for Rpc {
         &self,
         request: Request<v1::ListMessagesRequest>,
     ) -> Result<Response<v1::ListMessagesResponse>, Status> {
-        let (list, on_behalf_of) = asked(request)?;
+        let (list, on_behalf_of) = request_and_actor(request)?;
         let find = wire::FindMessagesRequest { list: Some(list), on_behalf_of };
-        let answer = self.store.clone().find_messages(find).await.map_err(passed_on)?.into_inner();
+        let answer = self.store.clone().find_messages(find).await.map_err(forward_status)?.into_inner();
         Ok(Response::new(answer.page.unwrap_or_default()))
     }
 
@@ -95,9 +96,9 @@ impl MessageService for Rpc {
         &self,
         request: Request<v1::DeleteMessageRequest>,
     ) -> Result<Response<v1::DeleteMessageResponse>, Status> {
-        let (message, on_behalf_of) = asked(request)?;
+        let (message, on_behalf_of) = request_and_actor(request)?;
         let remove = wire::RemoveMessageRequest { message: Some(message), on_behalf_of };
-        self.store.clone().remove_message(remove).await.map_err(passed_on)?;
+        self.store.clone().remove_message(remove).await.map_err(forward_status)?;
         Ok(Response::new(v1::DeleteMessageResponse {}))
     }
 
@@ -107,23 +108,23 @@ impl MessageService for Rpc {
         &self,
         request: Request<v1::ReceiveMessagesRequest>,
     ) -> Result<Response<Self::ReceiveMessagesStream>, Status> {
-        let (receive, on_behalf_of) = asked(request)?;
+        let (receive, on_behalf_of) = request_and_actor(request)?;
         let (context, owner) = (ContextId(receive.context_id), receive.actor_id);
         // The inboxes of others are for admins.
         let role = if [0, on_behalf_of].contains(&owner) { Role::Reader } else { Role::Admin };
         let only_present = receive.only_present;
         let watch = wire::WatchInboxRequest { receive: Some(receive), on_behalf_of };
         let answers: BoxStream<wire::WatchInboxResponse> = if only_present {
-            Box::pin(self.store.clone().watch_inbox(watch).await.map_err(passed_on)?.into_inner())
+            Box::pin(self.store.clone().watch_inbox(watch).await.map_err(forward_status)?.into_inner())
         } else {
-            let inbox = Inbox::new(self.store.clone(), watch);
-            KeptStream::open(inbox).await.map_err(passed_on)?.into_stream()
+            let inbox = ResumableInbox::new(self.store.clone(), watch);
+            ResumingStream::open(inbox).await.map_err(forward_status)?.into_stream()
         };
-        let answers =
-            answers.map(|answer| answer.map(|some| some.received.unwrap_or_default()).map_err(passed_on));
+        let answers = answers
+            .map(|answer| answer.map(|some| some.received.unwrap_or_default()).map_err(forward_status));
         let stop = self.stop.clone();
         let draining = stream::once(async move {
-            let draining = || Error::unavailable(Reason::Draining, "the router is ending; resume elsewhere");
+            let draining = || Error::unavailable(RpcReason::Draining, "the router is ending; resume elsewhere");
             stop.is_cancelled().then(|| Err(draining().into()))
         });
         let answers = answers.take_until(self.stop.clone().cancelled_owned());
@@ -136,9 +137,9 @@ impl MessageService for Rpc {
         &self,
         request: Request<v1::AcknowledgeMessageRequest>,
     ) -> Result<Response<v1::AcknowledgeMessageResponse>, Status> {
-        let (acknowledge, on_behalf_of) = asked(request)?;
+        let (acknowledge, on_behalf_of) = request_and_actor(request)?;
         let acknowledge = wire::AcknowledgeRequest { acknowledge: Some(acknowledge), on_behalf_of };
-        let answer = self.store.clone().acknowledge(acknowledge).await.map_err(passed_on)?.into_inner();
+        let answer = self.store.clone().acknowledge(acknowledge).await.map_err(forward_status)?.into_inner();
         let acknowledged_count = answer.acknowledged_count;
         Ok(Response::new(v1::AcknowledgeMessageResponse { acknowledged_count }))
     }
@@ -147,9 +148,9 @@ impl MessageService for Rpc {
         &self,
         request: Request<v1::ListDeadLettersRequest>,
     ) -> Result<Response<v1::ListDeadLettersResponse>, Status> {
-        let (list, on_behalf_of) = asked(request)?;
+        let (list, on_behalf_of) = request_and_actor(request)?;
         let find = wire::FindDeadLettersRequest { list: Some(list), on_behalf_of };
-        let answer = self.store.clone().find_dead_letters(find).await.map_err(passed_on)?.into_inner();
+        let answer = self.store.clone().find_dead_letters(find).await.map_err(forward_status)?.into_inner();
         Ok(Response::new(answer.page.unwrap_or_default()))
     }
 
@@ -157,9 +158,9 @@ impl MessageService for Rpc {
         &self,
         request: Request<v1::ResendMessageRequest>,
     ) -> Result<Response<v1::ResendMessageResponse>, Status> {
-        let (resend, on_behalf_of) = asked(request)?;
+        let (resend, on_behalf_of) = request_and_actor(request)?;
         let resend = wire::ResendRequest { resend: Some(resend), on_behalf_of };
-        let answer = self.store.clone().resend(resend).await.map_err(passed_on)?.into_inner();
+        let answer = self.store.clone().resend(resend).await.map_err(forward_status)?.into_inner();
         Ok(Response::new(v1::ResendMessageResponse { message: answer.message }))
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::pin::pin;
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use futures_util::future::{AbortHandle, Abortable, BoxFuture, abortable};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -14,30 +14,30 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Status;
 
 use crate::app::DialScheduler;
-use crate::clients::{MessageStoreClient, Told, keep_open, scheduler};
-use crate::driver::Event;
+use crate::clients::{MessageStoreClient, StreamCallbacks, keep_stream_open, scheduler};
+use crate::driver::RouterEvent;
 use delivery::core::Input;
 
 /// The streams that are kept, all of them where [`Schedulers::follow`] runs.
-pub(crate) struct Schedulers {
+pub(crate) struct SchedulerStreams {
     dial: DialScheduler,
-    kept: HashMap<String, Kept>,
+    kept: HashMap<String, SchedulerStream>,
     streams: FuturesUnordered<Abortable<BoxFuture<'static, ()>>>,
 }
 
-struct Kept {
+struct SchedulerStream {
     address: String,
     stream: AbortHandle,
 }
 
-impl Schedulers {
+impl SchedulerStreams {
     pub(crate) fn new(dial: DialScheduler) -> Self {
         Self { dial, kept: HashMap::new(), streams: FuturesUnordered::new() }
     }
 
     /// Keeps a stream to each replica of storage's list, for ever. While that cannot be heard, the streams stay as they are.
-    pub(crate) async fn follow(mut self, storage: MessageStoreClient, events: mpsc::Sender<Event>) {
-        let mut lists = pin!(::rpc::driven(1, |lists| hear(storage, lists)));
+    pub(crate) async fn follow(mut self, storage: MessageStoreClient, events: mpsc::Sender<RouterEvent>) {
+        let mut lists = pin!(::rpc::producer_stream(1, |lists| watch_schedulers(storage, lists)));
         loop {
             tokio::select! {
                 Some(replicas) = lists.next() => self.change(replicas, &events).await,
@@ -46,7 +46,7 @@ impl Schedulers {
         }
     }
 
-    async fn change(&mut self, replicas: Vec<SchedulerReplica>, events: &mpsc::Sender<Event>) {
+    async fn change(&mut self, replicas: Vec<SchedulerReplica>, events: &mpsc::Sender<RouterEvent>) {
         let lives = |name: &str, address: &str| {
             replicas.iter().any(|replica| replica.name == name && replica.address == address)
         };
@@ -55,16 +55,16 @@ impl Schedulers {
             // It says nothing more from here on.
             kept.stream.abort();
             // The driver lives as long as this does.
-            events.send(Event::SchedulerDown(name)).await.ok();
+            events.send(RouterEvent::SchedulerDown(name)).await.ok();
         }
         let names = replicas.iter().map(|replica| replica.name.clone()).collect();
-        events.send(Event::Input(Input::Schedulers(names))).await.ok();
+        events.send(RouterEvent::Input(Input::Schedulers(names))).await.ok();
         for replica in replicas {
             self.keep(replica, events);
         }
     }
 
-    fn keep(&mut self, replica: SchedulerReplica, events: &mpsc::Sender<Event>) {
+    fn keep(&mut self, replica: SchedulerReplica, events: &mpsc::Sender<RouterEvent>) {
         if self.kept.contains_key(&replica.name) {
             return;
         }
@@ -83,21 +83,21 @@ impl Schedulers {
             async move { client.report(outgoing).await }
         };
         let [up, says, down] = [(); 3].map(|()| replica.name.clone());
-        let told = Told {
-            up: Box::new(move |sender| Event::SchedulerUp(up.clone(), sender, submitting.clone())),
-            item: Box::new(move |said| Event::Input(Input::Scheduler(says.clone(), said))),
-            down: Box::new(move |()| Event::SchedulerDown(down.clone())),
+        let told = StreamCallbacks {
+            up: Box::new(move |sender| RouterEvent::SchedulerUp(up.clone(), sender, submitting.clone())),
+            item: Box::new(move |said| RouterEvent::Input(Input::Scheduler(says.clone(), said))),
+            down: Box::new(move |()| RouterEvent::SchedulerDown(down.clone())),
         };
-        let keeping = keep_open("scheduler", open, None, None, told, events.clone());
+        let keeping = keep_stream_open("scheduler", open, None, None, told, events.clone());
         let (keeping, stream) = abortable(keeping.boxed());
         self.streams.push(keeping);
-        self.kept.insert(replica.name, Kept { address: replica.address, stream });
+        self.kept.insert(replica.name, SchedulerStream { address: replica.address, stream });
     }
 }
 
 /// Hands on each list of replicas that storage tells, for ever.
-async fn hear(mut storage: MessageStoreClient, to: mpsc::Sender<Vec<SchedulerReplica>>) {
-    let mut backoff = Backoff::up_to(RECONNECT_MAX);
+async fn watch_schedulers(mut storage: MessageStoreClient, to: mpsc::Sender<Vec<SchedulerReplica>>) {
+    let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
     loop {
         let hearing = async {
             let mut lists = storage.watch_schedulers(WatchSchedulersRequest {}).await?.into_inner();

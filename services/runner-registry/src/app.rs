@@ -2,65 +2,68 @@
 
 use std::sync::Arc;
 
-use directory::Remote;
+use directory::RemoteDirectory;
 use model::Timestamp;
 use rpc::{Directory, MountBuilder};
-use service::{Condition, Readiness};
+use service::{Readiness, ReadinessCondition};
 use tokio_util::sync::CancellationToken;
 
 use crate::clients::{self, RunnerStoreClient};
 use crate::config::Config;
 use crate::error::Error;
-use crate::hub::Hub;
+use crate::hub::RunnerHub;
 use crate::metrics::Metrics;
-use crate::rpc::Rpc;
-use crate::view::View;
+use crate::rpc::RegistryRpc;
+use crate::view::RegistryView;
 
 /// Tells the time that people read.
-pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+pub type RegistryClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// What the registry needs of others.
 pub struct Deps<'a> {
     /// A way to storage.
     pub storage: rpc::Channel,
     /// The wall clock.
-    pub clock: Clock,
+    pub clock: RegistryClock,
     /// Where its metrics are registered.
     pub metrics: &'a prometheus::Registry,
 }
 
 /// What the registry cannot do without.
-struct Needs {
+struct RegistryConditions {
     /// Storage, as it says itself.
-    storage: Condition,
+    storage: ReadinessCondition,
     /// The stream of all records.
-    records: Condition,
+    records: ReadinessCondition,
 }
 
 /// The service.
 pub struct App {
-    hub: Hub,
+    hub: RunnerHub,
     storage: rpc::Channel,
     store: RunnerStoreClient,
-    rpc: Rpc,
+    rpc: RegistryRpc,
     readiness: Readiness,
-    needs: Needs,
+    needs: RegistryConditions,
     /// Ends what others watch, and what gateways tell.
     stop: CancellationToken,
-    directory: Remote,
+    directory: RemoteDirectory,
 }
 
 impl App {
     pub(crate) fn new(config: &Config, deps: Deps<'_>) -> Result<Self, Error> {
         let metrics = Metrics::new(deps.metrics).map_err(Error::Metrics)?;
-        let hub = Hub::new(View::new(config.dead_after, config.linger), metrics);
-        let directory = Remote::new(deps.storage.clone());
+        let hub = RunnerHub::new(RegistryView::new(config.dead_after, config.linger), metrics);
+        let directory = RemoteDirectory::new(deps.storage.clone());
         let store = clients::runner_store(deps.storage.clone());
         let stop = CancellationToken::new();
-        let rpc = Rpc::new(hub.clone(), store.clone(), deps.clock, directory.directory(), stop.clone());
+        let rpc =
+            RegistryRpc::new(hub.clone(), store.clone(), deps.clock, directory.directory(), stop.clone());
         let readiness = Readiness::new();
-        let needs =
-            Needs { storage: readiness.condition("storage"), records: readiness.condition("records") };
+        let needs = RegistryConditions {
+            storage: readiness.condition("storage"),
+            records: readiness.condition("records"),
+        };
         Ok(Self { hub, storage: deps.storage, store, rpc, readiness, needs, directory, stop })
     }
 
@@ -90,11 +93,11 @@ impl App {
 
     /// Works until `shutdown`.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Needs { storage, records } = self.needs;
+        let RegistryConditions { storage, records } = self.needs;
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = storage.while_serves(self.storage) => {}
-            () = self.hub.keep_time() => {}
+            () = self.hub.run_expiry() => {}
             () = self.directory.follow(shutdown.clone()) => {}
             () = clients::follow_records(self.store, self.hub.clone(), records) => {}
         }

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use model::{ContextId, RunnerId};
 use proto::convert;
 use proto::internal::v1::runner_store_service_client::RunnerStoreServiceClient;
 use proto::internal::v1::{RunnerRecord, WatchRunnersRequest};
 use proto::v1;
 use rpc::RECONNECT_MAX;
-use service::Condition;
+use service::ReadinessCondition;
 
-use crate::hub::Hub;
+use crate::hub::RunnerHub;
 
 /// What is read of one answer. A record may have been registered in a request of the largest size, and has its times on top
 /// of that.
@@ -29,8 +29,8 @@ pub fn runner_store(channel: rpc::Channel) -> RunnerStoreClient {
 }
 
 /// Follows the records for ever, over every loss of the stream. `known` is met while the stream stands and all were told.
-pub(crate) async fn follow_records(mut store: RunnerStoreClient, hub: Hub, known: Condition) {
-    let mut backoff = Backoff::up_to(RECONNECT_MAX);
+pub(crate) async fn follow_records(mut store: RunnerStoreClient, hub: RunnerHub, known: ReadinessCondition) {
+    let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
     loop {
         match read_records(&mut store, &hub, &known, &mut backoff).await {
             Ok(()) => {
@@ -48,9 +48,9 @@ pub(crate) async fn follow_records(mut store: RunnerStoreClient, hub: Hub, known
 
 async fn read_records(
     store: &mut RunnerStoreClient,
-    hub: &Hub,
-    known: &Condition,
-    backoff: &mut Backoff,
+    hub: &RunnerHub,
+    known: &ReadinessCondition,
+    backoff: &mut ExponentialBackoff,
 ) -> Result<(), tonic::Status> {
     let mut records = store.watch_runners(WatchRunnersRequest {}).await?.into_inner();
     // What the snapshot names, until it is complete.

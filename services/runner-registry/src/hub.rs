@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::metrics::Metrics;
-use crate::view::{Changed, Key, View};
+use crate::view::{ChangedRunners, RegistryView, RunnerRecordKey};
 
 /// Runners in one part of a snapshot or of changes, which ends at [`limits::PAGE_BYTES_MAX`] as well.
 pub const PART_LEN_MAX: usize = 200;
@@ -19,11 +19,11 @@ const PART_OVERHEAD_BYTES: usize = 16 * PART_LEN_MAX;
 
 /// A handle on the view. Clones are the same.
 #[derive(Debug, Clone)]
-pub struct Hub(Arc<Shared>);
+pub struct RunnerHub(Arc<RunnerHubInner>);
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct RunnerHubInner {
+    state: Mutex<RunnerHubState>,
     /// The records at the start are complete.
     loaded: watch::Sender<bool>,
     /// The next deadline may have moved closer.
@@ -32,35 +32,35 @@ struct Shared {
 }
 
 #[derive(Debug)]
-struct State {
-    view: View,
-    watchers: Vec<Weak<Watcher>>,
+struct RunnerHubState {
+    view: RegistryView,
+    watchers: Vec<Weak<RunnerWatcher>>,
 }
 
 /// What one watcher has not been told yet. However slow it is, it never has to be told more than once
 /// of each runner.
 #[derive(Debug, Default)]
-struct Watcher {
+struct RunnerWatcher {
     /// Only runners of this context.
     context: Option<ContextId>,
-    dirty: Mutex<Changed>,
+    dirty: Mutex<ChangedRunners>,
     wake: Notify,
 }
 
-impl Watcher {
-    fn note(&self, changed: &Changed) {
+impl RunnerWatcher {
+    fn note(&self, changed: &ChangedRunners) {
         let wanted = changed.iter().filter(|key| self.context.is_none_or(|context| key.0 == context));
         lock(&self.dirty).extend(wanted);
         self.wake.notify_one();
     }
 }
 
-impl Hub {
+impl RunnerHub {
     /// Shares a view.
     #[must_use]
-    pub fn new(view: View, metrics: Metrics) -> Self {
-        Self(Arc::new(Shared {
-            state: Mutex::new(State { view, watchers: Vec::new() }),
+    pub fn new(view: RegistryView, metrics: Metrics) -> Self {
+        Self(Arc::new(RunnerHubInner {
+            state: Mutex::new(RunnerHubState { view, watchers: Vec::new() }),
             loaded: watch::Sender::new(false),
             rescheduled: Notify::new(),
             metrics,
@@ -77,12 +77,12 @@ impl Hub {
     }
 
     /// Records were removed.
-    pub fn remove_records(&self, keys: &[Key]) {
+    pub fn remove_records(&self, keys: &[RunnerRecordKey]) {
         self.change(|view| keys.iter().flat_map(|key| view.remove_record(*key)).collect());
     }
 
     /// There are no other records than these.
-    pub fn retain_records(&self, kept: &BTreeSet<Key>) {
+    pub fn retain_records(&self, kept: &BTreeSet<RunnerRecordKey>) {
         self.change(|view| view.retain_records(kept));
     }
 
@@ -102,13 +102,13 @@ impl Hub {
         self.0.metrics.presences.inc();
         self.change(|view| match presence {
             Some(presence) => view.put_presence(now, seen, address, presence),
-            None => view.put_gone(address),
+            None => view.mark_gone(address),
         });
         self.0.rescheduled.notify_one();
     }
 
     /// Takes supervisors for dead when their time has come. Never ends.
-    pub async fn keep_time(&self) {
+    pub async fn run_expiry(&self) {
         loop {
             let deadline = lock(&self.0.state).view.next_deadline();
             let expired = async {
@@ -132,16 +132,16 @@ impl Hub {
 
     /// Begins to watch all runners, or those of one context. The first parts are the snapshot.
     #[must_use]
-    pub fn watch(&self, context: Option<ContextId>) -> Changes {
+    pub fn watch(&self, context: Option<ContextId>) -> RunnerSubscription {
         let mut state = lock(&self.0.state);
-        let watcher = Arc::new(Watcher { context, dirty: Mutex::default(), wake: Notify::new() });
+        let watcher = Arc::new(RunnerWatcher { context, dirty: Mutex::default(), wake: Notify::new() });
         watcher.note(&state.view.keys());
         state.watchers.push(Arc::downgrade(&watcher));
         self.0.metrics.watchers.inc();
-        Changes { hub: self.clone(), watcher }
+        RunnerSubscription { hub: self.clone(), watcher }
     }
 
-    fn change(&self, change: impl FnOnce(&mut View) -> Changed) {
+    fn change(&self, change: impl FnOnce(&mut RegistryView) -> ChangedRunners) {
         let mut state = lock(&self.0.state);
         let changed = change(&mut state.view);
         let (runners, live) = state.view.counts();
@@ -160,18 +160,18 @@ impl Hub {
 
 /// The changes that one watcher sees.
 #[derive(Debug)]
-pub struct Changes {
-    hub: Hub,
-    watcher: Arc<Watcher>,
+pub struct RunnerSubscription {
+    hub: RunnerHub,
+    watcher: Arc<RunnerWatcher>,
 }
 
-impl Changes {
+impl RunnerSubscription {
     /// The next part when there is something to tell now.
     #[must_use]
-    pub fn now(&self) -> Option<Part> {
+    pub fn try_next(&self) -> Option<RunnerViewBatch> {
         let state = lock(&self.hub.0.state);
         let mut dirty = lock(&self.watcher.dirty);
-        let (mut part, mut bytes) = (Part::default(), 0);
+        let (mut part, mut bytes) = (RunnerViewBatch::default(), 0);
         while part.runners.len() + part.gone.len() < PART_LEN_MAX
             && let Some(key) = dirty.first().copied()
         {
@@ -198,9 +198,9 @@ impl Changes {
     }
 
     /// Waits for the next part. Loses nothing when dropped.
-    pub async fn next(&self) -> Part {
+    pub async fn next(&self) -> RunnerViewBatch {
         loop {
-            if let Some(part) = self.now() {
+            if let Some(part) = self.try_next() {
                 return part;
             }
             self.watcher.wake.notified().await;
@@ -210,20 +210,20 @@ impl Changes {
 
 /// A part of a snapshot, or of changes.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Part {
+pub struct RunnerViewBatch {
     /// Runners that are new or look different now.
     pub runners: Vec<(ContextId, RunnerView)>,
     /// Runners whose records were removed.
-    pub gone: Vec<Key>,
+    pub gone: Vec<RunnerRecordKey>,
 }
 
-impl Part {
+impl RunnerViewBatch {
     fn is_empty(&self) -> bool {
         self.runners.is_empty() && self.gone.is_empty()
     }
 }
 
-impl Drop for Changes {
+impl Drop for RunnerSubscription {
     fn drop(&mut self) {
         self.hub.0.metrics.watchers.dec();
     }

@@ -16,7 +16,7 @@ pub mod process;
 pub mod rpc;
 pub mod view;
 
-pub use app::{App, Clock, Deps};
+pub use app::{App, Deps, RegistryClock};
 pub use config::Config;
 pub use error::Error;
 pub use rpc::{INTERNAL_POLICY, PUBLIC_POLICY, policy};

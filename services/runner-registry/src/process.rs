@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ::rpc::{Channel, Mount};
 use model::Timestamp;
-use service::{Failure, Host, Limits};
+use service::{Failure, ServiceHost, ServiceLimits};
 
 use crate::app::{App, Deps};
 use crate::config::Config;
@@ -26,11 +26,11 @@ impl service::App for App {
     const OPS_PORT: u16 = 7804;
     type Config = Flags;
 
-    fn limits(_: &Flags) -> Limits {
-        Limits::from([("part_len_max", PART_LEN_MAX as u64)])
+    fn limits(_: &Flags) -> ServiceLimits {
+        ServiceLimits::from([("part_len_max", PART_LEN_MAX as u64)])
     }
 
-    async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
+    async fn start(flags: Flags, mut host: ServiceHost) -> Result<(), Failure> {
         let tls = host.tls_files()?;
         let deps = Deps {
             storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,

@@ -1,6 +1,6 @@
 //! The gRPC side: parses, asks, converts.
 
-mod watching;
+mod runner_watch;
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use proto::v1;
 use proto::v1::runner_service_server::{RunnerService, RunnerServiceServer};
 use proto::{convert, pages, required};
 use rpc::{
-    Allow, Caller, Directory, Error, MethodPolicy, MountBuilder, PolicyTable, passed_on, while_member,
+    Allow, Caller, Directory, Error, MethodPolicy, MountBuilder, PolicyTable, forward_status, while_member,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -22,10 +22,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::app::Clock;
+use crate::app::RegistryClock;
 use crate::clients::RunnerStoreClient;
-use crate::hub::{Hub, Part};
-use watching::{Watched, draining};
+use crate::hub::{RunnerHub, RunnerViewBatch};
+use runner_watch::{RunnerWatchScope, draining};
 
 /// What actors may call.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[("/mycora.v1.RunnerService/*", &[Allow::AnyActor])];
@@ -70,20 +70,20 @@ pub fn policy() -> MethodPolicy {
 
 /// Answers both services.
 #[derive(Clone)]
-pub(crate) struct Rpc {
-    hub: Hub,
+pub(crate) struct RegistryRpc {
+    hub: RunnerHub,
     store: RunnerStoreClient,
-    clock: Clock,
+    clock: RegistryClock,
     directory: Arc<dyn Directory>,
     /// Ends all streams.
     stop: CancellationToken,
 }
 
-impl Rpc {
+impl RegistryRpc {
     pub(crate) const fn new(
-        hub: Hub,
+        hub: RunnerHub,
         store: RunnerStoreClient,
-        clock: Clock,
+        clock: RegistryClock,
         directory: Arc<dyn Directory>,
         stop: CancellationToken,
     ) -> Self {
@@ -102,7 +102,7 @@ impl Rpc {
     /// Has storage change a record, and gives it with what is known.
     async fn change(&self, context: ContextId, change: Change, actor: ActorId) -> Result<v1::Runner, Status> {
         let request = internal::ChangeRunnerRequest { change: Some(change), on_behalf_of: actor.0 };
-        let answer = self.store.clone().change_runner(request).await.map_err(passed_on)?.into_inner();
+        let answer = self.store.clone().change_runner(request).await.map_err(forward_status)?.into_inner();
         self.kept(context, answer.runner)
     }
 
@@ -123,7 +123,7 @@ impl Rpc {
 }
 
 #[tonic::async_trait]
-impl RunnerService for Rpc {
+impl RunnerService for RegistryRpc {
     async fn register_runner(
         &self,
         request: Request<v1::RegisterRunnerRequest>,
@@ -133,7 +133,7 @@ impl RunnerService for Rpc {
         convert::runner::from_register(request.clone()).map_err(Error::from)?;
         let context = ContextId(request.context_id);
         let put = internal::PutRunnerRequest { runner: Some(request), on_behalf_of: actor.0 };
-        let answer = self.store.clone().put_runner(put).await.map_err(passed_on)?.into_inner();
+        let answer = self.store.clone().put_runner(put).await.map_err(forward_status)?.into_inner();
         let runner = self.kept(context, answer.runner)?;
         Ok(Response::new(v1::RegisterRunnerResponse { runner: Some(runner) }))
     }
@@ -179,9 +179,9 @@ impl RunnerService for Rpc {
         let request = request.into_inner();
         required::check(&request).map_err(Error::from)?;
         let v1::WatchRunnersRequest { context_id, resume_position } = request;
-        let watched = Watched { context: ContextId(context_id), actor };
+        let watched = RunnerWatchScope { context: ContextId(context_id), actor };
         let (hub, store, stop) = (self.hub.clone(), self.store.clone(), self.stop.clone());
-        let answers = watching::begin(hub, store, watched, resume_position, stop).await?;
+        let answers = runner_watch::begin(hub, store, watched, resume_position, stop).await?;
         let (answers, directory) = (ReceiverStream::new(answers), Arc::clone(&self.directory));
         Ok(Response::new(while_member(answers, directory, watched.context, actor, Role::Reader)))
     }
@@ -195,7 +195,7 @@ impl RunnerService for Rpc {
         required::check(&request).map_err(Error::from)?;
         let v1::GetRunnerRequest { context_id, runner_id } = request;
         let ask = internal::ReadRunnerRequest { context_id, runner_id, on_behalf_of: actor.0 };
-        let answer = self.store.clone().read_runner(ask).await.map_err(passed_on)?.into_inner();
+        let answer = self.store.clone().read_runner(ask).await.map_err(forward_status)?.into_inner();
         let record = answer.runner.ok_or_else(|| Error::internal("storage answered without the runner"))?;
         Ok(Response::new(v1::GetRunnerResponse { runner: Some(self.described(record)?) }))
     }
@@ -212,7 +212,8 @@ impl RunnerService for Rpc {
             internal::ReadRunnersRequest { context_id, on_behalf_of: actor.0, page_size, page_token };
         // What is known of supervisors comes on top of the records, so that fewer of them may make a page.
         loop {
-            let answer = self.store.clone().read_runners(ask.clone()).await.map_err(passed_on)?.into_inner();
+            let answer =
+                self.store.clone().read_runners(ask.clone()).await.map_err(forward_status)?.into_inner();
             let internal::ReadRunnersResponse { runners, next_page_token } = answer;
             let count = runners.len();
             let runners: Vec<_> = pages::first(runners.into_iter().map(|record| self.described(record)))?;
@@ -226,7 +227,7 @@ impl RunnerService for Rpc {
 }
 
 #[tonic::async_trait]
-impl RegistryViewService for Rpc {
+impl RegistryViewService for RegistryRpc {
     type WatchStream = ReceiverStream<Result<internal::WatchResponse, Status>>;
     type ReportPresenceStream = ReceiverStream<Result<internal::ReportPresenceResponse, Status>>;
 
@@ -276,7 +277,7 @@ fn tell_draining<T>(sender: &mpsc::Sender<Result<T, Status>>) {
     let _ = sender.try_send(Err(draining().into()));
 }
 
-impl Rpc {
+impl RegistryRpc {
     fn heard(&self, said: &internal::ReportPresenceRequest) {
         let internal::ReportPresenceRequest { address, presence_json } = said;
         let presence = if presence_json.is_empty() {
@@ -298,24 +299,24 @@ impl Rpc {
 }
 
 /// Sends the snapshot, then changes, until nobody listens.
-async fn send_changes(hub: &Hub, sender: &mpsc::Sender<Result<internal::WatchResponse, Status>>) {
+async fn send_changes(hub: &RunnerHub, sender: &mpsc::Sender<Result<internal::WatchResponse, Status>>) {
     if hub.loaded().wait_for(|loaded| *loaded).await.is_err() {
         return;
     }
     let changes = hub.watch(None);
-    while let Some(part) = changes.now() {
+    while let Some(part) = changes.try_next() {
         if sender.send(Ok(part_to_wire(&part, false))).await.is_err() {
             return;
         }
     }
-    if sender.send(Ok(part_to_wire(&Part::default(), true))).await.is_err() {
+    if sender.send(Ok(part_to_wire(&RunnerViewBatch::default(), true))).await.is_err() {
         return;
     }
     while sender.send(Ok(part_to_wire(&changes.next().await, false))).await.is_ok() {}
 }
 
-fn part_to_wire(part: &Part, snapshot_end: bool) -> internal::WatchResponse {
-    let Part { runners, gone } = part;
+fn part_to_wire(part: &RunnerViewBatch, snapshot_end: bool) -> internal::WatchResponse {
+    let RunnerViewBatch { runners, gone } = part;
     let runners = runners.iter().map(|(context, view)| internal::ViewedRunner {
         context_id: context.0,
         runner: Some(convert::runner::to_wire(view)),

@@ -8,33 +8,33 @@ use model::{ContextId, Presence, Runner, RunnerId, RunnerView, Timestamp};
 use tokio::time::Instant;
 
 /// A runner of any context.
-pub type Key = (ContextId, RunnerId);
+pub type RunnerRecordKey = (ContextId, RunnerId);
 
 /// Runners that look different after a change.
-pub type Changed = BTreeSet<Key>;
+pub type ChangedRunners = BTreeSet<RunnerRecordKey>;
 
 /// The whole view. What is heard of an address counts for every record that names it.
 #[derive(Debug)]
-pub struct View {
+pub struct RegistryView {
     dead_after: Duration,
     /// How long a runner that was deleted is kept after its supervisor was heard to have something to do.
     linger: Duration,
     /// Until when runners are kept that were deleted.
-    leaving: BTreeMap<Key, Instant>,
-    records: BTreeMap<Key, Runner>,
-    by_address: HashMap<String, BTreeSet<Key>>,
-    heard: HashMap<String, Heard>,
+    leaving: BTreeMap<RunnerRecordKey, Instant>,
+    records: BTreeMap<RunnerRecordKey, Runner>,
+    by_address: HashMap<String, BTreeSet<RunnerRecordKey>>,
+    heard: HashMap<String, SupervisorLiveness>,
 }
 
 #[derive(Debug)]
-struct Heard {
+struct SupervisorLiveness {
     presence: Presence,
     seen: Timestamp,
     /// Absent when the supervisor is taken for dead.
     alive_until: Option<Instant>,
 }
 
-impl View {
+impl RegistryView {
     /// Knows nothing yet.
     #[must_use]
     pub fn new(dead_after: Duration, linger: Duration) -> Self {
@@ -49,36 +49,37 @@ impl View {
     }
 
     /// Takes over a record that is new or has changed. One that was deleted is kept until what runs there has ended.
-    pub fn put_record(&mut self, now: Instant, context: ContextId, runner: Runner) -> Changed {
+    pub fn put_record(&mut self, now: Instant, context: ContextId, runner: Runner) -> ChangedRunners {
         let key = (context, runner.id);
         let address = runner.address.to_string();
         if runner.deleted_at.is_some() {
             self.leaving.entry(key).or_insert(now + self.linger);
         }
         match self.records.insert(key, runner) {
-            Some(before) if self.records.get(&key) == Some(&before) => return Changed::new(),
+            Some(before) if self.records.get(&key) == Some(&before) => return ChangedRunners::new(),
             Some(before) => self.leave_address(&before, key),
             None => {}
         }
         self.by_address.entry(address).or_default().insert(key);
-        Changed::from([key])
+        ChangedRunners::from([key])
     }
 
     /// A record was removed.
-    pub fn remove_record(&mut self, key: Key) -> Changed {
+    pub fn remove_record(&mut self, key: RunnerRecordKey) -> ChangedRunners {
         self.leaving.remove(&key);
-        let Some(before) = self.records.remove(&key) else { return Changed::new() };
+        let Some(before) = self.records.remove(&key) else { return ChangedRunners::new() };
         self.leave_address(&before, key);
-        Changed::from([key])
+        ChangedRunners::from([key])
     }
 
     /// Removes every record but these.
-    pub fn retain_records(&mut self, kept: &BTreeSet<Key>) -> Changed {
-        let gone: Vec<Key> = self.records.keys().filter(|key| !kept.contains(key)).copied().collect();
+    pub fn retain_records(&mut self, kept: &BTreeSet<RunnerRecordKey>) -> ChangedRunners {
+        let gone: Vec<RunnerRecordKey> =
+            self.records.keys().filter(|key| !kept.contains(key)).copied().collect();
         gone.into_iter().flat_map(|key| self.remove_record(key)).collect()
     }
 
-    fn leave_address(&mut self, record: &Runner, key: Key) {
+    fn leave_address(&mut self, record: &Runner, key: RunnerRecordKey) {
         let address = record.address.to_string();
         if let Some(keys) = self.by_address.get_mut(&address) {
             keys.remove(&key);
@@ -95,7 +96,7 @@ impl View {
         seen: Timestamp,
         address: &str,
         presence: Presence,
-    ) -> Changed {
+    ) -> ChangedRunners {
         let alive_until = Some(now + self.dead_after);
         if is_busy(&presence) {
             for key in self.at(address) {
@@ -104,22 +105,22 @@ impl View {
         }
         let before = self.heard.get(address);
         let same = before.is_some_and(|heard| heard.alive_until.is_some() && heard.presence == presence);
-        self.heard.insert(address.to_owned(), Heard { presence, seen, alive_until });
-        if same { Changed::new() } else { self.at(address) }
+        self.heard.insert(address.to_owned(), SupervisorLiveness { presence, seen, alive_until });
+        if same { ChangedRunners::new() } else { self.at(address) }
     }
 
     /// A supervisor is known to be gone.
-    pub fn put_gone(&mut self, address: &str) -> Changed {
+    pub fn mark_gone(&mut self, address: &str) -> ChangedRunners {
         let was_alive = self.heard.get_mut(address).and_then(|heard| heard.alive_until.take()).is_some();
-        if was_alive { self.at(address) } else { Changed::new() }
+        if was_alive { self.at(address) } else { ChangedRunners::new() }
     }
 
     /// Takes those for dead that were not heard for too long, and lets go of those that were deleted and have nothing to
     /// do.
-    pub fn expire(&mut self, now: Instant) -> Changed {
-        let left: Vec<Key> =
+    pub fn expire(&mut self, now: Instant) -> ChangedRunners {
+        let left: Vec<RunnerRecordKey> =
             self.leaving.iter().filter(|(_, until)| **until <= now).map(|(key, _)| *key).collect();
-        let mut changed: Changed = left.into_iter().flat_map(|key| self.remove_record(key)).collect();
+        let mut changed: ChangedRunners = left.into_iter().flat_map(|key| self.remove_record(key)).collect();
         for (address, heard) in &mut self.heard {
             if heard.alive_until.is_some_and(|until| until <= now) {
                 heard.alive_until = None;
@@ -132,7 +133,7 @@ impl View {
         changed
     }
 
-    /// When [`View::expire`] may have something to do next.
+    /// When [`RegistryView::expire`] may have something to do next.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let alive = self.heard.values().filter_map(|heard| heard.alive_until);
@@ -141,7 +142,7 @@ impl View {
 
     /// A record with what is known.
     #[must_use]
-    pub fn get(&self, key: Key) -> Option<RunnerView> {
+    pub fn get(&self, key: RunnerRecordKey) -> Option<RunnerView> {
         self.records.get(&key).map(|runner| self.describe(runner.clone()))
     }
 
@@ -159,7 +160,7 @@ impl View {
 
     /// Every runner.
     #[must_use]
-    pub fn keys(&self) -> Changed {
+    pub fn keys(&self) -> ChangedRunners {
         self.records.keys().copied().collect()
     }
 
@@ -171,7 +172,7 @@ impl View {
         (self.records.len(), live)
     }
 
-    fn at(&self, address: &str) -> Changed {
+    fn at(&self, address: &str) -> ChangedRunners {
         self.by_address.get(address).cloned().unwrap_or_default()
     }
 }
@@ -221,7 +222,7 @@ mod tests {
         }
     }
 
-    fn keys(keys: &[(u32, u32)]) -> Changed {
+    fn keys(keys: &[(u32, u32)]) -> ChangedRunners {
         keys.iter().map(|(context, id)| (ContextId(*context), RunnerId(*id))).collect()
     }
 
@@ -229,7 +230,7 @@ mod tests {
     fn a_supervisor_counts_for_all_its_records_until_it_is_silent() {
         let start = Instant::now();
         let secs = |secs| start + Duration::from_secs(secs);
-        let mut view = View::new(DEAD_AFTER, LINGER);
+        let mut view = RegistryView::new(DEAD_AFTER, LINGER);
         let seen = Timestamp::from_millis(5);
         assert_eq!(view.put_presence(secs(0), seen, A, presence(0)), keys(&[]), "no record names it yet");
         assert_eq!(view.put_record(Instant::now(), ContextId(1), runner(1, A)), keys(&[(1, 1)]));
@@ -249,15 +250,15 @@ mod tests {
         assert!(!known.live && known.presence.is_some(), "what it last said stays visible");
         assert_eq!(view.next_deadline(), None);
         assert_eq!(view.put_presence(secs(60), seen, A, presence(3)), keys(&[(1, 1), (2, 7)]));
-        assert_eq!(view.put_gone(A), keys(&[(1, 1), (2, 7)]));
-        assert_eq!(view.put_gone(A), keys(&[]));
+        assert_eq!(view.mark_gone(A), keys(&[(1, 1), (2, 7)]));
+        assert_eq!(view.mark_gone(A), keys(&[]));
     }
 
     #[test]
     fn who_is_deleted_stays_until_its_work_is_done() {
         let start = Instant::now();
         let secs = |secs| start + Duration::from_secs(secs);
-        let mut view = View::new(DEAD_AFTER, LINGER);
+        let mut view = RegistryView::new(DEAD_AFTER, LINGER);
         let key = (ContextId(1), RunnerId(1));
         view.put_record(secs(0), ContextId(1), runner(1, A));
         let deleted = Runner { deleted_at: Some(Timestamp::from_millis(1)), ..runner(1, A) };
@@ -275,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_record_may_move() {
-        let mut view = View::new(DEAD_AFTER, LINGER);
+        let mut view = RegistryView::new(DEAD_AFTER, LINGER);
         view.put_record(Instant::now(), ContextId(1), runner(1, A));
         view.put_record(Instant::now(), ContextId(1), runner(1, "grpc://b:1"));
         assert_eq!(view.by_address.keys().collect::<Vec<_>>(), ["grpc://b:1"]);
@@ -285,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_record_may_be_removed() {
-        let mut view = View::new(DEAD_AFTER, LINGER);
+        let mut view = RegistryView::new(DEAD_AFTER, LINGER);
         for id in 1..=3 {
             view.put_record(Instant::now(), ContextId(1), runner(id, A));
         }

@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use kv::Kv;
 use model::{Isolation, Name, ScriptType};
-use queue::{About, InstanceRef, JoinError, PresenceRecord};
-use sandbox::{Standing, processes, records};
-use service::{Failure, Host, Shutdown};
+use queue::{InstanceDescriptor, InstanceJoinError, InstanceRef, PresenceRecord};
+use sandbox::{IsolationSupport, processes, records};
+use service::{Failure, ServiceHost, Shutdown};
 use tokio::task::JoinSet;
 
-use crate::config::{Config, Settings};
+use crate::config::{Config, RunnerSettings};
 use crate::isolation::Isolator;
-use crate::runtime::{self, Found, Tools};
-use crate::runtimes::rhai::Engines;
-use crate::work_dir::{WorkDir, sweep};
+use crate::runtime::{self, AvailableRuntimes, RuntimeResources};
+use crate::runtimes::rhai::EnginePool;
+use crate::work_dir::{RunnerWorkDir, sweep};
 use crate::worker::{Worker, WorkerError};
 use crate::{
     LOG_BYTES_MAX, OSIS_STORE_BYTES_MAX, RESULT_FILE_BYTES_MAX, RHAI_MEMORY_BYTES_MAX, RHAI_OPERATIONS_MAX,
@@ -25,7 +25,7 @@ use crate::{
 
 /// Why a runner cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum RunnerStartError {
     /// The work directory cannot be used.
     #[error("work directory {} cannot be used", .path.display())]
     WorkDir {
@@ -70,23 +70,23 @@ pub enum StartError {
     MissingType(ScriptType),
     /// An instance could not join.
     #[error(transparent)]
-    Join(#[from] JoinError),
+    Join(#[from] InstanceJoinError),
 }
 
 /// A runner at work.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunnerHandle {
     instances: Vec<InstanceRef>,
     workers: JoinSet<Result<(), WorkerError>>,
     shutdown: Shutdown,
-    standing: Standing,
+    isolation_support: IsolationSupport,
     /// Looks at what contexts hold; dropped, it ends.
     _looks: JoinSet<()>,
     /// Held until the last script is gone.
-    _work_dir: WorkDir,
+    _work_dir: RunnerWorkDir,
 }
 
-impl Running {
+impl RunnerHandle {
     /// The instances, one for each type.
     #[must_use]
     pub fn instances(&self) -> &[InstanceRef] {
@@ -95,8 +95,8 @@ impl Running {
 
     /// What stands between its jobs and everything else.
     #[must_use]
-    pub const fn standing(&self) -> &Standing {
-        &self.standing
+    pub const fn isolation_support(&self) -> &IsolationSupport {
+        &self.isolation_support
     }
 
     /// Waits until all instances have ended: because the shutdown began, or by themselves. Cancel safe.
@@ -129,18 +129,18 @@ impl Running {
 /// machine has, joins with one instance for each, and works until the shutdown begins.
 ///
 /// # Errors
-/// A [`StartError`].
+/// A [`RunnerStartError`].
 pub async fn start(
-    settings: Settings,
+    settings: RunnerSettings,
     kv: &Kv,
     database: u32,
     shutdown: &Shutdown,
-) -> Result<Running, StartError> {
+) -> Result<RunnerHandle, RunnerStartError> {
     let work_dir = open(&settings).await?;
     let isolator = Arc::new(Isolator::find(&settings, &work_dir).await?);
     let found = find_runtimes(&settings, &work_dir, &isolator).await;
     if let Some(missing) = found.missing.first() {
-        return Err(StartError::MissingType(*missing));
+        return Err(RunnerStartError::MissingType(*missing));
     }
     let shutdown = shutdown.child();
     let root = Arc::new(work_dir.root.clone());
@@ -167,49 +167,60 @@ pub async fn start(
     let names: Vec<_> = instances.iter().map(ToString::to_string).collect();
     let (isolation, layers) = (isolator.level(), isolator.layers().join(" "));
     tracing::info!(%isolation, layers, slots = settings.slots, "instances {} take jobs", names.join(", "));
-    let standing = isolator.standing().clone();
+    let standing = isolator.isolation_support().clone();
     let mut looks = JoinSet::new();
-    looks.spawn(isolator.areas().clone().keep());
-    looks.spawn(isolator.areas().clone().guard());
-    Ok(Running { instances, workers, shutdown, standing, _looks: looks, _work_dir: work_dir })
+    looks.spawn(isolator.disk_quotas().clone().watch_usage());
+    looks.spawn(isolator.disk_quotas().clone().watch_free_space());
+    Ok(RunnerHandle {
+        instances,
+        workers,
+        shutdown,
+        isolation_support: standing,
+        _looks: looks,
+        _work_dir: work_dir,
+    })
 }
 
 /// Tries what executes each language, which takes some processes and some time.
 pub(crate) async fn find_runtimes(
-    settings: &Settings,
-    work_dir: &WorkDir,
+    settings: &RunnerSettings,
+    work_dir: &RunnerWorkDir,
     isolator: &Arc<Isolator>,
-) -> Found {
+) -> AvailableRuntimes {
     let (root, running) = (work_dir.root.clone(), work_dir.running.clone());
     let (isolator, types, warm) = (Arc::clone(isolator), settings.types.clone(), settings.scripts.warm);
     let finding = tokio::task::spawn_blocking(move || {
-        let engines = Arc::new(Engines::new(running.clone(), Arc::clone(&isolator)));
-        let tools = Tools { root: &root, running: &running, isolator: &isolator, engines: &engines, warm };
+        let engines = Arc::new(EnginePool::new(running.clone(), Arc::clone(&isolator)));
+        let tools =
+            RuntimeResources { root: &root, running: &running, isolator: &isolator, engines: &engines, warm };
         runtime::find(&tools, &types)
     });
     // Should it panic, the types that were wanted are missing.
-    finding.await.unwrap_or_else(|_| Found { runtimes: Vec::new(), missing: settings.types.clone() })
+    finding
+        .await
+        .unwrap_or_else(|_| AvailableRuntimes { runtimes: Vec::new(), missing: settings.types.clone() })
 }
 
 /// Opens the work directory, and ends what earlier runners left in it, before anybody is told that they are gone.
-pub(crate) async fn open(settings: &Settings) -> Result<WorkDir, StartError> {
-    let Settings { work_dir: path, group, instance, .. } = settings.clone();
+pub(crate) async fn open(settings: &RunnerSettings) -> Result<RunnerWorkDir, RunnerStartError> {
+    let RunnerSettings { work_dir: path, group, instance, .. } = settings.clone();
     let opening = tokio::task::spawn_blocking(move || {
-        let work_dir = WorkDir::open(&path, &group, instance)?;
-        let mut ended = records::end_recorded(&work_dir.running).map_err(StartError::Sweep)?;
-        ended.extend(sweep(&work_dir.root).map_err(StartError::Sweep)?);
+        let work_dir = RunnerWorkDir::open(&path, &group, instance)?;
+        let mut ended = records::end_recorded(&work_dir.running).map_err(RunnerStartError::Sweep)?;
+        ended.extend(sweep(&work_dir.root).map_err(RunnerStartError::Sweep)?);
         Ok((work_dir, ended))
     });
-    let (work_dir, ended) = opening.await.unwrap_or_else(|error| Err(StartError::Sweep(error.into())))?;
+    let (work_dir, ended) =
+        opening.await.unwrap_or_else(|error| Err(RunnerStartError::Sweep(error.into())))?;
     for ended in ended {
         tracing::warn!("ended a script of an earlier runner: {ended}");
     }
     Ok(work_dir)
 }
 
-fn about(settings: &Settings, isolator: &Isolator) -> About {
+fn about(settings: &RunnerSettings, isolator: &Isolator) -> InstanceDescriptor {
     let pid = std::process::id();
-    About {
+    InstanceDescriptor {
         hostname: processes::hostname(),
         pid,
         process_start: processes::observe(pid).map_or(0, |own| own.start_ticks),
@@ -239,7 +250,7 @@ impl service::App for RunnerApp {
     const OPS_PORT: u16 = 7807;
     type Config = Config;
 
-    fn limits(config: &Self::Config) -> service::Limits {
+    fn limits(config: &Self::Config) -> service::ServiceLimits {
         [
             ("slots_per_type", u64::from(config.slots)),
             ("result_file_bytes", RESULT_FILE_BYTES_MAX as u64),
@@ -252,7 +263,7 @@ impl service::App for RunnerApp {
         .into()
     }
 
-    async fn start(config: Self::Config, host: Host) -> Result<(), Failure> {
+    async fn start(config: Self::Config, host: ServiceHost) -> Result<(), Failure> {
         // Killing what is left and recording it needs some of the time itself.
         let settings = config.settings(host.drain_deadline.saturating_sub(Duration::from_secs(2)));
         let kv = Kv::new(config.endpoint()?);

@@ -1,74 +1,79 @@
 //! One attempt, from taken to finished.
 
-mod wants;
+mod failure_hints;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use flow::template;
 use model::execution::{AttemptEnd, Grants, Outcome};
 use model::flow::ResultMap;
 use model::job::BlobRef;
 use model::{Execution, JobKey, Reason, ReasonCode, ScriptSource, Timestamp};
 use queue::work_dir::log_path;
-use queue::{Ending, Instance, Standing, Taken};
-use sandbox::Slot;
+use queue::{ClaimedJob, InstanceSession, JobEndReport, JobRecordOutcome};
+use sandbox::CgroupSlot;
 
-use crate::area::Share;
-use crate::attend::Killed;
+use crate::disk_quota::JobDiskQuota;
 use crate::inputs;
-use crate::interrupt::{Cause, Interrupt};
+use crate::interrupt::{Interrupt, InterruptCause};
 use crate::isolation::Isolator;
-use crate::output::{self, Printed, Printer};
-use crate::runtime::{End, Job, Runtime};
+use crate::output::{self, ScriptOutputSender, ScriptOutputSummary};
+use crate::process_wait::KilledProcesses;
+use crate::runtime::{ScriptEnd, ScriptJob, ScriptRuntime};
 use crate::workspace::{Workspace, runtime_error};
 
 /// The pauses between attempts to record an end, the first and the longest.
-const RETRY: Backoff = Backoff::between(Duration::from_millis(100), Duration::from_secs(1));
+const RETRY: ExponentialBackoff =
+    ExponentialBackoff::between(Duration::from_millis(100), Duration::from_secs(1));
 
 /// What attempts are run with.
-pub(crate) struct Context<'a> {
+pub(crate) struct AttemptContext<'a> {
     /// The work directory, canonical.
     pub(crate) root: &'a Path,
     /// How jobs are kept apart.
     pub(crate) isolator: &'a Isolator,
     /// What bounds its processes and memory together.
-    pub(crate) slot: Option<Arc<Slot>>,
+    pub(crate) slot: Option<Arc<CgroupSlot>>,
     /// Whose job it is.
-    pub(crate) instance: &'a Instance,
+    pub(crate) instance: &'a InstanceSession,
     /// Executes it.
-    pub(crate) runtime: &'a dyn Runtime,
+    pub(crate) runtime: &'a dyn ScriptRuntime,
     /// Whether another job may follow in its slot.
     pub(crate) goes_on: &'a (dyn Fn() -> bool + Sync),
 }
 
 /// Runs a job to its end and records that. Returns when the end is recorded, or nobody wants it any more; with the job that
 /// follows in its slot, if one was taken in the same turn.
-pub(crate) async fn run(context: Context<'_>, taken: Taken, interrupt: Arc<Interrupt>) -> Option<Taken> {
+pub(crate) async fn run(
+    context: AttemptContext<'_>,
+    taken: ClaimedJob,
+    interrupt: Arc<Interrupt>,
+) -> Option<ClaimedJob> {
     let key = taken.execution.job_key;
     let execution = Arc::new(taken.execution);
-    let (printer, pieces) = output::printer(false);
-    let log = output::LogFile::new(log_path(context.root, key));
+    let (printer, pieces) = output::output_channel(false);
+    let log = output::AttemptLogFile::new(log_path(context.root, key));
     let gathering = pieces.gather(context.instance.clone(), key, log, Arc::clone(&interrupt));
-    let killed = Killed::default();
-    let orders = Orders { interrupt: Arc::clone(&interrupt), printer, killed: killed.clone() };
+    let killed = KilledProcesses::default();
+    let orders = AttemptChannels { interrupt: Arc::clone(&interrupt), printer, killed: killed.clone() };
     let running = execute(&context, Arc::clone(&execution), taken.grants, orders);
     let (done, printed) = tokio::join!(running, gathering);
     let who = context.instance.who().to_string();
-    let has_none = !execution.network && context.isolator.standing().syscalls;
-    let lacked_network = has_none && wants::network(&printed.tail);
+    let has_none = !execution.network && context.isolator.isolation_support().syscalls;
+    let lacked_network = has_none && failure_hints::lacks_network(&printed.tail);
     let mut ending = ending(done, printed, &interrupt, &execution, who, taken.started_at);
     if lacked_network {
-        wants::say(&mut ending.end);
+        failure_hints::add_network_hint(&mut ending.end);
     }
     ending.end.ended = killed.take();
     record(context.instance, &ending, &interrupt, context.goes_on).await
 }
 
 /// What became of the script, and what it made.
-enum Done {
+enum ScriptOutcome {
     Succeeded { result: ResultMap, outputs: std::collections::BTreeMap<String, BlobRef> },
     Failed { exit_code: Option<i32>, reason: Reason },
     NotRun(Reason),
@@ -77,17 +82,22 @@ enum Done {
 }
 
 /// What goes to and from an attempt while it runs.
-struct Orders {
+struct AttemptChannels {
     interrupt: Arc<Interrupt>,
-    printer: Printer,
-    killed: Killed,
+    printer: ScriptOutputSender,
+    killed: KilledProcesses,
 }
 
-async fn execute(context: &Context<'_>, execution: Arc<Execution>, grants: Grants, orders: Orders) -> Done {
-    let failed = |reason| Done::Failed { exit_code: None, reason };
+async fn execute(
+    context: &AttemptContext<'_>,
+    execution: Arc<Execution>,
+    grants: Grants,
+    orders: AttemptChannels,
+) -> ScriptOutcome {
+    let failed = |reason| ScriptOutcome::Failed { exit_code: None, reason };
     let root = context.root.to_owned();
     let to_prepare = Arc::clone(&execution);
-    let share = context.isolator.areas().share(execution.job_key, grants.context_disk_bytes);
+    let share = context.isolator.disk_quotas().share(execution.job_key, grants.context_disk_bytes);
     let owner = match context.isolator.check(&execution, &grants) {
         Ok(()) => context.isolator.owner(execution.job_key.context),
         Err(reason) => return failed(reason),
@@ -107,10 +117,10 @@ async fn execute(context: &Context<'_>, execution: Arc<Execution>, grants: Grant
     };
     let prepared = match prepared {
         Ok(prepared) => prepared,
-        Err(reason) => return Done::NotRun(reason),
+        Err(reason) => return ScriptOutcome::NotRun(reason),
     };
     let workspace = Arc::new(prepared.workspace);
-    let job = Job {
+    let job = ScriptJob {
         execution: Arc::clone(&execution),
         script: prepared.script,
         env: prepared.env,
@@ -124,22 +134,22 @@ async fn execute(context: &Context<'_>, execution: Arc<Execution>, grants: Grant
         killed: orders.killed,
     };
     match context.runtime.run(job).await {
-        End::TimedOut => Done::TimedOut,
-        End::Interrupted => Done::Interrupted,
-        End::Broken(reason) => failed(reason),
-        End::NotRun(reason) => Done::NotRun(reason),
-        End::Signalled(signal) => {
+        ScriptEnd::TimedOut => ScriptOutcome::TimedOut,
+        ScriptEnd::Interrupted => ScriptOutcome::Interrupted,
+        ScriptEnd::Broken(reason) => failed(reason),
+        ScriptEnd::NotRun(reason) => ScriptOutcome::NotRun(reason),
+        ScriptEnd::Signalled(signal) => {
             failed(Reason::new(ReasonCode::ExitCode, format!("the script was ended by signal {signal}")))
         }
-        End::NotCompiled { code, compiler } => {
+        ScriptEnd::NotCompiled { code, compiler } => {
             let detail = format!("the script did not compile: {compiler} exited with {code}, see the log");
-            Done::Failed { exit_code: Some(code), reason: Reason::new(ReasonCode::ExitCode, detail) }
+            ScriptOutcome::Failed { exit_code: Some(code), reason: Reason::new(ReasonCode::ExitCode, detail) }
         }
-        End::Exited { code: code @ (..0 | 1..), .. } => Done::Failed {
+        ScriptEnd::Exited { code: code @ (..0 | 1..), .. } => ScriptOutcome::Failed {
             exit_code: Some(code),
             reason: Reason::new(ReasonCode::ExitCode, format!("the script exited with {code}")),
         },
-        End::Exited { code: 0, result } => {
+        ScriptEnd::Exited { code: 0, result } => {
             let result = match result {
                 Ok(result) => result,
                 Err(reason) => return left_wrong(reason),
@@ -149,10 +159,10 @@ async fn execute(context: &Context<'_>, execution: Arc<Execution>, grants: Grant
                     // Nothing waits for the directory to be gone.
                     tokio::task::spawn_blocking(move || drop(workspace));
                 }
-                return Done::Succeeded { result, outputs: std::collections::BTreeMap::new() };
+                return ScriptOutcome::Succeeded { result, outputs: std::collections::BTreeMap::new() };
             }
             match blocking(move || workspace.collect(&execution.outputs)).await {
-                Ok(outputs) => Done::Succeeded { result, outputs },
+                Ok(outputs) => ScriptOutcome::Succeeded { result, outputs },
                 Err(reason) => left_wrong(reason),
             }
         }
@@ -160,12 +170,12 @@ async fn execute(context: &Context<'_>, execution: Arc<Execution>, grants: Grant
 }
 
 /// Of a script that exited with 0, and left what cannot be taken.
-fn left_wrong(mut reason: Reason) -> Done {
+fn left_wrong(mut reason: Reason) -> ScriptOutcome {
     reason.detail.insert_str(0, "the script ended well, but ");
-    Done::Failed { exit_code: Some(0), reason }
+    ScriptOutcome::Failed { exit_code: Some(0), reason }
 }
 
-struct Prepared {
+struct PreparedAttempt {
     workspace: Workspace,
     script: String,
     env: model::flow::EnvVars,
@@ -184,9 +194,9 @@ fn prepare(
     root: &Path,
     execution: &Execution,
     owner: Option<u32>,
-    share: Share,
+    share: JobDiskQuota,
     needs_directory: bool,
-) -> Result<Prepared, Reason> {
+) -> Result<PreparedAttempt, Reason> {
     let env = template::render(execution).map_err(|error| error.reason())?;
     let inputs = inputs::to_json(&execution.inputs)?;
     let workspace = Workspace::new(root, execution.job_key, owner, share);
@@ -195,7 +205,7 @@ fn prepare(
     }
     let script = workspace.script(execution)?;
     workspace.lay_files(execution)?;
-    Ok(Prepared { workspace, script, env, inputs })
+    Ok(PreparedAttempt { workspace, script, env, inputs })
 }
 
 /// Runs file work where it does not hold up other jobs.
@@ -208,13 +218,13 @@ async fn blocking<T: Send + 'static>(
 }
 
 fn ending(
-    done: Done,
-    printed: Printed,
+    done: ScriptOutcome,
+    printed: ScriptOutputSummary,
     interrupt: &Interrupt,
     execution: &Execution,
     who: String,
     started_at: Timestamp,
-) -> Ending {
+) -> JobEndReport {
     let mut end = AttemptEnd {
         outcome: Outcome::Failed,
         exit_code: None,
@@ -229,34 +239,34 @@ fn ending(
         end_time: Timestamp::now().max(started_at),
     };
     match done {
-        Done::Succeeded { result, outputs } => {
+        ScriptOutcome::Succeeded { result, outputs } => {
             end.outcome = Outcome::Succeeded;
             end.exit_code = Some(0);
             end.result = result;
             end.outputs = outputs;
         }
-        Done::Failed { exit_code, reason } => {
+        ScriptOutcome::Failed { exit_code, reason } => {
             end.exit_code = exit_code;
             end.reason = Some(reason);
         }
-        Done::NotRun(reason) => {
+        ScriptOutcome::NotRun(reason) => {
             if reason.code == ReasonCode::DiskFull {
                 // That is how its coordinator knows that it was no try.
                 end.start_time = None;
             }
             end.reason = Some(reason);
         }
-        Done::TimedOut => {
+        ScriptOutcome::TimedOut => {
             let detail = format!("the script ran longer than {} s and was killed", execution.timeout_secs);
             end.outcome = Outcome::TimedOut;
             end.reason = Some(Reason::new(ReasonCode::Timeout, detail));
         }
-        Done::Interrupted => match interrupt.cause() {
-            Some(Cause::Drained) => {
+        ScriptOutcome::Interrupted => match interrupt.cause() {
+            Some(InterruptCause::Drained) => {
                 end.outcome = Outcome::Lost;
                 end.reason = Some(Reason::new(ReasonCode::Drained, "the runner ended before the script did"));
             }
-            Some(Cause::Closed) => {
+            Some(InterruptCause::Closed) => {
                 // Counts only where the store went back since, and has it run here again.
                 let detail = "the store of its supervisor went back while it ran, and it was ended";
                 end.outcome = Outcome::Lost;
@@ -265,11 +275,11 @@ fn ending(
             _ => end.outcome = Outcome::Stopped,
         },
     }
-    Ending { job_key: execution.job_key, end, last_log: printed.last_log, output_tail: printed.tail }
+    JobEndReport { job_key: execution.job_key, end, last_log: printed.last_log, output_tail: printed.tail }
 }
 
 /// Ends an attempt that has run here before, without running it again: its supervisor's store has lost what became of it.
-pub(crate) async fn lose(instance: &Instance, job_key: JobKey, started_at: Timestamp) {
+pub(crate) async fn lose(instance: &InstanceSession, job_key: JobKey, started_at: Timestamp) {
     let detail =
         "the store of its supervisor went back: this attempt had run before, and how it ended is lost";
     let end = AttemptEnd {
@@ -281,18 +291,18 @@ pub(crate) async fn lose(instance: &Instance, job_key: JobKey, started_at: Times
             Timestamp::now().max(started_at),
         )
     };
-    let ending = Ending { job_key, end, last_log: None, output_tail: String::new() };
+    let ending = JobEndReport { job_key, end, last_log: None, output_tail: String::new() };
     record(instance, &ending, &Interrupt::default(), &|| false).await;
 }
 
 /// Records the end, however long it takes: only then may the job be forgotten here. Takes the next one along at the first try, where
 /// the slot `goes_on`.
 async fn record(
-    instance: &Instance,
-    ending: &Ending,
+    instance: &InstanceSession,
+    ending: &JobEndReport,
     interrupt: &Interrupt,
     goes_on: &(dyn Fn() -> bool + Sync),
-) -> Option<Taken> {
+) -> Option<ClaimedJob> {
     let key = ending.job_key;
     let mut backoff = RETRY;
     let mut takes = instance.wants_next() && goes_on();
@@ -302,16 +312,16 @@ async fn record(
             false => instance.finish(ending).await.map(|standing| (standing, None)),
         };
         match finished {
-            Ok((Standing::Recorded, next)) => {
+            Ok((JobRecordOutcome::Recorded, next)) => {
                 tracing::debug!(%key, outcome = ?ending.end.outcome, "finished");
                 return next;
             }
-            Ok((Standing::Closed(status), next)) => {
+            Ok((JobRecordOutcome::Closed(status), next)) => {
                 tracing::info!(%key, ?status, "finished too late: it was ended elsewhere");
                 return next;
             }
             Err(error) => {
-                if interrupt.cause() != Some(Cause::Closed) {
+                if interrupt.cause() != Some(InterruptCause::Closed) {
                     tracing::warn!(%key, %error, "an end waits to be recorded");
                 }
                 backoff.pause().await;

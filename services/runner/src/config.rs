@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use model::{Isolation, Name, ScriptType};
-use sandbox::{Launcher, Layers};
+use sandbox::{IsolationLayers, SandboxLauncher};
 
 /// The runner's own flags.
 #[derive(Debug, Clone, Args)]
@@ -17,9 +17,9 @@ pub struct Config {
         hide_env_values = true,
         value_name = "URL",
         default_value = "redis://127.0.0.1:6379",
-        value_parser = queue::parse_place
+        value_parser = queue::parse_endpoint
     )]
-    pub redis_url: kv::Endpoint,
+    pub redis_url: kv::KvEndpoint,
     /// File with the password for it, so that it stands in no URL
     #[arg(long, env = "MYCORA_REDIS_PASSWORD_FILE", value_name = "FILE")]
     pub redis_password_file: Option<PathBuf>,
@@ -88,7 +88,7 @@ impl Default for ScriptFlags {
 
 /// What [`crate::start`] needs, wherever it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct RunnerSettings {
     /// What to execute; empty for everything that the machine has the tools for.
     pub types: Vec<ScriptType>,
     /// The group of the instances.
@@ -104,12 +104,12 @@ pub struct Settings {
     /// How scripts are run.
     pub scripts: ScriptFlags,
     /// What starts processes.
-    pub launcher: Launcher,
+    pub launcher: SandboxLauncher,
     /// The layers of isolation that are used where they stand. Tests take some away.
-    pub layers: Layers,
+    pub layers: IsolationLayers,
 }
 
-impl Settings {
+impl RunnerSettings {
     /// Works in this directory, with everything else as usual.
     #[must_use]
     pub fn new(work_dir: PathBuf) -> Self {
@@ -121,8 +121,8 @@ impl Settings {
             work_dir,
             drain_deadline: Duration::from_secs(20),
             scripts: ScriptFlags::default(),
-            launcher: Launcher::this_program(),
-            layers: Layers::default(),
+            launcher: SandboxLauncher::this_program(),
+            layers: IsolationLayers::default(),
         }
     }
 }
@@ -130,8 +130,8 @@ impl Settings {
 impl Config {
     /// The settings, with the part that every service has.
     #[must_use]
-    pub fn settings(&self, drain_deadline: Duration) -> Settings {
-        Settings {
+    pub fn settings(&self, drain_deadline: Duration) -> RunnerSettings {
+        RunnerSettings {
             types: self.types.clone(),
             group: self.group.clone(),
             instance: self.instance,
@@ -139,8 +139,8 @@ impl Config {
             work_dir: self.work_dir.clone(),
             drain_deadline,
             scripts: self.scripts.clone(),
-            launcher: Launcher::this_program(),
-            layers: Layers::default(),
+            launcher: SandboxLauncher::this_program(),
+            layers: IsolationLayers::default(),
         }
     }
 
@@ -148,7 +148,7 @@ impl Config {
     ///
     /// # Errors
     /// When the password file cannot be read, or others can read or change it.
-    pub fn endpoint(&self) -> std::io::Result<kv::Endpoint> {
+    pub fn endpoint(&self) -> std::io::Result<kv::KvEndpoint> {
         match &self.redis_password_file {
             None => Ok(self.redis_url.clone()),
             Some(path) => {

@@ -6,9 +6,9 @@
 //! The runner tells it to end by a signal, since a script that computes reads nothing.
 
 mod bounds;
+mod connection;
 mod functions;
 mod limits;
-mod line;
 mod memory;
 mod panics;
 mod sort;
@@ -26,11 +26,11 @@ use rhai::{Dynamic, Engine, EvalAltResult, Scope, Shared};
 pub(crate) use self::memory::STEP_BYTES_MAX;
 pub(crate) use self::value::{DEPTH_MAX, to_json};
 
-use self::limits::Limits;
-use self::line::{Line, Lines};
-use crate::output::Stream;
+use self::connection::{EngineConnection, EngineConnectionState};
+use self::limits::EngineLimits;
+use crate::output::ScriptStream;
 use crate::results::size_of;
-use crate::wire::{Ended, Run};
+use crate::wire::{EngineScriptEnd, ScriptRunRequest};
 use crate::{
     RHAI_COLLECTION_LEN_MAX, RHAI_FUNCTIONS_MAX, RHAI_OPERATIONS_MAX, RHAI_STRING_BYTES_MAX,
     RHAI_VARIABLES_MAX,
@@ -66,13 +66,13 @@ fn main() -> i32 {
 
 fn serve() -> i32 {
     LazyLock::force(&STANDARD);
-    let line = Lines::new(Line::to_runner());
+    let line = EngineConnection::new(EngineConnectionState::to_runner());
     loop {
         let Ok(order) = line.order() else { return EXIT_FAILED };
         let Some(run) = order else { return 0 };
         let ended = caught(|| execute(&run, &line));
         memory::end();
-        let panicked = matches!(ended, Ended::Panicked(_));
+        let panicked = matches!(ended, EngineScriptEnd::Panicked(_));
         if line.end(&ended).is_err() || panicked {
             return EXIT_FAILED;
         }
@@ -80,20 +80,21 @@ fn serve() -> i32 {
 }
 
 /// Runs a script, and takes its panic for its end.
-fn caught(script: impl FnOnce() -> Ended) -> Ended {
-    catch_unwind(AssertUnwindSafe(script)).unwrap_or_else(|_| Ended::Panicked(panics::last_message()))
+fn caught(script: impl FnOnce() -> EngineScriptEnd) -> EngineScriptEnd {
+    catch_unwind(AssertUnwindSafe(script))
+        .unwrap_or_else(|_| EngineScriptEnd::Panicked(panics::last_message()))
 }
 
 /// What a script gives while it runs.
-type Given = Arc<Mutex<ResultMap>>;
+type ScriptResults = Arc<Mutex<ResultMap>>;
 
 /// What a script that called `exit` ends with; the engine takes that for an end like any other.
-type ExitCode = Arc<AtomicI32>;
+type ScriptExitCode = Arc<AtomicI32>;
 
-fn execute(run: &Run, line: &Lines) -> Ended {
+fn execute(run: &ScriptRunRequest, line: &EngineConnection) -> EngineScriptEnd {
     memory::begin(run.memory_bytes);
-    let limits = Limits::new(run.memory_bytes);
-    let (given, code) = (Given::default(), ExitCode::default());
+    let limits = EngineLimits::new(run.memory_bytes);
+    let (given, code) = (ScriptResults::default(), ScriptExitCode::default());
     let mut engine = Engine::new_raw();
     prepare(&mut engine, &limits, line);
     functions::register(&mut engine, run, &limits, line, &given, &code);
@@ -101,7 +102,7 @@ fn execute(run: &Run, line: &Lines) -> Ended {
     sort::register(&mut engine, &limits);
     let mut scope = match scope(run, &limits) {
         Ok(scope) => scope,
-        Err(why) => return Ended::Failed(why),
+        Err(why) => return EngineScriptEnd::Failed(why),
     };
     let outcome = engine
         .compile_with_scope(&scope, &run.script)
@@ -110,19 +111,19 @@ fn execute(run: &Run, line: &Lines) -> Ended {
     let code = match outcome {
         Ok(()) => code.load(Ordering::Relaxed),
         Err(error) => match *error {
-            EvalAltResult::ErrorTerminated(..) if limits.is_over() => return Ended::Terminated,
-            EvalAltResult::ErrorTerminated(..) => return Ended::OutOfMemory,
+            EvalAltResult::ErrorTerminated(..) if limits.is_over() => return EngineScriptEnd::Terminated,
+            EvalAltResult::ErrorTerminated(..) => return EngineScriptEnd::OutOfMemory,
             other => {
                 let hint = hint(&other).unwrap_or_default();
-                line.print(Stream::Err, &format!("{other}{hint}\n"));
+                line.print(ScriptStream::Err, &format!("{other}{hint}\n"));
                 1
             }
         },
     };
     let result = std::mem::take(&mut *given.lock().unwrap_or_else(PoisonError::into_inner));
     match size_of(&result) {
-        bytes if bytes > RESULT_BYTES_MAX => Ended::ResultTooLarge { bytes: bytes as u64 },
-        _ => Ended::Exited { code, result },
+        bytes if bytes > RESULT_BYTES_MAX => EngineScriptEnd::ResultTooLarge { bytes: bytes as u64 },
+        _ => EngineScriptEnd::Exited { code, result },
     }
 }
 
@@ -140,7 +141,7 @@ fn hint(error: &EvalAltResult) -> Option<&'static str> {
 }
 
 /// Bounds the engine, and connects its voice to the log.
-fn prepare(engine: &mut Engine, limits: &Limits, line: &Lines) {
+fn prepare(engine: &mut Engine, limits: &EngineLimits, line: &EngineConnection) {
     engine
         .register_global_module(STANDARD.clone())
         .set_max_operations(RHAI_OPERATIONS_MAX)
@@ -159,20 +160,20 @@ fn prepare(engine: &mut Engine, limits: &Limits, line: &Lines) {
         .disable_symbol("curry");
     let (watched, printed) = (limits.clone(), line.clone());
     engine.on_progress(move |steps| {
-        if steps % line::STEPS_BETWEEN_LOOKS == 0 {
+        if steps % connection::STEPS_BETWEEN_LOOKS == 0 {
             printed.flush_if_due();
         }
         watched.exceeded().then_some(Dynamic::UNIT)
     });
     let printed = line.clone();
-    engine.on_print(move |text| printed.print(Stream::Out, &format!("{text}\n")));
+    engine.on_print(move |text| printed.print(ScriptStream::Out, &format!("{text}\n")));
     let printed = line.clone();
     engine.on_debug(move |text, _, position| {
-        printed.print(Stream::Err, &format!("{position:?} | {text}\n"));
+        printed.print(ScriptStream::Err, &format!("{position:?} | {text}\n"));
     });
 }
 
-fn scope(run: &Run, limits: &Limits) -> Result<Scope<'static>, String> {
+fn scope(run: &ScriptRunRequest, limits: &EngineLimits) -> Result<Scope<'static>, String> {
     let inputs = value::from_json(&run.inputs, limits)
         .map_err(|error| format!("the inputs cannot be given to the engine: {error}"))?;
     let env: rhai::Map =
@@ -190,20 +191,27 @@ fn scope(run: &Run, limits: &Limits) -> Result<Scope<'static>, String> {
 /// When the engine does, which is what is looked for.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn run_alone(script: &str, operations_max: u64) -> Result<(), String> {
-    let line = Lines::new(Line::to_nobody());
-    let run = Run {
-        language: crate::wire::Language::Rhai,
+    let line = EngineConnection::new(EngineConnectionState::to_nobody());
+    let run = ScriptRunRequest {
+        language: crate::wire::EngineLanguage::Rhai,
         script: script.to_owned(),
         env: std::collections::BTreeMap::new(),
         own_env: std::collections::BTreeMap::new(),
         inputs: "{}".to_owned(),
         memory_bytes: crate::RHAI_MEMORY_BYTES_MAX,
     };
-    let limits = Limits::new(run.memory_bytes);
+    let limits = EngineLimits::new(run.memory_bytes);
     let mut engine = Engine::new_raw();
     prepare(&mut engine, &limits, &line);
     engine.set_max_operations(operations_max).set_max_string_size(1 << 20).set_max_array_size(10_000);
-    functions::register(&mut engine, &run, &limits, &line, &Given::default(), &ExitCode::default());
+    functions::register(
+        &mut engine,
+        &run,
+        &limits,
+        &line,
+        &ScriptResults::default(),
+        &ScriptExitCode::default(),
+    );
     bounds::register(&mut engine);
     sort::register(&mut engine, &limits);
     let mut scope = scope(&run, &limits)?;

@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 /// # Errors
 /// `INPUTS_TOO_LARGE`.
 pub(crate) fn to_json(inputs: &BTreeMap<Name, ResultMap>) -> Result<String, Reason> {
-    let typed: BTreeMap<&str, BTreeMap<&str, Typed<'_>>> = inputs
+    let typed: BTreeMap<&str, BTreeMap<&str, TypedInput<'_>>> = inputs
         .iter()
         .map(|(node, result)| {
             (node.as_str(), result.iter().map(|(key, text)| (key.as_str(), typed(text))).collect())
@@ -33,21 +33,21 @@ pub(crate) fn to_json(inputs: &BTreeMap<Name, ResultMap>) -> Result<String, Reas
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Typed<'a> {
+enum TypedInput<'a> {
     Value(&'a RawValue),
     Text(&'a str),
 }
 
-fn typed(text: &str) -> Typed<'_> {
+fn typed(text: &str) -> TypedInput<'_> {
     let looks_typed = match text.as_bytes().first() {
         Some(b'-' | b'0'..=b'9') => is_number(text),
         Some(b'{' | b'[') => true,
         _ => matches!(text, "true" | "false"),
     };
     if looks_typed && let Ok(raw) = serde_json::from_str::<&RawValue>(text) {
-        return Typed::Value(raw);
+        return TypedInput::Value(raw);
     }
-    Typed::Text(text)
+    TypedInput::Text(text)
 }
 
 #[cfg(test)]
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn no_text_is_lost_in_a_number() {
         for text in ["7", "0", "-3", "0.5", "-0.0", "1226.0", "0.1", "5e-324", "-9223372036854775808"] {
-            assert!(matches!(typed(text), Typed::Value(raw) if raw.get() == text), "{text}");
+            assert!(matches!(typed(text), TypedInput::Value(raw) if raw.get() == text), "{text}");
         }
         for text in [
             "1.10",
@@ -100,7 +100,7 @@ mod tests {
             "9223372036854775808",
             "18446744073709551616",
         ] {
-            assert!(matches!(typed(text), Typed::Text(same) if same == text), "{text}");
+            assert!(matches!(typed(text), TypedInput::Text(same) if same == text), "{text}");
         }
     }
 

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 /// Why a job has to end before its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub(crate) enum InterruptCause {
     /// Somebody asked for it.
     Requested,
     /// It was ended elsewhere already, so nobody wants to hear of it.
@@ -19,17 +19,17 @@ pub(crate) enum Cause {
 
 /// An order to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Order {
+pub(crate) struct InterruptRequest {
     /// Why.
-    pub(crate) cause: Cause,
+    pub(crate) cause: InterruptCause,
     /// How long the script may take after it was asked.
     pub(crate) grace: Duration,
 }
 
 /// What all orders so far come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Told {
-    cause: Cause,
+struct InterruptState {
+    cause: InterruptCause,
     /// When the least patient of them has waited long enough.
     end: Instant,
 }
@@ -38,27 +38,27 @@ struct Told {
 /// that a job that is known to be closed is closed; how long it may take, by the one whose grace is over first.
 #[derive(Debug)]
 pub(crate) struct Interrupt {
-    told: watch::Sender<Option<Told>>,
+    state: watch::Sender<Option<InterruptState>>,
     raised: Mutex<bool>,
     wake: Condvar,
 }
 
 impl Default for Interrupt {
     fn default() -> Self {
-        Self { told: watch::Sender::new(None), raised: Mutex::default(), wake: Condvar::new() }
+        Self { state: watch::Sender::new(None), raised: Mutex::default(), wake: Condvar::new() }
     }
 }
 
 impl Interrupt {
     /// Gives an order; its grace begins now.
-    pub(crate) fn raise(&self, order: Order) {
+    pub(crate) fn raise(&self, order: InterruptRequest) {
         let end = Instant::now() + order.grace;
-        self.told.send_if_modified(|told| {
+        self.state.send_if_modified(|told| {
             let merged = match *told {
-                None => Told { cause: order.cause, end },
+                None => InterruptState { cause: order.cause, end },
                 Some(first) => {
-                    let cause = if order.cause == Cause::Closed { order.cause } else { first.cause };
-                    Told { cause, end: first.end.min(end) }
+                    let cause = if order.cause == InterruptCause::Closed { order.cause } else { first.cause };
+                    InterruptState { cause, end: first.end.min(end) }
                 }
             };
             told.replace(merged) != Some(merged)
@@ -68,13 +68,13 @@ impl Interrupt {
     }
 
     /// Why it has to end, if it has to.
-    pub(crate) fn cause(&self) -> Option<Cause> {
-        self.told.borrow().map(|told| told.cause)
+    pub(crate) fn cause(&self) -> Option<InterruptCause> {
+        self.state.borrow().map(|told| told.cause)
     }
 
     /// Waits for an order. Cancel safe.
     pub(crate) async fn raised(&self) {
-        if self.told.subscribe().wait_for(Option::is_some).await.is_err() {
+        if self.state.subscribe().wait_for(Option::is_some).await.is_err() {
             // The sender is ours and cannot be gone.
             std::future::pending().await
         }
@@ -82,7 +82,7 @@ impl Interrupt {
 
     /// Waits until the grace of an order is over, also of one that comes meanwhile. Cancel safe.
     pub(crate) async fn grace_over(&self) {
-        come(&self.told, |told| told.end).await;
+        wait_for_end(&self.state, |told| told.end).await;
     }
 
     /// Sleeps on a thread, at most until `until`; gives whether it was an order that ended it.
@@ -103,7 +103,7 @@ impl Interrupt {
 }
 
 /// Waits until the end has come that is told, also when it is told or changed meanwhile. Cancel safe.
-pub(crate) async fn come<T: Copy>(told: &watch::Sender<Option<T>>, end: impl Fn(T) -> Instant) {
+pub(crate) async fn wait_for_end<T: Copy>(told: &watch::Sender<Option<T>>, end: impl Fn(T) -> Instant) {
     let mut receiver = told.subscribe();
     loop {
         let end = receiver.borrow_and_update().map(&end);
@@ -135,14 +135,14 @@ mod tests {
         let interrupt = Interrupt::default();
         let now = std::time::Instant::now;
         assert!(!interrupt.sleep_until(now()));
-        let order = |cause| Order { cause, grace: Duration::ZERO };
-        interrupt.raise(order(Cause::Requested));
-        interrupt.raise(order(Cause::Drained));
+        let order = |cause| InterruptRequest { cause, grace: Duration::ZERO };
+        interrupt.raise(order(InterruptCause::Requested));
+        interrupt.raise(order(InterruptCause::Drained));
         interrupt.raised().await;
-        assert_eq!(interrupt.cause(), Some(Cause::Requested));
-        interrupt.raise(order(Cause::Closed));
-        interrupt.raise(order(Cause::Requested));
-        assert_eq!(interrupt.cause(), Some(Cause::Closed));
+        assert_eq!(interrupt.cause(), Some(InterruptCause::Requested));
+        interrupt.raise(order(InterruptCause::Closed));
+        interrupt.raise(order(InterruptCause::Requested));
+        assert_eq!(interrupt.cause(), Some(InterruptCause::Closed));
         assert!(interrupt.sleep_until(now() + LONG));
     }
 
@@ -150,14 +150,14 @@ mod tests {
     async fn the_earliest_end_counts() {
         let interrupt = Interrupt::default();
         let over = async || tokio::time::timeout(Duration::ZERO, interrupt.grace_over()).await.is_ok();
-        let order = |cause, grace| Order { cause, grace };
+        let order = |cause, grace| InterruptRequest { cause, grace };
         assert!(!over().await);
-        interrupt.raise(order(Cause::Requested, LONG));
+        interrupt.raise(order(InterruptCause::Requested, LONG));
         assert!(!over().await);
-        let hurry = async { interrupt.raise(order(Cause::Drained, Duration::ZERO)) };
+        let hurry = async { interrupt.raise(order(InterruptCause::Drained, Duration::ZERO)) };
         tokio::join!(biased; interrupt.grace_over(), hurry);
-        interrupt.raise(order(Cause::Requested, LONG));
+        interrupt.raise(order(InterruptCause::Requested, LONG));
         assert!(over().await);
-        assert_eq!(interrupt.cause(), Some(Cause::Requested));
+        assert_eq!(interrupt.cause(), Some(InterruptCause::Requested));
     }
 }

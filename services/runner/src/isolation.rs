@@ -7,26 +7,29 @@ use std::sync::Arc;
 use model::execution::Grants;
 use model::{ContextUid, Execution, Isolation, Reason, ReasonCode, ScriptType};
 use queue::work_dir::{context_dir, contexts_dir};
-use sandbox::room::Floors;
-use sandbox::{Broker, Cgroups, Confinement, FileRules, Launcher, Limits, Owners, Slot, Standing, Syscalls};
+use sandbox::disk_space::DiskFloors;
+use sandbox::{
+    BrokerRules, CgroupSlot, Cgroups, Confinement, FileRules, IsolationSupport, ProcessLimits,
+    SandboxLauncher, SyscallRules, UserIdRange,
+};
 
-use crate::area::Areas;
-use crate::attend::Time;
-use crate::config::{ScriptFlags, Settings};
-use crate::runtime::Job;
-use crate::work_dir::WorkDir;
-use crate::{OPEN_FILES_MAX, StartError};
+use crate::config::{RunnerSettings, ScriptFlags};
+use crate::disk_quota::DiskQuotas;
+use crate::process_wait::JobTimeLimit;
+use crate::runtime::ScriptJob;
+use crate::work_dir::RunnerWorkDir;
+use crate::{OPEN_FILES_MAX, RunnerStartError};
 
 /// What stands between the jobs of this runner and everything else.
 #[derive(Debug)]
 pub(crate) struct Isolator {
-    launcher: Launcher,
-    standing: Standing,
+    launcher: SandboxLauncher,
+    isolation_support: IsolationSupport,
     root: PathBuf,
-    owners: Option<Owners>,
+    owners: Option<UserIdRange>,
     cgroups: Option<Cgroups>,
     scripts: ScriptFlags,
-    areas: Areas,
+    disk_quotas: DiskQuotas,
 }
 
 impl Isolator {
@@ -34,24 +37,27 @@ impl Isolator {
     ///
     /// # Errors
     /// When the launcher cannot be started, or less stands than the settings demand.
-    pub(crate) async fn find(settings: &Settings, work_dir: &WorkDir) -> Result<Self, StartError> {
+    pub(crate) async fn find(
+        settings: &RunnerSettings,
+        work_dir: &RunnerWorkDir,
+    ) -> Result<Self, RunnerStartError> {
         // The work directory tells runners of one name on one machine apart.
         let place = model::BlobHash::of(work_dir.root.as_os_str().as_encoded_bytes()).to_string();
         let name = format!("mycora-{}-{}-{}", settings.group, settings.instance, &place[..8]);
         let cgroups = Cgroups::make(&name).map_err(|error| error.to_string());
         let owners = own_users(settings, work_dir);
-        let probe = sandbox::Probe {
+        let probe = sandbox::IsolationProbe {
             launcher: &settings.launcher,
             layers: settings.layers,
             cgroups: cgroups.as_ref().map_err(Clone::clone),
-            owner: owners.as_ref().map(Owners::first).map_err(Clone::clone),
+            owner: owners.as_ref().map(UserIdRange::first).map_err(Clone::clone),
             dir: &work_dir.running,
         };
-        let mut standing = probe.run().await.map_err(StartError::Launcher)?;
+        let mut standing = probe.run().await.map_err(RunnerStartError::Launcher)?;
         if let Some(owner) = owners.as_ref().ok().filter(|_| standing.owner)
-            && let Err(why) = sandbox::open_files::can_be_seen(owner.first())
+            && let Err(why) = sandbox::open_files::can_inspect(owner.first())
         {
-            standing.missing.push(sandbox::Missing { layer: "open-files", why });
+            standing.missing.push(sandbox::MissingLayer { layer: "open-files", why });
         }
         for missing in &standing.missing {
             tracing::info!(layer = missing.layer, why = %missing.why, "a layer of isolation does not stand here");
@@ -59,7 +65,7 @@ impl Isolator {
         if standing.level < settings.scripts.isolation {
             let why = standing.missing.iter().map(|missing| format!("{}: {}", missing.layer, missing.why));
             let why = why.collect::<Vec<_>>().join("; ");
-            return Err(StartError::Isolation {
+            return Err(RunnerStartError::Isolation {
                 demanded: settings.scripts.isolation,
                 level: standing.level,
                 why,
@@ -69,39 +75,39 @@ impl Isolator {
             launcher: settings.launcher.clone(),
             owners: owners.ok().filter(|_| standing.owner),
             cgroups: cgroups.ok().filter(|_| standing.cgroup),
-            standing,
+            isolation_support: standing,
             root: work_dir.root.clone(),
             scripts: settings.scripts.clone(),
-            areas: Areas::new(
+            disk_quotas: DiskQuotas::new(
                 &work_dir.root,
                 &work_dir.held,
-                Floors::new(work_dir.root.clone(), settings.scripts.disk_floor),
+                DiskFloors::new(work_dir.root.clone(), settings.scripts.disk_floor),
             ),
         })
     }
 
     /// What contexts hold on the disk.
-    pub(crate) fn areas(&self) -> &Areas {
-        &self.areas
+    pub(crate) fn disk_quotas(&self) -> &DiskQuotas {
+        &self.disk_quotas
     }
 
     /// What stands here, and what does not.
-    pub(crate) fn standing(&self) -> &Standing {
-        &self.standing
+    pub(crate) fn isolation_support(&self) -> &IsolationSupport {
+        &self.isolation_support
     }
 
     /// What jobs get, whoever executes them.
     pub(crate) fn level(&self) -> Isolation {
-        self.standing.level
+        self.isolation_support.level
     }
 
     /// What that is made of.
     pub(crate) fn layers(&self) -> &[String] {
-        &self.standing.layers
+        &self.isolation_support.layers
     }
 
     /// Starts what takes the place of a job's first process.
-    pub(crate) fn launcher(&self) -> &Launcher {
+    pub(crate) fn launcher(&self) -> &SandboxLauncher {
         &self.launcher
     }
 
@@ -115,7 +121,7 @@ impl Isolator {
         if execution.network && !grants.network {
             return Err(Reason::new(ReasonCode::NetworkRefused, "the policy of this supervisor gives none"));
         }
-        if execution.network && demanded >= Isolation::Confined && !self.standing.network {
+        if execution.network && demanded >= Isolation::Confined && !self.isolation_support.network {
             let detail = "it demands the network and to be confined, and nothing here keeps it from the ports of this machine";
             return Err(Reason::new(ReasonCode::IsolationUnavailable, detail));
         }
@@ -127,18 +133,18 @@ impl Isolator {
     pub(crate) fn owner(&self, context: ContextUid) -> io::Result<Option<u32>> {
         let dir = context_dir(&self.root, context);
         match &self.owners {
-            Some(owners) => owners.of(&contexts_dir(&self.root), &dir).map(Some),
+            Some(owners) => owners.assign(&contexts_dir(&self.root), &dir).map(Some),
             None => Ok(None),
         }
     }
 
     /// The user that a program is tried as before there are contexts.
     pub(crate) fn trial_owner(&self) -> Option<u32> {
-        self.owners.as_ref().map(Owners::first)
+        self.owners.as_ref().map(UserIdRange::first)
     }
 
     /// A place for one job at a time, with bounds on processes and memory of its own.
-    pub(crate) fn slot(&self, script_type: ScriptType, number: usize) -> Option<Arc<Slot>> {
+    pub(crate) fn slot(&self, script_type: ScriptType, number: usize) -> Option<Arc<CgroupSlot>> {
         let slot = self.cgroups.as_ref()?.slot(&format!("{script_type}-{number}"));
         match slot {
             Ok(slot) => Some(Arc::new(slot)),
@@ -150,7 +156,7 @@ impl Isolator {
     }
 
     /// Bounds for one engine, beside those of what its jobs start.
-    pub(crate) fn engine_slot(&self, name: &str) -> Option<Slot> {
+    pub(crate) fn engine_slot(&self, name: &str) -> Option<CgroupSlot> {
         let made = self.cgroups.as_ref()?.slot(name);
         made.inspect_err(|error| tracing::warn!(%error, "a control group cannot be made")).ok()
     }
@@ -164,18 +170,18 @@ impl Isolator {
         address_bytes: u64,
     ) -> Confinement {
         Confinement {
-            limits: Limits {
+            limits: ProcessLimits {
                 address_space: cgroups.is_empty().then_some(address_bytes),
                 open_files: Some(3),
                 file_size: Some(0),
-                ..Limits::default()
+                ..ProcessLimits::default()
             },
             cgroups,
             owner,
-            files: self.standing.files.then(FileRules::default),
-            syscalls: self.standing.syscalls.then_some(Syscalls { network: false }),
+            files: self.isolation_support.files.then(FileRules::default),
+            syscalls: self.isolation_support.syscalls.then_some(SyscallRules { network: false }),
             // It opens no file and no socket, so that nothing is left to be done in its place.
-            broker: Broker::default(),
+            broker: BrokerRules::default(),
         }
     }
 
@@ -183,12 +189,12 @@ impl Isolator {
     ///
     /// # Errors
     /// When its slot does not take its bounds.
-    pub(crate) fn confinement(&self, job: &Job, reads: &[PathBuf]) -> io::Result<Confinement> {
+    pub(crate) fn confinement(&self, job: &ScriptJob, reads: &[PathBuf]) -> io::Result<Confinement> {
         if let Some(slot) = &job.slot {
             slot.set_limits(job.grants.memory_bytes, job.grants.processes)?;
         }
         let mut confinement =
-            self.around(job.workspace.dir(), job.workspace.owner(), reads, job.execution.network);
+            self.base_confinement(job.workspace.dir(), job.workspace.owner(), reads, job.execution.network);
         confinement.broker = self.broker(job, job.workspace.dir());
         confinement.limits = self.limits(job);
         confinement.cgroups = job.slot.iter().flat_map(|slot| slot.dirs()).cloned().collect();
@@ -197,7 +203,7 @@ impl Isolator {
 
     /// What is put around a process that may write in `dir` and runs as `owner`, without bounds that are
     /// counted.
-    pub(crate) fn around(
+    pub(crate) fn base_confinement(
         &self,
         dir: &Path,
         owner: Option<u32>,
@@ -209,25 +215,25 @@ impl Isolator {
         let mut write = vec![dir.to_owned()];
         write.extend(self.scripts.allow_write.iter().cloned());
         Confinement {
-            limits: Limits { open_files: Some(OPEN_FILES_MAX), ..Limits::default() },
+            limits: ProcessLimits { open_files: Some(OPEN_FILES_MAX), ..ProcessLimits::default() },
             cgroups: Vec::new(),
             owner,
-            files: self.standing.files.then_some(FileRules { read, write }),
-            syscalls: self.standing.syscalls.then_some(Syscalls { network }),
-            broker: Broker::default(),
+            files: self.isolation_support.files.then_some(FileRules { read, write }),
+            syscalls: self.isolation_support.syscalls.then_some(SyscallRules { network }),
+            broker: BrokerRules::default(),
         }
     }
 
     /// What the init of a job does in its place, since nothing else keeps it: connections, changes to what files are outside of
     /// `dir`, forks.
-    pub(crate) fn broker(&self, job: &Job, dir: &Path) -> Broker {
-        let Standing { network, attributes, processes, .. } = self.standing;
+    pub(crate) fn broker(&self, job: &ScriptJob, dir: &Path) -> BrokerRules {
+        let IsolationSupport { network, attributes, processes, .. } = self.isolation_support;
         let has_network = job.execution.network;
         // Files of others are out of reach of a user of its own.
         let is_ours = job.workspace.owner().is_none();
         let places =
             || std::iter::once(dir.to_owned()).chain(self.scripts.allow_write.iter().cloned()).collect();
-        Broker {
+        BrokerRules {
             addresses: (has_network && network).then(|| job.grants.addresses.clone()),
             attributes: (is_ours && attributes).then(places),
             processes: (job.slot.is_none() && processes).then_some(job.grants.processes),
@@ -236,10 +242,10 @@ impl Isolator {
     }
 
     /// Bounds of each process of a job, where there is no control group that bounds them together.
-    fn limits(&self, job: &Job) -> Limits {
+    fn limits(&self, job: &ScriptJob) -> ProcessLimits {
         let bounded = job.slot.is_some();
-        Limits {
-            cpu_secs: Time::of(job).cpu_secs(),
+        ProcessLimits {
+            cpu_secs: JobTimeLimit::of(job).cpu_secs(),
             address_space: (!bounded).then_some(job.grants.memory_bytes),
             open_files: Some(OPEN_FILES_MAX),
             file_size: Some(job.grants.disk_bytes.min(job.grants.context_disk_bytes)),
@@ -247,14 +253,14 @@ impl Isolator {
             processes: job
                 .workspace
                 .owner()
-                .filter(|_| !bounded && !self.standing.processes)
+                .filter(|_| !bounded && !self.isolation_support.processes)
                 .map(|_| u64::from(job.grants.processes)),
         }
     }
 }
 
 /// The users of contexts, or why there are none.
-fn own_users(settings: &Settings, work_dir: &WorkDir) -> Result<Owners, String> {
+fn own_users(settings: &RunnerSettings, work_dir: &RunnerWorkDir) -> Result<UserIdRange, String> {
     if !rustix::process::geteuid().is_root() {
         return Err("the runner is not root".to_owned());
     }
@@ -265,8 +271,8 @@ fn own_users(settings: &Settings, work_dir: &WorkDir) -> Result<Owners, String> 
         .map_err(|closed| format!("other users cannot pass through {}", closed.display()))?;
     work_dir.open_to_others().map_err(|error| format!("the work directory cannot be opened: {error}"))?;
     match settings.scripts.uid_base {
-        Some(base) => Ok(Owners::new(base)),
-        None => Owners::of_directory(&contexts_dir(&work_dir.root))
+        Some(base) => Ok(UserIdRange::new(base)),
+        None => UserIdRange::of_directory(&contexts_dir(&work_dir.root))
             .map_err(|error| format!("no user ids can be chosen: {error}")),
     }
 }

@@ -9,35 +9,35 @@
 //! [`queue::work_dir`] tells what is where below the work directory; [`isolation`], how jobs are kept apart.
 
 mod app;
-mod area;
 mod attempt;
-mod attend;
-mod begun;
+mod attempt_journal;
+mod capabilities;
 mod config;
+mod disk_eviction;
+mod disk_quota;
 mod engine;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod inputs;
 mod interrupt;
 mod isolation;
-mod look;
+mod job_usage;
 mod output;
 mod process;
-mod relief;
+mod process_wait;
 mod results;
 mod runtime;
 mod runtimes;
-mod survey;
 mod wire;
 mod work_dir;
 mod worker;
 mod workspace;
 
-pub use app::{RunnerApp, Running, StartError, start};
-pub use config::{Config, ScriptFlags, Settings};
+pub use app::{RunnerApp, RunnerHandle, RunnerStartError, start};
+pub use capabilities::{MachineCapabilities, probe_capabilities};
+pub use config::{Config, RunnerSettings, ScriptFlags};
 pub use engine::ENGINE;
 pub use runtime::available;
-pub use survey::{Survey, survey};
 pub use work_dir::sweep;
 
 use std::time::Duration;

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use model::limits::OUTPUT_BYTES_MAX;
 use model::{JobKey, Timestamp};
-use queue::{Instance, LogChunk, OUTPUT_TAIL_BYTES_MAX, Standing};
+use queue::{InstanceSession, JobRecordOutcome, LogChunk, OUTPUT_TAIL_BYTES_MAX};
 use tokio::fs::File;
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::interrupt::{Cause, Interrupt, Order};
+use crate::interrupt::{Interrupt, InterruptCause, InterruptRequest};
 use crate::{LOG_BYTES_MAX, LOG_INTERVAL};
 
 /// How many pieces may wait to be gathered before whoever prints is held back.
@@ -24,7 +24,7 @@ const RETRY: Duration = Duration::from_millis(200);
 
 /// Which of its two outputs a script printed to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stream {
+pub(crate) enum ScriptStream {
     /// Standard output.
     Out,
     /// Standard error.
@@ -33,12 +33,12 @@ pub(crate) enum Stream {
 
 /// Where a runtime puts what its script prints.
 #[derive(Debug, Clone)]
-pub(crate) struct Printer {
-    pieces: mpsc::Sender<(Stream, Vec<u8>)>,
+pub(crate) struct ScriptOutputSender {
+    pieces: mpsc::Sender<(ScriptStream, Vec<u8>)>,
     tells_apart: bool,
 }
 
-impl Printer {
+impl ScriptOutputSender {
     /// Tells whether the gatherer distinguishes standard output from standard error. Else a process has one pipe for both, which
     /// keeps the order.
     pub(crate) const fn tells_apart(&self) -> bool {
@@ -46,7 +46,7 @@ impl Printer {
     }
 
     /// Prints; waits while too much is on its way.
-    pub(crate) async fn print(&self, stream: Stream, bytes: Vec<u8>) {
+    pub(crate) async fn print(&self, stream: ScriptStream, bytes: Vec<u8>) {
         // Nobody gathering any more means that the attempt is over.
         let _ = self.pieces.send((stream, bytes)).await;
     }
@@ -54,7 +54,7 @@ impl Printer {
 
 /// What was printed and not reported yet when the script had ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Printed {
+pub(crate) struct ScriptOutputSummary {
     /// To be reported together with the end.
     pub(crate) last_log: Option<LogChunk>,
     /// How much was printed, and kept.
@@ -65,30 +65,30 @@ pub(crate) struct Printed {
 
 /// Makes a printer and what gathers from it until every clone of the printer is gone. `tells_apart`: whether it matters which of
 /// both outputs something was printed to.
-pub(crate) fn printer(tells_apart: bool) -> (Printer, Pieces) {
+pub(crate) fn output_channel(tells_apart: bool) -> (ScriptOutputSender, ScriptOutputReceiver) {
     let (pieces, receiver) = mpsc::channel(PIECES_MAX);
-    (Printer { pieces, tells_apart }, Pieces(receiver))
+    (ScriptOutputSender { pieces, tells_apart }, ScriptOutputReceiver(receiver))
 }
 
-/// The other end of a [`Printer`].
+/// The other end of a [`ScriptOutputSender`].
 #[derive(Debug)]
-pub(crate) struct Pieces(mpsc::Receiver<(Stream, Vec<u8>)>);
+pub(crate) struct ScriptOutputReceiver(mpsc::Receiver<(ScriptStream, Vec<u8>)>);
 
-impl Pieces {
+impl ScriptOutputReceiver {
     /// The next piece, as it was printed; nothing when the printer is gone.
-    pub(crate) async fn next(&mut self) -> Option<(Stream, Vec<u8>)> {
+    pub(crate) async fn next(&mut self) -> Option<(ScriptStream, Vec<u8>)> {
         self.0.recv().await
     }
 
     /// Gathers and reports until the printer is gone.
     pub(crate) async fn gather(
         mut self,
-        instance: Instance,
+        instance: InstanceSession,
         key: JobKey,
-        log: LogFile,
+        log: AttemptLogFile,
         interrupt: Arc<Interrupt>,
-    ) -> Printed {
-        let mut gathered = Gathered { log: Some(log), ..Gathered::default() };
+    ) -> ScriptOutputSummary {
+        let mut gathered = ScriptOutputBuffer { log: Some(log), ..ScriptOutputBuffer::default() };
         let mut due: Option<Instant> = None;
         loop {
             let flush_time = due.unwrap_or_else(|| Instant::now() + LOG_INTERVAL);
@@ -113,16 +113,16 @@ impl Pieces {
         if let Some(chunk) = &last_log {
             gathered.keep(chunk).await;
         }
-        Printed { last_log, bytes: gathered.offset, tail: gathered.tail }
+        ScriptOutputSummary { last_log, bytes: gathered.offset, tail: gathered.tail }
     }
 }
 
 /// Reports pieces while more than `keep` bytes are gathered. While Redis is away the script is held
 /// back in the end, since nothing is dropped.
 async fn report(
-    gathered: &mut Gathered,
+    gathered: &mut ScriptOutputBuffer,
     keep: usize,
-    instance: &Instance,
+    instance: &InstanceSession,
     key: JobKey,
     interrupt: &Interrupt,
 ) {
@@ -131,9 +131,10 @@ async fn report(
         gathered.keep(&chunk).await;
         loop {
             match instance.log(key, chunk.clone()).await {
-                Ok(Standing::Recorded) => break,
-                Ok(Standing::Closed(_)) => {
-                    interrupt.raise(Order { cause: Cause::Closed, grace: Duration::ZERO });
+                Ok(JobRecordOutcome::Recorded) => break,
+                Ok(JobRecordOutcome::Closed(_)) => {
+                    interrupt
+                        .raise(InterruptRequest { cause: InterruptCause::Closed, grace: Duration::ZERO });
                     break;
                 }
                 Err(error) => {
@@ -147,12 +148,12 @@ async fn report(
 
 /// The file with everything that an attempt printed, made when it prints something.
 #[derive(Debug)]
-pub(crate) struct LogFile {
+pub(crate) struct AttemptLogFile {
     path: PathBuf,
     file: Option<File>,
 }
 
-impl LogFile {
+impl AttemptLogFile {
     /// To be made at `path`.
     pub(crate) const fn new(path: PathBuf) -> Self {
         Self { path, file: None }
@@ -178,21 +179,21 @@ impl LogFile {
 }
 
 #[derive(Debug, Default)]
-struct Gathered {
+struct ScriptOutputBuffer {
     pending: String,
     /// When the first of what is pending was printed.
     since: Option<Timestamp>,
     /// How many bytes came before what is pending.
     offset: u64,
     tail: String,
-    log: Option<LogFile>,
-    out: Decoder,
-    err: Decoder,
+    log: Option<AttemptLogFile>,
+    out: OutputDecoder,
+    err: OutputDecoder,
 }
 
 /// Turns one stream's bytes into text, whatever the pieces they come in.
 #[derive(Debug, Default)]
-struct Decoder {
+struct OutputDecoder {
     taken: u64,
     marked: bool,
     partial: Vec<u8>,
@@ -200,14 +201,14 @@ struct Decoder {
     last: Vec<u8>,
 }
 
-impl Gathered {
-    fn add(&mut self, stream: Stream, bytes: &[u8], now: Timestamp) {
+impl ScriptOutputBuffer {
+    fn add(&mut self, stream: ScriptStream, bytes: &[u8], now: Timestamp) {
         if self.pending.is_empty() {
             self.since = Some(now);
         }
         let decoder = match stream {
-            Stream::Out => &mut self.out,
-            Stream::Err => &mut self.err,
+            ScriptStream::Out => &mut self.out,
+            ScriptStream::Err => &mut self.err,
         };
         let room = OUTPUT_BYTES_MAX.saturating_sub(decoder.taken);
         let kept = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
@@ -274,7 +275,7 @@ impl Gathered {
     }
 }
 
-impl Decoder {
+impl OutputDecoder {
     fn decode(&mut self, bytes: &[u8], text: &mut String) {
         let joined;
         let mut rest = if self.partial.is_empty() {
@@ -341,22 +342,22 @@ mod tests {
 
     #[test]
     fn a_piece_has_the_time_of_its_beginning() {
-        let mut gathered = Gathered::default();
+        let mut gathered = ScriptOutputBuffer::default();
         let later = |secs| NOW + Duration::from_secs(secs);
-        gathered.add(Stream::Out, b"one ", NOW);
-        gathered.add(Stream::Err, b"two", later(1));
+        gathered.add(ScriptStream::Out, b"one ", NOW);
+        gathered.add(ScriptStream::Err, b"two", later(1));
         assert_eq!(gathered.next_chunk().expect("text").time, Some(NOW));
-        gathered.add(Stream::Out, b"three", later(2));
+        gathered.add(ScriptStream::Out, b"three", later(2));
         assert_eq!(gathered.next_chunk().expect("text").time, Some(later(2)));
     }
 
     #[test]
     fn characters_survive_being_cut() {
-        let mut gathered = Gathered::default();
+        let mut gathered = ScriptOutputBuffer::default();
         for byte in "grün €\u{1F600}\n".as_bytes() {
-            gathered.add(Stream::Out, &[*byte], NOW);
+            gathered.add(ScriptStream::Out, &[*byte], NOW);
         }
-        gathered.add(Stream::Err, b"\xff\xe2\x82", NOW);
+        gathered.add(ScriptStream::Err, b"\xff\xe2\x82", NOW);
         gathered.close();
         let chunk = gathered.next_chunk().expect("text");
         assert_eq!(
@@ -369,13 +370,13 @@ mod tests {
 
     #[test]
     fn each_stream_is_bounded_and_marked_once_and_told_to_its_end() {
-        let mut gathered = Gathered::default();
+        let mut gathered = ScriptOutputBuffer::default();
         let piece = vec![b'x'; 1024 * 1024];
         for _ in 0..12 {
-            gathered.add(Stream::Out, &piece, NOW);
+            gathered.add(ScriptStream::Out, &piece, NOW);
         }
-        gathered.add(Stream::Out, b"gone wrong\n", NOW);
-        gathered.add(Stream::Err, b"still here", NOW);
+        gathered.add(ScriptStream::Out, b"gone wrong\n", NOW);
+        gathered.add(ScriptStream::Err, b"still here", NOW);
         gathered.close();
         let mut text = String::new();
         while let Some(chunk) = gathered.next_chunk() {
@@ -392,7 +393,7 @@ mod tests {
 
         // Also of what is no text, of which each byte becomes several.
         for _ in 0..12 {
-            gathered.add(Stream::Err, &[0xff; 16 * 1024].repeat(64), NOW);
+            gathered.add(ScriptStream::Err, &[0xff; 16 * 1024].repeat(64), NOW);
         }
         let kept = gathered.pending.len() as u64;
         assert!((OUTPUT_BYTES_MAX..OUTPUT_BYTES_MAX + 3 * 1024 * 1024).contains(&kept), "{kept}");

@@ -12,17 +12,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use model::Reason;
-use sandbox::{Child, Event, Request, records, tree};
+use sandbox::{InitEvent, SandboxRequest, SandboxedJob, records, tree};
 
 use crate::SCRIPT_PATH;
-use crate::attend::{NotStarted, attend, outputs};
 use crate::isolation::Isolator;
-use crate::runtime::{End, Job, Tools};
+use crate::process_wait::{ScriptNotStarted, outputs, wait_for_exit};
+use crate::runtime::{RuntimeResources, ScriptEnd, ScriptJob};
 use crate::workspace::broken;
 
 /// Runs scripts as processes.
 #[derive(Debug, Clone)]
-pub(crate) struct Launcher {
+pub(crate) struct ProcessExecutor {
     /// Where what runs is recorded.
     running: PathBuf,
     isolator: Arc<Isolator>,
@@ -30,7 +30,7 @@ pub(crate) struct Launcher {
 
 /// An interpreter and what stands before the script's path on its command line.
 #[derive(Debug, Clone)]
-pub(crate) struct Interpreter {
+pub(crate) struct InterpreterCommand {
     /// The real executable.
     pub(crate) program: PathBuf,
     /// Its arguments before the script.
@@ -43,7 +43,7 @@ pub(crate) struct Interpreter {
 
 /// A program and its arguments.
 #[derive(Debug, Clone)]
-pub(crate) struct Program<'a> {
+pub(crate) struct ProgramCommand<'a> {
     /// The executable.
     pub(crate) path: &'a Path,
     /// Its arguments.
@@ -52,9 +52,9 @@ pub(crate) struct Program<'a> {
     pub(crate) reads: &'a [PathBuf],
 }
 
-impl Launcher {
+impl ProcessExecutor {
     /// With what the runner has.
-    pub(crate) fn new(tools: &Tools<'_>) -> Self {
+    pub(crate) fn new(tools: &RuntimeResources<'_>) -> Self {
         Self { running: tools.running.to_owned(), isolator: Arc::clone(tools.isolator) }
     }
 
@@ -64,51 +64,51 @@ impl Launcher {
     }
 
     /// Runs a job with an interpreter, to its end.
-    pub(crate) async fn run(&self, interpreter: &Interpreter, job: Job) -> End {
+    pub(crate) async fn run(&self, interpreter: &InterpreterCommand, job: ScriptJob) -> ScriptEnd {
         let script = match job.workspace.write_own(interpreter.script_name, &job.script) {
             Ok(script) => script,
-            Err(reason) => return End::NotRun(reason),
+            Err(reason) => return ScriptEnd::NotRun(reason),
         };
         let mut args = interpreter.args.clone();
         args.push(script.into());
-        let program = Program { path: &interpreter.program, args, reads: &interpreter.reads };
+        let program = ProgramCommand { path: &interpreter.program, args, reads: &interpreter.reads };
         self.run_program(&program, &job).await
     }
 
     /// Runs a job that is a program already, to its end.
-    pub(crate) async fn run_program(&self, program: &Program<'_>, job: &Job) -> End {
+    pub(crate) async fn run_program(&self, program: &ProgramCommand<'_>, job: &ScriptJob) -> ScriptEnd {
         match environment(job) {
             Ok(env) => self.run_in(program, env, job.workspace.dir(), job).await,
-            Err(reason) => End::NotRun(reason),
+            Err(reason) => ScriptEnd::NotRun(reason),
         }
     }
 
     /// Runs a program as the job would run, with this environment and in this directory, to its end.
     pub(crate) async fn run_in(
         &self,
-        program: &Program<'_>,
+        program: &ProgramCommand<'_>,
         env: BTreeMap<String, String>,
         dir: &Path,
-        job: &Job,
-    ) -> End {
+        job: &ScriptJob,
+    ) -> ScriptEnd {
         match self.try_run(program, env, dir, job).await {
             Ok(end) => end,
-            Err(NotStarted(reason)) => End::NotRun(reason),
+            Err(ScriptNotStarted(reason)) => ScriptEnd::NotRun(reason),
         }
     }
 
     async fn try_run(
         &self,
-        program: &Program<'_>,
+        program: &ProgramCommand<'_>,
         env: BTreeMap<String, String>,
         dir: &Path,
-        job: &Job,
-    ) -> Result<End, NotStarted> {
-        let failed = |what: &str, error: &io::Error| NotStarted(broken(what, error));
+        job: &ScriptJob,
+    ) -> Result<ScriptEnd, ScriptNotStarted> {
+        let failed = |what: &str, error: &io::Error| ScriptNotStarted(broken(what, error));
         let confinement = self.isolator.confinement(job, program.reads);
         let confinement = confinement.map_err(|error| failed("its bounds cannot be set", &error))?;
         let cgroups = confinement.cgroups.clone();
-        let request = Request {
+        let request = SandboxRequest {
             program: program.path.into(),
             args: texts(&program.args).map_err(|error| failed("an argument is no text", &error))?,
             env,
@@ -117,15 +117,15 @@ impl Launcher {
         };
         let (printed, [out, err]) = outputs(job).map_err(|error| failed("no pipe can be made", &error))?;
         let shown = program.path.display();
-        let child = Child::start(self.isolator.launcher(), &request, out.into(), err.into());
+        let child = SandboxedJob::start(self.isolator.launcher(), &request, out.into(), err.into());
         let child = child.map_err(|error| failed(&format!("{shown} cannot be started"), &error))?;
         let record = self.record(job, &child, cgroups);
         let record = match record {
             Ok(record) => record,
             // It may have begun: that was a try.
-            Err(error) => return Ok(End::Broken(broken("the process cannot be recorded", &error))),
+            Err(error) => return Ok(ScriptEnd::Broken(broken("the process cannot be recorded", &error))),
         };
-        let end = attend(child, printed, job).await;
+        let end = wait_for_exit(child, printed, job).await;
         drop(record);
         end
     }
@@ -133,10 +133,10 @@ impl Launcher {
     /// Leaves word of what runs, for whoever has to end it when this runner is gone.
     pub(crate) fn record(
         &self,
-        job: &Job,
-        child: &Child,
+        job: &ScriptJob,
+        child: &SandboxedJob,
         cgroups: Vec<PathBuf>,
-    ) -> io::Result<records::Recorded> {
+    ) -> io::Result<records::SandboxRecordGuard> {
         let dir = job.workspace.dir().to_owned();
         records::write(&self.running, &job.execution.job_key.to_string(), child.pid(), dir, cgroups)
     }
@@ -146,10 +146,11 @@ impl Launcher {
 ///
 /// # Errors
 /// When it cannot be started, or does not exit with 0, in time.
-pub(crate) fn try_program(tools: &Tools<'_>, program: &Program<'_>) -> io::Result<String> {
-    let scratch = Scratch::new(tools)?;
+pub(crate) fn try_program(tools: &RuntimeResources<'_>, program: &ProgramCommand<'_>) -> io::Result<String> {
+    let scratch = TrialDirectory::new(tools)?;
     let dir = scratch.0.clone();
-    let mut confinement = tools.isolator.around(&dir, tools.isolator.trial_owner(), program.reads, false);
+    let mut confinement =
+        tools.isolator.base_confinement(&dir, tools.isolator.trial_owner(), program.reads, false);
     if let Some(rules) = &mut confinement.files {
         // Beside its own directory it only has to print something.
         let granted = rules.write.split_off(1);
@@ -159,15 +160,16 @@ pub(crate) fn try_program(tools: &Tools<'_>, program: &Program<'_>) -> io::Resul
     let own = [("PATH", SCRIPT_PATH), ("HOME", home.as_str()), ("TMPDIR", home.as_str())];
     let env = BTreeMap::from(own.map(|(name, value)| (name.to_owned(), value.to_owned())));
     let (path, args) = (program.path.to_owned(), texts(&program.args)?);
-    let request = Request { program: path.into(), args, env, dir, confinement };
+    let request = SandboxRequest { program: path.into(), args, env, dir, confinement };
     let (mut out, their_out) = io::pipe()?;
     let trying = async {
-        let mut child = Child::start(tools.isolator.launcher(), &request, their_out.into(), Stdio::null())?;
+        let mut child =
+            SandboxedJob::start(tools.isolator.launcher(), &request, their_out.into(), Stdio::null())?;
         let mut code = None;
         while let Some(event) = child.next().await? {
             match event {
-                Event::Exited { code: exited, .. } => code = Some(exited),
-                Event::Refused { layer, detail } => {
+                InitEvent::Exited { code: exited, .. } => code = Some(exited),
+                InitEvent::Refused { layer, detail } => {
                     return Err(io::Error::other(format!("{layer}: {detail}")));
                 }
                 _ => {}
@@ -188,10 +190,10 @@ pub(crate) fn try_program(tools: &Tools<'_>, program: &Program<'_>) -> io::Resul
 }
 
 /// A directory of its own for a program that is tried: some end where they can leave nothing at home. Removed when dropped.
-struct Scratch(PathBuf);
+struct TrialDirectory(PathBuf);
 
-impl Scratch {
-    fn new(tools: &Tools<'_>) -> io::Result<Self> {
+impl TrialDirectory {
+    fn new(tools: &RuntimeResources<'_>) -> io::Result<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = format!("trial-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let dir = tools.root.join("runtimes").join(name);
@@ -208,7 +210,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TrialDirectory {
     fn drop(&mut self) {
         if let Err(error) = tree::remove(&self.0) {
             tracing::warn!(dir = %self.0.display(), %error, "the directory of a trial cannot be removed");
@@ -221,7 +223,7 @@ const TRIAL_TIMEOUT: Duration = Duration::from_secs(20);
 const TRIAL_BYTES_MAX: u64 = 4096;
 
 /// What every process of a job finds in its environment.
-pub(crate) fn base_environment(job: &Job) -> BTreeMap<String, String> {
+pub(crate) fn base_environment(job: &ScriptJob) -> BTreeMap<String, String> {
     let text = |path: &Path| path.display().to_string();
     BTreeMap::from([
         ("PATH".to_owned(), SCRIPT_PATH.to_owned()),
@@ -231,7 +233,7 @@ pub(crate) fn base_environment(job: &Job) -> BTreeMap<String, String> {
 }
 
 /// What a script finds in its environment, and nothing else.
-pub(crate) fn environment(job: &Job) -> Result<BTreeMap<String, String>, Reason> {
+pub(crate) fn environment(job: &ScriptJob) -> Result<BTreeMap<String, String>, Reason> {
     let workspace = &job.workspace;
     let inputs = workspace.write_own("inputs.json", &job.inputs)?;
     let result = workspace.write_own("result", "")?;

@@ -9,22 +9,22 @@ use async_trait::async_trait;
 use model::execution::Grants;
 use model::flow::ResultMap;
 use model::{Execution, Reason, ScriptType};
-use sandbox::Slot;
+use sandbox::CgroupSlot;
 use tokio::runtime::Handle;
 
-use crate::attend::Killed;
 use crate::interrupt::Interrupt;
 use crate::isolation::Isolator;
-use crate::output::Printer;
-use crate::runtimes::rhai::Engines;
+use crate::output::ScriptOutputSender;
+use crate::process_wait::KilledProcesses;
+use crate::runtimes::rhai::EnginePool;
 use crate::runtimes::{osis, python, rhai, rust, sal, shell, v};
 use crate::workspace::Workspace;
 
 /// Executes scripts of one type.
 #[async_trait]
-pub(crate) trait Runtime: Send + Sync {
+pub(crate) trait ScriptRuntime: Send + Sync {
     /// Runs a job to its end, also when it is interrupted or out of time: nothing of it is left then.
-    async fn run(&self, job: Job) -> End;
+    async fn run(&self, job: ScriptJob) -> ScriptEnd;
 
     /// Whether each job needs its directory. Else it is made for those that have files, or when the script comes
     /// to it: to make and to remove it costs more than many a script.
@@ -34,7 +34,7 @@ pub(crate) trait Runtime: Send + Sync {
 }
 
 /// One attempt, prepared: its files are there.
-pub(crate) struct Job {
+pub(crate) struct ScriptJob {
     /// What it is.
     pub(crate) execution: Arc<Execution>,
     /// What it says.
@@ -50,18 +50,18 @@ pub(crate) struct Job {
     /// Tells it to end.
     pub(crate) interrupt: Arc<Interrupt>,
     /// Takes what it prints.
-    pub(crate) printer: Printer,
+    pub(crate) printer: ScriptOutputSender,
     /// What the supervisor's policy gives it.
     pub(crate) grants: Grants,
     /// What bounds its processes and memory together.
-    pub(crate) slot: Option<Arc<Slot>>,
+    pub(crate) slot: Option<Arc<CgroupSlot>>,
     /// What had to be killed when it was over.
-    pub(crate) killed: Killed,
+    pub(crate) killed: KilledProcesses,
 }
 
 /// How a script ended.
 #[derive(Debug)]
-pub(crate) enum End {
+pub(crate) enum ScriptEnd {
     /// By itself.
     Exited {
         /// 0 is success.
@@ -89,7 +89,7 @@ pub(crate) enum End {
 }
 
 /// What runtimes are made with.
-pub(crate) struct Tools<'a> {
+pub(crate) struct RuntimeResources<'a> {
     /// The work directory, canonical.
     pub(crate) root: &'a Path,
     /// Where what runs is recorded.
@@ -97,16 +97,16 @@ pub(crate) struct Tools<'a> {
     /// How jobs are kept apart.
     pub(crate) isolator: &'a Arc<Isolator>,
     /// Where scripts of embedded languages run.
-    pub(crate) engines: &'a Arc<Engines>,
+    pub(crate) engines: &'a Arc<EnginePool>,
     /// Interpreters may be kept warm from job to job.
     pub(crate) warm: bool,
 }
 
 /// A runtime, if the machine has what it needs.
-type Probe = fn(&Tools<'_>) -> Option<Arc<dyn Runtime>>;
+type RuntimeProbe = fn(&RuntimeResources<'_>) -> Option<Arc<dyn ScriptRuntime>>;
 
 /// Every language there is. One more is a file in `runtimes/` and a line here.
-const TABLE: &[(ScriptType, Probe)] = &[
+const TABLE: &[(ScriptType, RuntimeProbe)] = &[
     (ScriptType::Shell, shell::probe),
     (ScriptType::Python, python::probe),
     (ScriptType::V, v::probe),
@@ -122,25 +122,25 @@ pub fn available() -> impl Iterator<Item = ScriptType> {
 }
 
 /// What was found on this machine.
-pub(crate) struct Found {
+pub(crate) struct AvailableRuntimes {
     /// What can be executed.
-    pub(crate) runtimes: Vec<(ScriptType, Arc<dyn Runtime>)>,
+    pub(crate) runtimes: Vec<(ScriptType, Arc<dyn ScriptRuntime>)>,
     /// What was wanted in vain.
     pub(crate) missing: Vec<ScriptType>,
 }
 
 /// Looks for what `wanted` needs, or for everything when that is empty: for all languages at once, since each waits for
 /// processes that it tries. Needs a runtime; blocks.
-pub(crate) fn find(tools: &Tools<'_>, wanted: &[ScriptType]) -> Found {
+pub(crate) fn find(tools: &RuntimeResources<'_>, wanted: &[ScriptType]) -> AvailableRuntimes {
     let is_wanted =
-        |(script_type, _): &&(ScriptType, Probe)| wanted.is_empty() || wanted.contains(script_type);
+        |(script_type, _): &&(ScriptType, RuntimeProbe)| wanted.is_empty() || wanted.contains(script_type);
     let handle = Handle::current();
-    let probed = |probe: Probe| {
+    let probed = |probe: RuntimeProbe| {
         let _entered = handle.enter();
         probe(tools)
     };
     let runtimes: Vec<_> = std::thread::scope(|scope| {
-        let probe = |(script_type, probe): &(ScriptType, Probe)| {
+        let probe = |(script_type, probe): &(ScriptType, RuntimeProbe)| {
             let (probed, probe) = (&probed, *probe);
             (*script_type, scope.spawn(move || probed(probe)))
         };
@@ -153,5 +153,5 @@ pub(crate) fn find(tools: &Tools<'_>, wanted: &[ScriptType]) -> Found {
     });
     let is_missing = |wanted: &ScriptType| !runtimes.iter().any(|(script_type, _)| script_type == wanted);
     let missing = wanted.iter().copied().filter(is_missing).collect();
-    Found { runtimes, missing }
+    AvailableRuntimes { runtimes, missing }
 }

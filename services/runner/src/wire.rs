@@ -15,10 +15,10 @@ use model::flow::ResultMap;
 use rhai::Dynamic;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::values::NotSent;
-use self::values::{Reader, write};
+pub(crate) use self::values::ValueEncodeError;
+use self::values::{WireValueReader, write};
 use crate::RHAI_STRING_BYTES_MAX;
-use crate::output::Stream;
+use crate::output::ScriptStream;
 
 /// The longest frame: two of the longest texts, and room for what is said with them.
 pub(crate) const FRAME_BYTES_MAX: usize = 2 * RHAI_STRING_BYTES_MAX + 4 * 1024 * 1024;
@@ -37,11 +37,11 @@ const END: u8 = b'Z';
 /// A frame that cannot be what the other side should have sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Violation(pub(crate) &'static str);
+pub(crate) struct EngineProtocolError(pub(crate) &'static str);
 
 /// A language of the engine: which functions a script finds beside the standard ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Language {
+pub(crate) enum EngineLanguage {
     /// The engine itself.
     Rhai,
     /// Rhai, and the objects of the context.
@@ -52,9 +52,9 @@ pub(crate) enum Language {
 
 /// An order to run one script.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Run {
+pub(crate) struct ScriptRunRequest {
     /// What it is written in.
-    pub(crate) language: Language,
+    pub(crate) language: EngineLanguage,
     /// Its text.
     pub(crate) script: String,
     /// The job's variables, as the constant `env`.
@@ -69,7 +69,7 @@ pub(crate) struct Run {
 
 /// How a script ended, as its engine says.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Ended {
+pub(crate) enum EngineScriptEnd {
     /// By itself.
     Exited {
         /// 0 is success.
@@ -95,7 +95,7 @@ pub(crate) enum Ended {
 /// A function that the runner serves, since it does more than compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Function {
+pub(crate) enum ServedFunction {
     Sleep,
     ReadFile,
     WriteFile,
@@ -118,29 +118,29 @@ pub(crate) enum Function {
     Http,
 }
 
-impl Function {
+impl ServedFunction {
     /// All of them, each at its number.
-    const ALL: [(Self, &'static str, Language); 20] = [
-        (Self::Sleep, "sleep", Language::Rhai),
-        (Self::ReadFile, "read_file", Language::Rhai),
-        (Self::WriteFile, "write_file", Language::Rhai),
-        (Self::OsisSet, "osis_set", Language::Osis),
-        (Self::OsisGet, "osis_get", Language::Osis),
-        (Self::OsisDelete, "osis_delete", Language::Osis),
-        (Self::OsisIndex, "osis_index", Language::Osis),
-        (Self::OsisList, "osis_list", Language::Osis),
-        (Self::OsisFind, "osis_find", Language::Osis),
-        (Self::AppendFile, "append_file", Language::Sal),
-        (Self::ListDir, "list_dir", Language::Sal),
-        (Self::Exists, "exists", Language::Sal),
-        (Self::FileSize, "file_size", Language::Sal),
-        (Self::Remove, "remove", Language::Sal),
-        (Self::Copy, "copy", Language::Sal),
-        (Self::MakeDir, "make_dir", Language::Sal),
-        (Self::Run, "run", Language::Sal),
-        (Self::HttpGet, "http_get", Language::Sal),
-        (Self::HttpPost, "http_post", Language::Sal),
-        (Self::Http, "http", Language::Sal),
+    const ALL: [(Self, &'static str, EngineLanguage); 20] = [
+        (Self::Sleep, "sleep", EngineLanguage::Rhai),
+        (Self::ReadFile, "read_file", EngineLanguage::Rhai),
+        (Self::WriteFile, "write_file", EngineLanguage::Rhai),
+        (Self::OsisSet, "osis_set", EngineLanguage::Osis),
+        (Self::OsisGet, "osis_get", EngineLanguage::Osis),
+        (Self::OsisDelete, "osis_delete", EngineLanguage::Osis),
+        (Self::OsisIndex, "osis_index", EngineLanguage::Osis),
+        (Self::OsisList, "osis_list", EngineLanguage::Osis),
+        (Self::OsisFind, "osis_find", EngineLanguage::Osis),
+        (Self::AppendFile, "append_file", EngineLanguage::Sal),
+        (Self::ListDir, "list_dir", EngineLanguage::Sal),
+        (Self::Exists, "exists", EngineLanguage::Sal),
+        (Self::FileSize, "file_size", EngineLanguage::Sal),
+        (Self::Remove, "remove", EngineLanguage::Sal),
+        (Self::Copy, "copy", EngineLanguage::Sal),
+        (Self::MakeDir, "make_dir", EngineLanguage::Sal),
+        (Self::Run, "run", EngineLanguage::Sal),
+        (Self::HttpGet, "http_get", EngineLanguage::Sal),
+        (Self::HttpPost, "http_post", EngineLanguage::Sal),
+        (Self::Http, "http", EngineLanguage::Sal),
     ];
 
     /// What scripts call it.
@@ -149,19 +149,22 @@ impl Function {
     }
 
     /// Whether scripts of `language` have it.
-    pub(crate) fn is_of(self, language: Language) -> bool {
+    pub(crate) fn is_of(self, language: EngineLanguage) -> bool {
         let own = Self::ALL[self as usize].2;
-        own == Language::Rhai || own == language
+        own == EngineLanguage::Rhai || own == language
     }
 
-    fn read(number: u8) -> Result<Self, Violation> {
-        Self::ALL.get(usize::from(number)).map(|known| known.0).ok_or(Violation("a call of no function"))
+    fn read(number: u8) -> Result<Self, EngineProtocolError> {
+        Self::ALL
+            .get(usize::from(number))
+            .map(|known| known.0)
+            .ok_or(EngineProtocolError("a call of no function"))
     }
 }
 
 /// What a call comes to.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum FunctionReply {
     /// A value.
     Value(Dynamic),
     /// A text that the script may catch.
@@ -176,27 +179,31 @@ pub(crate) enum Answer {
 
 /// A frame that an engine reads.
 #[derive(Debug)]
-pub(crate) enum ToEngine {
-    Run(Box<Run>),
-    Answer(Answer),
+pub(crate) enum ToEngineFrame {
+    Run(Box<ScriptRunRequest>),
+    Answer(FunctionReply),
 }
 
 /// A frame that the runner reads.
 #[derive(Debug)]
-pub(crate) enum FromEngine {
-    Print(Stream, Vec<u8>),
-    Call(Function, Vec<Dynamic>),
-    End(Ended),
+pub(crate) enum FromEngineFrame {
+    Print(ScriptStream, Vec<u8>),
+    Call(ServedFunction, Vec<Dynamic>),
+    End(EngineScriptEnd),
 }
 
 /// The length of a body and its kind.
 ///
 /// # Errors
 /// When it is longer than a frame may be.
-pub(crate) fn head(bytes: [u8; HEAD_BYTES]) -> Result<(usize, u8), Violation> {
+pub(crate) fn head(bytes: [u8; HEAD_BYTES]) -> Result<(usize, u8), EngineProtocolError> {
     let [a, b, c, d, kind] = bytes;
     let length = usize::try_from(u32::from_le_bytes([a, b, c, d])).unwrap_or(usize::MAX);
-    if length > FRAME_BYTES_MAX { Err(Violation("a frame is too long")) } else { Ok((length, kind)) }
+    if length > FRAME_BYTES_MAX {
+        Err(EngineProtocolError("a frame is too long"))
+    } else {
+        Ok((length, kind))
+    }
 }
 
 /// A frame whose body `fill` writes; nothing when that is longer than a frame may be.
@@ -216,31 +223,31 @@ fn json_frame(kind: u8, value: &impl Serialize) -> Option<Vec<u8>> {
 }
 
 /// The frame of an order to run a script; nothing when it is longer than a frame may be.
-pub(crate) fn run_frame(run: &Run) -> Option<Vec<u8>> {
+pub(crate) fn run_frame(run: &ScriptRunRequest) -> Option<Vec<u8>> {
     json_frame(RUN, run)
 }
 
 /// The frame of an answer.
-pub(crate) fn answer_frame(answer: &Answer) -> Vec<u8> {
+pub(crate) fn answer_frame(answer: &FunctionReply) -> Vec<u8> {
     let fill = |bytes: &mut Vec<u8>| match answer {
-        Answer::Value(value) => {
+        FunctionReply::Value(value) => {
             bytes.push(0);
             write(value, bytes)
         }
-        Answer::Thrown(text) => {
+        FunctionReply::Thrown(text) => {
             bytes.push(1);
             bytes.extend_from_slice(text.as_bytes());
             Ok(())
         }
-        Answer::Ends => {
+        FunctionReply::Ends => {
             bytes.push(2);
             Ok(())
         }
-        Answer::TooManySteps => {
+        FunctionReply::TooManySteps => {
             bytes.push(3);
             Ok(())
         }
-        Answer::TooLarge => {
+        FunctionReply::TooLarge => {
             bytes.push(4);
             Ok(())
         }
@@ -248,14 +255,14 @@ pub(crate) fn answer_frame(answer: &Answer) -> Vec<u8> {
     match frame(ANSWER, fill) {
         Ok(Some(bytes)) => bytes,
         // One byte fits, and has no values in it.
-        Ok(None) | Err(NotSent::TooMany) => vec![1, 0, 0, 0, ANSWER, 4],
-        Err(error) => answer_frame(&Answer::Thrown(error.to_string())),
+        Ok(None) | Err(ValueEncodeError::TooMany) => vec![1, 0, 0, 0, ANSWER, 4],
+        Err(error) => answer_frame(&FunctionReply::Thrown(error.to_string())),
     }
 }
 
 /// The frame of printed text, which is shorter than a frame may be.
-pub(crate) fn print_frame(stream: Stream, text: &[u8]) -> Vec<u8> {
-    let kind = if stream == Stream::Out { PRINT_OUT } else { PRINT_ERR };
+pub(crate) fn print_frame(stream: ScriptStream, text: &[u8]) -> Vec<u8> {
+    let kind = if stream == ScriptStream::Out { PRINT_OUT } else { PRINT_ERR };
     let fill = |bytes: &mut Vec<u8>| {
         bytes.extend_from_slice(&text[..text.len().min(FRAME_BYTES_MAX)]);
         Ok::<_, std::convert::Infallible>(())
@@ -270,71 +277,72 @@ pub(crate) fn print_frame(stream: Stream, text: &[u8]) -> Vec<u8> {
 ///
 /// # Errors
 /// When a value cannot be sent.
-pub(crate) fn call_frame(function: Function, args: &[Dynamic]) -> Result<Vec<u8>, NotSent> {
+pub(crate) fn call_frame(function: ServedFunction, args: &[Dynamic]) -> Result<Vec<u8>, ValueEncodeError> {
     let fill = |bytes: &mut Vec<u8>| {
         bytes.push(function as u8);
         args.iter().try_for_each(|arg| write(arg, bytes))
     };
-    frame(CALL, fill)?.ok_or(NotSent::TooMany)
+    frame(CALL, fill)?.ok_or(ValueEncodeError::TooMany)
 }
 
 /// The frame of an end.
-pub(crate) fn end_frame(ended: &Ended) -> Vec<u8> {
-    let fallback = || json_frame(END, &Ended::Failed("its end cannot be told".to_owned()));
+pub(crate) fn end_frame(ended: &EngineScriptEnd) -> Vec<u8> {
+    let fallback = || json_frame(END, &EngineScriptEnd::Failed("its end cannot be told".to_owned()));
     json_frame(END, ended).or_else(fallback).unwrap_or_default()
 }
 
-impl ToEngine {
+impl ToEngineFrame {
     /// Reads a frame.
     ///
     /// # Errors
     /// When it is none that an engine is sent.
-    pub(crate) fn read(kind: u8, body: &[u8]) -> Result<Self, Violation> {
+    pub(crate) fn read(kind: u8, body: &[u8]) -> Result<Self, EngineProtocolError> {
         match kind {
-            RUN => {
-                serde_json::from_slice(body).map(Self::Run).map_err(|_| Violation("an order is malformed"))
-            }
+            RUN => serde_json::from_slice(body)
+                .map(Self::Run)
+                .map_err(|_| EngineProtocolError("an order is malformed")),
             ANSWER => {
-                let (kind, rest) = body.split_first().ok_or(Violation("an answer is empty"))?;
+                let (kind, rest) = body.split_first().ok_or(EngineProtocolError("an answer is empty"))?;
                 Ok(Self::Answer(match kind {
-                    0 => Answer::Value(Reader::new(rest).only()?),
-                    1 => Answer::Thrown(String::from_utf8_lossy(rest).into_owned()),
-                    2 => Answer::Ends,
-                    3 => Answer::TooManySteps,
-                    4 => Answer::TooLarge,
-                    _ => return Err(Violation("an answer of no kind")),
+                    0 => FunctionReply::Value(WireValueReader::new(rest).only()?),
+                    1 => FunctionReply::Thrown(String::from_utf8_lossy(rest).into_owned()),
+                    2 => FunctionReply::Ends,
+                    3 => FunctionReply::TooManySteps,
+                    4 => FunctionReply::TooLarge,
+                    _ => return Err(EngineProtocolError("an answer of no kind")),
                 }))
             }
-            _ => Err(Violation("a frame of no kind")),
+            _ => Err(EngineProtocolError("a frame of no kind")),
         }
     }
 }
 
-impl FromEngine {
+impl FromEngineFrame {
     /// Reads a frame.
     ///
     /// # Errors
     /// When it is none that an engine sends.
-    pub(crate) fn read(kind: u8, body: Vec<u8>) -> Result<Self, Violation> {
+    pub(crate) fn read(kind: u8, body: Vec<u8>) -> Result<Self, EngineProtocolError> {
         match kind {
-            PRINT_OUT => Ok(Self::Print(Stream::Out, body)),
-            PRINT_ERR => Ok(Self::Print(Stream::Err, body)),
+            PRINT_OUT => Ok(Self::Print(ScriptStream::Out, body)),
+            PRINT_ERR => Ok(Self::Print(ScriptStream::Err, body)),
             CALL => {
-                let (number, rest) = body.split_first().ok_or(Violation("a call is empty"))?;
-                Ok(Self::Call(Function::read(*number)?, Reader::new(rest).all()?))
+                let (number, rest) = body.split_first().ok_or(EngineProtocolError("a call is empty"))?;
+                Ok(Self::Call(ServedFunction::read(*number)?, WireValueReader::new(rest).all()?))
             }
             END => {
-                let ended = serde_json::from_slice(&body).map_err(|_| Violation("an end is malformed"))?;
+                let ended =
+                    serde_json::from_slice(&body).map_err(|_| EngineProtocolError("an end is malformed"))?;
                 Ok(Self::End(bounded(ended)))
             }
-            _ => Err(Violation("a frame of no kind")),
+            _ => Err(EngineProtocolError("a frame of no kind")),
         }
     }
 }
 
 /// The same end, its text bounded.
-fn bounded(mut ended: Ended) -> Ended {
-    if let Ended::Failed(text) | Ended::Panicked(text) = &mut ended {
+fn bounded(mut ended: EngineScriptEnd) -> EngineScriptEnd {
+    if let EngineScriptEnd::Failed(text) | EngineScriptEnd::Panicked(text) = &mut ended {
         let at = (0..=text.len().min(DETAIL_BYTES_MAX)).rev().find(|at| text.is_char_boundary(*at));
         text.truncate(at.unwrap_or(0));
     }

@@ -10,15 +10,15 @@ use queue::work_dir::{
     blobs_dir, contexts_dir, held_dir, instance_dir, instances_dir, lock_path, logs_dir, running_dir,
     runtimes_dir,
 };
-use sandbox::records::{self, Swept};
-use service::Lock;
+use sandbox::records::{self, SweptProcess};
+use service::FileLock;
 
-use crate::StartError;
-use crate::begun::BegunAttempts;
+use crate::RunnerStartError;
+use crate::attempt_journal::AttemptStartLog;
 
 /// The part of the work directory that this runner alone uses, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct WorkDir {
+pub(crate) struct RunnerWorkDir {
     /// The whole, canonical.
     pub(crate) root: PathBuf,
     /// Records of what this runner has started.
@@ -26,17 +26,17 @@ pub(crate) struct WorkDir {
     /// Where it tells other runners what its jobs hold.
     pub(crate) held: PathBuf,
     /// What began on this machine lately.
-    pub(crate) begun: BegunAttempts,
-    _lock: Lock,
+    pub(crate) begun: AttemptStartLog,
+    _lock: FileLock,
 }
 
-impl WorkDir {
+impl RunnerWorkDir {
     /// Opens it for one runner, which must be the only one of this group and number.
     ///
     /// # Errors
     /// When it cannot be used, or another runner uses it.
-    pub(crate) fn open(path: &Path, group: &Name, number: u32) -> Result<Self, StartError> {
-        let failed = |source| StartError::WorkDir { path: path.to_owned(), source };
+    pub(crate) fn open(path: &Path, group: &Name, number: u32) -> Result<Self, RunnerStartError> {
+        let failed = |source| RunnerStartError::WorkDir { path: path.to_owned(), source };
         let open = || {
             private(path)?;
             let root = path.canonicalize()?;
@@ -54,15 +54,15 @@ impl WorkDir {
             Ok((root, running, held, lock))
         };
         let (root, running, held, lock) = open().map_err(failed)?;
-        match Lock::take(lock) {
+        match FileLock::take(lock) {
             Ok(lock) => {
                 empty(&held).map_err(failed)?;
                 let begun =
-                    BegunAttempts::open(&root, &instance_dir(&root, group, number)).map_err(failed)?;
+                    AttemptStartLog::open(&root, &instance_dir(&root, group, number)).map_err(failed)?;
                 Ok(Self { root, running, held, begun, _lock: lock })
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                Err(StartError::InUse { path: path.to_owned(), group: group.clone(), number })
+                Err(RunnerStartError::InUse { path: path.to_owned(), group: group.clone(), number })
             }
             Err(error) => Err(failed(error)),
         }
@@ -96,7 +96,7 @@ fn private(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// When records cannot be read, or something does not end although it was killed.
-pub fn sweep(work_dir: &Path) -> io::Result<Vec<Swept>> {
+pub fn sweep(work_dir: &Path) -> io::Result<Vec<SweptProcess>> {
     let mut ended = Vec::new();
     let instances = match fs::read_dir(instances_dir(work_dir)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(ended),
@@ -108,7 +108,7 @@ pub fn sweep(work_dir: &Path) -> io::Result<Vec<Swept>> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other?,
         };
-        let Ok(_lock) = Lock::try_take(lock)? else { continue };
+        let Ok(_lock) = FileLock::try_take(lock)? else { continue };
         ended.extend(records::end_recorded(&running_dir(&dir))?);
     }
     Ok(ended)
@@ -122,13 +122,13 @@ mod tests {
     fn one_runner_for_each_group_and_number() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let group: Name = "g".parse().expect("a name");
-        let first = WorkDir::open(dir.path(), &group, 1).expect("a work directory");
-        let again = WorkDir::open(dir.path(), &group, 1).map(|_| ()).expect_err("it is in use");
-        assert!(matches!(&again, StartError::InUse { number: 1, .. }), "{again}");
-        let _second = WorkDir::open(dir.path(), &group, 2).expect("another number");
+        let first = RunnerWorkDir::open(dir.path(), &group, 1).expect("a work directory");
+        let again = RunnerWorkDir::open(dir.path(), &group, 1).map(|_| ()).expect_err("it is in use");
+        assert!(matches!(&again, RunnerStartError::InUse { number: 1, .. }), "{again}");
+        let _second = RunnerWorkDir::open(dir.path(), &group, 2).expect("another number");
         assert!(sweep(dir.path()).is_ok_and(|ended| ended.is_empty()));
         drop(first);
-        WorkDir::open(dir.path(), &group, 1).expect("it is free again");
+        RunnerWorkDir::open(dir.path(), &group, 1).expect("it is free again");
         assert!(sweep(&dir.path().join("absent")).is_ok_and(|ended| ended.is_empty()));
     }
 }

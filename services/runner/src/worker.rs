@@ -5,22 +5,25 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use model::{JobKey, Timestamp};
-use queue::{Command, Control, Instance, Intake, PRESENCE_INTERVAL, Taken};
+use queue::{
+    ClaimedJob, InstanceCommand, InstanceCommandReader, InstanceSession, JobConsumer, PRESENCE_INTERVAL,
+};
 use service::Shutdown;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::attempt;
-use crate::begun::BegunAttempts;
-use crate::interrupt::{self, Cause, Interrupt, Order};
+use crate::attempt_journal::AttemptStartLog;
+use crate::interrupt::{self, Interrupt, InterruptCause, InterruptRequest};
 use crate::isolation::Isolator;
-use crate::runtime::Runtime;
+use crate::runtime::ScriptRuntime;
 
 /// The pauses after trouble with Redis, the first and the longest.
-const RETRY: Backoff = Backoff::between(Duration::from_millis(50), Duration::from_secs(1));
+const RETRY: ExponentialBackoff =
+    ExponentialBackoff::between(Duration::from_millis(50), Duration::from_secs(1));
 
 /// How often is looked whether a full disk has room again.
 const ROOM_LOOK: Duration = Duration::from_millis(500);
@@ -41,24 +44,24 @@ pub(crate) enum WorkerError {
 
 /// Jobs that run, each with what tells it to end.
 #[derive(Debug, Default)]
-struct Jobs {
+struct RunningJobs {
     running: Mutex<HashMap<JobKey, Arc<Interrupt>>>,
     /// What all were told, which holds for those that come later too.
-    told: Mutex<Option<Order>>,
-    begun: Mutex<Begun>,
+    order_to_all: Mutex<Option<InterruptRequest>>,
+    recent_attempts: Mutex<RecentAttemptKeys>,
     /// How many, for whoever waits for a free slot.
     count: watch::Sender<usize>,
 }
 
-/// Attempts that began at this instance lately, the oldest first; those of the machine are in [`BegunAttempts`]. A store that went back gives them to be run once more, which would be
+/// Attempts that began at this instance lately, the oldest first; those of the machine are in [`AttemptStartLog`]. A store that went back gives them to be run once more, which would be
 /// twice under one number.
 #[derive(Debug, Default)]
-struct Begun {
+struct RecentAttemptKeys {
     keys: HashSet<JobKey>,
     order: VecDeque<JobKey>,
 }
 
-impl Begun {
+impl RecentAttemptKeys {
     /// Says whether this is the first time.
     fn begin(&mut self, key: JobKey) -> bool {
         if !self.keys.insert(key) {
@@ -75,7 +78,7 @@ impl Begun {
 }
 
 /// What becomes of a job that was taken.
-enum Beginning {
+enum JobStartDecision {
     /// It runs, and can be told to end.
     First(Arc<Interrupt>),
     /// It runs already, and goes on.
@@ -84,12 +87,12 @@ enum Beginning {
     Ran,
 }
 
-impl Jobs {
-    fn begin(&self, key: JobKey) -> Beginning {
-        if self.begun.lock().unwrap_or_else(PoisonError::into_inner).begin(key) {
-            return Beginning::First(self.add(key));
+impl RunningJobs {
+    fn begin(&self, key: JobKey) -> JobStartDecision {
+        if self.recent_attempts.lock().unwrap_or_else(PoisonError::into_inner).begin(key) {
+            return JobStartDecision::First(self.add(key));
         }
-        if self.lock().contains_key(&key) { Beginning::Runs } else { Beginning::Ran }
+        if self.lock().contains_key(&key) { JobStartDecision::Runs } else { JobStartDecision::Ran }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<JobKey, Arc<Interrupt>>> {
@@ -99,7 +102,7 @@ impl Jobs {
     fn add(&self, key: JobKey) -> Arc<Interrupt> {
         let interrupt = Arc::new(Interrupt::default());
         let mut running = self.lock();
-        if let Some(order) = *self.told.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(order) = *self.order_to_all.lock().unwrap_or_else(PoisonError::into_inner) {
             interrupt.raise(order);
         }
         running.insert(key, Arc::clone(&interrupt));
@@ -113,15 +116,15 @@ impl Jobs {
         self.count.send_replace(running.len());
     }
 
-    fn raise(&self, key: JobKey, order: Order) {
+    fn raise(&self, key: JobKey, order: InterruptRequest) {
         if let Some(interrupt) = self.lock().get(&key) {
             interrupt.raise(order);
         }
     }
 
-    fn raise_all(&self, order: Order) {
+    fn raise_all(&self, order: InterruptRequest) {
         let running = self.lock();
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(order);
+        *self.order_to_all.lock().unwrap_or_else(PoisonError::into_inner) = Some(order);
         for interrupt in running.values() {
             interrupt.raise(order);
         }
@@ -130,13 +133,13 @@ impl Jobs {
 
 /// One instance and what it works with.
 pub(crate) struct Worker {
-    pub(crate) instance: Instance,
-    pub(crate) intake: Intake,
-    pub(crate) control: Control,
-    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) instance: InstanceSession,
+    pub(crate) intake: JobConsumer,
+    pub(crate) control: InstanceCommandReader,
+    pub(crate) runtime: Arc<dyn ScriptRuntime>,
     pub(crate) isolator: Arc<Isolator>,
     pub(crate) root: Arc<PathBuf>,
-    pub(crate) begun: BegunAttempts,
+    pub(crate) begun: AttemptStartLog,
     pub(crate) slots: usize,
     pub(crate) drain_deadline: Duration,
 }
@@ -149,23 +152,23 @@ impl Worker {
     /// [`WorkerError`].
     pub(crate) async fn run(self, shutdown: Shutdown) -> Result<(), WorkerError> {
         let Self { instance, intake, control, runtime, isolator, root, begun, slots, drain_deadline } = self;
-        let jobs = Arc::new(Jobs::default());
+        let jobs = Arc::new(RunningJobs::default());
         let script_type = instance.who().script_type;
-        let places = Places::new((0..slots).map(|number| isolator.slot(script_type, number)));
+        let places = SlotPool::new((0..slots).map(|number| isolator.slot(script_type, number)));
         // Ends the intake only: a command may drain one instance of several.
         let drain = shutdown.child();
-        let with = With {
+        let with = AttemptSpawner {
             instance: instance.clone(),
             jobs: Arc::clone(&jobs),
             runtime,
             isolator,
             root,
             begun,
-            places,
+            slot_pool: places,
         };
         let taking = take_jobs(with, intake, slots, &drain);
         let ended = Shutdown::new();
-        let deadline = Deadline::new(drain_deadline);
+        let deadline = DrainDeadline::new(drain_deadline);
         let served = async {
             tokio::select! {
                 result = stay_present(&instance, &jobs) => result,
@@ -179,7 +182,7 @@ impl Worker {
             tokio::select! {
                 () = all => {}
                 () = deadline.passed(&shutdown) => {
-                    jobs.raise_all(Order { cause: Cause::Drained, grace: Duration::ZERO });
+                    jobs.raise_all(InterruptRequest { cause: InterruptCause::Drained, grace: Duration::ZERO });
                 }
             }
             while attempts.join_next().await.is_some() {}
@@ -188,7 +191,7 @@ impl Worker {
         let replaced = async {
             let result = served.await;
             if result.is_err() {
-                jobs.raise_all(Order { cause: Cause::Closed, grace: Duration::ZERO });
+                jobs.raise_all(InterruptRequest { cause: InterruptCause::Closed, grace: Duration::ZERO });
                 drain.begin();
             }
             result
@@ -202,22 +205,22 @@ impl Worker {
 }
 
 /// Until when jobs may go on that run when a drain begins.
-struct Deadline {
+struct DrainDeadline {
     usual: Duration,
     /// What a command has said; the least patient counts.
-    told: watch::Sender<Option<Instant>>,
+    commanded: watch::Sender<Option<Instant>>,
 }
 
-impl Deadline {
+impl DrainDeadline {
     fn new(usual: Duration) -> Self {
-        Self { usual, told: watch::Sender::new(None) }
+        Self { usual, commanded: watch::Sender::new(None) }
     }
 
     /// A command gives this much time from now on, or the usual.
     fn tell(&self, time: Option<Duration>) {
         // Beyond what a clock can count there is no deadline to be told.
         let Some(end) = Instant::now().checked_add(time.unwrap_or(self.usual)) else { return };
-        self.told.send_modify(|told| *told = Some(told.map_or(end, |before| before.min(end))));
+        self.commanded.send_modify(|told| *told = Some(told.map_or(end, |before| before.min(end))));
     }
 
     /// Waits until it has passed, also one that is told meanwhile. The end of the whole runner has one of its own.
@@ -228,13 +231,18 @@ impl Deadline {
         };
         tokio::select! {
             () = ending => {}
-            () = interrupt::come(&self.told, |end| end) => {}
+            () = interrupt::wait_for_end(&self.commanded, |end| end) => {}
         }
     }
 }
 
 /// Takes jobs until told to drain, and gives those that still run.
-async fn take_jobs(with: With, mut intake: Intake, slots: usize, drain: &Shutdown) -> JoinSet<()> {
+async fn take_jobs(
+    with: AttemptSpawner,
+    mut intake: JobConsumer,
+    slots: usize,
+    drain: &Shutdown,
+) -> JoinSet<()> {
     let mut attempts = JoinSet::new();
     let mut busy = with.jobs.count.subscribe();
     let mut backoff = RETRY;
@@ -274,24 +282,24 @@ async fn take_jobs(with: With, mut intake: Intake, slots: usize, drain: &Shutdow
 
 /// What attempts are started with. Cheap to clone.
 #[derive(Clone)]
-struct With {
-    instance: Instance,
-    jobs: Arc<Jobs>,
-    runtime: Arc<dyn Runtime>,
+struct AttemptSpawner {
+    instance: InstanceSession,
+    jobs: Arc<RunningJobs>,
+    runtime: Arc<dyn ScriptRuntime>,
     isolator: Arc<Isolator>,
     root: Arc<PathBuf>,
-    begun: BegunAttempts,
-    places: Places,
+    begun: AttemptStartLog,
+    slot_pool: SlotPool,
 }
 
-impl With {
+impl AttemptSpawner {
     /// Whether the disk has no room for anything to start.
     fn is_short(&self) -> bool {
-        self.isolator.areas().floors().shortage().is_some()
+        self.isolator.disk_quotas().floors().shortage().is_some()
     }
 
     /// Is handed nothing more, and starts what it was handed: that counts as started. Says whether that has come about.
-    async fn stop_taking(&self, attempts: &mut JoinSet<()>, intake: &mut Intake) -> bool {
+    async fn stop_taking(&self, attempts: &mut JoinSet<()>, intake: &mut JobConsumer) -> bool {
         match intake.stop().await {
             Ok(handed) => {
                 handed.into_iter().for_each(|taken| self.start(attempts, taken));
@@ -306,9 +314,9 @@ impl With {
 
     /// Waits while the disk has no room for anything to start: what is not taken waits in its queue, or is given back by the
     /// supervisor.
-    async fn wait_for_room(&self, drain: &Shutdown, attempts: &mut JoinSet<()>, intake: &mut Intake) {
+    async fn wait_for_room(&self, drain: &Shutdown, attempts: &mut JoinSet<()>, intake: &mut JobConsumer) {
         let (mut is_told, mut has_stopped) = (false, false);
-        while let Some(shortage) = self.isolator.areas().floors().shortage() {
+        while let Some(shortage) = self.isolator.disk_quotas().floors().shortage() {
             if !std::mem::replace(&mut is_told, true) {
                 tracing::warn!(instance = %self.instance.who(), %shortage, "no jobs are taken: DISK_FULL");
             }
@@ -326,10 +334,10 @@ impl With {
     }
 
     /// Starts a job in a slot of its own, in which those follow that are taken along with an end.
-    fn start(&self, attempts: &mut JoinSet<()>, taken: Taken) {
+    fn start(&self, attempts: &mut JoinSet<()>, taken: ClaimedJob) {
         let key = taken.execution.job_key;
         let mut interrupt = match self.jobs.begin(key) {
-            Beginning::First(interrupt) => interrupt,
+            JobStartDecision::First(interrupt) => interrupt,
             again => {
                 let with = self.clone();
                 attempts.spawn(async move { with.begun_before(&again, &taken).await });
@@ -337,16 +345,16 @@ impl With {
             }
         };
         // Freed even if the attempt panics.
-        let mut slot = InUse { with: self.clone(), key, number: None };
+        let mut slot = SlotGuard { spawner: self.clone(), key, number: None };
         attempts.spawn(async move {
             let mut taken = taken;
             // There is one, or will be: the last job there has ended and not left yet.
-            let (place, number) = slot.with.places.enter().await;
+            let (place, number) = slot.spawner.slot_pool.enter().await;
             slot.number = Some(number);
-            while let Some(next) = slot.with.run(taken, interrupt, place.clone()).await {
-                interrupt = match slot.with.jobs.begin(next.execution.job_key) {
-                    Beginning::First(interrupt) => interrupt,
-                    again => return slot.with.begun_before(&again, &next).await,
+            while let Some(next) = slot.spawner.run(taken, interrupt, place.clone()).await {
+                interrupt = match slot.spawner.jobs.begin(next.execution.job_key) {
+                    JobStartDecision::First(interrupt) => interrupt,
+                    again => return slot.spawner.begun_before(&again, &next).await,
                 };
                 slot.go_on(next.execution.job_key);
                 taken = next;
@@ -357,16 +365,16 @@ impl With {
     /// Runs one attempt. Gives the job that was taken along with its end.
     async fn run(
         &self,
-        taken: Taken,
+        taken: ClaimedJob,
         interrupt: Arc<Interrupt>,
-        place: Option<Arc<sandbox::Slot>>,
-    ) -> Option<Taken> {
+        place: Option<Arc<sandbox::CgroupSlot>>,
+    ) -> Option<ClaimedJob> {
         let key = taken.execution.job_key;
         if !self.begins_first(key).await {
             self.lose(key, taken.started_at).await;
             return None;
         }
-        let context = attempt::Context {
+        let context = attempt::AttemptContext {
             root: &self.root,
             instance: &self.instance,
             runtime: &*self.runtime,
@@ -378,9 +386,9 @@ impl With {
     }
 
     /// What was given out once more is not run twice.
-    async fn begun_before(&self, beginning: &Beginning, taken: &Taken) {
+    async fn begun_before(&self, beginning: &JobStartDecision, taken: &ClaimedJob) {
         let key = taken.execution.job_key;
-        if let Beginning::Runs = beginning {
+        if let JobStartDecision::Runs = beginning {
             tracing::error!(%key, "the store went back: a job that runs was given out once more; it goes on");
         } else {
             self.lose(key, taken.started_at).await;
@@ -406,26 +414,26 @@ impl With {
 
 /// What bounds the processes of one job at a time, for each slot.
 #[derive(Debug, Clone)]
-struct Places(Arc<(Mutex<Vec<Place>>, Notify)>);
+struct SlotPool(Arc<(Mutex<Vec<PoolSlot>>, Notify)>);
 
 #[derive(Debug)]
-struct Place {
-    bounds: Option<Arc<sandbox::Slot>>,
+struct PoolSlot {
+    bounds: Option<Arc<sandbox::CgroupSlot>>,
     taken: bool,
 }
 
-impl Places {
-    fn new(bounds: impl Iterator<Item = Option<Arc<sandbox::Slot>>>) -> Self {
-        let places = bounds.map(|bounds| Place { bounds, taken: false }).collect();
+impl SlotPool {
+    fn new(bounds: impl Iterator<Item = Option<Arc<sandbox::CgroupSlot>>>) -> Self {
+        let places = bounds.map(|bounds| PoolSlot { bounds, taken: false }).collect();
         Self(Arc::new((Mutex::new(places), Notify::new())))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Place>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<PoolSlot>> {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes one that is free; waits until there is one.
-    async fn enter(&self) -> (Option<Arc<sandbox::Slot>>, usize) {
+    async fn enter(&self) -> (Option<Arc<sandbox::CgroupSlot>>, usize) {
         loop {
             if let Some(entered) = self.try_enter() {
                 return entered;
@@ -434,7 +442,7 @@ impl Places {
         }
     }
 
-    fn try_enter(&self) -> Option<(Option<Arc<sandbox::Slot>>, usize)> {
+    fn try_enter(&self) -> Option<(Option<Arc<sandbox::CgroupSlot>>, usize)> {
         let mut places = self.lock();
         let number = places.iter().position(|place| !place.taken)?;
         places[number].taken = true;
@@ -453,36 +461,43 @@ impl Places {
 }
 
 /// A slot in use.
-struct InUse {
-    with: With,
+struct SlotGuard {
+    spawner: AttemptSpawner,
     key: JobKey,
     number: Option<usize>,
 }
 
-impl InUse {
+impl SlotGuard {
     /// The next job is in it; the last one goes behind it, so that the slot never counts as free between them.
     fn go_on(&mut self, next: JobKey) {
         let last = std::mem::replace(&mut self.key, next);
-        self.with.jobs.remove(last);
+        self.spawner.jobs.remove(last);
     }
 }
 
-impl Drop for InUse {
+impl Drop for SlotGuard {
     fn drop(&mut self) {
         if let Some(number) = self.number {
-            self.with.places.leave(number);
+            self.spawner.slot_pool.leave(number);
         }
-        self.with.jobs.remove(self.key);
+        self.spawner.jobs.remove(self.key);
     }
 }
 
 /// Obeys commands, for ever.
-async fn obey(mut control: Control, jobs: &Jobs, drain: &Shutdown, deadline: &Deadline) {
+async fn obey(
+    mut control: InstanceCommandReader,
+    jobs: &RunningJobs,
+    drain: &Shutdown,
+    deadline: &DrainDeadline,
+) {
     let mut backoff = RETRY;
     loop {
         match control.next(std::future::pending()).await {
-            Ok(Some(Command::Stop { job_key, grace_secs })) => jobs.raise(job_key, requested(grace_secs)),
-            Ok(Some(Command::Drain { deadline_secs })) => {
+            Ok(Some(InstanceCommand::Stop { job_key, grace_secs })) => {
+                jobs.raise(job_key, requested(grace_secs))
+            }
+            Ok(Some(InstanceCommand::Drain { deadline_secs })) => {
                 deadline.tell(deadline_secs.map(|secs| Duration::from_secs(secs.into())));
                 drain.begin();
             }
@@ -495,12 +510,12 @@ async fn obey(mut control: Control, jobs: &Jobs, drain: &Shutdown, deadline: &De
     }
 }
 
-fn requested(grace_secs: u32) -> Order {
-    Order { cause: Cause::Requested, grace: Duration::from_secs(grace_secs.into()) }
+fn requested(grace_secs: u32) -> InterruptRequest {
+    InterruptRequest { cause: InterruptCause::Requested, grace: Duration::from_secs(grace_secs.into()) }
 }
 
 /// Shows that the instance is there, for ever, and does what it learns by that.
-async fn stay_present(instance: &Instance, jobs: &Jobs) -> Result<(), WorkerError> {
+async fn stay_present(instance: &InstanceSession, jobs: &RunningJobs) -> Result<(), WorkerError> {
     let mut interval = tokio::time::interval(PRESENCE_INTERVAL);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -511,7 +526,10 @@ async fn stay_present(instance: &Instance, jobs: &Jobs) -> Result<(), WorkerErro
                     jobs.raise(key, requested(grace_secs));
                 }
                 for key in refreshed.closed {
-                    jobs.raise(key, Order { cause: Cause::Closed, grace: Duration::ZERO });
+                    jobs.raise(
+                        key,
+                        InterruptRequest { cause: InterruptCause::Closed, grace: Duration::ZERO },
+                    );
                 }
             }
             Err(error) if error.code() == Some("REPLACED") => {

@@ -20,7 +20,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 
 use queue::work_dir::{blob_path, jobs_dir};
 
-use crate::area::Share;
+use crate::disk_quota::JobDiskQuota;
 
 /// Our own part of an attempt's directory, for what a spawned script is given beside its files.
 const OWN: &str = ".mycora";
@@ -35,13 +35,13 @@ pub(crate) struct Workspace {
     /// Whether it was made, and what hindered that.
     made: OnceLock<Result<(), Reason>>,
     /// Given back when the directory is gone.
-    share: Share,
+    share: JobDiskQuota,
 }
 
 impl Workspace {
     /// A directory below `root`, which has to be canonical, that is not made yet. It and everything in it is
     /// `owner`'s, when there is one.
-    pub(crate) fn new(root: &Path, key: JobKey, owner: Option<u32>, share: Share) -> Self {
+    pub(crate) fn new(root: &Path, key: JobKey, owner: Option<u32>, share: JobDiskQuota) -> Self {
         let dir = jobs_dir(root, key.context).join(key.to_string());
         Self { root: root.to_owned(), context: key.context, dir, owner, made: OnceLock::new(), share }
     }
@@ -59,7 +59,7 @@ impl Workspace {
     }
 
     /// Its part of what its context holds.
-    pub(crate) fn share(&self) -> &Share {
+    pub(crate) fn share(&self) -> &JobDiskQuota {
         &self.share
     }
 
@@ -407,8 +407,8 @@ mod tests {
         let context = ContextUid(model::id::Uid::from_bits(1));
         let (flow, job) = (model::FlowUid(model::id::Uid::from_bits(2)), model::JobId(3));
         let key = JobKey { context, flow, job, attempt: model::Attempt(1) };
-        let floors = sandbox::room::Floors::new(root.path().to_owned(), Some(0));
-        let areas = crate::area::Areas::new(root.path(), &root.path().join("held"), floors);
+        let floors = sandbox::disk_space::DiskFloors::new(root.path().to_owned(), Some(0));
+        let areas = crate::disk_quota::DiskQuotas::new(root.path(), &root.path().join("held"), floors);
         let workspace = Workspace::new(root.path(), key, None, areas.share(key, 1 << 20));
         workspace.make().expect("a directory");
         workspace.write_own("before", "text").expect("written");

@@ -1,4 +1,4 @@
-//! What the ops port's admin routes do here.
+//! Handlers of the ops port's admin routes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use model::TenantId;
 use serde_json::{Map, Value, json};
 use service::{AdminHandlers, AdminScope, DrainError, InfoScope, ReloadError, Shutdown, UnknownTenant};
 use workflow::definition::Saga;
-use workflow::provider::Provider;
+use workflow::provider::EffectProvider;
 
 use crate::app::{App, Error, ReloadChange};
 use crate::lane::{AGGREGATE_EVENTS, streams};
@@ -70,7 +70,7 @@ impl AdminHandlers for Admin {
             (saga.name.to_string(), json!({ "version": saga.version, "hash": saga.hash.to_string() }))
         });
         let is_theirs =
-            |provider: &&Arc<Provider>| tenant.is_none_or(|tenant| provider.tenants.contain(tenant));
+            |provider: &&Arc<EffectProvider>| tenant.is_none_or(|tenant| provider.tenants.contain(tenant));
         let effects = in_force.catalog.providers().filter(is_theirs).flat_map(|provider| {
             let hash = in_force.active.providers.get(&provider.name).map(ToString::to_string);
             let of = json!({ "provider": provider.name.as_str(), "hash": hash });
@@ -87,7 +87,7 @@ impl AdminHandlers for Admin {
             "effects": effects.collect::<Map<_, _>>(),
             "streams": read,
             "broker": around.broker.server().map(|server| server.version_text).ok(),
-            "store": around.store.caps().kind,
+            "store": around.store.capabilities().kind,
             "durability": self.app.durability(),
         }))
     }
@@ -100,7 +100,7 @@ impl AdminHandlers for Admin {
     }
 }
 
-/// What a reload has changed.
+/// Renders a change made by a reload as JSON.
 fn change(change: &ReloadChange) -> Value {
     let ReloadChange { kind, name, before, after } = change;
     let version = |version: &u32| Some(*version).filter(|version| *version > 0);

@@ -1,43 +1,43 @@
 //! Puts the saga service together.
 
-mod provide;
+mod provider_builder;
 mod reload;
-mod waits;
+mod wait_reasons;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use broker::{Broker, Server, Version};
-use directory::Remote;
+use broker::{BrokerDescription, BrokerVersion, MessageBroker};
+use directory::RemoteDirectory;
 use model::{ContextId, TenantId};
 use proto::internal::v1::identity_store_service_client::IdentityStoreServiceClient;
-use service::{Condition, Readiness, Shutdown};
+use service::{Readiness, ReadinessCondition, Shutdown};
 use store::KvStore;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
-use workflow::Lane;
+use workflow::WorkflowLane;
 
-use self::reload::Built;
+use self::reload::BuiltProviders;
 pub use self::reload::{ReloadChange, ReloadKind};
 use crate::definitions::{DefinitionError, Definitions};
 use crate::effects::OpenCalls;
 use crate::effects::upstreams::Upstreams;
-use crate::health::{Health, Lack};
+use crate::health::{ImpairmentGuard, SagaHealth};
 use crate::lane::backlog::OUTBOX_ROWS_MAX;
-use crate::lane::bounds::Bounds;
 use crate::lane::gateway::Gateway;
+use crate::lane::in_flight::InFlightLimits;
 use crate::lane::source::ACK_WAIT;
-use crate::lane::{MESSAGE_BYTES_MAX, PAUSES, Surroundings, streams};
+use crate::lane::{LaneEnvironment, MESSAGE_BYTES_MAX, PAUSES, streams};
 use crate::manifests::BadManifests;
 use crate::metrics::Metrics;
-use crate::placement::beats::{Beats, Heard, View};
-use crate::placement::{Identity, Placement, Providers, Role};
-use crate::quotas::Shown;
-use crate::rpc::Rpc;
-use crate::seeing::Seeing;
-use crate::tenants::Tenants;
+use crate::placement::heartbeats::{SagaHeartbeats, SagaReplicaFeed, SagaReplicaView};
+use crate::placement::{CallProviders, LanePlacement, SagaReplicaIdentity, SagaReplicaRole};
+use crate::quotas::TenantQuotaMetrics;
+use crate::rpc::SagaRpc;
+use crate::tenants::TenantRegistry;
+use crate::visibility::SagaVisibility;
 
 /// Beats from one measuring of the store to the next.
 const MEASURED_EACH: u64 = 20;
@@ -45,30 +45,30 @@ const MEASURED_EACH: u64 = 20;
 /// The service's own settings.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// What this replica does.
-    pub role: Role,
+    /// Role of this replica: owner of saga lanes, of effect lanes, or of both.
+    pub role: SagaReplicaRole,
     /// Where the operator's manifests are; none where all come by request.
     pub manifests: Option<PathBuf>,
-    /// Whose lanes there are.
-    pub tenants: Tenants,
+    /// Tenants that have lanes.
+    pub tenants: TenantRegistry,
     /// Where secrets are; the environment where nothing is said.
     pub secrets: Option<PathBuf>,
-    /// Who this replica is among others of the same store.
-    pub replica: Identity,
+    /// Identity of this replica among others of the same store.
+    pub replica: SagaReplicaIdentity,
     /// How long calls under way may take to end when their lane is given up.
     pub grace: Duration,
     /// Share of the work that operators are shown.
-    pub seeing: Seeing,
+    pub seeing: SagaVisibility,
     /// Lanes that it owns at most: [`LANES_MAX`](crate::placement::LANES_MAX), or fewer in tests.
     pub lanes_max: usize,
 }
 
-/// What the service needs of others.
+/// Dependencies that the service is built with.
 pub struct Deps<'a> {
     /// Where rows are kept.
     pub store: Arc<dyn KvStore>,
     /// Where messages come from and go to.
-    pub broker: Arc<dyn Broker>,
+    pub broker: Arc<dyn MessageBroker>,
     /// Where commands of aggregates go.
     pub gateway: Arc<dyn Gateway>,
     /// Where effects that are flows are run; none where there are none.
@@ -86,30 +86,30 @@ pub struct FlowSuite {
     pub scheduler: rpc::Channel,
     /// The way to storage.
     pub storage: rpc::Channel,
-    /// Whose servers tokens are for.
+    /// Trust domain of the servers that tokens are issued for.
     pub trust_domain: identity::TrustDomain,
 }
 
-/// What is known of actors, and who decides about their changes.
-pub(crate) struct Access {
+/// Access to actors: their directory, and the service that decides about their changes.
+pub(crate) struct ActorAccess {
     /// Actors, and their roles in contexts.
     pub(crate) directory: Arc<dyn rpc::Directory>,
     /// Decides about changes, and writes them down.
     pub(crate) identities: IdentityStoreServiceClient<rpc::Channel>,
     /// Hears of changes of roles.
-    remote: Remote,
+    remote: RemoteDirectory,
     storage: rpc::Channel,
 }
 
-impl Access {
+impl ActorAccess {
     fn new(storage: rpc::Channel) -> Self {
-        let remote = Remote::new(storage.clone());
+        let remote = RemoteDirectory::new(storage.clone());
         let identities = IdentityStoreServiceClient::new(storage.clone());
         Self { directory: remote.directory(), identities, remote, storage }
     }
 
     /// Hears of changes until `stop`, and tells how storage is.
-    async fn follow(&self, is_serving: &Condition, stop: CancellationToken) {
+    async fn follow(&self, is_serving: &ReadinessCondition, stop: CancellationToken) {
         tokio::select! {
             () = self.remote.clone().follow(stop) => {}
             () = is_serving.clone().while_serves(self.storage.clone()) => {}
@@ -120,7 +120,7 @@ impl Access {
 /// Why the service cannot be built, or does not take what it is given.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its metrics cannot be registered.
+    /// Metrics of the service cannot be registered.
     #[error("the metrics of the saga service cannot be registered")]
     Metrics(#[source] prometheus::Error),
     /// Manifests are wrong.
@@ -137,32 +137,32 @@ pub struct App {
     definitions: Arc<Definitions>,
     gateway: Arc<dyn Gateway>,
     flows: Option<FlowSuite>,
-    around: Surroundings,
-    access: Option<Access>,
+    around: LaneEnvironment,
+    access: Option<ActorAccess>,
     calls: OpenCalls,
     upstreams: Upstreams,
-    providers: watch::Sender<Arc<Providers>>,
+    providers: watch::Sender<Arc<CallProviders>>,
     /// Providers as they were built, by the hash of their documents.
-    built: Mutex<Built>,
-    tenants: watch::Sender<Arc<Tenants>>,
+    built: Mutex<BuiltProviders>,
+    tenants: watch::Sender<Arc<TenantRegistry>>,
     /// Where tenants are read again.
     tenants_file: Option<PathBuf>,
     reloading: tokio::sync::Mutex<()>,
     /// Tenants whose lanes this replica has given up.
     drained: watch::Sender<Arc<BTreeSet<TenantId>>>,
-    beats: Beats,
+    beats: SagaHeartbeats,
     /// Lanes that stay away or are left out, and why.
-    away: watch::Sender<Arc<BTreeMap<Lane, &'static str>>>,
+    away: watch::Sender<Arc<BTreeMap<WorkflowLane, &'static str>>>,
     readiness: Readiness,
-    needs: Needs,
+    needs: SagaDependencies,
 }
 
-/// What the service cannot do without, beside what its lanes see to.
-struct Needs {
-    broker: Condition,
-    definitions: Condition,
-    storage: Option<Condition>,
-    store: Condition,
+/// Readiness conditions of the service's dependencies, except those that its lanes watch over.
+struct SagaDependencies {
+    broker: ReadinessCondition,
+    definitions: ReadinessCondition,
+    storage: Option<ReadinessCondition>,
+    store: ReadinessCondition,
 }
 
 impl App {
@@ -174,20 +174,21 @@ impl App {
         let Deps { store, broker, gateway, flows, storage, metrics: registry } = deps;
         let metrics = Arc::new(Metrics::new(registry, config.seeing).map_err(Error::Metrics)?);
         let definitions = Arc::new(Definitions::new(Arc::clone(&store)));
-        let used = Shown::new(definitions.usage().clone(), &metrics.by_tenant).map_err(Error::Metrics)?;
+        let used = TenantQuotaMetrics::new(definitions.usage().clone(), &metrics.by_tenant)
+            .map_err(Error::Metrics)?;
         registry.register(Box::new(used)).map_err(Error::Metrics)?;
         let has_tenants = config.tenants.has_tenants;
-        let beats = Beats::new(Arc::clone(&store), config.replica.clone(), config.role, &metrics);
+        let beats = SagaHeartbeats::new(Arc::clone(&store), config.replica.clone(), config.role, &metrics);
         let (replica, cut) = (config.replica.name.as_str().into(), CancellationToken::new());
         let wake = Arc::new(Notify::new());
         let readiness = Readiness::new();
-        let health = Health::new(&readiness);
-        let around = Surroundings {
+        let health = SagaHealth::new(&readiness);
+        let around = LaneEnvironment {
             store,
             broker,
             metrics,
             health,
-            bounds: Bounds::default(),
+            bounds: InFlightLimits::default(),
             outbox_rows_max: OUTBOX_ROWS_MAX,
             ack_wait: ACK_WAIT,
             streams_made: Arc::default(),
@@ -196,7 +197,7 @@ impl App {
             cut,
             wake,
         };
-        let needs = Needs {
+        let needs = SagaDependencies {
             broker: readiness.condition("nats"),
             definitions: readiness.condition("definitions"),
             storage: storage.is_some().then(|| readiness.condition("storage")),
@@ -209,7 +210,7 @@ impl App {
             gateway,
             flows,
             around,
-            access: storage.map(Access::new),
+            access: storage.map(ActorAccess::new),
             calls: OpenCalls::default(),
             upstreams: Upstreams::default(),
             providers: watch::Sender::new(Arc::default()),
@@ -234,27 +235,27 @@ impl App {
     /// Adds what actors and the operator may call. `shutdown` ends the service when it is drained.
     #[must_use]
     pub fn mount_public(self: &Arc<Self>, mount: rpc::MountBuilder, shutdown: Shutdown) -> rpc::MountBuilder {
-        Rpc::new(Arc::clone(self), shutdown).mount_public(mount)
+        SagaRpc::new(Arc::clone(self), shutdown).mount_public(mount)
     }
 
-    /// Who knows the actors and their roles, for the gate in front of this service; none without storage.
+    /// Returns the directory of actors and their roles, for the gate in front of this service; none without storage.
     #[must_use]
     pub fn directory(&self) -> Option<Arc<dyn rpc::Directory>> {
         self.access.as_ref().map(|access| Arc::clone(&access.directory))
     }
 
-    /// What is known of actors; none without storage.
-    pub(crate) const fn access(&self) -> Option<&Access> {
+    /// Returns the access to actors; none without storage.
+    pub(crate) const fn access(&self) -> Option<&ActorAccess> {
         self.access.as_ref()
     }
 
-    /// What this replica does.
-    pub(crate) const fn role(&self) -> Role {
+    /// Returns the role of this replica.
+    pub(crate) const fn role(&self) -> SagaReplicaRole {
         self.config.role
     }
 
-    /// What lanes work with, and requests as well.
-    pub(crate) const fn around(&self) -> &Surroundings {
+    /// Returns the environment that lanes and requests work in.
+    pub(crate) const fn around(&self) -> &LaneEnvironment {
         &self.around
     }
 
@@ -269,16 +270,16 @@ impl App {
         self.readiness.clone()
     }
 
-    /// What is in force.
+    /// Returns the definitions in force.
     #[must_use]
     pub fn definitions(&self) -> Arc<Definitions> {
         Arc::clone(&self.definitions)
     }
 
-    /// What an answered commit survives.
+    /// Returns what an answered commit survives, as the store declares it.
     #[must_use]
     pub fn durability(&self) -> &'static str {
-        self.around.store.caps().durability
+        self.around.store.capabilities().durability
     }
 
     /// Version of what keeps the rows; empty while that does not answer.
@@ -321,31 +322,31 @@ impl App {
         self.beats.view().decided.paused_since(tenant).is_some()
     }
 
-    /// What is heard of the other replicas now.
-    pub(crate) fn view(&self) -> Arc<View> {
+    /// Returns the current view of the other replicas.
+    pub(crate) fn view(&self) -> Arc<SagaReplicaView> {
         self.beats.view()
     }
 
     /// Has this replica hear at once what was changed beside the lanes.
     pub(crate) fn hear_soon(&self) {
-        self.beats.soon();
+        self.beats.beat_now();
     }
 
     /// Lanes of this replica that stay away or are left out, and why.
-    pub(crate) fn away(&self) -> Arc<BTreeMap<Lane, &'static str>> {
+    pub(crate) fn away(&self) -> Arc<BTreeMap<WorkflowLane, &'static str>> {
         Arc::clone(&self.away.borrow())
     }
 
-    /// What is heard of the other replicas, and of rows beside the lanes: whoever follows those reads them again with each other
+    /// Returns the feed of the other replicas and of the rows beside the lanes. Followers of those rows read them again at each new
     /// revision.
     #[must_use]
-    pub fn heard(&self) -> Heard {
+    pub fn heard(&self) -> SagaReplicaFeed {
         self.beats.heard()
     }
 
     /// Works until `shutdown`. What is under way then is finished or noted, and others, or the next start, go on with the rest.
     pub async fn run(&self, shutdown: CancellationToken) {
-        let placement = Placement {
+        let placement = LanePlacement {
             name: self.config.replica.name.clone(),
             heard: self.beats.heard(),
             tenants: self.tenants.subscribe(),
@@ -394,7 +395,7 @@ impl App {
 }
 
 /// Measures the store every ten seconds.
-async fn measure_store(around: &Surroundings, mut beats: watch::Receiver<u64>) {
+async fn measure_store(around: &LaneEnvironment, mut beats: watch::Receiver<u64>) {
     loop {
         match around.store.measure().await {
             Ok(measure) => around.metrics.store_bytes.set(i64::try_from(measure.bytes).unwrap_or(i64::MAX)),
@@ -408,10 +409,10 @@ async fn measure_store(around: &Surroundings, mut beats: watch::Receiver<u64>) {
 }
 
 /// Makes the streams that are ours on every connection, and compares them with what is wanted.
-async fn watch_streams(around: Surroundings, broker: &Condition) {
+async fn watch_streams(around: LaneEnvironment, broker: &ReadinessCondition) {
     let mut connection = around.broker.connection();
     // Tells what is wrong with the server, as long as it is.
-    let mut lack: Option<Lack> = None;
+    let mut lack: Option<ImpairmentGuard> = None;
     loop {
         if !connection.borrow_and_update().connected {
             broker.unmet("not connected");
@@ -425,7 +426,7 @@ async fn watch_streams(around: Surroundings, broker: &Condition) {
             if let Some(why) = &why {
                 tracing::error!("{why}");
             }
-            let told = why.map(|why| around.health.lack("nats server", &why));
+            let told = why.map(|why| around.health.begin_impairment("nats server", &why));
             drop(std::mem::replace(&mut lack, told));
         }
         if connection.changed().await.is_err() {
@@ -435,10 +436,13 @@ async fn watch_streams(around: Surroundings, broker: &Condition) {
 }
 
 /// Why a server can be used for less than is promised, where it can.
-fn unfit(server: &Server) -> Option<String> {
-    let Server { version_text, version, max_payload } = server;
-    if version.is_some_and(|version| version < Version::OLDEST) {
-        return Some(format!("nats-server {version_text} is too old: install {} or later", Version::OLDEST));
+fn unfit(server: &BrokerDescription) -> Option<String> {
+    let BrokerDescription { version_text, version, max_payload } = server;
+    if version.is_some_and(|version| version < BrokerVersion::OLDEST) {
+        return Some(format!(
+            "nats-server {version_text} is too old: install {} or later",
+            BrokerVersion::OLDEST
+        ));
     }
     (*max_payload < MESSAGE_BYTES_MAX).then(|| {
         format!(
@@ -449,7 +453,7 @@ fn unfit(server: &Server) -> Option<String> {
 }
 
 /// Makes the streams that are ours; gives how they are not as they are wanted. Those are read all the same.
-async fn ensure_streams(around: &Surroundings) -> Result<(), String> {
+async fn ensure_streams(around: &LaneEnvironment) -> Result<(), String> {
     let mut differences = Vec::new();
     for stream in streams(around.has_tenants) {
         let found = around.broker.ensure_stream(&stream).await.map_err(|error| error.to_string())?;

@@ -20,16 +20,16 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 pub const SUBMIT_COMMAND: &str = "/mycora.v1.CommandService/SubmitCommand";
 
 /// A gateway that is called by gRPC.
-pub struct CommandService(CommandServiceClient<Renamed>);
+pub struct CommandService(CommandServiceClient<CommandMethodChannel>);
 
 /// A channel to a server that has the method under this name.
 #[derive(Clone)]
-struct Renamed {
+struct CommandMethodChannel {
     channel: rpc::Channel,
     method: PathAndQuery,
 }
 
-impl Service<http::Request<Body>> for Renamed {
+impl Service<http::Request<Body>> for CommandMethodChannel {
     type Response = http::Response<Body>;
     type Error = Status;
     type Future = BoxFuture<'static, Result<http::Response<Body>, Status>>;
@@ -52,7 +52,7 @@ impl CommandService {
     /// Calls this method over a channel.
     #[must_use]
     pub fn new(channel: rpc::Channel, method: PathAndQuery) -> Self {
-        Self(CommandServiceClient::new(Renamed { channel, method }))
+        Self(CommandServiceClient::new(CommandMethodChannel { channel, method }))
     }
 
     async fn call(&self, command: &AggregateCommand) -> Result<v1::SubmitCommandResponse, Status> {
@@ -92,7 +92,7 @@ impl Gateway for CommandService {
     }
 }
 
-/// What a status says of a command.
+/// Maps the status of a submitted command to a gateway's answer.
 fn answer_of(status: &Status) -> GatewayAnswer {
     let message: String = status.message().chars().take(300).collect();
     match status.code() {

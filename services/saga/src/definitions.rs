@@ -4,11 +4,11 @@
 //! and every change writes `active` as well: so its revision says whether a replica has seen the last one. Documents are kept by
 //! their hash before a row names them.
 
+mod active;
 mod apply;
-mod beside;
-mod in_force;
 mod references;
 mod rows;
+mod shared_rows;
 mod sweep;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -17,26 +17,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use model::{BlobHash, SagaName, TenantId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use store::{Expect, KvStore, Op, Outcome, StoreError, Versioned};
+use store::{CommitOutcome, KvStore, RowCondition, RowOperation, StoreError, VersionedValue};
 use tokio::sync::watch;
-use workflow::Key;
+use workflow::LaneRowKey;
 use workflow::catalog::Catalog;
 use workflow::definition::Saga;
 use workflow::instance::encode;
-use workflow::key::{Part, Table};
-use workflow::manifest::{self, Document};
-use workflow::provider::Provider;
+use workflow::key::{RowKeyPart, StoreTable};
+use workflow::manifest::{self, ManifestDocument};
+use workflow::provider::EffectProvider;
 
-pub use self::apply::{ApplyError, Repeatable, SAGA_VERSIONS_MAX, TENANT_SAGAS_MAX};
-pub(crate) use self::beside::Beside;
-pub use self::beside::beside_lanes;
-use self::beside::read_row;
-use self::in_force::Known;
-pub use self::in_force::{Definition, InForce, SagaInForce};
-pub use self::rows::{ActiveRow, ActiveSaga, AppliedRow, OlderSaga};
+use self::active::SagaVersions;
+pub use self::active::{ActiveDefinitions, ActiveSagaRef, TenantDefinition};
+pub use self::apply::{ApplyError, SAGA_VERSIONS_MAX, ScopedIdempotencyKey, TENANT_SAGAS_MAX};
+pub use self::rows::{ActiveRow, ActiveSaga, AppliedRow, SupersededSaga};
+pub(crate) use self::shared_rows::SharedRows;
+use self::shared_rows::read_row;
+pub use self::shared_rows::shared_rows_lane;
 use crate::lane::rows::row;
-use crate::quotas::Usage;
-use crate::tenants::{Quotas, Tenants};
+use crate::quotas::QuotaUsage;
+use crate::tenants::{Quotas, TenantRegistry};
 
 /// Definitions that are kept in memory though they are not in force.
 const REMEMBERED_MAX: usize = 1024;
@@ -45,20 +45,20 @@ const ANSWERS_MILLIS: u64 = 24 * 3_600_000;
 /// Bytes of documents that are written with one commit.
 const COMMIT_BYTES: usize = 2 * 1024 * 1024;
 
-/// What is in force, and every definition that was asked for.
+/// Definitions in force, and every definition that was asked for.
 pub struct Definitions {
-    beside: Beside,
-    in_force: watch::Sender<Arc<InForce>>,
-    known: Mutex<HashMap<BlobHash, Read>>,
-    usage: Usage,
+    beside: SharedRows,
+    in_force: watch::Sender<Arc<ActiveDefinitions>>,
+    known: Mutex<HashMap<BlobHash, ParsedDefinition>>,
+    usage: QuotaUsage,
     /// Held while rows are read: what is older never takes the place of what is newer.
     reading: tokio::sync::Mutex<()>,
 }
 
 /// A document that was read.
 #[derive(Clone)]
-struct Read {
-    definition: manifest::Definition,
+struct ParsedDefinition {
+    definition: manifest::ManifestDefinition,
     text: Arc<str>,
 }
 
@@ -68,10 +68,10 @@ pub enum DefinitionError {
     /// The store does not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// It is not there, or cannot be read.
+    /// Definition or row is missing, or cannot be read.
     #[error("{what} cannot be had: {why}")]
     Unreadable {
-        /// What.
+        /// Name of the definition or row.
         what: String,
         /// Why.
         why: String,
@@ -83,10 +83,10 @@ impl Definitions {
     #[must_use]
     pub fn new(store: Arc<dyn KvStore>) -> Self {
         Self {
-            beside: Beside::new(store),
+            beside: SharedRows::new(store),
             in_force: watch::Sender::new(Arc::default()),
             known: Mutex::default(),
-            usage: Usage::default(),
+            usage: QuotaUsage::default(),
             reading: tokio::sync::Mutex::default(),
         }
     }
@@ -97,9 +97,9 @@ impl Definitions {
         Arc::clone(&self.in_force.borrow().catalog)
     }
 
-    /// What tenants have on this replica.
+    /// Returns what tenants use on this replica.
     #[must_use]
-    pub const fn usage(&self) -> &Usage {
+    pub const fn usage(&self) -> &QuotaUsage {
         &self.usage
     }
 
@@ -111,15 +111,15 @@ impl Definitions {
         tenants.get(tenant).map(|tenant| tenant.quotas).unwrap_or_default()
     }
 
-    /// What is in force now, as this replica has read it.
+    /// Returns the definitions now in force, as this replica has read them.
     #[must_use]
-    pub fn in_force(&self) -> Arc<InForce> {
+    pub fn in_force(&self) -> Arc<ActiveDefinitions> {
         Arc::clone(&self.in_force.borrow())
     }
 
     /// Follows what is in force.
     #[must_use]
-    pub fn subscribe(&self) -> watch::Receiver<Arc<InForce>> {
+    pub fn subscribe(&self) -> watch::Receiver<Arc<ActiveDefinitions>> {
         self.in_force.subscribe()
     }
 
@@ -145,18 +145,19 @@ impl Definitions {
     ///
     /// # Errors
     /// [`DefinitionError`]; what was in force here is then.
-    pub async fn refresh(&self) -> Result<Arc<InForce>, DefinitionError> {
+    pub async fn refresh(&self) -> Result<Arc<ActiveDefinitions>, DefinitionError> {
         let _one_at_a_time = self.reading.lock().await;
-        let found = self.beside.read(&[Key::active(), Key::tenants()]).await?;
+        let found = self.beside.read(&[LaneRowKey::active(), LaneRowKey::tenants()]).await?;
         let [active, tenants] = <[_; 2]>::try_from(found).unwrap_or_default();
         let revision = active.as_ref().map_or(0, |found| found.revision);
         let before = self.in_force();
         if before.revision == revision {
             return Ok(before);
         }
-        let read = |found: &Versioned| read_row("what is in force", found);
+        let read = |found: &VersionedValue| read_row("what is in force", found);
         let active = active.as_ref().map(read).transpose()?.unwrap_or_default();
-        let read = |found: &Versioned| read_row::<Tenants>("the row of tenants", found).map(Arc::new);
+        let read =
+            |found: &VersionedValue| read_row::<TenantRegistry>("the row of tenants", found).map(Arc::new);
         let tenants = tenants.as_ref().map(read).transpose()?;
         let applied = self.applied().await?;
         let made = Arc::new(self.make(revision, active, tenants, applied).await?);
@@ -174,10 +175,10 @@ impl Definitions {
     /// Reads what tenants brought.
     async fn applied(&self) -> Result<BTreeMap<TenantId, AppliedRow>, DefinitionError> {
         let mut applied = BTreeMap::new();
-        for (key, found) in self.beside.all(Table::Active.range()).await? {
+        for (key, found) in self.beside.all(StoreTable::Active.range()).await? {
             let tenant = match key.parts().as_deref() {
-                Some([Part::Text(text)]) if text.is_empty() => Some(TenantId::single()),
-                Some([Part::Text(text)]) => text.parse().ok(),
+                Some([RowKeyPart::Text(text)]) if text.is_empty() => Some(TenantId::single()),
+                Some([RowKeyPart::Text(text)]) => text.parse().ok(),
                 _ => None,
             };
             match (tenant, read_row(key.as_str(), &found)) {
@@ -195,9 +196,9 @@ impl Definitions {
         &self,
         revision: u64,
         active: ActiveRow,
-        tenants: Option<Arc<Tenants>>,
+        tenants: Option<Arc<TenantRegistry>>,
         applied: BTreeMap<TenantId, AppliedRow>,
-    ) -> Result<InForce, DefinitionError> {
+    ) -> Result<ActiveDefinitions, DefinitionError> {
         let (mut operators, mut own) = (HashMap::new(), HashMap::new());
         for (name, saga) in &active.sagas {
             operators.extend(self.known_of(saga).await?.map(|known| (name.clone(), known)));
@@ -217,19 +218,19 @@ impl Definitions {
         for hash in active.providers.values() {
             providers.push(self.provider(*hash).await?);
         }
-        let in_force = operators.values().filter(|known: &&Known| !known.is_retired);
+        let in_force = operators.values().filter(|known: &&SagaVersions| !known.is_retired);
         let in_force = in_force.filter_map(|known| known.versions.first().map(Arc::clone));
         let catalog = Arc::new(Catalog::restored(in_force, providers));
-        Ok(InForce { catalog, active, applied, tenants, revision, operators, own })
+        Ok(ActiveDefinitions { catalog, active, applied, tenants, revision, operators, own })
     }
 
     /// All versions of a saga that its row names.
-    async fn known_of(&self, saga: &ActiveSaga) -> Result<Option<Known>, DefinitionError> {
+    async fn known_of(&self, saga: &ActiveSaga) -> Result<Option<SagaVersions>, DefinitionError> {
         let mut versions = Vec::new();
         for hash in saga.hashes() {
             versions.push(self.pinned_to(hash).await?);
         }
-        Ok(Known::new(versions, saga.is_retired))
+        Ok(SagaVersions::new(versions, saga.is_retired))
     }
 
     /// Keeps the texts of documents, so that instances may be pinned to them, and puts a catalog in force that was made of them.
@@ -238,7 +239,7 @@ impl Definitions {
     /// [`DefinitionError`]; nothing is in force that was not before.
     pub async fn put_in_force(
         &self,
-        documents: &[Document],
+        documents: &[ManifestDocument],
         catalog: Catalog,
     ) -> Result<(), DefinitionError> {
         while !self
@@ -255,10 +256,10 @@ impl Definitions {
     /// [`DefinitionError`]; nothing is in force that was not before.
     pub async fn replace(
         &self,
-        operators: Option<(&[Document], &Catalog)>,
-        tenants: Option<&Tenants>,
+        operators: Option<(&[ManifestDocument], &Catalog)>,
+        tenants: Option<&TenantRegistry>,
         revision: u64,
-        more: Vec<Op>,
+        more: Vec<RowOperation>,
     ) -> Result<bool, DefinitionError> {
         self.keep(operators.map_or(&[], |(documents, _)| documents)).await?;
         service::crash_point("reload.stored");
@@ -266,13 +267,15 @@ impl Definitions {
         let mut active = before.active.clone();
         if let Some((documents, catalog)) = operators {
             let providers = documents.iter().filter_map(|document| match &document.definition {
-                manifest::Definition::Provider(provider) => Some((provider.name.clone(), document.hash)),
-                manifest::Definition::Saga(_) => None,
+                manifest::ManifestDefinition::Provider(provider) => {
+                    Some((provider.name.clone(), document.hash))
+                }
+                manifest::ManifestDefinition::Saga(_) => None,
             });
             let now = self.beside.now().await?;
             active = active.followed_by(catalog, providers.collect(), now);
             let whose = tenants.or(before.tenants.as_deref());
-            let whose = whose.map_or_else(|| vec![TenantId::single()], Tenants::ever);
+            let whose = whose.map_or_else(|| vec![TenantId::single()], TenantRegistry::ever);
             for saga in catalog.sagas() {
                 if let Some(row) = active.sagas.get_mut(&saga.name) {
                     self.sweep(&whose, saga, row, now).await?;
@@ -284,34 +287,40 @@ impl Definitions {
         if revision > 0 && before.revision == revision && is_same {
             return Ok(true);
         }
-        let (key, mut ops) = (row(&Key::active()), more);
+        let (key, mut ops) = (row(&LaneRowKey::active()), more);
         let others = before.applied.values().flat_map(|own| sweep::named(&own.sagas));
         ops.extend(sweep::removed(
             sweep::named(&before.active.sagas),
             sweep::named(&active.sagas).chain(others),
         ));
-        ops.push(Op::Put(key.clone(), encode(&active).into()));
-        ops.extend(tenants.map(|tenants| Op::Put(row(&Key::tenants()), encode(tenants).into())));
-        let outcome = self.beside.commit(vec![Expect::Revision(key, revision)], ops).await?;
+        ops.push(RowOperation::Put(key.clone(), encode(&active).into()));
+        ops.extend(
+            tenants.map(|tenants| RowOperation::Put(row(&LaneRowKey::tenants()), encode(tenants).into())),
+        );
+        let outcome = self.beside.commit(vec![RowCondition::Revision(key, revision)], ops).await?;
         self.refresh().await?;
-        Ok(matches!(outcome, Outcome::Committed(_)))
+        Ok(matches!(outcome, CommitOutcome::Committed(_)))
     }
 
     /// The row that answers a request when it comes again, until a day from now.
-    pub(crate) async fn answer_row<T: Serialize>(&self, id: &str, answer: &T) -> Result<Op, DefinitionError> {
+    pub(crate) async fn answer_row<T: Serialize>(
+        &self,
+        id: &str,
+        answer: &T,
+    ) -> Result<RowOperation, DefinitionError> {
         let until = self.beside.now().await?.saturating_add(ANSWERS_MILLIS);
-        Ok(Op::PutUntil(row(&Key::request(id)), encode(answer).into(), until))
+        Ok(RowOperation::PutUntil(row(&LaneRowKey::request(id)), encode(answer).into(), until))
     }
 
     /// The answer to a request that came before.
     pub(crate) async fn answer<T: DeserializeOwned>(&self, id: &str) -> Result<Option<T>, DefinitionError> {
-        let found = self.beside.get(&Key::request(id)).await?;
+        let found = self.beside.get(&LaneRowKey::request(id)).await?;
         found.map(|found| read_row("the answer to a request", &found)).transpose()
     }
 
     /// Keeps documents under their hashes. Those that are there already are the same.
-    async fn keep(&self, documents: &[Document]) -> Result<(), DefinitionError> {
-        let key = |document: &Document| Key::definition(document.hash.as_bytes());
+    async fn keep(&self, documents: &[ManifestDocument]) -> Result<(), DefinitionError> {
+        let key = |document: &ManifestDocument| LaneRowKey::definition(document.hash.as_bytes());
         let mut missing = Vec::new();
         for documents in documents.chunks(64) {
             let keys: Vec<_> = documents.iter().map(key).collect();
@@ -326,12 +335,12 @@ impl Definitions {
                 bytes = 0;
             }
             bytes += document.text.len();
-            ops.push(Op::Put(row(&key(document)), document.text.clone().into()));
+            ops.push(RowOperation::Put(row(&key(document)), document.text.clone().into()));
         }
         if !ops.is_empty() {
             self.beside.commit(Vec::new(), ops).await?;
         }
-        let read = documents.iter().map(|document| (document.hash, Read::of(document)));
+        let read = documents.iter().map(|document| (document.hash, ParsedDefinition::of(document)));
         self.known().extend(read);
         Ok(())
     }
@@ -342,8 +351,8 @@ impl Definitions {
     /// [`DefinitionError`].
     pub async fn pinned_to(&self, hash: BlobHash) -> Result<Arc<Saga>, DefinitionError> {
         match self.read(hash).await?.definition {
-            manifest::Definition::Saga(saga) => Ok(saga),
-            manifest::Definition::Provider(_) => Err(unreadable(hash, "its row has a provider")),
+            manifest::ManifestDefinition::Saga(saga) => Ok(saga),
+            manifest::ManifestDefinition::Provider(_) => Err(unreadable(hash, "its row has a provider")),
         }
     }
 
@@ -355,36 +364,37 @@ impl Definitions {
         Ok(self.read(hash).await?.text)
     }
 
-    async fn provider(&self, hash: BlobHash) -> Result<Arc<Provider>, DefinitionError> {
+    async fn provider(&self, hash: BlobHash) -> Result<Arc<EffectProvider>, DefinitionError> {
         match self.read(hash).await?.definition {
-            manifest::Definition::Provider(provider) => Ok(provider),
-            manifest::Definition::Saga(_) => Err(unreadable(hash, "its row has a saga")),
+            manifest::ManifestDefinition::Provider(provider) => Ok(provider),
+            manifest::ManifestDefinition::Saga(_) => Err(unreadable(hash, "its row has a saga")),
         }
     }
 
     /// Reads a document by its hash.
-    async fn read(&self, hash: BlobHash) -> Result<Read, DefinitionError> {
+    async fn read(&self, hash: BlobHash) -> Result<ParsedDefinition, DefinitionError> {
         let known = self.known().get(&hash).cloned();
         if let Some(known) = known {
             return Ok(known);
         }
-        let found = self.beside.get(&Key::definition(hash.as_bytes())).await?;
+        let found = self.beside.get(&LaneRowKey::definition(hash.as_bytes())).await?;
         let found = found.ok_or_else(|| unreadable(hash, "no row has it"))?;
         let text = std::str::from_utf8(&found.value).map_err(|error| unreadable(hash, error))?;
         let documents = manifest::read("definition", text).map_err(|problems| unreadable(hash, problems))?;
         let document = documents.into_iter().next().filter(|document| document.hash == hash);
-        let read = Read::of(&document.ok_or_else(|| unreadable(hash, "its row has something else"))?);
+        let read =
+            ParsedDefinition::of(&document.ok_or_else(|| unreadable(hash, "its row has something else"))?);
         self.known().insert(hash, read.clone());
         Ok(read)
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<BlobHash, Read>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<BlobHash, ParsedDefinition>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Read {
-    fn of(document: &Document) -> Self {
+impl ParsedDefinition {
+    fn of(document: &ManifestDocument) -> Self {
         Self { definition: document.definition.clone(), text: document.text.as_str().into() }
     }
 }

@@ -3,11 +3,11 @@
 //! Each open call has a task of its own, which alone changes its row. That a call is about to be made is committed before, what came
 //! of it after it, together with the message that tells its saga.
 
-mod ahead;
 mod call;
+mod call_requests;
 mod intake;
+mod lookahead;
 pub mod upstreams;
-mod words;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,25 +16,25 @@ use model::{CommandId, EffectName, TenantId};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use workflow::key::Table;
-use workflow::ledger::{Answer, CallRow};
-use workflow::subject::Source;
-use workflow::{Key, Lane};
+use workflow::key::StoreTable;
+use workflow::ledger::{CallRow, ProviderAnswer};
+use workflow::subject::ConsumerSource;
+use workflow::{LaneRowKey, WorkflowLane};
 
-use self::ahead::Ahead;
-use self::call::Life;
+use self::call::CallTask;
+use self::call_requests::{CallRequestOutcome, PendingCallRequest};
 use self::intake::TOGETHER_MAX;
+use self::lookahead::LookaheadState;
 use self::upstreams::Upstreams;
-use self::words::{Back, CallAsking};
 use crate::definitions::Definitions;
-use crate::lane::bounds::Share;
-use crate::lane::relay::{Relay, ToRelay};
-use crate::lane::rows::Rows;
-use crate::lane::source::{Brought, ReadWord, Reading, SourceState};
-use crate::lane::{Ended, Surroundings, WORKFLOW_COMMANDS, drain};
+use crate::lane::in_flight::InFlightBudget;
+use crate::lane::relay::{Relay, RelayMessage};
+use crate::lane::rows::LaneStore;
+use crate::lane::source::{SourceEvent, SourceReader, SourceReaderCommand, SourceState};
+use crate::lane::{LaneEnvironment, LaneExit, WORKFLOW_COMMANDS, drain};
 use crate::metrics::LaneCensus;
-use crate::providers::Provider;
-use crate::quotas::{LaneCalls, OpenEffect};
+use crate::providers::CallProvider;
+use crate::quotas::{LaneCallUsage, OpenCallGuard};
 use crate::sagas::census;
 
 /// Words for one call that may wait.
@@ -42,36 +42,36 @@ const WORDS_MAX: usize = 8;
 
 /// A word for a call.
 #[derive(Debug)]
-pub enum Word {
-    /// Its saga does not want it any more.
+pub enum CallMessage {
+    /// Cancellation: the saga no longer wants the call.
     Cancel,
-    /// Its answer came by another way.
-    Answer(Answer),
-    /// What runs for it lives.
+    /// Answer that came by another way.
+    Answer(ProviderAnswer),
+    /// Heartbeat: what runs for the call is alive.
     Beat,
-    /// Somebody asks something, and waits for the answer.
-    Ask(Box<CallAsking>),
+    /// Request whose sender waits for the answer.
+    Ask(Box<PendingCallRequest>),
 }
 
 /// Calls of a process that are open, by their commands. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct OpenCalls(Arc<Mutex<HashMap<CommandId, mpsc::Sender<Word>>>>);
+pub struct OpenCalls(Arc<Mutex<HashMap<CommandId, mpsc::Sender<CallMessage>>>>);
 
 impl OpenCalls {
     /// Tells a call something; says whether it is open in this process.
-    pub fn tell(&self, command: CommandId, word: Word) -> bool {
+    pub fn notify(&self, command: CommandId, word: CallMessage) -> bool {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(words) = all.get(&command) else { return false };
         // Another sign of life comes; it takes no room of words that come once.
-        let is_dropped = matches!(word, Word::Beat) && words.capacity() < WORDS_MAX;
+        let is_dropped = matches!(word, CallMessage::Beat) && words.capacity() < WORDS_MAX;
         is_dropped || words.try_send(word).is_ok()
     }
 
-    fn sender(&self, command: CommandId) -> Option<mpsc::Sender<Word>> {
+    fn sender(&self, command: CommandId) -> Option<mpsc::Sender<CallMessage>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&command).cloned()
     }
 
-    fn add(&self, command: CommandId) -> mpsc::Receiver<Word> {
+    fn add(&self, command: CommandId) -> mpsc::Receiver<CallMessage> {
         let (words, heard) = mpsc::channel(WORDS_MAX);
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(command, words);
         heard
@@ -90,84 +90,89 @@ pub struct EffectLane {
     pub effect: EffectName,
     /// The tenant's share of turns.
     pub weight: u32,
-    /// What is in force.
+    /// Definitions in force.
     pub definitions: Arc<Definitions>,
     /// The way to the outside world.
-    pub provider: Arc<dyn Provider>,
-    /// What upstreams allow.
+    pub provider: Arc<dyn CallProvider>,
+    /// Gates of upstreams, which permit calls.
     pub upstreams: Upstreams,
     /// Where words for calls come from.
     pub calls: OpenCalls,
     /// Calls that may be open at a time, whatever the tenant may have.
     pub calls_max: u64,
-    /// What it works with.
-    pub around: Surroundings,
+    /// Environment that the lane works in.
+    pub around: LaneEnvironment,
 }
 
-/// What every call of a lane is made with.
-pub(crate) struct Shared {
-    pub(crate) rows: Arc<Rows>,
+/// Context that all calls of a lane share.
+pub(crate) struct EffectLaneContext {
+    pub(crate) rows: Arc<LaneStore>,
     pub(crate) lane: EffectLane,
-    pub(crate) relay: mpsc::UnboundedSender<ToRelay>,
+    pub(crate) relay: mpsc::UnboundedSender<RelayMessage>,
     pub(crate) stop: CancellationToken,
     pub(crate) census: LaneCensus,
 }
 
-struct Owner {
-    shared: Arc<Shared>,
+struct EffectLaneOwner {
+    shared: Arc<EffectLaneContext>,
     source: SourceState,
-    brought: mpsc::Receiver<(usize, Brought)>,
-    reader: mpsc::Sender<ReadWord>,
-    tasks: JoinSet<Result<(), Ended>>,
-    lives: JoinSet<Result<(), Ended>>,
-    /// What became of what was asked of calls.
-    backs: mpsc::UnboundedReceiver<Back>,
-    backs_to: mpsc::UnboundedSender<Back>,
-    /// Whether the source is read again from another place as soon as its cursor is gone.
+    brought: mpsc::Receiver<(usize, SourceEvent)>,
+    reader: mpsc::Sender<SourceReaderCommand>,
+    tasks: JoinSet<Result<(), LaneExit>>,
+    lives: JoinSet<Result<(), LaneExit>>,
+    /// Outcomes of requests about calls.
+    backs: mpsc::UnboundedReceiver<CallRequestOutcome>,
+    backs_to: mpsc::UnboundedSender<CallRequestOutcome>,
+    /// True if the source is read again from another position as soon as its cursor is gone.
     is_setting_back: bool,
-    /// What the source has brought and is not taken yet, in order.
-    waiting: VecDeque<Brought>,
+    /// Events that the source has brought and that are not taken yet, in order.
+    waiting: VecDeque<SourceEvent>,
     /// Calls that are open. While there is no room for another, commands wait in their stream.
-    open: LaneCalls,
+    open: LaneCallUsage,
     /// The lane's part of the bytes that may be in flight.
-    share: Share,
+    share: InFlightBudget,
     /// Tells when there may be room for another.
     freed: watch::Receiver<()>,
-    /// What is read meanwhile of words for calls that are open.
-    ahead: Ahead,
+    /// Look-ahead for messages about open calls.
+    ahead: LookaheadState,
     /// Where nobody answers commands of aggregates: effects order none.
     _commands: mpsc::UnboundedReceiver<(u64, crate::lane::relay::OutboxRow)>,
 }
 
 impl EffectLane {
     /// Takes the lane and owns it, until it is told to stop or another owner takes it. Gives why it was given up:
-    /// [`Ended::Stopped`] when it was asked to. Cancel-safe as a crash is: the next owner goes on from what is committed.
-    pub async fn own(self, stop: CancellationToken) -> Ended {
-        let lane = Lane::Effect { tenant: self.tenant.clone(), effect: self.effect.clone() };
+    /// [`LaneExit::Stopped`] when it was asked to. Cancel-safe as a crash is: the next owner goes on from what is committed.
+    pub async fn own(self, stop: CancellationToken) -> LaneExit {
+        let lane = WorkflowLane::Effect { tenant: self.tenant.clone(), effect: self.effect.clone() };
         let around = self.around.clone();
-        let work = |rows: Arc<Rows>| async move {
+        let work = |rows: Arc<LaneStore>| async move {
             let (upstreams, effect) = (self.upstreams.clone(), self.effect.clone());
-            let owned = async { Owner::start(self, Arc::clone(&rows), &stop).await?.run(&stop).await };
+            let owned =
+                async { EffectLaneOwner::start(self, Arc::clone(&rows), &stop).await?.run(&stop).await };
             let ended = owned.await;
-            upstreams.hush(&effect, rows.around());
+            upstreams.clear_circuit_report(&effect, rows.around());
             ended
         };
         crate::lane::own(lane, around, work).await
     }
 }
 
-impl Owner {
-    async fn start(lane: EffectLane, rows: Arc<Rows>, stop: &CancellationToken) -> Result<Self, Ended> {
+impl EffectLaneOwner {
+    async fn start(
+        lane: EffectLane,
+        rows: Arc<LaneStore>,
+        stop: &CancellationToken,
+    ) -> Result<Self, LaneExit> {
         let (relay, words) = mpsc::unbounded_channel();
         let (commands, ordered) = mpsc::unbounded_channel();
         let mut tasks = JoinSet::new();
         let outgoing = Relay { rows: Arc::clone(&rows), words, commands };
         tasks.spawn(outgoing.run());
-        let source = Source::Commands(lane.effect.clone());
+        let source = ConsumerSource::Commands(lane.effect.clone());
         let (to, brought) = mpsc::channel(64);
         let (reader, asked) = mpsc::channel(4);
         let share = rows.around().bounds.share();
-        let reading = Reading {
+        let reading = SourceReader {
             rows: Arc::clone(&rows),
             source: source.clone(),
             stream: WORKFLOW_COMMANDS.to_owned(),
@@ -183,7 +188,7 @@ impl Owner {
         let source = SourceState::new(source, WORKFLOW_COMMANDS, &rows.lane, reading);
         let census = census::take_letters(&rows).await?;
         let census = rows.around().metrics.census.lane(&lane.tenant, &census);
-        let shared = Arc::new(Shared { rows, lane, relay, stop: stop.clone(), census });
+        let shared = Arc::new(EffectLaneContext { rows, lane, relay, stop: stop.clone(), census });
         let (backs_to, backs) = mpsc::unbounded_channel();
         let EffectLane { definitions, tenant, calls_max, .. } = &shared.lane;
         let open = definitions.usage().lane_calls(tenant, *calls_max);
@@ -192,7 +197,7 @@ impl Owner {
             freed: open.freed(),
             open,
             share,
-            ahead: Ahead::default(),
+            ahead: LookaheadState::default(),
             backs,
             backs_to,
             is_setting_back: false,
@@ -209,8 +214,8 @@ impl Owner {
     }
 
     /// Goes on with the calls that are open.
-    async fn adopt(&mut self) -> Result<(), Ended> {
-        let open: Vec<(Key, CommandId)> = self.shared.rows.all(Table::EffectDue.range()).await?;
+    async fn adopt(&mut self) -> Result<(), LaneExit> {
+        let open: Vec<(LaneRowKey, CommandId)> = self.shared.rows.all(StoreTable::EffectDue.range()).await?;
         for (_, command) in open {
             self.begin(command, None, self.open.add());
         }
@@ -218,9 +223,9 @@ impl Owner {
     }
 
     /// Has a call live until its end, from the row that was written for it just now, or from the one that is found.
-    fn begin(&mut self, command: CommandId, taken: Option<(CallRow, u64)>, open: OpenEffect) {
+    fn begin(&mut self, command: CommandId, taken: Option<(CallRow, u64)>, open: OpenCallGuard) {
         let words = self.shared.lane.calls.add(command);
-        let life = Life::new(Arc::clone(&self.shared), command, words, open).with_row(taken);
+        let life = CallTask::new(Arc::clone(&self.shared), command, words, open).with_row(taken);
         self.lives.spawn(life.run());
     }
 
@@ -230,7 +235,7 @@ impl Owner {
         self.is_setting_back || self.open.has_room(definitions.quotas(tenant))
     }
 
-    async fn run(mut self, stop: &CancellationToken) -> Result<(), Ended> {
+    async fn run(mut self, stop: &CancellationToken) -> Result<(), LaneExit> {
         if let Err(ended) = self.turns(stop).await {
             self.lives.abort_all();
             self.tasks.abort_all();
@@ -253,7 +258,7 @@ impl Owner {
         Ok(())
     }
 
-    async fn turns(&mut self, stop: &CancellationToken) -> Result<(), Ended> {
+    async fn turns(&mut self, stop: &CancellationToken) -> Result<(), LaneExit> {
         let mut brought = Vec::with_capacity(TOGETHER_MAX);
         let mut in_force = self.shared.lane.definitions.subscribe();
         loop {
@@ -277,11 +282,11 @@ impl Owner {
                 () = stop.cancelled() => return Ok(()),
                 Some(ended) = self.lives.join_next() => match ended {
                     Ok(ended) => ended?,
-                    Err(error) => return Err(Ended::damaged(&self.shared.rows.lane, error)),
+                    Err(error) => return Err(LaneExit::damaged(&self.shared.rows.lane, error)),
                 },
                 Some(ended) = self.tasks.join_next() => match ended {
                     Ok(ended) => ended?,
-                    Err(error) => return Err(Ended::damaged(&self.shared.rows.lane, error)),
+                    Err(error) => return Err(LaneExit::damaged(&self.shared.rows.lane, error)),
                 },
                 Some(back) = self.backs.recv() => self.back(back).await?,
                 Some(delivered) = self.ahead.next() => self.take_ahead(&delivered).await?,

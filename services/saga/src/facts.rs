@@ -1,41 +1,41 @@
-//! What becomes of instances, as the stream of facts tells it, for those who watch.
+//! Changes of instances, as the stream of facts reports them, for watchers.
 //!
-//! Of each tenant that is watched in this process one task reads the facts, and for each of them the row of its instance: who watches
-//! is told what that says, as of then or later. Whoever begins further back, or falls behind, reads alone until it has come up.
-//! Nothing of it is durable: readers go by themselves when nobody reads.
+//! For each tenant that is watched in this process, one task reads the facts and, for each fact, the row of its instance. Watchers
+//! get that row, as of the fact or later. A watcher that begins further back, or falls behind, reads alone until it has caught up.
+//! Nothing here is durable: readers stop by themselves when nobody reads.
 
 mod feed;
-mod reading;
+mod reader;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Weak};
 
-use broker::{Broker, BrokerError};
+use broker::{BrokerError, MessageBroker};
 use model::{CorrelationId, SagaName, TenantId};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, broadcast};
-use workflow::instance::Record;
+use workflow::instance::CorrelationRecord;
 
-use self::feed::Feed;
-use self::reading::Reading;
+use self::feed::FactFeed;
+use self::reader::FactReader;
 use crate::lane::WORKFLOW_EVENTS;
-use crate::reads::{ReadError, Reads};
+use crate::reads::{RowReadError, RowReader};
 
 /// Watchers that read alone at a time.
 pub(crate) const ALONE_MAX: usize = 16;
 
 /// Place in the stream of facts: which life of the stream, and a sequence in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Position {
+pub struct FactPosition {
     /// When the stream was made, in milliseconds since 1970.
     pub incarnation: u64,
     /// Everything up to this sequence is known.
     pub sequence: u64,
 }
 
-impl fmt::Display for Position {
+impl fmt::Display for FactPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.incarnation, self.sequence)
     }
@@ -44,15 +44,15 @@ impl fmt::Display for Position {
 /// Text that is no position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a position that was given by a watch")]
-pub struct NoPosition;
+pub struct InvalidFactPosition;
 
-impl FromStr for Position {
-    type Err = NoPosition;
-    fn from_str(text: &str) -> Result<Self, NoPosition> {
-        let (incarnation, sequence) = text.split_once('.').ok_or(NoPosition)?;
-        let number = |text: &str| text.parse().map_err(|_| NoPosition);
+impl FromStr for FactPosition {
+    type Err = InvalidFactPosition;
+    fn from_str(text: &str) -> Result<Self, InvalidFactPosition> {
+        let (incarnation, sequence) = text.split_once('.').ok_or(InvalidFactPosition)?;
+        let number = |text: &str| text.parse().map_err(|_| InvalidFactPosition);
         let position = Self { incarnation: number(incarnation)?, sequence: number(sequence)? };
-        if position.to_string() == text { Ok(position) } else { Err(NoPosition) }
+        if position.to_string() == text { Ok(position) } else { Err(InvalidFactPosition) }
     }
 }
 
@@ -67,56 +67,60 @@ pub enum FactsError {
     Away(BrokerError),
     /// Rows cannot be read.
     #[error(transparent)]
-    Read(#[from] ReadError),
+    Read(#[from] RowReadError),
 }
 
-/// Instance that something became of.
+/// Instance that a fact is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fact {
     /// Sequence in the stream.
     sequence: u64,
-    /// Its saga.
+    /// Saga of the instance.
     pub saga: SagaName,
-    /// Its correlation.
+    /// Correlation of the instance.
     pub correlation: CorrelationId,
 }
 
-/// Instance as it was when something became of it, or later.
+/// Instance as it was when a fact about it was published, or later.
 #[derive(Debug, Clone)]
-pub struct Changed {
-    /// What became of it is known.
+pub struct InstanceChange {
+    /// Fact that reported the change.
     pub fact: Fact,
-    /// Its row; none where it is gone.
-    pub record: Option<Arc<Record>>,
+    /// Row of the instance; none where it is gone.
+    pub record: Option<Arc<CorrelationRecord>>,
 }
 
 /// Facts of all tenants. Cheap to clone.
 #[derive(Clone)]
-pub struct Facts(Arc<Inner>);
+pub struct FactHub(Arc<FactHubInner>);
 
-struct Inner {
-    broker: Arc<dyn Broker>,
-    reads: Reads,
+struct FactHubInner {
+    broker: Arc<dyn MessageBroker>,
+    reads: RowReader,
     /// Names of consumers begin so: no other process has them.
     process: String,
-    feeds: Mutex<HashMap<TenantId, Weak<Feed>>>,
+    feeds: Mutex<HashMap<TenantId, Weak<FactFeed>>>,
     alone: Arc<Semaphore>,
 }
 
-impl Facts {
+impl FactHub {
     /// Makes one for this process. `random` tells it from others.
     #[must_use]
-    pub fn new(broker: Arc<dyn Broker>, reads: Reads, random: u64) -> Self {
+    pub fn new(broker: Arc<dyn MessageBroker>, reads: RowReader, random: u64) -> Self {
         let process = format!("watch-{random:016x}");
         let (feeds, alone) = (Mutex::default(), Arc::new(Semaphore::new(ALONE_MAX)));
-        Self(Arc::new(Inner { broker, reads, process, feeds, alone }))
+        Self(Arc::new(FactHubInner { broker, reads, process, feeds, alone }))
     }
 
     /// Follows the facts of a tenant: those that come from now on, or behind a position.
     ///
     /// # Errors
     /// [`FactsError`].
-    pub async fn follow(&self, tenant: &TenantId, from: Option<Position>) -> Result<Following, FactsError> {
+    pub async fn follow(
+        &self,
+        tenant: &TenantId,
+        from: Option<FactPosition>,
+    ) -> Result<FactSubscription, FactsError> {
         let feed = self.feed(tenant).await?;
         let (told, reached) = feed.subscribe();
         let position = match from {
@@ -135,11 +139,21 @@ impl Facts {
         };
         let (facts, tenant) = (self.clone(), tenant.clone());
         let behind = (position < reached).then_some(reached);
-        Ok(Following { facts, tenant, feed, told, position, mark: 0, behind, alone: None, next: None })
+        Ok(FactSubscription {
+            facts,
+            tenant,
+            feed,
+            changes: told,
+            position,
+            mark: 0,
+            behind,
+            alone: None,
+            next: None,
+        })
     }
 
     /// Finds the task that reads the facts of a tenant, or begins one.
-    async fn feed(&self, tenant: &TenantId) -> Result<Arc<Feed>, FactsError> {
+    async fn feed(&self, tenant: &TenantId) -> Result<Arc<FactFeed>, FactsError> {
         let mut feeds = self.0.feeds.lock().await;
         if let Some(feed) = feeds.get(tenant).and_then(Weak::upgrade)
             && !feed.has_ended()
@@ -147,50 +161,56 @@ impl Facts {
             return Ok(feed);
         }
         let stream = self.0.stream().await?;
-        let from = Position { incarnation: stream.incarnation, sequence: stream.last_sequence };
-        let reading = Reading::open(Arc::clone(&self.0), tenant.clone(), from).await?;
-        let feed = Arc::new(Feed::start(reading));
+        let from = FactPosition { incarnation: stream.incarnation, sequence: stream.last_sequence };
+        let reading = FactReader::open(Arc::clone(&self.0), tenant.clone(), from).await?;
+        let feed = Arc::new(FactFeed::start(reading));
         feeds.retain(|_, feed| feed.strong_count() > 0);
         feeds.insert(tenant.clone(), Arc::downgrade(&feed));
         Ok(feed)
     }
 }
 
-impl Inner {
+impl FactHubInner {
     async fn stream(&self) -> Result<broker::StreamState, FactsError> {
         let stream = self.broker.stream(WORKFLOW_EVENTS).await.map_err(FactsError::Away)?;
-        stream.ok_or_else(|| FactsError::Away(BrokerError::NotThere { stream: WORKFLOW_EVENTS.to_owned() }))
+        stream.ok_or_else(|| {
+            FactsError::Away(BrokerError::StreamNotFound { stream: WORKFLOW_EVENTS.to_owned() })
+        })
     }
 
     /// Reads the row of the instance that a fact is about.
-    async fn record(&self, tenant: &TenantId, fact: &Fact) -> Result<Option<Arc<Record>>, ReadError> {
+    async fn record(
+        &self,
+        tenant: &TenantId,
+        fact: &Fact,
+    ) -> Result<Option<Arc<CorrelationRecord>>, RowReadError> {
         let Some(lane) = self.reads.lane_of(tenant, &fact.saga, &fact.correlation) else { return Ok(None) };
         Ok(self.reads.record(&lane, &fact.correlation).await?.map(Arc::new))
     }
 }
 
 /// One who follows the facts of a tenant.
-pub struct Following {
-    facts: Facts,
+pub struct FactSubscription {
+    facts: FactHub,
     tenant: TenantId,
-    feed: Arc<Feed>,
-    told: broadcast::Receiver<Changed>,
+    feed: Arc<FactFeed>,
+    changes: broadcast::Receiver<InstanceChange>,
     /// Everything up to this sequence was given.
     position: u64,
     /// Rows that the feed read for facts up to this sequence may be older than what the follower knows.
     mark: u64,
-    /// What is told begins behind this sequence: until there it has to be read.
+    /// Sequence behind which the feed's changes begin: the follower reads the stream itself up to there.
     behind: Option<u64>,
-    alone: Option<(Reading, OwnedSemaphorePermit)>,
-    /// What is given next, once its row was read.
+    alone: Option<(FactReader, OwnedSemaphorePermit)>,
+    /// Fact to give next, once its row was read.
     next: Option<Fact>,
 }
 
-impl Following {
+impl FactSubscription {
     /// Place behind everything that was given.
     #[must_use]
-    pub fn position(&self) -> Position {
-        Position { incarnation: self.feed.incarnation, sequence: self.position }
+    pub fn position(&self) -> FactPosition {
+        FactPosition { incarnation: self.feed.incarnation, sequence: self.position }
     }
 
     /// Takes note that the follower has read rows by itself: what is given from now on is not older than those.
@@ -202,20 +222,20 @@ impl Following {
     ///
     /// # Errors
     /// [`FactsError`]; nothing comes after it.
-    pub async fn next(&mut self) -> Result<Changed, FactsError> {
+    pub async fn next(&mut self) -> Result<InstanceChange, FactsError> {
         loop {
             if let Some(fact) = &self.next {
                 let record = self.facts.0.record(&self.tenant, fact).await?;
                 let fact = fact.clone();
                 self.next = None;
                 self.position = fact.sequence;
-                return Ok(Changed { fact, record });
+                return Ok(InstanceChange { fact, record });
             }
             if let Some(until) = self.behind {
                 self.come_up(until).await?;
                 continue;
             }
-            match self.told.recv().await {
+            match self.changes.recv().await {
                 Ok(changed) if changed.fact.sequence <= self.position => {}
                 Ok(changed) if changed.fact.sequence <= self.mark => self.next = Some(changed.fact),
                 Ok(changed) => {
@@ -224,7 +244,7 @@ impl Following {
                 }
                 Err(RecvError::Lagged(_)) => {
                     let (told, reached) = self.feed.subscribe();
-                    (self.told, self.behind) = (told, Some(reached));
+                    (self.changes, self.behind) = (told, Some(reached));
                 }
                 Err(RecvError::Closed) => return Err(self.feed.ended()),
             }
@@ -239,7 +259,7 @@ impl Following {
                 let permit = Arc::clone(&self.facts.0.alone).acquire_owned().await;
                 let permit = permit.map_err(|_| FactsError::Gone)?;
                 let inner = Arc::clone(&self.facts.0);
-                let reading = Reading::open(inner, self.tenant.clone(), self.position()).await?;
+                let reading = FactReader::open(inner, self.tenant.clone(), self.position()).await?;
                 self.alone.insert((reading, permit))
             }
         };
@@ -261,11 +281,11 @@ mod tests {
 
     #[test]
     fn positions_have_one_form() {
-        let position = Position { incarnation: 1_700_000_000_000, sequence: 7 };
+        let position = FactPosition { incarnation: 1_700_000_000_000, sequence: 7 };
         assert_eq!(position.to_string(), "1700000000000.7");
         assert_eq!("1700000000000.7".parse(), Ok(position));
         for text in ["", ".", "1", "1.", ".1", "01.1", "1.01", "1.-1", "+1.1", "1.1.1", "a.b", "1.1 "] {
-            assert_eq!(text.parse::<Position>(), Err(NoPosition), "{text}");
+            assert_eq!(text.parse::<FactPosition>(), Err(InvalidFactPosition), "{text}");
         }
     }
 }

@@ -1,20 +1,20 @@
-//! What is wrong while the service works: a store that has no room, an upstream or a gateway that does not answer.
+//! Impairments of a working service: a store that has no room, an upstream or a gateway that does not answer.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use service::{Impairment, Readiness};
 
-/// What `/health` tells beside the conditions of the service. Cheap to clone.
+/// Impairments that `/health` reports beside the conditions of the service. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Health {
+pub struct SagaHealth {
     readiness: Readiness,
-    lacks: Arc<Mutex<BTreeMap<String, Counted>>>,
+    lacks: Arc<Mutex<BTreeMap<String, CountedImpairment>>>,
 }
 
 /// An impairment, and how many suffer from it.
 #[derive(Debug)]
-struct Counted {
+struct CountedImpairment {
     impairment: Impairment,
     count: usize,
 }
@@ -22,12 +22,12 @@ struct Counted {
 /// Something that is wrong as long as this is kept.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Lack {
-    health: Health,
+pub(crate) struct ImpairmentGuard {
+    health: SagaHealth,
     name: String,
 }
 
-impl Health {
+impl SagaHealth {
     /// Tells by this readiness.
     #[must_use]
     pub fn new(readiness: &Readiness) -> Self {
@@ -35,18 +35,18 @@ impl Health {
     }
 
     /// Tells that something is wrong, until what this gives is dropped. Of several reasons under one name the last one is told.
-    pub(crate) fn lack(&self, name: &str, why: &str) -> Lack {
+    pub(crate) fn begin_impairment(&self, name: &str, why: &str) -> ImpairmentGuard {
         let mut lacks = self.lacks.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = lacks
             .entry(name.to_owned())
-            .or_insert_with(|| Counted { impairment: self.readiness.impairment(name), count: 0 });
+            .or_insert_with(|| CountedImpairment { impairment: self.readiness.impairment(name), count: 0 });
         counted.count += 1;
         counted.impairment.begin(why);
-        Lack { health: self.clone(), name: name.to_owned() }
+        ImpairmentGuard { health: self.clone(), name: name.to_owned() }
     }
 }
 
-impl Drop for Lack {
+impl Drop for ImpairmentGuard {
     fn drop(&mut self) {
         let mut lacks = self.health.lacks.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(counted) = lacks.get_mut(&self.name) else { return };
@@ -65,13 +65,13 @@ mod tests {
     #[test]
     fn something_is_wrong_until_nobody_suffers_from_it() {
         let readiness = Readiness::new();
-        let health = Health::new(&readiness);
-        let one = health.lack("store", "it is full");
-        let other = health.lack("store", "it is still full");
+        let health = SagaHealth::new(&readiness);
+        let one = health.begin_impairment("store", "it is full");
+        let other = health.begin_impairment("store", "it is still full");
         drop(one);
-        assert_eq!(readiness.troubles(), [("store".to_owned(), "it is still full".to_owned())]);
+        assert_eq!(readiness.problems(), [("store".to_owned(), "it is still full".to_owned())]);
         drop(other);
-        assert_eq!(readiness.troubles(), []);
+        assert_eq!(readiness.problems(), []);
         assert!(readiness.is_ready());
     }
 }

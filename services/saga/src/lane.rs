@@ -1,11 +1,11 @@
-//! What lanes of sagas and of effects have in common: an owner by epoch, rows, sources, and what goes out.
+//! Common parts of saga lanes and effect lanes: an owner by epoch, rows, sources, and outgoing messages.
 
 pub mod answers;
 pub mod backlog;
-pub mod bounds;
 pub mod checkpoint;
+pub mod dead_letter_name;
 pub mod gateway;
-pub mod letter_name;
+pub mod in_flight;
 pub mod relay;
 pub mod rows;
 pub mod source;
@@ -13,17 +13,17 @@ pub mod source;
 use std::sync::Arc;
 use std::time::Duration;
 
-use broker::{Broker, HEADER_BYTES_MAX, StreamSpec};
+use broker::{HEADER_BYTES_MAX, MessageBroker, StreamSpec};
 use store::KvStore;
 use tokio::sync::{Notify, SetOnce};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use workflow::Lane;
+use workflow::WorkflowLane;
 use workflow::input::INPUT_BYTES_MAX;
 
-use self::bounds::Bounds;
-use self::rows::Rows;
-use crate::health::Health;
+use self::in_flight::InFlightLimits;
+use self::rows::LaneStore;
+use crate::health::SagaHealth;
 use crate::metrics::Metrics;
 
 /// The streams of this suite, and what each of them carries; without tenants subjects have no tenant in front.
@@ -32,7 +32,7 @@ pub fn streams(has_tenants: bool) -> [StreamSpec; 2] {
     let (day, start) = (Duration::from_secs(24 * 3600), if has_tenants { "tenant.*." } else { "" });
     let ours = |name: &str, subjects: [&str; 2], days: u32| {
         let subjects = subjects.map(|subject| format!("{start}{subject}"));
-        StreamSpec::ours(name, &subjects.each_ref().map(String::as_str), day * days)
+        StreamSpec::managed(name, &subjects.each_ref().map(String::as_str), day * days)
     };
     [
         ours(WORKFLOW_COMMANDS, ["effect.*.*", "workflow.*.*"], 7),
@@ -56,26 +56,26 @@ pub const UNSCANNED: [&str; 6] = ["saga", "dedupe", "effect", "request", "checkp
 /// The first pause after the store or the broker did not answer, and the longest.
 pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// What the owner of a lane works with.
+/// Environment that the owner of a lane works in.
 #[derive(Clone)]
-pub struct Surroundings {
+pub struct LaneEnvironment {
     /// Where rows are kept.
     pub store: Arc<dyn KvStore>,
     /// Where messages come from and go to.
-    pub broker: Arc<dyn Broker>,
-    /// What is counted.
+    pub broker: Arc<dyn MessageBroker>,
+    /// Metrics of the service.
     pub metrics: Arc<Metrics>,
-    /// What is wrong now.
-    pub health: Health,
-    /// What lanes of the process share.
-    pub bounds: Bounds,
+    /// Current impairments.
+    pub health: SagaHealth,
+    /// Limits that lanes of the process share.
+    pub bounds: InFlightLimits,
     /// Rows of the outbox with which a lane takes in nothing new.
     pub outbox_rows_max: usize,
     /// How long the broker waits before it delivers again what was not acknowledged: [`source::ACK_WAIT`], or less in tests.
     pub ack_wait: Duration,
     /// Set once the streams that are ours were made: nothing is read before.
     pub streams_made: Arc<SetOnce<()>>,
-    /// Whether subjects name tenants.
+    /// True if subjects name tenants.
     pub has_tenants: bool,
     /// Name of this replica among those that share the store.
     pub replica: Arc<str>,
@@ -87,7 +87,7 @@ pub struct Surroundings {
 
 /// Why an owner gives up its lane. It is taken anew afterwards, by whoever it belongs to then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Ended {
+pub enum LaneExit {
     /// Another owner has taken it since.
     #[error("the lane {lane} was taken by another owner, in epoch {epoch}")]
     Fenced {
@@ -111,7 +111,7 @@ pub enum Ended {
     Damaged {
         /// The lane.
         lane: String,
-        /// What is wrong with it.
+        /// Fault of the row.
         why: String,
     },
     /// A batch is beyond a limit: a defect of this program.
@@ -119,10 +119,10 @@ pub enum Ended {
     TooLarge {
         /// The lane.
         lane: String,
-        /// What does not fit.
+        /// Part that does not fit.
         why: String,
     },
-    /// It was asked to.
+    /// Lane was asked to stop.
     #[error("the lane {lane} was given up")]
     Stopped {
         /// The lane.
@@ -131,11 +131,15 @@ pub enum Ended {
 }
 
 /// Takes a lane and works in it until the work ends; gives it up where that was asked for, so that the next owner need not wait.
-pub(crate) async fn own<W>(lane: Lane, around: Surroundings, work: impl FnOnce(Arc<Rows>) -> W) -> Ended
+pub(crate) async fn own<W>(
+    lane: WorkflowLane,
+    around: LaneEnvironment,
+    work: impl FnOnce(Arc<LaneStore>) -> W,
+) -> LaneExit
 where
-    W: Future<Output = Result<(), Ended>>,
+    W: Future<Output = Result<(), LaneExit>>,
 {
-    let rows = match Rows::take(lane, around).await {
+    let rows = match LaneStore::take(lane, around).await {
         Ok(rows) => Arc::new(rows),
         Err(ended) => return ended,
     };
@@ -144,7 +148,7 @@ where
     let ended = match work(Arc::clone(&rows)).await {
         Ok(()) => {
             rows.give_up().await;
-            Ended::Stopped { lane: lane.clone() }
+            LaneExit::Stopped { lane: lane.clone() }
         }
         Err(ended) => ended,
     };
@@ -154,24 +158,24 @@ where
 }
 
 /// Waits until the tasks of a lane have ended by themselves, or aborts them when they are `cut`.
-pub(crate) async fn drain(tasks: &mut JoinSet<Result<(), Ended>>, cut: &CancellationToken) {
+pub(crate) async fn drain(tasks: &mut JoinSet<Result<(), LaneExit>>, cut: &CancellationToken) {
     tokio::select! {
         () = cut.cancelled() => tasks.abort_all(),
         () = async { while tasks.join_next().await.is_some() {} } => {}
     }
 }
 
-impl Ended {
-    pub(crate) fn damaged(lane: &Lane, why: impl std::fmt::Display) -> Self {
+impl LaneExit {
+    pub(crate) fn damaged(lane: &WorkflowLane, why: impl std::fmt::Display) -> Self {
         Self::Damaged { lane: lane.to_string(), why: format!("{why}") }
     }
 }
 
 /// Pauses that grow from one failure to the next.
 #[derive(Debug, Default)]
-pub(crate) struct Pauses(u32);
+pub(crate) struct LaneBackoff(u32);
 
-impl Pauses {
+impl LaneBackoff {
     /// Before the first failure.
     pub(crate) const fn new() -> Self {
         Self(0)

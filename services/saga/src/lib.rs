@@ -6,7 +6,7 @@
 //! - [`manifests`]: what people write; [`definitions`]: what is in force, and what instances are pinned to.
 //! - [`command_service`]: the gateway of aggregates; [`nats_permissions`]: what the broker has to allow; [`health`]: what is
 //!   wrong while all goes on.
-//! - [`metrics`]: what is counted; [`spans`]: what collectors of traces are told; [`seeing`]: how much of it.
+//! - [`metrics`]: what is counted; [`spans`]: what collectors of traces are told; [`visibility`]: how much of it.
 //! - [`rpc`]: what actors and the operator may call; [`reads`]: rows, for whoever owns no lane; [`facts`]: what becomes
 //!   of instances, for those who watch.
 //! - [`providers`]: the ways to the outside world; [`secrets`]: what they prove themselves with.
@@ -31,9 +31,9 @@ pub mod reads;
 pub mod rpc;
 pub mod sagas;
 pub mod secrets;
-pub mod seeing;
 pub mod spans;
 pub mod tenants;
+pub mod visibility;
 
 pub use app::{App, Config, Deps, Error, FlowSuite, ReloadChange, ReloadKind};
 pub use process::limits;

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use workflow::catalog::{Catalog, Draft, Needed};
-use workflow::manifest::{Document, MANIFEST_BYTES_MAX};
+use workflow::catalog::{Catalog, ManifestDraft, RequiredDefinition};
+use workflow::manifest::{MANIFEST_BYTES_MAX, ManifestDocument};
 use yaml::{Problem, Problems};
 
 /// Files of a directory.
@@ -28,7 +28,7 @@ impl std::error::Error for BadManifests {}
 /// Manifests that were read, with what is wrong with them.
 #[derive(Debug, Default)]
 pub struct Manifests {
-    drafts: Vec<Draft>,
+    drafts: Vec<ManifestDraft>,
 }
 
 impl Manifests {
@@ -69,13 +69,15 @@ impl Manifests {
             if size > MANIFEST_BYTES_MAX as u64 {
                 let message =
                     format!("a manifest has at most {MANIFEST_BYTES_MAX} bytes, this one has {size}");
-                drafts.push(Draft::unreadable(&name, message));
+                drafts.push(ManifestDraft::unreadable(&name, message));
                 continue;
             }
             match std::fs::read_to_string(&path) {
                 Ok(text) if !says_kind(&text) => {}
-                Ok(text) => drafts.push(Draft::read(&name, &text)),
-                Err(error) => drafts.push(Draft::unreadable(&name, format!("cannot be read: {error}"))),
+                Ok(text) => drafts.push(ManifestDraft::read(&name, &text)),
+                Err(error) => {
+                    drafts.push(ManifestDraft::unreadable(&name, format!("cannot be read: {error}")))
+                }
             }
         }
         Ok(Self { drafts })
@@ -85,19 +87,19 @@ impl Manifests {
     ///
     /// # Errors
     /// Everything that is wrong with them, each by itself and all of them together.
-    pub fn catalog(&self, before: &Catalog, live: &[Needed]) -> Result<Catalog, BadManifests> {
+    pub fn catalog(&self, before: &Catalog, live: &[RequiredDefinition]) -> Result<Catalog, BadManifests> {
         Catalog::of(&self.drafts, before, live).map_err(BadManifests)
     }
 
     /// All documents that are good by themselves, each with the name of its file.
-    pub fn by_file(&self) -> impl Iterator<Item = (&str, &Document)> {
-        let files = self.drafts.iter().map(Draft::file);
+    pub fn by_file(&self) -> impl Iterator<Item = (&str, &ManifestDocument)> {
+        let files = self.drafts.iter().map(ManifestDraft::file);
         files.flat_map(|file| file.documents.iter().map(|document| (file.name.as_str(), document)))
     }
 
     /// All documents that are good by themselves.
     #[must_use]
-    pub fn documents(&self) -> Vec<Document> {
+    pub fn documents(&self) -> Vec<ManifestDocument> {
         self.by_file().map(|(_, document)| document.clone()).collect()
     }
 }

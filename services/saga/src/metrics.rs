@@ -1,9 +1,9 @@
-//! What the saga service counts.
+//! Metrics of the saga service.
 
-mod by_tenant;
 mod census;
 mod effects;
 mod readings;
+mod tenant_labels;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 
-pub use self::by_tenant::{ByTenant, TENANTS_NAMED_MAX, TenantCounter};
-pub use self::census::{Census, CensusGauges, Counted, LaneCensus};
+pub use self::census::{Census, CensusGauges, CensusKind, LaneCensus};
 pub use self::effects::EffectMetrics;
-pub use self::readings::{OutboxReading, Readings, SourceReading};
-use crate::lane::checkpoint::Loss;
+pub use self::readings::{LaneReadings, OutboxReading, SourceReading};
+pub use self::tenant_labels::{TENANTS_NAMED_MAX, TenantCounter, TenantLabels};
+use crate::lane::checkpoint::StreamLoss;
 use crate::lane::{AGGREGATE_EVENTS, WORKFLOW_COMMANDS, WORKFLOW_EVENTS};
-use crate::seeing::Seeing;
+use crate::visibility::SagaVisibility;
 
 /// Bounds of short times, in seconds: commits and transitions.
 const SHORT: [f64; 11] = [0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0];
@@ -31,9 +31,9 @@ const ATTEMPTS: [f64; 8] = [1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 100.0];
 
 /// An input that is being applied, counted as long as this is kept.
 #[derive(Debug)]
-pub(crate) struct UnderWay(IntGauge);
+pub(crate) struct ActiveInputGuard(IntGauge);
 
-impl Drop for UnderWay {
+impl Drop for ActiveInputGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
@@ -42,10 +42,10 @@ impl Drop for UnderWay {
 /// The service's counters, under `/metrics`.
 #[derive(Debug)]
 pub struct Metrics {
-    /// What is shown of tenants and correlations.
-    pub seeing: Seeing,
+    /// Settings for what is shown of tenants and correlations.
+    pub seeing: SagaVisibility,
     /// Which metrics name tenants, and which of them.
-    pub by_tenant: Arc<ByTenant>,
+    pub by_tenant: Arc<TenantLabels>,
     /// Lanes that this replica owns.
     pub lanes_owned: IntGauge,
     /// Lanes that were taken.
@@ -54,14 +54,14 @@ pub struct Metrics {
     pub fenced_commits: IntCounter,
     /// Cursors that were made, by the reason.
     pub cursor_resets: IntCounterVec,
-    /// What owned lanes keep.
+    /// Census of what owned lanes keep.
     pub census: CensusGauges,
     /// Owned lanes that have as many dead letters as they may have, so that inputs wait.
     pub lanes_full_of_letters: IntGauge,
     /// Bytes that the store uses, as they were measured last.
     pub store_bytes: IntGauge,
-    /// What owned lanes have before them.
-    pub readings: Readings,
+    /// Latest readings of sources and outboxes of owned lanes.
+    pub readings: LaneReadings,
     /// Streams that went back, by stream and by what shows it.
     stream_went_back: IntCounterVec,
     /// Steps back of the store's clock.
@@ -98,12 +98,12 @@ pub struct Metrics {
 }
 
 /// Registers metrics under the names of this service.
-struct Names<'a> {
+struct SagaMetricRegistrar<'a> {
     registry: &'a Registry,
-    by_tenant: &'a Arc<ByTenant>,
+    by_tenant: &'a Arc<TenantLabels>,
 }
 
-impl Names<'_> {
+impl SagaMetricRegistrar<'_> {
     fn counter(&self, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
         add(self.registry, &IntCounter::new(format!("mycora_saga_{name}_total"), help)?)
     }
@@ -153,9 +153,9 @@ impl Metrics {
     ///
     /// # Errors
     /// When one of the names is taken in this registry.
-    pub fn new(registry: &Registry, seeing: Seeing) -> Result<Self, prometheus::Error> {
-        let by_tenant = Arc::new(ByTenant::new(seeing.by_tenant));
-        let names = Names { registry, by_tenant: &by_tenant };
+    pub fn new(registry: &Registry, seeing: SagaVisibility) -> Result<Self, prometheus::Error> {
+        let by_tenant = Arc::new(TenantLabels::new(seeing.by_tenant));
+        let names = SagaMetricRegistrar { registry, by_tenant: &by_tenant };
         Ok(Self {
             seeing,
             lanes_owned: names.gauge("lanes_owned", "Lanes that this replica owns")?,
@@ -171,7 +171,7 @@ impl Metrics {
                 .gauge("lanes_full_of_letters", "Owned lanes without room for a dead letter")?,
             store_bytes: names
                 .gauge("store_bytes", "Bytes that the store uses; of Redis all of its memory")?,
-            readings: add(registry, &Readings::new()?)?,
+            readings: add(registry, &LaneReadings::new()?)?,
             stream_went_back: names
                 .vector(
                     "stream_went_back",
@@ -232,14 +232,14 @@ impl Metrics {
     }
 
     /// Counts a lane that finds a stream to have gone back.
-    pub(crate) fn stream_went_back(&self, stream: &str, loss: Loss) {
+    pub(crate) fn stream_went_back(&self, stream: &str, loss: StreamLoss) {
         self.stream_went_back.with_label_values(&[stream, loss.as_str()]).inc();
     }
 
     /// Counts an input that is being applied.
-    pub(crate) fn under_way(&self) -> UnderWay {
+    pub(crate) fn under_way(&self) -> ActiveInputGuard {
         self.inputs_under_way.inc();
-        UnderWay(self.inputs_under_way.clone())
+        ActiveInputGuard(self.inputs_under_way.clone())
     }
 
     /// Counts the inputs that are being applied.
@@ -336,7 +336,7 @@ impl Drop for GaugeShare {
 /// Shows each stream and each loss from the beginning, so that the first one is an increase.
 fn from_zero(went_back: IntCounterVec) -> IntCounterVec {
     for stream in [AGGREGATE_EVENTS, WORKFLOW_COMMANDS, WORKFLOW_EVENTS] {
-        for loss in Loss::ALL {
+        for loss in StreamLoss::ALL {
             went_back.with_label_values(&[stream, loss.as_str()]).inc_by(0);
         }
     }
@@ -366,7 +366,7 @@ mod tests {
         let names: BTreeSet<_> = names.filter(|name| name.starts_with("mycora_saga_")).collect();
         assert!(names.len() >= 10, "{names:?}");
         let registry = Registry::new();
-        let _metrics = Metrics::new(&registry, Seeing::default()).expect("new names");
+        let _metrics = Metrics::new(&registry, SagaVisibility::default()).expect("new names");
         let is_free = |name: &str| {
             let other = Gauge::new(name, "another one").expect("a name");
             registry.register(Box::new(other)).is_ok()
@@ -382,7 +382,7 @@ mod tests {
     fn what_is_counted_of_a_saga_goes_with_its_name() {
         for by_tenant in [false, true] {
             let registry = Registry::new();
-            let seeing = Seeing { by_tenant, ..Seeing::default() };
+            let seeing = SagaVisibility { by_tenant, ..SagaVisibility::default() };
             let metrics = Metrics::new(&registry, seeing).expect("new names");
             let tenant = "acme".parse().expect("a tenant");
             for saga in ["order", "own", "old"] {

@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use broker::{JetStreamOptions, Login, Tls};
+use broker::{JetStreamLogin, JetStreamOptions, JetStreamTls};
 use clap::Args;
 
 /// Flags that say who a program is to the server of `--nats-url`, and how their connection is kept private.
 #[derive(Debug, Clone, Default, Args)]
 pub struct NatsLogin {
-    /// Who this is, to the server of --nats-url
+    /// User to log in as at the server of --nats-url
     #[arg(long, env = "MYCORA_NATS_USER", value_name = "NAME", requires = "nats_password_file")]
     nats_user: Option<String>,
     /// The password of that user, in a file
@@ -45,14 +45,14 @@ impl NatsLogin {
         };
         let login = match (&self.nats_user, &self.nats_password_file, &self.nats_token_file) {
             (Some(user), Some(file), _) => {
-                Some(Login::Password { user: user.clone(), password: read("password", file)? })
+                Some(JetStreamLogin::Password { user: user.clone(), password: read("password", file)? })
             }
-            (_, _, Some(file)) => Some(Login::Token(read("token", file)?)),
+            (_, _, Some(file)) => Some(JetStreamLogin::Token(read("token", file)?)),
             _ => None,
         };
         let (ca, identity) = (self.nats_ca.clone(), self.nats_cert.clone().zip(self.nats_key.clone()));
         let has_tls = self.nats_tls || ca.is_some() || identity.is_some();
-        let tls = has_tls.then_some(Tls { ca, identity });
+        let tls = has_tls.then_some(JetStreamTls { ca, identity });
         Ok(JetStreamOptions { name: name.to_owned(), login, tls, ..JetStreamOptions::new(url) })
     }
 }
@@ -87,10 +87,10 @@ mod tests {
         assert!(plain.login.is_none() && plain.tls.is_none(), "{plain:?}");
         let user = options(&["--nats-user", "u", "--nats-password-file", secret]).expect("good").login;
         assert!(
-            matches!(user, Some(Login::Password { user, password }) if (&*user, &*password) == ("u", "s3cret"))
+            matches!(user, Some(JetStreamLogin::Password { user, password }) if (&*user, &*password) == ("u", "s3cret"))
         );
         let token = options(&["--nats-token-file", secret]).expect("good").login;
-        assert!(matches!(token, Some(Login::Token(token)) if token == "s3cret"));
+        assert!(matches!(token, Some(JetStreamLogin::Token(token)) if token == "s3cret"));
         let system = options(&["--nats-tls"]).expect("good").tls.expect("TLS");
         assert!(system.ca.is_none() && system.identity.is_none());
         let own = ["--nats-ca", "ca.pem", "--nats-cert", "c.pem", "--nats-key", "k.pem"];

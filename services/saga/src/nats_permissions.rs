@@ -16,7 +16,7 @@ pub const SERVICE_USER: &str = "mycora-saga";
 const PASSWORD_PREFIX: &str = "MYCORA_NATS_";
 
 /// A user, as a configuration has it.
-struct User {
+struct NatsUser {
     about: String,
     name: String,
     publish: Vec<String>,
@@ -48,7 +48,7 @@ pub fn nats_permissions(tenants: Option<&[TenantId]>) -> String {
 }
 
 /// The service, in each of its roles.
-fn service(has_tenants: bool) -> User {
+fn service(has_tenants: bool) -> NatsUser {
     let start = if has_tenants { "tenant.*." } else { "" };
     let kinds = ["effect", "workflow", "effect_result", "workflow_event"];
     let mut publish: Vec<_> = kinds.iter().map(|kind| format!("{start}{kind}.*.*")).collect();
@@ -69,13 +69,13 @@ fn service(has_tenants: bool) -> User {
     // Owners of lanes answer other replicas.
     publish.push("_INBOX.>".to_owned());
     let about = "The saga service and `mycora doctor`.".to_owned();
-    User { about, name: SERVICE_USER.to_owned(), publish, subscribe: "_INBOX.>".to_owned() }
+    NatsUser { about, name: SERVICE_USER.to_owned(), publish, subscribe: "_INBOX.>".to_owned() }
 }
 
-/// Whoever publishes events of aggregates.
-fn publisher(whose: &str, name: String, start: &str, inbox: &str) -> User {
+/// Makes the NATS user for publishers of aggregate events.
+fn publisher(whose: &str, name: String, start: &str, inbox: &str) -> NatsUser {
     let inbox = format!("_INBOX_{inbox}");
-    User {
+    NatsUser {
         about: format!("Publishers of {whose}. Their clients have the inbox prefix {inbox}."),
         name,
         publish: vec![format!("{start}aggregate.*.*")],
@@ -83,7 +83,7 @@ fn publisher(whose: &str, name: String, start: &str, inbox: &str) -> User {
     }
 }
 
-impl User {
+impl NatsUser {
     fn write(&self, text: &mut String, variables: &mut BTreeSet<String>) -> std::fmt::Result {
         let Self { about, name, publish, subscribe } = self;
         let mut variable = PASSWORD_PREFIX.to_owned();

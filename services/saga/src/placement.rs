@@ -8,10 +8,10 @@
 //! members take a lane from each other once at most. A lane that was given a message that no filter lets through stays away until a
 //! reload, since the broker keeps tenants apart no more.
 
-pub mod beats;
 mod clock_watch;
-pub mod decided;
-mod hand_over;
+pub mod decisions;
+mod handover;
+pub mod heartbeats;
 pub(crate) mod listing;
 pub(crate) mod unowned;
 
@@ -20,25 +20,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::{BlobHash, EffectName, TenantId};
-use service::Condition;
+use service::ReadinessCondition;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use workflow::Lane;
+use workflow::WorkflowLane;
 use workflow::placement::{WEIGHT_MAX, owner_of};
 
-use self::beats::{Heard, View};
-use self::hand_over::HandOver;
-use crate::definitions::{Definitions, InForce, SagaInForce};
+use self::handover::LaneHandover;
+use self::heartbeats::{SagaReplicaFeed, SagaReplicaView};
+use crate::definitions::{ActiveDefinitions, ActiveSagaRef, Definitions};
 use crate::effects::upstreams::Upstreams;
 use crate::effects::{EffectLane, OpenCalls};
-use crate::health::Lack;
+use crate::health::ImpairmentGuard;
 use crate::lane::gateway::Gateway;
-use crate::lane::{Ended, Surroundings};
-use crate::providers::Provider;
+use crate::lane::{LaneEnvironment, LaneExit};
+use crate::providers::CallProvider;
 use crate::quotas::LANE_CALLS_MAX;
 use crate::sagas::{SAGA_LETTERS_MAX, SagaLane};
-use crate::tenants::Tenants;
+use crate::tenants::TenantRegistry;
 
 /// Lanes that a replica owns.
 pub const LANES_MAX: usize = 2000;
@@ -49,27 +49,27 @@ const FOREIGN: &str = "it was given a message that its filter does not let throu
 const NO_ROOM: &str =
     "its replica owns as many lanes as it may: start another replica, or have fewer sagas, shards or effects";
 
-/// What a replica does.
+/// Role of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Role {
-    /// Whether it owns lanes of sagas.
+pub struct SagaReplicaRole {
+    /// True if the replica owns lanes of sagas.
     pub sagas: bool,
-    /// Whether it owns lanes of effects.
+    /// True if the replica owns lanes of effects.
     pub effects: bool,
 }
 
-/// Who a replica is among the others.
+/// Identity of a replica among the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
-    /// Its name, of which the others have none.
+pub struct SagaReplicaIdentity {
+    /// Name of the replica, which no other one has.
     pub name: String,
     /// Number of its process.
     pub session: u64,
-    /// Its share of lanes beside others, from 1 to 100.
+    /// Share of lanes beside others, from 1 to 100.
     pub weight: u32,
 }
 
-impl Identity {
+impl SagaReplicaIdentity {
     /// A replica of this name.
     ///
     /// # Errors
@@ -92,7 +92,7 @@ impl Identity {
     /// A replica of a name that no other process of this suite has: that of the machine, and the number of the process.
     ///
     /// # Errors
-    /// As [`Identity::new`].
+    /// As [`SagaReplicaIdentity::new`].
     pub fn of_process(weight: u32) -> Result<Self, String> {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = if host.trim().is_empty() { "local" } else { host.trim() };
@@ -101,43 +101,43 @@ impl Identity {
 }
 
 /// Ways to the outside world, by effect.
-pub type Providers = BTreeMap<EffectName, Arc<dyn Provider>>;
+pub type CallProviders = BTreeMap<EffectName, Arc<dyn CallProvider>>;
 
-/// What lanes are owned with.
-pub struct Placement {
+/// Placement of lanes on this replica, and what they are owned with.
+pub struct LanePlacement {
     /// Name of this replica.
     pub name: String,
-    /// What is heard of the others.
-    pub heard: Heard,
-    /// Whose lanes there are.
-    pub tenants: watch::Receiver<Arc<Tenants>>,
+    /// Feed of the other replicas.
+    pub heard: SagaReplicaFeed,
+    /// Tenants that have lanes.
+    pub tenants: watch::Receiver<Arc<TenantRegistry>>,
     /// Tenants whose lanes this replica has given up.
     pub drained: watch::Receiver<Arc<BTreeSet<TenantId>>>,
-    /// What is in force.
+    /// Definitions in force.
     pub definitions: Arc<Definitions>,
     /// Ways to the outside world.
-    pub providers: watch::Receiver<Arc<Providers>>,
+    pub providers: watch::Receiver<Arc<CallProviders>>,
     /// Where commands of aggregates go.
     pub gateway: Arc<dyn Gateway>,
     /// Calls that are open.
     pub calls: OpenCalls,
-    /// What upstreams allow.
+    /// Gates of upstreams, which permit calls.
     pub upstreams: Upstreams,
-    /// What lanes work with.
-    pub around: Surroundings,
+    /// Environment that lanes work in.
+    pub around: LaneEnvironment,
     /// How long calls under way may take to end when their lane is given up.
     pub grace: Duration,
     /// Lanes that it owns at most: [`LANES_MAX`], or fewer in tests.
     pub lanes_max: usize,
     /// Lanes that stay away or are left out, and why.
-    pub away: watch::Sender<Arc<BTreeMap<Lane, &'static str>>>,
+    pub away: watch::Sender<Arc<BTreeMap<WorkflowLane, &'static str>>>,
     /// Met while no lane stays away.
-    pub lanes: Condition,
+    pub lanes: ReadinessCondition,
 }
 
-/// What a lane is owned for: where that changes, it is given up and taken anew.
+/// Assignment that a lane is owned for: where it changes, the lane is given up and taken again.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Wanted {
+struct LaneAssignment {
     /// Hash of the definition whose sources it reads.
     definition: Option<BlobHash>,
     since: Option<u64>,
@@ -149,27 +149,27 @@ struct Wanted {
 }
 
 /// A lane that is owned, or will be once its former owner has given it up.
-struct Owned {
-    wanted: Wanted,
+struct OwnedLane {
+    wanted: LaneAssignment,
     stop: CancellationToken,
 }
 
 /// Lanes of this replica.
 #[derive(Default)]
-struct Lanes {
-    owned: BTreeMap<Lane, Owned>,
-    owners: JoinSet<(Lane, Ended)>,
+struct ReplicaLanes {
+    owned: BTreeMap<WorkflowLane, OwnedLane>,
+    owners: JoinSet<(WorkflowLane, LaneExit)>,
     /// Lanes that have ended by themselves, and the last beat before that: a later one says whether they are ours.
-    ended: BTreeMap<Lane, u64>,
+    ended: BTreeMap<WorkflowLane, u64>,
     /// Tells that some are left out, as long as that is so.
-    lack: Option<Lack>,
+    lack: Option<ImpairmentGuard>,
 }
 
-impl Placement {
+impl LanePlacement {
     /// Owns lanes until it is told to stop, and gives them up then.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut in_force = self.definitions.subscribe();
-        let mut lanes = Lanes::default();
+        let mut lanes = ReplicaLanes::default();
         loop {
             self.place(&in_force.borrow_and_update(), &mut lanes, &stop);
             tokio::select! {
@@ -197,7 +197,7 @@ impl Placement {
     }
 
     /// Gives up lanes that are not this replica's, and takes those that are.
-    fn place(&mut self, in_force: &InForce, lanes: &mut Lanes, stop: &CancellationToken) {
+    fn place(&mut self, in_force: &ActiveDefinitions, lanes: &mut ReplicaLanes, stop: &CancellationToken) {
         let view = Arc::clone(&self.heard.view.borrow_and_update());
         let beat = *self.heard.beats.borrow_and_update();
         let wanted = self.wanted(in_force, &view);
@@ -217,7 +217,7 @@ impl Placement {
             }
             let token = stop.child_token();
             self.own(&lane, &wanted, &token, lanes);
-            lanes.owned.insert(lane, Owned { wanted, stop: token });
+            lanes.owned.insert(lane, OwnedLane { wanted, stop: token });
         }
         match away.values().filter(|why| **why == FOREIGN).count() {
             0 => self.lanes.met(),
@@ -227,10 +227,10 @@ impl Placement {
     }
 
     /// Tells which lanes are left out for want of room.
-    fn tell_left_out(&self, left_out: &[Lane], lanes: &mut Lanes) {
+    fn tell_left_out(&self, left_out: &[WorkflowLane], lanes: &mut ReplicaLanes) {
         lanes.lack = (!left_out.is_empty()).then(|| {
             let why = format!("{} are left out, each because {NO_ROOM}", left_out.len());
-            self.around.health.lack("lanes of this replica", &why)
+            self.around.health.begin_impairment("lanes of this replica", &why)
         });
         let told = self.away.send_if_modified(|away| {
             let mut now: BTreeMap<_, _> = away
@@ -254,11 +254,11 @@ impl Placement {
     }
 
     /// Takes note that a lane is not owned any more.
-    fn ended(&self, lane: Lane, ended: &Ended, lanes: &mut Lanes) {
+    fn ended(&self, lane: WorkflowLane, ended: &LaneExit, lanes: &mut ReplicaLanes) {
         lanes.owned.remove(&lane);
         match ended {
-            Ended::Stopped { .. } => {}
-            Ended::Foreign { subject, .. } => {
+            LaneExit::Stopped { .. } => {}
+            LaneExit::Foreign { subject, .. } => {
                 tracing::error!(%lane, subject, "the lane stays away until a reload: the broker keeps tenants apart no more");
                 self.away.send_modify(|away| {
                     Arc::make_mut(away).insert(lane, FOREIGN);
@@ -272,9 +272,13 @@ impl Placement {
     }
 
     /// Lanes that this replica is to own.
-    fn wanted(&self, in_force: &InForce, view: &View) -> BTreeMap<Lane, Wanted> {
+    fn wanted(
+        &self,
+        in_force: &ActiveDefinitions,
+        view: &SagaReplicaView,
+    ) -> BTreeMap<WorkflowLane, LaneAssignment> {
         let drained = Arc::clone(&self.drained.borrow());
-        let is_mine = |lane: &Lane| {
+        let is_mine = |lane: &WorkflowLane| {
             !drained.contains(lane.tenant())
                 && owner_of(&view.members, lane, view.decided.moved_to(lane))
                     .is_some_and(|owner| owner.name == self.name)
@@ -285,19 +289,23 @@ impl Placement {
     }
 
     /// Lanes of all tenants that are not paused.
-    fn all(&self, in_force: &InForce, view: &View) -> BTreeMap<Lane, Wanted> {
+    fn all(
+        &self,
+        in_force: &ActiveDefinitions,
+        view: &SagaReplicaView,
+    ) -> BTreeMap<WorkflowLane, LaneAssignment> {
         let (all, lapses) = (Arc::clone(&self.tenants.borrow()), view.lapses);
         let tenants: Vec<_> =
             all.iter().filter(|(tenant, _)| view.decided.paused_since(tenant).is_none()).collect();
         let mut wanted = BTreeMap::new();
         for (tenant, found) in tenants.iter().copied() {
-            for SagaInForce { name, active } in in_force.sagas_of(tenant) {
+            for ActiveSagaRef { name, active } in in_force.sagas_of(tenant) {
                 // One that was left out has no schedule any more.
                 let definition = Some(active.hash).filter(|_| !active.is_retired);
                 let (since, weight) = (Some(active.since), found.weight);
                 wanted.extend((0..active.shards).map(|shard| {
-                    let lane = Lane::Saga { tenant: tenant.clone(), saga: name.clone(), shard };
-                    (lane, Wanted { definition, since, weight, provider: 0, lapses })
+                    let lane = WorkflowLane::Saga { tenant: tenant.clone(), saga: name.clone(), shard };
+                    (lane, LaneAssignment { definition, since, weight, provider: 0, lapses })
                 }));
             }
         }
@@ -307,19 +315,26 @@ impl Placement {
             let Some(provider) = providers.get(effect) else { continue };
             let provider = Arc::as_ptr(provider).cast::<()>() as usize;
             for (tenant, found) in tenants.iter().copied().filter(|(tenant, _)| is_for(tenant)) {
-                let lane = Lane::Effect { tenant: tenant.clone(), effect: effect.clone() };
+                let lane = WorkflowLane::Effect { tenant: tenant.clone(), effect: effect.clone() };
                 let weight = found.weight;
-                wanted.insert(lane, Wanted { definition: None, since: None, weight, provider, lapses });
+                wanted
+                    .insert(lane, LaneAssignment { definition: None, since: None, weight, provider, lapses });
             }
         }
         wanted
     }
 
     /// Begins to own a lane, once its former owner has given it up.
-    fn own(&self, lane: &Lane, wanted: &Wanted, stop: &CancellationToken, lanes: &mut Lanes) {
+    fn own(
+        &self,
+        lane: &WorkflowLane,
+        wanted: &LaneAssignment,
+        stop: &CancellationToken,
+        lanes: &mut ReplicaLanes,
+    ) {
         let cut = CancellationToken::new();
-        let around = Surroundings { cut: cut.clone(), ..self.around.clone() };
-        let hand_over = HandOver {
+        let around = LaneEnvironment { cut: cut.clone(), ..self.around.clone() };
+        let hand_over = LaneHandover {
             lane: lane.clone(),
             heard: self.heard.clone(),
             around: around.clone(),
@@ -328,7 +343,7 @@ impl Placement {
             cut,
         };
         match lane {
-            Lane::Saga { tenant, saga, shard } => {
+            WorkflowLane::Saga { tenant, saga, shard } => {
                 let owner = SagaLane {
                     tenant: tenant.clone(),
                     saga: saga.clone(),
@@ -341,7 +356,7 @@ impl Placement {
                 };
                 lanes.owners.spawn(hand_over.run(|stop| owner.own(stop)));
             }
-            Lane::Effect { tenant, effect } => {
+            WorkflowLane::Effect { tenant, effect } => {
                 let Some(provider) = self.providers.borrow().get(effect).map(Arc::clone) else { return };
                 let owner = EffectLane {
                     tenant: tenant.clone(),
@@ -362,13 +377,16 @@ impl Placement {
 
 /// Chooses so many lanes, tenants in turn, so that one with many leaves room for the others; gives those that are left out as well. A
 /// tenant has lanes of its effects first: without them its sagas order what nobody does.
-fn in_turns(mut lanes: BTreeMap<Lane, Wanted>, most: usize) -> (BTreeMap<Lane, Wanted>, Vec<Lane>) {
+fn in_turns(
+    mut lanes: BTreeMap<WorkflowLane, LaneAssignment>,
+    most: usize,
+) -> (BTreeMap<WorkflowLane, LaneAssignment>, Vec<WorkflowLane>) {
     if lanes.len() <= most {
         return (lanes, Vec::new());
     }
     let mut of_tenant: BTreeMap<TenantId, usize> = BTreeMap::new();
-    let mut turns: Vec<(usize, Lane)> = Vec::with_capacity(lanes.len());
-    let is_of_effect = |lane: &&Lane| matches!(lane, Lane::Effect { .. });
+    let mut turns: Vec<(usize, WorkflowLane)> = Vec::with_capacity(lanes.len());
+    let is_of_effect = |lane: &&WorkflowLane| matches!(lane, WorkflowLane::Effect { .. });
     for lane in lanes.keys().filter(is_of_effect).chain(lanes.keys().filter(|lane| !is_of_effect(lane))) {
         let turn = of_tenant.entry(lane.tenant().clone()).or_default();
         turns.push((*turn, lane.clone()));
@@ -388,12 +406,12 @@ mod tests {
 
     #[test]
     fn a_tenant_with_many_lanes_leaves_room_for_the_others() {
-        let lane = |tenant: &str, shard| Lane::Saga {
+        let lane = |tenant: &str, shard| WorkflowLane::Saga {
             tenant: tenant.parse().expect("a tenant"),
             saga: "order".parse().expect("a name"),
             shard,
         };
-        let wanted = || Wanted { definition: None, since: None, weight: 1, provider: 0, lapses: 0 };
+        let wanted = || LaneAssignment { definition: None, since: None, weight: 1, provider: 0, lapses: 0 };
         let lanes: BTreeMap<_, _> = (0..9)
             .map(|shard| (lane("acme", shard), wanted()))
             .chain([(lane("other", 0), wanted())])
@@ -405,7 +423,7 @@ mod tests {
             [lane("acme", 0), lane("acme", 1), lane("other", 0)]
         );
         assert_eq!(left_out, (2..9).map(|shard| lane("acme", shard)).collect::<Vec<_>>());
-        let effect = Lane::Effect {
+        let effect = WorkflowLane::Effect {
             tenant: "acme".parse().expect("a tenant"),
             effect: "pay".parse().expect("a name"),
         };
@@ -416,13 +434,16 @@ mod tests {
     #[test]
     fn names_of_replicas_are_plain() {
         for good in ["a", "saga-0.saga:7708", &"x".repeat(255)] {
-            assert_eq!(Identity::new(good, 1).map(|identity| identity.name).as_deref(), Ok(good));
+            assert_eq!(SagaReplicaIdentity::new(good, 1).map(|identity| identity.name).as_deref(), Ok(good));
         }
         for bad in ["", "a b", "é", &"x".repeat(256)] {
-            assert!(Identity::new(bad, 1).is_err_and(|why| why.contains("a replica's name")), "{bad}");
+            assert!(
+                SagaReplicaIdentity::new(bad, 1).is_err_and(|why| why.contains("a replica's name")),
+                "{bad}"
+            );
         }
-        assert!(Identity::new("a", 0).is_err() && Identity::new("a", 101).is_err());
-        let (one, other) = (Identity::of_process(3), Identity::of_process(3));
+        assert!(SagaReplicaIdentity::new("a", 0).is_err() && SagaReplicaIdentity::new("a", 101).is_err());
+        let (one, other) = (SagaReplicaIdentity::of_process(3), SagaReplicaIdentity::of_process(3));
         let (Ok(one), Ok(other)) = (one, other) else { panic!("this machine has a name") };
         assert_eq!(one.name, other.name);
         assert_ne!(one.session, other.session);

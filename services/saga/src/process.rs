@@ -8,9 +8,9 @@ use ::rpc::{Channel, Mount, TlsFiles};
 use broker::JetStream;
 use http::uri::PathAndQuery;
 use identity::TrustDomain;
-use kv::{Durability, Endpoint, Kv};
-use service::{AdminMethods, BadConfig, Failure, Host, Limits};
-use store::{EmbeddedStore, KvStore, MachineClock, SharedStore};
+use kv::{Durability, Kv, KvEndpoint};
+use service::{AdminMethods, BadConfig, Failure, ServiceHost, ServiceLimits};
+use store::{EmbeddedStore, KvStore, SharedStore, WallClock};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use workflow::catalog::Catalog;
 use workflow::definition::{KEPT_MAX, STATE_BYTES_MAX, STEPS_MAX, TIMERS_MAX, WORK_MAX};
@@ -27,35 +27,35 @@ use crate::definitions::{SAGA_VERSIONS_MAX, TENANT_SAGAS_MAX};
 use crate::facts::ALONE_MAX;
 use crate::lane::UNSCANNED;
 use crate::lane::backlog::{OUTBOX_BYTES_MAX, OUTBOX_ROWS_MAX};
-use crate::lane::bounds::{IN_FLIGHT_BYTES_MAX, TENANT_COMMANDS_MAX};
 use crate::lane::gateway::Gateway;
+use crate::lane::in_flight::{IN_FLIGHT_BYTES_MAX, TENANT_COMMANDS_MAX};
 use crate::manifests::{BadManifests, Manifests};
 use crate::nats_login::NatsLogin;
-use crate::placement::{Identity, LANES_MAX, Role};
+use crate::placement::{LANES_MAX, SagaReplicaIdentity, SagaReplicaRole};
 use crate::providers::flow::WAITING_MAX;
 use crate::quotas::{LANE_CALL_BYTES_MAX, LANE_CALLS_MAX};
 use crate::rpc::{DATA_BYTES_MAX, LOOKED_AT_MAX, SCANS_MAX, policy};
 use crate::sagas::{ROOM, SAGA_LETTERS_MAX, TOMBSTONE_MILLIS};
-use crate::seeing::SeeingFlags;
-use crate::tenants::Tenants;
+use crate::tenants::TenantRegistry;
+use crate::visibility::SagaVisibilityFlags;
 
 /// The value of `--storage` that stands for none.
 const NO_STORAGE: &str = "none";
 const MIB: usize = 1024 * 1024;
 
-/// Of a drain so long is left, at most, to commit and send what came of calls.
+/// Time that a drain leaves, at most, to commit and send the outcomes of calls.
 const COMMIT_WITHIN: Duration = Duration::from_secs(3);
 
 /// Where the service finds what it needs.
 #[derive(Debug, clap::Args)]
 pub struct Flags {
-    /// What this process does: sagas, effects, or both
+    /// Role of this process: sagas, effects, or both
     #[arg(long, env = "MYCORA_ROLE", value_enum, default_value = "combined")]
     role: RoleFlag,
     /// The operator's manifests: all `.yaml` files of this directory. Read again on SIGHUP
     #[arg(long, env = "MYCORA_MANIFESTS", value_name = "DIR")]
     manifests: Option<PathBuf>,
-    /// Whose sagas there are: a file that maps tenants to their contexts. Without it there are no tenants
+    /// Tenants that have sagas: a file that maps them to their contexts. Without it there are no tenants
     #[arg(long, env = "MYCORA_TENANTS", value_name = "FILE")]
     tenants: Option<PathBuf>,
     /// The context that everything belongs to where there are no tenants
@@ -73,7 +73,7 @@ pub struct Flags {
     store_max_mib: usize,
     /// Keep rows in this Redis instead of a directory
     #[arg(long, env = "MYCORA_REDIS_URL", hide_env_values = true, value_name = "URL")]
-    redis_url: Option<Endpoint>,
+    redis_url: Option<KvEndpoint>,
     /// Name of this process among those that share that Redis: the same after a restart, different for each [default: the name of
     /// the machine and the number of the process]
     #[arg(long, env = "MYCORA_REPLICA", value_name = "NAME")]
@@ -87,7 +87,7 @@ pub struct Flags {
     #[command(flatten)]
     nats: NatsLogin,
     #[command(flatten)]
-    seeing: SeeingFlags,
+    seeing: SagaVisibilityFlags,
     /// Where effects that are flows are run: the scheduler
     #[arg(long, env = "MYCORA_SCHEDULER", value_name = "URL")]
     scheduler: Option<String>,
@@ -97,7 +97,7 @@ pub struct Flags {
     /// The trust domain of that suite
     #[arg(long, env = "MYCORA_TRUST_DOMAIN", value_name = "NAME", default_value = TrustDomain::DEFAULT)]
     trust_domain: TrustDomain,
-    /// Who takes commands of aggregates
+    /// Gateway that takes commands of aggregates
     #[arg(long, env = "MYCORA_GATEWAY", value_name = "URL")]
     gateway: Option<String>,
     /// The method that takes them
@@ -105,7 +105,7 @@ pub struct Flags {
     gateway_method: PathAndQuery,
 }
 
-/// What a process does.
+/// Role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum RoleFlag {
     /// Sagas
@@ -121,14 +121,14 @@ impl Flags {
         let Some(url) = &self.redis_url else {
             std::fs::create_dir_all(&self.store_dir)?;
             let bytes = self.store_max_mib.saturating_mul(MIB);
-            return Ok(Arc::new(EmbeddedStore::open(&self.store_dir, bytes, MachineClock)?));
+            return Ok(Arc::new(EmbeddedStore::open(&self.store_dir, bytes, WallClock)?));
         };
         let store = SharedStore::open(Kv::new(url.clone()), Durability::Synced, &UNSCANNED).await?;
         Ok(Arc::new(store))
     }
 
-    /// Who this process is among those that share its store.
-    fn identity(&self) -> Result<Identity, Failure> {
+    /// Returns the identity of this process among those that share its store.
+    fn identity(&self) -> Result<SagaReplicaIdentity, Failure> {
         let is_placed = self.replica.is_some() || self.replica_weight != 1;
         if self.redis_url.is_none() && is_placed {
             let why = "--replica and --replica-weight place lanes over several processes, and the store in --store-dir belongs to \
@@ -136,8 +136,8 @@ impl Flags {
             return Err(BadConfig(why.into()).into());
         }
         let identity = match &self.replica {
-            Some(name) => Identity::new(name, self.replica_weight),
-            None => Identity::of_process(self.replica_weight),
+            Some(name) => SagaReplicaIdentity::new(name, self.replica_weight),
+            None => SagaReplicaIdentity::of_process(self.replica_weight),
         };
         Ok(identity.map_err(|why| BadConfig(why.into()))?)
     }
@@ -169,13 +169,13 @@ impl Flags {
     }
 
     /// Reads whose sagas there are. Where that fails, everything that is wrong with the manifests is told with it.
-    fn tenants(&self) -> Result<Tenants, BadManifests> {
-        let Some(file) = &self.tenants else { return Ok(Tenants::single(self.context)) };
+    fn tenants(&self) -> Result<TenantRegistry, BadManifests> {
+        let Some(file) = &self.tenants else { return Ok(TenantRegistry::single(self.context)) };
         let name = file.display().to_string();
         let text = std::fs::read_to_string(file).map_err(|error| {
             Problems::new(&name, vec![Problem { place: None, message: format!("cannot be read: {error}") }])
         });
-        text.and_then(|text| Tenants::read(&name, &text)).map_err(|found| {
+        text.and_then(|text| TenantRegistry::read(&name, &text)).map_err(|found| {
             let mut all = vec![found];
             let manifests = self
                 .manifests
@@ -189,10 +189,10 @@ impl Flags {
     }
 }
 
-/// What definitions, instances and requests are bounded by, under the names that `/info` gives.
+/// Returns the bounds of definitions, instances and requests, under the names that `/info` gives.
 #[must_use]
-pub fn limits() -> Limits {
-    Limits::from([
+pub fn limits() -> ServiceLimits {
+    ServiceLimits::from([
         ("saga_steps_max", STEPS_MAX as u64),
         ("saga_state_bytes_max", STATE_BYTES_MAX as u64),
         ("saga_input_bytes_max", INPUT_BYTES_MAX as u64),
@@ -210,7 +210,7 @@ pub fn limits() -> Limits {
         ("saga_in_flight_bytes_max", IN_FLIGHT_BYTES_MAX as u64),
         ("lane_in_flight_max", ROOM.items as u64),
         ("lane_in_flight_bytes_max", ROOM.bytes as u64),
-        ("saga_instance_in_flight_max", ROOM.of_one as u64),
+        ("saga_instance_in_flight_max", ROOM.per_correlation as u64),
         ("tenant_commands_at_once_max", TENANT_COMMANDS_MAX as u64),
         ("effect_calls_open_max", LANE_CALLS_MAX),
         ("effect_calls_open_bytes_max", LANE_CALL_BYTES_MAX),
@@ -237,11 +237,11 @@ impl service::App for App {
         Some(AdminMethods { drain: "mycora.v1.SagaService/Drain", reload: "mycora.v1.SagaService/Reload" });
     type Config = Flags;
 
-    fn limits(_: &Flags) -> Limits {
+    fn limits(_: &Flags) -> ServiceLimits {
         limits()
     }
 
-    async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
+    async fn start(flags: Flags, mut host: ServiceHost) -> Result<(), Failure> {
         let tls = host.tls_files()?;
         let gateway: Arc<dyn Gateway> = match &flags.gateway {
             Some(url) => {
@@ -251,7 +251,10 @@ impl service::App for App {
             None => Arc::new(NoGateway),
         };
         let config = Config {
-            role: Role { sagas: flags.role != RoleFlag::Effect, effects: flags.role != RoleFlag::Saga },
+            role: SagaReplicaRole {
+                sagas: flags.role != RoleFlag::Effect,
+                effects: flags.role != RoleFlag::Saga,
+            },
             manifests: flags.manifests.clone(),
             tenants: flags.tenants().map_err(unusable)?,
             secrets: flags.secrets.clone(),

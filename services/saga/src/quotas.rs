@@ -14,7 +14,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, Opts};
 use tokio::sync::watch;
 
-use crate::metrics::ByTenant;
+use crate::metrics::TenantLabels;
 use crate::tenants::Quotas;
 
 /// How long a start waits before it is tried again, where only another replica or another lane makes room.
@@ -25,11 +25,11 @@ pub const LANE_CALLS_MAX: u64 = 10_000;
 /// Bytes of their commands with which it does not either.
 pub const LANE_CALL_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// What tenants have. Cheap to clone.
+/// Usage of quotas by all tenants. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Usage(Arc<Mutex<HashMap<TenantId, Arc<TenantUsage>>>>);
+pub struct QuotaUsage(Arc<Mutex<HashMap<TenantId, Arc<TenantUsage>>>>);
 
-/// What one tenant has.
+/// Usage of one tenant.
 struct TenantUsage {
     instances: AtomicU64,
     timers: AtomicU64,
@@ -38,15 +38,15 @@ struct TenantUsage {
     starts: Mutex<(u64, Instant)>,
     quotas: Mutex<Quotas>,
     /// Lanes in which starts wait, and the quota that was used up last.
-    starving: Mutex<(u64, Option<Full>)>,
+    starving: Mutex<(u64, Option<TenantQuotaExceeded>)>,
     freed: watch::Sender<()>,
 }
 
 /// A quota that is used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the tenant has {found} of the quota `{quota}`, which is {most}")]
-pub struct Full {
-    /// Its name in the tenants file.
+pub struct TenantQuotaExceeded {
+    /// Name of the quota in the tenants file.
     pub quota: &'static str,
     /// How much there may be.
     pub most: u64,
@@ -56,7 +56,7 @@ pub struct Full {
     pub again: Duration,
 }
 
-/// What one lane has of a tenant's; given back when the lane is given up.
+/// Usage of one lane within its tenant's; given back when the lane is given up.
 pub(crate) struct LaneUsage {
     tenant: Arc<TenantUsage>,
     instances: AtomicU64,
@@ -65,14 +65,14 @@ pub(crate) struct LaneUsage {
 }
 
 /// Room for one more instance, which is given back unless the instance has started.
-pub(crate) struct Room<'a> {
+pub(crate) struct InstanceReservation<'a> {
     lane: &'a LaneUsage,
     is_taken: bool,
 }
 
 /// Calls of one effect's lane that are open in this process, beside all of its tenant. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct LaneCalls {
+pub(crate) struct LaneCallUsage {
     tenant: Arc<TenantUsage>,
     /// Calls that there may be, whatever its tenant may have.
     most: u64,
@@ -81,18 +81,18 @@ pub(crate) struct LaneCalls {
 }
 
 /// An open call of an effect. Makes room for another when it is dropped.
-pub(crate) struct OpenEffect {
-    lane: LaneCalls,
+pub(crate) struct OpenCallGuard {
+    lane: LaneCallUsage,
     bytes: u64,
 }
 
-impl Usage {
+impl QuotaUsage {
     fn of(&self, tenant: &TenantId) -> Arc<TenantUsage> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(all.entry(tenant.clone()).or_default())
     }
 
-    /// What a lane has that was taken with so many instances and timers.
+    /// Returns the usage of a lane that was taken with this many instances and timers.
     pub(crate) fn lane(&self, tenant: &TenantId, instances: u64, timers: u64) -> LaneUsage {
         let tenant = self.of(tenant);
         tenant.instances.fetch_add(instances, Ordering::Relaxed);
@@ -102,7 +102,7 @@ impl Usage {
     }
 
     /// Tenants of whom starts wait on this replica, each with the quota that is used up.
-    pub(crate) fn starving(&self) -> BTreeMap<TenantId, Full> {
+    pub(crate) fn starving(&self) -> BTreeMap<TenantId, TenantQuotaExceeded> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let full = |usage: &TenantUsage| {
             let starving = usage.starving.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,8 +112,8 @@ impl Usage {
     }
 
     /// Counts calls of an effect's lane, of which there may be so many.
-    pub(crate) fn lane_calls(&self, tenant: &TenantId, most: u64) -> LaneCalls {
-        LaneCalls { tenant: self.of(tenant), most, count: Arc::default(), bytes: Arc::default() }
+    pub(crate) fn lane_calls(&self, tenant: &TenantId, most: u64) -> LaneCallUsage {
+        LaneCallUsage { tenant: self.of(tenant), most, count: Arc::default(), bytes: Arc::default() }
     }
 }
 
@@ -159,9 +159,9 @@ impl LaneUsage {
     ///
     /// # Errors
     /// The quota that is used up.
-    pub(crate) fn room(&self, quotas: Quotas) -> Result<Room<'_>, Full> {
+    pub(crate) fn room(&self, quotas: Quotas) -> Result<InstanceReservation<'_>, TenantQuotaExceeded> {
         *self.tenant.quotas.lock().unwrap_or_else(PoisonError::into_inner) = quotas;
-        let full = |quota, most, found| Full { quota, most, found, again: AGAIN };
+        let full = |quota, most, found| TenantQuotaExceeded { quota, most, found, again: AGAIN };
         for (quota, most, found) in [
             ("timers", quotas.timers, self.tenant.timers.load(Ordering::Relaxed)),
             ("open_effects", quotas.open_effects, self.tenant.effects.load(Ordering::Relaxed)),
@@ -174,11 +174,11 @@ impl LaneUsage {
         let taken = self.tenant.instances.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
         taken.map_err(|found| full("instances", quotas.instances, found))?;
         self.instances.fetch_add(1, Ordering::Relaxed);
-        let room = Room { lane: self, is_taken: false };
+        let room = InstanceReservation { lane: self, is_taken: false };
         let most = quotas.starts_per_sec;
         match self.tenant.take_start(most) {
             Ok(()) => Ok(room),
-            Err(again) => Err(Full { quota: "starts_per_sec", most, found: most, again }),
+            Err(again) => Err(TenantQuotaExceeded { quota: "starts_per_sec", most, found: most, again }),
         }
     }
 
@@ -210,7 +210,7 @@ impl LaneUsage {
     }
 
     /// Takes note that starts of the lane wait for this quota; with nothing, that none does.
-    pub(crate) fn starve(&self, full: Option<Full>) {
+    pub(crate) fn starve(&self, full: Option<TenantQuotaExceeded>) {
         let was_starving = self.is_starving.swap(full.is_some(), Ordering::Relaxed);
         let mut starving = self.tenant.starving.lock().unwrap_or_else(PoisonError::into_inner);
         match (was_starving, full.is_some()) {
@@ -236,14 +236,14 @@ impl Drop for LaneUsage {
     }
 }
 
-impl Room<'_> {
+impl InstanceReservation<'_> {
     /// Keeps it: the instance has started.
     pub(crate) fn keep(mut self) {
         self.is_taken = true;
     }
 }
 
-impl Drop for Room<'_> {
+impl Drop for InstanceReservation<'_> {
     fn drop(&mut self) {
         if !self.is_taken {
             self.lane.give_back();
@@ -251,7 +251,7 @@ impl Drop for Room<'_> {
     }
 }
 
-impl LaneCalls {
+impl LaneCallUsage {
     /// Returns whether its lane may have one more call by what is its own.
     fn fits(&self) -> bool {
         let (count, bytes) = (self.count.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
@@ -264,7 +264,7 @@ impl LaneCalls {
     }
 
     /// Counts a call if there is room for it, until what this gives is dropped.
-    pub(crate) fn open(&self, quotas: Quotas) -> Option<OpenEffect> {
+    pub(crate) fn open(&self, quotas: Quotas) -> Option<OpenCallGuard> {
         *self.tenant.quotas.lock().unwrap_or_else(PoisonError::into_inner) = quotas;
         let more = |found: u64| (found < quotas.open_effects).then_some(found + 1);
         let is_open = self.fits()
@@ -273,15 +273,15 @@ impl LaneCalls {
     }
 
     /// Counts a call that is open, whether there is room for it or not.
-    pub(crate) fn add(&self) -> OpenEffect {
+    pub(crate) fn add(&self) -> OpenCallGuard {
         self.tenant.effects.fetch_add(1, Ordering::Relaxed);
         self.counted()
     }
 
     /// A call that its tenant has already.
-    fn counted(&self) -> OpenEffect {
+    fn counted(&self) -> OpenCallGuard {
         self.count.fetch_add(1, Ordering::Relaxed);
-        OpenEffect { lane: self.clone(), bytes: 0 }
+        OpenCallGuard { lane: self.clone(), bytes: 0 }
     }
 
     /// Tells when there may be room again.
@@ -290,7 +290,7 @@ impl LaneCalls {
     }
 }
 
-impl OpenEffect {
+impl OpenCallGuard {
     /// Counts the bytes of its command.
     pub(crate) fn weigh(&mut self, bytes: usize) {
         let bytes = bytes as u64;
@@ -299,7 +299,7 @@ impl OpenEffect {
     }
 }
 
-impl Drop for OpenEffect {
+impl Drop for OpenCallGuard {
     fn drop(&mut self) {
         lower(&self.lane.bytes, self.bytes);
         lower(&self.lane.count, 1);
@@ -316,18 +316,18 @@ fn lower(count: &AtomicU64, by: u64) {
 }
 
 /// Shows how much of their quotas tenants have: of each quota the most that one of them has.
-pub(crate) struct Shown {
-    usage: Usage,
+pub(crate) struct TenantQuotaMetrics {
+    usage: QuotaUsage,
     ratio: GaugeVec,
-    by_tenant: Arc<ByTenant>,
+    by_tenant: Arc<TenantLabels>,
 }
 
-impl Shown {
-    /// Of these.
+impl TenantQuotaMetrics {
+    /// Makes the metrics of this usage.
     ///
     /// # Errors
     /// None: its name is a good one.
-    pub(crate) fn new(usage: Usage, by_tenant: &Arc<ByTenant>) -> Result<Self, prometheus::Error> {
+    pub(crate) fn new(usage: QuotaUsage, by_tenant: &Arc<TenantLabels>) -> Result<Self, prometheus::Error> {
         let opts = Opts::new(
             "mycora_saga_quota_used_ratio",
             "Share of a quota that the tenant has which has most of it",
@@ -337,7 +337,7 @@ impl Shown {
     }
 }
 
-impl Collector for Shown {
+impl Collector for TenantQuotaMetrics {
     fn desc(&self) -> Vec<&Desc> {
         self.ratio.desc()
     }
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn lanes_of_a_tenant_share_what_it_may_have() {
-        let (usage, acme) = (Usage::default(), "acme".parse().expect("a tenant"));
+        let (usage, acme) = (QuotaUsage::default(), "acme".parse().expect("a tenant"));
         let quotas = Quotas { instances: 3, timers: 5, open_effects: 1, ..Quotas::default() };
         let (one, other) = (usage.lane(&acme, 1, 0), usage.lane(&acme, 0, 0));
         drop(other.room(quotas).expect("given back"));
@@ -402,7 +402,7 @@ mod tests {
 
     #[test]
     fn calls_are_bounded_by_their_tenant_and_by_their_lane() {
-        let (usage, acme) = (Usage::default(), "acme".parse().expect("a tenant"));
+        let (usage, acme) = (QuotaUsage::default(), "acme".parse().expect("a tenant"));
         let quotas = Quotas { open_effects: 3, ..Quotas::default() };
         let (one, other) = (usage.lane_calls(&acme, 2), usage.lane_calls(&acme, 2));
         let mut open = vec![one.open(quotas).expect("room"), one.open(quotas).expect("room")];

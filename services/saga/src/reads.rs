@@ -8,24 +8,24 @@ use std::sync::Arc;
 
 use model::{BlobHash, CommandId, CorrelationId, EffectName, SagaName, TenantId};
 use serde::de::DeserializeOwned;
-use store::{KvStore, LaneKey, StoreError, Versioned};
+use store::{KvStore, LaneKey, StoreError, VersionedValue};
 use workflow::definition::Saga;
-use workflow::instance::{Record, decode};
+use workflow::instance::{CorrelationRecord, decode};
 use workflow::ledger::CallRow;
-use workflow::step::Row;
-use workflow::{Key, Lane, lane};
+use workflow::step::JournalRow;
+use workflow::{LaneRowKey, WorkflowLane, lane};
 
 use crate::definitions::{DefinitionError, Definitions};
-use crate::lane::letter_name::LetterName;
+use crate::lane::dead_letter_name::DeadLetterName;
 use crate::lane::rows::{bounds, row};
-use crate::sagas::LetterRow;
+use crate::sagas::DeadLetterRow;
 
 /// Rows that one read asks for.
 const ROWS_MAX: usize = 256;
 
 /// Why rows cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ReadError {
+pub enum RowReadError {
     /// The store does not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -39,36 +39,36 @@ pub enum ReadError {
         lane: String,
         /// The row.
         key: String,
-        /// What is wrong with it.
+        /// Fault of the row.
         why: String,
     },
 }
 
 /// Some rows of a lane, in the order of their keys.
 #[derive(Debug, Clone, Default)]
-pub struct Rows {
+pub struct RowPage {
     /// The rows.
-    pub rows: Vec<(Key, Versioned)>,
-    /// Whether there are more behind the last of them.
+    pub rows: Vec<(LaneRowKey, VersionedValue)>,
+    /// True if there are more rows behind the last of them.
     pub has_more: bool,
 }
 
-impl Rows {
+impl RowPage {
     /// The key from which the rows behind these are read; nothing where there are none.
     #[must_use]
-    pub fn rest(&self) -> Option<Key> {
+    pub fn rest(&self) -> Option<LaneRowKey> {
         self.rows.last().filter(|_| self.has_more).map(|(key, _)| key.behind())
     }
 }
 
 /// Reader of rows. Cheap to clone.
 #[derive(Clone)]
-pub struct Reads {
+pub struct RowReader {
     store: Arc<dyn KvStore>,
     definitions: Arc<Definitions>,
 }
 
-impl Reads {
+impl RowReader {
     /// Makes a reader of this store.
     #[must_use]
     pub fn new(store: Arc<dyn KvStore>, definitions: Arc<Definitions>) -> Self {
@@ -89,27 +89,34 @@ impl Reads {
 
     /// Finds the lane of an instance; nothing of a saga that the tenant does not have.
     #[must_use]
-    pub fn lane_of(&self, tenant: &TenantId, saga: &SagaName, correlation: &CorrelationId) -> Option<Lane> {
+    pub fn lane_of(
+        &self,
+        tenant: &TenantId,
+        saga: &SagaName,
+        correlation: &CorrelationId,
+    ) -> Option<WorkflowLane> {
         let shards = self.definitions.versions(tenant, saga).first()?.shards;
         let shard = lane::shard(tenant, correlation, shards);
-        Some(Lane::Saga { tenant: tenant.clone(), saga: saga.clone(), shard })
+        Some(WorkflowLane::Saga { tenant: tenant.clone(), saga: saga.clone(), shard })
     }
 
     /// Lists the lanes of a tenant's sagas, or of one of them, by saga and shard.
     #[must_use]
-    pub fn saga_lanes(&self, tenant: &TenantId, only: Option<&SagaName>) -> Vec<Lane> {
+    pub fn saga_lanes(&self, tenant: &TenantId, only: Option<&SagaName>) -> Vec<WorkflowLane> {
         let in_force = self.definitions.in_force();
         let sagas = in_force.sagas_of(tenant).filter(|saga| only.is_none_or(|only| only == saga.name));
         let mut sagas: Vec<_> = sagas.map(|saga| (saga.name, saga.active.shards)).collect();
         sagas.sort_unstable();
-        let lane = |saga: &SagaName, shard| Lane::Saga { tenant: tenant.clone(), saga: saga.clone(), shard };
+        let lane =
+            |saga: &SagaName, shard| WorkflowLane::Saga { tenant: tenant.clone(), saga: saga.clone(), shard };
         sagas.into_iter().flat_map(|(saga, shards)| (0..shards).map(move |shard| lane(saga, shard))).collect()
     }
 
     /// Lists the lanes of effects that a tenant may use, or whose calls its sagas order, or of one of them, by name.
     #[must_use]
-    pub fn effect_lanes(&self, tenant: &TenantId, only: Option<&EffectName>) -> Vec<Lane> {
-        let lane = |effect: &EffectName| Lane::Effect { tenant: tenant.clone(), effect: effect.clone() };
+    pub fn effect_lanes(&self, tenant: &TenantId, only: Option<&EffectName>) -> Vec<WorkflowLane> {
+        let lane =
+            |effect: &EffectName| WorkflowLane::Effect { tenant: tenant.clone(), effect: effect.clone() };
         if let Some(only) = only {
             return vec![lane(only)];
         }
@@ -127,93 +134,112 @@ impl Reads {
     /// Reads rows of a lane as of one moment, each as what it says.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`RowReadError`].
     pub async fn rows<T: DeserializeOwned>(
         &self,
-        lane: &Lane,
-        keys: &[Key],
-    ) -> Result<Vec<Option<T>>, ReadError> {
+        lane: &WorkflowLane,
+        keys: &[LaneRowKey],
+    ) -> Result<Vec<Option<T>>, RowReadError> {
         let rows: Vec<_> = keys.iter().map(row).collect();
         let found = self.store.read(&LaneKey::new(&lane.to_string()), &rows).await?;
-        let read =
-            |(key, found): (&Key, Option<Versioned>)| found.map(|found| read(lane, key, &found)).transpose();
+        let read = |(key, found): (&LaneRowKey, Option<VersionedValue>)| {
+            found.map(|found| read(lane, key, &found)).transpose()
+        };
         keys.iter().zip(found).map(read).collect()
     }
 
     /// Reads one row.
     ///
     /// # Errors
-    /// [`ReadError`].
-    pub async fn row<T: DeserializeOwned>(&self, lane: &Lane, key: Key) -> Result<Option<T>, ReadError> {
+    /// [`RowReadError`].
+    pub async fn row<T: DeserializeOwned>(
+        &self,
+        lane: &WorkflowLane,
+        key: LaneRowKey,
+    ) -> Result<Option<T>, RowReadError> {
         Ok(self.rows(lane, &[key]).await?.pop().flatten())
     }
 
     /// Reads some rows of a range: at most this many, and fewer where they are large.
     ///
     /// # Errors
-    /// [`ReadError`].
-    pub async fn scan(&self, lane: &Lane, range: &Range<Key>, most: usize) -> Result<Rows, ReadError> {
+    /// [`RowReadError`].
+    pub async fn scan(
+        &self,
+        lane: &WorkflowLane,
+        range: &Range<LaneRowKey>,
+        most: usize,
+    ) -> Result<RowPage, RowReadError> {
         let key = LaneKey::new(&lane.to_string());
         let page = self.store.scan(&key, bounds(range), most.min(ROWS_MAX)).await?;
-        let rows = page.rows.into_iter().map(|(key, row)| (Key::of_store(key.to_string()), row));
-        Ok(Rows { rows: rows.collect(), has_more: page.has_more })
+        let rows = page.rows.into_iter().map(|(key, row)| (LaneRowKey::of_store(key.to_string()), row));
+        Ok(RowPage { rows: rows.collect(), has_more: page.has_more })
     }
 
     /// Reads what there is of a correlation.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`RowReadError`].
     pub async fn record(
         &self,
-        lane: &Lane,
+        lane: &WorkflowLane,
         correlation: &CorrelationId,
-    ) -> Result<Option<Record>, ReadError> {
-        self.row(lane, Key::saga(correlation)).await
+    ) -> Result<Option<CorrelationRecord>, RowReadError> {
+        self.row(lane, LaneRowKey::saga(correlation)).await
     }
 
     /// Reads what an instance was given at a revision.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`RowReadError`].
     pub async fn journal(
         &self,
-        lane: &Lane,
+        lane: &WorkflowLane,
         correlation: &CorrelationId,
         revision: u64,
-    ) -> Result<Option<Row>, ReadError> {
-        self.row(lane, Key::journal(correlation, revision)).await
+    ) -> Result<Option<JournalRow>, RowReadError> {
+        self.row(lane, LaneRowKey::journal(correlation, revision)).await
     }
 
     /// Reads a call; nothing where there is none, or none any more.
     ///
     /// # Errors
-    /// [`ReadError`].
-    pub async fn call(&self, lane: &Lane, command: CommandId) -> Result<Option<CallRow>, ReadError> {
-        self.row(lane, Key::effect(command)).await
+    /// [`RowReadError`].
+    pub async fn call(
+        &self,
+        lane: &WorkflowLane,
+        command: CommandId,
+    ) -> Result<Option<CallRow>, RowReadError> {
+        self.row(lane, LaneRowKey::effect(command)).await
     }
 
     /// Reads a dead letter, and how many inputs wait behind it where it parks its correlation.
     ///
     /// # Errors
-    /// [`ReadError`].
-    pub async fn letter(&self, name: &LetterName) -> Result<Option<Letter>, ReadError> {
+    /// [`RowReadError`].
+    pub async fn letter(&self, name: &DeadLetterName) -> Result<Option<DeadLetterEntry>, RowReadError> {
         let Some(row) = self.row(&name.lane, name.key.clone()).await? else { return Ok(None) };
         let behind = self.behind(&name.lane, std::slice::from_ref(&row)).await?.pop().flatten();
-        Ok(Some(Letter { name: name.clone(), row, behind }))
+        Ok(Some(DeadLetterEntry { name: name.clone(), row, behind }))
     }
 
     /// Counts for each of some letters of a lane the inputs that wait behind it; nothing for those that park nobody.
     ///
     /// # Errors
-    /// [`ReadError`].
-    pub async fn behind(&self, lane: &Lane, letters: &[LetterRow]) -> Result<Vec<Option<u64>>, ReadError> {
+    /// [`RowReadError`].
+    pub async fn behind(
+        &self,
+        lane: &WorkflowLane,
+        letters: &[DeadLetterRow],
+    ) -> Result<Vec<Option<u64>>, RowReadError> {
         let parking: Vec<_> = letters
             .iter()
-            .map(|letter| letter.correlation.as_ref().filter(|_| letter.letter.parks).map(Key::saga))
+            .map(|letter| letter.correlation.as_ref().filter(|_| letter.letter.parks).map(LaneRowKey::saga))
             .collect();
         let keys: Vec<_> = parking.iter().flatten().cloned().collect();
         let mut records =
-            if keys.is_empty() { Vec::new() } else { self.rows::<Record>(lane, &keys).await? }.into_iter();
+            if keys.is_empty() { Vec::new() } else { self.rows::<CorrelationRecord>(lane, &keys).await? }
+                .into_iter();
         let behind = letters.iter().zip(&parking).map(|(letter, parking)| {
             let record = parking.as_ref().and_then(|_| records.next().flatten())?;
             (record.parked_by == Some(letter.letter.number)).then(|| record.held.len())
@@ -224,19 +250,19 @@ impl Reads {
     /// Reads the definition of this hash.
     ///
     /// # Errors
-    /// [`ReadError`].
-    pub async fn definition(&self, hash: BlobHash) -> Result<Arc<Saga>, ReadError> {
+    /// [`RowReadError`].
+    pub async fn definition(&self, hash: BlobHash) -> Result<Arc<Saga>, RowReadError> {
         Ok(self.definitions.pinned_to(hash).await?)
     }
 }
 
 /// A dead letter, and where it stands.
 #[derive(Debug, Clone)]
-pub struct Letter {
-    /// Its name.
-    pub name: LetterName,
-    /// Its row.
-    pub row: LetterRow,
+pub struct DeadLetterEntry {
+    /// Name of the letter.
+    pub name: DeadLetterName,
+    /// Row of the letter.
+    pub row: DeadLetterRow,
     /// Number of inputs that wait behind it; nothing where it parks nobody.
     pub behind: Option<u64>,
 }
@@ -244,9 +270,13 @@ pub struct Letter {
 /// Reads what a row of a lane says.
 ///
 /// # Errors
-/// [`ReadError::Damaged`].
-pub fn read<T: DeserializeOwned>(lane: &Lane, key: &Key, found: &Versioned) -> Result<T, ReadError> {
-    decode(&found.value).map_err(|error| ReadError::Damaged {
+/// [`RowReadError::Damaged`].
+pub fn read<T: DeserializeOwned>(
+    lane: &WorkflowLane,
+    key: &LaneRowKey,
+    found: &VersionedValue,
+) -> Result<T, RowReadError> {
+    decode(&found.value).map_err(|error| RowReadError::Damaged {
         lane: lane.to_string(),
         key: key.to_string(),
         why: error.to_string(),

@@ -1,24 +1,25 @@
 //! The gRPC side: finds out whose call it is, asks, converts.
 //!
 //! - [`access`]: tenants, contexts and roles: every method begins there.
-//! - [`ask`]: requests to owners of lanes, and their answers.
+//! - [`owner_client`]: requests to owners of lanes, and their answers.
 //! - [`convert`], [`wire`]: from what is kept to what callers see; [`lists`]: pages of it.
 //! - [`instances`], [`timers`], [`watch`], [`explain`], [`graph`]: what readers see of instances.
-//! - [`definitions`], [`verbs`], [`effects`], [`letters`], [`lanes`], [`process`], [`server`]: what methods do, by topic.
+//! - [`definitions`], [`verbs`], [`effects`], [`dead_letters`], [`lanes`], [`process`], [`server`]: what methods do, by topic.
 //!
 //! A method is a function of the service, the caller and the body of the request, which gives the body of the answer.
 
 mod access;
-mod ask;
 mod convert;
+mod dead_letters;
 mod definitions;
 mod effects;
 mod explain;
 mod graph;
 mod instances;
 mod lanes;
-mod letters;
 mod lists;
+mod owner_client;
+mod owner_requests;
 mod placement;
 mod process;
 mod server;
@@ -26,7 +27,6 @@ mod timers;
 mod verbs;
 mod watch;
 pub mod wire;
-mod words;
 
 use std::sync::Arc;
 
@@ -38,15 +38,15 @@ use service::Shutdown;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
-pub(crate) use self::access::Principal;
-use self::ask::Asker;
+pub(crate) use self::access::SagaCaller;
 pub(crate) use self::lists::{LOOKED_AT_MAX, SCANS_MAX};
+use self::owner_client::LaneOwnerClient;
 pub(crate) use self::verbs::DATA_BYTES_MAX;
 use crate::app::App;
-use crate::facts::Facts;
-use crate::reads::Reads;
+use crate::facts::FactHub;
+use crate::reads::RowReader;
 
-/// What actors may call, and what is the operator's.
+/// Policy of methods: those that actors may call, and those that are the operator's.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.SagaService/*", &[Allow::AnyActor]),
     ("/mycora.v1.SagaService/GetSagaServer", &[Allow::Admin]),
@@ -64,29 +64,29 @@ pub fn policy() -> MethodPolicy {
     MethodPolicy::new(&[PUBLIC_POLICY]).expect("the table is well-formed")
 }
 
-/// What methods work with.
-pub(crate) struct Api {
+/// State that the methods work with.
+pub(crate) struct SagaApi {
     /// The service.
     pub(crate) app: Arc<App>,
     /// Asks owners of lanes.
-    pub(crate) asker: Asker,
-    /// What becomes of instances.
-    pub(crate) facts: Facts,
+    pub(crate) asker: LaneOwnerClient,
+    /// Facts about instances.
+    pub(crate) facts: FactHub,
     /// Ends the process, or the part of it that is this service.
     pub(crate) shutdown: Shutdown,
 }
 
 /// Answers `SagaService`.
 #[derive(Clone)]
-pub(crate) struct Rpc(Arc<Api>);
+pub(crate) struct SagaRpc(Arc<SagaApi>);
 
-impl Rpc {
+impl SagaRpc {
     pub(crate) fn new(app: Arc<App>, shutdown: Shutdown) -> Self {
-        let asker = Asker::new(app.around().clone());
+        let asker = LaneOwnerClient::new(app.around().clone());
         let (store, broker) = (Arc::clone(&app.around().store), Arc::clone(&app.around().broker));
-        let reads = Reads::new(store, app.definitions());
-        let facts = Facts::new(broker, reads, rand::random());
-        Self(Arc::new(Api { app, asker, facts, shutdown }))
+        let reads = RowReader::new(store, app.definitions());
+        let facts = FactHub::new(broker, reads, rand::random());
+        Self(Arc::new(SagaApi { app, asker, facts, shutdown }))
     }
 
     pub(crate) fn mount_public(self, mount: MountBuilder) -> MountBuilder {
@@ -103,12 +103,12 @@ macro_rules! saga_service {
         streams { $($stream:ident $streaming:ident($asked:ident) -> $part:ident = $source:path;)+ }
     ) => {
         #[tonic::async_trait]
-        impl SagaService for Rpc {
+        impl SagaService for SagaRpc {
             $(async fn $method(
                 &self,
                 request: Request<v1::$request>,
             ) -> Result<Response<v1::$response>, Status> {
-                let caller = Principal::of(&request)?;
+                let caller = SagaCaller::of(&request)?;
                 $handler(&self.0, &caller, request.into_inner()).await.map(Response::new)
             })+
 
@@ -118,7 +118,7 @@ macro_rules! saga_service {
                 &self,
                 request: Request<v1::$asked>,
             ) -> Result<Response<Self::$stream>, Status> {
-                let caller = Principal::of(&request)?;
+                let caller = SagaCaller::of(&request)?;
                 $source(&self.0, &caller, request.into_inner()).await.map(Response::new)
             })+
         }
@@ -158,10 +158,10 @@ saga_service! {
         retry_effect(RetryEffectRequest) -> RetryEffectResponse = effects::retry;
         cancel_effect(CancelEffectRequest) -> CancelEffectResponse = effects::cancel;
 
-        list_saga_dead_letters(ListSagaDeadLettersRequest) -> ListSagaDeadLettersResponse = letters::list;
-        get_saga_dead_letter(GetSagaDeadLetterRequest) -> GetSagaDeadLetterResponse = letters::get;
-        redrive_saga_dead_letters(RedriveSagaDeadLettersRequest) -> RedriveSagaDeadLettersResponse = letters::redrive;
-        purge_saga_dead_letters(PurgeSagaDeadLettersRequest) -> PurgeSagaDeadLettersResponse = letters::purge;
+        list_saga_dead_letters(ListSagaDeadLettersRequest) -> ListSagaDeadLettersResponse = dead_letters::list;
+        get_saga_dead_letter(GetSagaDeadLetterRequest) -> GetSagaDeadLetterResponse = dead_letters::get;
+        redrive_saga_dead_letters(RedriveSagaDeadLettersRequest) -> RedriveSagaDeadLettersResponse = dead_letters::redrive;
+        purge_saga_dead_letters(PurgeSagaDeadLettersRequest) -> PurgeSagaDeadLettersResponse = dead_letters::purge;
 
         pause_tenant(PauseTenantRequest) -> PauseTenantResponse = placement::pause_tenant;
         resume_tenant(ResumeTenantRequest) -> ResumeTenantResponse = placement::resume_tenant;

@@ -7,17 +7,17 @@ mod answer;
 mod batch;
 mod blocked;
 pub(crate) mod census;
+mod dead_letter_limit;
+mod dead_letters;
+mod input_task;
 mod intake;
-mod item;
-mod letter_limit;
-mod letters;
+mod queued_input;
+mod rewind;
 mod schedule;
-mod set_back;
 mod starved;
 mod summary;
 mod timers;
-mod told;
-mod work;
+mod transition_telemetry;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -29,46 +29,47 @@ use model::{CorrelationId, SagaName, TenantId, Timestamp};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use workflow::Lane;
-use workflow::cursor::Delivery;
+use workflow::WorkflowLane;
+use workflow::correlation_queues::{CorrelationQueues, LaneQueueCapacity};
+use workflow::cursor::DeliveryClass;
 use workflow::definition::Saga;
-use workflow::input::{Input, What};
-use workflow::instance::Record;
-use workflow::message::Position;
-use workflow::queues::{Queues, Room};
-use workflow::subject::Source;
+use workflow::input::{InstanceInput, InstanceInputKind};
+use workflow::instance::CorrelationRecord;
+use workflow::message::MessagePosition;
+use workflow::subject::ConsumerSource;
 
-pub use self::answer::{AnswerRow, OrderedWork, VerbOutcome};
-pub use self::batch::{HeldRow, HeldWhat, LetterRow, ListedRow};
+pub use self::answer::{OrderedWork, VerbAnswerRow, VerbOutcome};
+pub use self::batch::{DeadLetterRow, HeldInput, HeldRow, InstanceListRow};
 pub(crate) use self::batch::{KNOWN_MILLIS, TOMBSTONE_MILLIS};
-use self::blocked::Blocked;
-pub(crate) use self::intake::{Came, NOBODY};
+use self::blocked::BlockedInputs;
+use self::dead_letter_limit::DeadLetterLimit;
+pub use self::dead_letter_limit::SAGA_LETTERS_MAX;
+pub(crate) use self::dead_letters::passed_on;
+use self::input_task::{InputOutcome, InputTask};
 pub use self::intake::{DeadMessage, RawMessage};
-use self::intake::{Intake, Wanted};
-pub(crate) use self::item::Item;
-use self::letter_limit::LetterLimit;
-pub use self::letter_limit::SAGA_LETTERS_MAX;
-pub(crate) use self::letters::passed_on;
-use self::set_back::Pending;
-use self::starved::Starved;
+use self::intake::{InstanceAction, SagaRoutedMessage};
+pub(crate) use self::intake::{NOBODY, SagaIncomingMessage};
+pub(crate) use self::queued_input::QueuedInput;
+use self::rewind::PendingRewind;
+use self::starved::StarvedInputs;
 pub use self::starved::StarvedRow;
-pub use self::summary::Summary;
-pub use self::timers::DueRow;
-use self::timers::Timers;
-use self::work::{Done, Work};
+pub use self::summary::InstanceSummary;
+use self::timers::LaneTimers;
+pub use self::timers::TimerRow;
 use crate::definitions::Definitions;
-use crate::lane::bounds::{InFlight, OpenReceipt, Share};
-use crate::lane::gateway::{Answered, Commands, Gateway};
-use crate::lane::relay::{Relay, ToRelay};
-use crate::lane::rows::Rows;
-use crate::lane::source::{Brought, ReadWord, Reading, SourceState};
-use crate::lane::{AGGREGATE_EVENTS, Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, drain};
+use crate::lane::gateway::{AnsweredCommand, CommandSubmitter, Gateway};
+use crate::lane::in_flight::{InFlightBudget, InFlightGuard, OpenReceipt};
+use crate::lane::relay::{Relay, RelayMessage};
+use crate::lane::rows::LaneStore;
+use crate::lane::source::{SourceEvent, SourceReader, SourceReaderCommand, SourceState};
+use crate::lane::{AGGREGATE_EVENTS, LaneEnvironment, LaneExit, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, drain};
 use crate::metrics::LaneCensus;
 use crate::quotas::LaneUsage;
 use crate::spans;
 
-/// What may wait in a lane.
-pub const ROOM: Room = Room { items: 256, bytes: 16 * 1024 * 1024, of_one: 64 };
+/// Capacity of a lane's queues.
+pub const ROOM: LaneQueueCapacity =
+    LaneQueueCapacity { items: 256, bytes: 16 * 1024 * 1024, per_correlation: 64 };
 /// Inputs that are worked on at a time, each of another correlation.
 const AT_ONCE: usize = 64;
 /// After so many rounds timers are looked at.
@@ -88,41 +89,42 @@ pub struct SagaLane {
     pub shard: u8,
     /// Where its sources begin that were never read: in milliseconds since 1970.
     pub since: Option<u64>,
-    /// What is in force.
+    /// Definitions in force.
     pub definitions: Arc<Definitions>,
     /// Dead letters that there may be of the saga, in all its shards.
     pub letters_max: u64,
     /// Where commands of aggregates go.
     pub gateway: Arc<dyn Gateway>,
-    /// What it works with.
-    pub around: Surroundings,
+    /// Environment that the lane works in.
+    pub around: LaneEnvironment,
 }
 
 /// A record that is in memory, with the revision of its row.
 #[derive(Clone)]
-pub(crate) struct Cached {
-    pub(crate) record: Option<Record>,
+pub(crate) struct CachedRecord {
+    pub(crate) record: Option<CorrelationRecord>,
     pub(crate) revision: u64,
 }
 
 impl SagaLane {
     /// Takes the lane and owns it, until it is told to stop or another owner takes it. Gives why it was given up:
-    /// [`Ended::Stopped`] when it was asked to. Cancel-safe as a crash is: the next owner goes on from what is committed.
-    pub async fn own(self, stop: CancellationToken) -> Ended {
-        let lane = Lane::Saga { tenant: self.tenant.clone(), saga: self.saga.clone(), shard: self.shard };
+    /// [`LaneExit::Stopped`] when it was asked to. Cancel-safe as a crash is: the next owner goes on from what is committed.
+    pub async fn own(self, stop: CancellationToken) -> LaneExit {
+        let lane =
+            WorkflowLane::Saga { tenant: self.tenant.clone(), saga: self.saga.clone(), shard: self.shard };
         let around = self.around.clone();
-        let work = |rows| async move { Owner::start(self, rows, &stop).await?.run(&stop).await };
+        let work = |rows| async move { SagaLaneOwner::start(self, rows, &stop).await?.run(&stop).await };
         crate::lane::own(lane, around, work).await
     }
 
-    fn sources(&self) -> Vec<(Source, &'static str)> {
+    fn sources(&self) -> Vec<(ConsumerSource, &'static str)> {
         sources(&self.saga, &self.definitions.versions(&self.tenant, &self.saga))
     }
 }
 
 /// Sources of the lanes of a saga, each with its stream: aggregates, results of the effects that it orders, verbs.
 #[must_use]
-pub fn sources(saga: &SagaName, versions: &[Arc<Saga>]) -> Vec<(Source, &'static str)> {
+pub fn sources(saga: &SagaName, versions: &[Arc<Saga>]) -> Vec<(ConsumerSource, &'static str)> {
     let mut aggregates: Vec<_> =
         versions.iter().flat_map(|saga| saga.sources.iter().map(|source| &source.aggregate)).collect();
     aggregates.sort();
@@ -130,59 +132,61 @@ pub fn sources(saga: &SagaName, versions: &[Arc<Saga>]) -> Vec<(Source, &'static
     let mut effects: Vec<_> = versions.iter().flat_map(|saga| saga.effects()).collect();
     effects.sort();
     effects.dedup();
-    let aggregates = aggregates.into_iter().map(|kind| (Source::Aggregate(kind.clone()), AGGREGATE_EVENTS));
-    let results = effects.into_iter().map(|effect| (Source::Results(effect.clone()), WORKFLOW_EVENTS));
-    let verbs = std::iter::once((Source::Verbs(saga.clone()), WORKFLOW_COMMANDS));
+    let aggregates =
+        aggregates.into_iter().map(|kind| (ConsumerSource::Aggregate(kind.clone()), AGGREGATE_EVENTS));
+    let results =
+        effects.into_iter().map(|effect| (ConsumerSource::Results(effect.clone()), WORKFLOW_EVENTS));
+    let verbs = std::iter::once((ConsumerSource::Verbs(saga.clone()), WORKFLOW_COMMANDS));
     aggregates.chain(results).chain(verbs).collect()
 }
 
 /// An owned lane.
-struct Owner {
-    shared: Arc<Shared>,
+struct SagaLaneOwner {
+    shared: Arc<SagaLaneContext>,
     sources: Vec<SourceState>,
-    readers: Vec<mpsc::Sender<ReadWord>>,
-    /// What sources other than that of verbs have of the bytes in flight.
-    shares: Vec<Share>,
+    readers: Vec<mpsc::Sender<SourceReaderCommand>>,
+    /// Budgets for bytes in flight, of all sources but that of verbs.
+    shares: Vec<InFlightBudget>,
     /// How many inputs of each source are worked on.
     working_of: Vec<usize>,
     /// Sources whose cursors were lost, and which wait for that.
     is_lost: Vec<bool>,
-    brought: mpsc::Receiver<(usize, Brought)>,
+    brought: mpsc::Receiver<(usize, SourceEvent)>,
     /// Verbs come though there is no room for events: one of them may make some.
-    verbs: mpsc::Receiver<(usize, Brought)>,
-    answered: mpsc::UnboundedReceiver<Answered>,
-    queues: Queues<Item>,
-    cache: HashMap<CorrelationId, Cached>,
-    timers: Timers,
-    working: FuturesUnordered<futures_util::future::BoxFuture<'static, Result<Done, Ended>>>,
+    verbs: mpsc::Receiver<(usize, SourceEvent)>,
+    answered: mpsc::UnboundedReceiver<AnsweredCommand>,
+    queues: CorrelationQueues<QueuedInput>,
+    cache: HashMap<CorrelationId, CachedRecord>,
+    timers: LaneTimers,
+    working: FuturesUnordered<futures_util::future::BoxFuture<'static, Result<InputOutcome, LaneExit>>>,
     /// Inputs for which there was no room in their lines, in order.
-    stalled: VecDeque<(CorrelationId, Item, usize)>,
+    stalled: VecDeque<(CorrelationId, QueuedInput, usize)>,
     /// Inputs for which there was no room behind a letter or a pause.
-    blocked: Blocked,
+    blocked: BlockedInputs,
     /// Starts for which the tenant has no room.
-    starved: Starved,
+    starved: StarvedInputs,
     /// Correlations whose inputs were held back when the lane was taken.
     held: mpsc::Receiver<CorrelationId>,
     /// Those who want sources to be read again, in order.
-    setting_back: VecDeque<Pending>,
-    tasks: JoinSet<Result<(), Ended>>,
-    relay: mpsc::UnboundedSender<ToRelay>,
+    setting_back: VecDeque<PendingRewind>,
+    tasks: JoinSet<Result<(), LaneExit>>,
+    relay: mpsc::UnboundedSender<RelayMessage>,
 }
 
-/// What every input of a lane is worked on with.
-pub(crate) struct Shared {
+/// Context that all inputs of a lane share.
+pub(crate) struct SagaLaneContext {
     pub(crate) tenant: TenantId,
     pub(crate) saga: SagaName,
     pub(crate) shard: u8,
-    pub(crate) rows: Arc<Rows>,
+    pub(crate) rows: Arc<LaneStore>,
     pub(crate) definitions: Arc<Definitions>,
     pub(crate) usage: LaneUsage,
     pub(crate) census: LaneCensus,
-    letters: LetterLimit,
+    letters: DeadLetterLimit,
 }
 
-impl Owner {
-    async fn start(lane: SagaLane, rows: Arc<Rows>, stop: &CancellationToken) -> Result<Self, Ended> {
+impl SagaLaneOwner {
+    async fn start(lane: SagaLane, rows: Arc<LaneStore>, stop: &CancellationToken) -> Result<Self, LaneExit> {
         let (to, brought) = mpsc::channel(64);
         let (to_verbs, verbs) = mpsc::channel(16);
         let mut tasks = JoinSet::new();
@@ -192,7 +196,7 @@ impl Owner {
         let outgoing = Relay { rows: Arc::clone(&rows), words, commands };
         tasks.spawn(outgoing.run());
         let (gateway, of_lane) = (Arc::clone(&lane.gateway), Arc::clone(&rows));
-        let commands = Commands { rows: of_lane, gateway, ordered, answered: answers };
+        let commands = CommandSubmitter { rows: of_lane, gateway, ordered, answered: answers };
         tasks.spawn(async move {
             commands.run().await;
             Ok(())
@@ -206,11 +210,11 @@ impl Owner {
             let (reader, words) = mpsc::channel(4);
             readers.push(reader);
             // What was ordered before this lane was made was ordered by nobody of it.
-            let since = lane.since.filter(|_| matches!(source, Source::Aggregate(_)));
-            let is_of_verbs = matches!(source, Source::Verbs(_));
+            let since = lane.since.filter(|_| matches!(source, ConsumerSource::Aggregate(_)));
+            let is_of_verbs = matches!(source, ConsumerSource::Verbs(_));
             let share = rows.around().bounds.share();
             shares.extend((!is_of_verbs).then(|| share.clone()));
-            let reading = Reading {
+            let reading = SourceReader {
                 rows: Arc::clone(&rows),
                 source,
                 stream: stream.to_owned(),
@@ -231,14 +235,23 @@ impl Owner {
         let usage = starved::usage(&lane, &census);
         let census = rows.around().metrics.census.lane(&lane.tenant, &census);
         let shards = saga.as_ref().map_or(1, |saga| u64::from(saga.shards));
-        let letters = LetterLimit::new(lane.letters_max / shards, &rows.around().metrics);
+        let letters = DeadLetterLimit::new(lane.letters_max / shards, &rows.around().metrics);
         let freed = usage.freed();
         let (to_held, held) = mpsc::channel(64);
-        tasks.spawn(set_back::find_held(Arc::clone(&rows), to_held));
-        let timers = Timers::load(&rows).await?;
+        tasks.spawn(rewind::find_held(Arc::clone(&rows), to_held));
+        let timers = LaneTimers::load(&rows).await?;
         let SagaLane { tenant, saga, shard, definitions, .. } = lane;
         Ok(Self {
-            shared: Arc::new(Shared { tenant, saga, shard, rows, definitions, usage, census, letters }),
+            shared: Arc::new(SagaLaneContext {
+                tenant,
+                saga,
+                shard,
+                rows,
+                definitions,
+                usage,
+                census,
+                letters,
+            }),
             working_of: vec![0; sources.len()],
             is_lost: vec![false; sources.len()],
             sources,
@@ -247,13 +260,13 @@ impl Owner {
             brought,
             verbs,
             answered,
-            queues: Queues::new(ROOM),
+            queues: CorrelationQueues::new(ROOM),
             cache: HashMap::new(),
             timers,
             working: FuturesUnordered::new(),
             stalled: VecDeque::new(),
-            blocked: Blocked::default(),
-            starved: Starved::new(freed),
+            blocked: BlockedInputs::default(),
+            starved: StarvedInputs::new(freed),
             held,
             setting_back: VecDeque::new(),
             tasks,
@@ -261,7 +274,7 @@ impl Owner {
         })
     }
 
-    async fn run(mut self, stop: &CancellationToken) -> Result<(), Ended> {
+    async fn run(mut self, stop: &CancellationToken) -> Result<(), LaneExit> {
         if let Err(ended) = self.turns(stop).await {
             self.tasks.abort_all();
             return Err(ended);
@@ -275,7 +288,7 @@ impl Owner {
     }
 
     /// Works until it is told to stop.
-    async fn turns(&mut self, stop: &CancellationToken) -> Result<(), Ended> {
+    async fn turns(&mut self, stop: &CancellationToken) -> Result<(), LaneExit> {
         let wake = Arc::clone(&self.shared.rows.around().wake);
         let mut since_turn = 0;
         for round in 0_u64.. {
@@ -311,19 +324,19 @@ impl Owner {
                 Some(answered) = self.answered.recv() => self.command_answered(answered),
                 Some((number, brought)) = self.verbs.recv() => self.take_in(number, brought)?,
                 Some(correlation) = self.held.recv(), if self.may_drain() => {
-                    self.push(correlation, Item::of(Wanted::Resume), 0);
+                    self.push(correlation, QueuedInput::of(InstanceAction::Resume), 0);
                 }
                 Some((number, brought)) = self.brought.recv(), if self.has_room() => {
                     self.take_in(number, brought)?;
                 }
                 Some(ended) = self.tasks.join_next() => match ended {
                     Ok(ended) => ended?,
-                    Err(error) => return Err(Ended::damaged(&self.shared.rows.lane, error)),
+                    Err(error) => return Err(LaneExit::damaged(&self.shared.rows.lane, error)),
                 },
-                () = self.starved.fed() => self.feed(),
+                () = self.starved.retry_due() => self.retry_starved(),
                 () = self.shared.rows.backlog().eased() => self.timers.look(),
                 () = tokio::time::sleep(next_tell.unwrap_or_default()), if next_tell.is_some() => {
-                    self.tell_starved().await?;
+                    self.publish_starvation().await?;
                 }
                 () = wake.notified() => self.timers.look(),
                 () = tokio::time::sleep(next_timer) => self.fire().await?,
@@ -336,7 +349,7 @@ impl Owner {
     }
 
     /// Lets what is under way end.
-    async fn finish(&mut self) -> Result<(), Ended> {
+    async fn finish(&mut self) -> Result<(), LaneExit> {
         while let Some(done) = self.working.next().await {
             self.done(done?)?;
         }
@@ -350,7 +363,7 @@ impl Owner {
     }
 
     /// Notes how far sources were read.
-    async fn note_positions(&mut self) -> Result<(), Ended> {
+    async fn note_positions(&mut self) -> Result<(), LaneExit> {
         let ops: Vec<_> = self.sources.iter_mut().filter_map(SourceState::note).collect();
         if !ops.is_empty() {
             self.shared.rows.commit(Vec::new(), ops).await?;
@@ -369,38 +382,38 @@ impl Owner {
     }
 
     /// Takes in the answer to a command of an aggregate.
-    fn command_answered(&mut self, answered: Answered) {
-        let Answered { number, correlation, result, cause } = answered;
+    fn command_answered(&mut self, answered: AnsweredCommand) {
+        let AnsweredCommand { number, correlation, result, cause } = answered;
         // Its time is that of whoever ordered it, at least: the instance sees to that.
         let time = result.command.time();
-        let input = Box::new(Input { time, what: What::Result(result) });
-        let item = Item { cause, ..Item::of(Wanted::Answered { number, input }) };
+        let input = Box::new(InstanceInput { time, what: InstanceInputKind::Result(result) });
+        let item = QueuedInput { cause, ..QueuedInput::of(InstanceAction::Answered { number, input }) };
         self.push(correlation, item, 0);
     }
 
     /// Takes in what a source brought.
-    fn take_in(&mut self, number: usize, brought: Brought) -> Result<(), Ended> {
+    fn take_in(&mut self, number: usize, brought: SourceEvent) -> Result<(), LaneExit> {
         let Some(state) = self.sources.get_mut(number) else { return Ok(()) };
         match brought {
-            Brought::Opened(checkpoint) => state.opened(checkpoint),
-            Brought::Passed(passed) => state.pass(passed),
-            Brought::Lost => {
+            SourceEvent::Opened(checkpoint) => state.opened(checkpoint),
+            SourceEvent::Passed(passed) => state.pass(passed),
+            SourceEvent::Lost => {
                 state.lost();
                 self.forget(number);
                 self.is_lost[number] = true;
                 self.open_again(number);
             }
-            Brought::Message(message, in_flight) => match state.deliver(&message) {
+            SourceEvent::Message(message, in_flight) => match state.deliver(&message) {
                 // What is under way of a cursor that was given up.
                 None => {}
-                Some(Delivery::InFlight) => message.receipt.progress(),
-                Some(Delivery::Anew(disorder)) => {
+                Some(DeliveryClass::InFlight) => message.receipt.progress(),
+                Some(DeliveryClass::Anew(disorder)) => {
                     tracing::info!(lane = %self.shared.rows.lane, source = %state.source, why = disorder.as_str(), "deliveries are out of order");
                     state.lost();
                     self.forget(number);
-                    self.tell_reader(number, ReadWord::Drop);
+                    self.tell_reader(number, SourceReaderCommand::Drop);
                 }
-                Some(Delivery::Next) => {
+                Some(DeliveryClass::Next) => {
                     self.sort(number, &message, in_flight)?;
                     self.look_behind_sources();
                 }
@@ -413,11 +426,11 @@ impl Owner {
     fn open_again(&mut self, number: usize) {
         if self.is_lost[number] && self.working_of[number] == 0 && !self.is_target(number) {
             self.is_lost[number] = false;
-            self.tell_reader(number, ReadWord::Open);
+            self.tell_reader(number, SourceReaderCommand::Open);
         }
     }
 
-    fn tell_reader(&self, number: usize, word: ReadWord) {
+    fn tell_reader(&self, number: usize, word: SourceReaderCommand) {
         if self.readers[number].try_send(word).is_err() {
             // It has ended, and the lane with it; or it has not read the words before, which say the same.
             tracing::debug!(lane = %self.shared.rows.lane, number, ?word, "the reader of a source does not hear");
@@ -444,41 +457,46 @@ impl Owner {
     }
 
     /// Puts a message into the line of its correlation, or settles it.
-    fn sort(&mut self, number: usize, message: &broker::Delivered, in_flight: InFlight) -> Result<(), Ended> {
+    fn sort(
+        &mut self,
+        number: usize,
+        message: &broker::StreamDelivery,
+        in_flight: InFlightGuard,
+    ) -> Result<(), LaneExit> {
         let Some(state) = self.sources.get(number) else { return Ok(()) };
-        let came = Came {
+        let came = SagaIncomingMessage {
             subject: &message.subject,
             payload: &message.payload,
             time: Timestamp::from_millis(message.stored_millis),
-            at: Position { incarnation: state.incarnation(), sequence: message.sequence },
+            at: MessagePosition { incarnation: state.incarnation(), sequence: message.sequence },
         };
         match self.shared.intake(&state.source, came) {
             Err(ended) => {
                 self.shared.rows.around().metrics.foreign_messages.inc();
                 Err(ended)
             }
-            Ok(Intake::Nothing) => {
+            Ok(SagaRoutedMessage::Nothing) => {
                 self.settle(number, message.sequence, false);
                 message.receipt.ack();
                 Ok(())
             }
-            Ok(Intake::SetBack(setting)) => {
+            Ok(SagaRoutedMessage::SetBack(setting)) => {
                 self.begin_set_back(setting, number, message);
                 Ok(())
             }
-            Ok(Intake::Of(correlation, what)) => {
+            Ok(SagaRoutedMessage::Of(correlation, what)) => {
                 let from = Some((number, message.sequence));
-                let is_result = matches!(state.source, Source::Results(_));
+                let is_result = matches!(state.source, ConsumerSource::Results(_));
                 let cause = if is_result { spans::cause_of(&message.payload) } else { None };
                 let receipt = Some(OpenReceipt::new(message.receipt.clone(), in_flight));
-                let item = Item { what, from, receipt, cause };
+                let item = QueuedInput { what, from, receipt, cause };
                 self.push(correlation, item, message.payload.len());
                 Ok(())
             }
         }
     }
 
-    fn push(&mut self, correlation: CorrelationId, item: Item, bytes: usize) {
+    fn push(&mut self, correlation: CorrelationId, item: QueuedInput, bytes: usize) {
         // Nothing overtakes what waits for room.
         if self.stalled.iter().any(|(stalled, ..)| *stalled == correlation) {
             self.stalled.push_back((correlation, item, bytes));
@@ -504,7 +522,7 @@ impl Owner {
     }
 
     /// Begins to work on an input.
-    fn begin(&mut self, correlation: CorrelationId, item: Item) {
+    fn begin(&mut self, correlation: CorrelationId, item: QueuedInput) {
         if self.starved.has(&correlation)
             && let Some(timer) = timers::timer_of(&correlation, &item.what)
         {
@@ -523,7 +541,7 @@ impl Owner {
             self.working_of[number] += 1;
         }
         let cached = self.cache.get(&correlation).cloned();
-        let work = Work { shared: Arc::clone(&self.shared), correlation, item, cached, note };
+        let work = InputTask { shared: Arc::clone(&self.shared), correlation, item, cached, note };
         let metrics = Arc::clone(&self.shared.rows.around().metrics);
         self.working.push(Box::pin(async move {
             let begin = Instant::now();
@@ -534,9 +552,18 @@ impl Owner {
     }
 
     /// Takes note of what became of an input.
-    fn done(&mut self, done: Done) -> Result<(), Ended> {
-        let Done { correlation, item, cached, timers, outgoing, follows, is_blocked, starved, is_committed } =
-            done;
+    fn done(&mut self, done: InputOutcome) -> Result<(), LaneExit> {
+        let InputOutcome {
+            correlation,
+            item,
+            cached,
+            timers,
+            outgoing,
+            follows,
+            is_blocked,
+            starved,
+            is_committed,
+        } = done;
         self.queues.done(&correlation);
         if let Some((number, _)) = item.from {
             self.working_of[number] -= 1;
@@ -549,7 +576,7 @@ impl Owner {
         if is_blocked {
             if let Some(what) = follows {
                 // It makes room.
-                self.queues.push_first(&correlation, Item::of(what));
+                self.queues.push_first(&correlation, QueuedInput::of(what));
             }
             // Quoted: it is any text, and may have lines of its own.
             let text = self.shared.rows.around().metrics.seeing.correlation(&correlation);
@@ -569,11 +596,11 @@ impl Owner {
             service::crash_point("event.acked");
         }
         if self.shared.rows.was_uncertain() {
-            let _ = self.relay.send(ToRelay::LookAgain);
+            let _ = self.relay.send(RelayMessage::LookAgain);
         }
         if !outgoing.is_empty() {
             // It ends with its owner only.
-            let _ = self.relay.send(ToRelay::Rows(outgoing));
+            let _ = self.relay.send(RelayMessage::Rows(outgoing));
         }
         self.timers.done(&correlation, &item.what, timers);
         if self.cache.len() >= CACHED_MAX {
@@ -587,7 +614,7 @@ impl Owner {
         }
         if let Some(what) = follows {
             // Before everything that came since.
-            self.queues.push_first(&correlation, Item::of(what));
+            self.queues.push_first(&correlation, QueuedInput::of(what));
         }
         Ok(())
     }

@@ -18,10 +18,10 @@ const VARIABLE_PREFIX: &str = "MYCORA_SECRET_";
 
 /// Where secrets are looked for.
 #[derive(Debug, Clone)]
-pub struct Secrets(Source);
+pub struct Secrets(SagaSecretSource);
 
 #[derive(Debug, Clone)]
-enum Source {
+enum SagaSecretSource {
     Directory(PathBuf),
     Environment,
 }
@@ -59,7 +59,7 @@ pub enum SecretError {
     Unreadable {
         /// The secret.
         name: String,
-        /// Its file.
+        /// File of the secret.
         path: PathBuf,
         /// Why.
         #[source]
@@ -70,7 +70,7 @@ pub enum SecretError {
     NoVariable {
         /// The secret.
         name: String,
-        /// Its variable.
+        /// Variable of the secret.
         variable: String,
     },
     /// The value is nothing, or no text that can be used.
@@ -91,13 +91,13 @@ impl Secrets {
     /// Secrets in files: `DIR/<tenant>/<name>`, and where there is none `DIR/<name>`.
     #[must_use]
     pub fn in_directory(directory: impl Into<PathBuf>) -> Self {
-        Self(Source::Directory(directory.into()))
+        Self(SagaSecretSource::Directory(directory.into()))
     }
 
     /// Secrets in environment variables: `MYCORA_SECRET_PAY_TOKEN` is `secret:pay-token`, for every tenant.
     #[must_use]
     pub const fn in_environment() -> Self {
-        Self(Source::Environment)
+        Self(SagaSecretSource::Environment)
     }
 
     /// Reads a secret as a tenant has it.
@@ -106,8 +106,8 @@ impl Secrets {
     /// [`SecretError`].
     pub fn read(&self, tenant: &TenantId, name: &SecretName) -> Result<Secret, SecretError> {
         let secret = match &self.0 {
-            Source::Directory(directory) => read_file(directory, tenant, name)?,
-            Source::Environment => read_variable(name, |variable| std::env::var_os(variable))?,
+            SagaSecretSource::Directory(directory) => read_file(directory, tenant, name)?,
+            SagaSecretSource::Environment => read_variable(name, |variable| std::env::var_os(variable))?,
         };
         if secret.0.is_empty() {
             return Err(SecretError::Unusable { name: name.to_string(), what: "is empty" });

@@ -1,4 +1,4 @@
-//! What a collector of traces is told of a lane's work: transitions, work that is sent, calls, and results that come back.
+//! Spans of a lane's work for a collector of traces: transitions, work that is sent, calls, and results that come back.
 //!
 //! A transition and its work are in the trace of the event that led to them, at places that follow from the journal: so `traceparent`
 //! of a command names the span of its sending, also where that is done again. A result is in the trace of its command; what follows
@@ -6,32 +6,32 @@
 
 use model::{BlobHash, CommandId, CorrelationId, EffectName, SagaName, TenantId};
 use serde::Deserialize;
-use service::traces::{self, Place, TARGET};
+use service::traces::{self, TARGET, TraceContext};
 use tracing::field::Empty;
 use tracing::{Span, info_span};
-use workflow::Lane;
-use workflow::input::{CommandResult, Input, What};
-use workflow::ledger::{Answer, CallRow};
-use workflow::step::{Change, Row};
+use workflow::WorkflowLane;
+use workflow::input::{CommandResult, InstanceInput, InstanceInputKind};
+use workflow::ledger::{CallRow, ProviderAnswer};
+use workflow::step::{JournalRow, SagaTransition};
 use workflow::trace::{self, TraceParent};
 
-use crate::lane::rows::Rows;
-use crate::seeing::Seeing;
+use crate::lane::rows::LaneStore;
+use crate::visibility::SagaVisibility;
 
 /// Digits of a definition's hash.
 const HASH_DIGITS: usize = 12;
 
 /// A span that was begun. It is forgotten unless it is put somewhere.
 #[derive(Debug)]
-pub(crate) struct Begun(Option<Span>);
+pub(crate) struct PendingSpan(Option<Span>);
 
 /// The instance that a span is about.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct About<'a> {
+pub(crate) struct SpanSubject<'a> {
     pub(crate) tenant: &'a TenantId,
     pub(crate) saga: &'a SagaName,
     pub(crate) correlation: &'a CorrelationId,
-    pub(crate) seeing: Seeing,
+    pub(crate) seeing: SagaVisibility,
 }
 
 /// The transition that ordered a piece of work.
@@ -43,9 +43,9 @@ pub struct OrderedBy {
     pub definition: Option<BlobHash>,
 }
 
-/// What a command for an effect, or its result, says of itself.
+/// Parts of a command for an effect, or of its result, that its span names.
 #[derive(Deserialize)]
-struct Traced {
+struct TracedMessage {
     command_id: CommandId,
     effect_name: EffectName,
     #[serde(default)]
@@ -63,19 +63,19 @@ pub(crate) fn cause_of(payload: &[u8]) -> Option<TraceParent> {
     if !tracing::enabled!(target: TARGET, tracing::Level::INFO) {
         return None;
     }
-    let traced: Traced = serde_json::from_slice(payload).ok()?;
+    let traced: TracedMessage = serde_json::from_slice(payload).ok()?;
     TraceParent::read(&traced.metadata.traceparent?)
 }
 
-impl<'a> About<'a> {
+impl<'a> SpanSubject<'a> {
     /// An instance of a saga's lane; nothing in a lane of an effect.
-    pub(crate) fn of(rows: &'a Rows, correlation: &'a CorrelationId) -> Option<Self> {
-        let Lane::Saga { tenant, saga, .. } = &rows.lane else { return None };
+    pub(crate) fn of(rows: &'a LaneStore, correlation: &'a CorrelationId) -> Option<Self> {
+        let WorkflowLane::Saga { tenant, saga, .. } = &rows.lane else { return None };
         Some(Self { tenant, saga, correlation, seeing: rows.around().metrics.seeing })
     }
 }
 
-impl Begun {
+impl PendingSpan {
     /// A transition, whose input has its turn now.
     pub(crate) fn transition() -> Self {
         Self::of(info_span!(
@@ -113,9 +113,14 @@ impl Begun {
     }
 
     /// Puts it at a place, or below another one; gives it where anybody wants it.
-    fn put(mut self, about: About<'_>, at: Option<TraceParent>, below: Option<TraceParent>) -> Option<Span> {
+    fn put(
+        mut self,
+        about: SpanSubject<'_>,
+        at: Option<TraceParent>,
+        below: Option<TraceParent>,
+    ) -> Option<Span> {
         let span = self.0.take()?;
-        traces::put(&span, at.map(place), below.map(place));
+        traces::set_context(&span, at.map(place), below.map(place));
         if !about.tenant.is_single() {
             span.record("tenant", about.tenant.as_str());
         }
@@ -127,20 +132,21 @@ impl Begun {
     /// Tells of a transition. `cause` is the place of the command whose result led to it.
     pub(crate) fn ended(
         self,
-        about: About<'_>,
-        (input, change): (Option<&Input>, &Change),
+        about: SpanSubject<'_>,
+        (input, change): (Option<&InstanceInput>, &SagaTransition),
         outcome: &str,
         cause: Option<TraceParent>,
     ) {
         let what = input.map(|input| &input.what);
         let (first, definition) =
             (change.journal.first(), change.record.as_ref().and_then(|it| it.definition()));
-        let below = if let Some(What::Event(event)) = what { trace::of_event(event) } else { None };
+        let below =
+            if let Some(InstanceInputKind::Event(event)) = what { trace::of_event(event) } else { None };
         let Some(span) = self.put(about, first.map(trace::of_row), below) else { return };
         span.record("input", what.map_or("message", kind));
         span.record("outcome", outcome);
         describe(&span, definition, first);
-        if let Some(What::Result(result)) = what {
+        if let Some(InstanceInputKind::Result(result)) = what {
             span.record("command", result.command.to_string());
             if let Some(cause) = cause {
                 result_came(about, result, cause);
@@ -160,9 +166,9 @@ impl Begun {
     }
 
     /// Tells that a command for an effect was sent in a message of this body; forgets it for any other message.
-    pub(crate) fn message_sent(self, about: About<'_>, body: &str, by: Option<OrderedBy>) {
+    pub(crate) fn message_sent(self, about: SpanSubject<'_>, body: &str, by: Option<OrderedBy>) {
         if self.0.is_some()
-            && let Ok(Traced { command_id, effect_name, metadata }) = serde_json::from_str(body)
+            && let Ok(TracedMessage { command_id, effect_name, metadata }) = serde_json::from_str(body)
         {
             let at = metadata.traceparent.as_deref();
             self.work_sent(about, (command_id, Some(effect_name)), at, by);
@@ -172,7 +178,7 @@ impl Begun {
     /// Tells that a command was sent.
     pub(crate) fn work_sent(
         self,
-        about: About<'_>,
+        about: SpanSubject<'_>,
         (command, effect): (CommandId, Option<EffectName>),
         traceparent: Option<&str>,
         by: Option<OrderedBy>,
@@ -189,12 +195,12 @@ impl Begun {
     /// Tells what was answered to a call of an effect of a tenant.
     pub(crate) fn answered(
         self,
-        (tenant, effect, seeing): (&TenantId, &EffectName, Seeing),
+        (tenant, effect, seeing): (&TenantId, &EffectName, SagaVisibility),
         call: &CallRow,
-        answer: Option<&Answer>,
+        answer: Option<&ProviderAnswer>,
     ) {
         let (saga, correlation) = (&call.reply_to.saga, &call.reply_to.correlation);
-        let about = About { tenant, saga, correlation, seeing };
+        let about = SpanSubject { tenant, saga, correlation, seeing };
         let below = call.metadata.get("traceparent").and_then(|text| TraceParent::read(text));
         let Some(span) = self.put(about, None, below) else { return };
         span.record("command", call.command.to_string());
@@ -204,23 +210,23 @@ impl Begun {
     }
 }
 
-impl Drop for Begun {
+impl Drop for PendingSpan {
     fn drop(&mut self) {
         if let Some(span) = self.0.take() {
-            traces::forget(&span);
+            traces::suppress_export(&span);
         }
     }
 }
 
 /// Tells of a result, in the trace of its command.
-fn result_came(about: About<'_>, result: &CommandResult, cause: TraceParent) {
-    let Some(span) = Begun::result().put(about, None, Some(cause)) else { return };
+fn result_came(about: SpanSubject<'_>, result: &CommandResult, cause: TraceParent) {
+    let Some(span) = PendingSpan::result().put(about, None, Some(cause)) else { return };
     span.record("command", result.command.to_string());
     span.record("outcome", result.outcome.as_str());
 }
 
 /// Says which definition a span is of, and which revision.
-fn describe(span: &Span, definition: Option<BlobHash>, row: Option<&Row>) {
+fn describe(span: &Span, definition: Option<BlobHash>, row: Option<&JournalRow>) {
     if let Some(definition) = definition {
         let hash = definition.to_string();
         span.record("definition", hash.get(..HASH_DIGITS).unwrap_or(&hash));
@@ -230,26 +236,26 @@ fn describe(span: &Span, definition: Option<BlobHash>, row: Option<&Row>) {
     }
 }
 
-const fn place(at: TraceParent) -> Place {
-    Place { trace: at.trace, span: at.span, is_sampled: at.is_sampled() }
+const fn place(at: TraceParent) -> TraceContext {
+    TraceContext { trace: at.trace, span: at.span, is_sampled: at.is_sampled() }
 }
 
-const fn kind(what: &What) -> &'static str {
+const fn kind(what: &InstanceInputKind) -> &'static str {
     match what {
-        What::Event(_) => "event",
-        What::Result(_) => "result",
-        What::Timer { .. } => "timer",
-        What::Verb { .. } => "verb",
+        InstanceInputKind::Event(_) => "event",
+        InstanceInputKind::Result(_) => "result",
+        InstanceInputKind::Timer { .. } => "timer",
+        InstanceInputKind::Verb { .. } => "verb",
     }
 }
 
-const fn name(answer: &Answer) -> &'static str {
+const fn name(answer: &ProviderAnswer) -> &'static str {
     match answer {
-        Answer::Succeeded(_) => "succeeded",
-        Answer::Failed { .. } => "failed",
-        Answer::Passing { .. } => "passing",
-        Answer::Waiting { .. } => "waiting",
-        Answer::Unknown { .. } => "unknown",
-        Answer::Cancelled => "cancelled",
+        ProviderAnswer::Succeeded(_) => "succeeded",
+        ProviderAnswer::Failed { .. } => "failed",
+        ProviderAnswer::Passing { .. } => "passing",
+        ProviderAnswer::Waiting { .. } => "waiting",
+        ProviderAnswer::Unknown { .. } => "unknown",
+        ProviderAnswer::Cancelled => "cancelled",
     }
 }

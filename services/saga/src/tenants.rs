@@ -5,13 +5,13 @@ use std::str::FromStr;
 
 use model::TenantId;
 use serde::{Deserialize, Serialize};
-use yaml::{Entry, Keys, Place, Problem, Problems, Value};
+use yaml::{MappingKeys, Problem, Problems, SourcePosition, YamlEntry, YamlValue};
 
 /// Keys of a tenant.
 const TENANT_KEYS: &[&str] = &["context", "weight", "quotas"];
 /// Keys of quotas.
 const QUOTA_KEYS: &[&str] = &["instances", "starts_per_sec", "open_effects", "timers"];
-/// What messages call the file.
+/// Name of the file in messages.
 const KIND: &str = "a tenants file";
 /// A share, at most.
 const WEIGHT_MAX: u32 = 100;
@@ -24,7 +24,7 @@ const QUOTA_MAX: u64 = 1_000_000_000;
 pub struct Tenant {
     /// The context by whose roles permission is decided.
     pub context: u32,
-    /// Its share of turns.
+    /// Share of turns that the tenant has.
     pub weight: u32,
     /// How much it may have.
     #[serde(default)]
@@ -51,7 +51,7 @@ impl Default for Quotas {
 }
 
 impl Quotas {
-    /// As much as there is room for: where there are no tenants, nobody is kept from another's share.
+    /// Quotas without bounds: where there are no tenants, nobody is kept from another's share.
     pub const UNLIMITED: Self =
         Self { instances: u64::MAX, starts_per_sec: QUOTA_MAX, open_effects: u64::MAX, timers: u64::MAX };
 }
@@ -67,8 +67,8 @@ impl Tenant {
 /// All tenants.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "TenantsRow", into = "TenantsRow")]
-pub struct Tenants {
-    /// Whether subjects and keys name them.
+pub struct TenantRegistry {
+    /// True if subjects and keys name tenants.
     pub has_tenants: bool,
     all: BTreeMap<TenantId, Tenant>,
     /// Contexts of those that were there once: what they left behind is for the same people, should they come back.
@@ -83,9 +83,9 @@ struct TenantsRow {
     gone: BTreeMap<String, u32>,
 }
 
-impl From<Tenants> for TenantsRow {
-    fn from(tenants: Tenants) -> Self {
-        let Tenants { all, gone, .. } = tenants;
+impl From<TenantRegistry> for TenantsRow {
+    fn from(tenants: TenantRegistry) -> Self {
+        let TenantRegistry { all, gone, .. } = tenants;
         Self {
             tenants: all.into_iter().map(|(id, tenant)| (id.to_string(), tenant)).collect(),
             gone: gone.into_iter().map(|(id, context)| (id.to_string(), context)).collect(),
@@ -93,7 +93,7 @@ impl From<Tenants> for TenantsRow {
     }
 }
 
-impl TryFrom<TenantsRow> for Tenants {
+impl TryFrom<TenantsRow> for TenantRegistry {
     type Error = <TenantId as FromStr>::Err;
 
     fn try_from(row: TenantsRow) -> Result<Self, Self::Error> {
@@ -105,7 +105,7 @@ fn by_id<T>(all: BTreeMap<String, T>) -> Result<BTreeMap<TenantId, T>, <TenantId
     all.into_iter().map(|(id, found)| id.parse().map(|id| (id, found))).collect()
 }
 
-impl Tenants {
+impl TenantRegistry {
     /// No tenants: everything belongs to one context.
     #[must_use]
     pub fn single(context: u32) -> Self {
@@ -127,17 +127,17 @@ impl Tenants {
     /// Everything that is wrong with it.
     pub fn read_behind(name: &str, text: &str, before: Option<&Self>) -> Result<Self, Problems> {
         let tree = yaml::parse(text, KIND).map_err(|problem| Problems::new(name, vec![problem]))?;
-        let mut reader = yaml::Reader::default();
+        let mut reader = yaml::YamlReader::default();
         let mut all = BTreeMap::new();
         match &tree.value {
-            Value::Map(entries) if !entries.is_empty() => {
+            YamlValue::Map(entries) if !entries.is_empty() => {
                 let was = |id: &TenantId| before.and_then(|before| before.context_ever(id));
                 all.extend(entries.iter().filter_map(|entry| tenant(&mut reader, entry, was)));
             }
             _ => {
                 let message =
                     "a tenants file maps tenants to what they are, such as { acme-corp: { context: 7 } }";
-                reader.add(Problem::at(Place::START, message));
+                reader.add(Problem::at(SourcePosition::START, message));
             }
         }
         let problems = reader.into_problems();
@@ -199,20 +199,21 @@ impl Tenants {
 }
 
 fn tenant(
-    reader: &mut yaml::Reader,
-    entry: &Entry,
+    reader: &mut yaml::YamlReader,
+    entry: &YamlEntry,
     was: impl Fn(&TenantId) -> Option<u32>,
 ) -> Option<(TenantId, Tenant)> {
     let id = entry.key.parse::<TenantId>().map_err(|error| reader.problem(entry.place, error.to_string()));
-    let fields = reader.fields(&entry.value, &format!("the tenant `{}`", entry.key), Keys::of(TENANT_KEYS));
+    let fields =
+        reader.fields(&entry.value, &format!("the tenant `{}`", entry.key), MappingKeys::of(TENANT_KEYS));
     let Some(context) = fields.get("context") else {
-        if matches!(entry.value.value, Value::Map(_)) {
+        if matches!(entry.value.value, YamlValue::Map(_)) {
             let message = format!("the tenant `{}` needs `context`; write `context: 1`", entry.key);
             reader.problem(entry.place, message);
         }
         return None;
     };
-    let mut from_one = |entry: &Entry, most: u32, wanted: &str| {
+    let mut from_one = |entry: &YamlEntry, most: u32, wanted: &str| {
         let number: u32 = reader.whole(entry, wanted)?;
         if number == 0 || number > most {
             reader.wrong_kind(entry, wanted);
@@ -236,8 +237,8 @@ fn tenant(
     Some((id.ok()?, Tenant { context: context?, weight: weight?, quotas }))
 }
 
-fn quotas(reader: &mut yaml::Reader, entry: &Entry) -> Quotas {
-    let fields = reader.fields(&entry.value, "`quotas`", Keys::of(QUOTA_KEYS));
+fn quotas(reader: &mut yaml::YamlReader, entry: &YamlEntry) -> Quotas {
+    let fields = reader.fields(&entry.value, "`quotas`", MappingKeys::of(QUOTA_KEYS));
     let mut quota = |key: &str, default: u64| {
         let Some(entry) = fields.get(key) else { return default };
         let wanted = "a whole number from 1 to 1000000000";
@@ -266,21 +267,22 @@ mod tests {
     #[test]
     fn tenants_have_contexts_and_shares() {
         let tenants =
-            Tenants::read("t", "acme: { context: 7, weight: 3 }\nb: { context: 1 }\n").expect("good");
+            TenantRegistry::read("t", "acme: { context: 7, weight: 3 }\nb: { context: 1 }\n").expect("good");
         let of = |id: &str| tenants.get(&id.parse().expect("a tenant")).copied();
         assert_eq!(of("acme"), Some(Tenant { weight: 3, ..Tenant::of(7) }));
         assert_eq!((of("b"), of("c")), (Some(Tenant::of(1)), None));
         let text = "a: { context: 1, quotas: { instances: 3, timers: 9 } }";
-        let found = Tenants::read("t", text).expect("good").get(&"a".parse().expect("a tenant")).copied();
+        let found =
+            TenantRegistry::read("t", text).expect("good").get(&"a".parse().expect("a tenant")).copied();
         let quotas = Quotas { instances: 3, timers: 9, ..Quotas::default() };
         assert_eq!(found, Some(Tenant { quotas, ..Tenant::of(1) }));
-        assert!(tenants.has_tenants && !Tenants::single(1).has_tenants);
+        assert!(tenants.has_tenants && !TenantRegistry::single(1).has_tenants);
     }
 
     #[test]
     fn what_is_wrong_is_told_at_once() {
         let text = "a.b: { context: 1 }\nacme: { weight: 0, contxt: 1 }\nc: { context: 0 }\nd: { context: 1, weight: 101 }\ne: { context: 1, quotas: { timers: 0, instance: 1 } }\n";
-        let refused = Tenants::read("t.yaml", text).expect_err("wrong").to_string();
+        let refused = TenantRegistry::read("t.yaml", text).expect_err("wrong").to_string();
         for expected in [
             "t.yaml:1:1: the tenant is made of",
             "has no key `contxt`; did you mean `context`?",
@@ -292,13 +294,13 @@ mod tests {
         ] {
             assert!(refused.contains(expected), "{expected}: {refused}");
         }
-        assert!(Tenants::read("t", "[]").is_err());
+        assert!(TenantRegistry::read("t", "[]").is_err());
     }
 
     #[test]
     fn a_tenant_stays_in_its_context() {
-        let read = |text: &str, before: &Tenants| Tenants::read_behind("t", text, Some(before));
-        let before = Tenants::read("t", "a: { context: 1 }\nb: { context: 2 }\n").expect("good");
+        let read = |text: &str, before: &TenantRegistry| TenantRegistry::read_behind("t", text, Some(before));
+        let before = TenantRegistry::read("t", "a: { context: 1 }\nb: { context: 2 }\n").expect("good");
         let refused = read("a: { context: 2 }\n", &before).expect_err("it moved").to_string();
         assert_eq!(
             refused,
@@ -312,7 +314,7 @@ mod tests {
         assert!(read("a: { context: 1 }\nb: { context: 2 }\n", &without).is_ok());
         // Rows say the same.
         let row = serde_json::to_string(&without).expect("JSON");
-        assert_eq!(serde_json::from_str::<Tenants>(&row).expect("a row"), without);
+        assert_eq!(serde_json::from_str::<TenantRegistry>(&row).expect("a row"), without);
         // One of them alone.
         let (a, b): (TenantId, TenantId) = ("a".parse().expect("a tenant"), "b".parse().expect("a tenant"));
         let one = before.with(&b, &without);

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::rpc::{Directory, MountBuilder};
-use directory::Remote;
+use directory::RemoteDirectory;
 use proto::internal::v1::report_intake_service_server::ReportIntakeServiceServer;
 use proto::v1::flow_service_server::FlowServiceServer;
-use service::{Condition, Readiness};
+use service::{Readiness, ReadinessCondition};
 use tokio_util::sync::CancellationToken;
 
 use crate::changes::submit::Submitter;
@@ -24,37 +24,37 @@ use crate::views::explain::Explainer;
 /// How long the end of the lease may take.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the scheduler needs of others.
+/// Dependencies of the scheduler.
 pub struct Deps<'a> {
-    /// A way to storage.
+    /// Channel to storage.
     pub storage: ::rpc::Channel,
-    /// A way to the runner-registry.
+    /// Channel to the runner-registry.
     pub registry: ::rpc::Channel,
     /// Where its metrics are registered.
     pub metrics: &'a prometheus::Registry,
 }
 
-/// What the scheduler cannot do without, beside what its driver sees to.
-struct Needs {
-    /// Storage, as it says itself.
-    storage: Condition,
+/// Readiness conditions of the scheduler, besides the driver's.
+struct SchedulerConditions {
+    /// Storage, as it reports itself.
+    storage: ReadinessCondition,
     /// The registry's view of runners.
-    runners: Condition,
+    runners: ReadinessCondition,
 }
 
 /// The service.
 pub struct App {
     storage: ::rpc::Channel,
     store: FlowStoreClient,
-    registry: clients::RegistryClient,
-    directory: Remote,
+    registry: clients::SchedulerRegistryClient,
+    directory: RemoteDirectory,
     driver: Handle,
     driving: Pin<Box<dyn Future<Output = ()> + Send>>,
     submitter: Submitter,
     explainer: Explainer,
     metrics: Arc<Metrics>,
     readiness: Readiness,
-    needs: Needs,
+    needs: SchedulerConditions,
     /// Ends streams, the lease, and with it the driver.
     stop: CancellationToken,
 }
@@ -62,12 +62,14 @@ pub struct App {
 impl App {
     pub(crate) fn new(config: &Config, deps: Deps<'_>) -> Result<Self, Error> {
         let metrics = Arc::new(Metrics::new(deps.metrics).map_err(Error::Metrics)?);
-        let directory = Remote::new(deps.storage.clone());
+        let directory = RemoteDirectory::new(deps.storage.clone());
         let store = clients::flow_store(deps.storage.clone());
         let stop = CancellationToken::new();
         let readiness = Readiness::new();
-        let needs =
-            Needs { storage: readiness.condition("storage"), runners: readiness.condition("runners") };
+        let needs = SchedulerConditions {
+            storage: readiness.condition("storage"),
+            runners: readiness.condition("runners"),
+        };
         let (driver, driving) =
             driver::start(config, store.clone(), Arc::clone(&metrics), &readiness, stop.clone());
         let submitter = Submitter::new(store.clone(), driver.clone(), config.identity.clone());
@@ -94,12 +96,12 @@ impl App {
             self.store.clone(),
             self.submitter.clone(),
             self.explainer.clone(),
-            self.driver.log_asks().clone(),
+            self.driver.log_reads().clone(),
             Arc::clone(&self.metrics),
             self.directory(),
             self.stop.clone(),
         );
-        mount.service(FlowServiceServer::new(rpc)).patience(PUBLIC_PATIENCE)
+        mount.service(FlowServiceServer::new(rpc)).method_timeouts(PUBLIC_PATIENCE)
     }
 
     /// Adds what only services may call.
@@ -111,10 +113,10 @@ impl App {
             Arc::clone(&self.metrics),
             self.stop.clone(),
         );
-        mount.service(ReportIntakeServiceServer::new(rpc)).patience(INTERNAL_PATIENCE)
+        mount.service(ReportIntakeServiceServer::new(rpc)).method_timeouts(INTERNAL_PATIENCE)
     }
 
-    /// Who knows the actors and their roles, for the gate in front of this service.
+    /// Returns the directory of actors and their roles, for the gate in front of this service.
     #[must_use]
     pub fn directory(&self) -> Arc<dyn Directory> {
         self.directory.directory()

@@ -1,18 +1,18 @@
-//! What clients do to flows: each request is checked, and becomes calls of storage.
+//! Changes that clients make to flows: each request is checked, and becomes calls of storage.
 //!
-//! - [`submit`]: a submission is checked; [`creation`]: it becomes a flow that runs; [`granted`]: where that was allowed; [`filling`]: flows that come in pieces;
+//! - [`submit`]: a submission is checked; [`creation`]: it becomes a flow that runs; [`submit_permissions`]: where that was allowed; [`incremental_creation`]: flows that come in pieces;
 //! - [`job`]: one job as a flow, and waiting for it; [`retry`]: running an ended flow again;
-//! - `created`: nodes whose jobs were created before; `scripts`: long ones become blobs; `signatures`: what actors have signed of it;
-//! - [`wishes`]: signals, cancels and reports, kept for the flow's owner.
+//! - `created_jobs`: nodes whose jobs were created before; `script_blobs`: long ones become blobs; `signatures`: what actors have signed of it;
+//! - [`flow_inputs`]: signals, cancels and reports, kept for the flow's owner.
 
-pub(crate) mod created;
+pub(crate) mod created_jobs;
 pub(crate) mod creation;
-pub mod filling;
-pub(crate) mod granted;
+pub mod flow_inputs;
+pub(crate) mod idempotency;
+pub mod incremental_creation;
 pub mod job;
-pub(crate) mod repeat;
 pub mod retry;
-pub(crate) mod scripts;
+pub(crate) mod script_blobs;
 pub(crate) mod signatures;
 pub mod submit;
-pub mod wishes;
+pub(crate) mod submit_permissions;

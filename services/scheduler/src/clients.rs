@@ -6,7 +6,7 @@ use proto::internal::v1::registry_view_service_client::RegistryViewServiceClient
 /// Flows, as storage keeps them.
 pub type FlowStoreClient = FlowStoreServiceClient<rpc::Channel>;
 /// Runners, as the registry sees them.
-pub type RegistryClient = RegistryViewServiceClient<rpc::Channel>;
+pub type SchedulerRegistryClient = RegistryViewServiceClient<rpc::Channel>;
 
 /// Wraps a channel to storage. Its answers carry whole pages and snapshots.
 #[must_use]
@@ -19,6 +19,6 @@ pub fn flow_store(channel: rpc::Channel) -> FlowStoreClient {
 
 /// Wraps a channel to the registry.
 #[must_use]
-pub fn registry(channel: rpc::Channel) -> RegistryClient {
+pub fn registry(channel: rpc::Channel) -> SchedulerRegistryClient {
     RegistryViewServiceClient::new(channel).max_decoding_message_size(model::limits::GRPC_MESSAGE_BYTES_MAX)
 }

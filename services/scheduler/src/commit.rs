@@ -2,18 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use flow::engine::{Change, Engine, Step};
+use flow::engine::{ChangedNode, Engine, FlowStepOutput};
 use flow::graph::NodeIndex;
-use flow::retry::Spent;
+use flow::retry::RetryCounters;
 use model::{ContextUid, FlowId, FlowNode, JobSpec, NodeEvent, Timestamp, limits};
 use proto::convert::enums::flow_status_to_wire;
 use proto::internal::v1::{CommitRequest, FirstStep, FlowChange, NodeCommit, OutgoingMessage, StoredNode};
 
-use crate::message_ids::{Caller, MessageIds};
+use crate::message_ids::{ContextCaller, MessageIds};
 
-/// What a commit says besides the step itself.
+/// Values of a commit besides the step itself.
 #[derive(Debug, Clone, Copy)]
-pub struct Frame<'a> {
+pub struct CommitHeader<'a> {
     /// The uid of the flow's context.
     pub context_uid: ContextUid,
     /// When the step was made.
@@ -31,7 +31,12 @@ pub struct Frame<'a> {
 /// Builds the commit of a step. Gives the dispatched nodes their message keys,
 /// so that they are stored with them.
 #[must_use]
-pub fn build(engine: &mut Engine, step: &Step, frame: Frame<'_>, ids: &mut MessageIds) -> CommitRequest {
+pub fn build(
+    engine: &mut Engine,
+    step: &FlowStepOutput,
+    frame: CommitHeader<'_>,
+    ids: &mut MessageIds,
+) -> CommitRequest {
     let messages = messages(engine, step, frame.now, ids);
     let flow = engine.flow();
     CommitRequest {
@@ -63,8 +68,13 @@ pub fn build(engine: &mut Engine, step: &Step, frame: Frame<'_>, ids: &mut Messa
 
 /// Builds the first step of a flow that nobody has stored yet, from the step and its messages.
 #[must_use]
-pub fn first_step(engine: &Engine, step: &Step, messages: Vec<OutgoingMessage>, now: Timestamp) -> FirstStep {
-    let events = |change: &Change| events(engine, engine.node(change.node), change, now);
+pub fn first_step(
+    engine: &Engine,
+    step: &FlowStepOutput,
+    messages: Vec<OutgoingMessage>,
+    now: Timestamp,
+) -> FirstStep {
+    let events = |change: &ChangedNode| events(engine, engine.node(change.node), change, now);
     let nodes = (0..engine.nodes().len()).map(NodeIndex::new);
     let nodes = nodes.map(|node| stored_node(engine.node(node), engine.job(node)));
     FirstStep {
@@ -83,7 +93,7 @@ pub fn stored_node(node: &FlowNode, job: &JobSpec) -> StoredNode {
     StoredNode { job_id: node.job_id.0, node_json: json(node).into(), job_json: json(job).into() }
 }
 
-fn node(engine: &Engine, change: &Change, now: Timestamp) -> NodeCommit {
+fn node(engine: &Engine, change: &ChangedNode, now: Timestamp) -> NodeCommit {
     let node = engine.node(change.node);
     let result_json = if node.result.is_empty() { Vec::new() } else { json(&node.result) };
     NodeCommit {
@@ -98,10 +108,15 @@ fn node(engine: &Engine, change: &Change, now: Timestamp) -> NodeCommit {
 
 /// One event for each state that the node went through; one as well when only
 /// something else about it changed.
-fn events(engine: &Engine, node: &FlowNode, change: &Change, now: Timestamp) -> Vec<prost::bytes::Bytes> {
+fn events(
+    engine: &Engine,
+    node: &FlowNode,
+    change: &ChangedNode,
+    now: Timestamp,
+) -> Vec<prost::bytes::Bytes> {
     let event = |state, attempt, reason, spent| {
-        let Spent { tries, deaths, losses } = spent;
-        json(&model::Event::Node(NodeEvent {
+        let RetryCounters { tries, deaths, losses } = spent;
+        json(&model::ContextEvent::Node(NodeEvent {
             flow_id: engine.flow().id,
             job_id: node.job_id,
             name: Some(node.name.clone()),
@@ -123,18 +138,18 @@ fn events(engine: &Engine, node: &FlowNode, change: &Change, now: Timestamp) -> 
         events.push(event(pair[0].to, pair[1].attempt, pair[0].reason.clone(), pair[0].spent));
     }
     // The last one tells of the node as it is now: why it waits may have been noted after its change of state.
-    events.push(event(node.state, node.attempt, node.reason.clone(), Spent::of(node)));
+    events.push(event(node.state, node.attempt, node.reason.clone(), RetryCounters::of(node)));
     events
 }
 
 /// Puts what a step dispatches into messages, whose keys the nodes are given.
 pub fn messages(
     engine: &mut Engine,
-    step: &Step,
+    step: &FlowStepOutput,
     now: Timestamp,
     ids: &mut MessageIds,
 ) -> Vec<OutgoingMessage> {
-    let caller: Caller = (engine.flow().context_id, engine.flow().caller_id);
+    let caller: ContextCaller = (engine.flow().context_id, engine.flow().caller_id);
     let mut messages: Vec<OutgoingMessage> = Vec::new();
     for dispatch in &step.dispatches {
         let mut open: Option<(OutgoingMessage, usize)> = None;
@@ -176,7 +191,7 @@ fn json(value: &impl serde::Serialize) -> Vec<u8> {
 mod tests {
     use std::collections::VecDeque;
 
-    use flow::engine::{Destinations, Input, NoDestination, NodeView, Outside};
+    use flow::engine::{Destinations, FlowEngineInput, NoDestination, PlacementRequest, StepEnvironment};
     use model::execution::Outcome;
     use model::{
         ActorId, AttemptEnd, ContextId, Flow, FlowUid, JobId, JobSpec, NodePolicy, NodeReport, NodeSpec,
@@ -188,7 +203,7 @@ mod tests {
     struct Anywhere;
 
     impl Destinations for Anywhere {
-        fn choose(&mut self, _: &NodeView<'_>) -> Result<RunnerId, NoDestination> {
+        fn choose(&mut self, _: &PlacementRequest<'_>) -> Result<RunnerId, NoDestination> {
             Ok(RunnerId(1))
         }
 
@@ -213,15 +228,15 @@ mod tests {
         Engine::new(ContextUid::random(), flow, &[spec]).expect("a flow of one node")
     }
 
-    fn step(engine: &mut Engine, ids: &mut MessageIds, input: Input) -> CommitRequest {
+    fn step(engine: &mut Engine, ids: &mut MessageIds, input: FlowEngineInput) -> CommitRequest {
         let now = Timestamp::from_millis(1_800_000_000_000);
-        let mut outside = Outside { destinations: &mut Anywhere, jitter: &mut || 0.0 };
+        let mut outside = StepEnvironment { destinations: &mut Anywhere, jitter: &mut || 0.0 };
         let mut inputs = VecDeque::from([input]);
         let mut step = engine.step(now, &mut inputs, &mut outside, 500);
         while step.more && step.dispatches.is_empty() {
             step = engine.step(now, &mut inputs, &mut outside, 500);
         }
-        let frame = Frame {
+        let frame = CommitHeader {
             context_uid: ContextUid::random(),
             now,
             last_commit: "",
@@ -236,14 +251,14 @@ mod tests {
     fn the_message_of_each_attempt_is_named_at_its_end() {
         let (mut engine, mut ids) = (engine(), MessageIds::default());
         ids.add((ContextId(1), ActorId(1)), 70);
-        let first = step(&mut engine, &mut ids, Input::Start);
+        let first = step(&mut engine, &mut ids, FlowEngineInput::Start);
         assert_eq!((first.messages[0].message_id, &*first.nodes[0].ended_message), (70, ""));
 
         let ends = |engine: &Engine, outcome| {
             let node = flow::graph::NodeIndex::new(0);
             let end = AttemptEnd::unstarted(outcome, None, Timestamp::default());
             let end = AttemptEnd { exit_code: Some(1), ..end };
-            Input::Report(NodeReport {
+            FlowEngineInput::Report(NodeReport {
                 job_key: engine.job_key(node),
                 context_id: ContextId(1),
                 flow_id: FlowId(1),

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use proto::internal::v1::{CommitRefusal, CommitRequest, CommitResponse};
 use rpc::RECONNECT_MAX;
 use tokio::sync::{Notify, mpsc};
@@ -44,7 +44,7 @@ pub fn start(
     back: Arc<Notify>,
 ) -> (CommitSender, impl Future<Output = ()> + Send) {
     let (sender, queue) = mpsc::unbounded_channel();
-    let link = Link {
+    let link = CommitLink {
         client,
         answers,
         queue,
@@ -57,34 +57,34 @@ pub fn start(
     (CommitSender(sender), link.run())
 }
 
-struct Link {
+struct CommitLink {
     client: FlowStoreClient,
     answers: mpsc::Sender<CommitResponse>,
     queue: mpsc::UnboundedReceiver<CommitRequest>,
     /// By commit id.
-    unanswered: HashMap<String, Unanswered>,
+    unanswered: HashMap<String, InFlightCommit>,
     order: u64,
     /// How many answers came, over all streams.
     answered: u64,
-    /// This is not the first stream.
+    /// A stream was open before.
     stood_before: bool,
-    /// Told when a stream stands again.
+    /// Notified when a stream is open again.
     back: Arc<Notify>,
 }
 
 /// A commit that was not answered yet.
 #[derive(Clone)]
-struct Unanswered {
-    /// Its place in the order of sending.
+struct InFlightCommit {
+    /// Place of the commit in the order of sending.
     order: u64,
     commit: CommitRequest,
     /// Pauses before it is sent again while its outcome is unknown.
-    backoff: Backoff,
+    backoff: ExponentialBackoff,
 }
 
-impl Link {
+impl CommitLink {
     async fn run(mut self) {
-        let mut backoff = Backoff::up_to(RECONNECT_MAX);
+        let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
         loop {
             let answered = self.answered;
             match self.stream().await {
@@ -107,7 +107,7 @@ impl Link {
         // among them, beside as many new ones.
         let (requests, outgoing) = mpsc::channel(again.len() + COMMITS_IN_FLIGHT_MAX);
         again.sort_by_key(|unanswered| unanswered.order);
-        for Unanswered { commit, .. } in again {
+        for InFlightCommit { commit, .. } in again {
             requests.send(commit).await.map_err(|_| closed())?;
         }
         let mut incoming = self.client.commit(ReceiverStream::new(outgoing)).await?.into_inner();
@@ -128,7 +128,7 @@ impl Link {
                     let Some(commit) = commit else { return Ok(()) };
                     self.order += 1;
                     let unanswered =
-                        Unanswered { order: self.order, commit: commit.clone(), backoff: Backoff::up_to(RESEND_MAX) };
+                        InFlightCommit { order: self.order, commit: commit.clone(), backoff: ExponentialBackoff::up_to(RESEND_MAX) };
                     self.unanswered.insert(commit.commit_id.clone(), unanswered);
                     requests.send(commit).await.map_err(|_| closed())?;
                 }
@@ -147,7 +147,7 @@ impl Link {
     /// Sends a commit again after a pause, which grows as long as its outcome stays unknown: the store does not answer, or has
     /// no room.
     fn resend(&mut self, answer: &CommitResponse, requests: &mpsc::Sender<CommitRequest>) {
-        let Some(Unanswered { commit, backoff, .. }) = self.unanswered.get_mut(&answer.commit_id) else {
+        let Some(InFlightCommit { commit, backoff, .. }) = self.unanswered.get_mut(&answer.commit_id) else {
             return;
         };
         let is_first = backoff.is_reset();

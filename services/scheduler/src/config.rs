@@ -1,4 +1,4 @@
-//! What can be configured.
+//! Settings of the scheduler.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use model::{OwnerId, limits};
 
 use crate::app::{App, Deps};
 use crate::error::Error;
-use crate::replica::Identity;
+use crate::replica::SchedulerIdentity;
 
 /// The scheduler's own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// How the other replicas, and routers, know this one.
-    pub identity: Identity,
+    pub identity: SchedulerIdentity,
     /// A supervisor that was away for this long has lost its attempts.
     pub lost_after: Duration,
 }
@@ -22,7 +22,8 @@ impl Config {
     /// reached at `address` (empty: in this process).
     #[must_use]
     pub fn new(name: impl Into<String>, address: impl Into<String>) -> Self {
-        let identity = Identity { name: name.into(), owner: OwnerId::random(), address: address.into() };
+        let identity =
+            SchedulerIdentity { name: name.into(), owner: OwnerId::random(), address: address.into() };
         Self { identity, lost_after: Duration::from_secs(limits::LOST_AFTER_SECS.into()) }
     }
 

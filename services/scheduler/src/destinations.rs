@@ -3,12 +3,12 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
-use model::{ContextId, Isolation, Name, RunnerId, RunnerView, ScriptType, Target, Timestamp};
+use model::{ContextId, Isolation, Name, NodeTarget, RunnerId, RunnerView, ScriptType, Timestamp};
 
 /// Runners that a sentence names.
 const NAMED_MAX: usize = 5;
 
-/// What the registry last said of all runners of all contexts.
+/// Last view of all runners of all contexts, from the registry.
 #[derive(Debug, Default)]
 pub struct RunnerTable {
     contexts: HashMap<ContextId, BTreeMap<RunnerId, RunnerView>>,
@@ -28,19 +28,19 @@ impl RunnerTable {
         opens
     }
 
-    /// Its record was removed.
+    /// Removes a runner whose record was removed.
     pub fn remove(&mut self, (context, runner): (ContextId, RunnerId)) {
         if let Some(runners) = self.contexts.get_mut(&context) {
             runners.remove(&runner);
         }
     }
 
-    /// All of them.
+    /// Returns the keys of all runners.
     pub fn keys(&self) -> impl Iterator<Item = (ContextId, RunnerId)> + '_ {
         self.contexts.iter().flat_map(|(context, runners)| runners.keys().map(|runner| (*context, *runner)))
     }
 
-    /// What the registry last told of it; nothing when it never did.
+    /// Returns the registry's last view of a runner; nothing when there was none.
     #[must_use]
     pub fn get(&self, (context, runner): (ContextId, RunnerId)) -> Option<&RunnerView> {
         self.contexts.get(&context)?.get(&runner)
@@ -48,7 +48,7 @@ impl RunnerTable {
 
     /// The runners of a context, for one step of one of its flows.
     #[must_use]
-    pub fn of<'a>(&'a self, context: ContextId, load: &'a mut Load) -> ContextRunners<'a> {
+    pub fn of<'a>(&'a self, context: ContextId, load: &'a mut RunnerLoad) -> ContextRunners<'a> {
         ContextRunners { context, runners: self.contexts.get(&context), load }
     }
 }
@@ -62,9 +62,9 @@ fn offered(view: &RunnerView) -> Vec<(ScriptType, &Name, u32)> {
 
 /// Attempts that this scheduler has under way at each runner.
 #[derive(Debug, Default)]
-pub struct Load(HashMap<(ContextId, RunnerId), u64>);
+pub struct RunnerLoad(HashMap<(ContextId, RunnerId), u64>);
 
-impl Load {
+impl RunnerLoad {
     /// An attempt goes there.
     pub fn add(&mut self, context: ContextId, runner: RunnerId) {
         *self.0.entry((context, runner)).or_default() += 1;
@@ -90,11 +90,11 @@ impl Load {
     }
 }
 
-/// What there was among the runners that a target names.
+/// Candidates among the runners that a target names.
 #[derive(Debug, Default)]
-struct Seen {
+struct RunnerCandidates {
     any_named: bool,
-    /// One that is sent no new jobs, and since when.
+    /// A runner that is sent no new jobs, and since when.
     drained: Option<(RunnerId, Timestamp)>,
     /// Those that may be sent jobs and are not alive.
     dead: Vec<RunnerId>,
@@ -106,7 +106,7 @@ struct Seen {
 pub struct ContextRunners<'a> {
     context: ContextId,
     runners: Option<&'a BTreeMap<RunnerId, RunnerView>>,
-    load: &'a mut Load,
+    load: &'a mut RunnerLoad,
 }
 
 impl ContextRunners<'_> {
@@ -115,10 +115,10 @@ impl ContextRunners<'_> {
     ///
     /// # Errors
     /// Says in a sentence why there is none: what runs next to a waiting node.
-    pub fn place(
+    pub fn select_runner(
         &mut self,
         script_type: ScriptType,
-        target: &Target,
+        target: &NodeTarget,
         isolation: Isolation,
     ) -> Result<RunnerId, String> {
         let group = target.group.as_ref().map(Name::as_str);
@@ -127,7 +127,7 @@ impl ContextRunners<'_> {
             target.runner.is_none_or(|id| id == view.runner.id)
                 && target.labels.iter().all(|label| view.runner.labels.get(label.0) == Some(label.1))
         });
-        let mut seen = Seen::default();
+        let mut seen = RunnerCandidates::default();
         let mut best: Option<(bool, u64, RunnerId)> = None;
         for view in named {
             if view.runner.deleted_at.is_some() {
@@ -166,7 +166,7 @@ impl ContextRunners<'_> {
 
     /// The runner that is reached at this address, under this topic.
     #[must_use]
-    pub fn at(&self, address: &str, topic: &str) -> Option<RunnerId> {
+    pub fn runner_at(&self, address: &str, topic: &str) -> Option<RunnerId> {
         let mut views = self.runners?.values();
         let at = |view: &&RunnerView| {
             view.runner.deleted_at.is_none()
@@ -176,7 +176,7 @@ impl ContextRunners<'_> {
         views.find(at).map(|view| view.runner.id)
     }
 
-    fn why(&self, script_type: ScriptType, target: &Target, seen: &Seen) -> String {
+    fn why(&self, script_type: ScriptType, target: &NodeTarget, seen: &RunnerCandidates) -> String {
         let context = self.context;
         if !seen.any_named {
             return match target.runner {
@@ -285,7 +285,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_runner_with_nothing_to_do_is_forgotten() {
-        let mut load = Load::default();
+        let mut load = RunnerLoad::default();
         for runner in (1..=3).map(RunnerId) {
             load.add(ContextId(1), runner);
             load.add(ContextId(1), runner);
@@ -304,22 +304,23 @@ pub(crate) mod tests {
         assert!(table.update(ContextId(1), view(2, true, &[ScriptType::Shell])));
         assert!(!table.update(ContextId(1), view(2, true, &[ScriptType::Shell])), "nothing new is offered");
         table.update(ContextId(1), view(3, false, &[ScriptType::Shell, ScriptType::Rhai]));
-        let mut load = Load::default();
+        let mut load = RunnerLoad::default();
         let mut runners = table.of(ContextId(1), &mut load);
-        let target = Target::default();
+        let target = NodeTarget::default();
         let chosen: Vec<_> =
-            (0..4).map(|_| runners.place(ScriptType::Shell, &target, Isolation::Basic)).collect();
+            (0..4).map(|_| runners.select_runner(ScriptType::Shell, &target, Isolation::Basic)).collect();
         assert_eq!(chosen, [Ok(RunnerId(1)), Ok(RunnerId(2)), Ok(RunnerId(1)), Ok(RunnerId(2))]);
-        let why =
-            runners.place(ScriptType::Rhai, &target, Isolation::Basic).expect_err("its only runner is dead");
+        let why = runners
+            .select_runner(ScriptType::Rhai, &target, Isolation::Basic)
+            .expect_err("its only runner is dead");
         assert_eq!(why, "no live runner of context 1 offers rhai");
-        let meant = |id| Target { runner: Some(RunnerId(id)), ..Target::default() };
+        let meant = |id| NodeTarget { runner: Some(RunnerId(id)), ..NodeTarget::default() };
         assert_eq!(
-            runners.place(ScriptType::Shell, &meant(3), Isolation::Basic),
+            runners.select_runner(ScriptType::Shell, &meant(3), Isolation::Basic),
             Err("runner 3 of context 1, which it is meant for, is not alive".into())
         );
         assert_eq!(
-            runners.place(ScriptType::Rhai, &meant(2), Isolation::Basic),
+            runners.select_runner(ScriptType::Rhai, &meant(2), Isolation::Basic),
             Err("runner 2 of context 1, which it is meant for, offers no rhai".into())
         );
         let mut all_dead = RunnerTable::default();
@@ -327,19 +328,20 @@ pub(crate) mod tests {
             all_dead.update(ContextId(1), view(id, false, &[ScriptType::Shell]));
         }
         assert_eq!(
-            all_dead.of(ContextId(1), &mut Load::default()).place(
+            all_dead.of(ContextId(1), &mut RunnerLoad::default()).select_runner(
                 ScriptType::Shell,
                 &target,
                 Isolation::Basic
             ),
             Err("no runner of context 1 that takes jobs is alive; there are 1, 2, 3, 4, 5 and 2 more".into())
         );
-        let elsewhere = Target { runner: Some(RunnerId(9)), ..Target::default() };
+        let elsewhere = NodeTarget { runner: Some(RunnerId(9)), ..NodeTarget::default() };
         assert_eq!(
-            runners.place(ScriptType::Shell, &elsewhere, Isolation::Basic),
+            runners.select_runner(ScriptType::Shell, &elsewhere, Isolation::Basic),
             Err("context 1 has no runner 9".into())
         );
-        let why = table.of(ContextId(2), &mut load).place(ScriptType::Shell, &target, Isolation::Basic);
+        let why =
+            table.of(ContextId(2), &mut load).select_runner(ScriptType::Shell, &target, Isolation::Basic);
         assert_eq!(why, Err("context 2 has no runner".into()));
     }
 
@@ -352,8 +354,12 @@ pub(crate) mod tests {
             view
         };
         let place = |table: &RunnerTable, runner| {
-            let target = Target { runner, ..Target::default() };
-            table.of(ContextId(1), &mut Load::default()).place(ScriptType::Shell, &target, Isolation::Basic)
+            let target = NodeTarget { runner, ..NodeTarget::default() };
+            table.of(ContextId(1), &mut RunnerLoad::default()).select_runner(
+                ScriptType::Shell,
+                &target,
+                Isolation::Basic,
+            )
         };
         let (one, then) = (Some(RunnerId(1)), Some(Timestamp::from_millis(0)));
         assert!(!table.update(ContextId(1), at(then, None)));
@@ -378,9 +384,13 @@ pub(crate) mod tests {
         };
         assert!(table.update(ContextId(1), drained(false)));
         table.update(ContextId(1), drained(true));
-        let mut load = Load::default();
+        let mut load = RunnerLoad::default();
         let mut place = |table: &RunnerTable| {
-            table.of(ContextId(1), &mut load).place(ScriptType::Shell, &Target::default(), Isolation::Basic)
+            table.of(ContextId(1), &mut load).select_runner(
+                ScriptType::Shell,
+                &NodeTarget::default(),
+                Isolation::Basic,
+            )
         };
         assert_eq!(place(&table), Err("no live runner of context 1 offers shell".into()));
         assert!(table.update(ContextId(1), drained(false)), "those that wait are looked at again");

@@ -7,12 +7,12 @@
 //!
 //! - [`first`]: first steps of flows that nobody has stored yet;
 //! - [`flows`]: flows come into memory and leave it;
-//! - [`places`]: runners, those that are lost, and asking what became of attempts;
+//! - [`runners`]: runners, those that are lost, and asking what became of attempts;
 //! - [`step`]: one step of one flow, and the answer to its commit.
 
-mod first;
+mod first_step;
 mod flows;
-mod places;
+mod runners;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -21,30 +21,30 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use flow::engine::{Engine, Input};
+use flow::engine::{Engine, FlowEngineInput};
 use model::{
     ContextId, FlowId, FlowInput, FlowStatus, FlowUid, NodeReport, ReportKind, RunnerView, Timestamp,
 };
 use proto::internal::v1::{CommitResponse, ReportResponse};
-use service::{Condition, Readiness};
+use service::{Readiness, ReadinessCondition};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use self::first::Early;
-pub use self::first::{Begun, Stored};
-use self::flows::Asleep;
+use self::first_step::EarlyInputs;
+pub use self::first_step::{AssignedFlowIds, ProvisionalFlow};
+use self::flows::SleepingFlow;
 use crate::clients::FlowStoreClient;
 use crate::commit_link::{self, COMMITS_IN_FLIGHT_MAX, CommitSender};
 use crate::config::Config;
-use crate::destinations::{Load, RunnerTable};
+use crate::destinations::{RunnerLoad, RunnerTable};
 use crate::liveness::{Liveness, RunnerKey};
-use crate::loader::{LOADS_MAX, Loaded, StartedFlow};
-use crate::log_asks::LogAsks;
-use crate::message_ids::{Caller, MessageIds};
+use crate::loaded_flow::{AckTarget, FlowKey, LoadedFlow, ReportAck};
+use crate::loader::{FlowLoadOutcome, LOADS_MAX, StartedFlow};
+use crate::log_reads::LogReadClient;
+use crate::message_ids::{ContextCaller, MessageIds};
 use crate::metrics::Metrics;
-use crate::replica::{self, Active, Identity};
-use crate::routers::{LinkId, Routers};
-use crate::run::{Ack, FlowKey, Owed, Run};
+use crate::replica::{self, DueFlow, SchedulerIdentity};
+use crate::report_streams::{ReportStreamId, ReportStreams};
 
 /// Events that may wait for the driver; whoever has more to say waits as well.
 const EVENTS_MAX: usize = 4096;
@@ -55,35 +55,35 @@ const STARTED_PATIENCE: Duration = Duration::from_millis(5);
 
 /// Something that the driver has to take up.
 #[derive(Debug)]
-pub enum Event {
+pub enum SchedulerEvent {
     /// A flow is about to be stored, and may be with its first step.
-    Begin(Box<Engine>, oneshot::Sender<Option<Box<Begun>>>),
+    PrepareFirstStep(Box<Engine>, oneshot::Sender<Option<Box<ProvisionalFlow>>>),
     /// A flow that has made its first step is stored; nothing when it is not, or its fate is unknown.
-    Begun(Box<Begun>, Option<Box<Stored>>),
+    FirstStepStored(Box<ProvisionalFlow>, Option<Box<AssignedFlowIds>>),
     /// A flow was made here and is started, with this scheduler as its owner.
     Started(Box<StartedFlow>),
-    /// Somebody brought something for a flow.
-    Touched(Active),
+    /// An input was added to a flow's inbox.
+    Touched(DueFlow),
     /// The scheduler replicas that live, by name.
     Replicas(Vec<String>),
     /// Touches may have been missed.
     Resync,
     /// Flows that have something to do, now or at a time; true with the last of a listing.
-    Listed(Vec<Active>, bool),
+    Listed(Vec<DueFlow>, bool),
     /// The lease was lost, or the store: what is in memory is void.
-    Void,
-    /// Whoever holds the lease wants to know that the driver runs.
-    Pulse(oneshot::Sender<()>),
+    Invalidate,
+    /// The task that holds the lease asks whether the driver runs.
+    LivenessProbe(oneshot::Sender<()>),
     /// A flow was read, by the reading of this number.
-    Loaded(FlowKey, u64, Loaded),
+    Loaded(FlowKey, u64, FlowLoadOutcome),
     /// A flow's inbox was read, for the reading of this number; nothing after a failure.
     Inbox(FlowKey, u64, Option<Vec<FlowInput>>),
-    /// Where a flow stands that another one waits for; nothing when there is no such flow.
+    /// Status of a flow that another one waits for; nothing when there is no such flow.
     FlowState(FlowKey, FlowId, Option<FlowStatus>),
     /// A router has connected.
-    RouterUp(LinkId, mpsc::Sender<ReportResponse>),
-    /// Word of attempts.
-    Reports(Vec<(Ack, NodeReport)>),
+    RouterUp(ReportStreamId, mpsc::Sender<ReportResponse>),
+    /// Attempt reports received from a router.
+    Reports(Vec<(ReportAck, NodeReport)>),
     /// The registry's view of runners has changed.
     Runners {
         /// Those that are new or have changed.
@@ -92,28 +92,28 @@ pub enum Event {
         gone: Vec<RunnerKey>,
     },
     /// Message ids were reserved, in this epoch: the first of a block, or nothing after a failure.
-    MessageIds(Caller, u64, Option<u32>),
+    MessageIds(ContextCaller, u64, Option<u32>),
 }
 
 /// Talks to the driver. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Handle {
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<SchedulerEvent>,
     replicas: watch::Receiver<Vec<String>>,
-    log_asks: LogAsks,
+    log_reads: LogReadClient,
 }
 
 impl Handle {
     /// Gives the driver something to take up. Cancel safe: when cancelled it was not given.
-    pub async fn send(&self, event: Event) {
+    pub async fn send(&self, event: SchedulerEvent) {
         // The driver ends last; at that point nobody waits for an effect.
         let _ = self.events.send(event).await;
     }
 
     /// Where pieces of output are asked for.
     #[must_use]
-    pub const fn log_asks(&self) -> &LogAsks {
-        &self.log_asks
+    pub const fn log_reads(&self) -> &LogReadClient {
+        &self.log_reads
     }
 
     /// The scheduler replicas that live, by name; none without a lease.
@@ -125,21 +125,21 @@ impl Handle {
 
 /// The loop's state.
 pub(crate) struct Driver {
-    me: Identity,
+    me: SchedulerIdentity,
     /// The replicas that live; empty without a lease.
     replicas: Vec<String>,
-    /// The same, for those who make flows.
-    tell_replicas: watch::Sender<Vec<String>>,
+    /// Live replicas, for the tasks that make flows.
+    replicas_sender: watch::Sender<Vec<String>>,
     store: FlowStoreClient,
     handle: Handle,
     commits: CommitSender,
     committing: HashMap<String, FlowKey>,
     /// Flows in memory.
-    flows: HashMap<FlowKey, Run>,
-    /// What came for flows that are being stored with their first steps.
-    early: HashMap<FlowUid, Early>,
+    flows: HashMap<FlowKey, LoadedFlow>,
+    /// Inputs of flows that are being stored with their first steps.
+    early: HashMap<FlowUid, EarlyInputs>,
     /// Flows that only wait for a time, and are not in memory until then.
-    asleep: HashMap<FlowKey, Asleep>,
+    asleep: HashMap<FlowKey, SleepingFlow>,
     /// Bounds how many flows are read at the same time.
     loads: Arc<Semaphore>,
     /// Counts readings of flows and of their inboxes.
@@ -149,17 +149,17 @@ pub(crate) struct Driver {
     /// Flows to step, each once.
     queue: VecDeque<FlowKey>,
     /// Flows that wait for message ids.
-    waiting_for_ids: HashMap<Caller, BTreeSet<FlowKey>>,
+    waiting_for_ids: HashMap<ContextCaller, BTreeSet<FlowKey>>,
     /// When flows have to be looked at, in memory or asleep.
     due: BTreeSet<(Timestamp, FlowKey)>,
     runners: RunnerTable,
     liveness: Liveness,
-    load: Load,
+    load: RunnerLoad,
     ids: MessageIds,
-    routers: Routers,
+    routers: ReportStreams,
     metrics: Arc<Metrics>,
     /// The flows that have something to do were listed since the lease was taken.
-    listed: Condition,
+    listed: ReadinessCondition,
 }
 
 /// Makes the driver and the task that runs it. They are ready while the lease is held, and the flows that have
@@ -177,13 +177,13 @@ pub fn start(
     let storage_back = Arc::new(Notify::new());
     let (commits, link) = commit_link::start(store.clone(), answered, Arc::clone(&storage_back));
     let (tell_replicas, replicas) = watch::channel(Vec::new());
-    let handle = Handle { events: sender, replicas, log_asks: LogAsks::default() };
+    let handle = Handle { events: sender, replicas, log_reads: LogReadClient::default() };
     let driver =
         Driver::new(config, store.clone(), handle.clone(), commits, tell_replicas, metrics, readiness);
     let (again, identity) = (handle.clone(), config.identity.clone());
     let held = readiness.condition("lease");
     let task = async move {
-        let lease = replica::hold(store, identity, (again.clone(), held), stop);
+        let lease = replica::hold_lease(store, identity, (again.clone(), held), stop);
         tokio::select! {
             () = driver.run(events, answers) => {}
             () = link => {}
@@ -208,7 +208,7 @@ impl Driver {
         Self {
             me: config.identity.clone(),
             replicas: Vec::new(),
-            tell_replicas,
+            replicas_sender: tell_replicas,
             store,
             handle,
             commits,
@@ -224,15 +224,19 @@ impl Driver {
             due: BTreeSet::new(),
             runners: RunnerTable::default(),
             liveness: Liveness::new(config.lost_after),
-            load: Load::default(),
+            load: RunnerLoad::default(),
             ids: MessageIds::default(),
-            routers: Routers::default(),
+            routers: ReportStreams::default(),
             metrics,
             listed: readiness.condition("flows"),
         }
     }
 
-    async fn run(mut self, mut events: mpsc::Receiver<Event>, mut answers: mpsc::Receiver<CommitResponse>) {
+    async fn run(
+        mut self,
+        mut events: mpsc::Receiver<SchedulerEvent>,
+        mut answers: mpsc::Receiver<CommitResponse>,
+    ) {
         let mut batch = Vec::with_capacity(BATCH_MAX);
         loop {
             let flow_due = self.due.first().map(|(time, _)| *time);
@@ -255,11 +259,11 @@ impl Driver {
                     }
                 }
                 () = sleep_until(next_due), if next_due.is_some() => {}
-                () = self.handle.log_asks.unsent() => {}
+                () = self.handle.log_reads.unsent() => {}
             }
             self.go_on();
             self.routers.flush();
-            self.handle.log_asks.send_unsent(|query| self.routers.read_log(query));
+            self.handle.log_reads.send_unsent(|query| self.routers.read_log(query));
             self.metrics.flows_owned.set(i64::try_from(self.flows.len()).unwrap_or(i64::MAX));
             self.metrics.commits_in_flight.set(i64::try_from(self.committing.len()).unwrap_or(i64::MAX));
             self.metrics.flows_asleep.set(i64::try_from(self.asleep.len()).unwrap_or(i64::MAX));
@@ -273,38 +277,40 @@ impl Driver {
         self.step_queued();
     }
 
-    fn take(&mut self, event: Event) {
+    fn take(&mut self, event: SchedulerEvent) {
         match event {
-            Event::Begin(engine, answer) => self.begin(engine, answer),
-            Event::Begun(begun, stored) => self.begun(*begun, stored.map(|stored| *stored)),
-            Event::Started(started) => self.started(*started),
-            Event::Touched(active) => self.touched(active),
-            Event::Replicas(names) => self.replicas_changed(names),
-            Event::Resync => self.resync(),
-            Event::Listed(active, last) => self.listed(active, last),
-            Event::Void => self.void(),
+            SchedulerEvent::PrepareFirstStep(engine, answer) => self.begin(engine, answer),
+            SchedulerEvent::FirstStepStored(begun, stored) => {
+                self.begun(*begun, stored.map(|stored| *stored))
+            }
+            SchedulerEvent::Started(started) => self.started(*started),
+            SchedulerEvent::Touched(active) => self.touched(active),
+            SchedulerEvent::Replicas(names) => self.replicas_changed(names),
+            SchedulerEvent::Resync => self.resync(),
+            SchedulerEvent::Listed(active, last) => self.listed(active, last),
+            SchedulerEvent::Invalidate => self.invalidate(),
             // Whoever asked may have given up.
-            Event::Pulse(answer) => drop(answer.send(())),
-            Event::Loaded(key, reading, loaded) => self.loaded(key, reading, loaded),
-            Event::Inbox(key, reading, inputs) => self.inbox(key, reading, inputs),
-            Event::FlowState(key, flow, status) => self.flow_state(key, flow, status),
-            Event::RouterUp(id, sender) => self.routers.add(id, sender),
-            Event::Reports(reports) => {
+            SchedulerEvent::LivenessProbe(answer) => drop(answer.send(())),
+            SchedulerEvent::Loaded(key, reading, loaded) => self.loaded(key, reading, loaded),
+            SchedulerEvent::Inbox(key, reading, inputs) => self.inbox(key, reading, inputs),
+            SchedulerEvent::FlowState(key, flow, status) => self.flow_state(key, flow, status),
+            SchedulerEvent::RouterUp(id, sender) => self.routers.add(id, sender),
+            SchedulerEvent::Reports(reports) => {
                 for (ack, report) in reports {
                     self.report(ack, report);
                 }
             }
-            Event::Runners { views, gone } => self.runners_changed(views, &gone),
-            Event::MessageIds(caller, epoch, first) => self.message_ids(caller, epoch, first),
+            SchedulerEvent::Runners { views, gone } => self.runners_changed(views, &gone),
+            SchedulerEvent::MessageIds(caller, epoch, first) => self.message_ids(caller, epoch, first),
         }
     }
 
     /// Word of an attempt. The router that brings it takes this replica for the flow's owner; that
     /// counts, even before the news of a change among the replicas has come here.
-    fn report(&mut self, ack: Ack, report: NodeReport) {
+    fn report(&mut self, ack: ReportAck, report: NodeReport) {
         if self.replicas.is_empty() {
             // Without a lease nothing is taken up. Its router says it again on its next stream.
-            self.routers.hang_up(ack.0);
+            self.routers.close(ack.0);
             return;
         }
         let Some((ack, report)) = self.keep_early(ack, report) else { return };
@@ -312,7 +318,7 @@ impl Driver {
         self.adopt(key, report.job_key.flow);
         let patience = patience_of(&report.kind);
         if let Some(run) = self.flows.get_mut(&key) {
-            run.push(Input::Report(report), Owed::Ack(ack));
+            run.push(FlowEngineInput::Report(report), AckTarget::Ack(ack));
             match patience {
                 None => self.enqueue(key),
                 Some(patience) => self.enqueue_within(key, patience),
@@ -320,7 +326,7 @@ impl Driver {
         }
     }
 
-    fn message_ids(&mut self, caller: Caller, epoch: u64, first: Option<u32>) {
+    fn message_ids(&mut self, caller: ContextCaller, epoch: u64, first: Option<u32>) {
         if epoch != self.ids.epoch() {
             return;
         }
@@ -333,7 +339,7 @@ impl Driver {
         }
     }
 
-    /// Whether this replica owns flows of this uid.
+    /// Returns true when this replica owns flows of this uid.
     fn is_mine(&self, uid: FlowUid) -> bool {
         let owner = model::placement::owner_of(self.replicas.iter().map(String::as_str), uid);
         owner == Some(self.me.name.as_str())
@@ -410,7 +416,7 @@ const fn patience_of(report: &ReportKind) -> Option<Duration> {
 async fn resync_whenever(back: &Notify, driver: &Handle) {
     loop {
         back.notified().await;
-        driver.send(Event::Resync).await;
+        driver.send(SchedulerEvent::Resync).await;
     }
 }
 

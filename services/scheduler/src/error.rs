@@ -1,11 +1,11 @@
-//! What can go wrong here, and what callers are told of it.
+//! Errors of the scheduler, and what callers are told of them.
 
 use tonic::Status;
 
 /// Why the scheduler cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its metrics cannot be registered.
+    /// The scheduler's metrics cannot be registered.
     #[error("the scheduler's metrics cannot be registered")]
     Metrics(#[source] prometheus::Error),
 }
@@ -18,6 +18,6 @@ pub fn bad_store(error: impl ToString) -> Status {
 }
 
 /// FAILED_PRECONDITION: the state does not allow it.
-pub fn wrong_state(reason: rpc::Reason, message: impl Into<String>) -> Status {
+pub fn wrong_state(reason: rpc::RpcReason, message: impl Into<String>) -> Status {
     rpc::Error::new(rpc::ErrorKind::FailedPrecondition, reason, message).into()
 }

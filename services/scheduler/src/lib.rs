@@ -1,10 +1,10 @@
 //! The scheduler: owns running flows, steps them, and commits each step.
 //!
-//! - [`driver`]: the loop, inputs → engine → commits; [`run`]: one flow in memory.
+//! - [`driver`]: the loop, inputs → engine → commits; [`loaded_flow`]: one flow in memory.
 //! - [`commit`], [`commit_link`]: from a step to its commit, and the stream that carries it.
 //! - [`loader`]: flows as storage has them; [`replica`]: the lease, and what others touch.
 //! - [`destinations`], [`liveness`], [`runners`]: where jobs can run, and whose attempts are lost.
-//! - [`routers`], [`log_asks`]: what routers are told and asked.
+//! - [`report_streams`], [`log_reads`]: what routers are told and asked.
 //! - [`changes`]: what clients do to flows; [`views`]: what they see of them.
 //! - [`rpc`]: the gRPC services.
 
@@ -18,15 +18,15 @@ pub mod destinations;
 pub mod driver;
 pub mod error;
 pub mod liveness;
+pub mod loaded_flow;
 pub mod loader;
-pub mod log_asks;
+pub mod log_reads;
 pub mod message_ids;
 pub mod metrics;
 mod process;
 pub mod replica;
-pub mod routers;
+pub mod report_streams;
 pub mod rpc;
-pub mod run;
 pub mod runners;
 pub mod views;
 

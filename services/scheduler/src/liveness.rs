@@ -15,26 +15,26 @@ pub struct Liveness {
     lost_after: Duration,
     /// Runners that are away and not lost yet, by when they will be.
     waiting: BTreeSet<(Timestamp, RunnerKey)>,
-    /// The same by runner; nothing for one whose time is over.
+    /// Runners that are away, with when they will be lost; nothing for one whose time is over.
     away: HashMap<RunnerKey, Option<Timestamp>>,
 }
 
 impl Liveness {
-    /// Knows of nobody.
+    /// Begins without any runner.
     #[must_use]
     pub fn new(lost_after: Duration) -> Self {
         Self { lost_after, waiting: BTreeSet::new(), away: HashMap::new() }
     }
 
-    /// It lives.
-    pub fn lives(&mut self, runner: RunnerKey) {
+    /// Notes that a runner is alive.
+    pub fn mark_alive(&mut self, runner: RunnerKey) {
         if let Some(Some(until)) = self.away.remove(&runner) {
             self.waiting.remove(&(until, runner));
         }
     }
 
-    /// It was last heard of at `since`, or is not known at all since then.
-    pub fn is_away(&mut self, runner: RunnerKey, since: Timestamp) {
+    /// Notes that a runner was last heard of at `since`, or is not known at all since then.
+    pub fn mark_away(&mut self, runner: RunnerKey, since: Timestamp) {
         self.away.entry(runner).or_insert_with(|| {
             let until = since + self.lost_after;
             self.waiting.insert((until, runner));
@@ -42,7 +42,7 @@ impl Liveness {
         });
     }
 
-    /// Whether its attempts are lost.
+    /// Returns true when the runner's attempts are lost.
     #[must_use]
     pub fn is_lost(&self, runner: RunnerKey) -> bool {
         self.away.get(&runner) == Some(&None)
@@ -72,17 +72,17 @@ mod tests {
         let at = |secs: u64| Timestamp::from_millis(secs * 1000);
         let runner = (ContextId(1), RunnerId(1));
         let mut liveness = Liveness::new(Duration::from_secs(300));
-        liveness.is_away(runner, at(100));
-        liveness.is_away(runner, at(200));
+        liveness.mark_away(runner, at(100));
+        liveness.mark_away(runner, at(200));
         assert_eq!(liveness.next_due(), Some(at(400)));
         assert_eq!(liveness.next_lost(at(399)), None);
         assert_eq!(liveness.next_lost(at(400)), Some(runner));
         assert_eq!(liveness.next_lost(at(500)), None);
         assert!(liveness.is_lost(runner));
-        liveness.lives(runner);
+        liveness.mark_alive(runner);
         assert!(!liveness.is_lost(runner));
-        liveness.is_away(runner, at(600));
-        liveness.lives(runner);
+        liveness.mark_away(runner, at(600));
+        liveness.mark_alive(runner);
         assert_eq!(liveness.next_due(), None);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use flow::engine::StoredNode;
 use model::{ContextUid, Flow, FlowId, FlowInput, FlowStatus, FlowUid, OwnerId, SignalName};
 use proto::convert;
@@ -16,14 +16,14 @@ use tokio::sync::Semaphore;
 use tonic::{Code, Status, Streaming};
 
 use crate::clients::FlowStoreClient;
-use crate::driver::{Event, Handle};
+use crate::driver::{Handle, SchedulerEvent};
 use crate::error::bad_store;
+use crate::loaded_flow::FlowKey;
 use crate::replica;
-use crate::run::FlowKey;
 
-/// Between tries, while storage cannot be reached.
+/// Delay between tries, while storage cannot be reached.
 pub const RETRY_DELAY: Duration = Duration::from_millis(200);
-/// The same after many.
+/// Maximum delay, after many tries.
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(2);
 /// Flows that are read at the same time.
 pub const LOADS_MAX: usize = 32;
@@ -31,39 +31,39 @@ pub const LOADS_MAX: usize = 32;
 /// A flow as its owner begins with it.
 #[derive(Debug)]
 pub struct StartedFlow {
-    /// The uid of its context.
+    /// Uid of the flow's context.
     pub context_uid: ContextUid,
     /// The flow.
     pub flow: Flow,
-    /// Its nodes.
+    /// Nodes of the flow.
     pub nodes: Vec<StoredNode>,
     /// The last step that was applied, or the change of owner.
     pub last_commit: String,
     /// The signals that were given.
     pub signals: BTreeSet<SignalName>,
-    /// What was brought and not taken up yet, oldest first.
+    /// Inputs that no step has taken up yet, oldest first.
     pub inputs: Vec<FlowInput>,
-    /// Somebody else, or nobody, owned it before.
+    /// The flow had another owner before, or none.
     pub taken_over: bool,
 }
 
-/// What a reading gave.
+/// Result of a reading.
 #[derive(Debug)]
-pub enum Loaded {
+pub enum FlowLoadOutcome {
     /// The flow, owned by this scheduler.
     Flow(Box<StartedFlow>),
-    /// It has ended, or is gone.
+    /// The flow has ended, or is gone.
     Gone,
-    /// It runs, and belongs to somebody else.
-    Elsewhere,
+    /// The flow runs, and belongs to another scheduler.
+    OwnedElsewhere,
 }
 
 /// Why a flow is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reading {
+pub enum FlowLoadReason {
     /// To become its owner.
     TakeOver,
-    /// It is ours, unless somebody else has taken it.
+    /// To go on: the flow is ours, unless another scheduler has taken it.
     Again,
 }
 
@@ -72,11 +72,11 @@ pub enum Reading {
 pub async fn load(
     mut store: FlowStoreClient,
     key: FlowKey,
-    reading: Reading,
+    reading: FlowLoadReason,
     owner: OwnerId,
     loads: &Semaphore,
-) -> Loaded {
-    let mut backoff = Backoff::between(RETRY_DELAY, RETRY_DELAY_MAX);
+) -> FlowLoadOutcome {
+    let mut backoff = ExponentialBackoff::between(RETRY_DELAY, RETRY_DELAY_MAX);
     loop {
         let loaded = {
             // Never closed.
@@ -85,7 +85,7 @@ pub async fn load(
         };
         match loaded {
             Ok(loaded) => return loaded,
-            Err(status) if is_gone(&status) => return Loaded::Gone,
+            Err(status) if is_gone(&status) => return FlowLoadOutcome::Gone,
             Err(status) => {
                 tracing::warn!(context = %key.0, flow = %key.1, %status, "a flow could not be read; trying again");
                 backoff.pause().await;
@@ -101,24 +101,24 @@ fn is_gone(status: &Status) -> bool {
 async fn try_load(
     store: &mut FlowStoreClient,
     (context, flow): FlowKey,
-    reading: Reading,
+    reading: FlowLoadReason,
     owner: OwnerId,
-) -> Result<Loaded, Status> {
-    if reading == Reading::TakeOver {
+) -> Result<FlowLoadOutcome, Status> {
+    if reading == FlowLoadReason::TakeOver {
         let request = TakeFlowRequest { context_id: context.0, flow_id: flow.0, owner: owner.to_string() };
         store.take_flow(request).await?;
     }
     let request = LoadFlowRequest { context_id: context.0, flow_id: flow.0, on_behalf_of: 0 };
     let parts = store.load_flow(request).await?.into_inner();
     let mut started = collect(parts).await?;
-    started.taken_over = reading == Reading::TakeOver;
+    started.taken_over = reading == FlowLoadReason::TakeOver;
     if started.flow.status.is_end() {
-        return Ok(Loaded::Gone);
+        return Ok(FlowLoadOutcome::Gone);
     }
     if started.flow.owner != Some(owner) {
-        return Ok(Loaded::Elsewhere);
+        return Ok(FlowLoadOutcome::OwnedElsewhere);
     }
-    Ok(Loaded::Flow(Box::new(started)))
+    Ok(FlowLoadOutcome::Flow(Box::new(started)))
 }
 
 /// Puts the parts of a flow together.
@@ -146,7 +146,7 @@ pub async fn collect(mut parts: Streaming<LoadFlowResponse>) -> Result<StartedFl
         }
     }
     let record = record.ok_or_else(|| bad_store("a flow without its record"))?;
-    let convert::flow::Record { mut flow, context_uid, last_commit, .. } =
+    let convert::flow::OwnedFlowRecord { mut flow, context_uid, last_commit, .. } =
         convert::flow::from_record(record).map_err(bad_store)?;
     flow.jobs = nodes.iter().map(|stored: &StoredNode| stored.node.job_id).collect();
     Ok(StartedFlow { context_uid, flow, nodes, last_commit, signals, inputs, taken_over: false })
@@ -221,14 +221,14 @@ pub async fn list_active(mut store: FlowStoreClient, driver: Handle) {
         tracing::warn!(%status, "the flows that have something to do cannot be read; trying again");
         tokio::time::sleep(RETRY_DELAY).await;
     }
-    driver.send(Event::Listed(Vec::new(), true)).await;
+    driver.send(SchedulerEvent::Listed(Vec::new(), true)).await;
 }
 
 async fn try_list(store: &mut FlowStoreClient, driver: &Handle) -> Result<(), Status> {
     let mut parts = store.list_active_flows(ListActiveFlowsRequest {}).await?.into_inner();
     while let Some(part) = parts.message().await? {
-        let active: Result<_, _> = part.flows.iter().map(replica::active_from_wire).collect();
-        driver.send(Event::Listed(active?, false)).await;
+        let active: Result<_, _> = part.flows.iter().map(replica::due_flow_from_wire).collect();
+        driver.send(SchedulerEvent::Listed(active?, false)).await;
     }
     Ok(())
 }

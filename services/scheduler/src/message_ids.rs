@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use model::{ActorId, ContextId, MessageId};
 
-/// Whose ids they are: a caller in a context.
-pub type Caller = (ContextId, ActorId);
+/// Owner of message ids: a caller in a context.
+pub type ContextCaller = (ContextId, ActorId);
 
 /// Ids reserved in one call.
 pub const BLOCK: u32 = 4096;
@@ -18,32 +18,32 @@ pub const BLOCKS_MAX: usize = 4096;
 /// The blocks at hand.
 #[derive(Debug, Default)]
 pub struct MessageIds {
-    blocks: HashMap<Caller, Block>,
+    blocks: HashMap<ContextCaller, MessageIdBlock>,
     epoch: u64,
 }
 
 #[derive(Debug, Default)]
-struct Block {
+struct MessageIdBlock {
     next: u32,
     end: u32,
     asked: bool,
 }
 
-impl Block {
-    /// Whether a step may take its ids from it.
+impl MessageIdBlock {
+    /// Returns true when a step may take its ids from the block.
     const fn is_enough(&self) -> bool {
         self.end - self.next >= STEP_MAX
     }
 }
 
-/// Whether a step may begin.
+/// Supply of ids for a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Supply {
+pub enum MessageIdSupply {
     /// There are enough ids.
     Enough,
-    /// There are not, and somebody has to ask for a block now.
+    /// There are too few ids, and the caller has to ask for a block now.
     Ask,
-    /// There are not, and a block was asked for.
+    /// There are too few ids, and a block was asked for.
     Wait,
 }
 
@@ -59,36 +59,37 @@ impl MessageIds {
         self.epoch
     }
 
-    /// Whether there are enough ids for one step of this caller's flows, where nobody waits for them.
+    /// Returns true when there are enough ids for one step of this caller's flows, without asking for more.
     #[must_use]
-    pub fn has_enough(&self, caller: Caller) -> bool {
-        self.blocks.get(&caller).is_some_and(Block::is_enough)
+    pub fn has_enough(&self, caller: ContextCaller) -> bool {
+        self.blocks.get(&caller).is_some_and(MessageIdBlock::is_enough)
     }
 
-    /// Whether there are enough ids for one step of this caller's flows.
-    pub fn supply(&mut self, caller: Caller) -> Supply {
+    /// Returns the supply of ids for one step of this caller's flows.
+    pub fn supply(&mut self, caller: ContextCaller) -> MessageIdSupply {
         let block = self.blocks.entry(caller).or_default();
         if block.is_enough() {
-            return Supply::Enough;
+            return MessageIdSupply::Enough;
         }
-        if std::mem::replace(&mut block.asked, true) { Supply::Wait } else { Supply::Ask }
+        if std::mem::replace(&mut block.asked, true) { MessageIdSupply::Wait } else { MessageIdSupply::Ask }
     }
 
     /// A reservation was answered; the rest of the block before is given up.
-    pub fn add(&mut self, caller: Caller, first: u32) {
+    pub fn add(&mut self, caller: ContextCaller, first: u32) {
         if self.blocks.len() >= BLOCKS_MAX {
             self.blocks.retain(|_, block| block.asked);
         }
-        self.blocks.insert(caller, Block { next: first, end: first.saturating_add(BLOCK), asked: false });
+        self.blocks
+            .insert(caller, MessageIdBlock { next: first, end: first.saturating_add(BLOCK), asked: false });
     }
 
     /// A reservation failed; it may be asked for again.
-    pub fn failed(&mut self, caller: Caller) {
+    pub fn failed(&mut self, caller: ContextCaller) {
         self.blocks.entry(caller).or_default().asked = false;
     }
 
     /// The next id. The caller made sure that there is one with [`MessageIds::supply`].
-    pub fn take(&mut self, caller: Caller) -> MessageId {
+    pub fn take(&mut self, caller: ContextCaller) -> MessageId {
         let block = self.blocks.entry(caller).or_default();
         let id = block.next;
         assert!(id < block.end, "a step took more message ids than it may");
@@ -104,14 +105,14 @@ mod tests {
     #[test]
     fn blocks_of_very_many_callers_go_and_those_that_were_asked_for_stay() {
         let (mut ids, waiting) = (MessageIds::default(), (ContextId(1), ActorId(0)));
-        assert_eq!(ids.supply(waiting), Supply::Ask);
+        assert_eq!(ids.supply(waiting), MessageIdSupply::Ask);
         for caller in (1..=3 * 4096).map(|actor| (ContextId(1), ActorId(actor))) {
-            assert_eq!(ids.supply(caller), Supply::Ask);
+            assert_eq!(ids.supply(caller), MessageIdSupply::Ask);
             ids.add(caller, 1);
-            assert_eq!(ids.supply(caller), Supply::Enough);
+            assert_eq!(ids.supply(caller), MessageIdSupply::Enough);
             assert!(ids.blocks.len() <= BLOCKS_MAX);
         }
-        assert_eq!(ids.supply(waiting), Supply::Wait);
+        assert_eq!(ids.supply(waiting), MessageIdSupply::Wait);
     }
 
     #[test]
@@ -119,15 +120,15 @@ mod tests {
         let mut ids = MessageIds::default();
         let caller = (ContextId(1), ActorId(1));
         assert!(!ids.has_enough(caller));
-        assert_eq!(ids.supply(caller), Supply::Ask);
-        assert_eq!(ids.supply(caller), Supply::Wait);
+        assert_eq!(ids.supply(caller), MessageIdSupply::Ask);
+        assert_eq!(ids.supply(caller), MessageIdSupply::Wait);
         ids.add(caller, 100);
         assert!(ids.has_enough(caller));
-        assert_eq!(ids.supply(caller), Supply::Enough);
+        assert_eq!(ids.supply(caller), MessageIdSupply::Enough);
         assert_eq!((ids.take(caller), ids.take(caller)), (MessageId(100), MessageId(101)));
         for _ in 2..=BLOCK - STEP_MAX {
             ids.take(caller);
         }
-        assert_eq!(ids.supply(caller), Supply::Ask);
+        assert_eq!(ids.supply(caller), MessageIdSupply::Ask);
     }
 }

@@ -1,4 +1,4 @@
-//! What the scheduler counts.
+//! Prometheus metrics of the scheduler.
 
 use model::{NodeState, ReasonCode};
 use prometheus::core::Collector;

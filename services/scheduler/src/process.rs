@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use ::rpc::{Channel, MethodPolicy, Mount};
 use model::limits;
-use service::{Failure, Host, Limits};
+use service::{Failure, ServiceHost, ServiceLimits};
 
 use crate::app::{App, Deps};
 use crate::commit_link::COMMITS_IN_FLIGHT_MAX;
 use crate::config::Config;
+use crate::loaded_flow::STEP_NODES_MAX;
 use crate::loader::LOADS_MAX;
-use crate::log_asks::ASKS_AT_ONCE_MAX;
+use crate::log_reads::ASKS_AT_ONCE_MAX;
 use crate::rpc::{INTERNAL_POLICY, PUBLIC_POLICY};
-use crate::run::STEP_NODES_MAX;
 
 /// Where the scheduler finds what it needs.
 #[derive(Debug, clap::Args)]
@@ -44,8 +44,8 @@ impl service::App for App {
     const OPS_PORT: u16 = 7802;
     type Config = Flags;
 
-    fn limits(_: &Flags) -> Limits {
-        Limits::from([
+    fn limits(_: &Flags) -> ServiceLimits {
+        ServiceLimits::from([
             ("step_nodes_max", STEP_NODES_MAX as u64),
             ("commits_in_flight_max", COMMITS_IN_FLIGHT_MAX as u64),
             ("loads_at_once_max", LOADS_MAX as u64),
@@ -53,7 +53,7 @@ impl service::App for App {
         ])
     }
 
-    async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
+    async fn start(flags: Flags, mut host: ServiceHost) -> Result<(), Failure> {
         let tls = host.tls_files()?;
         let deps = Deps {
             storage: Channel::remote(&flags.storage, &tls, Some("storage"))?,
@@ -78,7 +78,7 @@ impl service::App for App {
 }
 
 /// Where this process is reached on its host.
-fn own_address(host: &Host) -> Result<String, Failure> {
+fn own_address(host: &ServiceHost) -> Result<String, Failure> {
     let listener = host.listener.as_ref();
     let listener = listener.ok_or("behind a sidecar: say with --advertise where routers reach this one")?;
     let address = listener.local_addr()?;

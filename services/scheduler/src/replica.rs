@@ -1,48 +1,48 @@
-//! This scheduler as one of several: its lease, who else lives, and what others touch.
+//! Replica session of the scheduler: its lease, which others live, and which flows they touch.
 //!
-//! The lease is held by beats that go through the driver: a driver that hangs loses it, and others take
+//! Heartbeats that renew the lease go through the driver: a driver that hangs loses it, and others take
 //! over its flows.
 
 use std::time::Duration;
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use model::{ContextId, FlowId, FlowUid, OwnerId, Timestamp, limits};
 use proto::internal::v1::join_response::News;
 use proto::internal::v1::{ActiveFlow, JoinHello, JoinRequest, JoinResponse};
 use rpc::RECONNECT_MAX;
-use service::Condition;
+use service::ReadinessCondition;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
 use crate::clients::FlowStoreClient;
-use crate::driver::{Event, Handle};
+use crate::driver::{Handle, SchedulerEvent};
 use crate::error::bad_store;
-use crate::run::FlowKey;
+use crate::loaded_flow::FlowKey;
 
 /// Several beats may be late before the lease ends.
 const BEAT: Duration = Duration::from_millis(limits::LEASE_SECS as u64 * 1000 / 5);
 
 /// How the others know this scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
-    /// The same after a restart, different for each replica.
+pub struct SchedulerIdentity {
+    /// Name of the replica: the same after a restart, different for each replica.
     pub name: String,
-    /// This start of it.
+    /// Owner id of this start of the replica.
     pub owner: OwnerId,
-    /// Where routers reach it; empty: in this process.
+    /// Address for routers; empty: in this process.
     pub address: String,
 }
 
 /// Something to do with a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Active {
-    /// Which.
+pub struct DueFlow {
+    /// Key of the flow.
     pub key: FlowKey,
-    /// Its uid, which tells whose it is.
+    /// Uid of the flow, which determines its owner.
     pub uid: FlowUid,
-    /// When; nothing for now.
+    /// Due time; nothing for now.
     pub due: Option<Timestamp>,
 }
 
@@ -50,8 +50,8 @@ pub struct Active {
 ///
 /// # Errors
 /// The uid cannot be read.
-pub fn active_from_wire(flow: &ActiveFlow) -> Result<Active, Status> {
-    Ok(Active {
+pub fn due_flow_from_wire(flow: &ActiveFlow) -> Result<DueFlow, Status> {
+    Ok(DueFlow {
         key: (ContextId(flow.context_id), FlowId(flow.flow_id)),
         uid: flow.flow_uid.parse().map_err(bad_store)?,
         due: (flow.due_millis > 0).then(|| Timestamp::from_millis(flow.due_millis)),
@@ -60,13 +60,13 @@ pub fn active_from_wire(flow: &ActiveFlow) -> Result<Active, Status> {
 
 /// Holds the lease until `stop`, and tells the driver what storage tells; `held` is met while the stream of it stands.
 /// Ends the lease when it ends.
-pub async fn hold(
+pub async fn hold_lease(
     mut store: FlowStoreClient,
-    identity: Identity,
-    (driver, held): (Handle, Condition),
+    identity: SchedulerIdentity,
+    (driver, held): (Handle, ReadinessCondition),
     stop: CancellationToken,
 ) {
-    let mut backoff = Backoff::up_to(RECONNECT_MAX);
+    let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
     // What is in memory counts only if the lease never ended since it was read.
     let mut again = false;
     loop {
@@ -80,7 +80,7 @@ pub async fn hold(
             Ok(()) => return,
             Err(status) if status.code() == Code::Aborted => {
                 tracing::warn!(%status, "what is in memory is void");
-                driver.send(Event::Void).await;
+                driver.send(SchedulerEvent::Invalidate).await;
                 again = false;
             }
             Err(status) => tracing::warn!(%status, "the lease is not being held"),
@@ -98,13 +98,13 @@ pub async fn hold(
 /// One stream. `Ok` after `stop`.
 async fn join(
     store: &mut FlowStoreClient,
-    (identity, again): (&Identity, bool),
-    (driver, held): (&Handle, &Condition),
+    (identity, again): (&SchedulerIdentity, bool),
+    (driver, held): (&Handle, &ReadinessCondition),
     stop: &CancellationToken,
     joined: &mut bool,
 ) -> Result<(), Status> {
     let (requests, outgoing) = mpsc::channel(4);
-    let Identity { name, owner, address } = identity.clone();
+    let SchedulerIdentity { name, owner, address } = identity.clone();
     let hello = JoinHello { name, owner: owner.to_string(), address, again };
     // The channel is empty: there is room.
     let _ = requests.send(JoinRequest { hello: Some(hello) }).await;
@@ -123,7 +123,7 @@ async fn join(
             }
             _ = beats.tick(), if pulse.is_none() => {
                 let (answer, answered) = oneshot::channel();
-                driver.send(Event::Pulse(answer)).await;
+                driver.send(SchedulerEvent::LivenessProbe(answer)).await;
                 pulse = Some(answered);
             }
             beaten = async { pulse.as_mut().expect("the condition says so").await }, if pulse.is_some() => {
@@ -145,13 +145,13 @@ async fn join(
 
 async fn take(driver: &Handle, answer: JoinResponse) -> Result<(), Status> {
     match answer.news {
-        Some(News::Replicas(replicas)) => driver.send(Event::Replicas(replicas.names)).await,
+        Some(News::Replicas(replicas)) => driver.send(SchedulerEvent::Replicas(replicas.names)).await,
         Some(News::Touched(touched)) => {
             for flow in &touched.flows {
-                driver.send(Event::Touched(active_from_wire(flow)?)).await;
+                driver.send(SchedulerEvent::Touched(due_flow_from_wire(flow)?)).await;
             }
         }
-        Some(News::Resync(_)) => driver.send(Event::Resync).await,
+        Some(News::Resync(_)) => driver.send(SchedulerEvent::Resync).await,
         None => {}
     }
     Ok(())

@@ -3,26 +3,31 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use model::{ContextId, RunnerId, RunnerView};
 use proto::convert;
 use proto::internal::v1::{ViewedRunner, WatchRequest};
 use rpc::RECONNECT_MAX;
-use service::Condition;
+use service::ReadinessCondition;
 use tonic::Status;
 
-use crate::clients::RegistryClient;
+use crate::clients::SchedulerRegistryClient;
 use crate::destinations::RunnerTable;
-use crate::driver::{Event, Handle};
+use crate::driver::{Handle, SchedulerEvent};
 use crate::liveness::RunnerKey;
 
-/// What the registry sees, for those who explain.
+/// The registry's view of runners, shared with the code that explains placements.
 pub type SharedRunners = Arc<RwLock<RunnerTable>>;
 
 /// Tells the driver what the registry sees, for ever, and keeps `shared` up to date; `known` is met while the view is
 /// complete and is being followed. The caller drops it to end it.
-pub async fn follow(mut registry: RegistryClient, driver: Handle, shared: SharedRunners, known: Condition) {
-    let mut backoff = Backoff::up_to(RECONNECT_MAX);
+pub async fn follow(
+    mut registry: SchedulerRegistryClient,
+    driver: Handle,
+    shared: SharedRunners,
+    known: ReadinessCondition,
+) {
+    let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
     loop {
         let mut seen = false;
         let ended = watch(&mut registry, &driver, (&shared, &known), &mut seen).await;
@@ -41,9 +46,9 @@ pub async fn follow(mut registry: RegistryClient, driver: Handle, shared: Shared
 }
 
 async fn watch(
-    registry: &mut RegistryClient,
+    registry: &mut SchedulerRegistryClient,
     driver: &Handle,
-    (shared, known): (&SharedRunners, &Condition),
+    (shared, known): (&SharedRunners, &ReadinessCondition),
     seen: &mut bool,
 ) -> Result<(), Status> {
     let mut answers = registry.watch(WatchRequest {}).await?.into_inner();
@@ -80,7 +85,7 @@ async fn watch(
                 table.remove(*runner);
             }
         }
-        driver.send(Event::Runners { views, gone }).await;
+        driver.send(SchedulerEvent::Runners { views, gone }).await;
         if answer.snapshot_end {
             known.met();
         }

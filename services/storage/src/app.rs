@@ -7,74 +7,74 @@ use identity::TrustDomain;
 use kv::{Confirmation, Durability, Kv, SetupError};
 use model::Timestamp;
 use rpc::{Directory, MountBuilder};
-use service::{Notices, Readiness};
+use service::{OperatorNotices, Readiness};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::flows::replicas::Replicas;
+use crate::flows::replicas::ReplicaLeases;
 use crate::layout;
-use crate::messages::routers::Routers;
-use crate::rpc::{Identities, Rpc, Uploads, keep_true};
+use crate::messages::routers::StorageRouters;
+use crate::rpc::{BlobUploadLimiter, Identities, StorageRpc, invalidate_identities};
 use crate::store::Store;
-use crate::sweeps::Swept;
-use crate::tenants::context_removal::Removals;
-use crate::watch::events::Hub;
+use crate::sweeps::StorageSweepReport;
+use crate::tenants::context_removal::ContextRemovals;
+use crate::watch::events::EventHub;
 
 /// The notice about what an answered change survives.
 pub const DURABILITY: &str = "durability";
 
-/// What storage needs of others.
+/// External dependencies of storage.
 #[derive(Debug, Clone)]
 pub struct Deps {
     /// The coordinator's Redis.
     pub kv: Kv,
-    /// Who vouches for callers, as `WhoAmI` tells them.
+    /// Trust domain that certifies callers, as `WhoAmI` reports it.
     pub trust_domain: TrustDomain,
 }
 
 /// The service. Cheap to clone.
 #[derive(Clone)]
 pub struct App {
-    hub: Hub,
-    rpc: Rpc,
-    notices: Notices,
+    hub: EventHub,
+    rpc: StorageRpc,
+    notices: OperatorNotices,
     stop: CancellationToken,
 }
 
 impl App {
-    pub(crate) async fn new(config: Config, deps: Deps) -> Result<Self, StartError> {
+    pub(crate) async fn new(config: Config, deps: Deps) -> Result<Self, StorageStartError> {
         let Config { layout, durability: asked, lease, addresses, quotas } = config;
         layout::check(layout, &deps.kv).await?;
         let (confirmation, servers) = Confirmation::of(asked, &deps.kv).await?;
         let store =
             Store::open(deps.kv, layout, confirmation, quotas).await.map_err(|error| match error {
-                Error::Store(error) if error.is_connection_trouble() => StartError::Unreachable(error),
-                error => StartError::Unusable(Box::new(error)),
+                Error::Store(error) if error.is_connection_trouble() => StorageStartError::Unreachable(error),
+                error => StorageStartError::Unusable(Box::new(error)),
             })?;
-        let promises: BTreeSet<String> = servers.iter().map(|server| server.promise(asked)).collect();
+        let promises: BTreeSet<String> = servers.iter().map(|server| server.guarantee(asked)).collect();
         let promises: Vec<String> = promises.into_iter().collect();
-        let notices = Notices::default();
+        let notices = OperatorNotices::default();
         notices.notice(DURABILITY).set(Some(&promises.join("; ")));
-        for doubt in servers.iter().filter_map(|server| server.doubt(asked)) {
+        for doubt in servers.iter().filter_map(|server| server.shortfall(asked)) {
             match asked {
                 // It is what was chosen, unless somebody expects more of it.
                 Durability::Fast => tracing::info!("{doubt}"),
                 _ => tracing::warn!("{doubt}"),
             }
         }
-        let replicas = Replicas::new(store.clone(), lease);
+        let replicas = ReplicaLeases::new(store.clone(), lease);
         let identities = Identities::new(store.clone());
-        let hub = Hub::new(store);
+        let hub = EventHub::new(store);
         let stop = CancellationToken::new();
-        let rpc = Rpc {
+        let rpc = StorageRpc {
             hub: hub.clone(),
-            routers: Routers::default(),
+            routers: StorageRouters::default(),
             replicas,
-            removals: Removals::new(hub.clone()),
+            removals: ContextRemovals::new(hub.clone()),
             identities,
             trust_domain: Arc::new(deps.trust_domain),
-            uploads: Uploads::default(),
+            uploads: BlobUploadLimiter::default(),
             addresses: Arc::new(addresses),
             stop: stop.clone(),
         };
@@ -99,7 +99,7 @@ impl App {
         self.hub.store().coordinator()
     }
 
-    /// Who knows the actors and their roles, for the gate in front of this service.
+    /// Directory of actors and their roles, for the gate in front of this service.
     #[must_use]
     pub fn directory(&self) -> Arc<dyn Directory> {
         self.rpc.identities.directory()
@@ -111,10 +111,10 @@ impl App {
         self.hub.readiness().clone()
     }
 
-    /// What operators should know of it: under [`DURABILITY`] what an answered change survives, with Redis as it was when the
-    /// service was built.
+    /// Notices for operators: [`DURABILITY`] says what an acknowledged change survives, with Redis as it was
+    /// configured when the service was built.
     #[must_use]
-    pub fn notices(&self) -> Notices {
+    pub fn notices(&self) -> OperatorNotices {
         self.notices.clone()
     }
 
@@ -123,10 +123,10 @@ impl App {
     ///
     /// # Errors
     /// When Redis does not answer.
-    pub async fn sweep(&self, now: Timestamp) -> Result<Swept, StartError> {
+    pub async fn sweep(&self, now: Timestamp) -> Result<StorageSweepReport, StorageStartError> {
         self.hub.store().sweep(now).await.map_err(|error| match error {
-            Error::Store(error) if error.is_connection_trouble() => StartError::Unreachable(error),
-            error => StartError::Unusable(Box::new(error)),
+            Error::Store(error) if error.is_connection_trouble() => StorageStartError::Unreachable(error),
+            error => StorageStartError::Unusable(Box::new(error)),
         })
     }
 
@@ -137,9 +137,10 @@ impl App {
         let reconnects = self.hub.clone().check_reconnects(shutdown.clone());
         // Large, and only one of them.
         let sweeps = Box::pin(self.hub.store().clone().sweep_always(shutdown.clone()));
-        let room = self.hub.store().clone().watch_room(shutdown.clone());
+        let room = self.hub.store().clone().watch_free_memory(shutdown.clone());
         // Subscribed before the first hint is heard.
-        let identities = keep_true(self.rpc.identities.clone(), self.hub.news(), shutdown.clone());
+        let identities =
+            invalidate_identities(self.rpc.identities.clone(), self.hub.identity_changes(), shutdown.clone());
         tokio::join!(
             self.hub.clone().run(shutdown),
             replicas,
@@ -155,16 +156,16 @@ impl App {
 
 /// Why the service cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum StorageStartError {
     /// Redis does not answer; it may later.
     #[error("Redis cannot be reached")]
     Unreachable(#[source] kv::Error),
-    /// What Redis answers cannot be worked with.
+    /// Redis answers, but in a way that storage cannot work with.
     #[error("Redis cannot be used")]
     Unusable(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-impl From<SetupError> for StartError {
+impl From<SetupError> for StorageStartError {
     fn from(error: SetupError) -> Self {
         match error {
             SetupError::Unknown(error) if error.is_connection_trouble() => Self::Unreachable(error),

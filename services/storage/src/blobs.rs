@@ -14,18 +14,18 @@ use model::{ActorId, BlobHash, ContextId, ContextUid, Timestamp, limits};
 
 use crate::error::{Error, Result};
 use crate::scripts;
-use crate::store::{Asker, Store, Tenant};
-use crate::tenants::audit::Deed;
-use crate::tenants::permission::{self, Action};
+use crate::store::{RequestPrincipal, Store, TenantStore};
+use crate::tenants::audit::AuditRecord;
+use crate::tenants::permission::{self, ContextAction};
 use crate::tenants::quotas::Quota;
 
 /// How long chunks are kept that belong to no visible blob.
 const UNFINISHED: Duration = Duration::from_secs(600);
 
-/// What an output of a job has more than a blob that an actor put, before it goes unless somebody refers to it.
+/// Time that a job's output is kept unreferenced beyond the time that a blob put by an actor is kept.
 const OUTPUT_MORE: Duration = Duration::from_secs((limits::OUTPUT_IDLE_SECS - limits::BLOB_IDLE_SECS) as u64);
 
-/// How often a blob is written that is swept at the same moment.
+/// Attempts to write a blob that a sweep removes at the same moment.
 const PUT_TRIES: u32 = 3;
 /// Contexts that are asked for in one command.
 const CONTEXTS_ASKED: usize = 256;
@@ -34,10 +34,10 @@ const BLOBS_LOOKED_FOR: usize = 1000;
 
 /// A piece of a blob that arrives in several calls.
 #[derive(Debug)]
-pub(crate) struct Piece {
-    /// What the whole must hash to.
+pub(crate) struct BlobUploadPart {
+    /// Hash that the whole blob must have.
     pub(crate) hash: BlobHash,
-    /// How many bytes the whole has.
+    /// Size of the whole blob in bytes.
     pub(crate) size: u64,
     /// Where the piece begins.
     pub(crate) offset: u64,
@@ -70,7 +70,7 @@ impl Store {
         &self,
         context: ContextId,
         bytes: &[u8],
-        deed: &Deed,
+        deed: &AuditRecord,
         now: Timestamp,
     ) -> Result<BlobRef> {
         let tenant = self.tenant(context).await?;
@@ -81,7 +81,7 @@ impl Store {
     pub(crate) async fn keep_script(
         &self,
         context: ContextId,
-        asker: Asker,
+        asker: RequestPrincipal,
         script: &str,
         now: Timestamp,
     ) -> Result<BlobRef> {
@@ -91,9 +91,9 @@ impl Store {
         }
         let (tenant, record) = self.context(context).await?;
         let actor = asker.actor()?;
-        permission::allow(&record, actor, Action::PutBlob)?;
+        permission::allow(&record, actor, ContextAction::PutBlob)?;
         let hash = BlobHash::of(script.as_bytes());
-        let deed = Deed::of(Some(actor), Action::PutBlob, format_args!("blob {hash}"));
+        let deed = AuditRecord::of(Some(actor), ContextAction::PutBlob, format_args!("blob {hash}"));
         self.put(&tenant, None, hash, script.as_bytes(), Some(&deed), now).await
     }
 
@@ -102,10 +102,10 @@ impl Store {
         &self,
         context: ContextId,
         uid: ContextUid,
-        piece: Piece,
+        piece: BlobUploadPart,
         now: Timestamp,
     ) -> Result<()> {
-        let Piece { hash, size, offset, data } = piece;
+        let BlobUploadPart { hash, size, offset, data } = piece;
         check_size(size)?;
         let chunk = chunk_at(offset)?;
         let expected = size.saturating_sub(offset).min(BLOB_CHUNK_BYTES as u64);
@@ -159,7 +159,7 @@ impl Store {
     ) -> Result<(Vec<u8>, u64)> {
         let chunk = if offset == 0 { 0 } else { chunk_at(offset)? };
         let (_, context, answers) = self
-            .read(context, Asker::Service, |tenant, pipeline| {
+            .read(context, RequestPrincipal::Service, |tenant, pipeline| {
                 pipeline.cmd(Cmd::new("HGET").arg(&tenant.keys.blob(hash)).arg("size"));
                 pipeline.cmd(Cmd::new("GET").arg(&tenant.keys.blob_chunk(hash, chunk)));
             })
@@ -183,7 +183,7 @@ impl Store {
     pub(crate) async fn blob_size(
         &self,
         context: ContextId,
-        asker: Asker,
+        asker: RequestPrincipal,
         hash: BlobHash,
     ) -> Result<(u64, ContextUid)> {
         let (_, context, mut answers) = self
@@ -198,7 +198,7 @@ impl Store {
     }
 }
 
-impl Tenant {
+impl TenantStore {
     /// How many bytes of blobs there are.
     pub(crate) async fn blob_bytes(&self) -> Result<u64> {
         let bytes = self.connection.cmd(Cmd::new("HGET").arg(&self.ids).arg("blob_bytes")).await?;
@@ -227,16 +227,16 @@ impl Store {
     /// Writes bytes whose hash was checked.
     async fn put(
         &self,
-        tenant: &Tenant,
+        tenant: &TenantStore,
         uid: Option<ContextUid>,
         hash: BlobHash,
         bytes: &[u8],
-        deed: Option<&Deed>,
+        deed: Option<&AuditRecord>,
         now: Timestamp,
     ) -> Result<BlobRef> {
         let size = bytes.len() as u64;
         check_size(size)?;
-        self.take_room(size)?;
+        self.reserve_memory(size)?;
         let room = self.blob_room(tenant).await?;
         let mut tries = 1;
         let total = loop {
@@ -246,15 +246,15 @@ impl Store {
                 result => break result?,
             }
         };
-        self.tell_blob_bytes(tenant.id, total).await?;
+        self.record_blob_bytes(tenant.id, total).await?;
         Ok(BlobRef { sha256: hash, size })
     }
 
     /// How many bytes of blobs there may be in a context: as many as in any, and no more than its creator's other contexts leave.
     /// What is put into several of them at the same moment may be that much more.
-    async fn blob_room(&self, tenant: &Tenant) -> Result<Room> {
+    async fn blob_room(&self, tenant: &TenantStore) -> Result<BlobQuota> {
         let max = self.quotas().of(Quota::ContextBlobBytes);
-        let of_context = Room { quota: Quota::ContextBlobBytes, max, others: 0 };
+        let of_context = BlobQuota { quota: Quota::ContextBlobBytes, max, others: 0 };
         let (keys, connection) = (self.keys(), self.connection());
         let ask = Cmd::new("HGET").arg(&keys.context_creators()).arg(tenant.id.0);
         let Some(creator) = connection.cmd(ask).await?.optional_text()? else { return Ok(of_context) };
@@ -272,12 +272,12 @@ impl Store {
             }
         }
         let of_actor =
-            Room { quota: Quota::ActorBlobBytes, max: self.quotas().of(Quota::ActorBlobBytes), others };
+            BlobQuota { quota: Quota::ActorBlobBytes, max: self.quotas().of(Quota::ActorBlobBytes), others };
         Ok(if of_actor.here() < of_context.here() { of_actor } else { of_context })
     }
 
     /// Notes how many bytes of blobs a context has, for the sum over all of its creator.
-    pub(crate) async fn tell_blob_bytes(&self, context: ContextId, bytes: u64) -> Result<()> {
+    pub(crate) async fn record_blob_bytes(&self, context: ContextId, bytes: u64) -> Result<()> {
         let key = self.keys().blob_bytes();
         let change = match bytes {
             0 => Cmd::new("HDEL").arg(&key).arg(context.0),
@@ -290,20 +290,20 @@ impl Store {
 
 /// Which limit there is for the blobs of a context.
 #[derive(Debug, Clone, Copy)]
-struct Room {
+struct BlobQuota {
     quota: Quota,
     max: u64,
-    /// What of it lies in other contexts.
+    /// Bytes of that quota already used in other contexts.
     others: u64,
 }
 
-impl Room {
+impl BlobQuota {
     /// How many bytes there may be in the context itself.
     const fn here(&self) -> u64 {
         self.max.saturating_sub(self.others)
     }
 
-    /// What is said when there would be `asked` bytes in the context.
+    /// Quota error for a change that would bring the context to `asked` bytes.
     const fn beyond(&self, asked: u64) -> Error {
         Error::Quota { quota: self.quota, max: self.max, asked: asked.saturating_add(self.others) }
     }
@@ -311,11 +311,11 @@ impl Room {
 
 /// Gives how many bytes of blobs there are afterwards.
 async fn put_once(
-    tenant: &Tenant,
+    tenant: &TenantStore,
     uid: Option<ContextUid>,
     (hash, bytes): (BlobHash, &[u8]),
-    room: Room,
-    deed: Option<&Deed>,
+    room: BlobQuota,
+    deed: Option<&AuditRecord>,
     now: Timestamp,
 ) -> Result<u64> {
     let key = tenant.keys.blob(hash);
@@ -350,8 +350,8 @@ async fn put_once(
     }
 }
 
-/// Whether a blob is there. Fails when it is not, and there is no room for it: nothing of it is written then.
-async fn is_there(tenant: &Tenant, key: &str, size: u64, room: Room) -> Result<bool> {
+/// Returns true if the blob exists. Fails, before anything is written, when it does not exist and exceeds the quota.
+async fn is_there(tenant: &TenantStore, key: &str, size: u64, room: BlobQuota) -> Result<bool> {
     let mut pipeline = Pipeline::new();
     pipeline.cmd(Cmd::new("EXISTS").arg(key));
     pipeline.cmd(Cmd::new("HGET").arg(&tenant.ids).arg("blob_bytes"));

@@ -1,26 +1,26 @@
-//! What can be configured.
+//! Configuration of storage.
 
 use std::time::Duration;
 
 use keys::Layout;
 use kv::Durability;
-use model::dialing::AddressRules;
+use model::address_rules::AddressRules;
 use model::limits;
 
-use crate::app::{App, Deps, StartError};
-use crate::tenants::quotas::Quotas;
+use crate::app::{App, Deps, StorageStartError};
+use crate::tenants::quotas::StorageQuotas;
 
 /// The storage service's own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// How contexts are kept apart.
     pub layout: Layout,
-    /// What an answered change survives.
+    /// Failures that an acknowledged change survives.
     pub durability: Durability,
-    /// How long a scheduler replica holds its lease without a word.
+    /// How long a scheduler replica keeps its lease without a heartbeat.
     pub lease: Duration,
     /// How much an actor and a context may have.
-    pub quotas: Quotas,
+    pub quotas: StorageQuotas,
     /// Which addresses actors may give for runners and for mail.
     pub addresses: AddressRules,
 }
@@ -31,7 +31,7 @@ impl Default for Config {
             layout: Layout::default(),
             durability: Durability::default(),
             lease: Duration::from_secs(limits::LEASE_SECS.into()),
-            quotas: Quotas::default(),
+            quotas: StorageQuotas::default(),
             addresses: AddressRules::default(),
         }
     }
@@ -42,7 +42,7 @@ impl Config {
     ///
     /// # Errors
     /// When Redis does not answer, not as one of ours, or cannot give the durability that is asked for.
-    pub async fn build(self, deps: Deps) -> Result<App, StartError> {
+    pub async fn build(self, deps: Deps) -> Result<App, StorageStartError> {
         App::new(self, deps).await
     }
 }

@@ -1,12 +1,12 @@
-//! What can go wrong here, by what the caller can do about it.
+//! Errors of storage, by what the caller can do about them.
 
-use model::context::Denied;
+use model::context::AccessDenied;
 use model::{ActorId, ContextId, Violations, limits};
 
-use crate::record::BadRecord;
+use crate::record::MalformedRecord;
 use crate::store::ID_TRIES;
 use crate::tenants::quotas::Quota;
-use crate::watch::events::Position;
+use crate::watch::events::EventPosition;
 
 /// The result of everything here.
 pub(crate) type Result<T> = std::result::Result<T, Error>;
@@ -14,7 +14,7 @@ pub(crate) type Result<T> = std::result::Result<T, Error>;
 /// Why a request was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// It is not there, or must not be known to the caller.
+    /// The object does not exist, or the caller must not learn that it does.
     #[error("{0} was not found")]
     NotFound(String),
     /// The request is wrong in itself.
@@ -22,7 +22,7 @@ pub(crate) enum Error {
     Invalid(#[source] Violations),
     /// The role is too small.
     #[error("not allowed")]
-    Denied(#[source] Denied),
+    Denied(#[source] AccessDenied),
     /// The identity may not do this at all.
     #[error("{0}")]
     NotAllowed(String),
@@ -43,9 +43,9 @@ pub(crate) enum Error {
     /// A context would be left without an admin.
     #[error("actor {actor} is the only admin of {}: name another one first", named(contexts))]
     LastAdmin {
-        /// Who would cease to be admin.
+        /// Actor that would cease to be admin.
         actor: ActorId,
-        /// Where.
+        /// Contexts that would be left without an admin.
         contexts: Vec<ContextId>,
     },
     /// A context would be left without an admin.
@@ -76,22 +76,22 @@ pub(crate) enum Error {
     #[error("the watcher fell too far behind: resume from position {resume}")]
     TooSlow {
         /// After the last event that was sent to it.
-        resume: Position,
+        resume: EventPosition,
     },
     /// A named limit.
     #[error("{limit} is at most {max}, not {asked}")]
     Limit {
-        /// Its name.
+        /// Name of the limit.
         limit: &'static str,
-        /// Its value.
+        /// Value of the limit.
         max: u64,
-        /// What was asked.
+        /// Requested value.
         asked: u64,
     },
     /// An actor or a context would have more than it may.
     #[error("{} is {max}, and this would be {asked}: {}", quota.name(), quota.remedy())]
     Quota {
-        /// Of what.
+        /// Quota that would be exceeded.
         quota: Quota,
         /// How much there may be.
         max: u64,
@@ -105,7 +105,7 @@ pub(crate) enum Error {
         message: String,
         /// The limit that it is for.
         limit: &'static str,
-        /// Its value.
+        /// Value of the limit.
         max: u32,
     },
     /// The store keeps what room it has for what is there already.
@@ -116,7 +116,7 @@ pub(crate) enum Error {
     Store(#[source] kv::Error),
     /// A record in Redis cannot be read.
     #[error("a record cannot be read")]
-    Broken(#[source] BadRecord),
+    Broken(#[source] MalformedRecord),
 }
 
 /// States that refuse a change.
@@ -146,22 +146,22 @@ pub(crate) enum WrongState {
     JobInFlow,
 }
 
-/// What scripts refuse with when a change is gone that this storage has seen.
+/// Error code of scripts when a change that this storage has seen is gone.
 pub(crate) const STORE_WENT_BACK: &str = "STORE_WENT_BACK";
-/// What scripts refuse with when there would be more of something than there may be.
+/// Error code of scripts when a limit would be exceeded.
 const LIMIT_EXCEEDED: &str = "LIMIT_EXCEEDED";
 
 impl Error {
-    /// What it means that Redis did not give a record.
+    /// Error for a record that Redis failed to return.
     pub(crate) fn of_record(error: kv::Error, what: impl std::fmt::Display) -> Self {
         if error.code() == Some("WRONGTYPE") {
             let problem = "what stands under this key is no hash".to_owned();
-            return Self::Broken(BadRecord::Whole { what: what.to_string(), problem });
+            return Self::Broken(MalformedRecord::Whole { what: what.to_string(), problem });
         }
         Self::Store(error)
     }
 
-    /// The same where it was asked together with others.
+    /// Converts a store error as [`Self::of_record`] does, for a record that was read together with others.
     pub(crate) fn at_record(self, what: impl std::fmt::Display) -> Self {
         match self {
             Self::Store(error) => Self::of_record(error, what),
@@ -181,7 +181,7 @@ impl Error {
         Self::Invalid(violations)
     }
 
-    /// As many contexts as there can be, and what would make room.
+    /// Error for a context id space that is used up; `remedy` says how to free an id.
     pub(crate) fn contexts_exhausted(max: u32, remedy: &str) -> Self {
         Self::Exhausted { message: format!("every context id is taken: {remedy}"), limit: "id_max", max }
     }
@@ -205,7 +205,7 @@ impl Error {
         }
     }
 
-    /// What it means that a script of what belongs to no context refused.
+    /// Error for a refusal by a script that belongs to no context.
     pub(crate) fn of_global_script(error: kv::Error) -> Self {
         match &error {
             kv::Error::Refused { code, message } if code == LIMIT_EXCEEDED => {
@@ -215,7 +215,7 @@ impl Error {
         }
     }
 
-    /// What a script's refusal means; `context` is where it ran.
+    /// Error for a refusal by a script that ran in `context`.
     pub(crate) fn of_script(error: kv::Error, context: ContextId) -> Self {
         let kv::Error::Refused { code, message } = &error else { return Self::Store(error) };
         let state = |state| Self::WrongState { state, message: message.clone() };
@@ -273,10 +273,10 @@ fn limit(limit: &'static str, max: usize, asked: &str) -> Error {
     Error::Limit { limit, max: max as u64, asked: asked.parse().unwrap_or_default() }
 }
 
-impl From<Denied> for Error {
-    fn from(denied: Denied) -> Self {
+impl From<AccessDenied> for Error {
+    fn from(denied: AccessDenied) -> Self {
         match denied {
-            Denied::NoRole(context) => Self::not_found("context", context),
+            AccessDenied::NoRole(context) => Self::not_found("context", context),
             denied => Self::Denied(denied),
         }
     }
@@ -288,8 +288,8 @@ impl From<kv::Error> for Error {
     }
 }
 
-impl From<BadRecord> for Error {
-    fn from(error: BadRecord) -> Self {
+impl From<MalformedRecord> for Error {
+    fn from(error: MalformedRecord) -> Self {
         Self::Broken(error)
     }
 }

@@ -1,4 +1,4 @@
-//! What the fuzzer reads with: page tokens, which anybody may show, and hashes, which anybody who can reach Redis may write.
+//! Readers for the fuzzer: of page tokens, which any client may show, and of hashes, which any Redis client may write.
 
 use std::collections::BTreeMap;
 
@@ -8,36 +8,38 @@ use model::{ActorId, ContextId, ContextUid, FlowSpec, MessageId, MessageKey, Vio
 
 use crate::error::Error;
 use crate::messages::raw::jobs;
-use crate::pages::{Page, PageOf};
-use crate::record::letter::Extent;
-use crate::record::message::{Found, Kind};
-use crate::record::{Fields, Written, actor, context, flow, job, letter, message, runner};
+use crate::pages::{PageRequest, PagedCollection};
+use crate::record::message_record::MessageProjection;
+use crate::record::routed_message::{ParsedMessageRecord, RoutedMessagePayload};
+use crate::record::{
+    FieldWriter, RecordFields, actor, context, flow, job, message_record, routed_message, runner,
+};
 
 /// The kinds of hashes that are read back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Record {
+pub enum StoredRecordKind {
     /// `actor:<id>`
     Actor,
     /// `context:<id>`
     Context,
     /// `flow:<id>`
     Flow,
-    /// `job:<caller>:<id>`: what is to run.
+    /// `job:<caller>:<id>`: the job's specification.
     Job,
-    /// The same with all that is known of it.
-    KeptJob,
+    /// `job:<caller>:<id>` with all that is known of the job.
+    StoredJob,
     /// `runner:<id>`
     Runner,
-    /// `message:<caller>:<id>` as those see it who sent or received it.
+    /// `message:<caller>:<id>`, as its sender and its recipient see it.
     Letter,
-    /// The same as a router sees it.
+    /// `message:<caller>:<id>`, as a router sees it.
     Message,
 }
 
 /// The fields of a hash.
-pub type Hash = BTreeMap<String, Vec<u8>>;
+pub type RedisHash = BTreeMap<String, Vec<u8>>;
 
-impl Record {
+impl StoredRecordKind {
     /// All of them.
     pub const ALL: [Self; 8] = [
         Self::Actor,
@@ -47,7 +49,7 @@ impl Record {
         Self::Runner,
         Self::Letter,
         Self::Message,
-        Self::KeptJob,
+        Self::StoredJob,
     ];
 
     /// Reads a hash; gives it as it would be written again, without what only scripts write; nothing for one that is not
@@ -55,13 +57,13 @@ impl Record {
     ///
     /// # Errors
     /// Says what is wrong with it.
-    pub fn read(self, hash: &Hash) -> Result<Option<Hash>, String> {
-        let of_hash = || Fields::of_hash("the record", all(hash)).map_err(|error| error.to_string());
+    pub fn read(self, hash: &RedisHash) -> Result<Option<RedisHash>, String> {
+        let of_hash = || RecordFields::of_hash("the record", all(hash)).map_err(|error| error.to_string());
         let of_some = |names: &[&str]| {
-            Fields::of_some("the record", names, some(hash, names)).map_err(|error| error.to_string())
+            RecordFields::of_some("the record", names, some(hash, names)).map_err(|error| error.to_string())
         };
-        let text = |error: crate::record::BadRecord| error.to_string();
-        let nothing = || Some(Hash::new());
+        let text = |error: crate::record::MalformedRecord| error.to_string();
+        let nothing = || Some(RedisHash::new());
         Ok(match self {
             Self::Actor => match of_hash()? {
                 Some(fields) => Some(written(&actor::write(&actor::read(fields).map_err(text)?))),
@@ -83,13 +85,13 @@ impl Record {
                 Some(fields) => job::read(fields).map(|_| nothing()).map_err(text)?,
                 None => None,
             },
-            Self::KeptJob => match of_hash()? {
-                Some(fields) => job::read_kept(fields).map(|_| nothing()).map_err(text)?,
+            Self::StoredJob => match of_hash()? {
+                Some(fields) => job::read_stored(fields).map(|_| nothing()).map_err(text)?,
                 None => None,
             },
             Self::Letter => {
-                let value = some(hash, letter::fields(Extent::Whole));
-                letter::read(KEY, Extent::Whole, value)
+                let value = some(hash, message_record::fields(MessageProjection::Whole));
+                message_record::read(KEY, MessageProjection::Whole, value)
                     .map_err(|error| error.to_string())?
                     .and_then(|_| nothing())
             }
@@ -102,36 +104,36 @@ impl Record {
 const KEY: MessageKey = MessageKey { caller: ActorId(3), id: MessageId(7) };
 
 /// The answer to `HGETALL`.
-fn all(hash: &Hash) -> Value {
+fn all(hash: &RedisHash) -> Value {
     let pairs = hash.iter().flat_map(|(name, value)| [name.clone().into_bytes(), value.clone()]);
     Value::Array(pairs.map(Value::Bytes).collect())
 }
 
 /// The answer to `HMGET`.
-fn some(hash: &Hash, names: &[&str]) -> Value {
+fn some(hash: &RedisHash, names: &[&str]) -> Value {
     let value = |name: &&str| hash.get(*name).map_or(Value::Nil, |value| Value::Bytes(value.clone()));
     Value::Array(names.iter().map(value).collect())
 }
 
-fn written(written: &Written) -> Hash {
+fn written(written: &FieldWriter) -> RedisHash {
     let args: Vec<_> = written.args().collect();
     args.chunks_exact(2).map(|pair| (pair[0].to_owned(), pair[1].as_bytes().to_vec())).collect()
 }
 
-fn read_message(hash: &Hash) -> Result<Option<Hash>, String> {
+fn read_message(hash: &RedisHash) -> Result<Option<RedisHash>, String> {
     let context = ContextUid(Uid::from_bits(1));
-    let found = message::read("the record", KEY, context, some(hash, &message::READ));
+    let found = routed_message::read("the record", KEY, context, some(hash, &routed_message::READ));
     match found.map_err(|error| error.to_string())? {
         None => Ok(None),
-        Some(Found::Body(body)) => {
-            let mut again = Hash::new();
-            if let Kind::Nodes { nodes, .. } = &body.kind {
-                again.insert("nodes".to_owned(), message::write_nodes(nodes));
-                again.insert("job_keys".to_owned(), message::job_keys(nodes).into_bytes());
+        Some(ParsedMessageRecord::Body(body)) => {
+            let mut again = RedisHash::new();
+            if let RoutedMessagePayload::Nodes { nodes, .. } = &body.kind {
+                again.insert("nodes".to_owned(), routed_message::write_nodes(nodes));
+                again.insert("job_keys".to_owned(), routed_message::job_keys(nodes).into_bytes());
             }
             Ok(Some(again))
         }
-        Some(Found::Raw(_)) => Ok(Some(Hash::new())),
+        Some(ParsedMessageRecord::Raw(_)) => Ok(Some(RedisHash::new())),
     }
 }
 
@@ -139,9 +141,10 @@ fn read_message(hash: &Hash) -> Result<Option<Hash>, String> {
 ///
 /// # Errors
 /// Everything that is wrong with it.
-pub fn raw_jobs(hash: &Hash) -> Result<FlowSpec, Violations> {
+pub fn raw_jobs(hash: &RedisHash) -> Result<FlowSpec, Violations> {
     let mut violations = Violations::new();
-    let fields = Fields::of_readable("the record", &message::READ, some(hash, &message::READ));
+    let fields =
+        RecordFields::of_readable("the record", &routed_message::READ, some(hash, &routed_message::READ));
     let mut fields = fields.expect("several answers are given");
     let flow = jobs::read(KEY, ContextId(1), &mut fields, &mut violations);
     violations.into_result(flow.map(|(flow, _)| flow))
@@ -150,8 +153,8 @@ pub fn raw_jobs(hash: &Hash) -> Result<FlowSpec, Violations> {
 /// A token for the page that begins at `place`.
 #[must_use]
 pub fn page_token(secret: &str, filter: &str, place: &str) -> String {
-    let page = Page::parse(0, "", &mut Violations::new());
-    page.token_at(secret, PageOf::Messages, filter, Some(place))
+    let page = PageRequest::parse(0, "", &mut Violations::new());
+    page.token_at(secret, PagedCollection::Messages, filter, Some(place))
 }
 
 /// The place that a token is for; nothing for none.
@@ -160,21 +163,21 @@ pub fn page_token(secret: &str, filter: &str, place: &str) -> String {
 /// It was not made for this.
 pub fn page_place(token: &str, secret: &str, filter: &str) -> Result<Option<String>, String> {
     let page = page(token)?;
-    page.place(secret, PageOf::Messages, filter).map_err(|error| whole(error.into()))
+    page.place(secret, PagedCollection::Messages, filter).map_err(|error| whole(error.into()))
 }
 
-/// The same in a list whose places are numbers.
+/// Number that a token is for, in a list whose positions are numbers; nothing for no token.
 ///
 /// # Errors
 /// It was not made for this.
 pub fn page_cursor(token: &str, secret: &str, filter: &str) -> Result<Option<u64>, String> {
     let page = page(token)?;
-    page.cursor(secret, PageOf::Messages, filter).map_err(|error| whole(error.into()))
+    page.cursor(secret, PagedCollection::Messages, filter).map_err(|error| whole(error.into()))
 }
 
-fn page(token: &str) -> Result<Page, String> {
+fn page(token: &str) -> Result<PageRequest, String> {
     let mut violations = Violations::new();
-    let page = Page::parse(0, token, &mut violations);
+    let page = PageRequest::parse(0, token, &mut violations);
     violations.into_result(Some(page)).map_err(|violations| violations.to_string())
 }
 

@@ -1,9 +1,9 @@
 //! How the Redis at hand can keep contexts apart.
 
 use keys::Layout;
-use kv::{Cmd, Connection, Kv, SetupError};
+use kv::{Cmd, Kv, KvConnection, SetupError};
 
-/// Whether contexts can be kept apart so in the Redis at hand.
+/// Checks that the Redis at hand can keep contexts apart by this layout.
 ///
 /// # Errors
 /// Names what else it would take.
@@ -35,7 +35,7 @@ pub(crate) async fn check(layout: Layout, kv: &Kv) -> Result<(), SetupError> {
     }
 }
 
-async fn info(connection: &Connection, section: &str, name: &str) -> Result<Option<String>, SetupError> {
+async fn info(connection: &KvConnection, section: &str, name: &str) -> Result<Option<String>, SetupError> {
     let text = connection.cmd(Cmd::new("INFO").arg(section)).await?.text()?;
     let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
     Ok(pairs.find(|(known, _)| *known == name).map(|(_, value)| value.trim().to_owned()))

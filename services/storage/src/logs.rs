@@ -12,7 +12,7 @@ use crate::store::Store;
 
 /// A piece of an attempt's output.
 #[derive(Debug, Clone)]
-pub(crate) struct LogChunk {
+pub(crate) struct AttemptLogChunk {
     /// The attempt.
     pub(crate) key: JobKey,
     /// Where the flow runs.
@@ -45,9 +45,9 @@ pub(crate) fn times_from(text: &str, offset: u64) -> Vec<PrintTime> {
     times
 }
 
-/// What comes of one attempt, in its order.
+/// Log pieces of one attempt, in their order.
 #[derive(Debug, Default)]
-struct Arrived {
+struct AttemptLogAppend {
     pieces: Vec<(u64, Bytes, Option<Timestamp>)>,
     runner: Option<RunnerId>,
 }
@@ -55,8 +55,8 @@ struct Arrived {
 impl Store {
     /// Appends pieces, those of one attempt in the order they are given. Repeating one that is kept changes nothing;
     /// pieces of what is gone, of another flow of the same number, or of an attempt that its node has not had are dropped.
-    pub(crate) async fn append_logs(&self, chunks: Vec<LogChunk>, now: Timestamp) -> Result<()> {
-        let mut attempts: BTreeMap<(ContextId, FlowId, JobKey), Arrived> = BTreeMap::new();
+    pub(crate) async fn append_logs(&self, chunks: Vec<AttemptLogChunk>, now: Timestamp) -> Result<()> {
+        let mut attempts: BTreeMap<(ContextId, FlowId, JobKey), AttemptLogAppend> = BTreeMap::new();
         for chunk in chunks {
             let arrived = attempts.entry((chunk.context, chunk.flow, chunk.key)).or_default();
             arrived.pieces.push((chunk.offset, chunk.data, chunk.time));
@@ -69,7 +69,7 @@ impl Store {
     async fn append_log(
         &self,
         (context, flow, key): (ContextId, FlowId, JobKey),
-        Arrived { pieces, runner }: Arrived,
+        AttemptLogAppend { pieces, runner }: AttemptLogAppend,
         now: Timestamp,
     ) -> Result<()> {
         let tenant = match self.tenant(context).await {

@@ -1,9 +1,9 @@
 //! Chat and mail.
 //!
-//! - [`letters`]: they leave; [`letter_box`]: they arrive and are acknowledged;
-//! - [`letter_lists`], [`letter_watch`]: they are looked at and awaited.
+//! - [`outgoing`]: they leave; [`mailbox`]: they arrive and are acknowledged;
+//! - [`message_lists`], [`inbox_watch`]: they are looked at and awaited.
 
-pub(crate) mod letter_box;
-pub(crate) mod letter_lists;
-pub(crate) mod letter_watch;
-pub(crate) mod letters;
+pub(crate) mod inbox_watch;
+pub(crate) mod mailbox;
+pub(crate) mod message_lists;
+pub(crate) mod outgoing;

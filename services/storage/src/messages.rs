@@ -1,12 +1,12 @@
 //! Messages on their way to routers.
 //!
-//! - [`held`]: messages that a router holds, and how they are settled; [`taking`]: a router's stream; [`routers`]: those that are
+//! - [`message_holds`]: messages that a router holds, and how they are settled; [`router_session`]: a router's stream; [`routers`]: those that are
 //!   connected;
-//! - [`pushed`], [`raw`]: what programs push to Redis; [`forgets`]: attempts that nobody asks for any more.
+//! - [`push_watcher`], [`raw`]: what programs push to Redis; [`forgettable_attempts`]: attempts that nobody asks for any more.
 
-pub(crate) mod forgets;
-pub(crate) mod held;
-pub(crate) mod pushed;
+pub(crate) mod forgettable_attempts;
+pub(crate) mod message_holds;
+pub(crate) mod push_watcher;
 pub(crate) mod raw;
+pub(crate) mod router_session;
 pub(crate) mod routers;
-pub(crate) mod taking;

@@ -1,10 +1,10 @@
-//! What there are pages of.
+//! Collections that are listed in pages.
 
-pub(crate) use rpc::Page;
+pub(crate) use rpc::PageRequest;
 
-/// What is listed.
+/// Collection that is listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PageOf {
+pub(crate) enum PagedCollection {
     /// Flows of a context.
     Flows,
     /// Nodes of a flow.
@@ -17,7 +17,7 @@ pub(crate) enum PageOf {
     Actors,
     /// Contexts.
     Contexts,
-    /// Who did what.
+    /// Audit entries.
     Audit,
     /// Jobs of a context or a flow.
     Jobs,

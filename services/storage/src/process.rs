@@ -5,11 +5,11 @@ use std::time::Duration;
 use ::rpc::Mount;
 use identity::TrustDomain;
 use keys::Layout;
-use kv::{Durability, Endpoint, Kv};
+use kv::{Durability, Kv, KvEndpoint};
 use model::limits;
-use service::{AddressFlags, Failure, Host, Limits};
+use service::{AddressFlags, Failure, ServiceHost, ServiceLimits};
 
-use crate::app::{App, Deps, StartError};
+use crate::app::{App, Deps, StorageStartError};
 use crate::config::Config;
 use crate::flows::commits::COMMIT_NODES_MAX;
 use crate::messages::routers::{HELD_MAX, HELD_WHOLE_MAX};
@@ -17,7 +17,7 @@ use crate::rpc::{
     COMMITS_IN_FLIGHT_MAX, PIECE_SECS_MAX, UPLOAD_SECS_MAX, UPLOADS_EACH_MAX, UPLOADS_MAX, policy,
 };
 use crate::store::ID_TRIES;
-use crate::tenants::quotas::{QuotaSetting, Quotas};
+use crate::tenants::quotas::{QuotaSetting, StorageQuotas};
 
 /// The pause before Redis is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -35,12 +35,12 @@ pub struct Flags {
         value_name = "URL",
         default_value = "redis://127.0.0.1:6379"
     )]
-    redis_url: Endpoint,
+    redis_url: KvEndpoint,
     /// How contexts are kept apart: `database` or `hash-tag`; in a cluster `hash-tag` only
     #[arg(long, env = "MYCORA_LAYOUT", value_name = "LAYOUT", default_value_t = Layout::Database)]
     layout: Layout,
-    /// What an answered change survives: `fast` what Redis is set up for (`appendfsync everysec` may lose two seconds when Redis is
-    /// killed while its disk is slow), `synced` the end of Redis' machine, `replicated` the loss of it
+    /// Failures that an answered change survives: `fast` those that Redis is set up for (`appendfsync everysec` may lose
+    /// two seconds when Redis is killed while its disk is slow), `synced` the end of Redis' machine, `replicated` its loss
     #[arg(long, env = "MYCORA_DURABILITY", value_name = "LEVEL", default_value_t = Durability::Fast)]
     durability: Durability,
     /// The trust domain of this suite's identities
@@ -62,8 +62,8 @@ impl service::App for App {
     const OPS_PORT: u16 = 7801;
     type Config = Flags;
 
-    fn limits(flags: &Flags) -> Limits {
-        let own = Limits::from([
+    fn limits(flags: &Flags) -> ServiceLimits {
+        let own = ServiceLimits::from([
             ("commit_nodes_max", COMMIT_NODES_MAX as u64),
             ("commits_in_flight_max", COMMITS_IN_FLIGHT_MAX as u64),
             ("held_messages_max", HELD_MAX as u64),
@@ -76,17 +76,17 @@ impl service::App for App {
             ("upload_secs_max", UPLOAD_SECS_MAX),
             ("watch_bytes_max", limits::PAGE_BYTES_MAX as u64),
         ]);
-        own.into_iter().chain(Quotas::with(&flags.limits).named()).collect()
+        own.into_iter().chain(StorageQuotas::with(&flags.limits).named()).collect()
     }
 
-    async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
+    async fn start(flags: Flags, mut host: ServiceHost) -> Result<(), Failure> {
         let tls = host.tls_files()?;
         // Not ready while Redis is being waited for.
         let _waiting = host.readiness.condition("redis");
         let app = loop {
             let deps =
                 Deps { kv: Kv::new(flags.redis_url.clone()), trust_domain: flags.trust_domain.clone() };
-            let quotas = Quotas::with(&flags.limits);
+            let quotas = StorageQuotas::with(&flags.limits);
             let config = Config {
                 layout: flags.layout,
                 durability: flags.durability,
@@ -96,7 +96,7 @@ impl service::App for App {
             };
             match config.build(deps).await {
                 Ok(app) => break app,
-                Err(StartError::Unreachable(error)) => {
+                Err(StorageStartError::Unreachable(error)) => {
                     tracing::warn!(%error, "waiting for Redis");
                     tokio::time::sleep(RETRY).await;
                 }

@@ -4,8 +4,8 @@ pub(crate) mod actor;
 pub(crate) mod context;
 pub(crate) mod flow;
 pub(crate) mod job;
-pub(crate) mod letter;
-pub(crate) mod message;
+pub(crate) mod message_record;
+pub(crate) mod routed_message;
 pub(crate) mod runner;
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 
 /// A record that does not fit its description. Programs may write with plain Redis commands, so that this is no defect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadRecord {
+pub(crate) enum MalformedRecord {
     /// One field of it.
     #[error("field `{field}` of {what}: {problem}")]
     Field {
@@ -28,7 +28,7 @@ pub(crate) enum BadRecord {
         what: String,
         /// Which field of it.
         field: String,
-        /// What is wrong with that.
+        /// Description of the problem with the field.
         problem: String,
     },
     /// All of it.
@@ -36,13 +36,17 @@ pub(crate) enum BadRecord {
     Whole {
         /// Which record.
         what: String,
-        /// What is wrong with it.
+        /// Description of the problem with the record.
         problem: String,
     },
 }
 
 /// Fails when a record says another number of itself than its key.
-pub(crate) fn check_id<T>(what: impl fmt::Display, found: T, of_key: T) -> std::result::Result<(), BadRecord>
+pub(crate) fn check_id<T>(
+    what: impl fmt::Display,
+    found: T,
+    of_key: T,
+) -> std::result::Result<(), MalformedRecord>
 where
     T: Copy + PartialEq + fmt::Display,
 {
@@ -50,10 +54,10 @@ where
         return Ok(());
     }
     let problem = format!("{found}, where its key says {of_key}");
-    Err(BadRecord::Field { what: what.to_string(), field: "id".to_owned(), problem })
+    Err(MalformedRecord::Field { what: what.to_string(), field: "id".to_owned(), problem })
 }
 
-/// What was read for a list. A record that cannot be read is left out of it, and hides no others.
+/// Leaves a record that cannot be read out of a list, so that it hides no others.
 pub(crate) fn listed<T>(read: Result<Option<T>>) -> Result<Option<T>> {
     match read {
         Err(Error::Broken(record)) => {
@@ -64,7 +68,7 @@ pub(crate) fn listed<T>(read: Result<Option<T>>) -> Result<Option<T>> {
     }
 }
 
-/// As much of a text as fits into `max` bytes.
+/// Cuts a text to at most `max` bytes, at a character boundary.
 pub(crate) fn cut(text: &str, max: usize) -> &str {
     let end = (0..=text.len().min(max)).rev().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or_default()]
@@ -72,17 +76,19 @@ pub(crate) fn cut(text: &str, max: usize) -> &str {
 
 /// The fields of a hash that is being read.
 #[derive(Debug)]
-pub(crate) struct Fields {
+pub(crate) struct RecordFields {
     what: String,
     fields: BTreeMap<String, String>,
 }
 
-impl Fields {
+impl RecordFields {
     /// From the answer to `HGETALL`; nothing when there is no such hash.
     pub(crate) fn of_hash(what: impl fmt::Display, value: Value) -> Result<Option<Self>> {
         let mut read = Self { what: what.to_string(), fields: BTreeMap::new() };
-        let whole =
-            |problem: kv::Error| BadRecord::Whole { what: what.to_string(), problem: problem.to_string() };
+        let whole = |problem: kv::Error| MalformedRecord::Whole {
+            what: what.to_string(),
+            problem: problem.to_string(),
+        };
         for (field, value) in value.pairs().map_err(whole)? {
             let text =
                 String::from_utf8(value.bytes()?).map_err(|error| read.bad(&field, error.utf8_error()))?;
@@ -110,15 +116,19 @@ impl Fields {
         Ok(read)
     }
 
-    /// The same where others write as well: what is no text counts as missing.
+    /// Reads the answer to `HMGET` of `names` where others write as well: a value that is no text counts as missing.
     pub(crate) fn of_readable(what: impl fmt::Display, names: &[&str], value: Value) -> Result<Self> {
         let texts = names.iter().zip(value.array()?);
         let texts = texts.filter_map(|(name, value)| Some(((*name).to_owned(), value.text().ok()?)));
         Ok(Self { what: what.to_string(), fields: texts.collect() })
     }
 
-    fn bad(&self, field: &str, problem: impl fmt::Display) -> BadRecord {
-        BadRecord::Field { what: self.what.clone(), field: field.to_owned(), problem: problem.to_string() }
+    fn bad(&self, field: &str, problem: impl fmt::Display) -> MalformedRecord {
+        MalformedRecord::Field {
+            what: self.what.clone(),
+            field: field.to_owned(),
+            problem: problem.to_string(),
+        }
     }
 
     /// A text; empty when it is not there.
@@ -130,7 +140,7 @@ impl Fields {
     pub(crate) fn parse<T: FromStr<Err: fmt::Display>>(
         &self,
         field: &str,
-    ) -> std::result::Result<T, BadRecord> {
+    ) -> std::result::Result<T, MalformedRecord> {
         let text = self.fields.get(field).ok_or_else(|| self.bad(field, "missing"))?;
         text.parse().map_err(|error| self.bad(field, error))
     }
@@ -139,7 +149,7 @@ impl Fields {
     pub(crate) fn optional<T: FromStr<Err: fmt::Display>>(
         &self,
         field: &str,
-    ) -> std::result::Result<Option<T>, BadRecord> {
+    ) -> std::result::Result<Option<T>, MalformedRecord> {
         match self.fields.get(field) {
             None => Ok(None),
             Some(text) if text.is_empty() => Ok(None),
@@ -151,7 +161,7 @@ impl Fields {
     pub(crate) fn json<T: DeserializeOwned + Default>(
         &self,
         field: &str,
-    ) -> std::result::Result<T, BadRecord> {
+    ) -> std::result::Result<T, MalformedRecord> {
         match self.fields.get(field) {
             None => Ok(T::default()),
             Some(text) if text.is_empty() => Ok(T::default()),
@@ -164,12 +174,12 @@ impl Fields {
         self.fields.get(field).map_or(0, String::len)
     }
 
-    /// Whether there is such a field, whatever it says.
+    /// Returns true if the field exists, whatever its value.
     pub(crate) fn has(&self, field: &str) -> bool {
         self.fields.contains_key(field)
     }
 
-    /// Whether a switch is on.
+    /// Returns true if a switch is on.
     pub(crate) fn flag(&self, field: &str) -> bool {
         self.fields.get(field).is_some_and(|text| text == "true" || text == "1")
     }
@@ -177,9 +187,9 @@ impl Fields {
 
 /// The fields of a hash that is to be written.
 #[derive(Debug, Default)]
-pub(crate) struct Written(Vec<(&'static str, String)>);
+pub(crate) struct FieldWriter(Vec<(&'static str, String)>);
 
-impl Written {
+impl FieldWriter {
     /// Adds a plain value.
     pub(crate) fn text(&mut self, field: &'static str, value: impl fmt::Display) -> &mut Self {
         self.0.push((field, value.to_string()));

@@ -20,10 +20,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::rpc::{Allow, Caller, MethodPolicy, MountBuilder, PatienceTable, PolicyTable};
+use ::rpc::{Allow, Caller, MethodPolicy, MethodTimeoutTable, MountBuilder, PolicyTable};
 use futures_util::{Stream, StreamExt as _};
 use identity::{Identity, ServiceName, TrustDomain};
-use model::dialing::AddressRules;
+use model::address_rules::AddressRules;
 use model::{ActorId, Violations, limits};
 use prost::Message;
 use proto::internal::v1::blob_store_service_server::BlobStoreServiceServer;
@@ -40,20 +40,20 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::error::Error;
-use crate::flows::replicas::Replicas;
-use crate::messages::routers::Routers;
-use crate::requests::Request;
-use crate::tenants::context_removal::Removals;
-use crate::watch::events::Hub;
+use crate::flows::replicas::ReplicaLeases;
+use crate::idempotency::IdempotencyKey;
+use crate::messages::routers::StorageRouters;
+use crate::tenants::context_removal::ContextRemovals;
+use crate::watch::events::EventHub;
 
 pub(crate) use flow_streams::COMMITS_IN_FLIGHT_MAX;
-pub(crate) use identity_store::{Identities, keep_true};
-pub(crate) use uploads::{PIECE_SECS_MAX, UPLOAD_SECS_MAX, UPLOADS_EACH_MAX, UPLOADS_MAX, Uploads};
+pub(crate) use identity_store::{Identities, invalidate_identities};
+pub(crate) use uploads::{BlobUploadLimiter, PIECE_SECS_MAX, UPLOAD_SECS_MAX, UPLOADS_EACH_MAX, UPLOADS_MAX};
 
 /// The name of a router or a scheduler replica, in bytes.
 const NAME_BYTES_MAX: usize = 128;
 
-/// What actors and the bootstrap identity may call.
+/// Methods that actors and the bootstrap identity may call.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.ActorService/RegisterActor", &[Allow::Admin]),
     ("/mycora.v1.ActorService/GetActor", &[Allow::AnyActor, Allow::Admin]),
@@ -67,11 +67,11 @@ pub const PUBLIC_POLICY: PolicyTable<'static> = &[
 ];
 
 /// Calls with more to do than others: a context has any number of records, and supervisors that have to forget it.
-const PUBLIC_PATIENCE: PatienceTable<'static> =
+const PUBLIC_PATIENCE: MethodTimeoutTable<'static> =
     &[("/mycora.v1.ContextService/DeleteContext", Duration::from_secs(600))];
 
-/// The same among services.
-const INTERNAL_PATIENCE: PatienceTable<'static> = &[
+/// Timeouts of internal methods with more to do than others.
+const INTERNAL_PATIENCE: MethodTimeoutTable<'static> = &[
     ("/mycora.internal.v1.FlowStoreService/CreateFlow", Duration::from_secs(120)),
     ("/mycora.internal.v1.FlowStoreService/AddNodes", Duration::from_secs(120)),
     ("/mycora.internal.v1.FlowStoreService/StartFlow", Duration::from_secs(120)),
@@ -79,7 +79,7 @@ const INTERNAL_PATIENCE: PatienceTable<'static> = &[
     ("/mycora.internal.v1.FlowStoreService/RemoveFlow", Duration::from_secs(120)),
 ];
 
-/// What changes who may do what: a token is taken once only.
+/// Methods that change permissions: they accept a token only once.
 pub const ADMINISTRATIVE: &[&str] = &[
     "/mycora.v1.ActorService/RegisterActor",
     "/mycora.v1.ActorService/UpdateActor",
@@ -90,7 +90,7 @@ pub const ADMINISTRATIVE: &[&str] = &[
     "/mycora.v1.ContextService/DeleteContext",
 ];
 
-/// What only services may call.
+/// Methods that only services may call.
 pub const INTERNAL_POLICY: PolicyTable<'static> = &[
     (
         "/mycora.internal.v1.FlowStoreService/*",
@@ -145,31 +145,31 @@ pub fn policy() -> MethodPolicy {
 }
 
 /// The answers of a stream.
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type StorageResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Answers all services.
 #[derive(Clone)]
-pub(crate) struct Rpc {
-    pub(crate) hub: Hub,
-    pub(crate) routers: Routers,
-    pub(crate) replicas: Replicas,
-    pub(crate) removals: Removals,
+pub(crate) struct StorageRpc {
+    pub(crate) hub: EventHub,
+    pub(crate) routers: StorageRouters,
+    pub(crate) replicas: ReplicaLeases,
+    pub(crate) removals: ContextRemovals,
     pub(crate) identities: Identities,
     pub(crate) trust_domain: Arc<TrustDomain>,
-    pub(crate) uploads: Uploads,
+    pub(crate) uploads: BlobUploadLimiter,
     /// Which addresses actors may give.
     pub(crate) addresses: Arc<AddressRules>,
     /// Ends every stream.
     pub(crate) stop: CancellationToken,
 }
 
-impl Rpc {
+impl StorageRpc {
     pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
         mount
             .service(ActorServiceServer::new(self.clone()))
             .service(ContextServiceServer::new(self.clone()))
             .service(JobServiceServer::new(self.clone()))
-            .patience(PUBLIC_PATIENCE)
+            .method_timeouts(PUBLIC_PATIENCE)
     }
 
     pub(crate) fn mount_internal(&self, mount: MountBuilder) -> MountBuilder {
@@ -180,17 +180,17 @@ impl Rpc {
             .service(RunnerStoreServiceServer::new(self.clone()))
             .service(BlobStoreServiceServer::new(self.clone()))
             .service(IdentityStoreServiceServer::new(self.clone()))
-            .patience(INTERNAL_PATIENCE)
+            .method_timeouts(INTERNAL_PATIENCE)
     }
 
     /// Ends a stream when the service ends, so that a drain need not wait for it.
     fn until_stop<T: Send + 'static>(
         &self,
         stream: impl Stream<Item = Result<T, Status>> + Send + 'static,
-    ) -> Answers<T> {
+    ) -> StorageResponseStream<T> {
         let stop = self.stop.clone();
         let draining = futures_util::stream::once(async move {
-            let ending = || ::rpc::Error::unavailable(::rpc::Reason::Draining, "storage is ending").into();
+            let ending = || ::rpc::Error::unavailable(::rpc::RpcReason::Draining, "storage is ending").into();
             stop.is_cancelled().then(|| Err(ending()))
         });
         let stream = stream.take_until(self.stop.clone().cancelled_owned());
@@ -201,7 +201,7 @@ impl Rpc {
 /// A commit has a limit of its own, which must be reached before that of the message that carries it.
 const MESSAGE_BYTES_MAX: usize = limits::GRPC_MESSAGE_BYTES_MAX + 1024 * 1024;
 
-/// Who calls: an actor, or the bootstrap identity, which is nobody.
+/// Returns the calling actor; `None` for the bootstrap identity, which is no actor.
 fn who(caller: Caller) -> Result<Option<ActorId>, Error> {
     match caller.identity() {
         Identity::Admin => Ok(None),
@@ -212,12 +212,12 @@ fn who(caller: Caller) -> Result<Option<ActorId>, Error> {
 
 /// The request id of a message of which it is the rest that counts, and what it asks for: many say the same in their fields, as
 /// a removal and a change that names nothing but the object.
-fn request_of<M: Message>(id: &str, body: &M, violations: &mut Violations) -> Option<Request> {
+fn request_of<M: Message>(id: &str, body: &M, violations: &mut Violations) -> Option<IdempotencyKey> {
     let hash = || Sha256::new().chain_update(kind_of(body)).chain_update(body.encode_to_vec()).finalize();
-    Request::parse(id, || hex::encode(hash()), violations)
+    IdempotencyKey::parse(id, || hex::encode(hash()), violations)
 }
 
-/// What a message is called.
+/// Returns the type name of a message.
 fn kind_of<M>(_: &M) -> &'static str {
     let path = std::any::type_name::<M>();
     path.rsplit_once("::").map_or(path, |(_, name)| name)

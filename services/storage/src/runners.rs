@@ -5,13 +5,13 @@ use model::{Address, ContextId, Revision, Runner, RunnerId, RunnerView, Timestam
 use proto::convert::runner::{NewRunner, wire_bytes};
 
 use crate::error::{Error, Result};
-use crate::pages::{Page, PageOf};
-use crate::record::{self, Fields, Written};
-use crate::requests::{Request, hash_of};
+use crate::idempotency::{IdempotencyKey, hash_of};
+use crate::pages::{PageRequest, PagedCollection};
+use crate::record::{self, FieldWriter, RecordFields};
 use crate::scripts;
-use crate::store::{Asker, ID_TRIES, PERMISSION_TRIES, Store, Tenant};
-use crate::tenants::audit::Deed;
-use crate::tenants::permission::{self, Action};
+use crate::store::{ID_TRIES, PERMISSION_TRIES, RequestPrincipal, Store, TenantStore};
+use crate::tenants::audit::AuditRecord;
+use crate::tenants::permission::{self, ContextAction};
 use crate::tenants::quotas::Quota;
 
 /// Records that are read in one round trip.
@@ -23,16 +23,16 @@ impl Store {
         &self,
         context: ContextId,
         new: &NewRunner,
-        asker: Asker,
-        request: Option<&Request>,
+        asker: RequestPrincipal,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<Runner> {
-        self.take_room(0)?;
+        self.reserve_memory(0)?;
         let actor = asker.actor()?;
         let mut changes = 0;
         for _ in 0..ID_TRIES {
             let (tenant, context) = self.context(context).await?;
-            permission::allow(&context, actor, Action::RegisterRunner)?;
+            permission::allow(&context, actor, ContextAction::RegisterRunner)?;
             let id = match new.id {
                 Some(id) => id,
                 None => RunnerId(tenant.next_runner_id().await?),
@@ -42,7 +42,8 @@ impl Store {
             touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
             let deed =
-                Deed::of(Some(actor), Action::RegisterRunner, format_args!("runner {id}")).asked(request);
+                AuditRecord::of(Some(actor), ContextAction::RegisterRunner, format_args!("runner {id}"))
+                    .with_request_id(request);
             let call = tenant
                 .begin_by(Some(&deed), &scripts::PUT_RUNNER, &touched, Some(context.uid), now)
                 .named(kv::named![
@@ -84,8 +85,8 @@ impl Store {
         (context, id): (ContextId, RunnerId),
         expected: Option<Revision>,
         change: &RunnerChange,
-        asker: Asker,
-        request: Option<&Request>,
+        asker: RequestPrincipal,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<Runner> {
         let actor = asker.actor()?;
@@ -101,7 +102,8 @@ impl Store {
                 .to_vec();
             touched.extend(asked.as_deref());
             let values = change.values(id, now);
-            let deed = Deed::of(Some(actor), change.action(), format_args!("runner {id}")).asked(request);
+            let deed = AuditRecord::of(Some(actor), change.action(), format_args!("runner {id}"))
+                .with_request_id(request);
             let call = tenant
                 .begin_by(Some(&deed), &scripts::CHANGE_RUNNER, &touched, Some(context.uid), now)
                 .named(kv::named![
@@ -122,14 +124,19 @@ impl Store {
         }
     }
 
-    pub(crate) async fn runner(&self, tenant: &Tenant, id: RunnerId) -> Result<Runner> {
+    pub(crate) async fn runner(&self, tenant: &TenantStore, id: RunnerId) -> Result<Runner> {
         let key = tenant.keys.runner(id);
         let value = tenant.connection.cmd(Cmd::new("HGETALL").arg(&key)).await;
         runner_of(id, value)?.ok_or_else(|| Error::not_found("runner", id))
     }
 
     /// A record that `asker` may read. One that was deleted is not found any more.
-    pub(crate) async fn read_runner(&self, context: ContextId, id: RunnerId, asker: Asker) -> Result<Runner> {
+    pub(crate) async fn read_runner(
+        &self,
+        context: ContextId,
+        id: RunnerId,
+        asker: RequestPrincipal,
+    ) -> Result<Runner> {
         let read = self.read(context, asker, |tenant, pipeline| {
             pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.keys.runner(id)));
         });
@@ -142,11 +149,11 @@ impl Store {
     pub(crate) async fn read_runners(
         &self,
         context: ContextId,
-        asker: Asker,
-        page: &Page,
+        asker: RequestPrincipal,
+        page: &PageRequest,
     ) -> Result<(Vec<Runner>, String)> {
         let bound_to = format!("{context} {asker:?}");
-        let after = page.cursor(self.coordinator(), PageOf::Runners, &bound_to)?.unwrap_or_default();
+        let after = page.cursor(self.coordinator(), PagedCollection::Runners, &bound_to)?.unwrap_or_default();
         let (tenant, _, _) = self.read(context, asker, |_, _| {}).await?;
         let ids = self.runner_ids(&tenant, false).await?;
         let ids: Vec<RunnerId> = ids.into_iter().filter(|id| u64::from(id.0) > after).collect();
@@ -158,7 +165,10 @@ impl Store {
                 let is_full = runners.len() >= page.size || bytes + size > limits::PAGE_BYTES_MAX;
                 if let Some(last) = runners.last().filter(|_| is_full).map(|last: &Runner| last.id) {
                     let last = Some(u64::from(last.0));
-                    return Ok((runners, page.token(self.coordinator(), PageOf::Runners, &bound_to, last)));
+                    return Ok((
+                        runners,
+                        page.token(self.coordinator(), PagedCollection::Runners, &bound_to, last),
+                    ));
                 }
                 bytes += size;
                 runners.push(view.runner);
@@ -168,7 +178,7 @@ impl Store {
     }
 
     /// The runners of a context, in order; with those that were deleted and may still be kept, or without.
-    pub(crate) async fn runner_ids(&self, tenant: &Tenant, with_deleted: bool) -> Result<Vec<RunnerId>> {
+    pub(crate) async fn runner_ids(&self, tenant: &TenantStore, with_deleted: bool) -> Result<Vec<RunnerId>> {
         let mut asked = Pipeline::new();
         asked.cmd(Cmd::new("SMEMBERS").arg(&tenant.keys.runners()));
         if with_deleted {
@@ -184,7 +194,7 @@ impl Store {
     }
 
     /// These records, as far as they are there; at most a few hundred.
-    pub(crate) async fn runners_at(&self, tenant: &Tenant, ids: &[RunnerId]) -> Result<Vec<Runner>> {
+    pub(crate) async fn runners_at(&self, tenant: &TenantStore, ids: &[RunnerId]) -> Result<Vec<Runner>> {
         let mut pipeline = Pipeline::new();
         for id in ids {
             pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.keys.runner(*id)));
@@ -201,22 +211,22 @@ impl Store {
 fn runner_of(id: RunnerId, answer: kv::Result<Value>) -> Result<Option<Runner>> {
     let what = format!("runner {id}");
     let answer = answer.map_err(|error| Error::of_record(error, &what))?;
-    let Some(fields) = Fields::of_hash(&what, answer)? else { return Ok(None) };
+    let Some(fields) = RecordFields::of_hash(&what, answer)? else { return Ok(None) };
     let runner = record::runner::read(fields)?;
     record::check_id(what, runner.id, id)?;
     Ok(Some(runner))
 }
 
-/// What may become of a runner record.
+/// Change of a runner record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RunnerChange {
-    /// Something else is said of it.
+    /// The record gets other values.
     Update(Box<NewRunner>),
-    /// It is sent no new jobs.
+    /// The runner is sent no new jobs.
     Drain,
-    /// It is sent jobs again.
+    /// The runner is sent jobs again.
     Resume,
-    /// It is not there any more.
+    /// The runner is deleted.
     Delete,
 }
 
@@ -230,20 +240,20 @@ impl RunnerChange {
         }
     }
 
-    const fn action(&self) -> Action {
+    const fn action(&self) -> ContextAction {
         match self {
-            Self::Update(_) => Action::UpdateRunner,
-            Self::Drain => Action::DrainRunner,
-            Self::Resume => Action::ResumeRunner,
-            Self::Delete => Action::DeleteRunner,
+            Self::Update(_) => ContextAction::UpdateRunner,
+            Self::Drain => ContextAction::DrainRunner,
+            Self::Resume => ContextAction::ResumeRunner,
+            Self::Delete => ContextAction::DeleteRunner,
         }
     }
 
     /// The fields that are written beside those that the change itself is about.
-    fn values(&self, id: RunnerId, now: Timestamp) -> Written {
+    fn values(&self, id: RunnerId, now: Timestamp) -> FieldWriter {
         match self {
             Self::Update(values) => record::runner::write_values(&fresh_runner(id, values, now)),
-            Self::Drain | Self::Resume | Self::Delete => Written::default(),
+            Self::Drain | Self::Resume | Self::Delete => FieldWriter::default(),
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use kv::Script;
 
-/// What a script begins with, and the script.
+/// Sources of a script: the parts that it begins with, and the script itself.
 macro_rules! parts {
     ([$($part:literal),+], $file:literal) => {
         &[$(include_str!(concat!("scripts/", $part, ".lua")),)+ include_str!(concat!("scripts/", $file, ".lua"))]

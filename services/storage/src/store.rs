@@ -8,19 +8,19 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use keys::{ContextKeys, GlobalKeys, Layout};
-use kv::{Blocking, Cmd, Confirmation, Connection, Kv, Pipeline, Value};
+use kv::{BlockingConnection, Cmd, Confirmation, Kv, KvConnection, Pipeline, Value};
 use model::{ActorId, Context, ContextId, FlowId, FlowUid};
 use tokio::sync::{OnceCell, watch};
 
-pub(crate) use self::change::Change;
+pub(crate) use self::change::StoreChange;
 use crate::error::{Error, Result};
-use crate::flows::creation::{JobIds, LastContext};
-use crate::record::{self, Fields};
-use crate::tenants::permission::{self, Action};
-use crate::tenants::quotas::Quotas;
-use crate::watch::events::Position;
-use crate::watch::positions::Seen;
-use crate::watch::told::Feed;
+use crate::flows::creation::{JobIdAllocator, LastContext};
+use crate::record::{self, RecordFields};
+use crate::tenants::permission::{self, ContextAction};
+use crate::tenants::quotas::StorageQuotas;
+use crate::watch::change_feed::ChangeFeed;
+use crate::watch::events::EventPosition;
+use crate::watch::positions::LastSeenPosition;
 
 /// Callers of this many flows are remembered, so that a commit need not ask for them.
 const CALLERS_MAX: usize = 65_536;
@@ -33,39 +33,39 @@ pub(crate) const ID_TRIES: u32 = 64;
 
 /// All that is kept. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Store(Arc<Inner>);
+pub(crate) struct Store(Arc<StoreInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct StoreInner {
     kv: Kv,
     layout: Layout,
     confirmation: Confirmation,
-    quotas: Quotas,
+    quotas: StorageQuotas,
     /// How many bytes Redis has left for anything new, as far as is known.
     room: AtomicU64,
     databases: u32,
     keys: GlobalKeys,
-    connection: Connection,
-    /// Of the stream of what belongs to no context.
-    seen: Seen,
+    connection: KvConnection,
+    /// Last position seen in the stream of what belongs to no context.
+    seen: LastSeenPosition,
     /// How often Redis was found to have lost changes.
     went_back: watch::Sender<u64>,
-    tenants: RwLock<HashMap<ContextId, Arc<Tenant>>>,
+    tenants: RwLock<HashMap<ContextId, Arc<TenantStore>>>,
     callers: Mutex<HashMap<FlowUid, ActorId>>,
     coordinator: String,
     actor_ids: OnceCell<AtomicU32>,
 }
 
-/// Who asks for something.
+/// Principal on whose behalf a request is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asker {
+pub(crate) enum RequestPrincipal {
     /// A service, for itself: its identity was checked by the method policy.
     Service,
     /// An actor.
     Actor(ActorId),
 }
 
-impl Asker {
+impl RequestPrincipal {
     /// From the field `on_behalf_of`.
     pub(crate) fn from_wire(on_behalf_of: u32) -> Self {
         NonZeroU32::new(on_behalf_of).map_or(Self::Service, |id| Self::Actor(ActorId(id.get())))
@@ -82,10 +82,10 @@ impl Asker {
 
 /// A context's connection and those of its keys that are needed all the time.
 #[derive(Debug)]
-pub(crate) struct Tenant {
+pub(crate) struct TenantStore {
     pub(crate) id: ContextId,
     pub(crate) keys: ContextKeys,
-    pub(crate) connection: Connection,
+    pub(crate) connection: KvConnection,
     pub(crate) context: String,
     pub(crate) ids: String,
     pub(crate) events: String,
@@ -97,10 +97,10 @@ pub(crate) struct Tenant {
     pub(crate) flows: String,
     pub(crate) flows_active: String,
     pub(crate) due: String,
-    pub(crate) seen: Seen,
-    /// What its stream's reader is told without reading.
-    pub(crate) feed: Feed,
-    pub(crate) quotas: Quotas,
+    pub(crate) seen: LastSeenPosition,
+    /// Changes that are reported to the reader of the context's stream, so that it need not read them.
+    pub(crate) feed: ChangeFeed,
+    pub(crate) quotas: StorageQuotas,
     /// Everything in it is counted, also what an earlier version made.
     pub(crate) counted: AtomicBool,
     /// Every flow stands in the list of its status.
@@ -110,7 +110,7 @@ pub(crate) struct Tenant {
     hint: String,
     flow_ids: OnceCell<AtomicU32>,
     runner_ids: OnceCell<AtomicU32>,
-    pub(crate) job_ids: JobIds,
+    pub(crate) job_ids: JobIdAllocator,
     pub(crate) last_context: LastContext,
 }
 
@@ -120,17 +120,17 @@ impl Store {
         kv: Kv,
         layout: Layout,
         confirmation: Confirmation,
-        quotas: Quotas,
+        quotas: StorageQuotas,
     ) -> Result<Self> {
         let keys = GlobalKeys::new(layout);
         let connection = kv.at(keys.database(), &keys.tag());
         let databases = databases_of(&connection, layout).await?;
         let coordinator = coordinator_of(&connection, &keys).await?;
-        let seen = Seen::default();
-        if let Some(last) = Position::last(&connection, &keys.events()).await? {
+        let seen = LastSeenPosition::default();
+        if let Some(last) = EventPosition::last(&connection, &keys.events()).await? {
             seen.note(None, last);
         }
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(StoreInner {
             kv,
             layout,
             confirmation,
@@ -157,7 +157,7 @@ impl Store {
     }
 
     /// How much an actor and a context may have.
-    pub(crate) fn quotas(&self) -> Quotas {
+    pub(crate) fn quotas(&self) -> StorageQuotas {
         self.0.quotas
     }
 
@@ -172,12 +172,12 @@ impl Store {
     }
 
     /// The connection for what belongs to no context.
-    pub(crate) fn connection(&self) -> &Connection {
+    pub(crate) fn connection(&self) -> &KvConnection {
         &self.0.connection
     }
 
     /// A connection of its own, for a command that waits in a context's database.
-    pub(crate) fn blocking(&self, tenant: &Tenant) -> Blocking {
+    pub(crate) fn blocking(&self, tenant: &TenantStore) -> BlockingConnection {
         self.0.kv.blocking_at(tenant.keys.database(), &tenant.keys.tag())
     }
 
@@ -202,12 +202,12 @@ impl Store {
     }
 
     /// Where the stream of what belongs to no context stood when it was last written or read.
-    pub(crate) fn seen(&self) -> &Seen {
+    pub(crate) fn seen(&self) -> &LastSeenPosition {
         &self.0.seen
     }
 
     /// The contexts that were looked at since the start.
-    pub(crate) fn known_tenants(&self) -> Vec<Arc<Tenant>> {
+    pub(crate) fn known_tenants(&self) -> Vec<Arc<TenantStore>> {
         self.0.tenants.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
@@ -247,16 +247,16 @@ impl Store {
     }
 
     /// The place of a context that may not exist (yet).
-    pub(crate) fn place(&self, id: ContextId) -> Arc<Tenant> {
+    pub(crate) fn tenant_unchecked(&self, id: ContextId) -> Arc<TenantStore> {
         let known = self.0.tenants.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
         known.unwrap_or_else(|| {
             let mut tenants = self.0.tenants.write().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(tenants.entry(id).or_insert_with(|| Arc::new(Tenant::new(self, id))))
+            Arc::clone(tenants.entry(id).or_insert_with(|| Arc::new(TenantStore::new(self, id))))
         })
     }
 
     /// A context that exists, or did a moment ago: every script looks again.
-    pub(crate) async fn tenant(&self, id: ContextId) -> Result<Arc<Tenant>> {
+    pub(crate) async fn tenant(&self, id: ContextId) -> Result<Arc<TenantStore>> {
         let known = self.0.tenants.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
         if let Some(known) = known {
             return Ok(known);
@@ -266,19 +266,19 @@ impl Store {
         if self.refuses_id(id).is_some() || self.0.connection.cmd(ask).await?.int()? == 0 {
             return Err(Error::not_found("context", id));
         }
-        Ok(self.place(id))
+        Ok(self.tenant_unchecked(id))
     }
 
     /// Every context there is.
-    pub(crate) async fn tenants(&self) -> Result<Vec<Arc<Tenant>>> {
+    pub(crate) async fn tenants(&self) -> Result<Vec<Arc<TenantStore>>> {
         let ids = self.0.connection.cmd(Cmd::new("SMEMBERS").arg(&self.0.keys.contexts())).await?.texts()?;
         let mut ids: Vec<ContextId> = ids.iter().filter_map(|id| id.parse().ok()).collect();
         ids.sort_unstable();
-        Ok(ids.into_iter().map(|id| self.place(id)).collect())
+        Ok(ids.into_iter().map(|id| self.tenant_unchecked(id)).collect())
     }
 
     /// A context and what is in its record.
-    pub(crate) async fn context(&self, id: ContextId) -> Result<(Arc<Tenant>, Context)> {
+    pub(crate) async fn context(&self, id: ContextId) -> Result<(Arc<TenantStore>, Context)> {
         let tenant = self.tenant(id).await?;
         let value = tenant.connection.cmd(Cmd::new("HGETALL").arg(&tenant.context)).await;
         let context =
@@ -290,9 +290,9 @@ impl Store {
     pub(crate) async fn read(
         &self,
         id: ContextId,
-        asker: Asker,
-        questions: impl FnOnce(&Tenant, &mut Pipeline),
-    ) -> Result<(Arc<Tenant>, Context, Vec<Value>)> {
+        asker: RequestPrincipal,
+        questions: impl FnOnce(&TenantStore, &mut Pipeline),
+    ) -> Result<(Arc<TenantStore>, Context, Vec<Value>)> {
         let tenant = self.tenant(id).await?;
         let mut pipeline = Pipeline::new();
         // The context comes last: whoever goes on from what was read here is told of each change of it after that.
@@ -302,19 +302,19 @@ impl Store {
         let context = answers.pop().unwrap_or(Ok(Value::Nil));
         let context =
             tenant.read_context(context.map_err(|error| Error::of_record(error, &tenant.context))?)?;
-        if let Asker::Actor(actor) = asker {
-            permission::allow(&context, actor, Action::Read)?;
+        if let RequestPrincipal::Actor(actor) = asker {
+            permission::allow(&context, actor, ContextAction::Read)?;
         }
         let answers = answers.into_iter().collect::<kv::Result<Vec<_>>>()?;
         Ok((tenant, context, answers))
     }
 
-    /// Whose flow it is, if that was remembered.
+    /// Returns the actor that a flow belongs to, if that was remembered.
     pub(crate) fn caller_of(&self, flow: FlowUid) -> Option<ActorId> {
         lock(&self.0.callers).get(&flow).copied()
     }
 
-    /// Remembers whose flow it is; that never changes.
+    /// Remembers the actor that a flow belongs to; that never changes.
     pub(crate) fn remember_caller(&self, flow: FlowUid, caller: ActorId) {
         let mut callers = lock(&self.0.callers);
         if callers.len() >= CALLERS_MAX {
@@ -324,7 +324,7 @@ impl Store {
     }
 }
 
-impl Tenant {
+impl TenantStore {
     fn new(store: &Store, id: ContextId) -> Self {
         let keys = ContextKeys::new(store.0.layout, id);
         Self {
@@ -341,8 +341,8 @@ impl Tenant {
             flows: keys.flows(),
             flows_active: keys.flows_active(),
             due: keys.due(),
-            seen: Seen::default(),
-            feed: Feed::default(),
+            seen: LastSeenPosition::default(),
+            feed: ChangeFeed::default(),
             quotas: store.0.quotas,
             counted: AtomicBool::new(false),
             listed: AtomicBool::new(false),
@@ -352,15 +352,15 @@ impl Tenant {
             keys,
             flow_ids: OnceCell::new(),
             runner_ids: OnceCell::new(),
-            job_ids: JobIds::default(),
+            job_ids: JobIdAllocator::default(),
             last_context: LastContext::default(),
         }
     }
 
     /// The context in the answer to `HGETALL`.
     pub(crate) fn read_context(&self, value: Value) -> Result<Context> {
-        let fields =
-            Fields::of_hash(&self.context, value)?.ok_or_else(|| Error::not_found("context", self.id))?;
+        let fields = RecordFields::of_hash(&self.context, value)?
+            .ok_or_else(|| Error::not_found("context", self.id))?;
         Ok(record::context::read(&fields)?)
     }
 
@@ -392,8 +392,13 @@ impl Tenant {
     }
 }
 
-/// What is tried next is counted here, so that the script can be told its keys; the script decides.
-async fn next_id(cell: &OnceCell<AtomicU32>, connection: &Connection, ids: &str, kind: &str) -> Result<u32> {
+/// Returns the next id to try. The ids are counted here so that the script can be told its keys; the script decides.
+async fn next_id(
+    cell: &OnceCell<AtomicU32>,
+    connection: &KvConnection,
+    ids: &str,
+    kind: &str,
+) -> Result<u32> {
     let counter = cell
         .get_or_try_init(|| async {
             let last = connection.cmd(Cmd::new("HGET").arg(ids).arg(kind)).await?;
@@ -411,7 +416,7 @@ fn skip_ids(cell: &OnceCell<AtomicU32>, last: u32) {
     }
 }
 
-async fn databases_of(connection: &Connection, layout: Layout) -> Result<u32> {
+async fn databases_of(connection: &KvConnection, layout: Layout) -> Result<u32> {
     if layout == Layout::HashTag {
         return Ok(1);
     }
@@ -433,7 +438,7 @@ async fn databases_of(connection: &Connection, layout: Layout) -> Result<u32> {
     }
 }
 
-async fn coordinator_of(connection: &Connection, keys: &GlobalKeys) -> Result<String> {
+async fn coordinator_of(connection: &KvConnection, keys: &GlobalKeys) -> Result<String> {
     let key = keys.coordinator();
     let fresh = model::id::Uid::random().to_string();
     // Whoever comes first names it; all read what stands there then.

@@ -1,6 +1,6 @@
-//! What nobody needs any more goes at a quiet pace: blobs without references, old events, old entries of the audit.
+//! Sweeps of what is no longer needed, at a quiet pace: blobs without references, old events, old audit entries.
 //!
-//! Every storage does it. Each script looks again, so that no blob goes that somebody has come to need.
+//! Every storage sweeps. Each script checks again, so that no blob is removed that has come into use meanwhile.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use model::{Timestamp, limits};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
-use crate::mail::letter_lists::scored_texts;
+use crate::mail::message_lists::scored_texts;
 use crate::scripts;
-use crate::store::{Store, Tenant};
+use crate::store::{Store, TenantStore};
 
 /// The pause between two sweeps: a blob goes at most this long after its time.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -28,9 +28,9 @@ const MARKS_APART: Duration = Duration::from_secs(3600);
 /// Blobs that one script removes: each has up to 32 chunks, and three records besides.
 const BLOBS_MAX: usize = 25;
 
-/// What a sweep came to.
+/// Result of a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Swept {
+pub struct StorageSweepReport {
     /// How many blobs went.
     pub blobs: u64,
     /// How many events went.
@@ -59,13 +59,16 @@ impl Store {
     }
 
     /// Removes everything that is old enough at this moment, in all contexts.
-    pub(crate) async fn sweep(&self, now: Timestamp) -> Result<Swept> {
+    pub(crate) async fn sweep(&self, now: Timestamp) -> Result<StorageSweepReport> {
         self.sweep_and(now, true).await
     }
 
-    /// The same; events and the audit only where it `trims`.
-    async fn sweep_and(&self, now: Timestamp, trims: bool) -> Result<Swept> {
-        let mut all = Swept { events: if trims { self.trim(now).await? } else { 0 }, ..Swept::default() };
+    /// Sweeps all contexts; events and the audit only if it `trims`.
+    async fn sweep_and(&self, now: Timestamp, trims: bool) -> Result<StorageSweepReport> {
+        let mut all = StorageSweepReport {
+            events: if trims { self.trim(now).await? } else { 0 },
+            ..StorageSweepReport::default()
+        };
         for tenant in self.tenants().await? {
             let swept = match tenant.sweep(now, trims).await {
                 // It is removed with everything in it.
@@ -74,7 +77,7 @@ impl Store {
             };
             // Whoever died before it told what it had changed is made up for with the first sweep.
             if trims || swept.blobs > 0 {
-                match self.tell_blob_bytes(tenant.id, tenant.blob_bytes().await?).await {
+                match self.record_blob_bytes(tenant.id, tenant.blob_bytes().await?).await {
                     // The sum is told with the first sweep that finds room for it.
                     Err(Error::Store(kv::Error::Oom(_))) => {}
                     told => told?,
@@ -90,7 +93,7 @@ impl Store {
         Ok(all)
     }
 
-    /// The same for what belongs to no context.
+    /// Trims the events and the audit of what belongs to no context.
     async fn trim(&self, now: Timestamp) -> Result<u64> {
         let (marks, audit) = (self.keys().event_marks(), self.keys().audit());
         let change = self.begin_global(&scripts::TRIM_GLOBAL, &[&marks, &audit], now).named(kv::named![
@@ -102,8 +105,8 @@ impl Store {
     }
 }
 
-impl Tenant {
-    async fn sweep(&self, now: Timestamp, trims: bool) -> Result<Swept> {
+impl TenantStore {
+    async fn sweep(&self, now: Timestamp, trims: bool) -> Result<StorageSweepReport> {
         self.count_kept(now).await?;
         self.list_flows(trims, now).await?;
         let events = if trims { self.trim(now).await? } else { 0 };
@@ -122,7 +125,7 @@ impl Tenant {
             blobs += self.call(change).await?.uint()?;
             next = self.next_idle().await?;
         }
-        Ok(Swept { blobs, events, next })
+        Ok(StorageSweepReport { blobs, events, next })
     }
 
     async fn trim(&self, now: Timestamp) -> Result<u64> {

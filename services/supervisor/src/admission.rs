@@ -3,11 +3,11 @@
 use envelope::actor::{SignedJob, check_job};
 use keys::supervisor::DEFAULT_GROUP;
 use model::{Execution, Grants, InstanceInfo, Isolation, JobKey, Name, Timestamp};
-use mycelium::RpcError;
-use queue::{ActorNonce, Condition, OPERATOR};
+use mycelium::JsonRpcError;
+use queue::{AcceptCondition, ActorNonce, OPERATOR};
 
-use crate::intake::{Supervisor, unavailable};
-use crate::policy::Sender;
+use crate::coordinator_requests::{SupervisorState, unavailable};
+use crate::policy::JobSender;
 
 /// What the policy gives a job, and on what condition; a refusal when it is not taken. Of a job that is known already it
 /// is not asked: what was accepted stays accepted.
@@ -15,16 +15,16 @@ use crate::policy::Sender;
 /// # Errors
 /// What its coordinator is told.
 pub(crate) async fn admit(
-    supervisor: &Supervisor,
+    supervisor: &SupervisorState,
     job: &Execution,
     coordinator: &str,
-) -> Result<(Grants, Condition), RpcError> {
+) -> Result<(Grants, AcceptCondition), JsonRpcError> {
     let refusal = match judge(supervisor, job, coordinator).await {
         Ok(admitted) => return Ok(admitted),
         Err(refusal) => refusal,
     };
     // It must not be forgotten before it is looked for again: it would be taken as it was refused.
-    known_or(supervisor, job.job_key, refusal).await.map(|()| (Grants::default(), Condition::Known))
+    known_or(supervisor, job.job_key, refusal).await.map(|()| (Grants::default(), AcceptCondition::Known))
 }
 
 /// Passes when a job is known here already: it may run or have ended, and its coordinator would send another attempt of it
@@ -33,10 +33,10 @@ pub(crate) async fn admit(
 /// # Errors
 /// The refusal when it is not known; `UNAVAILABLE` when that cannot be told.
 pub(crate) async fn known_or(
-    supervisor: &Supervisor,
+    supervisor: &SupervisorState,
     job: JobKey,
-    refusal: RpcError,
-) -> Result<(), RpcError> {
+    refusal: JsonRpcError,
+) -> Result<(), JsonRpcError> {
     match supervisor.queue.status(job).await {
         Ok(Some(_)) => Ok(()),
         Ok(None) => Err(refusal),
@@ -46,22 +46,26 @@ pub(crate) async fn known_or(
 
 /// What is told of a job that a store without room did not take: it is refused for that only when it is not known. What is known
 /// cannot be told again now.
-pub(crate) async fn without_room(supervisor: &Supervisor, job: JobKey, refusal: RpcError) -> RpcError {
+pub(crate) async fn without_room(
+    supervisor: &SupervisorState,
+    job: JobKey,
+    refusal: JsonRpcError,
+) -> JsonRpcError {
     let message = format!("job {job} is known here and cannot be told again now; try again: {refusal}");
     match known_or(supervisor, job, refusal).await {
-        Ok(()) => RpcError::refused("UNAVAILABLE", false, message),
+        Ok(()) => JsonRpcError::refused("UNAVAILABLE", false, message),
         Err(refusal) => refusal,
     }
 }
 
 async fn judge(
-    supervisor: &Supervisor,
+    supervisor: &SupervisorState,
     job: &Execution,
     coordinator: &str,
-) -> Result<(Grants, Condition), RpcError> {
+) -> Result<(Grants, AcceptCondition), JsonRpcError> {
     if supervisor.draining.now().is_some() {
         let message = "this machine is being drained and takes no new jobs";
-        return Err(RpcError::refused("DRAINING", false, message));
+        return Err(JsonRpcError::refused("DRAINING", false, message));
     }
     if let Some(shortage) = supervisor.floors.shortage() {
         return Err(disk_full(shortage.to_string()));
@@ -69,38 +73,42 @@ async fn judge(
     let signed = check_job(job, Timestamp::now());
     let signed = signed.map_err(|refusal| {
         let message = format!("the signature of its actor is not taken: {refusal}");
-        RpcError::refused("SIGNATURE_REFUSED", true, message)
+        JsonRpcError::refused("SIGNATURE_REFUSED", true, message)
     })?;
     let signer = signed.map(|signed| signed.signer);
     let granted = supervisor.policy.rules().grant(job, sender(supervisor, coordinator), signer);
-    let grants = granted.map_err(|denial| RpcError::refused(denial.code(), true, denial.to_string()))?;
-    supervisor.others.check(job, &grants, &supervisor.presence.now().instances)?;
+    let grants = granted.map_err(|denial| JsonRpcError::refused(denial.code(), true, denial.to_string()))?;
+    supervisor.external_workers.check(job, &grants, &supervisor.presence.now().instances)?;
     let wanted = job.isolation.max(grants.isolation);
     if wanted > Isolation::Basic {
         demand(supervisor, job, wanted).await?;
     }
-    Ok((grants, signed.map_or(Condition::None, only_once)))
+    Ok((grants, signed.map_or(AcceptCondition::None, only_once)))
 }
 
 /// What is known of the coordinator. Operators are admitted: they have shown the certificate of this machine's admin.
-fn sender<'a>(supervisor: &Supervisor, coordinator: &'a str) -> Sender<'a> {
+fn sender<'a>(supervisor: &SupervisorState, coordinator: &'a str) -> JobSender<'a> {
     let is_admitted = coordinator == OPERATOR
-        || supervisor.policy.admits(coordinator, |named| supervisor.coordinators.current(named));
-    Sender { root: coordinator, is_admitted }
+        || supervisor.policy.admits(coordinator, |named| supervisor.coordinators.current_root(named));
+    JobSender { root: coordinator, is_admitted }
 }
 
 /// What is not taken for want of room may be sent again, here or elsewhere.
-pub(crate) fn disk_full(message: String) -> RpcError {
-    RpcError::refused("DISK_FULL", false, message)
+pub(crate) fn disk_full(message: String) -> JsonRpcError {
+    JsonRpcError::refused("DISK_FULL", false, message)
 }
 
 /// A signature is for one job, of which there may be many attempts.
-fn only_once(SignedJob { signer, nonce, expires }: SignedJob) -> Condition {
-    Condition::Signed { nonce: ActorNonce { signer: signer.to_string(), nonce }, expires }
+fn only_once(SignedJob { signer, nonce, expires }: SignedJob) -> AcceptCondition {
+    AcceptCondition::Signed { nonce: ActorNonce { signer: signer.to_string(), nonce }, expires }
 }
 
 /// Refuses a job that nobody who is here could take for want of isolation. Without anybody it may wait.
-async fn demand(supervisor: &Supervisor, job: &Execution, wanted: Isolation) -> Result<(), RpcError> {
+async fn demand(
+    supervisor: &SupervisorState,
+    job: &Execution,
+    wanted: Isolation,
+) -> Result<(), JsonRpcError> {
     if best(job, &supervisor.presence.now().instances).is_none_or(|best| best >= wanted) {
         return Ok(());
     }
@@ -112,7 +120,7 @@ async fn demand(supervisor: &Supervisor, job: &Execution, wanted: Isolation) -> 
             let message = format!(
                 "isolation `{wanted}` is demanded, and the instances for it on this machine give only `{best}`"
             );
-            Err(RpcError::refused("ISOLATION_UNAVAILABLE", true, message))
+            Err(JsonRpcError::refused("ISOLATION_UNAVAILABLE", true, message))
         }
         _ => Ok(()),
     }

@@ -6,43 +6,44 @@ use std::time::Duration;
 
 use ::rpc::MountBuilder;
 use bytes::Bytes;
-use envelope::{Beyond, Conversation, Memory, Sealer, Voice};
+use envelope::{Conversation, EnvelopeSigner, OverflowPolicy, ReplayWindowLimits, Sealer};
 use identity::SigningKey;
 use kv::Kv;
 use model::supervision::COORDINATOR_TOPIC;
-use mycelium::{Bus, BusPeers, Guard, PublicKey, Refused, Side};
+use mycelium::{Bus, BusPeers, Guard, PeerEndpoint, PublicKey, RejectedPayload};
 use proto::v1::supervisor_service_server::SupervisorServiceServer;
-use queue::{DemandWatch, LossWatch};
-use sandbox::room::Floors;
-use service::{Condition, Notices, Readiness, Sequencer};
+use queue::{InstanceLossDetector, UnmetIsolationDetector};
+use sandbox::disk_space::DiskFloors;
+use service::{OperatorNotices, Readiness, ReadinessCondition, Sequencer};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use crate::attempts::Requests;
-use crate::blobs::Blobs;
+use crate::attempt_watchers::AttemptWatchers;
+use crate::attempts::OperatorRequestLock;
+use crate::blobs::BlobCache;
 use crate::config::Config;
+use crate::coordinator_requests::{CoordinatorRequestHandler, SupervisorState};
 use crate::coordinators::Coordinators;
-use crate::drain::Draining;
-use crate::dropped::Dropped;
+use crate::drain::DrainState;
+use crate::dropped_contexts::DroppedContexts;
 use crate::error::Error;
-use crate::intake::{Intake, Supervisor};
-use crate::legacy::{self, Bindings};
-use crate::logs::Logs;
+use crate::external_workers::ExternalWorkers;
+use crate::legacy::{self, LegacyBindings};
+use crate::logs::AttemptLogStore;
 use crate::metrics::Metrics;
-use crate::others::ServedByOthers;
 use crate::policy::{self, Policy};
 use crate::presence::PresenceView;
-use crate::refused::RefusedAttempts;
+use crate::refused_attempts::RefusedAttempts;
 use crate::rpc::SupervisorRpc;
-use crate::word::Word;
 use crate::work_dir::WorkDir;
-use crate::{outbox, presence, succession, upkeep};
+use crate::{maintenance, outbox, presence, root_rotation};
 
 /// The file in the work directory with the key that it signs with, unless another is named.
 const SIGNING_KEY: &str = "signing.key";
 /// What is remembered of what coordinators say. Where anybody may speak, those that are heard most rarely are forgotten, so that strangers
 /// keep nobody out; what is said knows by itself that it was heard before.
-const MEMORY: Memory = Memory { each: 500_000, roots: 1024, beyond: Beyond::Forgotten };
+const MEMORY: ReplayWindowLimits =
+    ReplayWindowLimits { messages_per_root: 500_000, roots_max: 1024, overflow: OverflowPolicy::EvictOldest };
 /// The pause after the store did not answer at the start.
 const STORE_RETRY: Duration = Duration::from_millis(500);
 
@@ -58,23 +59,23 @@ pub struct Deps<'a> {
 
 /// The service.
 pub struct App {
-    supervisor: Supervisor,
-    bus: Option<(Arc<dyn Bus>, mycelium::Inbox)>,
-    legacy: Bindings,
+    supervisor: SupervisorState,
+    bus: Option<(Arc<dyn Bus>, mycelium::BusInbox)>,
+    legacy: LegacyBindings,
     instance_patience: Duration,
     readiness: Readiness,
-    notices: Notices,
-    needs: Needs,
+    notices: OperatorNotices,
+    needs: SupervisorConditions,
     /// Ends the streams of coordinators.
     stop: CancellationToken,
 }
 
 /// What the supervisor cannot do without.
-struct Needs {
+struct SupervisorConditions {
     /// Its store answers.
-    store: Condition,
+    store: ReadinessCondition,
     /// What it has to know before it listens to anybody was read.
-    known: Condition,
+    known: ReadinessCondition,
 }
 
 impl App {
@@ -82,25 +83,25 @@ impl App {
         let database = deps.kv.endpoint().database();
         let work_dir = WorkDir::new(&config.work_dir);
         let voice = voice(config)?;
-        let supervisor = Supervisor {
-            voice,
-            queue: queue::Supervisor::new(deps.kv, database)
-                .with_old_workers(config.legacy.push().to_vec())
+        let supervisor = SupervisorState {
+            signer: voice,
+            queue: queue::SupervisorQueues::new(deps.kv, database)
+                .with_legacy_workers(config.legacy.push().to_vec())
                 .with_open_queues(config.open_queues || !config.served_by_others.is_empty()),
-            others: ServedByOthers::new(&config.served_by_others),
-            blobs: Blobs::new(&work_dir, config.blob_bytes_max),
-            logs: Logs::new(&work_dir, config.log_retention),
+            external_workers: ExternalWorkers::new(&config.served_by_others),
+            blobs: BlobCache::new(&work_dir, config.blob_bytes_max),
+            logs: AttemptLogStore::new(&work_dir, config.log_retention),
             work_dir,
             policy: Policy::load(config.policy.as_deref(), config.admitted.clone()).map_err(Error::Policy)?,
-            draining: Draining::default(),
-            floors: Floors::new(config.work_dir.clone(), config.disk_floor),
+            draining: DrainState::default(),
+            floors: DiskFloors::new(config.work_dir.clone(), config.disk_floor),
             coordinators: Coordinators::default(),
             presence: PresenceView::default(),
-            dropped: Dropped::default(),
-            refused: RefusedAttempts::default(),
-            word: Word::default(),
+            dropped_contexts: DroppedContexts::default(),
+            refused_attempts: RefusedAttempts::default(),
+            attempt_watchers: AttemptWatchers::default(),
             accepting: Sequencer::default(),
-            requests: Requests::default(),
+            requests: OperatorRequestLock::default(),
             metrics: Metrics::new(deps.metrics).map_err(Error::Metrics)?,
         };
         let bus = match deps.bus {
@@ -111,14 +112,15 @@ impl App {
             }
         };
         let readiness = Readiness::new();
-        let needs = Needs { store: readiness.condition("store"), known: readiness.condition("roots") };
+        let needs =
+            SupervisorConditions { store: readiness.condition("store"), known: readiness.condition("roots") };
         Ok(Self {
             supervisor,
             bus,
             legacy: config.legacy.clone(),
             instance_patience: config.instance_patience,
             readiness,
-            notices: Notices::default(),
+            notices: OperatorNotices::default(),
             needs,
             stop: CancellationToken::new(),
         })
@@ -142,7 +144,7 @@ impl App {
 
     /// What its operators should know.
     #[must_use]
-    pub fn notices(&self) -> Notices {
+    pub fn notices(&self) -> OperatorNotices {
         self.notices.clone()
     }
 
@@ -150,12 +152,12 @@ impl App {
     /// answered, stay in the store for the next start.
     pub async fn run(self, shutdown: CancellationToken) {
         let Self { supervisor, bus, legacy, instance_patience, readiness: _, notices, needs, stop } = self;
-        let Needs { store, known } = needs;
+        let SupervisorConditions { store, known } = needs;
         let (tell_known, told_known) = oneshot::channel();
         let serving_bus = serve_bus(supervisor.clone(), bus, told_known);
         let becoming_ready = async {
             supervisor.presence.known().await;
-            succession::restore(&supervisor).await;
+            root_rotation::restore(&supervisor).await;
             known.met();
             // Nobody waits for it without a bus.
             let _ = tell_known.send(());
@@ -164,14 +166,14 @@ impl App {
             tokio::join!(
                 presence::keep(
                     supervisor.clone(),
-                    LossWatch::new(instance_patience),
-                    DemandWatch::new(instance_patience),
+                    InstanceLossDetector::new(instance_patience),
+                    UnmetIsolationDetector::new(instance_patience),
                     &store,
                 ),
                 outbox::keep(supervisor.clone(), &store, stop.clone()),
                 legacy::keep(supervisor.clone(), legacy),
                 policy::keep(supervisor.policy.clone(), supervisor.metrics.clone(), notices.notice("intake")),
-                upkeep::keep(supervisor.clone()),
+                maintenance::keep(supervisor.clone()),
                 serving_bus,
                 tell_of_what_runs(&supervisor),
                 becoming_ready,
@@ -186,7 +188,7 @@ impl App {
 }
 
 /// Learns where coordinators were heard from before this start.
-async fn restore_nodes(supervisor: &Supervisor) {
+async fn restore_nodes(supervisor: &SupervisorState) {
     loop {
         match supervisor.queue.nodes().await {
             Ok(kept) => {
@@ -202,11 +204,11 @@ async fn restore_nodes(supervisor: &Supervisor) {
 
 /// Tells coordinators that turn up what runs for them: while they could not hear of it they may have
 /// taken it for lost, or closed it, and then they have it stopped.
-async fn tell_of_what_runs(supervisor: &Supervisor) {
+async fn tell_of_what_runs(supervisor: &SupervisorState) {
     let mut arrivals = supervisor.coordinators.arrivals();
     // The sender lives as long as the supervisor.
     while arrivals.changed().await.is_ok() {
-        match supervisor.queue.tell_running_again().await {
+        match supervisor.queue.resend_started().await {
             Ok(count) => tracing::debug!(count, "what runs is told again"),
             Err(error) => tracing::warn!(%error, "what runs cannot be told again"),
         }
@@ -214,20 +216,20 @@ async fn tell_of_what_runs(supervisor: &Supervisor) {
 }
 
 /// Signs with the key of this supervisor, and is named by it.
-fn voice(config: &Config) -> Result<Arc<Voice>, Error> {
+fn voice(config: &Config) -> Result<Arc<EnvelopeSigner>, Error> {
     let dir = &config.work_dir;
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(|error| Error::WorkDir(dir.clone(), error))?;
     let path = config.signing_key.clone().unwrap_or_else(|| dir.join(SIGNING_KEY));
     let sealer = Sealer::of_root(SigningKey::load_or_make(&path).map_err(Error::SigningKey)?);
     let names = vec![sealer.root().to_string()];
-    Ok(Voice::remembering(sealer, names, MEMORY))
+    Ok(EnvelopeSigner::with_replay_limits(sealer, names, MEMORY))
 }
 
 /// Answers whoever speaks through the bus, once the supervisor knows its name and who has which root.
 async fn serve_bus(
-    supervisor: Supervisor,
-    bus: Option<(Arc<dyn Bus>, mycelium::Inbox)>,
+    supervisor: SupervisorState,
+    bus: Option<(Arc<dyn Bus>, mycelium::BusInbox)>,
     known: oneshot::Receiver<()>,
 ) {
     let Some((bus, inbox)) = bus else { return };
@@ -239,18 +241,18 @@ async fn serve_bus(
     let nodes = Arc::clone(&bus);
     let accept = move |node| {
         let mut conversation = accepting.conversation();
-        if nodes.is_within_one_program(node) {
-            conversation = conversation.within_one_program();
+        if nodes.is_in_process(node) {
+            conversation = conversation.in_process();
         }
-        if let Some(coordinator) = accepting.coordinators.behind(node) {
+        if let Some(coordinator) = accepting.coordinators.coordinator_at(node) {
             conversation = conversation.with_name(coordinator);
         }
         let conversation = Arc::new(conversation);
-        let handler = Intake::on_bus(accepting.clone(), Arc::clone(&conversation), node);
+        let handler = CoordinatorRequestHandler::on_bus(accepting.clone(), Arc::clone(&conversation), node);
         let coordinators = accepting.coordinators.clone();
-        Side { handler, guard: Arc::new(OnNode { conversation, coordinators, node }) }
+        PeerEndpoint { handler, guard: Arc::new(CoordinatorNodeGuard { conversation, coordinators, node }) }
     };
-    let mut standing = bus.standing();
+    let mut standing = bus.status();
     let peers = BusPeers::new(bus, Arc::new(accept));
     supervisor.coordinators.set_bus(peers.clone());
     // Nothing comes before the bus was up once, and then it knows its node. A daemon may come back as another.
@@ -258,28 +260,28 @@ async fn serve_bus(
     let naming = async {
         while let Ok(standing) = standing.wait_for(|now| now.node.is_some() && now.key() != known).await {
             known = standing.key();
-            known.iter().for_each(|key| supervisor.voice.add_name(key.to_string()));
+            known.iter().for_each(|key| supervisor.signer.add_name(key.to_string()));
         }
     };
     tokio::join!(naming, peers.run(inbox, COORDINATOR_TOPIC));
 }
 
 /// The conversation with whoever speaks through a node of the bus.
-struct OnNode {
+struct CoordinatorNodeGuard {
     conversation: Arc<Conversation>,
     coordinators: Coordinators,
     node: PublicKey,
 }
 
-impl Guard for OnNode {
+impl Guard for CoordinatorNodeGuard {
     fn seal(&self, payload: Bytes) -> Result<Bytes, String> {
         self.conversation.seal(payload)
     }
 
-    fn open(&self, payload: &Bytes) -> Result<Bytes, Refused> {
+    fn open(&self, payload: &Bytes) -> Result<Bytes, RejectedPayload> {
         let opened = Guard::open(&*self.conversation, payload)?;
         if let Some(root) = self.conversation.root() {
-            self.coordinators.heard_through(&root.to_string(), self.node);
+            self.coordinators.claim_node(&root.to_string(), self.node);
         }
         Ok(opened)
     }
@@ -295,11 +297,11 @@ mod tests {
         let now = Timestamp::from_millis(1_800_000_000_000);
         let sealer = Sealer::of_root(SigningKey::generate());
         let own = sealer.root().to_string();
-        let here = Voice::remembering(sealer, vec![own.clone()], MEMORY);
-        for n in 0..=MEMORY.roots {
+        let here = EnvelopeSigner::with_replay_limits(sealer, vec![own.clone()], MEMORY);
+        for n in 0..=MEMORY.roots_max {
             let stranger = Sealer::of_root(SigningKey::generate());
             let said = stranger.seal(&own, b"{}", now, Duration::from_secs(60)).expect("JSON");
-            let heard = Conversation::new(Arc::clone(&here), Arc::new(|_| {})).hear(&said, now);
+            let heard = Conversation::new(Arc::clone(&here), Arc::new(|_| {})).verify(&said, now);
             assert!(heard.is_ok(), "the {n}th root: {heard:?}");
         }
     }

@@ -9,17 +9,17 @@ use model::{
     ActorId, Attempt, BlobHash, ContextId, Execution, FlowId, FlowUid, Isolation, JobId, JobKey, Name,
     ScriptSource, ScriptType,
 };
-use mycelium::RpcError;
-use queue::{JobState, JobStatus, OPERATOR, Offer, Refusal};
+use mycelium::JsonRpcError;
+use queue::{JobAcceptError, JobOffer, OPERATOR, QueueJobSnapshot, QueueJobStatus};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use crate::admission::admit;
-use crate::intake::Supervisor;
+use crate::coordinator_requests::SupervisorState;
 
 /// What an operator wants run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Wanted {
+pub struct OperatorAttemptSpec {
     /// Who executes it.
     pub script_type: ScriptType,
     /// What it says.
@@ -40,13 +40,13 @@ pub struct Wanted {
 
 /// Why it is not run.
 #[derive(Debug, thiserror::Error)]
-pub enum NotRun {
+pub enum RunAttemptError {
     /// As a coordinator would be told.
     #[error("{0}")]
-    Refused(RpcError),
+    Refused(JsonRpcError),
     /// The queue does not take it.
     #[error("the queue does not take it")]
-    Queue(#[source] Refusal),
+    Queue(#[source] JobAcceptError),
     /// Redis gives trouble.
     #[error("the supervisor's store does not answer")]
     Store(#[source] kv::Error),
@@ -54,39 +54,44 @@ pub enum NotRun {
 
 /// An attempt as it stands.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Known {
+pub struct AttemptSnapshot {
     /// Which.
     pub key: JobKey,
     /// The root of the coordinator that sent it; empty when an operator did.
     pub coordinator: String,
     /// Where it stands.
-    pub state: JobState,
+    pub state: QueueJobSnapshot,
 }
 
-impl Known {
+impl AttemptSnapshot {
     /// Whether it may still run.
     const fn is_open(&self) -> bool {
-        matches!(self.state.status, JobStatus::Queued | JobStatus::Started)
+        matches!(self.state.status, QueueJobStatus::Queued | QueueJobStatus::Started)
     }
 }
 
-impl Supervisor {
+impl SupervisorState {
     /// Takes an attempt in as those of coordinators are. The same request id means the same attempt.
     ///
     /// # Errors
-    /// A [`NotRun`]; with `KEY_CONFLICT` when the request id came with something else before.
-    pub(crate) async fn run_attempt(&self, request_id: &str, wanted: Wanted) -> Result<JobKey, NotRun> {
-        let context = self.queue.operator_context().await.map_err(NotRun::Store)?;
+    /// A [`RunAttemptError`]; with `KEY_CONFLICT` when the request id came with something else before.
+    pub(crate) async fn run_attempt(
+        &self,
+        request_id: &str,
+        wanted: OperatorAttemptSpec,
+    ) -> Result<JobKey, RunAttemptError> {
+        let context = self.queue.operator_context().await.map_err(RunAttemptError::Store)?;
         let flow = match request_id {
             "" => Uid::random(),
             id => uid_of(id),
         };
         let job_key = JobKey { context, flow: FlowUid(flow), job: JobId(1), attempt: Attempt(1) };
         let execution = execution(job_key, wanted);
-        let (grants, condition) = admit(self, &execution, OPERATOR).await.map_err(NotRun::Refused)?;
+        let (grants, condition) =
+            admit(self, &execution, OPERATOR).await.map_err(RunAttemptError::Refused)?;
         let weight = self.policy.rules().weight(context);
-        let offer = Offer { execution, coordinator: OPERATOR.to_owned(), grants, condition, weight };
-        self.queue.accept(offer).await.map_err(NotRun::Queue)?;
+        let offer = JobOffer { execution, coordinator: OPERATOR.to_owned(), grants, condition, weight };
+        self.queue.accept(offer).await.map_err(RunAttemptError::Queue)?;
         self.metrics.accepted.inc();
         Ok(job_key)
     }
@@ -95,22 +100,26 @@ impl Supervisor {
     ///
     /// # Errors
     /// Any [`kv::Error`].
-    pub(crate) async fn attempt(&self, key: JobKey) -> kv::Result<Option<Known>> {
+    pub(crate) async fn attempt(&self, key: JobKey) -> kv::Result<Option<AttemptSnapshot>> {
         let Some(state) = self.queue.status(key).await? else { return Ok(None) };
         let origin = self.queue.origin(key).await?.map(|(coordinator, _)| coordinator);
         let coordinator = origin.filter(|name| name != OPERATOR).unwrap_or_default();
-        Ok(Some(Known { key, coordinator, state }))
+        Ok(Some(AttemptSnapshot { key, coordinator, state }))
     }
 
     /// An attempt as it stands when it has ended, or at the deadline.
     ///
     /// # Errors
     /// Any [`kv::Error`].
-    pub(crate) async fn ended_attempt(&self, key: JobKey, deadline: Instant) -> kv::Result<Option<Known>> {
-        let mut listener = self.word.listen(key);
+    pub(crate) async fn ended_attempt(
+        &self,
+        key: JobKey,
+        deadline: Instant,
+    ) -> kv::Result<Option<AttemptSnapshot>> {
+        let mut listener = self.attempt_watchers.subscribe(key);
         loop {
             let known = self.attempt(key).await?;
-            let is_open = known.as_ref().is_some_and(Known::is_open);
+            let is_open = known.as_ref().is_some_and(AttemptSnapshot::is_open);
             if !is_open || tokio::time::timeout_at(deadline, listener.next()).await.is_err() {
                 return Ok(known);
             }
@@ -124,8 +133,17 @@ fn uid_of(text: &str) -> Uid {
     hash[..32].parse().expect("a hash has more than 32 hex digits")
 }
 
-fn execution(job_key: JobKey, wanted: Wanted) -> Execution {
-    let Wanted { script_type, script, env_vars, timeout_secs, group, instance, isolation, network } = wanted;
+fn execution(job_key: JobKey, wanted: OperatorAttemptSpec) -> Execution {
+    let OperatorAttemptSpec {
+        script_type,
+        script,
+        env_vars,
+        timeout_secs,
+        group,
+        instance,
+        isolation,
+        network,
+    } = wanted;
     let name = |text: &str| text.parse::<Name>().expect("it is a name");
     Execution {
         job_key,
@@ -153,51 +171,59 @@ fn execution(job_key: JobKey, wanted: Wanted) -> Execution {
 
 /// Requests that operators repeat, one at a time: what is done under an id is done once. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub struct Requests(Arc<Mutex<()>>);
+pub struct OperatorRequestLock(Arc<Mutex<()>>);
 
 /// A request whose turn it is.
-pub(crate) struct Turn<'a> {
+pub(crate) struct OperatorRequestGuard<'a> {
     _held: MutexGuard<'a, ()>,
-    supervisor: &'a Supervisor,
+    supervisor: &'a SupervisorState,
     id: &'a str,
     hash: String,
 }
 
 /// What became of a request under the same id.
-pub(crate) enum Before<'a> {
+pub(crate) enum OperatorRequestCheck<'a> {
     /// Nothing: it is to be done, and noted then.
-    Nothing(Turn<'a>),
+    New(OperatorRequestGuard<'a>),
     /// It was done.
-    Same,
+    Repeated,
     /// Something else was done.
-    Other,
+    Conflict,
 }
 
-impl Supervisor {
+impl SupervisorState {
     /// Waits for the turn of a request that says `what`. Without an id it is always new.
     ///
     /// # Errors
     /// Any [`kv::Error`].
-    pub(crate) async fn asked_before<'a>(&'a self, id: &'a str, what: &str) -> kv::Result<Before<'a>> {
+    pub(crate) async fn check_request<'a>(
+        &'a self,
+        id: &'a str,
+        what: &str,
+    ) -> kv::Result<OperatorRequestCheck<'a>> {
         let held = self.requests.0.lock().await;
         let hash = BlobHash::of(what.as_bytes()).to_string();
         if !id.is_empty() {
-            match self.queue.asked(id).await? {
-                Some(known) if known == hash => return Ok(Before::Same),
-                Some(_) => return Ok(Before::Other),
+            match self.queue.completed_request(id).await? {
+                Some(known) if known == hash => return Ok(OperatorRequestCheck::Repeated),
+                Some(_) => return Ok(OperatorRequestCheck::Conflict),
                 None => {}
             }
         }
-        Ok(Before::Nothing(Turn { _held: held, supervisor: self, id, hash }))
+        Ok(OperatorRequestCheck::New(OperatorRequestGuard { _held: held, supervisor: self, id, hash }))
     }
 }
 
-impl Turn<'_> {
+impl OperatorRequestGuard<'_> {
     /// It was done. A repetition after a crash before this does it again, which all that is asked for here allows.
     ///
     /// # Errors
     /// Any [`kv::Error`].
     pub(crate) async fn done(self) -> kv::Result<()> {
-        if self.id.is_empty() { Ok(()) } else { self.supervisor.queue.note_asked(self.id, &self.hash).await }
+        if self.id.is_empty() {
+            Ok(())
+        } else {
+            self.supervisor.queue.record_request(self.id, &self.hash).await
+        }
     }
 }

@@ -3,9 +3,9 @@
 //!
 //! A file is there whole or not at all. Instances link it into the directories
 //! of their jobs, and put the outputs they collect beside it. The times of files say when they were last
-//! used; together they stay within a bound (see [`cache`]).
+//! used; together they stay within a bound (see [`eviction`]).
 
-pub mod cache;
+pub mod eviction;
 
 use std::io;
 use std::path::PathBuf;
@@ -19,10 +19,10 @@ use model::id::Uid;
 use model::job::BlobRef;
 use model::supervision::{BlobGet, BlobPiece, BlobPut, method};
 use model::{BlobHash, ContextId, ContextUid, Execution, FileSource, JobKey, ScriptSource, limits};
-use mycelium::json_rpc::Peer;
+use mycelium::json_rpc::JsonRpcPeer;
 use tokio::sync::Notify;
 
-use self::cache::{Place, Uses};
+use self::eviction::{BlobUseCounts, ContextBlob};
 use crate::error::BlobError;
 use crate::work_dir::{WorkDir, blocking};
 
@@ -34,13 +34,13 @@ const PART_WRITTEN: u64 = 16;
 
 /// The blobs of this machine. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Blobs(Arc<Shared>);
+pub struct BlobCache(Arc<BlobCacheInner>);
 
 #[derive(Debug)]
-struct Shared {
+struct BlobCacheInner {
     root: PathBuf,
     bytes_max: u64,
-    uses: Mutex<Uses>,
+    uses: Mutex<BlobUseCounts>,
     /// Bytes since the last cleaning began.
     written: AtomicU64,
     /// Much was written.
@@ -49,12 +49,12 @@ struct Shared {
 
 /// Keeps blobs that a job names, from before they are looked for until the job is accepted.
 #[derive(Debug)]
-pub struct InUse {
-    blobs: Blobs,
-    places: Vec<Place>,
+pub struct BlobUseGuard {
+    blobs: BlobCache,
+    places: Vec<ContextBlob>,
 }
 
-impl Drop for InUse {
+impl Drop for BlobUseGuard {
     fn drop(&mut self) {
         let mut uses = self.blobs.uses();
         for place in &self.places {
@@ -65,18 +65,18 @@ impl Drop for InUse {
 
 /// For which attempt bytes travel.
 #[derive(Debug, Clone, Copy)]
-pub struct Purpose {
+pub struct BlobPurpose {
     /// The attempt.
     pub job_key: JobKey,
     /// Its context, as the coordinator numbered it.
     pub context_id: ContextId,
 }
 
-impl Blobs {
+impl BlobCache {
     /// Keeps them in a work directory, and about so many bytes of them.
     #[must_use]
     pub fn new(work_dir: &WorkDir, bytes_max: u64) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(BlobCacheInner {
             root: work_dir.blobs(),
             bytes_max,
             uses: Mutex::default(),
@@ -88,7 +88,7 @@ impl Blobs {
     /// From now on nothing that the job names is removed, until this is dropped. By then the job has to be
     /// accepted, or given up.
     #[must_use]
-    pub fn use_for(&self, job: &Execution) -> InUse {
+    pub fn use_for(&self, job: &Execution) -> BlobUseGuard {
         let context = job.job_key.context;
         let mut places: Vec<_> = job.files.values().map(|file| (context, file.blob.sha256)).collect();
         if let ScriptSource::Blob(script) = &job.script {
@@ -99,7 +99,7 @@ impl Blobs {
             uses.begin(*place);
         }
         drop(uses);
-        InUse { blobs: self.clone(), places }
+        BlobUseGuard { blobs: self.clone(), places }
     }
 
     /// Waits until so much was written that a look at the bound is worth it.
@@ -115,8 +115,8 @@ impl Blobs {
     pub async fn settle(
         &self,
         file: &mut FileSource,
-        purpose: Purpose,
-        peer: &Peer,
+        purpose: BlobPurpose,
+        peer: &JsonRpcPeer,
     ) -> Result<(), BlobError> {
         let Some(inline) = file.inline.take() else { return self.fetch(file.blob, purpose, peer).await };
         let hash = file.blob.sha256;
@@ -128,7 +128,12 @@ impl Blobs {
     ///
     /// # Errors
     /// Any [`BlobError`]; may be repeated.
-    pub async fn fetch(&self, blob: BlobRef, purpose: Purpose, peer: &Peer) -> Result<(), BlobError> {
+    pub async fn fetch(
+        &self,
+        blob: BlobRef,
+        purpose: BlobPurpose,
+        peer: &JsonRpcPeer,
+    ) -> Result<(), BlobError> {
         if self.touch(purpose.job_key.context, blob.sha256).await {
             return Ok(());
         }
@@ -162,7 +167,12 @@ impl Blobs {
     ///
     /// # Errors
     /// Any [`BlobError`].
-    pub async fn push(&self, blob: BlobRef, purpose: Purpose, peer: &Peer) -> Result<(), BlobError> {
+    pub async fn push(
+        &self,
+        blob: BlobRef,
+        purpose: BlobPurpose,
+        peer: &JsonRpcPeer,
+    ) -> Result<(), BlobError> {
         let bytes = self.read(purpose.job_key.context, blob.sha256).await?;
         let mut offset = 0;
         loop {
@@ -219,7 +229,7 @@ impl Blobs {
         })
     }
 
-    fn uses(&self) -> MutexGuard<'_, Uses> {
+    fn uses(&self) -> MutexGuard<'_, BlobUseCounts> {
         self.0.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -7,9 +7,9 @@ use model::ScriptType;
 
 use crate::app::{App, Deps};
 use crate::error::Error;
-use crate::legacy::Bindings;
-use crate::logs::Retention;
-use crate::policy::Admitted;
+use crate::legacy::LegacyBindings;
+use crate::logs::LogRetention;
+use crate::policy::DefaultCoordinators;
 
 /// The supervisor's own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Config {
     /// The Ed25519 key that it signs with, made when it is not there; absent: `signing.key` in the work directory.
     pub signing_key: Option<PathBuf>,
     /// Queues that it shares with old workers and old dispatchers.
-    pub legacy: Bindings,
+    pub legacy: LegacyBindings,
     /// Whether others may push jobs into work queues and take from them; else what they push is refused.
     pub open_queues: bool,
     /// Script types that workers of others run from the work queues, which are open then.
@@ -30,13 +30,13 @@ pub struct Config {
     /// What the operator lets jobs do; absent: everything.
     pub policy: Option<PathBuf>,
     /// Coordinators whose jobs are taken where the policy names none.
-    pub admitted: Admitted,
+    pub admitted: DefaultCoordinators,
     /// What has to stay free on the file system of the work directory, as its instances are told; absent: the usual.
     pub disk_floor: Option<u64>,
     /// Bytes of scripts, files and outputs that are kept, beside those that are needed.
     pub blob_bytes_max: u64,
     /// How long, and how much of it, is kept of what jobs print.
-    pub log_retention: Retention,
+    pub log_retention: LogRetention,
     /// How long an instance may be missing before what it runs is lost.
     pub instance_patience: Duration,
 }
@@ -52,14 +52,14 @@ impl Config {
             work_dir,
             topic: model::supervision::SUPERVISOR_TOPIC.to_owned(),
             signing_key: None,
-            legacy: Bindings::default(),
+            legacy: LegacyBindings::default(),
             open_queues: false,
             served_by_others: Vec::new(),
             policy: None,
-            admitted: Admitted::Anyone,
+            admitted: DefaultCoordinators::Anyone,
             disk_floor: None,
             blob_bytes_max: BLOB_BYTES_DEFAULT,
-            log_retention: Retention::default(),
+            log_retention: LogRetention::default(),
             instance_patience: queue::PRESENCE_TTL,
         }
     }

@@ -4,19 +4,19 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use model::supervision::COORDINATOR_TOPIC;
-use mycelium::json_rpc::Peer;
-use mycelium::{BusPeers, Destination, PublicKey, Standing};
+use mycelium::json_rpc::JsonRpcPeer;
+use mycelium::{BusDestination, BusPeers, BusStatus, PublicKey};
 use tokio::sync::watch;
 
 /// The conversations that are open. Clones are the same.
 #[derive(Debug, Clone)]
-pub struct Coordinators(Arc<Shared>);
+pub struct Coordinators(Arc<CoordinatorsInner>);
 
 #[derive(Debug)]
-struct Shared {
+struct CoordinatorsInner {
     /// By coordinator, the newest last: one may come over several addresses, or start anew
     /// before its former process is gone.
-    open: Mutex<HashMap<String, Vec<Peer>>>,
+    open: Mutex<HashMap<String, Vec<JsonRpcPeer>>>,
     bus: Mutex<Option<BusPeers>>,
     /// The nodes through which coordinators were heard last.
     nodes: Mutex<HashMap<String, PublicKey>>,
@@ -28,7 +28,7 @@ struct Shared {
 
 impl Default for Coordinators {
     fn default() -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(CoordinatorsInner {
             open: Mutex::default(),
             bus: Mutex::default(),
             nodes: Mutex::default(),
@@ -46,20 +46,20 @@ impl Coordinators {
 
     /// How the bus fares through which some are spoken to; as if it were not there before it was up once.
     #[must_use]
-    pub fn bus_standing(&self) -> Standing {
+    pub fn bus_standing(&self) -> BusStatus {
         let bus = self.0.bus.lock().unwrap_or_else(PoisonError::into_inner);
-        bus.as_ref().map(|peers| peers.bus().standing().borrow().clone()).unwrap_or_default()
+        bus.as_ref().map(|peers| peers.bus().status().borrow().clone()).unwrap_or_default()
     }
 
     /// The root that a coordinator has now whose root was this once.
     #[must_use]
-    pub fn current(&self, name: &str) -> String {
+    pub fn current_root(&self, name: &str) -> String {
         self.successors().get(name).cloned().unwrap_or_else(|| name.to_owned())
     }
 
     /// Whether a coordinator has another root by now.
     #[must_use]
-    pub fn is_succeeded(&self, name: &str) -> bool {
+    pub fn is_retired(&self, name: &str) -> bool {
         self.successors().contains_key(name)
     }
 
@@ -77,7 +77,7 @@ impl Coordinators {
     /// Ends the conversations with a coordinator, and has the others looked at again.
     pub fn end(&self, name: &str) {
         let ended = self.open().remove(name);
-        ended.iter().flatten().for_each(Peer::close);
+        ended.iter().flatten().for_each(JsonRpcPeer::close);
         self.0.arrivals.send_modify(|count| *count += 1);
     }
 
@@ -93,7 +93,7 @@ impl Coordinators {
     }
 
     /// A coordinator was heard through a node: whoever was heard through it before is there no more.
-    pub fn heard_through(&self, name: &str, node: PublicKey) {
+    pub fn claim_node(&self, name: &str, node: PublicKey) {
         self.nodes().retain(|known, of| *of != node || known == name);
     }
 
@@ -107,16 +107,16 @@ impl Coordinators {
 
     /// The coordinator that was heard through a node.
     #[must_use]
-    pub fn behind(&self, node: PublicKey) -> Option<String> {
+    pub fn coordinator_at(&self, node: PublicKey) -> Option<String> {
         self.nodes().iter().find(|(_, known)| **known == node).map(|(name, _)| name.clone())
     }
 
     /// A coordinator has turned up; other conversations with it go on. Nothing happens when this one
     /// is known or closed, or the coordinator has another root by now.
-    pub fn arrived(&self, name: &str, peer: &Peer) {
+    pub fn connected(&self, name: &str, peer: &JsonRpcPeer) {
         {
             let mut open = self.open();
-            if peer.is_closed() || self.is_succeeded(name) {
+            if peer.is_closed() || self.is_retired(name) {
                 return;
             }
             if open.get(name).is_some_and(|peers| peers.iter().any(|known| known.is(peer))) {
@@ -134,7 +134,7 @@ impl Coordinators {
     }
 
     /// A conversation has ended.
-    pub fn left(&self, name: &str, peer: &Peer) {
+    pub fn disconnected(&self, name: &str, peer: &JsonRpcPeer) {
         // Closed first: from now on it cannot arrive again.
         peer.close();
         let mut open = self.open();
@@ -148,9 +148,9 @@ impl Coordinators {
 
     /// The conversations with a coordinator, the newest first; empty while there is none. One that has another root by now
     /// is spoken to under that.
-    pub async fn peers(&self, name: &str) -> Vec<Peer> {
-        let name = &self.current(name);
-        let mut peers: Vec<Peer> = self.open().get(name).cloned().unwrap_or_default();
+    pub async fn peers(&self, name: &str) -> Vec<JsonRpcPeer> {
+        let name = &self.current_root(name);
+        let mut peers: Vec<JsonRpcPeer> = self.open().get(name).cloned().unwrap_or_default();
         peers.retain(|peer| !peer.is_closed());
         peers.reverse();
         if peers.is_empty() {
@@ -159,15 +159,15 @@ impl Coordinators {
         peers
     }
 
-    async fn peer_on_bus(&self, name: &str) -> Option<Peer> {
+    async fn peer_on_bus(&self, name: &str) -> Option<JsonRpcPeer> {
         let key = self.nodes().get(name).copied()?;
         let bus = self.0.bus.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
-        bus.peer(Destination::Key(key), COORDINATOR_TOPIC).await.ok()
+        bus.peer(BusDestination::Key(key), COORDINATOR_TOPIC).await.ok()
     }
 
     /// Every conversation that is open.
     #[must_use]
-    pub fn all(&self) -> Vec<Peer> {
+    pub fn all(&self) -> Vec<JsonRpcPeer> {
         self.open().values().flatten().filter(|peer| !peer.is_closed()).cloned().collect()
     }
 
@@ -185,7 +185,7 @@ impl Coordinators {
         self.0.successors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open(&self) -> MutexGuard<'_, HashMap<String, Vec<Peer>>> {
+    fn open(&self) -> MutexGuard<'_, HashMap<String, Vec<JsonRpcPeer>>> {
         self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -195,20 +195,20 @@ mod tests {
     use super::*;
     use bytes::Bytes;
     use futures_util::future::BoxFuture;
-    use mycelium::json_rpc::{Answer, Handler, Request};
+    use mycelium::json_rpc::{JsonRpcHandler, JsonRpcRequest, JsonRpcResult};
     use tokio::sync::mpsc;
 
     struct Silent;
 
-    impl Handler for Silent {
-        fn handle(&self, _: &Peer, _: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+    impl JsonRpcHandler for Silent {
+        fn handle(&self, _: &JsonRpcPeer, _: Vec<JsonRpcRequest>) -> BoxFuture<'static, Vec<JsonRpcResult>> {
             Box::pin(async { Vec::new() })
         }
     }
 
-    fn peer() -> (Peer, mpsc::Receiver<Bytes>) {
+    fn peer() -> (JsonRpcPeer, mpsc::Receiver<Bytes>) {
         let (outbox, payloads) = mpsc::channel(4);
-        (Peer::new(outbox, Arc::new(Silent)), payloads)
+        (JsonRpcPeer::new(outbox, Arc::new(Silent)), payloads)
     }
 
     #[tokio::test]
@@ -217,8 +217,8 @@ mod tests {
         let (first, mut first_out) = peer();
         let (second, mut second_out) = peer();
         for _ in 0..3 {
-            coordinators.arrived("a", &first);
-            coordinators.arrived("a", &second);
+            coordinators.connected("a", &first);
+            coordinators.connected("a", &second);
         }
         let open = coordinators.peers("a").await;
         assert_eq!(open.len(), 2);
@@ -229,8 +229,8 @@ mod tests {
         }
         assert!(first_out.recv().await.is_some() && second_out.recv().await.is_some());
 
-        coordinators.left("a", &second);
-        coordinators.arrived("a", &second);
+        coordinators.disconnected("a", &second);
+        coordinators.connected("a", &second);
         let open = coordinators.peers("a").await;
         assert!(open.len() == 1 && open[0].is(&first), "only the one that left is gone, and for good");
         drop(first_out);

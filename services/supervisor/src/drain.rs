@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use keys::ControlScope;
 use model::{ScriptType, Timestamp};
-use queue::{Command, Drain};
+use queue::{InstanceCommand, SupervisorDrain};
 use tokio::sync::watch;
 
-use crate::intake::Supervisor;
+use crate::coordinator_requests::SupervisorState;
 
 /// Whether the supervisor drains. Clones are the same.
 #[derive(Debug, Clone)]
-pub struct Draining(Arc<watch::Sender<Option<Drain>>>);
+pub struct DrainState(Arc<watch::Sender<Option<SupervisorDrain>>>);
 
-impl Default for Draining {
+impl Default for DrainState {
     fn default() -> Self {
         Self(Arc::new(watch::Sender::new(None)))
     }
@@ -22,29 +22,29 @@ impl Default for Draining {
 
 /// How far a drain is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Progress {
+pub struct DrainProgress {
     /// Since when, and until when; absent: it does not drain.
-    pub drain: Option<Drain>,
+    pub drain: Option<SupervisorDrain>,
     /// Jobs that wait in its queues.
     pub queued: u64,
     /// Jobs that instances run.
     pub running: u64,
 }
 
-impl Draining {
+impl DrainState {
     /// As it stands.
     #[must_use]
-    pub fn now(&self) -> Option<Drain> {
+    pub fn now(&self) -> Option<SupervisorDrain> {
         *self.0.borrow()
     }
 
     /// Changes with each drain and resume.
     #[must_use]
-    pub fn changes(&self) -> watch::Receiver<Option<Drain>> {
+    pub fn changes(&self) -> watch::Receiver<Option<SupervisorDrain>> {
         self.0.subscribe()
     }
 
-    pub(crate) fn set(&self, drain: Option<Drain>) {
+    pub(crate) fn set(&self, drain: Option<SupervisorDrain>) {
         self.0.send_if_modified(|known| {
             let changed = *known != drain;
             *known = drain;
@@ -58,21 +58,21 @@ impl Draining {
 ///
 /// # Errors
 /// Any [`kv::Error`]; to be repeated then, since instances may not have been told.
-pub async fn begin(supervisor: &Supervisor, deadline_secs: Option<u32>) -> kv::Result<Progress> {
+pub async fn begin(supervisor: &SupervisorState, deadline_secs: Option<u32>) -> kv::Result<DrainProgress> {
     let now = Timestamp::now();
     let since = supervisor.draining.now().map_or(now, |drain| drain.since);
     let deadline = deadline_secs.map(|secs| now + Duration::from_secs(secs.into()));
-    let drain = Drain { since, deadline };
+    let drain = SupervisorDrain { since, deadline };
     supervisor.queue.set_drain(Some(drain)).await?;
     // From here on nothing is accepted; what was on its way in is given back by the next look at the instances.
     supervisor.draining.set(Some(drain));
     supervisor.metrics.drains.inc();
     let mut told = 0;
     for script_type in ScriptType::ALL {
-        let command = Command::Drain { deadline_secs };
+        let command = InstanceCommand::Drain { deadline_secs };
         told += supervisor.queue.command(&ControlScope::Type(script_type), &command).await?;
     }
-    let returned = supervisor.queue.hand_back().await?;
+    let returned = supervisor.queue.return_waiting().await?;
     tracing::info!(returned, instances = told, ?deadline_secs, "the machine is being drained");
     progress(supervisor).await
 }
@@ -81,7 +81,7 @@ pub async fn begin(supervisor: &Supervisor, deadline_secs: Option<u32>) -> kv::R
 ///
 /// # Errors
 /// Any [`kv::Error`]; may be repeated.
-pub async fn end(supervisor: &Supervisor) -> kv::Result<Progress> {
+pub async fn end(supervisor: &SupervisorState) -> kv::Result<DrainProgress> {
     supervisor.queue.set_drain(None).await?;
     if supervisor.draining.now().is_some() {
         tracing::info!("the machine takes jobs again");
@@ -94,8 +94,8 @@ pub async fn end(supervisor: &Supervisor) -> kv::Result<Progress> {
 ///
 /// # Errors
 /// Any [`kv::Error`].
-pub async fn progress(supervisor: &Supervisor) -> kv::Result<Progress> {
+pub async fn progress(supervisor: &SupervisorState) -> kv::Result<DrainProgress> {
     let queued = supervisor.queue.statistics().await?.iter().map(|stats| stats.depth).sum();
     let running = supervisor.queue.running().await?.len() as u64;
-    Ok(Progress { drain: supervisor.draining.now(), queued, running })
+    Ok(DrainProgress { drain: supervisor.draining.now(), queued, running })
 }

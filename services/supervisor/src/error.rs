@@ -13,7 +13,7 @@ pub enum Error {
     Metrics(#[source] prometheus::Error),
     /// Its policy cannot be used.
     #[error("the supervisor cannot start without its policy")]
-    Policy(#[source] crate::policy::PolicyError),
+    Policy(#[source] crate::policy::PolicyFileError),
     /// The key that it signs with cannot be made or read.
     #[error("the supervisor has no key to sign with")]
     SigningKey(#[source] identity::SigningKeyError),

@@ -21,25 +21,26 @@ use std::future::pending;
 use std::path::Path;
 use std::time::Duration;
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use model::{ContextUid, Execution, ScriptType};
-use queue::{Command, OLD_WORKER_PATIENCE, OldQueue, PopBinding, PushBinding};
+use queue::{InstanceCommand, LegacyQueue, OLD_WORKER_PATIENCE, PopBinding, PushBinding};
 use serde::Deserialize;
 
-use crate::intake::Supervisor;
-use crate::others;
-use crate::policy::Sender;
+use crate::coordinator_requests::SupervisorState;
+use crate::external_workers;
+use crate::policy::JobSender;
 
 /// How often old queues are looked at.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// How many jobs may wait for the instances of a type before no more are taken in from old queues.
 const WAITING_MAX: usize = 1000;
 /// The pauses after trouble with Redis, the first and the longest.
-const RETRY: Backoff = Backoff::between(Duration::from_millis(100), Duration::from_secs(5));
+const RETRY: ExponentialBackoff =
+    ExponentialBackoff::between(Duration::from_millis(100), Duration::from_secs(5));
 
 /// The old queues that this supervisor shares.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Bindings {
+pub struct LegacyBindings {
     push: Vec<PushBinding>,
     pop: Vec<PopBinding>,
 }
@@ -66,27 +67,27 @@ struct LegacyFile {
 
 /// Everything that is wrong with the bindings.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problems(Vec<String>);
+pub struct LegacyBindingsError(Vec<String>);
 
-impl fmt::Display for Problems {
+impl fmt::Display for LegacyBindingsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the bindings of old queues are wrong: {}", self.0.join("; "))
     }
 }
 
-impl std::error::Error for Problems {}
+impl std::error::Error for LegacyBindingsError {}
 
 /// Which way jobs go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Direction {
+enum LegacyDirection {
     Push,
     Pop,
 }
 
 /// One table, read.
 struct LegacyBinding {
-    direction: Direction,
-    queue: OldQueue,
+    direction: LegacyDirection,
+    queue: LegacyQueue,
     script_type: ScriptType,
     context: ContextUid,
 }
@@ -96,8 +97,8 @@ impl LegacyTable {
         let before = problems.len();
         problems.extend(self.unknown.keys().map(|name| format!("there is no `{name}`")));
         let place = match (&self.push, &self.pop) {
-            (Some(queue), None) => Some((Direction::Push, queue)),
-            (None, Some(queue)) => Some((Direction::Pop, queue)),
+            (Some(queue), None) => Some((LegacyDirection::Push, queue)),
+            (None, Some(queue)) => Some((LegacyDirection::Pop, queue)),
             _ => {
                 problems.push("it needs either `push` or `pop`, a queue".to_owned());
                 None
@@ -127,24 +128,25 @@ where
     text.parse().map_err(|error| problems.push(format!("`{name}`: {error}"))).ok()
 }
 
-impl Bindings {
+impl LegacyBindings {
     /// Reads them from a file.
     ///
     /// # Errors
-    /// All [`Problems`] at once.
-    pub fn load(path: &Path) -> Result<Self, Problems> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Problems(vec![format!("{} cannot be read: {error}", path.display())]))?;
-        let file: LegacyFile =
-            toml::from_str(&text).map_err(|error| Problems(vec![error.to_string().trim().to_owned()]))?;
+    /// All [`LegacyBindingsError`] at once.
+    pub fn load(path: &Path) -> Result<Self, LegacyBindingsError> {
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            LegacyBindingsError(vec![format!("{} cannot be read: {error}", path.display())])
+        })?;
+        let file: LegacyFile = toml::from_str(&text)
+            .map_err(|error| LegacyBindingsError(vec![error.to_string().trim().to_owned()]))?;
         Self::read(&file.legacy)
     }
 
     /// Reads them from the tables of a file.
     ///
     /// # Errors
-    /// All [`Problems`] at once.
-    pub fn read(tables: &[LegacyTable]) -> Result<Self, Problems> {
+    /// All [`LegacyBindingsError`] at once.
+    pub fn read(tables: &[LegacyTable]) -> Result<Self, LegacyBindingsError> {
         let mut bindings = Self::default();
         let mut problems = Vec::new();
         let (mut queues, mut shown) = (HashSet::new(), HashMap::new());
@@ -155,7 +157,7 @@ impl Bindings {
                     wrong.push(format!("{queue} is bound already, and a queue belongs to one context"));
                 }
                 match direction {
-                    Direction::Push => {
+                    LegacyDirection::Push => {
                         if let Some(other) = shown.insert((script_type, context), queue.clone()) {
                             wrong.push(format!(
                                 "{script_type} jobs of this context go to {other} already, and a job stands in one \
@@ -164,15 +166,15 @@ impl Bindings {
                         }
                         bindings.push.push(PushBinding { queue, script_type, context });
                     }
-                    Direction::Pop => bindings.pop.push(PopBinding { queue, script_type, context }),
+                    LegacyDirection::Pop => bindings.pop.push(PopBinding { queue, script_type, context }),
                 }
             }
             problems.extend(wrong.into_iter().map(|what| format!("table {}: {what}", at + 1)));
         }
-        if problems.is_empty() { Ok(bindings) } else { Err(Problems(problems)) }
+        if problems.is_empty() { Ok(bindings) } else { Err(LegacyBindingsError(problems)) }
     }
 
-    /// What old workers may take, for [`queue::Supervisor::with_old_workers`].
+    /// What old workers may take, for [`queue::SupervisorState::with_old_workers`].
     #[must_use]
     pub fn push(&self) -> &[PushBinding] {
         &self.push
@@ -186,13 +188,13 @@ impl Bindings {
 }
 
 /// Looks after old queues, and passes commands on, for ever. The caller drops it to end it.
-pub async fn keep(supervisor: Supervisor, bindings: Bindings) {
+pub async fn keep(supervisor: SupervisorState, bindings: LegacyBindings) {
     note_open(&supervisor).await;
     tokio::join!(sweep(&supervisor, &bindings), settle_foreign(&supervisor), pass_on(&supervisor));
 }
 
 /// Says to the instances whether queues are open, before anything is done about it.
-async fn note_open(supervisor: &Supervisor) {
+async fn note_open(supervisor: &SupervisorState) {
     let mut backoff = RETRY;
     while let Err(error) = supervisor.queue.note_open().await {
         tracing::warn!(%error, "whether queues are open cannot be kept; trying again");
@@ -201,7 +203,7 @@ async fn note_open(supervisor: &Supervisor) {
 }
 
 /// Adopts or refuses what others push into our queues, as it comes.
-async fn settle_foreign(supervisor: &Supervisor) {
+async fn settle_foreign(supervisor: &SupervisorState) {
     let mut watch = supervisor.queue.foreign_watch();
     let mut drains = supervisor.draining.changes();
     let mut backoff = RETRY;
@@ -222,10 +224,10 @@ async fn settle_foreign(supervisor: &Supervisor) {
     }
 }
 
-async fn settle_foreign_once(supervisor: &Supervisor) -> kv::Result<()> {
+async fn settle_foreign_once(supervisor: &SupervisorState) -> kv::Result<()> {
     let rules = supervisor.policy.rules();
     // The operator of this machine has opened the queues: that names their sender.
-    let opened = Sender { root: "", is_admitted: true };
+    let opened = JobSender { root: "", is_admitted: true };
     let grant = |job: &Execution| match supervisor.floors.shortage() {
         Some(shortage) => Err(shortage.to_string()),
         None => rules.grant(job, opened, None).map_err(|denial| denial.to_string()),
@@ -246,7 +248,7 @@ async fn settle_foreign_once(supervisor: &Supervisor) -> kv::Result<()> {
     Ok(())
 }
 
-async fn sweep(supervisor: &Supervisor, bindings: &Bindings) {
+async fn sweep(supervisor: &SupervisorState, bindings: &LegacyBindings) {
     let mut look = tokio::time::interval(SWEEP_INTERVAL);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -257,22 +259,22 @@ async fn sweep(supervisor: &Supervisor, bindings: &Bindings) {
     }
 }
 
-async fn sweep_once(supervisor: &Supervisor, bindings: &Bindings) -> kv::Result<()> {
-    let swept = supervisor.queue.sweep_old(OLD_WORKER_PATIENCE).await?;
+async fn sweep_once(supervisor: &SupervisorState, bindings: &LegacyBindings) -> kv::Result<()> {
+    let swept = supervisor.queue.sweep_legacy(OLD_WORKER_PATIENCE).await?;
     if swept.lost > 0 {
         supervisor.metrics.lost.inc_by(swept.lost);
         tracing::warn!(lost = swept.lost, "old workers have not ended what they took; it ended as lost");
     }
     supervisor.queue.sweep_open().await?;
     let presence = supervisor.presence.now();
-    let is_served = |script_type| others::is_served(script_type, &presence.instances);
+    let is_served = |script_type| external_workers::is_served(script_type, &presence.instances);
     supervisor.queue.find_foreign(ScriptType::ALL.into_iter().filter(|kind| !is_served(*kind))).await?;
     for binding in bindings.pop() {
         // What nobody here can run is left to old workers of the same queue.
         if is_served(binding.script_type) && !presence.draining && supervisor.floors.shortage().is_none() {
             let rules = supervisor.policy.rules();
             // The operator of this machine has bound the queue: that names its sender.
-            let bound = Sender { root: "", is_admitted: true };
+            let bound = JobSender { root: "", is_admitted: true };
             let grant = |job: &Execution| rules.grant(job, bound, None).map_err(|denial| denial.to_string());
             let imported = supervisor.queue.import(binding, grant, WAITING_MAX).await?;
             if imported.taken > 0 {
@@ -284,7 +286,7 @@ async fn sweep_once(supervisor: &Supervisor, bindings: &Bindings) -> kv::Result<
 }
 
 /// Passes commands to whole types on to the instances that are there.
-async fn pass_on(supervisor: &Supervisor) {
+async fn pass_on(supervisor: &SupervisorState) {
     let mut control = supervisor.queue.type_control();
     let mut backoff = RETRY;
     loop {
@@ -303,7 +305,7 @@ async fn pass_on(supervisor: &Supervisor) {
 }
 
 /// Tells until it is told: the command stands nowhere else any more. To be told twice does no harm.
-async fn tell(supervisor: &Supervisor, scope: &queue::ControlScope, command: &Command) {
+async fn tell(supervisor: &SupervisorState, scope: &queue::ControlScope, command: &InstanceCommand) {
     let mut backoff = RETRY;
     loop {
         match supervisor.queue.command(scope, command).await {
@@ -324,9 +326,9 @@ mod tests {
 
     const CONTEXT: &str = "0123456789abcdef0123456789abcdef";
 
-    fn read(text: &str) -> Result<Bindings, Problems> {
+    fn read(text: &str) -> Result<LegacyBindings, LegacyBindingsError> {
         let file: LegacyFile = toml::from_str(text).expect("tables");
-        Bindings::read(&file.legacy)
+        LegacyBindings::read(&file.legacy)
     }
 
     #[test]
@@ -339,7 +341,7 @@ mod tests {
         assert_eq!(bindings.push()[0].queue.to_string(), "hero:job:actor_queue:osis");
         assert_eq!(bindings.pop()[0].script_type, ScriptType::Python);
         assert_eq!(bindings.pop()[0].context.to_string(), CONTEXT);
-        assert_eq!(read(""), Ok(Bindings::default()));
+        assert_eq!(read(""), Ok(LegacyBindings::default()));
     }
 
     #[test]
@@ -370,7 +372,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_none_is_told_by_name() {
-        let problems = Bindings::load(Path::new("/no/such/file")).expect_err("no file").to_string();
+        let problems = LegacyBindings::load(Path::new("/no/such/file")).expect_err("no file").to_string();
         assert!(problems.contains("/no/such/file"), "{problems}");
     }
 }

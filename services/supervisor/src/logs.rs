@@ -15,14 +15,14 @@ use model::limits::LOG_PIECE_BYTES_MAX;
 use model::{ContextUid, JobKey};
 use rustix::fs::OFlags;
 
-use crate::work_dir::{Kept, WorkDir, blocking, kept};
+use crate::work_dir::{ContextFile, WorkDir, blocking, kept};
 
 /// A character's length, at most.
 const UTF8_LEN_MAX: usize = 4;
 
 /// How long, and how much of it, is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Retention {
+pub struct LogRetention {
     /// Since the last thing was printed.
     pub age: Duration,
     /// Of everything together.
@@ -31,7 +31,7 @@ pub struct Retention {
     pub context_bytes: u64,
 }
 
-impl Default for Retention {
+impl Default for LogRetention {
     fn default() -> Self {
         Self {
             age: Duration::from_secs(7 * 24 * 3600),
@@ -43,7 +43,7 @@ impl Default for Retention {
 
 /// A piece of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
+pub struct LogFilePiece {
     /// Where it begins: where it was asked for, or at the next character.
     pub offset: u64,
     /// What was printed. What is no text was replaced.
@@ -56,7 +56,7 @@ pub struct Piece {
 
 /// What a thinning did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Thinned {
+pub struct LogPruneStats {
     /// Logs that went.
     pub removed: u64,
     /// Bytes that are kept.
@@ -65,15 +65,15 @@ pub struct Thinned {
 
 /// The logs of this machine. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Logs {
+pub struct AttemptLogStore {
     root: PathBuf,
-    retention: Retention,
+    retention: LogRetention,
 }
 
-impl Logs {
+impl AttemptLogStore {
     /// In a work directory.
     #[must_use]
-    pub fn new(work_dir: &WorkDir, retention: Retention) -> Self {
+    pub fn new(work_dir: &WorkDir, retention: LogRetention) -> Self {
         Self { root: work_dir.logs(), retention }
     }
 
@@ -81,7 +81,7 @@ impl Logs {
     ///
     /// # Errors
     /// When it cannot be read.
-    pub async fn read(&self, key: JobKey, offset: u64, limit: usize) -> io::Result<Option<Piece>> {
+    pub async fn read(&self, key: JobKey, offset: u64, limit: usize) -> io::Result<Option<LogFilePiece>> {
         let path = self.root.join(key.context.to_string()).join(file_name(key));
         let limit = if limit == 0 { LOG_PIECE_BYTES_MAX } else { limit.min(LOG_PIECE_BYTES_MAX) };
         blocking(move || {
@@ -117,36 +117,36 @@ impl Logs {
     ///
     /// # Errors
     /// When the directory or the store give trouble; may be repeated.
-    pub async fn thin_out<F>(
+    pub async fn prune<F>(
         &self,
         running: impl FnOnce() -> F,
         now: SystemTime,
-    ) -> Result<Thinned, ThinError>
+    ) -> Result<LogPruneStats, LogPruneError>
     where
         F: Future<Output = kv::Result<Vec<JobKey>>>,
     {
         let root = self.root.clone();
-        let all = blocking(move || kept(&root)).await.map_err(ThinError::Directory)?;
+        let all = blocking(move || kept(&root)).await.map_err(LogPruneError::Directory)?;
         let total: u64 = all.iter().map(|file| file.bytes).sum();
         let old = all.iter().any(|file| self.retention.is_over(file.modified, now));
         if !old && total <= self.retention.bytes.min(self.retention.context_bytes) {
-            return Ok(Thinned { removed: 0, bytes: total });
+            return Ok(LogPruneStats { removed: 0, bytes: total });
         }
         // Whoever began after the files were listed has none of them.
-        let running = running().await.map_err(ThinError::Store)?;
+        let running = running().await.map_err(LogPruneError::Store)?;
         let running: HashSet<OsString> = running.into_iter().map(file_name).collect();
         let surplus = self.retention.surplus(all, &running, now);
         let freed: u64 = surplus.iter().map(|file| file.bytes).sum();
         let removed = surplus.len() as u64;
         let remove = move || surplus.iter().try_for_each(|file| remove(&file.path));
-        blocking(remove).await.map_err(ThinError::Directory)?;
-        Ok(Thinned { removed, bytes: total - freed })
+        blocking(remove).await.map_err(LogPruneError::Directory)?;
+        Ok(LogPruneStats { removed, bytes: total - freed })
     }
 }
 
 /// Why logs were not thinned out.
 #[derive(Debug, thiserror::Error)]
-pub enum ThinError {
+pub enum LogPruneError {
     /// The directory gives trouble.
     #[error("the logs cannot be looked at")]
     Directory(#[source] io::Error),
@@ -155,13 +155,18 @@ pub enum ThinError {
     Store(#[source] kv::Error),
 }
 
-impl Retention {
+impl LogRetention {
     fn is_over(&self, modified: SystemTime, now: SystemTime) -> bool {
         now.duration_since(modified).is_ok_and(|age| age >= self.age)
     }
 
     /// What has to go.
-    fn surplus(&self, mut all: Vec<Kept>, running: &HashSet<OsString>, now: SystemTime) -> Vec<Kept> {
+    fn surplus(
+        &self,
+        mut all: Vec<ContextFile>,
+        running: &HashSet<OsString>,
+        now: SystemTime,
+    ) -> Vec<ContextFile> {
         let mut total: u64 = all.iter().map(|file| file.bytes).sum();
         let mut by_context: HashMap<ContextUid, u64> = HashMap::new();
         for file in &all {
@@ -195,7 +200,7 @@ fn remove(path: &PathBuf) -> io::Result<()> {
 
 /// Whole characters only: what is cut off at the end comes with the next piece. Files are UTF-8; one that is
 /// not, all the same, is read with its offsets kept.
-fn piece(bytes: &[u8], limit: usize, from: u64, size: u64) -> Piece {
+fn piece(bytes: &[u8], limit: usize, from: u64, size: u64) -> LogFilePiece {
     let continued = bytes.iter().take(UTF8_LEN_MAX - 1).take_while(|byte| (**byte & 0xc0) == 0x80).count();
     // At the very beginning of a file nothing can have been cut.
     let skipped = if from == 0 { 0 } else { continued };
@@ -205,7 +210,7 @@ fn piece(bytes: &[u8], limit: usize, from: u64, size: u64) -> Piece {
         _ => bytes,
     };
     let offset = from + skipped as u64;
-    Piece {
+    LogFilePiece {
         offset,
         text: String::from_utf8_lossy(whole).into_owned(),
         end: offset + whole.len() as u64,
@@ -218,9 +223,9 @@ mod tests {
     use super::*;
     use model::id::Uid;
 
-    fn file(context: u128, name: &str, age: u64, bytes: u64) -> Kept {
+    fn file(context: u128, name: &str, age: u64, bytes: u64) -> ContextFile {
         let modified = SystemTime::UNIX_EPOCH + Duration::from_secs(1000 - age);
-        Kept {
+        ContextFile {
             context: ContextUid(Uid::from_bits(context)),
             name: name.into(),
             path: name.into(),
@@ -231,9 +236,9 @@ mod tests {
 
     #[test]
     fn the_oldest_goes_first_and_what_runs_stays() {
-        let retention = Retention { age: Duration::from_secs(100), bytes: 100, context_bytes: 50 };
+        let retention = LogRetention { age: Duration::from_secs(100), bytes: 100, context_bytes: 50 };
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
-        let surplus = |files: &[Kept], running: &[&str]| -> Vec<String> {
+        let surplus = |files: &[ContextFile], running: &[&str]| -> Vec<String> {
             let running = running.iter().map(OsString::from).collect();
             let surplus = retention.surplus(files.to_vec(), &running, now);
             surplus.iter().map(|file| file.path.display().to_string()).collect()

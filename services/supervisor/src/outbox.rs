@@ -10,23 +10,23 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use futures_util::stream::{self, FuturesUnordered, StreamExt};
 use model::execution::Outcome;
-use model::supervision::{JobEvent, JobEventKind, JobOutput, Origin, method};
+use model::supervision::{AttemptOrigin, JobEvent, JobEventKind, JobOutput, method};
 use model::{ContextId, JobKey, Reason, ReasonCode};
-use mycelium::json_rpc::{Call, CallError, Peer};
-use queue::{Acknowledger, Event, EventKind, EventReader, LogChunk, OPERATOR};
-use service::Condition;
+use mycelium::json_rpc::{CallError, JsonRpcCall, JsonRpcPeer};
+use queue::{LogChunk, OPERATOR, QueueEvent, QueueEventAcknowledger, QueueEventKind, QueueEventReader};
+use service::ReadinessCondition;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use crate::blobs::Purpose;
+use crate::blobs::BlobPurpose;
+use crate::coordinator_requests::SupervisorState;
+use crate::delayed_starts::DelayedStarts;
 use crate::error::BlobError;
-use crate::held::{Held, RETRY_MAX};
-use crate::intake::Supervisor;
-use crate::starts::Starts;
+use crate::retry_queue::{RETRY_MAX, RetryQueue};
 
 /// Events of one batch, at most.
 const BATCH_MAX: usize = 256;
@@ -44,54 +44,54 @@ const REMOVAL_PATIENCE: Duration = Duration::from_millis(25);
 const REMOVED_MAX: usize = 512;
 
 /// Couriers by coordinator.
-struct Outbox {
-    supervisor: Supervisor,
-    couriers: HashMap<String, mpsc::Sender<Event>>,
+struct EventOutbox {
+    supervisor: SupervisorState,
+    couriers: HashMap<String, mpsc::Sender<QueueEvent>>,
     /// Events that nobody has to be told of any more.
-    answered: mpsc::Sender<Vec<Event>>,
-    shared: Arc<Shared>,
+    answered: mpsc::Sender<Vec<QueueEvent>>,
+    shared: Arc<EventOutboxShared>,
     /// What the couriers do, beside the reading.
     work: FuturesUnordered<BoxFuture<'static, ()>>,
 }
 
 /// What the couriers and the reader share.
 #[derive(Default)]
-struct Shared {
+struct EventOutboxShared {
     /// What waits, by coordinator: one that is away must not stop the reading for others.
-    waiting: Mutex<HashMap<String, Waiting>>,
+    waiting: Mutex<HashMap<String, PendingEvents>>,
     room: Notify,
 }
 
 /// What waits for one coordinator.
 #[derive(Default)]
-struct Waiting {
+struct PendingEvents {
     /// Events in memory, by id: one that is read again while it waits is not taken twice.
     known: HashSet<String>,
     /// Its courier was full, and events were left in Redis.
     left: bool,
 }
 
-impl Waiting {
+impl PendingEvents {
     /// Whether there is room again for what was left in Redis.
     fn wants_more(&self) -> bool {
         self.left && self.known.len() < WAITING_MAX / 2
     }
 }
 
-impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, HashMap<String, Waiting>> {
+impl EventOutboxShared {
+    fn waiting(&self) -> MutexGuard<'_, HashMap<String, PendingEvents>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes an event that is in memory from now on; says whether it was not before.
-    fn enter(&self, event: &Event) -> bool {
+    fn enter(&self, event: &QueueEvent) -> bool {
         let mut waiting = self.waiting();
         let waiting = waiting.entry(event.coordinator.clone()).or_default();
         waiting.known.insert(event.id.clone())
     }
 
     /// There is no room for an event: it stays in Redis.
-    fn leave(&self, event: &Event) {
+    fn leave(&self, event: &QueueEvent) {
         let mut waiting = self.waiting();
         let waiting = waiting.entry(event.coordinator.clone()).or_default();
         waiting.known.remove(&event.id);
@@ -99,7 +99,7 @@ impl Shared {
     }
 
     /// An event is not in memory any more.
-    fn forget(&self, event: &Event) {
+    fn forget(&self, event: &QueueEvent) {
         let mut waiting = self.waiting();
         let Some(waiting) = waiting.get_mut(&event.coordinator) else { return };
         waiting.known.remove(&event.id);
@@ -126,24 +126,29 @@ impl Shared {
 
 /// Reads and tells until `stop`. What was not answered, or only just, is told again by the next start. That the store is gone is noticed
 /// here first, since something always waits on it; that it is back, by the next look into it.
-pub async fn keep(supervisor: Supervisor, store: &Condition, stop: CancellationToken) {
+pub async fn keep(supervisor: SupervisorState, store: &ReadinessCondition, stop: CancellationToken) {
     let reader = supervisor.queue.events();
     let (answered, removed) = mpsc::channel(UNDER_WAY_MAX);
-    let shared = Arc::<Shared>::default();
-    let remover = Remover {
+    let shared = Arc::<EventOutboxShared>::default();
+    let remover = EventRemover {
         acknowledger: reader.acknowledger(),
         supervisor: supervisor.clone(),
         shared: Arc::clone(&shared),
     };
     let work = FuturesUnordered::new();
-    let outbox = Outbox { supervisor, couriers: HashMap::new(), answered, shared, work };
+    let outbox = EventOutbox { supervisor, couriers: HashMap::new(), answered, shared, work };
     tokio::join!(outbox.run(reader, store, stop), remover.run(removed));
 }
 
-impl Outbox {
+impl EventOutbox {
     /// Reads until `stop`, and hands over.
-    async fn run(mut self, mut reader: EventReader, store: &Condition, stop: CancellationToken) {
-        let mut backoff = Backoff::up_to(RETRY_MAX);
+    async fn run(
+        mut self,
+        mut reader: QueueEventReader,
+        store: &ReadinessCondition,
+        stop: CancellationToken,
+    ) {
+        let mut backoff = ExponentialBackoff::up_to(RETRY_MAX);
         while !stop.is_cancelled() {
             match self.read(&mut reader, &stop).await {
                 Ok(()) => backoff.reset(),
@@ -167,7 +172,7 @@ impl Outbox {
         }
     }
 
-    async fn read(&mut self, reader: &mut EventReader, stop: &CancellationToken) -> kv::Result<()> {
+    async fn read(&mut self, reader: &mut QueueEventReader, stop: &CancellationToken) -> kv::Result<()> {
         let shared = Arc::clone(&self.shared);
         let wake = async {
             tokio::select! {
@@ -182,7 +187,7 @@ impl Outbox {
         }
         for event in events {
             // Those who wait look at what is kept, which was written with the event.
-            self.supervisor.word.heard(event.job_key);
+            self.supervisor.attempt_watchers.notify(event.job_key);
             if event.coordinator == OPERATOR {
                 // Nobody has to be told of what an operator ran.
                 if self.shared.enter(&event) {
@@ -197,16 +202,19 @@ impl Outbox {
         Ok(())
     }
 
-    fn hand_over(&mut self, event: Event) {
+    fn hand_over(&mut self, event: QueueEvent) {
         if !self.shared.enter(&event) {
             return;
         }
         // What happened under a root that was succeeded is told to the one after it.
-        let coordinator = self.supervisor.coordinators.current(&event.coordinator);
+        let coordinator = self.supervisor.coordinators.current_root(&event.coordinator);
         let courier = self.couriers.entry(coordinator.clone()).or_insert_with(|| {
             let (sender, events) = mpsc::channel(WAITING_MAX);
-            let courier =
-                Courier { coordinator, supervisor: self.supervisor.clone(), answered: self.answered.clone() };
+            let courier = EventSender {
+                coordinator,
+                supervisor: self.supervisor.clone(),
+                answered: self.answered.clone(),
+            };
             self.work.push(courier.run(events).boxed());
             sender
         });
@@ -222,27 +230,32 @@ impl Outbox {
 
 /// Tells one coordinator.
 #[derive(Clone)]
-struct Courier {
+struct EventSender {
     coordinator: String,
-    supervisor: Supervisor,
-    answered: mpsc::Sender<Vec<Event>>,
+    supervisor: SupervisorState,
+    answered: mpsc::Sender<Vec<QueueEvent>>,
 }
 
 /// What became of a batch.
-struct Told {
+struct EventBatchOutcome {
     /// The jobs of it that had failed before.
     retried: Vec<JobKey>,
     /// What has to be told again, and the turn at which it failed.
-    failed: Vec<(usize, Event)>,
+    failed: Vec<(usize, QueueEvent)>,
 }
 
-impl Told {
+impl EventBatchOutcome {
     /// Notes what failed, and puts what is free to be told in front of what waits.
-    fn take_back(self, turns: &mut Turns, held: &mut Held, waiting: &mut VecDeque<Event>) {
+    fn take_back(
+        self,
+        turns: &mut ConnectionCursor,
+        held: &mut RetryQueue,
+        waiting: &mut VecDeque<QueueEvent>,
+    ) {
         let Self { retried, failed } = self;
         failed.iter().for_each(|(turn, event)| turns.failed(*turn, event));
         let failed = failed.into_iter().map(|(_, event)| event).collect();
-        let free = held.told(&retried, failed, Instant::now());
+        let free = held.record_results(&retried, failed, Instant::now());
         free.into_iter().rev().for_each(|event| waiting.push_front(event));
     }
 }
@@ -250,14 +263,14 @@ impl Told {
 /// Which of a coordinator's conversations serves a context is not known here: after a failure the
 /// next one has its turn.
 #[derive(Default)]
-struct Turns(HashMap<ContextId, usize>);
+struct ConnectionCursor(HashMap<ContextId, usize>);
 
-impl Turns {
-    fn of(&self, event: &Event) -> usize {
+impl ConnectionCursor {
+    fn of(&self, event: &QueueEvent) -> usize {
         self.0.get(&event.origin.context_id).copied().unwrap_or_default()
     }
 
-    fn failed(&mut self, turn: usize, event: &Event) {
+    fn failed(&mut self, turn: usize, event: &QueueEvent) {
         if self.0.len() >= WAITING_MAX {
             self.0.clear();
         }
@@ -267,14 +280,14 @@ impl Turns {
     }
 }
 
-impl Courier {
-    async fn run(self, mut events: mpsc::Receiver<Event>) {
-        let mut waiting: VecDeque<Event> = VecDeque::new();
-        let (mut held, mut starts) = (Held::default(), Starts::default());
-        let mut turns = Turns::default();
+impl EventSender {
+    async fn run(self, mut events: mpsc::Receiver<QueueEvent>) {
+        let mut waiting: VecDeque<QueueEvent> = VecDeque::new();
+        let (mut held, mut starts) = (RetryQueue::default(), DelayedStarts::default());
+        let mut turns = ConnectionCursor::default();
         let mut under_way = FuturesUnordered::new();
         let mut arrivals = self.supervisor.coordinators.arrivals();
-        let mut away = Backoff::up_to(RETRY_MAX);
+        let mut away = ExponentialBackoff::up_to(RETRY_MAX);
         let mut batch = Vec::with_capacity(BATCH_MAX);
         loop {
             // Company is waited for only while something is under way.
@@ -289,7 +302,7 @@ impl Courier {
                         _ = arrivals.changed() => {}
                         () = away.pause() => {}
                         Some(told) = under_way.next(), if !under_way.is_empty() => {
-                            Told::take_back(told, &mut turns, &mut held, &mut waiting);
+                            EventBatchOutcome::take_back(told, &mut turns, &mut held, &mut waiting);
                         }
                     }
                     continue;
@@ -298,7 +311,7 @@ impl Courier {
                 let mut part = held.due(Instant::now(), BATCH_MAX);
                 let retried: HashSet<_> = part.iter().map(|event| event.job_key).collect();
                 let fresh = waiting.drain(..waiting.len().min(BATCH_MAX - part.len()));
-                part.extend(fresh.filter_map(|event| held.keep(event)));
+                part.extend(fresh.filter_map(|event| held.defer(event)));
                 if part.is_empty() {
                     continue;
                 }
@@ -318,9 +331,9 @@ impl Courier {
                     batch.drain(..).for_each(|event| starts.sort(event, now, &mut waiting));
                 }
                 Some(told) = under_way.next(), if !under_way.is_empty() => {
-                    Told::take_back(told, &mut turns, &mut held, &mut waiting);
+                    EventBatchOutcome::take_back(told, &mut turns, &mut held, &mut waiting);
                 }
-                Ok(()) = arrivals.changed() => held.hurry(Instant::now()),
+                Ok(()) = arrivals.changed() => held.retry_now(Instant::now()),
                 () = until(next_due), if room && next_due.is_some() => {}
                 () = until(starts_due), if starts_due.is_some() => {}
             }
@@ -328,12 +341,17 @@ impl Courier {
     }
 
     /// Tells a batch over the conversations whose turn it is.
-    async fn tell(self, peers: Vec<Peer>, retried: Vec<JobKey>, events: Vec<(usize, Event)>) -> Told {
-        let mut by_turn: BTreeMap<usize, Vec<Event>> = BTreeMap::new();
-        let coordinator = self.supervisor.coordinators.current(&self.coordinator);
+    async fn tell(
+        self,
+        peers: Vec<JsonRpcPeer>,
+        retried: Vec<JobKey>,
+        events: Vec<(usize, QueueEvent)>,
+    ) -> EventBatchOutcome {
+        let mut by_turn: BTreeMap<usize, Vec<QueueEvent>> = BTreeMap::new();
+        let coordinator = self.supervisor.coordinators.current_root(&self.coordinator);
         // Nobody wants to hear of some of them any more.
-        let is_dropped = |(_, event): &(usize, Event)| {
-            self.supervisor.dropped.contains(&coordinator, event.job_key.context)
+        let is_dropped = |(_, event): &(usize, QueueEvent)| {
+            self.supervisor.dropped_contexts.contains(&coordinator, event.job_key.context)
         };
         let (dropped, events): (Vec<_>, Vec<_>) = events.into_iter().partition(is_dropped);
         self.answered(dropped.into_iter().map(|(_, event)| event).collect()).await;
@@ -346,15 +364,15 @@ impl Courier {
             async move { failed.await.into_iter().map(|event| (turn, event)).collect::<Vec<_>>() }
         });
         let failed = join_all(telling).await.into_iter().flatten().collect();
-        Told { retried, failed }
+        EventBatchOutcome { retried, failed }
     }
 
     /// Tells events over one conversation; gives those that have to be told again. Jobs with outputs
     /// go each for itself, so that nobody waits for the bytes of others.
-    async fn tell_over(&self, peer: &Peer, events: Vec<Event>) -> Vec<Event> {
+    async fn tell_over(&self, peer: &JsonRpcPeer, events: Vec<QueueEvent>) -> Vec<QueueEvent> {
         let heavy: HashSet<_> =
             events.iter().filter(|event| has_outputs(event)).map(|event| event.job_key).collect();
-        let mut jobs: HashMap<JobKey, Vec<Event>> = HashMap::new();
+        let mut jobs: HashMap<JobKey, Vec<QueueEvent>> = HashMap::new();
         let mut light = Vec::with_capacity(events.len());
         for event in events {
             if heavy.contains(&event.job_key) {
@@ -372,7 +390,7 @@ impl Courier {
     }
 
     /// Tells what came before the outputs of one job, hands these over, then tells the rest.
-    async fn tell_job(&self, peer: &Peer, mut events: Vec<Event>) -> Vec<Event> {
+    async fn tell_job(&self, peer: &JsonRpcPeer, mut events: Vec<QueueEvent>) -> Vec<QueueEvent> {
         let rest = events.split_off(events.iter().position(has_outputs).unwrap_or(events.len()));
         if !events.is_empty() {
             let mut failed = self.call(peer, events).await;
@@ -401,11 +419,11 @@ impl Courier {
     }
 
     /// Tells events as one batch; gives those that have to be told again.
-    async fn call(&self, peer: &Peer, events: Vec<Event>) -> Vec<Event> {
+    async fn call(&self, peer: &JsonRpcPeer, events: Vec<QueueEvent>) -> Vec<QueueEvent> {
         let mut calls = Vec::with_capacity(events.len());
         let mut told = Vec::with_capacity(events.len());
         for event in events {
-            match Call::new(method::JOB_EVENT, &to_wire(&event)) {
+            match JsonRpcCall::new(method::JOB_EVENT, &to_wire(&event)) {
                 Ok(call) => {
                     calls.push(call);
                     told.push(event);
@@ -432,9 +450,9 @@ impl Courier {
         again
     }
 
-    async fn push_outputs(&self, event: &Event, peer: &Peer) -> Result<(), (String, BlobError)> {
-        let EventKind::Ended(end) = &event.kind else { return Ok(()) };
-        let purpose = Purpose { job_key: event.job_key, context_id: event.origin.context_id };
+    async fn push_outputs(&self, event: &QueueEvent, peer: &JsonRpcPeer) -> Result<(), (String, BlobError)> {
+        let QueueEventKind::Ended(end) = &event.kind else { return Ok(()) };
+        let purpose = BlobPurpose { job_key: event.job_key, context_id: event.origin.context_id };
         for (name, blob) in &end.outputs {
             let pushed = self.supervisor.blobs.push(*blob, purpose, peer).await;
             pushed.map_err(|error| (name.clone(), error))?;
@@ -443,7 +461,7 @@ impl Courier {
     }
 
     /// Gives events that were answered to whoever removes them.
-    async fn answered(&self, events: Vec<Event>) {
+    async fn answered(&self, events: Vec<QueueEvent>) {
         if !events.is_empty() {
             // They are removed as long as anybody can be told anything.
             let _ = self.answered.send(events).await;
@@ -452,14 +470,14 @@ impl Courier {
 }
 
 /// Removes events that were answered, those together that were answered about the same time.
-struct Remover {
-    acknowledger: Acknowledger,
-    supervisor: Supervisor,
-    shared: Arc<Shared>,
+struct EventRemover {
+    acknowledger: QueueEventAcknowledger,
+    supervisor: SupervisorState,
+    shared: Arc<EventOutboxShared>,
 }
 
-impl Remover {
-    async fn run(self, mut answered: mpsc::Receiver<Vec<Event>>) {
+impl EventRemover {
+    async fn run(self, mut answered: mpsc::Receiver<Vec<QueueEvent>>) {
         while let Some(mut events) = answered.recv().await {
             let until = Instant::now() + REMOVAL_PATIENCE;
             while events.len() < REMOVED_MAX
@@ -471,11 +489,11 @@ impl Remover {
         }
     }
 
-    async fn remove(&self, events: &[Event]) {
+    async fn remove(&self, events: &[QueueEvent]) {
         // Those that stay are told again after the next start, and answered as known.
         match self.acknowledger.acknowledge(events).await {
             Ok(forgotten) if forgotten.is_empty() => {}
-            Ok(forgotten) => self.supervisor.forgotten(&forgotten).await,
+            Ok(forgotten) => self.supervisor.remove_attempt_logs(&forgotten).await,
             Err(error) => {
                 tracing::warn!(events = events.len(), %error, "answered events could not be removed");
             }
@@ -486,13 +504,13 @@ impl Remover {
     }
 }
 
-fn has_outputs(event: &Event) -> bool {
-    matches!(&event.kind, EventKind::Ended(end) if !end.outputs.is_empty())
+fn has_outputs(event: &QueueEvent) -> bool {
+    matches!(&event.kind, QueueEventKind::Ended(end) if !end.outputs.is_empty())
 }
 
 /// An end without the outputs that it promised is a failure.
-fn fail(event: &mut Event, detail: String) {
-    if let EventKind::Ended(end) = &mut event.kind {
+fn fail(event: &mut QueueEvent, detail: String) {
+    if let QueueEventKind::Ended(end) = &mut event.kind {
         end.outcome = Outcome::Failed;
         end.reason = Some(Reason::new(ReasonCode::RuntimeError, detail));
         end.result.clear();
@@ -508,15 +526,15 @@ async fn until(time: Option<Instant>) {
     }
 }
 
-fn to_wire(event: &Event) -> JobEvent {
+fn to_wire(event: &QueueEvent) -> JobEvent {
     let kind = match event.kind.clone() {
-        EventKind::Started { instance, time } => JobEventKind::Started { instance, time },
-        EventKind::Log(LogChunk { offset, text, time }) => {
+        QueueEventKind::Started { instance, time } => JobEventKind::Started { instance, time },
+        QueueEventKind::Log(LogChunk { offset, text, time }) => {
             JobEventKind::Log(JobOutput { offset, text, time })
         }
-        EventKind::Ended(end) => JobEventKind::Ended(end),
-        EventKind::Returned => JobEventKind::Returned,
+        QueueEventKind::Ended(end) => JobEventKind::Ended(end),
+        QueueEventKind::Returned => JobEventKind::Returned,
     };
-    let origin = Origin { context_id: event.origin.context_id, flow_id: event.origin.flow_id };
+    let origin = AttemptOrigin { context_id: event.origin.context_id, flow_id: event.origin.flow_id };
     JobEvent { job_key: event.job_key, origin, seq: event.number, event: kind }
 }

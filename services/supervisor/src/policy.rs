@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use identity::VerifyingKey;
 use model::{ContextUid, Execution, Grants, ScriptType, Violations};
-use service::Notice;
+use service::OperatorNotice;
 
 use crate::metrics::Metrics;
 
@@ -25,7 +25,7 @@ const FILE_BYTES_MAX: usize = 1024 * 1024;
 
 /// What holds for the jobs of a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Rule {
+struct ContextPolicy {
     allow: bool,
     /// What may run; absent: everything.
     script_types: Option<BTreeSet<ScriptType>>,
@@ -40,7 +40,7 @@ struct Rule {
     grants: Grants,
 }
 
-impl Default for Rule {
+impl Default for ContextPolicy {
     fn default() -> Self {
         Self {
             allow: true,
@@ -56,7 +56,7 @@ impl Default for Rule {
 
 /// Coordinators whose jobs are taken where the policy names none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Admitted {
+pub enum DefaultCoordinators {
     /// Any that finds the supervisor: for one that only its own coordinator can find.
     #[default]
     Anyone,
@@ -66,7 +66,7 @@ pub enum Admitted {
 
 /// The coordinator that sent a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sender<'a> {
+pub struct JobSender<'a> {
     /// Its root key.
     pub root: &'a str,
     /// Its jobs are taken where the policy names no coordinators.
@@ -75,14 +75,14 @@ pub struct Sender<'a> {
 
 /// Everything that a file says. The default takes every job and gives the default grants.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rules {
-    default: Rule,
-    contexts: BTreeMap<ContextUid, Rule>,
+pub struct PolicyRules {
+    default: ContextPolicy,
+    contexts: BTreeMap<ContextUid, ContextPolicy>,
 }
 
 /// Why the policy does not take a job. Lasting: asking again cannot help until the policy changes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Denial {
+pub enum PolicyDenial {
     /// Nothing of its context is taken.
     #[error("the policy of this supervisor takes no jobs of context {0}")]
     Context(ContextUid),
@@ -141,7 +141,7 @@ pub enum Denial {
     Network(ContextUid),
 }
 
-impl Denial {
+impl PolicyDenial {
     /// The reason that coordinators are told.
     #[must_use]
     pub const fn code(&self) -> &'static str {
@@ -158,7 +158,7 @@ impl Denial {
     }
 }
 
-impl Rules {
+impl PolicyRules {
     /// Reads a file's text.
     ///
     /// # Errors
@@ -170,13 +170,13 @@ impl Rules {
     /// Whether a root may have another after it: where somebody has named it, nobody takes its place unnamed.
     ///
     /// # Errors
-    /// [`Denial::Succession`]
-    pub fn follows(&self, old: &str, new: &str) -> Result<(), Denial> {
+    /// [`PolicyDenial::Succession`]
+    pub fn check_rotation(&self, old: &str, new: &str) -> Result<(), PolicyDenial> {
         let contexts = self.contexts.iter().map(|(context, rule)| (format!("contexts.{context}"), rule));
         for (place, rule) in contexts.chain([("default".to_owned(), &self.default)]) {
             let Some(named) = &rule.coordinators else { continue };
             if named.contains(old) && !named.contains(new) {
-                return Err(Denial::Succession { place, old: old.to_owned(), new: new.to_owned() });
+                return Err(PolicyDenial::Succession { place, old: old.to_owned(), new: new.to_owned() });
             }
         }
         Ok(())
@@ -185,8 +185,9 @@ impl Rules {
     /// Whether some rule names a coordinator whose jobs it takes.
     #[must_use]
     pub fn names_somebody(&self) -> bool {
-        let names =
-            |rule: &Rule| rule.allow && rule.coordinators.as_ref().is_some_and(|named| !named.is_empty());
+        let names = |rule: &ContextPolicy| {
+            rule.allow && rule.coordinators.as_ref().is_some_and(|named| !named.is_empty())
+        };
         names(&self.default) || self.contexts.values().any(names)
     }
 
@@ -199,23 +200,23 @@ impl Rules {
     /// What a job gets that comes from this coordinator, and was signed by this actor, if by any.
     ///
     /// # Errors
-    /// A [`Denial`].
+    /// A [`PolicyDenial`].
     pub fn grant(
         &self,
         job: &Execution,
-        sender: Sender<'_>,
+        sender: JobSender<'_>,
         signer: Option<VerifyingKey>,
-    ) -> Result<Grants, Denial> {
+    ) -> Result<Grants, PolicyDenial> {
         let context = job.job_key.context;
         let rule = self.contexts.get(&context).unwrap_or(&self.default);
         if !rule.allow {
-            return Err(Denial::Context(context));
+            return Err(PolicyDenial::Context(context));
         }
         match &rule.coordinators {
             Some(known) if !known.contains(sender.root) => {
-                return Err(Denial::Coordinator { context, coordinator: sender.root.to_owned() });
+                return Err(PolicyDenial::Coordinator { context, coordinator: sender.root.to_owned() });
             }
-            None if !sender.is_admitted => return Err(Denial::Unnamed(sender.root.to_owned())),
+            None if !sender.is_admitted => return Err(PolicyDenial::Unnamed(sender.root.to_owned())),
             _ => {}
         }
         if let Some(types) = &rule.script_types
@@ -223,17 +224,17 @@ impl Rules {
         {
             let allowed: Vec<_> = types.iter().map(|script_type| script_type.as_str()).collect();
             let allowed = if allowed.is_empty() { "nothing".to_owned() } else { allowed.join(", ") };
-            return Err(Denial::Type { context, refused: job.script_type, allowed });
+            return Err(PolicyDenial::Type { context, refused: job.script_type, allowed });
         }
         match signer.map(|signer| signer.to_string()) {
-            None if rule.require_actor_signature => return Err(Denial::Unsigned(context)),
+            None if rule.require_actor_signature => return Err(PolicyDenial::Unsigned(context)),
             Some(signer) if rule.actor_keys.as_ref().is_some_and(|keys| !keys.contains(&signer)) => {
-                return Err(Denial::Actor { context, signer });
+                return Err(PolicyDenial::Actor { context, signer });
             }
             _ => {}
         }
         if job.network && !rule.grants.network {
-            return Err(Denial::Network(context));
+            return Err(PolicyDenial::Network(context));
         }
         Ok(rule.grants.clone())
     }
@@ -241,7 +242,7 @@ impl Rules {
 
 /// Why a policy file cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum PolicyError {
+pub enum PolicyFileError {
     /// It cannot be read.
     #[error("policy {} cannot be read", path.display())]
     Unreadable {
@@ -262,18 +263,18 @@ pub enum PolicyError {
 
 /// The policy as it stands. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub struct Policy(Arc<Shared>);
+pub struct Policy(Arc<PolicyInner>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct PolicyInner {
     path: Option<PathBuf>,
-    admitted: Admitted,
-    state: Mutex<State>,
+    admitted: DefaultCoordinators,
+    state: Mutex<PolicyState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    rules: Arc<Rules>,
+struct PolicyState {
+    rules: Arc<PolicyRules>,
     /// The text, or the trouble with reading it, that was judged last.
     judged: String,
 }
@@ -282,15 +283,15 @@ impl Policy {
     /// What a file says; without one, the default for everybody who is admitted.
     ///
     /// # Errors
-    /// A [`PolicyError`].
-    pub fn load(path: Option<&Path>, admitted: Admitted) -> Result<Self, PolicyError> {
+    /// A [`PolicyFileError`].
+    pub fn load(path: Option<&Path>, admitted: DefaultCoordinators) -> Result<Self, PolicyFileError> {
         let Some(path) = path else {
-            return Ok(Self(Arc::new(Shared { admitted, ..Shared::default() })));
+            return Ok(Self(Arc::new(PolicyInner { admitted, ..PolicyInner::default() })));
         };
         let judged = read(path)?;
         let rules = Arc::new(judge(path, &judged)?);
-        let state = Mutex::new(State { rules, judged });
-        Ok(Self(Arc::new(Shared { path: Some(path.to_owned()), admitted, state })))
+        let state = Mutex::new(PolicyState { rules, judged });
+        Ok(Self(Arc::new(PolicyInner { path: Some(path.to_owned()), admitted, state })))
     }
 
     /// Whether jobs of a coordinator are taken where the file names none. `current` gives the root that a coordinator
@@ -298,29 +299,31 @@ impl Policy {
     #[must_use]
     pub fn admits(&self, root: &str, current: impl Fn(&str) -> String) -> bool {
         match &self.0.admitted {
-            Admitted::Anyone => true,
-            Admitted::Only(named) => named.contains(root) || named.iter().any(|named| current(named) == root),
+            DefaultCoordinators::Anyone => true,
+            DefaultCoordinators::Only(named) => {
+                named.contains(root) || named.iter().any(|named| current(named) == root)
+            }
         }
     }
 
     /// Why no job of any coordinator is taken, and what to do about it; nothing while some are.
     #[must_use]
-    pub fn takes_nobody(&self) -> Option<&'static str> {
-        let nobody = matches!(&self.0.admitted, Admitted::Only(named) if named.is_empty());
+    pub fn intake_problem(&self) -> Option<&'static str> {
+        let nobody = matches!(&self.0.admitted, DefaultCoordinators::Only(named) if named.is_empty());
         (nobody && !self.rules().names_somebody()).then_some(TAKES_NOBODY)
     }
 
     /// What holds now.
     #[must_use]
-    pub fn rules(&self) -> Arc<Rules> {
+    pub fn rules(&self) -> Arc<PolicyRules> {
         Arc::clone(&self.0.state.lock().unwrap_or_else(PoisonError::into_inner).rules)
     }
 
     /// Reads the file again if it is another one than before; says whether there was something to judge.
     ///
     /// # Errors
-    /// A [`PolicyError`], once for each broken text; what held before still does.
-    pub fn look_again(&self) -> Result<bool, PolicyError> {
+    /// A [`PolicyFileError`], once for each broken text; what held before still does.
+    pub fn reload_if_changed(&self) -> Result<bool, PolicyFileError> {
         let Some(path) = &self.0.path else { return Ok(false) };
         let read = read(path);
         let judged = match &read {
@@ -337,8 +340,8 @@ impl Policy {
     }
 }
 
-fn read(path: &Path) -> Result<String, PolicyError> {
-    let unreadable = |source| PolicyError::Unreadable { path: path.to_owned(), source };
+fn read(path: &Path) -> Result<String, PolicyFileError> {
+    let unreadable = |source| PolicyFileError::Unreadable { path: path.to_owned(), source };
     identity::exposure::check_trusted(path).map_err(|exposed| unreadable(exposed.into()))?;
     let size = std::fs::metadata(path).map_err(unreadable)?.len();
     if size > FILE_BYTES_MAX as u64 {
@@ -347,17 +350,18 @@ fn read(path: &Path) -> Result<String, PolicyError> {
     std::fs::read_to_string(path).map_err(unreadable)
 }
 
-fn judge(path: &Path, text: &str) -> Result<Rules, PolicyError> {
-    Rules::parse(text).map_err(|violations| PolicyError::Wrong { path: path.to_owned(), violations })
+fn judge(path: &Path, text: &str) -> Result<PolicyRules, PolicyFileError> {
+    PolicyRules::parse(text)
+        .map_err(|violations| PolicyFileError::Wrong { path: path.to_owned(), violations })
 }
 
 /// Follows the file for ever: when it changes, and at once on SIGHUP. The caller drops it to end it.
-pub async fn keep(policy: Policy, metrics: Metrics, intake: Notice) {
+pub async fn keep(policy: Policy, metrics: Metrics, intake: OperatorNotice) {
     tell(&policy, &intake);
     if policy.0.path.is_none() {
         return;
     }
-    let look = |asked| match policy.look_again() {
+    let look = |asked| match policy.reload_if_changed() {
         Ok(true) => {
             metrics.policy_read("taken");
             tracing::info!("the policy file was read; it holds from now on");
@@ -371,12 +375,12 @@ pub async fn keep(policy: Policy, metrics: Metrics, intake: Notice) {
             tracing::error!("{error}; the policy from before still holds");
         }
     };
-    service::look_at_files("the policy file", look).await;
+    service::poll_files("the policy file", look).await;
 }
 
 /// Tells operators when no coordinator is named.
-fn tell(policy: &Policy, intake: &Notice) {
-    let problem = policy.takes_nobody();
+fn tell(policy: &Policy, intake: &OperatorNotice) {
+    let problem = policy.intake_problem();
     if let Some(problem) = problem {
         tracing::warn!("this supervisor {problem}");
     }

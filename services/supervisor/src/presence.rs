@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use model::supervision::method;
 use model::{InstanceInfo, Presence, limits};
-use queue::{DemandWatch, LossWatch};
-use service::Condition;
+use queue::{InstanceLossDetector, UnmetIsolationDetector};
+use service::ReadinessCondition;
 use tokio::sync::watch;
 
-use crate::intake::Supervisor;
-use crate::lost;
+use crate::coordinator_requests::SupervisorState;
+use crate::instance_loss;
 
 /// How often presence keys, which expire without a sound, are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -47,9 +47,9 @@ impl PresenceView {
 
     /// What others are told of it, and how many instances that leaves out: what goes to them has its limits.
     #[must_use]
-    pub fn told(&self) -> (Presence, usize) {
+    pub fn announcement(&self) -> (Presence, usize) {
         let mut presence = self.now();
-        let left_out = presence.cut();
+        let left_out = presence.truncate();
         (presence, left_out)
     }
 
@@ -92,7 +92,12 @@ impl PresenceView {
 }
 
 /// Looks and tells for ever; `store` is met while the store can be looked into. The caller drops it to end it.
-pub async fn keep(supervisor: Supervisor, mut loss: LossWatch, mut demands: DemandWatch, store: &Condition) {
+pub async fn keep(
+    supervisor: SupervisorState,
+    mut loss: InstanceLossDetector,
+    mut demands: UnmetIsolationDetector,
+    store: &ReadinessCondition,
+) {
     learn(&supervisor).await;
     let mut arrivals = supervisor.coordinators.arrivals();
     let mut drains = supervisor.draining.changes();
@@ -126,7 +131,7 @@ pub async fn keep(supervisor: Supervisor, mut loss: LossWatch, mut demands: Dema
 }
 
 /// Learns who this is, and whether it drains: only then may anybody speak to it.
-async fn learn(supervisor: &Supervisor) {
+async fn learn(supervisor: &SupervisorState) {
     let queue = &supervisor.queue;
     loop {
         match tokio::try_join!(queue.drain(), queue.name()) {
@@ -143,9 +148,9 @@ async fn learn(supervisor: &Supervisor) {
 }
 
 async fn look_once(
-    supervisor: &Supervisor,
-    loss: &mut LossWatch,
-    demands: &mut DemandWatch,
+    supervisor: &SupervisorState,
+    loss: &mut InstanceLossDetector,
+    demands: &mut UnmetIsolationDetector,
 ) -> kv::Result<bool> {
     let queue = &supervisor.queue;
     let draining = supervisor.draining.now().is_some();
@@ -156,15 +161,15 @@ async fn look_once(
     supervisor.metrics.instances.set(i64::try_from(instances.len()).unwrap_or(i64::MAX));
     supervisor.metrics.queued.set(i64::try_from(queued).unwrap_or(i64::MAX));
     supervisor.metrics.draining.set(i64::from(draining));
-    supervisor.others.complete(&mut instances);
+    supervisor.external_workers.complete(&mut instances);
     let changed = supervisor.presence.set(instances, queued, draining);
-    lost::end(supervisor, &present, loss).await?;
-    for hopeless in demands.look(&queues, &present, Instant::now()) {
+    instance_loss::end(supervisor, &present, loss).await?;
+    for hopeless in demands.check(&queues, &present, Instant::now()) {
         let count = queue.refuse_waiting(&hopeless).await?;
         tracing::warn!(queue = %hopeless, count, "jobs were refused: nobody here gives the isolation they demand");
     }
     if let Some(shortage) = supervisor.floors.shortage() {
-        let returned = queue.hand_back().await?;
+        let returned = queue.return_waiting().await?;
         if returned > 0 {
             // Sent here again they are refused by name, until there is room.
             tracing::warn!(returned, %shortage, "jobs that waited were given back");
@@ -172,13 +177,13 @@ async fn look_once(
     }
     if draining {
         // What was accepted while the drain began, or was put back since.
-        queue.hand_back().await?;
+        queue.return_waiting().await?;
     }
     Ok(changed)
 }
 
-async fn tell(supervisor: &Supervisor) {
-    let (presence, left_out) = supervisor.presence.told();
+async fn tell(supervisor: &SupervisorState) {
+    let (presence, left_out) = supervisor.presence.announcement();
     if left_out > 0 {
         tracing::warn!(left_out, "there are more instances than coordinators are told of");
     }
@@ -214,7 +219,7 @@ mod tests {
         };
         let view = PresenceView::default();
         assert!(view.set((1..=1003).map(instance).collect(), 0, false));
-        let (told, left_out) = view.told();
+        let (told, left_out) = view.announcement();
         assert_eq!((told.instances.len(), left_out, view.now().instances.len()), (1000, 3, 1003));
         assert_eq!(told.check(), Ok(()));
     }

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use ::rpc::{MethodPolicy, Mount};
 use identity::VerifyingKey;
-use kv::{Endpoint, Kv};
+use kv::{Kv, KvEndpoint};
 use model::ScriptType;
 use mycelium::MyceliumFlags;
-use service::{Failure, Host, Limits};
+use service::{Failure, ServiceHost, ServiceLimits};
 
 use crate::app::{App, Deps};
 use crate::config::{BLOB_BYTES_DEFAULT, Config};
-use crate::legacy::Bindings;
-use crate::logs::Retention;
-use crate::policy::Admitted;
+use crate::legacy::LegacyBindings;
+use crate::logs::LogRetention;
+use crate::policy::DefaultCoordinators;
 use crate::rpc::PUBLIC_POLICY;
 
 /// What the supervisor is told.
@@ -27,9 +27,9 @@ pub struct Flags {
         hide_env_values = true,
         value_name = "URL",
         default_value = "redis://127.0.0.1:6379",
-        value_parser = queue::parse_place
+        value_parser = queue::parse_endpoint
     )]
-    redis_url: Endpoint,
+    redis_url: KvEndpoint,
     /// Where scripts, files and outputs of jobs are kept
     #[arg(long, env = "MYCORA_WORK_DIR", value_name = "DIR", default_value = "/var/lib/mycora/work")]
     work_dir: PathBuf,
@@ -82,8 +82,8 @@ impl Flags {
         self.blobs_max_mib.saturating_mul(MIB)
     }
 
-    const fn log_retention(&self) -> Retention {
-        Retention {
+    const fn log_retention(&self) -> LogRetention {
+        LogRetention {
             age: Duration::from_secs(self.logs_max_days as u64 * 24 * 3600),
             bytes: self.logs_max_mib.saturating_mul(MIB),
             context_bytes: self.context_logs_max_mib.saturating_mul(MIB),
@@ -98,9 +98,9 @@ impl service::App for App {
     const OPS_PORT: u16 = 7806;
     type Config = Flags;
 
-    fn limits(flags: &Flags) -> Limits {
+    fn limits(flags: &Flags) -> ServiceLimits {
         let logs = flags.log_retention();
-        Limits::from([
+        ServiceLimits::from([
             ("queue_len_max", queue::QUEUE_LEN_MAX as u64),
             ("log_bytes_max", logs.bytes),
             ("context_log_bytes_max", logs.context_bytes),
@@ -109,19 +109,19 @@ impl service::App for App {
         ])
     }
 
-    async fn start(flags: Flags, mut host: Host) -> Result<(), Failure> {
+    async fn start(flags: Flags, mut host: ServiceHost) -> Result<(), Failure> {
         let tls = host.tls_files()?;
         let (blob_bytes_max, log_retention) = (flags.blob_bytes_max(), flags.log_retention());
         let bus = flags.mycelium.bus(&host.metrics)?;
         let deps = Deps { kv: Kv::new(flags.redis_url), bus, metrics: &host.metrics };
-        let legacy = flags.legacy.as_deref().map(Bindings::load).transpose()?.unwrap_or_default();
+        let legacy = flags.legacy.as_deref().map(LegacyBindings::load).transpose()?.unwrap_or_default();
         let config = Config {
             signing_key: flags.signing_key,
             legacy,
             open_queues: flags.open_queues,
             served_by_others: flags.open_queues_for,
             policy: flags.policy,
-            admitted: Admitted::Only(flags.coordinators.iter().map(ToString::to_string).collect()),
+            admitted: DefaultCoordinators::Only(flags.coordinators.iter().map(ToString::to_string).collect()),
             disk_floor: flags.disk_floor,
             blob_bytes_max,
             log_retention,

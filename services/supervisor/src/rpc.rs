@@ -5,13 +5,13 @@ mod attempts;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::rpc::{Allow, Error, ErrorKind, PolicyTable, Reason};
+use ::rpc::{Allow, Error, ErrorKind, PolicyTable, RpcReason};
 use bytes::Bytes;
 use envelope::Conversation;
 use identity::{ServiceName, VerifyingKey};
 use model::limits::TIMEOUT_SECS_MAX;
 use model::{JobKey, Timestamp};
-use mycelium::{Peer, Receipt};
+use mycelium::{JsonRpcPeer, Receipt};
 use proto::convert::envelope as envelope_convert;
 use proto::convert::runner::instance_to_wire;
 use proto::convert::time::to_wire as time_to_wire;
@@ -30,13 +30,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-use queue::{Authority, PassedOn};
+use queue::{RootTransferCounts, RotationAuthority};
 
-use crate::attempts::{Before, Turn};
+use crate::attempts::{OperatorRequestCheck, OperatorRequestGuard};
+use crate::coordinator_requests::{CoordinatorRequestHandler, SupervisorState};
 use crate::drain;
-use crate::intake::{Intake, Supervisor};
-use crate::read_back::{self, ReadError};
-use crate::succession::SuccessionError;
+use crate::results::{self, JobReadError};
+use crate::root_rotation::CoordinatorRotationError;
 
 /// Who may call what.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[
@@ -68,25 +68,29 @@ const OUTBOX_LEN: usize = 64;
 
 /// Serves gateways and people.
 pub struct SupervisorRpc {
-    supervisor: Supervisor,
+    supervisor: SupervisorState,
     stop: CancellationToken,
 }
 
 impl SupervisorRpc {
     /// Streams end when `stop` is cancelled.
     #[must_use]
-    pub const fn new(supervisor: Supervisor, stop: CancellationToken) -> Self {
+    pub const fn new(supervisor: SupervisorState, stop: CancellationToken) -> Self {
         Self { supervisor, stop }
     }
 
     /// The turn of a request; nothing when it was done before.
-    async fn turn<'a>(&'a self, request_id: &'a str, what: &str) -> Result<Option<Turn<'a>>, Status> {
-        match self.supervisor.asked_before(request_id, what).await.map_err(store_trouble)? {
-            Before::Nothing(turn) => Ok(Some(turn)),
-            Before::Same => Ok(None),
-            Before::Other => {
+    async fn turn<'a>(
+        &'a self,
+        request_id: &'a str,
+        what: &str,
+    ) -> Result<Option<OperatorRequestGuard<'a>>, Status> {
+        match self.supervisor.check_request(request_id, what).await.map_err(store_trouble)? {
+            OperatorRequestCheck::New(turn) => Ok(Some(turn)),
+            OperatorRequestCheck::Repeated => Ok(None),
+            OperatorRequestCheck::Conflict => {
                 let message = "the request id was used with another body before";
-                Err(Error::new(ErrorKind::AlreadyExists, Reason::RequestIdReused, message).into())
+                Err(Error::new(ErrorKind::AlreadyExists, RpcReason::RequestIdReused, message).into())
             }
         }
     }
@@ -112,9 +116,9 @@ impl SupervisorService for SupervisorRpc {
         let conversation = self.supervisor.conversation().with_root(coordinator);
         let coordinator = coordinator.to_string();
         let conversation = Arc::new(conversation.with_name(coordinator.clone()));
-        let intake = Intake::attached(self.supervisor.clone(), Arc::clone(&conversation));
-        let peer = Peer::new(outbox, intake);
-        let key = self.supervisor.voice.root().to_string();
+        let intake = CoordinatorRequestHandler::attached(self.supervisor.clone(), Arc::clone(&conversation));
+        let peer = JsonRpcPeer::new(outbox, intake);
+        let key = self.supervisor.signer.root().to_string();
         let welcome = attach_response::Frame::Welcome(AttachWelcome { key });
         // There is room for one, and nobody else sends.
         outgoing.try_send(Ok(AttachResponse { frame: Some(welcome) })).ok();
@@ -125,7 +129,7 @@ impl SupervisorService for SupervisorRpc {
                 () = send(payloads, outgoing, &conversation) => {}
                 () = stop.cancelled() => {}
             }
-            supervisor.coordinators.left(&coordinator, &peer);
+            supervisor.coordinators.disconnected(&coordinator, &peer);
         });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -136,15 +140,15 @@ impl SupervisorService for SupervisorRpc {
     ) -> Result<Response<GetSupervisorResponse>, Status> {
         let presence = self.supervisor.presence.now();
         let attached = u32::try_from(self.supervisor.coordinators.all().len()).unwrap_or(u32::MAX);
-        let drain::Progress { drain, queued, running } =
+        let drain::DrainProgress { drain, queued, running } =
             drain::progress(&self.supervisor).await.map_err(store_trouble)?;
         let bus = self.supervisor.coordinators.bus_standing();
         let mycelium_address = bus.key().map(|key| format!("mycelium:{key}"));
         Ok(Response::new(GetSupervisorResponse {
-            key: self.supervisor.voice.root().to_string(),
+            key: self.supervisor.signer.root().to_string(),
             mycelium_address: mycelium_address.unwrap_or_default(),
             mycelium_problem: bus.problem,
-            intake_problem: self.supervisor.policy.takes_nobody().unwrap_or_default().to_owned(),
+            intake_problem: self.supervisor.policy.intake_problem().unwrap_or_default().to_owned(),
             supervisor: presence.supervisor,
             version: presence.version,
             queued,
@@ -229,7 +233,7 @@ impl SupervisorService for SupervisorRpc {
         let ended = tokio::select! {
             ended = self.supervisor.ended_attempt(key, deadline) => ended,
             () = self.stop.cancelled() => {
-                return Err(Error::unavailable(Reason::Draining, "the supervisor is ending").into());
+                return Err(Error::unavailable(RpcReason::Draining, "the supervisor is ending").into());
             }
         };
         Ok(Response::new(WaitAttemptResponse { attempt: attempts::found(key, ended)? }))
@@ -267,15 +271,15 @@ impl SupervisorService for SupervisorRpc {
     ) -> Result<Response<Self::StreamAttemptLogsStream>, Status> {
         let StreamAttemptLogsRequest { job_key, offset, follow } = request.into_inner();
         let key = attempts::parse_key(&job_key)?;
-        let listener = self.supervisor.word.listen(key);
-        let first = read_back::log(&self.supervisor, key, offset, 0).await.map_err(not_read)?;
+        let listener = self.supervisor.attempt_watchers.subscribe(key);
+        let first = results::log(&self.supervisor, key, offset, 0).await.map_err(not_read)?;
         let (pieces, stream) = mpsc::channel(1);
         let (supervisor, stop) = (self.supervisor.clone(), self.stop.clone());
         tokio::spawn(async move {
             tokio::select! {
                 () = attempts::send_log(&supervisor, key, first, (follow, listener), &pieces) => {}
                 () = stop.cancelled() => {
-                    let ending = Error::unavailable(Reason::Draining, "the supervisor is ending; go on from the last piece");
+                    let ending = Error::unavailable(RpcReason::Draining, "the supervisor is ending; go on from the last piece");
                     // Whoever does not read does not need the reason.
                     let _ = pieces.try_send(Err(ending.into()));
                 }
@@ -298,8 +302,8 @@ impl SupervisorService for SupervisorRpc {
             violations.add("new_coordinator", "it is the old one");
         }
         let (old, new) = violations.into_result(old.zip(new)).map_err(Error::invalid)?;
-        let passed = self.supervisor.succeed(&old, &new, Authority::Operator).await;
-        let PassedOn { contexts, jobs } = passed.map_err(not_succeeded)?;
+        let passed = self.supervisor.succeed(&old, &new, RotationAuthority::Operator).await;
+        let RootTransferCounts { contexts, jobs } = passed.map_err(not_succeeded)?;
         Ok(Response::new(SucceedCoordinatorResponse { contexts, jobs }))
     }
 
@@ -307,45 +311,45 @@ impl SupervisorService for SupervisorRpc {
         &self,
         _: Request<ListInstancesRequest>,
     ) -> Result<Response<ListInstancesResponse>, Status> {
-        let (told, left_out) = self.supervisor.presence.told();
+        let (told, left_out) = self.supervisor.presence.announcement();
         let left_out = u32::try_from(left_out).unwrap_or(u32::MAX);
         let instances = told.instances.iter().map(instance_to_wire).collect();
         Ok(Response::new(ListInstancesResponse { instances, left_out }))
     }
 }
 
-fn not_succeeded(error: SuccessionError) -> Status {
+fn not_succeeded(error: CoordinatorRotationError) -> Status {
     match error {
-        SuccessionError::Unknown(root) => {
+        CoordinatorRotationError::Unknown(root) => {
             Error::not_found(format!("a context that is bound to coordinator {root}")).into()
         }
-        SuccessionError::Policy(_) | SuccessionError::Succeeded(_) => {
-            Error::new(ErrorKind::FailedPrecondition, Reason::WrongState, error.to_string()).into()
+        CoordinatorRotationError::Policy(_) | CoordinatorRotationError::Succeeded(_) => {
+            Error::new(ErrorKind::FailedPrecondition, RpcReason::WrongState, error.to_string()).into()
         }
-        SuccessionError::Store(error) => store_trouble(error),
+        CoordinatorRotationError::Store(error) => store_trouble(error),
     }
 }
 
-fn not_read(error: ReadError) -> Status {
+fn not_read(error: JobReadError) -> Status {
     match error {
-        ReadError::Unknown(_) | ReadError::Gone(_) => Error::not_found(error.to_string()).into(),
-        ReadError::Store(error) => store_trouble(error),
-        ReadError::File { .. } => Error::internal(error).into(),
+        JobReadError::Unknown(_) | JobReadError::Gone(_) => Error::not_found(error.to_string()).into(),
+        JobReadError::Store(error) => store_trouble(error),
+        JobReadError::File { .. } => Error::internal(error).into(),
     }
 }
 
 fn store_trouble(error: kv::Error) -> Status {
     if let kv::Error::DiskFull(_) = error {
-        return Error::disk_full("the disk of the supervisor's store is full").because(error).into();
+        return Error::disk_full("the disk of the supervisor's store is full").with_cause(error).into();
     }
     if let kv::Error::Oom(_) = error {
         let message =
             "the supervisor's store is out of memory; it has room again when jobs that it keeps have ended";
-        let full = Error::new(ErrorKind::ResourceExhausted, Reason::StoreFull, message);
-        return full.retry_after(STORE_FULL_RETRY).because(error).into();
+        let full = Error::new(ErrorKind::ResourceExhausted, RpcReason::StoreFull, message);
+        return full.retry_after(STORE_FULL_RETRY).with_cause(error).into();
     }
     let message = "the supervisor's store does not answer; try again";
-    Error::unavailable(Reason::StoreUnavailable, message).because(error).into()
+    Error::unavailable(RpcReason::StoreUnavailable, message).with_cause(error).into()
 }
 
 fn parse_root(text: &str) -> Result<VerifyingKey, Status> {
@@ -360,9 +364,9 @@ fn refused(field: &str, why: impl std::fmt::Display) -> Status {
 
 async fn receive(
     mut requests: Streaming<AttachRequest>,
-    supervisor: &Supervisor,
+    supervisor: &SupervisorState,
     coordinator: &str,
-    peer: &Peer,
+    peer: &JsonRpcPeer,
     conversation: &Conversation,
 ) {
     let mut arrived = false;
@@ -372,7 +376,7 @@ async fn receive(
                 let opened = conversation.open(envelope_convert::from_wire(envelope), Timestamp::now());
                 // Not before it has signed something: until then anybody may say that they are it.
                 if !arrived && opened.is_ok() {
-                    supervisor.coordinators.arrived(coordinator, peer);
+                    supervisor.coordinators.connected(coordinator, peer);
                     arrived = true;
                 }
                 peer.receive_opened(opened, Receipt::default());
@@ -393,7 +397,7 @@ async fn send(
     conversation: &Conversation,
 ) {
     while let Some(payload) = payloads.recv().await {
-        let said = match conversation.say(&payload, Timestamp::now()) {
+        let said = match conversation.sign(&payload, Timestamp::now()) {
             Ok(said) => said,
             Err(error) => {
                 tracing::error!(%error, "a payload cannot be signed");

@@ -59,7 +59,7 @@ impl WorkDir {
 
 /// A file that is kept for a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct ContextFile {
     pub(crate) context: ContextUid,
     pub(crate) name: OsString,
     pub(crate) path: PathBuf,
@@ -69,7 +69,7 @@ pub(crate) struct Kept {
 
 /// Every file below the directories of contexts in `root`. Links and anything else are no concern of ours.
 /// Blocks while it works.
-pub(crate) fn kept(root: &Path) -> io::Result<Vec<Kept>> {
+pub(crate) fn kept(root: &Path) -> io::Result<Vec<ContextFile>> {
     let mut all = Vec::new();
     for dir in entries(root)? {
         let Some(context) = dir.file_name().to_str().and_then(|name| name.parse().ok()).map(ContextUid)
@@ -82,7 +82,7 @@ pub(crate) fn kept(root: &Path) -> io::Result<Vec<Kept>> {
             if about.is_file() {
                 let (name, path) = (file.file_name(), file.path());
                 let modified = about.modified()?;
-                all.push(Kept { context, name, path, modified, bytes: about.len() });
+                all.push(ContextFile { context, name, path, modified, bytes: about.len() });
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use mycora_cli::profile::{Host, Profile};
+use mycora_cli::profile::{ApiService, Profile};
 use proto::convert::enums::script_type_to_wire;
 use proto::v1::context_service_client::ContextServiceClient;
 use proto::v1::flow_service_client::FlowServiceClient;
@@ -34,14 +34,14 @@ pub(crate) struct Client {
 impl Client {
     /// Connects as the profile says.
     pub(crate) fn connect(profile: &Profile) -> Result<Self, Error> {
-        let channel = profile.channel_to(Host::Scheduler)?;
-        let runners = RunnerServiceClient::new(profile.channel_to(Host::RunnerRegistry)?);
+        let channel = profile.channel_to(ApiService::Scheduler)?;
+        let runners = RunnerServiceClient::new(profile.channel_to(ApiService::RunnerRegistry)?);
         Ok(Self { flows: FlowServiceClient::new(channel), runners, context: profile.context })
     }
 
     /// The same client in a context of its own, whose jobs run where those of its own do.
     pub(crate) async fn in_a_new_context(&self, profile: &Profile) -> Result<Self, Error> {
-        let mut contexts = ContextServiceClient::new(profile.channel_to(Host::Scheduler)?);
+        let mut contexts = ContextServiceClient::new(profile.channel_to(ApiService::Scheduler)?);
         let created = contexts.create_context(CreateContextRequest::default()).await?.into_inner();
         let context = created.context.ok_or("no context was answered")?.id;
         let list = ListRunnersRequest { context_id: self.context, ..Default::default() };

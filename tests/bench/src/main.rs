@@ -111,7 +111,7 @@ async fn road(
 
 async fn run() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
     let dir = tempfile::Builder::new().prefix("mycora-bench-").tempdir()?;
-    let running = up::start(up::Options::private(dir.path())).await?;
+    let running = up::start(up::UpOptions::private(dir.path())).await?;
     let client = Client::connect(running.profile())?;
     let measured = measure(&client).await;
     running.stop().await?;

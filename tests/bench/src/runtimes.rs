@@ -29,7 +29,7 @@ const ONE_BY_ONE: usize = 50;
 /// Measures every language that runs here, and python without warm interpreters.
 pub(crate) async fn measure(report: &mut Report) -> Result<(), Error> {
     let warm = tempfile::Builder::new().prefix("mycora-bench-").tempdir()?;
-    let running = up::start(up::Options::private(warm.path())).await?;
+    let running = up::start(up::UpOptions::private(warm.path())).await?;
     let client = Client::connect(running.profile())?;
     for (script_type, script) in SCRIPTS {
         if client.offers(script_type).await? {
@@ -40,7 +40,7 @@ pub(crate) async fn measure(report: &mut Report) -> Result<(), Error> {
     }
     running.stop().await?;
     let cold = tempfile::Builder::new().prefix("mycora-bench-").tempdir()?;
-    let mut options = up::Options::private(cold.path());
+    let mut options = up::UpOptions::private(cold.path());
     options.scripts.warm = false;
     let running = up::start(options).await?;
     let client = Client::connect(running.profile())?;

@@ -11,7 +11,7 @@ mod upstream;
 
 use std::time::{Duration, Instant};
 
-use broker::{CursorSpec, PullLimit, Start};
+use broker::{CursorSpec, CursorStart, PullLimit};
 use saga::lane::WORKFLOW_COMMANDS;
 
 use self::stage::{Backend, Event, Stage};
@@ -131,7 +131,8 @@ async fn latency(backend: Backend, report: &mut Report) -> Result<(), Error> {
     // The first order has the lanes taken and the streams made.
     stage.publish([event(0, ONE_BY_ONE, "OrderPlaced", "0", "{}")]).await?;
     stage.until_transitions(1).await;
-    let spec = CursorSpec::new(WORKFLOW_COMMANDS, "bench", "tenant.t0.effect.reserve.*", Start::After(0));
+    let spec =
+        CursorSpec::new(WORKFLOW_COMMANDS, "bench", "tenant.t0.effect.reserve.*", CursorStart::After(0));
     let mut commands = stage.broker.open(&spec).await?;
     commands.next(PullLimit { messages: 1, bytes: 1 << 20 }).await?.receipt.ack();
     let mut times = Vec::with_capacity(ONE_BY_ONE);

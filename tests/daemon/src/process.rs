@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use testkit::{PATIENCE, Process, wait_until_blocking};
+use testkit::{PATIENCE, TestProcess, wait_until_blocking};
 
 /// Names the real daemon's binary; without it tests use the stand-in.
 pub const REAL: &str = "MYCELIUM_BIN";
@@ -19,7 +19,7 @@ pub struct Program {
     api: SocketAddr,
     rest: SocketAddr,
     peers: Vec<u16>,
-    process: Option<Process>,
+    process: Option<TestProcess>,
 }
 
 impl Program {
@@ -70,7 +70,7 @@ impl Program {
         if !self.peers.is_empty() {
             command.arg("--peers").args(self.peers.iter().map(|port| format!("tcp://127.0.0.1:{port}")));
         }
-        self.process = Some(Process::spawn("mycelium", &mut command));
+        self.process = Some(TestProcess::spawn("mycelium", &mut command));
         let answers = || std::net::TcpStream::connect(self.api).ok();
         drop(wait_until_blocking(answers, PATIENCE, "the daemon listens"));
     }

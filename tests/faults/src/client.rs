@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use model::NodeState;
-use mycora_cli::profile::{Host, Profile};
+use mycora_cli::profile::{ApiService, Profile};
 use proto::convert::enums::node_state_from_wire;
 use proto::v1::flow_service_client::FlowServiceClient;
 use proto::v1::watch_flow_response::Event;
@@ -62,7 +62,7 @@ impl Clients {
         slots: usize,
     ) -> Self {
         let door = |profile: &Profile| {
-            Flows::new(profile.channel_to(Host::Scheduler).expect("a profile of the suite"))
+            Flows::new(profile.channel_to(ApiService::Scheduler).expect("a profile of the suite"))
         };
         Self {
             seed,

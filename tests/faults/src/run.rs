@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use testkit::{Mark, Witness};
+use testkit::{Witness, WitnessMark};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -288,7 +288,7 @@ impl Run {
 
 /// What scripts wrote, as history.
 fn lines(witness: &Witness) -> Vec<Line> {
-    let line = |(mark, job, attempt): (Mark, String, String)| {
+    let line = |(mark, job, attempt): (WitnessMark, String, String)| {
         if job == KILLED {
             return Line::Killed;
         }
@@ -296,8 +296,8 @@ fn lines(witness: &Witness) -> Vec<Line> {
         let attempt = attempt.parse().unwrap_or_default();
         let ran = Ran { job: job.to_owned(), token: token.to_owned(), attempt };
         match mark {
-            Mark::Start => Line::Start(ran),
-            Mark::End => Line::End(ran),
+            WitnessMark::Start => Line::Start(ran),
+            WitnessMark::End => Line::End(ran),
         }
     };
     witness.lines().into_iter().map(line).collect()

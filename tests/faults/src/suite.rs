@@ -156,15 +156,15 @@ impl Suite {
             Kind::Kill => return self.program(fault).kill(),
             Kind::Terminate => return self.program(fault).terminate(),
             Kind::Stop => return self.program(fault).signal(Signal::STOP),
-            Kind::Cut => self.link(fault).set(testkit::Fault::Cut),
+            Kind::Cut => self.link(fault).set(testkit::ProxyFault::Cut),
             // Each piece a little, or all of it until what waited for it is over.
             Kind::Delay if fault.lasts < LONG => {
-                self.link(fault).set(testkit::Fault::Delay(fault.lasts / 10))
+                self.link(fault).set(testkit::ProxyFault::Delay(fault.lasts / 10))
             }
-            Kind::Delay | Kind::Hold => self.link(fault).set(testkit::Fault::Hold),
-            Kind::HoldAnswers => self.link(fault).set(testkit::Fault::HoldAnswers),
-            Kind::Swallow => self.link(fault).set(testkit::Fault::BlackHole),
-            Kind::SwallowAnswers => self.link(fault).set(testkit::Fault::SwallowAnswers),
+            Kind::Delay | Kind::Hold => self.link(fault).set(testkit::ProxyFault::Hold),
+            Kind::HoldAnswers => self.link(fault).set(testkit::ProxyFault::HoldAnswers),
+            Kind::Swallow => self.link(fault).set(testkit::ProxyFault::BlackHole),
+            Kind::SwallowAnswers => self.link(fault).set(testkit::ProxyFault::SwallowAnswers),
             Kind::DiskFull => self.disk.as_ref().expect("a disk").fill_up("filler", 0),
             Kind::RedisKill => match &mut self.redis {
                 Some(redis) => redis.kill9(),

@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use async_nats::jetstream::context::ContextBuilder;
 use async_nats::{Client, ConnectOptions, ReconnectToServer, ServerAddr, ServerInfo, Subscriber};
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use super::answers::chain;
-use super::{ANSWER_TIMEOUT, JetStreamOptions, Login};
-use crate::receipt::Settle;
-use crate::{BrokerError, Connection};
+use super::api::chain;
+use super::{ANSWER_TIMEOUT, JetStreamLogin, JetStreamOptions};
+use crate::receipt::AckSink;
+use crate::{BrokerConnectionStatus, BrokerError};
 
 /// Address to which a client goes that has lost its connection: nothing listens on port 0.
 const NOWHERE: &str = "nats://127.0.0.1:0";
@@ -40,7 +40,7 @@ const ACKNOWLEDGEMENTS_MAX: usize = 16 * 1024;
 const UNACKNOWLEDGED_MAX: usize = 16 * 1024;
 
 /// A connection, as long as it lasts.
-pub(super) struct Link {
+pub(super) struct NatsLink {
     pub(super) client: Client,
     pub(super) context: async_nats::jetstream::Context,
     pub(super) info: ServerInfo,
@@ -62,7 +62,7 @@ async fn send_acknowledgements(client: Client, mut waiting: mpsc::Receiver<Ackno
     }
 }
 
-impl Link {
+impl NatsLink {
     pub(super) async fn subscribe(&self, what: &str, subject: &str) -> Result<Subscriber, BrokerError> {
         let subscribed = timeout(ANSWER_TIMEOUT, self.client.subscribe(subject.to_owned())).await;
         let why = match subscribed {
@@ -98,9 +98,9 @@ impl Link {
 }
 
 /// Acknowledgements of what came over a connection. They hold no client: receipts may outlive it.
-pub(super) struct Acknowledge(pub(super) Weak<Link>);
+pub(super) struct NatsAckSink(pub(super) Weak<NatsLink>);
 
-impl Acknowledge {
+impl NatsAckSink {
     fn send(&self, subject: &str, payload: &'static [u8]) {
         if let Some(link) = self.0.upgrade() {
             // One that does not fit the queue is dropped: acknowledgements are not believed anyway.
@@ -109,7 +109,7 @@ impl Acknowledge {
     }
 }
 
-impl Settle for Acknowledge {
+impl AckSink for NatsAckSink {
     fn ack(&self, token: &str) {
         self.send(token, b"+ACK");
     }
@@ -120,15 +120,15 @@ impl Settle for Acknowledge {
 }
 
 /// Connection that there is, or the reason why there is none.
-enum LinkState {
-    Up(Arc<Link>),
+enum NatsLinkState {
+    Up(Arc<NatsLink>),
     Down(String),
 }
 
 /// Keeps a connection up, for as long as it lives.
 pub(super) struct Connector {
-    state: watch::Receiver<LinkState>,
-    connection: watch::Receiver<Connection>,
+    state: watch::Receiver<NatsLinkState>,
+    connection: watch::Receiver<BrokerConnectionStatus>,
     task: JoinHandle<()>,
 }
 
@@ -159,21 +159,23 @@ impl Connector {
             return Err(refused(format!("URL {} has a user in it: give the login by itself", at + 1)));
         }
         let nowhere = NOWHERE.parse().map_err(|error| refused(format!("{NOWHERE}: {error}")))?;
-        let (state_tx, state) = watch::channel(LinkState::Down("it has not been reached yet".to_owned()));
-        let (connection_tx, connection) = watch::channel(Connection::default());
+        let (state_tx, state) = watch::channel(NatsLinkState::Down("it has not been reached yet".to_owned()));
+        let (connection_tx, connection) = watch::channel(BrokerConnectionStatus::default());
         let reconnector = Reconnector { options, urls, nowhere, state: state_tx, connection: connection_tx };
         Ok(Self { state, connection, task: tokio::spawn(reconnector.run()) })
     }
 
     /// Gives the connection that there is now.
-    pub(super) fn link(&self, what: &str) -> Result<Arc<Link>, BrokerError> {
+    pub(super) fn link(&self, what: &str) -> Result<Arc<NatsLink>, BrokerError> {
         match &*self.state.borrow() {
-            LinkState::Up(link) => Ok(Arc::clone(link)),
-            LinkState::Down(why) => Err(BrokerError::Unavailable { what: what.to_owned(), why: why.clone() }),
+            NatsLinkState::Up(link) => Ok(Arc::clone(link)),
+            NatsLinkState::Down(why) => {
+                Err(BrokerError::Unavailable { what: what.to_owned(), why: why.clone() })
+            }
         }
     }
 
-    pub(super) fn connection(&self) -> watch::Receiver<Connection> {
+    pub(super) fn connection(&self) -> watch::Receiver<BrokerConnectionStatus> {
         self.connection.clone()
     }
 }
@@ -183,21 +185,21 @@ struct Reconnector {
     options: JetStreamOptions,
     urls: Vec<ServerAddr>,
     nowhere: ServerAddr,
-    state: watch::Sender<LinkState>,
-    connection: watch::Sender<Connection>,
+    state: watch::Sender<NatsLinkState>,
+    connection: watch::Sender<BrokerConnectionStatus>,
 }
 
 impl Reconnector {
     async fn run(self) {
-        let mut backoff = Backoff::up_to(PAUSE_MAX);
+        let mut backoff = ExponentialBackoff::up_to(PAUSE_MAX);
         let mut generation = 0;
         for url in self.urls.iter().cycle() {
             match self.dial(url).await {
                 Ok((link, lost)) => {
                     generation += 1;
                     tracing::info!(url = %shown(url), version = link.info.version, generation, "NATS is connected");
-                    let _ = self.state.send_replace(LinkState::Up(Arc::new(link)));
-                    self.connection.send_replace(Connection { connected: true, generation });
+                    let _ = self.state.send_replace(NatsLinkState::Up(Arc::new(link)));
+                    self.connection.send_replace(BrokerConnectionStatus { connected: true, generation });
                     let begin = Instant::now();
                     // An error means that the client has ended, and its connection with it.
                     let _ = lost.await;
@@ -216,22 +218,22 @@ impl Reconnector {
     }
 
     fn down(&self, generation: u64, why: String) {
-        let was_up = matches!(*self.state.borrow(), LinkState::Up(_));
+        let was_up = matches!(*self.state.borrow(), NatsLinkState::Up(_));
         if was_up {
             tracing::warn!(%why, "NATS is not connected");
         } else {
             tracing::debug!(%why, "NATS is not connected");
         }
-        self.state.send_replace(LinkState::Down(why));
+        self.state.send_replace(NatsLinkState::Down(why));
         self.connection.send_if_modified(|connection| {
             let before = *connection;
-            *connection = Connection { connected: false, generation };
+            *connection = BrokerConnectionStatus { connected: false, generation };
             *connection != before
         });
     }
 
     /// Makes a client for one connection, and gives what ends when the connection is lost.
-    async fn dial(&self, url: &ServerAddr) -> Result<(Link, oneshot::Receiver<()>), String> {
+    async fn dial(&self, url: &ServerAddr) -> Result<(NatsLink, oneshot::Receiver<()>), String> {
         let (lost, is_lost) = oneshot::channel();
         let first_way = (url.clone(), lost);
         let (first_way, nowhere) = (Mutex::new(Some(first_way)), self.nowhere.clone());
@@ -264,7 +266,7 @@ impl Reconnector {
         let (acknowledgements, waiting) = mpsc::channel(ACKNOWLEDGEMENTS_MAX);
         // Ends with the link, or at the first acknowledgement behind the end of the connection.
         tokio::spawn(send_acknowledgements(client.clone(), waiting));
-        Ok((Link { client, context, info, acknowledgements }, is_lost))
+        Ok((NatsLink { client, context, info, acknowledgements }, is_lost))
     }
 
     fn connect_options(&self) -> ConnectOptions {
@@ -278,10 +280,10 @@ impl Reconnector {
             .subscription_capacity(UNREAD_MAX);
         options = match &self.options.login {
             None => options,
-            Some(Login::Password { user, password }) => {
+            Some(JetStreamLogin::Password { user, password }) => {
                 options.user_and_password(user.clone(), password.clone())
             }
-            Some(Login::Token(token)) => options.token(token.clone()),
+            Some(JetStreamLogin::Token(token)) => options.token(token.clone()),
         };
         if let Some(tls) = &self.options.tls {
             options = options.require_tls(true);
@@ -328,9 +330,9 @@ mod tests {
 
     #[test]
     fn secrets_are_not_shown() {
-        let login = Login::Password { user: "ann".to_owned(), password: "secret".to_owned() };
+        let login = JetStreamLogin::Password { user: "ann".to_owned(), password: "secret".to_owned() };
         assert_eq!(
-            format!("{login:?} {:?}", Login::Token("secret".to_owned())),
+            format!("{login:?} {:?}", JetStreamLogin::Token("secret".to_owned())),
             "Password { user: \"ann\", .. } Token(..)"
         );
         let url: ServerAddr = "nats://ann:secret@example.com".parse().expect("a URL");

@@ -10,11 +10,14 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::answers::{self, no_consumer, read_headers};
-use super::connect::{Acknowledge, Link};
+use super::api::{self, is_consumer_missing, read_headers};
+use super::connect::{NatsAckSink, NatsLink};
 use crate::cursor::PULL_MESSAGES_MAX;
-use crate::receipt::Settle;
-use crate::{BrokerError, CursorSpec, Delivered, Deliveries, Lost, Passed, PullLimit, Receipt};
+use crate::receipt::AckSink;
+use crate::{
+    BrokerError, CursorError, CursorProgress, CursorSpec, Deliveries, PullLimit, ReceiptHandle,
+    StreamDelivery,
+};
 
 /// How long the server keeps a pull that it cannot fill.
 const PULL_EXPIRES: Duration = Duration::from_secs(30);
@@ -25,9 +28,9 @@ const LAST_DELIVERY: &str = "Nats-Last-Consumer";
 const LAST_SEQUENCE: &str = "Nats-Last-Stream";
 
 /// Deliveries over one connection.
-pub(super) struct Pulling {
-    link: Arc<Link>,
-    settle: Arc<dyn Settle>,
+pub(super) struct PullSubscription {
+    link: Arc<NatsLink>,
+    settle: Arc<dyn AckSink>,
     consumer: String,
     /// The stream and the consumer, as they stand in subjects.
     path: String,
@@ -36,32 +39,32 @@ pub(super) struct Pulling {
     subscriber: Subscriber,
     heartbeat: Duration,
     /// Pull that is under way.
-    pull: Option<Pull>,
+    pull: Option<PendingPull>,
     /// True when the next message is larger than there was room for: it is pulled alone, whatever its size.
     is_large: bool,
     /// Moment of the server's last sign of life.
     heard: Instant,
     /// What its last heartbeat said; none since the last message.
-    looked: Option<Passed>,
-    passed: watch::Sender<Passed>,
+    looked: Option<CursorProgress>,
+    passed: watch::Sender<CursorProgress>,
 }
 
 /// A pull that is not filled yet.
-struct Pull {
+struct PendingPull {
     missing: usize,
     has_come: bool,
 }
 
-impl Pulling {
+impl PullSubscription {
     pub(super) async fn start(
-        link: Arc<Link>,
+        link: Arc<NatsLink>,
         spec: &CursorSpec,
         heartbeat: Duration,
     ) -> Result<Self, BrokerError> {
         let inbox = link.client.new_inbox();
         let subscriber = link.subscribe(&format!("the cursor {}", spec.consumer), &inbox).await?;
         Ok(Self {
-            settle: Arc::new(Acknowledge(Arc::downgrade(&link))),
+            settle: Arc::new(NatsAckSink(Arc::downgrade(&link))),
             link,
             consumer: spec.consumer.clone(),
             path: format!("{}.{}", spec.stream, spec.consumer),
@@ -77,7 +80,7 @@ impl Pulling {
     }
 
     /// Pulls as much as there is room for, unless a pull is under way.
-    async fn pull(&mut self, room: PullLimit) -> Result<(), Lost> {
+    async fn pull(&mut self, room: PullLimit) -> Result<(), CursorError> {
         if self.pull.is_some() || !room.is_open() {
             return Ok(());
         }
@@ -95,14 +98,14 @@ impl Pulling {
         let sent = self.link.send("a pull", &subject, Some(&self.inbox), request.to_string().into()).await;
         // Nothing is awaited between sending and this, so that a call that is dropped has either pulled or not.
         sent.map_err(|_| self.disconnected())?;
-        self.pull = Some(Pull { missing: messages, has_come: false });
+        self.pull = Some(PendingPull { missing: messages, has_come: false });
         self.is_large = false;
         self.heard = Instant::now();
         Ok(())
     }
 
     /// Waits for whatever comes next, as long as the server gives signs of life.
-    async fn wait(&mut self) -> Result<Message, Lost> {
+    async fn wait(&mut self) -> Result<Message, CursorError> {
         let patience = self.heartbeat * 2;
         let deadline = self.pull.is_some().then_some(self.heard + patience);
         let silence = async {
@@ -119,19 +122,19 @@ impl Pulling {
     }
 
     /// Asks why nothing comes: servers do not answer a pull of a consumer that is not there, or was deleted just now.
-    async fn silence(&self, waited: Duration) -> Lost {
+    async fn silence(&self, waited: Duration) -> CursorError {
         let consumer = self.consumer.clone();
         let subject = format!("CONSUMER.INFO.{}", self.path);
         let request = json!({});
-        let asked = answers::ask::<Value>(&self.link, "a consumer", subject, &request);
+        let asked = api::ask::<Value>(&self.link, "a consumer", subject, &request);
         match timeout(waited, asked).await {
-            Ok(Ok(Err(error))) if no_consumer(&error) => Lost::Deleted { consumer },
-            _ => Lost::Silent { consumer, waited },
+            Ok(Ok(Err(error))) if is_consumer_missing(&error) => CursorError::Deleted { consumer },
+            _ => CursorError::Silent { consumer, waited },
         }
     }
 
     /// Reads what came: a message, or what the server says of the pull.
-    fn read(&mut self, message: Message) -> Result<Option<Delivered>, Lost> {
+    fn read(&mut self, message: Message) -> Result<Option<StreamDelivery>, CursorError> {
         self.heard = Instant::now();
         match message.status {
             None | Some(StatusCode::OK) => self.read_message(message).map(Some),
@@ -144,7 +147,7 @@ impl Pulling {
                 self.pull = None;
                 Ok(None)
             }
-            Some(StatusCode::NO_RESPONDERS) => Err(Lost::Deleted { consumer: self.consumer.clone() }),
+            Some(StatusCode::NO_RESPONDERS) => Err(CursorError::Deleted { consumer: self.consumer.clone() }),
             Some(status) => {
                 let words = message.description.unwrap_or_default();
                 self.read_status(status, &words).map(|()| None)
@@ -157,16 +160,16 @@ impl Pulling {
     fn read_heartbeat(&mut self, message: &Message) {
         let number = |name: &str| message.headers.as_ref()?.get(name)?.as_str().parse().ok();
         let (Some(count), Some(sequence)) = (number(LAST_DELIVERY), number(LAST_SEQUENCE)) else { return };
-        let looked = Passed { count, sequence };
+        let looked = CursorProgress { count, sequence };
         if let Some(before) = self.looked.replace(looked).filter(|before| before.count == count) {
-            let passed = Passed { count, sequence: before.sequence.min(sequence) };
+            let passed = CursorProgress { count, sequence: before.sequence.min(sequence) };
             self.passed.send_if_modified(|told| std::mem::replace(told, passed) != passed);
         }
     }
 
-    fn read_status(&mut self, status: StatusCode, words: &str) -> Result<(), Lost> {
+    fn read_status(&mut self, status: StatusCode, words: &str) -> Result<(), CursorError> {
         if words.eq_ignore_ascii_case("Consumer Deleted") {
-            return Err(Lost::Deleted { consumer: self.consumer.clone() });
+            return Err(CursorError::Deleted { consumer: self.consumer.clone() });
         }
         if words.eq_ignore_ascii_case(TOO_LARGE) {
             // Without a message before it, the next one fits in no pull of this size.
@@ -177,10 +180,10 @@ impl Pulling {
             self.pull = None;
             return Ok(());
         }
-        Err(Lost::Refused { consumer: self.consumer.clone(), why: format!("{status} {words}") })
+        Err(CursorError::Refused { consumer: self.consumer.clone(), why: format!("{status} {words}") })
     }
 
-    fn read_message(&mut self, message: Message) -> Result<Delivered, Lost> {
+    fn read_message(&mut self, message: Message) -> Result<StreamDelivery, CursorError> {
         self.looked = None;
         if let Some(pull) = &mut self.pull {
             pull.has_come = true;
@@ -190,13 +193,13 @@ impl Pulling {
             }
         }
         let reply = message.reply.as_deref().unwrap_or_default();
-        let refused = || Lost::Refused {
+        let refused = || CursorError::Refused {
             consumer: self.consumer.clone(),
             why: format!("a message came whose reply subject {reply:?} is none of a delivery"),
         };
-        let origin = Origin::read(reply).ok_or_else(refused)?;
-        Ok(Delivered {
-            receipt: Receipt::new(Arc::clone(&self.settle), reply),
+        let origin = AckSubject::read(reply).ok_or_else(refused)?;
+        Ok(StreamDelivery {
+            receipt: ReceiptHandle::new(Arc::clone(&self.settle), reply),
             subject: message.subject.to_string(),
             headers: message.headers.as_ref().map(read_headers).unwrap_or_default(),
             payload: message.payload,
@@ -208,14 +211,14 @@ impl Pulling {
         })
     }
 
-    fn disconnected(&self) -> Lost {
-        Lost::Disconnected { consumer: self.consumer.clone() }
+    fn disconnected(&self) -> CursorError {
+        CursorError::Disconnected { consumer: self.consumer.clone() }
     }
 }
 
 #[async_trait]
-impl Deliveries for Pulling {
-    async fn next(&mut self, room: PullLimit) -> Result<Delivered, Lost> {
+impl Deliveries for PullSubscription {
+    async fn next(&mut self, room: PullLimit) -> Result<StreamDelivery, CursorError> {
         loop {
             // What has come already is looked at first: it may end the pull that is under way.
             let message = match self.subscriber.next().now_or_never() {
@@ -231,14 +234,14 @@ impl Deliveries for Pulling {
         }
     }
 
-    fn passed(&self) -> watch::Receiver<Passed> {
+    fn progress(&self) -> watch::Receiver<CursorProgress> {
         self.passed.subscribe()
     }
 }
 
 /// Origin of a delivery, as it stands in the subject to which it is acknowledged.
 #[derive(Debug, PartialEq, Eq)]
-struct Origin {
+struct AckSubject {
     attempt: u64,
     sequence: u64,
     count: u64,
@@ -246,7 +249,7 @@ struct Origin {
     pending: u64,
 }
 
-impl Origin {
+impl AckSubject {
     /// Reads `$JS.ACK.<stream>.<consumer>.<attempt>.<sequence>.<count>.<nanoseconds>.<pending>`. Newer servers may have the domain
     /// and a hash of the account before the stream, and more tokens at the end (ADR-15 of NATS).
     fn read(subject: &str) -> Option<Self> {
@@ -274,19 +277,24 @@ mod tests {
 
     #[test]
     fn origins_are_read_in_both_forms() {
-        let origin =
-            Some(Origin { attempt: 2, sequence: 7, count: 9, stored_millis: 1_700_000_000_123, pending: 4 });
+        let origin = Some(AckSubject {
+            attempt: 2,
+            sequence: 7,
+            count: 9,
+            stored_millis: 1_700_000_000_123,
+            pending: 4,
+        });
         for subject in [
             "$JS.ACK.S.c.2.7.9.1700000000123456789.4",
             "$JS.ACK._.hash.S.c.2.7.9.1700000000123456789.4",
             "$JS.ACK.domain.hash.S.c.2.7.9.1700000000123456789.4.random.more",
         ] {
-            assert_eq!(Origin::read(subject), origin, "{subject}");
+            assert_eq!(AckSubject::read(subject), origin, "{subject}");
         }
         for subject in
             ["", "$JS.ACK.S.c", "$JS.ACK.S.c.2.x.9.1.4", "$JS.NAK.S.c.2.7.9.1.4", "$JS.ACK.S.c.2.7.9.1.4.5"]
         {
-            assert_eq!(Origin::read(subject), None, "{subject}");
+            assert_eq!(AckSubject::read(subject), None, "{subject}");
         }
     }
 }

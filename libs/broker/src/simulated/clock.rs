@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 /// Tells a simulated broker the time, and wakes it.
-pub trait Clock: Send + Sync + 'static {
+pub trait SimulationClock: Send + Sync + 'static {
     /// Milliseconds since 1970.
     fn now(&self) -> u64;
 
@@ -18,12 +18,12 @@ pub trait Clock: Send + Sync + 'static {
 
 /// The time of this machine, as far as the runtime has let it go on: a runtime whose time is paused pauses it.
 #[derive(Debug, Clone, Copy)]
-pub struct MachineClock {
+pub struct RuntimeClock {
     begin: Instant,
     begin_millis: u64,
 }
 
-impl MachineClock {
+impl RuntimeClock {
     /// Begins with the time that it is.
     #[must_use]
     pub fn new() -> Self {
@@ -32,13 +32,13 @@ impl MachineClock {
     }
 }
 
-impl Default for MachineClock {
+impl Default for RuntimeClock {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Clock for MachineClock {
+impl SimulationClock for RuntimeClock {
     fn now(&self) -> u64 {
         let passed = u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.begin_millis.saturating_add(passed)
@@ -66,7 +66,7 @@ impl ManualClock {
     }
 }
 
-impl Clock for ManualClock {
+impl SimulationClock for ManualClock {
     fn now(&self) -> u64 {
         *self.0.borrow()
     }

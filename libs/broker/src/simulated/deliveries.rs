@@ -6,51 +6,59 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use super::Shared;
-use super::world::World;
+use super::SimulatedBrokerState;
+use super::server::SimulatedServer;
 use crate::cursor::PULL_MESSAGES_MAX;
-use crate::receipt::Settle;
-use crate::{Delivered, Deliveries, Lost, Passed, PullLimit, Receipt};
+use crate::receipt::AckSink;
+use crate::{CursorError, CursorProgress, Deliveries, PullLimit, ReceiptHandle, StreamDelivery};
 
 /// Deliveries over one connection.
-pub(super) struct Simulation {
-    pub(super) shared: Arc<Shared>,
-    pub(super) settle: Arc<dyn Settle>,
+pub(super) struct SimulatedDeliveries {
+    pub(super) shared: Arc<SimulatedBrokerState>,
+    pub(super) settle: Arc<dyn AckSink>,
     pub(super) stream: String,
     pub(super) consumer: String,
     pub(super) number: u64,
     pub(super) generation: u64,
     /// Deliveries that came and were not read yet: they can be read when the connection is gone.
-    pub(super) came: VecDeque<Delivered>,
+    pub(super) came: VecDeque<StreamDelivery>,
     /// Rest of the pull that is under way.
     pub(super) pull: PullLimit,
-    pub(super) passed: watch::Sender<Passed>,
+    pub(super) passed: watch::Sender<CursorProgress>,
 }
 
 /// Delivery that came, or the moment until which nothing can come by itself.
-enum Turn {
-    Came(Box<Delivered>),
+enum DeliveryPoll {
+    Came(Box<StreamDelivery>),
     Nothing { due: Option<u64> },
 }
 
-impl Simulation {
-    fn turn(&mut self, room: PullLimit) -> Result<Turn, Lost> {
+impl SimulatedDeliveries {
+    fn turn(&mut self, room: PullLimit) -> Result<DeliveryPoll, CursorError> {
         if let Some(delivered) = self.came.pop_front() {
-            return Ok(Turn::Came(Box::new(delivered)));
+            return Ok(DeliveryPoll::Came(Box::new(delivered)));
         }
         let shared = Arc::clone(&self.shared);
         let now = shared.clock.now();
         let mut world = shared.world();
         let due = self.fill(&mut world, room, now)?;
-        Ok(self.came.pop_front().map_or(Turn::Nothing { due }, |delivered| Turn::Came(Box::new(delivered))))
+        Ok(self
+            .came
+            .pop_front()
+            .map_or(DeliveryPoll::Nothing { due }, |delivered| DeliveryPoll::Came(Box::new(delivered))))
     }
 
     /// Lets come what the pull has room for; gives when the next delivery would be repeated.
-    fn fill(&mut self, world: &mut World, room: PullLimit, now: u64) -> Result<Option<u64>, Lost> {
+    fn fill(
+        &mut self,
+        world: &mut SimulatedServer,
+        room: PullLimit,
+        now: u64,
+    ) -> Result<Option<u64>, CursorError> {
         if !world.connection.connected || world.connection.generation != self.generation {
-            return Err(Lost::Disconnected { consumer: self.consumer.clone() });
+            return Err(CursorError::Disconnected { consumer: self.consumer.clone() });
         }
-        let deleted = || Lost::Deleted { consumer: self.consumer.clone() };
+        let deleted = || CursorError::Deleted { consumer: self.consumer.clone() };
         let stream = world.streams.get_mut(&self.stream).ok_or_else(deleted)?;
         let consumer = stream.consumers.get_mut(&self.consumer).ok_or_else(deleted)?;
         if consumer.number != self.number {
@@ -70,7 +78,7 @@ impl Simulation {
                 continue;
             }
             let token = format!("{}/{}/{}", self.stream, self.consumer, message.sequence);
-            self.came.push_back(Delivered {
+            self.came.push_back(StreamDelivery {
                 subject: message.subject,
                 headers: message.headers,
                 payload: message.payload,
@@ -79,10 +87,11 @@ impl Simulation {
                 attempt: taken.attempt,
                 stored_millis: message.stored_millis,
                 pending: taken.pending,
-                receipt: Receipt::new(Arc::clone(&self.settle), &token),
+                receipt: ReceiptHandle::new(Arc::clone(&self.settle), &token),
             });
         }
-        if let Some(passed) = consumer.passed(&stream.messages, stream.last).filter(|_| self.came.is_empty())
+        if let Some(passed) =
+            consumer.scan_progress(&stream.messages, stream.last).filter(|_| self.came.is_empty())
         {
             self.passed.send_if_modified(|told| std::mem::replace(told, passed) != passed);
         }
@@ -91,13 +100,13 @@ impl Simulation {
 }
 
 #[async_trait]
-impl Deliveries for Simulation {
-    async fn next(&mut self, room: PullLimit) -> Result<Delivered, Lost> {
+impl Deliveries for SimulatedDeliveries {
+    async fn next(&mut self, room: PullLimit) -> Result<StreamDelivery, CursorError> {
         loop {
             let mut changed = self.shared.changed.subscribe();
             let due = match self.turn(room)? {
-                Turn::Came(delivered) => return Ok(*delivered),
-                Turn::Nothing { due } => due.filter(|_| self.pull.is_open()),
+                DeliveryPoll::Came(delivered) => return Ok(*delivered),
+                DeliveryPoll::Nothing { due } => due.filter(|_| self.pull.is_open()),
             };
             let repeat = async {
                 match due {
@@ -113,19 +122,19 @@ impl Deliveries for Simulation {
         }
     }
 
-    fn passed(&self) -> watch::Receiver<Passed> {
+    fn progress(&self) -> watch::Receiver<CursorProgress> {
         self.passed.subscribe()
     }
 }
 
 /// Acknowledgements of what came over one connection.
-pub(super) struct Acknowledge {
-    pub(super) shared: std::sync::Weak<Shared>,
+pub(super) struct SimulatedAckSink {
+    pub(super) shared: std::sync::Weak<SimulatedBrokerState>,
     pub(super) generation: u64,
 }
 
-impl Acknowledge {
-    fn settle(&self, token: &str, how: impl FnOnce(&mut super::world::Consumer, u64, u64)) {
+impl SimulatedAckSink {
+    fn settle(&self, token: &str, how: impl FnOnce(&mut super::server::SimulatedConsumer, u64, u64)) {
         let Some(shared) = self.shared.upgrade() else { return };
         let now = shared.clock.now();
         shared.change(|world| {
@@ -145,7 +154,7 @@ impl Acknowledge {
     }
 }
 
-impl Settle for Acknowledge {
+impl AckSink for SimulatedAckSink {
     fn ack(&self, token: &str) {
         self.settle(token, |consumer, sequence, _| consumer.ack(sequence));
     }

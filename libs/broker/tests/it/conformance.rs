@@ -4,15 +4,16 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use broker::{
-    BrokerError, CursorSpec, CursorState, Lost, MESSAGE_ID, PullLimit, Retention, Start, StreamSpec, Version,
+    BrokerError, BrokerVersion, CursorError, CursorSpec, CursorStart, CursorState, MESSAGE_ID, PullLimit,
+    StreamRetention, StreamSpec,
 };
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use testkit::{PATIENCE, wait_until};
 
-use crate::world::connected;
+use crate::harness::connected;
 use crate::{
-    CONSUMER, ROOM, STREAM, World, command, cursor, next, on_both_brokers, open, outgoing, publish,
+    BrokerUnderTest, CONSUMER, ROOM, STREAM, command, cursor, next, on_both_brokers, open, outgoing, publish,
     publish_all, read, spec, turn, with_stream,
 };
 
@@ -42,17 +43,20 @@ on_both_brokers! {
     replies_come_to_the_inbox
 }
 
-async fn a_server_describes_itself(world: World) {
+async fn a_server_describes_itself(world: BrokerUnderTest) {
     let server = world.broker().server().expect("a server");
-    assert_eq!(Version::parse(&server.version_text), server.version);
-    assert!(server.version >= Version::parse("2.9.0"), "{server:?}");
+    assert_eq!(BrokerVersion::parse(&server.version_text), server.version);
+    assert!(server.version >= BrokerVersion::parse("2.9.0"), "{server:?}");
     assert_eq!(server.max_payload, 1024 * 1024);
 }
 
-async fn a_stream_is_made_once_and_never_altered(world: World) {
+async fn a_stream_is_made_once_and_never_altered(world: BrokerUnderTest) {
     let broker = world.broker();
     assert_eq!(broker.stream(STREAM).await, Ok(None));
-    assert_eq!(broker.check_stream(&spec()).await, Err(BrokerError::NotThere { stream: STREAM.to_owned() }));
+    assert_eq!(
+        broker.check_stream(&spec()).await,
+        Err(BrokerError::StreamNotFound { stream: STREAM.to_owned() })
+    );
     assert_eq!(broker.ensure_stream(&spec()).await, Ok(vec![]));
     let made = broker.stream(STREAM).await.expect("an answer").expect("a stream");
     assert_eq!((made.first_sequence.max(1), made.last_sequence, made.messages), (1, 0, 0));
@@ -61,7 +65,7 @@ async fn a_stream_is_made_once_and_never_altered(world: World) {
         (100_000, Duration::from_secs(120))
     );
     assert!(made.incarnation > 1_600_000_000_000);
-    let other = StreamSpec::ours(STREAM, &["other.*"], Duration::ZERO);
+    let other = StreamSpec::managed(STREAM, &["other.*"], Duration::ZERO);
     assert_eq!(broker.ensure_stream(&other).await.map(|found| found.len()), Ok(2));
     assert_eq!(broker.create_stream(&other).await, Ok(()));
     assert_eq!(broker.stream(STREAM).await, Ok(Some(made)));
@@ -69,11 +73,11 @@ async fn a_stream_is_made_once_and_never_altered(world: World) {
     assert!(matches!(refused, Err(BrokerError::Refused { .. })), "{refused:?}");
 }
 
-async fn differences_of_a_stream_are_named(world: World) {
+async fn differences_of_a_stream_are_named(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let wanted = StreamSpec {
         max_age: Some(Duration::from_secs(60)),
-        retention: Some(Retention::WorkQueue),
+        retention: Some(StreamRetention::WorkQueue),
         subjects: None,
         ..spec()
     };
@@ -88,7 +92,7 @@ async fn differences_of_a_stream_are_named(world: World) {
     );
 }
 
-async fn a_message_is_kept_as_it_was_published(world: World) {
+async fn a_message_is_kept_as_it_was_published(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let mut sent = command("1");
     sent.headers = sent.headers.with("Mycora-Correlation", "größer: a, b").with("Z", "").with("a", "1");
@@ -97,31 +101,32 @@ async fn a_message_is_kept_as_it_was_published(world: World) {
     let kept = broker.message(STREAM, 1).await.expect("an answer").expect("a message");
     assert_eq!((&kept.subject, &kept.payload, kept.sequence), (&sent.subject, &sent.payload, 1));
     assert_eq!(kept.headers, sent.headers.with(MESSAGE_ID, "1"));
-    let delivered = next(&mut *open(&*broker, Start::After(0)).await).await;
+    let delivered = next(&mut *open(&*broker, CursorStart::After(0)).await).await;
     assert_eq!((delivered.subject, delivered.payload), (kept.subject, kept.payload));
     assert_eq!((delivered.headers, delivered.stored_millis), (kept.headers, kept.stored_millis));
     for sequence in [0, 2, u64::MAX] {
         assert_eq!(broker.message(STREAM, sequence).await, Ok(None), "{sequence}");
     }
     let missing = broker.message("NONE", 1).await;
-    assert_eq!(missing, Err(BrokerError::NotThere { stream: "NONE".to_owned() }));
+    assert_eq!(missing, Err(BrokerError::StreamNotFound { stream: "NONE".to_owned() }));
 }
 
-async fn no_more_cursors_are_made_than_a_stream_may_have(world: World) {
+async fn no_more_cursors_are_made_than_a_stream_may_have(world: BrokerUnderTest) {
     let broker = world.broker();
     let made = broker.ensure_stream(&StreamSpec { max_consumers: Some(1), ..spec() }).await;
     assert_eq!(made, Ok(vec![]));
-    drop(open(&*broker, Start::After(0)).await);
-    let other = CursorSpec { consumer: "another".to_owned(), ..cursor(Start::After(0)) };
-    let full = BrokerError::Full { stream: STREAM.to_owned(), consumer: other.consumer.clone() };
+    drop(open(&*broker, CursorStart::After(0)).await);
+    let other = CursorSpec { consumer: "another".to_owned(), ..cursor(CursorStart::After(0)) };
+    let full =
+        BrokerError::ConsumerLimitReached { stream: STREAM.to_owned(), consumer: other.consumer.clone() };
     assert_eq!(broker.open(&other).await.map(drop), Err(full));
     // One that is made anew takes its own place.
-    let _ = open(&*broker, Start::After(0)).await;
+    let _ = open(&*broker, CursorStart::After(0)).await;
     broker.delete_cursor(STREAM, CONSUMER).await.expect("deleted");
     assert!(broker.open(&other).await.is_ok());
 }
 
-async fn messages_come_in_order_through_the_filter(world: World) {
+async fn messages_come_in_order_through_the_filter(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let mut expected = Vec::new();
     for number in 0..60 {
@@ -137,7 +142,7 @@ async fn messages_come_in_order_through_the_filter(world: World) {
             expected.push(published.sequence);
         }
     }
-    let mut deliveries = open(&*broker, Start::After(0)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(0)).await;
     for (at, sequence) in expected.iter().enumerate() {
         let delivered = next(&mut *deliveries).await;
         assert_eq!((delivered.sequence, delivered.count, delivered.attempt), (*sequence, at as u64 + 1, 1));
@@ -150,7 +155,7 @@ async fn messages_come_in_order_through_the_filter(world: World) {
     assert_eq!(next(&mut *deliveries).await.sequence, sequence);
 }
 
-async fn a_message_is_known_again_by_its_id(world: World) {
+async fn a_message_is_known_again_by_its_id(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let first = publish(&*broker, command("1")).await.expect("it is stored");
     let other = publish(&*broker, command("2")).await.expect("it is stored");
@@ -161,13 +166,13 @@ async fn a_message_is_known_again_by_its_id(world: World) {
     assert_eq!((state.first_sequence, state.last_sequence, state.messages), (1, 2, 2));
 }
 
-async fn many_messages_are_under_way_in_order(world: World) {
+async fn many_messages_are_under_way_in_order(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let mut under_way = std::collections::VecDeque::new();
     let mut stored = 0;
     for number in 0..2000 {
         if under_way.len() == 256 {
-            let publishing: broker::Publishing = under_way.pop_front().expect("one is under way");
+            let publishing: broker::PublicationFuture = under_way.pop_front().expect("one is under way");
             stored += 1;
             assert_eq!(publishing.await.expect("it is stored").sequence, stored);
         }
@@ -181,7 +186,7 @@ async fn many_messages_are_under_way_in_order(world: World) {
     assert_eq!(last.payload, "payload of 1999");
 }
 
-async fn what_cannot_be_published_is_refused_by_name(world: World) {
+async fn what_cannot_be_published_is_refused_by_name(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let largest = broker.server().expect("a server").max_payload - 16 * 1024;
     let mut message = command("1");
@@ -192,14 +197,14 @@ async fn what_cannot_be_published_is_refused_by_name(world: World) {
     let expected = "the payload of the message 1 for tenant.acme.effect.pay.1 has 1032193 bytes, at most 1032192 are allowed";
     assert_eq!(refused.to_string(), expected);
     let nowhere = publish(&*broker, outgoing("nobody.takes.it", "2")).await;
-    assert_eq!(nowhere, Err(BrokerError::NoStream { subject: "nobody.takes.it".to_owned() }));
+    assert_eq!(nowhere, Err(BrokerError::UnroutedSubject { subject: "nobody.takes.it".to_owned() }));
     let refused = publish(&*broker, outgoing("tenant.*.effect.pay.1", "3")).await;
     assert!(matches!(refused, Err(BrokerError::Refused { .. })), "{refused:?}");
     let state = broker.stream(STREAM).await.expect("an answer").expect("a stream");
     assert_eq!(state.last_sequence, 1);
 }
 
-async fn a_cursor_begins_behind_a_sequence_or_at_a_time(world: World) {
+async fn a_cursor_begins_behind_a_sequence_or_at_a_time(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let stored_millis = async |sequence| {
         broker.message(STREAM, sequence).await.expect("an answer").expect("a message").stored_millis
@@ -219,28 +224,28 @@ async fn a_cursor_begins_behind_a_sequence_or_at_a_time(world: World) {
         };
         wait_until(later, PATIENCE, "the clock goes on").await;
     }
-    let sequences: Vec<u64> = read(&mut *open(&*broker, Start::After(0)).await, 5).await;
+    let sequences: Vec<u64> = read(&mut *open(&*broker, CursorStart::After(0)).await, 5).await;
     for at in 0..5 {
-        let behind = read(&mut *open(&*broker, Start::After(sequences[at] - 1)).await, 5 - at).await;
+        let behind = read(&mut *open(&*broker, CursorStart::After(sequences[at] - 1)).await, 5 - at).await;
         assert_eq!(behind, sequences[at..]);
-        let since = read(&mut *open(&*broker, Start::Since(stored[at])).await, 5 - at).await;
+        let since = read(&mut *open(&*broker, CursorStart::Since(stored[at])).await, 5 - at).await;
         assert_eq!(since, sequences[at..]);
     }
     // Before everything, and behind everything.
-    assert_eq!(read(&mut *open(&*broker, Start::Since(1_000)).await, 5).await, sequences);
+    assert_eq!(read(&mut *open(&*broker, CursorStart::Since(1_000)).await, 5).await, sequences);
     let last = broker.stream(STREAM).await.expect("an answer").expect("a stream").last_sequence;
-    let mut deliveries = open(&*broker, Start::After(last)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(last)).await;
     assert!(deliveries.next(ROOM).now_or_never().is_none());
     let sequence = publish(&*broker, command("late")).await.expect("it is stored").sequence;
     assert_eq!(read(&mut *deliveries, 1).await, [sequence]);
 }
 
-async fn a_cursor_that_is_made_anew_is_in_order(world: World) {
+async fn a_cursor_that_is_made_anew_is_in_order(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let _ = publish_all(&*broker, 0..400).await;
     let mut position = 0;
     while position < 400 {
-        let mut deliveries = open(&*broker, Start::After(position)).await;
+        let mut deliveries = open(&*broker, CursorStart::After(position)).await;
         // Many are delivered and some acknowledged, out of order, when the next cursor is made.
         let mut seen = Vec::new();
         for at in 1..=40.min(400 - position) {
@@ -255,7 +260,7 @@ async fn a_cursor_that_is_made_anew_is_in_order(world: World) {
     }
 }
 
-async fn a_cursor_takes_the_place_of_any_other(world: World) {
+async fn a_cursor_takes_the_place_of_any_other(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let _ = publish_all(&*broker, 0..10).await;
     // Of the same name, with another filter, start and limits: a server would give it back as it is.
@@ -264,50 +269,50 @@ async fn a_cursor_takes_the_place_of_any_other(world: World) {
         max_ack_pending: 1,
         ack_wait: Duration::from_secs(1),
         description: "planted".to_owned(),
-        ..cursor(Start::After(9))
+        ..cursor(CursorStart::After(9))
     };
     let mut former = broker.open(&planted).await.expect("a cursor");
     assert!(former.next(ROOM).now_or_never().is_none());
-    let wanted = CursorSpec { description: "epoch 2".to_owned(), ..cursor(Start::After(4)) };
+    let wanted = CursorSpec { description: "epoch 2".to_owned(), ..cursor(CursorStart::After(4)) };
     let mut deliveries = broker.open(&wanted).await.expect("a cursor");
     assert_eq!(read(&mut *deliveries, 6).await, [5, 6, 7, 8, 9, 10]);
     let lost = turn(&mut *former, ROOM).await.expect_err("it has no consumer any more");
-    assert_eq!(lost, Lost::Deleted { consumer: CONSUMER.to_owned() });
+    assert_eq!(lost, CursorError::Deleted { consumer: CONSUMER.to_owned() });
 }
 
-async fn no_cursor_is_made_behind_the_end(world: World) {
+async fn no_cursor_is_made_behind_the_end(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let _ = publish_all(&*broker, 0..3).await;
-    let behind = |after| BrokerError::Behind {
+    let behind = |after| BrokerError::StartBeyondEnd {
         stream: STREAM.to_owned(),
         consumer: CONSUMER.to_owned(),
         after,
         last: 3,
     };
     for after in [4, 1_000, u64::MAX] {
-        assert_eq!(broker.open(&cursor(Start::After(after))).await.map(drop), Err(behind(after)));
+        assert_eq!(broker.open(&cursor(CursorStart::After(after))).await.map(drop), Err(behind(after)));
     }
-    assert!(broker.open(&cursor(Start::After(3))).await.is_ok());
-    let nowhere = CursorSpec { stream: "NONE".to_owned(), ..cursor(Start::After(0)) };
+    assert!(broker.open(&cursor(CursorStart::After(3))).await.is_ok());
+    let nowhere = CursorSpec { stream: "NONE".to_owned(), ..cursor(CursorStart::After(0)) };
     assert_eq!(
         broker.open(&nowhere).await.map(drop),
-        Err(BrokerError::NotThere { stream: "NONE".to_owned() })
+        Err(BrokerError::StreamNotFound { stream: "NONE".to_owned() })
     );
 }
 
-async fn what_is_no_cursor_is_refused(world: World) {
+async fn what_is_no_cursor_is_refused(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     for (consumer, filter) in [("a.b", "tenant.*"), ("", "tenant.*"), ("a", ""), ("a", "tenant.>.b")] {
         let refused =
-            broker.open(&CursorSpec::new(STREAM, consumer, filter, Start::After(0))).await.map(drop);
+            broker.open(&CursorSpec::new(STREAM, consumer, filter, CursorStart::After(0))).await.map(drop);
         assert!(matches!(refused, Err(BrokerError::Refused { .. })), "{consumer} {filter}: {refused:?}");
     }
 }
 
-async fn what_is_not_acknowledged_comes_again(world: World) {
+async fn what_is_not_acknowledged_comes_again(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let _ = publish_all(&*broker, 0..3).await;
-    let spec = CursorSpec { ack_wait: Duration::from_secs(1), ..cursor(Start::After(0)) };
+    let spec = CursorSpec { ack_wait: Duration::from_secs(1), ..cursor(CursorStart::After(0)) };
     let mut deliveries = broker.open(&spec).await.expect("a cursor");
     for sequence in 1..=3 {
         let delivered = next(&mut *deliveries).await;
@@ -322,10 +327,10 @@ async fn what_is_not_acknowledged_comes_again(world: World) {
     assert_eq!((again.sequence, again.count, again.attempt), (2, 4, 2));
 }
 
-async fn progress_keeps_a_message_from_coming_again(world: World) {
+async fn progress_keeps_a_message_from_coming_again(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let _ = publish_all(&*broker, 0..2).await;
-    let spec = CursorSpec { ack_wait: Duration::from_secs(2), ..cursor(Start::After(0)) };
+    let spec = CursorSpec { ack_wait: Duration::from_secs(2), ..cursor(CursorStart::After(0)) };
     let mut deliveries = broker.open(&spec).await.expect("a cursor");
     let first = next(&mut *deliveries).await;
     let second = next(&mut *deliveries).await;
@@ -337,8 +342,8 @@ async fn progress_keeps_a_message_from_coming_again(world: World) {
         first.receipt.progress();
         world.pass(100);
         let wait = match &world {
-            World::Simulated(..) => Duration::from_millis(1),
-            World::InJetStream(_) => Duration::from_millis(100),
+            BrokerUnderTest::Simulated(..) => Duration::from_millis(1),
+            BrokerUnderTest::InJetStream(_) => Duration::from_millis(100),
         };
         if let Ok(delivered) = tokio::time::timeout(wait, deliveries.next(ROOM)).await {
             assert_eq!(delivered.expect("a delivery").sequence, 2);
@@ -347,10 +352,10 @@ async fn progress_keeps_a_message_from_coming_again(world: World) {
     }
 }
 
-async fn no_more_is_pulled_than_there_is_room_for(world: World) {
+async fn no_more_is_pulled_than_there_is_room_for(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let _ = publish_all(&*broker, 0..10).await;
-    let mut deliveries = open(&*broker, Start::After(0)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(0)).await;
     for sequence in 1..=3 {
         let room = PullLimit { messages: 3, ..ROOM };
         assert_eq!(turn(&mut *deliveries, room).await.map(|delivered| delivered.sequence), Ok(sequence));
@@ -369,9 +374,9 @@ async fn no_more_is_pulled_than_there_is_room_for(world: World) {
     }
 }
 
-async fn nothing_is_pulled_without_room(world: World) {
+async fn nothing_is_pulled_without_room(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
-    let mut deliveries = open(&*broker, Start::After(0)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(0)).await;
     let _ = publish_all(&*broker, 0..10).await;
     for room in [PullLimit::NONE, PullLimit { messages: 0, ..ROOM }, PullLimit { bytes: 0, ..ROOM }] {
         let paused = tokio::time::timeout(Duration::from_millis(50), deliveries.next(room)).await;
@@ -383,10 +388,10 @@ async fn nothing_is_pulled_without_room(world: World) {
     assert_eq!(read(&mut *deliveries, 10).await, (1..=10).collect::<Vec<_>>());
 }
 
-async fn no_more_is_under_way_than_may_be(world: World) {
+async fn no_more_is_under_way_than_may_be(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let _ = publish_all(&*broker, 0..10).await;
-    let spec = CursorSpec { max_ack_pending: 4, ..cursor(Start::After(0)) };
+    let spec = CursorSpec { max_ack_pending: 4, ..cursor(CursorStart::After(0)) };
     let mut deliveries = broker.open(&spec).await.expect("a cursor");
     let mut receipts = Vec::new();
     for sequence in 1..=4 {
@@ -400,12 +405,12 @@ async fn no_more_is_under_way_than_may_be(world: World) {
     assert_eq!(read(&mut *deliveries, 1).await, [5]);
 }
 
-async fn a_consumer_tells_what_is_left(world: World) {
+async fn a_consumer_tells_what_is_left(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     assert_eq!(broker.cursor(STREAM, CONSUMER).await, Ok(None));
     assert_eq!(broker.cursor("NONE", CONSUMER).await, Ok(None));
     let _ = publish_all(&*broker, 0..10).await;
-    let mut deliveries = open(&*broker, Start::After(2)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(2)).await;
     let state = broker.cursor(STREAM, CONSUMER).await.expect("an answer").expect("a consumer");
     assert_eq!((state.delivered, state.pending, state.unacknowledged), (0, 8, 0));
     for _ in 0..3 {
@@ -417,17 +422,17 @@ async fn a_consumer_tells_what_is_left(world: World) {
     wait_until(settled, PATIENCE, "all is acknowledged").await;
 }
 
-async fn a_deleted_consumer_ends_its_deliveries(world: World) {
+async fn a_deleted_consumer_ends_its_deliveries(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
-    let deleted = Lost::Deleted { consumer: CONSUMER.to_owned() };
+    let deleted = CursorError::Deleted { consumer: CONSUMER.to_owned() };
     // While a pull is under way, and while none is.
-    let mut deliveries = open(&*broker, Start::After(0)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(0)).await;
     assert!(deliveries.next(ROOM).now_or_never().is_none());
     let wait = async { turn(&mut *deliveries, ROOM).await };
     let delete = async { broker.delete_cursor(STREAM, CONSUMER).await.expect("deleted") };
     let (ended, ()) = tokio::join!(wait, delete);
     assert_eq!(ended.map(drop), Err(deleted.clone()));
-    let mut deliveries = open(&*broker, Start::After(0)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(0)).await;
     broker.delete_cursor(STREAM, CONSUMER).await.expect("deleted");
     assert_eq!(turn(&mut *deliveries, ROOM).await.map(drop), Err(deleted));
     // Nobody minds that it is not there, nor that its stream is not.
@@ -435,7 +440,7 @@ async fn a_deleted_consumer_ends_its_deliveries(world: World) {
     assert_eq!(broker.delete_cursor("NONE", CONSUMER).await, Ok(()));
 }
 
-async fn replies_come_to_the_inbox(world: World) {
+async fn replies_come_to_the_inbox(world: BrokerUnderTest) {
     let broker = world.broker();
     let (mut one, mut other) =
         (broker.inbox().await.expect("an inbox"), broker.inbox().await.expect("an inbox"));
@@ -463,11 +468,11 @@ async fn replies_come_to_the_inbox(world: World) {
     assert!(connected(&*broker, generation).await.generation > generation);
 }
 
-async fn a_cursor_hears_how_far_was_looked(world: World) {
+async fn a_cursor_hears_how_far_was_looked(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let _ = publish_all(&*broker, 0..2).await;
-    let mut deliveries = open(&*broker, Start::After(0)).await;
-    let mut passed = deliveries.passed();
+    let mut deliveries = open(&*broker, CursorStart::After(0)).await;
+    let mut passed = deliveries.progress();
     next(&mut *deliveries).await;
     // There is another message, of which nobody has heard.
     assert!(passed.borrow_and_update().sequence <= 1, "{passed:?}");

@@ -2,15 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use broker::{BrokerError, Lost, Start};
+use broker::{BrokerError, CursorError, CursorStart};
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use testkit::PATIENCE;
 
-use crate::world::connected;
+use crate::harness::connected;
 use crate::{
-    CONSUMER, ROOM, STREAM, World, command, cursor, next, on_both_brokers, open, publish, publish_all, read,
-    read_to_the_end, spec, turn, with_stream,
+    BrokerUnderTest, CONSUMER, ROOM, STREAM, command, cursor, next, on_both_brokers, open, publish,
+    publish_all, read, read_to_the_end, spec, turn, with_stream,
 };
 
 on_both_brokers! {
@@ -23,16 +23,16 @@ on_both_brokers! {
     a_server_that_went_back_uses_sequences_again
 }
 
-fn disconnected() -> Lost {
-    Lost::Disconnected { consumer: CONSUMER.to_owned() }
+fn disconnected() -> CursorError {
+    CursorError::Disconnected { consumer: CONSUMER.to_owned() }
 }
 
-async fn a_lost_connection_ends_deliveries_and_nothing_is_missing(world: World) {
+async fn a_lost_connection_ends_deliveries_and_nothing_is_missing(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let _ = publish_all(&*broker, 0..500).await;
     let mut position = 0;
     for turns in 1..=5 {
-        let mut deliveries = open(&*broker, Start::After(position)).await;
+        let mut deliveries = open(&*broker, CursorStart::After(position)).await;
         let begun = read(&mut *deliveries, 10 * turns).await;
         // More are under way than were read.
         world.cut().await;
@@ -44,28 +44,28 @@ async fn a_lost_connection_ends_deliveries_and_nothing_is_missing(world: World) 
         assert_eq!(turn(&mut *deliveries, ROOM).await.map(drop), Err(disconnected()));
         position += 10 * turns as u64;
     }
-    let mut deliveries = open(&*broker, Start::After(position)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(position)).await;
     let rest = read(&mut *deliveries, 500 - usize::try_from(position).expect("few")).await;
     assert_eq!(rest, (position + 1..=500).collect::<Vec<_>>());
 }
 
-async fn receipts_of_an_earlier_connection_do_nothing(world: World) {
+async fn receipts_of_an_earlier_connection_do_nothing(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let _ = publish_all(&*broker, 0..2).await;
-    let mut deliveries = open(&*broker, Start::After(0)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(0)).await;
     let receipt = next(&mut *deliveries).await.receipt;
     world.cut().await;
     receipt.ack();
     receipt.progress();
     drop(deliveries);
-    let mut deliveries = open(&*broker, Start::After(0)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(0)).await;
     assert_eq!(read(&mut *deliveries, 2).await, [1, 2]);
     receipt.ack();
 }
 
-async fn a_server_that_is_gone_is_noticed_soon(world: World) {
+async fn a_server_that_is_gone_is_noticed_soon(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
-    let mut deliveries = open(&*broker, Start::After(0)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(0)).await;
     let generation = connected(&*broker, 0).await.generation;
     assert!(deliveries.next(ROOM).now_or_never().is_none());
     world.leave().await;
@@ -81,7 +81,7 @@ async fn a_server_that_is_gone_is_noticed_soon(world: World) {
     assert!(unavailable(&broker.message(STREAM, 1).await.expect_err("there is no server")));
     assert!(unavailable(&broker.create_stream(&spec()).await.expect_err("there is no server")));
     assert!(unavailable(
-        &broker.open(&cursor(Start::After(0))).await.map(drop).expect_err("there is no server")
+        &broker.open(&cursor(CursorStart::After(0))).await.map(drop).expect_err("there is no server")
     ));
     assert!(unavailable(&broker.delete_cursor(STREAM, CONSUMER).await.expect_err("there is no server")));
     assert!(unavailable(&broker.inbox().await.expect_err("there is no server")));
@@ -93,11 +93,11 @@ async fn a_server_that_is_gone_is_noticed_soon(world: World) {
     assert_eq!(publish(&*broker, command("first")).await.map(|published| published.sequence), Ok(1));
 }
 
-async fn nothing_is_missing_after_a_server_was_killed(mut world: World) {
+async fn nothing_is_missing_after_a_server_was_killed(mut world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let incarnation = broker.stream(STREAM).await.expect("an answer").expect("a stream").incarnation;
     let _ = publish_all(&*broker, 0..50).await;
-    let mut deliveries = open(&*broker, Start::After(0)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(0)).await;
     for _ in 0..20 {
         next(&mut *deliveries).await.receipt.ack();
     }
@@ -107,22 +107,22 @@ async fn nothing_is_missing_after_a_server_was_killed(mut world: World) {
     let state = broker.stream(STREAM).await.expect("an answer").expect("a stream");
     assert_eq!((state.incarnation, state.last_sequence), (incarnation, 50));
     let _ = publish_all(&*broker, 50..60).await;
-    let mut deliveries = open(&*broker, Start::After(20)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(20)).await;
     assert_eq!(read(&mut *deliveries, 40).await, (21..=60).collect::<Vec<_>>());
 }
 
-async fn a_stream_that_was_made_anew_is_another_one(world: World) {
+async fn a_stream_that_was_made_anew_is_another_one(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let _ = publish_all(&*broker, 0..5).await;
-    let mut deliveries = open(&*broker, Start::After(5)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(5)).await;
     assert!(deliveries.next(ROOM).now_or_never().is_none());
     let before = broker.stream(STREAM).await.expect("an answer").expect("a stream");
     world.delete_stream();
     let lost = turn(&mut *deliveries, ROOM).await.expect_err("its stream is gone");
-    assert_eq!(lost, Lost::Deleted { consumer: CONSUMER.to_owned() });
+    assert_eq!(lost, CursorError::Deleted { consumer: CONSUMER.to_owned() });
     assert_eq!(broker.stream(STREAM).await, Ok(None));
     let nowhere = publish(&*broker, command("5")).await;
-    assert_eq!(nowhere, Err(BrokerError::NoStream { subject: command("5").subject }));
+    assert_eq!(nowhere, Err(BrokerError::UnroutedSubject { subject: command("5").subject }));
     assert_eq!(broker.ensure_stream(&spec()).await, Ok(vec![]));
     let after = broker.stream(STREAM).await.expect("an answer").expect("a stream");
     assert!(after.incarnation > before.incarnation);
@@ -130,21 +130,21 @@ async fn a_stream_that_was_made_anew_is_another_one(world: World) {
     assert_eq!(publish_all(&*broker, 0..1).await, [1]);
 }
 
-async fn a_server_that_was_wiped_has_nothing(mut world: World) {
+async fn a_server_that_was_wiped_has_nothing(mut world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let _ = publish_all(&*broker, 0..5).await;
-    let mut deliveries = open(&*broker, Start::After(0)).await;
+    let mut deliveries = open(&*broker, CursorStart::After(0)).await;
     world.wipe().await;
     assert_eq!(turn(&mut *deliveries, ROOM).await.map(drop), Err(disconnected()));
     assert_eq!(broker.stream(STREAM).await, Ok(None));
-    let refused = broker.open(&cursor(Start::After(5))).await.map(drop);
-    assert_eq!(refused, Err(BrokerError::NotThere { stream: STREAM.to_owned() }));
+    let refused = broker.open(&cursor(CursorStart::After(5))).await.map(drop);
+    assert_eq!(refused, Err(BrokerError::StreamNotFound { stream: STREAM.to_owned() }));
     assert_eq!(broker.ensure_stream(&spec()).await, Ok(vec![]));
-    let refused = broker.open(&cursor(Start::After(5))).await.map(drop);
-    assert!(matches!(refused, Err(BrokerError::Behind { after: 5, last: 0, .. })), "{refused:?}");
+    let refused = broker.open(&cursor(CursorStart::After(5))).await.map(drop);
+    assert!(matches!(refused, Err(BrokerError::StartBeyondEnd { after: 5, last: 0, .. })), "{refused:?}");
 }
 
-async fn a_server_that_went_back_uses_sequences_again(mut world: World) {
+async fn a_server_that_went_back_uses_sequences_again(mut world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let _ = publish_all(&*broker, 0..5).await;
     let copy = world.copy(5).await;
@@ -154,14 +154,14 @@ async fn a_server_that_went_back_uses_sequences_again(mut world: World) {
     world.go_back(&copy).await;
     let state = broker.stream(STREAM).await.expect("an answer").expect("a stream");
     assert_eq!((state.incarnation, state.last_sequence), (incarnation, 5));
-    let refused = broker.open(&cursor(Start::After(8))).await.map(drop);
-    assert!(matches!(refused, Err(BrokerError::Behind { after: 8, last: 5, .. })), "{refused:?}");
+    let refused = broker.open(&cursor(CursorStart::After(8))).await.map(drop);
+    assert!(matches!(refused, Err(BrokerError::StartBeyondEnd { after: 8, last: 5, .. })), "{refused:?}");
     // Only the message itself tells what is at the sequence now.
     assert_eq!(publish_all(&*broker, 20..24).await, [6, 7, 8, 9]);
     let found = broker.message(STREAM, 6).await.expect("an answer").expect("a message");
     assert_ne!((found.subject, found.payload), (lost.subject, lost.payload));
-    assert!(broker.open(&cursor(Start::After(8))).await.is_ok());
-    let mut deliveries = open(&*broker, Start::Since(lost.stored_millis.saturating_sub(60_000))).await;
+    assert!(broker.open(&cursor(CursorStart::After(8))).await.is_ok());
+    let mut deliveries = open(&*broker, CursorStart::Since(lost.stored_millis.saturating_sub(60_000))).await;
     assert_eq!(read(&mut *deliveries, 9).await, (1..=9).collect::<Vec<_>>());
     let begin = tokio::time::timeout(PATIENCE, broker.stream(STREAM)).await.expect("an answer");
     assert_eq!(begin.map(|state| state.map(|state| state.last_sequence)), Ok(Some(9)));

@@ -2,20 +2,23 @@
 
 use std::time::{Duration, Instant};
 
-use broker::{Broker as _, BrokerError, JetStream, JetStreamOptions, Login, Lost, PullLimit, Start};
-use testkit::{Fault, PATIENCE, wait_until};
+use broker::{
+    BrokerError, CursorError, CursorStart, JetStream, JetStreamLogin, JetStreamOptions, MessageBroker as _,
+    PullLimit,
+};
+use testkit::{PATIENCE, ProxyFault, wait_until};
 
-use crate::world::{Real, connected};
+use crate::harness::{ProxiedNats, connected};
 use crate::{CONSUMER, ROOM, STREAM, command, next, open, publish, publish_all, spec, turn};
 
-async fn real(heartbeat: Duration) -> Real {
-    let real = Real::start(heartbeat).await;
+async fn real(heartbeat: Duration) -> ProxiedNats {
+    let real = ProxiedNats::start(heartbeat).await;
     assert_eq!(real.broker.ensure_stream(&spec()).await, Ok(vec![]));
     real
 }
 
 /// Messages of this size fill what lies between a client and a server.
-fn large(number: usize, bytes: usize) -> broker::Outgoing {
+fn large(number: usize, bytes: usize) -> broker::Publication {
     let mut message = command(&number.to_string());
     message.payload = vec![b'x'; bytes].into();
     message
@@ -24,14 +27,14 @@ fn large(number: usize, bytes: usize) -> broker::Outgoing {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_server_ends_deliveries() {
     let real = real(Duration::from_secs(2)).await;
-    let mut deliveries = open(&*real.broker, Start::After(0)).await;
+    let mut deliveries = open(&*real.broker, CursorStart::After(0)).await;
     // As long as heartbeats come, nothing ends.
     let waiting = tokio::time::timeout(Duration::from_secs(5), deliveries.next(ROOM)).await;
     assert!(waiting.is_err(), "{waiting:?}");
-    real.proxy.set(Fault::BlackHole);
+    real.proxy.set(ProxyFault::BlackHole);
     let begin = Instant::now();
     let lost = turn(&mut *deliveries, ROOM).await.expect_err("the server is silent");
-    assert_eq!(lost, Lost::Silent { consumer: CONSUMER.to_owned(), waited: Duration::from_secs(4) });
+    assert_eq!(lost, CursorError::Silent { consumer: CONSUMER.to_owned(), waited: Duration::from_secs(4) });
     assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
 }
 
@@ -39,7 +42,7 @@ async fn a_silent_server_ends_deliveries() {
 async fn a_connection_that_is_silent_for_long_is_given_up() {
     let real = real(Duration::from_secs(1)).await;
     let generation = connected(&*real.broker, 0).await.generation;
-    real.proxy.set(Fault::BlackHole);
+    real.proxy.set(ProxyFault::BlackHole);
     let mut connection = real.broker.connection();
     let gone = connection.wait_for(|connection| !connection.connected);
     tokio::time::timeout(PATIENCE, gone).await.expect("it is given up").expect("a broker");
@@ -53,7 +56,7 @@ async fn nothing_of_a_lost_connection_is_sent_later() {
     const COUNT: usize = 200;
     let real = real(Duration::from_secs(1)).await;
     let generation = connected(&*real.broker, 0).await.generation;
-    real.proxy.set(Fault::Hold);
+    real.proxy.set(ProxyFault::Hold);
     let mut under_way = Vec::new();
     for number in 0..COUNT {
         under_way.push(real.broker.publish(large(number, 100_000)).await.expect("it is sent"));
@@ -123,7 +126,7 @@ async fn acknowledgements_wait_behind_messages() {
     const COUNT: u64 = 100;
     let real = real(Duration::from_secs(5)).await;
     let _ = publish_all(&*real.broker, 0..COUNT).await;
-    let mut deliveries = open(&*real.broker, Start::After(0)).await;
+    let mut deliveries = open(&*real.broker, CursorStart::After(0)).await;
     let mut receipts = Vec::new();
     for _ in 0..COUNT {
         // No more, so that what is published below is not delivered.
@@ -131,7 +134,7 @@ async fn acknowledgements_wait_behind_messages() {
         receipts.push(turn(&mut *deliveries, room).await.expect("a delivery").receipt);
     }
     // Until no more fits what lies between.
-    real.proxy.set(Fault::Hold);
+    real.proxy.set(ProxyFault::Hold);
     let mut number = 1_000;
     let fits = async |message| {
         tokio::time::timeout(Duration::from_millis(200), real.broker.publish(message)).await.is_ok()
@@ -173,7 +176,7 @@ async fn another_server_of_the_list_is_tried() {
     let mut options = JetStreamOptions::new("nats://127.0.0.1:1");
     options.urls.push(server.url());
     // Servers that ask nobody take everybody.
-    options.login = Some(Login::Password { user: "ann".to_owned(), password: "secret".to_owned() });
+    options.login = Some(JetStreamLogin::Password { user: "ann".to_owned(), password: "secret".to_owned() });
     let broker = JetStream::start(options).expect("options that work");
     assert_eq!(connected(&broker, 0).await.generation, 1);
 }
@@ -182,7 +185,7 @@ async fn another_server_of_the_list_is_tried() {
 async fn deliveries_that_are_dropped_end_their_pull() {
     let real = real(Duration::from_secs(1)).await;
     let _ = publish_all(&*real.broker, 0..3).await;
-    let mut deliveries = open(&*real.broker, Start::After(0)).await;
+    let mut deliveries = open(&*real.broker, CursorStart::After(0)).await;
     let receipt = next(&mut *deliveries).await.receipt;
     assert!(real.consumer().contains("\"num_waiting\":1"), "{}", real.consumer());
     drop(deliveries);
@@ -203,7 +206,7 @@ async fn deliveries_that_are_dropped_end_their_pull() {
 async fn consumers_are_listed_as_they_are() {
     let real = real(Duration::from_secs(5)).await;
     assert_eq!(real.broker.consumers(STREAM).await, Ok(vec![]));
-    let mut deliveries = open(&*real.broker, Start::After(0)).await;
+    let mut deliveries = open(&*real.broker, CursorStart::After(0)).await;
     let _ = publish_all(&*real.broker, 0..2).await;
     let _ = next(&mut *deliveries).await;
     // More than a server tells on one page.
@@ -217,8 +220,8 @@ async fn consumers_are_listed_as_they_are() {
     }
     let listed = real.broker.consumers(STREAM).await.expect("a list");
     assert_eq!(listed.len(), 301);
-    let wanted = crate::cursor(Start::After(1_000));
-    let as_wanted = |consumer: &broker::FoundConsumer| consumer.differences(&wanted).expect("compared");
+    let wanted = crate::cursor(CursorStart::After(1_000));
+    let as_wanted = |consumer: &broker::ConsumerListing| consumer.differences(&wanted).expect("compared");
     let ours = listed.iter().find(|consumer| consumer.name == CONSUMER).expect("it is there");
     assert_eq!(as_wanted(ours), []);
     assert_eq!(ours.filter(), Some("tenant.acme.effect.pay.*"));
@@ -227,5 +230,5 @@ async fn consumers_are_listed_as_they_are() {
     let named: Vec<_> = as_wanted(other).into_iter().map(|found| found.field).collect();
     assert!(named.contains(&"durable_name".to_owned()), "{named:?}");
     let absent = real.broker.consumers("NOWHERE").await;
-    assert_eq!(absent, Err(BrokerError::NotThere { stream: "NOWHERE".to_owned() }));
+    assert_eq!(absent, Err(BrokerError::StreamNotFound { stream: "NOWHERE".to_owned() }));
 }

@@ -2,22 +2,22 @@
 
 mod conformance;
 mod faults;
+mod harness;
 mod jetstream;
 mod secured;
 mod simulated;
-mod world;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use broker::{
-    Broker, BrokerError, CursorSpec, Delivered, Deliveries, Headers, Lost, Outgoing, Published, PullLimit,
-    Start, StreamSpec,
+    BrokerError, CursorError, CursorSpec, CursorStart, Deliveries, Headers, MessageBroker, Publication,
+    PublicationAck, PullLimit, StreamDelivery, StreamSpec,
 };
 use bytes::Bytes;
 use testkit::PATIENCE;
 
-pub(crate) use world::World;
+pub(crate) use harness::BrokerUnderTest;
 
 /// The stream of most tests.
 const STREAM: &str = "WORKFLOW_COMMANDS";
@@ -33,7 +33,7 @@ macro_rules! on_both_brokers {
             $(
                 #[tokio::test]
                 async fn $case() {
-                    super::$case(crate::World::simulated()).await;
+                    super::$case(crate::BrokerUnderTest::simulated()).await;
                 }
             )*
         }
@@ -42,7 +42,7 @@ macro_rules! on_both_brokers {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $case() {
-                    super::$case(crate::World::in_jetstream().await).await;
+                    super::$case(crate::BrokerUnderTest::in_jetstream().await).await;
                 }
             )*
         }
@@ -51,19 +51,19 @@ macro_rules! on_both_brokers {
 pub(crate) use on_both_brokers;
 
 fn spec() -> StreamSpec {
-    StreamSpec::ours(
+    StreamSpec::managed(
         STREAM,
         &["tenant.*.effect.*.*", "tenant.*.workflow.*.*"],
         Duration::from_secs(7 * 86_400),
     )
 }
 
-fn cursor(start: Start) -> CursorSpec {
+fn cursor(start: CursorStart) -> CursorSpec {
     CursorSpec::new(STREAM, CONSUMER, "tenant.acme.effect.pay.*", start)
 }
 
-fn outgoing(subject: &str, id: &str) -> Outgoing {
-    Outgoing {
+fn outgoing(subject: &str, id: &str) -> Publication {
+    Publication {
         subject: subject.to_owned(),
         message_id: id.to_owned(),
         headers: Headers::new().with("Mycora-Saga", "order"),
@@ -72,17 +72,17 @@ fn outgoing(subject: &str, id: &str) -> Outgoing {
 }
 
 /// A command of the tenant whose cursor is open in most tests.
-fn command(id: &str) -> Outgoing {
+fn command(id: &str) -> Publication {
     outgoing(&format!("tenant.acme.effect.pay.{id}"), id)
 }
 
 /// Publishes, and waits for the acknowledgement.
-async fn publish(broker: &dyn Broker, outgoing: Outgoing) -> Result<Published, BrokerError> {
+async fn publish(broker: &dyn MessageBroker, outgoing: Publication) -> Result<PublicationAck, BrokerError> {
     broker.publish(outgoing).await?.await
 }
 
 /// Publishes commands with these numbers; gives their sequences.
-async fn publish_all(broker: &dyn Broker, numbers: impl IntoIterator<Item = u64>) -> Vec<u64> {
+async fn publish_all(broker: &dyn MessageBroker, numbers: impl IntoIterator<Item = u64>) -> Vec<u64> {
     let mut sent = Vec::new();
     for number in numbers {
         sent.push(broker.publish(command(&number.to_string())).await.expect("it is sent"));
@@ -94,16 +94,16 @@ async fn publish_all(broker: &dyn Broker, numbers: impl IntoIterator<Item = u64>
     sequences
 }
 
-async fn open(broker: &dyn Broker, start: Start) -> Box<dyn Deliveries> {
+async fn open(broker: &dyn MessageBroker, start: CursorStart) -> Box<dyn Deliveries> {
     broker.open(&cursor(start)).await.expect("a cursor")
 }
 
 /// Waits for what a cursor gives next.
-async fn turn(deliveries: &mut dyn Deliveries, room: PullLimit) -> Result<Delivered, Lost> {
+async fn turn(deliveries: &mut dyn Deliveries, room: PullLimit) -> Result<StreamDelivery, CursorError> {
     tokio::time::timeout(PATIENCE, deliveries.next(room)).await.expect("something comes, or it ends")
 }
 
-async fn next(deliveries: &mut dyn Deliveries) -> Delivered {
+async fn next(deliveries: &mut dyn Deliveries) -> StreamDelivery {
     turn(deliveries, ROOM).await.expect("a delivery")
 }
 
@@ -119,7 +119,7 @@ async fn read(deliveries: &mut dyn Deliveries, count: usize) -> Vec<u64> {
 }
 
 /// Reads until the deliveries end; gives their sequences, and why.
-async fn read_to_the_end(deliveries: &mut dyn Deliveries) -> (Vec<u64>, Lost) {
+async fn read_to_the_end(deliveries: &mut dyn Deliveries) -> (Vec<u64>, CursorError) {
     let mut sequences = Vec::new();
     loop {
         match turn(deliveries, ROOM).await {
@@ -130,7 +130,7 @@ async fn read_to_the_end(deliveries: &mut dyn Deliveries) -> (Vec<u64>, Lost) {
 }
 
 /// A broker with the stream of most tests.
-async fn with_stream(world: &World) -> Arc<dyn Broker> {
+async fn with_stream(world: &BrokerUnderTest) -> Arc<dyn MessageBroker> {
     let broker = world.broker();
     assert_eq!(broker.ensure_stream(&spec()).await, Ok(vec![]));
     broker

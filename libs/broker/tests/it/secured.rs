@@ -3,21 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use broker::{Broker as _, JetStream, JetStreamOptions, Login, Tls};
+use broker::{JetStream, JetStreamLogin, JetStreamOptions, JetStreamTls, MessageBroker as _};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
-use testkit::{PATIENCE, Process, free_port, wait_until};
+use testkit::{PATIENCE, TestProcess, free_port, wait_until};
 
-use crate::world::connected;
+use crate::harness::connected;
 
 /// A server that wants TLS with a certificate of its client, and a user with a password.
-struct Secured {
-    _process: Process,
+struct SecuredNats {
+    _process: TestProcess,
     port: u16,
     dir: TempDir,
 }
 
-impl Secured {
+impl SecuredNats {
     fn start() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         write_certificates(dir.path());
@@ -34,7 +34,7 @@ impl Secured {
         );
         std::fs::write(at("nats.conf"), config).expect("written");
         let mut process =
-            Process::spawn("nats-server", Command::new(program()).arg("-c").arg(at("nats.conf")));
+            TestProcess::spawn("nats-server", Command::new(program()).arg("-c").arg(at("nats.conf")));
         let _ = process.wait_for_line("Server is ready", PATIENCE);
         Self { _process: process, port, dir }
     }
@@ -46,8 +46,8 @@ impl Secured {
     /// JetStreamOptions that this server takes.
     fn options(&self) -> JetStreamOptions {
         JetStreamOptions {
-            login: Some(Login::Password { user: "ann".to_owned(), password: "secret".to_owned() }),
-            tls: Some(Tls {
+            login: Some(JetStreamLogin::Password { user: "ann".to_owned(), password: "secret".to_owned() }),
+            tls: Some(JetStreamTls {
                 ca: Some(self.path("ca.pem")),
                 identity: Some((self.path("client.pem"), self.path("client.key"))),
             }),
@@ -84,16 +84,16 @@ fn write_certificates(dir: &Path) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_reached_by_tls_and_login() {
-    let server = Secured::start();
+    let server = SecuredNats::start();
     let broker = JetStream::start(server.options()).expect("options that work");
     assert_eq!(connected(&broker, 0).await.generation, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_is_not_let_in_is_told_why() {
-    let server = Secured::start();
-    let tls = |ca: &str| Tls { ca: Some(server.path(ca)), ..server.options().tls.expect("TLS") };
-    let stranger = Login::Password { user: "ann".to_owned(), password: "wrong".to_owned() };
+    let server = SecuredNats::start();
+    let tls = |ca: &str| JetStreamTls { ca: Some(server.path(ca)), ..server.options().tls.expect("TLS") };
+    let stranger = JetStreamLogin::Password { user: "ann".to_owned(), password: "wrong".to_owned() };
     for (options, why) in [
         (JetStreamOptions { login: Some(stranger), ..server.options() }, "authorization violation"),
         (JetStreamOptions { login: None, ..server.options() }, "authorization violation"),

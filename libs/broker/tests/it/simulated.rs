@@ -2,16 +2,19 @@
 
 use std::time::Duration;
 
-use broker::{Broker as _, BrokerError, CursorSpec, MachineClock, ManualClock, PullLimit, Simulated, Start};
+use broker::{
+    BrokerError, CursorSpec, CursorStart, ManualClock, MessageBroker as _, PullLimit, RuntimeClock,
+    SimulatedBroker,
+};
 use serde_json::json;
 
 use crate::{
     CONSUMER, ROOM, STREAM, command, cursor, next, open, outgoing, publish, publish_all, read, spec,
 };
 
-async fn simulated() -> (Simulated, ManualClock) {
+async fn simulated() -> (SimulatedBroker, ManualClock) {
     let clock = ManualClock::new(1_700_000_000_000);
-    let broker = Simulated::new(clock.clone());
+    let broker = SimulatedBroker::new(clock.clone());
     assert_eq!(broker.ensure_stream(&spec()).await, Ok(vec![]));
     (broker, clock)
 }
@@ -36,7 +39,7 @@ async fn an_acknowledgement_that_is_lost_leaves_the_message() {
 async fn deliveries_that_are_lost_leave_a_gap_in_their_numbers() {
     let (broker, _) = simulated().await;
     let _ = publish_all(&broker, 0..6).await;
-    let mut deliveries = open(&broker, Start::After(0)).await;
+    let mut deliveries = open(&broker, CursorStart::After(0)).await;
     let room = PullLimit { messages: 1, ..ROOM };
     let first = deliveries.next(room).await.expect("a delivery");
     broker.lose_deliveries(STREAM, CONSUMER, 2);
@@ -48,7 +51,7 @@ async fn deliveries_that_are_lost_leave_a_gap_in_their_numbers() {
 async fn acknowledgements_that_are_forgotten_bring_messages_again() {
     let (broker, _) = simulated().await;
     let _ = publish_all(&broker, 0..4).await;
-    let mut deliveries = open(&broker, Start::After(0)).await;
+    let mut deliveries = open(&broker, CursorStart::After(0)).await;
     for _ in 0..4 {
         next(&mut *deliveries).await.receipt.ack();
     }
@@ -61,7 +64,7 @@ async fn messages_are_delivered_twice_and_to_strangers() {
     let (broker, _) = simulated().await;
     let foreign = publish(&broker, outgoing("tenant.other.effect.pay.x", "x")).await.expect("it is stored");
     let _ = publish_all(&broker, 0..2).await;
-    let mut deliveries = open(&broker, Start::After(0)).await;
+    let mut deliveries = open(&broker, CursorStart::After(0)).await;
     assert_eq!(read(&mut *deliveries, 1).await, [2]);
     broker.deliver(STREAM, CONSUMER, 2);
     broker.deliver(STREAM, CONSUMER, foreign.sequence);
@@ -82,22 +85,22 @@ async fn a_consumer_that_is_made_differently_is_refused_by_name() {
         ("ack_wait", json!(1), "ack_wait is 1, wanted is 30000000000"),
         ("filter_subjects", json!(["a", "b"]), "filter_subjects is [\"a\",\"b\"], wanted is absent"),
     ] {
-        broker.make_differently(field, value);
-        let refused = broker.open(&cursor(Start::After(0))).await.map(drop).expect_err("it differs");
+        broker.override_next_setting(field, value);
+        let refused = broker.open(&cursor(CursorStart::After(0))).await.map(drop).expect_err("it differs");
         assert!(refused.to_string().contains(expected), "{refused}");
         assert!(refused.to_string().contains(CONSUMER), "{refused}");
         // Nothing of it stays.
         let state = broker.stream(STREAM).await.expect("an answer").expect("a stream");
         assert_eq!(state.consumers, 0);
     }
-    assert!(broker.open(&cursor(Start::After(0))).await.is_ok());
+    assert!(broker.open(&cursor(CursorStart::After(0))).await.is_ok());
 }
 
 #[tokio::test]
 async fn a_stale_acknowledgement_counts() {
     let (broker, clock) = simulated().await;
     let _ = publish_all(&broker, 0..2).await;
-    let wanted = CursorSpec { ack_wait: Duration::from_secs(1), ..cursor(Start::After(0)) };
+    let wanted = CursorSpec { ack_wait: Duration::from_secs(1), ..cursor(CursorStart::After(0)) };
     let mut deliveries = broker.open(&wanted).await.expect("a cursor");
     let stale = next(&mut *deliveries).await.receipt;
     let mut deliveries = broker.open(&wanted).await.expect("a cursor");
@@ -132,10 +135,10 @@ async fn levers_change_what_a_server_says() {
 /// With the clock of a runtime whose time is paused, hours pass at once.
 #[tokio::test(start_paused = true)]
 async fn time_may_be_that_of_the_runtime() {
-    let broker = Simulated::new(MachineClock::new());
+    let broker = SimulatedBroker::new(RuntimeClock::new());
     assert_eq!(broker.ensure_stream(&spec()).await, Ok(vec![]));
     let _ = publish_all(&broker, 0..1).await;
-    let wanted = CursorSpec { ack_wait: Duration::from_secs(3_600), ..cursor(Start::After(0)) };
+    let wanted = CursorSpec { ack_wait: Duration::from_secs(3_600), ..cursor(CursorStart::After(0)) };
     let mut deliveries = broker.open(&wanted).await.expect("a cursor");
     let begin = tokio::time::Instant::now();
     for attempt in 1..=3 {

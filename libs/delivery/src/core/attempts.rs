@@ -1,4 +1,4 @@
-//! What is said of single attempts: reports, stops, questions.
+//! Reports, stops and queries of single attempts.
 
 use bytes::Bytes;
 use model::execution::Outcome;
@@ -7,21 +7,21 @@ use proto::internal::v1 as wire;
 use proto::v1::LogGapReason;
 use tokio::time::Instant;
 
-use super::giving_up::stop_attempt;
+use super::abandonment::stop_attempt;
 use super::{Core, STOPS_WAITING_MAX};
-use crate::acceptances::Acceptance;
-use crate::inquiries::{Meaning, Whereabouts};
-use crate::reports::Source;
-use crate::runners::Place;
+use crate::acceptances::AcceptanceReport;
+use crate::reconcile::{AttemptLocation, AttemptReportMeaning};
+use crate::reports::ReportOrigin;
+use crate::runners::RunnerEndpoint;
 
 impl Core {
-    pub(super) fn gateway_said(&mut self, now: Instant, frame: Option<wire::exchange_response::Frame>) {
+    pub(super) fn gateway_frame(&mut self, now: Instant, frame: Option<wire::exchange_response::Frame>) {
         use wire::exchange_response::Frame;
         match frame {
-            Some(Frame::Outcome(outcome)) if self.letters.is_under_way(outcome.delivery_id) => {
-                self.letter_delivered(now, outcome.delivery_id, outcome.into());
+            Some(Frame::Outcome(outcome)) if self.opaque_messages.is_under_way(outcome.delivery_id) => {
+                self.opaque_delivered(now, outcome.delivery_id, outcome.into());
             }
-            // What is refused for good is refused node by node, in reports.
+            // Permanent rejections are reported per node, not as a delivery outcome.
             Some(Frame::Outcome(outcome)) => self.delivered(now, outcome),
             Some(Frame::Reports(wire::Reports { reports })) => {
                 for wire::NumberedReport { report_id, report_json } in reports {
@@ -35,7 +35,7 @@ impl Core {
             }
             Some(Frame::Dropped(outcome)) => self.context_dropped(now, &outcome),
             Some(Frame::LogRead(wire::LogOutcome { read_id, reading })) => {
-                if let Some((scheduler, query_id)) = self.log_queries.answered(read_id) {
+                if let Some((scheduler, query_id)) = self.log_reads.answered(read_id) {
                     self.answer_log_query(&scheduler, wire::LogAnswer { query_id, reading });
                 }
             }
@@ -48,28 +48,28 @@ impl Core {
         let NodeReport { job_key, kind, .. } = match serde_json::from_slice(&report_json) {
             Ok(report) => report,
             Err(error) => {
-                // Said again it would not be better.
+                // A repeated report would be just as unreadable.
                 tracing::error!(%error, "a report cannot be read: it is dropped");
                 self.metrics.reports_unreadable.inc();
                 self.effects.handled.push(report_id);
                 return;
             }
         };
-        let source = match self.inquiries.heard(now, job_key, &kind) {
-            Meaning::NotAsked => Source::Gateway(self.gateway_epoch, report_id),
-            Meaning::Answer => Source::Asked(self.gateway_epoch, report_id),
-            Meaning::Arrived(message) => {
+        let source = match self.reconciler.classify_report(now, job_key, &kind) {
+            AttemptReportMeaning::Unsolicited => ReportOrigin::Gateway(self.gateway_epoch, report_id),
+            AttemptReportMeaning::Answer => ReportOrigin::Solicited(self.gateway_epoch, report_id),
+            AttemptReportMeaning::Arrived(message) => {
                 self.attempts.remove(&job_key);
-                self.doubt_ended(message);
-                Source::Asked(self.gateway_epoch, report_id)
+                self.attempt_resolved(message);
+                ReportOrigin::Solicited(self.gateway_epoch, report_id)
             }
-            Meaning::OnTheWay => {
+            AttemptReportMeaning::Unresolved => {
                 self.effects.handled.push(report_id);
                 return;
             }
-            Meaning::Over(given_up) => {
+            AttemptReportMeaning::Abandoned(given_up) => {
                 self.effects.handled.push(report_id);
-                self.doubt_over(job_key, given_up);
+                self.finish_abandoned(job_key, given_up);
                 return;
             }
         };
@@ -86,30 +86,30 @@ impl Core {
                 node.arrived = true;
             }
         }
-        if let (ReportKind::Accepted { .. }, Source::Gateway(..)) = (&kind, source) {
+        if let (ReportKind::Accepted { .. }, ReportOrigin::Gateway(..)) = (&kind, source) {
             let at = now + self.settings.patience;
-            let acceptance = Acceptance { at, report_id, json: report_json };
+            let acceptance = AcceptanceReport { at, report_id, json: report_json };
             self.effects.handled.extend(self.acceptances.hold(job_key, acceptance));
             return;
         }
-        self.effects.handled.extend(self.acceptances.overtaken(job_key));
+        self.effects.handled.extend(self.acceptances.supersede(job_key));
         self.reports.add(source, job_key.flow, report_json, &mut self.effects.report);
     }
 
     pub(super) fn report_handled(&mut self, report: u64) {
-        match self.reports.handled(report) {
-            Some(Source::Gateway(epoch, id) | Source::Asked(epoch, id))
+        match self.reports.acknowledge(report) {
+            Some(ReportOrigin::Gateway(epoch, id) | ReportOrigin::Solicited(epoch, id))
                 if epoch == self.gateway_epoch && self.gateway_up =>
             {
                 self.effects.handled.push(id);
             }
-            Some(Source::Message(number)) => {
+            Some(ReportOrigin::Message(number)) => {
                 if let Some(message) = self.messages.get_mut(&number) {
                     message.reports_open -= 1;
                 }
                 self.settle_if_through(number);
             }
-            Some(Source::Gateway(..) | Source::Asked(..)) | None => {}
+            Some(ReportOrigin::Gateway(..) | ReportOrigin::Solicited(..)) | None => {}
         }
     }
 
@@ -123,17 +123,17 @@ impl Core {
         };
         let lane = (model::ContextId(context_id), model::RunnerId(runner_id));
         let number = self.attempts.get(&key).copied();
-        let told = (!address.is_empty()).then_some(Place { address, topic, live: true });
+        let told = (!address.is_empty()).then_some(RunnerEndpoint { address, topic, live: true });
         let sent_to = || number.and_then(|number| self.messages.get(&number)?.sent_to.clone());
         if let Some(place) = told.or_else(sent_to).or_else(|| self.runners.get(lane).cloned()) {
             // It goes to the supervisor also when its run waits here: should an earlier try have arrived, or
             // another router send it, the supervisor will not run it.
             self.stop_at(stop_attempt(&place, job_key, grace_secs, lane.0, model::FlowId(flow_id)));
         }
-        if let Some(message) = self.inquiries.cancel(key) {
+        if let Some(message) = self.reconciler.cancel(key) {
             // It was to be given up. Now its end is the supervisor's to tell.
             self.attempts.remove(&key);
-            self.doubt_ended(message);
+            self.attempt_resolved(message);
             return;
         }
         let Some(number) = number else { return };
@@ -141,7 +141,7 @@ impl Core {
         let Some(at) = message.nodes.iter().position(|node| node.key == key) else { return };
         let node = message.nodes.remove(at);
         if message.nodes.is_empty() {
-            self.lanes.remove(&message.lane, number);
+            self.queue.remove(&message.route, number);
         }
         if message.may_have_been_sent() {
             // Whether an earlier try arrived is for the supervisor to say, which has been told to stop.
@@ -167,7 +167,7 @@ impl Core {
         let wire::AttemptsForget { context_id, runner_id, job_keys } = wish;
         let lane = (model::ContextId(context_id), model::RunnerId(runner_id));
         let place = self.runners.get(lane).filter(|place| place.live && self.gateway_up);
-        let Some(Place { address, topic, live: _ }) = place.cloned() else { return };
+        let Some(RunnerEndpoint { address, topic, live: _ }) = place.cloned() else { return };
         self.effects.forget.push(wire::ForgetAttempts { address, topic, context_id, job_keys });
     }
 
@@ -185,8 +185,8 @@ impl Core {
                 continue;
             };
             self.metrics.queries.inc();
-            let at = Whereabouts { place: place.clone(), lane, flow: model::FlowId(flow_id) };
-            if !self.inquiries.ask(now, key, at) {
+            let at = AttemptLocation { endpoint: place.clone(), route: lane, flow: model::FlowId(flow_id) };
+            if !self.reconciler.ask(now, key, at) {
                 tracing::warn!(%key, "too many attempts are asked for: one is not");
             }
         }
@@ -201,7 +201,7 @@ impl Core {
         let lane = (model::ContextId(context_id), model::RunnerId(runner_id));
         let unreachable = match self.runners.get(lane) {
             // Whether it can be reached is the gateway's to say.
-            Some(Place { address, topic, live: _ }) => {
+            Some(RunnerEndpoint { address, topic, live: _ }) => {
                 self.numbers += 1;
                 let read = wire::ReadAttemptLog {
                     read_id: self.numbers,
@@ -212,7 +212,7 @@ impl Core {
                     limit,
                     context_id,
                 };
-                if self.log_queries.ask(now, scheduler, query_id, read) {
+                if self.log_reads.ask(now, scheduler, query_id, read) {
                     return;
                 }
                 "too many logs are being read".to_owned()
@@ -234,7 +234,7 @@ impl Core {
     }
 }
 
-/// Whether the supervisor has, or had, the attempt.
+/// Returns true for a report that shows that the supervisor has, or had, the attempt.
 const fn shows_arrival(kind: &ReportKind) -> bool {
     match kind {
         ReportKind::Accepted { .. }

@@ -1,12 +1,12 @@
 //! The core, step by step.
 
+mod abandonment;
 mod forgetting;
-mod giving_up;
 mod waiting;
 
 use super::*;
-use crate::inquiries::{QUERY_TRIES, REPEAT_AFTER};
-use crate::lanes::LANE_MESSAGES_MAX;
+use crate::reconcile::{QUERY_TRIES, REPEAT_AFTER};
+use crate::send_queue::LANE_MESSAGES_MAX;
 use bytes::Bytes;
 use model::execution::Outcome;
 use model::id::Uid;
@@ -62,7 +62,7 @@ impl Bench {
     fn with_patience(patience: Duration, millis: u64) -> Self {
         let metrics = Metrics::new(&prometheus::Registry::new()).expect("nothing registered twice");
         let started = Timestamp::from_millis(millis);
-        let settings = Settings { started, lost_after: LOST_AFTER, patience };
+        let settings = DeliverySettings { started, lost_after: LOST_AFTER, patience };
         let core = Core::new(metrics, Box::new(|| 0.5), settings);
         let mut bench = Self { core, now: Instant::now(), wall: Timestamp::from_millis(1_000_000) };
         bench.runner(1, true);
@@ -162,8 +162,8 @@ impl Bench {
             && core.attempts.is_empty()
             && core.deliveries.is_empty()
             && core.reports.is_empty()
-            && core.inquiries.is_empty()
-            && !core.timers.iter().any(|(_, _, kind)| *kind == TimerKind::Deadline)
+            && core.reconciler.is_empty()
+            && !core.timers.iter().any(|(_, _, kind)| *kind == DeliveryTimerKind::Deadline)
     }
 }
 

@@ -138,7 +138,7 @@ fn hash(script: &ScriptSource) -> BlobHash {
 /// What is signed: the terms, and which signature it is.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Statement {
+struct JobStatement {
     job: JobTerms,
     /// 32 hex digits: belongs to the first job that uses it.
     nonce: String,
@@ -161,7 +161,7 @@ pub struct SignedJob {
 #[must_use]
 pub fn sign_job(job: &JobTerms, key: &SigningKey, expires: Timestamp) -> String {
     let statement =
-        Statement { job: job.clone(), nonce: Uid::random().to_string(), expires: expires.as_millis() };
+        JobStatement { job: job.clone(), nonce: Uid::random().to_string(), expires: expires.as_millis() };
     sign(JOB_TYPE, &statement, key)
 }
 
@@ -180,7 +180,7 @@ pub fn check_job(job: &Execution, now: Timestamp) -> Result<Option<SignedJob>, R
 /// # Errors
 /// As [`check_job`].
 pub fn check_terms(signature: &str, job: &JobTerms, now: Timestamp) -> Result<SignedJob, Refusal> {
-    let (signer, Statement { job: signed, nonce, expires }) = open(JOB_TYPE, signature)?;
+    let (signer, JobStatement { job: signed, nonce, expires }) = open(JOB_TYPE, signature)?;
     signed.cover(job)?;
     let expires = Timestamp::from_millis(expires);
     check_expiry(expires, Duration::from_secs(limits::JOB_SIGNATURE_SECS_MAX.into()), now)?;

@@ -2,8 +2,9 @@ use model::execution::FileSource;
 use model::id::Uid;
 use model::job::BlobRef;
 use model::{
-    ActorId, Attempt, BlobHash, ContextId, ContextUid, Execution, FlowId, FlowUid, Isolation, JobId, JobKey,
-    JobSpec, Letter, MessageFormat, MessageId, MessageType, NodePolicy, Origin, ScriptSource, ScriptType,
+    ActorId, Attempt, BlobHash, ContextId, ContextUid, DirectMessage, DirectMessageOrigin, Execution, FlowId,
+    FlowUid, Isolation, JobId, JobKey, JobSpec, MessageFormat, MessageId, MessageType, NodePolicy,
+    ScriptSource, ScriptType,
 };
 use proptest::prelude::*;
 
@@ -14,11 +15,11 @@ const HOUR: Duration = Duration::from_secs(3600);
 const CONTEXT: ContextUid = ContextUid(Uid::from_bits(7));
 const CALLER: ActorId = ActorId(3);
 
-fn letter(key: &SigningKey, to: &str, topic: &str, text: &str) -> Letter {
+fn letter(key: &SigningKey, to: &str, topic: &str, text: &str) -> DirectMessage {
     let (message_type, format) = (MessageType::Chat, MessageFormat::Md);
-    let terms = LetterTerms { to, target_context: None, message_type, format, topic, text };
-    Letter {
-        origin: Origin {
+    let terms = DirectMessageTerms { to, target_context: None, message_type, format, topic, text };
+    DirectMessage {
+        origin: DirectMessageOrigin {
             coordinator: "00".repeat(32),
             context_uid: CONTEXT,
             caller_id: CALLER,
@@ -33,7 +34,7 @@ fn letter(key: &SigningKey, to: &str, topic: &str, text: &str) -> Letter {
         text: text.to_owned(),
         created_at: NOW,
         expires_at: NOW + HOUR,
-        signature: Some(sign_letter(&terms, key, NOW + HOUR)),
+        signature: Some(sign_direct_message(&terms, key, NOW + HOUR)),
     }
 }
 
@@ -100,21 +101,25 @@ fn a_letter_is_its_senders() {
     let [key, other] = [(); 2].map(|()| SigningKey::generate());
     let to = SigningKey::generate().verifying_key().to_string();
     let letter = letter(&key, &to, "greeting", "hello");
-    let signed = check_letter(&letter, NOW).expect("it fits").expect("it is signed");
+    let signed = check_direct_message(&letter, NOW).expect("it fits").expect("it is signed");
     assert_eq!((signed.signer, signed.expires), (key.verifying_key(), NOW + HOUR));
-    let again = Letter { created_at: NOW + HOUR, ..letter.clone() };
-    assert_eq!(check_letter(&again, NOW).expect("it fits").expect("it is signed"), signed, "the same letter");
-    assert_eq!(check_letter(&Letter { signature: None, ..letter.clone() }, NOW), Ok(None));
-    let stolen = Letter { from: other.verifying_key().to_string(), ..letter.clone() };
-    assert!(matches!(check_letter(&stolen, NOW), Err(Refusal::OtherActor { .. })));
-    let refused = |letter: Letter| field(check_letter(&letter, NOW));
-    assert_eq!(refused(Letter { to: letter.from.clone(), ..letter.clone() }), "to");
-    assert_eq!(refused(Letter { message_type: MessageType::Mail, ..letter.clone() }), "type");
-    assert_eq!(refused(Letter { format: MessageFormat::Html, ..letter.clone() }), "format");
-    assert_eq!(refused(Letter { topic: String::new(), ..letter.clone() }), "topic");
-    let elsewhere = Letter { target_context: Some(ContextId(2)), ..letter.clone() };
+    let again = DirectMessage { created_at: NOW + HOUR, ..letter.clone() };
+    assert_eq!(
+        check_direct_message(&again, NOW).expect("it fits").expect("it is signed"),
+        signed,
+        "the same letter"
+    );
+    assert_eq!(check_direct_message(&DirectMessage { signature: None, ..letter.clone() }, NOW), Ok(None));
+    let stolen = DirectMessage { from: other.verifying_key().to_string(), ..letter.clone() };
+    assert!(matches!(check_direct_message(&stolen, NOW), Err(Refusal::OtherActor { .. })));
+    let refused = |letter: DirectMessage| field(check_direct_message(&letter, NOW));
+    assert_eq!(refused(DirectMessage { to: letter.from.clone(), ..letter.clone() }), "to");
+    assert_eq!(refused(DirectMessage { message_type: MessageType::Mail, ..letter.clone() }), "type");
+    assert_eq!(refused(DirectMessage { format: MessageFormat::Html, ..letter.clone() }), "format");
+    assert_eq!(refused(DirectMessage { topic: String::new(), ..letter.clone() }), "topic");
+    let elsewhere = DirectMessage { target_context: Some(ContextId(2)), ..letter.clone() };
     assert_eq!(refused(elsewhere.clone()), "target_context");
-    let terms = LetterTerms {
+    let terms = DirectMessageTerms {
         to: &letter.to,
         target_context: Some(ContextId(2)),
         message_type: letter.message_type,
@@ -122,10 +127,10 @@ fn a_letter_is_its_senders() {
         topic: &letter.topic,
         text: &letter.text,
     };
-    let signature = Some(sign_letter(&terms, &key, NOW + HOUR));
-    assert!(check_letter(&Letter { signature: signature.clone(), ..elsewhere }, NOW).is_ok());
-    assert_eq!(refused(Letter { signature, ..letter.clone() }), "target_context", "not at home");
-    assert_eq!(refused(Letter { text: "hullo".to_owned(), ..letter }), "text");
+    let signature = Some(sign_direct_message(&terms, &key, NOW + HOUR));
+    assert!(check_direct_message(&DirectMessage { signature: signature.clone(), ..elsewhere }, NOW).is_ok());
+    assert_eq!(refused(DirectMessage { signature, ..letter.clone() }), "target_context", "not at home");
+    assert_eq!(refused(DirectMessage { text: "hullo".to_owned(), ..letter }), "text");
 }
 
 #[test]
@@ -188,8 +193,8 @@ fn signatures_hold_for_their_time() {
     assert!(job(days(366)).is_ok());
     assert_eq!(job(days(367)), Err(Refusal::BadTimes));
     let sent = letter(&key, &key.verifying_key().to_string(), "", "");
-    assert_eq!(check_letter(&sent, NOW + HOUR), Err(Refusal::Expired(NOW + HOUR)));
-    let long = LetterTerms {
+    assert_eq!(check_direct_message(&sent, NOW + HOUR), Err(Refusal::Expired(NOW + HOUR)));
+    let long = DirectMessageTerms {
         to: &sent.to,
         target_context: None,
         message_type: sent.message_type,
@@ -197,8 +202,8 @@ fn signatures_hold_for_their_time() {
         topic: "",
         text: "",
     };
-    let long = Letter { signature: Some(sign_letter(&long, &key, days(7))), ..sent.clone() };
-    assert_eq!(check_letter(&long, NOW), Err(Refusal::BadTimes));
+    let long = DirectMessage { signature: Some(sign_direct_message(&long, &key, days(7))), ..sent.clone() };
+    assert_eq!(check_direct_message(&long, NOW), Err(Refusal::BadTimes));
 }
 
 #[test]
@@ -211,7 +216,7 @@ fn nothing_else_passes_for_a_signature() {
     let with = |payload: &str| {
         let envelope = Envelope::sign(LETTER_TYPE, payload.to_owned().into(), &key).to_json();
         let signature = Some(String::from_utf8_lossy(&envelope).into_owned());
-        check_letter(&Letter { signature, ..sent.clone() }, NOW)
+        check_direct_message(&DirectMessage { signature, ..sent.clone() }, NOW)
     };
     let all = serde_json::json!({
         "id": "0".repeat(32), "to": sent.to, "type": "chat", "format": "md", "topic": "",
@@ -229,8 +234,8 @@ fn nothing_else_passes_for_a_signature() {
     let mut odd = all;
     odd["id"] = "1".into();
     assert!(matches!(with(&odd.to_string()), Err(Refusal::Malformed(_))), "no id");
-    let long = Letter { signature: Some(" ".repeat(limits::SIGNATURE_BYTES_MAX + 1)), ..sent };
-    assert!(matches!(check_letter(&long, NOW), Err(Refusal::Malformed(_))));
+    let long = DirectMessage { signature: Some(" ".repeat(limits::SIGNATURE_BYTES_MAX + 1)), ..sent };
+    assert!(matches!(check_direct_message(&long, NOW), Err(Refusal::Malformed(_))));
 }
 
 proptest! {
@@ -243,9 +248,9 @@ proptest! {
     fn any_letter_can_be_signed(topic: String, text: String) {
         let key = SigningKey::generate();
         let sent = letter(&key, &key.verifying_key().to_string(), &topic, &text);
-        prop_assert!(matches!(check_letter(&sent, NOW), Ok(Some(_))));
-        let other = Letter { text: format!("{text}."), ..sent };
-        prop_assert_eq!(field(check_letter(&other, NOW)), "text");
+        prop_assert!(matches!(check_direct_message(&sent, NOW), Ok(Some(_))));
+        let other = DirectMessage { text: format!("{text}."), ..sent };
+        prop_assert_eq!(field(check_direct_message(&other, NOW)), "text");
     }
 
     #[test]

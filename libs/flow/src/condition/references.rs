@@ -46,9 +46,9 @@ fn dash_at(text: &str, at: usize) -> Result<(), ConditionError> {
 
 /// The results that were referred to.
 #[derive(Debug, Default)]
-pub(super) struct References(pub(super) BTreeSet<(Name, String)>);
+pub(super) struct ReferenceCollector(pub(super) BTreeSet<(Name, String)>);
 
-impl Variables for References {
+impl Variables for ReferenceCollector {
     type Error = ConditionError;
 
     /// `results.<node>.<key>` or `flow.<field>`.

@@ -4,11 +4,11 @@ use model::limits::STOP_GRACE_SECS;
 use model::{NodeState, Reason, ReasonCode};
 
 use super::pass::Pass;
-use super::{Cause, is_in_flight};
+use super::{HaltCause, is_in_flight};
 use crate::graph::NodeIndex;
-use crate::transition::{self, FlowEvent, NodeEvent};
+use crate::transition::{self, FlowTransitionEvent, NodeTransitionEvent};
 
-use super::step::Refused;
+use super::step::RefusedTransition;
 
 impl Pass<'_, '_, '_> {
     /// Somebody wants the flow to end. The first wish counts; a later one can only make it faster. That a
@@ -17,8 +17,8 @@ impl Pass<'_, '_, '_> {
         if self.engine.is_over() {
             return;
         }
-        if let Err(error) = transition::flow(self.engine.flow.status, FlowEvent::Cancel) {
-            self.step.refused.push(Refused { node: None, error });
+        if let Err(error) = transition::flow(self.engine.flow.status, FlowTransitionEvent::Cancel) {
+            self.step.refused.push(RefusedTransition { node: None, error });
             return;
         }
         let flow = &mut self.engine.flow;
@@ -31,7 +31,7 @@ impl Pass<'_, '_, '_> {
         if faster {
             self.stop_again();
         }
-        self.engine.raise(Cause::FlowCancelled);
+        self.engine.raise(HaltCause::FlowCancelled);
     }
 
     /// Asks again for every attempt that is being stopped for a cancel, with the grace as it is now.
@@ -66,7 +66,7 @@ impl Pass<'_, '_, '_> {
     /// Cancels a node that was not sent anywhere.
     fn cancel_unsent(&mut self, node: NodeIndex, code: ReasonCode) {
         let now = self.now;
-        self.apply(node, NodeEvent::Cancel, |node| {
+        self.apply(node, NodeTransitionEvent::Cancel, |node| {
             node.cancel_requested_time = Some(now);
             node.end_time = Some(now);
             node.reason = Some(Reason::new(code, ""));
@@ -108,11 +108,11 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    fn end_for(&mut self, cause: Cause, index: NodeIndex) {
+    fn end_for(&mut self, cause: HaltCause, index: NodeIndex) {
         let code = match cause {
-            Cause::FailFast => ReasonCode::FailFast,
-            Cause::Deadline | Cause::Overdue => ReasonCode::Deadline,
-            Cause::FlowCancelled => ReasonCode::FlowCancelled,
+            HaltCause::FailFast => ReasonCode::FailFast,
+            HaltCause::Deadline | HaltCause::Overdue => ReasonCode::Deadline,
+            HaltCause::FlowCancelled => ReasonCode::FlowCancelled,
         };
         let by_deadline = code == ReasonCode::Deadline;
         let node = self.engine.node(index);

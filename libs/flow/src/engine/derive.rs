@@ -3,12 +3,12 @@
 use model::limits::INPUTS_BYTES_MAX;
 use model::{FlowNode, NodeState, Reason, ReasonCode, RunIf};
 
-use super::Upstream;
+use super::UpstreamCounts;
 use super::pass::Pass;
-use super::prerequisites::Outlook;
-use super::step::NodeView;
+use super::prerequisites::PrerequisiteVerdict;
+use super::step::PlacementRequest;
 use crate::graph::NodeIndex;
-use crate::transition::NodeEvent;
+use crate::transition::NodeTransitionEvent;
 
 /// What `run_if` says once everything before a node has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,8 +19,8 @@ enum RunVerdict {
 
 /// Decides by how the dependencies ended. A skip is passed on as a failure
 /// when a failure is behind it.
-const fn run_verdict(run_if: RunIf, upstream: Upstream, dependencies: u32) -> RunVerdict {
-    let Upstream { completed, failed, skipped_by_failure, .. } = upstream;
+const fn run_verdict(run_if: RunIf, upstream: UpstreamCounts, dependencies: u32) -> RunVerdict {
+    let UpstreamCounts { completed, failed, skipped_by_failure, .. } = upstream;
     let runs = match run_if {
         RunIf::AllSucceeded => completed == dependencies,
         RunIf::NoneFailed => completed > 0 && failed == 0,
@@ -40,7 +40,7 @@ impl Pass<'_, '_, '_> {
     /// Fails a node that was not sent anywhere.
     pub(super) fn abort(&mut self, node: NodeIndex, reason: Reason) {
         let now = self.now;
-        self.apply(node, NodeEvent::Abort, |node| {
+        self.apply(node, NodeTransitionEvent::Abort, |node| {
             node.end_time = Some(now);
             node.reason = Some(reason);
         });
@@ -91,10 +91,10 @@ impl Pass<'_, '_, '_> {
         if let RunVerdict::Skip(code) = run_verdict(node.run_if, upstream, dependencies) {
             return self.skip(index, Reason::new(code, self.why_skipped(index, code)));
         }
-        match self.outlook(index) {
-            Outlook::Met => {}
-            Outlook::Waits => return,
-            Outlook::Impossible(reason) => return self.abort(index, reason),
+        match self.check_prerequisites(index) {
+            PrerequisiteVerdict::Met => {}
+            PrerequisiteVerdict::Waits => return,
+            PrerequisiteVerdict::Impossible(reason) => return self.abort(index, reason),
         }
         match self.engine.condition(index) {
             Ok(true) => {}
@@ -118,14 +118,14 @@ impl Pass<'_, '_, '_> {
             node.ready_time = Some(now);
             node.reason = None;
         };
-        if self.apply(index, NodeEvent::Release, release) {
+        if self.apply(index, NodeTransitionEvent::Release, release) {
             self.place(index);
         }
     }
 
     fn skip(&mut self, index: NodeIndex, reason: Reason) {
         let now = self.now;
-        self.apply(index, NodeEvent::Skip, |node| {
+        self.apply(index, NodeTransitionEvent::Skip, |node| {
             node.end_time = Some(now);
             node.reason = Some(reason);
         });
@@ -163,7 +163,7 @@ impl Pass<'_, '_, '_> {
         if self.placeless.contains_key(&kind) {
             return false;
         }
-        let view = NodeView {
+        let view = PlacementRequest {
             script_type: self.engine.job(index).script_type,
             target: &self.engine.node(index).target,
             isolation: self.engine.node(index).policy.isolation,
@@ -171,7 +171,7 @@ impl Pass<'_, '_, '_> {
         match self.outside.destinations.choose(&view) {
             Ok(runner) => {
                 let now = self.now;
-                let sent = self.apply(index, NodeEvent::Dispatch, |node| {
+                let sent = self.apply(index, NodeTransitionEvent::Dispatch, |node| {
                     node.dispatch_time = Some(now);
                     node.runner = Some(runner);
                     node.reason = None;
@@ -232,7 +232,7 @@ mod tests {
             ([0, 0, 1, 1], [(AllSucceeded, up), (NoneFailed, up), (AllDone, Run), (AnyFailed, Run)]),
         ];
         for ([completed, failed, skipped_by_failure, other], answers) in rows {
-            let upstream = Upstream { waiting: 0, completed, failed, skipped_by_failure };
+            let upstream = UpstreamCounts { waiting: 0, completed, failed, skipped_by_failure };
             let all = completed + failed + skipped_by_failure + other;
             for (run_if, expected) in answers {
                 assert_eq!(run_verdict(run_if, upstream, all), expected, "{run_if:?} {upstream:?}");

@@ -8,8 +8,8 @@ use model::{Execution, FileSource, Name, NodeState, Reason, ReasonCode};
 use super::Engine;
 use crate::condition::EvaluationError;
 use crate::graph::NodeIndex;
-use crate::plan::{ResultRef, When};
-use crate::size;
+use crate::json_size;
+use crate::plan::{ResultRef, WhenClause};
 
 impl Engine {
     /// Everything that the current attempt of `node` needs, unrendered and with
@@ -72,7 +72,7 @@ impl Engine {
         let near: usize = self
             .completed_dependencies(node)
             .map(|before| {
-                size::member(
+                json_size::member(
                     self.nodes[before.index()].name.as_str(),
                     self.result_bytes[before.index()] as usize,
                 )
@@ -82,8 +82,8 @@ impl Engine {
             .far_references(node)
             .map(|ResultRef { node: ancestor, key }| {
                 let ancestor = &self.nodes[ancestor.index()];
-                let value = ancestor.result.get(key).map_or(0, |value| size::text(value));
-                size::member(ancestor.name.as_str(), 2 + size::member(key, value))
+                let value = ancestor.result.get(key).map_or(0, |value| json_size::text(value));
+                json_size::member(ancestor.name.as_str(), 2 + json_size::member(key, value))
             })
             .sum();
         2 + near + far
@@ -91,7 +91,7 @@ impl Engine {
 
     /// What the condition of `node` says, once everything before it has ended: true without one.
     pub(super) fn condition(&self, node: NodeIndex) -> Result<bool, Reason> {
-        let Some(When { condition, references }) = self.plan.when(node) else { return Ok(true) };
+        let Some(WhenClause { condition, references }) = self.plan.when(node) else { return Ok(true) };
         if let Some(missing) = self.missing_result(references) {
             return Err(self.missing_reason(missing));
         }

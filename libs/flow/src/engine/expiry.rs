@@ -9,19 +9,19 @@
 use model::{Reason, ReasonCode};
 
 use super::pass::Pass;
-use super::report::{Ending, add};
-use super::timers::{self, Due};
-use super::{Cause, is_in_flight};
+use super::report::{AttemptClosure, add};
+use super::timers::{self, NodeTimerKind};
+use super::{HaltCause, is_in_flight};
 use crate::graph::NodeIndex;
-use crate::transition::NodeEvent;
+use crate::transition::NodeTransitionEvent;
 
 impl Pass<'_, '_, '_> {
     pub(super) fn check_deadline(&mut self) {
         let now = self.now;
         // An owner that finds both times passed raises one after the other.
         while self.engine.counts.open > 0 && self.engine.next_deadline().is_some_and(|time| time <= now) {
-            let passed = self.engine.cause == Some(Cause::Deadline);
-            self.engine.raise(if passed { Cause::Overdue } else { Cause::Deadline });
+            let passed = self.engine.cause == Some(HaltCause::Deadline);
+            self.engine.raise(if passed { HaltCause::Overdue } else { HaltCause::Deadline });
         }
     }
 
@@ -35,24 +35,24 @@ impl Pass<'_, '_, '_> {
             let policy = &self.engine.node(node).policy;
             let within = |secs: u32| format!("within {secs} s");
             match due {
-                Due::Prerequisite | Due::BackOff => self.engine.work.push(node),
-                Due::Unconfirmed => {
+                NodeTimerKind::Prerequisite | NodeTimerKind::BackOff => self.engine.work.push(node),
+                NodeTimerKind::Unconfirmed => {
                     self.stop(node);
-                    self.end_as_ordered(node, Ending::unheard(self.now, false));
+                    self.end_as_ordered(node, AttemptClosure::unstarted(self.now, false));
                 }
-                Due::Queue => {
+                NodeTimerKind::Queue => {
                     let detail = within(policy.timeout_queue);
                     self.expire_attempt(node, Reason::new(ReasonCode::TimeoutQueue, detail));
                 }
-                Due::Ack => {
+                NodeTimerKind::Ack => {
                     let detail = within(policy.timeout_ack);
                     self.expire_attempt(node, Reason::new(ReasonCode::TimeoutAck, detail));
                 }
-                Due::Result => {
+                NodeTimerKind::Result => {
                     let detail = within(policy.timeout_result);
                     self.expire_attempt(node, Reason::new(ReasonCode::TimeoutResult, detail));
                 }
-                Due::Run => {
+                NodeTimerKind::Run => {
                     let detail = format!("no end was reported {}", within(policy.timeout));
                     self.expire_attempt(node, Reason::new(ReasonCode::Timeout, detail));
                 }
@@ -83,16 +83,16 @@ impl Pass<'_, '_, '_> {
     }
 
     /// Closes the try of an expired attempt, for what it expired for.
-    pub(super) fn close_expired(&mut self, index: NodeIndex, ending: Ending) {
+    pub(super) fn close_expired(&mut self, index: NodeIndex, ending: AttemptClosure) {
         let node = self.engine.node(index);
         // An expired attempt has a reason: both are written together.
         let mut reason = node.reason.clone().unwrap_or_else(|| Reason::new(ReasonCode::Timeout, ""));
         if !ending.confirmed {
             note_unconfirmed(&mut reason);
         }
-        ending.tell_killed(&mut reason);
+        ending.append_killed(&mut reason);
         if reason.code == ReasonCode::Deadline {
-            self.apply(index, NodeEvent::Fail, |node| {
+            self.apply(index, NodeTransitionEvent::Fail, |node| {
                 ending.note(node);
                 node.reason = Some(reason);
             });

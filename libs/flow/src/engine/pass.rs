@@ -8,20 +8,21 @@ use model::limits::{FLOW_RESULT_BYTES_MAX, STOP_GRACE_SECS};
 use model::{FlowNode, JobKey, NodeReport, NodeState, RunnerId, Timestamp};
 
 use super::step::{
-    Change, Dispatch, Input, Inputs, NoDestination, Outside, Refused, Stale, Step, Stop, Transition,
+    ChangedNode, Dispatch, EngineInputQueue, FlowEngineInput, FlowStepOutput, NoDestination, NodeTransition,
+    RefusedTransition, StaleReport, StepEnvironment, Stop,
 };
-use super::{Cause, Engine, fails_flow, is_in_flight, report, size_of_result, timers};
+use super::{Engine, HaltCause, fails_flow, is_in_flight, report, size_of_result, timers};
 use crate::graph::NodeIndex;
-use crate::retry::Spent;
-use crate::size;
-use crate::transition::{self, FlowEvent, NodeEvent};
+use crate::json_size;
+use crate::retry::RetryCounters;
+use crate::transition::{self, FlowTransitionEvent, NodeTransitionEvent};
 
 /// A step under way.
 pub(super) struct Pass<'e, 'o, 'd> {
     pub(super) engine: &'e mut Engine,
     pub(super) now: Timestamp,
-    pub(super) outside: &'o mut Outside<'d>,
-    pub(super) step: Step,
+    pub(super) outside: &'o mut StepEnvironment<'d>,
+    pub(super) step: FlowStepOutput,
     /// Kinds of node for which there was no place in this step.
     pub(super) placeless: HashMap<u32, NoDestination>,
     budget: usize,
@@ -32,14 +33,14 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
     pub(super) fn new(
         engine: &'e mut Engine,
         now: Timestamp,
-        outside: &'o mut Outside<'d>,
+        outside: &'o mut StepEnvironment<'d>,
         budget: usize,
     ) -> Self {
         Self {
             engine,
             now,
             outside,
-            step: Step::default(),
+            step: FlowStepOutput::default(),
             placeless: HashMap::new(),
             budget,
             dispatch_to: HashMap::new(),
@@ -49,7 +50,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
     /// Reports come before what is overdue, so that an end that arrived is not
     /// taken for missing; what ends comes before what begins. A flow that is run
     /// again is reset before anything else.
-    pub(super) fn run(mut self, inputs: &mut dyn Inputs) -> Step {
+    pub(super) fn run(mut self, inputs: &mut dyn EngineInputQueue) -> FlowStepOutput {
         self.step.stops.append(&mut self.engine.stops_due);
         if self.reset() {
             while self.has_room()
@@ -104,22 +105,22 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         times.into_iter().flatten().min().filter(|_| engine.is_started())
     }
 
-    fn take(&mut self, input: Input) {
+    fn take(&mut self, input: FlowEngineInput) {
         match input {
-            Input::Start => {
-                self.flow_event(FlowEvent::Start);
+            FlowEngineInput::Start => {
+                self.flow_event(FlowTransitionEvent::Start);
             }
-            Input::Report(report) => self.report(report),
-            Input::CancelFlow { grace_secs } => self.cancel_flow(grace_secs),
-            Input::CancelNode(job) => {
+            FlowEngineInput::Report(report) => self.report(report),
+            FlowEngineInput::CancelFlow { grace_secs } => self.cancel_flow(grace_secs),
+            FlowEngineInput::CancelNode(job) => {
                 if let Some(node) = self.engine.find(job) {
                     self.cancel_node(node);
                 }
             }
-            Input::Signal(name) => self.signal(name),
-            Input::FlowState { flow, status } => self.flow_state(flow, status),
-            Input::SupervisorLost(runner) => self.engine.note_lost(runner),
-            Input::Wake => {
+            FlowEngineInput::Signal(name) => self.signal(name),
+            FlowEngineInput::FlowState { flow, status } => self.flow_state(flow, status),
+            FlowEngineInput::SupervisorLost(runner) => self.engine.note_lost(runner),
+            FlowEngineInput::Wake => {
                 let waiting = &mut self.engine.waiting;
                 waiting
                     .to_try
@@ -149,16 +150,16 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
     pub(super) fn stale(&mut self, report: &NodeReport) {
         let key = report.job_key;
         let ours = key.flow == self.engine.flow.uid && key.context == self.engine.context;
-        let alive = ours && report::lives(&report.kind);
+        let alive = ours && report::reports_alive(&report.kind);
         if alive {
             self.stop_at_source(report);
         }
-        self.step.stale.push(Stale { job_key: key, alive });
+        self.step.stale.push(StaleReport { job_key: key, alive });
     }
 
     /// Counts a report of the current attempt that says nothing new.
     pub(super) fn repeated(&mut self, job_key: JobKey) {
-        self.step.stale.push(Stale { job_key, alive: false });
+        self.step.stale.push(StaleReport { job_key, alive: false });
     }
 
     /// Adds a node to what travels to `runner`.
@@ -176,7 +177,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
     pub(super) fn apply(
         &mut self,
         index: NodeIndex,
-        event: NodeEvent,
+        event: NodeTransitionEvent,
         edit: impl FnOnce(&mut FlowNode),
     ) -> bool {
         let node = &self.engine.nodes[index.index()];
@@ -184,7 +185,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         let to = match transition::node(from, event) {
             Ok(to) => to,
             Err(error) => {
-                self.step.refused.push(Refused { node: Some(index), error });
+                self.step.refused.push(RefusedTransition { node: Some(index), error });
                 return false;
             }
         };
@@ -197,8 +198,8 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         }
         edit(node);
         node.state = to;
-        let (reason, spent) = (node.reason.clone(), Spent::of(node));
-        self.step.changed[slot].transitions.push(Transition { event, from, to, attempt, reason, spent });
+        let (reason, spent) = (node.reason.clone(), RetryCounters::of(node));
+        self.step.changed[slot].transitions.push(NodeTransition { event, from, to, attempt, reason, spent });
         self.engine.counts.moved(from, to);
         self.reset_timer(index);
         if leaves {
@@ -226,7 +227,12 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         let slot = self.step.changed.len();
         self.engine.slots[index.index()] = u32::try_from(slot).ok();
         let before = self.engine.nodes[index.index()].state;
-        self.step.changed.push(Change { node: index, before, transitions: Vec::new(), ended_message: None });
+        self.step.changed.push(ChangedNode {
+            node: index,
+            before,
+            transitions: Vec::new(),
+            ended_message: None,
+        });
         slot
     }
 
@@ -252,7 +258,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         if fails_flow(&self.engine.nodes[index.index()]) {
             self.engine.failures += 1;
             if self.engine.flow.fail_fast {
-                self.engine.raise(Cause::FailFast);
+                self.engine.raise(HaltCause::FailFast);
             }
         }
     }
@@ -263,7 +269,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
     }
 
     /// Lets `event` happen to the flow: the one place where its status changes.
-    fn flow_event(&mut self, event: FlowEvent) {
+    fn flow_event(&mut self, event: FlowTransitionEvent) {
         let from = self.engine.flow.status;
         match transition::flow(from, event) {
             Ok(to) => {
@@ -271,7 +277,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
                 self.step.flow_transitions.push((from, to));
                 self.flow_touched();
             }
-            Err(error) => self.step.refused.push(Refused { node: None, error }),
+            Err(error) => self.step.refused.push(RefusedTransition { node: None, error }),
         }
     }
 
@@ -281,11 +287,11 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
             return;
         }
         let event = if self.engine.flow.cancel_requested_time.is_some() {
-            FlowEvent::Cancel
+            FlowTransitionEvent::Cancel
         } else if self.engine.failures > 0 {
-            FlowEvent::Fail
+            FlowTransitionEvent::Fail
         } else {
-            FlowEvent::Finish
+            FlowTransitionEvent::Finish
         };
         (self.engine.flow.result, self.engine.flow.result_truncated) = self.gather_result();
         self.flow_event(event);
@@ -304,7 +310,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
             }
             for (key, value) in &node.result {
                 let key = format!("{}.{key}", node.name);
-                let with = bytes + size::member(&key, size::text(value));
+                let with = bytes + json_size::member(&key, json_size::text(value));
                 if with > FLOW_RESULT_BYTES_MAX {
                     truncated = true;
                 } else {

@@ -11,17 +11,17 @@ use crate::graph::NodeIndex;
 
 /// What is known of the world outside, and who waits for it.
 #[derive(Debug, Default)]
-pub(super) struct Waits {
+pub(super) struct PrerequisiteState {
     signals: BTreeSet<SignalName>,
     /// Flows that were asked for.
-    flows: HashMap<FlowId, Awaited>,
+    flows: HashMap<FlowId, AwaitedFlow>,
     /// May name nodes that wait no more.
     waiters: HashMap<Prerequisite, BTreeSet<NodeIndex>>,
 }
 
 /// Another flow that a node waits for.
 #[derive(Debug, Clone, Copy)]
-enum Awaited {
+enum AwaitedFlow {
     Open,
     Finished,
     /// It can never be FINISHED: it ended otherwise, or there is none.
@@ -29,7 +29,7 @@ enum Awaited {
 }
 
 /// Whether the world outside lets a node run.
-pub(super) enum Outlook {
+pub(super) enum PrerequisiteVerdict {
     /// Nothing is missing.
     Met,
     /// Something is missing, and the node says so.
@@ -38,7 +38,7 @@ pub(super) enum Outlook {
     Impossible(Reason),
 }
 
-impl Waits {
+impl PrerequisiteState {
     pub(super) fn new(signals: BTreeSet<SignalName>) -> Self {
         Self { signals, ..Self::default() }
     }
@@ -56,8 +56,8 @@ impl Pass<'_, '_, '_> {
     pub(super) fn flow_state(&mut self, flow: FlowId, status: Option<FlowStatus>) {
         let state = match status {
             Some(FlowStatus::Created | FlowStatus::Started) => return,
-            Some(FlowStatus::Finished) => Awaited::Finished,
-            Some(FlowStatus::Error | FlowStatus::Cancelled) | None => Awaited::Impossible(status),
+            Some(FlowStatus::Finished) => AwaitedFlow::Finished,
+            Some(FlowStatus::Error | FlowStatus::Cancelled) | None => AwaitedFlow::Impossible(status),
         };
         self.engine.waits.flows.insert(flow, state);
         self.wake_waiters(&Prerequisite::Flow(flow));
@@ -71,9 +71,9 @@ impl Pass<'_, '_, '_> {
 
     /// Looks at everything that `index` waits for. What was met once stays met: a flow that is FINISHED
     /// may be run again while the node waits for something else.
-    pub(super) fn outlook(&mut self, index: NodeIndex) -> Outlook {
+    pub(super) fn check_prerequisites(&mut self, index: NodeIndex) -> PrerequisiteVerdict {
         if self.engine.node(index).prerequisites.is_empty() {
-            return Outlook::Met;
+            return PrerequisiteVerdict::Met;
         }
         let prerequisites = self.engine.node(index).prerequisites.clone();
         let mut met = Vec::new();
@@ -83,7 +83,12 @@ impl Pass<'_, '_, '_> {
             match if known { Ok(true) } else { self.is_met(&prerequisite) } {
                 Ok(true) => met.push(prerequisite),
                 Ok(false) => missing.push(prerequisite),
-                Err(why) => return Outlook::Impossible(Reason::new(ReasonCode::PrerequisiteImpossible, why)),
+                Err(why) => {
+                    return PrerequisiteVerdict::Impossible(Reason::new(
+                        ReasonCode::PrerequisiteImpossible,
+                        why,
+                    ));
+                }
             }
         }
         let reason = (!missing.is_empty()).then(|| Reason::new(ReasonCode::Waiting, list(&missing)));
@@ -98,7 +103,7 @@ impl Pass<'_, '_, '_> {
         for prerequisite in missing {
             self.engine.waits.waiters.entry(prerequisite).or_default().insert(index);
         }
-        if waits { Outlook::Waits } else { Outlook::Met }
+        if waits { PrerequisiteVerdict::Waits } else { PrerequisiteVerdict::Met }
     }
 
     /// Whether it is met, or why it never will be.
@@ -110,16 +115,18 @@ impl Pass<'_, '_, '_> {
                 Err(format!("{prerequisite} is this flow itself"))
             }
             Prerequisite::Flow(id) => {
-                let asks = &mut self.step.asks;
+                let asks = &mut self.step.flow_queries;
                 let state = self.engine.waits.flows.entry(*id).or_insert_with(|| {
                     asks.push(*id);
-                    Awaited::Open
+                    AwaitedFlow::Open
                 });
                 match state {
-                    Awaited::Open => Ok(false),
-                    Awaited::Finished => Ok(true),
-                    Awaited::Impossible(Some(status)) => Err(format!("flow {id} is {}", status.told())),
-                    Awaited::Impossible(None) => Err(format!("there is no flow {id}")),
+                    AwaitedFlow::Open => Ok(false),
+                    AwaitedFlow::Finished => Ok(true),
+                    AwaitedFlow::Impossible(Some(status)) => {
+                        Err(format!("flow {id} is {}", status.display_name()))
+                    }
+                    AwaitedFlow::Impossible(None) => Err(format!("there is no flow {id}")),
                 }
             }
         }

@@ -11,12 +11,12 @@ use super::expiry::note_unconfirmed;
 use super::is_in_flight;
 use super::pass::Pass;
 use crate::graph::NodeIndex;
-use crate::retry::{self, Setback, Spent, Verdict};
-use crate::size;
-use crate::transition::NodeEvent;
+use crate::json_size;
+use crate::retry::{self, AttemptFailure, RetryCounters, RetryVerdict};
+use crate::transition::NodeTransitionEvent;
 
 /// What is known of how an attempt ended.
-pub(super) struct Ending {
+pub(super) struct AttemptClosure {
     start_time: Option<Timestamp>,
     end_time: Timestamp,
     exit_code: Option<i32>,
@@ -30,9 +30,9 @@ pub(super) struct Ending {
     pub(super) confirmed: bool,
 }
 
-impl Ending {
+impl AttemptClosure {
     /// It is not known to have begun.
-    pub(super) const fn unheard(now: Timestamp, confirmed: bool) -> Self {
+    pub(super) const fn unstarted(now: Timestamp, confirmed: bool) -> Self {
         Self {
             start_time: None,
             end_time: now,
@@ -61,7 +61,7 @@ impl Ending {
     }
 
     /// Adds to a reason what was killed when the attempt was ended.
-    pub(super) fn tell_killed(&self, reason: &mut Reason) {
+    pub(super) fn append_killed(&self, reason: &mut Reason) {
         if let Some(killed) = &self.killed {
             add(reason, killed);
         }
@@ -99,7 +99,7 @@ impl Pass<'_, '_, '_> {
 
     /// Takes up a report of the attempt that is under way.
     pub(super) fn current(&mut self, index: NodeIndex, report: NodeReport) {
-        if lives(&report.kind) && self.engine.is_being_ended(index) {
+        if reports_alive(&report.kind) && self.engine.is_being_ended(index) {
             // Whoever says that it lives may not have heard that it should not.
             self.stop(index);
         }
@@ -124,7 +124,7 @@ impl Pass<'_, '_, '_> {
             }
             ReportKind::Unknown if accepted => {
                 let reason = Reason::new(ReasonCode::SupervisorLost, "its supervisor does not know it");
-                self.end_attempt(index, reason, Ending::unheard(self.now, true));
+                self.end_attempt(index, reason, AttemptClosure::unstarted(self.now, true));
             }
             // A repetition, a refusal of what is known to run, or word of an attempt that is still on its way.
             ReportKind::Accepted { .. }
@@ -137,7 +137,7 @@ impl Pass<'_, '_, '_> {
 
     fn started(&mut self, index: NodeIndex, instance: String, time: Timestamp) {
         let now = self.now;
-        self.apply(index, NodeEvent::Start, |node| {
+        self.apply(index, NodeTransitionEvent::Start, |node| {
             // Another machine's clock must neither delay nor hasten the time limit,
             // and an end that follows a late report needs the time to arrive.
             let earliest = match node.policy.timeout {
@@ -151,15 +151,15 @@ impl Pass<'_, '_, '_> {
 
     /// The attempt ended, by the supervisor's word.
     fn close(&mut self, index: NodeIndex, end: AttemptEnd) {
-        let ending = Ending::reported(&end, self.engine.node(index), self.now);
-        let never_ran = end.never_ran_for_want_of_disk();
+        let ending = AttemptClosure::reported(&end, self.engine.node(index), self.now);
+        let never_ran = end.is_disk_full_before_start();
         let AttemptEnd { outcome, exit_code, reason, result, outputs, .. } = end;
         let reason = match (outcome, reason) {
             (Outcome::Succeeded, _) => {
-                let bytes = size::result(&result);
+                let bytes = json_size::result(&result);
                 if bytes <= RESULT_BYTES_MAX {
                     let Some(ending) = self.end_as_ordered(index, ending) else { return };
-                    self.apply(index, NodeEvent::Succeed, |node| {
+                    self.apply(index, NodeTransitionEvent::Succeed, |node| {
                         ending.note(node);
                         node.reason = None;
                         node.result = result;
@@ -185,9 +185,9 @@ impl Pass<'_, '_, '_> {
         };
         if let Some(ending) = self.end_as_ordered(index, ending) {
             let mut reason = reason;
-            ending.tell_killed(&mut reason);
+            ending.append_killed(&mut reason);
             if never_ran {
-                self.put_off(index, NodeEvent::Retry, &reason);
+                self.put_off(index, NodeTransitionEvent::Retry, &reason);
             } else {
                 self.failed_try(index, reason, exit_code, ending);
             }
@@ -203,27 +203,31 @@ impl Pass<'_, '_, '_> {
             if is_in_flight(node.state) && node.attempt == attempt {
                 let runner = node.runner.map(|runner| format!("nothing was heard of runner {runner}"));
                 let reason = Reason::new(ReasonCode::SupervisorLost, runner.unwrap_or_default());
-                self.end_attempt(index, reason, Ending::unheard(self.now, false));
+                self.end_attempt(index, reason, AttemptClosure::unstarted(self.now, false));
             }
         }
     }
 
     /// Closes the attempt: as was ordered, else as a try that failed for `reason`.
-    pub(super) fn end_attempt(&mut self, index: NodeIndex, reason: Reason, ending: Ending) {
+    pub(super) fn end_attempt(&mut self, index: NodeIndex, reason: Reason, ending: AttemptClosure) {
         if let Some(ending) = self.end_as_ordered(index, ending) {
             self.failed_try(index, reason, None, ending);
         }
     }
 
     /// Closes the attempt if it was cancelled or has expired, in this order; gives `ending` back if not.
-    pub(super) fn end_as_ordered(&mut self, index: NodeIndex, ending: Ending) -> Option<Ending> {
+    pub(super) fn end_as_ordered(
+        &mut self,
+        index: NodeIndex,
+        ending: AttemptClosure,
+    ) -> Option<AttemptClosure> {
         if self.is_cancel_requested(index) {
             let mut reason = self.cancel_reason(index);
             if !ending.confirmed {
                 note_unconfirmed(&mut reason);
             }
-            ending.tell_killed(&mut reason);
-            self.apply(index, NodeEvent::Stop, |node| {
+            ending.append_killed(&mut reason);
+            self.apply(index, NodeTransitionEvent::Stop, |node| {
                 ending.note(node);
                 node.reason = Some(reason);
             });
@@ -242,34 +246,34 @@ impl Pass<'_, '_, '_> {
         index: NodeIndex,
         mut reason: Reason,
         exit_code: Option<i32>,
-        ending: Ending,
+        ending: AttemptClosure,
     ) {
         let now = self.now;
         let node = self.engine.node(index);
         let jitter = (self.outside.jitter)();
-        let setback = Setback { reason: reason.code, exit_code, died: ending.died };
-        let (verdict, spent) = retry::after(&node.policy, Spent::of(node), setback, jitter);
+        let setback = AttemptFailure { reason: reason.code, exit_code, died: ending.died };
+        let (verdict, spent) = retry::after(&node.policy, RetryCounters::of(node), setback, jitter);
         if let Some(budget) = retry::describe(&node.policy, spent, setback) {
             add(&mut reason, &budget);
         }
         self.step.losses.extend(setback.lost_with());
-        if verdict == Verdict::Quarantine {
+        if verdict == RetryVerdict::Quarantine {
             let detail = format!("its instance vanished {} times; the last time {reason}", spent.deaths);
             reason = Reason::new(ReasonCode::Quarantined, detail);
         }
         let count = |node: &mut FlowNode| {
-            Spent { tries: node.tries, deaths: node.deaths, losses: node.losses } = spent;
+            RetryCounters { tries: node.tries, deaths: node.deaths, losses: node.losses } = spent;
         };
         match verdict {
-            Verdict::Again(wait) => {
-                self.apply(index, NodeEvent::Retry, |node| {
+            RetryVerdict::Again(wait) => {
+                self.apply(index, NodeTransitionEvent::Retry, |node| {
                     next_attempt(node, now);
                     count(node);
                     back_off(node, now, wait, &reason);
                 });
             }
-            Verdict::GiveUp | Verdict::Quarantine => {
-                self.apply(index, NodeEvent::Fail, |node| {
+            RetryVerdict::GiveUp | RetryVerdict::Quarantine => {
+                self.apply(index, NodeTransitionEvent::Fail, |node| {
                     ending.note(node);
                     count(node);
                     node.reason = Some(reason);
@@ -281,10 +285,10 @@ impl Pass<'_, '_, '_> {
     /// Handed back unstarted: it may go elsewhere at once.
     fn returned(&mut self, index: NodeIndex) {
         let now = self.now;
-        if self.end_as_ordered(index, Ending::unheard(now, true)).is_none() {
+        if self.end_as_ordered(index, AttemptClosure::unstarted(now, true)).is_none() {
             return;
         }
-        self.apply(index, NodeEvent::Return, |node| {
+        self.apply(index, NodeTransitionEvent::Return, |node| {
             next_attempt(node, now);
             node.not_before_time = None;
             node.reason = Some(Reason::new(ReasonCode::Returned, ""));
@@ -294,24 +298,24 @@ impl Pass<'_, '_, '_> {
 
     fn rejected(&mut self, index: NodeIndex, reason: Reason, lasting: bool, counts: bool) {
         let now = self.now;
-        let Some(ending) = self.end_as_ordered(index, Ending::unheard(now, true)) else { return };
+        let Some(ending) = self.end_as_ordered(index, AttemptClosure::unstarted(now, true)) else { return };
         if lasting {
-            self.apply(index, NodeEvent::Fail, |node| {
+            self.apply(index, NodeTransitionEvent::Fail, |node| {
                 ending.note(node);
                 node.reason = Some(reason);
             });
         } else if counts {
             self.failed_try(index, reason, None, ending);
         } else {
-            self.put_off(index, NodeEvent::Return, &reason);
+            self.put_off(index, NodeTransitionEvent::Return, &reason);
         }
     }
 
     /// Another attempt follows, later, and the one that is closed was no try: nothing of it ran.
-    fn put_off(&mut self, index: NodeIndex, event: NodeEvent, reason: &Reason) {
+    fn put_off(&mut self, index: NodeIndex, event: NodeTransitionEvent, reason: &Reason) {
         let now = self.now;
         let node = self.engine.node(index);
-        let refusals = node.attempt.0.saturating_sub(1).saturating_sub(Spent::of(node).sum());
+        let refusals = node.attempt.0.saturating_sub(1).saturating_sub(RetryCounters::of(node).sum());
         let wait = retry::after_refusal(refusals, (self.outside.jitter)());
         self.apply(index, event, |node| {
             next_attempt(node, now);
@@ -341,7 +345,7 @@ pub(super) fn add(reason: &mut Reason, text: &str) {
 }
 
 /// Whether a report says that the attempt is under way.
-pub(super) const fn lives(kind: &ReportKind) -> bool {
+pub(super) const fn reports_alive(kind: &ReportKind) -> bool {
     matches!(kind, ReportKind::Accepted { .. } | ReportKind::Started { .. })
 }
 

@@ -3,17 +3,17 @@
 use std::collections::VecDeque;
 
 use model::{
-    Attempt, FlowId, FlowStatus, Isolation, JobId, JobKey, NodeReport, NodeState, Reason, ReasonCode,
-    ReportSource, RunnerId, ScriptType, SignalName, Target, Timestamp,
+    Attempt, FlowId, FlowStatus, Isolation, JobId, JobKey, NodeReport, NodeState, NodeTarget, Reason,
+    ReasonCode, ReportSource, RunnerId, ScriptType, SignalName, Timestamp,
 };
 
 use crate::graph::NodeIndex;
-use crate::retry::Spent;
-use crate::transition::{IllegalTransition, NodeEvent};
+use crate::retry::RetryCounters;
+use crate::transition::{IllegalTransition, NodeTransitionEvent};
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Input {
+pub enum FlowEngineInput {
     /// The flow begins.
     Start,
     /// Word of an attempt.
@@ -27,7 +27,7 @@ pub enum Input {
     CancelNode(JobId),
     /// Somebody has given the flow this signal.
     Signal(SignalName),
-    /// Where another flow stands: the answer to one of [`Step::asks`].
+    /// Where another flow stands: the answer to one of [`FlowStepOutput::flow_queries`].
     FlowState {
         /// Which flow.
         flow: FlowId,
@@ -43,16 +43,16 @@ pub enum Input {
 }
 
 /// Inputs in their order, of which a step takes as many as it has room for.
-pub trait Inputs {
+pub trait EngineInputQueue {
     /// Takes the next one.
-    fn next(&mut self) -> Option<Input>;
+    fn next(&mut self) -> Option<FlowEngineInput>;
 
     /// Tells whether all were taken.
     fn is_empty(&self) -> bool;
 }
 
-impl Inputs for VecDeque<Input> {
-    fn next(&mut self) -> Option<Input> {
+impl EngineInputQueue for VecDeque<FlowEngineInput> {
+    fn next(&mut self) -> Option<FlowEngineInput> {
         self.pop_front()
     }
 
@@ -64,11 +64,11 @@ impl Inputs for VecDeque<Input> {
 /// What a node asks of the place where it runs. Nodes that ask the same get
 /// the same answer within a step, once it is no.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NodeView<'a> {
+pub struct PlacementRequest<'a> {
     /// Who has to execute it.
     pub script_type: ScriptType,
     /// Where it wants to run.
-    pub target: &'a Target,
+    pub target: &'a NodeTarget,
     /// The isolation that it needs at least.
     pub isolation: Isolation,
 }
@@ -85,8 +85,8 @@ pub trait Destinations {
     /// Chooses a place, and may count what it chose as load.
     ///
     /// # Errors
-    /// There is none now. [`Input::Wake`] asks again.
-    fn choose(&mut self, node: &NodeView<'_>) -> Result<RunnerId, NoDestination>;
+    /// There is none now. [`FlowEngineInput::Wake`] asks again.
+    fn choose(&mut self, node: &PlacementRequest<'_>) -> Result<RunnerId, NoDestination>;
 
     /// The runner that a report came from, when it is known: asked for an attempt that was found under
     /// way though its dispatch is not stored.
@@ -96,7 +96,7 @@ pub trait Destinations {
 }
 
 /// What a step needs besides its inputs.
-pub struct Outside<'a> {
+pub struct StepEnvironment<'a> {
     /// Where jobs can run.
     pub destinations: &'a mut dyn Destinations,
     /// Draws from 0.0..1.0, for back-off.
@@ -105,9 +105,9 @@ pub struct Outside<'a> {
 
 /// What has to be stored and sent.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Step {
+pub struct FlowStepOutput {
     /// The nodes that changed, each once; their present state is the engine's.
-    pub changed: Vec<Change>,
+    pub changed: Vec<ChangedNode>,
     /// The flow itself changed.
     pub flow_changed: bool,
     /// The flow's changes of status, in order.
@@ -118,25 +118,25 @@ pub struct Step {
     pub stops: Vec<Stop>,
     /// Other flows that nodes wait for: tell where they stand, now and when they have ended. Each is
     /// asked for once after a load.
-    pub asks: Vec<FlowId>,
+    pub flow_queries: Vec<FlowId>,
     /// When to call again at the latest; nothing happens before but by inputs.
     pub due: Option<Timestamp>,
     /// Attempts that were lost, each as the code that says what it was lost with.
     pub losses: Vec<ReasonCode>,
     /// Reports that changed nothing.
-    pub stale: Vec<Stale>,
+    pub stale: Vec<StaleReport>,
     /// What was reported cannot be explained by what is in memory, and is kept there: it has to be made sure
     /// that this is what is stored before the report is acknowledged.
-    pub keeps: bool,
+    pub has_unstored_reports: bool,
     /// What was asked but is not legal. Nothing was changed by it.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedTransition>,
     /// There is more to do at once.
     pub more: bool,
     /// Nothing is under way, READY, or left to derive: only times, signals and other flows are waited for.
     pub rests: bool,
 }
 
-impl Step {
+impl FlowStepOutput {
     /// Whether there is nothing to store.
     #[must_use]
     pub const fn is_unchanged(&self) -> bool {
@@ -146,13 +146,13 @@ impl Step {
 
 /// A node that changed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Change {
+pub struct ChangedNode {
     /// The node.
     pub node: NodeIndex,
     /// Its state before the step.
     pub before: NodeState,
     /// The states it went through, in order. Empty when only other fields changed.
-    pub transitions: Vec<Transition>,
+    pub transitions: Vec<NodeTransition>,
     /// The message that carried the attempt which this step has ended; nothing when it has ended none that
     /// was sent.
     pub ended_message: Option<String>,
@@ -160,9 +160,9 @@ pub struct Change {
 
 /// One change of a node's state.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Transition {
+pub struct NodeTransition {
     /// What happened.
-    pub event: NodeEvent,
+    pub event: NodeTransitionEvent,
     /// The state before.
     pub from: NodeState,
     /// The state after.
@@ -172,7 +172,7 @@ pub struct Transition {
     /// Why, when there is more to say.
     pub reason: Option<Reason>,
     /// Attempts of this generation that did not succeed, as they are counted after it.
-    pub spent: Spent,
+    pub spent: RetryCounters,
 }
 
 /// Attempts that travel to one runner in one message.
@@ -199,16 +199,16 @@ pub struct Stop {
 
 /// A report that changed nothing: a repetition, or word of an attempt that is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stale {
+pub struct StaleReport {
     /// The attempt it is of.
     pub job_key: JobKey,
-    /// The attempt is closed here but lives there. Where it can be reached it is among [`Step::stops`].
+    /// The attempt is closed here but lives there. Where it can be reached it is among [`FlowStepOutput::stops`].
     pub alive: bool,
 }
 
 /// Something that is not legal where the node or the flow stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedTransition {
     /// The node; absent when it is about the flow.
     pub node: Option<NodeIndex>,
     /// What cannot happen.

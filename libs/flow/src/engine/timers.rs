@@ -10,7 +10,7 @@ use crate::graph::NodeIndex;
 
 /// What is due at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Due {
+pub(super) enum NodeTimerKind {
     /// A time that it waits for has come.
     Prerequisite,
     /// Its back-off is over.
@@ -28,27 +28,30 @@ pub(super) enum Due {
 }
 
 /// What is due next for a node.
-pub(super) fn next(node: &FlowNode, flow: &Flow) -> Option<(Timestamp, Due)> {
+pub(super) fn next(node: &FlowNode, flow: &Flow) -> Option<(Timestamp, NodeTimerKind)> {
     match node.state {
-        NodeState::Pending => next_awaited(node).map(|time| (time, Due::Prerequisite)),
+        NodeState::Pending => next_awaited(node).map(|time| (time, NodeTimerKind::Prerequisite)),
         NodeState::Ready => {
             let back_off = node.not_before_time.filter(|_| has_reason(node, ReasonCode::BackingOff));
-            let back_off = back_off.map(|time| (time, Due::BackOff));
+            let back_off = back_off.map(|time| (time, NodeTimerKind::BackOff));
             back_off.into_iter().chain(queue(node)).min()
         }
         // What is being ended has nothing to wait for but that.
         NodeState::Dispatched | NodeState::Running
             if let Some(asked) = node.cancel_requested_time.or(node.expired_time) =>
         {
-            Some((asked + Duration::from_secs(u64::from(flow.cancel_timeout_secs)), Due::Unconfirmed))
+            Some((
+                asked + Duration::from_secs(u64::from(flow.cancel_timeout_secs)),
+                NodeTimerKind::Unconfirmed,
+            ))
         }
         NodeState::Dispatched => {
             let unheard = node.dispatch_time.filter(|_| node.supervisor.is_none());
-            let ack = after(unheard, node.policy.timeout_ack, TIMEOUT_GRACE_SECS, Due::Ack);
+            let ack = after(unheard, node.policy.timeout_ack, TIMEOUT_GRACE_SECS, NodeTimerKind::Ack);
             [queue(node), ack, result(node)].into_iter().flatten().min()
         }
         NodeState::Running => {
-            let run = after(node.start_time, node.policy.timeout, TIMEOUT_GRACE_SECS, Due::Run);
+            let run = after(node.start_time, node.policy.timeout, TIMEOUT_GRACE_SECS, NodeTimerKind::Run);
             [result(node), run].into_iter().flatten().min()
         }
         NodeState::Completed | NodeState::Failed | NodeState::Cancelled | NodeState::Skipped => None,
@@ -64,16 +67,21 @@ fn next_awaited(node: &FlowNode) -> Option<Timestamp> {
     times.min().filter(|_| has_reason(node, ReasonCode::Waiting))
 }
 
-fn queue(node: &FlowNode) -> Option<(Timestamp, Due)> {
-    after(node.ready_time.max(node.not_before_time), node.policy.timeout_queue, 0, Due::Queue)
+fn queue(node: &FlowNode) -> Option<(Timestamp, NodeTimerKind)> {
+    after(node.ready_time.max(node.not_before_time), node.policy.timeout_queue, 0, NodeTimerKind::Queue)
 }
 
-fn result(node: &FlowNode) -> Option<(Timestamp, Due)> {
-    after(node.dispatch_time, node.policy.timeout_result, 0, Due::Result)
+fn result(node: &FlowNode) -> Option<(Timestamp, NodeTimerKind)> {
+    after(node.dispatch_time, node.policy.timeout_result, 0, NodeTimerKind::Result)
 }
 
 /// So many seconds, and some for good measure, after `from`; nothing without a limit.
-fn after(from: Option<Timestamp>, secs: u32, grace_secs: u32, due: Due) -> Option<(Timestamp, Due)> {
+fn after(
+    from: Option<Timestamp>,
+    secs: u32,
+    grace_secs: u32,
+    due: NodeTimerKind,
+) -> Option<(Timestamp, NodeTimerKind)> {
     let length = Duration::from_secs(u64::from(secs) + u64::from(grace_secs));
     Some((from.filter(|_| secs > 0)? + length, due))
 }
@@ -84,12 +92,12 @@ fn has_reason(node: &FlowNode, code: ReasonCode) -> bool {
 
 /// The next time of every node that has one.
 #[derive(Debug, Default)]
-pub(super) struct Timers {
+pub(super) struct NodeTimers {
     queue: BTreeSet<(Timestamp, NodeIndex)>,
     by_node: Vec<Option<Timestamp>>,
 }
 
-impl Timers {
+impl NodeTimers {
     pub(super) fn new(count: usize) -> Self {
         Self { queue: BTreeSet::new(), by_node: vec![None; count] }
     }

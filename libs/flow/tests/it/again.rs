@@ -1,6 +1,6 @@
 //! Single cases: a flow that is run again.
 
-use flow::{Input, rerun};
+use flow::{FlowEngineInput, rerun};
 use model::{Attempt, FlowStatus, Generation, JobId, NodeSpec, NodeState, ReasonCode, Rerun, RunIf};
 
 use crate::world::{World, failed, flow, spec, stopped, succeeded};
@@ -111,7 +111,7 @@ fn inputs_wait_until_all_is_reset() {
     world.run_again(Rerun::All, |_| {});
     world.budget = 2;
     let ok = world.node("ok").job_id;
-    let mut inputs = [Input::CancelNode(ok)].into();
+    let mut inputs = [FlowEngineInput::CancelNode(ok)].into();
     assert!(world.step(&mut inputs).more);
     assert_eq!(inputs.len(), 1);
     while world.step(&mut inputs).more {}
@@ -123,7 +123,7 @@ fn a_failure_that_is_kept_neither_ends_the_rest_nor_is_forgotten() {
     let mut fast = flow(6);
     fast.fail_fast = true;
     let mut world = World::new(fast, &specs());
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     world.end("ok", succeeded(&[]));
     world.end("bad", failed(1));
     world.end("after_ok", stopped());
@@ -154,7 +154,7 @@ fn a_flow_runs_again_as_often_as_it_is_asked_to() {
         assert_eq!(world.status(), FlowStatus::Error);
     }
     world.run_again(Rerun::All, |_| {});
-    world.feed([Input::CancelFlow { grace_secs: 0 }]);
+    world.feed([FlowEngineInput::CancelFlow { grace_secs: 0 }]);
     for name in ["ok", "bad"] {
         world.end(name, stopped());
     }
@@ -167,8 +167,8 @@ fn signals_are_kept_and_prerequisites_looked_at_again() {
     a.prerequisites = vec!["go".parse().unwrap(), "flow:7".parse().unwrap()];
     let mut world = World::started(&[a]);
     world.signals.insert("go".parse().unwrap());
-    let finished = Input::FlowState { flow: model::FlowId(7), status: Some(FlowStatus::Finished) };
-    world.feed([Input::Signal("go".parse().unwrap()), finished]);
+    let finished = FlowEngineInput::FlowState { flow: model::FlowId(7), status: Some(FlowStatus::Finished) };
+    world.feed([FlowEngineInput::Signal("go".parse().unwrap()), finished]);
     world.end("a", failed(1));
     world.run_again(Rerun::Failed, |_| {});
     world.feed([]);

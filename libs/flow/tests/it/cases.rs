@@ -1,6 +1,6 @@
 //! Single cases: order, branches, tries, places and reports.
 
-use flow::Input;
+use flow::FlowEngineInput;
 use model::execution::Outcome;
 use model::limits::RESULT_BYTES_MAX;
 use model::{Attempt, FlowStatus, NodeState, Reason, ReasonCode, ReportKind, RunIf};
@@ -159,10 +159,10 @@ fn a_lasting_refusal_fails_at_once() {
 fn without_a_place_a_node_waits_and_says_so() {
     let mut world = World::new(crate::world::flow(2), &[spec("a", &[]), spec("b", &[])]);
     world.place.live = false;
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     assert_eq!((world.state("a"), world.code("b")), (NodeState::Ready, Some(ReasonCode::NoLiveRunner)));
     assert_eq!(world.node("a").reason.as_ref().unwrap().detail, "nobody is there");
-    let step = world.step(&mut [Input::Wake].into());
+    let step = world.step(&mut [FlowEngineInput::Wake].into());
     assert!(step.is_unchanged() && !step.more, "the wait is noted once");
     world.crash();
     let step = world.step(&mut [].into());
@@ -170,7 +170,7 @@ fn without_a_place_a_node_waits_and_says_so() {
     world.place.live = true;
     world.feed([]);
     assert_eq!(world.state("a"), NodeState::Ready, "nobody said that a place turned up");
-    world.feed([Input::Wake]);
+    world.feed([FlowEngineInput::Wake]);
     assert_eq!((world.state("a"), world.code("a")), (NodeState::Dispatched, None));
     assert_eq!(world.state("b"), NodeState::Dispatched);
 }
@@ -195,7 +195,7 @@ fn what_has_waited_for_a_place_goes_before_what_is_ready_now() {
     assert_eq!(world.code("waits"), Some(ReasonCode::NoLiveRunner));
     world.place.live = true;
     let ends = world.report("a", succeeded(&[]));
-    world.feed([ends, Input::Wake]);
+    world.feed([ends, FlowEngineInput::Wake]);
     let sent: Vec<_> = world.sent[2..].iter().map(|key| key.job).collect();
     assert_eq!(sent, [world.node("waits").job_id, world.node("late").job_id]);
 }
@@ -203,7 +203,7 @@ fn what_has_waited_for_a_place_goes_before_what_is_ready_now() {
 #[test]
 fn nodes_for_one_runner_travel_together() {
     let mut world = World::new(crate::world::flow(3), &[spec("a", &[]), spec("b", &[]), spec("c", &[])]);
-    let step = world.step(&mut [Input::Start].into());
+    let step = world.step(&mut [FlowEngineInput::Start].into());
     assert_eq!(step.dispatches.len(), 1);
     assert_eq!(step.dispatches[0].nodes.len(), 3);
     assert_eq!(step.flow_transitions, [(FlowStatus::Created, FlowStatus::Started)]);
@@ -216,16 +216,18 @@ fn reports_of_closed_attempts_are_stale() {
     let mut world = World::started(&[a, spec("b", &["a"])]);
     let first = world.engine.job_key(world.index("a"));
     world.end("a", failed(1));
-    let mut inputs =
-        [Input::Report(report(first, succeeded(&[]))), Input::Report(report(first, started(world.now)))]
-            .into();
+    let mut inputs = [
+        FlowEngineInput::Report(report(first, succeeded(&[]))),
+        FlowEngineInput::Report(report(first, started(world.now))),
+    ]
+    .into();
     let step = world.step(&mut inputs);
     assert!(step.is_unchanged());
     let alive: Vec<bool> = step.stale.iter().map(|stale| stale.alive).collect();
     assert_eq!(alive, [false, true], "what was closed but lives should be stopped");
     let mut elsewhere = first;
     elsewhere.flow = model::FlowUid(model::id::Uid::from_bits(77));
-    let step = world.step(&mut [Input::Report(report(elsewhere, started(world.now)))].into());
+    let step = world.step(&mut [FlowEngineInput::Report(report(elsewhere, started(world.now)))].into());
     assert!(step.is_unchanged() && !step.stale[0].alive);
     world.pass(60.0);
     world.succeed("a");
@@ -251,15 +253,16 @@ fn a_second_start_and_a_refusal_of_what_runs_change_nothing() {
 #[test]
 fn what_is_not_legal_is_refused_and_changes_nothing() {
     let mut world = World::new(crate::world::flow(1), &[spec("a", &[])]);
-    let step = world.step(&mut [Input::CancelFlow { grace_secs: 5 }].into());
+    let step = world.step(&mut [FlowEngineInput::CancelFlow { grace_secs: 5 }].into());
     assert_eq!((step.refused.len(), step.is_unchanged()), (1, true), "it has not begun");
-    world.feed([Input::Start]);
-    let step = world.step(&mut [Input::Start].into());
+    world.feed([FlowEngineInput::Start]);
+    let step = world.step(&mut [FlowEngineInput::Start].into());
     assert_eq!((step.refused.len(), step.is_unchanged()), (1, true));
     world.succeed("a");
     // That it has ended meanwhile nobody could know.
     let node = world.node("a").job_id;
-    let step = world.step(&mut [Input::CancelNode(node), Input::CancelFlow { grace_secs: 5 }].into());
+    let step = world
+        .step(&mut [FlowEngineInput::CancelNode(node), FlowEngineInput::CancelFlow { grace_secs: 5 }].into());
     assert_eq!((step.refused.len(), step.is_unchanged()), (0, true));
 }
 

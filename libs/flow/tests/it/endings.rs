@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use flow::{Engine, Input, template};
+use flow::{Engine, FlowEngineInput, template};
 use model::execution::Outcome;
 use model::job::BlobRef;
 use model::limits::{CLEAN_UP_SECS, FLOW_RESULT_BYTES_MAX, RESULT_BYTES_MAX};
@@ -16,7 +16,7 @@ use crate::world::{
     CONTEXT, RUNNER, World, ended, failed, flow, rejected, spec, started, stopped, succeeded,
 };
 
-const CANCEL: Input = Input::CancelFlow { grace_secs: 5 };
+const CANCEL: FlowEngineInput = FlowEngineInput::CancelFlow { grace_secs: 5 };
 
 #[test]
 fn cancel_reaches_every_state() {
@@ -24,7 +24,7 @@ fn cancel_reaches_every_state() {
         flow(4),
         &[spec("running", &[]), spec("sent", &[]), spec("pending", &["running"]), spec("done", &[])],
     );
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     world.start("running");
     world.succeed("done");
     world.feed([CANCEL]);
@@ -49,9 +49,9 @@ fn cancel_reaches_every_state() {
 fn an_end_that_others_tell_stops_the_attempt() {
     let mut world = World::started(&[spec("a", &[])]);
     world.start("a");
-    let Input::Report(mut told) = world.report("a", failed(1)) else { unreachable!() };
+    let FlowEngineInput::Report(mut told) = world.report("a", failed(1)) else { unreachable!() };
     told.source = None;
-    world.feed([Input::Report(told)]);
+    world.feed([FlowEngineInput::Report(told)]);
     assert_eq!((world.state("a"), world.stops.len()), (NodeState::Failed, 1));
     assert_eq!(world.stops[0].runner, Some(RUNNER));
 }
@@ -60,7 +60,7 @@ fn an_end_that_others_tell_stops_the_attempt() {
 fn what_is_ready_is_cancelled_at_once() {
     let mut world = World::new(flow(1), &[spec("a", &[])]);
     world.place.live = false;
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     assert_eq!(world.state("a"), NodeState::Ready);
     world.feed([CANCEL]);
     assert_eq!((world.state("a"), world.status()), (NodeState::Cancelled, FlowStatus::Cancelled));
@@ -72,7 +72,7 @@ fn nothing_goes_back_to_ready_once_cancelled() {
         let mut a = spec("a", &[]);
         a.policy.retries = 5;
         let mut world = World::started(&[a]);
-        world.feed([Input::CancelFlow { grace_secs: 1 }]);
+        world.feed([FlowEngineInput::CancelFlow { grace_secs: 1 }]);
         world.end("a", kind);
         assert_eq!((world.state("a"), world.status()), (NodeState::Cancelled, FlowStatus::Cancelled));
         assert!(!world.node("a").unconfirmed);
@@ -126,7 +126,7 @@ fn one_cancelled_node_counts_as_failed_for_what_follows() {
     clean.run_if = RunIf::AnyFailed;
     let mut world = World::started(&[spec("a", &[]), clean]);
     let a = world.node("a").job_id;
-    world.feed([Input::CancelNode(a)]);
+    world.feed([FlowEngineInput::CancelNode(a)]);
     assert_eq!(world.stops.len(), 1);
     world.end("a", stopped());
     assert_eq!(world.state("clean"), NodeState::Dispatched);
@@ -144,7 +144,7 @@ fn fail_fast_spares_what_cleans_up() {
     let mut failing = flow(5);
     failing.fail_fast = true;
     let mut world = World::new(failing, &specs);
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     world.start("running");
     world.end("bad", failed(1));
     assert_eq!(
@@ -171,7 +171,7 @@ fn an_allowed_failure_is_no_cause_to_fail_fast() {
     let mut failing = flow(2);
     failing.fail_fast = true;
     let mut world = World::new(failing, &[bad, spec("other", &[])]);
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     world.end("bad", failed(1));
     assert_eq!(world.state("other"), NodeState::Dispatched);
     world.succeed("other");
@@ -239,7 +239,7 @@ fn a_wait_for_a_place_has_a_time_limit() {
     a.policy.retries = 3;
     let mut world = World::new(flow(1), &[a]);
     world.place.live = false;
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     world.pass(5.0);
     assert_eq!((world.state("a"), world.code("a")), (NodeState::Failed, Some(ReasonCode::TimeoutQueue)));
     assert!(world.stops.is_empty());
@@ -250,7 +250,7 @@ fn limited(specs: &[NodeSpec]) -> World {
     let mut flow = flow(specs.len());
     flow.deadline = Some(BEGIN + Duration::from_secs(10));
     let mut world = World::new(flow, specs);
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     world
 }
 
@@ -378,7 +378,7 @@ fn an_execution_carries_what_the_attempt_needs() {
     with_env.env_vars =
         [("BOTH".to_owned(), "flow".to_owned()), ("ID".to_owned(), "${{ flow.id }}".to_owned())].into();
     let mut world = World::new(with_env, &[spec("a", &[]), spec("gone", &[]), b, c]);
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     world.end("a", succeeded(&[("rows", "3"), ("unasked", "x")]));
     world.end("gone", failed(1));
     let mut end = ended(model::execution::Outcome::Succeeded, Some(0));

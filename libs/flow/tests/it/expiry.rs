@@ -1,6 +1,6 @@
 //! Single cases: attempts that are given up, lost, stopped, or found again.
 
-use flow::Input;
+use flow::FlowEngineInput;
 use model::{Attempt, FlowStatus, NodeReport, NodeSpec, NodeState, ReasonCode, ReportKind, RunnerId};
 
 use crate::world::{
@@ -23,9 +23,9 @@ fn limited(name: &str, retries: u32) -> NodeSpec {
     node
 }
 
-fn heard(mut report: NodeReport, address: &str) -> Input {
+fn heard(mut report: NodeReport, address: &str) -> FlowEngineInput {
     report.source = Some(source(address));
-    Input::Report(report)
+    FlowEngineInput::Report(report)
 }
 
 #[test]
@@ -106,16 +106,16 @@ fn a_cancel_goes_before_an_expiry_and_a_deadline_before_other_times() {
     limited_flow.deadline = Some(world.now + std::time::Duration::from_secs(20));
     let specs = [limited("a", 3), limited("b", 3), limited("c", 3)];
     world = World::new(limited_flow, &specs);
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     world.pass(10.0);
     let (a, b) = (world.node("a").job_id, world.node("b").job_id);
-    world.feed([Input::CancelNode(a)]);
+    world.feed([FlowEngineInput::CancelNode(a)]);
     world.pass(10.0);
     assert_eq!(
         (world.code("a"), world.code("b")),
         (Some(ReasonCode::NodeCancelled), Some(ReasonCode::Deadline))
     );
-    world.feed([Input::CancelNode(b)]);
+    world.feed([FlowEngineInput::CancelNode(b)]);
     for name in ["a", "b"] {
         world.end(name, stopped());
     }
@@ -131,14 +131,14 @@ fn a_lost_supervisor_ends_what_it_had() {
     let specs = [retried("a", 1), limited("b", 0), retried("c", 0), retried("d", 0), retried("e", 0)];
     let mut world = World::started(&specs);
     let c = world.node("c").job_id;
-    world.feed([Input::CancelNode(c)]);
+    world.feed([FlowEngineInput::CancelNode(c)]);
     world.start("a");
     world.end("d", accepted());
     world.pass(10.0);
-    world.feed([Input::SupervisorLost(RunnerId(77))]);
+    world.feed([FlowEngineInput::SupervisorLost(RunnerId(77))]);
     assert_eq!(world.state("d"), NodeState::Dispatched);
     world.budget = 1;
-    world.feed([Input::SupervisorLost(RUNNER)]);
+    world.feed([FlowEngineInput::SupervisorLost(RUNNER)]);
     assert_eq!((world.state("b"), world.code("b")), (NodeState::Failed, Some(ReasonCode::TimeoutResult)));
     assert_eq!((world.state("c"), world.node("c").unconfirmed), (NodeState::Cancelled, true));
     for name in ["a", "d", "e"] {
@@ -168,13 +168,13 @@ fn what_a_supervisor_does_not_know_is_lost_once_it_had_accepted_it() {
 fn a_second_wish_can_only_be_faster() {
     let mut world = World::started(&[spec("a", &[]), spec("b", &[])]);
     let b = world.node("b").job_id;
-    world.feed([Input::CancelNode(b)]);
+    world.feed([FlowEngineInput::CancelNode(b)]);
     let graces = |world: &World| world.stops.iter().map(|stop| stop.grace_secs).collect::<Vec<_>>();
-    world.feed([Input::CancelFlow { grace_secs: 60 }]);
+    world.feed([FlowEngineInput::CancelFlow { grace_secs: 60 }]);
     assert_eq!(graces(&world), [5, 60]);
-    world.feed([Input::CancelFlow { grace_secs: 90 }]);
+    world.feed([FlowEngineInput::CancelFlow { grace_secs: 90 }]);
     assert_eq!(world.stops.len(), 2);
-    world.feed([Input::CancelFlow { grace_secs: 0 }]);
+    world.feed([FlowEngineInput::CancelFlow { grace_secs: 0 }]);
     assert_eq!(graces(&world), [5, 60, 0, 0]);
     assert_eq!(world.engine.flow().cancel_grace_secs, 0);
 }
@@ -199,7 +199,7 @@ fn what_lives_though_it_was_closed_is_stopped_where_it_is() {
 fn gone_back(specs: &[NodeSpec], steps: usize, play: impl FnOnce(&mut World)) -> World {
     let mut world = World::new(flow(specs.len()), specs);
     world.keeps_past = true;
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     play(&mut world);
     world.go_back(steps);
     world.sent.clear();
@@ -214,9 +214,9 @@ fn an_end_whose_dispatch_was_lost_is_taken_up() {
     let mut world = World::new(flow(1), &[spec("a", &[])]);
     world.keeps_past = true;
     world.place.live = false;
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     world.place.live = true;
-    world.feed([Input::Wake]);
+    world.feed([FlowEngineInput::Wake]);
     let key = world.sent[0];
     world.place.live = false;
     world.go_back(1);
@@ -269,9 +269,9 @@ fn what_was_kept_of_a_node_that_does_not_run_is_stopped() {
 fn an_attempt_found_at_an_unknown_place_is_stopped_there() {
     let mut world = gone_back(&[spec("a", &[])], 1, |_| {});
     let key = world.engine.job_key(world.index("a"));
-    world.feed([Input::Start, heard(report(key, accepted()), "grpc://elsewhere")]);
+    world.feed([FlowEngineInput::Start, heard(report(key, accepted()), "grpc://elsewhere")]);
     assert_eq!((world.state("a"), world.node("a").runner), (NodeState::Dispatched, None));
-    world.feed([Input::CancelFlow { grace_secs: 5 }]);
+    world.feed([FlowEngineInput::CancelFlow { grace_secs: 5 }]);
     assert_eq!(world.stops[0].source, Some(source("grpc://elsewhere")));
 }
 
@@ -305,7 +305,7 @@ fn an_attempt_that_cannot_be_is_stale() {
     let mut world = World::started(&[retried("a", 2), spec("done", &[]), spec("ends", &[])]);
     world.succeed("done");
     let ends = world.node("ends").job_id;
-    world.feed([Input::CancelNode(ends)]);
+    world.feed([FlowEngineInput::CancelNode(ends)]);
     let later = |world: &World, name: &str, by: u32| {
         let mut key = world.engine.job_key(world.index(name));
         key.attempt.0 += by;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use flow::{Input, NodeEvent, NodeIndex, Step};
+use flow::{FlowEngineInput, FlowStepOutput, NodeIndex, NodeTransitionEvent};
 use model::execution::Outcome;
 use model::{FlowId, FlowStatus, JobKey, NodeReport, NodeState, ReportKind};
 
@@ -36,7 +36,7 @@ pub(crate) struct Fate<'c> {
     mail: Vec<NodeReport>,
     /// Reports that were delivered and may come again.
     past: Vec<NodeReport>,
-    inputs: VecDeque<Input>,
+    inputs: VecDeque<FlowEngineInput>,
     /// Flows that were asked for and have not been told of in full.
     asked: BTreeSet<FlowId>,
     signals_given: usize,
@@ -73,7 +73,7 @@ impl<'c> Fate<'c> {
             stops: Vec::new(),
             mail: Vec::new(),
             past: Vec::new(),
-            inputs: VecDeque::from([Input::Start]),
+            inputs: VecDeque::from([FlowEngineInput::Start]),
             asked: BTreeSet::new(),
             signals_given: 0,
             generation: 0,
@@ -111,8 +111,8 @@ impl<'c> Fate<'c> {
     }
 
     /// What a step says takes effect once it is stored; an owner that dies then has sent no stops.
-    fn take(&mut self, step: &Step, dies: bool) {
-        self.asked.extend(&step.asks);
+    fn take(&mut self, step: &FlowStepOutput, dies: bool) {
+        self.asked.extend(&step.flow_queries);
         self.no_two_live(step);
         if !dies {
             self.stops.extend(step.stops.iter().map(|stop| stop.job_key));
@@ -140,9 +140,11 @@ impl<'c> Fate<'c> {
         }
     }
 
-    fn no_two_live(&self, step: &Step) {
+    fn no_two_live(&self, step: &FlowStepOutput) {
         for change in &step.changed {
-            let Some(sent) = change.transitions.iter().rev().find(|t| t.event == NodeEvent::Dispatch) else {
+            let Some(sent) =
+                change.transitions.iter().rev().find(|t| t.event == NodeTransitionEvent::Dispatch)
+            else {
                 continue;
             };
             let node = self.world.engine.node(change.node);
@@ -221,15 +223,15 @@ impl<'c> Fate<'c> {
             1 if !self.past.is_empty() => {
                 let again = self.past[self.dice.below(self.past.len())].clone();
                 // A duplicate of a report comes while its attempt is closed or open.
-                self.inputs.push_back(Input::Report(again));
+                self.inputs.push_back(FlowEngineInput::Report(again));
             }
             2 if self.hostile && self.dice.one_in(6) => {
                 let grace_secs = u32::try_from(self.dice.below(9)).unwrap();
-                self.inputs.push_back(Input::CancelFlow { grace_secs });
+                self.inputs.push_back(FlowEngineInput::CancelFlow { grace_secs });
             }
             3 if self.hostile && self.dice.one_in(3) => {
                 let node = NodeIndex::new(self.dice.below(self.case.specs.len()));
-                self.inputs.push_back(Input::CancelNode(self.world.engine.node(node).job_id));
+                self.inputs.push_back(FlowEngineInput::CancelNode(self.world.engine.node(node).job_id));
             }
             4 if self.hostile && self.dice.one_in(4) => self.lose_supervisor(),
             5 if self.hostile && self.dice.one_in(4) => self.forget_one(),
@@ -276,7 +278,7 @@ impl<'c> Fate<'c> {
             let at = self.dice.below(self.mail.len());
             let report = self.mail.swap_remove(at);
             self.past.push(report.clone());
-            self.inputs.push_back(Input::Report(report));
+            self.inputs.push_back(FlowEngineInput::Report(report));
         }
     }
 
@@ -290,7 +292,7 @@ impl<'c> Fate<'c> {
             _ => {
                 self.world.now = self.world.now + Duration::from_millis(10);
                 self.world.place.live = true;
-                self.inputs.push_back(Input::Wake);
+                self.inputs.push_back(FlowEngineInput::Wake);
             }
         }
     }
@@ -300,7 +302,7 @@ impl<'c> Fate<'c> {
             let name = signal(self.signals_given);
             self.signals_given += 1;
             self.world.signals.insert(name.clone());
-            self.inputs.push_back(Input::Signal(name));
+            self.inputs.push_back(FlowEngineInput::Signal(name));
         }
     }
 
@@ -311,14 +313,14 @@ impl<'c> Fate<'c> {
                 self.asked.insert(flow);
                 status = Some(FlowStatus::Started);
             }
-            self.inputs.push_back(Input::FlowState { flow, status });
+            self.inputs.push_back(FlowEngineInput::FlowState { flow, status });
         }
     }
 
     /// Nothing is heard any more of what is under way; it goes on all the same.
     fn lose_supervisor(&mut self) {
         self.attempts.values_mut().for_each(|attempt| attempt.is_cut_off |= attempt.lives);
-        self.inputs.push_back(Input::SupervisorLost(RUNNER));
+        self.inputs.push_back(FlowEngineInput::SupervisorLost(RUNNER));
     }
 
     /// A supervisor loses an attempt, and says so when it is asked.
@@ -341,7 +343,7 @@ impl<'c> Fate<'c> {
         // What was said is said again by those who still have it.
         self.mail.append(&mut self.past);
         if self.world.status() == FlowStatus::Created {
-            self.inputs.push_front(Input::Start);
+            self.inputs.push_front(FlowEngineInput::Start);
         }
         let found: Vec<NodeIndex> = self.world.engine.in_flight().map(|attempt| attempt.node).collect();
         for node in found {
@@ -351,8 +353,8 @@ impl<'c> Fate<'c> {
 
     /// What comes too late changes nothing.
     fn after_the_end(&mut self) {
-        let mut late: VecDeque<Input> =
-            self.mail.drain(..).chain(self.past.drain(..)).map(Input::Report).collect();
+        let mut late: VecDeque<FlowEngineInput> =
+            self.mail.drain(..).chain(self.past.drain(..)).map(FlowEngineInput::Report).collect();
         let count = late.len();
         self.world.crash();
         let step = self.world.step(&mut late);

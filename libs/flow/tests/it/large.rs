@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use flow::Input;
+use flow::FlowEngineInput;
 use model::limits::FLOW_NODES_MAX;
 use model::{FlowStatus, NodeSpec, NodeState};
 
@@ -17,8 +17,8 @@ fn fan(width: usize) -> Vec<NodeSpec> {
 }
 
 /// Steps until nothing is to do at once; gives how many nodes each step changed.
-fn steps(world: &mut World, inputs: impl IntoIterator<Item = Input>) -> Vec<usize> {
-    let mut inputs: VecDeque<Input> = inputs.into_iter().collect();
+fn steps(world: &mut World, inputs: impl IntoIterator<Item = FlowEngineInput>) -> Vec<usize> {
+    let mut inputs: VecDeque<FlowEngineInput> = inputs.into_iter().collect();
     let mut counts = Vec::new();
     loop {
         let step = world.step(&mut inputs);
@@ -36,7 +36,7 @@ fn a_fan_out_is_derived_in_steps_of_the_budget() {
     assert_eq!(steps(&mut world, [start]), [500, 500, 500, 500, 1]);
     let sent: Vec<_> = world.sent.drain(1..).collect();
     assert_eq!(sent.len(), 2000);
-    let ends = sent.into_iter().map(|key| Input::Report(report(key, succeeded(&[]))));
+    let ends = sent.into_iter().map(|key| FlowEngineInput::Report(report(key, succeeded(&[]))));
     assert_eq!(steps(&mut world, ends), [500, 500, 500, 500, 1]);
     world.succeed("join");
     assert_eq!(world.status(), FlowStatus::Finished);
@@ -57,10 +57,10 @@ fn the_largest_flow_is_cancelled_in_pieces() {
     let mut specs = fan(FLOW_NODES_MAX - 2);
     specs[FLOW_NODES_MAX - 1].run_if = model::RunIf::AllDone;
     let mut world = World::new(flow(FLOW_NODES_MAX), &specs);
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     world.end("start", succeeded(&[]));
     assert_eq!(world.sent.len(), FLOW_NODES_MAX - 1);
-    let counts = steps(&mut world, [Input::CancelFlow { grace_secs: 5 }]);
+    let counts = steps(&mut world, [FlowEngineInput::CancelFlow { grace_secs: 5 }]);
     assert!(counts.iter().all(|&count| count <= 500), "{counts:?}");
     assert_eq!(world.stops.len(), FLOW_NODES_MAX - 2);
     world.pass(30.0);

@@ -1,10 +1,10 @@
 //! Single cases: attempts that end with their instance, their supervisor, or a drain.
 
-use flow::Input;
+use flow::FlowEngineInput;
 use model::execution::Outcome;
 use model::limits::{DEATH_WAIT_SECS, LOSSES_DEFAULT};
 use model::{
-    Attempt, Backoff, FlowNode, FlowStatus, NodeSpec, NodeState, Reason, ReasonCode, ReportKind, Rerun,
+    Attempt, BackoffPolicy, FlowNode, FlowStatus, NodeSpec, NodeState, Reason, ReasonCode, ReportKind, Rerun,
 };
 
 use crate::world::{RUNNER, World, drained, ended, failed, spec, vanished};
@@ -32,7 +32,7 @@ impl World {
     }
 
     fn lose(&mut self) {
-        self.feed([Input::SupervisorLost(RUNNER)]);
+        self.feed([FlowEngineInput::SupervisorLost(RUNNER)]);
     }
 }
 
@@ -113,7 +113,7 @@ fn a_machine_or_a_drain_ends_no_job_by_quarantine() {
         if count % 2 == 0 {
             world.end("a", drained());
         } else {
-            world.feed([Input::SupervisorLost(RUNNER)]);
+            world.feed([FlowEngineInput::SupervisorLost(RUNNER)]);
         }
         let node = world.node("a");
         assert_eq!((node.state, node.losses, node.deaths), (NodeState::Ready, count, 0));
@@ -146,8 +146,8 @@ fn a_job_bounds_its_losses_apart_from_its_retries() {
 #[test]
 fn a_loss_has_a_back_off_of_its_own() {
     let mut node = retried(5);
-    node.policy.backoff = Backoff { initial_secs: 600.0, multiplier: 1.0, max_secs: 600.0 };
-    node.policy.loss_backoff = Backoff { initial_secs: 4.0, multiplier: 3.0, max_secs: 60.0 };
+    node.policy.backoff = BackoffPolicy { initial_secs: 600.0, multiplier: 1.0, max_secs: 600.0 };
+    node.policy.loss_backoff = BackoffPolicy { initial_secs: 4.0, multiplier: 3.0, max_secs: 60.0 };
     let mut world = World::started(&[node]);
     let wait = |world: &World| world.node("a").not_before_time.unwrap().since(world.now).as_secs();
     for (end, secs) in [(failed(1), 300), (drained(), 2), (failed(1), 300), (vanished(), 6)] {
@@ -216,7 +216,7 @@ fn a_cancelled_attempt_that_dies_is_cancelled() {
         world.pass(60.0);
     }
     let job = world.node("a").job_id;
-    world.feed([Input::CancelNode(job)]);
+    world.feed([FlowEngineInput::CancelNode(job)]);
     die(&mut world);
     assert_eq!((world.state("a"), world.node("a").deaths), (NodeState::Cancelled, 2));
 }

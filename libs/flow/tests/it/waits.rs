@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use flow::Input;
+use flow::FlowEngineInput;
 use model::{FlowId, FlowStatus, NodeSpec, NodeState, Prerequisite, ReasonCode, RunIf};
 
 use crate::world::{World, failed, flow, report, spec, succeeded};
@@ -16,16 +16,16 @@ fn when(name: &str, depends: &[&str], text: &str) -> NodeSpec {
     NodeSpec { when: Some(text.to_owned()), ..spec(name, depends) }
 }
 
-fn signal(name: &str) -> Input {
-    Input::Signal(name.parse().unwrap())
+fn signal(name: &str) -> FlowEngineInput {
+    FlowEngineInput::Signal(name.parse().unwrap())
 }
 
 fn detail<'a>(world: &'a World, name: &str) -> &'a str {
     &world.node(name).reason.as_ref().unwrap().detail
 }
 
-fn state_of(flow: u32, status: Option<FlowStatus>) -> Input {
-    Input::FlowState { flow: FlowId(flow), status }
+fn state_of(flow: u32, status: Option<FlowStatus>) -> FlowEngineInput {
+    FlowEngineInput::FlowState { flow: FlowId(flow), status }
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn an_early_signal_is_no_wait() {
     let mut world = World::new(flow(1), &[waiting("a", &[], &["go"])]);
     world.signals.insert("go".parse().unwrap());
     world.crash();
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     assert_eq!(world.state("a"), NodeState::Dispatched);
 }
 
@@ -218,9 +218,9 @@ fn who_does_not_run_does_not_wait_and_who_waits_can_be_ended() {
     world.succeed("a");
     assert_eq!(world.state("never"), NodeState::Skipped);
     let b = world.node("b").job_id;
-    world.feed([Input::CancelNode(b), signal("stop")]);
+    world.feed([FlowEngineInput::CancelNode(b), signal("stop")]);
     assert_eq!((world.state("b"), world.state("c")), (NodeState::Cancelled, NodeState::Skipped));
-    world.feed([Input::CancelFlow { grace_secs: 0 }]);
+    world.feed([FlowEngineInput::CancelFlow { grace_secs: 0 }]);
     assert_eq!((world.state("d"), world.status()), (NodeState::Cancelled, FlowStatus::Cancelled));
 }
 
@@ -229,7 +229,7 @@ fn a_deadline_ends_a_wait() {
     let mut limited = flow(1);
     limited.deadline = Some(World::new(flow(1), &[spec("a", &[])]).now + Duration::from_secs(5));
     let mut world = World::new(limited, &[waiting("a", &[], &["go"])]);
-    world.feed([Input::Start]);
+    world.feed([FlowEngineInput::Start]);
     assert!(world.rests && world.due.is_some());
     world.pass(5.0);
     assert_eq!((world.state("a"), world.code("a")), (NodeState::Failed, Some(ReasonCode::Deadline)));
@@ -262,8 +262,12 @@ fn a_signal_for_many_is_derived_in_pieces() {
         world.crash();
     }
     assert_eq!(world.sent.len(), 20);
-    let ends: Vec<Input> =
-        world.sent.clone().into_iter().map(|key| Input::Report(report(key, succeeded(&[])))).collect();
+    let ends: Vec<FlowEngineInput> = world
+        .sent
+        .clone()
+        .into_iter()
+        .map(|key| FlowEngineInput::Report(report(key, succeeded(&[]))))
+        .collect();
     world.feed(ends);
     assert_eq!(world.status(), FlowStatus::Finished);
 }

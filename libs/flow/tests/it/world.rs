@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::case::BEGIN;
 use flow::{
-    Destinations, Engine, FlowEvent, Input, NoDestination, NodeEvent, NodeIndex, NodeView, Outside, Step,
-    Stop, StoredNode, Transition, transition,
+    Destinations, Engine, FlowEngineInput, FlowStepOutput, FlowTransitionEvent, NoDestination, NodeIndex,
+    NodeTransition, NodeTransitionEvent, PlacementRequest, StepEnvironment, Stop, StoredNode, transition,
 };
 use model::execution::Outcome;
 use model::id::Uid;
@@ -60,7 +60,7 @@ impl Destinations for Place {
         (source.address == "grpc://known").then_some(RUNNER)
     }
 
-    fn choose(&mut self, _: &NodeView<'_>) -> Result<RunnerId, NoDestination> {
+    fn choose(&mut self, _: &PlacementRequest<'_>) -> Result<RunnerId, NoDestination> {
         if self.live { Ok(RUNNER) } else { Err(NoDestination { why: "nobody is there".into() }) }
     }
 }
@@ -144,17 +144,17 @@ impl World {
     /// A flow of these nodes, started.
     pub(crate) fn started(specs: &[NodeSpec]) -> Self {
         let mut world = Self::new(flow(specs.len()), specs);
-        world.feed([Input::Start]);
+        world.feed([FlowEngineInput::Start]);
         world
     }
 
-    fn run_step(&mut self, inputs: &mut VecDeque<Input>) -> Step {
-        let mut outside = Outside { destinations: &mut self.place, jitter: &mut || 0.5 };
+    fn run_step(&mut self, inputs: &mut VecDeque<FlowEngineInput>) -> FlowStepOutput {
+        let mut outside = StepEnvironment { destinations: &mut self.place, jitter: &mut || 0.5 };
         self.engine.step(self.now, inputs, &mut outside, self.budget)
     }
 
     /// One step, stored and checked.
-    pub(crate) fn step(&mut self, inputs: &mut VecDeque<Input>) -> Step {
+    pub(crate) fn step(&mut self, inputs: &mut VecDeque<FlowEngineInput>) -> FlowStepOutput {
         let step = self.run_step(inputs);
         for &node in step.dispatches.iter().flat_map(|dispatch| &dispatch.nodes) {
             let carrier = format!("message of {}", self.engine.job_key(node));
@@ -165,25 +165,25 @@ impl World {
         self.rests = step.rests;
         self.stale += step.stale.len();
         self.stops.extend(step.stops.iter().cloned());
-        self.asks.extend(&step.asks);
+        self.asks.extend(&step.flow_queries);
         let before = self.sent.len();
         for dispatch in &step.dispatches {
             self.sent.extend(dispatch.nodes.iter().map(|&node| self.engine.job_key(node)));
         }
         let begun = step.changed.iter().flat_map(|change| &change.transitions);
-        let begun = begun.filter(|transition| transition.event == NodeEvent::Dispatch).count();
+        let begun = begun.filter(|transition| transition.event == NodeTransitionEvent::Dispatch).count();
         self.found += begun - (self.sent.len() - before);
         step
     }
 
     /// One step whose commit never reaches the store: another owner goes on without it.
-    pub(crate) fn step_in_vain(&mut self, inputs: &VecDeque<Input>) {
+    pub(crate) fn step_in_vain(&mut self, inputs: &VecDeque<FlowEngineInput>) {
         self.run_step(&mut inputs.clone());
         self.crash();
     }
 
     /// Steps until nothing more is to do at once.
-    pub(crate) fn feed(&mut self, inputs: impl IntoIterator<Item = Input>) {
+    pub(crate) fn feed(&mut self, inputs: impl IntoIterator<Item = FlowEngineInput>) {
         let mut inputs = inputs.into_iter().collect();
         loop {
             let step = self.step(&mut inputs);
@@ -239,8 +239,8 @@ impl World {
     pub(crate) fn run_again(&mut self, rerun: Rerun, edit: impl FnOnce(&mut Flow)) {
         let flow = &mut self.stored.flow;
         let from = flow.status;
-        flow.status = transition::flow(from, FlowEvent::RunAgain).unwrap();
-        self.taken.insert((format!("flow {from}"), FlowEvent::RunAgain.to_string()));
+        flow.status = transition::flow(from, FlowTransitionEvent::RunAgain).unwrap();
+        self.taken.insert((format!("flow {from}"), FlowTransitionEvent::RunAgain.to_string()));
         flow.generation.0 += 1;
         flow.rerun = Some(rerun);
         flow.cancel_requested_time = None;
@@ -277,8 +277,8 @@ impl World {
         self.engine.flow().status
     }
 
-    pub(crate) fn report(&self, text: &str, kind: ReportKind) -> Input {
-        Input::Report(report(self.engine.job_key(self.index(text)), kind))
+    pub(crate) fn report(&self, text: &str, kind: ReportKind) -> FlowEngineInput {
+        FlowEngineInput::Report(report(self.engine.job_key(self.index(text)), kind))
     }
 
     pub(crate) fn start(&mut self, text: &str) {
@@ -296,7 +296,7 @@ impl World {
     }
 
     /// Checks a step against everything before it, then stores it.
-    fn commit(&mut self, step: &Step) {
+    fn commit(&mut self, step: &FlowStepOutput) {
         if self.keeps_past && !step.is_unchanged() {
             self.past.push(self.stored.clone());
         }
@@ -324,7 +324,8 @@ impl World {
             self.stored.nodes.insert(node.job_id, json(&node));
         }
         for (from, to) in &step.flow_transitions {
-            let event = FlowEvent::ALL.into_iter().find(|event| transition::flow(*from, *event) == Ok(*to));
+            let event =
+                FlowTransitionEvent::ALL.into_iter().find(|event| transition::flow(*from, *event) == Ok(*to));
             self.taken.insert((format!("flow {from}"), event.unwrap().to_string()));
         }
         if step.flow_changed {
@@ -356,14 +357,14 @@ impl World {
         self.quarantined += usize::from(quarantined);
     }
 
-    fn check_rest(&self, step: &Step) {
+    fn check_rest(&self, step: &FlowStepOutput) {
         assert!(!(step.rests && step.more), "who rests has nothing to do");
         let idle = |node: &FlowNode| node.state.is_end() || node.state == NodeState::Pending;
         assert!(!step.rests || self.engine.nodes().iter().all(idle), "nothing is READY or under way");
     }
 
-    fn witness(&mut self, node: &FlowNode, transition: &Transition) {
-        let Transition { event, attempt, to, reason, .. } = transition;
+    fn witness(&mut self, node: &FlowNode, transition: &NodeTransition) {
+        let NodeTransition { event, attempt, to, reason, .. } = transition;
         let (id, generation) = (node.job_id, node.generation);
         let (event, attempt) = (*event, *attempt);
         let witness = &mut self.stored.witness;
@@ -372,7 +373,11 @@ impl World {
         }
         let closes = matches!(
             event,
-            NodeEvent::Succeed | NodeEvent::Retry | NodeEvent::Return | NodeEvent::Fail | NodeEvent::Stop
+            NodeTransitionEvent::Succeed
+                | NodeTransitionEvent::Retry
+                | NodeTransitionEvent::Return
+                | NodeTransitionEvent::Fail
+                | NodeTransitionEvent::Stop
         );
         if closes {
             assert!(witness.dispatched.contains(&(id, attempt)));
@@ -380,14 +385,14 @@ impl World {
             let died = reason.as_ref().is_some_and(|reason| reason.detail.contains("death "));
             *witness.deaths.entry((id, generation)).or_default() += u32::from(died);
         }
-        if event == NodeEvent::Dispatch {
+        if event == NodeTransitionEvent::Dispatch {
             let mut earlier = witness.dispatched.range((id, Attempt(0))..(id, attempt));
             assert!(earlier.all(|attempt| witness.closed.contains(attempt)), "I3: those before are closed");
             let later = witness.dispatched.range((id, attempt)..=(id, Attempt(u32::MAX))).next();
             assert_eq!(later, None, "attempts are counted up, and each is sent once");
             witness.dispatched.insert((id, attempt));
         }
-        if event == NodeEvent::Release {
+        if event == NodeTransitionEvent::Release {
             assert!(witness.released.insert((id, generation)), "I4: {} is released once", node.name);
             let met = node.prerequisites.iter().all(|wanted| node.prerequisites_met.contains(wanted));
             assert!(met, "I4: its prerequisites are met");

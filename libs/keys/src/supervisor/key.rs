@@ -6,8 +6,8 @@ use model::actor::is_key;
 use model::{ContextUid, JobKey, ScriptType};
 
 use super::{ControlScope, InstanceRef, WorkQueue};
+use crate::legacy::LegacyQueue;
 use crate::nonce::ActorNonce;
-use crate::old::OldQueue;
 use crate::suffix::exact;
 
 /// Makes of each row a constant with the name, or what it begins with, a local of the same name for Lua, a variant of
@@ -49,7 +49,7 @@ macro_rules! supervisor_keys {
             #[must_use]
             pub fn parse(text: &str) -> Option<Self> {
                 $(
-                    let parts = text.strip_prefix($text).and_then(<($($($type,)+)?) as Parts>::read);
+                    let parts = text.strip_prefix($text).and_then(<($($($type,)+)?) as KeySuffix>::read);
                     if let Some(($($($part,)+)?)) = parts {
                         return Some(Self::$variant $(($($part),+))?);
                     }
@@ -92,7 +92,7 @@ supervisor_keys! {
     /// Set: where something was set aside, and of whom, as `<queue> <owner>`.
     ASIDE = "hero:aside": Aside;
     /// Sorted set: what instances have set aside of an owner in a queue, by place in line.
-    ASIDE_OF = "hero:aside:": AsideOf(place: AsidePlace);
+    ASIDE_OF = "hero:aside:": AsideOf(place: AsideQueue);
     /// Sorted set: owners of jobs, by when one of theirs was last taken in.
     CALLERS = "hero:callers": Callers;
     /// Hash: of each script type the context whose jobs alone wait, or `*` while those of several do.
@@ -108,7 +108,7 @@ supervisor_keys! {
     /// List: jobs that an instance was handed and did not fetch.
     HANDED = "hero:handed:": Handed(instance: InstanceRef);
     /// Sorted set: jobs that workers of an old queue took and did not end.
-    OLD_CLAIMS = "hero:claims:legacy:": OldClaims(queue: OldQueue);
+    OLD_CLAIMS = "hero:claims:legacy:": OldClaims(queue: LegacyQueue);
     /// Sorted set: jobs that an instance claimed and did not end, by place in line.
     CLAIMS = "hero:claims:": Claims(instance: InstanceRef);
     /// String: an instance's presence as JSON; expires.
@@ -128,13 +128,13 @@ supervisor_keys! {
     /// Hash: the coordinator that a context is bound to.
     BINDING = "hero:uid:": ContextBinding(context: ContextUid);
     /// Set: the contexts that are bound to a coordinator.
-    CONTEXTS = "hero:contexts:": BoundContexts(coordinator: Root);
+    CONTEXTS = "hero:contexts:": BoundContexts(coordinator: CoordinatorRootKey);
     /// Sorted set: a context's jobs that are still kept, by when they are forgotten.
     JOBS = "hero:jobs:": ContextJobs(context: ContextUid);
     /// Set: every old queue that jobs were pushed to and not all heard of since.
     OLD_QUEUES = "hero:legacy": OldQueues;
     /// Sorted set: what waits in an old queue, by place in line.
-    OLD_WAITING = "hero:legacy:": OldWaiting(queue: OldQueue);
+    OLD_WAITING = "hero:legacy:": OldWaiting(queue: LegacyQueue);
     /// Hash: a job as a `queue:<suffix>` names it, with a number of the supervisor's own. No caller has the number 0.
     OLD_NUMBERED = "job:0:": OldNumbered(number: u64);
     /// Hash: a job, everything about it.
@@ -144,14 +144,14 @@ supervisor_keys! {
     /// List: commands for instances.
     "": Control(scope: ControlScope);
     /// List: what old workers pop.
-    "": Old(queue: OldQueue);
+    "": Old(queue: LegacyQueue);
 }
 
 /// The root key of a coordinator: 64 hex digits in small letters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Root(String);
+pub struct CoordinatorRootKey(String);
 
-impl Root {
+impl CoordinatorRootKey {
     /// Undoes `Display`; nothing for another text.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -159,7 +159,7 @@ impl Root {
     }
 }
 
-impl Display for Root {
+impl Display for CoordinatorRootKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -167,14 +167,14 @@ impl Display for Root {
 
 /// Where jobs were set aside, and whose: written `<queue> <owner>`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct AsidePlace {
+pub struct AsideQueue {
     /// The queue that they wait in.
     pub queue: WorkQueue,
     /// The owner of these jobs, who has as many slots as one may have.
     pub owner: String,
 }
 
-impl AsidePlace {
+impl AsideQueue {
     /// Undoes `Display`; nothing for another text.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -184,7 +184,7 @@ impl AsidePlace {
     }
 }
 
-impl Display for AsidePlace {
+impl Display for AsideQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.queue, self.owner)
     }
@@ -200,13 +200,13 @@ fn write_key(f: &mut fmt::Formatter<'_>, begin: &str, parts: &[&dyn Display]) ->
 }
 
 /// One part of what a name ends with.
-trait Part: Sized {
+trait KeySuffixPart: Sized {
     fn read(text: &str) -> Option<Self>;
 }
 
 macro_rules! parts {
     ($($type:ty = $read:expr),+ $(,)?) => {
-        $(impl Part for $type {
+        $(impl KeySuffixPart for $type {
             fn read(text: &str) -> Option<Self> {
                 $read(text)
             }
@@ -216,13 +216,13 @@ macro_rules! parts {
 
 parts! {
     ActorNonce = Self::parse,
-    AsidePlace = Self::parse,
+    AsideQueue = Self::parse,
     ContextUid = exact,
     ControlScope = Self::parse,
     InstanceRef = Self::parse,
     JobKey = exact,
-    OldQueue = Self::parse,
-    Root = Self::parse,
+    LegacyQueue = Self::parse,
+    CoordinatorRootKey = Self::parse,
     ScriptType = exact,
     String = exact,
     WorkQueue = exact,
@@ -230,23 +230,23 @@ parts! {
 }
 
 /// All that a name ends with; a colon follows the first part of two, which has none in it.
-trait Parts: Sized {
+trait KeySuffix: Sized {
     fn read(text: &str) -> Option<Self>;
 }
 
-impl Parts for () {
+impl KeySuffix for () {
     fn read(text: &str) -> Option<Self> {
         text.is_empty().then_some(())
     }
 }
 
-impl<A: Part> Parts for (A,) {
+impl<A: KeySuffixPart> KeySuffix for (A,) {
     fn read(text: &str) -> Option<Self> {
         A::read(text).map(|part| (part,))
     }
 }
 
-impl<A: Part, B: Part> Parts for (A, B) {
+impl<A: KeySuffixPart, B: KeySuffixPart> KeySuffix for (A, B) {
     fn read(text: &str) -> Option<Self> {
         let (a, b) = text.split_once(':')?;
         Some((A::read(a)?, B::read(b)?))

@@ -1,6 +1,6 @@
 use super::*;
+use crate::legacy::{self, LegacyQueue};
 use crate::nonce::ActorNonce;
-use crate::old::{self, OldQueue};
 use model::id::Uid;
 use model::{Attempt, FlowUid, JobId};
 use proptest::prelude::*;
@@ -34,7 +34,7 @@ fn any_instance() -> impl Strategy<Value = InstanceRef> {
     })
 }
 
-fn any_old() -> impl Strategy<Value = OldQueue> {
+fn any_old() -> impl Strategy<Value = LegacyQueue> {
     (0_usize..4, "[a-zA-Z0-9_.@-]{1,12}").prop_map(|(form, name)| {
         let prefix = ["hero:job:actor_queue:", "hero:job:", "hero:work_queue:", "queue:"][form];
         format!("{prefix}{name}").parse().expect("made of allowed characters")
@@ -48,7 +48,7 @@ pub(super) struct Samples {
     job: JobKey,
     queue: WorkQueue,
     instance: InstanceRef,
-    old: OldQueue,
+    old: LegacyQueue,
     is_of_all: bool,
 }
 
@@ -69,15 +69,15 @@ macro_rules! samples {
 
 samples! {
     ActorNonce = |s| Self { signer: format!("{:064x}", s.bits.0), nonce: Uid::from_bits(s.bits.1) },
-    AsidePlace = |s| Self { queue: s.queue.clone(), owner: format!("{:064x}/{}", s.bits.0, s.bits.1) },
+    AsideQueue = |s| Self { queue: s.queue.clone(), owner: format!("{:064x}/{}", s.bits.0, s.bits.1) },
     ContextUid = |s| s.job.context,
     ControlScope = |s| {
         if s.is_of_all { Self::Type(s.instance.script_type) } else { Self::Instance(s.instance.clone()) }
     },
     InstanceRef = |s| s.instance.clone(),
     JobKey = |s| s.job,
-    OldQueue = |s| s.old.clone(),
-    Root = |s| Self::parse(&format!("{:064x}", s.bits.0)).expect("made of hex digits"),
+    LegacyQueue = |s| s.old.clone(),
+    CoordinatorRootKey = |s| Self::parse(&format!("{:064x}", s.bits.0)).expect("made of hex digits"),
     ScriptType = |s| s.instance.script_type,
     String = |s| format!("{}-{}", s.bits.0, s.bits.1),
     WorkQueue = |s| s.queue.clone(),
@@ -122,12 +122,15 @@ proptest! {
 
 #[test]
 fn builders_write_what_the_table_says() {
-    let ours = OldQueue::parse("hero:q:work:type:shell").expect("open to others");
-    for queue in [ours, OldQueue::parse("queue:python").expect("an old queue")] {
-        let key = old::old_claims(&queue);
+    let ours = LegacyQueue::parse("hero:q:work:type:shell").expect("open to others");
+    for queue in [ours, LegacyQueue::parse("queue:python").expect("an old queue")] {
+        let key = legacy::legacy_claims(&queue);
         assert_eq!(SupervisorKey::parse(&key), Some(SupervisorKey::OldClaims(queue.clone())));
         assert_eq!(key, format!("{CLAIMS}{}", queue.worker()), "as scripts make it");
-        assert_eq!(SupervisorKey::parse(&old::old_waiting(&queue)), Some(SupervisorKey::OldWaiting(queue)));
+        assert_eq!(
+            SupervisorKey::parse(&legacy::legacy_waiting(&queue)),
+            Some(SupervisorKey::OldWaiting(queue))
+        );
     }
     let at = InstanceRef::parse("shell:default:1").expect("an instance");
     assert_eq!(SupervisorKey::parse(&presence(&at)), Some(SupervisorKey::Presence(at.clone())));

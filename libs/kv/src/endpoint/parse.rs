@@ -1,13 +1,13 @@
 //! URLs taken apart.
 
-use super::{Address, Credentials, Endpoint, EndpointError, Place};
+use super::{Credentials, EndpointError, KvEndpoint, RedisAddress, RedisLocation};
 
 type Result<T> = std::result::Result<T, EndpointError>;
 
 const REDIS_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
-pub(super) fn endpoint(text: &str) -> Result<Endpoint> {
+pub(super) fn endpoint(text: &str) -> Result<KvEndpoint> {
     if let Some(rest) = text.strip_prefix("redis://") {
         tcp(rest)
     } else if let Some(rest) = text.strip_prefix("redis+cluster://") {
@@ -23,23 +23,27 @@ pub(super) fn endpoint(text: &str) -> Result<Endpoint> {
     }
 }
 
-fn tcp(rest: &str) -> Result<Endpoint> {
+fn tcp(rest: &str) -> Result<KvEndpoint> {
     let (credentials, rest) = authority(rest)?;
     let (place, database) = rest.split_once('/').unwrap_or((rest, ""));
-    let place = Place::Tcp(address(place, REDIS_PORT)?);
-    Ok(Endpoint { place, database: number(database)?, credentials })
+    let place = RedisLocation::Tcp(address(place, REDIS_PORT)?);
+    Ok(KvEndpoint { location: place, database: number(database)?, credentials })
 }
 
-fn cluster(rest: &str) -> Result<Endpoint> {
+fn cluster(rest: &str) -> Result<KvEndpoint> {
     let (credentials, rest) = authority(rest)?;
     let (nodes, path) = rest.split_once('/').unwrap_or((rest, ""));
     if !path.is_empty() {
         return Err(EndpointError::ClusterDatabase);
     }
-    Ok(Endpoint { place: Place::Cluster(addresses(nodes, REDIS_PORT)?), database: 0, credentials })
+    Ok(KvEndpoint {
+        location: RedisLocation::Cluster(addresses(nodes, REDIS_PORT)?),
+        database: 0,
+        credentials,
+    })
 }
 
-fn sentinel(rest: &str) -> Result<Endpoint> {
+fn sentinel(rest: &str) -> Result<KvEndpoint> {
     let (credentials, rest) = authority(rest)?;
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (sentinels, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -55,20 +59,20 @@ fn sentinel(rest: &str) -> Result<Endpoint> {
             other => return Err(unknown(other)),
         }
     }
-    let place = Place::Sentinel {
+    let place = RedisLocation::Sentinel {
         sentinels: addresses(sentinels, SENTINEL_PORT)?,
         master: unescape(master)?,
         credentials: asking,
     };
-    Ok(Endpoint { place, database: number(database)?, credentials })
+    Ok(KvEndpoint { location: place, database: number(database)?, credentials })
 }
 
-fn unix(rest: &str) -> Result<Endpoint> {
+fn unix(rest: &str) -> Result<KvEndpoint> {
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
     if !path.starts_with('/') || path.len() < 2 {
         return Err(EndpointError::Path);
     }
-    let mut endpoint = Endpoint::unix(unescape(path)?);
+    let mut endpoint = KvEndpoint::unix(unescape(path)?);
     for (name, value) in parameters(query) {
         match name {
             "db" => endpoint.database = number(value)?,
@@ -99,11 +103,11 @@ fn authority(rest: &str) -> Result<(Credentials, &str)> {
     Ok((Credentials { user: Some(user).filter(|user| !user.is_empty()), password }, rest))
 }
 
-fn addresses(list: &str, port: u16) -> Result<Vec<Address>> {
+fn addresses(list: &str, port: u16) -> Result<Vec<RedisAddress>> {
     list.split(',').map(|one| address(one, port)).collect()
 }
 
-pub(super) fn address(text: &str, default: u16) -> Result<Address> {
+pub(super) fn address(text: &str, default: u16) -> Result<RedisAddress> {
     let (host, port) = match text.strip_prefix('[') {
         Some(v6) => {
             let (host, port) = v6.split_once(']').ok_or(EndpointError::Host)?;
@@ -124,7 +128,7 @@ pub(super) fn address(text: &str, default: u16) -> Result<Address> {
         None => default,
         Some(text) => text.parse().ok().filter(|port| *port != 0).ok_or(EndpointError::Port)?,
     };
-    Ok(Address { host: host.to_owned(), port })
+    Ok(RedisAddress { host: host.to_owned(), port })
 }
 
 fn number(text: &str) -> Result<u32> {

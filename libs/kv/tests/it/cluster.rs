@@ -3,7 +3,7 @@
 use std::future::pending;
 use std::time::Duration;
 
-use kv::{Cmd, Error, Kv, Notice, Pipeline, Script, Subscription, Topic, Value};
+use kv::{Cmd, Error, Kv, KvSubscription, KvSubscriptionEvent, Pipeline, Script, Topic, Value};
 use testkit::{PATIENCE, RedisCluster, RedisServer, wait_until};
 
 use crate::confirm::REPLICA;
@@ -87,10 +87,14 @@ async fn a_slot_moves(cluster: &RedisCluster, kv: &Kv) {
 }
 
 /// The three primaries, one after the other; until the last of them not all.
-async fn all_are_heard(subscription: &mut Subscription) {
-    for notice in
-        [Notice::Subscribed, Notice::Partial, Notice::Subscribed, Notice::Partial, Notice::Subscribed]
-    {
+async fn all_are_heard(subscription: &mut KvSubscription) {
+    for notice in [
+        KvSubscriptionEvent::Subscribed,
+        KvSubscriptionEvent::Partial,
+        KvSubscriptionEvent::Subscribed,
+        KvSubscriptionEvent::Partial,
+        KvSubscriptionEvent::Subscribed,
+    ] {
         assert_eq!(subscription.next().await, notice);
     }
 }
@@ -104,7 +108,10 @@ async fn hints_are_heard_once(kv: &Kv) {
             let channel = format!("{{{tag}}}:hint");
             let call = HINT.call(&[format!("{{{tag}}}:hints")]).arg(&channel);
             assert_eq!(kv.at(0, tag).call(call).await, Ok(Value::Int(round)));
-            assert_eq!(subscription.next().await, Notice::Message { channel, payload: b"x".to_vec() });
+            assert_eq!(
+                subscription.next().await,
+                KvSubscriptionEvent::Message { channel, payload: b"x".to_vec() }
+            );
         }
     }
 }
@@ -121,16 +128,16 @@ async fn a_primary_dies(cluster: &mut RedisCluster, kv: &Kv) {
     cluster.kill9(killed);
     assert_eq!(raised(kv, tag).await, before + 2);
     // Whoever keeps something as long as it would hear of changes has to know that it would not.
-    assert_eq!(subscription.next().await, Notice::Partial);
+    assert_eq!(subscription.next().await, KvSubscriptionEvent::Partial);
     let heard_again = async {
-        let mut last = Notice::Partial;
+        let mut last = KvSubscriptionEvent::Partial;
         loop {
             match subscription.next().await {
-                Notice::Message { .. } if last == Notice::Subscribed => return,
-                Notice::Message { .. } => {}
+                KvSubscriptionEvent::Message { .. } if last == KvSubscriptionEvent::Subscribed => return,
+                KvSubscriptionEvent::Message { .. } => {}
                 notice => last = notice,
             }
-            if last == Notice::Subscribed {
+            if last == KvSubscriptionEvent::Subscribed {
                 let call = HINT.call(&[format!("{{{tag}}}:hints")]).arg(&format!("{{{tag}}}:hint"));
                 // Refused where another primary is asked that is not there yet; then it comes with the next.
                 let _ = kv.at(0, tag).call(call).await;

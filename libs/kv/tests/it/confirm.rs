@@ -4,7 +4,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use kv::{Cmd, Confirm, Connection, Error, Keeper, Setup, Value};
+use kv::{Cmd, Error, KvConnection, PersistenceTarget, RedisSetup, Value, WriteConcern};
 use testkit::{PATIENCE, RedisServer, wait_until};
 
 use crate::{RAISE, open};
@@ -13,7 +13,8 @@ use crate::{RAISE, open};
 const CHANGES: u64 = 400;
 
 /// Changes are kept when a replica has them. Nothing here depends on how long that takes.
-pub(crate) const REPLICA: Confirm = Confirm { keeper: Keeper::Replica, patience: PATIENCE };
+pub(crate) const REPLICA: WriteConcern =
+    WriteConcern { target: PersistenceTarget::Replica, patience: PATIENCE };
 
 /// A server and its replica.
 struct Pair {
@@ -68,7 +69,7 @@ impl Pair {
     }
 }
 
-async fn raise(connection: &Connection, confirm: Confirm) -> Result<u64, Error> {
+async fn raise(connection: &KvConnection, confirm: WriteConcern) -> Result<u64, Error> {
     let changed = connection.change(RAISE.call(&["n"]).arg(1), |_| Ok(Some(confirm))).await;
     changed.and_then(|value| value.uint())
 }
@@ -89,15 +90,19 @@ fn doubt(result: Result<u64, Error>) -> String {
 async fn changes_that_are_made_together_are_confirmed_together() {
     let pair = Pair::start().await;
     let keepers = if pair.is_waitaof_known() {
-        vec![(Keeper::Replica, "wait"), (Keeper::Disk, "waitaof"), (Keeper::Disks, "waitaof")]
+        vec![
+            (PersistenceTarget::Replica, "wait"),
+            (PersistenceTarget::Disk, "waitaof"),
+            (PersistenceTarget::Disks, "waitaof"),
+        ]
     } else {
-        vec![(Keeper::Replica, "wait")]
+        vec![(PersistenceTarget::Replica, "wait")]
     };
     for (keeper, command) in keepers {
         let kv = open(&pair.primary.url());
         let _ = pair.primary.raw(0, &["FLUSHALL"]);
         let before = pair.calls(command);
-        let confirm = Confirm { keeper, patience: PATIENCE };
+        let confirm = WriteConcern { target: keeper, patience: PATIENCE };
         let databases = [kv.database(0), kv.database(7)];
         let changes = (0..CHANGES).map(|n| raise(&databases[usize::from(n % 2 == 1)], confirm));
         let answers = futures_util::future::join_all(changes).await;
@@ -128,7 +133,7 @@ async fn a_server_that_confirms_too_early_is_known_for_it() {
     }
     let begin = Instant::now();
     for n in 1..=4 {
-        let confirm = Confirm { keeper: Keeper::Disk, patience: PATIENCE };
+        let confirm = WriteConcern { target: PersistenceTarget::Disk, patience: PATIENCE };
         assert_eq!(raise(&connection, confirm).await, Ok(n));
     }
     assert!(setup.waitaof_is_early || begin.elapsed() >= Duration::from_secs(2), "{:?}", begin.elapsed());
@@ -149,7 +154,7 @@ async fn a_round_that_breaks_leaves_an_unknown_outcome() {
     let (answer, ()) = tokio::join!(raise(&connection, REPLICA), broken);
     let why = doubt(answer);
     assert!(!why.contains("within"), "{why}");
-    let late = Confirm { patience: Duration::from_millis(1), ..REPLICA };
+    let late = WriteConcern { patience: Duration::from_millis(1), ..REPLICA };
     let why = doubt(raise(&connection, late).await);
     assert!(why.contains("within 1ms"), "{why}");
     pair.replica.resume();
@@ -241,7 +246,7 @@ async fn nothing_is_changed_on_a_server_that_is_not_fit_for_it() {
     let mut redis = RedisServer::builder().tcp().persistent().config("repl-diskless-sync-delay 0").start();
     let connection = open(&redis.tcp_url()).default_database();
     let raise = || {
-        let terms = |setup: &Setup| match setup.replicas {
+        let terms = |setup: &RedisSetup| match setup.replicas {
             0 => Err("it has no replica".to_owned()),
             _ => Ok(Some(REPLICA)),
         };

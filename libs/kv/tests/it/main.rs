@@ -7,8 +7,8 @@ mod sentinel;
 use std::future::pending;
 use std::time::Duration;
 
-use kv::{Cmd, Endpoint, Error, Kv, Notice, Options, Pipeline, Script, Topic, Value};
-use testkit::{Fault, FaultProxy, PATIENCE, RedisServer, Target, wait_until};
+use kv::{Cmd, Error, Kv, KvEndpoint, KvOptions, KvSubscriptionEvent, Pipeline, Script, Topic, Value};
+use testkit::{FaultProxy, PATIENCE, ProxyFault, ProxyTarget, RedisServer, wait_until};
 
 static RAISE: Script = Script::new(
     "raise",
@@ -61,7 +61,7 @@ async fn databases_are_apart() {
 async fn credentials_come_in_the_url_or_apart() {
     let redis = RedisServer::builder().password("open sesame".replace(' ', "-").as_str()).start();
     open(&redis.url()).default_database().ping().await.expect("the password of the url");
-    let bare = Endpoint::unix(redis.socket());
+    let bare = KvEndpoint::unix(redis.socket());
     let refused = Kv::new(bare.clone()).default_database().ping().await.expect_err("a password is asked for");
     assert_eq!(refused.code(), Some("NOAUTH"), "{refused}");
     let wrong = bare.clone().with_credentials(None, "friend");
@@ -126,17 +126,17 @@ async fn a_restart_is_noticed_while_idle() {
 #[tokio::test]
 async fn a_swallowed_answer_is_an_unknown_outcome() {
     let redis = RedisServer::start();
-    let proxy = FaultProxy::start(Target::Unix(redis.socket())).await;
-    let options = Options { response_timeout: Duration::from_millis(200), ..Options::default() };
+    let proxy = FaultProxy::start(ProxyTarget::Unix(redis.socket())).await;
+    let options = KvOptions { response_timeout: Duration::from_millis(200), ..KvOptions::default() };
     let endpoint = format!("redis://{}", proxy.address()).parse().expect("an endpoint");
     let connection = Kv::with_options(endpoint, options).default_database();
     connection.ping().await.expect("the proxy passes");
 
-    proxy.set(Fault::SwallowAnswers);
+    proxy.set(ProxyFault::SwallowAnswers);
     let error = connection.call(RAISE.call(&["n"]).arg(1)).await.expect_err("no answer came");
     assert!(matches!(error, Error::UnknownOutcome { .. }), "{error}");
 
-    proxy.set(Fault::Cut);
+    proxy.set(ProxyFault::Cut);
     let error = connection.ping().await.expect_err("no connection");
     assert!(error.is_unreachable(), "{error}");
 
@@ -233,18 +233,21 @@ async fn a_blocking_pop_is_woken_and_loses_nothing() {
 #[tokio::test]
 async fn a_subscription_renews_itself() {
     let redis = RedisServer::start();
-    let proxy = FaultProxy::start(Target::Unix(redis.socket())).await;
+    let proxy = FaultProxy::start(ProxyTarget::Unix(redis.socket())).await;
     let through = open(&format!("redis://{}", proxy.address()));
     let mut subscription = through.subscribe(vec![Topic::Channel("a".into()), Topic::Pattern("b*".into())]);
-    assert_eq!(subscription.next().await, Notice::Subscribed);
+    assert_eq!(subscription.next().await, KvSubscriptionEvent::Subscribed);
     for (channel, payload) in [("a", "1"), ("bc", "2")] {
         let _ = redis.raw(0, &["PUBLISH", channel, payload]);
-        let message = Notice::Message { channel: channel.into(), payload: payload.into() };
+        let message = KvSubscriptionEvent::Message { channel: channel.into(), payload: payload.into() };
         assert_eq!(subscription.next().await, message);
     }
     proxy.cut_once();
-    assert!(matches!(subscription.next().await, Notice::Lost(_)));
-    while subscription.next().await != Notice::Subscribed {}
+    assert!(matches!(subscription.next().await, KvSubscriptionEvent::Lost(_)));
+    while subscription.next().await != KvSubscriptionEvent::Subscribed {}
     let _ = redis.raw(0, &["PUBLISH", "a", "3"]);
-    assert_eq!(subscription.next().await, Notice::Message { channel: "a".into(), payload: b"3".to_vec() });
+    assert_eq!(
+        subscription.next().await,
+        KvSubscriptionEvent::Message { channel: "a".into(), payload: b"3".to_vec() }
+    );
 }

@@ -1,6 +1,6 @@
 //! A master that Sentinels name.
 
-use kv::{Notice, Topic};
+use kv::{KvSubscriptionEvent, Topic};
 use testkit::{PATIENCE, RedisSentinels, wait_until};
 
 use crate::confirm::REPLICA;
@@ -13,7 +13,7 @@ async fn the_master_is_followed() {
     let connection = kv.database(0);
     assert_eq!(connection.call(RAISE.call(&["n"]).arg(1)).await.and_then(|value| value.int()), Ok(1));
     let mut subscription = kv.subscribe(vec![Topic::Channel("hint".to_owned())]);
-    assert_eq!(subscription.next().await, Notice::Subscribed);
+    assert_eq!(subscription.next().await, KvSubscriptionEvent::Subscribed);
     let changed = connection.change(RAISE.call(&["n"]).arg(1), |_| Ok(Some(REPLICA))).await;
     assert_eq!(changed.and_then(|value| value.int()), Ok(2));
 
@@ -21,8 +21,8 @@ async fn the_master_is_followed() {
     let raise = || async { connection.call(RAISE.call(&["n"]).arg(1)).await.ok() };
     let raised = wait_until(raise, PATIENCE, "the new master is found").await;
     assert_eq!(raised.int(), Ok(3));
-    assert!(matches!(subscription.next().await, Notice::Lost(_)));
-    while subscription.next().await != Notice::Subscribed {}
+    assert!(matches!(subscription.next().await, KvSubscriptionEvent::Lost(_)));
+    while subscription.next().await != KvSubscriptionEvent::Subscribed {}
 
     // One that turns into a replica under a living connection is left.
     let master = &redis.servers()[1 - killed];

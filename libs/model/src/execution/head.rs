@@ -43,7 +43,7 @@ impl ExecutionHead {
     /// The head of an execution that begins with it, and what follows: further fields behind a comma, or the closing brace.
     #[must_use]
     pub fn split(json: &[u8]) -> Option<(Self, &[u8])> {
-        let mut begin = Beginning::of(json);
+        let mut begin = JsonCursor::of(json);
         begin.skip(r#"{"job_key":""#)?;
         let job_key = begin.until(b'"')?.parse().ok()?;
         begin.skip(r#"","context_id":"#)?;
@@ -64,9 +64,9 @@ impl fmt::Display for ExecutionHead {
 
 /// A cursor over the JSON text of an object whose fields stand in a known order.
 #[derive(Debug)]
-pub struct Beginning<'a>(&'a [u8]);
+pub struct JsonCursor<'a>(&'a [u8]);
 
-impl<'a> Beginning<'a> {
+impl<'a> JsonCursor<'a> {
     /// All of this text.
     #[must_use]
     pub const fn of(text: &'a [u8]) -> Self {

@@ -14,76 +14,76 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::bus::{Link, Node, PublicKey};
+use crate::bus::{BusNeighbour, BusNode, PublicKey};
 
-/// How long a connection may take to stand.
+/// Time limit to open a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// What the daemon gives a call, beyond what the call itself waits for. It answers one call at a time while
-/// somebody else's pop waits on it.
+/// Time limit of a call, beyond what the call itself waits for. The daemon answers one call at a time while
+/// another client's pop waits on it.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
-/// What a connection of either kind carries at once; the daemon gives up HTTP connections beyond 100.
+/// Calls at once on an HTTP connection; the daemon gives up HTTP connections beyond 100.
 pub(super) const HTTP_CALLS_MAX: usize = 48;
-/// The same over WebSocket; 300 were measured to work.
+/// Calls at once on a WebSocket connection; 300 were measured to work.
 pub(super) const WS_CALLS_MAX: usize = 256;
 
-/// Why a call of the daemon gave nothing.
+/// Why a call of the daemon failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum ApiError {
-    /// It is not there, or does not answer.
+pub(super) enum DaemonApiError {
+    /// The daemon is not there, or does not answer.
     #[error("{0}")]
     Down(String),
-    /// It has too many connections.
+    /// The daemon has too many connections.
     #[error("it has too many connections")]
     Busy,
-    /// It never heard of that message, or forgot it.
+    /// The daemon does not know that message, or forgot it.
     #[error("it does not know that message")]
     UnknownMessage,
-    /// It knows no route to that address.
+    /// The daemon knows no route to that address.
     #[error("it knows no route there")]
     NoRoute,
     /// There is no message, as daemons before 0.6.2 say it.
     #[error("there is no message")]
     NoMessage,
-    /// What it wanted to say is too long to be said.
+    /// The daemon's answer is too long to be read.
     #[error("a message is too long to be read")]
     AnswerTooLong,
-    /// It will never take this.
+    /// The daemon permanently refuses the call.
     #[error("{0}")]
     Refused(String),
 }
 
-/// What the daemon calls a message.
+/// The daemon's id of a message.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(super) struct DaemonId(pub(super) String);
+pub(super) struct DaemonMessageId(pub(super) String);
 
-/// A message that came in, read.
+/// An incoming message, read.
 #[derive(Debug, Clone)]
-pub(super) struct Received {
-    pub(super) id: DaemonId,
+pub(super) struct DaemonMessage {
+    pub(super) id: DaemonMessageId,
     pub(super) from: PublicKey,
     /// Absent for messages without one, replies among them.
     pub(super) topic: Option<Vec<u8>>,
     pub(super) payload: Bytes,
 }
 
-/// What a push gave.
+/// Result of a push.
 #[derive(Debug)]
-pub(super) enum Pushed {
-    /// Somebody replied. Anybody who knows the id can.
-    Reply(Received),
-    /// Nobody did in time. The message may arrive all the same.
-    Silence(DaemonId),
+pub(super) enum PushResult {
+    /// A reply came. Any node that knows the id can send one.
+    Reply(DaemonMessage),
+    /// No reply came in time. The message may arrive all the same.
+    Silence(DaemonMessageId),
 }
 
-/// Where a message that was pushed stands.
+/// Progress of a message that was pushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(super) enum PushProgress {
     /// The daemon still tries to reach the other one.
     Trying,
     /// All or a part of it has left.
     Sending,
-    /// It is in the memory of the other daemon.
+    /// The message is in the memory of the other daemon.
     Received,
     /// The daemon gave up.
     Aborted,
@@ -91,7 +91,7 @@ pub(super) enum Progress {
 
 /// Which messages a pop is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Filter<'a> {
+pub(super) enum PopFilter<'a> {
     Any,
     Topic(&'a str),
     NoTopic,
@@ -99,14 +99,14 @@ pub(super) enum Filter<'a> {
 
 /// A connection to a daemon.
 #[derive(Debug)]
-pub(super) enum Api {
+pub(super) enum DaemonApi {
     Http(Box<HttpClient>),
     Ws(Box<WsClient>),
 }
 
-impl Api {
+impl DaemonApi {
     /// Connects, to `ws://…` or `http://…`. Calls may wait for `wait` beyond what they need otherwise.
-    pub(super) async fn connect(url: &str, wait: Duration) -> Result<Self, ApiError> {
+    pub(super) async fn connect(url: &str, wait: Duration) -> Result<Self, DaemonApiError> {
         let timeout = CALL_TIMEOUT + wait;
         if url.starts_with("ws://") {
             let builder = WsClientBuilder::new()
@@ -134,77 +134,86 @@ impl Api {
         topic: &str,
         payload: &[u8],
         reply_secs: u64,
-    ) -> Result<Pushed, ApiError> {
+    ) -> Result<PushResult, DaemonApiError> {
         let dst = KeyOut { pk: to.to_string() };
         let topic = Some(STANDARD.encode(topic));
         let message = MessageOut { dst, topic, payload: STANDARD.encode(payload) };
         let answer: PushedIn = self.call("pushMessage", &(message, reply_secs)).await?;
         match answer {
-            PushedIn { id, reply: Some(rest) } => rest.read(id).map(Pushed::Reply),
-            PushedIn { id, reply: None } => Ok(Pushed::Silence(id)),
+            PushedIn { id, reply: Some(rest) } => rest.read(id).map(PushResult::Reply),
+            PushedIn { id, reply: None } => Ok(PushResult::Silence(id)),
         }
     }
 
     /// Replies to a message.
-    pub(super) async fn reply(&self, id: &DaemonId, to: PublicKey, payload: &[u8]) -> Result<(), ApiError> {
+    pub(super) async fn reply(
+        &self,
+        id: &DaemonMessageId,
+        to: PublicKey,
+        payload: &[u8],
+    ) -> Result<(), DaemonApiError> {
         let dst = KeyOut { pk: to.to_string() };
         let message = MessageOut { dst, topic: None, payload: STANDARD.encode(payload) };
         self.call::<bool>("pushMessageReply", &(id, message)).await.map(drop)
     }
 
     /// Looks at the oldest message.
-    pub(super) async fn peek(&self, filter: Filter<'_>) -> Result<Option<Received>, ApiError> {
+    pub(super) async fn peek(&self, filter: PopFilter<'_>) -> Result<Option<DaemonMessage>, DaemonApiError> {
         self.oldest(true, filter).await
     }
 
     /// Takes the oldest message out.
-    pub(super) async fn pop(&self, filter: Filter<'_>) -> Result<Option<Received>, ApiError> {
+    pub(super) async fn pop(&self, filter: PopFilter<'_>) -> Result<Option<DaemonMessage>, DaemonApiError> {
         self.oldest(false, filter).await
     }
 
     /// Never waits: while a pop waits the daemon does nothing else.
-    async fn oldest(&self, peek: bool, filter: Filter<'_>) -> Result<Option<Received>, ApiError> {
+    async fn oldest(
+        &self,
+        peek: bool,
+        filter: PopFilter<'_>,
+    ) -> Result<Option<DaemonMessage>, DaemonApiError> {
         let topic = match filter {
-            Filter::Any => None,
-            Filter::Topic(topic) => Some(STANDARD.encode(topic)),
-            Filter::NoTopic => Some(String::new()),
+            PopFilter::Any => None,
+            PopFilter::Topic(topic) => Some(STANDARD.encode(topic)),
+            PopFilter::NoTopic => Some(String::new()),
         };
         let answer: Option<MessageIn> = match self.call("popMessage", &(peek, 0, topic)).await {
-            Err(ApiError::NoMessage) => None,
+            Err(DaemonApiError::NoMessage) => None,
             answer => answer?,
         };
         answer.map(|message| message.rest.read(message.id)).transpose()
     }
 
     /// Where a message stands that was pushed here.
-    pub(super) async fn progress(&self, id: &DaemonId) -> Result<Progress, ApiError> {
+    pub(super) async fn progress(&self, id: &DaemonMessageId) -> Result<PushProgress, DaemonApiError> {
         let info: MessageInfoIn = self.call("getMessageInfo", &(id,)).await?;
         Ok(match info.state {
-            StateIn::Pending => Progress::Trying,
+            StateIn::Pending => PushProgress::Trying,
             // Nothing of it was taken yet: the daemon asks whether it may, ten times a second.
-            StateIn::Sending { sent: 0, acked: 0, .. } => Progress::Trying,
-            StateIn::Sending { .. } => Progress::Sending,
-            StateIn::Received | StateIn::Read => Progress::Received,
-            StateIn::Aborted => Progress::Aborted,
+            StateIn::Sending { sent: 0, acked: 0, .. } => PushProgress::Trying,
+            StateIn::Sending { .. } => PushProgress::Sending,
+            StateIn::Received | StateIn::Read => PushProgress::Received,
+            StateIn::Aborted => PushProgress::Aborted,
         })
     }
 
-    /// Whose overlay address that is.
-    pub(super) async fn key_of(&self, ip: Ipv6Addr) -> Result<PublicKey, ApiError> {
+    /// Looks up the node with this overlay address.
+    pub(super) async fn key_of(&self, ip: Ipv6Addr) -> Result<PublicKey, DaemonApiError> {
         let text: String = self.call("getPublicKeyFromIp", &(ip,)).await?;
         parse_key(&text)
     }
 
     /// The daemon's description of itself.
-    pub(super) async fn node(&self) -> Result<Node, ApiError> {
+    pub(super) async fn node(&self) -> Result<BusNode, DaemonApiError> {
         let info: InfoIn = self.call("getInfo", &NO_PARAMETERS).await?;
         let takes_any_topic = self.call("getDefaultTopicAction", &NO_PARAMETERS).await?;
         let links: Vec<PeerIn> = self.call("getPeers", &NO_PARAMETERS).await?;
-        let link = |PeerIn { endpoint, connection_state }: PeerIn| Link {
+        let link = |PeerIn { endpoint, connection_state }: PeerIn| BusNeighbour {
             endpoint: describe(&endpoint),
             alive: connection_state.eq_ignore_ascii_case("alive"),
         };
-        Ok(Node {
+        Ok(BusNode {
             key: parse_key(&info.node_pubkey)?,
             ip: info.node_ip,
             subnet: info.node_subnet,
@@ -215,9 +224,13 @@ impl Api {
         })
     }
 
-    async fn call<R: DeserializeOwned>(&self, method: &str, params: &impl Serialize) -> Result<R, ApiError> {
+    async fn call<R: DeserializeOwned>(
+        &self,
+        method: &str,
+        params: &impl Serialize,
+    ) -> Result<R, DaemonApiError> {
         let params = serde_json::value::to_raw_value(params);
-        let params = Params(params.map_err(|error| ApiError::Refused(error.to_string()))?);
+        let params = Params(params.map_err(|error| DaemonApiError::Refused(error.to_string()))?);
         let answer = match self {
             Self::Http(client) => client.request::<Box<RawValue>, _>(method, params).await,
             Self::Ws(client) => client.request::<Box<RawValue>, _>(method, params).await,
@@ -227,35 +240,35 @@ impl Api {
     }
 }
 
-fn map_error(error: ClientError) -> ApiError {
+fn map_error(error: ClientError) -> DaemonApiError {
     match error {
         ClientError::Call(said) => map_code(said.code(), said.message(), said.data().map(RawValue::get)),
         ClientError::Transport(error) => {
             let rejected = error.downcast_ref::<transport::Error>();
             match rejected {
-                Some(transport::Error::Rejected { status_code: 429 }) => ApiError::Busy,
+                Some(transport::Error::Rejected { status_code: 429 }) => DaemonApiError::Busy,
                 Some(transport::Error::Rejected { status_code: 413 } | transport::Error::RequestTooLarge) => {
-                    ApiError::Refused("the request is too large".to_owned())
+                    DaemonApiError::Refused("the request is too large".to_owned())
                 }
-                _ if error.to_string().contains("429") => ApiError::Busy,
-                _ => ApiError::Down(with_sources(&*error)),
+                _ if error.to_string().contains("429") => DaemonApiError::Busy,
+                _ => DaemonApiError::Down(with_sources(&*error)),
             }
         }
-        ClientError::RequestTimeout => ApiError::Down("it does not answer".to_owned()),
-        other => ApiError::Down(with_sources(&other)),
+        ClientError::RequestTimeout => DaemonApiError::Down("it does not answer".to_owned()),
+        other => DaemonApiError::Down(with_sources(&other)),
     }
 }
 
 /// The daemon says little more than a number, and two numbers are used twice.
-fn map_code(code: i32, message: &str, data: Option<&str>) -> ApiError {
+fn map_code(code: i32, message: &str, data: Option<&str>) -> DaemonApiError {
     match (code, message) {
-        (-32008, "Response is too big") => ApiError::AnswerTooLong,
-        (-32008, _) => ApiError::NoRoute,
-        (-32014, _) => ApiError::NoMessage,
-        (-32019, _) => ApiError::UnknownMessage,
+        (-32008, "Response is too big") => DaemonApiError::AnswerTooLong,
+        (-32008, _) => DaemonApiError::NoRoute,
+        (-32014, _) => DaemonApiError::NoMessage,
+        (-32019, _) => DaemonApiError::UnknownMessage,
         // Its reply channel broke: it is about to end.
-        (-32016 | -32017, _) => ApiError::Down(format!("{message} ({code})")),
-        _ => ApiError::Refused(match data {
+        (-32016 | -32017, _) => DaemonApiError::Down(format!("{message} ({code})")),
+        _ => DaemonApiError::Refused(match data {
             Some(data) => format!("{message} ({code}): {data}"),
             None => format!("{message} ({code})"),
         }),
@@ -275,11 +288,11 @@ fn with_sources(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn bad_answer(what: impl std::fmt::Display) -> ApiError {
-    ApiError::Down(format!("it answers what is not understood: {what}"))
+fn bad_answer(what: impl std::fmt::Display) -> DaemonApiError {
+    DaemonApiError::Down(format!("it answers what is not understood: {what}"))
 }
 
-fn parse_key(text: &str) -> Result<PublicKey, ApiError> {
+fn parse_key(text: &str) -> Result<PublicKey, DaemonApiError> {
     text.parse().map_err(|error| bad_answer(format!("{text}: {error}")))
 }
 
@@ -308,14 +321,14 @@ struct MessageOut {
 
 #[derive(Deserialize)]
 struct PushedIn {
-    id: DaemonId,
+    id: DaemonMessageId,
     #[serde(flatten)]
     reply: Option<RestIn>,
 }
 
 #[derive(Deserialize)]
 struct MessageIn {
-    id: DaemonId,
+    id: DaemonMessageId,
     #[serde(flatten)]
     rest: RestIn,
 }
@@ -329,10 +342,15 @@ struct RestIn {
 }
 
 impl RestIn {
-    fn read(self, id: DaemonId) -> Result<Received, ApiError> {
+    fn read(self, id: DaemonMessageId) -> Result<DaemonMessage, DaemonApiError> {
         let decode = |text: &str| STANDARD.decode(text).map_err(|error| bad_answer(error.to_string()));
         let topic = self.topic.as_deref().map(decode).transpose()?.filter(|topic| !topic.is_empty());
-        Ok(Received { id, from: parse_key(&self.src_pk)?, topic, payload: decode(&self.payload)?.into() })
+        Ok(DaemonMessage {
+            id,
+            from: parse_key(&self.src_pk)?,
+            topic,
+            payload: decode(&self.payload)?.into(),
+        })
     }
 }
 
@@ -383,17 +401,20 @@ mod tests {
 
     #[test]
     fn codes_that_are_used_twice_are_told_apart() {
-        assert_eq!(map_code(-32008, "Response is too big", None), ApiError::AnswerTooLong);
-        assert_eq!(map_code(-32008, "Server error", None), ApiError::NoRoute);
-        assert_eq!(map_code(-32019, "Server error", None), ApiError::UnknownMessage);
+        assert_eq!(map_code(-32008, "Response is too big", None), DaemonApiError::AnswerTooLong);
+        assert_eq!(map_code(-32008, "Server error", None), DaemonApiError::NoRoute);
+        assert_eq!(map_code(-32019, "Server error", None), DaemonApiError::UnknownMessage);
         for (code, message) in
             [(-32007, "Request is too big"), (-32007, "Server error"), (-32015, "Server error")]
         {
-            assert_eq!(map_code(code, message, None), ApiError::Refused(format!("{message} ({code})")));
+            assert_eq!(map_code(code, message, None), DaemonApiError::Refused(format!("{message} ({code})")));
         }
         let refused = map_code(-32602, "Invalid params", Some("\"Invalid padding\""));
-        assert_eq!(refused, ApiError::Refused("Invalid params (-32602): \"Invalid padding\"".to_owned()));
-        assert!(matches!(map_code(-32016, "Server error", None), ApiError::Down(_)));
+        assert_eq!(
+            refused,
+            DaemonApiError::Refused("Invalid params (-32602): \"Invalid padding\"".to_owned())
+        );
+        assert!(matches!(map_code(-32016, "Server error", None), DaemonApiError::Down(_)));
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub struct MyceliumFlags {
     /// `mycelium:` address here
     #[arg(long, env = "MYCORA_MYCELIUM_IP", value_name = "IP")]
     pub mycelium_ip: Option<IpAddr>,
-    /// That port [default: 8990, where an address is given]
+    /// Port of that daemon [default: 8990, where an address is given]
     #[arg(long, env = "MYCORA_MYCELIUM_PORT", value_name = "PORT")]
     pub mycelium_port: Option<u16>,
     /// Nothing else uses that daemon: its messages are taken whatever their topic, which costs it less

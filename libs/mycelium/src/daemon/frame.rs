@@ -1,4 +1,4 @@
-//! What travels in a daemon's payloads: frames of ours, or plain JSON-RPC.
+//! Format of a daemon's payloads: frames of ours, or plain JSON-RPC.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -16,11 +16,11 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-/// No frame, and nothing plain, is longer than this.
+/// Maximum length of a frame or a plain payload.
 pub const FRAME_BYTES_MAX: usize = 1024 * 1024;
-/// What a frame carries, at most; leaves room for its head and for zeros.
+/// Maximum length of what a frame carries; leaves room for its head and for zeros.
 pub const PART_BYTES_MAX: usize = FRAME_BYTES_MAX - HEAD_BYTES - ROOM_BYTES;
-/// What a message carries, at most: everything that JSON-RPC sends, also when it is signed, which makes it
+/// Maximum length of a message: everything that JSON-RPC sends, also when it is signed, which makes it
 /// longer by a third.
 pub const MESSAGE_BYTES_MAX: usize = 6 * 1024 * 1024;
 /// Parts of one message, at most.
@@ -35,95 +35,100 @@ const CHUNK_BYTES: usize = 1300;
 /// … and drops, on arrival, a last piece that is shorter than this, for ever.
 const ROOM_BYTES: usize = 250;
 
-/// Which message of a sender.
+/// Sender's number of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct MessageId {
-    pub(super) lane: u64,
+pub(super) struct BusMessageId {
+    pub(super) channel: u64,
     pub(super) count: u64,
 }
 
-/// What the bus at the other end says to a part.
+/// Acknowledgement of a part by the bus at the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// The message is in the hands of whoever listens.
+pub(super) enum FrameAckStatus {
+    /// The listener has the message.
     Taken,
-    /// This part is there, others are missing.
-    Held,
-    /// Nobody listens to the topic.
-    Unheard,
-    /// It came after its deadline, or so late that nobody knows whether it came before.
+    /// The part is there, others are missing.
+    Partial,
+    /// The topic has no listener.
+    NoListener,
+    /// The message came after its deadline, or too late to tell whether it came before.
     Expired,
     /// There is no room for parts now.
     Busy,
 }
 
-const VERDICTS: [Verdict; 5] =
-    [Verdict::Taken, Verdict::Held, Verdict::Unheard, Verdict::Expired, Verdict::Busy];
+const VERDICTS: [FrameAckStatus; 5] = [
+    FrameAckStatus::Taken,
+    FrameAckStatus::Partial,
+    FrameAckStatus::NoListener,
+    FrameAckStatus::Expired,
+    FrameAckStatus::Busy,
+];
 
-/// What a frame is for.
+/// Body of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Body {
+pub(super) enum FrameBody {
     Data(Bytes),
-    Acknowledgement(Verdict),
+    Acknowledgement(FrameAckStatus),
     Ping,
 }
 
 /// One payload of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Frame {
-    pub(super) id: MessageId,
+pub(super) struct BusFrame {
+    pub(super) id: BusMessageId,
     pub(super) deadline_ms: u64,
     pub(super) part: u16,
     pub(super) parts: u16,
-    pub(super) body: Body,
+    pub(super) body: FrameBody,
 }
 
-/// What a payload turns out to be.
+/// Payload of the daemon, classified.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Content {
-    Framed(Frame),
+pub(super) enum DaemonPayload {
+    Framed(BusFrame),
     Plain(Bytes),
 }
 
-/// The payload is neither.
+/// The payload is neither a frame nor plain JSON-RPC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct Unreadable(&'static str);
+pub(super) struct FrameError(&'static str);
 
-impl Frame {
+impl BusFrame {
     /// The acknowledgement of this frame.
-    pub(super) const fn acknowledge(&self, verdict: Verdict) -> Self {
-        let body = Body::Acknowledgement(verdict);
+    pub(super) const fn acknowledge(&self, verdict: FrameAckStatus) -> Self {
+        let body = FrameBody::Acknowledgement(verdict);
         Self { id: self.id, deadline_ms: 0, part: self.part, parts: self.parts, body }
     }
 
-    /// How long it is before it is padded.
+    /// Length before padding.
     pub(super) fn length(&self) -> usize {
         HEAD_BYTES
             + match &self.body {
-                Body::Data(data) => data.len(),
-                Body::Acknowledgement(_) => 1,
-                Body::Ping => 0,
+                FrameBody::Data(data) => data.len(),
+                FrameBody::Acknowledgement(_) => 1,
+                FrameBody::Ping => 0,
             }
     }
 
-    /// As it travels, padded.
+    /// Encodes the frame, padded.
     pub(super) fn encode(&self) -> Bytes {
         let verdict;
         let (kind, body): (u8, &[u8]) = match &self.body {
-            Body::Data(data) => (1, data),
-            Body::Acknowledgement(said) => {
+            FrameBody::Data(data) => (1, data),
+            FrameBody::Acknowledgement(said) => {
                 let code = VERDICTS.iter().position(|known| known == said).expect("all are in the table");
                 verdict = [code as u8];
                 (2, &verdict)
             }
-            Body::Ping => (3, &[]),
+            FrameBody::Ping => (3, &[]),
         };
         let length = padded(self.length());
         let mut bytes = BytesMut::with_capacity(length);
         bytes.put_slice(&MAGIC);
         bytes.put_slice(&[VERSION, kind]);
-        bytes.put_u64(self.id.lane);
+        bytes.put_u64(self.id.channel);
         bytes.put_u64(self.id.count);
         bytes.put_u64(self.deadline_ms);
         bytes.put_u16(self.part);
@@ -134,11 +139,11 @@ impl Frame {
         bytes.freeze()
     }
 
-    fn decode(bytes: &Bytes) -> Result<Self, Unreadable> {
+    fn decode(bytes: &Bytes) -> Result<Self, FrameError> {
         let head: &[u8; HEAD_BYTES] =
-            bytes.first_chunk().ok_or(Unreadable("a frame without a whole head"))?;
+            bytes.first_chunk().ok_or(FrameError("a frame without a whole head"))?;
         if head[2] != VERSION {
-            return Err(Unreadable("a frame of a version that is not known"));
+            return Err(FrameError("a frame of a version that is not known"));
         }
         let long = |at: usize| {
             let mut number = [0; 8];
@@ -150,43 +155,43 @@ impl Frame {
         let (part, parts) = (short(28), short(30));
         let end = HEAD_BYTES + length;
         if end > bytes.len() || bytes.len() > padded(end) {
-            return Err(Unreadable("a frame whose length is not what it says"));
+            return Err(FrameError("a frame whose length is not what it says"));
         }
         if part >= parts || parts > PARTS_MAX {
-            return Err(Unreadable("a frame with a part that cannot be"));
+            return Err(FrameError("a frame with a part that cannot be"));
         }
         let body = bytes.slice(HEAD_BYTES..end);
         let body = match (head[3], &body[..]) {
-            (1, _) => Body::Data(body),
+            (1, _) => FrameBody::Data(body),
             (2, [verdict]) => {
                 let verdict = VERDICTS.get(usize::from(*verdict));
-                Body::Acknowledgement(*verdict.ok_or(Unreadable("a verdict that is not known"))?)
+                FrameBody::Acknowledgement(*verdict.ok_or(FrameError("a verdict that is not known"))?)
             }
-            (3, []) => Body::Ping,
-            _ => return Err(Unreadable("a frame of a kind that is not known")),
+            (3, []) => FrameBody::Ping,
+            _ => return Err(FrameError("a frame of a kind that is not known")),
         };
-        let id = MessageId { lane: long(4), count: long(12) };
+        let id = BusMessageId { channel: long(4), count: long(12) };
         Ok(Self { id, deadline_ms: long(20), part, parts, body })
     }
 }
 
 /// Reads a payload.
-pub(super) fn read(payload: &Bytes) -> Result<Content, Unreadable> {
+pub(super) fn read(payload: &Bytes) -> Result<DaemonPayload, FrameError> {
     if payload.starts_with(&MAGIC) {
-        return Frame::decode(payload).map(Content::Framed);
+        return BusFrame::decode(payload).map(DaemonPayload::Framed);
     }
     if is_plain(payload) {
-        return Ok(Content::Plain(payload.clone()));
+        return Ok(DaemonPayload::Plain(payload.clone()));
     }
-    Err(Unreadable("neither a frame nor JSON-RPC"))
+    Err(FrameError("neither a frame nor JSON-RPC"))
 }
 
-/// Whether it looks like JSON-RPC.
+/// Returns true for a payload that looks like JSON-RPC.
 pub(super) fn is_plain(payload: &[u8]) -> bool {
     matches!(payload.trim_ascii_start().first(), Some(b'{' | b'['))
 }
 
-/// The same JSON, with as many spaces behind it as it needs to arrive.
+/// Appends as many spaces to plain JSON as it needs to arrive.
 pub(super) fn pad_plain(payload: Bytes) -> Bytes {
     let length = padded(payload.len());
     if length == payload.len() {
@@ -217,7 +222,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// As measured on a daemon.
+    /// Checks the lengths that were measured on a daemon.
     #[test]
     fn lengths_that_never_arrive_are_not_sent() {
         let arrive = [1, 100, 249, 250, 1299, 1300, 1550, 1551, 2599, 2600, 2850, 3900, 4150, 13000, 13250];
@@ -235,12 +240,12 @@ mod tests {
 
     #[test]
     fn the_longest_frame_fits() {
-        let longest = Frame {
-            id: MessageId { lane: 1, count: 1 },
+        let longest = BusFrame {
+            id: BusMessageId { channel: 1, count: 1 },
             deadline_ms: 0,
             part: 0,
             parts: 1,
-            body: Body::Data(Bytes::from(vec![7; PART_BYTES_MAX])),
+            body: FrameBody::Data(Bytes::from(vec![7; PART_BYTES_MAX])),
         };
         assert!(longest.encode().len() <= FRAME_BYTES_MAX);
         assert_eq!(PARTS_MAX, 7);
@@ -248,15 +253,15 @@ mod tests {
         assert!(parts.len() <= usize::from(PARTS_MAX) && parts.iter().all(|p| p.len() <= PART_BYTES_MAX));
     }
 
-    fn any_frame() -> impl Strategy<Value = Frame> {
+    fn any_frame() -> impl Strategy<Value = BusFrame> {
         let body = prop_oneof![
-            prop::collection::vec(any::<u8>(), 0..4000).prop_map(|data| Body::Data(data.into())),
-            prop::sample::select(VERDICTS.to_vec()).prop_map(Body::Acknowledgement),
-            Just(Body::Ping),
+            prop::collection::vec(any::<u8>(), 0..4000).prop_map(|data| FrameBody::Data(data.into())),
+            prop::sample::select(VERDICTS.to_vec()).prop_map(FrameBody::Acknowledgement),
+            Just(FrameBody::Ping),
         ];
         let ids = (any::<u64>(), any::<u64>(), any::<u64>());
-        (ids, 0..PARTS_MAX, body).prop_map(|((lane, count, deadline_ms), part, body)| Frame {
-            id: MessageId { lane, count },
+        (ids, 0..PARTS_MAX, body).prop_map(|((lane, count, deadline_ms), part, body)| BusFrame {
+            id: BusMessageId { channel: lane, count },
             deadline_ms,
             part,
             parts: PARTS_MAX,
@@ -269,7 +274,7 @@ mod tests {
         fn frames_come_back_as_they_went(frame in any_frame()) {
             let bytes = frame.encode();
             prop_assert_eq!(padded(bytes.len()), bytes.len());
-            prop_assert_eq!(read(&bytes), Ok(Content::Framed(frame)));
+            prop_assert_eq!(read(&bytes), Ok(DaemonPayload::Framed(frame)));
         }
 
         #[test]
@@ -283,7 +288,7 @@ mod tests {
         fn a_cut_frame_is_none(frame in any_frame(), cut in 1usize..40) {
             let bytes = frame.encode();
             let bytes = bytes.slice(..bytes.len().saturating_sub(cut + ROOM_BYTES));
-            prop_assert!(!matches!(read(&bytes), Ok(Content::Framed(_))));
+            prop_assert!(!matches!(read(&bytes), Ok(DaemonPayload::Framed(_))));
         }
     }
 }

@@ -16,14 +16,16 @@ use bytes::Bytes;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use crate::bus::{BusError, Form, INBOX_LEN, Inbox, Incoming, PublicKey, Receipt, ReplyTo, check_topic};
+use crate::bus::{
+    BusError, BusInbox, INBOX_LEN, IncomingPayload, PayloadForm, PublicKey, Receipt, ReplyTo, check_topic,
+};
 
-use super::Shared;
-use super::api::{Api, ApiError, DaemonId, Filter, Received};
-use super::frame::{Body, Content, Frame, Verdict, read};
-use super::joiner::{Joined, Joiner};
-use super::outgoing::{Acknowledged, unix_now_ms};
-use super::seen::{Known, SeenMessages};
+use super::DaemonBusInner;
+use super::api::{DaemonApi, DaemonApiError, DaemonMessage, DaemonMessageId, PopFilter};
+use super::duplicates::{DuplicateCheck, DuplicateFilter};
+use super::frame::{BusFrame, DaemonPayload, FrameAckStatus, FrameBody, read};
+use super::outgoing::{AckMatch, unix_now_ms};
+use super::reassembly::{Reassembler, ReassemblyResult};
 
 /// How often a daemon that others use as well is asked for messages without a topic while none is expected.
 const DRAIN_EVERY: Duration = Duration::from_secs(1);
@@ -33,24 +35,24 @@ const OTHERS_PATIENCE: Duration = Duration::from_secs(10);
 /// handed over.
 const HANDED_OVER_MAX: usize = 256;
 
-/// Who listens to a topic.
+/// Listener to a topic.
 #[derive(Debug)]
-struct Listener {
+struct TopicListener {
     topic: String,
-    payloads: mpsc::Sender<Incoming>,
+    payloads: mpsc::Sender<IncomingPayload>,
 }
 
-/// Who listens.
+/// All listeners.
 #[derive(Debug, Default)]
-pub(super) struct Listeners {
-    /// In the order in which that began.
-    topics: Mutex<Vec<Listener>>,
+pub(super) struct TopicListeners {
+    /// In the order in which they began to listen.
+    topics: Mutex<Vec<TopicListener>>,
     /// There is something to look for.
     pub(super) wake: Notify,
 }
 
-impl Listeners {
-    pub(super) fn listen(&self, topic: &str) -> Result<Inbox, BusError> {
+impl TopicListeners {
+    pub(super) fn listen(&self, topic: &str) -> Result<BusInbox, BusError> {
         check_topic(topic)?;
         let mut topics = self.topics();
         topics.retain(|listener| !listener.payloads.is_closed());
@@ -58,9 +60,9 @@ impl Listeners {
             return Err(BusError::TopicTaken(topic.to_owned()));
         }
         let (payloads, receiver) = mpsc::channel(INBOX_LEN);
-        topics.push(Listener { topic: topic.to_owned(), payloads });
+        topics.push(TopicListener { topic: topic.to_owned(), payloads });
         self.wake.notify_one();
-        Ok(Inbox::new(receiver))
+        Ok(BusInbox::new(receiver))
     }
 
     /// The topics that are listened to.
@@ -70,53 +72,53 @@ impl Listeners {
         topics.iter().map(|listener| listener.topic.clone()).collect()
     }
 
-    fn get(&self, topic: &[u8]) -> Option<mpsc::Sender<Incoming>> {
+    fn get(&self, topic: &[u8]) -> Option<mpsc::Sender<IncomingPayload>> {
         self.find(|listener| listener.topic.as_bytes() == topic)
     }
 
-    fn first(&self) -> Option<mpsc::Sender<Incoming>> {
+    fn first(&self) -> Option<mpsc::Sender<IncomingPayload>> {
         self.find(|_| true)
     }
 
-    fn find(&self, wanted: impl Fn(&Listener) -> bool) -> Option<mpsc::Sender<Incoming>> {
+    fn find(&self, wanted: impl Fn(&TopicListener) -> bool) -> Option<mpsc::Sender<IncomingPayload>> {
         let topics = self.topics();
         let mut found = topics.iter().filter(|listener| !listener.payloads.is_closed() && wanted(listener));
         found.next().map(|listener| listener.payloads.clone())
     }
 
-    fn topics(&self) -> MutexGuard<'_, Vec<Listener>> {
+    fn topics(&self) -> MutexGuard<'_, Vec<TopicListener>> {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What the loop remembers.
+/// State of the receive loop.
 #[derive(Debug, Default)]
-struct Memory {
-    seen: SeenMessages,
-    joiner: Joiner,
+struct ReceiverState {
+    seen: DuplicateFilter,
+    joiner: Reassembler,
     /// Plain messages that were handed over last.
-    handed_over: VecDeque<(PublicKey, DaemonId)>,
+    handed_over: VecDeque<(PublicKey, DaemonMessageId)>,
     /// A message without topic that is somebody else's, and since when it is the oldest.
-    foreign: Option<(DaemonId, Instant)>,
+    foreign: Option<(DaemonMessageId, Instant)>,
     next_drain: Option<Instant>,
 }
 
-/// What to do with a message that was looked at.
-enum Disposal {
-    /// It is not ours, or there is no room for it now.
+/// Decision about an incoming message.
+enum ReceiveAction {
+    /// The message is not ours, or there is no room for it now.
     Leave,
-    /// It was dealt with; the sender is told so where it understands that.
-    Take(Option<Frame>),
+    /// The message was dealt with; the sender is sent this frame where it understands that.
+    Take(Option<BusFrame>),
 }
 
-impl Disposal {
+impl ReceiveAction {
     const DROP: Self = Self::Take(None);
 }
 
-impl Shared {
+impl DaemonBusInner {
     /// Looks for messages, for ever.
     pub(super) async fn receive(&self) {
-        let mut memory = Memory::default();
+        let mut memory = ReceiverState::default();
         let mut pause = self.timings.poll_min;
         loop {
             let topics = self.listeners.live();
@@ -141,17 +143,22 @@ impl Shared {
     }
 
     /// Asks once for everything that may be there; true when something was.
-    async fn look(&self, api: &Api, topics: &[String], memory: &mut Memory) -> Result<bool, ApiError> {
+    async fn look(
+        &self,
+        api: &DaemonApi,
+        topics: &[String],
+        memory: &mut ReceiverState,
+    ) -> Result<bool, DaemonApiError> {
         if self.alone && !topics.is_empty() {
-            return self.look_for(api, Filter::Any, memory).await;
+            return self.look_for(api, PopFilter::Any, memory).await;
         }
         let mut any = false;
         for topic in topics {
-            any |= self.look_for(api, Filter::Topic(topic), memory).await?;
+            any |= self.look_for(api, PopFilter::Topic(topic), memory).await?;
         }
         if self.expects_replies() || memory.next_drain.is_none_or(|next| next <= Instant::now()) {
             memory.next_drain = Some(Instant::now() + DRAIN_EVERY);
-            any |= self.look_for(api, Filter::NoTopic, memory).await?;
+            any |= self.look_for(api, PopFilter::NoTopic, memory).await?;
         }
         Ok(any)
     }
@@ -160,31 +167,36 @@ impl Shared {
         self.acknowledgements.any() || self.late_answers.any()
     }
 
-    async fn look_for(&self, api: &Api, filter: Filter<'_>, memory: &mut Memory) -> Result<bool, ApiError> {
+    async fn look_for(
+        &self,
+        api: &DaemonApi,
+        filter: PopFilter<'_>,
+        memory: &mut ReceiverState,
+    ) -> Result<bool, DaemonApiError> {
         let message = match api.peek(filter).await {
             Ok(Some(message)) => message,
             Ok(None) => {
                 self.metrics.empty_polls.inc();
                 return Ok(false);
             }
-            Err(ApiError::AnswerTooLong) => {
+            Err(DaemonApiError::AnswerTooLong) => {
                 // It stands in front of everything else, and can only be taken out unread.
                 self.dropped("unreadable", "too long to be read");
                 return match api.pop(filter).await {
-                    Ok(_) | Err(ApiError::AnswerTooLong) => Ok(true),
+                    Ok(_) | Err(DaemonApiError::AnswerTooLong) => Ok(true),
                     Err(error) => Err(error),
                 };
             }
             Err(error) => return Err(error),
         };
-        let Disposal::Take(answer) = self.take(&message, memory).await else { return Ok(false) };
+        let ReceiveAction::Take(answer) = self.take(&message, memory).await else { return Ok(false) };
         let popped = api.pop(filter).await?;
         self.metrics.pops.inc();
         self.answer(api, &message, answer).await;
         if let Some(other) = popped.filter(|popped| popped.id != message.id) {
             // Somebody else takes messages of ours out of this daemon.
             tracing::warn!("another process receives from the Mycelium daemon under the same topic");
-            if let Disposal::Take(answer) = self.take(&other, memory).await {
+            if let ReceiveAction::Take(answer) = self.take(&other, memory).await {
                 self.answer(api, &other, answer).await;
             }
         }
@@ -192,37 +204,37 @@ impl Shared {
     }
 
     /// Tells the sender. When that fails, or gets lost, it sends again and hears the same.
-    async fn answer(&self, api: &Api, message: &Received, answer: Option<Frame>) {
+    async fn answer(&self, api: &DaemonApi, message: &DaemonMessage, answer: Option<BusFrame>) {
         let Some(answer) = answer else { return };
         if let Err(error) = api.reply(&message.id, message.from, &answer.encode()).await {
             tracing::debug!(%error, to = %message.from, "an acknowledgement was not sent");
         }
     }
 
-    async fn take(&self, message: &Received, memory: &mut Memory) -> Disposal {
+    async fn take(&self, message: &DaemonMessage, memory: &mut ReceiverState) -> ReceiveAction {
         let Some(topic) = &message.topic else { return self.take_reply(message, memory).await };
         let listener = self.listeners.get(topic);
         let content = match read(&message.payload) {
             Ok(content) => content,
             Err(error) => {
                 self.dropped("unreadable", &format!("{error}, from {}", message.from));
-                return Disposal::DROP;
+                return ReceiveAction::DROP;
             }
         };
         match (content, listener) {
-            (Content::Framed(frame), Some(listener)) => {
+            (DaemonPayload::Framed(frame), Some(listener)) => {
                 self.take_frame(message.from, frame, &listener, memory).await
             }
-            (Content::Framed(frame), None) => {
+            (DaemonPayload::Framed(frame), None) => {
                 self.dropped("unheard", "nobody listens to its topic");
-                Disposal::Take(Some(frame.acknowledge(Verdict::Unheard)))
+                ReceiveAction::Take(Some(frame.acknowledge(FrameAckStatus::NoListener)))
             }
-            (Content::Plain(payload), Some(listener)) => {
+            (DaemonPayload::Plain(payload), Some(listener)) => {
                 self.take_plain(message, payload, &listener, memory).await
             }
-            (Content::Plain(_), None) => {
+            (DaemonPayload::Plain(_), None) => {
                 self.dropped("unheard", "nobody listens to its topic");
-                Disposal::DROP
+                ReceiveAction::DROP
             }
         }
     }
@@ -230,30 +242,30 @@ impl Shared {
     async fn take_frame(
         &self,
         from: PublicKey,
-        frame: Frame,
-        listener: &mpsc::Sender<Incoming>,
-        memory: &mut Memory,
-    ) -> Disposal {
-        let said = |verdict| Disposal::Take(Some(frame.acknowledge(verdict)));
+        frame: BusFrame,
+        listener: &mpsc::Sender<IncomingPayload>,
+        memory: &mut ReceiverState,
+    ) -> ReceiveAction {
+        let said = |verdict| ReceiveAction::Take(Some(frame.acknowledge(verdict)));
         let data = match &frame.body {
-            Body::Data(data) => data.clone(),
-            Body::Ping => return said(Verdict::Taken),
-            Body::Acknowledgement(_) => return Disposal::DROP,
+            FrameBody::Data(data) => data.clone(),
+            FrameBody::Ping => return said(FrameAckStatus::Taken),
+            FrameBody::Acknowledgement(_) => return ReceiveAction::DROP,
         };
         let slack = u64::try_from(self.timings.clock_slack.as_millis()).unwrap_or(u64::MAX);
         if frame.deadline_ms != 0 && unix_now_ms() > frame.deadline_ms.saturating_add(slack) {
             self.metrics.expired.inc();
-            return said(Verdict::Expired);
+            return said(FrameAckStatus::Expired);
         }
         match memory.seen.look(from, frame.id) {
-            Known::New => {}
-            Known::Seen => {
+            DuplicateCheck::New => {}
+            DuplicateCheck::Seen => {
                 self.metrics.duplicates.inc();
-                return said(Verdict::Taken);
+                return said(FrameAckStatus::Taken);
             }
-            Known::TooOld => {
+            DuplicateCheck::TooOld => {
                 self.metrics.expired.inc();
-                return said(Verdict::Expired);
+                return said(FrameAckStatus::Expired);
             }
         }
         let place = (frame.part, frame.parts);
@@ -262,7 +274,7 @@ impl Shared {
             Ok(room) => room,
             Err(_) if whole => {
                 self.metrics.inbox_full.inc();
-                return Disposal::Leave;
+                return ReceiveAction::Leave;
             }
             Err(_) => return self.hold(from, &frame, data, memory),
         };
@@ -270,73 +282,85 @@ impl Shared {
             data
         } else {
             match memory.joiner.add(from, frame.id, place, data, Instant::now()) {
-                Joined::Whole(payload) => payload,
-                Joined::Held => return said(Verdict::Held),
-                Joined::Full => return said(Verdict::Busy),
+                ReassemblyResult::Complete(payload) => payload,
+                ReassemblyResult::Incomplete => return said(FrameAckStatus::Partial),
+                ReassemblyResult::Full => return said(FrameAckStatus::Busy),
             }
         };
         memory.seen.note(from, frame.id);
-        self.hand_over(room, from, payload, (Form::Framed, None)).await;
-        said(Verdict::Taken)
+        self.hand_over(room, from, payload, (PayloadForm::Framed, None)).await;
+        said(FrameAckStatus::Taken)
     }
 
     /// A part that others have to follow needs no room in the inbox yet.
-    fn hold(&self, from: PublicKey, frame: &Frame, data: Bytes, memory: &mut Memory) -> Disposal {
+    fn hold(
+        &self,
+        from: PublicKey,
+        frame: &BusFrame,
+        data: Bytes,
+        memory: &mut ReceiverState,
+    ) -> ReceiveAction {
         let place = (frame.part, frame.parts);
         let verdict = match memory.joiner.add(from, frame.id, place, data, Instant::now()) {
-            Joined::Full => Verdict::Busy,
-            Joined::Held | Joined::Whole(_) => Verdict::Held,
+            ReassemblyResult::Full => FrameAckStatus::Busy,
+            ReassemblyResult::Incomplete | ReassemblyResult::Complete(_) => FrameAckStatus::Partial,
         };
-        Disposal::Take(Some(frame.acknowledge(verdict)))
+        ReceiveAction::Take(Some(frame.acknowledge(verdict)))
     }
 
     async fn take_plain(
         &self,
-        message: &Received,
+        message: &DaemonMessage,
         payload: Bytes,
-        listener: &mpsc::Sender<Incoming>,
-        memory: &mut Memory,
-    ) -> Disposal {
+        listener: &mpsc::Sender<IncomingPayload>,
+        memory: &mut ReceiverState,
+    ) -> ReceiveAction {
         let name = (message.from, message.id.clone());
         if memory.handed_over.contains(&name) {
             self.metrics.duplicates.inc();
-            return Disposal::DROP;
+            return ReceiveAction::DROP;
         }
         let Ok(room) = listener.try_reserve() else {
             self.metrics.inbox_full.inc();
-            return Disposal::Leave;
+            return ReceiveAction::Leave;
         };
         memory.handed_over.push_back(name);
         if memory.handed_over.len() > HANDED_OVER_MAX {
             memory.handed_over.pop_front();
         }
         let reply_to = Some(ReplyTo(message.id.0.clone()));
-        self.hand_over(room, message.from, payload, (Form::Plain, reply_to)).await;
-        Disposal::DROP
+        self.hand_over(room, message.from, payload, (PayloadForm::Plain, reply_to)).await;
+        ReceiveAction::DROP
     }
 
     /// A reply that came too late for its push, or nothing that concerns us.
-    async fn take_reply(&self, message: &Received, memory: &mut Memory) -> Disposal {
+    async fn take_reply(&self, message: &DaemonMessage, memory: &mut ReceiverState) -> ReceiveAction {
         let content = read(&message.payload);
-        if let Ok(Content::Framed(Frame { id, part, body: Body::Acknowledgement(verdict), .. })) = content {
+        if let Ok(DaemonPayload::Framed(BusFrame {
+            id,
+            part,
+            body: FrameBody::Acknowledgement(verdict),
+            ..
+        })) = content
+        {
             match self.acknowledgements.take(message.from, id, part, verdict) {
-                Acknowledged::ByStranger => {
+                AckMatch::ByStranger => {
                     self.metrics.strangers.inc();
                     tracing::warn!(replied = %message.from, "a stranger's reply was refused");
-                    return Disposal::DROP;
+                    return ReceiveAction::DROP;
                 }
-                Acknowledged::Awaited => {
+                AckMatch::Awaited => {
                     self.metrics.late_replies.inc();
-                    self.lanes.heard(message.from);
-                    return Disposal::DROP;
+                    self.channels.mark_present(message.from);
+                    return ReceiveAction::DROP;
                 }
-                Acknowledged::Unawaited if self.alone || self.lanes.gave(id) => {
+                AckMatch::Unawaited if self.alone || self.channels.issued(id) => {
                     self.metrics.late_replies.inc();
-                    self.lanes.heard(message.from);
-                    return Disposal::DROP;
+                    self.channels.mark_present(message.from);
+                    return ReceiveAction::DROP;
                 }
                 // Nobody but its process has a use for it; that one may be gone.
-                Acknowledged::Unawaited => return self.leave_for_a_while(message, memory),
+                AckMatch::Unawaited => return self.leave_for_a_while(message, memory),
             }
         }
         match self.late_answers.from(&message.id) {
@@ -344,33 +368,33 @@ impl Shared {
                 self.metrics.late_replies.inc();
                 self.late_answers.came(&message.id);
                 self.hand_over_answer(message.clone()).await;
-                Disposal::DROP
+                ReceiveAction::DROP
             }
             Some(_) => {
                 self.metrics.strangers.inc();
-                Disposal::DROP
+                ReceiveAction::DROP
             }
             None if self.alone => {
                 self.dropped("foreign", "it has no topic and answers nothing");
-                Disposal::DROP
+                ReceiveAction::DROP
             }
-            None => Disposal::Leave,
+            None => ReceiveAction::Leave,
         }
     }
 
-    fn leave_for_a_while(&self, message: &Received, memory: &mut Memory) -> Disposal {
+    fn leave_for_a_while(&self, message: &DaemonMessage, memory: &mut ReceiverState) -> ReceiveAction {
         let now = Instant::now();
         match &memory.foreign {
             Some((id, since)) if *id == message.id => {
                 if now.duration_since(*since) < OTHERS_PATIENCE {
-                    return Disposal::Leave;
+                    return ReceiveAction::Leave;
                 }
                 self.dropped("foreign", "an acknowledgement that its process does not take");
-                Disposal::DROP
+                ReceiveAction::DROP
             }
             _ => {
                 memory.foreign = Some((message.id.clone(), now));
-                Disposal::Leave
+                ReceiveAction::Leave
             }
         }
     }
@@ -378,24 +402,24 @@ impl Shared {
     /// Hands over, and waits until it is persisted, for a while.
     async fn hand_over(
         &self,
-        room: mpsc::Permit<'_, Incoming>,
+        room: mpsc::Permit<'_, IncomingPayload>,
         from: PublicKey,
         payload: Bytes,
-        (form, reply_to): (Form, Option<ReplyTo>),
+        (form, reply_to): (PayloadForm, Option<ReplyTo>),
     ) {
         let (receipt, persisted) = Receipt::new();
-        let receipt = receipt.answered_by_reply(reply_to);
-        room.send(Incoming { from, payload, form, receipt });
+        let receipt = receipt.with_reply_to(reply_to);
+        room.send(IncomingPayload { from, payload, form, receipt });
         self.metrics.received.inc();
-        self.lanes.heard(from);
+        self.channels.mark_present(from);
         // Gone without a word means as much as a receipt; later than that nobody waits.
         let _ = tokio::time::timeout(self.timings.hold, persisted).await;
     }
 
     /// Hands over what a node that knows no frames replied to a plain message. It has no topic; it goes to whoever began
     /// to listen first, see [`crate::Bus::listen`].
-    pub(super) async fn hand_over_answer(&self, reply: Received) {
-        let Ok(Content::Plain(payload)) = read(&reply.payload) else {
+    pub(super) async fn hand_over_answer(&self, reply: DaemonMessage) {
+        let Ok(DaemonPayload::Plain(payload)) = read(&reply.payload) else {
             return self.dropped("unreadable", "a reply that is no JSON-RPC");
         };
         let Some(listener) = self.listeners.first() else {
@@ -403,7 +427,12 @@ impl Shared {
         };
         // A receiver that is gone needs no answer either.
         if let Ok(room) = listener.reserve().await {
-            room.send(Incoming { from: reply.from, payload, form: Form::Plain, receipt: Receipt::default() });
+            room.send(IncomingPayload {
+                from: reply.from,
+                payload,
+                form: PayloadForm::Plain,
+                receipt: Receipt::default(),
+            });
             self.metrics.received.inc();
         }
     }
@@ -415,7 +444,7 @@ impl Shared {
 }
 
 /// Kept apart so that the loop can be ended with the bus.
-pub(super) fn spawn(shared: &Arc<Shared>) -> tokio::task::JoinHandle<()> {
+pub(super) fn spawn(shared: &Arc<DaemonBusInner>) -> tokio::task::JoinHandle<()> {
     let shared = Arc::clone(shared);
     tokio::spawn(async move { shared.receive().await })
 }

@@ -1,4 +1,4 @@
-//! What the bus counts.
+//! Prometheus metrics of a daemon's bus.
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
@@ -7,7 +7,7 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 pub struct Metrics {
     /// Payloads handed to the daemon, again or for the first time.
     pub pushes: IntCounter,
-    /// Of those, the ones that were pushed before.
+    /// Payloads handed to the daemon again.
     pub resent: IntCounter,
     /// Payloads that had to be padded to arrive.
     pub padded: IntCounter,
@@ -19,7 +19,7 @@ pub struct Metrics {
     pub received: IntCounter,
     /// Acknowledgements, and plain answers, that came after their push had stopped waiting.
     pub late_replies: IntCounter,
-    /// Replies from somebody who was not asked.
+    /// Replies from a node that was not asked.
     pub strangers: IntCounter,
     /// Payloads that came before.
     pub duplicates: IntCounter,
@@ -33,7 +33,7 @@ pub struct Metrics {
     pub in_flight: IntGauge,
     /// Nodes that did not answer the last payload.
     pub absent: IntGauge,
-    /// Whether the daemon answers.
+    /// 1 while the daemon answers, else 0.
     pub up: IntGauge,
     /// Times that the daemon was lost.
     pub lost: IntCounter,

@@ -10,15 +10,15 @@ use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::bus::{BusError, Destination, Form, Parcel, PublicKey, ReplyTo, check_topic};
+use crate::bus::{BusDestination, BusError, Datagram, PayloadForm, PublicKey, ReplyTo, check_topic};
 
-use super::Shared;
-use super::api::{Api, ApiError, DaemonId, Progress, Pushed, Received};
+use super::DaemonBusInner;
+use super::api::{DaemonApi, DaemonApiError, DaemonMessage, DaemonMessageId, PushProgress, PushResult};
 use super::frame::{
-    Body, Content, FRAME_BYTES_MAX, Frame, MESSAGE_BYTES_MAX, MessageId, Verdict, is_plain, pad_plain,
-    padded, read, split,
+    BusFrame, BusMessageId, DaemonPayload, FRAME_BYTES_MAX, FrameAckStatus, FrameBody, MESSAGE_BYTES_MAX,
+    is_plain, pad_plain, padded, read, split,
 };
-use super::lane::Lane;
+use super::node_channel::NodeChannel;
 
 /// How long somebody who is short of something is left alone.
 const BUSY_PAUSE: Duration = Duration::from_millis(200);
@@ -31,63 +31,69 @@ const LATE_ANSWERS_KEEP: Duration = Duration::from_secs(24 * 3600);
 
 /// The acknowledgements that are waited for. An entry lives as long as its sender waits.
 #[derive(Debug, Default)]
-pub(super) struct Acknowledgements(Mutex<HashMap<(MessageId, u16), Expected>>);
+pub(super) struct AwaitedAcks(Mutex<HashMap<(BusMessageId, u16), AwaitedAck>>);
 
 #[derive(Debug)]
-struct Expected {
+struct AwaitedAck {
     from: PublicKey,
-    verdict: watch::Sender<Option<Verdict>>,
+    verdict: watch::Sender<Option<FrameAckStatus>>,
 }
 
-/// What an acknowledgement turned out to be.
+/// Match of an acknowledgement with the awaited ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Acknowledged {
-    /// It was waited for.
+pub(super) enum AckMatch {
+    /// The acknowledgement was awaited.
     Awaited,
-    /// It was not, any more.
+    /// The acknowledgement was not awaited, or not any more.
     Unawaited,
-    /// It is from somebody who was not asked.
+    /// The acknowledgement is from a node that was not asked.
     ByStranger,
 }
 
-impl Acknowledgements {
+impl AwaitedAcks {
     /// Takes in an acknowledgement, wherever it came.
-    pub(super) fn take(&self, from: PublicKey, id: MessageId, part: u16, verdict: Verdict) -> Acknowledged {
+    pub(super) fn take(
+        &self,
+        from: PublicKey,
+        id: BusMessageId,
+        part: u16,
+        verdict: FrameAckStatus,
+    ) -> AckMatch {
         match self.table().get(&(id, part)) {
-            Some(expected) if expected.from != from => Acknowledged::ByStranger,
+            Some(expected) if expected.from != from => AckMatch::ByStranger,
             Some(expected) => {
                 expected.verdict.send_replace(Some(verdict));
-                Acknowledged::Awaited
+                AckMatch::Awaited
             }
-            None => Acknowledged::Unawaited,
+            None => AckMatch::Unawaited,
         }
     }
 
-    /// Whether any is waited for.
+    /// Returns true when any acknowledgement is awaited.
     pub(super) fn any(&self) -> bool {
         !self.table().is_empty()
     }
 
-    fn expect(&self, from: PublicKey, id: MessageId, part: u16) -> Awaiting<'_> {
+    fn expect(&self, from: PublicKey, id: BusMessageId, part: u16) -> AckWaiter<'_> {
         let verdict = watch::Sender::new(None);
         let receiver = verdict.subscribe();
-        self.table().insert((id, part), Expected { from, verdict });
-        Awaiting { table: self, place: (id, part), verdict: receiver }
+        self.table().insert((id, part), AwaitedAck { from, verdict });
+        AckWaiter { table: self, place: (id, part), verdict: receiver }
     }
 
-    fn table(&self) -> MutexGuard<'_, HashMap<(MessageId, u16), Expected>> {
+    fn table(&self) -> MutexGuard<'_, HashMap<(BusMessageId, u16), AwaitedAck>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-struct Awaiting<'a> {
-    table: &'a Acknowledgements,
-    place: (MessageId, u16),
-    verdict: watch::Receiver<Option<Verdict>>,
+struct AckWaiter<'a> {
+    table: &'a AwaitedAcks,
+    place: (BusMessageId, u16),
+    verdict: watch::Receiver<Option<FrameAckStatus>>,
 }
 
-impl Awaiting<'_> {
-    async fn verdict(&mut self) -> Verdict {
+impl AckWaiter<'_> {
+    async fn verdict(&mut self) -> FrameAckStatus {
         loop {
             if let Some(verdict) = *self.verdict.borrow_and_update() {
                 return verdict;
@@ -106,7 +112,7 @@ impl Awaiting<'_> {
     }
 }
 
-impl Drop for Awaiting<'_> {
+impl Drop for AckWaiter<'_> {
     fn drop(&mut self) {
         self.table.table().remove(&self.place);
     }
@@ -114,25 +120,25 @@ impl Drop for Awaiting<'_> {
 
 /// Plain messages that were pushed a while ago, whose answers come without a topic.
 #[derive(Debug, Default)]
-pub(super) struct LateAnswers(Mutex<HashMap<DaemonId, (PublicKey, Instant)>>);
+pub(super) struct LateAnswers(Mutex<HashMap<DaemonMessageId, (PublicKey, Instant)>>);
 
 impl LateAnswers {
-    /// Whom an answer with this id may come from.
-    pub(super) fn from(&self, id: &DaemonId) -> Option<PublicKey> {
+    /// Returns the node that an answer with this id may come from.
+    pub(super) fn from(&self, id: &DaemonMessageId) -> Option<PublicKey> {
         self.table().get(id).map(|(from, _)| *from)
     }
 
-    /// It came.
-    pub(super) fn came(&self, id: &DaemonId) {
+    /// Notes that the answer came.
+    pub(super) fn came(&self, id: &DaemonMessageId) {
         self.table().remove(id);
     }
 
-    /// Whether any is waited for.
+    /// Returns true when any answer is awaited.
     pub(super) fn any(&self) -> bool {
         !self.table().is_empty()
     }
 
-    fn expect(&self, id: DaemonId, from: PublicKey, until: Instant) {
+    fn expect(&self, id: DaemonMessageId, from: PublicKey, until: Instant) {
         let (now, mut table) = (Instant::now(), self.table());
         table.retain(|_, (_, until)| *until > now);
         if table.len() >= LATE_ANSWERS_MAX {
@@ -142,20 +148,20 @@ impl LateAnswers {
         table.insert(id, (from, until));
     }
 
-    fn table(&self) -> MutexGuard<'_, HashMap<DaemonId, (PublicKey, Instant)>> {
+    fn table(&self) -> MutexGuard<'_, HashMap<DaemonMessageId, (PublicKey, Instant)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Shared {
+impl DaemonBusInner {
     /// See [`crate::Bus::send`].
-    pub(super) async fn send(&self, parcel: Parcel<'_>) -> Result<(), BusError> {
-        let Parcel { to, topic, payload, form, deadline, reply_to } = parcel;
+    pub(super) async fn send(&self, parcel: Datagram<'_>) -> Result<(), BusError> {
+        let Datagram { to, topic, payload, form, deadline, reply_to } = parcel;
         check_topic(topic)?;
         let bytes_max = match form {
-            Form::Framed => MESSAGE_BYTES_MAX,
-            Form::Plain if !is_plain(&payload) => return Err(BusError::NotPlain),
-            Form::Plain => FRAME_BYTES_MAX,
+            PayloadForm::Framed => MESSAGE_BYTES_MAX,
+            PayloadForm::Plain if !is_plain(&payload) => return Err(BusError::NotPlain),
+            PayloadForm::Plain => FRAME_BYTES_MAX,
         };
         if padded(payload.len()) > bytes_max {
             return Err(BusError::TooLarge { bytes: payload.len(), bytes_max });
@@ -164,9 +170,9 @@ impl Shared {
         let sending = async {
             let lane = self.lane(to, topic).await?;
             match form {
-                Form::Framed => self.deliver(&lane, topic, &payload, deadline).await,
-                Form::Plain => match reply_to {
-                    Some(ReplyTo(id)) => self.reply_plain(&lane, &DaemonId(id), payload).await,
+                PayloadForm::Framed => self.deliver(&lane, topic, &payload, deadline).await,
+                PayloadForm::Plain => match reply_to {
+                    Some(ReplyTo(id)) => self.reply_plain(&lane, &DaemonMessageId(id), payload).await,
                     None => self.deliver_plain(&lane, topic, payload, deadline).await,
                 },
             }
@@ -175,16 +181,21 @@ impl Shared {
     }
 
     /// See [`crate::Bus::ping`].
-    pub(super) async fn ping(&self, to: Destination, topic: &str, deadline: Instant) -> Result<(), BusError> {
+    pub(super) async fn ping(
+        &self,
+        to: BusDestination,
+        topic: &str,
+        deadline: Instant,
+    ) -> Result<(), BusError> {
         check_topic(topic)?;
         let pinging = async {
             let lane = self.lane(to, topic).await?;
-            let ping = Frame {
+            let ping = BusFrame {
                 id: lane.number(),
                 deadline_ms: unix_ms(deadline),
                 part: 0,
                 parts: 1,
-                body: Body::Ping,
+                body: FrameBody::Ping,
             };
             let verdict = self.deliver_part(&lane, topic, &ping).await?;
             judge(verdict, &lane, topic)
@@ -195,13 +206,13 @@ impl Shared {
     async fn until(
         &self,
         deadline: Instant,
-        to: Destination,
+        to: BusDestination,
         topic: &str,
         sending: impl Future<Output = Result<(), BusError>>,
     ) -> Result<(), BusError> {
         self.metrics.in_flight.inc();
         let sent = {
-            let _counted = Counted(&self.metrics.in_flight);
+            let _counted = BusInFlightGuard(&self.metrics.in_flight);
             tokio::time::timeout_at(deadline, sending).await
         };
         sent.unwrap_or_else(|_| {
@@ -210,22 +221,22 @@ impl Shared {
         })
     }
 
-    async fn lane(&self, to: Destination, topic: &str) -> Result<Arc<Lane>, BusError> {
+    async fn lane(&self, to: BusDestination, topic: &str) -> Result<Arc<NodeChannel>, BusError> {
         let key = match to {
-            Destination::Key(key) => key,
-            Destination::Ip(ip) => self.key_of(ip).await?,
+            BusDestination::Key(key) => key,
+            BusDestination::Ip(ip) => self.key_of(ip).await?,
         };
         if self.own_key() == Some(key) {
             // The daemon takes such messages, and they never arrive.
             return Err(unreachable(to, &format!("{topic} (this node itself)")));
         }
-        Ok(self.lanes.to(key))
+        Ok(self.channels.to(key))
     }
 
     /// Until all parts were taken by one and the same process at the other end.
     async fn deliver(
         &self,
-        lane: &Lane,
+        lane: &NodeChannel,
         topic: &str,
         payload: &Bytes,
         deadline: Instant,
@@ -233,15 +244,16 @@ impl Shared {
         let bodies = split(payload);
         let (id, deadline_ms) = (lane.number(), unix_ms(deadline));
         let parts = u16::try_from(bodies.len()).expect("messages are bounded");
-        let frame = |(part, body)| Frame { id, deadline_ms, part, parts, body: Body::Data(body) };
+        let frame = |(part, body)| BusFrame { id, deadline_ms, part, parts, body: FrameBody::Data(body) };
         let frames: Vec<_> = (0..).zip(bodies).map(frame).collect();
         loop {
             let deliveries = frames.iter().map(|frame| self.deliver_part(lane, topic, frame));
             let verdicts = join_all(deliveries).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-            if verdicts.contains(&Verdict::Taken) {
+            if verdicts.contains(&FrameAckStatus::Taken) {
                 return Ok(());
             }
-            let decisive = verdicts.into_iter().find(|v| !matches!(v, Verdict::Held | Verdict::Busy));
+            let decisive =
+                verdicts.into_iter().find(|v| !matches!(v, FrameAckStatus::Partial | FrameAckStatus::Busy));
             if let Some(verdict) = decisive {
                 return judge(verdict, lane, topic);
             }
@@ -251,7 +263,12 @@ impl Shared {
     }
 
     /// Pushes one frame until the other end says something to it.
-    async fn deliver_part(&self, lane: &Lane, topic: &str, frame: &Frame) -> Result<Verdict, BusError> {
+    async fn deliver_part(
+        &self,
+        lane: &NodeChannel,
+        topic: &str,
+        frame: &BusFrame,
+    ) -> Result<FrameAckStatus, BusError> {
         let payload = frame.encode();
         self.count_padding(frame.length(), &payload);
         let mut awaiting = self.acknowledgements.expect(lane.key, frame.id, frame.part);
@@ -267,7 +284,7 @@ impl Shared {
                 }
             };
             lane.answered();
-            if verdict != Verdict::Busy {
+            if verdict != FrameAckStatus::Busy {
                 return Ok(verdict);
             }
             awaiting.forget();
@@ -279,24 +296,24 @@ impl Shared {
     /// over what it was given last: then it is given nothing more.
     async fn attempt(
         &self,
-        lane: &Lane,
+        lane: &NodeChannel,
         topic: &str,
         payload: &Bytes,
         pushes: &mut u64,
     ) -> Result<(), BusError> {
-        let _leave = lane.enter(payload.len()).await;
+        let _leave = lane.acquire(payload.len()).await;
         let here = lane.is_here();
-        let (api, _place) = self.connection.place(here).await;
+        let (api, _place) = self.connection.permit(here).await;
         if self.is_trying(&api, lane).await {
             return Ok(());
         }
         self.count_push(pushes);
         match api.push(lane.key, topic, payload, self.reply_secs(here)).await {
-            Ok(Pushed::Reply(reply)) => {
+            Ok(PushResult::Reply(reply)) => {
                 self.read_reply(lane, reply).await;
                 Ok(())
             }
-            Ok(Pushed::Silence(id)) => {
+            Ok(PushResult::Silence(id)) => {
                 lane.missed(Some(id));
                 Ok(())
             }
@@ -304,15 +321,15 @@ impl Shared {
         }
     }
 
-    /// Whether the daemon is still busy with what it was given last for a node that is not there.
-    async fn is_trying(&self, api: &Arc<Api>, lane: &Lane) -> bool {
-        let Some(last) = lane.trying() else { return false };
+    /// Returns true while the daemon is still busy with the last message for an absent node.
+    async fn is_trying(&self, api: &Arc<DaemonApi>, lane: &NodeChannel) -> bool {
+        let Some(last) = lane.pending_probe() else { return false };
         match api.progress(&last).await {
-            Ok(Progress::Trying) => {
+            Ok(PushProgress::Trying) => {
                 lane.missed(Some(last));
                 true
             }
-            Ok(Progress::Sending | Progress::Received | Progress::Aborted) => false,
+            Ok(PushProgress::Sending | PushProgress::Received | PushProgress::Aborted) => false,
             Err(error) => {
                 self.connection.failed(api, &error);
                 false
@@ -328,13 +345,17 @@ impl Shared {
 
     /// Reads a reply. One that is not the acknowledgement of what was sent is no reason to send it
     /// again at once: the true one comes without a topic then.
-    async fn read_reply(&self, lane: &Lane, reply: Received) {
+    async fn read_reply(&self, lane: &NodeChannel, reply: DaemonMessage) {
         if reply.from != lane.key {
             self.metrics.strangers.inc();
             tracing::warn!(asked = %lane.key, replied = %reply.from, "a stranger's reply was refused");
-        } else if let Ok(Content::Framed(Frame { id, part, body: Body::Acknowledgement(verdict), .. })) =
-            read(&reply.payload)
-            && self.acknowledgements.take(reply.from, id, part, verdict) == Acknowledged::Awaited
+        } else if let Ok(DaemonPayload::Framed(BusFrame {
+            id,
+            part,
+            body: FrameBody::Acknowledgement(verdict),
+            ..
+        })) = read(&reply.payload)
+            && self.acknowledgements.take(reply.from, id, part, verdict) == AckMatch::Awaited
         {
             return;
         } else {
@@ -344,11 +365,11 @@ impl Shared {
         lane.missed(Some(reply.id));
     }
 
-    async fn push_failed(&self, api: &Arc<Api>, error: ApiError) -> Result<(), BusError> {
+    async fn push_failed(&self, api: &Arc<DaemonApi>, error: DaemonApiError) -> Result<(), BusError> {
         self.connection.failed(api, &error);
         match error {
-            ApiError::Down(_) => Ok(()),
-            ApiError::Busy => {
+            DaemonApiError::Down(_) => Ok(()),
+            DaemonApiError::Busy => {
                 tokio::time::sleep(jittered(BUSY_PAUSE)).await;
                 Ok(())
             }
@@ -371,12 +392,17 @@ impl Shared {
     }
 
     /// Until our daemon has it: whoever waits for a reply hears nothing else, and asks again when it gets lost.
-    async fn reply_plain(&self, lane: &Lane, id: &DaemonId, payload: Bytes) -> Result<(), BusError> {
+    async fn reply_plain(
+        &self,
+        lane: &NodeChannel,
+        id: &DaemonMessageId,
+        payload: Bytes,
+    ) -> Result<(), BusError> {
         let before = payload.len();
         let payload = pad_plain(payload);
         self.count_padding(before, &payload);
         loop {
-            let (api, _place) = self.connection.place(lane.is_here()).await;
+            let (api, _place) = self.connection.permit(lane.is_here()).await;
             match api.reply(id, lane.key, &payload).await {
                 Ok(()) => return Ok(()),
                 Err(error) => self.push_failed(&api, error).await?,
@@ -388,7 +414,7 @@ impl Shared {
     /// what it answers by a reply is handed over like what it pushes.
     async fn deliver_plain(
         &self,
-        lane: &Lane,
+        lane: &NodeChannel,
         topic: &str,
         payload: Bytes,
         deadline: Instant,
@@ -398,9 +424,9 @@ impl Shared {
         self.count_padding(before, &payload);
         let (mut pushes, mut last) = (0, None);
         loop {
-            let _leave = lane.enter(payload.len()).await;
-            let (api, _place) = self.connection.place(lane.is_here()).await;
-            let id: DaemonId = match last.take() {
+            let _leave = lane.acquire(payload.len()).await;
+            let (api, _place) = self.connection.permit(lane.is_here()).await;
+            let id: DaemonMessageId = match last.take() {
                 Some(id) => id,
                 None => {
                     if self.is_trying(&api, lane).await {
@@ -408,16 +434,16 @@ impl Shared {
                     }
                     self.count_push(&mut pushes);
                     match api.push(lane.key, topic, &payload, self.timings.plain_reply_secs).await {
-                        Ok(Pushed::Reply(reply)) if reply.from == lane.key => {
+                        Ok(PushResult::Reply(reply)) if reply.from == lane.key => {
                             lane.answered();
                             self.hand_over_answer(reply).await;
                             return Ok(());
                         }
-                        Ok(Pushed::Reply(Received { id, .. })) => {
+                        Ok(PushResult::Reply(DaemonMessage { id, .. })) => {
                             self.metrics.strangers.inc();
                             id
                         }
-                        Ok(Pushed::Silence(id)) => id,
+                        Ok(PushResult::Silence(id)) => id,
                         Err(error) => {
                             self.push_failed(&api, error).await?;
                             continue;
@@ -426,18 +452,18 @@ impl Shared {
                 }
             };
             match api.progress(&id).await {
-                Ok(Progress::Received) => {
+                Ok(PushProgress::Received) => {
                     lane.answered();
                     self.late_answers.expect(id, lane.key, deadline.max(Instant::now() + LATE_ANSWERS_KEEP));
                     self.listeners.wake.notify_one();
                     return Ok(());
                 }
-                Ok(Progress::Trying | Progress::Sending) => {
+                Ok(PushProgress::Trying | PushProgress::Sending) => {
                     lane.missed(Some(id.clone()));
                     last = Some(id);
                 }
                 // The daemon gave up, or forgot it when it was started again.
-                Ok(Progress::Aborted) | Err(ApiError::UnknownMessage) => lane.missed(None),
+                Ok(PushProgress::Aborted) | Err(DaemonApiError::UnknownMessage) => lane.missed(None),
                 Err(error) => {
                     self.connection.failed(&api, &error);
                     last = Some(id);
@@ -448,23 +474,23 @@ impl Shared {
 }
 
 /// Counts down when whoever waits stops waiting, for whatever reason.
-struct Counted<'a>(&'a prometheus::IntGauge);
+struct BusInFlightGuard<'a>(&'a prometheus::IntGauge);
 
-impl Drop for Counted<'_> {
+impl Drop for BusInFlightGuard<'_> {
     fn drop(&mut self) {
         self.0.dec();
     }
 }
 
-fn judge(verdict: Verdict, lane: &Lane, topic: &str) -> Result<(), BusError> {
+fn judge(verdict: FrameAckStatus, lane: &NodeChannel, topic: &str) -> Result<(), BusError> {
     match verdict {
-        Verdict::Taken | Verdict::Held | Verdict::Busy => Ok(()),
-        Verdict::Unheard => Err(unreachable(Destination::Key(lane.key), topic)),
-        Verdict::Expired => Err(BusError::Expired { destination: lane.key.to_string() }),
+        FrameAckStatus::Taken | FrameAckStatus::Partial | FrameAckStatus::Busy => Ok(()),
+        FrameAckStatus::NoListener => Err(unreachable(BusDestination::Key(lane.key), topic)),
+        FrameAckStatus::Expired => Err(BusError::Expired { destination: lane.key.to_string() }),
     }
 }
 
-pub(super) fn unreachable(to: Destination, topic: &str) -> BusError {
+pub(super) fn unreachable(to: BusDestination, topic: &str) -> BusError {
     BusError::Unreachable { destination: to.to_string(), topic: topic.to_owned() }
 }
 

@@ -1,4 +1,4 @@
-//! From bytes to messages.
+//! Parses payloads.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,61 +8,61 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use super::{
-    Answer, BATCH_LEN_MAX, ErrorData, INVALID_REQUEST, METHOD_BYTES_MAX, PARSE_ERROR, PAYLOAD_BYTES_MAX,
-    Request, RpcError, told,
+    BATCH_LEN_MAX, ErrorData, INVALID_REQUEST, JsonRpcError, JsonRpcRequest, JsonRpcResult, METHOD_BYTES_MAX,
+    PARSE_ERROR, PAYLOAD_BYTES_MAX, error_text,
 };
 
 /// Text ids are shorter than this.
 const ID_BYTES_MAX: usize = 128;
 
-/// What joins a response with its request.
+/// Id that joins a response with its request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Id {
-    /// What we use ourselves.
+pub enum JsonRpcId {
+    /// Number, as this implementation uses it.
     Number(u64),
-    /// What others may use.
+    /// Text, as others may use it.
     Text(String),
 }
 
 /// A response that came in.
 #[derive(Debug, Clone)]
-pub struct Response {
-    /// Which request it answers; absent when the other side could not tell.
-    pub id: Option<Id>,
-    /// How.
-    pub answer: Answer,
+pub struct JsonRpcResponse {
+    /// Request that is answered; absent when the other side could not tell.
+    pub id: Option<JsonRpcId>,
+    /// Result or error.
+    pub answer: JsonRpcResult,
 }
 
 /// One member of a payload.
 #[derive(Debug, Clone)]
-pub enum Message {
-    /// Wants something.
-    Request(Request),
-    /// Answers something.
-    Response(Response),
+pub enum JsonRpcMessage {
+    /// A request or notification.
+    Request(JsonRpcRequest),
+    /// A response.
+    Response(JsonRpcResponse),
 }
 
-/// A member that is neither request nor response. It is answered with an error under this id.
+/// A member that is neither request nor response. The error answer carries its id.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Invalid {
-    /// Its id as far as it could be read.
-    pub id: Option<Id>,
-    /// What is wrong with it.
+pub struct InvalidJsonRpcMessage {
+    /// Id of the member, as far as it could be read.
+    pub id: Option<JsonRpcId>,
+    /// Problem with the member.
     pub problem: String,
 }
 
-/// What one payload holds.
+/// Messages of one payload.
 #[derive(Debug, Clone)]
-pub enum Payload {
+pub enum JsonRpcPayload {
     /// One message.
-    Single(Result<Message, Invalid>),
+    Single(Result<JsonRpcMessage, InvalidJsonRpcMessage>),
     /// Several, to be answered together. Never empty.
-    Batch(Vec<Result<Message, Invalid>>),
+    Batch(Vec<Result<JsonRpcMessage, InvalidJsonRpcMessage>>),
 }
 
 /// Why a payload as a whole cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ParseError {
+pub enum JsonRpcParseError {
     /// More bytes than [`PAYLOAD_BYTES_MAX`].
     #[error("a payload has at most {PAYLOAD_BYTES_MAX} bytes, this one has {0}")]
     TooLarge(usize),
@@ -74,11 +74,11 @@ pub enum ParseError {
     EmptyBatch,
 }
 
-impl From<ParseError> for RpcError {
-    fn from(error: ParseError) -> Self {
+impl From<JsonRpcParseError> for JsonRpcError {
+    fn from(error: JsonRpcParseError) -> Self {
         let code = match error {
-            ParseError::NotJson(_) => PARSE_ERROR,
-            ParseError::TooLarge(_) | ParseError::EmptyBatch => INVALID_REQUEST,
+            JsonRpcParseError::NotJson(_) => PARSE_ERROR,
+            JsonRpcParseError::TooLarge(_) | JsonRpcParseError::EmptyBatch => INVALID_REQUEST,
         };
         Self::of_protocol(code, error.to_string())
     }
@@ -87,34 +87,34 @@ impl From<ParseError> for RpcError {
 /// Reads a payload.
 ///
 /// # Errors
-/// [`ParseError`] when there are no members to speak of.
-pub fn parse(payload: &[u8]) -> Result<Payload, ParseError> {
+/// [`JsonRpcParseError`] when there are no members to speak of.
+pub fn parse(payload: &[u8]) -> Result<JsonRpcPayload, JsonRpcParseError> {
     if payload.len() > PAYLOAD_BYTES_MAX {
-        return Err(ParseError::TooLarge(payload.len()));
+        return Err(JsonRpcParseError::TooLarge(payload.len()));
     }
-    let not_json = |error: serde_json::Error| ParseError::NotJson(told(&error));
+    let not_json = |error: serde_json::Error| JsonRpcParseError::NotJson(error_text(&error));
     let first = payload.iter().find(|byte| !byte.is_ascii_whitespace());
     if first == Some(&b'[') {
-        let Members(members) = serde_json::from_slice(payload).map_err(not_json)?;
+        let RawJsonRpcBatch(members) = serde_json::from_slice(payload).map_err(not_json)?;
         if members.is_empty() {
-            return Err(ParseError::EmptyBatch);
+            return Err(JsonRpcParseError::EmptyBatch);
         }
-        return Ok(Payload::Batch(members.into_iter().map(member).collect()));
+        return Ok(JsonRpcPayload::Batch(members.into_iter().map(member).collect()));
     }
     // Mostly it is a message, and read once.
     if first == Some(&b'{')
         && let Ok(parsed) = serde_json::from_slice(payload)
     {
-        return Ok(Payload::Single(checked(parsed)));
+        return Ok(JsonRpcPayload::Single(checked(parsed)));
     }
     let raw: &RawValue = serde_json::from_slice(payload).map_err(not_json)?;
-    Ok(Payload::Single(member(raw)))
+    Ok(JsonRpcPayload::Single(member(raw)))
 }
 
 /// The raw members of a batch, no more than are allowed.
-struct Members<'a>(Vec<&'a RawValue>);
+struct RawJsonRpcBatch<'a>(Vec<&'a RawValue>);
 
-impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for RawJsonRpcBatch<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Collect;
         impl<'de> Visitor<'de> for Collect {
@@ -141,7 +141,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Raw<'a> {
+struct RawJsonRpcMessage<'a> {
     #[serde(borrow)]
     jsonrpc: Cow<'a, str>,
     #[serde(default, borrow, deserialize_with = "present")]
@@ -153,7 +153,7 @@ struct Raw<'a> {
     #[serde(default, borrow, deserialize_with = "present")]
     result: Option<&'a RawValue>,
     #[serde(default)]
-    error: Option<RawError>,
+    error: Option<RawJsonRpcError>,
 }
 
 /// `null` is a value here, not an absence.
@@ -162,26 +162,29 @@ fn present<'de: 'a, 'a, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
 }
 
 #[derive(Deserialize)]
-struct RawError {
+struct RawJsonRpcError {
     code: i32,
     message: String,
     #[serde(default)]
     data: Option<Box<RawValue>>,
 }
 
-fn member(raw: &RawValue) -> Result<Message, Invalid> {
+fn member(raw: &RawValue) -> Result<JsonRpcMessage, InvalidJsonRpcMessage> {
     let text = raw.get();
     // A list would be taken for an object without names.
     if !text.starts_with('{') {
-        return Err(Invalid { id: None, problem: "a message is an object".to_owned() });
+        return Err(InvalidJsonRpcMessage { id: None, problem: "a message is an object".to_owned() });
     }
-    serde_json::from_str(text).map_err(|error| Invalid { id: None, problem: told(&error) }).and_then(checked)
+    serde_json::from_str(text)
+        .map_err(|error| InvalidJsonRpcMessage { id: None, problem: error_text(&error) })
+        .and_then(checked)
 }
 
-fn checked(parsed: Raw<'_>) -> Result<Message, Invalid> {
-    let Raw { jsonrpc, id, method, params, result, error } = parsed;
-    let id = id.map(read_id).transpose().map_err(|problem| Invalid { id: None, problem })?;
-    let invalid = |problem: &str| Invalid { id: id.clone().flatten(), problem: problem.to_owned() };
+fn checked(parsed: RawJsonRpcMessage<'_>) -> Result<JsonRpcMessage, InvalidJsonRpcMessage> {
+    let RawJsonRpcMessage { jsonrpc, id, method, params, result, error } = parsed;
+    let id = id.map(read_id).transpose().map_err(|problem| InvalidJsonRpcMessage { id: None, problem })?;
+    let invalid =
+        |problem: &str| InvalidJsonRpcMessage { id: id.clone().flatten(), problem: problem.to_owned() };
     if jsonrpc != "2.0" {
         return Err(invalid("`jsonrpc` is \"2.0\""));
     }
@@ -198,28 +201,40 @@ fn checked(parsed: Raw<'_>) -> Result<Message, Invalid> {
             };
             let params = params.unwrap_or(RawValue::NULL);
             if !matches!(params.get().as_bytes().first(), Some(b'{' | b'[' | b'n')) {
-                return Err(Invalid { id, problem: "`params` is an object or an array".into() });
+                return Err(InvalidJsonRpcMessage {
+                    id,
+                    problem: "`params` is an object or an array".into(),
+                });
             }
-            Ok(Message::Request(Request { id, method: method.into_owned(), params: params.to_owned() }))
+            Ok(JsonRpcMessage::Request(JsonRpcRequest {
+                id,
+                method: method.into_owned(),
+                params: params.to_owned(),
+            }))
         }
         (None, None, result, error) => {
             let Some(id) = id else { return Err(invalid("a response has an id")) };
             let answer = match (result, error) {
                 (Some(result), None) => Ok(result.to_owned()),
-                (None, Some(RawError { code, message, data })) => {
+                (None, Some(RawJsonRpcError { code, message, data })) => {
                     let data = data.and_then(|data| serde_json::from_str::<ErrorData>(data.get()).ok());
-                    Err(RpcError { code, message, data })
+                    Err(JsonRpcError { code, message, data })
                 }
-                _ => return Err(Invalid { id, problem: "a response has a result or an error".into() }),
+                _ => {
+                    return Err(InvalidJsonRpcMessage {
+                        id,
+                        problem: "a response has a result or an error".into(),
+                    });
+                }
             };
-            Ok(Message::Response(Response { id, answer }))
+            Ok(JsonRpcMessage::Response(JsonRpcResponse { id, answer }))
         }
         _ => Err(invalid("a message is a request or a response")),
     }
 }
 
 /// A number, a text, or null, which is no id.
-fn read_id(raw: &RawValue) -> Result<Option<Id>, String> {
+fn read_id(raw: &RawValue) -> Result<Option<JsonRpcId>, String> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Any {
@@ -228,8 +243,8 @@ fn read_id(raw: &RawValue) -> Result<Option<Id>, String> {
         Null,
     }
     match serde_json::from_str(raw.get()) {
-        Ok(Any::Number(number)) => Ok(Some(Id::Number(number))),
-        Ok(Any::Text(text)) if text.len() <= ID_BYTES_MAX => Ok(Some(Id::Text(text))),
+        Ok(Any::Number(number)) => Ok(Some(JsonRpcId::Number(number))),
+        Ok(Any::Text(text)) if text.len() <= ID_BYTES_MAX => Ok(Some(JsonRpcId::Text(text))),
         Ok(Any::Null) => Ok(None),
         Ok(Any::Text(_)) => Err(format!("an id has at most {ID_BYTES_MAX} bytes")),
         Err(_) => Err("an id is a whole number, a text or null".to_owned()),
@@ -239,35 +254,37 @@ fn read_id(raw: &RawValue) -> Result<Option<Id>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::json_rpc::{Call, write};
+    use crate::json_rpc::{JsonRpcCall, write};
     use proptest::prelude::*;
 
-    fn single(text: &str) -> Result<Message, Invalid> {
+    fn single(text: &str) -> Result<JsonRpcMessage, InvalidJsonRpcMessage> {
         match parse(text.as_bytes()) {
-            Ok(Payload::Single(message)) => message,
+            Ok(JsonRpcPayload::Single(message)) => message,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn the_specification_s_examples() {
-        let Ok(Message::Request(request)) =
+        let Ok(JsonRpcMessage::Request(request)) =
             single(r#"{"jsonrpc": "2.0", "method": "subtract", "params": [42, 23], "id": 1}"#)
         else {
             panic!("a request")
         };
-        assert_eq!((request.id, request.params.get()), (Some(Id::Number(1)), "[42, 23]"));
-        let Ok(Message::Request(note)) = single(r#"{"jsonrpc":"2.0","method":"update","params":[1]}"#) else {
+        assert_eq!((request.id, request.params.get()), (Some(JsonRpcId::Number(1)), "[42, 23]"));
+        let Ok(JsonRpcMessage::Request(note)) = single(r#"{"jsonrpc":"2.0","method":"update","params":[1]}"#)
+        else {
             panic!("a notification")
         };
         assert_eq!(note.id, None);
-        let Ok(Message::Response(response)) =
+        let Ok(JsonRpcMessage::Response(response)) =
             single(r#"{"jsonrpc":"2.0","error":{"code":-32601,"message":"Method not found"},"id":"1"}"#)
         else {
             panic!("a response")
         };
         assert_eq!(response.answer.expect_err("an error").code, -32601);
-        let Ok(Message::Response(response)) = single(r#"{"jsonrpc":"2.0","result":null,"id":null}"#) else {
+        let Ok(JsonRpcMessage::Response(response)) = single(r#"{"jsonrpc":"2.0","result":null,"id":null}"#)
+        else {
             panic!("a response to nobody")
         };
         assert_eq!((response.id, response.answer.expect("null is a result").get()), (None, "null"));
@@ -291,18 +308,19 @@ mod tests {
         ] {
             assert!(single(text).is_err(), "{text}");
         }
-        let Ok(Payload::Batch(members)) = parse(br#"[1, {"jsonrpc":"2.0","method":"a"}, ["2.0", 1, "a"]]"#)
+        let Ok(JsonRpcPayload::Batch(members)) =
+            parse(br#"[1, {"jsonrpc":"2.0","method":"a"}, ["2.0", 1, "a"]]"#)
         else {
             panic!("a batch")
         };
         assert!(members[0].is_err() && members[1].is_ok() && members[2].is_err());
-        assert_eq!(parse(b" []").map(|_| ()), Err(ParseError::EmptyBatch));
-        assert!(matches!(parse(b"[1"), Err(ParseError::NotJson(_))));
+        assert_eq!(parse(b" []").map(|_| ()), Err(JsonRpcParseError::EmptyBatch));
+        assert!(matches!(parse(b"[1"), Err(JsonRpcParseError::NotJson(_))));
         let many = format!("[{}0]", "0,".repeat(BATCH_LEN_MAX));
-        assert!(matches!(parse(many.as_bytes()), Err(ParseError::NotJson(_))));
+        assert!(matches!(parse(many.as_bytes()), Err(JsonRpcParseError::NotJson(_))));
         assert_eq!(
             parse(&vec![b' '; PAYLOAD_BYTES_MAX + 1]).map(|_| ()),
-            Err(ParseError::TooLarge(PAYLOAD_BYTES_MAX + 1))
+            Err(JsonRpcParseError::TooLarge(PAYLOAD_BYTES_MAX + 1))
         );
     }
 
@@ -313,7 +331,7 @@ mod tests {
         let problem = single(&text).expect_err("no error").problem;
         assert!(problem.len() < 2000, "{} bytes", problem.len());
         let text = format!(r#"{{"jsonrpc":"2.0","method":"a","params":["{long}"]}}"#);
-        let Ok(Message::Request(request)) = single(&text) else { panic!("a request") };
+        let Ok(JsonRpcMessage::Request(request)) = single(&text) else { panic!("a request") };
         let message = request.read::<Vec<u32>>().expect_err("texts").message;
         assert!(message.len() < 2000, "{} bytes", message.len());
     }
@@ -326,7 +344,7 @@ mod tests {
 
         #[test]
         fn no_damage_panics(cut in 0_usize..400, byte: u8, text: String) {
-            let calls: Vec<_> = (0..3).map(|n| Call::new("job.run", &(n, &text)).expect("JSON")).collect();
+            let calls: Vec<_> = (0..3).map(|n| JsonRpcCall::new("job.run", &(n, &text)).expect("JSON")).collect();
             let mut payload = write::requests(7, &calls).remove(0).to_vec();
             let at = cut % payload.len();
             payload[at] = byte;
@@ -337,12 +355,12 @@ mod tests {
 
         #[test]
         fn what_is_written_is_read(text: String, first in 0_u64..1000) {
-            let calls = [Call::new("a", &[&text]).expect("JSON"), Call::new("b", &[1]).expect("JSON")];
+            let calls = [JsonRpcCall::new("a", &[&text]).expect("JSON"), JsonRpcCall::new("b", &[1]).expect("JSON")];
             let payloads = write::requests(first, &calls);
             prop_assert_eq!(payloads.len(), 1);
-            let Ok(Payload::Batch(members)) = parse(&payloads[0]) else { panic!("a batch") };
-            let Ok(Message::Request(request)) = &members[0] else { panic!("a request") };
-            prop_assert_eq!(&request.id, &Some(Id::Number(first)));
+            let Ok(JsonRpcPayload::Batch(members)) = parse(&payloads[0]) else { panic!("a batch") };
+            let Ok(JsonRpcMessage::Request(request)) = &members[0] else { panic!("a request") };
+            prop_assert_eq!(&request.id, &Some(JsonRpcId::Number(first)));
             prop_assert_eq!(request.read::<Vec<String>>().expect("as written"), vec![text]);
         }
     }

@@ -15,10 +15,14 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::bus::{Receipt, ReplyTo};
-use crate::guard::Refused;
+use crate::guard::RejectedPayload;
 
-use super::parse::{Id, Invalid, Message, Payload, Response, parse};
-use super::{Answer, Call, INVALID_REQUEST, PAYLOAD_BYTES_MAX, Request, RpcError, write};
+use super::parse::{
+    InvalidJsonRpcMessage, JsonRpcId, JsonRpcMessage, JsonRpcPayload, JsonRpcResponse, parse,
+};
+use super::{
+    INVALID_REQUEST, JsonRpcCall, JsonRpcError, JsonRpcRequest, JsonRpcResult, PAYLOAD_BYTES_MAX, write,
+};
 
 /// Batches of calls that may wait for answers of one peer.
 pub const IN_FLIGHT_MAX: usize = 1024;
@@ -29,9 +33,9 @@ pub const HANDLERS_MAX: usize = 256;
 /// Why a call has no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// The other side says no.
+    /// The other side refuses.
     #[error("refused: {0}")]
-    Refused(RpcError),
+    Refused(JsonRpcError),
     /// No answer in time. It may still have had its effect.
     #[error("no answer in time")]
     TimedOut,
@@ -50,127 +54,131 @@ pub enum CallError {
 }
 
 /// Answers requests.
-pub trait Handler: Send + Sync + 'static {
+pub trait JsonRpcHandler: Send + Sync + 'static {
     /// Takes what came in one payload, in its order. The call itself is made in the order in which
     /// payloads came; the future then runs beside others. It gives one answer for each request;
     /// those to notifications are dropped.
-    fn handle(&self, from: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>>;
+    fn handle(
+        &self,
+        from: &JsonRpcPeer,
+        requests: Vec<JsonRpcRequest>,
+    ) -> BoxFuture<'static, Vec<JsonRpcResult>>;
 }
 
 /// One conversation. Clones are the same.
 #[derive(Clone)]
-pub struct Peer(Arc<Shared>);
+pub struct JsonRpcPeer(Arc<JsonRpcPeerInner>);
 
 /// A payload that goes out, and until when it is of use.
 #[derive(Debug, Clone)]
-pub struct Outgoing {
-    /// What goes out.
+pub struct OutgoingPayload {
+    /// Bytes to send.
     pub payload: Bytes,
-    /// When whoever waits for an answer stops waiting.
+    /// Deadline of the waiting caller.
     pub deadline: Option<Instant>,
-    /// The context that its calls are of, when they are of one.
+    /// Context of the calls, when they are of one.
     pub context: Option<u32>,
-    /// What it answers, when whoever asked waits for a bare reply.
+    /// Message that the payload answers, when its sender waits for a bare reply.
     pub reply_to: Option<ReplyTo>,
-    /// Which calls it carries, when it carries calls.
+    /// Batch of calls in the payload, if any.
     pub batch: Option<u64>,
 }
 
-/// The way out of a conversation that needs no task: whoever sends a payload goes it.
+/// Outlet of a conversation that needs no task: senders call it directly.
 #[async_trait]
-pub(crate) trait Exit: Send + Sync {
-    /// Sends one; gives what became of it.
-    async fn send(&self, outgoing: Outgoing) -> Fate;
+pub(crate) trait DirectSender: Send + Sync {
+    /// Sends one payload; returns the result.
+    async fn send(&self, outgoing: OutgoingPayload) -> PayloadSendResult;
 }
 
 /// Result of sending a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum PayloadSendResult {
     /// The payload is in the hands of the other side; it carried this batch of calls.
     Sent(Option<u64>),
     /// The payload did not arrive, and the batch that it carried is not answered.
     Lost(Option<u64>),
     /// The other side cannot be reached: nothing that waits for it is answered.
     Unreachable,
-    /// The payload did not arrive, and nobody waits for it any more.
+    /// The payload did not arrive, and no caller waits for it any more.
     Stale,
 }
 
-/// Where payloads go out.
-enum Outbox {
+/// Outlet for payloads.
+enum PeerOutbox {
     Bare(mpsc::Sender<Bytes>),
-    Timed(mpsc::Sender<Outgoing>),
-    Here(Box<dyn Exit>),
+    Timed(mpsc::Sender<OutgoingPayload>),
+    Direct(Box<dyn DirectSender>),
 }
 
-impl Outbox {
+impl PeerOutbox {
     fn is_closed(&self) -> bool {
         match self {
             Self::Bare(outbox) => outbox.is_closed(),
             Self::Timed(outbox) => outbox.is_closed(),
-            Self::Here(_) => false,
+            Self::Direct(_) => false,
         }
     }
 }
 
-struct Shared {
-    outbox: Outbox,
-    handler: Arc<dyn Handler>,
+struct JsonRpcPeerInner {
+    outbox: PeerOutbox,
+    handler: Arc<dyn JsonRpcHandler>,
     handlers: Arc<Semaphore>,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<PendingCallBatches>,
 }
 
 /// The batches that wait, by the id of their first call. Ids within a batch follow each other, so that
 /// one entry serves a whole batch.
 #[derive(Default)]
-struct Waiting {
+struct PendingCallBatches {
     next_id: u64,
     closed: bool,
-    batches: BTreeMap<u64, Batch>,
+    batches: BTreeMap<u64, PendingCallBatch>,
 }
 
-struct Batch {
-    answers: Vec<Option<Answer>>,
+struct PendingCallBatch {
+    answers: Vec<Option<JsonRpcResult>>,
     missing: usize,
     done: Option<oneshot::Sender<()>>,
-    /// A part of it is in the hands of the other side.
+    /// A part of the batch is in the hands of the other side.
     sent: Arc<AtomicBool>,
 }
 
-impl fmt::Debug for Peer {
+impl fmt::Debug for JsonRpcPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Peer({} waiting)", self.waiting().batches.len())
     }
 }
 
-impl Peer {
-    /// A conversation whose payloads go out through `outbox`, and come in through
-    /// [`Peer::receive`]. Requests go to `handler`.
+impl JsonRpcPeer {
+    /// Makes a conversation whose payloads go out through `outbox`, and come in through
+    /// [`JsonRpcPeer::receive`]. Requests go to `handler`.
     #[must_use]
-    pub fn new(outbox: mpsc::Sender<Bytes>, handler: Arc<dyn Handler>) -> Self {
-        Self::over(Outbox::Bare(outbox), handler)
+    pub fn new(outbox: mpsc::Sender<Bytes>, handler: Arc<dyn JsonRpcHandler>) -> Self {
+        Self::over(PeerOutbox::Bare(outbox), handler)
     }
 
-    /// The same over a way that can make use of knowing how long a payload is wanted.
+    /// Makes a conversation over an outlet that can make use of knowing how long a payload is wanted.
     #[must_use]
-    pub fn timed(outbox: mpsc::Sender<Outgoing>, handler: Arc<dyn Handler>) -> Self {
-        Self::over(Outbox::Timed(outbox), handler)
+    pub fn timed(outbox: mpsc::Sender<OutgoingPayload>, handler: Arc<dyn JsonRpcHandler>) -> Self {
+        Self::over(PeerOutbox::Timed(outbox), handler)
     }
 
-    /// A conversation with no task that sends: payloads leave where their senders are.
-    pub(crate) fn sending_here(exit: Box<dyn Exit>, handler: Arc<dyn Handler>) -> Self {
-        Self::over(Outbox::Here(exit), handler)
+    /// Makes a conversation without a sending task: payloads leave where their senders are.
+    pub(crate) fn with_direct_sender(exit: Box<dyn DirectSender>, handler: Arc<dyn JsonRpcHandler>) -> Self {
+        Self::over(PeerOutbox::Direct(exit), handler)
     }
 
-    fn over(outbox: Outbox, handler: Arc<dyn Handler>) -> Self {
+    fn over(outbox: PeerOutbox, handler: Arc<dyn JsonRpcHandler>) -> Self {
         let handlers = Arc::new(Semaphore::new(HANDLERS_MAX));
         // What another life of this side had asked must not be taken for the answer to something else.
         let next_id = u64::from(rand::random::<u32>()) << 20;
-        let waiting = Mutex::new(Waiting { next_id, ..Waiting::default() });
-        Self(Arc::new(Shared { outbox, handler, handlers, waiting }))
+        let waiting = Mutex::new(PendingCallBatches { next_id, ..PendingCallBatches::default() });
+        Self(Arc::new(JsonRpcPeerInner { outbox, handler, handlers, waiting }))
     }
 
-    /// Whether both are the same conversation.
+    /// Returns true when both handles are of one conversation.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -186,14 +194,15 @@ impl Peer {
         params: &impl Serialize,
         timeout: Duration,
     ) -> Result<Box<RawValue>, CallError> {
-        let call = Call::new(method, params).map_err(|error| CallError::Unwritable(error.to_string()))?;
+        let call =
+            JsonRpcCall::new(method, params).map_err(|error| CallError::Unwritable(error.to_string()))?;
         self.call_batch(vec![call], timeout).await.pop().unwrap_or(Err(CallError::Closed))
     }
 
     /// Makes several calls as a batch; gives one outcome for each, in their order.
     pub async fn call_batch(
         &self,
-        calls: Vec<Call>,
+        calls: Vec<JsonRpcCall>,
         timeout: Duration,
     ) -> Vec<Result<Box<RawValue>, CallError>> {
         let count = calls.len();
@@ -204,14 +213,14 @@ impl Peer {
         }
     }
 
-    /// Sends several calls as a batch. When it returns they are on their way, in front of everything that
-    /// is sent later; what becomes of them is told by [`SentBatch::outcomes`].
-    pub async fn send_batch(&self, calls: Vec<Call>) -> SentBatch {
+    /// Sends several calls as a batch. On return they are on their way, in front of everything that
+    /// is sent later; [`SentBatch::outcomes`] returns their results.
+    pub async fn send_batch(&self, calls: Vec<JsonRpcCall>) -> SentBatch {
         self.send_batch_until(calls, None).await
     }
 
-    /// The same for calls whose answers are of no use after `deadline`.
-    pub async fn send_batch_until(&self, calls: Vec<Call>, deadline: Option<Instant>) -> SentBatch {
+    /// Sends a batch of calls whose answers are of no use after `deadline`.
+    pub async fn send_batch_until(&self, calls: Vec<JsonRpcCall>, deadline: Option<Instant>) -> SentBatch {
         let count = calls.len();
         let failed = |error| SentBatch { count, state: Err(error) };
         if let Some(large) = calls.iter().find(|call| call.params.get().len() > PAYLOAD_BYTES_MAX - 1024) {
@@ -227,8 +236,8 @@ impl Peer {
         let context = calls.first().and_then(|call| call.context);
         let batch = Some(entry.first);
         for payload in write::requests(entry.first, &calls) {
-            let outgoing = Outgoing { payload, deadline, context, reply_to: None, batch };
-            if let Err(error) = self.leave(outgoing).await {
+            let outgoing = OutgoingPayload { payload, deadline, context, reply_to: None, batch };
+            if let Err(error) = self.send_payload(outgoing).await {
                 return failed(error);
             }
         }
@@ -240,16 +249,18 @@ impl Peer {
     /// # Errors
     /// [`CallError::Closed`], [`CallError::TooLarge`] or [`CallError::Unwritable`].
     pub async fn notify(&self, method: &'static str, params: &impl Serialize) -> Result<(), CallError> {
-        let call = Call::new(method, params).map_err(|error| CallError::Unwritable(error.to_string()))?;
+        let call =
+            JsonRpcCall::new(method, params).map_err(|error| CallError::Unwritable(error.to_string()))?;
         let payload = write::notification(&call);
         if payload.len() > PAYLOAD_BYTES_MAX {
             return Err(CallError::TooLarge(payload.len()));
         }
-        let outgoing = Outgoing { payload, deadline: None, context: None, reply_to: None, batch: None };
-        self.leave(outgoing).await
+        let outgoing =
+            OutgoingPayload { payload, deadline: None, context: None, reply_to: None, batch: None };
+        self.send_payload(outgoing).await
     }
 
-    /// Takes a payload that came in. Never waits: answers wake their callers, requests are worked on in
+    /// Handles an incoming payload. Never waits: answers wake their callers, requests are worked on in
     /// tasks of their own, whose answers to one batch go back together.
     ///
     /// Has to be called within a Tokio runtime.
@@ -257,13 +268,13 @@ impl Peer {
         self.receive_with(payload, Receipt::default());
     }
 
-    /// The same for a payload that the way it came keeps until `receipt` is dropped: after the handler has
+    /// Handles an incoming payload that the transport keeps until `receipt` is dropped: after the handler has
     /// done its work, and before the answer leaves.
     pub fn receive_with(&self, payload: &[u8], receipt: Receipt) {
         let reply_to = receipt.reply_to();
         let (members, batch) = match parse(payload) {
-            Ok(Payload::Single(member)) => (vec![member], false),
-            Ok(Payload::Batch(members)) => (members, true),
+            Ok(JsonRpcPayload::Single(member)) => (vec![member], false),
+            Ok(JsonRpcPayload::Batch(members)) => (members, true),
             Err(error) => {
                 self.reply_now(vec![(None, Err(error.into()))], false, reply_to);
                 return;
@@ -273,10 +284,10 @@ impl Peer {
         let mut refused = Vec::new();
         for member in members {
             match member {
-                Ok(Message::Request(request)) => requests.push(request),
-                Ok(Message::Response(response)) => self.answered(response),
-                Err(Invalid { id, problem }) => {
-                    refused.push((id, Err(RpcError::of_protocol(INVALID_REQUEST, problem))));
+                Ok(JsonRpcMessage::Request(request)) => requests.push(request),
+                Ok(JsonRpcMessage::Response(response)) => self.answered(response),
+                Err(InvalidJsonRpcMessage { id, problem }) => {
+                    refused.push((id, Err(JsonRpcError::of_protocol(INVALID_REQUEST, problem))));
                 }
             }
         }
@@ -286,7 +297,7 @@ impl Peer {
         }
         let ids: Vec<_> = requests.iter().map(|request| request.id.clone()).collect();
         let Ok(permit) = Arc::clone(&self.0.handlers).try_acquire_owned() else {
-            let busy = RpcError::refused("BUSY", false, "too many requests are being worked on");
+            let busy = JsonRpcError::refused("BUSY", false, "too many requests are being worked on");
             refused.extend(ids.into_iter().flatten().map(|id| (Some(id), Err(busy.clone()))));
             self.reply_now(refused, batch, reply_to);
             return;
@@ -303,11 +314,11 @@ impl Peer {
         });
     }
 
-    /// The same for a payload that somebody guarded: what was refused is answered where its sender may be told.
-    pub fn receive_opened(&self, opened: Result<Bytes, Refused>, receipt: Receipt) {
+    /// Handles a payload that a guard has opened; answers a rejected one where its sender may be told.
+    pub fn receive_opened(&self, opened: Result<Bytes, RejectedPayload>, receipt: Receipt) {
         match opened {
             Ok(payload) => self.receive_with(&payload, receipt),
-            Err(Refused { error, body, over }) => {
+            Err(RejectedPayload { error, body, over }) => {
                 tracing::warn!(reason = error.reason(), "something was not heard: {}", error.message);
                 if let Some(body) = body {
                     self.refuse(&body, &error);
@@ -319,18 +330,18 @@ impl Peer {
         }
     }
 
-    /// Answers every request in a payload that came in and is not taken with this error. Answers in it change nothing.
-    fn refuse(&self, payload: &[u8], error: &RpcError) {
+    /// Rejects every request in an incoming payload with this error. Responses in the payload are ignored.
+    fn refuse(&self, payload: &[u8], error: &JsonRpcError) {
         // Whoever says much that is refused is not told of all of it.
         let Ok(permit) = Arc::clone(&self.0.handlers).try_acquire_owned() else { return };
         let (members, batch) = match parse(payload) {
-            Ok(Payload::Single(member)) => (vec![member], false),
-            Ok(Payload::Batch(members)) => (members, true),
+            Ok(JsonRpcPayload::Single(member)) => (vec![member], false),
+            Ok(JsonRpcPayload::Batch(members)) => (members, true),
             Err(_) => return,
         };
         let requests = members.into_iter().filter_map(|member| match member {
-            Ok(Message::Request(request)) => request.id,
-            Ok(Message::Response(_)) | Err(_) => None,
+            Ok(JsonRpcMessage::Request(request)) => request.id,
+            Ok(JsonRpcMessage::Response(_)) | Err(_) => None,
         });
         let answers = requests.map(|id| (Some(id), Err(error.clone()))).collect();
         let peer = self.clone();
@@ -340,59 +351,59 @@ impl Peer {
         });
     }
 
-    /// Ends the conversation: whoever waits for an answer learns that there will be none.
+    /// Ends the conversation: callers that wait for an answer get an error.
     pub fn close(&self) {
         let mut waiting = self.waiting();
         waiting.closed = true;
         waiting.batches.clear();
     }
 
-    /// Sends a payload out, or hands it to the task that does.
-    async fn leave(&self, outgoing: Outgoing) -> Result<(), CallError> {
+    /// Sends a payload, or hands it to the sending task.
+    async fn send_payload(&self, outgoing: OutgoingPayload) -> Result<(), CallError> {
         match &self.0.outbox {
-            Outbox::Bare(outbox) => outbox.send(outgoing.payload).await.map_err(|_| CallError::Closed),
-            Outbox::Timed(outbox) => outbox.send(outgoing).await.map_err(|_| CallError::Closed),
-            Outbox::Here(exit) => {
+            PeerOutbox::Bare(outbox) => outbox.send(outgoing.payload).await.map_err(|_| CallError::Closed),
+            PeerOutbox::Timed(outbox) => outbox.send(outgoing).await.map_err(|_| CallError::Closed),
+            PeerOutbox::Direct(exit) => {
                 let fate = exit.send(outgoing).await;
-                self.note(fate);
+                self.note_send_result(fate);
                 Ok(())
             }
         }
     }
 
-    /// Notes what became of a payload. Whoever waits for an answer that will not come learns so. The conversation goes on.
-    pub(crate) fn note(&self, fate: Fate) {
+    /// Notes the result of a send. Callers whose answer will not come get an error. The conversation goes on.
+    pub(crate) fn note_send_result(&self, fate: PayloadSendResult) {
         let mut waiting = self.waiting();
         match fate {
-            Fate::Sent(batch) => {
+            PayloadSendResult::Sent(batch) => {
                 if let Some(batch) = batch.and_then(|batch| waiting.batches.get_mut(&batch)) {
                     batch.sent.store(true, Ordering::Relaxed);
                 }
             }
-            Fate::Lost(batch) => {
+            PayloadSendResult::Lost(batch) => {
                 batch.and_then(|batch| waiting.batches.remove(&batch));
             }
-            Fate::Unreachable => waiting.batches.clear(),
-            Fate::Stale => {}
+            PayloadSendResult::Unreachable => waiting.batches.clear(),
+            PayloadSendResult::Stale => {}
         }
     }
 
-    /// A handle that does not keep the conversation alive.
-    pub(crate) fn downgrade(&self) -> WeakPeer {
-        WeakPeer(Arc::downgrade(&self.0))
+    /// Makes a handle that does not keep the conversation alive.
+    pub(crate) fn downgrade(&self) -> WeakJsonRpcPeer {
+        WeakJsonRpcPeer(Arc::downgrade(&self.0))
     }
 
-    /// Whether [`Peer::close`] was called, or nobody takes its payloads any more.
+    /// Returns true after [`JsonRpcPeer::close`], or when the receiver of its payloads is gone.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.0.outbox.is_closed() || self.waiting().closed
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+    fn waiting(&self) -> MutexGuard<'_, PendingCallBatches> {
         self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn register(&self, count: usize) -> Result<(Entry, oneshot::Receiver<()>), CallError> {
+    fn register(&self, count: usize) -> Result<(CallBatchGuard, oneshot::Receiver<()>), CallError> {
         let sent = Arc::new(AtomicBool::new(false));
         let mut waiting = self.waiting();
         if waiting.closed {
@@ -405,15 +416,16 @@ impl Peer {
         waiting.next_id += count as u64;
         let (done, receiver) = oneshot::channel();
         let answers = (0..count).map(|_| None).collect();
-        waiting
-            .batches
-            .insert(first, Batch { answers, missing: count, done: Some(done), sent: Arc::clone(&sent) });
-        Ok((Entry { peer: self.clone(), first, sent }, receiver))
+        waiting.batches.insert(
+            first,
+            PendingCallBatch { answers, missing: count, done: Some(done), sent: Arc::clone(&sent) },
+        );
+        Ok((CallBatchGuard { peer: self.clone(), first, sent }, receiver))
     }
 
-    /// Notes an answer. One that nobody waits for, or that came before, changes nothing.
-    fn answered(&self, response: Response) {
-        let Response { id: Some(Id::Number(id)), answer } = response else {
+    /// Notes an answer. An unexpected or repeated one changes nothing.
+    fn answered(&self, response: JsonRpcResponse) {
+        let JsonRpcResponse { id: Some(JsonRpcId::Number(id)), answer } = response else {
             tracing::debug!(id = ?response.id, "an answer to nobody");
             return;
         };
@@ -431,14 +443,24 @@ impl Peer {
         }
     }
 
-    fn reply_now(&self, answers: Vec<(Option<Id>, Answer)>, batch: bool, reply_to: Option<ReplyTo>) {
+    fn reply_now(
+        &self,
+        answers: Vec<(Option<JsonRpcId>, JsonRpcResult)>,
+        batch: bool,
+        reply_to: Option<ReplyTo>,
+    ) {
         if !answers.is_empty() {
             let peer = self.clone();
             tokio::spawn(async move { peer.reply(answers, batch, reply_to).await });
         }
     }
 
-    async fn reply(&self, answers: Vec<(Option<Id>, Answer)>, batch: bool, reply_to: Option<ReplyTo>) {
+    async fn reply(
+        &self,
+        answers: Vec<(Option<JsonRpcId>, JsonRpcResult)>,
+        batch: bool,
+        reply_to: Option<ReplyTo>,
+    ) {
         let payloads = match answers.as_slice() {
             [] => return,
             [(id, answer)] if !batch => vec![write::response(id.as_ref(), answer)],
@@ -447,9 +469,14 @@ impl Peer {
         // There is one reply to a message; more than fits into it goes under the topic.
         let reply_to = reply_to.filter(|_| payloads.len() == 1);
         for payload in payloads {
-            let outgoing =
-                Outgoing { payload, deadline: None, context: None, reply_to: reply_to.clone(), batch: None };
-            if self.leave(outgoing).await.is_err() {
+            let outgoing = OutgoingPayload {
+                payload,
+                deadline: None,
+                context: None,
+                reply_to: reply_to.clone(),
+                batch: None,
+            };
+            if self.send_payload(outgoing).await.is_err() {
                 tracing::debug!("an answer was not sent: the connection is closed");
             }
         }
@@ -457,25 +484,28 @@ impl Peer {
 }
 
 /// See [`Peer::downgrade`].
-pub(crate) struct WeakPeer(Weak<Shared>);
+pub(crate) struct WeakJsonRpcPeer(Weak<JsonRpcPeerInner>);
 
-impl WeakPeer {
-    pub(crate) fn upgrade(&self) -> Option<Peer> {
-        self.0.upgrade().map(Peer)
+impl WeakJsonRpcPeer {
+    pub(crate) fn upgrade(&self) -> Option<JsonRpcPeer> {
+        self.0.upgrade().map(JsonRpcPeer)
     }
 }
 
 /// Calls that were sent. Dropping it forgets their answers.
 pub struct SentBatch {
     count: usize,
-    state: Result<(Entry, oneshot::Receiver<()>), CallError>,
+    state: Result<(CallBatchGuard, oneshot::Receiver<()>), CallError>,
 }
 
 impl SentBatch {
-    /// How far it is.
+    /// Progress of the batch.
     #[must_use]
-    pub fn passage(&self) -> Passage {
-        self.state.as_ref().map_or_else(|_| Passage::default(), |(entry, _)| Passage(Arc::clone(&entry.sent)))
+    pub fn progress(&self) -> CallBatchProgress {
+        self.state.as_ref().map_or_else(
+            |_| CallBatchProgress::default(),
+            |(entry, _)| CallBatchProgress(Arc::clone(&entry.sent)),
+        )
     }
 
     /// Waits for the answers until `deadline`; gives one outcome for each call, in their order.
@@ -488,7 +518,7 @@ impl SentBatch {
             Ok(_) => CallError::Closed,
             Err(_) => CallError::TimedOut,
         };
-        let outcome = |answer: Option<Answer>| match answer {
+        let outcome = |answer: Option<JsonRpcResult>| match answer {
             Some(Ok(result)) => Ok(result),
             Some(Err(error)) => Err(CallError::Refused(error)),
             None => Err(missing.clone()),
@@ -497,12 +527,12 @@ impl SentBatch {
     }
 }
 
-/// Tells of one batch of calls how far it is.
+/// Progress of one batch of calls.
 #[derive(Debug, Clone, Default)]
-pub struct Passage(Arc<AtomicBool>);
+pub struct CallBatchProgress(Arc<AtomicBool>);
 
-impl Passage {
-    /// Whether a part of it came into the hands of the other side.
+impl CallBatchProgress {
+    /// Returns true when a part of the batch came into the hands of the other side.
     #[must_use]
     pub fn is_sent(&self) -> bool {
         self.0.load(Ordering::Relaxed)
@@ -510,14 +540,14 @@ impl Passage {
 }
 
 /// Forgets a batch when its caller is through, or gone.
-struct Entry {
-    peer: Peer,
+struct CallBatchGuard {
+    peer: JsonRpcPeer,
     first: u64,
     sent: Arc<AtomicBool>,
 }
 
-impl Entry {
-    fn take(&self, count: usize) -> Vec<Option<Answer>> {
+impl CallBatchGuard {
+    fn take(&self, count: usize) -> Vec<Option<JsonRpcResult>> {
         match self.peer.waiting().batches.remove(&self.first) {
             Some(batch) => batch.answers,
             None => (0..count).map(|_| None).collect(),
@@ -525,7 +555,7 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for CallBatchGuard {
     fn drop(&mut self) {
         self.peer.waiting().batches.remove(&self.first);
     }

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::parse::Id;
-use super::{Answer, BATCH_BYTES_MAX, BATCH_LEN_MAX, Call, ErrorData};
+use super::parse::JsonRpcId;
+use super::{BATCH_BYTES_MAX, BATCH_LEN_MAX, ErrorData, JsonRpcCall, JsonRpcResult};
 
 #[derive(Serialize)]
 struct RequestOut<'a> {
@@ -43,7 +43,7 @@ struct ErrorOut<'a> {
 
 /// A batch of requests with ids from `first` on, in as many payloads as its size asks for. One request
 /// alone is no batch.
-pub(super) fn requests(first: u64, calls: &[Call]) -> Vec<Bytes> {
+pub(super) fn requests(first: u64, calls: &[JsonRpcCall]) -> Vec<Bytes> {
     let members = calls.iter().zip(first..).map(|(call, id)| {
         encode(&RequestOut { jsonrpc: "2.0", id: Some(id), method: call.method, params: &call.params })
     });
@@ -52,30 +52,30 @@ pub(super) fn requests(first: u64, calls: &[Call]) -> Vec<Bytes> {
 
 /// One request.
 #[must_use]
-pub fn request(id: u64, call: &Call) -> Bytes {
+pub fn request(id: u64, call: &JsonRpcCall) -> Bytes {
     encode(&RequestOut { jsonrpc: "2.0", id: Some(id), method: call.method, params: &call.params }).into()
 }
 
 /// A request that wants no answer.
-pub(super) fn notification(call: &Call) -> Bytes {
+pub(super) fn notification(call: &JsonRpcCall) -> Bytes {
     encode(&RequestOut { jsonrpc: "2.0", id: None, method: call.method, params: &call.params }).into()
 }
 
 /// One answer.
 #[must_use]
-pub fn response(id: Option<&Id>, answer: &Answer) -> Bytes {
+pub fn response(id: Option<&JsonRpcId>, answer: &JsonRpcResult) -> Bytes {
     encode_response(id, answer).into()
 }
 
 /// Answers to a batch, in as many payloads as their size asks for.
-pub(super) fn responses(answers: &[(Option<Id>, Answer)]) -> Vec<Bytes> {
+pub(super) fn responses(answers: &[(Option<JsonRpcId>, JsonRpcResult)]) -> Vec<Bytes> {
     batches(answers.iter().map(|(id, answer)| encode_response(id.as_ref(), answer)))
 }
 
-fn encode_response(id: Option<&Id>, answer: &Answer) -> Vec<u8> {
+fn encode_response(id: Option<&JsonRpcId>, answer: &JsonRpcResult) -> Vec<u8> {
     let id = id.map(|id| match id {
-        Id::Number(number) => IdOut::Number(*number),
-        Id::Text(text) => IdOut::Text(text),
+        JsonRpcId::Number(number) => IdOut::Number(*number),
+        JsonRpcId::Text(text) => IdOut::Text(text),
     });
     let (result, error) = match answer {
         Ok(result) => (Some(&**result), None),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use mycelium::{Bus, BusError, Destination, PublicKey};
+use mycelium::{Bus, BusDestination, BusError, PublicKey};
 use stand_in::Overlay;
 use tokio::time::Instant;
 
@@ -115,7 +115,7 @@ async fn a_ping_says_who_listens() {
     let inbox = receiver.listen();
     let (own, to) = (sender.key().await, receiver.key().await);
     let ping = async |key, topic: &str| {
-        sender.bus.ping(Destination::Key(key), topic, Instant::now() + Duration::from_secs(3)).await
+        sender.bus.ping(BusDestination::Key(key), topic, Instant::now() + Duration::from_secs(3)).await
     };
     assert_eq!(ping(to, TOPIC).await, Ok(()));
     for (key, topic) in [(to, "nobody.listens"), (own, TOPIC), (PublicKey::random(), TOPIC)] {
@@ -125,7 +125,7 @@ async fn a_ping_says_who_listens() {
     assert_eq!(ping(to, "").await, Err(BusError::BadTopic(0)));
     assert_eq!(receiver.metrics.received.get(), 0);
     drop(inbox);
-    let ip = receiver.bus.standing().borrow().node.clone().unwrap().ip.unwrap();
+    let ip = receiver.bus.status().borrow().node.clone().unwrap().ip.unwrap();
     assert_eq!(sender.bus.key_of(ip).await, Ok(to));
     let unknown = sender.bus.key_of("400::1".parse().unwrap()).await;
     assert!(matches!(unknown, Err(BusError::Unreachable { .. })), "{unknown:?}");

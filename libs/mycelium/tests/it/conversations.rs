@@ -4,16 +4,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
-use mycelium::json_rpc::{Answer, CallError, Request};
-use mycelium::{Bus, BusPeers, Destination, Form, Handler, Peer, Side, Unguarded};
+use mycelium::json_rpc::{CallError, JsonRpcRequest, JsonRpcResult};
+use mycelium::{
+    Bus, BusDestination, BusPeers, JsonRpcHandler, JsonRpcPeer, PayloadForm, PeerEndpoint, Unguarded,
+};
 
 use crate::setup::{SCHEMES, TOPIC, bus, daemons};
 
 /// Gives parameters back; `ask` asks the other side the same first.
 struct Echo;
 
-impl Handler for Echo {
-    fn handle(&self, from: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+impl JsonRpcHandler for Echo {
+    fn handle(
+        &self,
+        from: &JsonRpcPeer,
+        requests: Vec<JsonRpcRequest>,
+    ) -> BoxFuture<'static, Vec<JsonRpcResult>> {
         let from = from.clone();
         Box::pin(async move {
             let mut answers = Vec::new();
@@ -35,7 +41,7 @@ const BACK: &str = "coordinator.rpc";
 
 fn peers(bus: &Arc<mycelium::DaemonBus>, own: &str, theirs: &'static str) -> BusPeers {
     let inbox = bus.listen(own).unwrap();
-    let side = |_| Side { handler: Arc::new(Echo), guard: Arc::new(Unguarded) };
+    let side = |_| PeerEndpoint { handler: Arc::new(Echo), guard: Arc::new(Unguarded) };
     let peers = BusPeers::new(Arc::clone(bus) as Arc<dyn Bus>, Arc::new(side));
     let running = peers.clone();
     tokio::spawn(async move { running.run(inbox, theirs).await });
@@ -48,7 +54,7 @@ async fn both_sides_call_and_a_handler_may_ask_back() {
         let [a, b] = daemons();
         let (here, there) = (bus(&a, scheme), bus(&b, scheme));
         let (coordinator, _supervisor) = (peers(&here.bus, BACK, TOPIC), peers(&there.bus, TOPIC, BACK));
-        let peer = coordinator.peer(Destination::Key(there.key().await), TOPIC).await.unwrap();
+        let peer = coordinator.peer(BusDestination::Key(there.key().await), TOPIC).await.unwrap();
         let answers = join_all((0..40).map(|n| {
             let peer = peer.clone();
             async move { (n, peer.call("echo", &[n], WAIT).await.unwrap()) }
@@ -67,7 +73,7 @@ async fn whoever_calls_an_absent_node_hears_of_it_in_time() {
     let [a] = daemons::<1>();
     let here = bus(&a, "ws");
     let coordinator = peers(&here.bus, BACK, TOPIC);
-    let to = Destination::Key(mycelium::PublicKey::random());
+    let to = BusDestination::Key(mycelium::PublicKey::random());
     let peer = coordinator.peer(to, TOPIC).await.unwrap();
     let called = peer.call("echo", &[1], Duration::from_secs(2)).await;
     assert_eq!(called.err(), Some(CallError::TimedOut));
@@ -79,7 +85,7 @@ async fn a_node_that_knows_only_json_answers_by_reply_or_by_push() {
     let (here, other) = (bus(&a, "ws"), b.raw());
     let coordinator = peers(&here.bus, BACK, TOPIC);
     let (own, key) = (here.key().await, other.key().await);
-    let peer = coordinator.peer_in(Destination::Key(key), TOPIC, Form::Plain).await.unwrap();
+    let peer = coordinator.peer_in(BusDestination::Key(key), TOPIC, PayloadForm::Plain).await.unwrap();
     for way in ["reply", "late reply", "push"] {
         let answering = async {
             let request = other.popped(TOPIC).await;

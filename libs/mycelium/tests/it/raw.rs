@@ -92,7 +92,7 @@ pub(crate) fn acknowledgement(frame: &[u8]) -> Vec<u8> {
     head
 }
 
-/// What a frame carries.
+/// Returns the body of a frame.
 pub(crate) fn body(frame: &[u8]) -> &[u8] {
     let length = u32::from_be_bytes(frame[32..36].try_into().unwrap()) as usize;
     &frame[36..36 + length]

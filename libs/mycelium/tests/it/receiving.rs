@@ -1,10 +1,10 @@
-//! What a bus takes out of its daemon, and what it leaves there.
+//! Messages that a bus takes out of its daemon, and those it leaves there.
 
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use mycelium::bus::INBOX_LEN;
-use mycelium::{Bus, BusError, Form};
+use mycelium::{Bus, BusError, PayloadForm};
 use testkit::{PATIENCE, wait_until};
 
 use crate::setup::{TOPIC, bus, bus_with, daemons, next, until};
@@ -21,7 +21,7 @@ async fn foreign_topics_are_left_alone_unless_the_daemon_is_ours_alone() {
         raw.push(to, "", b"{}").await;
         let last = raw.push(to, TOPIC, b"{\"last\":1}").await;
         let incoming = next(&mut inbox).await;
-        assert_eq!((&incoming.payload[..], incoming.form), (&b"{\"last\":1}"[..], Form::Plain));
+        assert_eq!((&incoming.payload[..], incoming.form), (&b"{\"last\":1}"[..], PayloadForm::Plain));
         assert_eq!(incoming.from, raw.key().await, "{last}");
         drop(incoming);
         if alone {

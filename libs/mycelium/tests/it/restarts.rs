@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
-use mycelium::{Bus, BusError, Inbox};
+use mycelium::{Bus, BusError, BusInbox};
 use stand_in::{Overlay, StandIn, Traps};
 use testkit::{PATIENCE, wait_until};
 use tokio::sync::watch;
@@ -17,7 +17,7 @@ fn number(payload: &[u8]) -> u32 {
 }
 
 /// How often each number came, until somebody hangs up.
-async fn count(mut inbox: Inbox, seen: watch::Sender<HashMap<u32, u32>>) {
+async fn count(mut inbox: BusInbox, seen: watch::Sender<HashMap<u32, u32>>) {
     while let Some(incoming) = inbox.next().await {
         seen.send_modify(|seen| *seen.entry(number(&incoming.payload)).or_default() += 1);
     }
@@ -115,7 +115,7 @@ async fn a_daemon_that_is_not_there_yet_is_waited_for_and_said_so() {
         let (sender, receiver) = (bus(&a, scheme), bus(&b, scheme));
         let mut inbox = receiver.listen();
         let to = receiver.key().await;
-        let standing = sender.bus.standing();
+        let standing = sender.bus.status();
         until("it says what is wrong", || standing.borrow().problem.contains("refused")).await;
         assert!(!standing.borrow().up && sender.bus.key().is_none() && sender.metrics.up.get() == 0);
         let late = sender.send_within(to, "late", Duration::from_millis(100)).await;
@@ -143,7 +143,7 @@ async fn a_daemon_with_too_many_connections_is_come_back_to() {
         held.push(jsonrpsee_ws_client::WsClientBuilder::new().build(a.url("ws")).await.unwrap());
     }
     let end = bus(&a, "http");
-    let standing = end.bus.standing();
+    let standing = end.bus.status();
     until("it says what is wrong", || standing.borrow().problem.contains("too many connections")).await;
     drop(held);
     until("it is up", || standing.borrow().up).await;

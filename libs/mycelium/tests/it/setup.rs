@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mycelium::daemon::{Config, Metrics, Timings};
-use mycelium::{Bus, BusError, DaemonBus, Destination, Form, Inbox, Incoming, Parcel, PublicKey};
+use mycelium::{
+    Bus, BusDestination, BusError, BusInbox, DaemonBus, Datagram, IncomingPayload, PayloadForm, PublicKey,
+};
 use prometheus::Registry;
 use stand_in::{Overlay, Program, StandIn, Traps};
 use tempfile::TempDir;
@@ -116,8 +118,8 @@ impl End {
         wait_until(async || self.bus.key(), PATIENCE, "the bus is up").await
     }
 
-    /// What somebody hears who listens to the usual topic.
-    pub(crate) fn listen(&self) -> Inbox {
+    /// Listens to the usual topic.
+    pub(crate) fn listen(&self) -> BusInbox {
         self.bus.listen(TOPIC).unwrap()
     }
 
@@ -132,24 +134,24 @@ impl End {
         limit: Duration,
     ) -> Result<(), BusError> {
         let deadline = Some(Instant::now() + limit);
-        self.bus.send(Parcel { deadline, ..parcel(to, payload) }).await
+        self.bus.send(Datagram { deadline, ..parcel(to, payload) }).await
     }
 }
 
-pub(crate) fn parcel(to: PublicKey, payload: impl Into<Bytes>) -> Parcel<'static> {
+pub(crate) fn parcel(to: PublicKey, payload: impl Into<Bytes>) -> Datagram<'static> {
     let payload = payload.into();
-    Parcel {
-        to: Destination::Key(to),
+    Datagram {
+        to: BusDestination::Key(to),
         topic: TOPIC,
         payload,
-        form: Form::Framed,
+        form: PayloadForm::Framed,
         deadline: None,
         reply_to: None,
     }
 }
 
-/// What comes next, if it comes in time.
-pub(crate) async fn next(inbox: &mut Inbox) -> Incoming {
+/// Waits for the next payload; panics when none comes in time.
+pub(crate) async fn next(inbox: &mut BusInbox) -> IncomingPayload {
     tokio::time::timeout(PATIENCE, inbox.next()).await.expect("something comes").unwrap()
 }
 

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 use mycelium::daemon::{FRAME_BYTES_MAX, MESSAGE_BYTES_MAX};
-use mycelium::{Bus, BusError, Form, Inbox, Parcel};
+use mycelium::{Bus, BusError, BusInbox, Datagram, PayloadForm};
 
 use crate::setup::{SCHEMES, bus, daemons, next, parcel};
 
@@ -14,7 +14,7 @@ fn payload(size: usize) -> Bytes {
 }
 
 /// Everything that comes, until all of these sizes have.
-async fn hear(inbox: &mut Inbox, mut sizes: Vec<usize>) {
+async fn hear(inbox: &mut BusInbox, mut sizes: Vec<usize>) {
     while !sizes.is_empty() {
         let incoming = next(inbox).await;
         let place = sizes.iter().position(|size| *size == incoming.payload.len());
@@ -65,7 +65,7 @@ async fn plain_json_arrives_in_every_size_or_is_refused() {
     let mut inbox = receiver.listen();
     let to = receiver.key().await;
     let text = |size: usize| format!("[\"{}\"]", "x".repeat(size - 4));
-    let plain = |size| Parcel { form: Form::Plain, ..parcel(to, text(size)) };
+    let plain = |size| Datagram { form: PayloadForm::Plain, ..parcel(to, text(size)) };
     let sizes = [10, 1300, 1301, 1302, 1400, 1549, 1550, 2601, 2849, 3901, 4149, 13_001, 130_249, MIB - 512];
     let sending = stream::iter(sizes).for_each_concurrent(None, |size| {
         let sent = sender.bus.send(plain(size));
@@ -77,13 +77,13 @@ async fn plain_json_arrives_in_every_size_or_is_refused() {
             let incoming = next(&mut inbox).await;
             let heard = incoming.payload.trim_ascii_end();
             let place = missing.iter().position(|size| *size == heard.len()).expect("each comes once");
-            assert!(heard == text(missing.remove(place)).as_bytes() && incoming.form == Form::Plain);
+            assert!(heard == text(missing.remove(place)).as_bytes() && incoming.form == PayloadForm::Plain);
         }
     };
     tokio::join!(sending, hearing);
     let bytes = FRAME_BYTES_MAX + 1;
     let refused = sender.bus.send(plain(bytes)).await;
     assert_eq!(refused, Err(BusError::TooLarge { bytes, bytes_max: FRAME_BYTES_MAX }));
-    let refused = sender.bus.send(Parcel { form: Form::Plain, ..parcel(to, "x") }).await;
+    let refused = sender.bus.send(Datagram { form: PayloadForm::Plain, ..parcel(to, "x") }).await;
     assert_eq!(refused, Err(BusError::NotPlain));
 }

@@ -159,6 +159,6 @@ fn addresses(texts: &[String], violations: &mut Violations) -> Vec<Address> {
     texts
         .iter()
         .enumerate()
-        .filter_map(|(i, text)| violations.take(&format!("address[{i}]"), Address::given(text)))
+        .filter_map(|(i, text)| violations.take(&format!("address[{i}]"), Address::from_input(text)))
         .collect()
 }

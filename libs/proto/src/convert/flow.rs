@@ -58,7 +58,7 @@ pub fn to_wire(flow: &Flow) -> v1::Flow {
 /// The flow as it was after `change`, of which `flow` is another reading: what changes while it runs is the event's. A result
 /// that the event does not tell is that of `flow` where both have the same end; otherwise it is lost, and said to be incomplete.
 #[must_use]
-pub fn at(flow: &v1::Flow, change: &FlowEvent, revision: Revision) -> v1::Flow {
+pub fn apply_event(flow: &v1::Flow, change: &FlowEvent, revision: Revision) -> v1::Flow {
     // Its name, its caller and the time when it was made do not change.
     let FlowEvent { status, generation, deadline, cancel_requested_time, time: at, .. } = change;
     let status = status.map_or(v1::FlowStatus::Unspecified, enums::flow_status_to_wire);
@@ -131,7 +131,7 @@ pub fn summary_at(change: &FlowEvent, revision: Revision) -> Option<v1::FlowSumm
 
 /// A flow with what only its owner needs.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Record {
+pub struct OwnedFlowRecord {
     /// The flow. Its list of jobs stays empty: it comes with the nodes.
     pub flow: Flow,
     /// The uid of its context.
@@ -146,8 +146,8 @@ pub struct Record {
 
 /// To the wire, with what only the owner needs.
 #[must_use]
-pub fn to_record(record: &Record) -> internal::v1::FlowRecord {
-    let Record { flow, context_uid, last_commit, node_count, first_job } = record;
+pub fn to_record(record: &OwnedFlowRecord) -> internal::v1::FlowRecord {
+    let OwnedFlowRecord { flow, context_uid, last_commit, node_count, first_job } = record;
     let rerun = flow.rerun.as_ref().map(|rerun| serde_json::to_string(rerun).expect("a choice is JSON"));
     internal::v1::FlowRecord {
         flow: Some(v1::Flow { node_count: *node_count, ..to_wire(flow) }),
@@ -163,17 +163,17 @@ pub fn to_record(record: &Record) -> internal::v1::FlowRecord {
 
 /// A flow record that storage sent could not be read: the two do not fit together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BadRecord(pub String);
+pub struct WireRecordError(pub String);
 
-impl std::fmt::Display for BadRecord {
+impl std::fmt::Display for WireRecordError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "a flow record cannot be read: {}", self.0)
     }
 }
 
-impl std::error::Error for BadRecord {}
+impl std::error::Error for WireRecordError {}
 
-impl From<ParseIdError> for BadRecord {
+impl From<ParseIdError> for WireRecordError {
     fn from(error: ParseIdError) -> Self {
         Self(error.to_string())
     }
@@ -183,7 +183,7 @@ impl From<ParseIdError> for BadRecord {
 ///
 /// # Errors
 /// Says which part cannot be read.
-pub fn from_record(record: internal::v1::FlowRecord) -> Result<Record, BadRecord> {
+pub fn from_record(record: internal::v1::FlowRecord) -> Result<OwnedFlowRecord, WireRecordError> {
     let internal::v1::FlowRecord {
         flow,
         context_uid,
@@ -213,11 +213,11 @@ pub fn from_record(record: internal::v1::FlowRecord) -> Result<Record, BadRecord
         generation,
         revision,
         node_count,
-    } = flow.ok_or_else(|| BadRecord("no flow".into()))?;
+    } = flow.ok_or_else(|| WireRecordError("no flow".into()))?;
     let flow = Flow {
         id: FlowId(id),
         uid: uid.parse()?,
-        name: name.parse().map_err(|error| BadRecord(format!("{error}")))?,
+        name: name.parse().map_err(|error| WireRecordError(format!("{error}")))?,
         caller_id: model::ActorId(caller_id),
         context_id: model::ContextId(context_id),
         jobs: Vec::new(),
@@ -230,7 +230,7 @@ pub fn from_record(record: internal::v1::FlowRecord) -> Result<Record, BadRecord
         cancel_timeout_secs,
         created_at: time::required(create_time),
         updated_at: time::required(update_time),
-        status: enums::flow_status_from_wire(status).ok_or_else(|| BadRecord("no status".into()))?,
+        status: enums::flow_status_from_wire(status).ok_or_else(|| WireRecordError("no status".into()))?,
         generation: Generation(generation),
         rerun: parse_rerun(&rerun_json)?,
         revision: Revision(revision),
@@ -239,13 +239,13 @@ pub fn from_record(record: internal::v1::FlowRecord) -> Result<Record, BadRecord
         cancel_grace_secs,
     };
     let first_job = JobId(first_job_id);
-    Ok(Record { flow, context_uid: context_uid.parse()?, last_commit, node_count, first_job })
+    Ok(OwnedFlowRecord { flow, context_uid: context_uid.parse()?, last_commit, node_count, first_job })
 }
 
-fn parse_rerun(json: &str) -> Result<Option<Rerun>, BadRecord> {
+fn parse_rerun(json: &str) -> Result<Option<Rerun>, WireRecordError> {
     match json {
         "" => Ok(None),
-        json => serde_json::from_str(json).map(Some).map_err(|error| BadRecord(error.to_string())),
+        json => serde_json::from_str(json).map(Some).map_err(|error| WireRecordError(error.to_string())),
     }
 }
 
@@ -280,7 +280,7 @@ mod tests {
             result: None,
             time: Timestamp::from_millis(1000),
         };
-        let told = at(&later, &change(FlowStatus::Started, 2), Revision(10));
+        let told = apply_event(&later, &change(FlowStatus::Started, 2), Revision(10));
         let expected = v1::Flow {
             result: Default::default(),
             deadline_time: time_of(5000),
@@ -291,13 +291,13 @@ mod tests {
             ..later.clone()
         };
         assert_eq!(told, expected, "it was read after it had ended");
-        let told = at(&later, &change(FlowStatus::Finished, 2), Revision(10));
+        let told = apply_event(&later, &change(FlowStatus::Finished, 2), Revision(10));
         assert_eq!((&told.result, told.result_truncated), (&later.result, false));
-        let told = at(&later, &change(FlowStatus::Finished, 1), Revision(10));
+        let told = apply_event(&later, &change(FlowStatus::Finished, 1), Revision(10));
         assert!(told.result.is_empty() && told.result_truncated, "the result of that run is gone");
         let result: model::flow::ResultMap = [("a.k".to_owned(), "0".to_owned())].into();
         let change = FlowEvent { result: Some(result.clone()), ..change(FlowStatus::Finished, 1) };
-        let told = at(&later, &change, Revision(10));
+        let told = apply_event(&later, &change, Revision(10));
         assert_eq!(
             (told.result.into_iter().collect(), told.result_truncated),
             (result, false),
@@ -327,7 +327,7 @@ mod tests {
             ..v1::Flow::default()
         };
         let told = summary_at(&change, Revision(10)).expect("it says all of it");
-        assert_eq!(told, summary(&at(&flow, &change, Revision(10))));
+        assert_eq!(told, summary(&apply_event(&flow, &change, Revision(10))));
         for lacking in [
             FlowEvent { name: None, ..change.clone() },
             FlowEvent { caller_id: None, ..change.clone() },

@@ -6,8 +6,8 @@ use model::flow::EnvVars;
 use model::job::{BlobRef, check_env, check_files, check_outputs, check_script, check_signature};
 use model::labels::check_labels;
 use model::{
-    Backoff, FlowDraft, FlowSpec, JobSpec, Name, NodeDraft, NodePolicy, NodeSpec, Prerequisite, RunIf,
-    RunnerId, ScriptSource, ScriptType, Target, Violations, limits,
+    BackoffPolicy, FlowDraft, FlowSpec, JobSpec, Name, NodeDraft, NodePolicy, NodeSpec, NodeTarget,
+    Prerequisite, RunIf, RunnerId, ScriptSource, ScriptType, Violations, limits,
 };
 
 use crate::convert::{enums, job, node};
@@ -210,7 +210,7 @@ fn prerequisites_from_wire(texts: &[String], at: &str, violations: &mut Violatio
     prerequisites
 }
 
-fn target_from_wire(target: v1::Target, at: &str, violations: &mut Violations) -> Option<Target> {
+fn target_from_wire(target: v1::Target, at: &str, violations: &mut Violations) -> Option<NodeTarget> {
     let v1::Target { runner_id, group, instance, labels } = target;
     let group = match group.as_str() {
         "" => None,
@@ -222,7 +222,7 @@ fn target_from_wire(target: v1::Target, at: &str, violations: &mut Violations) -
         return None;
     }
     check_labels(&labels, &format!("{at}.labels"), violations);
-    Some(Target { runner: (runner_id != 0).then_some(RunnerId(runner_id)), group, instance, labels })
+    Some(NodeTarget { runner: (runner_id != 0).then_some(RunnerId(runner_id)), group, instance, labels })
 }
 
 fn policy_from_wire(policy: v1::NodePolicy, at: &str, violations: &mut Violations) -> NodePolicy {
@@ -299,11 +299,11 @@ fn policy_from_wire(policy: v1::NodePolicy, at: &str, violations: &mut Violation
     }
 }
 
-fn backoff_from_wire(backoff: v1::Backoff, at: &str, violations: &mut Violations) -> Backoff {
+fn backoff_from_wire(backoff: v1::Backoff, at: &str, violations: &mut Violations) -> BackoffPolicy {
     let v1::Backoff { initial_secs, multiplier, max_secs } = backoff;
-    let defaults = Backoff::default();
+    let defaults = BackoffPolicy::default();
     let or = |value: f64, default: f64| if value == 0.0 { default } else { value };
-    let backoff = Backoff {
+    let backoff = BackoffPolicy {
         initial_secs: or(initial_secs, defaults.initial_secs),
         multiplier: or(multiplier, defaults.multiplier),
         max_secs: or(max_secs, defaults.max_secs),

@@ -1,21 +1,23 @@
 //! Flow nodes and their changes.
 
 use model::job::BlobRef;
-use model::{Attempt, Backoff, ContextUid, FlowNode, FlowUid, JobId, JobKey, NodeEvent, Reason, Target};
+use model::{
+    Attempt, BackoffPolicy, ContextUid, FlowNode, FlowUid, JobId, JobKey, NodeEvent, NodeTarget, Reason,
+};
 
 use crate::convert::{enums, time};
 use crate::v1;
 
 /// Where nodes are, in names that are never used again: what the keys of their attempts begin with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Home {
+pub struct JobKeyPrefix {
     /// Where the flow runs.
     pub context: ContextUid,
     /// The flow.
     pub flow: FlowUid,
 }
 
-impl Home {
+impl JobKeyPrefix {
     /// The key of an attempt.
     #[must_use]
     pub const fn job_key(&self, job: JobId, attempt: Attempt) -> JobKey {
@@ -25,7 +27,7 @@ impl Home {
 
 /// To the wire, with the key of its attempt when it was ever dispatched, and the names of the nodes before it.
 #[must_use]
-pub fn to_wire(node: &FlowNode, home: Home, depends_names: Vec<String>) -> v1::FlowNode {
+pub fn to_wire(node: &FlowNode, home: JobKeyPrefix, depends_names: Vec<String>) -> v1::FlowNode {
     let was_dispatched = node.attempt.0 > 1 || node.dispatch_time.is_some();
     let job_key = was_dispatched.then(|| home.job_key(node.job_id, node.attempt).to_string());
     let FlowNode {
@@ -149,8 +151,8 @@ pub fn blob_to_wire(blob: &BlobRef) -> v1::BlobRef {
 
 /// A target to the wire.
 #[must_use]
-pub fn target_to_wire(target: &Target) -> v1::Target {
-    let Target { runner, group, instance, labels } = target;
+pub fn target_to_wire(target: &NodeTarget) -> v1::Target {
+    let NodeTarget { runner, group, instance, labels } = target;
     v1::Target {
         runner_id: runner.map_or(0, |id| id.0),
         group: group.as_ref().map(ToString::to_string).unwrap_or_default(),
@@ -194,8 +196,8 @@ pub fn policy_to_wire(policy: &model::NodePolicy) -> v1::NodePolicy {
     }
 }
 
-const fn backoff_to_wire(backoff: &Backoff) -> v1::Backoff {
-    let Backoff { initial_secs, multiplier, max_secs } = *backoff;
+const fn backoff_to_wire(backoff: &BackoffPolicy) -> v1::Backoff {
+    let BackoffPolicy { initial_secs, multiplier, max_secs } = *backoff;
     v1::Backoff { initial_secs, multiplier, max_secs }
 }
 
@@ -214,7 +216,7 @@ mod tests {
     #[test]
     fn an_attempt_is_named_from_the_first_dispatch_on() {
         let (context, flow) = (ContextUid(Uid::from_bits(10)), FlowUid(Uid::from_bits(11)));
-        let key = |node: &FlowNode| to_wire(node, Home { context, flow }, Vec::new()).job_key;
+        let key = |node: &FlowNode| to_wire(node, JobKeyPrefix { context, flow }, Vec::new()).job_key;
         let mut node = node();
         assert_eq!(key(&node), "");
         node.dispatch_time = Some(Timestamp::from_millis(1));

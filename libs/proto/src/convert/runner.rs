@@ -10,7 +10,7 @@ use model::{
 };
 use prost::Message as _;
 
-use crate::convert::{enums, flow::BadRecord, time};
+use crate::convert::{enums, flow::WireRecordError, time};
 use crate::{required, v1};
 
 /// To the wire.
@@ -101,8 +101,8 @@ pub fn instance_to_wire(instance: &InstanceInfo) -> v1::Instance {
 ///
 /// # Errors
 /// Says which part cannot be read.
-pub fn from_wire(runner: v1::Runner) -> Result<RunnerView, BadRecord> {
-    let bad = |error: &dyn std::fmt::Display| BadRecord(error.to_string());
+pub fn from_wire(runner: v1::Runner) -> Result<RunnerView, WireRecordError> {
+    let bad = |error: &dyn std::fmt::Display| WireRecordError(error.to_string());
     let v1::Runner {
         id,
         pubkey,
@@ -159,12 +159,12 @@ pub fn from_wire(runner: v1::Runner) -> Result<RunnerView, BadRecord> {
     Ok(RunnerView { runner, presence, last_seen: last_seen_time.map(time::from_wire), live })
 }
 
-fn instance_from_wire(instance: v1::Instance) -> Result<InstanceInfo, BadRecord> {
+fn instance_from_wire(instance: v1::Instance) -> Result<InstanceInfo, WireRecordError> {
     let v1::Instance { script_type, group, number, slots, busy, isolation, version, layers } = instance;
     Ok(InstanceInfo {
         script_type: enums::script_type_from_wire(script_type)
-            .ok_or_else(|| BadRecord("an instance without script type".into()))?,
-        group: group.parse().map_err(|error| BadRecord(format!("{error}")))?,
+            .ok_or_else(|| WireRecordError("an instance without script type".into()))?,
+        group: group.parse().map_err(|error| WireRecordError(format!("{error}")))?,
         number,
         slots,
         busy,
@@ -288,7 +288,7 @@ fn values_from_wire(
     } = request;
     // Whoever remembers requests takes the id out first, and has parsed it.
     let _ = RequestId::parse(&request_id, &mut violations);
-    let address = violations.take("address", Address::given(&address));
+    let address = violations.take("address", Address::from_input(&address));
     if topic.len() > limits::RUNNER_TOPIC_BYTES_MAX {
         let (max, found) = (limits::RUNNER_TOPIC_BYTES_MAX, topic.len());
         violations.add("topic", format!("a topic has at most {max} bytes, not {found}"));

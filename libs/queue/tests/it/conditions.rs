@@ -2,9 +2,9 @@
 
 use model::id::Uid;
 use model::{Attempt, ContextUid, Execution, FlowUid, Timestamp};
-use queue::{ActorNonce, Condition, Offer, Refusal};
+use queue::{AcceptCondition, ActorNonce, JobAcceptError, JobOffer};
 
-use crate::setup::{Bench, COORDINATOR, execution, offer};
+use crate::setup::{COORDINATOR, QueueTestBench, execution, offer};
 
 const EXPIRES: Timestamp = Timestamp::from_millis(4_000_000_000_000);
 
@@ -12,8 +12,8 @@ fn nonce() -> ActorNonce {
     ActorNonce { signer: "0f".repeat(32), nonce: Uid::from_bits(5) }
 }
 
-fn signed(execution: Execution) -> Offer {
-    Offer { condition: Condition::Signed { nonce: nonce(), expires: EXPIRES }, ..offer(execution) }
+fn signed(execution: Execution) -> JobOffer {
+    JobOffer { condition: AcceptCondition::Signed { nonce: nonce(), expires: EXPIRES }, ..offer(execution) }
 }
 
 fn attempt(job: u32, attempt: u32) -> Execution {
@@ -24,17 +24,17 @@ fn attempt(job: u32, attempt: u32) -> Execution {
 
 #[tokio::test]
 async fn a_signature_is_for_one_job_and_all_its_attempts() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let accept = |offer| bench.supervisor.accept(offer);
-    assert!(accept(signed(attempt(1, 1))).await.expect("its first").fresh);
-    assert!(!accept(signed(attempt(1, 1))).await.expect("the same").fresh);
-    assert!(accept(signed(attempt(1, 2))).await.expect("another attempt").fresh);
+    assert!(accept(signed(attempt(1, 1))).await.expect("its first").is_new);
+    assert!(!accept(signed(attempt(1, 1))).await.expect("the same").is_new);
+    assert!(accept(signed(attempt(1, 2))).await.expect("another attempt").is_new);
     let mut elsewhere = attempt(1, 3);
     elsewhere.job_key.flow = FlowUid(Uid::from_bits(3));
     let answers = bench.supervisor.accept_all(vec![signed(attempt(2, 1)), signed(elsewhere)]).await;
     for answer in answers {
         let refusal = answer.expect_err("another job");
-        assert_eq!((refusal.code(), refusal.lasting()), ("SIGNATURE_REFUSED", true));
+        assert_eq!((refusal.code(), refusal.is_permanent()), ("SIGNATURE_REFUSED", true));
     }
     assert_eq!(bench.supervisor.status(attempt(2, 1).job_key).await, Ok(None));
     let key = format!("hero:nonce:{}", nonce());
@@ -44,45 +44,45 @@ async fn a_signature_is_for_one_job_and_all_its_attempts() {
 
 #[tokio::test]
 async fn a_signature_outlives_its_context() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let context = attempt(1, 1).job_key.context;
     assert!(bench.supervisor.accept(signed(attempt(1, 1))).await.is_ok());
     assert_eq!(bench.supervisor.drop_context(context, COORDINATOR).await, Ok(0));
-    let mut theirs = Offer { coordinator: "another".into(), ..signed(attempt(2, 1)) };
+    let mut theirs = JobOffer { coordinator: "another".into(), ..signed(attempt(2, 1)) };
     let refused = bench.supervisor.accept(theirs.clone()).await;
-    assert!(matches!(refused, Err(Refusal::SignatureRefused(_))), "whoever has the context now");
+    assert!(matches!(refused, Err(JobAcceptError::SignatureRefused(_))), "whoever has the context now");
     theirs.execution.job_key.context = ContextUid(Uid::from_bits(9));
     let refused = bench.supervisor.accept(theirs).await;
-    assert!(matches!(refused, Err(Refusal::SignatureRefused(_))), "and under any other name");
+    assert!(matches!(refused, Err(JobAcceptError::SignatureRefused(_))), "and under any other name");
 }
 
 #[tokio::test]
 async fn a_signature_that_ends_on_the_way_is_over() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let late = |execution| {
-        let condition = Condition::Signed { nonce: nonce(), expires: Timestamp::from_millis(1_000) };
-        Offer { condition, ..offer(execution) }
+        let condition = AcceptCondition::Signed { nonce: nonce(), expires: Timestamp::from_millis(1_000) };
+        JobOffer { condition, ..offer(execution) }
     };
     let refusal = bench.supervisor.accept(late(attempt(1, 1))).await.expect_err("whose it was is forgotten");
-    assert_eq!((refusal.code(), refusal.lasting()), ("SIGNATURE_REFUSED", true));
+    assert_eq!((refusal.code(), refusal.is_permanent()), ("SIGNATURE_REFUSED", true));
     assert_eq!(bench.supervisor.status(attempt(1, 1).job_key).await, Ok(None));
-    assert!(bench.supervisor.accept(signed(attempt(1, 1))).await.expect("in time").fresh);
-    assert!(!bench.supervisor.accept(late(attempt(1, 1))).await.expect("it is known").fresh);
+    assert!(bench.supervisor.accept(signed(attempt(1, 1))).await.expect("in time").is_new);
+    assert!(!bench.supervisor.accept(late(attempt(1, 1))).await.expect("it is known").is_new);
 }
 
 #[tokio::test]
 async fn what_has_to_be_known_is_taken_only_then() {
-    let bench = Bench::new();
-    let known = || Offer { condition: Condition::Known, ..offer(execution(1)) };
+    let bench = QueueTestBench::new();
+    let known = || JobOffer { condition: AcceptCondition::Known, ..offer(execution(1)) };
     let refusal = bench.supervisor.accept(known()).await.expect_err("it is not");
-    assert_eq!((refusal.code(), refusal.lasting()), ("UNAVAILABLE", false));
+    assert_eq!((refusal.code(), refusal.is_permanent()), ("UNAVAILABLE", false));
     bench.accept(1).await;
-    assert!(!bench.supervisor.accept(known()).await.expect("it is").fresh);
+    assert!(!bench.supervisor.accept(known()).await.expect("it is").is_new);
 }
 
 #[tokio::test]
 async fn what_was_signed_is_not_kept_with_the_job() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let mut execution = execution(1);
     execution.signature = Some("{\"payloadType\":\"secret\"}".to_owned());
     let key = execution.job_key;

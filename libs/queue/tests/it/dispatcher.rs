@@ -1,14 +1,14 @@
 //! Jobs that only old dispatchers know, and whatever else stands in lists that anybody may push to.
 
-use keys::{ControlScope, OldQueue};
+use keys::{ControlScope, LegacyQueue};
 use model::execution::Outcome;
 use model::id::Uid;
 use model::{Attempt, ContextUid, Grants, JobId, ReasonCode, ScriptType};
-use queue::{Command, Ending, Imported, PopBinding, Standing};
+use queue::{InstanceCommand, JobEndReport, JobImportCounts, JobRecordOutcome, PopBinding};
 use std::future::pending;
 
-use crate::old::{ACTOR_QUEUE, binding};
-use crate::setup::{Bench, about, ending, execution, instance, job_key, offer, take, take_one};
+use crate::legacy::{ACTOR_QUEUE, binding};
+use crate::setup::{QueueTestBench, about, ending, execution, instance, job_key, offer, take, take_one};
 
 const WAITING_MAX: usize = 100;
 const SHARED: &str = "hero:q:work:type:shell";
@@ -19,18 +19,18 @@ fn context() -> ContextUid {
 
 fn pop(list: &str) -> PopBinding {
     PopBinding {
-        queue: OldQueue::parse(list).expect("an old queue"),
+        queue: LegacyQueue::parse(list).expect("an old queue"),
         script_type: ScriptType::Shell,
         context: context(),
     }
 }
 
-fn imported(taken: u64, refused: u64) -> kv::Result<Imported> {
-    Ok(Imported { taken, refused })
+fn imported(taken: u64, refused: u64) -> kv::Result<JobImportCounts> {
+    Ok(JobImportCounts { taken, refused })
 }
 
-impl Bench {
-    async fn import(&self, list: &str) -> kv::Result<Imported> {
+impl QueueTestBench {
+    async fn import(&self, list: &str) -> kv::Result<JobImportCounts> {
         let grant = |job: &model::Execution| match job.env_vars.get("DENIED") {
             None => Ok(Grants { disk_bytes: 7, ..Grants::default() }),
             Some(why) => Err(why.clone()),
@@ -73,7 +73,7 @@ impl Bench {
     }
 }
 
-fn printed(mut ending: Ending, output: &str) -> Ending {
+fn printed(mut ending: JobEndReport, output: &str) -> JobEndReport {
     ending.output_tail = output.to_owned();
     ending
 }
@@ -81,7 +81,7 @@ fn printed(mut ending: Ending, output: &str) -> Ending {
 #[tokio::test]
 async fn our_instances_run_them_and_answer_as_old_workers_would() {
     for (list, entry, id) in [(ACTOR_QUEUE, "old-1", "old-1"), ("queue:shell", "job:12:7", "12:7")] {
-        let bench = Bench::new();
+        let bench = QueueTestBench::new();
         let (worker, mut intake, _control) = bench.join(1).await;
         let fields =
             ["script", "echo hi", "script_type", "shell", "env_vars", r#"{"A":"1"}"#, "timeout", "30"];
@@ -99,8 +99,8 @@ async fn our_instances_run_them_and_answer_as_old_workers_would() {
         let hash = if list == ACTOR_QUEUE { format!("hero:job:{entry}") } else { entry.to_owned() };
         assert_eq!(bench.said(&hash)[0], "started");
         let end = printed(ending(job.job_key, Outcome::Succeeded), "hi");
-        assert_eq!(worker.finish(&end).await, Ok(Standing::Recorded));
-        assert_eq!(worker.finish(&end).await, Ok(Standing::Recorded), "again, after a lost answer");
+        assert_eq!(worker.finish(&end).await, Ok(JobRecordOutcome::Recorded));
+        assert_eq!(worker.finish(&end).await, Ok(JobRecordOutcome::Recorded), "again, after a lost answer");
         assert_eq!(bench.said(&hash), ["finished", "hi", r#"{"k":"v"}"#, ""]);
         assert_eq!(bench.replies(id), [r#"{"k":"v"}"#, r#"{"k":"v"}"#]);
         assert_eq!(bench.redis.raw(15, &["EXISTS", "hero:done"]), ":0\r\n", "nobody else is told");
@@ -114,7 +114,7 @@ async fn our_instances_run_them_and_answer_as_old_workers_would() {
 
 #[tokio::test]
 async fn each_kind_of_end_is_written_back() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (worker, mut intake, _control) = bench.join(1).await;
     let fields = ["script", "x", "script_type", "shell"];
     for id in ["failed", "lost", "stopped", "plain"] {
@@ -151,7 +151,7 @@ async fn each_kind_of_end_is_written_back() {
 
 #[tokio::test]
 async fn what_cannot_be_run_is_refused_and_nothing_runs_twice() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let fields = ["script", "x", "script_type", "shell"];
     bench.dispatch(ACTOR_QUEUE, "good", &fields);
     let _ = bench.redis.raw(15, &["RPUSH", ACTOR_QUEUE, "good"]);
@@ -188,14 +188,14 @@ async fn what_cannot_be_run_is_refused_and_nothing_runs_twice() {
 
 #[tokio::test]
 async fn more_is_taken_in_only_when_there_is_room_and_goes_back_in_the_end() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     for id in 0..150 {
         bench.dispatch(ACTOR_QUEUE, &format!("old-{id}"), &["script", "x", "script_type", "shell"]);
     }
     assert_eq!(bench.import(ACTOR_QUEUE).await, imported(WAITING_MAX as u64, 0));
     assert_eq!(bench.import(ACTOR_QUEUE).await, imported(0, 0));
     assert_eq!(bench.redis.raw(15, &["LLEN", ACTOR_QUEUE]), ":50\r\n");
-    assert_eq!(bench.supervisor.hand_back().await, Ok(100));
+    assert_eq!(bench.supervisor.return_waiting().await, Ok(100));
     assert_eq!(bench.redis.raw(15, &["LLEN", ACTOR_QUEUE]), ":150\r\n");
     assert_eq!(
         (bench.keys("hero:unclaimed:*"), bench.keys("hero:jobs:*")),
@@ -210,9 +210,9 @@ async fn more_is_taken_in_only_when_there_is_room_and_goes_back_in_the_end() {
 
 #[tokio::test]
 async fn foreign_entries_in_our_queues_do_nothing() {
-    let supervisor_bench = Bench::new();
-    let supervisor = supervisor_bench.supervisor.clone().with_old_workers(vec![binding(ACTOR_QUEUE)]);
-    let bench = Bench { supervisor, ..supervisor_bench };
+    let supervisor_bench = QueueTestBench::new();
+    let supervisor = supervisor_bench.supervisor.clone().with_legacy_workers(vec![binding(ACTOR_QUEUE)]);
+    let bench = QueueTestBench { supervisor, ..supervisor_bench };
     let unknown = job_key(77).to_string();
     let own = "hero:q:work:type:shell:group:default:inst:2";
     for job in 1..=3 {
@@ -228,7 +228,7 @@ async fn foreign_entries_in_our_queues_do_nothing() {
         }
     }
     let (_, mut intake, _control) = bench.join(1).await;
-    bench.supervisor.put_back().await.expect("an answer");
+    bench.supervisor.requeue_unclaimed().await.expect("an answer");
     assert_eq!(take(&mut intake, 10).await, [1, 2], "each once, and what was sent elsewhere not at all");
     let (_, mut second, _control) =
         queue::join(&bench.kv, 15, instance(2), about(), |_| true).await.expect("a place");
@@ -243,12 +243,12 @@ async fn foreign_entries_in_our_queues_do_nothing() {
     let _ = bench.redis.raw(15, &["RPUSH", SHARED, &unknown]);
     bench.accept(4).await;
     assert_eq!(take(&mut intake, 1).await, [4]);
-    assert!(bench.supervisor.accept(offer(execution(77))).await.expect("it was never known").fresh);
+    assert!(bench.supervisor.accept(offer(execution(77))).await.expect("it was never known").is_new);
 }
 
 #[tokio::test]
 async fn commands_to_a_type_reach_its_instances() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (_one, _, mut first) = bench.join(1).await;
     let (_two, _, mut second) = bench.join(2).await;
     let mut control = bench.supervisor.type_control();
@@ -268,9 +268,9 @@ async fn commands_to_a_type_reach_its_instances() {
         }
     }
     let expected = [
-        Command::Drain { deadline_secs: None },
-        Command::Drain { deadline_secs: Some(7) },
-        Command::Stop { job_key: key, grace_secs: 3 },
+        InstanceCommand::Drain { deadline_secs: None },
+        InstanceCommand::Drain { deadline_secs: Some(7) },
+        InstanceCommand::Stop { job_key: key, grace_secs: 3 },
     ];
     assert_eq!(passed_on, expected);
     for command in expected {

@@ -7,14 +7,16 @@ use keys::{ControlScope, WorkQueue};
 use model::execution::Outcome;
 use model::id::Uid;
 use model::{ContextUid, ScriptSource, ScriptType, Timestamp};
-use queue::{Command, EventKind, JobStatus, LogChunk, Refusal, Standing};
+use queue::{InstanceCommand, JobAcceptError, JobRecordOutcome, LogChunk, QueueEventKind, QueueJobStatus};
 use testkit::{PATIENCE, wait_until};
 
-use crate::setup::{Bench, COORDINATOR, ending, events, execution, instance, job_key, offer, take, take_one};
+use crate::setup::{
+    COORDINATOR, QueueTestBench, ending, events, execution, instance, job_key, offer, take, take_one,
+};
 
 #[tokio::test]
 async fn a_job_goes_all_the_way() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let mut reader = bench.supervisor.events();
     let (worker, mut intake, _control) = bench.join(1).await;
     let key = bench.accept(1).await;
@@ -26,26 +28,32 @@ async fn a_job_goes_all_the_way() {
         LogChunk {
             offset: 0, text: "héllo\n".into(), time: Some(Timestamp::from_millis(1_800_000_000_250))
         };
-    assert_eq!(worker.log(key, piece.clone()).await, Ok(Standing::Recorded));
-    assert_eq!(worker.log(key, piece.clone()).await, Ok(Standing::Recorded), "again, after a lost answer");
+    assert_eq!(worker.log(key, piece.clone()).await, Ok(JobRecordOutcome::Recorded));
+    assert_eq!(
+        worker.log(key, piece.clone()).await,
+        Ok(JobRecordOutcome::Recorded),
+        "again, after a lost answer"
+    );
     let last = LogChunk { offset: piece.end(), text: "bye\n".into(), time: None };
     let mut end = ending(key, Outcome::Succeeded);
     end.last_log = Some(last.clone());
-    assert_eq!(worker.finish(&end).await, Ok(Standing::Recorded));
-    assert_eq!(worker.finish(&end).await, Ok(Standing::Recorded), "again, after a lost answer");
+    assert_eq!(worker.finish(&end).await, Ok(JobRecordOutcome::Recorded));
+    assert_eq!(worker.finish(&end).await, Ok(JobRecordOutcome::Recorded), "again, after a lost answer");
     assert_eq!(worker.busy(), 0);
 
     let seen = events(&mut reader, 4).await;
     let numbers: Vec<_> = seen.iter().map(|event| event.number).collect();
     assert_eq!(numbers, [1, 2, 3, 4]);
     assert!(seen.iter().all(|event| event.coordinator == COORDINATOR && event.origin.flow_id.0 == 7));
-    assert!(matches!(&seen[0].kind, EventKind::Started { instance, .. } if instance == "shell:default:1"));
-    assert_eq!(seen[1].kind, EventKind::Log(piece));
-    assert_eq!(seen[2].kind, EventKind::Log(last));
-    assert_eq!(seen[3].kind, EventKind::Ended(Box::new(end.end.clone())));
+    assert!(
+        matches!(&seen[0].kind, QueueEventKind::Started { instance, .. } if instance == "shell:default:1")
+    );
+    assert_eq!(seen[1].kind, QueueEventKind::Log(piece));
+    assert_eq!(seen[2].kind, QueueEventKind::Log(last));
+    assert_eq!(seen[3].kind, QueueEventKind::Ended(Box::new(end.end.clone())));
 
     let state = bench.supervisor.status(key).await.expect("an answer").expect("a known job");
-    assert_eq!((state.status, state.log_offset, state.end), (JobStatus::Finished, 11, Some(end.end)));
+    assert_eq!((state.status, state.log_offset, state.end), (QueueJobStatus::Finished, 11, Some(end.end)));
     reader.acknowledge(&seen).await.expect("acknowledged");
     assert_eq!(bench.redis.raw(15, &["XLEN", "hero:done"]), ":0\r\n");
     assert_ne!(bench.redis.raw(15, &["TTL", &format!("hero:job:{key}")]), ":-1\r\n");
@@ -55,7 +63,7 @@ async fn a_job_goes_all_the_way() {
 
 #[tokio::test]
 async fn first_in_first_out_by_priority_and_closeness() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let plan = [(1, 1, None), (2, 2, None), (3, 1, None), (4, 0, None), (5, 1, Some(1)), (6, 0, None)];
     for (job, priority, number) in plan {
         let mut execution = execution(job);
@@ -77,15 +85,15 @@ async fn first_in_first_out_by_priority_and_closeness() {
 
 #[tokio::test]
 async fn one_key_is_one_job() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     bench.accept(1).await;
     let again = bench.supervisor.accept(offer(execution(1))).await.expect("the same job");
-    assert_eq!((again.fresh, again.status), (false, JobStatus::Queued));
+    assert_eq!((again.is_new, again.status), (false, QueueJobStatus::Queued));
 
     let mut changed = execution(1);
     changed.script = ScriptSource::Inline("rm -rf /".into());
     let refusal = bench.supervisor.accept(offer(changed)).await.expect_err("another content");
-    assert!(matches!(refusal, Refusal::KeyConflict(_)) && refusal.lasting(), "{refusal}");
+    assert!(matches!(refusal, JobAcceptError::KeyConflict(_)) && refusal.is_permanent(), "{refusal}");
 
     let mut foreign = offer(execution(2));
     foreign.coordinator = "another".into();
@@ -100,20 +108,22 @@ async fn one_key_is_one_job() {
 
 #[tokio::test]
 async fn offers_in_one_go_have_a_result_each() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let mut changed = execution(1);
     changed.timeout_secs = 1;
     let offers = vec![offer(execution(1)), offer(changed), offer(execution(2)), offer(execution(1))];
     let results = bench.supervisor.accept_all(offers).await;
-    let shown: Vec<_> =
-        results.iter().map(|result| result.as_ref().map(|a| a.fresh).map_err(Refusal::code)).collect();
+    let shown: Vec<_> = results
+        .iter()
+        .map(|result| result.as_ref().map(|a| a.is_new).map_err(JobAcceptError::code))
+        .collect();
     assert_eq!(shown, [Ok(true), Err("KEY_CONFLICT"), Ok(true), Ok(false)]);
     assert!(bench.supervisor.accept_all(Vec::new()).await.is_empty());
 }
 
 #[tokio::test]
 async fn a_waiting_instance_is_woken_by_work_and_by_its_owner() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (_, mut intake, _control) = bench.join(1).await;
     assert_eq!(take(&mut intake, 1).await, [0; 0], "woken at once");
     let waiting = || async { bench.redis.raw(15, &["CLIENT", "LIST"]).contains("cmd=blpop").then_some(()) };
@@ -127,13 +137,13 @@ async fn a_waiting_instance_is_woken_by_work_and_by_its_owner() {
 #[tokio::test]
 async fn two_instances_share_thousands_of_jobs() {
     const JOBS: u32 = 3000;
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let mut reader = bench.supervisor.events();
     let (one, mut one_intake, _one_control) = bench.join(1).await;
     let (two, mut two_intake, _two_control) = bench.join(2).await;
     let (stop, _) = tokio::sync::watch::channel(false);
 
-    let work = async |worker: &queue::Instance, intake: &mut queue::Intake| {
+    let work = async |worker: &queue::InstanceSession, intake: &mut queue::JobConsumer| {
         let mut done = Vec::new();
         let mut stopped = stop.subscribe();
         loop {
@@ -144,7 +154,7 @@ async fn two_instances_share_thousands_of_jobs() {
             }
             for taken in taken {
                 let end = ending(taken.execution.job_key, Outcome::Succeeded);
-                assert_eq!(worker.finish(&end).await, Ok(Standing::Recorded));
+                assert_eq!(worker.finish(&end).await, Ok(JobRecordOutcome::Recorded));
                 done.push(taken.execution.job_key);
             }
         }
@@ -160,7 +170,7 @@ async fn two_instances_share_thousands_of_jobs() {
         while ends.len() < JOBS as usize {
             let batch = reader.next(pending()).await.expect("an answer");
             for event in &batch {
-                if matches!(event.kind, EventKind::Ended(_)) {
+                if matches!(event.kind, QueueEventKind::Ended(_)) {
                     assert!(ends.insert(event.job_key), "one end each");
                 }
             }
@@ -180,7 +190,7 @@ async fn two_instances_share_thousands_of_jobs() {
 
 #[tokio::test]
 async fn queues_are_measured_and_instances_listed() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     assert!(bench.supervisor.instances().await.expect("an answer").is_empty());
     let (worker, _intake, mut control) = bench.join(1).await;
     bench.accept(1).await;
@@ -194,8 +204,11 @@ async fn queues_are_measured_and_instances_listed() {
     assert_eq!((info.slots, info.busy, info.isolation), (4, 0, model::Isolation::Basic));
 
     let scope = ControlScope::Type(ScriptType::Shell);
-    assert_eq!(bench.supervisor.command(&scope, &Command::Drain { deadline_secs: None }).await, Ok(1));
-    assert_eq!(control.next(pending()).await, Ok(Some(Command::Drain { deadline_secs: None })));
+    assert_eq!(
+        bench.supervisor.command(&scope, &InstanceCommand::Drain { deadline_secs: None }).await,
+        Ok(1)
+    );
+    assert_eq!(control.next(pending()).await, Ok(Some(InstanceCommand::Drain { deadline_secs: None })));
     assert_eq!(control.next(async {}).await, Ok(None));
     worker.leave().await.expect("left");
     assert!(bench.supervisor.instances().await.expect("an answer").is_empty());
@@ -205,7 +218,7 @@ async fn queues_are_measured_and_instances_listed() {
 
 #[tokio::test]
 async fn a_name_is_taken_once() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (first, _intake, _control) = bench.join(1).await;
     let refused = queue::join(&bench.kv, 15, instance(1), crate::setup::about(), |holder| {
         assert_eq!(holder.hostname, "here");

@@ -2,28 +2,28 @@
 
 use model::execution::Outcome;
 use model::{Execution, Grants};
-use queue::{EventKind, Foreign, Standing, Supervisor};
+use queue::{ForeignJob, JobRecordOutcome, QueueEventKind, SupervisorQueues};
 
-use crate::setup::{Bench, ending, events, execution, job_key, offer, take, take_one};
+use crate::setup::{QueueTestBench, ending, events, execution, job_key, offer, take, take_one};
 
 const SHARED: &str = "hero:q:work:type:shell";
 
 /// A bench whose queues are open, or closed.
-async fn bench(open: bool) -> Bench {
-    let bench = Bench::new();
-    let supervisor = Supervisor::new(bench.kv.clone(), 15).with_open_queues(open);
+async fn bench(open: bool) -> QueueTestBench {
+    let bench = QueueTestBench::new();
+    let supervisor = SupervisorQueues::new(bench.kv.clone(), 15).with_open_queues(open);
     supervisor.note_open().await.expect("noted");
-    Bench { supervisor, ..bench }
+    QueueTestBench { supervisor, ..bench }
 }
 
-impl Bench {
+impl QueueTestBench {
     fn push_foreign(&self, queue: &str, id: &str, fields: &[&str]) {
         let key = format!("hero:job:{id}");
         let _ = self.redis.raw(15, &[&["HSET", &key, "status", "dispatched"], fields].concat());
         let _ = self.redis.raw(15, &["LPUSH", queue, id]);
     }
 
-    async fn settle(&self) -> Vec<Foreign> {
+    async fn settle(&self) -> Vec<ForeignJob> {
         let grant = |job: &Execution| match job.env_vars.get("DENIED") {
             None => Ok(Grants::default()),
             Some(why) => Err(why.clone()),
@@ -104,7 +104,7 @@ async fn what_others_push_is_run_and_answered_where_queues_are_open() {
     assert_eq!(bench.field_of("hero:job:abc", "status"), "started");
     let mut end = ending(job.job_key, Outcome::Succeeded);
     end.output_tail = "hi".into();
-    assert_eq!(worker.finish(&end).await, Ok(Standing::Recorded));
+    assert_eq!(worker.finish(&end).await, Ok(JobRecordOutcome::Recorded));
     assert_eq!(bench.field_of("hero:job:abc", "status"), "finished");
     assert_eq!(bench.field_of("hero:job:abc", "output"), "hi");
     assert_eq!(bench.reply_to("abc"), r#"{"k":"v"}"#);
@@ -113,7 +113,7 @@ async fn what_others_push_is_run_and_answered_where_queues_are_open() {
     bench.push_foreign(SHARED, "later", &["script", "x"]);
     assert_eq!(take(&mut intake, 1).await, [0; 0]);
     assert_eq!(bench.settle().await.len(), 1);
-    assert_eq!(bench.supervisor.hand_back().await, Ok(1));
+    assert_eq!(bench.supervisor.return_waiting().await, Ok(1));
     assert_eq!(bench.redis.raw(15, &["LRANGE", SHARED, "0", "-1"]), "*1\r\n$5\r\nlater\r\n");
     assert_eq!(take(&mut intake, 1).await, [0; 0]);
     assert_eq!(bench.settle().await[0].refused, None);
@@ -142,14 +142,17 @@ async fn workers_of_others_take_what_they_can_run() {
     let _ = bench.redis.raw(15, &["HSET", &key(2), "status", "started"]);
     bench.supervisor.sweep_open().await.expect("looked");
     assert_eq!(bench.field_of(&key(2), "claimed_by"), format!("legacy:{SHARED}"));
-    assert_eq!(bench.supervisor.put_back().await, Ok(0), "what is missing may be theirs");
+    assert_eq!(bench.supervisor.requeue_unclaimed().await, Ok(0), "what is missing may be theirs");
     let _ = bench.redis.raw(15, &["HSET", &key(2), "status", "finished", "output", "so"]);
-    let swept = bench.supervisor.sweep_old(queue::OLD_WORKER_PATIENCE).await.expect("swept");
+    let swept = bench.supervisor.sweep_legacy(queue::OLD_WORKER_PATIENCE).await.expect("swept");
     assert_eq!((swept.ended, swept.lost), (1, 0));
     let seen = events(&mut reader, 3).await;
     let kinds: Vec<_> = seen.iter().map(|event| &event.kind).collect();
     assert!(
-        matches!(kinds[..], [EventKind::Started { .. }, EventKind::Log(_), EventKind::Ended(_)]),
+        matches!(
+            kinds[..],
+            [QueueEventKind::Started { .. }, QueueEventKind::Log(_), QueueEventKind::Ended(_)]
+        ),
         "{kinds:?}"
     );
     assert_eq!(bench.redis.raw(15, &["EXISTS", "hero:legacy"]), ":0\r\n", "nothing is looked after any more");
@@ -160,5 +163,5 @@ async fn workers_of_others_take_what_they_can_run() {
     let (_worker, mut intake, _control) = bench.join(1).await;
     assert_eq!(take(&mut intake, 9).await, [1, 3, 4], "in their order, with those for ours alone");
     let known = bench.supervisor.accept(offer(execution(2))).await.expect("known");
-    assert!(!known.fresh);
+    assert!(!known.is_new);
 }

@@ -10,11 +10,11 @@ use model::id::Uid;
 use model::{ContextUid, Execution, Isolation, JobKey};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use queue::{Control, Instance, Intake, OLD_WORKER_PATIENCE};
+use queue::{InstanceCommandReader, InstanceSession, JobConsumer, OLD_WORKER_PATIENCE};
 
-use crate::old::{ACTOR_QUEUE, binding};
-use crate::old_worker::{OldTask, OldWorker, Side};
-use crate::setup::{Bench, COORDINATOR, ending, execution, instance, job_key, offer};
+use crate::legacy::{ACTOR_QUEUE, binding};
+use crate::legacy_worker::{LegacyTestTask, LegacyTestWorker, PopSide};
+use crate::setup::{COORDINATOR, QueueTestBench, ending, execution, instance, job_key, offer};
 
 const CASES: u32 = 200;
 const JOBS: u32 = 8;
@@ -34,7 +34,7 @@ enum Step {
     LoseAnswer(usize),
     StopTaking(usize),
     Refuse,
-    OldPop(Side),
+    OldPop(PopSide),
     OldStart(usize),
     OldFinish { which: usize, well: bool },
     OldTakesTooLong(u32),
@@ -60,7 +60,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0_usize..2).prop_map(Step::LoseAnswer),
         1 => (0_usize..2).prop_map(Step::StopTaking),
         1 => Just(Step::Refuse),
-        4 => prop_oneof![Just(Side::Left), Just(Side::Right)].prop_map(Step::OldPop),
+        4 => prop_oneof![Just(PopSide::Left), Just(PopSide::Right)].prop_map(Step::OldPop),
         2 => (0_usize..4).prop_map(Step::OldStart),
         3 => (0_usize..4, any::<bool>()).prop_map(|(which, well)| Step::OldFinish { which, well }),
         1 => (0..JOBS).prop_map(Step::OldTakesTooLong),
@@ -90,20 +90,20 @@ fn demanding(job: u32) -> Execution {
 }
 
 struct World<'a> {
-    bench: &'a Bench,
+    bench: &'a QueueTestBench,
     list: &'a str,
-    members: Vec<(Instance, Intake, Control)>,
+    members: Vec<(InstanceSession, JobConsumer, InstanceCommandReader)>,
     /// What each instance runs.
     running: Vec<Vec<JobKey>>,
     /// What old workers run.
-    tasks: Vec<OldTask>,
+    tasks: Vec<LegacyTestTask>,
     accepted: BTreeSet<JobKey>,
     takers: BTreeMap<JobKey, String>,
     dropped: bool,
 }
 
 impl<'a> World<'a> {
-    async fn new(bench: &'a Bench, list: &'a str) -> Self {
+    async fn new(bench: &'a QueueTestBench, list: &'a str) -> Self {
         let _ = bench.redis.raw(15, &["FLUSHDB"]);
         let members = vec![bench.join_giving(1, GIVEN[0]).await, bench.join_giving(2, GIVEN[1]).await];
         Self {
@@ -201,8 +201,10 @@ impl<'a> World<'a> {
         }
     }
 
-    async fn old_pop(&mut self, side: Side) -> bool {
-        let Some(task) = OldWorker::new(&self.bench.kv, self.list, side).pop().await else { return false };
+    async fn old_pop(&mut self, side: PopSide) -> bool {
+        let Some(task) = LegacyTestWorker::new(&self.bench.kv, self.list, side).pop().await else {
+            return false;
+        };
         let job = task.fields["script"].strip_prefix("echo ").expect("a script").parse().expect("a number");
         self.taken(key(job), "an old worker".into()).await;
         self.tasks.push(task);
@@ -211,7 +213,7 @@ impl<'a> World<'a> {
 
     async fn old_write(&mut self, which: usize, status: &str) {
         if !self.tasks.is_empty() {
-            let worker = OldWorker::new(&self.bench.kv, self.list, Side::Left);
+            let worker = LegacyTestWorker::new(&self.bench.kv, self.list, PopSide::Left);
             let which = which % self.tasks.len();
             if status == "started" {
                 worker.write(&self.tasks[which], &[("status", status)]).await;
@@ -231,7 +233,7 @@ impl<'a> World<'a> {
         match *step {
             Step::Accept(job) => match supervisor.accept(offer(demanding(job))).await {
                 Ok(_) => drop(self.accepted.insert(key(job))),
-                Err(refusal) => assert!(refusal.lasting(), "{refusal}"),
+                Err(refusal) => assert!(refusal.is_permanent(), "{refusal}"),
             },
             Step::Take { by, free } => drop(self.take(by, free).await),
             Step::Finish { by, which } => self.finish(by, which).await,
@@ -255,8 +257,8 @@ impl<'a> World<'a> {
                     let _ = self.bench.redis.raw(15, &["HSET", &hash, "started_at", "1.000"]);
                 }
             }
-            Step::Sweep => drop(supervisor.sweep_old(OLD_WORKER_PATIENCE).await.expect("swept")),
-            Step::PutBack => drop(supervisor.put_back().await.expect("put back")),
+            Step::Sweep => drop(supervisor.sweep_legacy(OLD_WORKER_PATIENCE).await.expect("swept")),
+            Step::PutBack => drop(supervisor.requeue_unclaimed().await.expect("put back")),
             Step::Stop(job) => drop(supervisor.stop(key(job), 0).await.expect("an answer")),
             Step::Vanish(by) => {
                 let presence =
@@ -270,7 +272,7 @@ impl<'a> World<'a> {
                     self.bench.join_giving(u32::try_from(by).unwrap_or(0) + 1, GIVEN[by]).await;
                 self.running[by].clear();
             }
-            Step::HandBack => drop(supervisor.hand_back().await.expect("handed back")),
+            Step::HandBack => drop(supervisor.return_waiting().await.expect("handed back")),
             Step::Drop => {
                 supervisor.drop_context(key(0).context, COORDINATOR).await.expect("an answer");
                 self.dropped = true;
@@ -290,7 +292,7 @@ impl<'a> World<'a> {
     /// Everybody does what is left to do.
     async fn settle(&mut self) {
         for _ in 0..100 {
-            self.bench.supervisor.put_back().await.expect("put back");
+            self.bench.supervisor.requeue_unclaimed().await.expect("put back");
             let mut moved = self.take(0, 100).await > 0;
             moved |= self.take(1, 100).await > 0;
             for by in 0..2 {
@@ -298,14 +300,14 @@ impl<'a> World<'a> {
                     self.finish(by, 0).await;
                 }
             }
-            while self.old_pop(Side::Left).await {
+            while self.old_pop(PopSide::Left).await {
                 moved = true;
             }
             while !self.tasks.is_empty() {
                 self.old_write(0, "finished").await;
             }
-            let swept = self.bench.supervisor.sweep_old(Duration::ZERO).await.expect("swept");
-            if !moved && swept == queue::Swept::default() {
+            let swept = self.bench.supervisor.sweep_legacy(Duration::ZERO).await.expect("swept");
+            if !moved && swept == queue::LegacySweepCounts::default() {
                 return;
             }
         }
@@ -331,9 +333,9 @@ impl<'a> World<'a> {
 fn in_any_order(list: &'static str) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (mut jobs, mut by_instances, mut by_old) = (0, 0, 0);
-    let bench = runtime.block_on(async { Bench::new() });
-    let supervisor = bench.supervisor.clone().with_old_workers(vec![binding(list)]);
-    let bench = Bench { supervisor, ..bench };
+    let bench = runtime.block_on(async { QueueTestBench::new() });
+    let supervisor = bench.supervisor.clone().with_legacy_workers(vec![binding(list)]);
+    let bench = QueueTestBench { supervisor, ..bench };
     let mut runner = TestRunner::new(Config { source_file: Some(file!()), ..Config::with_cases(CASES) });
     let counts = std::cell::RefCell::new((&mut jobs, &mut by_instances, &mut by_old));
     let checked = runner.run(&steps(), |steps| {

@@ -1,21 +1,21 @@
 //! The protocol on a real Redis: both sides, and everything that can go wrong between them.
 
 mod conditions;
-mod demands;
 mod dispatcher;
+mod fair_turns;
+mod finish_and_take;
 mod flow_of_work;
 mod foreign;
-mod handed;
+mod idle_handoff;
 mod interleavings;
+mod legacy;
+mod legacy_pool;
+mod legacy_worker;
 mod loss;
-mod next;
-mod old;
-mod old_pool;
-mod old_worker;
+mod maintenance;
 mod pool;
+mod root_rotation;
 mod setup;
 mod shares;
 mod stopping;
-mod succession;
-mod turns;
-mod upkeep;
+mod unmet_isolation;

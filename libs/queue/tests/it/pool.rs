@@ -6,13 +6,18 @@ use std::future::pending;
 use keys::InstanceRef;
 use model::execution::Outcome;
 use model::{Execution, ScriptType};
-use queue::{EventKind, Instance, Intake, Standing, WorkQueue};
+use queue::{InstanceSession, JobConsumer, JobRecordOutcome, QueueEventKind, WorkQueue};
 use tokio::sync::watch;
 
-use crate::setup::{Bench, about, ending, execution, offer, take};
+use crate::setup::{QueueTestBench, about, ending, execution, offer, take};
 
 /// Takes into `slots` and ends at once, until there is nothing more to come; gives the jobs in their order.
-async fn work(worker: &Instance, intake: &mut Intake, slots: usize, over: &watch::Sender<bool>) -> Vec<u32> {
+async fn work(
+    worker: &InstanceSession,
+    intake: &mut JobConsumer,
+    slots: usize,
+    over: &watch::Sender<bool>,
+) -> Vec<u32> {
     let mut done = Vec::new();
     let mut ended = over.subscribe();
     loop {
@@ -23,22 +28,22 @@ async fn work(worker: &Instance, intake: &mut Intake, slots: usize, over: &watch
         }
         for taken in taken {
             let key = taken.execution.job_key;
-            assert_eq!(worker.finish(&ending(key, Outcome::Succeeded)).await, Ok(Standing::Recorded));
+            assert_eq!(worker.finish(&ending(key, Outcome::Succeeded)).await, Ok(JobRecordOutcome::Recorded));
             done.push(key.job.0);
         }
     }
 }
 
 /// Listens until as many jobs have ended, each once.
-async fn listen(bench: &Bench, jobs: usize, over: &watch::Sender<bool>) {
+async fn listen(bench: &QueueTestBench, jobs: usize, over: &watch::Sender<bool>) {
     let mut reader = bench.supervisor.events();
     let (mut starts, mut ends) = (HashSet::new(), HashSet::new());
     while ends.len() < jobs {
         let batch = reader.next(pending()).await.expect("an answer");
         for event in &batch {
             match event.kind {
-                EventKind::Started { .. } => assert!(starts.insert(event.job_key), "one start each"),
-                EventKind::Ended(_) => assert!(ends.insert(event.job_key), "one end each"),
+                QueueEventKind::Started { .. } => assert!(starts.insert(event.job_key), "one start each"),
+                QueueEventKind::Ended(_) => assert!(ends.insert(event.job_key), "one end each"),
                 _ => panic!("{event:?}"),
             }
         }
@@ -48,7 +53,7 @@ async fn listen(bench: &Bench, jobs: usize, over: &watch::Sender<bool>) {
     over.send_replace(true);
 }
 
-async fn feed(bench: &Bench, jobs: &[Execution]) {
+async fn feed(bench: &QueueTestBench, jobs: &[Execution]) {
     for part in jobs.chunks(250) {
         let offers = part.iter().cloned().map(offer).collect();
         assert!(bench.supervisor.accept_all(offers).await.iter().all(Result::is_ok));
@@ -74,7 +79,7 @@ fn target(job: u32) -> Option<(&'static str, Option<u32>)> {
 #[tokio::test]
 async fn ten_thousand_jobs_go_where_they_were_sent() {
     const JOBS: u32 = 10_000;
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let jobs: Vec<_> = (0..JOBS)
         .map(|job| {
             let mut execution = execution(job);
@@ -131,7 +136,7 @@ async fn ten_thousand_jobs_go_where_they_were_sent() {
 #[tokio::test]
 async fn with_one_slot_a_priority_is_first_in_first_out() {
     const JOBS: u32 = 600;
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let priority = |job: u32| u8::try_from(job * 7 / 5 % 3).expect("a priority");
     let jobs = |range: std::ops::Range<u32>| -> Vec<_> {
         range.map(|job| Execution { priority: priority(job), ..execution(job) }).collect()
@@ -139,7 +144,7 @@ async fn with_one_slot_a_priority_is_first_in_first_out() {
     let (worker, mut intake, _control) = bench.join(1).await;
     feed(&bench, &jobs(0..JOBS)).await;
     let mut order = Vec::new();
-    let run = async |intake: &mut Intake, order: &mut Vec<u32>, count: u32| {
+    let run = async |intake: &mut JobConsumer, order: &mut Vec<u32>, count: u32| {
         for _ in 0..count {
             let [job] = take(intake, 1).await[..] else { panic!("one job") };
             let key = crate::setup::job_key(job);
@@ -163,7 +168,7 @@ async fn with_one_slot_a_priority_is_first_in_first_out() {
 #[tokio::test]
 async fn equal_instances_have_equal_shares() {
     const JOBS: u32 = 4000;
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let jobs: Vec<_> = (0..JOBS).map(execution).collect();
     feed(&bench, &jobs).await;
     let over = watch::Sender::new(false);
@@ -184,7 +189,7 @@ async fn equal_instances_have_equal_shares() {
 
 #[tokio::test]
 async fn throughput_is_measured() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     bench.accept(1).await;
     let shared = WorkQueue::shared(ScriptType::Shell);
     let measured = async || {

@@ -13,26 +13,27 @@ use model::{
     ScriptSource, ScriptType, Timestamp,
 };
 use queue::{
-    About, Condition, Control, Ending, Event, EventReader, Instance, Intake, Offer, Supervisor, Taken,
+    AcceptCondition, ClaimedJob, InstanceCommandReader, InstanceDescriptor, InstanceSession, JobConsumer,
+    JobEndReport, JobOffer, QueueEvent, QueueEventReader, SupervisorQueues,
 };
 use testkit::RedisServer;
 
 pub(crate) const COORDINATOR: &str = "c0ffee";
 
-pub(crate) struct Bench {
+pub(crate) struct QueueTestBench {
     pub(crate) redis: RedisServer,
     pub(crate) kv: Kv,
-    pub(crate) supervisor: Supervisor,
+    pub(crate) supervisor: SupervisorQueues,
 }
 
-impl Bench {
+impl QueueTestBench {
     pub(crate) fn new() -> Self {
         Self::on(RedisServer::start())
     }
 
     pub(crate) fn on(redis: RedisServer) -> Self {
         let kv = Kv::new(redis.url().parse().expect("the url of a test server"));
-        let supervisor = Supervisor::new(kv.clone(), 15);
+        let supervisor = SupervisorQueues::new(kv.clone(), 15);
         Self { redis, kv, supervisor }
     }
 
@@ -43,16 +44,20 @@ impl Bench {
     pub(crate) async fn accept_as(&self, execution: Execution) -> JobKey {
         let key = execution.job_key;
         let accepted = self.supervisor.accept(offer(execution)).await.expect("an accepted job");
-        assert!(accepted.fresh);
+        assert!(accepted.is_new);
         key
     }
 
-    pub(crate) async fn join(&self, number: u32) -> (Instance, Intake, Control) {
+    pub(crate) async fn join(&self, number: u32) -> (InstanceSession, JobConsumer, InstanceCommandReader) {
         self.join_giving(number, Isolation::Basic).await
     }
 
-    pub(crate) async fn join_giving(&self, number: u32, isolation: Isolation) -> (Instance, Intake, Control) {
-        let about = About { isolation, ..about() };
+    pub(crate) async fn join_giving(
+        &self,
+        number: u32,
+        isolation: Isolation,
+    ) -> (InstanceSession, JobConsumer, InstanceCommandReader) {
+        let about = InstanceDescriptor { isolation, ..about() };
         queue::join(&self.kv, 15, instance(number), about, |_| true).await.expect("a place for the instance")
     }
 
@@ -66,8 +71,8 @@ pub(crate) fn instance(number: u32) -> InstanceRef {
     InstanceRef { script_type: ScriptType::Shell, group: "default".parse().expect("a name"), number }
 }
 
-pub(crate) fn about() -> About {
-    About {
+pub(crate) fn about() -> InstanceDescriptor {
+    InstanceDescriptor {
         hostname: "here".into(),
         pid: std::process::id(),
         process_start: 1,
@@ -112,12 +117,12 @@ pub(crate) fn execution(job: u32) -> Execution {
     }
 }
 
-pub(crate) fn offer(execution: Execution) -> Offer {
-    let (coordinator, grants, condition) = (COORDINATOR.into(), Grants::default(), Condition::None);
-    Offer { execution, coordinator, grants, condition, weight: NonZeroU32::MIN }
+pub(crate) fn offer(execution: Execution) -> JobOffer {
+    let (coordinator, grants, condition) = (COORDINATOR.into(), Grants::default(), AcceptCondition::None);
+    JobOffer { execution, coordinator, grants, condition, weight: NonZeroU32::MIN }
 }
 
-pub(crate) fn ending(job_key: JobKey, outcome: Outcome) -> Ending {
+pub(crate) fn ending(job_key: JobKey, outcome: Outcome) -> JobEndReport {
     let end = AttemptEnd {
         outcome,
         exit_code: Some(0),
@@ -130,15 +135,15 @@ pub(crate) fn ending(job_key: JobKey, outcome: Outcome) -> Ending {
         start_time: Some(Timestamp::from_millis(1)),
         end_time: Timestamp::from_millis(2),
     };
-    Ending { job_key, end, last_log: None, output_tail: String::new() }
+    JobEndReport { job_key, end, last_log: None, output_tail: String::new() }
 }
 
-pub(crate) async fn take(intake: &mut Intake, free: usize) -> Vec<u32> {
+pub(crate) async fn take(intake: &mut JobConsumer, free: usize) -> Vec<u32> {
     let taken = intake.next(free, async {}).await.expect("an answer");
     taken.iter().map(|taken| taken.execution.job_key.job.0).collect()
 }
 
-pub(crate) async fn take_one(intake: &mut Intake) -> Taken {
+pub(crate) async fn take_one(intake: &mut JobConsumer) -> ClaimedJob {
     loop {
         let mut taken = intake.next(1, pending()).await.expect("an answer");
         if let Some(taken) = taken.pop() {
@@ -148,7 +153,7 @@ pub(crate) async fn take_one(intake: &mut Intake) -> Taken {
 }
 
 /// Reads until there are `count` events.
-pub(crate) async fn events(reader: &mut EventReader, count: usize) -> Vec<Event> {
+pub(crate) async fn events(reader: &mut QueueEventReader, count: usize) -> Vec<QueueEvent> {
     let mut events = Vec::new();
     while events.len() < count {
         events.extend(reader.next(pending()).await.expect("an answer"));

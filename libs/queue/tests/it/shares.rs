@@ -3,23 +3,23 @@
 use std::time::Duration;
 
 use model::{ActorId, Execution, JobKey};
-use queue::Instance;
+use queue::InstanceSession;
 use testkit::{PATIENCE, wait_until};
 
-use crate::setup::{Bench, ending, execution, instance, job_key, take};
+use crate::setup::{QueueTestBench, ending, execution, instance, job_key, take};
 
 /// A job of another actor.
 fn of(actor: u32, job: u32) -> Execution {
     Execution { caller_id: ActorId(actor), ..execution(job) }
 }
 
-async fn finish(instance: &Instance, job: u32) {
+async fn finish(instance: &InstanceSession, job: u32) {
     let ending = ending(job_key(job), model::execution::Outcome::Succeeded);
     instance.finish(&ending).await.expect("recorded");
 }
 
 /// Jobs of one actor, in their order.
-async fn accept(bench: &Bench, actor: u32, jobs: std::ops::Range<u32>) -> Vec<JobKey> {
+async fn accept(bench: &QueueTestBench, actor: u32, jobs: std::ops::Range<u32>) -> Vec<JobKey> {
     let mut keys = Vec::new();
     for job in jobs {
         keys.push(bench.accept_as(of(actor, job)).await);
@@ -29,7 +29,7 @@ async fn accept(bench: &Bench, actor: u32, jobs: std::ops::Range<u32>) -> Vec<Jo
 
 #[tokio::test]
 async fn who_is_alone_has_all_slots() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (_instance, mut intake, _control) = bench.join(1).await;
     accept(&bench, 1, 1..10).await;
     assert_eq!(take(&mut intake, 4).await, [1, 2, 3, 4]);
@@ -37,7 +37,7 @@ async fn who_is_alone_has_all_slots() {
 
 #[tokio::test]
 async fn a_slot_is_left_to_others_however_much_one_has_waiting() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (instance, mut intake, _control) = bench.join(1).await;
     accept(&bench, 2, 5000..5001).await;
     accept(&bench, 1, 1..2000).await;
@@ -58,7 +58,7 @@ async fn a_slot_is_left_to_others_however_much_one_has_waiting() {
 
 #[tokio::test]
 async fn what_was_set_aside_is_taken_in_its_order_and_once() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (instance, mut intake, _control) = bench.join(1).await;
     accept(&bench, 2, 500..501).await;
     accept(&bench, 1, 1..31).await;
@@ -67,7 +67,7 @@ async fn what_was_set_aside_is_taken_in_its_order_and_once() {
     // The supervisor looks for pops that were lost: none was.
     for ended in 1..=27 {
         finish(&instance, ended).await;
-        assert_eq!(bench.supervisor.put_back().await.expect("an answer"), 0, "after {ended}");
+        assert_eq!(bench.supervisor.requeue_unclaimed().await.expect("an answer"), 0, "after {ended}");
         let taken = take(&mut intake, 1).await;
         assert_eq!(taken.len(), 1, "after {ended}");
         seen.extend(taken);
@@ -81,7 +81,7 @@ async fn what_was_set_aside_is_taken_in_its_order_and_once() {
 
 #[tokio::test]
 async fn who_waits_while_somebody_ends_hears_of_what_was_set_aside() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (instance, mut intake, _control) = bench.join(1).await;
     accept(&bench, 2, 500..501).await;
     accept(&bench, 1, 1..8).await;
@@ -106,7 +106,7 @@ async fn who_waits_while_somebody_ends_hears_of_what_was_set_aside() {
 
 #[tokio::test]
 async fn what_was_set_aside_can_be_stopped_and_handed_back() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (joined, mut intake, _control) = bench.join(1).await;
     accept(&bench, 2, 500..501).await;
     accept(&bench, 1, 1..8).await;
@@ -120,7 +120,7 @@ async fn what_was_set_aside_can_be_stopped_and_handed_back() {
         taken = take(&mut intake, 1).await;
     }
     assert_eq!(taken, [5]);
-    assert_eq!(bench.supervisor.hand_back().await.expect("handed back"), 2);
+    assert_eq!(bench.supervisor.return_waiting().await.expect("handed back"), 2);
     finish(&joined, 2).await;
     assert_eq!(take(&mut intake, 1).await, [] as [u32; 0]);
     assert!(bench.keys("hero:claims:*").contains(&instance(1).to_string()));

@@ -5,13 +5,13 @@ use std::future::pending;
 use model::ContextUid;
 use model::execution::Outcome;
 use model::id::Uid;
-use queue::{Command, EventKind, JobStatus, Offer, Standing, StopOutcome};
+use queue::{InstanceCommand, JobOffer, JobRecordOutcome, QueueEventKind, QueueJobStatus, StopOutcome};
 
-use crate::setup::{Bench, COORDINATOR, ending, events, execution, job_key, offer, take, take_one};
+use crate::setup::{COORDINATOR, QueueTestBench, ending, events, execution, job_key, offer, take, take_one};
 
 #[tokio::test]
 async fn before_it_arrives() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     assert_eq!(bench.supervisor.stop(job_key(1), 5).await, Ok(StopOutcome::Unknown));
     let refusal = bench.supervisor.accept(offer(execution(1))).await.expect_err("it was stopped");
     assert_eq!(refusal.code(), "STOPPED");
@@ -20,23 +20,23 @@ async fn before_it_arrives() {
 
 #[tokio::test]
 async fn while_it_waits() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let mut reader = bench.supervisor.events();
     let key = bench.accept(1).await;
     bench.accept(2).await;
     assert_eq!(bench.supervisor.stop(key, 5).await, Ok(StopOutcome::Stopped));
     assert_eq!(bench.supervisor.stop(key, 5).await, Ok(StopOutcome::Stopped), "again");
     let seen = events(&mut reader, 1).await;
-    assert!(matches!(&seen[0].kind, EventKind::Ended(end) if end.outcome == Outcome::Stopped));
+    assert!(matches!(&seen[0].kind, QueueEventKind::Ended(end) if end.outcome == Outcome::Stopped));
     let (_, mut intake, _control) = bench.join(1).await;
     assert_eq!(take(&mut intake, 10).await, [2]);
     let known = bench.supervisor.accept(offer(execution(1))).await.expect("a known job");
-    assert_eq!((known.fresh, known.status), (false, JobStatus::Stopped));
+    assert_eq!((known.is_new, known.status), (false, QueueJobStatus::Stopped));
 }
 
 #[tokio::test]
 async fn many_that_wait() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     for from in [0, 2000] {
         let offers = (from..from + 2000).map(|job| offer(execution(job))).collect();
         assert!(bench.supervisor.accept_all(offers).await.iter().all(Result::is_ok));
@@ -55,51 +55,51 @@ async fn many_that_wait() {
 
 #[tokio::test]
 async fn while_it_runs() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (worker, mut intake, mut control) = bench.join(1).await;
     let key = bench.accept(1).await;
     take_one(&mut intake).await;
     let stopping = StopOutcome::Stopping { instance: "shell:default:1".into() };
     assert_eq!(bench.supervisor.stop(key, 5).await, Ok(stopping));
-    let command = Command::Stop { job_key: key, grace_secs: 5 };
+    let command = InstanceCommand::Stop { job_key: key, grace_secs: 5 };
     assert_eq!(control.next(pending()).await, Ok(Some(command)));
     assert_eq!(worker.refresh().await.map(|refreshed| refreshed.stops), Ok(vec![(key, 5)]), "told again");
-    assert_eq!(worker.finish(&ending(key, Outcome::Stopped)).await, Ok(Standing::Recorded));
+    assert_eq!(worker.finish(&ending(key, Outcome::Stopped)).await, Ok(JobRecordOutcome::Recorded));
     assert_eq!(worker.refresh().await.map(|refreshed| refreshed.stops), Ok(vec![]));
 }
 
 #[tokio::test]
 async fn after_it_ended() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (worker, mut intake, _control) = bench.join(1).await;
     let key = bench.accept(1).await;
     take_one(&mut intake).await;
     worker.finish(&ending(key, Outcome::Failed)).await.expect("finished");
-    assert_eq!(bench.supervisor.stop(key, 5).await, Ok(StopOutcome::Ended(JobStatus::Error)));
+    assert_eq!(bench.supervisor.stop(key, 5).await, Ok(StopOutcome::Ended(QueueJobStatus::Error)));
 }
 
 #[tokio::test]
 async fn waiting_work_is_handed_back() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let mut reader = bench.supervisor.events();
     let offers = (0..450).map(|job| offer(execution(job))).collect();
     assert!(bench.supervisor.accept_all(offers).await.iter().all(Result::is_ok));
-    assert_eq!(bench.supervisor.hand_back().await, Ok(450));
+    assert_eq!(bench.supervisor.return_waiting().await, Ok(450));
     let seen = events_of(&mut reader, 450).await;
-    assert!(seen.iter().all(|event| event.kind == EventKind::Returned));
+    assert!(seen.iter().all(|event| event.kind == QueueEventKind::Returned));
     reader.acknowledge(&seen).await.expect("acknowledged");
     let (_, mut intake, _control) = bench.join(1).await;
     assert_eq!(take(&mut intake, 10).await, [0; 0]);
     assert_eq!(bench.redis.raw(15, &["XLEN", "hero:done"]), ":0\r\n");
 }
 
-async fn events_of(reader: &mut queue::EventReader, count: usize) -> Vec<queue::Event> {
+async fn events_of(reader: &mut queue::QueueEventReader, count: usize) -> Vec<queue::QueueEvent> {
     events(reader, count).await
 }
 
 #[tokio::test]
 async fn a_context_is_forgotten() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (worker, mut intake, mut control) = bench.join(1).await;
     let mut reader = bench.supervisor.events();
     let running = bench.accept(1).await;
@@ -115,7 +115,7 @@ async fn a_context_is_forgotten() {
     for _ in 0..2 {
         assert_eq!(bench.supervisor.drop_context(running.context, COORDINATOR).await, Ok(1), "it runs");
     }
-    let command = Command::Stop { job_key: running, grace_secs: 0 };
+    let command = InstanceCommand::Stop { job_key: running, grace_secs: 0 };
     assert_eq!(control.next(pending()).await, Ok(Some(command)));
     assert_eq!(
         bench.redis.raw(15, &["LLEN", "hero:q:ctl:type:shell:group:default:inst:1"]),
@@ -124,8 +124,8 @@ async fn a_context_is_forgotten() {
     );
     assert_eq!(worker.refresh().await.map(|refreshed| refreshed.stops), Ok(vec![(running, 0)]), "told again");
     let late = bench.supervisor.accept(offer(execution(400))).await.expect_err("it is being dropped");
-    assert_eq!((late.code(), late.lasting()), ("CONTEXT_DROPPED", true));
-    assert_eq!(worker.finish(&ending(running, Outcome::Stopped)).await, Ok(Standing::Recorded));
+    assert_eq!((late.code(), late.is_permanent()), ("CONTEXT_DROPPED", true));
+    assert_eq!(worker.finish(&ending(running, Outcome::Stopped)).await, Ok(JobRecordOutcome::Recorded));
     bench.supervisor.stop(other, 0).await.expect("stopped");
     let seen = events(&mut reader, 3).await;
     assert_eq!(bench.supervisor.drop_context(running.context, COORDINATOR).await, Ok(0));
@@ -145,18 +145,18 @@ async fn a_context_is_forgotten() {
 
     let late = bench.supervisor.accept(offer(execution(400))).await.expect_err("it was dropped");
     assert_eq!(late.code(), "CONTEXT_DROPPED");
-    let theirs = Offer { coordinator: "another".into(), ..offer(execution(1)) };
-    assert!(bench.supervisor.accept(theirs.clone()).await.expect("theirs now").fresh);
+    let theirs = JobOffer { coordinator: "another".into(), ..offer(execution(1)) };
+    assert!(bench.supervisor.accept(theirs.clone()).await.expect("theirs now").is_new);
     let binding = format!("hero:uid:{}", running.context);
     assert_eq!(bench.redis.raw(15, &["TTL", &binding]), ":-1\r\n", "bound for good");
     assert_eq!(bench.supervisor.drop_context(running.context, "another").await, Ok(0));
     assert_eq!(bench.supervisor.accept(theirs).await.expect_err("dropped").code(), "CONTEXT_DROPPED");
-    assert!(bench.supervisor.accept(offer(execution(1))).await.expect("back again").fresh);
+    assert!(bench.supervisor.accept(offer(execution(1))).await.expect("back again").is_new);
 }
 
 #[tokio::test]
 async fn of_a_context_with_very_much_everything_is_forgotten() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (worker, mut intake, _control) = bench.join(1).await;
     let offers: Vec<_> = (0..900).map(|job| offer(execution(job))).collect();
     assert!(bench.supervisor.accept_all(offers).await.iter().all(Result::is_ok));
@@ -174,7 +174,7 @@ async fn of_a_context_with_very_much_everything_is_forgotten() {
 
 #[tokio::test]
 async fn what_a_coordinator_may_have_lost_is_told_again() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (worker, mut intake, _control) = bench.join(1).await;
     let mut reader = bench.supervisor.events();
     let key = bench.accept(1).await;
@@ -184,7 +184,7 @@ async fn what_a_coordinator_may_have_lost_is_told_again() {
 
     // It asks for what runs already.
     let known = bench.supervisor.accept(offer(execution(1))).await.expect("a known job");
-    assert_eq!((known.fresh, known.status), (false, JobStatus::Started));
+    assert_eq!((known.is_new, known.status), (false, QueueJobStatus::Started));
     let again = events(&mut reader, 1).await;
     assert_eq!((again[0].number, &again[0].kind), (2, &seen[0].kind));
     reader.acknowledge(&again).await.expect("acknowledged");
@@ -192,7 +192,7 @@ async fn what_a_coordinator_may_have_lost_is_told_again() {
     worker.finish(&ending(key, Outcome::Succeeded)).await.expect("finished");
     // It has not answered the end: nothing has to be told twice.
     bench.supervisor.accept(offer(execution(1))).await.expect("a known job");
-    bench.supervisor.tell_again(key).await.expect("told");
+    bench.supervisor.resend_end(key).await.expect("told");
     let end = events(&mut reader, 1).await;
     assert_eq!(bench.redis.raw(15, &["XLEN", "hero:done"]), ":1\r\n");
     reader.acknowledge(&end).await.expect("acknowledged");
@@ -200,21 +200,21 @@ async fn what_a_coordinator_may_have_lost_is_told_again() {
     // It has, and asks for the job all the same.
     for _ in 0..2 {
         let known = bench.supervisor.accept(offer(execution(1))).await.expect("a known job");
-        assert_eq!((known.fresh, known.status), (false, JobStatus::Finished));
+        assert_eq!((known.is_new, known.status), (false, QueueJobStatus::Finished));
     }
     let again = events(&mut reader, 1).await;
     assert_eq!((&again[0].kind, &again[0].coordinator), (&end[0].kind, &end[0].coordinator));
     assert_eq!(bench.redis.raw(15, &["XLEN", "hero:done"]), ":1\r\n", "once until it is answered");
     reader.acknowledge(&again).await.expect("acknowledged");
-    bench.supervisor.tell_again(key).await.expect("told");
+    bench.supervisor.resend_end(key).await.expect("told");
     assert_eq!(events(&mut reader, 1).await[0].kind, end[0].kind);
-    bench.supervisor.tell_again(job_key(9)).await.expect("nobody knows it");
+    bench.supervisor.resend_end(job_key(9)).await.expect("nobody knows it");
 }
 
 /// Of a flow that is gone nothing is kept once its coordinator knows the end, and what runs goes on.
 #[tokio::test]
 async fn attempts_of_a_flow_that_is_gone_are_forgotten() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let (worker, mut intake, _control) = bench.join(1).await;
     let mut reader = bench.supervisor.events();
     let mut all = Vec::new();
@@ -243,10 +243,10 @@ async fn attempts_of_a_flow_that_is_gone_are_forgotten() {
     // Ends are told, and forgotten then; also of what waited or ran.
     take_one(&mut intake).await;
     for key in [running, waiting] {
-        assert_eq!(worker.finish(&ending(key, Outcome::Failed)).await, Ok(Standing::Recorded));
+        assert_eq!(worker.finish(&ending(key, Outcome::Failed)).await, Ok(JobRecordOutcome::Recorded));
     }
     let seen = events(&mut reader, 4).await;
-    let ends = seen.iter().filter(|event| matches!(event.kind, EventKind::Ended(_)));
+    let ends = seen.iter().filter(|event| matches!(event.kind, QueueEventKind::Ended(_)));
     assert_eq!(ends.map(|event| event.job_key).collect::<Vec<_>>(), [unknown, running, waiting]);
     reader.acknowledge(&seen).await.expect("acknowledged");
     for pattern in ["hero:job:*", "hero:jobs:*", "hero:q:reply:*", "hero:claims:*", "hero:unclaimed:*"] {
@@ -263,7 +263,7 @@ async fn attempts_of_a_flow_that_is_gone_are_forgotten() {
 /// What others may still write is not removed before its time: it would be there for ever then.
 #[tokio::test]
 async fn attempts_that_others_may_have_are_kept_for_their_time() {
-    let bench = Bench::new();
+    let bench = QueueTestBench::new();
     let supervisor = bench.supervisor.clone().with_open_queues(true);
     supervisor.note_open().await.expect("noted");
     let mut reader = supervisor.events();

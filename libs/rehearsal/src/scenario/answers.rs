@@ -4,23 +4,23 @@ use std::time::Duration;
 
 use workflow::Json;
 use workflow::formula::{Formula, Variable};
-use workflow::input::Outcome;
-use yaml::{Entry, Fields, Keys, Tree, Value};
+use workflow::input::CommandOutcome;
+use yaml::{MappingKeys, YamlEntry, YamlFields, YamlNode, YamlValue};
 
-use super::read::{ANSWER_KEYS, Reader};
-use super::{Answer, Asked, Reply};
+use super::reader::{ANSWER_KEYS, ScenarioReader};
+use super::{AnswerTarget, ScriptedAnswer, ScriptedReply};
 
 /// Ways to answer.
 const REPLIES: [&str; 5] = ["succeed", "fail", "time_out", "unknown", "never"];
 
-impl Reader<'_> {
-    pub(super) fn answers(&mut self, entry: &Entry) -> Vec<Answer> {
+impl ScenarioReader<'_> {
+    pub(super) fn answers(&mut self, entry: &YamlEntry) -> Vec<ScriptedAnswer> {
         let items = self.items(entry, "a list, such as [{ effect: reserve, succeed: { id: r-1 } }]");
         items.iter().filter_map(|item| self.answer(item)).collect()
     }
 
-    fn answer(&mut self, tree: &Tree) -> Option<Answer> {
-        let fields = self.yaml.fields(tree, "an answer", Keys::of(ANSWER_KEYS));
+    fn answer(&mut self, tree: &YamlNode) -> Option<ScriptedAnswer> {
+        let fields = self.yaml.fields(tree, "an answer", MappingKeys::of(ANSWER_KEYS));
         let to = self.asked(tree, &fields);
         let when = match fields.get("when") {
             Some(entry) => {
@@ -38,10 +38,11 @@ impl Reader<'_> {
             }
             Some(number)
         });
-        let truth = |reader: &mut Self, key: &str| fields.get(key).and_then(|entry| reader.yaml.truth(entry));
+        let truth =
+            |reader: &mut Self, key: &str| fields.get(key).and_then(|entry| reader.yaml.boolean(entry));
         let despite_cancel = truth(self, "despite_cancel").unwrap_or(false);
         let in_doubt = truth(self, "may_have_happened");
-        Some(Answer {
+        Some(ScriptedAnswer {
             to: to?,
             when,
             occurrence,
@@ -51,19 +52,19 @@ impl Reader<'_> {
         })
     }
 
-    fn asked(&mut self, tree: &Tree, fields: &Fields<'_>) -> Option<Asked> {
+    fn asked(&mut self, tree: &YamlNode, fields: &YamlFields<'_>) -> Option<AnswerTarget> {
         match (fields.get("effect"), fields.get("command")) {
             (Some(entry), None) => {
                 let name = self.yaml.text(entry)?.to_owned();
                 let known = self.known.effects.clone();
                 self.check_name(entry.value.place, "effect", &name, &known);
-                name.parse().ok().map(Asked::Effect)
+                name.parse().ok().map(AnswerTarget::Effect)
             }
             (None, Some(entry)) => {
                 let name = self.yaml.text(entry)?.to_owned();
                 let known = self.known.commands.clone();
                 self.check_name(entry.value.place, "command", &name, &known);
-                Some(Asked::Command(name))
+                Some(AnswerTarget::Command(name))
             }
             _ => {
                 self.problem(tree.place, "an answer has one of `effect` and `command`");
@@ -72,33 +73,40 @@ impl Reader<'_> {
         }
     }
 
-    fn reply(&mut self, tree: &Tree, fields: &Fields<'_>, in_doubt: Option<bool>) -> Option<Reply> {
+    fn reply(
+        &mut self,
+        tree: &YamlNode,
+        fields: &YamlFields<'_>,
+        in_doubt: Option<bool>,
+    ) -> Option<ScriptedReply> {
         let said: Vec<_> = REPLIES.into_iter().filter_map(|key| fields.get(key)).collect();
         let [entry] = said.as_slice() else {
             self.problem(tree.place, format!("an answer has one of {}", REPLIES.join(", ")));
             return None;
         };
         let (outcome, is_uncertain) = match entry.key.as_str() {
-            "succeed" => (Outcome::Succeeded, false),
-            "fail" => (Outcome::Failed, in_doubt.unwrap_or(false)),
-            "time_out" => (Outcome::TimedOut, in_doubt.unwrap_or(true)),
-            "unknown" => (Outcome::Unknown, true),
+            "succeed" => (CommandOutcome::Succeeded, false),
+            "fail" => (CommandOutcome::Failed, in_doubt.unwrap_or(false)),
+            "time_out" => (CommandOutcome::TimedOut, in_doubt.unwrap_or(true)),
+            "unknown" => (CommandOutcome::Unknown, true),
             _ => {
-                if self.yaml.truth(entry) == Some(false) {
+                if self.yaml.boolean(entry) == Some(false) {
                     self.yaml.wrong_kind(entry, "true");
                 }
-                return Some(Reply::Never);
+                return Some(ScriptedReply::Never);
             }
         };
-        if in_doubt.is_some() && matches!(outcome, Outcome::Succeeded | Outcome::Unknown) {
+        if in_doubt.is_some() && matches!(outcome, CommandOutcome::Succeeded | CommandOutcome::Unknown) {
             let message = "`may_have_happened` is said of `fail` and `time_out`";
             self.problem(entry.place, message);
         }
         // The code of a failure may stand alone.
         let payload = match &entry.value.value {
-            Value::Text(code) if outcome == Outcome::Failed => Json::object([("code", Json::text(code))]),
+            YamlValue::Text(code) if outcome == CommandOutcome::Failed => {
+                Json::object([("code", Json::text(code))])
+            }
             _ => self.object(entry),
         };
-        Some(Reply::End { outcome, payload, may_have_happened: is_uncertain })
+        Some(ScriptedReply::End { outcome, payload, may_have_happened: is_uncertain })
     }
 }

@@ -1,12 +1,12 @@
 //! Scenario files that are wrong.
 
-use rehearsal::Source;
+use rehearsal::ScenarioFile;
 
 const EXAMPLE: &str = include_str!("../../../workflow/src/manifest/example.yaml");
 const SCENARIOS: &str = include_str!("order-fulfilment.test.yaml");
 
 fn problems(text: &str) -> String {
-    let source = match Source::read("t.yaml", text) {
+    let source = match ScenarioFile::read("t.yaml", text) {
         Ok(source) => source,
         Err(problems) => return problems.to_string(),
     };
@@ -110,7 +110,7 @@ fn everything_that_is_wrong_has_its_place_and_a_hint() {
 
 #[test]
 fn manifests_are_read_as_a_service_reads_them() {
-    let source = Source::read("t.yaml", SCENARIOS).expect("good");
+    let source = ScenarioFile::read("t.yaml", SCENARIOS).expect("good");
     let wrong = EXAMPLE.replace("goto: await-payment", "goto: await");
     let refused = source.scenarios(&[("m.yaml".to_owned(), wrong)]).expect_err("wrong").remove(0).to_string();
     assert!(refused.contains("m.yaml:") && refused.contains("there is no step `await`"), "{refused}");

@@ -1,6 +1,6 @@
 //! Scenarios of instances that become ones of a later version.
 
-use rehearsal::{ScenarioReport, Source, rehearse};
+use rehearsal::{ScenarioFile, ScenarioReport, rehearse};
 
 const SCENARIOS: &str = r#"
 kind: SagaTest
@@ -65,7 +65,7 @@ fn manifests() -> Vec<(String, String)> {
 }
 
 fn reports(manifests: &[(String, String)]) -> Vec<ScenarioReport> {
-    let source = Source::read("t.yaml", SCENARIOS).unwrap_or_else(|problems| panic!("{problems}"));
+    let source = ScenarioFile::read("t.yaml", SCENARIOS).unwrap_or_else(|problems| panic!("{problems}"));
     let named: Vec<_> = source.manifests().iter().map(|(_, name)| name.as_str()).collect();
     assert_eq!(named, ["three.yaml", "one.yaml", "two.yaml"]);
     let scenarios = source.scenarios(manifests);
@@ -92,7 +92,7 @@ fn a_way_that_is_broken_fails_its_scenarios() {
 
 #[test]
 fn versions_that_are_not_before_the_one_in_force_are_problems() {
-    let source = Source::read("t.yaml", SCENARIOS).expect("good");
+    let source = ScenarioFile::read("t.yaml", SCENARIOS).expect("good");
     let mut manifests = manifests();
     manifests[1].1 = manifests[1].1.replace("version: 1", "version: 4");
     let problems = source.scenarios(&manifests).expect_err("a later version");

@@ -1,13 +1,13 @@
 //! Scenarios that are played, and what is found in them.
 
-use rehearsal::{Scenario, ScenarioReport, Source, Variation, play, rehearse};
+use rehearsal::{Scenario, ScenarioFile, ScenarioReport, Variation, play, rehearse};
 
 const EXAMPLE: &str = include_str!("../../../workflow/src/manifest/example.yaml");
 const SCENARIOS: &str = include_str!("order-fulfilment.test.yaml");
 
 /// Reads scenarios of one manifest.
 fn scenarios(text: &str, manifest: &str) -> Vec<Scenario> {
-    let source = Source::read("test.yaml", text).unwrap_or_else(|problems| panic!("{problems}"));
+    let source = ScenarioFile::read("test.yaml", text).unwrap_or_else(|problems| panic!("{problems}"));
     let manifests = [("manifest.yaml".to_owned(), manifest.to_owned())];
     source.scenarios(&manifests).unwrap_or_else(|problems| {
         panic!("{}", problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use identity::ActorKey;
+use identity::ActorVerifyingKey;
 use model::{ActorId, ContextId, Role, Timestamp};
 use tokio::sync::watch;
 use tonic::Status;
@@ -13,7 +13,7 @@ use tonic::Status;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownActor {
     /// Its keys and when they count, oldest first.
-    pub keys: Vec<ActorKey>,
+    pub keys: Vec<ActorVerifyingKey>,
     /// Certificates that were issued before this moment do not count; absent: all do.
     pub certificates_not_before: Option<Timestamp>,
 }
@@ -29,7 +29,7 @@ pub struct Membership {
 
 /// What something that was said is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Subject {
+pub enum DirectorySubject {
     /// An actor: its keys and certificates.
     Actor(ActorId),
     /// A context: who is what in it.
@@ -38,11 +38,11 @@ pub enum Subject {
 
 /// Whether a directory hears of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hearing {
+pub enum DirectoryFeedState {
     /// Of every one.
-    Changes,
+    Live,
     /// Of none: what it says is true when it is said, and has to be asked for again.
-    Silence,
+    Silent,
 }
 
 /// Knows the actors and what they are in contexts. What it says may be kept from before only while it would hear of a change.
@@ -63,7 +63,7 @@ pub trait Directory: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When it cannot be told now; the id may be used up all the same.
-    fn spend(
+    fn consume_token(
         &self,
         actor: ActorId,
         token_id: String,
@@ -71,5 +71,5 @@ pub trait Directory: Debug + Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<bool, Status>>;
 
     /// Changes whenever what was said of this may not hold any more, and says whether the next change would be heard.
-    fn changes(&self, of: Subject) -> watch::Receiver<Hearing>;
+    fn changes(&self, of: DirectorySubject) -> watch::Receiver<DirectoryFeedState>;
 }

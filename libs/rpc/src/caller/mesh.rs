@@ -10,7 +10,7 @@ use std::str::FromStr;
 use http::{HeaderMap, HeaderName, Request};
 use identity::{Identity, ServiceName, TrustDomain};
 
-use crate::caller::{Caller, Peer, PeerIdentity};
+use crate::caller::{Caller, ConnectionPeer, PeerIdentity};
 
 const LINKERD_HEADER: HeaderName = HeaderName::from_static("l5d-client-id");
 const ENVOY_HEADER: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
@@ -92,11 +92,11 @@ impl MeshTrust {
 
 /// Finds out who calls where a mesh says it, and takes what a mesh would say out of every request: nothing
 /// behind this may ever read it.
-pub(crate) fn settle<B>(request: &mut Request<B>) {
-    let said = request.extensions().get::<Peer>().and_then(|peer| peer.mesh.clone());
+pub(crate) fn resolve_caller<B>(request: &mut Request<B>) {
+    let said = request.extensions().get::<ConnectionPeer>().and_then(|peer| peer.mesh.clone());
     if let Some(trust) = said {
         let identity = trust.identify(request.headers());
-        if let Some(peer) = request.extensions_mut().get_mut::<Peer>() {
+        if let Some(peer) = request.extensions_mut().get_mut::<ConnectionPeer>() {
             peer.identity = identity;
         }
     }

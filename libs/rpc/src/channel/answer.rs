@@ -16,7 +16,7 @@ use http_body::{Frame, SizeHint};
 use tonic::body::Body;
 use tonic::{Code, Status, TimeoutExpired};
 
-use crate::error::{Error, ErrorKind, Reason};
+use crate::error::{Error, ErrorKind, RpcReason};
 use crate::gate::deadline::deadline_exceeded;
 
 /// How the content types of gRPC begin.
@@ -63,7 +63,7 @@ fn failed(
             None => break,
         }
     }
-    Error::unavailable(Reason::PeerUnavailable, message(cause)).into()
+    Error::unavailable(RpcReason::PeerUnavailable, message(cause)).into()
 }
 
 /// What this side decided, as about a request that is too large to be sent: no connection broke.
@@ -84,14 +84,14 @@ fn foreign(answer: &Response<Body>, target: &str) -> Error {
     let kind = answer.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let kind = kind.map(|kind| format!(" ({kind})")).unwrap_or_default();
     let (error_kind, reason) = match status {
-        StatusCode::UNAUTHORIZED => (ErrorKind::Unauthenticated, Reason::IdentityRequired),
-        StatusCode::FORBIDDEN => (ErrorKind::PermissionDenied, Reason::MethodNotAllowed),
+        StatusCode::UNAUTHORIZED => (ErrorKind::Unauthenticated, RpcReason::IdentityRequired),
+        StatusCode::FORBIDDEN => (ErrorKind::PermissionDenied, RpcReason::MethodNotAllowed),
         StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => {
-            (ErrorKind::ResourceExhausted, Reason::LimitExceeded)
+            (ErrorKind::ResourceExhausted, RpcReason::LimitExceeded)
         }
-        StatusCode::TOO_MANY_REQUESTS => (ErrorKind::Unavailable, Reason::PeerUnavailable),
-        status if status.is_server_error() => (ErrorKind::Unavailable, Reason::PeerUnavailable),
-        _ => (ErrorKind::Unimplemented, Reason::Unimplemented),
+        StatusCode::TOO_MANY_REQUESTS => (ErrorKind::Unavailable, RpcReason::PeerUnavailable),
+        status if status.is_server_error() => (ErrorKind::Unavailable, RpcReason::PeerUnavailable),
+        _ => (ErrorKind::Unimplemented, RpcReason::Unimplemented),
     };
     let message = format!(
         "{target} answers with HTTP {status}{kind}, as a proxy or a web server does: no gRPC server of Mycora was \
@@ -132,7 +132,7 @@ impl http_body::Body for ReceivedBody {
             Some(Err(error)) => Some(Err(broken_off(&this.target, &error))),
             // Hyper tells nothing of a stream that was reset without an error.
             _ if !this.told => Some(Err(Error::unavailable(
-                Reason::PeerUnavailable,
+                RpcReason::PeerUnavailable,
                 format!("{} broke off in the middle of its answer", this.target),
             )
             .into())),
@@ -154,7 +154,7 @@ mod tests {
     use http_body_util::BodyExt as _;
 
     use super::*;
-    use crate::error::view::{ErrorView, Retry};
+    use crate::error::view::{ErrorView, RetryAdvice};
 
     fn target() -> Arc<str> {
         Arc::from("storage:7701")
@@ -168,19 +168,19 @@ mod tests {
     #[test]
     fn what_a_proxy_answers_is_told_as_that() {
         for (status, code, retry) in [
-            (200, Code::Unimplemented, Retry::Never),
-            (401, Code::Unauthenticated, Retry::Never),
-            (403, Code::PermissionDenied, Retry::Never),
-            (404, Code::Unimplemented, Retry::Never),
-            (429, Code::Unavailable, Retry::Again { after: None }),
-            (431, Code::ResourceExhausted, Retry::Never),
-            (500, Code::Unavailable, Retry::Again { after: None }),
-            (502, Code::Unavailable, Retry::Again { after: None }),
-            (503, Code::Unavailable, Retry::Again { after: None }),
+            (200, Code::Unimplemented, RetryAdvice::Never),
+            (401, Code::Unauthenticated, RetryAdvice::Never),
+            (403, Code::PermissionDenied, RetryAdvice::Never),
+            (404, Code::Unimplemented, RetryAdvice::Never),
+            (429, Code::Unavailable, RetryAdvice::Again { after: None }),
+            (431, Code::ResourceExhausted, RetryAdvice::Never),
+            (500, Code::Unavailable, RetryAdvice::Again { after: None }),
+            (502, Code::Unavailable, RetryAdvice::Again { after: None }),
+            (503, Code::Unavailable, RetryAdvice::Again { after: None }),
         ] {
             let refused = received(page(status, "text/html"), &target()).expect_err("no gRPC");
             let view = ErrorView::from(&refused);
-            assert_eq!((view.code, Retry::of(&refused)), (code, retry), "{status}");
+            assert_eq!((view.code, RetryAdvice::of(&refused)), (code, retry), "{status}");
             assert!(view.message.contains(&format!("HTTP {status}")), "{view}");
             assert!(view.message.contains("storage:7701") && view.message.contains("text/html"), "{view}");
         }

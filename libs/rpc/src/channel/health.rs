@@ -1,6 +1,6 @@
 //! What a server says of itself, followed from afar.
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use tonic::Status;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -12,7 +12,7 @@ use crate::channel::{Channel, RECONNECT_MAX};
 /// A server that cannot be heard does not serve. Dropping the future ends it.
 pub async fn follow_health(channel: Channel, mut tell: impl FnMut(Result<(), String>) + Send) {
     let mut client = HealthClient::new(channel);
-    let mut backoff = Backoff::up_to(RECONNECT_MAX);
+    let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
     loop {
         let watching = async {
             let mut words = client.watch(HealthCheckRequest::default()).await?.into_inner();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tonic::Status;
 
-use crate::error::{Error, Reason};
+use crate::error::{Error, RpcReason};
 use crate::gate::Gate;
 use crate::server::mount::Mount;
 
@@ -67,7 +67,7 @@ impl LocalHandle {
         let gate = published.ok().and_then(Result::ok).and_then(|gate| gate.clone());
         gate.ok_or_else(|| {
             let message = format!("{} is not running in this process", self.name);
-            Error::unavailable(Reason::NotReady, message).into()
+            Error::unavailable(RpcReason::NotReady, message).into()
         })
     }
 }

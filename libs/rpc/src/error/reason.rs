@@ -9,11 +9,11 @@ macro_rules! reasons {
         /// Texts are never changed or reused: clients compare them. `NOT_CONFIGURED`, `FENCED` and `UNKNOWN_TYPE` are taken:
         /// they were written down once, and never given.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum Reason {
+        pub enum RpcReason {
             $($(#[$doc])* $name),+
         }
 
-        impl Reason {
+        impl RpcReason {
             /// All of them.
             pub const ALL: &'static [Self] = &[$(Self::$name),+];
 
@@ -179,7 +179,7 @@ reasons! {
     Internal = "INTERNAL" as [Internal],
 }
 
-impl std::fmt::Display for Reason {
+impl std::fmt::Display for RpcReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.as_str())
     }
@@ -193,11 +193,11 @@ mod tests {
     #[test]
     fn texts_are_upper_snake_and_differ() {
         // AIP-193: at most 63 characters.
-        for reason in Reason::ALL {
+        for reason in RpcReason::ALL {
             let text = reason.as_str();
             assert!(text.len() <= 63 && text.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'), "{text}");
         }
-        let texts: BTreeSet<_> = Reason::ALL.iter().map(|r| r.as_str()).collect();
-        assert_eq!(texts.len(), Reason::ALL.len());
+        let texts: BTreeSet<_> = RpcReason::ALL.iter().map(|r| r.as_str()).collect();
+        assert_eq!(texts.len(), RpcReason::ALL.len());
     }
 }

@@ -62,7 +62,7 @@ impl fmt::Display for ErrorView {
 
 /// What a client may do about a failed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Retry {
+pub enum RetryAdvice {
     /// The same call will fail the same way.
     Never,
     /// A race was lost: read, decide and call again.
@@ -75,7 +75,7 @@ pub enum Retry {
     },
 }
 
-impl Retry {
+impl RetryAdvice {
     /// Decides it from the status.
     #[must_use]
     pub fn of(status: &Status) -> Self {
@@ -128,12 +128,12 @@ mod tests {
 
     #[test]
     fn what_may_be_repeated() {
-        assert_eq!(Retry::of(&Status::unavailable("")), Retry::Again { after: None });
-        assert_eq!(Retry::of(&Status::aborted("")), Retry::Reread);
-        assert_eq!(Retry::of(&Status::resource_exhausted("")), Retry::Never);
-        assert_eq!(Retry::of(&Status::failed_precondition("")), Retry::Never);
-        assert_eq!(Retry::of(&Status::unknown("the server's own")), Retry::Never);
+        assert_eq!(RetryAdvice::of(&Status::unavailable("")), RetryAdvice::Again { after: None });
+        assert_eq!(RetryAdvice::of(&Status::aborted("")), RetryAdvice::Reread);
+        assert_eq!(RetryAdvice::of(&Status::resource_exhausted("")), RetryAdvice::Never);
+        assert_eq!(RetryAdvice::of(&Status::failed_precondition("")), RetryAdvice::Never);
+        assert_eq!(RetryAdvice::of(&Status::unknown("the server's own")), RetryAdvice::Never);
         let broken = Status::from_error(Box::new(std::io::Error::other("connection reset")));
-        assert_eq!(Retry::of(&broken), Retry::Again { after: None });
+        assert_eq!(RetryAdvice::of(&broken), RetryAdvice::Again { after: None });
     }
 }

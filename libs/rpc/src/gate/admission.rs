@@ -7,31 +7,33 @@ use identity::Identity;
 use tonic::body::Body;
 
 use crate::caller::directory::Directory;
-use crate::caller::{Caller, Peer, identity_required};
-use crate::error::{Error, ErrorKind, Reason};
-use crate::gate::authenticate::{Believed, Claim, Shown, cannot_look_up, shown};
-use crate::gate::methods::Shape;
-use crate::gate::policy::{MethodPolicy, Verdict};
-use crate::gate::share::Shares;
+use crate::caller::{Caller, ConnectionPeer, identity_required};
+use crate::error::{Error, ErrorKind, RpcReason};
+use crate::gate::actor_limits::ActorCallLimiter;
+use crate::gate::authenticate::{
+    ActorClaim, PresentedCredentials, VerifiedCaller, cannot_look_up, read_credentials,
+};
+use crate::gate::methods::RpcMethodKind;
+use crate::gate::policy::{MethodPolicy, MethodPolicyDecision};
 
 /// The policy of a mount, and who knows its actors.
 #[derive(Debug)]
 pub(crate) struct Admission {
     policy: MethodPolicy,
     directory: Option<Arc<dyn Directory>>,
-    shares: Shares,
+    shares: ActorCallLimiter,
 }
 
 impl Admission {
     pub(crate) const fn new(
         policy: MethodPolicy,
         directory: Option<Arc<dyn Directory>>,
-        shares: Shares,
+        shares: ActorCallLimiter,
     ) -> Self {
         Self { policy, directory, shares }
     }
 
-    pub(crate) const fn shares(&self) -> &Shares {
+    pub(crate) const fn shares(&self) -> &ActorCallLimiter {
         &self.shares
     }
 
@@ -45,12 +47,12 @@ impl Admission {
     pub(crate) async fn admit(
         &self,
         request: &mut Request<Body>,
-        shape: Shape,
-    ) -> Result<Option<Believed>, Error> {
+        shape: RpcMethodKind,
+    ) -> Result<Option<VerifiedCaller>, Error> {
         let is_open = self.is_open(request.uri().path());
-        match shown(request, is_open) {
-            Shown::Settled(caller) => self.judge(request, caller).map(|()| None),
-            Shown::Actor(claim) => self.admit_actor(request, &claim, shape).await.map(Some),
+        match read_credentials(request, is_open) {
+            PresentedCredentials::Settled(caller) => self.judge(request, caller).map(|()| None),
+            PresentedCredentials::Actor(claim) => self.admit_actor(request, &claim, shape).await.map(Some),
         }
     }
 
@@ -58,12 +60,12 @@ impl Admission {
         let path = request.uri().path();
         let identity = caller.as_ref().ok().copied().flatten().map(|caller| caller.identity());
         match (self.policy.decide(path, identity), caller) {
-            (Verdict::Allowed, Ok(Some(caller))) => {
+            (MethodPolicyDecision::Allowed, Ok(Some(caller))) => {
                 request.extensions_mut().insert(caller);
                 Ok(())
             }
             // A certificate that says nothing is no hindrance where none is needed.
-            (Verdict::Allowed, _) => Ok(()),
+            (MethodPolicyDecision::Allowed, _) => Ok(()),
             (_, Err(unusable)) => Err(unusable),
             (_, Ok(Some(caller))) => Err(denied(request, caller.identity())),
             (_, Ok(None)) => Err(identity_required().with("method", path)),
@@ -74,14 +76,16 @@ impl Admission {
     async fn admit_actor(
         &self,
         request: &mut Request<Body>,
-        claim: &Claim,
-        shape: Shape,
-    ) -> Result<Believed, Error> {
+        claim: &ActorClaim,
+        shape: RpcMethodKind,
+    ) -> Result<VerifiedCaller, Error> {
         let verdict = self.policy.decide(request.uri().path(), Some(claim.identity()));
         let Some(directory) = &self.directory else {
             return Err(match verdict {
-                Verdict::Allowed => cannot_look_up(),
-                Verdict::Denied | Verdict::IdentityRequired => denied(request, claim.identity()),
+                MethodPolicyDecision::Allowed => cannot_look_up(),
+                MethodPolicyDecision::Denied | MethodPolicyDecision::IdentityRequired => {
+                    denied(request, claim.identity())
+                }
             });
         };
         // Not before it is known who calls: nobody uses up what is another's.
@@ -89,7 +93,7 @@ impl Admission {
         let believed = believed.sharing(self.shares.take(claim.actor(), shape)?);
         self.judge(request, Ok(Some(believed.caller)))?;
         if self.policy.is_administrative(request.uri().path()) {
-            claim.spend(directory).await?;
+            claim.consume_token(directory).await?;
         }
         Ok(believed)
     }
@@ -97,11 +101,11 @@ impl Admission {
 
 fn denied(request: &Request<Body>, identity: Identity) -> Error {
     let path = request.uri().path();
-    let peer = request.extensions().get::<Peer>().map(|peer| peer.address.to_string());
+    let peer = request.extensions().get::<ConnectionPeer>().map(|peer| peer.address.to_string());
     tracing::info!(%identity, method = path, peer, "call denied by the method policy");
     Error::new(
         ErrorKind::PermissionDenied,
-        Reason::MethodNotAllowed,
+        RpcReason::MethodNotAllowed,
         format!("`{identity}` may not call {path}"),
     )
     .with("identity", identity)

@@ -17,26 +17,26 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetail, RequestInfo, StatusExt as _};
 use tracing::Span;
 
-use crate::error::{Error, ErrorKind, Reason};
-use crate::gate::arrival::{REQUEST_ID_HEADER, RequestId, beyond};
-use crate::gate::deadline::{Ambient, deadline_exceeded};
-use crate::gate::shed::Place;
+use crate::error::{Error, ErrorKind, RpcReason};
+use crate::gate::deadline::{RpcCallContext, deadline_exceeded};
+use crate::gate::load_shedder::RpcCallPermit;
+use crate::gate::request_headers::{REQUEST_ID_HEADER, RequestIdHeader, beyond};
 use crate::metrics::Metrics;
-use crate::server::connection_state::OpenCall;
+use crate::server::connection_state::ConnectionCallGuard;
 
 /// One call, for as long as it is being answered.
-pub(crate) struct Answering {
+pub(crate) struct RpcActiveCall {
     pub(crate) path: String,
-    pub(crate) ambient: Ambient,
+    pub(crate) ambient: RpcCallContext,
     pub(crate) span: Span,
     pub(crate) metrics: Metrics,
     /// Given back with the end of the answer; health and reflection need none.
-    pub(crate) place: Option<Place>,
-    /// Counts the call as under way on a stranger's connection; as long as `place`.
-    pub(crate) open_call: Option<OpenCall>,
+    pub(crate) permit: Option<RpcCallPermit>,
+    /// Counts the call as under way on a stranger's connection; as long as `permit`.
+    pub(crate) open_call: Option<ConnectionCallGuard>,
 }
 
-impl Answering {
+impl RpcActiveCall {
     /// The answer to a call that failed before there was one.
     pub(crate) fn refuse(&self, error: Error) -> Response<Body> {
         let status = self.span.in_scope(|| error.into_status());
@@ -87,7 +87,7 @@ struct AnswerBody {
     /// Dropped when it is over, so that whoever feeds it notices.
     body: Option<Body>,
     sleep: Option<Pin<Box<Sleep>>>,
-    answering: Answering,
+    answering: RpcActiveCall,
 }
 
 impl AnswerBody {
@@ -120,7 +120,7 @@ impl http_body::Body for AnswerBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
         let Some(body) = &mut this.body else { return Poll::Ready(None) };
-        let Answering { ambient, span, .. } = &this.answering;
+        let RpcActiveCall { ambient, span, .. } = &this.answering;
         let polled = span.in_scope(|| ambient.sync_scope(|| Pin::new(body).poll_frame(cx)));
         match polled {
             Poll::Pending if this.is_over(cx) => Poll::Ready(Some(Ok(this.cut()))),
@@ -136,7 +136,7 @@ impl http_body::Body for AnswerBody {
             }
             Poll::Ready(ended) => {
                 (this.body, this.sleep) = (None, None);
-                (this.answering.place, this.answering.open_call) = (None, None);
+                (this.answering.permit, this.answering.open_call) = (None, None);
                 Poll::Ready(ended)
             }
         }
@@ -183,7 +183,7 @@ fn of_tonic(code: Code, message: &str, path: &str) -> Option<Error> {
             undecodable(message)
         }
         Code::Unimplemented if message.is_empty() => Some(unknown_method(path)),
-        Code::Unimplemented => new(ErrorKind::Unimplemented, Reason::Unimplemented, message.to_owned()),
+        Code::Unimplemented => new(ErrorKind::Unimplemented, RpcReason::Unimplemented, message.to_owned()),
         Code::Cancelled if message.starts_with("Timeout expired") => Some(deadline_exceeded(path)),
         _ => None,
     }
@@ -192,7 +192,7 @@ fn of_tonic(code: Code, message: &str, path: &str) -> Option<Error> {
 /// The path leads nowhere.
 pub(crate) fn unknown_method(path: &str) -> Error {
     let message = format!("{path} is no method of this server; reflection lists what is");
-    Error::new(ErrorKind::Unimplemented, Reason::Unimplemented, message).with("method", path)
+    Error::new(ErrorKind::Unimplemented, RpcReason::Unimplemented, message).with("method", path)
 }
 
 fn undecodable(why: &str) -> Option<Error> {
@@ -208,30 +208,30 @@ fn too_large(message: &str) -> Error {
         (Some(asked), Some(value)) => beyond("rpc_message_bytes_max", value, asked, "the message"),
         (Some(value), None) => {
             let text = format!("the message has more than {value} bytes when it is decompressed");
-            Error::new(ErrorKind::ResourceExhausted, Reason::LimitExceeded, text)
+            Error::new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded, text)
                 .with("limit", "rpc_message_bytes_max")
                 .with("max", value)
         }
-        _ => Error::new(ErrorKind::ResourceExhausted, Reason::LimitExceeded, message),
+        _ => Error::new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded, message),
     }
 }
 
 /// A status that says no more than its code.
 fn by_code(code: Code, message: &str) -> Error {
     let (kind, reason) = match code {
-        Code::InvalidArgument => (ErrorKind::InvalidArgument(Violations::new()), Reason::InvalidRequest),
-        Code::NotFound => (ErrorKind::NotFound { resource: message.to_owned() }, Reason::NotFound),
-        Code::AlreadyExists => (ErrorKind::AlreadyExists, Reason::AlreadyExists),
-        Code::FailedPrecondition => (ErrorKind::FailedPrecondition, Reason::WrongState),
-        Code::Aborted => (ErrorKind::Aborted, Reason::RevisionMismatch),
-        Code::PermissionDenied => (ErrorKind::PermissionDenied, Reason::MethodNotAllowed),
-        Code::Unauthenticated => (ErrorKind::Unauthenticated, Reason::IdentityRequired),
-        Code::ResourceExhausted => (ErrorKind::ResourceExhausted, Reason::LimitExceeded),
-        Code::Unavailable => (ErrorKind::Unavailable, Reason::PeerUnavailable),
-        Code::OutOfRange => (ErrorKind::OutOfRange, Reason::PositionGone),
-        Code::DeadlineExceeded => (ErrorKind::DeadlineExceeded, Reason::DeadlineExceeded),
-        Code::Unimplemented => (ErrorKind::Unimplemented, Reason::Unimplemented),
-        Code::Cancelled => (ErrorKind::Cancelled, Reason::Cancelled),
+        Code::InvalidArgument => (ErrorKind::InvalidArgument(Violations::new()), RpcReason::InvalidRequest),
+        Code::NotFound => (ErrorKind::NotFound { resource: message.to_owned() }, RpcReason::NotFound),
+        Code::AlreadyExists => (ErrorKind::AlreadyExists, RpcReason::AlreadyExists),
+        Code::FailedPrecondition => (ErrorKind::FailedPrecondition, RpcReason::WrongState),
+        Code::Aborted => (ErrorKind::Aborted, RpcReason::RevisionMismatch),
+        Code::PermissionDenied => (ErrorKind::PermissionDenied, RpcReason::MethodNotAllowed),
+        Code::Unauthenticated => (ErrorKind::Unauthenticated, RpcReason::IdentityRequired),
+        Code::ResourceExhausted => (ErrorKind::ResourceExhausted, RpcReason::LimitExceeded),
+        Code::Unavailable => (ErrorKind::Unavailable, RpcReason::PeerUnavailable),
+        Code::OutOfRange => (ErrorKind::OutOfRange, RpcReason::PositionGone),
+        Code::DeadlineExceeded => (ErrorKind::DeadlineExceeded, RpcReason::DeadlineExceeded),
+        Code::Unimplemented => (ErrorKind::Unimplemented, RpcReason::Unimplemented),
+        Code::Cancelled => (ErrorKind::Cancelled, RpcReason::Cancelled),
         Code::Ok | Code::Unknown | Code::Internal | Code::DataLoss => {
             return Error::internal(format!("a status without a reason: {code:?}: {message}"));
         }
@@ -240,7 +240,7 @@ fn by_code(code: Code, message: &str) -> Error {
 }
 
 /// The same failure with the id of this call in `RequestInfo`; of another call's there is no need.
-fn with_request_id(status: &Status, id: &RequestId) -> Status {
+fn with_request_id(status: &Status, id: &RequestIdHeader) -> Status {
     let mut details = status.get_error_details_vec();
     details.retain(|detail| !matches!(detail, ErrorDetail::RequestInfo(_)));
     details.push(RequestInfo::new(id.as_str(), "").into());

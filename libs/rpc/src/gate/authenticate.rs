@@ -10,31 +10,31 @@ use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, Request};
-use identity::token::Verdict;
+use identity::token::TokenVerdict;
 use identity::{Identity, Token, VerifyingKey};
 use model::{ActorId, Timestamp};
 use tonic::Status;
 use tonic::body::Body;
 
-use crate::caller::directory::{Directory, KnownActor, Subject};
-use crate::caller::{Caller, Peer, PeerIdentity, identity_required};
-use crate::error::{Error, ErrorKind, Reason};
-use crate::gate::share::Share;
-use crate::stream::member::{Standing, until_lost};
+use crate::caller::directory::{Directory, DirectorySubject, KnownActor};
+use crate::caller::{Caller, ConnectionPeer, PeerIdentity, identity_required};
+use crate::error::{Error, ErrorKind, RpcReason};
+use crate::gate::actor_limits::ActorCallPermit;
+use crate::stream::member::{AccessGrantState, until_lost};
 
 /// How long the directory may take.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a request shows of its caller.
-pub(crate) enum Shown {
+pub(crate) enum PresentedCredentials {
     /// Needs no looking up.
     Settled(Result<Option<Caller>, Error>),
     /// An actor, which has to be looked up.
-    Actor(Box<Claim>),
+    Actor(Box<ActorClaim>),
 }
 
 /// An actor as it says that it is.
-pub(crate) struct Claim {
+pub(crate) struct ActorClaim {
     actor: ActorId,
     /// The client certificate, when it came with one of its own.
     certificate: Option<Caller>,
@@ -43,11 +43,11 @@ pub(crate) struct Claim {
 
 /// Who called, and what it was believed for.
 #[derive(Clone)]
-pub(crate) struct Believed {
+pub(crate) struct VerifiedCaller {
     pub(crate) caller: Caller,
     credential: Credential,
     /// Its share of the server, for as long as the call lasts.
-    share: Option<Arc<Share>>,
+    share: Option<Arc<ActorCallPermit>>,
 }
 
 /// What has to stay in force while an actor's stream goes on.
@@ -60,24 +60,26 @@ struct Credential {
 }
 
 /// Reads what a request shows. Nothing of it is looked at where the method is `open` to anyone.
-pub(crate) fn shown(request: &Request<Body>, open: bool) -> Shown {
+pub(crate) fn read_credentials(request: &Request<Body>, open: bool) -> PresentedCredentials {
     // A caller of this process brings its identity along; extensions cannot come over a connection.
     if let Some(local) = request.extensions().get::<Caller>() {
-        return Shown::Settled(Ok(Some(*local)));
+        return PresentedCredentials::Settled(Ok(Some(*local)));
     }
-    let Some(peer) = request.extensions().get::<Peer>() else { return Shown::Settled(Ok(None)) };
+    let Some(peer) = request.extensions().get::<ConnectionPeer>() else {
+        return PresentedCredentials::Settled(Ok(None));
+    };
     if open {
         // What is not looked up is not said either: a revoked actor is nobody here.
         let known = match &peer.identity {
             PeerIdentity::Known(caller) => Some(*caller).filter(|caller| caller.actor().is_none()),
             PeerIdentity::Anonymous | PeerIdentity::Unusable(_) => None,
         };
-        return Shown::Settled(Ok(known));
+        return PresentedCredentials::Settled(Ok(known));
     }
-    claimed(peer, request.headers()).unwrap_or_else(|error| Shown::Settled(Err(error)))
+    claimed(peer, request.headers()).unwrap_or_else(|error| PresentedCredentials::Settled(Err(error)))
 }
 
-fn claimed(peer: &Peer, headers: &HeaderMap) -> Result<Shown, Error> {
+fn claimed(peer: &ConnectionPeer, headers: &HeaderMap) -> Result<PresentedCredentials, Error> {
     let certificate = match &peer.identity {
         PeerIdentity::Anonymous => None,
         PeerIdentity::Known(caller) => Some(*caller),
@@ -87,8 +89,10 @@ fn claimed(peer: &Peer, headers: &HeaderMap) -> Result<Shown, Error> {
     };
     let Some(token) = bearer(headers)? else {
         return Ok(match certificate.and_then(|caller| caller.actor()) {
-            Some(actor) => Shown::Actor(Box::new(Claim { actor, certificate, token: None })),
-            None => Shown::Settled(Ok(certificate)),
+            Some(actor) => {
+                PresentedCredentials::Actor(Box::new(ActorClaim { actor, certificate, token: None }))
+            }
+            None => PresentedCredentials::Settled(Ok(certificate)),
         });
     };
     let token = Token::read(token, &peer.trust_domain, Timestamp::now())
@@ -103,7 +107,7 @@ fn claimed(peer: &Peer, headers: &HeaderMap) -> Result<Shown, Error> {
             return Err(unusable(message));
         }
     };
-    Ok(Shown::Actor(Box::new(Claim { actor, certificate, token: Some(token) })))
+    Ok(PresentedCredentials::Actor(Box::new(ActorClaim { actor, certificate, token: Some(token) })))
 }
 
 /// The token of `authorization: Bearer`.
@@ -120,7 +124,7 @@ fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Error> {
     token.map(Some).ok_or_else(|| unusable("`authorization` has to be `Bearer <token>`".to_owned()))
 }
 
-impl Claim {
+impl ActorClaim {
     /// The same, as an actor.
     pub(crate) const fn actor(&self) -> ActorId {
         self.actor
@@ -132,7 +136,7 @@ impl Claim {
     }
 
     /// Asks whether to believe it.
-    pub(crate) async fn verify(&self, directory: &Arc<dyn Directory>) -> Result<Believed, Error> {
+    pub(crate) async fn verify(&self, directory: &Arc<dyn Directory>) -> Result<VerifiedCaller, Error> {
         let known = in_time(directory.actor(self.actor)).await?;
         let (now, identity) = (Timestamp::now(), self.identity());
         let Some(token) = &self.token else {
@@ -142,12 +146,12 @@ impl Claim {
         };
         let keys = known.as_ref().map(|known| known.keys.as_slice()).unwrap_or_default();
         let key = match token.verify(keys, now) {
-            Verdict::Good(key) => key.key,
-            Verdict::Revoked => {
+            TokenVerdict::Good(key) => key.key,
+            TokenVerdict::Revoked => {
                 return Err(revoked(self.actor, "the key that signed the token does not count"));
             }
             // The same for an actor that does not exist: who cannot sign learns nothing.
-            Verdict::Refused => {
+            TokenVerdict::Refused => {
                 return Err(unusable(format!(
                     "no key of `{identity}` that counts, or that the token names, has signed it"
                 )));
@@ -161,10 +165,10 @@ impl Claim {
     }
 
     /// Uses up the token, for methods that take each only once.
-    pub(crate) async fn spend(&self, directory: &Arc<dyn Directory>) -> Result<(), Error> {
+    pub(crate) async fn consume_token(&self, directory: &Arc<dyn Directory>) -> Result<(), Error> {
         let Some(token) = &self.token else { return Ok(()) };
         let until = token.expires_at() + identity::token::TOKEN_SKEW;
-        if in_time(directory.spend(self.actor, token.id().to_owned(), until)).await? {
+        if in_time(directory.consume_token(self.actor, token.id().to_owned(), until)).await? {
             return Ok(());
         }
         let message = "this token was used before, and this method takes each only once: make a new one (`mycora token`)";
@@ -176,20 +180,20 @@ impl Claim {
         directory: &Arc<dyn Directory>,
         caller: Caller,
         key: Option<VerifyingKey>,
-    ) -> Believed {
+    ) -> VerifiedCaller {
         let credential = Credential {
             directory: Arc::clone(directory),
             actor: self.actor,
             certificate: self.certificate,
             key,
         };
-        Believed { caller, credential, share: None }
+        VerifiedCaller { caller, credential, share: None }
     }
 }
 
-impl Believed {
+impl VerifiedCaller {
     /// The same with a share of the server.
-    pub(crate) fn sharing(self, share: Share) -> Self {
+    pub(crate) fn sharing(self, share: ActorCallPermit) -> Self {
         Self { share: Some(Arc::new(share)), ..self }
     }
 
@@ -197,14 +201,14 @@ impl Believed {
     /// it was good when the stream began.
     pub(crate) async fn until_revoked(self) -> Status {
         let Self { credential: Credential { directory, actor, certificate, key }, share: _share, .. } = self;
-        until_lost(&*directory, Subject::Actor(actor), || async {
+        until_lost(&*directory, DirectorySubject::Actor(actor), || async {
             let known = directory.actor(actor).await?;
             let judged =
                 certificate.map_or(Ok(()), |shown| judge_certificate(known.as_deref(), actor, shown));
             let judged = judged.and_then(|()| judge_key(known.as_deref(), actor, key));
             Ok(match judged {
-                Ok(until) => Standing::Holds { until },
-                Err(error) => Standing::Lost(error.into()),
+                Ok(until) => AccessGrantState::Holds { until },
+                Err(error) => AccessGrantState::Lost(error.into()),
             })
         })
         .await
@@ -247,16 +251,16 @@ async fn in_time<T>(answer: impl Future<Output = Result<T, Status>>) -> Result<T
         Err(_) => format!("no answer within {} s", LOOKUP_TIMEOUT.as_secs()),
     };
     let message = format!("who calls cannot be looked up now: {why}");
-    Err(Error::unavailable(Reason::PeerUnavailable, message))
+    Err(Error::unavailable(RpcReason::PeerUnavailable, message))
 }
 
 fn unusable(message: String) -> Error {
-    Error::new(ErrorKind::Unauthenticated, Reason::IdentityUnusable, message)
+    Error::new(ErrorKind::Unauthenticated, RpcReason::IdentityUnusable, message)
 }
 
 fn revoked(actor: ActorId, why: &str) -> Error {
     let message = format!("actor {actor} is not believed: {why}");
-    Error::new(ErrorKind::Unauthenticated, Reason::IdentityRevoked, message)
+    Error::new(ErrorKind::Unauthenticated, RpcReason::IdentityRevoked, message)
 }
 
 /// What a server without a directory says to actors that its policy would let in.

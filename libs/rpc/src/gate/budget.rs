@@ -19,11 +19,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tonic::body::Body;
 
-use crate::caller::{Caller, Peer};
-use crate::error::{Error, ErrorKind, Reason};
-use crate::gate::measured::Measured;
-use crate::gate::methods::Shape;
-use crate::gate::unsent::{Kept, UNREAD_MAX, Unsent};
+use crate::caller::{Caller, ConnectionPeer};
+use crate::error::{Error, ErrorKind, RpcReason};
+use crate::gate::metered_request::MeteredRequestBody;
+use crate::gate::methods::RpcMethodKind;
+use crate::gate::unsent_answers::{UNREAD_MAX, UnsentAnswerGuard, UnsentAnswers};
 use crate::limits::MESSAGE_BYTES_MAX;
 use crate::lock::lock;
 use crate::metrics::Metrics;
@@ -72,38 +72,39 @@ impl Default for MessageBytesMax {
 }
 
 /// Memory is a process's, however many servers it has.
-static OF_PROCESS: LazyLock<Arc<Pools>> = LazyLock::new(|| Arc::new(Pools::new(MessageBytesMax::default())));
+static OF_PROCESS: LazyLock<Arc<MessageBytePools>> =
+    LazyLock::new(|| Arc::new(MessageBytePools::new(MessageBytesMax::default())));
 
 /// The budget of one server.
 #[derive(Debug)]
-pub(crate) struct Budget {
-    pools: Arc<Pools>,
+pub(crate) struct MessageBudget {
+    pools: Arc<MessageBytePools>,
     metrics: Metrics,
 }
 
 #[derive(Debug)]
-struct Pools {
-    received: Pool,
-    handled: Pool,
-    answered: Pool,
+struct MessageBytePools {
+    received: BytePool,
+    handled: BytePool,
+    answered: BytePool,
     /// Answers that wait for room among those.
-    made: Pool,
-    unsent: Unsent,
+    made: BytePool,
+    unsent: UnsentAnswers,
     /// The largest answers so far, by method, of those that have given large ones.
     largest: RwLock<HashMap<String, usize>>,
 }
 
 /// Bytes that are free, in all and of each caller that holds some.
 #[derive(Debug)]
-struct Pool {
+struct BytePool {
     all: Arc<Semaphore>,
-    of_one: Mutex<HashMap<Owner, Weak<Semaphore>>>,
+    of_one: Mutex<HashMap<BudgetOwner, Weak<Semaphore>>>,
     of_one_units: usize,
 }
 
 /// The caller that is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Owner {
+pub(crate) enum BudgetOwner {
     Actor(ActorId),
     Admin,
     Stranger,
@@ -111,54 +112,54 @@ pub(crate) enum Owner {
 
 /// Bytes that are taken, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct BytesPermit {
     of_one: OwnedSemaphorePermit,
     of_all: OwnedSemaphorePermit,
     gauge: IntGauge,
 }
 
 /// What a large message holds, for as long as it is handled.
-pub(crate) type Handled = Arc<Mutex<Option<(Held, Held)>>>;
+pub(crate) type HandlingPermits = Arc<Mutex<Option<(BytesPermit, BytesPermit)>>>;
 
 /// The caller that the messages of one call are counted for.
 #[derive(Debug, Clone)]
-pub(crate) struct Account {
-    pools: Arc<Pools>,
+pub(crate) struct BudgetAccount {
+    pools: Arc<MessageBytePools>,
     metrics: Metrics,
-    owner: Owner,
+    owner: BudgetOwner,
 }
 
-impl Budget {
+impl MessageBudget {
     /// A part of the process's budget; one of its own where a bound is set.
     pub(crate) fn new(max: Option<MessageBytesMax>, metrics: Metrics) -> Self {
-        let pools = max.map_or_else(|| Arc::clone(&OF_PROCESS), |max| Arc::new(Pools::new(max)));
+        let pools = max.map_or_else(|| Arc::clone(&OF_PROCESS), |max| Arc::new(MessageBytePools::new(max)));
         Self { pools, metrics }
     }
 
     /// Counts what a call brings. What it gives holds the latest message's bytes, until both it and the body are dropped.
     pub(crate) fn measure(
         request: Request<Body>,
-        account: Option<&Account>,
-        shape: Shape,
-    ) -> (Request<Body>, Option<Handled>) {
+        account: Option<&BudgetAccount>,
+        shape: RpcMethodKind,
+    ) -> (Request<Body>, Option<HandlingPermits>) {
         let Some(account) = account.cloned() else { return (request, None) };
-        let handled = Handled::default();
-        let goes_on = shape == Shape::Stream;
-        let measure = |body| Body::new(Measured::new(body, account, Arc::clone(&handled), goes_on));
+        let handled = HandlingPermits::default();
+        let goes_on = shape == RpcMethodKind::Stream;
+        let measure = |body| Body::new(MeteredRequestBody::new(body, account, Arc::clone(&handled), goes_on));
         (request.map(measure), Some(handled))
     }
 
     /// The account of whoever calls, unless that is a service.
-    pub(crate) fn account(&self, request: &Request<Body>) -> Option<Account> {
-        let owner = Owner::of(request)?;
-        Some(Account { pools: Arc::clone(&self.pools), metrics: self.metrics.clone(), owner })
+    pub(crate) fn account(&self, request: &Request<Body>) -> Option<BudgetAccount> {
+        let owner = BudgetOwner::of(request)?;
+        Some(BudgetAccount { pools: Arc::clone(&self.pools), metrics: self.metrics.clone(), owner })
     }
 }
 
-impl Owner {
+impl BudgetOwner {
     /// Nobody for calls of this process and of services.
     fn of(request: &Request<Body>) -> Option<Self> {
-        request.extensions().get::<Peer>()?;
+        request.extensions().get::<ConnectionPeer>()?;
         match request.extensions().get::<Caller>().map(Caller::identity) {
             Some(Identity::Actor(actor)) => Some(Self::Actor(actor)),
             Some(Identity::Admin) => Some(Self::Admin),
@@ -176,25 +177,25 @@ impl Owner {
     }
 }
 
-impl Pools {
+impl MessageBytePools {
     fn new(max: MessageBytesMax) -> Self {
         Self {
-            received: Pool::new(max.received),
-            handled: Pool::new(max.handled),
-            answered: Pool::new(max.answered),
-            made: Pool::new(MADE_BYTES_MAX.min(max.answered)),
-            unsent: Unsent::default(),
+            received: BytePool::new(max.received),
+            handled: BytePool::new(max.handled),
+            answered: BytePool::new(max.answered),
+            made: BytePool::new(MADE_BYTES_MAX.min(max.answered)),
+            unsent: UnsentAnswers::default(),
             largest: RwLock::default(),
         }
     }
 
     /// Whether all that an owner may have answered is taken.
-    fn is_used_up(&self, owner: Owner) -> bool {
+    fn is_used_up(&self, owner: BudgetOwner) -> bool {
         self.answered.of(owner).available_permits() == 0
     }
 }
 
-impl Pool {
+impl BytePool {
     fn new(bytes: usize) -> Self {
         let units = bytes / UNIT_BYTES;
         let all = Arc::new(Semaphore::new(units));
@@ -202,7 +203,7 @@ impl Pool {
     }
 
     /// What this caller may have of it.
-    fn of(&self, owner: Owner) -> Arc<Semaphore> {
+    fn of(&self, owner: BudgetOwner) -> Arc<Semaphore> {
         let mut of_one = lock(&self.of_one);
         if let Some(held) = of_one.get(&owner).and_then(Weak::upgrade) {
             return held;
@@ -220,23 +221,23 @@ impl Pool {
         u32::try_from(bytes.div_ceil(UNIT_BYTES).min(self.of_one_units)).unwrap_or(u32::MAX)
     }
 
-    fn take_now(&self, owner: Owner, bytes: usize, gauge: IntGauge) -> Option<Held> {
+    fn take_now(&self, owner: BudgetOwner, bytes: usize, gauge: IntGauge) -> Option<BytesPermit> {
         let units = self.units(bytes);
         let of_one = self.of(owner).try_acquire_many_owned(units).ok()?;
         let of_all = Arc::clone(&self.all).try_acquire_many_owned(units).ok()?;
-        Some(Held::new(of_one, of_all, gauge))
+        Some(BytesPermit::new(of_one, of_all, gauge))
     }
 
     /// Waits for it, behind those that came before.
-    async fn take(&self, owner: Owner, bytes: usize, gauge: IntGauge) -> Option<Held> {
+    async fn take(&self, owner: BudgetOwner, bytes: usize, gauge: IntGauge) -> Option<BytesPermit> {
         let units = self.units(bytes);
         let of_one = self.of(owner).acquire_many_owned(units).await.ok()?;
         let of_all = Arc::clone(&self.all).acquire_many_owned(units).await.ok()?;
-        Some(Held::new(of_one, of_all, gauge))
+        Some(BytesPermit::new(of_one, of_all, gauge))
     }
 }
 
-impl Held {
+impl BytesPermit {
     fn new(of_one: OwnedSemaphorePermit, of_all: OwnedSemaphorePermit, gauge: IntGauge) -> Self {
         let held = Self { of_one, of_all, gauge };
         held.gauge.add(held.bytes());
@@ -260,20 +261,20 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for BytesPermit {
     fn drop(&mut self) {
         self.gauge.sub(self.bytes());
     }
 }
 
-impl Account {
+impl BudgetAccount {
     /// Whether a message of this length is counted. One beyond what is decoded is not: it is refused before it is read.
     pub(crate) fn counts(bytes: usize, is_compressed: bool) -> bool {
         bytes <= MESSAGE_BYTES_MAX && in_memory(bytes, is_compressed) > SMALL_BYTES
     }
 
     /// Room to receive a message.
-    pub(crate) fn receive(&self, bytes: usize) -> Result<Held, Error> {
+    pub(crate) fn receive(&self, bytes: usize) -> Result<BytesPermit, Error> {
         let held = self.pools.received.take_now(self.owner, bytes, self.gauge("received"));
         held.ok_or_else(|| self.refuse("has been sent as much as it can take", SEND_FEWER))
     }
@@ -282,7 +283,7 @@ impl Account {
     ///
     /// # Cancel safety
     /// Who gives up waiting loses its place, and holds nothing.
-    pub(crate) async fn handle(self, bytes: usize, is_compressed: bool) -> Result<Held, Error> {
+    pub(crate) async fn handle(self, bytes: usize, is_compressed: bool) -> Result<BytesPermit, Error> {
         let taking =
             self.pools.handled.take(self.owner, in_memory(bytes, is_compressed), self.gauge("handled"));
         let taken = tokio::time::timeout(WAIT_MAX, taking).await.ok().flatten();
@@ -312,7 +313,7 @@ impl Account {
     ///
     /// # Cancel safety
     /// Who gives up waiting loses its place, and holds nothing.
-    pub(crate) async fn expect_answer(&self, path: &str) -> Result<Option<Held>, Error> {
+    pub(crate) async fn expect_answer(&self, path: &str) -> Result<Option<BytesPermit>, Error> {
         match self.expected(path) {
             0 => Ok(None),
             bytes => self.answer(bytes).await.map(Some),
@@ -320,12 +321,12 @@ impl Account {
     }
 
     /// Room for an answer that is made, if there is some now.
-    pub(crate) fn answer_now(&self, bytes: usize) -> Option<Held> {
+    pub(crate) fn answer_now(&self, bytes: usize) -> Option<BytesPermit> {
         self.pools.answered.take_now(self.owner, bytes, self.gauge("answered"))
     }
 
     /// Room to wait for room.
-    pub(crate) fn make(&self, bytes: usize) -> Result<Held, Error> {
+    pub(crate) fn make(&self, bytes: usize) -> Result<BytesPermit, Error> {
         let held = self.pools.made.take_now(self.owner, bytes, self.gauge("made"));
         held.ok_or_else(|| self.refuse_answer())
     }
@@ -333,8 +334,8 @@ impl Account {
     /// Room for an answer, which others give way for that are not being read.
     ///
     /// # Cancel safety
-    /// As [`Account::expect_answer`].
-    pub(crate) async fn answer(&self, bytes: usize) -> Result<Held, Error> {
+    /// As [`BudgetAccount::expect_answer`].
+    pub(crate) async fn answer(&self, bytes: usize) -> Result<BytesPermit, Error> {
         self.wait_for_answers(bytes).await.ok_or_else(|| self.refuse_answer())
     }
 
@@ -349,7 +350,7 @@ impl Account {
     }
 
     /// Nothing when the time to wait is over.
-    async fn wait_for_answers(&self, bytes: usize) -> Option<Held> {
+    async fn wait_for_answers(&self, bytes: usize) -> Option<BytesPermit> {
         let mut taking = pin!(self.pools.answered.take(self.owner, bytes, self.gauge("answered")));
         for _ in 0..ANSWER_WAITS {
             if let Ok(taken) = tokio::time::timeout(UNREAD_MAX, taking.as_mut()).await {
@@ -363,7 +364,7 @@ impl Account {
     }
 
     /// Keeps an answer until it is sent, or gives way to others.
-    pub(crate) fn keep_unsent(&self, bytes: Bytes, held: Held) -> Kept {
+    pub(crate) fn keep_unsent(&self, bytes: Bytes, held: BytesPermit) -> UnsentAnswerGuard {
         self.pools.unsent.keep(self.owner, bytes, held)
     }
 
@@ -374,7 +375,11 @@ impl Account {
 
     #[cfg(test)]
     pub(crate) fn of_stranger_within(max: MessageBytesMax) -> Self {
-        Self { pools: Arc::new(Pools::new(max)), metrics: Metrics::new(), owner: Owner::Stranger }
+        Self {
+            pools: Arc::new(MessageBytePools::new(max)),
+            metrics: Metrics::new(),
+            owner: BudgetOwner::Stranger,
+        }
     }
 
     /// Why an answer ends that has given way to others.
@@ -399,7 +404,7 @@ impl Account {
     fn refuse(&self, why: &str, way_out: &str) -> Error {
         self.metrics.shed.with_label_values(&["bytes"]).inc();
         let message = format!("this server {why}, of {} or of all together: {way_out}", self.owner.name());
-        Error::new(ErrorKind::ResourceExhausted, Reason::Overloaded, message)
+        Error::new(ErrorKind::ResourceExhausted, RpcReason::Overloaded, message)
             .with("kind", "bytes")
             .retry_after(RETRY_AFTER)
     }
@@ -416,15 +421,15 @@ mod tests {
     use crate::error::view::ErrorView;
 
     const MIB: usize = 1024 * 1024;
-    const ONE: Owner = Owner::Actor(ActorId(1));
-    const OTHER: Owner = Owner::Actor(ActorId(2));
+    const ONE: BudgetOwner = BudgetOwner::Actor(ActorId(1));
+    const OTHER: BudgetOwner = BudgetOwner::Actor(ActorId(2));
 
-    fn account(owner: Owner, pools: &Arc<Pools>) -> Account {
-        Account { pools: Arc::clone(pools), metrics: Metrics::new(), owner }
+    fn account(owner: BudgetOwner, pools: &Arc<MessageBytePools>) -> BudgetAccount {
+        BudgetAccount { pools: Arc::clone(pools), metrics: Metrics::new(), owner }
     }
 
-    fn pools(received: usize, handled: usize) -> Arc<Pools> {
-        Arc::new(Pools::new(MessageBytesMax { received, handled, ..MessageBytesMax::default() }))
+    fn pools(received: usize, handled: usize) -> Arc<MessageBytePools> {
+        Arc::new(MessageBytePools::new(MessageBytesMax { received, handled, ..MessageBytesMax::default() }))
     }
 
     #[test]
@@ -452,17 +457,17 @@ mod tests {
         let (second, ()) = tokio::join!(waiting, freeing);
         let second = second.expect("its turn has come");
         let third = one.clone().handle(4 * MIB, false);
-        assert_eq!(third.await.expect_err("nobody gave anything back").reason(), Reason::Overloaded);
+        assert_eq!(third.await.expect_err("nobody gave anything back").reason(), RpcReason::Overloaded);
         drop(second);
         one.handle(4 * MIB, false).await.expect("who gave up holds nothing");
     }
 
     #[test]
     fn a_compressed_message_counts_for_what_may_be_in_it() {
-        assert!(!Account::counts(SMALL_BYTES, false));
-        assert!(Account::counts(SMALL_BYTES + 1, false));
-        assert!(Account::counts(SMALL_BYTES / 100, true));
-        assert!(!Account::counts(MESSAGE_BYTES_MAX + 1, false), "nobody decodes it");
+        assert!(!BudgetAccount::counts(SMALL_BYTES, false));
+        assert!(BudgetAccount::counts(SMALL_BYTES + 1, false));
+        assert!(BudgetAccount::counts(SMALL_BYTES / 100, true));
+        assert!(!BudgetAccount::counts(MESSAGE_BYTES_MAX + 1, false), "nobody decodes it");
         assert_eq!(in_memory(MIB, true), MESSAGE_BYTES_MAX);
     }
 
@@ -470,7 +475,7 @@ mod tests {
     fn callers_that_hold_nothing_are_forgotten() {
         let pools = pools(64 * MIB, 16 * MIB);
         for actor in 0..3000 {
-            account(Owner::Actor(ActorId(actor)), &pools).receive(MIB).expect("room");
+            account(BudgetOwner::Actor(ActorId(actor)), &pools).receive(MIB).expect("room");
         }
         assert!(lock(&pools.received.of_one).len() <= OWNERS_KEPT);
     }

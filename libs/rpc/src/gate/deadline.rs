@@ -14,8 +14,8 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
-use crate::error::{Error, ErrorKind, Reason};
-use crate::gate::arrival::RequestId;
+use crate::error::{Error, ErrorKind, RpcReason};
+use crate::gate::request_headers::RequestIdHeader;
 
 const TIMEOUT_HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
 /// What an answer needs on its way back: a call that is made on behalf of another has to end that much earlier.
@@ -25,17 +25,17 @@ const TIMEOUT_VALUE_MAX: u128 = 99_999_999;
 
 tokio::task_local! {
     /// The call that is being answered.
-    static ANSWERING: Ambient;
+    static ANSWERING: RpcCallContext;
 }
 
 /// What calls inherit that are made while another is answered.
 #[derive(Debug, Clone)]
-pub(crate) struct Ambient {
+pub(crate) struct RpcCallContext {
     pub(crate) deadline: Option<Deadline>,
-    pub(crate) request_id: RequestId,
+    pub(crate) request_id: RequestIdHeader,
 }
 
-impl Ambient {
+impl RpcCallContext {
     /// Answers within it.
     pub(crate) fn scope<F: Future>(&self, answering: F) -> impl Future<Output = F::Output> + use<F> {
         ANSWERING.scope(self.clone(), answering)
@@ -82,12 +82,14 @@ impl Deadline {
 /// DEADLINE_EXCEEDED when there is no time left: then there is nothing to call for.
 pub(crate) fn pass_on(headers: &mut HeaderMap, target: &str) -> Result<(), Error> {
     let Ok(ambient) = ANSWERING.try_with(Clone::clone) else { return Ok(()) };
-    headers.entry(crate::gate::arrival::REQUEST_ID_HEADER).or_insert_with(|| ambient.request_id.header());
+    headers
+        .entry(crate::gate::request_headers::REQUEST_ID_HEADER)
+        .or_insert_with(|| ambient.request_id.header());
     let Some(Deadline(deadline)) = ambient.deadline else { return Ok(()) };
     let left = deadline.saturating_duration_since(Instant::now()).saturating_sub(MARGIN);
     if left.is_zero() {
         let message = format!("{target} was not called: the deadline of the call that needs it has passed");
-        return Err(Error::new(ErrorKind::DeadlineExceeded, Reason::DeadlineExceeded, message));
+        return Err(Error::new(ErrorKind::DeadlineExceeded, RpcReason::DeadlineExceeded, message));
     }
     let own = headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?));
     if own.is_none_or(|own| own > left) {
@@ -101,7 +103,7 @@ pub(crate) fn deadline_exceeded(who: &str) -> Error {
     let message = format!(
         "{who} did not answer within the deadline of the call; whether it had an effect is not known"
     );
-    Error::new(ErrorKind::DeadlineExceeded, Reason::DeadlineExceeded, message)
+    Error::new(ErrorKind::DeadlineExceeded, RpcReason::DeadlineExceeded, message)
 }
 
 /// `TimeoutValue TimeoutUnit` of the gRPC protocol: up to eight digits and a unit.
@@ -164,9 +166,9 @@ mod tests {
         }
     }
 
-    fn ambient(left: Option<Duration>) -> Ambient {
+    fn ambient(left: Option<Duration>) -> RpcCallContext {
         let deadline = left.map(|left| Deadline(Instant::now() + left));
-        Ambient { deadline, request_id: RequestId::of(&HeaderMap::new()) }
+        RpcCallContext { deadline, request_id: RequestIdHeader::of(&HeaderMap::new()) }
     }
 
     fn passed_on(left: Option<Duration>, own: Option<&'static str>) -> Result<Option<Duration>, Error> {
@@ -175,7 +177,7 @@ mod tests {
             headers.insert(TIMEOUT_HEADER, HeaderValue::from_static(own));
         }
         ambient(left).sync_scope(|| pass_on(&mut headers, "storage"))?;
-        assert!(headers.contains_key(crate::gate::arrival::REQUEST_ID_HEADER));
+        assert!(headers.contains_key(crate::gate::request_headers::REQUEST_ID_HEADER));
         Ok(headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?)))
     }
 
@@ -189,7 +191,7 @@ mod tests {
         assert_eq!(passed_on(None, None).expect("time"), None);
         assert_eq!(passed_on(None, Some("5S")).expect("time"), Some(Duration::from_secs(5)));
         let refused = passed_on(Some(Duration::from_millis(50)), None).expect_err("no time");
-        assert_eq!(refused.reason(), Reason::DeadlineExceeded);
+        assert_eq!(refused.reason(), RpcReason::DeadlineExceeded);
     }
 
     #[tokio::test(start_paused = true)]

@@ -12,11 +12,11 @@ const CALL_MAX: Duration = Duration::from_secs(CALL_SECS_MAX);
 
 /// Rows of methods, each `/package.Service/Method`, and how long their calls may take: those that wait for
 /// something, or have much to do.
-pub type PatienceTable<'a> = &'a [(&'a str, Duration)];
+pub type MethodTimeoutTable<'a> = &'a [(&'a str, Duration)];
 
 /// How a method is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub(crate) enum RpcMethodKind {
     /// One answer, and soon.
     Quick,
     /// One answer, for which a caller may have to wait.
@@ -25,9 +25,9 @@ pub(crate) enum Shape {
     Stream,
 }
 
-impl Shape {
+impl RpcMethodKind {
     /// How long a call may take, whatever its caller asks for.
-    pub(crate) const fn patience(self) -> Option<Duration> {
+    pub(crate) const fn timeout(self) -> Option<Duration> {
         match self {
             Self::Quick => Some(CALL_MAX),
             Self::Waiting(patience) => Some(patience),
@@ -38,8 +38,8 @@ impl Shape {
 
 /// What a path leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
-    Method(Shape),
+pub(crate) enum RpcMethodLookup {
+    Method(RpcMethodKind),
     /// A mounted service that no descriptor speaks of: any method may be there, and is served as a stream, which
     /// assumes nothing.
     Undescribed,
@@ -49,7 +49,7 @@ pub(crate) enum Found {
 /// The methods of a mount.
 #[derive(Debug, Default)]
 pub(crate) struct Methods {
-    shapes: HashMap<String, Shape>,
+    shapes: HashMap<String, RpcMethodKind>,
     /// Services, and whether a descriptor speaks of them.
     services: HashMap<&'static str, bool>,
 }
@@ -76,7 +76,7 @@ impl Methods {
                 *described = true;
                 for method in &service.method {
                     let stream = method.client_streaming() || method.server_streaming();
-                    let shape = if stream { Shape::Stream } else { Shape::Quick };
+                    let shape = if stream { RpcMethodKind::Stream } else { RpcMethodKind::Quick };
                     self.shapes.insert(format!("/{name}/{}", method.name()), shape);
                 }
             }
@@ -85,23 +85,23 @@ impl Methods {
 
     /// Says how long calls of a method may take. Gives whether it is one with a single answer that is mounted, or
     /// may be.
-    pub(crate) fn set_patience(&mut self, path: &str, patience: Duration) -> bool {
+    pub(crate) fn set_timeout(&mut self, path: &str, patience: Duration) -> bool {
         match self.find(path) {
-            Found::Nothing | Found::Method(Shape::Stream) => false,
-            Found::Undescribed | Found::Method(_) => {
-                self.shapes.insert(path.to_owned(), Shape::Waiting(patience));
+            RpcMethodLookup::Nothing | RpcMethodLookup::Method(RpcMethodKind::Stream) => false,
+            RpcMethodLookup::Undescribed | RpcMethodLookup::Method(_) => {
+                self.shapes.insert(path.to_owned(), RpcMethodKind::Waiting(patience));
                 true
             }
         }
     }
 
-    pub(crate) fn find(&self, path: &str) -> Found {
+    pub(crate) fn find(&self, path: &str) -> RpcMethodLookup {
         if let Some(shape) = self.shapes.get(path) {
-            return Found::Method(*shape);
+            return RpcMethodLookup::Method(*shape);
         }
         match self.is_described(path) {
-            Some(false) => Found::Undescribed,
-            Some(true) | None => Found::Nothing,
+            Some(false) => RpcMethodLookup::Undescribed,
+            Some(true) | None => RpcMethodLookup::Nothing,
         }
     }
 
@@ -130,13 +130,13 @@ mod tests {
     fn descriptors_say_how_methods_are_served() {
         let methods = health();
         for (path, want) in [
-            ("/grpc.health.v1.Health/Check", Found::Method(Shape::Quick)),
-            ("/grpc.health.v1.Health/Watch", Found::Method(Shape::Stream)),
-            ("/grpc.health.v1.Health/Other", Found::Nothing),
-            ("/grpc.health.v1.Health", Found::Nothing),
-            ("/test.Echo/Anything", Found::Undescribed),
-            ("/test.Other/Anything", Found::Nothing),
-            ("", Found::Nothing),
+            ("/grpc.health.v1.Health/Check", RpcMethodLookup::Method(RpcMethodKind::Quick)),
+            ("/grpc.health.v1.Health/Watch", RpcMethodLookup::Method(RpcMethodKind::Stream)),
+            ("/grpc.health.v1.Health/Other", RpcMethodLookup::Nothing),
+            ("/grpc.health.v1.Health", RpcMethodLookup::Nothing),
+            ("/test.Echo/Anything", RpcMethodLookup::Undescribed),
+            ("/test.Other/Anything", RpcMethodLookup::Nothing),
+            ("", RpcMethodLookup::Nothing),
         ] {
             assert_eq!(methods.find(path), want, "{path}");
             assert_eq!(methods.lacks(path), path == "/grpc.health.v1.Health/Other", "{path}");
@@ -147,11 +147,14 @@ mod tests {
     fn patience_is_for_methods_with_one_answer() {
         let mut methods = health();
         let hour = Duration::from_secs(3600);
-        assert!(methods.set_patience("/grpc.health.v1.Health/Check", hour));
-        assert_eq!(methods.find("/grpc.health.v1.Health/Check"), Found::Method(Shape::Waiting(hour)));
-        assert!(methods.set_patience("/test.Echo/Wait", hour));
-        assert!(!methods.set_patience("/grpc.health.v1.Health/Watch", hour));
-        assert!(!methods.set_patience("/grpc.health.v1.Health/Other", hour));
-        assert!(!methods.set_patience("/test.Other/Wait", hour));
+        assert!(methods.set_timeout("/grpc.health.v1.Health/Check", hour));
+        assert_eq!(
+            methods.find("/grpc.health.v1.Health/Check"),
+            RpcMethodLookup::Method(RpcMethodKind::Waiting(hour))
+        );
+        assert!(methods.set_timeout("/test.Echo/Wait", hour));
+        assert!(!methods.set_timeout("/grpc.health.v1.Health/Watch", hour));
+        assert!(!methods.set_timeout("/grpc.health.v1.Health/Other", hour));
+        assert!(!methods.set_timeout("/test.Other/Wait", hour));
     }
 }

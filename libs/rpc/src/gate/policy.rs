@@ -42,7 +42,7 @@ impl Allow {
 
 /// What a policy says to one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum MethodPolicyDecision {
     /// Go on.
     Allowed,
     /// Nobody is known, and somebody is needed.
@@ -108,7 +108,7 @@ impl MethodPolicy {
 
     /// Whether anyone may call it.
     pub(crate) fn is_open(&self, path: &str) -> bool {
-        self.decide(path, None) == Verdict::Allowed
+        self.decide(path, None) == MethodPolicyDecision::Allowed
     }
 
     pub(crate) fn add(&mut self, pattern: &str, allowed: &[Allow]) -> Result<(), PolicyError> {
@@ -134,13 +134,15 @@ impl MethodPolicy {
             || self.methods.keys().any(|path| split(path).is_some_and(|(name, _)| name == service))
     }
 
-    pub(crate) fn decide(&self, path: &str, identity: Option<Identity>) -> Verdict {
+    pub(crate) fn decide(&self, path: &str, identity: Option<Identity>) -> MethodPolicyDecision {
         let by_service = || split(path).and_then(|(service, _)| self.services.get(service));
         let allowed = self.methods.get(path).or_else(by_service);
         match (allowed, identity) {
-            (Some(rows), _) if rows.iter().any(|allow| allow.admits(identity)) => Verdict::Allowed,
-            (_, None) => Verdict::IdentityRequired,
-            (_, Some(_)) => Verdict::Denied,
+            (Some(rows), _) if rows.iter().any(|allow| allow.admits(identity)) => {
+                MethodPolicyDecision::Allowed
+            }
+            (_, None) => MethodPolicyDecision::IdentityRequired,
+            (_, Some(_)) => MethodPolicyDecision::Denied,
         }
     }
 }
@@ -197,7 +199,7 @@ mod tests {
 
     #[test]
     fn every_row_admits_whom_it_names_and_nobody_else() {
-        use Verdict::{Allowed, Denied, IdentityRequired};
+        use MethodPolicyDecision::{Allowed, Denied, IdentityRequired};
         let policy = MethodPolicy::new(&[TABLE]).expect("a good table");
         let cases = [
             // path, scheduler, router, actor, admin, nobody

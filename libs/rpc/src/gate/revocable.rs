@@ -10,37 +10,37 @@ use http_body::{Body as _, Frame, SizeHint};
 use tonic::Status;
 use tonic::body::Body;
 
-use crate::gate::authenticate::Believed;
+use crate::gate::authenticate::VerifiedCaller;
 
 /// Ends the answer with the status of a revocation when one comes before its end.
-pub(crate) fn while_believed(answer: Response<Body>, believed: Believed) -> Response<Body> {
+pub(crate) fn end_on_revocation(answer: Response<Body>, believed: VerifiedCaller) -> Response<Body> {
     answer.map(|body| {
         if body.is_end_stream() {
             return body;
         }
-        let watch = Watch::Unneeded(Box::new(believed));
-        Body::new(Revocable { body: Some(body), frames: 0, watch })
+        let watch = RevocationWatch::Unneeded(Box::new(believed));
+        Body::new(RevocableBody { body: Some(body), frames: 0, watch })
     })
 }
 
 /// Frames of an answer that is no stream: a message, and what ends it.
 const FRAMES_UNARY: u32 = 2;
 
-struct Revocable {
+struct RevocableBody {
     /// Dropped when it is over, so that whoever feeds it notices.
     body: Option<Body>,
     frames: u32,
-    watch: Watch,
+    watch: RevocationWatch,
 }
 
-enum Watch {
+enum RevocationWatch {
     /// The answer has not shown to be a stream so far: those of most calls are none, and cost nothing then.
-    Unneeded(Box<Believed>),
+    Unneeded(Box<VerifiedCaller>),
     On(BoxFuture<'static, Status>),
     Over,
 }
 
-impl Watch {
+impl RevocationWatch {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
         match self {
             Self::On(revoked) => revoked.as_mut().poll(cx),
@@ -50,22 +50,22 @@ impl Watch {
 
     fn begin(&mut self) {
         if let Self::Unneeded(believed) = self {
-            let believed = Believed::clone(believed);
+            let believed = VerifiedCaller::clone(believed);
             *self = Self::On(Box::pin(believed.until_revoked()));
         }
     }
 }
 
-impl Revocable {
+impl RevocableBody {
     fn revoke(&mut self, status: &Status) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         self.body = None;
-        self.watch = Watch::Over;
+        self.watch = RevocationWatch::Over;
         let mut trailers = HeaderMap::new();
         Poll::Ready(Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers))))
     }
 }
 
-impl http_body::Body for Revocable {
+impl http_body::Body for RevocableBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -94,7 +94,7 @@ impl http_body::Body for Revocable {
             }
             Poll::Ready(None) => {
                 self.body = None;
-                self.watch = Watch::Over;
+                self.watch = RevocationWatch::Over;
                 Poll::Ready(None)
             }
         }

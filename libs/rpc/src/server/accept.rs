@@ -17,11 +17,11 @@ use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOw
 use tonic::transport::server::Connected;
 
 use crate::caller::mesh::MeshTrust;
-use crate::caller::{Peer, PeerIdentity};
+use crate::caller::{ConnectionPeer, PeerIdentity};
 use crate::metrics::Metrics;
-use crate::server::actor_connections::{ActorConnections, OfActor};
-use crate::server::connection_state::ConnectionState;
-use crate::server::origin::{ConnectionTable, Entered};
+use crate::server::actor_connections::{ActorConnectionGuard, ActorConnections};
+use crate::server::connection_state::StrangerConnectionState;
+use crate::server::connection_table::{ConnectionTable, ConnectionTableGuard};
 use crate::tls::ServerTls;
 
 /// A handshake that takes longer is given up.
@@ -55,14 +55,14 @@ pub enum TlsMode {
 }
 
 /// A port, and what happens at it.
-pub(crate) struct Door {
+pub(crate) struct RpcListener {
     pub(crate) listener: TcpListener,
-    pub(crate) entrance: Entrance,
+    pub(crate) security: ListenerSecurity,
 }
 
 /// How connections of a port begin.
 #[derive(Clone)]
-pub(crate) enum Entrance {
+pub(crate) enum ListenerSecurity {
     /// With a handshake.
     Tls(Arc<ServerTls>, TlsMode),
     /// Straight with HTTP/2: it is our own sidecar, and says of each call who makes it.
@@ -71,17 +71,17 @@ pub(crate) enum Entrance {
 
 /// What every door of a server shares.
 #[derive(Clone)]
-pub(crate) struct Hall {
-    pub(crate) ready: mpsc::Sender<Connection>,
+pub(crate) struct AcceptContext {
+    pub(crate) ready: mpsc::Sender<AcceptedConnection>,
     pub(crate) stop: CancellationToken,
     pub(crate) sever: CancellationToken,
-    pub(crate) seats: Seats,
+    pub(crate) limiter: ConnectionLimiter,
     pub(crate) metrics: Metrics,
 }
 
 /// Places for connections. Of those for peers that are known a quarter is for others than actors.
 #[derive(Clone)]
-pub(crate) struct Seats {
+pub(crate) struct ConnectionLimiter {
     known: Arc<Semaphore>,
     kept_from_actors: usize,
     strangers: ConnectionTable,
@@ -90,23 +90,27 @@ pub(crate) struct Seats {
 
 /// A place that is taken, until it is dropped.
 #[derive(Debug)]
-enum Seat {
-    Known { _permit: OwnedSemaphorePermit, _of_actor: Option<OfActor> },
-    Stranger { _entered: Entered },
+enum ConnectionPermit {
+    Known { _permit: OwnedSemaphorePermit, _of_actor: Option<ActorConnectionGuard> },
+    Stranger { _entered: ConnectionTableGuard },
 }
 
-impl Seats {
+impl ConnectionLimiter {
     pub(crate) fn new(known: usize, strangers: ConnectionTable) -> Self {
         let (known, kept_from_actors) = (Arc::new(Semaphore::new(known)), known / 4);
         Self { known, kept_from_actors, strangers, actors: ActorConnections::default() }
     }
 
-    fn take(&self, peer: &Peer, state: &Arc<ConnectionState>) -> io::Result<Seat> {
+    fn take(
+        &self,
+        peer: &ConnectionPeer,
+        state: &Arc<StrangerConnectionState>,
+    ) -> io::Result<ConnectionPermit> {
         if peer.is_stranger() {
             let entered = self.strangers.enter(peer.address.ip(), state).ok_or_else(|| {
                 io::Error::other("too many known actors are calling over connections from that address")
             })?;
-            return Ok(Seat::Stranger { _entered: entered });
+            return Ok(ConnectionPermit::Stranger { _entered: entered });
         }
         let actor = match &peer.identity {
             PeerIdentity::Known(caller) => caller.actor(),
@@ -118,7 +122,7 @@ impl Seats {
         let permit =
             self.known.clone().try_acquire_owned().ok().filter(|_| self.known.available_permits() >= kept);
         let permit = permit.ok_or_else(|| io::Error::other("there are too many connections"))?;
-        Ok(Seat::Known { _permit: permit, _of_actor: of_actor })
+        Ok(ConnectionPermit::Known { _permit: permit, _of_actor: of_actor })
     }
 }
 
@@ -126,7 +130,7 @@ impl Seats {
 ///
 /// Each handshake is a task of its own: a slow peer holds up nobody else. Where too many are under way one of them is given up
 /// for the next.
-pub(crate) async fn accept(door: Door, hall: Hall) {
+pub(crate) async fn accept(door: RpcListener, hall: AcceptContext) {
     let handshakes = ConnectionTable::of_handshakes();
     for count in 1_usize.. {
         if count.is_multiple_of(STRETCH_MAX) {
@@ -144,13 +148,13 @@ pub(crate) async fn accept(door: Door, hall: Hall) {
                 continue;
             }
         };
-        let state = ConnectionState::accepted(hall.seats.actors.clone());
-        let handshake = match &door.entrance {
+        let state = StrangerConnectionState::accepted(hall.limiter.actors.clone());
+        let handshake = match &door.security {
             // A sidecar speaks for many, and shakes no hands.
-            Entrance::Mesh(_) => None,
-            Entrance::Tls(..) => handshakes.enter(address.ip(), &state),
+            ListenerSecurity::Mesh(_) => None,
+            ListenerSecurity::Tls(..) => handshakes.enter(address.ip(), &state),
         };
-        let (entrance, hall) = (door.entrance.clone(), hall.clone());
+        let (entrance, hall) = (door.security.clone(), hall.clone());
         tokio::spawn(async move {
             match begin(socket, address, entrance, handshake, &hall, &state).await {
                 // Nobody receives any more when the server has stopped meanwhile.
@@ -172,11 +176,11 @@ pub(crate) async fn accept(door: Door, hall: Hall) {
 async fn begin(
     socket: TcpStream,
     address: SocketAddr,
-    entrance: Entrance,
-    handshake: Option<Entered>,
-    hall: &Hall,
-    state: &Arc<ConnectionState>,
-) -> io::Result<Connection> {
+    entrance: ListenerSecurity,
+    handshake: Option<ConnectionTableGuard>,
+    hall: &AcceptContext,
+    state: &Arc<StrangerConnectionState>,
+) -> io::Result<AcceptedConnection> {
     let greeting = tokio::time::timeout(HANDSHAKE_TIMEOUT, greet(socket, address, entrance, state));
     let greeted = tokio::select! {
         greeted = greeting => greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
@@ -184,36 +188,40 @@ async fn begin(
     };
     let (wire, mut peer, kind) = greeted?;
     drop(handshake);
-    let seat = hall.seats.take(&peer, state)?;
+    let seat = hall.limiter.take(&peer, state)?;
     hall.metrics.connections.with_label_values(&[kind]).inc();
     peer.connection = peer.is_stranger().then(|| Arc::clone(state));
-    Ok(Connection::new(wire, peer, seat, hall))
+    Ok(AcceptedConnection::new(wire, peer, seat, hall))
 }
 
 async fn greet(
     socket: TcpStream,
     address: SocketAddr,
-    entrance: Entrance,
-    state: &Arc<ConnectionState>,
-) -> io::Result<(Wire, Peer, &'static str)> {
+    entrance: ListenerSecurity,
+    state: &Arc<StrangerConnectionState>,
+) -> io::Result<(AcceptedStream, ConnectionPeer, &'static str)> {
     // Without it every small answer waits some 40 ms for an acknowledgement.
     socket.set_nodelay(true)?;
     let (tls, mode) = match entrance {
-        Entrance::Mesh(trust) => {
-            return Ok((Wire::Plain(socket), Peer::behind_sidecar(address, trust), "mesh"));
+        ListenerSecurity::Mesh(trust) => {
+            return Ok((
+                AcceptedStream::Plain(socket),
+                ConnectionPeer::behind_sidecar(address, trust),
+                "mesh",
+            ));
         }
-        Entrance::Tls(tls, mode) => (tls, mode),
+        ListenerSecurity::Tls(tls, mode) => (tls, mode),
     };
     if begins_with_tls(&socket).await? {
         let (stream, peer) = handshake(socket, address, &tls, state).await?;
-        return Ok((Wire::Tls(Box::new(stream)), peer, "tls"));
+        return Ok((AcceptedStream::Tls(Box::new(stream)), peer, "tls"));
     }
     if mode == TlsMode::Strict {
         return Err(io::Error::other("it speaks no TLS, and this port speaks nothing else"));
     }
     tracing::info!(peer = %address, "a connection in plaintext; `--tls-mode strict` will refuse it");
-    let peer = Peer::new(address, PeerIdentity::Anonymous, tls.current().1.clone());
-    Ok((Wire::Plain(socket), peer, "plaintext"))
+    let peer = ConnectionPeer::new(address, PeerIdentity::Anonymous, tls.current().1.clone());
+    Ok((AcceptedStream::Plain(socket), peer, "plaintext"))
 }
 
 /// Looks at the first byte and leaves it where it is.
@@ -229,8 +237,8 @@ async fn handshake(
     socket: TcpStream,
     address: SocketAddr,
     tls: &ServerTls,
-    state: &Arc<ConnectionState>,
-) -> io::Result<(TlsStream<TcpStream>, Peer)> {
+    state: &Arc<StrangerConnectionState>,
+) -> io::Result<(TlsStream<TcpStream>, ConnectionPeer)> {
     let begun = LazyConfigAcceptor::new(Acceptor::default(), socket).await?;
     let _greeting = state.greet();
     let current = tls.current();
@@ -238,21 +246,21 @@ async fn handshake(
     let stream = begun.into_stream(config.clone()).await?;
     let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let identity = PeerIdentity::from_leaf(leaf.map(AsRef::as_ref), trust_domain);
-    Ok((stream, Peer::new(address, identity, trust_domain.clone())))
+    Ok((stream, ConnectionPeer::new(address, identity, trust_domain.clone())))
 }
 
 /// A connection that is ready for HTTP/2. It breaks when the server severs it.
-pub(crate) struct Connection {
-    wire: Wire,
-    peer: Peer,
+pub(crate) struct AcceptedConnection {
+    wire: AcceptedStream,
+    peer: ConnectionPeer,
     severing: CancellationToken,
     severed: Pin<Box<WaitForCancellationFutureOwned>>,
     ended: CancellationToken,
     _ending: DropGuard,
-    _seat: Seat,
+    _seat: ConnectionPermit,
 }
 
-enum Wire {
+enum AcceptedStream {
     Tls(Box<TlsStream<TcpStream>>),
     Plain(TcpStream),
 }
@@ -261,11 +269,11 @@ enum Wire {
 macro_rules! on_wire {
     ($connection:expr, $wire:ident => $call:expr) => {
         match &mut $connection.wire {
-            Wire::Tls(stream) => {
+            AcceptedStream::Tls(stream) => {
                 let $wire = Pin::new(stream.as_mut());
                 $call
             }
-            Wire::Plain(socket) => {
+            AcceptedStream::Plain(socket) => {
                 let $wire = Pin::new(socket);
                 $call
             }
@@ -273,8 +281,8 @@ macro_rules! on_wire {
     };
 }
 
-impl Connection {
-    fn new(wire: Wire, peer: Peer, seat: Seat, hall: &Hall) -> Self {
+impl AcceptedConnection {
+    fn new(wire: AcceptedStream, peer: ConnectionPeer, seat: ConnectionPermit, hall: &AcceptContext) -> Self {
         let (severing, ended) = (hall.sever.child_token(), CancellationToken::new());
         let severed = Box::pin(severing.clone().cancelled_owned());
         let ending = ended.clone().drop_guard();
@@ -282,7 +290,7 @@ impl Connection {
     }
 
     /// State of the connection, when it is a stranger's.
-    pub(crate) fn state(&self) -> Option<Arc<ConnectionState>> {
+    pub(crate) fn state(&self) -> Option<Arc<StrangerConnectionState>> {
         self.peer.connection.clone()
     }
 
@@ -304,14 +312,14 @@ impl Connection {
     }
 }
 
-impl Connected for Connection {
-    type ConnectInfo = Peer;
-    fn connect_info(&self) -> Peer {
+impl Connected for AcceptedConnection {
+    type ConnectInfo = ConnectionPeer;
+    fn connect_info(&self) -> ConnectionPeer {
         self.peer.clone()
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for AcceptedConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -322,7 +330,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for AcceptedConnection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         on_wire!(self, wire => wire.poll_write(cx, bytes))
     }
@@ -337,8 +345,8 @@ impl AsyncWrite for Connection {
 
     fn is_write_vectored(&self) -> bool {
         match &self.wire {
-            Wire::Tls(stream) => stream.is_write_vectored(),
-            Wire::Plain(socket) => socket.is_write_vectored(),
+            AcceptedStream::Tls(stream) => stream.is_write_vectored(),
+            AcceptedStream::Plain(socket) => socket.is_write_vectored(),
         }
     }
 
@@ -360,12 +368,13 @@ mod tests {
 
     #[test]
     fn strangers_do_not_take_the_places_of_others() {
-        let peer = |identity| Peer::new(([127, 0, 0, 1], 1).into(), identity, TrustDomain::default());
+        let peer =
+            |identity| ConnectionPeer::new(([127, 0, 0, 1], 1).into(), identity, TrustDomain::default());
         let (stranger, unusable) =
             (peer(PeerIdentity::Anonymous), peer(PeerIdentity::Unusable("why".into())));
         let known = peer(PeerIdentity::Known(Caller::local(Identity::Admin)));
-        let seats = Seats::new(1, ConnectionTable::bounded(2, 2, 2));
-        let states = [(); 3].map(|()| ConnectionState::accepted(ActorConnections::default()));
+        let seats = ConnectionLimiter::new(1, ConnectionTable::bounded(2, 2, 2));
+        let states = [(); 3].map(|()| StrangerConnectionState::accepted(ActorConnections::default()));
         let [first, second, third] = &states;
         let taken = [seats.take(&stranger, first), seats.take(&unusable, second)];
         assert!(taken.iter().all(Result::is_ok));
@@ -381,12 +390,12 @@ mod tests {
     fn actors_leave_some_places_to_services() {
         let peer = |identity| {
             let identity = PeerIdentity::Known(Caller::local(identity));
-            Peer::new(([127, 0, 0, 1], 1).into(), identity, TrustDomain::default())
+            ConnectionPeer::new(([127, 0, 0, 1], 1).into(), identity, TrustDomain::default())
         };
         let (actor, service) =
             (peer(Identity::Actor(ActorId(7))), peer(Identity::Service(ServiceName::Router)));
-        let seats = Seats::new(4, ConnectionTable::of_strangers());
-        let state = ConnectionState::accepted(ActorConnections::default());
+        let seats = ConnectionLimiter::new(4, ConnectionTable::of_strangers());
+        let state = StrangerConnectionState::accepted(ActorConnections::default());
         let take = |peer| seats.take(peer, &state);
         let taken: Vec<_> = (0..3).map(|_| take(&actor).expect("room")).collect();
         assert!(take(&actor).is_err());

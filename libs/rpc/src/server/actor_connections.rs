@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use model::ActorId;
 
-use crate::error::{Error, ErrorKind, Reason};
+use crate::error::{Error, ErrorKind, RpcReason};
 use crate::lock::lock;
 use crate::server::connection_state::IDENTITY_TIMEOUT;
 
@@ -18,25 +18,25 @@ pub(crate) struct ActorConnections(Arc<Mutex<HashMap<ActorId, usize>>>);
 
 /// One connection of an actor, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct OfActor {
+pub(crate) struct ActorConnectionGuard {
     all: ActorConnections,
     pub(crate) actor: ActorId,
 }
 
 impl ActorConnections {
     /// Counts one more; refuses it where the actor has as many as it may.
-    pub(crate) fn take(&self, actor: ActorId) -> Result<OfActor, Error> {
+    pub(crate) fn take(&self, actor: ActorId) -> Result<ActorConnectionGuard, Error> {
         let mut counts = self.counts();
         let count = counts.get(&actor).copied().unwrap_or_default();
         if count >= CONNECTIONS_OF_ACTOR_MAX {
             let message = format!("actor {actor} has as many connections to this server as it may");
-            return Err(Error::new(ErrorKind::ResourceExhausted, Reason::LimitExceeded, message)
+            return Err(Error::new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded, message)
                 .with("limit", "rpc_connections_of_actor_max")
                 .with("max", CONNECTIONS_OF_ACTOR_MAX)
                 .retry_after(IDENTITY_TIMEOUT));
         }
         counts.insert(actor, count + 1);
-        Ok(OfActor { all: self.clone(), actor })
+        Ok(ActorConnectionGuard { all: self.clone(), actor })
     }
 
     fn counts(&self) -> MutexGuard<'_, HashMap<ActorId, usize>> {
@@ -44,7 +44,7 @@ impl ActorConnections {
     }
 }
 
-impl Drop for OfActor {
+impl Drop for ActorConnectionGuard {
     fn drop(&mut self) {
         let mut counts = self.all.counts();
         match counts.get_mut(&self.actor) {
@@ -65,7 +65,7 @@ mod tests {
         let mut taken: Vec<_> =
             (0..CONNECTIONS_OF_ACTOR_MAX).map(|_| all.take(ActorId(7)).expect("room")).collect();
         let refused = all.take(ActorId(7)).expect_err("as many as it may");
-        assert_eq!(refused.reason(), Reason::LimitExceeded);
+        assert_eq!(refused.reason(), RpcReason::LimitExceeded);
         taken.push(all.take(ActorId(8)).expect("another"));
         drop(taken.remove(0));
         taken.push(all.take(ActorId(7)).expect("room again"));

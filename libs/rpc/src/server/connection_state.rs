@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::error::Error;
 use crate::gate::methods::CALL_SECS_MAX;
 use crate::lock::lock;
-use crate::server::actor_connections::{ActorConnections, OfActor};
+use crate::server::actor_connections::{ActorConnectionGuard, ActorConnections};
 
 /// How long a connection may last on which nobody has shown an identity, from the moment that it was accepted.
 pub(crate) const IDENTITY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,18 +25,18 @@ const CALLS_TIMEOUT: Duration = Duration::from_secs(CALL_SECS_MAX);
 
 /// Shared state of one connection: the server, the tables that count it, and the calls on it hold it together.
 #[derive(Debug)]
-pub(crate) struct ConnectionState {
+pub(crate) struct StrangerConnectionState {
     accepted_at: Instant,
-    activity: watch::Sender<Activity>,
+    activity: watch::Sender<ConnectionActivity>,
     evicted: CancellationToken,
     actors: ActorConnections,
     /// Counts the connection as one of the actor's.
-    of_actor: Mutex<Option<OfActor>>,
+    of_actor: Mutex<Option<ActorConnectionGuard>>,
 }
 
 /// Progress of a connection.
 #[derive(Debug, Clone, Copy, Default)]
-struct Activity {
+struct ConnectionActivity {
     /// The actor whose token was accepted last.
     actor: Option<ActorId>,
     /// Its first message has come, and its handshake has not ended.
@@ -72,14 +72,14 @@ impl EvictionClass {
 
 /// Why a connection has to leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Leaving {
+pub(crate) enum DisconnectReason {
     /// Nobody has shown an identity in time.
     Unidentified,
     /// Its place was given to a newer connection.
     Evicted,
 }
 
-impl Leaving {
+impl DisconnectReason {
     /// Name of the reason, as a label of metrics.
     pub(crate) const fn label(self) -> &'static str {
         match self {
@@ -91,18 +91,18 @@ impl Leaving {
 
 /// A handshake whose first message has come, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Greeting(Arc<ConnectionState>);
+pub(crate) struct HandshakeGuard(Arc<StrangerConnectionState>);
 
 /// One call under way, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct OpenCall(Arc<ConnectionState>);
+pub(crate) struct ConnectionCallGuard(Arc<StrangerConnectionState>);
 
-impl ConnectionState {
+impl StrangerConnectionState {
     /// Creates the state of a connection that was accepted just now.
     pub(crate) fn accepted(actors: ActorConnections) -> Arc<Self> {
         Arc::new(Self {
             accepted_at: Instant::now(),
-            activity: watch::Sender::new(Activity::default()),
+            activity: watch::Sender::new(ConnectionActivity::default()),
             evicted: CancellationToken::new(),
             actors,
             of_actor: Mutex::default(),
@@ -122,15 +122,15 @@ impl ConnectionState {
     }
 
     /// Notes that the first message of a handshake has come.
-    pub(crate) fn greet(self: &Arc<Self>) -> Greeting {
+    pub(crate) fn greet(self: &Arc<Self>) -> HandshakeGuard {
         self.activity.send_modify(|activity| activity.is_greeting = true);
-        Greeting(Arc::clone(self))
+        HandshakeGuard(Arc::clone(self))
     }
 
     /// Counts a call as under way.
-    pub(crate) fn begin_call(self: &Arc<Self>) -> OpenCall {
+    pub(crate) fn begin_call(self: &Arc<Self>) -> ConnectionCallGuard {
         self.activity.send_modify(|activity| activity.calls += 1);
-        OpenCall(Arc::clone(self))
+        ConnectionCallGuard(Arc::clone(self))
     }
 
     /// Takes the place of the connection away from it.
@@ -151,31 +151,31 @@ impl ConnectionState {
     /// EvictionClass of the connection to its place; nothing where it cannot be given up.
     pub(crate) fn eviction_class(&self) -> Option<EvictionClass> {
         match *self.activity.borrow() {
-            Activity { actor: Some(_), calls: 1.., .. } => None,
-            Activity { actor: Some(actor), .. } => Some(EvictionClass::Known(actor)),
-            Activity { calls: 1.., .. } => Some(EvictionClass::Calling),
-            Activity { is_greeting: true, .. } => Some(EvictionClass::Greeting),
-            Activity { .. } => Some(EvictionClass::Idle),
+            ConnectionActivity { actor: Some(_), calls: 1.., .. } => None,
+            ConnectionActivity { actor: Some(actor), .. } => Some(EvictionClass::Known(actor)),
+            ConnectionActivity { calls: 1.., .. } => Some(EvictionClass::Calling),
+            ConnectionActivity { is_greeting: true, .. } => Some(EvictionClass::Greeting),
+            ConnectionActivity { .. } => Some(EvictionClass::Idle),
         }
     }
 
     /// Waits until the connection has to leave, and says why. Cancel safe.
-    pub(crate) async fn leaving(&self) -> Leaving {
+    pub(crate) async fn disconnect_requested(&self) -> DisconnectReason {
         tokio::select! {
-            () = self.evicted() => Leaving::Evicted,
+            () = self.evicted() => DisconnectReason::Evicted,
             () = tokio::time::sleep_until(self.accepted_at + IDENTITY_TIMEOUT) => {
                 if self.activity.borrow().actor.is_none() {
-                    return Leaving::Unidentified;
+                    return DisconnectReason::Unidentified;
                 }
                 self.evicted().await;
-                Leaving::Evicted
+                DisconnectReason::Evicted
             }
         }
     }
 
     /// Waits until a connection that was asked to leave has had its time: calls of a known actor are finished, those of a
     /// stranger only where its place is not needed. Cancel safe.
-    pub(crate) async fn farewell(&self, why: Leaving) {
+    pub(crate) async fn farewell(&self, why: DisconnectReason) {
         let is_known = self.activity.borrow().actor.is_some();
         let finished = async {
             // The sender is `self`: it cannot be gone.
@@ -183,20 +183,20 @@ impl ConnectionState {
         };
         match why {
             _ if is_known => finished.await,
-            Leaving::Unidentified => drop(tokio::time::timeout(CALLS_TIMEOUT, finished).await),
-            Leaving::Evicted => {}
+            DisconnectReason::Unidentified => drop(tokio::time::timeout(CALLS_TIMEOUT, finished).await),
+            DisconnectReason::Evicted => {}
         }
         tokio::time::sleep(LEAVE_TIMEOUT).await;
     }
 }
 
-impl Drop for Greeting {
+impl Drop for HandshakeGuard {
     fn drop(&mut self) {
         self.0.activity.send_modify(|activity| activity.is_greeting = false);
     }
 }
 
-impl Drop for OpenCall {
+impl Drop for ConnectionCallGuard {
     fn drop(&mut self) {
         self.0.activity.send_modify(|activity| activity.calls -= 1);
     }
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_connection_is_classed_by_what_it_has_shown() {
-        let state = ConnectionState::accepted(ActorConnections::default());
+        let state = StrangerConnectionState::accepted(ActorConnections::default());
         assert_eq!(state.eviction_class(), Some(EvictionClass::Idle));
         let greeting = state.greet();
         assert_eq!(state.eviction_class(), Some(EvictionClass::Greeting));
@@ -224,31 +224,32 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn strangers_leave_in_time_and_known_actors_do_not() {
-        let [stranger, known] = [(); 2].map(|()| ConnectionState::accepted(ActorConnections::default()));
+        let [stranger, known] =
+            [(); 2].map(|()| StrangerConnectionState::accepted(ActorConnections::default()));
         known.identify(ActorId(7)).expect("room");
         let began = Instant::now();
-        assert_eq!(stranger.leaving().await, Leaving::Unidentified);
+        assert_eq!(stranger.disconnect_requested().await, DisconnectReason::Unidentified);
         assert_eq!(began.elapsed(), IDENTITY_TIMEOUT);
-        tokio::time::timeout(CALLS_TIMEOUT, known.leaving()).await.expect_err("it is known");
+        tokio::time::timeout(CALLS_TIMEOUT, known.disconnect_requested()).await.expect_err("it is known");
         known.evict();
-        assert_eq!(known.leaving().await, Leaving::Evicted);
+        assert_eq!(known.disconnect_requested().await, DisconnectReason::Evicted);
     }
 
     #[tokio::test(start_paused = true)]
     async fn calls_are_finished_where_there_is_room_for_them() {
-        let state = ConnectionState::accepted(ActorConnections::default());
+        let state = StrangerConnectionState::accepted(ActorConnections::default());
         let call = state.begin_call();
         let took = async |why| {
             let began = Instant::now();
             state.farewell(why).await;
             began.elapsed()
         };
-        assert_eq!(took(Leaving::Unidentified).await, CALLS_TIMEOUT + LEAVE_TIMEOUT);
-        assert_eq!(took(Leaving::Evicted).await, LEAVE_TIMEOUT);
+        assert_eq!(took(DisconnectReason::Unidentified).await, CALLS_TIMEOUT + LEAVE_TIMEOUT);
+        assert_eq!(took(DisconnectReason::Evicted).await, LEAVE_TIMEOUT);
         state.identify(ActorId(7)).expect("room");
-        let farewell = state.farewell(Leaving::Evicted);
+        let farewell = state.farewell(DisconnectReason::Evicted);
         tokio::time::timeout(2 * CALLS_TIMEOUT, farewell).await.expect_err("it has a call under way");
         drop(call);
-        assert_eq!(took(Leaving::Evicted).await, LEAVE_TIMEOUT);
+        assert_eq!(took(DisconnectReason::Evicted).await, LEAVE_TIMEOUT);
     }
 }

@@ -17,16 +17,16 @@ use crate::error::Error;
 /// The switch behind the health service of one mount. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Health {
-    state: watch::Sender<State>,
+    state: watch::Sender<ServingState>,
     services: Arc<[&'static str]>,
-    parts: Arc<[Part]>,
+    parts: Arc<[HealthDependency]>,
 }
 
 /// Something that a server leans on, with a health of its own; and whether that is well.
-pub(crate) type Part = (&'static str, watch::Receiver<bool>);
+pub(crate) type HealthDependency = (&'static str, watch::Receiver<bool>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ServingState {
     NotServing,
     Serving,
     /// Not serving, and every watch is ended so that connections can drain.
@@ -35,16 +35,16 @@ enum State {
 
 impl Health {
     /// For these services and for `""`, the whole server; and for parts, each by its name.
-    pub(crate) fn new(services: Vec<&'static str>, parts: Vec<Part>) -> Self {
-        let state = watch::Sender::new(State::NotServing);
+    pub(crate) fn new(services: Vec<&'static str>, parts: Vec<HealthDependency>) -> Self {
+        let state = watch::Sender::new(ServingState::NotServing);
         Self { state, services: services.into(), parts: parts.into() }
     }
 
     /// Says whether calls are welcome. Has no effect after [`Health::end`].
     pub fn set_serving(&self, serving: bool) {
-        let next = if serving { State::Serving } else { State::NotServing };
+        let next = if serving { ServingState::Serving } else { ServingState::NotServing };
         self.state.send_if_modified(|state| {
-            let change = *state != State::Ended && *state != next;
+            let change = *state != ServingState::Ended && *state != next;
             if change {
                 *state = next;
             }
@@ -64,20 +64,20 @@ impl Health {
 
     /// NOT_SERVING for good; watchers are told and their streams end.
     pub fn end(&self) {
-        self.state.send_replace(State::Ended);
+        self.state.send_replace(ServingState::Ended);
     }
 
-    fn find(&self, service: &str) -> Asked {
+    fn find(&self, service: &str) -> HealthCheckTarget {
         if service.is_empty() || self.services.contains(&service) {
-            return Asked::Server;
+            return HealthCheckTarget::Server;
         }
         let part = self.parts.iter().find(|(name, _)| *name == service);
-        part.map_or(Asked::Unknown, |(_, well)| Asked::Part(well.clone()))
+        part.map_or(HealthCheckTarget::Unknown, |(_, well)| HealthCheckTarget::Part(well.clone()))
     }
 }
 
 /// What somebody asks about.
-enum Asked {
+enum HealthCheckTarget {
     /// The server, or one of its services: they are well together.
     Server,
     /// A part.
@@ -86,7 +86,7 @@ enum Asked {
     Unknown,
 }
 
-impl Asked {
+impl HealthCheckTarget {
     /// Whether it is well, as far as that is not the whole server's affair; nothing for what is not known.
     fn well(&mut self) -> Option<bool> {
         match self {
@@ -130,32 +130,32 @@ impl HealthService for HealthRpc {
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let watching = Watching {
+        let watching = HealthWatcher {
             states: self.0.state.subscribe(),
             asked: self.0.find(&request.get_ref().service),
             told: None,
         };
-        Ok(Response::new(Box::pin(stream::unfold(watching, Watching::next))))
+        Ok(Response::new(Box::pin(stream::unfold(watching, HealthWatcher::next))))
     }
 }
 
 /// A watch, and what it was told last.
-struct Watching {
-    states: watch::Receiver<State>,
-    asked: Asked,
-    told: Option<(State, HealthCheckResponse)>,
+struct HealthWatcher {
+    states: watch::Receiver<ServingState>,
+    asked: HealthCheckTarget,
+    told: Option<(ServingState, HealthCheckResponse)>,
 }
 
-impl Watching {
+impl HealthWatcher {
     async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
         loop {
             let state = *self.states.borrow_and_update();
             let well = self.asked.well();
             let now = response(well, state);
             match &self.told {
-                Some((State::Ended, _)) => return None,
+                Some((ServingState::Ended, _)) => return None,
                 // The end is told again, also of what was not well before.
-                Some((_, told)) if *told == now && state != State::Ended => {}
+                Some((_, told)) if *told == now && state != ServingState::Ended => {}
                 _ => {
                     self.told = Some((state, now));
                     return Some((Ok(now), self));
@@ -170,10 +170,10 @@ impl Watching {
 }
 
 /// `well` is absent for what is not known.
-const fn response(well: Option<bool>, state: State) -> HealthCheckResponse {
+const fn response(well: Option<bool>, state: ServingState) -> HealthCheckResponse {
     let status = match (well, state) {
         (None, _) => ServingStatus::ServiceUnknown,
-        (Some(true), State::Serving) => ServingStatus::Serving,
+        (Some(true), ServingState::Serving) => ServingStatus::Serving,
         (Some(_), _) => ServingStatus::NotServing,
     };
     HealthCheckResponse { status: status as i32 }

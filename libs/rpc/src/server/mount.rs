@@ -13,16 +13,16 @@ use tonic_health::pb::health_server::HealthServer;
 use tower::Service;
 
 use crate::caller::directory::Directory;
+use crate::gate::actor_limits::{ActorCallLimiter, CallRate};
 use crate::gate::admission::Admission;
-use crate::gate::budget::{Budget, MessageBytesMax};
-use crate::gate::methods::{Methods, PatienceTable};
+use crate::gate::budget::{MessageBudget, MessageBytesMax};
+use crate::gate::fair_share::FairShareScheduler;
+use crate::gate::load_shedder::{CallsMax, LoadShedder};
+use crate::gate::methods::{MethodTimeoutTable, Methods};
 use crate::gate::policy::{Allow, MethodPolicy, PolicyError};
-use crate::gate::share::{CallRate, Shares};
-use crate::gate::shed::{CallsMax, Shed};
-use crate::gate::turns::Turns;
-use crate::gate::{Gate, Rooms};
+use crate::gate::{Gate, GateLayers};
 use crate::metrics::Metrics;
-use crate::server::health::{Health, HealthRpc, Part};
+use crate::server::health::{Health, HealthDependency, HealthRpc};
 
 /// Callable by anyone who can connect: probes and `grpcurl` have no identity.
 const OPEN_SERVICES: [&str; 3] = [
@@ -81,7 +81,7 @@ pub struct MountBuilder {
     routes: Routes,
     names: Vec<&'static str>,
     descriptors: Vec<&'static [u8]>,
-    parts: Vec<Part>,
+    parts: Vec<HealthDependency>,
     patience: Vec<(String, Duration)>,
     calls_max: CallsMax,
     message_bytes_max: Option<MessageBytesMax>,
@@ -117,7 +117,7 @@ impl MountBuilder {
     /// Says of methods with one answer how long a call may take, where that is more than a minute: those that wait
     /// for something, or have much to do. Streams last as long as their callers like.
     #[must_use]
-    pub fn patience(mut self, table: PatienceTable<'_>) -> Self {
+    pub fn method_timeouts(mut self, table: MethodTimeoutTable<'_>) -> Self {
         self.patience.extend(table.iter().map(|(path, patience)| ((*path).to_owned(), *patience)));
         self
     }
@@ -169,11 +169,11 @@ impl MountBuilder {
             self.routes = self.with_reflection()?;
         }
         let (methods, metrics) = (self.methods()?, Metrics::new());
-        let shed = Shed::new(self.calls_max, metrics.clone());
-        let admission = Admission::new(self.policy, self.directory, Shares::new(metrics.clone()));
-        let turns = Turns::new(metrics.clone());
-        let budget = Budget::new(self.message_bytes_max, metrics.clone());
-        let rooms = Rooms { admission, methods, shed, turns, budget, metrics };
+        let shed = LoadShedder::new(self.calls_max, metrics.clone());
+        let admission = Admission::new(self.policy, self.directory, ActorCallLimiter::new(metrics.clone()));
+        let turns = FairShareScheduler::new(metrics.clone());
+        let budget = MessageBudget::new(self.message_bytes_max, metrics.clone());
+        let rooms = GateLayers { admission, methods, load_shedder: shed, fair_share: turns, budget, metrics };
         Ok(Mount { gate: Gate::new(self.routes, rooms), health })
     }
 
@@ -184,8 +184,8 @@ impl MountBuilder {
         let mut methods =
             Methods::read(names, &sets).map_err(|error| MountError::Descriptors(error.to_string()))?;
         for (path, patience) in &self.patience {
-            if !methods.set_patience(path, *patience) {
-                return Err(MountError::Patience { path: path.clone() });
+            if !methods.set_timeout(path, *patience) {
+                return Err(MountError::Timeout { path: path.clone() });
             }
         }
         if let Some(path) = self.policy.named().find(|path| methods.lacks(path)) {
@@ -231,7 +231,7 @@ pub enum MountError {
     },
     /// There is nothing to wait for.
     #[error("`{path}` has no patience to be set: it is not mounted, or is a stream")]
-    Patience {
+    Timeout {
         /// The row.
         path: String,
     },

@@ -7,15 +7,15 @@ use prometheus::IntCounter;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::pulse::Pulse;
-use crate::error::{Error, ErrorKind, Reason};
+use super::heartbeat::StreamHeartbeat;
+use crate::error::{Error, ErrorKind, RpcReason};
 
 /// How long a watcher may leave [`WATCH_BUFFER`] answers unread before its stream is ended.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most answers that wait for one watcher, the last of which says that there are no more.
 pub const ANSWERS_MAX: usize = WATCH_BUFFER + 1;
 
-/// Reason why a watch is over.
+/// RpcReason why a watch is over.
 pub enum WatchEnded {
     /// The watcher went away.
     Gone,
@@ -37,14 +37,14 @@ pub struct AnswerSender<T> {
     /// Where the watcher can go on after what it was sent.
     resume_position: String,
     /// Says when the watcher is due a sign of life.
-    pub pulse: Pulse,
+    pub heartbeat: StreamHeartbeat,
 }
 
 impl<T> AnswerSender<T> {
     /// Makes a sender into a channel of [`ANSWERS_MAX`] places.
     #[must_use]
     pub fn new(answers: mpsc::Sender<Result<T, Status>>, slow_watchers: IntCounter) -> Self {
-        Self { answers, slow_watchers, resume_position: String::new(), pulse: Pulse::default() }
+        Self { answers, slow_watchers, resume_position: String::new(), heartbeat: StreamHeartbeat::default() }
     }
 
     /// Sends the answer after which the watcher can resume at `resume_position`. Cancel-safe: it was sent, or it was not.
@@ -64,7 +64,7 @@ impl<T> AnswerSender<T> {
         let place = places.map_err(|_| WatchEnded::Gone)?.next().ok_or(WatchEnded::Gone)?;
         self.resume_position.clone_from(&resume_position);
         place.send(Ok(answer(resume_position)));
-        self.pulse.sent();
+        self.heartbeat.sent();
         Ok(())
     }
 
@@ -83,7 +83,7 @@ fn too_slow(resume_position: &str) -> Status {
         "{WATCH_BUFFER} answers were not read for {} s; resume from the last one that was",
         PATIENCE.as_secs()
     );
-    Error::new(ErrorKind::ResourceExhausted, Reason::SlowConsumer, message)
+    Error::new(ErrorKind::ResourceExhausted, RpcReason::SlowConsumer, message)
         .with("resume_position", resume_position)
         .into()
 }

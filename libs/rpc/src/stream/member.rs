@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::future::BoxFuture;
-use model::context::Denied;
+use model::context::AccessDenied;
 use model::{ActorId, ContextId, Role, Timestamp};
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::codegen::BoxStream;
 
-use crate::caller::directory::{Directory, Hearing, Membership, Subject};
-use crate::error::{Error, ErrorKind, Reason};
+use crate::caller::directory::{Directory, DirectoryFeedState, DirectorySubject, Membership};
+use crate::error::{Error, ErrorKind, RpcReason};
 
 /// How long a stream goes on while it cannot be told whether it may.
 const DOUBT_MAX: Duration = Duration::from_secs(30);
@@ -42,7 +42,7 @@ where
     T: 'static,
 {
     let lost = until_no_member(directory, context, actor, role);
-    Box::pin(Until { stream: Some(Box::pin(stream)), lost: Some(Box::pin(lost)) })
+    Box::pin(RevocableStream { stream: Some(Box::pin(stream)), lost: Some(Box::pin(lost)) })
 }
 
 /// The answer that a call waits for, unless `actor` loses this role in `context` before it is there; then what
@@ -71,33 +71,33 @@ async fn until_no_member(
     actor: ActorId,
     role: Role,
 ) -> Status {
-    until_lost(&*directory, Subject::Context(context), || async {
+    until_lost(&*directory, DirectorySubject::Context(context), || async {
         let membership = directory.membership(context, actor).await?;
         Ok(judged(membership, context, actor, role))
     })
     .await
 }
 
-fn judged(membership: Membership, context: ContextId, actor: ActorId, needed: Role) -> Standing {
+fn judged(membership: Membership, context: ContextId, actor: ActorId, needed: Role) -> AccessGrantState {
     let Some(role) = membership.role else {
-        return Standing::Lost(Error::not_found(format!("context {context}")).into());
+        return AccessGrantState::Lost(Error::not_found(format!("context {context}")).into());
     };
     if role < needed {
-        let message = Denied::RoleTooSmall { actor, context, needed }.to_string();
-        let error = Error::new(ErrorKind::PermissionDenied, Reason::RoleInsufficient, message);
-        return Standing::Lost(error.into());
+        let message = AccessDenied::RoleTooSmall { actor, context, needed }.to_string();
+        let error = Error::new(ErrorKind::PermissionDenied, RpcReason::RoleInsufficient, message);
+        return AccessGrantState::Lost(error.into());
     }
     if membership.is_deleting {
         let message = format!("context {context} is being deleted");
-        let error = Error::new(ErrorKind::FailedPrecondition, Reason::ContextDeleting, message);
-        return Standing::Lost(error.into());
+        let error = Error::new(ErrorKind::FailedPrecondition, RpcReason::ContextDeleting, message);
+        return AccessGrantState::Lost(error.into());
     }
-    Standing::Holds { until: None }
+    AccessGrantState::Holds { until: None }
 }
 
 /// Whether what allows something holds.
 #[derive(Debug)]
-pub(crate) enum Standing {
+pub(crate) enum AccessGrantState {
     /// Yes; `until` then at the longest, when an end is set.
     Holds { until: Option<Timestamp> },
     /// No, and that is what the caller is told.
@@ -106,10 +106,10 @@ pub(crate) enum Standing {
 
 /// Waits until it is lost, and gives what the caller is told. Asks at once, whenever the directory says that its subject
 /// changed, at the end that is set, and every now and then while the directory would not hear of a change.
-pub(crate) async fn until_lost<A, F>(directory: &dyn Directory, subject: Subject, ask: A) -> Status
+pub(crate) async fn until_lost<A, F>(directory: &dyn Directory, subject: DirectorySubject, ask: A) -> Status
 where
     A: Fn() -> F,
-    F: Future<Output = Result<Standing, Status>>,
+    F: Future<Output = Result<AccessGrantState, Status>>,
 {
     let mut changes = directory.changes(subject);
     let mut in_doubt_since = None;
@@ -120,13 +120,15 @@ where
         let since: Instant = in_doubt_since.unwrap_or_else(Instant::now);
         let answer = tokio::time::timeout_at(since + DOUBT_MAX, ask()).await;
         let pause = match answer.unwrap_or_else(|_| Err(Status::unavailable("no answer"))) {
-            Ok(Standing::Lost(status)) => return status,
-            Ok(Standing::Holds { until }) => {
+            Ok(AccessGrantState::Lost(status)) => return status,
+            Ok(AccessGrantState::Holds { until }) => {
                 in_doubt_since = None;
                 let end = until.map(|until| until.since(Timestamp::now()));
                 match hearing {
-                    Hearing::Changes => end,
-                    Hearing::Silence => Some(end.map_or(ASK_IN_SILENCE, |end| end.min(ASK_IN_SILENCE))),
+                    DirectoryFeedState::Live => end,
+                    DirectoryFeedState::Silent => {
+                        Some(end.map_or(ASK_IN_SILENCE, |end| end.min(ASK_IN_SILENCE)))
+                    }
                 }
             }
             Err(status) => {
@@ -154,17 +156,17 @@ where
 
 fn doubtful(why: &Status) -> Status {
     let message = format!("whether the caller may still do this cannot be told: {}", why.message());
-    Error::unavailable(Reason::PeerUnavailable, message).into()
+    Error::unavailable(RpcReason::PeerUnavailable, message).into()
 }
 
 /// A stream until something happens, which it ends with.
-struct Until<S> {
+struct RevocableStream<S> {
     /// Dropped when it is over, so that whoever feeds it notices.
     stream: Option<Pin<Box<S>>>,
     lost: Option<BoxFuture<'static, Status>>,
 }
 
-impl<S, T> Stream for Until<S>
+impl<S, T> Stream for RevocableStream<S>
 where
     S: Stream<Item = Result<T, Status>>,
 {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::{pending, ready};
 use futures_util::{FutureExt as _, StreamExt as _, stream};
-use identity::{ActorKey, Identity, SigningKey, Token, TrustDomain};
+use identity::{ActorVerifyingKey, Identity, SigningKey, Token, TrustDomain};
 use model::{ActorId, ContextId, Role, Timestamp};
 use prometheus::Registry;
 use rpc::{
@@ -296,7 +296,8 @@ async fn calls_that_wait_end_with_what_allowed_them() {
 async fn a_call_that_waits_for_its_turn_ends_with_what_allowed_it() {
     let stage = Stage::new().await;
     let other = SigningKey::generate();
-    let key = ActorKey { key: other.verifying_key(), not_before: Timestamp::default(), revoked_at: None };
+    let key =
+        ActorVerifyingKey { key: other.verifying_key(), not_before: Timestamp::default(), revoked_at: None };
     stage.known.put(ActorId(8), KnownActor { keys: vec![key], certificates_not_before: None });
     who_am_i(&stage.channel(Identity::Actor(ActorId(8)))).await.unwrap();
     let channel = stage.channel(ACTOR);

@@ -64,7 +64,7 @@ async fn watchers_are_told_and_let_go_at_the_end() {
     assert_eq!(known.message().await.unwrap(), None);
     assert_eq!(unknown.message().await.unwrap().unwrap().status(), ServingStatus::ServiceUnknown);
     assert_eq!(unknown.message().await.unwrap(), None);
-    assert_eq!(stopping.await.unwrap(), rpc::Drained::Completely);
+    assert_eq!(stopping.await.unwrap(), rpc::DrainOutcome::Completely);
 }
 
 #[tokio::test]

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::{BoxFuture, pending, ready};
-use identity::{ActorKey, SigningKey};
+use identity::{ActorVerifyingKey, SigningKey};
 use model::{ActorId, ContextId, Timestamp};
-use rpc::{Directory, Hearing, KnownActor, Membership, Subject};
+use rpc::{Directory, DirectoryFeedState, DirectorySubject, KnownActor, Membership};
 use tokio::sync::watch;
 use tonic::Status;
 
@@ -14,12 +14,12 @@ use tonic::Status;
 #[derive(Debug)]
 pub(crate) struct Known {
     said: Mutex<Said>,
-    hearing: watch::Sender<Hearing>,
+    hearing: watch::Sender<DirectoryFeedState>,
 }
 
 impl Default for Known {
     fn default() -> Self {
-        Self { said: Mutex::default(), hearing: watch::Sender::new(Hearing::Changes) }
+        Self { said: Mutex::default(), hearing: watch::Sender::new(DirectoryFeedState::Live) }
     }
 }
 
@@ -38,7 +38,11 @@ impl Known {
     /// Knows this actor, with this key, which counts from the beginning of time.
     pub(crate) fn with(actor: ActorId, key: &SigningKey) -> Arc<Self> {
         let known = Self::default();
-        let key = ActorKey { key: key.verifying_key(), not_before: Timestamp::default(), revoked_at: None };
+        let key = ActorVerifyingKey {
+            key: key.verifying_key(),
+            not_before: Timestamp::default(),
+            revoked_at: None,
+        };
         known.put(actor, KnownActor { keys: vec![key], certificates_not_before: None });
         Arc::new(known)
     }
@@ -68,7 +72,7 @@ impl Known {
 
     /// From now on it answers, and says no more when something changes.
     pub(crate) fn hear_nothing(&self) {
-        self.hearing.send_replace(Hearing::Silence);
+        self.hearing.send_replace(DirectoryFeedState::Silent);
     }
 
     /// What nobody hears of.
@@ -120,12 +124,17 @@ impl Directory for Known {
         self.answer(|said| said.members.get(&(context, actor)).copied().unwrap_or_default())
     }
 
-    fn spend(&self, actor: ActorId, token_id: String, _: Timestamp) -> BoxFuture<'_, Result<bool, Status>> {
+    fn consume_token(
+        &self,
+        actor: ActorId,
+        token_id: String,
+        _: Timestamp,
+    ) -> BoxFuture<'_, Result<bool, Status>> {
         self.answer(|said| said.spent.insert((actor, token_id)))
     }
 
     /// Whoever asks is told of everything.
-    fn changes(&self, _: Subject) -> watch::Receiver<Hearing> {
+    fn changes(&self, _: DirectorySubject) -> watch::Receiver<DirectoryFeedState> {
         self.hearing.subscribe()
     }
 }

@@ -2,8 +2,8 @@
 
 use identity::{Identity, ServiceName};
 use prometheus::Registry;
-use rpc::{Channel, Drained, ErrorView, Retry};
-use testkit::{Fault, FaultProxy, Target};
+use rpc::{Channel, DrainOutcome, ErrorView, RetryAdvice};
+use testkit::{FaultProxy, ProxyFault, ProxyTarget};
 use tonic::{Code, Request};
 
 use crate::stage::{Authority, Running, SCHEDULER, call, open_stream, text, who_am_i};
@@ -19,7 +19,7 @@ async fn idle_connections_do_not_hold_up_a_stop() {
     let server = Running::start(&authority).await;
     let channel = server.channel(&authority.issue(SCHEDULER));
     who_am_i(&channel).await.unwrap();
-    assert_eq!(server.stop().await, Drained::Completely);
+    assert_eq!(server.stop().await, DrainOutcome::Completely);
 }
 
 #[tokio::test]
@@ -30,9 +30,9 @@ async fn a_stream_that_goes_on_is_cut_at_the_deadline() {
     let (sender, mut answers) = open_stream(&channel).await.unwrap();
     sender.send(text("hello")).await.unwrap();
     answers.message().await.unwrap();
-    assert_eq!(server.stop().await, Drained::Cut);
+    assert_eq!(server.stop().await, DrainOutcome::Cut);
     let broken = answers.message().await.unwrap_err();
-    assert!(matches!(Retry::of(&broken), Retry::Again { .. }), "{broken:?}");
+    assert!(matches!(RetryAdvice::of(&broken), RetryAdvice::Again { .. }), "{broken:?}");
     let view = ErrorView::from(&broken);
     assert_eq!((view.code, view.reason.as_str()), (Code::Unavailable, "PEER_UNAVAILABLE"), "{view}");
 }
@@ -44,12 +44,12 @@ async fn a_client_that_gives_up_many_calls_at_once_keeps_its_connection() {
     let server = Running::start(&authority).await;
     let registry = Registry::new();
     server.mount.metrics().register(&registry).unwrap();
-    let proxy = FaultProxy::start(Target::Tcp(server.address)).await;
+    let proxy = FaultProxy::start(ProxyTarget::Tcp(server.address)).await;
     let address = format!("https://{}", proxy.address());
     let channel = Channel::remote(&address, &authority.issue(SCHEDULER), None).unwrap();
     who_am_i(&channel).await.unwrap();
 
-    proxy.set(Fault::Hold);
+    proxy.set(ProxyFault::Hold);
     let never = || Box::pin(call(&channel, "Never", Request::new(text(""))));
     let mut calls: Vec<_> = (0..GIVEN_UP).map(|_| never()).collect();
     for _ in 0..ROUNDS {

@@ -14,8 +14,8 @@ use model::ActorId;
 use prost::Message as _;
 use prost_types::{FileDescriptorProto, FileDescriptorSet, MethodDescriptorProto, ServiceDescriptorProto};
 use rpc::{
-    Allow, Caller, CallsMax, Channel, Deadline, Directory, Drained, LocalServer, MessageBytesMax,
-    MethodPolicy, Mount, MountBuilder, PolicyTable, Server, TlsFiles, passed_on,
+    Allow, Caller, CallsMax, Channel, Deadline, Directory, DrainOutcome, LocalServer, MessageBytesMax,
+    MethodPolicy, Mount, MountBuilder, PolicyTable, Server, TlsFiles, forward_status,
 };
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -117,7 +117,7 @@ impl Echo {
                 let (method, argument) = asked.split_once(' ').unwrap_or((&asked, ""));
                 call(self.next.as_ref().unwrap(), method, Request::new(text(argument)))
                     .await
-                    .map_err(passed_on)?
+                    .map_err(forward_status)?
             }
             "Use" => {
                 rpc::leaves_jobs(&request, usize::MAX);
@@ -220,7 +220,7 @@ fn builder(echo: &Echo, directory: Option<Arc<dyn Directory>>) -> MountBuilder {
     builder
         .service(echo.clone())
         .descriptors(descriptors())
-        .patience(&[("/test.Echo/Wait", PATIENCE), ("/test.Echo/Relay", PATIENCE)])
+        .method_timeouts(&[("/test.Echo/Wait", PATIENCE), ("/test.Echo/Relay", PATIENCE)])
 }
 
 /// An authority in a directory of its own.
@@ -252,7 +252,7 @@ pub(crate) struct Running {
     pub(crate) echo: Echo,
     pub(crate) mount: Mount,
     stop: oneshot::Sender<()>,
-    task: JoinHandle<std::io::Result<Drained>>,
+    task: JoinHandle<std::io::Result<DrainOutcome>>,
 }
 
 impl Running {
@@ -339,7 +339,7 @@ impl Running {
         endpoint.connect().await.unwrap()
     }
 
-    pub(crate) async fn stop(self) -> Drained {
+    pub(crate) async fn stop(self) -> DrainOutcome {
         drop(self.stop);
         self.task.await.unwrap().unwrap()
     }

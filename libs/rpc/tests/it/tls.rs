@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use identity::IssueOptions;
 use prometheus::Registry;
-use rpc::{ErrorView, Retry};
+use rpc::{ErrorView, RetryAdvice};
 use rustls::version::TLS13;
 use rustls::{AlertDescription, ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject as _;
@@ -82,7 +82,7 @@ async fn a_certificate_that_does_not_count_ends_the_handshake() {
         let files = rpc::TlsFiles::new(ca, shown.certificate, shown.key);
         let refused = who_am_i(&server.channel(&files)).await.unwrap_err();
         assert_eq!(refused.code(), Code::Unavailable, "{refused}");
-        assert!(matches!(Retry::of(&refused), Retry::Again { .. }));
+        assert!(matches!(RetryAdvice::of(&refused), RetryAdvice::Again { .. }));
     }
 }
 

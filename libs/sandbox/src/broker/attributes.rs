@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::caller::Caller;
+use super::caller::SyscallCaller;
 use super::checked;
-use super::notification::Call;
+use super::notification::PendingSyscall;
 
 /// Newer than the C library's list for some processors.
 const FCHMODAT2: libc::c_long = 452;
@@ -49,15 +49,15 @@ pub(super) fn calls() -> impl Iterator<Item = &'static libc::c_long> {
 }
 
 /// A change to a file that lies where the script may change files.
-pub(super) struct Change {
+pub(super) struct AttributeChange {
     /// The path of our own descriptor of it.
     path: CString,
     /// Kept open for the path.
     file: OwnedFd,
-    how: How,
+    how: AttributeOperation,
 }
 
-enum How {
+enum AttributeOperation {
     Mode(u32),
     Owner(u32, u32),
     /// Access and modification; now when absent.
@@ -72,18 +72,18 @@ enum How {
     },
 }
 
-impl Change {
+impl AttributeChange {
     /// Does it.
     pub(super) fn execute(&self) -> Result<i64, Errno> {
         let (path, file) = (self.path.as_ptr(), self.file.as_raw_fd());
         // SAFETY: all texts end with a zero byte, and everything outlives the calls, which change nothing of it.
         checked(unsafe {
             match &self.how {
-                How::Mode(mode) => libc::chmod(path, *mode),
-                How::Owner(user, group) => {
+                AttributeOperation::Mode(mode) => libc::chmod(path, *mode),
+                AttributeOperation::Owner(user, group) => {
                     libc::fchownat(file, c"".as_ptr(), *user, *group, libc::AT_EMPTY_PATH)
                 }
-                How::Times(times) => {
+                AttributeOperation::Times(times) => {
                     let times = times.as_ref().map_or(std::ptr::null(), |times| times.as_ptr());
                     match libc::utimensat(file, c"".as_ptr(), times, libc::AT_EMPTY_PATH) {
                         // Before Linux 5.8; of a link it would be the times of what that leads to.
@@ -95,33 +95,37 @@ impl Change {
                         done => done,
                     }
                 }
-                How::Set { name, value, flags } => {
+                AttributeOperation::Set { name, value, flags } => {
                     libc::setxattr(path, name.as_ptr(), value.as_ptr().cast(), value.len(), *flags)
                 }
-                How::Remove { name } => libc::removexattr(path, name.as_ptr()),
+                AttributeOperation::Remove { name } => libc::removexattr(path, name.as_ptr()),
             }
         })
     }
 }
 
 /// What a call means a file by.
-enum Target {
+enum AttributeTarget {
     Path { base: i32, path: u64, follow: bool, may_be_empty: bool },
     Descriptor(i32),
 }
 
 /// Understands a call, and refuses it when its file does not lie in one of the places.
-pub(super) fn change(caller: &Caller<'_>, call: &Call, places: &[PathBuf]) -> Result<Change, Errno> {
+pub(super) fn change(
+    caller: &SyscallCaller<'_>,
+    call: &PendingSyscall,
+    places: &[PathBuf],
+) -> Result<AttributeChange, Errno> {
     let (target, how) = understand(caller, call)?;
     let file = match target {
-        Target::Descriptor(number) => {
+        AttributeTarget::Descriptor(number) => {
             let file = caller.descriptor(number)?;
             if rustix::fs::fcntl_getfl(&file)?.contains(OFlags::PATH) {
                 return Err(Errno::BADF);
             }
             file
         }
-        Target::Path { base, path, follow, may_be_empty } => {
+        AttributeTarget::Path { base, path, follow, may_be_empty } => {
             open(caller, base, &caller.text(path)?, follow, may_be_empty)?
         }
     };
@@ -133,12 +137,12 @@ pub(super) fn change(caller: &Caller<'_>, call: &Call, places: &[PathBuf]) -> Re
         return Err(Errno::PERM);
     }
     let path = CString::new(path).map_err(|_| Errno::INVAL)?;
-    Ok(Change { path, file, how })
+    Ok(AttributeChange { path, file, how })
 }
 
 /// Opens what a path of the caller means, without reading it.
 fn open(
-    caller: &Caller<'_>,
+    caller: &SyscallCaller<'_>,
     base: i32,
     path: &[u8],
     follow: bool,
@@ -179,35 +183,40 @@ fn as_the_caller(thread: u32, path: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes))
 }
 
-fn understand(caller: &Caller<'_>, call: &Call) -> Result<(Target, How), Errno> {
+fn understand(
+    caller: &SyscallCaller<'_>,
+    call: &PendingSyscall,
+) -> Result<(AttributeTarget, AttributeOperation), Errno> {
     let arg = |at: usize| call.args[at];
-    let plain = |at: usize, follow| Target::Path {
+    let plain = |at: usize, follow| AttributeTarget::Path {
         base: libc::AT_FDCWD,
         path: call.args[at],
         follow,
         may_be_empty: false,
     };
-    let at = |follow| Target::Path { base: call.int(0), path: call.args[1], follow, may_be_empty: false };
+    let at =
+        |follow| AttributeTarget::Path { base: call.int(0), path: call.args[1], follow, may_be_empty: false };
     let flagged = |flags: i32| {
         if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
             return Err(Errno::INVAL);
         }
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
         let may_be_empty = flags & libc::AT_EMPTY_PATH != 0;
-        Ok(Target::Path { base: call.int(0), path: call.args[1], follow, may_be_empty })
+        Ok(AttributeTarget::Path { base: call.int(0), path: call.args[1], follow, may_be_empty })
     };
-    let descriptor = || Target::Descriptor(call.int(0));
-    let mode = |at: usize| How::Mode(call.int(at).cast_unsigned() & 0o7777);
-    let owner = |at: usize| How::Owner(call.int(at).cast_unsigned(), call.int(at + 1).cast_unsigned());
+    let descriptor = || AttributeTarget::Descriptor(call.int(0));
+    let mode = |at: usize| AttributeOperation::Mode(call.int(at).cast_unsigned() & 0o7777);
+    let owner =
+        |at: usize| AttributeOperation::Owner(call.int(at).cast_unsigned(), call.int(at + 1).cast_unsigned());
     let set = || {
         let (length, flags) = (arg(3), call.int(4));
         if length > VALUE_BYTES_MAX {
             return Err(Errno::TOOBIG);
         }
         let value = caller.bytes(arg(2), usize::try_from(length).map_err(|_| Errno::TOOBIG)?)?;
-        Ok(How::Set { name: name(caller, arg(1))?, value, flags })
+        Ok(AttributeOperation::Set { name: name(caller, arg(1))?, value, flags })
     };
-    let remove = || Ok::<_, Errno>(How::Remove { name: name(caller, arg(1))? });
+    let remove = || Ok::<_, Errno>(AttributeOperation::Remove { name: name(caller, arg(1))? });
     Ok(match call.number {
         libc::SYS_fchmod => (descriptor(), mode(1)),
         libc::SYS_fchmodat => (at(true), mode(2)),
@@ -215,7 +224,7 @@ fn understand(caller: &Caller<'_>, call: &Call) -> Result<(Target, How), Errno> 
         libc::SYS_fchown => (descriptor(), owner(1)),
         libc::SYS_fchownat => (flagged(call.int(4))?, owner(2)),
         libc::SYS_utimensat => {
-            let times = How::Times(timespecs(caller, arg(2))?);
+            let times = AttributeOperation::Times(timespecs(caller, arg(2))?);
             // Without a path it is about the descriptor itself.
             if arg(1) == 0 { (descriptor(), times) } else { (flagged(call.int(3))?, times) }
         }
@@ -232,12 +241,12 @@ fn understand(caller: &Caller<'_>, call: &Call) -> Result<(Target, How), Errno> 
         #[cfg(target_arch = "x86_64")]
         libc::SYS_lchown => (plain(0, false), owner(1)),
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_utime => (plain(0, true), How::Times(seconds(caller, arg(1))?)),
+        libc::SYS_utime => (plain(0, true), AttributeOperation::Times(seconds(caller, arg(1))?)),
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_utimes => (plain(0, true), How::Times(timevals(caller, arg(1))?)),
+        libc::SYS_utimes => (plain(0, true), AttributeOperation::Times(timevals(caller, arg(1))?)),
         #[cfg(target_arch = "x86_64")]
         libc::SYS_futimesat => {
-            let times = How::Times(timevals(caller, arg(2))?);
+            let times = AttributeOperation::Times(timevals(caller, arg(2))?);
             if arg(1) == 0 { (descriptor(), times) } else { (at(true), times) }
         }
         _ => return Err(Errno::NOSYS),
@@ -245,12 +254,15 @@ fn understand(caller: &Caller<'_>, call: &Call) -> Result<(Target, How), Errno> 
 }
 
 /// The name of an attribute.
-fn name(caller: &Caller<'_>, address: u64) -> Result<CString, Errno> {
+fn name(caller: &SyscallCaller<'_>, address: u64) -> Result<CString, Errno> {
     CString::new(caller.text(address)?).map_err(|_| Errno::INVAL)
 }
 
 /// Numbers of 64 bits, as times are made of; none at no address.
-fn numbers<const COUNT: usize>(caller: &Caller<'_>, address: u64) -> Result<Option<[i64; COUNT]>, Errno> {
+fn numbers<const COUNT: usize>(
+    caller: &SyscallCaller<'_>,
+    address: u64,
+) -> Result<Option<[i64; COUNT]>, Errno> {
     if address == 0 {
         return Ok(None);
     }
@@ -266,13 +278,13 @@ const fn time(tv_sec: i64, tv_nsec: i64) -> libc::timespec {
     libc::timespec { tv_sec, tv_nsec }
 }
 
-fn timespecs(caller: &Caller<'_>, address: u64) -> Result<Option<[libc::timespec; 2]>, Errno> {
+fn timespecs(caller: &SyscallCaller<'_>, address: u64) -> Result<Option<[libc::timespec; 2]>, Errno> {
     Ok(numbers(caller, address)?
         .map(|[accessed, part, modified, other]| [time(accessed, part), time(modified, other)]))
 }
 
 #[cfg(target_arch = "x86_64")]
-fn timevals(caller: &Caller<'_>, address: u64) -> Result<Option<[libc::timespec; 2]>, Errno> {
+fn timevals(caller: &SyscallCaller<'_>, address: u64) -> Result<Option<[libc::timespec; 2]>, Errno> {
     let Some([accessed, part, modified, other]) = numbers(caller, address)? else { return Ok(None) };
     let micros =
         |micros: i64| if (0..1_000_000).contains(&micros) { Ok(micros * 1000) } else { Err(Errno::INVAL) };
@@ -280,7 +292,7 @@ fn timevals(caller: &Caller<'_>, address: u64) -> Result<Option<[libc::timespec;
 }
 
 #[cfg(target_arch = "x86_64")]
-fn seconds(caller: &Caller<'_>, address: u64) -> Result<Option<[libc::timespec; 2]>, Errno> {
+fn seconds(caller: &SyscallCaller<'_>, address: u64) -> Result<Option<[libc::timespec; 2]>, Errno> {
     Ok(numbers(caller, address)?.map(|[accessed, modified]| [time(accessed, 0), time(modified, 0)]))
 }
 

@@ -9,22 +9,22 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::filter::duplicate;
-use super::notification::{Call, Listener};
+use super::notification::{PendingSyscall, SeccompListener};
 
 /// The longest path, with the zero byte at its end.
 const PATH_BYTES_MAX: usize = 4096;
 const PAGE_BYTES: u64 = 4096;
 
 /// A thread that waits for the answer to a call. While it waits, its number is its own.
-pub(super) struct Caller<'a> {
-    listener: &'a Listener,
+pub(super) struct SyscallCaller<'a> {
+    listener: &'a SeccompListener,
     id: u64,
     thread: u32,
     memory: File,
 }
 
-impl<'a> Caller<'a> {
-    pub(super) fn of(listener: &'a Listener, call: &Call) -> Result<Self, Errno> {
+impl<'a> SyscallCaller<'a> {
+    pub(super) fn of(listener: &'a SeccompListener, call: &PendingSyscall) -> Result<Self, Errno> {
         let memory = format!("/proc/{}/mem", call.thread);
         // One that may not be looked into, such as a program that nobody may read, gets nothing done.
         let memory = OpenOptions::new().read(true).write(true).open(memory).map_err(|_| Errno::PERM)?;

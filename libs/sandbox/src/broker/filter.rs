@@ -7,7 +7,7 @@ use rustix::process::{DumpableBehavior, Pid, PidfdFlags, pidfd_open};
 use seccompiler::sock_filter;
 
 use super::attributes;
-use crate::confinement::Broker;
+use crate::confinement::BrokerRules;
 
 #[cfg(target_arch = "x86_64")]
 const FORKS: &[libc::c_long] = &[libc::SYS_clone, libc::SYS_clone3, libc::SYS_fork, libc::SYS_vfork];
@@ -54,7 +54,7 @@ const fn give(action: u32) -> sock_filter {
 }
 
 /// The program of the filter: calls of other numberings end the process, those that are brokered are told of.
-fn program(rules: &Broker) -> Vec<sock_filter> {
+fn program(rules: &BrokerRules) -> Vec<sock_filter> {
     let kill = give(libc::SECCOMP_RET_KILL_PROCESS);
     let tell = give(libc::SECCOMP_RET_USER_NOTIF);
     let allow = give(libc::SECCOMP_RET_ALLOW);
@@ -88,7 +88,7 @@ fn program(rules: &Broker) -> Vec<sock_filter> {
 }
 
 /// Puts the filter in force for this process and all that it starts, and gives what tells of their calls.
-fn restrict(rules: &Broker) -> io::Result<OwnedFd> {
+fn restrict(rules: &BrokerRules) -> io::Result<OwnedFd> {
     if ARCHITECTURE == 0 {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "there is no filter for this processor"));
     }
@@ -115,20 +115,20 @@ fn restrict(rules: &Broker) -> io::Result<OwnedFd> {
 }
 
 /// The pipes by which the script's process tells the number of its listener, and hears that the init has it.
-pub(crate) struct Handing {
+pub(crate) struct ListenerHandoff {
     told: (OwnedFd, OwnedFd),
     taken: (OwnedFd, OwnedFd),
 }
 
 /// Makes them, where they are needed.
-pub(crate) fn pipes(rules: &Broker) -> io::Result<Option<Handing>> {
+pub(crate) fn listener_handoff(rules: &BrokerRules) -> io::Result<Option<ListenerHandoff>> {
     let pipe = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
-    if rules.is_idle() { Ok(None) } else { Ok(Some(Handing { told: pipe()?, taken: pipe()? })) }
+    if rules.is_idle() { Ok(None) } else { Ok(Some(ListenerHandoff { told: pipe()?, taken: pipe()? })) }
 }
 
 /// Puts the filter in force, and waits until the init has its other end. Nothing of ours is in the way of the init then.
-pub(crate) fn hand_over(rules: &Broker, handing: Handing) -> io::Result<()> {
-    let Handing { told: (_, tells), taken: (hears, taken) } = handing;
+pub(crate) fn install_filter(rules: &BrokerRules, handing: ListenerHandoff) -> io::Result<()> {
+    let ListenerHandoff { told: (_, tells), taken: (hears, taken) } = handing;
     drop(taken);
     // Else only root could take it. What is in this process is in its own files and environment as well.
     rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?;
@@ -142,8 +142,8 @@ pub(crate) fn hand_over(rules: &Broker, handing: Handing) -> io::Result<()> {
 }
 
 /// Takes the other end of the filter from the script's process; nothing when that was refused before.
-pub(crate) fn take(script: Pid, handing: Handing) -> io::Result<Option<OwnedFd>> {
-    let Handing { told: (hears, tells), taken: (_, taken) } = handing;
+pub(crate) fn receive_listener(script: Pid, handing: ListenerHandoff) -> io::Result<Option<OwnedFd>> {
+    let ListenerHandoff { told: (hears, tells), taken: (_, taken) } = handing;
     drop(tells);
     let mut number = [0; 4];
     if rustix::io::read(&hears, &mut number[..])? != number.len() {

@@ -8,10 +8,10 @@ use model::AddressRange;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use super::caller::Caller;
-use super::notification::Call;
-use super::send::Message;
-use super::{Prepared, checked};
+use super::caller::SyscallCaller;
+use super::notification::PendingSyscall;
+use super::send::SocketMessage;
+use super::{AllowedSyscall, checked};
 
 /// The longest address that the kernel takes.
 const ADDRESS_BYTES_MAX: usize = 128;
@@ -20,7 +20,7 @@ const V4_BYTES: usize = 16;
 const V6_BYTES: usize = 24;
 
 /// Something done on a duplicate of a script's socket.
-pub(super) enum Act {
+pub(super) enum SocketOperation {
     Connect {
         socket: OwnedFd,
         address: Vec<u8>,
@@ -33,12 +33,12 @@ pub(super) enum Act {
     },
     Send {
         socket: OwnedFd,
-        message: Message,
+        message: SocketMessage,
         waits: bool,
     },
 }
 
-impl Act {
+impl SocketOperation {
     /// Does it, unless it could take its time.
     pub(super) fn attempt(&self) -> Option<Result<i64, Errno>> {
         match self {
@@ -74,7 +74,7 @@ impl Act {
 
 /// What an address names.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Named {
+pub(super) enum SocketDestination {
     /// Nothing: a connection is given up.
     Nothing,
     /// A port of an address.
@@ -82,19 +82,19 @@ pub(super) enum Named {
 }
 
 /// Reads an address as the kernel does.
-pub(super) fn named(address: &[u8]) -> Result<Named, Errno> {
+pub(super) fn parse_address(address: &[u8]) -> Result<SocketDestination, Errno> {
     let number = |at: usize| Some([*address.get(at)?, *address.get(at + 1)?]);
     let family = number(0).map(u16::from_ne_bytes).ok_or(Errno::INVAL)?;
     let port = || number(2).map(u16::from_be_bytes).ok_or(Errno::INVAL);
     match AddressFamily::from_raw(family) {
-        AddressFamily::UNSPEC => Ok(Named::Nothing),
+        AddressFamily::UNSPEC => Ok(SocketDestination::Nothing),
         AddressFamily::INET if address.len() >= V4_BYTES => {
             let bytes: [u8; 4] = address[4..8].try_into().map_err(|_| Errno::INVAL)?;
-            Ok(Named::Port(Ipv4Addr::from(bytes).into(), port()?))
+            Ok(SocketDestination::Port(Ipv4Addr::from(bytes).into(), port()?))
         }
         AddressFamily::INET6 if address.len() >= V6_BYTES => {
             let bytes: [u8; 16] = address[8..24].try_into().map_err(|_| Errno::INVAL)?;
-            Ok(Named::Port(Ipv6Addr::from(bytes).into(), port()?))
+            Ok(SocketDestination::Port(Ipv6Addr::from(bytes).into(), port()?))
         }
         AddressFamily::INET | AddressFamily::INET6 => Err(Errno::INVAL),
         _ => Err(Errno::AFNOSUPPORT),
@@ -102,7 +102,7 @@ pub(super) fn named(address: &[u8]) -> Result<Named, Errno> {
 }
 
 /// Copies an address of this length.
-pub(super) fn copied(caller: &Caller<'_>, address: u64, length: i32) -> Result<Vec<u8>, Errno> {
+pub(super) fn copied(caller: &SyscallCaller<'_>, address: u64, length: i32) -> Result<Vec<u8>, Errno> {
     let length = usize::try_from(length).ok().filter(|length| *length <= ADDRESS_BYTES_MAX);
     caller.bytes(address, length.ok_or(Errno::INVAL)?)
 }
@@ -129,33 +129,37 @@ pub(super) fn is_blocking(socket: &OwnedFd) -> Result<bool, Errno> {
 }
 
 /// `connect(socket, address, length)`
-pub(super) fn connect(caller: &Caller<'_>, call: &Call, listed: &[AddressRange]) -> Result<Prepared, Errno> {
+pub(super) fn connect(
+    caller: &SyscallCaller<'_>,
+    call: &PendingSyscall,
+    listed: &[AddressRange],
+) -> Result<AllowedSyscall, Errno> {
     let socket = caller.descriptor(call.int(0))?;
     let mut address = copied(caller, call.args[1], call.int(2))?;
     if !is_of_network(&socket)? {
         return Err(Errno::ACCESS);
     }
-    match named(&address)? {
+    match parse_address(&address)? {
         // Nothing else of it means anything.
-        Named::Nothing => address[2..].fill(0),
-        Named::Port(address, port) => check(address, port, listed)?,
+        SocketDestination::Nothing => address[2..].fill(0),
+        SocketDestination::Port(address, port) => check(address, port, listed)?,
     }
     let waits = sockopt::socket_type(&socket)? == SocketType::STREAM && is_blocking(&socket)?;
-    Ok(Prepared::Act(Act::Connect { socket, address, waits }))
+    Ok(AllowedSyscall::Act(SocketOperation::Connect { socket, address, waits }))
 }
 
 /// `bind(socket, address, length)`: only a port that the kernel chooses, as a connection has one anyway. Others are those of
 /// services, and who has one is taken for it.
-pub(super) fn bind(caller: &Caller<'_>, call: &Call) -> Result<Prepared, Errno> {
+pub(super) fn bind(caller: &SyscallCaller<'_>, call: &PendingSyscall) -> Result<AllowedSyscall, Errno> {
     let socket = caller.descriptor(call.int(0))?;
     let address = copied(caller, call.args[1], call.int(2))?;
     if !is_of_network(&socket)? {
         return Err(Errno::ACCESS);
     }
-    match named(&address)? {
-        Named::Port(_, 0) => Ok(Prepared::Act(Act::Bind { socket, address })),
-        Named::Port(..) => Err(Errno::ACCESS),
-        Named::Nothing => Err(Errno::AFNOSUPPORT),
+    match parse_address(&address)? {
+        SocketDestination::Port(_, 0) => Ok(AllowedSyscall::Act(SocketOperation::Bind { socket, address })),
+        SocketDestination::Port(..) => Err(Errno::ACCESS),
+        SocketDestination::Nothing => Err(Errno::AFNOSUPPORT),
     }
 }
 
@@ -174,17 +178,21 @@ mod tests {
     #[test]
     fn addresses_are_read_as_the_kernel_reads_them() {
         let loopback = v4(libc::AF_INET, [127, 0, 0, 1], 80);
-        assert_eq!(named(&loopback), Ok(Named::Port(Ipv4Addr::LOCALHOST.into(), 80)));
-        assert_eq!(named(&loopback[..15]), Err(Errno::INVAL));
-        assert_eq!(named(&v4(libc::AF_UNSPEC, [127, 0, 0, 1], 80)), Ok(Named::Nothing));
-        assert_eq!(named(&v4(libc::AF_UNIX, [127, 0, 0, 1], 80)), Err(Errno::AFNOSUPPORT));
-        assert_eq!(named(&[]), Err(Errno::INVAL));
+        assert_eq!(parse_address(&loopback), Ok(SocketDestination::Port(Ipv4Addr::LOCALHOST.into(), 80)));
+        assert_eq!(parse_address(&loopback[..15]), Err(Errno::INVAL));
+        assert_eq!(parse_address(&v4(libc::AF_UNSPEC, [127, 0, 0, 1], 80)), Ok(SocketDestination::Nothing));
+        assert_eq!(parse_address(&v4(libc::AF_UNIX, [127, 0, 0, 1], 80)), Err(Errno::AFNOSUPPORT));
+        assert_eq!(parse_address(&[]), Err(Errno::INVAL));
         let mut six = u16::try_from(libc::AF_INET6).expect("a family").to_ne_bytes().to_vec();
         six.extend(443_u16.to_be_bytes());
         six.extend([0; 4]);
         six.extend(Ipv6Addr::LOCALHOST.octets());
-        assert_eq!(named(&six), Ok(Named::Port(Ipv6Addr::LOCALHOST.into(), 443)), "without a scope");
-        assert_eq!(named(&six[..23]), Err(Errno::INVAL));
+        assert_eq!(
+            parse_address(&six),
+            Ok(SocketDestination::Port(Ipv6Addr::LOCALHOST.into(), 443)),
+            "without a scope"
+        );
+        assert_eq!(parse_address(&six[..23]), Err(Errno::INVAL));
     }
 
     #[test]

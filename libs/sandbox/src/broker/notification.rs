@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use super::checked;
 
 /// A system call that waits for its answer.
-pub(super) struct Call {
+pub(super) struct PendingSyscall {
     /// Its number among calls, for the answer.
     pub(super) id: u64,
     /// Who made it.
@@ -17,7 +17,7 @@ pub(super) struct Call {
     pub(super) args: [u64; 6],
 }
 
-impl Call {
+impl PendingSyscall {
     /// An argument that the kernel takes as a number of 32 bits.
     #[expect(clippy::cast_possible_truncation, reason = "as the kernel takes it")]
     pub(super) const fn int(&self, at: usize) -> i32 {
@@ -26,27 +26,27 @@ impl Call {
 }
 
 /// Where calls are told of.
-pub(super) struct Listener(OwnedFd);
+pub(super) struct SeccompListener(OwnedFd);
 
-impl AsFd for Listener {
+impl AsFd for SeccompListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Listener {
+impl SeccompListener {
     pub(super) const fn new(descriptor: OwnedFd) -> Self {
         Self(descriptor)
     }
 
     /// Takes the next call.
-    pub(super) fn receive(&self) -> Result<Call, Errno> {
+    pub(super) fn receive(&self) -> Result<PendingSyscall, Errno> {
         // SAFETY: all of it may be zero, as the kernel demands.
         let mut told: libc::seccomp_notif = unsafe { std::mem::zeroed() };
         // SAFETY: the kernel fills the structure, which outlives the call.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut told) })?;
         let number = libc::c_long::from(told.data.nr);
-        Ok(Call { id: told.id, thread: told.pid, number, args: told.data.args })
+        Ok(PendingSyscall { id: told.id, thread: told.pid, number, args: told.data.args })
     }
 
     /// Returns whether the call still waits, so that its thread is still who made it.

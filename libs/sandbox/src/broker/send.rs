@@ -6,10 +6,12 @@ use model::AddressRange;
 use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
 
-use super::caller::Caller;
-use super::network::{Act, Named, check, copied, is_blocking, is_of_network, named};
-use super::notification::Call;
-use super::{Broker, Prepared, checked};
+use super::caller::SyscallCaller;
+use super::network::{
+    SocketDestination, SocketOperation, check, copied, is_blocking, is_of_network, parse_address,
+};
+use super::notification::PendingSyscall;
+use super::{AllowedSyscall, SyscallBroker, checked};
 
 /// The most of one message that is taken. A stream takes the rest with the next call, a datagram is never longer.
 const MESSAGE_BYTES_MAX: usize = 256 * 1024;
@@ -27,7 +29,7 @@ const COUNTED_HEADER_BYTES: u64 = 64;
 compile_error!("messages are read as they lie in memory where addresses have 64 bits");
 
 /// A message, copied.
-pub(super) struct Message {
+pub(super) struct SocketMessage {
     address: Option<Vec<u8>>,
     bytes: Vec<u8>,
     extra: Vec<u8>,
@@ -36,7 +38,7 @@ pub(super) struct Message {
     flags: i32,
 }
 
-impl Message {
+impl SocketMessage {
     /// Returns whether it makes a connection and is the first that goes over it.
     pub(super) const fn connects(&self) -> bool {
         self.flags & libc::MSG_FASTOPEN != 0
@@ -67,23 +69,28 @@ impl Message {
 }
 
 /// `sendto(socket, bytes, length, flags, address, length)`, with an address.
-pub(super) fn send_to(caller: &Caller<'_>, call: &Call, listed: &[AddressRange]) -> Result<Prepared, Errno> {
+pub(super) fn send_to(
+    caller: &SyscallCaller<'_>,
+    call: &PendingSyscall,
+    listed: &[AddressRange],
+) -> Result<AllowedSyscall, Errno> {
     let socket = caller.descriptor(call.int(0))?;
     let address = copied(caller, call.args[4], call.int(5))?;
     allow(&socket, &address, listed)?;
     let length = taken(&socket, usize::try_from(call.args[2]).map_err(|_| Errno::MSGSIZE)?)?;
     let bytes = caller.bytes(call.args[1], length)?;
     let flags = call.int(3);
-    let message = Message { address: Some(address), bytes, extra: Vec::new(), _passed: Vec::new(), flags };
+    let message =
+        SocketMessage { address: Some(address), bytes, extra: Vec::new(), _passed: Vec::new(), flags };
     act(socket, message)
 }
 
 /// `sendmsg(socket, header, flags)`
 pub(super) fn send_message(
-    caller: &Caller<'_>,
-    call: &Call,
+    caller: &SyscallCaller<'_>,
+    call: &PendingSyscall,
     listed: &[AddressRange],
-) -> Result<Prepared, Errno> {
+) -> Result<AllowedSyscall, Errno> {
     let socket = caller.descriptor(call.int(0))?;
     let message = message(caller, &socket, call.args[1], call.int(2), listed)?;
     act(socket, message)
@@ -91,11 +98,11 @@ pub(super) fn send_message(
 
 /// `sendmmsg(socket, headers, count, flags)`: as many as go without waiting, or one that waits.
 pub(super) fn send_messages(
-    caller: &Caller<'_>,
-    call: &Call,
+    caller: &SyscallCaller<'_>,
+    call: &PendingSyscall,
     listed: &[AddressRange],
-    broker: &Broker,
-) -> Result<Prepared, Errno> {
+    broker: &SyscallBroker,
+) -> Result<AllowedSyscall, Errno> {
     let socket = caller.descriptor(call.int(0))?;
     let count = call.int(2).cast_unsigned().min(MESSAGES_MAX);
     let mut sent = 0;
@@ -113,12 +120,12 @@ pub(super) fn send_messages(
             Err(_) => break,
         }
     }
-    Ok(Prepared::Sent(sent))
+    Ok(AllowedSyscall::Sent(sent))
 }
 
-fn act(socket: OwnedFd, message: Message) -> Result<Prepared, Errno> {
+fn act(socket: OwnedFd, message: SocketMessage) -> Result<AllowedSyscall, Errno> {
     let waits = message.flags & libc::MSG_DONTWAIT == 0 && is_blocking(&socket)?;
-    Ok(Prepared::Act(Act::Send { socket, message, waits }))
+    Ok(AllowedSyscall::Act(SocketOperation::Send { socket, message, waits }))
 }
 
 /// Looks where a message goes.
@@ -126,10 +133,10 @@ fn allow(socket: &OwnedFd, address: &[u8], listed: &[AddressRange]) -> Result<()
     if !is_of_network(socket)? {
         return Err(Errno::ISCONN);
     }
-    match named(address)? {
-        Named::Port(address, port) => check(address, port, listed),
+    match parse_address(address)? {
+        SocketDestination::Port(address, port) => check(address, port, listed),
         // Some take it for an address of IPv4.
-        Named::Nothing => Err(Errno::AFNOSUPPORT),
+        SocketDestination::Nothing => Err(Errno::AFNOSUPPORT),
     }
 }
 
@@ -151,12 +158,12 @@ fn number(bytes: &[u8], at: usize) -> Result<u64, Errno> {
 
 /// Copies the message that a header describes.
 fn message(
-    caller: &Caller<'_>,
+    caller: &SyscallCaller<'_>,
     socket: &OwnedFd,
     header: u64,
     flags: i32,
     listed: &[AddressRange],
-) -> Result<Message, Errno> {
+) -> Result<SocketMessage, Errno> {
     // What would be sent later on is a copy of ours: nobody could tell when.
     if flags & libc::MSG_ZEROCOPY != 0 {
         return Err(Errno::NOBUFS);
@@ -196,7 +203,7 @@ fn message(
     }
     let extra = if extra == 0 { Vec::new() } else { caller.bytes(extra, extra_length)? };
     let (extra, passed) = accompany(caller, is_of_network(socket)?, extra)?;
-    Ok(Message { address, bytes, extra, _passed: passed, flags })
+    Ok(SocketMessage { address, bytes, extra, _passed: passed, flags })
 }
 
 /// Options of one message that change nothing of where it goes.
@@ -216,7 +223,7 @@ const EXTRA_HEADER_BYTES: usize = 16;
 /// Looks at what goes with a message: options on the network, descriptors to the other end of a pair. These are passed on
 /// as duplicates of ours.
 fn accompany(
-    caller: &Caller<'_>,
+    caller: &SyscallCaller<'_>,
     of_network: bool,
     mut extra: Vec<u8>,
 ) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {

@@ -3,13 +3,13 @@
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use sandbox::{Broker, Confinement};
+use sandbox::{BrokerRules, Confinement};
 
-use crate::setup::{Place, text};
+use crate::setup::{SandboxTestDir, text};
 
 /// Scripts are of our own user, so that all that keeps them from our files is what is put around them.
-fn kept(place: &Place) -> Confinement {
-    let broker = Broker { attributes: Some(vec![place.dir.clone()]), ..Broker::default() };
+fn kept(place: &SandboxTestDir) -> Confinement {
+    let broker = BrokerRules { attributes: Some(vec![place.dir.clone()]), ..BrokerRules::default() };
     let mut confinement = Confinement { broker, ..place.confined() };
     // A file that it may read is one that it has descriptors of.
     if let Some(files) = &mut confinement.files {
@@ -78,7 +78,7 @@ print('done')
 
 #[tokio::test]
 async fn nothing_outside_changes_its_mode_owner_times_or_attributes() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let paths = ["secret", "readable"].map(|name| place.root.path().join(name));
     for path in &paths {
         std::fs::write(path, "ours\n").unwrap();
@@ -93,7 +93,7 @@ async fn nothing_outside_changes_its_mode_owner_times_or_attributes() {
     for link in ["link", "up"] {
         std::fs::remove_file(place.dir.join(link)).unwrap();
     }
-    let broken = Confinement { broker: Broker::default(), ..kept(&place) };
+    let broken = Confinement { broker: BrokerRules::default(), ..kept(&place) };
     let broken = place.run("/usr/bin/python3", &args, broken).await;
     for way in ["chmod link", "fchmodat2", "fchmod", "fchownat", "utimensat", "thread", "fsetxattr"] {
         assert!(broken.output.lines().any(|line| line == format!("changed {way}")), "{way}: {broken:?}");
@@ -104,7 +104,7 @@ async fn nothing_outside_changes_its_mode_owner_times_or_attributes() {
 /// What a path means is what is changed, also when it means something else a moment later.
 #[tokio::test]
 async fn a_link_that_changes_meanwhile_leads_nowhere_else() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let secret = place.root.path().join("secret");
     std::fs::write(&secret, "ours\n").unwrap();
     let before = state(&secret);
@@ -125,7 +125,7 @@ async fn a_link_that_changes_meanwhile_leads_nowhere_else() {
 
 #[tokio::test]
 async fn a_script_changes_what_is_its_own() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let script = "set -e\n\
                   echo 'echo runs' > tool; chmod +x tool; ./tool\n\
                   mkdir -p d/e; echo text > d/e/file; chmod 640 d/e/file; touch -d '2001-02-03 04:05:06 UTC' d/e/file\n\
@@ -179,11 +179,11 @@ print('borrowed', borrowed)
 
 #[tokio::test]
 async fn no_script_makes_a_program_that_runs_as_its_user() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let outcome = place.python(BORROWED, kept(&place)).await;
     assert_eq!((outcome.code, outcome.output.trim()), (Some(0), "borrowed []"));
     // Without the layer each of them is made.
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let broken = place.python(BORROWED, Confinement { syscalls: None, ..place.confined() }).await;
     for way in ["chmod", "fchmod", "open", "tmpfile", "mknod", "openat2"] {
         assert!(broken.output.contains(&format!("made {way}\n")), "{way}: {}", broken.output);

@@ -1,23 +1,23 @@
 //! Bounds of everything that a job starts, together, and of each of its processes.
 
-use sandbox::{Broker, Cgroups, Confinement, Limits, Slot};
+use sandbox::{BrokerRules, CgroupSlot, Cgroups, Confinement, ProcessLimits};
 
-use crate::setup::Place;
+use crate::setup::SandboxTestDir;
 
 const MIB: u64 = 1024 * 1024;
 
-fn slot(name: &str) -> Slot {
+fn slot(name: &str) -> CgroupSlot {
     let groups = Cgroups::make(&format!("mycora-test-{}-{name}", std::process::id())).unwrap();
     groups.slot("one").unwrap()
 }
 
-fn within(slot: &Slot, place: &Place) -> Confinement {
+fn within(slot: &CgroupSlot, place: &SandboxTestDir) -> Confinement {
     Confinement { cgroups: slot.dirs().cloned().collect(), ..place.confined() }
 }
 
 #[tokio::test]
 async fn a_fork_bomb_is_bounded() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let slot = slot("bomb");
     slot.set_limits(256 * MIB, 20).unwrap();
     // It counts how many it got, and stops at a number that would be far beyond the bound.
@@ -33,10 +33,10 @@ async fn a_fork_bomb_is_bounded() {
 /// Of a user of its own the kernel counts processes also without control groups.
 #[tokio::test]
 async fn a_user_of_its_own_bounds_processes_as_well() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let attack = "import os, signal\nn = 0\nwhile n < 60:\n  try: pid = os.fork()\n  except OSError: break\n\
                   \x20 if pid == 0: signal.pause()\n  n += 1\nprint(n)";
-    let limits = Limits { processes: Some(20), ..Limits::default() };
+    let limits = ProcessLimits { processes: Some(20), ..ProcessLimits::default() };
     let owner = Some(1_900_000_777);
     let kept = place.python(attack, Confinement { limits, owner, ..Confinement::default() }).await;
     assert_eq!((kept.code, kept.output.as_str()), (Some(0), "19\n"), "{kept:?}");
@@ -47,8 +47,8 @@ async fn a_user_of_its_own_bounds_processes_as_well() {
 /// Without control groups, for every user, and for each job by itself.
 #[tokio::test]
 async fn the_init_counts_processes_where_nothing_else_does() {
-    let place = Place::new();
-    let counted = |processes| Broker { processes: Some(processes), ..Broker::default() };
+    let place = SandboxTestDir::new();
+    let counted = |processes| BrokerRules { processes: Some(processes), ..BrokerRules::default() };
     let attack = "import os, signal, threading, time\nn = 0\nwhile n < 60:\n  try: pid = os.fork()\n  except BlockingIOError: break\n\
                   \x20 if pid == 0: signal.pause()\n  n += 1\nprint(n)";
     for owner in [None, Some(1_900_000_778)] {
@@ -73,13 +73,13 @@ async fn the_init_counts_processes_where_nothing_else_does() {
 /// A warm interpreter is above several jobs.
 #[tokio::test]
 async fn jobs_below_one_process_are_counted_by_themselves() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let attack = "import os, signal\n\
                   def job():\n  n = 0\n  while n < 60:\n    try: pid = os.fork()\n    except BlockingIOError: break\n\
                   \x20   if pid == 0: signal.pause()\n    n += 1\n  os.write(1, b'%d\\n' % n); signal.pause()\n\
                   r, w = os.pipe()\n\
                   for _ in range(3):\n  if os.fork() == 0: job()\nos.close(w); os.waitpid(-1, 0)";
-    let broker = Broker { processes: Some(10), jobs_below: true, ..Broker::default() };
+    let broker = BrokerRules { processes: Some(10), jobs_below: true, ..BrokerRules::default() };
     let (child, mut out) = place.start(
         "/usr/bin/python3",
         &["-I", "-S", "-c", attack],
@@ -93,7 +93,7 @@ async fn jobs_below_one_process_are_counted_by_themselves() {
 
 #[tokio::test]
 async fn memory_beyond_the_bound_ends_it() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let slot = slot("memory");
     slot.set_limits(64 * MIB, 20).unwrap();
     // In two processes, neither of which has more than the bound by itself.
@@ -109,20 +109,23 @@ async fn memory_beyond_the_bound_ends_it() {
 
 #[tokio::test]
 async fn each_process_is_bounded() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let limited = |limits| Confinement { limits, ..Confinement::default() };
-    let none = Limits::default();
+    let none = ProcessLimits::default();
     for (attack, limits) in [
-        ("bytearray(300 << 20)", Limits { address_space: Some(200 * MIB), ..none }),
+        ("bytearray(300 << 20)", ProcessLimits { address_space: Some(200 * MIB), ..none }),
         (
             "[open('/dev/null') for _ in range(100)]; x = [open('/dev/null') for _ in range(40)]",
-            Limits { open_files: Some(30), ..none },
+            ProcessLimits { open_files: Some(30), ..none },
         ),
         (
             "f = open('large', 'wb'); f.write(bytes(3 << 20)); f.flush()",
-            Limits { file_size: Some(MIB), ..none },
+            ProcessLimits { file_size: Some(MIB), ..none },
         ),
-        ("n = 0\nimport time\nwhile time.process_time() < 1.5: n += 1", Limits { cpu_secs: Some(1), ..none }),
+        (
+            "n = 0\nimport time\nwhile time.process_time() < 1.5: n += 1",
+            ProcessLimits { cpu_secs: Some(1), ..none },
+        ),
     ] {
         let kept = place.python(attack, limited(limits)).await;
         assert!(kept.code != Some(0), "{attack}: {kept:?}");
@@ -149,13 +152,13 @@ fn groups_that_nobody_uses_are_removed() {
 
 #[tokio::test]
 async fn a_slot_is_used_again_and_leaves_nothing() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let groups = Cgroups::make(&format!("mycora-test-{}-again", std::process::id())).unwrap();
     let slot = groups.slot("one").unwrap();
     let dirs: Vec<_> = slot.dirs().cloned().collect();
     for _ in 0..3 {
         slot.set_limits(64 * MIB, 20).unwrap();
-        let outcome = place.shell("cat /proc/self/cgroup", within(&slot, &Place::new())).await;
+        let outcome = place.shell("cat /proc/self/cgroup", within(&slot, &SandboxTestDir::new())).await;
         assert!(outcome.code != Some(0) || outcome.output.contains("again"), "{outcome:?}");
         slot.close();
         assert!(slot.kill_all().unwrap().is_empty());
@@ -165,7 +168,7 @@ async fn a_slot_is_used_again_and_leaves_nothing() {
     let (child, _out) =
         place.start("/bin/sleep", &["600"], Confinement { cgroups: dirs.clone(), ..Confinement::default() });
     let mut child = child;
-    assert!(matches!(child.next().await.unwrap(), Some(sandbox::Event::Started { .. })));
+    assert!(matches!(child.next().await.unwrap(), Some(sandbox::InitEvent::Started { .. })));
     assert_eq!(slot.kill_all().unwrap().len(), 1);
     drop((slot, groups));
     assert!(dirs.iter().all(|dir| !dir.exists()), "{dirs:?}");

@@ -3,22 +3,25 @@
 use std::collections::BTreeMap;
 use std::process::Stdio;
 
-use sandbox::{Child, Confinement, Event, FileRules, Limits, Program, Request, Syscalls};
+use sandbox::{
+    Confinement, FileRules, InitEvent, ProcessLimits, SandboxProgram, SandboxRequest, SandboxedJob,
+    SyscallRules,
+};
 use tokio::io::AsyncReadExt as _;
 
 use crate::setup::launcher;
 
 /// Runs a builtin to its end; gives what it printed and the events about it.
-async fn run(name: &str, confinement: Confinement) -> (String, Vec<Event>) {
+async fn run(name: &str, confinement: Confinement) -> (String, Vec<InitEvent>) {
     let (out, their_out) = std::io::pipe().unwrap();
-    let request = Request {
-        program: Program::Builtin(name.to_owned()),
+    let request = SandboxRequest {
+        program: SandboxProgram::Builtin(name.to_owned()),
         args: Vec::new(),
         env: BTreeMap::new(),
         dir: "/".into(),
         confinement,
     };
-    let mut child = Child::start(&launcher(), &request, their_out.into(), Stdio::null()).unwrap();
+    let mut child = SandboxedJob::start(&launcher(), &request, their_out.into(), Stdio::null()).unwrap();
     let mut events = Vec::new();
     while let Some(event) = child.next().await.unwrap() {
         events.push(event);
@@ -29,9 +32,9 @@ async fn run(name: &str, confinement: Confinement) -> (String, Vec<Event>) {
     (printed, events)
 }
 
-fn exit_code(events: &[Event]) -> Option<i32> {
+fn exit_code(events: &[InitEvent]) -> Option<i32> {
     events.iter().find_map(|event| match event {
-        Event::Exited { code, .. } => Some(*code),
+        InitEvent::Exited { code, .. } => Some(*code),
         _ => None,
     })
 }
@@ -47,11 +50,11 @@ async fn a_builtin_has_its_standard_descriptors_and_nothing_else() {
     let files = Confinement { files: Some(FileRules::default()), ..without.clone() };
     let (printed, _) = run("look-around", files).await;
     assert!(printed.contains("opened [false, false, false, false]"), "{printed}");
-    let limits = Limits { open_files: Some(3), ..Limits::default() };
+    let limits = ProcessLimits { open_files: Some(3), ..ProcessLimits::default() };
     let (printed, _) = run("look-around", Confinement { limits, ..without.clone() }).await;
     assert!(printed.contains("opened [false, false, false, false] listens false"), "{printed}");
     let (printed, _) =
-        run("look-around", Confinement { syscalls: Some(Syscalls { network: false }), ..without }).await;
+        run("look-around", Confinement { syscalls: Some(SyscallRules { network: false }), ..without }).await;
     assert!(printed.ends_with("listens false\n"), "{printed}");
 }
 
@@ -60,6 +63,6 @@ async fn a_builtin_that_panics_exits_and_one_that_is_not_there_is_refused() {
     let (_, events) = run("panics", Confinement::default()).await;
     assert_eq!(exit_code(&events), Some(101), "{events:?}");
     let (_, events) = run("absent", Confinement::default()).await;
-    let refused = |event: &Event| matches!(event, Event::Refused { layer, detail } if layer == "exec" && detail.contains("absent"));
+    let refused = |event: &InitEvent| matches!(event, InitEvent::Refused { layer, detail } if layer == "exec" && detail.contains("absent"));
     assert!(events.first().is_some_and(refused), "{events:?}");
 }

@@ -2,16 +2,16 @@
 
 use sandbox::Confinement;
 
-use crate::setup::{Place, text};
+use crate::setup::{SandboxTestDir, text};
 
 /// Without Landlock, and with everything else.
-fn open(place: &Place) -> Confinement {
+fn open(place: &SandboxTestDir) -> Confinement {
     Confinement { files: None, ..place.confined() }
 }
 
 #[tokio::test]
 async fn files_of_another_context_cannot_be_read() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let other = place.root.path().join("other");
     std::fs::create_dir(&other).unwrap();
     std::fs::write(other.join("secret"), "theirs\n").unwrap();
@@ -27,7 +27,7 @@ async fn files_of_another_context_cannot_be_read() {
 
 #[tokio::test]
 async fn nothing_outside_can_be_written_removed_or_renamed() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let other = place.root.path().join("other");
     std::fs::create_dir(&other).unwrap();
     std::fs::write(other.join("file"), "as it was\n").unwrap();
@@ -55,7 +55,7 @@ async fn nothing_outside_can_be_written_removed_or_renamed() {
 
 #[tokio::test]
 async fn a_link_does_not_lead_out() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     std::fs::write(place.root.path().join("secret"), "ours\n").unwrap();
     let attack = "ln -s ../secret out && ln -s .. up && cat out up/secret && echo changed > out";
     let kept = place.shell(attack, place.confined()).await;
@@ -70,7 +70,7 @@ async fn a_link_does_not_lead_out() {
 /// A user of its own keeps another context out also where the kernel has no Landlock.
 #[tokio::test]
 async fn another_user_is_kept_out_by_its_number_alone() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let secret = place.root.path().join("secret");
     std::fs::write(&secret, "ours\n").unwrap();
     std::fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
@@ -84,7 +84,7 @@ async fn another_user_is_kept_out_by_its_number_alone() {
 
 #[tokio::test]
 async fn what_every_script_needs_is_there() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let script =
         "echo text > file && cat file && ls / > /dev/null; cat /etc/hosts > /dev/null && date > /dev/null";
     let outcome = place.shell(script, place.confined()).await;

@@ -3,29 +3,29 @@
 use std::os::fd::AsRawFd as _;
 
 use rustix::process::{Pid, Signal};
-use sandbox::{Cgroups, Child, Confinement, Event, Limits, Order, processes};
+use sandbox::{Cgroups, Confinement, InitCommand, InitEvent, ProcessLimits, SandboxedJob, processes};
 use testkit::{PATIENCE, wait_until};
 
-use crate::setup::{Place, end_of};
+use crate::setup::{SandboxTestDir, end_of};
 
 /// Starts as many of itself as it can, and so does each of them.
 const BOMB: &str = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass";
 
-async fn started(child: &mut Child) -> u32 {
+async fn started(child: &mut SandboxedJob) -> u32 {
     match child.next().await.unwrap() {
-        Some(Event::Started { pid }) => pid,
+        Some(InitEvent::Started { pid }) => pid,
         other => panic!("it did not start: {other:?}"),
     }
 }
 
-fn init_of(child: &Child) -> Pid {
+fn init_of(child: &SandboxedJob) -> Pid {
     Pid::from_raw(child.pid().try_into().unwrap()).unwrap()
 }
 
 /// Whoever ends a service, or types at its terminal, sends signals to more than the runner.
 #[tokio::test]
 async fn signals_do_not_keep_it_from_ending_the_rest() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let (mut child, out) = place.start("/bin/sleep", &["600"], Confinement::default());
     let script = started(&mut child).await;
     let init = init_of(&child);
@@ -33,7 +33,7 @@ async fn signals_do_not_keep_it_from_ending_the_rest() {
     for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1] {
         rustix::process::kill_process(init, signal).unwrap();
     }
-    child.order(Order::Kill).await.unwrap();
+    child.send_command(InitCommand::Kill).await.unwrap();
     assert_eq!(end_of(child, out).await.signal, Some(9));
     assert!(processes::observe(script).is_err());
 }
@@ -41,7 +41,7 @@ async fn signals_do_not_keep_it_from_ending_the_rest() {
 /// The script itself gets them all.
 #[tokio::test]
 async fn a_script_gets_its_signals() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     for (signal, number) in [("TERM", 15), ("INT", 2), ("HUP", 1), ("PIPE", 13)] {
         let outcome = place.shell(&format!("kill -{signal} $$; exit 1"), place.confined()).await;
         assert_eq!(outcome.signal, Some(number), "{outcome:?}");
@@ -50,7 +50,7 @@ async fn a_script_gets_its_signals() {
 
 #[tokio::test]
 async fn a_script_does_not_outlive_it() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     for owner in [None, Some(1_900_000_556)] {
         let (mut child, _out) =
             place.start("/bin/sleep", &["600"], Confinement { owner, ..Confinement::default() });
@@ -64,11 +64,11 @@ async fn a_script_does_not_outlive_it() {
 
 #[tokio::test]
 async fn a_fork_bomb_is_ended() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let groups = Cgroups::make(&format!("mycora-test-{}-ended", std::process::id())).unwrap();
     let slot = groups.slot("one").unwrap();
     slot.set_limits(512 << 20, 100).unwrap();
-    let limits = Limits { processes: Some(100), ..Limits::default() };
+    let limits = ProcessLimits { processes: Some(100), ..ProcessLimits::default() };
     for confinement in [
         Confinement { cgroups: slot.dirs().cloned().collect(), ..Confinement::default() },
         Confinement { limits, owner: Some(1_900_000_555), ..Confinement::default() },
@@ -78,7 +78,7 @@ async fn a_fork_bomb_is_ended() {
         let init = child.pid();
         let is_full = || async { (processes::below(init).is_ok_and(|below| below.len() > 80)).then_some(()) };
         wait_until(is_full, PATIENCE, "it has as many as it gets").await;
-        child.order(Order::Kill).await.unwrap();
+        child.send_command(InitCommand::Kill).await.unwrap();
         let outcome = end_of(child, out).await;
         assert!(outcome.ended.len() > 10 && outcome.signal == Some(9), "{outcome:?}");
         assert!(processes::observe(init).is_err());
@@ -88,8 +88,8 @@ async fn a_fork_bomb_is_ended() {
 
 #[tokio::test]
 async fn who_has_all_the_processes_that_it_may_still_gets_an_answer() {
-    let place = Place::new();
-    let limits = Limits { processes: Some(3), ..Limits::default() };
+    let place = SandboxTestDir::new();
+    let limits = ProcessLimits { processes: Some(3), ..ProcessLimits::default() };
     let owner = Some(1_900_000_557);
     let mut jobs = Vec::new();
     for _ in 0..5 {
@@ -105,7 +105,7 @@ async fn who_has_all_the_processes_that_it_may_still_gets_an_answer() {
 
 #[tokio::test]
 async fn it_keeps_nothing_open_of_ours() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let (mut pipe, leaked) = std::io::pipe().unwrap();
     // SAFETY: marks a descriptor that is open here.
     unsafe { libc::fcntl(leaked.as_raw_fd(), libc::F_SETFD, 0) };
@@ -121,7 +121,7 @@ async fn it_keeps_nothing_open_of_ours() {
 /// Also where nothing but what always is stands around a script of its own user.
 #[tokio::test]
 async fn nobody_looks_into_it() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let attack = "cat /proc/$PPID/environ || cat /proc/$PPID/mem || ls /proc/$PPID/fd/0/";
     let outcome = place.shell(attack, Confinement::default()).await;
     assert!(outcome.code.is_some_and(|code| code != 0), "{outcome:?}");
@@ -131,7 +131,7 @@ async fn nobody_looks_into_it() {
 #[cfg(target_arch = "x86_64")]
 #[tokio::test]
 async fn other_numbers_of_system_calls_end_it() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     // `getpid` as a program of 32 bits calls it, and as one of x32 does.
     for code in ["b814000000cd80c3", "b8270000400f05c3"] {
         let attack = format!(

@@ -5,21 +5,21 @@ use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketType};
-use sandbox::{Broker, Confinement, Event, Order, Syscalls};
+use sandbox::{BrokerRules, Confinement, InitCommand, InitEvent, SyscallRules};
 use testkit::{PATIENCE, wait_until};
 
-use crate::setup::{Place, end_of};
+use crate::setup::{SandboxTestDir, end_of};
 
 /// A job with the network that reaches these inner addresses.
-fn networked(place: &Place, listed: &[String]) -> Confinement {
+fn networked(place: &SandboxTestDir, listed: &[String]) -> Confinement {
     let addresses = listed.iter().map(|range| range.parse().unwrap()).collect();
-    let broker = Broker { addresses: Some(addresses), ..Broker::default() };
-    Confinement { syscalls: Some(Syscalls { network: true }), broker, ..place.confined() }
+    let broker = BrokerRules { addresses: Some(addresses), ..BrokerRules::default() };
+    Confinement { syscalls: Some(SyscallRules { network: true }), broker, ..place.confined() }
 }
 
 /// The same without the broker.
-fn unguarded(place: &Place) -> Confinement {
-    Confinement { broker: Broker::default(), ..networked(place, &[]) }
+fn unguarded(place: &SandboxTestDir) -> Confinement {
+    Confinement { broker: BrokerRules::default(), ..networked(place, &[]) }
 }
 
 /// An address that this machine has been given, when it has any beside loopback.
@@ -119,7 +119,7 @@ for way in (fast_open, fast_open_later, without_waiting, unspecified_family, v4_
 
 #[tokio::test]
 async fn no_address_of_this_machine_is_reached() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let tcp = TcpListener::bind("[::]:0").unwrap();
     let udp = UdpSocket::bind("[::]:0").unwrap();
     udp.set_nonblocking(true).unwrap();
@@ -158,7 +158,7 @@ async fn no_address_of_this_machine_is_reached() {
 /// What is listed is reached by every way, as it would be without the broker.
 #[tokio::test]
 async fn what_is_listed_is_reached_by_every_way() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
     let [port, datagrams] = [tcp.local_addr(), udp.local_addr()].map(|address| address.unwrap().port());
@@ -217,7 +217,7 @@ except PermissionError: print('refused')
 /// The address that is decided on is the one that is connected to, whatever another thread makes of it meanwhile.
 #[tokio::test]
 async fn an_address_that_changes_meanwhile_leads_nowhere_else() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let script = format!(
         r#"{BY_HAND}
 address = ctypes.create_string_buffer(v4('192.0.2.1', 9), 16)
@@ -258,7 +258,7 @@ fn full_listener() -> (OwnedFd, TcpStream, u16) {
 
 #[tokio::test]
 async fn a_connection_that_waits_holds_up_no_other() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let (_listener, _first, full) = full_listener();
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = free.local_addr().unwrap().port();
@@ -281,7 +281,7 @@ signal.pause()
     let listed = [format!("127.0.0.1:{full}"), format!("127.0.0.1:{port}")];
     let (mut child, mut out) =
         place.start("/usr/bin/python3", &["-I", "-c", &script], networked(&place, &listed));
-    assert!(matches!(child.next().await.unwrap(), Some(Event::Started { .. })));
+    assert!(matches!(child.next().await.unwrap(), Some(InitEvent::Started { .. })));
     let reading = std::thread::spawn(move || {
         let mut text = [0; 64];
         let mut got = String::new();
@@ -299,14 +299,14 @@ signal.pause()
     let own = 3;
     let is_left = || async { (std::fs::read_dir(&tasks).unwrap().count() == own + 4).then_some(()) };
     wait_until(is_left, PATIENCE, "what nobody waits for has ended").await;
-    child.order(Order::Kill).await.unwrap();
+    child.send_command(InitCommand::Kill).await.unwrap();
     assert_eq!(end_of(child, out).await.signal, Some(9), "what waits does not keep it from ending");
 }
 
 /// Who serves a port could be taken for one of this machine's services.
 #[tokio::test]
 async fn no_port_is_bound_or_served() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let attack = "import socket\n\
                   for family, address in ((socket.AF_INET, '0.0.0.0'), (socket.AF_INET6, '::')):\n\
                   \x20 for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):\n\
@@ -327,7 +327,7 @@ async fn no_port_is_bound_or_served() {
 /// A packet could go elsewhere first, or a socket connect by other calls than those that are known.
 #[tokio::test]
 async fn no_way_leads_around_addresses() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let attack = "import socket as s, struct\n\
                   for level, option in ((0, 4), (41, 57), (41, 5), (41, 6), (41, 32)):\n\
                   \x20 try: s.socket(s.AF_INET if level == 0 else s.AF_INET6, s.SOCK_DGRAM).setsockopt(level, option, b''); print('set')\n\
@@ -352,7 +352,7 @@ async fn no_way_leads_around_addresses() {
 /// What runs in a job talks to itself over pairs, and hands descriptors on.
 #[tokio::test]
 async fn pairs_go_on_as_before() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let script = "import os, socket\n\
                   for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):\n\
                   \x20 a, b = socket.socketpair(type=kind)\n\

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use sandbox::Confinement;
 
-use crate::setup::{Place, end_of, text};
+use crate::setup::{SandboxTestDir, end_of, text};
 
 /// Somebody else's process, of the same user.
 struct Bystander(Child);
@@ -31,7 +31,7 @@ impl Drop for Bystander {
 
 #[tokio::test]
 async fn no_process_outside_can_be_signalled() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let mut other = Bystander::new();
     let attack = format!("kill -0 {}", other.0.id());
     // Its own files and system calls it may use; the rest of Landlock's rules keeps signals in.
@@ -46,27 +46,27 @@ async fn no_process_outside_can_be_signalled() {
 
 #[tokio::test]
 async fn another_job_is_out_of_reach() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let (mut first, out) = place.start("/bin/sh", &["-c", "exec sleep 600"], place.confined());
     let pid = loop {
-        if let Some(sandbox::Event::Started { pid }) = first.next().await.unwrap() {
+        if let Some(sandbox::InitEvent::Started { pid }) = first.next().await.unwrap() {
             break pid;
         }
     };
     let second = place.shell(&format!("kill -9 {pid}"), place.confined()).await;
     assert!(second.code.is_some_and(|code| code != 0), "{second:?}");
-    first.order(sandbox::Order::Kill).await.unwrap();
+    first.send_command(sandbox::InitCommand::Kill).await.unwrap();
     assert_eq!(end_of(first, out).await.signal, Some(9), "it lived until it was ended");
 }
 
 /// By tracing, and by the files that the kernel has of each process.
 #[tokio::test]
 async fn nobody_is_traced_or_read() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     // Another job, since what has more privileges than a script is out of its reach anyway.
-    let theirs = Place::new();
+    let theirs = SandboxTestDir::new();
     let (mut other, _out) = theirs.start("/bin/sleep", &["600"], Confinement::default());
-    let Some(sandbox::Event::Started { pid }) = other.next().await.unwrap() else {
+    let Some(sandbox::InitEvent::Started { pid }) = other.next().await.unwrap() else {
         panic!("it did not start")
     };
     let trace = format!(
@@ -98,10 +98,10 @@ async fn nobody_is_traced_or_read() {
 /// Their limits, turns and processors; and memory that no process owns.
 #[tokio::test]
 async fn nothing_of_others_is_changed_or_left_for_them() {
-    let place = Place::new();
-    let theirs = Place::new();
+    let place = SandboxTestDir::new();
+    let theirs = SandboxTestDir::new();
     let (mut other, _out) = theirs.start("/bin/sleep", &["600"], Confinement::default());
-    let Some(sandbox::Event::Started { pid }) = other.next().await.unwrap() else {
+    let Some(sandbox::InitEvent::Started { pid }) = other.next().await.unwrap() else {
         panic!("it did not start")
     };
     for (attack, own) in [
@@ -139,7 +139,7 @@ async fn nothing_of_others_is_changed_or_left_for_them() {
 
 #[tokio::test]
 async fn a_script_inherits_nothing_of_ours() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     // One that a careless library has left open for everybody.
     let leaked = std::fs::File::open("/etc/hostname").unwrap();
     // SAFETY: marks a descriptor that is open here.
@@ -158,7 +158,7 @@ async fn a_script_inherits_nothing_of_ours() {
 
 #[tokio::test]
 async fn root_has_no_more_power_than_others() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let status = place
         .shell("grep -E 'Cap(Eff|Prm|Bnd|Amb)|NoNewPrivs' /proc/self/status", Confinement::default())
         .await;

@@ -4,20 +4,20 @@ use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 
-use sandbox::{Confinement, Syscalls};
+use sandbox::{Confinement, SyscallRules};
 
-use crate::setup::Place;
+use crate::setup::SandboxTestDir;
 
 #[tokio::test]
 async fn no_port_is_reached_without_the_network() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let attack = format!("import socket; socket.create_connection(('127.0.0.1', {port})); print('in')");
     let python = async |confinement| place.run("/usr/bin/python3", &["-I", "-c", &attack], confinement).await;
     let kept = python(place.confined()).await;
     assert!(kept.code == Some(1) && kept.output.contains("PermissionError"), "{kept:?}");
-    let asked = Confinement { syscalls: Some(Syscalls { network: true }), ..place.confined() };
+    let asked = Confinement { syscalls: Some(SyscallRules { network: true }), ..place.confined() };
     for confinement in [asked, Confinement { syscalls: None, ..place.confined() }] {
         let broken = python(confinement).await;
         assert_eq!(broken.output, "in\n", "{broken:?}");
@@ -27,12 +27,12 @@ async fn no_port_is_reached_without_the_network() {
 /// Also with the network: the sockets of this machine's services, such as a Redis, are no network.
 #[tokio::test]
 async fn no_local_socket_is_reached() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let path = place.dir.join("socket");
     let _listener = UnixListener::bind(&path).unwrap();
     let name = format!("mycora-{}", std::process::id());
     let _hidden = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
-    let with_network = || Confinement { syscalls: Some(Syscalls { network: true }), ..place.confined() };
+    let with_network = || Confinement { syscalls: Some(SyscallRules { network: true }), ..place.confined() };
     for address in [format!("{:?}", path.display().to_string()), format!("'\\0{name}'")] {
         let attack =
             format!("import socket; s = socket.socket(socket.AF_UNIX); s.connect({address}); print('in')");
@@ -56,7 +56,7 @@ async fn no_local_socket_is_reached() {
 /// is loaded into the kernel before it says that it has no pairs.
 #[tokio::test]
 async fn a_pair_of_sockets_leads_nowhere_else() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let theirs = UnixDatagram::bind(place.dir.join("socket")).unwrap();
     theirs.set_nonblocking(true).unwrap();
     let attack = "import socket as s\nfor kind in (s.SOCK_DGRAM, s.SOCK_RAW, s.SOCK_DGRAM | s.SOCK_CLOEXEC):\n  \
@@ -69,7 +69,7 @@ async fn a_pair_of_sockets_leads_nowhere_else() {
     let python =
         async |confinement| place.run("/usr/bin/python3", &["-I", "-c", attack], confinement).await.output;
     for network in [false, true] {
-        let kept = python(Confinement { syscalls: Some(Syscalls { network }), ..place.confined() }).await;
+        let kept = python(Confinement { syscalls: Some(SyscallRules { network }), ..place.confined() }).await;
         assert_eq!(kept, "pairs\n");
     }
     assert!(theirs.recv(&mut [0; 8]).is_err(), "nothing came");
@@ -81,8 +81,8 @@ async fn a_pair_of_sockets_leads_nowhere_else() {
 /// The network is IPv4 and IPv6, and nothing else that has sockets: not packets, not the kernel's own configuration.
 #[tokio::test]
 async fn the_network_is_that_of_the_internet() {
-    let place = Place::new();
-    let with_network = Confinement { syscalls: Some(Syscalls { network: true }), ..place.confined() };
+    let place = SandboxTestDir::new();
+    let with_network = Confinement { syscalls: Some(SyscallRules { network: true }), ..place.confined() };
     let attack = "import socket as s\nfor family in (2, 10, 1, 16, 17, 38, 40):\n  for kind in (s.SOCK_DGRAM, s.SOCK_RAW):\n\
                   \x20   try: s.socket(family, kind, int(kind == s.SOCK_RAW)); print(family)\n    except PermissionError: pass\n    except OSError: print(family, 'absent')";
     let kept = place.run("/usr/bin/python3", &["-I", "-c", attack], with_network).await;
@@ -94,7 +94,7 @@ async fn the_network_is_that_of_the_internet() {
 
 #[tokio::test]
 async fn other_ways_into_the_kernel_are_closed() {
-    let place = Place::new();
+    let place = SandboxTestDir::new();
     let numbers = if cfg!(target_arch = "x86_64") {
         [272, 165, 321, 425, 248, 206]
     } else {

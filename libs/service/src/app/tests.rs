@@ -5,7 +5,7 @@ use std::future::pending;
 use clap::Args;
 
 use super::*;
-use crate::readiness::Condition;
+use crate::readiness::ReadinessCondition;
 
 /// What the small service does in its only task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ struct Config {
 #[derive(Debug)]
 struct Script {
     task: Task,
-    opened: tokio::sync::oneshot::Sender<(Readiness, Condition)>,
+    opened: tokio::sync::oneshot::Sender<(Readiness, ReadinessCondition)>,
 }
 
 struct Small;
@@ -44,11 +44,11 @@ impl App for Small {
     const OPS_PORT: u16 = 7998;
     type Config = Config;
 
-    fn limits(config: &Config) -> Limits {
-        Limits::from([("slots_max", config.slots)])
+    fn limits(config: &Config) -> ServiceLimits {
+        ServiceLimits::from([("slots_max", config.slots)])
     }
 
-    async fn start(config: Config, host: Host) -> Result<(), Failure> {
+    async fn start(config: Config, host: ServiceHost) -> Result<(), Failure> {
         let Script { task, opened } = config.script.ok_or("a test without a script")?;
         host.listener.ok_or("no listener")?;
         let shutdown = host.shutdown.clone();

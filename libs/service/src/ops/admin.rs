@@ -18,7 +18,7 @@ use model::TenantId;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-pub(super) use self::refusal::Refusal;
+pub(super) use self::refusal::AdminRefusal;
 pub(super) use self::routes::router;
 use super::access::{TokenFile, TokenFileError};
 
@@ -137,12 +137,12 @@ pub trait AdminHandlers: Send + Sync + 'static {
 
 /// The admin routes of one process. Clones are the same.
 #[derive(Clone)]
-pub struct AdminRoutes(Arc<Inner>);
+pub struct AdminRoutes(Arc<AdminRoutesInner>);
 
-struct Inner {
+struct AdminRoutesInner {
     methods: AdminMethods,
     secret: Option<TokenFile>,
-    handlers: OnceLock<Arc<dyn AnyHandlers>>,
+    handlers: OnceLock<Arc<dyn DynAdminHandlers>>,
     drains: Arc<Semaphore>,
     reloads: Arc<Semaphore>,
 }
@@ -158,7 +158,7 @@ impl AdminRoutes {
         secret.as_ref().map_or(Ok(()), TokenFile::check)?;
         let permits = || Arc::new(Semaphore::new(IN_FLIGHT_MAX));
         let (drains, reloads) = (permits(), permits());
-        Ok(Self(Arc::new(Inner { methods, secret, handlers: OnceLock::new(), drains, reloads })))
+        Ok(Self(Arc::new(AdminRoutesInner { methods, secret, handlers: OnceLock::new(), drains, reloads })))
     }
 
     /// Has these handlers answer from now on. A process has one set of them: later ones are not taken.
@@ -172,7 +172,7 @@ impl AdminRoutes {
     ///
     /// # Errors
     /// When it names a tenant without the secret, or one that cannot be.
-    pub(super) async fn authorized(&self, headers: &HeaderMap) -> Result<Option<AdminScope>, Refusal> {
+    pub(super) async fn authorized(&self, headers: &HeaderMap) -> Result<Option<AdminScope>, AdminRefusal> {
         let shown = match &self.0.secret {
             Some(secret) => secret.is_shown(headers).await,
             None => false,
@@ -180,11 +180,11 @@ impl AdminRoutes {
         let mut named = headers.get_all(TENANT_HEADER).iter();
         match (shown, named.next(), named.next()) {
             (false, None, _) => Ok(None),
-            (false, Some(_), _) => Err(Refusal::TenantWithoutSecret),
+            (false, Some(_), _) => Err(AdminRefusal::TenantWithoutSecret),
             (true, None, _) => Ok(Some(AdminScope::Process)),
-            (true, Some(_), Some(_)) => Err(Refusal::TwoTenants),
+            (true, Some(_), Some(_)) => Err(AdminRefusal::TwoTenants),
             (true, Some(text), None) => {
-                let tenant = text.to_str().map_err(|_| Refusal::TenantIsNoText)?.parse()?;
+                let tenant = text.to_str().map_err(|_| AdminRefusal::TenantIsNoText)?.parse()?;
                 Ok(Some(AdminScope::Tenant(tenant)))
             }
         }
@@ -194,10 +194,10 @@ impl AdminRoutes {
     ///
     /// # Errors
     /// When there is no such tenant, or nobody knows yet.
-    pub(super) fn details(&self, scope: &InfoScope) -> Result<Value, Refusal> {
+    pub(super) fn details(&self, scope: &InfoScope) -> Result<Value, AdminRefusal> {
         match (self.0.handlers.get(), scope) {
             (Some(handlers), _) => Ok(handlers.info(scope)?),
-            (None, InfoScope::Tenant(_)) => Err(Refusal::Starting),
+            (None, InfoScope::Tenant(_)) => Err(AdminRefusal::Starting),
             (None, InfoScope::NoTenant | InfoScope::AllTenants) => Ok(Value::Null),
         }
     }
@@ -206,10 +206,10 @@ impl AdminRoutes {
     ///
     /// # Errors
     /// When there is no such tenant, or nobody knows yet.
-    pub(super) fn waits(&self, scope: &InfoScope) -> Result<Vec<(String, String)>, Refusal> {
+    pub(super) fn waits(&self, scope: &InfoScope) -> Result<Vec<(String, String)>, AdminRefusal> {
         match (self.0.handlers.get(), scope) {
             (Some(handlers), _) => Ok(handlers.waits(scope)?),
-            (None, InfoScope::Tenant(_)) => Err(Refusal::Starting),
+            (None, InfoScope::Tenant(_)) => Err(AdminRefusal::Starting),
             (None, InfoScope::NoTenant | InfoScope::AllTenants) => Ok(Vec::new()),
         }
     }
@@ -231,14 +231,14 @@ impl fmt::Display for AdminScope {
 }
 
 /// [`AdminHandlers`] of any type.
-trait AnyHandlers: Send + Sync {
+trait DynAdminHandlers: Send + Sync {
     fn drain(&self, scope: AdminScope) -> BoxFuture<'_, Result<Value, DrainError>>;
     fn reload(&self, scope: AdminScope) -> BoxFuture<'_, Result<Value, ReloadError>>;
     fn info(&self, scope: &InfoScope) -> Result<Value, UnknownTenant>;
     fn waits(&self, scope: &InfoScope) -> Result<Vec<(String, String)>, UnknownTenant>;
 }
 
-impl<H: AdminHandlers> AnyHandlers for H {
+impl<H: AdminHandlers> DynAdminHandlers for H {
     fn drain(&self, scope: AdminScope) -> BoxFuture<'_, Result<Value, DrainError>> {
         Box::pin(AdminHandlers::drain(self, scope))
     }

@@ -10,9 +10,9 @@ use tokio::sync::oneshot;
 
 use super::layout::{FIRST_END, decode_end, end, fence_key, physical};
 use super::{DISK_IS_FULL, not_decoded, not_read, used_bytes};
-use crate::judge::{Rows, apply, judge};
-use crate::row::{Fence, Row};
-use crate::{Batch, Clock, LaneKey, Outcome, RowKey, StoreError};
+use crate::batch_evaluation::{RowAccess, apply, evaluate};
+use crate::row::{LaneFence, StoredRow};
+use crate::{Clock, CommitOutcome, LaneKey, RowBatch, RowKey, StoreError};
 
 /// Batches that one commit makes durable.
 const GROUP_MAX: usize = 64;
@@ -22,21 +22,21 @@ const FREE_BYTES_MIN: u64 = 64 * 1024;
 const ENDED_MAX: usize = 64;
 
 /// Who waits for an answer.
-type Waiting<T> = oneshot::Sender<Result<T, StoreError>>;
+type WriteReplySender<T> = oneshot::Sender<Result<T, StoreError>>;
 
 /// What is to be written.
-pub(super) enum Request {
-    Commit(Batch, Waiting<Outcome>),
-    Take(LaneKey, Waiting<u64>),
+pub(super) enum WriteRequest {
+    Commit(RowBatch, WriteReplySender<CommitOutcome>),
+    Take(LaneKey, WriteReplySender<u64>),
 }
 
 /// What it came to, before it is durable.
-enum Answer {
-    Outcome(Outcome),
+enum WriteReply {
+    Outcome(CommitOutcome),
     Epoch(u64),
 }
 
-pub(super) struct Writer {
+pub(super) struct StoreWriter {
     environment: Environment,
     clock: Arc<dyn Clock>,
     page_bytes: usize,
@@ -44,7 +44,7 @@ pub(super) struct Writer {
     dir: PathBuf,
 }
 
-impl Writer {
+impl StoreWriter {
     pub(super) fn new(
         environment: Environment,
         clock: Arc<dyn Clock>,
@@ -56,7 +56,7 @@ impl Writer {
     }
 
     /// Writes until nobody is left who could ask for it.
-    pub(super) fn run(self, requests: &Receiver<Request>) {
+    pub(super) fn run(self, requests: &Receiver<WriteRequest>) {
         while let Ok(first) = requests.recv() {
             let mut group = vec![first];
             group.extend(requests.try_iter().take(GROUP_MAX - 1));
@@ -78,21 +78,21 @@ impl Writer {
     }
 
     /// Makes these changes durable, each that holds. None of them was made when it gives an error, unless that says so.
-    fn write(&self, group: &[Request]) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+    fn write(&self, group: &[WriteRequest]) -> Result<Vec<Result<WriteReply, StoreError>>, StoreError> {
         let has_room = self.has_room()?;
         let now = self.clock.now();
         let tx = self.environment.begin_rw_unsync().map_err(not_read)?;
         let db = tx.open_db(None).map_err(not_read)?;
-        let map = Map { tx: &tx, db, writer: self };
+        let map = WriteTransaction { tx: &tx, db, writer: self };
         let mut answers = Vec::with_capacity(group.len());
         for request in group {
             answers.push(match request {
-                Request::Commit(batch, _) if !has_room && !batch.only_frees() => Err(self.full()),
-                Request::Commit(batch, _) => map.commit(batch, now)?.map(Answer::Outcome),
-                Request::Take(lane, _) => Ok(Answer::Epoch(map.take(lane, now)?)),
+                WriteRequest::Commit(batch, _) if !has_room && !batch.only_deletes() => Err(self.full()),
+                WriteRequest::Commit(batch, _) => map.commit(batch, now)?.map(WriteReply::Outcome),
+                WriteRequest::Take(lane, _) => Ok(WriteReply::Epoch(map.take(lane, now)?)),
             });
         }
-        map.remove_ended(now)?;
+        map.remove_expired(now)?;
         tx.commit().map_err(|error| self.not_written(&error, true))?;
         Ok(answers)
     }
@@ -137,61 +137,62 @@ impl Writer {
     }
 }
 
-impl Request {
+impl WriteRequest {
     /// Tells whoever asked; who is not interested any more is not told.
-    fn answer(self, answer: Result<Answer, StoreError>) {
+    fn answer(self, answer: Result<WriteReply, StoreError>) {
         match (self, answer) {
-            (Self::Commit(_, waiting), Ok(Answer::Outcome(outcome))) => drop(waiting.send(Ok(outcome))),
-            (Self::Take(_, waiting), Ok(Answer::Epoch(epoch))) => drop(waiting.send(Ok(epoch))),
+            (Self::Commit(_, waiting), Ok(WriteReply::Outcome(outcome))) => drop(waiting.send(Ok(outcome))),
+            (Self::Take(_, waiting), Ok(WriteReply::Epoch(epoch))) => drop(waiting.send(Ok(epoch))),
             (Self::Commit(_, waiting), Err(error)) => drop(waiting.send(Err(error))),
             (Self::Take(_, waiting), Err(error)) => drop(waiting.send(Err(error))),
             // Each is answered what it asked for.
-            (Self::Commit(..), Ok(Answer::Epoch(_))) | (Self::Take(..), Ok(Answer::Outcome(_))) => {}
+            (Self::Commit(..), Ok(WriteReply::Epoch(_))) | (Self::Take(..), Ok(WriteReply::Outcome(_))) => {}
         }
     }
 }
 
 /// All rows, within one transaction.
-struct Map<'a> {
+struct WriteTransaction<'a> {
     tx: &'a RwTxUnsync,
     db: Database,
-    writer: &'a Writer,
+    writer: &'a StoreWriter,
 }
 
 /// Those of one lane.
 struct LaneRows<'a> {
-    map: &'a Map<'a>,
+    map: &'a WriteTransaction<'a>,
     lane: &'a LaneKey,
 }
 
-impl Map<'_> {
+impl WriteTransaction<'_> {
     /// Judges a batch, and makes its changes if it holds. The inner error is of this batch alone; with the outer one nothing of the
     /// transaction may be made durable.
-    fn commit(&self, batch: &Batch, now: u64) -> Result<Result<Outcome, StoreError>, StoreError> {
+    fn commit(&self, batch: &RowBatch, now: u64) -> Result<Result<CommitOutcome, StoreError>, StoreError> {
         let mut rows = LaneRows { map: self, lane: &batch.lane };
-        let judged = self.fence(&batch.lane).and_then(|fence| Ok((fence, judge(&rows, batch, fence, now)?)));
+        let judged =
+            self.fence(&batch.lane).and_then(|fence| Ok((fence, evaluate(&rows, batch, fence, now)?)));
         let fence = match judged {
-            Ok((fence, None)) => Fence { revision: fence.revision + 1, ..fence },
+            Ok((fence, None)) => LaneFence { revision: fence.revision + 1, ..fence },
             Ok((_, Some(outcome))) => return Ok(Ok(outcome)),
             Err(error) => return Ok(Err(error)),
         };
         apply(&mut rows, batch, fence.revision, now)?;
         self.put_fence(&batch.lane, fence)?;
-        Ok(Ok(Outcome::Committed(fence.revision)))
+        Ok(Ok(CommitOutcome::Committed(fence.revision)))
     }
 
     fn take(&self, lane: &LaneKey, now: u64) -> Result<u64, StoreError> {
-        let fence = self.fence(lane)?.raised(now);
+        let fence = self.fence(lane)?.next_epoch(now);
         self.put_fence(lane, fence)?;
         Ok(fence.epoch)
     }
 
-    fn fence(&self, lane: &LaneKey) -> Result<Fence, StoreError> {
+    fn fence(&self, lane: &LaneKey) -> Result<LaneFence, StoreError> {
         let bytes = self.get(&fence_key(lane))?;
-        bytes.map_or(Ok(Fence::default()), |bytes| Fence::decode(&bytes))
+        bytes.map_or(Ok(LaneFence::default()), |bytes| LaneFence::decode(&bytes))
     }
 
-    fn put_fence(&self, lane: &LaneKey, fence: Fence) -> Result<(), StoreError> {
+    fn put_fence(&self, lane: &LaneKey, fence: LaneFence) -> Result<(), StoreError> {
         self.put(&fence_key(lane), &fence.encode())
     }
 
@@ -212,10 +213,10 @@ impl Map<'_> {
     }
 
     /// Removes rows that have ended. They are not there for anybody since then; this gives back their room.
-    fn remove_ended(&self, now: u64) -> Result<(), StoreError> {
+    fn remove_expired(&self, now: u64) -> Result<(), StoreError> {
         for key in self.ended(now)? {
             let Some((until, physical)) = decode_end(&key) else { continue };
-            let row = self.get(physical)?.map(|bytes| Row::decode(&bytes)).transpose()?;
+            let row = self.get(physical)?.map(|bytes| StoredRow::decode(&bytes)).transpose()?;
             // It may have been written again, with another end.
             if row.is_some_and(|row| row.until == until) {
                 self.delete(physical)?;
@@ -240,12 +241,12 @@ impl Map<'_> {
     }
 }
 
-impl Rows for LaneRows<'_> {
-    fn get(&self, key: &RowKey) -> Result<Option<Row>, StoreError> {
-        self.map.get(&physical(self.lane, key))?.map(|bytes| Row::decode(&bytes)).transpose()
+impl RowAccess for LaneRows<'_> {
+    fn get(&self, key: &RowKey) -> Result<Option<StoredRow>, StoreError> {
+        self.map.get(&physical(self.lane, key))?.map(|bytes| StoredRow::decode(&bytes)).transpose()
     }
 
-    fn put(&mut self, key: &RowKey, row: &Row) -> Result<(), StoreError> {
+    fn put(&mut self, key: &RowKey, row: &StoredRow) -> Result<(), StoreError> {
         let physical = physical(self.lane, key);
         self.map.put(&physical, &row.encode())?;
         if row.until > 0 {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use store::{
-    Batch, Beat, Expect, KEY_BYTES_MAX, KvStore, LaneKey, Living, MemoryStore, Op, Outcome, Page,
-    REPLICA_WORDS_BYTES_MAX, ROWS_MAX, Replica, StoreError, VALUE_BYTES_MAX,
+    CommitOutcome, KEY_BYTES_MAX, KvStore, LaneKey, MemoryStore, REPLICA_WORDS_BYTES_MAX, ROWS_MAX, Replica,
+    RowBatch, RowCondition, RowOperation, StoreError, StoreHeartbeat, StoreHeartbeatReply, StorePage,
+    VALUE_BYTES_MAX,
 };
 use tokio::task::JoinSet;
 
@@ -68,15 +69,15 @@ on_every_store! {
 }
 
 async fn a_commit_is_whole_or_absent(store: Arc<dyn KvStore>, _: TestClock) {
-    let epoch = store.take(&lane()).await.expect("taken");
+    let epoch = store.acquire_lane(&lane()).await.expect("taken");
     let first = commit(&*store, epoch, vec![put("a", "1"), put("b", "1")]).await;
     let refused = batch(
         epoch,
-        vec![Expect::Revision(key("a"), first), Expect::Revision(key("b"), first + 9)],
-        vec![put("a", "2"), Op::Delete(key("b")), put("c", "2")],
+        vec![RowCondition::Revision(key("a"), first), RowCondition::Revision(key("b"), first + 9)],
+        vec![put("a", "2"), RowOperation::Delete(key("b")), put("c", "2")],
     );
     let outcome = store.commit(refused).await;
-    assert_eq!(outcome, Ok(Outcome::Conflict { key: key("b"), found: first }));
+    assert_eq!(outcome, Ok(CommitOutcome::Conflict { key: key("b"), found: first }));
     assert_eq!(value(&*store, "a").await.as_deref(), Some("1"));
     assert_eq!(value(&*store, "b").await.as_deref(), Some("1"));
     assert_eq!(value(&*store, "c").await, None);
@@ -84,7 +85,7 @@ async fn a_commit_is_whole_or_absent(store: Arc<dyn KvStore>, _: TestClock) {
     let second = commit(
         &*store,
         epoch,
-        vec![put("c", "1"), Op::Delete(key("c")), put("c", "2"), Op::Delete(key("a"))],
+        vec![put("c", "1"), RowOperation::Delete(key("c")), put("c", "2"), RowOperation::Delete(key("a"))],
     )
     .await;
     assert!(second > first);
@@ -95,40 +96,45 @@ async fn a_commit_is_whole_or_absent(store: Arc<dyn KvStore>, _: TestClock) {
 }
 
 async fn a_former_owner_commits_nothing(store: Arc<dyn KvStore>, clock: TestClock) {
-    let first = store.take(&lane()).await.expect("taken");
+    let first = store.acquire_lane(&lane()).await.expect("taken");
     commit(&*store, first, vec![put("a", "1")]).await;
     clock.advance(5);
-    let second = store.take(&lane()).await.expect("taken");
+    let second = store.acquire_lane(&lane()).await.expect("taken");
     assert!(second > first);
     let late = store.commit(batch(first, Vec::new(), vec![put("a", "late")])).await;
-    assert_eq!(late, Ok(Outcome::Fenced { epoch: second }));
+    assert_eq!(late, Ok(CommitOutcome::Fenced { epoch: second }));
     // Also one whose conditions hold, or fail.
-    let late = store.commit(batch(first, vec![Expect::Absent(key("a"))], Vec::new())).await;
-    assert_eq!(late, Ok(Outcome::Fenced { epoch: second }));
+    let late = store.commit(batch(first, vec![RowCondition::Absent(key("a"))], Vec::new())).await;
+    assert_eq!(late, Ok(CommitOutcome::Fenced { epoch: second }));
     assert_eq!(value(&*store, "a").await.as_deref(), Some("1"));
     // Others' lanes have epochs and rows of their own.
     let other = LaneKey::new("s:acme:order:1");
     let outcome = store
-        .commit(Batch { lane: other.clone(), epoch: second, expect: Vec::new(), ops: vec![put("a", "x")] })
+        .commit(RowBatch {
+            lane: other.clone(),
+            epoch: second,
+            conditions: Vec::new(),
+            ops: vec![put("a", "x")],
+        })
         .await;
-    assert_eq!(outcome, Ok(Outcome::Fenced { epoch: 0 }));
+    assert_eq!(outcome, Ok(CommitOutcome::Fenced { epoch: 0 }));
     assert_eq!(store.read(&other, &[key("a")]).await, Ok(vec![None]));
     // No epoch comes twice, though all are taken at the same moment.
-    let third = store.take(&lane()).await.expect("taken");
+    let third = store.acquire_lane(&lane()).await.expect("taken");
     assert!(third > second);
 }
 
 async fn what_was_applied_is_not_applied_again(store: Arc<dyn KvStore>, _: TestClock) {
-    let epoch = store.take(&lane()).await.expect("taken");
+    let epoch = store.acquire_lane(&lane()).await.expect("taken");
     let input =
-        batch(epoch, vec![Expect::Absent(key("dedupe:e1"))], vec![put("dedupe:e1", ""), put("n", "1")]);
-    assert!(matches!(store.commit(input.clone()).await, Ok(Outcome::Committed(_))));
-    assert_eq!(store.commit(input).await, Ok(Outcome::Exists(key("dedupe:e1"))));
+        batch(epoch, vec![RowCondition::Absent(key("dedupe:e1"))], vec![put("dedupe:e1", ""), put("n", "1")]);
+    assert!(matches!(store.commit(input.clone()).await, Ok(CommitOutcome::Committed(_))));
+    assert_eq!(store.commit(input).await, Ok(CommitOutcome::Exists(key("dedupe:e1"))));
 }
 
 async fn rows_end(store: Arc<dyn KvStore>, clock: TestClock) {
-    let epoch = store.take(&lane()).await.expect("taken");
-    let until = |at: &str, millis| Op::PutUntil(key(at), "x".into(), millis);
+    let epoch = store.acquire_lane(&lane()).await.expect("taken");
+    let until = |at: &str, millis| RowOperation::PutUntil(key(at), "x".into(), millis);
     commit(
         &*store,
         epoch,
@@ -145,10 +151,10 @@ async fn rows_end(store: Arc<dyn KvStore>, clock: TestClock) {
     // What has ended counts as absent, and may be there again.
     let again = batch(
         epoch,
-        vec![Expect::Absent(key("short")), Expect::Revision(key("short"), 0)],
+        vec![RowCondition::Absent(key("short")), RowCondition::Revision(key("short"), 0)],
         vec![until("short", 1_300)],
     );
-    assert!(matches!(store.commit(again).await, Ok(Outcome::Committed(_))));
+    assert!(matches!(store.commit(again).await, Ok(CommitOutcome::Committed(_))));
     // What is written again without an end has none.
     commit(&*store, epoch, vec![put("long", "y")]).await;
     clock.advance(150);
@@ -162,10 +168,10 @@ async fn rows_end(store: Arc<dyn KvStore>, clock: TestClock) {
 }
 
 async fn rows_are_scanned_in_order(store: Arc<dyn KvStore>, _: TestClock) {
-    let epoch = store.take(&lane()).await.expect("taken");
+    let epoch = store.acquire_lane(&lane()).await.expect("taken");
     let rows = ["due:2:b", "due:10:a", "due:1:c", "dud", "duf", "due", "due:1:a"];
     commit(&*store, epoch, rows.map(|at| put(at, at)).to_vec()).await;
-    let names = |page: Page| -> (Vec<String>, bool) {
+    let names = |page: StorePage| -> (Vec<String>, bool) {
         (page.rows.into_iter().map(|(key, _)| key.to_string()).collect(), page.has_more)
     };
     let all_of = |names: &[&str], has_more| (names.iter().map(|name| (*name).to_owned()).collect(), has_more);
@@ -175,15 +181,18 @@ async fn rows_are_scanned_in_order(store: Arc<dyn KvStore>, _: TestClock) {
     assert_eq!(names(some), all_of(&["due:1:a", "due:1:c"], true));
     let last = store.scan(&lane(), key("due:1:")..key("due;"), 3).await.expect("scanned");
     assert_eq!(names(last), all_of(&["due:1:a", "due:1:c", "due:2:b"], false));
-    assert_eq!(store.scan(&lane(), key("due;")..key("due:"), 10).await, Ok(Page::default()));
-    assert_eq!(store.scan(&LaneKey::new("s:acme:order:"), key("a")..key("z"), 10).await, Ok(Page::default()));
+    assert_eq!(store.scan(&lane(), key("due;")..key("due:"), 10).await, Ok(StorePage::default()));
+    assert_eq!(
+        store.scan(&LaneKey::new("s:acme:order:"), key("a")..key("z"), 10).await,
+        Ok(StorePage::default())
+    );
     let none = store.scan(&lane(), key("due:")..key("due;"), 0).await.expect("scanned");
     assert_eq!(names(none), all_of(&[], true));
 }
 
 async fn a_number_is_only_raised(store: Arc<dyn KvStore>, _: TestClock) {
-    let epoch = store.take(&lane()).await.expect("taken");
-    let raise = |to| vec![Op::Raise(key("version"), to)];
+    let epoch = store.acquire_lane(&lane()).await.expect("taken");
+    let raise = |to| vec![RowOperation::Raise(key("version"), to)];
     for (to, expected) in
         [(7, "7"), (3, "7"), (u64::MAX, "18446744073709551615"), (8, "18446744073709551615")]
     {
@@ -196,23 +205,24 @@ async fn a_number_is_only_raised(store: Arc<dyn KvStore>, _: TestClock) {
 }
 
 async fn limits_are_named(store: Arc<dyn KvStore>, _: TestClock) {
-    let epoch = store.take(&lane()).await.expect("taken");
+    let epoch = store.acquire_lane(&lane()).await.expect("taken");
     let named = key(&"k".repeat(KEY_BYTES_MAX - lane().as_str().len()));
     let value = |bytes| bytes::Bytes::from(vec![0; bytes]);
-    let fits = vec![Op::Put(named.clone(), value(VALUE_BYTES_MAX))];
+    let fits = vec![RowOperation::Put(named.clone(), value(VALUE_BYTES_MAX))];
     commit(&*store, epoch, fits).await;
     let rows = store.read(&lane(), &[named]).await.expect("it can be read");
     assert_eq!(rows[0].as_ref().map(|row| row.value.len()), Some(VALUE_BYTES_MAX));
     let long = key(&"k".repeat(KEY_BYTES_MAX - lane().as_str().len() + 1));
-    let deletes = |count: usize| (0..count).map(|n| Op::Delete(key(&n.to_string()))).collect::<Vec<_>>();
+    let deletes =
+        |count: usize| (0..count).map(|n| RowOperation::Delete(key(&n.to_string()))).collect::<Vec<_>>();
     for (ops, expected) in [
-        (vec![Op::Delete(long)], "the key kkk"),
+        (vec![RowOperation::Delete(long)], "the key kkk"),
         (
-            vec![Op::Put(key("a"), value(VALUE_BYTES_MAX + 1))],
+            vec![RowOperation::Put(key("a"), value(VALUE_BYTES_MAX + 1))],
             "the value of a, in bytes, has 1048577, at most 1048576",
         ),
         (
-            (0..5).map(|n| Op::Put(key(&n.to_string()), value(VALUE_BYTES_MAX))).collect(),
+            (0..5).map(|n| RowOperation::Put(key(&n.to_string()), value(VALUE_BYTES_MAX))).collect(),
             "in bytes of values",
         ),
         (deletes(ROWS_MAX + 1), "a commit, in rows, has 1001, at most 1000"),
@@ -225,10 +235,10 @@ async fn limits_are_named(store: Arc<dyn KvStore>, _: TestClock) {
 
 /// However large rows are, and however many, a page of them is not.
 async fn pages_end(store: Arc<dyn KvStore>, _: TestClock) {
-    let epoch = store.take(&lane()).await.expect("taken");
+    let epoch = store.acquire_lane(&lane()).await.expect("taken");
     let large = bytes::Bytes::from(vec![b'x'; VALUE_BYTES_MAX]);
     for number in 0..6 {
-        commit(&*store, epoch, vec![Op::Put(key(&format!("large:{number}")), large.clone())]).await;
+        commit(&*store, epoch, vec![RowOperation::Put(key(&format!("large:{number}")), large.clone())]).await;
     }
     let page = store.scan(&lane(), key("large:")..key("large;"), 100).await.expect("scanned");
     assert_eq!((page.rows.len(), page.has_more), (4, true));
@@ -250,7 +260,7 @@ async fn pages_end(store: Arc<dyn KvStore>, _: TestClock) {
 async fn whoever_comes_second_is_told_the_revision(store: Arc<dyn KvStore>, _: TestClock) {
     const EACH: u64 = 20;
     const WRITERS: u64 = 8;
-    let epoch = store.take(&lane()).await.expect("taken");
+    let epoch = store.acquire_lane(&lane()).await.expect("taken");
     commit(&*store, epoch, vec![put("n", "0")]).await;
     let mut writers = JoinSet::new();
     for _ in 0..WRITERS {
@@ -263,16 +273,16 @@ async fn whoever_comes_second_is_told_the_revision(store: Arc<dyn KvStore>, _: T
                     let row = row.expect("it is there");
                     let number: u64 =
                         std::str::from_utf8(&row.value).expect("a text").parse().expect("a number");
-                    let condition = vec![Expect::Revision(key("n"), row.revision)];
+                    let condition = vec![RowCondition::Revision(key("n"), row.revision)];
                     match store
                         .commit(batch(epoch, condition, vec![put("n", &(number + 1).to_string())]))
                         .await
                     {
-                        Ok(Outcome::Committed(revision)) => {
+                        Ok(CommitOutcome::Committed(revision)) => {
                             assert!(revision > row.revision);
                             break;
                         }
-                        Ok(Outcome::Conflict { found, .. }) => {
+                        Ok(CommitOutcome::Conflict { found, .. }) => {
                             assert!(found > row.revision);
                             conflicts += 1;
                         }
@@ -287,82 +297,85 @@ async fn whoever_comes_second_is_told_the_revision(store: Arc<dyn KvStore>, _: T
     assert_eq!(value(&*store, "n").await, Some((EACH * WRITERS).to_string()));
 }
 
-fn beat(name: &str, session: u64, secs: u64) -> Beat {
+fn beat(name: &str, session: u64, secs: u64) -> StoreHeartbeat {
     let words = format!("{name} says:\n{session}").into();
     let replica = Replica { name: name.to_owned(), session, words };
-    Beat { replica, ttl: Duration::from_secs(secs), takes_name: false }
+    StoreHeartbeat { replica, ttl: Duration::from_secs(secs), is_takeover: false }
 }
 
 /// Who lives, by name and session.
-fn names(living: &Living) -> Vec<(&str, u64)> {
+fn names(living: &StoreHeartbeatReply) -> Vec<(&str, u64)> {
     living.replicas.iter().map(|replica| (replica.name.as_str(), replica.session)).collect()
 }
 
 async fn replicas_hear_of_each_other(store: Arc<dyn KvStore>, _: TestClock) {
-    let first = store.beat(&beat("b", 1, 60)).await.expect("an answer");
+    let first = store.heartbeat(&beat("b", 1, 60)).await.expect("an answer");
     assert_eq!((names(&first), first.revision, first.is_displaced), (vec![("b", 1)], 0, false));
-    let second = store.beat(&beat("a:1", 2, 60)).await.expect("an answer");
+    let second = store.heartbeat(&beat("a:1", 2, 60)).await.expect("an answer");
     assert_eq!(names(&second), [("a:1", 2), ("b", 1)]);
     assert_eq!(second.replicas[1].words, "b says:\n1");
     assert!(second.now >= first.now && second.now <= store.now().await.expect("a time"));
     // Changes beside the lanes are heard of, those of lanes and beats are not.
     let beside = LaneKey::new("");
-    let other = store.take(&lane()).await.expect("taken");
+    let other = store.acquire_lane(&lane()).await.expect("taken");
     commit(&*store, other, vec![put("a", "1")]).await;
-    let epoch = store.take(&beside).await.expect("taken");
-    let change = Batch { lane: beside, epoch, expect: Vec::new(), ops: vec![put("tenant:acme", "x")] };
-    let Ok(Outcome::Committed(revision)) = store.commit(change).await else { panic!("it is committed") };
-    let heard = store.beat(&beat("b", 1, 60)).await.expect("an answer");
+    let epoch = store.acquire_lane(&beside).await.expect("taken");
+    let change = RowBatch { lane: beside, epoch, conditions: Vec::new(), ops: vec![put("tenant:acme", "x")] };
+    let Ok(CommitOutcome::Committed(revision)) = store.commit(change).await else {
+        panic!("it is committed")
+    };
+    let heard = store.heartbeat(&beat("b", 1, 60)).await.expect("an answer");
     assert_eq!((heard.revision, names(&heard).len()), (revision, 2));
     // Whoever leaves lives no longer.
-    let left = store.beat(&beat("a:1", 2, 0)).await.expect("an answer");
+    let left = store.heartbeat(&beat("a:1", 2, 0)).await.expect("an answer");
     assert_eq!(names(&left), [("b", 1)]);
-    assert_eq!(names(&store.beat(&beat("b", 1, 60)).await.expect("an answer")), [("b", 1)]);
+    assert_eq!(names(&store.heartbeat(&beat("b", 1, 60)).await.expect("an answer")), [("b", 1)]);
 }
 
 async fn a_name_has_one_process(store: Arc<dyn KvStore>, _: TestClock) {
-    store.beat(&beat("a", 1, 60)).await.expect("an answer");
-    let refused = store.beat(&beat("a", 2, 60)).await.expect("an answer");
+    store.heartbeat(&beat("a", 1, 60)).await.expect("an answer");
+    let refused = store.heartbeat(&beat("a", 2, 60)).await.expect("an answer");
     assert_eq!((names(&refused), refused.is_displaced), (vec![("a", 1)], true));
-    let taken = store.beat(&Beat { takes_name: true, ..beat("a", 2, 60) }).await.expect("an answer");
+    let taken =
+        store.heartbeat(&StoreHeartbeat { is_takeover: true, ..beat("a", 2, 60) }).await.expect("an answer");
     assert_eq!((names(&taken), taken.is_displaced), (vec![("a", 2)], false));
     // The one before hears of it, and takes nothing away by leaving.
     for secs in [60, 0] {
-        let former = store.beat(&beat("a", 1, secs)).await.expect("an answer");
+        let former = store.heartbeat(&beat("a", 1, secs)).await.expect("an answer");
         assert_eq!((names(&former), former.is_displaced), (vec![("a", 2)], true));
     }
-    store.beat(&beat("a", 2, 0)).await.expect("an answer");
-    let again = store.beat(&beat("a", 1, 60)).await.expect("an answer");
+    store.heartbeat(&beat("a", 2, 0)).await.expect("an answer");
+    let again = store.heartbeat(&beat("a", 1, 60)).await.expect("an answer");
     assert_eq!((names(&again), again.is_displaced), (vec![("a", 1)], false));
 }
 
 async fn words_have_a_limit(store: Arc<dyn KvStore>, _: TestClock) {
     let with = |name: &str, bytes: usize| {
         let replica = Replica { name: name.to_owned(), session: 1, words: vec![b'x'; bytes].into() };
-        Beat { replica, ttl: Duration::from_secs(60), takes_name: false }
+        StoreHeartbeat { replica, ttl: Duration::from_secs(60), is_takeover: false }
     };
-    store.beat(&with("a", REPLICA_WORDS_BYTES_MAX)).await.expect("it fits");
+    store.heartbeat(&with("a", REPLICA_WORDS_BYTES_MAX)).await.expect("it fits");
     for beat in [with("a", REPLICA_WORDS_BYTES_MAX + 1), with(&"a".repeat(256), 1)] {
-        assert!(matches!(store.beat(&beat).await, Err(StoreError::TooLarge { .. })));
+        assert!(matches!(store.heartbeat(&beat).await, Err(StoreError::TooLarge { .. })));
     }
 }
 
 async fn replicas_live_by_their_beats(store: Arc<dyn KvStore>, clock: TestClock) {
-    store.beat(&beat("a", 1, 5)).await.expect("an answer");
+    store.heartbeat(&beat("a", 1, 5)).await.expect("an answer");
     clock.advance(4_000);
-    assert_eq!(names(&store.beat(&beat("b", 1, 5)).await.expect("an answer")), [("a", 1), ("b", 1)]);
+    assert_eq!(names(&store.heartbeat(&beat("b", 1, 5)).await.expect("an answer")), [("a", 1), ("b", 1)]);
     clock.advance(1_000);
-    assert_eq!(names(&store.beat(&beat("b", 1, 5)).await.expect("an answer")), [("b", 1)]);
+    assert_eq!(names(&store.heartbeat(&beat("b", 1, 5)).await.expect("an answer")), [("b", 1)]);
     // A name whose process was lost is free.
-    assert!(!store.beat(&beat("a", 2, 5)).await.expect("an answer").is_displaced);
+    assert!(!store.heartbeat(&beat("a", 2, 5)).await.expect("an answer").is_displaced);
     clock.advance(5_000);
-    assert_eq!(names(&store.beat(&beat("a", 1, 5)).await.expect("an answer")), [("a", 1)]);
+    assert_eq!(names(&store.heartbeat(&beat("a", 1, 5)).await.expect("an answer")), [("a", 1)]);
 }
 
 async fn its_size_is_told(store: Arc<dyn KvStore>, _: TestClock) {
     let before = store.measure().await.expect("an answer");
     assert!(before.version.starts_with(|c: char| c.is_ascii_digit()), "{before:?}");
-    let epoch = store.take(&lane()).await.expect("taken");
+    let epoch = store.acquire_lane(&lane()).await.expect("taken");
     let rows = 100;
     for number in 0..rows {
         commit(&*store, epoch, vec![put(&format!("row:{number}"), &"x".repeat(16 * 1024))]).await;
@@ -372,7 +385,7 @@ async fn its_size_is_told(store: Arc<dyn KvStore>, _: TestClock) {
     let grown = after.bytes.saturating_sub(before.bytes);
     assert!(grown >= rows * 16 * 1024 && grown < 3 * rows * 16 * 1024, "{grown}: {before:?}, {after:?}");
     for number in 0..rows {
-        commit(&*store, epoch, vec![Op::Delete(key(&format!("row:{number}")))]).await;
+        commit(&*store, epoch, vec![RowOperation::Delete(key(&format!("row:{number}")))]).await;
     }
     let freed = store.measure().await.expect("an answer");
     assert!(freed.bytes < after.bytes - grown / 2, "{after:?}, {freed:?}");

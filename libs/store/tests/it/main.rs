@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use store::{Batch, Clock, EmbeddedStore, Expect, KvStore, LaneKey, Op, Outcome, RowKey};
+use store::{
+    Clock, CommitOutcome, EmbeddedStore, KvStore, LaneKey, RowBatch, RowCondition, RowKey, RowOperation,
+};
 use tempfile::TempDir;
 
 /// Room enough for everything that a test writes.
@@ -50,18 +52,18 @@ fn key(text: &str) -> RowKey {
     RowKey::new(text)
 }
 
-fn put(at: &str, value: &str) -> Op {
-    Op::Put(key(at), Bytes::copy_from_slice(value.as_bytes()))
+fn put(at: &str, value: &str) -> RowOperation {
+    RowOperation::Put(key(at), Bytes::copy_from_slice(value.as_bytes()))
 }
 
-fn batch(epoch: u64, expect: Vec<Expect>, ops: Vec<Op>) -> Batch {
-    Batch { lane: lane(), epoch, expect, ops }
+fn batch(epoch: u64, expect: Vec<RowCondition>, ops: Vec<RowOperation>) -> RowBatch {
+    RowBatch { lane: lane(), epoch, conditions: expect, ops }
 }
 
 /// Commits what has to succeed; gives the revision.
-async fn commit(store: &dyn KvStore, epoch: u64, ops: Vec<Op>) -> u64 {
+async fn commit(store: &dyn KvStore, epoch: u64, ops: Vec<RowOperation>) -> u64 {
     match store.commit(batch(epoch, Vec::new(), ops)).await {
-        Ok(Outcome::Committed(revision)) => revision,
+        Ok(CommitOutcome::Committed(revision)) => revision,
         other => panic!("it is not committed: {other:?}"),
     }
 }

@@ -2,45 +2,47 @@
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use store::{Batch, Expect, KvStore, LaneKey, MemoryStore, Op, Outcome, RowKey, SharedStore};
+use store::{
+    CommitOutcome, KvStore, LaneKey, MemoryStore, RowBatch, RowCondition, RowKey, RowOperation, SharedStore,
+};
 
 use crate::shared::{in_a_cluster, in_redis};
 use crate::{TestClock, embedded};
 
 /// What is done next. Rows and lanes are few, so that they meet.
 #[derive(Debug, Clone)]
-enum Turn {
+enum StoreAction {
     Take(u8),
-    Commit { lane: u8, late: bool, expect: Vec<(u8, Option<u64>)>, ops: Vec<Change> },
+    Commit { lane: u8, late: bool, expect: Vec<(u8, Option<u64>)>, ops: Vec<RowChange> },
     Read(u8),
     Scan(u8, u8, u8, usize),
     Wait(u64),
 }
 
 #[derive(Debug, Clone)]
-enum Change {
+enum RowChange {
     Put(u8, u8),
     PutUntil(u8, u64),
     Delete(u8),
     Raise(u8, u64),
 }
 
-fn turn() -> impl Strategy<Value = Turn> {
+fn turn() -> impl Strategy<Value = StoreAction> {
     let change = prop_oneof![
-        (0_u8..4, any::<u8>()).prop_map(|(row, value)| Change::Put(row, value)),
-        (0_u8..4, 0_u64..60).prop_map(|(row, after)| Change::PutUntil(row, after)),
-        (0_u8..4).prop_map(Change::Delete),
+        (0_u8..4, any::<u8>()).prop_map(|(row, value)| RowChange::Put(row, value)),
+        (0_u8..4, 0_u64..60).prop_map(|(row, after)| RowChange::PutUntil(row, after)),
+        (0_u8..4).prop_map(RowChange::Delete),
         // Rows of their own: what is raised is a number.
-        (4_u8..6, 0_u64..9).prop_map(|(row, to)| Change::Raise(row, to)),
+        (4_u8..6, 0_u64..9).prop_map(|(row, to)| RowChange::Raise(row, to)),
     ];
     let expect = (0_u8..6, proptest::option::of(0_u64..6));
     prop_oneof![
-        1 => (0_u8..2).prop_map(Turn::Take),
+        1 => (0_u8..2).prop_map(StoreAction::Take),
         6 => (0_u8..2, proptest::bool::weighted(0.1), proptest::collection::vec(expect, 0..3), proptest::collection::vec(change, 0..5))
-            .prop_map(|(lane, late, expect, ops)| Turn::Commit { lane, late, expect, ops }),
-        2 => (0_u8..2).prop_map(Turn::Read),
-        2 => (0_u8..2, 0_u8..6, 0_u8..7, 0_usize..5).prop_map(|(lane, from, to, limit)| Turn::Scan(lane, from, to, limit)),
-        1 => (0_u64..40).prop_map(Turn::Wait),
+            .prop_map(|(lane, late, expect, ops)| StoreAction::Commit { lane, late, expect, ops }),
+        2 => (0_u8..2).prop_map(StoreAction::Read),
+        2 => (0_u8..2, 0_u8..6, 0_u8..7, 0_usize..5).prop_map(|(lane, from, to, limit)| StoreAction::Scan(lane, from, to, limit)),
+        1 => (0_u64..40).prop_map(StoreAction::Wait),
     ]
 }
 
@@ -57,56 +59,61 @@ fn key(number: u8) -> RowKey {
 const FAR: u64 = 10_000_000_000_000;
 
 /// `now` is nothing where tests do not move the clock.
-fn op(change: &Change, now: Option<u64>) -> Op {
+fn op(change: &RowChange, now: Option<u64>) -> RowOperation {
     match change {
-        Change::Put(row, value) => Op::Put(key(*row), Bytes::copy_from_slice(&[*value])),
-        Change::PutUntil(row, after) => {
+        RowChange::Put(row, value) => RowOperation::Put(key(*row), Bytes::copy_from_slice(&[*value])),
+        RowChange::PutUntil(row, after) => {
             let end = now.map_or(FAR, |now| now + after);
-            Op::PutUntil(key(*row), Bytes::from_static(b"u"), end)
+            RowOperation::PutUntil(key(*row), Bytes::from_static(b"u"), end)
         }
-        Change::Delete(row) => Op::Delete(key(*row)),
-        Change::Raise(row, to) => Op::Raise(key(*row), *to),
+        RowChange::Delete(row) => RowOperation::Delete(key(*row)),
+        RowChange::Raise(row, to) => RowOperation::Raise(key(*row), *to),
     }
 }
 
 /// Everything that a store answers, as texts. Epochs are told by whether they are the last one: each store has its own.
-async fn answers(store: &dyn KvStore, salt: u64, clock: Option<&TestClock>, turns: &[Turn]) -> Vec<String> {
+async fn answers(
+    store: &dyn KvStore,
+    salt: u64,
+    clock: Option<&TestClock>,
+    turns: &[StoreAction],
+) -> Vec<String> {
     let lane = |number: u8| lane(salt, number);
     let mut epochs = [0; 2];
     let mut answers = Vec::new();
     for turn in turns {
         let now = clock.map(store::Clock::now);
         answers.push(match turn {
-            Turn::Take(number) => {
-                let epoch = store.take(&lane(*number)).await.expect("taken");
+            StoreAction::Take(number) => {
+                let epoch = store.acquire_lane(&lane(*number)).await.expect("taken");
                 let before = std::mem::replace(&mut epochs[usize::from(*number)], epoch);
                 format!("taken {}", epoch > before)
             }
-            Turn::Commit { lane: number, late, expect, ops } => {
+            StoreAction::Commit { lane: number, late, expect, ops } => {
                 let epoch = epochs[usize::from(*number)];
                 let expect = expect.iter().map(|(row, revision)| match revision {
-                    None => Expect::Absent(key(*row)),
-                    Some(revision) => Expect::Revision(key(*row), *revision),
+                    None => RowCondition::Absent(key(*row)),
+                    Some(revision) => RowCondition::Revision(key(*row), *revision),
                 });
-                let batch = Batch {
+                let batch = RowBatch {
                     lane: lane(*number),
                     epoch: if *late { epoch.saturating_sub(1) } else { epoch },
-                    expect: expect.collect(),
+                    conditions: expect.collect(),
                     ops: ops.iter().map(|change| op(change, now)).collect(),
                 };
                 match store.commit(batch).await {
-                    Ok(Outcome::Fenced { epoch: other }) => format!("fenced {}", other == epoch),
+                    Ok(CommitOutcome::Fenced { epoch: other }) => format!("fenced {}", other == epoch),
                     other => format!("{other:?}"),
                 }
             }
-            Turn::Read(number) => {
+            StoreAction::Read(number) => {
                 let keys: Vec<_> = (0..6).map(key).collect();
                 format!("{:?}", store.read(&lane(*number), &keys).await)
             }
-            Turn::Scan(number, from, to, limit) => {
+            StoreAction::Scan(number, from, to, limit) => {
                 format!("{:?}", store.scan(&lane(*number), key(*from)..key(*to), *limit).await)
             }
-            Turn::Wait(millis) => {
+            StoreAction::Wait(millis) => {
                 if let Some(clock) = clock {
                     clock.advance(*millis);
                 }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv::{Durability, Kv};
-use store::{Beat, Expect, KvStore, Op, Outcome, Replica, SharedStore, StoreError};
+use store::{
+    CommitOutcome, KvStore, Replica, RowCondition, RowOperation, SharedStore, StoreError, StoreHeartbeat,
+};
 use testkit::{PATIENCE, RedisCluster, RedisServer, wait_until};
 
 use crate::{batch, commit, key, lane, put, value};
@@ -31,23 +33,28 @@ async fn open(url: &str, durability: Durability) -> Result<SharedStore, StoreErr
 #[tokio::test]
 async fn rows_have_the_names_that_are_documented() {
     let (redis, store) = in_redis().await;
-    let epoch = store.take(&lane()).await.expect("taken");
+    let epoch = store.acquire_lane(&lane()).await.expect("taken");
     commit(&store, epoch, vec![put("journal:a:1", "x"), put("dedupe:a:1", "y")]).await;
     assert_eq!(redis.raw(0, &["GET", "{sg:s:acme:order:0}:journal:a:1"]), "$3\r\n1:x\r\n");
     assert_eq!(redis.raw(0, &["GET", "{sg:s:acme:order:0}:dedupe:a:1"]), "$3\r\n1:y\r\n");
     assert_eq!(redis.raw(0, &["HGET", "{sg:s:acme:order:0}:fence", "revision"]), "$1\r\n1\r\n");
     // What is not scanned is in no index.
     assert_eq!(redis.raw(0, &["ZRANGE", "{sg:s:acme:order:0}:~", "0", "-1"]), "*1\r\n$11\r\njournal:a:1\r\n");
-    commit(&store, epoch, vec![Op::Delete(key("journal:a:1")), Op::Delete(key("dedupe:a:1"))]).await;
+    commit(
+        &store,
+        epoch,
+        vec![RowOperation::Delete(key("journal:a:1")), RowOperation::Delete(key("dedupe:a:1"))],
+    )
+    .await;
     assert_eq!(redis.raw(0, &["DBSIZE"]), ":1\r\n");
 }
 
 #[tokio::test]
 async fn rows_end_by_the_clock_of_redis() {
     let (redis, store) = in_redis().await;
-    let epoch = store.take(&lane()).await.expect("taken");
+    let epoch = store.acquire_lane(&lane()).await.expect("taken");
     // Epochs are times, and so is what this clock says.
-    let until = |at: &str, millis| Op::PutUntil(key(at), Bytes::from_static(b"x"), millis);
+    let until = |at: &str, millis| RowOperation::PutUntil(key(at), Bytes::from_static(b"x"), millis);
     commit(
         &store,
         epoch,
@@ -57,8 +64,8 @@ async fn rows_end_by_the_clock_of_redis() {
     assert_eq!(value(&store, "over").await, None);
     let ended = async || value(&store, "soon").await.is_none().then_some(());
     wait_until(ended, PATIENCE, "the row has ended").await;
-    let again = batch(epoch, vec![Expect::Absent(key("soon"))], vec![put("other", "")]);
-    assert!(matches!(store.commit(again).await, Ok(Outcome::Committed(_))));
+    let again = batch(epoch, vec![RowCondition::Absent(key("soon"))], vec![put("other", "")]);
+    assert!(matches!(store.commit(again).await, Ok(CommitOutcome::Committed(_))));
     let page = store.scan(&lane(), key("a")..key("z"), 10).await.expect("scanned");
     assert_eq!(page.rows.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["late", "other"]);
     // The index forgets what has ended.
@@ -71,14 +78,14 @@ async fn rows_end_by_the_clock_of_redis() {
 #[tokio::test]
 async fn replicas_are_lost_by_the_clock_of_redis() {
     let (redis, store) = in_redis().await;
-    let beat = |name: &str, millis| Beat {
+    let beat = |name: &str, millis| StoreHeartbeat {
         replica: Replica { name: name.to_owned(), session: 0xab, words: Bytes::from_static(b"w:1") },
         ttl: Duration::from_millis(millis),
-        takes_name: false,
+        is_takeover: false,
     };
-    store.beat(&beat("short", 60)).await.expect("an answer");
+    store.heartbeat(&beat("short", 60)).await.expect("an answer");
     let lost = async || {
-        let living = store.beat(&beat("long", 600_000)).await.expect("an answer");
+        let living = store.heartbeat(&beat("long", 600_000)).await.expect("an answer");
         (living.replicas.len() == 1).then_some(living)
     };
     let living = wait_until(lost, PATIENCE, "the replica is lost").await;
@@ -91,14 +98,15 @@ async fn replicas_are_lost_by_the_clock_of_redis() {
 #[tokio::test]
 async fn without_memory_it_takes_what_frees() {
     let (redis, store) = in_redis().await;
-    let epoch = store.take(&lane()).await.expect("taken");
+    let epoch = store.acquire_lane(&lane()).await.expect("taken");
     commit(&store, epoch, vec![put("a", "1"), put("b", "1")]).await;
     let _ = redis.raw(0, &["CONFIG", "SET", "maxmemory", "1"]);
-    let refused = store.commit(batch(epoch, Vec::new(), vec![put("c", "1"), Op::Delete(key("a"))])).await;
+    let refused =
+        store.commit(batch(epoch, Vec::new(), vec![put("c", "1"), RowOperation::Delete(key("a"))])).await;
     assert!(matches!(refused, Err(StoreError::Full { .. })), "{refused:?}");
-    commit(&store, epoch, vec![Op::Delete(key("a"))]).await;
+    commit(&store, epoch, vec![RowOperation::Delete(key("a"))]).await;
     assert_eq!((value(&store, "a").await, value(&store, "b").await), (None, Some("1".to_owned())));
-    assert!(store.take(&lane()).await.expect("taken") > epoch);
+    assert!(store.acquire_lane(&lane()).await.expect("taken") > epoch);
     let _ = redis.raw(0, &["CONFIG", "SET", "maxmemory", "0"]);
 }
 
@@ -122,7 +130,7 @@ async fn a_redis_that_cannot_keep_rows_is_refused_by_name() {
 async fn what_was_answered_survives_the_end_of_redis() {
     let mut redis = RedisServer::builder().persistent().start();
     let store = open(&redis.url(), Durability::Synced).await.expect("a Redis");
-    let epoch = store.take(&lane()).await.expect("taken");
+    let epoch = store.acquire_lane(&lane()).await.expect("taken");
     let revision = commit(&store, epoch, vec![put("a", "1")]).await;
     redis.kill9();
     let refused = store.commit(batch(epoch, Vec::new(), vec![put("a", "2")])).await;

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use testkit::{
-    Fault, FaultProxy, PATIENCE, Process, RedisServer, SmallDisk, Target, Witness, wait_until,
+    FaultProxy, PATIENCE, ProxyFault, ProxyTarget, RedisServer, SmallDisk, TestProcess, Witness, wait_until,
     wait_until_blocking,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -38,19 +38,19 @@ async fn ping(stream: &mut TcpStream) -> Option<String> {
 #[tokio::test]
 async fn a_proxy_breaks_what_passes() {
     let redis = RedisServer::start();
-    let proxy = FaultProxy::start(Target::Unix(redis.socket())).await;
+    let proxy = FaultProxy::start(ProxyTarget::Unix(redis.socket())).await;
     let mut stream = TcpStream::connect(proxy.address()).await.expect("the proxy listens");
     assert_eq!(ping(&mut stream).await.as_deref(), Some("+PONG\r\n"));
 
-    proxy.set(Fault::Delay(Duration::from_millis(1)));
+    proxy.set(ProxyFault::Delay(Duration::from_millis(1)));
     assert_eq!(ping(&mut stream).await.as_deref(), Some("+PONG\r\n"));
 
-    proxy.set(Fault::SwallowAnswers);
+    proxy.set(ProxyFault::SwallowAnswers);
     stream.write_all(b"SET swallowed 1\r\n").await.expect("the line is open");
     let arrived = || async { redis.raw(0, &["GET", "swallowed"]).contains('1').then_some(()) };
     wait_until(arrived, PATIENCE, "the request arrives").await;
 
-    proxy.set(Fault::Cut);
+    proxy.set(ProxyFault::Cut);
     assert_eq!(ping(&mut stream).await, None);
     proxy.restore();
     let mut stream = TcpStream::connect(proxy.address()).await.expect("the proxy listens");
@@ -64,8 +64,10 @@ async fn a_proxy_breaks_what_passes() {
 
 #[test]
 fn a_process_is_watched() {
-    let mut process =
-        Process::spawn("talker", Command::new("sh").args(["-c", "echo one; echo two >&2; exec sleep 60"]));
+    let mut process = TestProcess::spawn(
+        "talker",
+        Command::new("sh").args(["-c", "echo one; echo two >&2; exec sleep 60"]),
+    );
     let _ = process.wait_for_line("two", PATIENCE);
     process.terminate();
     assert!(!process.wait(PATIENCE).success());
@@ -109,7 +111,7 @@ fn a_small_disk_goes_with_whoever_holds_it() {
     // This test, started anew as one that holds a disk.
     let mut holder = Command::new(std::env::current_exe().expect("this program"));
     holder.args(["--exact", "whoever_holds_a_small_disk", "--nocapture"]).env("HOLDS_A_DISK", "1");
-    let mut holder = Process::spawn("holder", &mut holder);
+    let mut holder = TestProcess::spawn("holder", &mut holder);
     let line = holder.wait_for_line("holds ", PATIENCE);
     let dir = line.split_once("holds ").map(|(_, dir)| dir.to_owned()).expect("its directory");
     assert!(is_mounted(&dir));

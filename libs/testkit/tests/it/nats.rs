@@ -42,9 +42,9 @@ fn a_nats_server_forgets_and_goes_back() {
     let mut nats = NatsServer::start();
     create(&nats);
     assert_eq!(publish(&nats, "one"), "1");
-    let copy = nats.copy();
+    let copy = nats.snapshot();
     assert_eq!(publish(&nats, "two"), "2");
-    nats.go_back(&copy);
+    nats.restore(&copy);
     assert_eq!(messages(&nats), Some(1));
     // The sequence of what was acknowledged is given to another message.
     assert_eq!(publish(&nats, "other"), "2");

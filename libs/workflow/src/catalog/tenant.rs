@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use model::{EffectName, SagaName, TenantId};
-use yaml::{Place, Problem, Problems, did_you_mean};
+use yaml::{Problem, Problems, SourcePosition, did_you_mean};
 
-use super::{Catalog, File, Outlined};
+use super::{Catalog, LoadedManifest, OutlinedEffects};
 use crate::definition::Saga;
-use crate::manifest::{Definition, Outline};
-use crate::provider::Provider;
+use crate::manifest::{DocumentOutline, ManifestDefinition};
+use crate::provider::EffectProvider;
 
 impl Catalog {
     /// Checks a file that a tenant brings. `own` are the newest sagas that the tenant brought before; `may_provide` is whether
@@ -22,7 +22,7 @@ impl Catalog {
     pub fn check_for(
         &self,
         tenant: &TenantId,
-        file: &File,
+        file: &LoadedManifest,
         own: &BTreeMap<SagaName, Arc<Saga>>,
         may_provide: bool,
     ) -> Result<(), Problems> {
@@ -34,24 +34,24 @@ impl Catalog {
     pub(super) fn misfits(
         &self,
         tenant: &TenantId,
-        (file, others): (&File, &[Outline]),
+        (file, others): (&LoadedManifest, &[DocumentOutline]),
         own: &BTreeMap<SagaName, Arc<Saga>>,
         may_provide: bool,
     ) -> Vec<Problem> {
-        let mut check = Check {
+        let mut check = TenantManifestChecker {
             operators: self,
             tenant,
             own,
             may_provide,
             provided: BTreeMap::new(),
-            outlined: Outlined::of(others),
+            outlined: OutlinedEffects::of(others),
             problems: Vec::new(),
         };
         let mut names = BTreeMap::new();
         for document in &file.documents {
             match &document.definition {
-                Definition::Provider(provider) => check.provider(document.place, provider),
-                Definition::Saga(saga) => {
+                ManifestDefinition::Provider(provider) => check.provider(document.place, provider),
+                ManifestDefinition::Saga(saga) => {
                     if names.insert(saga.name.clone(), ()).is_some() {
                         check.problem(document.place, format!("the saga `{}` stands twice", saga.name));
                     } else {
@@ -74,24 +74,24 @@ impl Catalog {
 }
 
 /// A file that is being checked.
-struct Check<'a> {
+struct TenantManifestChecker<'a> {
     operators: &'a Catalog,
     tenant: &'a TenantId,
     own: &'a BTreeMap<SagaName, Arc<Saga>>,
     may_provide: bool,
     /// Effects that the file provides.
-    provided: BTreeMap<EffectName, &'a Provider>,
+    provided: BTreeMap<EffectName, &'a EffectProvider>,
     /// Effects that documents of the file provide with which something is wrong.
-    outlined: Outlined,
+    outlined: OutlinedEffects,
     problems: Vec<Problem>,
 }
 
-impl<'a> Check<'a> {
-    fn problem(&mut self, place: Place, message: String) {
+impl<'a> TenantManifestChecker<'a> {
+    fn problem(&mut self, place: SourcePosition, message: String) {
         self.problems.push(Problem::at(place, message));
     }
 
-    fn saga(&mut self, place: Place, saga: &Saga) {
+    fn saga(&mut self, place: SourcePosition, saga: &Saga) {
         let name = &saga.name;
         if !saga.tenants.contain(self.tenant) {
             let message = format!("the saga `{name}` is not for the tenant that it is applied for");
@@ -113,7 +113,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn provider(&mut self, place: Place, provider: &'a Provider) {
+    fn provider(&mut self, place: SourcePosition, provider: &'a EffectProvider) {
         let name = &provider.name;
         if !self.may_provide {
             let message = format!(
@@ -136,7 +136,7 @@ impl<'a> Check<'a> {
     }
 
     /// Checks that what is ordered is there for the tenant.
-    fn orders(&mut self, orders: &[(EffectName, Place)]) {
+    fn orders(&mut self, orders: &[(EffectName, SourcePosition)]) {
         for (effect, place) in orders {
             let is_provided =
                 self.provided.get(effect).is_some_and(|provider| provider.tenants.contain(self.tenant));

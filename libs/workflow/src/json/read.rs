@@ -61,7 +61,7 @@ pub fn read(bytes: &[u8], most: usize) -> Result<Json, JsonError> {
         return Err(JsonError::TooLong { bytes: bytes.len(), most });
     }
     let text = std::str::from_utf8(bytes).map_err(|error| JsonError::NotUtf8 { at: error.valid_up_to() })?;
-    let mut reader = Reader { text, at: 0 };
+    let mut reader = JsonReader { text, at: 0 };
     let value = reader.value(0)?;
     reader.blanks();
     if reader.at < text.len() {
@@ -70,12 +70,12 @@ pub fn read(bytes: &[u8], most: usize) -> Result<Json, JsonError> {
     Ok(value)
 }
 
-struct Reader<'a> {
+struct JsonReader<'a> {
     text: &'a str,
     at: usize,
 }
 
-impl Reader<'_> {
+impl JsonReader<'_> {
     fn peek(&self) -> Option<u8> {
         self.text.as_bytes().get(self.at).copied()
     }

@@ -5,9 +5,9 @@ use std::fmt::{self, Write as _};
 use super::Json;
 
 /// Counts what is written to it.
-struct Count(usize);
+struct ByteCounter(usize);
 
-impl fmt::Write for Count {
+impl fmt::Write for ByteCounter {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.0 += text.len();
         Ok(())
@@ -18,7 +18,7 @@ impl Json {
     /// Counts the bytes of its one form, without writing it.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let mut count = Count(0);
+        let mut count = ByteCounter(0);
         // Nothing fails that only counts.
         let _ = write!(count, "{self}");
         count.0

@@ -1,11 +1,14 @@
 //! Effects of providers: what each call is made of.
 
-use yaml::{Entry, Fields, did_you_mean};
+use yaml::{YamlEntry, YamlFields, did_you_mean};
 
-use super::fields::Reader;
+use super::fields::ManifestReader;
 use super::provider::EFFECT_KEYS;
-use crate::formula::{Template, Variable};
-use crate::provider::{Call, FlowCall, HttpCall, Mail, Method, Query, Request, Unknown};
+use crate::formula::{ValueTemplate, Variable};
+use crate::provider::{
+    EffectAction, FlowCall, HttpCall, HttpMethod, HttpRequestTemplate, MailTemplate, OutcomeQuery,
+    UnknownOutcomePolicy,
+};
 
 /// Keys of an effect by HTTP, beside those of every effect.
 pub(super) const HTTP_CALL_KEYS: &[&str] = &["request", "success", "terminal", "result", "callback"];
@@ -38,11 +41,11 @@ fn answer_variables() -> Vec<Variable> {
     ]
 }
 
-type ReadCall<'t> = (Option<Call>, Fields<'t>);
+type ParsedCall<'t> = (Option<EffectAction>, YamlFields<'t>);
 
-impl Reader {
+impl ManifestReader {
     /// Reads an effect by HTTP.
-    pub(super) fn http_call<'t>(&mut self, entry: &'t Entry, what: &str) -> ReadCall<'t> {
+    pub(super) fn http_call<'t>(&mut self, entry: &'t YamlEntry, what: &str) -> ParsedCall<'t> {
         let fields = self.fields(&entry.value, what, &[HTTP_CALL_KEYS, EFFECT_KEYS].concat());
         let request = match fields.get("request") {
             Some(entry) => self.request(entry),
@@ -55,12 +58,13 @@ impl Reader {
         let mut formula = |key: &str| fields.get(key).and_then(|entry| self.formula(entry, &known));
         let (success, terminal) = (formula("success"), formula("terminal"));
         let result = fields.get("result").map(|entry| self.template(&entry.value, &known));
-        let is_callback = fields.get("callback").and_then(|entry| self.yaml.truth(entry)).unwrap_or_default();
+        let is_callback =
+            fields.get("callback").and_then(|entry| self.yaml.boolean(entry)).unwrap_or_default();
         let call = request.map(|request| HttpCall { request, success, terminal, result, is_callback });
-        (call.map(|call| Call::Http(Box::new(call))), fields)
+        (call.map(|call| EffectAction::Http(Box::new(call))), fields)
     }
 
-    fn request(&mut self, entry: &Entry) -> Option<Request> {
+    fn request(&mut self, entry: &YamlEntry) -> Option<HttpRequestTemplate> {
         let fields = self.fields(&entry.value, "a request", REQUEST_KEYS);
         if !fields.contains_key("method") {
             self.missing(entry.place, "a request", "method", "POST");
@@ -70,9 +74,14 @@ impl Reader {
     }
 
     /// Reads the parts of a request among the keys of `entry`; without a method it is GET.
-    fn request_of(&mut self, entry: &Entry, fields: &Fields<'_>, what: &str) -> Option<Request> {
+    fn request_of(
+        &mut self,
+        entry: &YamlEntry,
+        fields: &YamlFields<'_>,
+        what: &str,
+    ) -> Option<HttpRequestTemplate> {
         let known = call_variables();
-        let method = fields.get("method").map_or(Some(Method::Get), |entry| self.method(entry));
+        let method = fields.get("method").map_or(Some(HttpMethod::Get), |entry| self.method(entry));
         let path = match fields.get("path") {
             Some(entry) => self.path(entry, &known),
             None => {
@@ -82,21 +91,21 @@ impl Reader {
         };
         let body = fields.get("body").map(|entry| self.template(&entry.value, &known));
         let headers = self.templates(fields.get("headers").copied(), "a mapping from names to texts", &known);
-        Some(Request { method: method?, path: path?, body, headers })
+        Some(HttpRequestTemplate { method: method?, path: path?, body, headers })
     }
 
-    fn method(&mut self, entry: &Entry) -> Option<Method> {
+    fn method(&mut self, entry: &YamlEntry) -> Option<HttpMethod> {
         let text = self.yaml.text(entry)?;
-        let method = Method::ALL.into_iter().find(|known| known.as_str() == text);
+        let method = HttpMethod::ALL.into_iter().find(|known| known.as_str() == text);
         if method.is_none() {
-            let known = Method::ALL.map(Method::as_str);
+            let known = HttpMethod::ALL.map(HttpMethod::as_str);
             let hint = did_you_mean(text, &known);
             self.problem(entry.value.place, format!("there are {}, not `{text}`{hint}", known.join(", ")));
         }
         method
     }
 
-    fn path(&mut self, entry: &Entry, known: &[Variable]) -> Option<Template> {
+    fn path(&mut self, entry: &YamlEntry, known: &[Variable]) -> Option<ValueTemplate> {
         if !entry.value.value.as_text().is_some_and(|text| text.starts_with('/')) {
             self.yaml.wrong_kind(entry, "a path behind the provider's `base_url`, beginning with /");
             return None;
@@ -105,10 +114,14 @@ impl Reader {
     }
 
     /// Reads how an upstream is asked.
-    pub(super) fn query(&mut self, entry: &Entry, call: Option<&Call>) -> Option<Unknown> {
+    pub(super) fn query(
+        &mut self,
+        entry: &YamlEntry,
+        call: Option<&EffectAction>,
+    ) -> Option<UnknownOutcomePolicy> {
         let outer = self.fields(&entry.value, "`unknown_outcome`", &["query"]);
         let query = outer.get("query")?;
-        if !matches!(call, Some(Call::Http(_)) | None) {
+        if !matches!(call, Some(EffectAction::Http(_)) | None) {
             self.problem(
                 query.place,
                 "only an upstream that speaks HTTP can be asked; write retry, fail or manual",
@@ -124,11 +137,11 @@ impl Reader {
                 None
             }
         };
-        Some(Unknown::Query(Box::new(Query { request: request?, absent: absent? })))
+        Some(UnknownOutcomePolicy::Query(Box::new(OutcomeQuery { request: request?, absent: absent? })))
     }
 
     /// Reads a mail.
-    pub(super) fn mail<'t>(&mut self, entry: &'t Entry, what: &str) -> ReadCall<'t> {
+    pub(super) fn mail<'t>(&mut self, entry: &'t YamlEntry, what: &str) -> ParsedCall<'t> {
         let fields = self.fields(&entry.value, what, &[MAIL_KEYS, EFFECT_KEYS].concat());
         let known = call_variables();
         let from = fields.get("from").and_then(|entry| self.text_with_formulas(entry, &known));
@@ -143,14 +156,14 @@ impl Reader {
         let subject = part("subject", "Your order");
         let text = part("text", "It is on its way.");
         let mail = match (to, subject, text) {
-            (Some(to), Some(subject), Some(text)) => Some(Mail { from, to, subject, text }),
+            (Some(to), Some(subject), Some(text)) => Some(MailTemplate { from, to, subject, text }),
             _ => None,
         };
-        (mail.map(|mail| Call::Mail(Box::new(mail))), fields)
+        (mail.map(|mail| EffectAction::Mail(Box::new(mail))), fields)
     }
 
     /// Reads a flow.
-    pub(super) fn flow_call<'t>(&mut self, entry: &'t Entry, what: &str) -> ReadCall<'t> {
+    pub(super) fn flow_call<'t>(&mut self, entry: &'t YamlEntry, what: &str) -> ParsedCall<'t> {
         let fields = self.fields(&entry.value, what, &[FLOW_CALL_KEYS, EFFECT_KEYS].concat());
         let file = match fields.get("flow_file") {
             Some(entry) => self.flow_file(entry),
@@ -161,11 +174,11 @@ impl Reader {
         };
         let wanted = "a mapping from names to texts, such as { ORDER: \"${{ input.order_id }}\" }";
         let env = self.templates(fields.get("env").copied(), wanted, &call_variables());
-        (file.map(|file| Call::Flow(FlowCall { file, env })), fields)
+        (file.map(|file| EffectAction::Flow(FlowCall { file, env })), fields)
     }
 
     /// Reads the name of a flow file, which is beside the manifest or below it.
-    fn flow_file(&mut self, entry: &Entry) -> Option<String> {
+    fn flow_file(&mut self, entry: &YamlEntry) -> Option<String> {
         let text = self.yaml.text(entry)?;
         let is_below =
             !text.is_empty() && !text.starts_with('/') && !text.split('/').any(|part| part == "..");

@@ -4,29 +4,29 @@
 
 use std::fmt::Write as _;
 
-use yaml::{Tree, Value};
+use yaml::{YamlNode, YamlValue};
 
 use crate::Json;
 
 /// Writes a document in its one form, which is YAML as well.
-pub(super) fn text(tree: &Tree) -> String {
+pub(super) fn text(tree: &YamlNode) -> String {
     let mut text = String::new();
     write(tree, &mut text);
     text
 }
 
-fn write(tree: &Tree, text: &mut String) {
+fn write(tree: &YamlNode, text: &mut String) {
     match &tree.value {
-        Value::Null => text.push_str("null"),
-        Value::Bool(truth, _) => text.push_str(if *truth { "true" } else { "false" }),
-        Value::Int(number, _) => {
+        YamlValue::Null => text.push_str("null"),
+        YamlValue::Bool(truth, _) => text.push_str(if *truth { "true" } else { "false" }),
+        YamlValue::Int(number, _) => {
             // Writing to a text cannot fail.
             let _ = write!(text, "{number}");
         }
         // Its digits are what counts, and a text cannot be taken for it.
-        Value::Float(_, written) => text.push_str(written),
-        Value::Text(written) => quote(written, text),
-        Value::List(items) => {
+        YamlValue::Float(_, written) => text.push_str(written),
+        YamlValue::Text(written) => quote(written, text),
+        YamlValue::List(items) => {
             text.push('[');
             for (i, item) in items.iter().enumerate() {
                 if i > 0 {
@@ -36,7 +36,7 @@ fn write(tree: &Tree, text: &mut String) {
             }
             text.push(']');
         }
-        Value::Map(entries) => {
+        YamlValue::Map(entries) => {
             text.push('{');
             for (i, entry) in entries.iter().enumerate() {
                 if i > 0 {

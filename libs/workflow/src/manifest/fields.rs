@@ -5,22 +5,22 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use model::{EffectName, SagaNameError, StepName, TenantId};
-use yaml::{Entry, Fields, Keys, Place, Problem, Tree, Value};
+use yaml::{MappingKeys, Problem, SourcePosition, YamlEntry, YamlFields, YamlNode, YamlValue};
 
 use crate::Json;
-use crate::definition::{Assignment, Field, Tenants};
-use crate::formula::{Formula, FormulaError, Template, Variable};
+use crate::definition::{StateAssignment, StateField, TenantSet};
+use crate::formula::{Formula, FormulaError, ValueTemplate, Variable};
 
 /// Reads one document.
 #[derive(Debug, Default)]
-pub(super) struct Reader {
-    pub(super) yaml: yaml::Reader,
+pub(super) struct ManifestReader {
+    pub(super) yaml: yaml::YamlReader,
     /// Fields of the saga's state.
-    pub(super) state: BTreeMap<String, Field>,
+    pub(super) state: BTreeMap<String, StateField>,
     /// Effects that are ordered, and where.
-    pub(super) orders: Vec<(EffectName, Place)>,
+    pub(super) orders: Vec<(EffectName, SourcePosition)>,
     /// Steps that something goes to, and where that is written.
-    pub(super) targets: Vec<(StepName, Place)>,
+    pub(super) targets: Vec<(StepName, SourcePosition)>,
 }
 
 /// Fields of the variable `saga`.
@@ -30,34 +30,38 @@ pub(super) const SAGA_FIELDS: [&str; 7] =
 pub(super) const EVENT_FIELDS: [&str; 7] =
     ["id", "type", "aggregate_type", "aggregate_id", "version", "data", "metadata"];
 
-impl Reader {
+impl ManifestReader {
     /// Gives what is wrong, and the effects that are ordered.
-    pub(super) fn finish(self) -> (Vec<Problem>, Vec<(EffectName, Place)>) {
+    pub(super) fn finish(self) -> (Vec<Problem>, Vec<(EffectName, SourcePosition)>) {
         (self.yaml.into_problems(), self.orders)
     }
 
-    pub(super) fn problem(&mut self, place: Place, message: impl Into<String>) {
+    pub(super) fn problem(&mut self, place: SourcePosition, message: impl Into<String>) {
         self.yaml.problem(place, message);
     }
 
     /// Gives the entries of a mapping by their keys.
-    pub(super) fn fields<'t>(&mut self, tree: &'t Tree, what: &str, known: &[&str]) -> Fields<'t> {
-        self.yaml.fields(tree, what, Keys { known, older: &[], hint: way_out })
+    pub(super) fn fields<'t>(&mut self, tree: &'t YamlNode, what: &str, known: &[&str]) -> YamlFields<'t> {
+        self.yaml.fields(tree, what, MappingKeys { known, older: &[], hint: way_out })
     }
 
     /// Notes that a key is missing.
-    pub(super) fn missing(&mut self, place: Place, what: &str, key: &str, example: &str) {
+    pub(super) fn missing(&mut self, place: SourcePosition, what: &str, key: &str, example: &str) {
         self.problem(place, format!("{what} needs `{key}`; write `{key}: {example}`"));
     }
 
     /// Reads a name, such as that of an effect.
-    pub(super) fn name<N: FromStr<Err = SagaNameError>>(&mut self, entry: &Entry) -> Option<N> {
+    pub(super) fn name<N: FromStr<Err = SagaNameError>>(&mut self, entry: &YamlEntry) -> Option<N> {
         let text = self.yaml.text(entry)?;
         self.parsed(text, entry.value.place)
     }
 
     /// Reads a text that is a name, such as the key of a step.
-    pub(super) fn parsed<N: FromStr<Err = SagaNameError>>(&mut self, text: &str, place: Place) -> Option<N> {
+    pub(super) fn parsed<N: FromStr<Err = SagaNameError>>(
+        &mut self,
+        text: &str,
+        place: SourcePosition,
+    ) -> Option<N> {
         match text.parse() {
             Ok(name) => Some(name),
             Err(error) => {
@@ -68,7 +72,7 @@ impl Reader {
     }
 
     /// Reads the type of an event, of an aggregate or of a command: 1 to 128 characters of `[A-Za-z0-9_-]`.
-    pub(super) fn type_name(&mut self, text: &str, place: Place, what: &str) -> String {
+    pub(super) fn type_name(&mut self, text: &str, place: SourcePosition, what: &str) -> String {
         if !is_type_name(text) {
             let found = text.chars().take(40).collect::<String>();
             self.problem(
@@ -80,8 +84,8 @@ impl Reader {
     }
 
     /// Reads a length of time: `500ms`, `90s`, `30m`, `2h`, `7d`.
-    pub(super) fn duration(&mut self, entry: &Entry) -> Option<Duration> {
-        let length = entry.value.value.as_text().and_then(yaml::short_length);
+    pub(super) fn duration(&mut self, entry: &YamlEntry) -> Option<Duration> {
+        let length = entry.value.value.as_text().and_then(yaml::short_duration);
         if length.is_none() {
             self.yaml.wrong_kind(entry, "a length of time, as 500ms, 90s, 30m, 2h or 7d");
         }
@@ -89,22 +93,22 @@ impl Reader {
     }
 
     /// Reads the tenants to whom something is given: `all`, or a list.
-    pub(super) fn tenants(&mut self, entry: Option<&Entry>) -> Tenants {
-        let Some(entry) = entry else { return Tenants::All };
+    pub(super) fn tenants(&mut self, entry: Option<&YamlEntry>) -> TenantSet {
+        let Some(entry) = entry else { return TenantSet::All };
         if entry.value.value.as_text() == Some("all") {
-            return Tenants::All;
+            return TenantSet::All;
         }
-        if !matches!(entry.value.value, Value::List(_)) {
+        if !matches!(entry.value.value, YamlValue::List(_)) {
             self.yaml.wrong_kind(entry, "`all` or a list of tenants, such as [acme-corp]");
-            return Tenants::All;
+            return TenantSet::All;
         }
         let texts = self.yaml.texts(entry);
         let tenants = texts.into_iter().filter_map(|(place, text)| self.parsed::<TenantId>(text, place));
-        Tenants::Listed(tenants.collect())
+        TenantSet::Listed(tenants.collect())
     }
 
     /// Reads an expression.
-    pub(super) fn formula(&mut self, entry: &Entry, known: &[Variable]) -> Option<Formula> {
+    pub(super) fn formula(&mut self, entry: &YamlEntry, known: &[Variable]) -> Option<Formula> {
         let text = self.yaml.text(entry)?;
         match Formula::read(text, known) {
             Ok(formula) => Some(formula),
@@ -115,49 +119,53 @@ impl Reader {
         }
     }
 
-    fn wrong_formula(&mut self, place: Place, error: &FormulaError) {
+    fn wrong_formula(&mut self, place: SourcePosition, error: &FormulaError) {
         self.problem(place, error.to_string());
     }
 
     /// Reads a value with formulas in it.
-    pub(super) fn template(&mut self, tree: &Tree, known: &[Variable]) -> Template {
+    pub(super) fn template(&mut self, tree: &YamlNode, known: &[Variable]) -> ValueTemplate {
         match &tree.value {
-            Value::Null => Template::Literal(Json::Null),
-            Value::Bool(truth, _) => Template::Literal(Json::Bool(*truth)),
-            Value::Int(number, _) => Template::Literal(Json::Int(*number)),
-            Value::Float(_, written) => {
+            YamlValue::Null => ValueTemplate::Literal(Json::Null),
+            YamlValue::Bool(truth, _) => ValueTemplate::Literal(Json::Bool(*truth)),
+            YamlValue::Int(number, _) => ValueTemplate::Literal(Json::Int(*number)),
+            YamlValue::Float(_, written) => {
                 self.problem(
                     tree.place,
                     format!("numbers are whole here; write \"{written}\" for the text of one"),
                 );
-                Template::Literal(Json::Null)
+                ValueTemplate::Literal(Json::Null)
             }
-            Value::Text(text) => self.text_template(text, tree.place, known),
-            Value::List(items) => {
-                Template::List(items.iter().map(|item| self.template(item, known)).collect())
+            YamlValue::Text(text) => self.text_template(text, tree.place, known),
+            YamlValue::List(items) => {
+                ValueTemplate::List(items.iter().map(|item| self.template(item, known)).collect())
             }
-            Value::Map(entries) => {
+            YamlValue::Map(entries) => {
                 let entries =
                     entries.iter().map(|entry| (entry.key.clone(), self.template(&entry.value, known)));
-                Template::Map(entries.collect())
+                ValueTemplate::Map(entries.collect())
             }
         }
     }
 
-    fn text_template(&mut self, text: &str, place: Place, known: &[Variable]) -> Template {
-        match Template::read_text(text, known) {
+    fn text_template(&mut self, text: &str, place: SourcePosition, known: &[Variable]) -> ValueTemplate {
+        match ValueTemplate::read_text(text, known) {
             Ok(template) => template,
             Err(errors) => {
                 for error in &errors {
                     self.wrong_formula(place, error);
                 }
-                Template::Literal(Json::Null)
+                ValueTemplate::Literal(Json::Null)
             }
         }
     }
 
     /// Reads a text with formulas in it, for people or for the wire.
-    pub(super) fn text_with_formulas(&mut self, entry: &Entry, known: &[Variable]) -> Option<Template> {
+    pub(super) fn text_with_formulas(
+        &mut self,
+        entry: &YamlEntry,
+        known: &[Variable],
+    ) -> Option<ValueTemplate> {
         let text = self.yaml.text(entry)?;
         Some(self.text_template(text, entry.value.place, known))
     }
@@ -165,28 +173,32 @@ impl Reader {
     /// Reads values with formulas in them, by names of their own.
     pub(super) fn templates(
         &mut self,
-        entry: Option<&Entry>,
+        entry: Option<&YamlEntry>,
         wanted: &str,
         known: &[Variable],
-    ) -> BTreeMap<String, Template> {
+    ) -> BTreeMap<String, ValueTemplate> {
         let entries = entry.map_or(&[][..], |entry| self.yaml.entries(entry, wanted));
         entries.iter().map(|entry| (entry.key.clone(), self.template(&entry.value, known))).collect()
     }
 
     /// Reads values for fields of the state.
-    pub(super) fn assignments(&mut self, entry: Option<&Entry>, known: &[Variable]) -> Vec<Assignment> {
+    pub(super) fn assignments(
+        &mut self,
+        entry: Option<&YamlEntry>,
+        known: &[Variable],
+    ) -> Vec<StateAssignment> {
         let wanted = "a mapping from fields of the state to values";
         let entries = entry.map_or(&[][..], |entry| self.yaml.entries(entry, wanted));
         let mut assignments = Vec::with_capacity(entries.len());
         for entry in entries {
             let value = self.template(&entry.value, known);
             self.check_assignment(entry, &value);
-            assignments.push(Assignment { field: entry.key.clone(), value });
+            assignments.push(StateAssignment { field: entry.key.clone(), value });
         }
         assignments
     }
 
-    fn check_assignment(&mut self, entry: &Entry, value: &Template) {
+    fn check_assignment(&mut self, entry: &YamlEntry, value: &ValueTemplate) {
         let Some(field) = self.state.get(&entry.key).copied() else {
             let fields: Vec<_> = self.state.keys().map(String::as_str).collect();
             let hint = yaml::did_you_mean(&entry.key, &fields);
@@ -194,12 +206,12 @@ impl Reader {
             return;
         };
         let fits = match value {
-            Template::Literal(Json::Null) => field.is_optional,
-            Template::Literal(value) => field.kind.holds(value),
-            Template::Text(_) => field.kind.holds(&Json::Text(String::new())),
-            Template::List(_) => field.kind.holds(&Json::List(Vec::new())),
-            Template::Map(_) => field.kind.holds(&Json::Map(BTreeMap::new())),
-            Template::Formula(_) => true,
+            ValueTemplate::Literal(Json::Null) => field.is_optional,
+            ValueTemplate::Literal(value) => field.kind.holds(value),
+            ValueTemplate::Text(_) => field.kind.holds(&Json::Text(String::new())),
+            ValueTemplate::List(_) => field.kind.holds(&Json::List(Vec::new())),
+            ValueTemplate::Map(_) => field.kind.holds(&Json::Map(BTreeMap::new())),
+            ValueTemplate::Formula(_) => true,
         };
         if !fits {
             let optional = if field.is_optional { "optional " } else { "" };
@@ -225,7 +237,7 @@ impl Reader {
     }
 
     /// Reads a list of types, or one.
-    pub(super) fn types(&mut self, entry: &Entry, what: &str) -> BTreeSet<String> {
+    pub(super) fn types(&mut self, entry: &YamlEntry, what: &str) -> BTreeSet<String> {
         let texts = match entry.value.value.as_text() {
             Some(text) => vec![(entry.value.place, text)],
             None => self.yaml.texts(entry),

@@ -3,48 +3,51 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use model::StepName;
-use yaml::{Fields, Place, did_you_mean};
+use yaml::{SourcePosition, YamlFields, did_you_mean};
 
-use crate::definition::{Action, Arm, Ignore, Saga, Step, Then};
+use crate::definition::{Continuation, IgnoredEventTypes, Saga, SagaStep, StepAction, StepArm};
 
 /// Steps that a step leads to, by its outcome.
-struct Ways<'a> {
+struct StepSuccessors<'a> {
     /// After it has succeeded, or after an event.
     on_success: Vec<&'a StepName>,
     on_failure: Vec<&'a StepName>,
 }
 
-impl Step {
-    fn ways(&self) -> Ways<'_> {
+impl SagaStep {
+    fn ways(&self) -> StepSuccessors<'_> {
         match &self.action {
-            Action::Work(work) => {
-                Ways { on_success: targets(&work.on_success), on_failure: targets(&work.on_failure) }
-            }
-            Action::Wait(wait) => {
+            StepAction::Work(work) => StepSuccessors {
+                on_success: targets(&work.on_success),
+                on_failure: targets(&work.on_failure),
+            },
+            StepAction::Wait(wait) => {
                 let on_success = wait.on.values().flat_map(|arms| targets(arms)).collect();
-                Ways { on_success, on_failure: Vec::new() }
+                StepSuccessors { on_success, on_failure: Vec::new() }
             }
         }
     }
 
-    fn arms(&self) -> impl Iterator<Item = &Arm> {
+    fn arms(&self) -> impl Iterator<Item = &StepArm> {
         let (work, wait) = match &self.action {
-            Action::Work(work) => (Some(work.on_success.iter().chain(&work.on_failure)), None),
-            Action::Wait(wait) => (None, Some(wait.on.values().flatten())),
+            StepAction::Work(work) => (Some(work.on_success.iter().chain(&work.on_failure)), None),
+            StepAction::Wait(wait) => (None, Some(wait.on.values().flatten())),
         };
         work.into_iter().flatten().chain(wait.into_iter().flatten())
     }
 }
 
-fn targets(arms: &[Arm]) -> Vec<&StepName> {
-    arms.iter().filter_map(|arm| if let Then::Goto(step) = &arm.then { Some(step) } else { None }).collect()
+fn targets(arms: &[StepArm]) -> Vec<&StepName> {
+    arms.iter()
+        .filter_map(|arm| if let Continuation::Goto(step) = &arm.then { Some(step) } else { None })
+        .collect()
 }
 
 /// Steps that can be reached from some, these among them; what a filter refuses is not gone through.
 fn reachable<'a>(
     saga: &'a Saga,
     from: impl IntoIterator<Item = &'a StepName>,
-    ways: impl Fn(&'a Step) -> Vec<&'a StepName>,
+    ways: impl Fn(&'a SagaStep) -> Vec<&'a StepName>,
 ) -> BTreeSet<&'a StepName> {
     let mut found = BTreeSet::new();
     let mut open: Vec<_> = from.into_iter().collect();
@@ -58,8 +61,8 @@ fn reachable<'a>(
     found
 }
 
-fn all_ways(step: &Step) -> Vec<&StepName> {
-    let Ways { mut on_success, on_failure } = step.ways();
+fn all_ways(step: &SagaStep) -> Vec<&StepName> {
+    let StepSuccessors { mut on_success, on_failure } = step.ways();
     on_success.extend(on_failure);
     on_success
 }
@@ -67,32 +70,33 @@ fn all_ways(step: &Step) -> Vec<&StepName> {
 /// Types of events that steps ahead of each step name.
 pub(super) fn types_ahead(saga: &Saga) -> BTreeMap<StepName, BTreeSet<String>> {
     let types_of = |name: &&StepName| match saga.steps.get(*name).map(|step| &step.action) {
-        Some(Action::Wait(wait)) => wait.on.keys().cloned().collect::<Vec<_>>(),
+        Some(StepAction::Wait(wait)) => wait.on.keys().cloned().collect::<Vec<_>>(),
         _ => Vec::new(),
     };
-    let ahead = |step: &Step| reachable(saga, all_ways(step), all_ways).iter().flat_map(types_of).collect();
+    let ahead =
+        |step: &SagaStep| reachable(saga, all_ways(step), all_ways).iter().flat_map(types_of).collect();
     saga.steps.iter().map(|(name, step)| (name.clone(), ahead(step))).collect()
 }
 
 /// Where things of a saga are written.
-pub(super) struct Written<'a> {
+pub(super) struct SagaSourceMap<'a> {
     /// Its steps.
-    pub(super) steps: BTreeMap<StepName, Place>,
+    pub(super) steps: BTreeMap<StepName, SourcePosition>,
     /// Steps that something goes to.
-    pub(super) targets: Vec<(StepName, Place)>,
+    pub(super) targets: Vec<(StepName, SourcePosition)>,
     /// Its own keys.
-    pub(super) fields: &'a Fields<'a>,
+    pub(super) fields: &'a YamlFields<'a>,
 }
 
 /// Notes what is wrong with the steps together.
-pub(super) fn check(saga: &Saga, written: &Written<'_>, reader: &mut yaml::Reader) {
+pub(super) fn check(saga: &Saga, written: &SagaSourceMap<'_>, reader: &mut yaml::YamlReader) {
     let places = &written.steps;
-    let place_of = |key: &str| written.fields.get(key).map_or(Place::START, |entry| entry.place);
+    let place_of = |key: &str| written.fields.get(key).map_or(SourcePosition::START, |entry| entry.place);
     dangling(saga, &written.targets, reader);
     unreachable(saga, places, reader);
     pivots(saga, places, reader);
     for (name, step) in &saga.steps {
-        let Action::Work(work) = &step.action else { continue };
+        let StepAction::Work(work) = &step.action else { continue };
         if targets(&work.on_failure).contains(&name) && !targets(&work.on_success).contains(&name) {
             let message = format!(
                 "the step `{name}` goes to itself when it failed: a retry around a retry; the provider of the effect retries it"
@@ -112,12 +116,12 @@ pub(super) fn check(saga: &Saga, written: &Written<'_>, reader: &mut yaml::Reade
     }
 }
 
-fn place(places: &BTreeMap<StepName, Place>, name: &StepName) -> Place {
-    places.get(name).copied().unwrap_or(Place::START)
+fn place(places: &BTreeMap<StepName, SourcePosition>, name: &StepName) -> SourcePosition {
+    places.get(name).copied().unwrap_or(SourcePosition::START)
 }
 
 /// Notes targets that there are not, each where it is named.
-fn dangling(saga: &Saga, targets: &[(StepName, Place)], reader: &mut yaml::Reader) {
+fn dangling(saga: &Saga, targets: &[(StepName, SourcePosition)], reader: &mut yaml::YamlReader) {
     let names: Vec<_> = saga.steps.keys().map(StepName::as_str).collect();
     for (target, place) in targets.iter().filter(|(target, _)| !saga.steps.contains_key(target)) {
         let hint = did_you_mean(target.as_str(), &names);
@@ -125,7 +129,7 @@ fn dangling(saga: &Saga, targets: &[(StepName, Place)], reader: &mut yaml::Reade
     }
 }
 
-fn unreachable(saga: &Saga, places: &BTreeMap<StepName, Place>, reader: &mut yaml::Reader) {
+fn unreachable(saga: &Saga, places: &BTreeMap<StepName, SourcePosition>, reader: &mut yaml::YamlReader) {
     // Where the first step is not there, all others would be told as well.
     if !saga.steps.contains_key(&saga.start.goto) {
         return;
@@ -139,7 +143,7 @@ fn unreachable(saga: &Saga, places: &BTreeMap<StepName, Place>, reader: &mut yam
 /// Steps that are reached while everything can be undone.
 pub(crate) fn before_pivot(saga: &Saga) -> BTreeSet<&StepName> {
     reachable(saga, [&saga.start.goto], |step| {
-        let Ways { mut on_success, on_failure } = step.ways();
+        let StepSuccessors { mut on_success, on_failure } = step.ways();
         if step.is_pivot {
             on_success.clear();
         }
@@ -148,7 +152,7 @@ pub(crate) fn before_pivot(saga: &Saga) -> BTreeSet<&StepName> {
     })
 }
 
-fn pivots(saga: &Saga, places: &BTreeMap<StepName, Place>, reader: &mut yaml::Reader) {
+fn pivots(saga: &Saga, places: &BTreeMap<StepName, SourcePosition>, reader: &mut yaml::YamlReader) {
     let is_pivot = |name: &&StepName| saga.steps.get(*name).is_some_and(|step| step.is_pivot);
     let before = before_pivot(saga);
     for (name, step) in saga.steps.iter().filter(|(_, step)| step.is_pivot) {
@@ -159,7 +163,7 @@ fn pivots(saga: &Saga, places: &BTreeMap<StepName, Place>, reader: &mut yaml::Re
             );
             reader.problem(place(places, second), message);
         }
-        let Action::Work(work) = &step.action else { continue };
+        let StepAction::Work(work) = &step.action else { continue };
         if work.branches.iter().any(|branch| branch.compensate.is_some()) {
             let message = format!("the step `{name}` is a pivot: it is never compensated");
             reader.problem(place(places, name), message);
@@ -173,13 +177,18 @@ fn pivots(saga: &Saga, places: &BTreeMap<StepName, Place>, reader: &mut yaml::Re
 }
 
 /// Notes compensations of a step that is reached only when there is no way back.
-fn check_behind_pivot(name: &StepName, step: &Step, place: Place, reader: &mut yaml::Reader) {
-    if step.arms().any(|arm| matches!(arm.then, Then::Compensate(_))) {
+fn check_behind_pivot(
+    name: &StepName,
+    step: &SagaStep,
+    place: SourcePosition,
+    reader: &mut yaml::YamlReader,
+) {
+    if step.arms().any(|arm| matches!(arm.then, Continuation::Compensate(_))) {
         reader.problem(place, format!("the step `{name}` compensates, and is reached only behind the pivot"));
     }
     let has_compensation = match &step.action {
-        Action::Work(work) => work.branches.iter().any(|branch| branch.compensate.is_some()),
-        Action::Wait(_) => false,
+        StepAction::Work(work) => work.branches.iter().any(|branch| branch.compensate.is_some()),
+        StepAction::Wait(_) => false,
     };
     if has_compensation {
         let message = format!("the step `{name}` has a compensation, and is reached only behind the pivot");
@@ -188,12 +197,12 @@ fn check_behind_pivot(name: &StepName, step: &Step, place: Place, reader: &mut y
 }
 
 /// Notes steps and types that other keys name and that there are not.
-fn names_elsewhere(saga: &Saga, place_of: impl Fn(&str) -> Place, reader: &mut yaml::Reader) {
+fn names_elsewhere(saga: &Saga, place_of: impl Fn(&str) -> SourcePosition, reader: &mut yaml::YamlReader) {
     let steps: Vec<_> = saga.steps.keys().map(StepName::as_str).collect();
     let types: BTreeSet<&str> = saga
         .steps
         .values()
-        .filter_map(|step| if let Action::Wait(wait) = &step.action { Some(wait) } else { None })
+        .filter_map(|step| if let StepAction::Wait(wait) = &step.action { Some(wait) } else { None })
         .flat_map(|wait| wait.on.keys().map(String::as_str))
         .chain(saga.start.on.iter().map(String::as_str))
         .collect();
@@ -208,7 +217,7 @@ fn names_elsewhere(saga: &Saga, place_of: impl Fn(&str) -> Place, reader: &mut y
         check_type(kind, "on_missing");
     }
     for kinds in saga.ignore.values() {
-        if let Ignore::Listed(kinds) = kinds {
+        if let IgnoredEventTypes::Listed(kinds) = kinds {
             kinds.iter().for_each(|kind| check_type(kind, "ignore"));
         }
     }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::EffectName;
-use yaml::{Entry, Fields, Tree, Value, did_you_mean};
+use yaml::{YamlEntry, YamlFields, YamlNode, YamlValue, did_you_mean};
 
-use super::fields::Reader;
+use super::fields::ManifestReader;
 use crate::definition::EFFECTS_MAX;
 use crate::provider::{
-    Breaker, Call, CallLimits, Effect, FlowTransport, HEARTBEAT_MIN, HttpAuth, HttpTransport, Provider, Rate,
-    Retry, SecretName, SharedLimits, SmtpAuth, SmtpTls, SmtpTransport, TextOrSecret, Timeouts, Transport,
-    Unknown,
+    CallLimits, CallRateLimit, CallRetryPolicy, CallTimeouts, CircuitBreakerPolicy, Effect, EffectAction,
+    EffectProvider, FlowTransport, HEARTBEAT_MIN, HttpAuth, HttpTransport, ProviderLimits, ProviderTransport,
+    SecretName, SmtpAuth, SmtpTls, SmtpTransport, TextOrSecret, UnknownOutcomePolicy,
 };
 
 /// Keys of a provider.
@@ -43,9 +43,9 @@ const TRANSPORTS: [&str; 3] = ["http", "smtp", "flow"];
 /// Transports of a later day.
 const LATER: [&str; 3] = ["grpc", "sql", "saga"];
 
-impl Reader {
+impl ManifestReader {
     /// Reads a provider; nothing where what everything else hangs on is missing.
-    pub(super) fn provider(&mut self, tree: &Tree) -> Option<Provider> {
+    pub(super) fn provider(&mut self, tree: &YamlNode) -> Option<EffectProvider> {
         let fields = self.fields(tree, "a provider", PROVIDER_KEYS);
         let name: Option<EffectName> = self.required(tree, &fields, "a provider", "name", "payment");
         let kind = self.transport_kind(tree, &fields);
@@ -58,9 +58,9 @@ impl Reader {
         let kind = kind?;
         let transport = match fields.get(kind) {
             Some(entry) => match kind {
-                "http" => self.http(entry).map(Transport::Http),
-                "smtp" => self.smtp(entry).map(Transport::Smtp),
-                _ => self.flow(entry).map(Transport::Flow),
+                "http" => self.http(entry).map(ProviderTransport::Http),
+                "smtp" => self.smtp(entry).map(ProviderTransport::Smtp),
+                _ => self.flow(entry).map(ProviderTransport::Flow),
             },
             None => {
                 self.missing(tree.place, &format!("a provider with `transport: {kind}`"), kind, "{ … }");
@@ -69,12 +69,12 @@ impl Reader {
         };
         let limits = fields.get("limits").map(|entry| self.call_limits(entry));
         let shared = name.clone().zip(limits);
-        let shared = shared.map(|(provider, limits)| Arc::new(SharedLimits { provider, limits }));
+        let shared = shared.map(|(provider, limits)| Arc::new(ProviderLimits { provider, limits }));
         let effects = self.effects(tree, &fields, kind, shared.as_ref());
-        Some(Provider { name: name?, tenants, transport: transport?, effects })
+        Some(EffectProvider { name: name?, tenants, transport: transport?, effects })
     }
 
-    fn transport_kind(&mut self, tree: &Tree, fields: &Fields<'_>) -> Option<&'static str> {
+    fn transport_kind(&mut self, tree: &YamlNode, fields: &YamlFields<'_>) -> Option<&'static str> {
         let Some(entry) = fields.get("transport") else {
             self.missing(tree.place, "a provider", "transport", "http");
             return None;
@@ -95,10 +95,10 @@ impl Reader {
 
     fn effects(
         &mut self,
-        tree: &Tree,
-        fields: &Fields<'_>,
+        tree: &YamlNode,
+        fields: &YamlFields<'_>,
         kind: &str,
-        shared: Option<&Arc<SharedLimits>>,
+        shared: Option<&Arc<ProviderLimits>>,
     ) -> Vec<Arc<Effect>> {
         let Some(entry) = fields.get("effects") else {
             self.missing(tree.place, "a provider", "effects", "{ my-effect: { … } }");
@@ -114,7 +114,7 @@ impl Reader {
         effects.map(|effect| Arc::new(Effect { shared: shared.map(Arc::clone), ..effect })).collect()
     }
 
-    fn effect(&mut self, entry: &Entry, kind: &str) -> Option<Effect> {
+    fn effect(&mut self, entry: &YamlEntry, kind: &str) -> Option<Effect> {
         let name = self.parsed::<EffectName>(&entry.key, entry.place);
         let what = format!("the effect `{}`", entry.key);
         let (call, fields) = match kind {
@@ -137,20 +137,24 @@ impl Reader {
 
     /// Reads what becomes of a call of which nobody knows whether it happened. What is not said depends on the transport: requests that
     /// name their key are repeated, a mail cannot be asked for.
-    fn unknown(&mut self, entry: Option<&Entry>, call: Option<&Call>) -> Option<Unknown> {
+    fn unknown(
+        &mut self,
+        entry: Option<&YamlEntry>,
+        call: Option<&EffectAction>,
+    ) -> Option<UnknownOutcomePolicy> {
         let Some(entry) = entry else {
             return match call? {
-                Call::Http(_) | Call::Flow(_) => Some(Unknown::Retry),
-                Call::Mail(_) => Some(Unknown::Fail),
+                EffectAction::Http(_) | EffectAction::Flow(_) => Some(UnknownOutcomePolicy::Retry),
+                EffectAction::Mail(_) => Some(UnknownOutcomePolicy::Fail),
             };
         };
         if entry.value.value.as_text().is_none() {
             return self.query(entry, call);
         }
         match self.yaml.text(entry)? {
-            "retry" => Some(Unknown::Retry),
-            "fail" => Some(Unknown::Fail),
-            "manual" => Some(Unknown::Manual),
+            "retry" => Some(UnknownOutcomePolicy::Retry),
+            "fail" => Some(UnknownOutcomePolicy::Fail),
+            "manual" => Some(UnknownOutcomePolicy::Manual),
             _ => {
                 self.yaml.wrong_kind(entry, "retry, fail, manual or { query: { … } }");
                 None
@@ -159,21 +163,21 @@ impl Reader {
     }
 
     /// Refuses a heartbeat of what gives no signs of life, and one that is shorter than these may be apart.
-    fn heartbeat(&mut self, timeouts: &Entry, times: &Timeouts, call: &Call, what: &str) {
+    fn heartbeat(&mut self, timeouts: &YamlEntry, times: &CallTimeouts, call: &EffectAction, what: &str) {
         let Some(length) = times.heartbeat else { return };
-        let keys = if let Value::Map(entries) = &timeouts.value.value { entries.as_slice() } else { &[] };
+        let keys = if let YamlValue::Map(entries) = &timeouts.value.value { entries.as_slice() } else { &[] };
         let place =
             keys.iter().find(|entry| entry.key == "heartbeat").map_or(timeouts.place, |entry| entry.place);
         let why = match call {
-            Call::Flow(_) if length < HEARTBEAT_MIN => {
+            EffectAction::Flow(_) if length < HEARTBEAT_MIN => {
                 let least = HEARTBEAT_MIN.as_secs();
                 format!("`heartbeat` is at least {least}s: signs of life of flows may be so far apart")
             }
-            Call::Flow(_) => return,
-            Call::Http(http) if http.is_callback => format!(
+            EffectAction::Flow(_) => return,
+            EffectAction::Http(http) if http.is_callback => format!(
                 "whoever completes {what} gives no signs of life before; leave `heartbeat` out, `schedule_to_close` bounds the wait"
             ),
-            Call::Http(_) | Call::Mail(_) => {
+            EffectAction::Http(_) | EffectAction::Mail(_) => {
                 format!(
                     "`heartbeat` is for flows: the answer of {what} comes with its call, within `start_to_close`"
                 )
@@ -182,11 +186,11 @@ impl Reader {
         self.problem(place, why);
     }
 
-    fn timeouts(&mut self, entry: &Entry) -> Timeouts {
+    fn timeouts(&mut self, entry: &YamlEntry) -> CallTimeouts {
         let fields = self.fields(&entry.value, "`timeouts`", TIMEOUT_KEYS);
         let mut time = |key: &str| fields.get(key).and_then(|entry| self.positive(entry));
-        let default = Timeouts::default();
-        let timeouts = Timeouts {
+        let default = CallTimeouts::default();
+        let timeouts = CallTimeouts {
             schedule_to_start: time("schedule_to_start"),
             start_to_close: time("start_to_close").unwrap_or(default.start_to_close),
             schedule_to_close: time("schedule_to_close").unwrap_or(default.schedule_to_close),
@@ -201,7 +205,7 @@ impl Reader {
         timeouts
     }
 
-    fn positive(&mut self, entry: &Entry) -> Option<Duration> {
+    fn positive(&mut self, entry: &YamlEntry) -> Option<Duration> {
         let length = self.duration(entry)?;
         if length.is_zero() {
             self.yaml.wrong_kind(entry, "longer than nothing");
@@ -209,7 +213,7 @@ impl Reader {
         Some(length)
     }
 
-    fn positive_number(&mut self, entry: &Entry) -> Option<u32> {
+    fn positive_number(&mut self, entry: &YamlEntry) -> Option<u32> {
         let wanted = "a whole number from 1 on";
         let number: u32 = self.yaml.whole(entry, wanted)?;
         if number == 0 {
@@ -218,13 +222,13 @@ impl Reader {
         Some(number.max(1))
     }
 
-    fn retry(&mut self, entry: &Entry) -> Retry {
+    fn retry(&mut self, entry: &YamlEntry) -> CallRetryPolicy {
         let fields = self.fields(&entry.value, "`retry`", RETRY_KEYS);
-        let default = Retry::default();
+        let default = CallRetryPolicy::default();
         let mut time = |key: &str| fields.get(key).and_then(|entry| self.positive(entry));
         let (initial, max) = (time("initial"), time("max"));
         let mut number = |key: &str| fields.get(key).and_then(|entry| self.positive_number(entry));
-        Retry {
+        CallRetryPolicy {
             initial: initial.unwrap_or(default.initial),
             factor: number("factor").unwrap_or(default.factor),
             max: max.unwrap_or(default.max),
@@ -232,7 +236,7 @@ impl Reader {
         }
     }
 
-    fn call_limits(&mut self, entry: &Entry) -> CallLimits {
+    fn call_limits(&mut self, entry: &YamlEntry) -> CallLimits {
         let fields = self.fields(&entry.value, "`limits`", CALL_LIMIT_KEYS);
         let default = CallLimits::default();
         let mut number = |key: &str| fields.get(key).and_then(|entry| self.positive_number(entry));
@@ -249,9 +253,9 @@ impl Reader {
         CallLimits { concurrency, per_tenant, rate }
     }
 
-    fn breaker(&mut self, entry: &Entry) -> Breaker {
+    fn breaker(&mut self, entry: &YamlEntry) -> CircuitBreakerPolicy {
         let fields = self.fields(&entry.value, "`breaker`", BREAKER_KEYS);
-        let default = Breaker::default();
+        let default = CircuitBreakerPolicy::default();
         let ratio = fields.get("failure_ratio").and_then(|entry| {
             let ratio = entry.value.value.as_text().and_then(per_mille);
             if ratio.is_none() {
@@ -262,7 +266,7 @@ impl Reader {
         });
         let open = fields.get("open").and_then(|entry| self.positive(entry));
         let mut number = |key: &str| fields.get(key).and_then(|entry| self.positive_number(entry));
-        Breaker {
+        CircuitBreakerPolicy {
             window: number("window").unwrap_or(default.window).min(10_000),
             failures_per_mille: ratio.unwrap_or(default.failures_per_mille),
             open: open.unwrap_or(default.open),
@@ -270,7 +274,7 @@ impl Reader {
         }
     }
 
-    fn redact(&mut self, entry: &Entry) -> Vec<Vec<String>> {
+    fn redact(&mut self, entry: &YamlEntry) -> Vec<Vec<String>> {
         let mut paths = Vec::new();
         for (place, text) in self.yaml.texts(entry) {
             let path: Vec<_> = text.split('.').map(str::to_owned).collect();
@@ -284,7 +288,7 @@ impl Reader {
         paths
     }
 
-    fn http(&mut self, entry: &Entry) -> Option<HttpTransport> {
+    fn http(&mut self, entry: &YamlEntry) -> Option<HttpTransport> {
         let fields = self.fields(&entry.value, "`http`", HTTP_KEYS);
         let base_url = match fields.get("base_url") {
             Some(entry) => self.base_url(entry),
@@ -299,14 +303,14 @@ impl Reader {
         Some(HttpTransport {
             base_url: base_url?,
             allow_hosts,
-            is_private: fields.get("private").and_then(|entry| self.yaml.truth(entry)).unwrap_or_default(),
+            is_private: fields.get("private").and_then(|entry| self.yaml.boolean(entry)).unwrap_or_default(),
             auth,
             headers,
             ca: fields.get("ca").and_then(|entry| self.secret(entry)),
         })
     }
 
-    fn base_url(&mut self, entry: &Entry) -> Option<String> {
+    fn base_url(&mut self, entry: &YamlEntry) -> Option<String> {
         let text = self.yaml.text(entry)?;
         let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
         let is_base = host.is_some_and(|host| !host.is_empty() && !host.contains(['@', '?', '#', ' ', '{']));
@@ -316,7 +320,7 @@ impl Reader {
         Some(text.trim_end_matches('/').to_owned())
     }
 
-    fn hosts(&mut self, entry: &Entry, fields: &Fields<'_>) -> Vec<String> {
+    fn hosts(&mut self, entry: &YamlEntry, fields: &YamlFields<'_>) -> Vec<String> {
         let Some(hosts) = fields.get("allow_hosts") else {
             self.missing(entry.place, "`http`", "allow_hosts", "[api.example.com]");
             return Vec::new();
@@ -334,7 +338,7 @@ impl Reader {
         texts.into_iter().map(|(_, text)| text.to_owned()).collect()
     }
 
-    fn http_auth(&mut self, entry: &Entry) -> Option<HttpAuth> {
+    fn http_auth(&mut self, entry: &YamlEntry) -> Option<HttpAuth> {
         let fields = self.fields(&entry.value, "`auth`", HTTP_AUTH_KEYS);
         match (fields.get("bearer"), fields.get("user"), fields.get("password")) {
             (Some(bearer), None, None) => self.secret(bearer).map(HttpAuth::Bearer),
@@ -350,7 +354,7 @@ impl Reader {
     }
 
     /// Reads a secret, by its name.
-    fn secret(&mut self, entry: &Entry) -> Option<SecretName> {
+    fn secret(&mut self, entry: &YamlEntry) -> Option<SecretName> {
         let secret = entry.value.value.as_text().and_then(SecretName::read);
         if secret.is_none() {
             // What stands there may be the secret itself, so it is not repeated.
@@ -361,7 +365,7 @@ impl Reader {
         secret
     }
 
-    fn headers(&mut self, entry: &Entry) -> BTreeMap<String, TextOrSecret> {
+    fn headers(&mut self, entry: &YamlEntry) -> BTreeMap<String, TextOrSecret> {
         let mut headers = BTreeMap::new();
         for entry in self.yaml.entries(entry, "a mapping from names to texts or secrets") {
             let Some(text) = self.yaml.text(entry) else { continue };
@@ -376,7 +380,7 @@ impl Reader {
         headers
     }
 
-    fn smtp(&mut self, entry: &Entry) -> Option<SmtpTransport> {
+    fn smtp(&mut self, entry: &YamlEntry) -> Option<SmtpTransport> {
         let fields = self.fields(&entry.value, "`smtp`", SMTP_KEYS);
         let host = match fields.get("host") {
             Some(entry) => self.yaml.text(entry).map(str::to_owned),
@@ -409,12 +413,12 @@ impl Reader {
             tls,
             from,
             auth,
-            is_private: fields.get("private").and_then(|entry| self.yaml.truth(entry)).unwrap_or_default(),
+            is_private: fields.get("private").and_then(|entry| self.yaml.boolean(entry)).unwrap_or_default(),
             ca: fields.get("ca").and_then(|entry| self.secret(entry)),
         })
     }
 
-    fn smtp_tls(&mut self, fields: &Fields<'_>) -> SmtpTls {
+    fn smtp_tls(&mut self, fields: &YamlFields<'_>) -> SmtpTls {
         let written = match (fields.get("starttls"), fields.get("tls")) {
             (Some(entry), None) | (None, Some(entry)) => Some((*entry, self.yaml.text(entry))),
             (Some(_), Some(second)) => {
@@ -434,7 +438,7 @@ impl Reader {
         }
     }
 
-    fn flow(&mut self, entry: &Entry) -> Option<FlowTransport> {
+    fn flow(&mut self, entry: &YamlEntry) -> Option<FlowTransport> {
         let fields = self.fields(&entry.value, "`flow`", FLOW_KEYS);
         let actor = match fields.get("actor") {
             Some(entry) => self.positive_number(entry),
@@ -455,7 +459,7 @@ impl Reader {
 }
 
 /// Reads `100/s`.
-fn rate(text: &str) -> Option<Rate> {
+fn rate(text: &str) -> Option<CallRateLimit> {
     let (count, unit) = text.split_once('/')?;
     let each = match unit {
         "s" => 1,
@@ -464,7 +468,7 @@ fn rate(text: &str) -> Option<Rate> {
         _ => return None,
     };
     let count = count.trim().parse().ok().filter(|count| *count > 0)?;
-    Some(Rate { count, each: Duration::from_secs(each) })
+    Some(CallRateLimit { count, each: Duration::from_secs(each) })
 }
 
 /// Reads `0.5` as 500: shares of manifests are digits, nothing is rounded.

@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
 use model::{BlobHash, SagaName, StepName};
-use yaml::{Entry, Fields, Tree, Value, did_you_mean};
+use yaml::{YamlEntry, YamlFields, YamlNode, YamlValue, did_you_mean};
 
-use super::fields::{Reader, event_variable};
+use super::fields::{ManifestReader, event_variable};
 use super::graph;
 use crate::definition::{
-    EventSource, Field, FieldKind, HISTORY_MAX, Ignore, Limits, Migration, Missing, OnVersion, Order,
-    STATE_BYTES_MAX, Saga, Start, WORK_MAX,
+    EventSource, HISTORY_MAX, IgnoredEventTypes, Migration, MissingInstancePolicy, STATE_BYTES_MAX, Saga,
+    SagaLimits, SagaStart, StateField, StateFieldKind, UnknownVersionPolicy, WORK_MAX, WorkOrder,
 };
 use crate::formula::{Formula, Variable};
-use crate::schedule::{CatchUp, Schedule};
+use crate::schedule::{CatchUpPolicy, Schedule};
 
 /// Keys of a saga.
 pub(super) const SAGA_KEYS: &[&str] = &[
@@ -49,9 +49,9 @@ const SHARDS_MAX: u8 = 16;
 /// Stands for the name of a saga whose name is wrong.
 const UNNAMED: &str = "unnamed";
 
-impl Reader {
+impl ManifestReader {
     /// Reads a saga; nothing where what everything else hangs on is missing.
-    pub(super) fn saga(&mut self, tree: &Tree, hash: BlobHash) -> Option<Saga> {
+    pub(super) fn saga(&mut self, tree: &YamlNode, hash: BlobHash) -> Option<Saga> {
         let fields = self.fields(tree, "a saga", SAGA_KEYS);
         self.state = self.state(fields.get("state").copied());
         let name: Option<SagaName> = self.required(tree, &fields, "a saga", "name", "order-fulfilment");
@@ -88,14 +88,14 @@ impl Reader {
             ignore,
             migrate,
             limits,
-            ahead: BTreeMap::new(),
-            is_left_out: false,
+            upcoming_events: BTreeMap::new(),
+            is_retired: false,
         };
         let places = steps.iter().map(|(name, (place, _))| (name.clone(), *place)).collect();
         let targets = std::mem::take(&mut self.targets);
         saga.steps = steps.into_iter().map(|(name, (_, step))| (name, step)).collect();
-        saga.ahead = graph::types_ahead(&saga);
-        let written = graph::Written { steps: places, targets, fields: &fields };
+        saga.upcoming_events = graph::types_ahead(&saga);
+        let written = graph::SagaSourceMap { steps: places, targets, fields: &fields };
         graph::check(&saga, &written, &mut self.yaml);
         Some(saga)
     }
@@ -103,8 +103,8 @@ impl Reader {
     /// Reads the name of something, which has to be there.
     pub(super) fn required<N: std::str::FromStr<Err = model::SagaNameError>>(
         &mut self,
-        tree: &Tree,
-        fields: &Fields<'_>,
+        tree: &YamlNode,
+        fields: &YamlFields<'_>,
         what: &str,
         key: &str,
         example: &str,
@@ -116,7 +116,7 @@ impl Reader {
         self.name(entry)
     }
 
-    fn version(&mut self, tree: &Tree, fields: &Fields<'_>) -> u32 {
+    fn version(&mut self, tree: &YamlNode, fields: &YamlFields<'_>) -> u32 {
         let Some(entry) = fields.get("version") else {
             self.missing(tree.place, "a saga", "version", "1");
             return 1;
@@ -128,7 +128,7 @@ impl Reader {
         version
     }
 
-    fn shards(&mut self, entry: Option<&Entry>) -> u8 {
+    fn shards(&mut self, entry: Option<&YamlEntry>) -> u8 {
         let Some(entry) = entry else { return 1 };
         let wanted = format!("a whole number from 1 to {SHARDS_MAX}");
         match self.yaml.whole(entry, &wanted) {
@@ -141,10 +141,10 @@ impl Reader {
         }
     }
 
-    fn state(&mut self, entry: Option<&Entry>) -> BTreeMap<String, Field> {
+    fn state(&mut self, entry: Option<&YamlEntry>) -> BTreeMap<String, StateField> {
         let wanted = "a mapping from names to kinds, such as { order_id: text }";
         let entries = entry.map_or(&[][..], |entry| self.yaml.entries(entry, wanted));
-        let kinds = FieldKind::ALL.map(FieldKind::as_str);
+        let kinds = StateFieldKind::ALL.map(StateFieldKind::as_str);
         let mut state = BTreeMap::new();
         for entry in entries {
             let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -158,9 +158,9 @@ impl Reader {
                 Some(kind) => (true, kind.trim()),
                 None => (false, text),
             };
-            match FieldKind::ALL.into_iter().find(|known| known.as_str() == kind) {
+            match StateFieldKind::ALL.into_iter().find(|known| known.as_str() == kind) {
                 Some(kind) => {
-                    state.insert(entry.key.clone(), Field { kind, is_optional });
+                    state.insert(entry.key.clone(), StateField { kind, is_optional });
                 }
                 None => {
                     let (hint, known) = (did_you_mean(kind, &kinds), kinds.join(", "));
@@ -174,7 +174,7 @@ impl Reader {
         state
     }
 
-    fn sources(&mut self, entry: Option<&Entry>) -> Vec<EventSource> {
+    fn sources(&mut self, entry: Option<&YamlEntry>) -> Vec<EventSource> {
         let wanted = "a list of aggregates, such as [{ aggregate: Order }]";
         let items = entry.map_or(&[][..], |entry| self.yaml.items(entry, wanted));
         let mut sources: Vec<EventSource> = Vec::with_capacity(items.len());
@@ -195,14 +195,14 @@ impl Reader {
                 upcast: fields.get("upcast").map(|entry| self.upcast(entry)).unwrap_or_default(),
                 on_version: fields
                     .get("on_version")
-                    .map_or(OnVersion::DeadLetter, |entry| self.on_version(entry)),
+                    .map_or(UnknownVersionPolicy::DeadLetter, |entry| self.on_version(entry)),
             });
         }
         sources
     }
 
     /// Reads `2`, or `1..3`.
-    fn versions(&mut self, entry: &Entry) -> RangeInclusive<u32> {
+    fn versions(&mut self, entry: &YamlEntry) -> RangeInclusive<u32> {
         let text = entry.value.value.as_text().unwrap_or_default();
         let (first, last) = text.split_once("..").unwrap_or((text, text));
         match (first.parse::<u32>(), last.parse::<u32>()) {
@@ -214,7 +214,7 @@ impl Reader {
         }
     }
 
-    fn upcast(&mut self, entry: &Entry) -> BTreeMap<u32, Vec<crate::definition::Assignment>> {
+    fn upcast(&mut self, entry: &YamlEntry) -> BTreeMap<u32, Vec<crate::definition::StateAssignment>> {
         let wanted =
             "a mapping from versions to what has to be set, such as { 1: { set: { currency: EUR } } }";
         let mut upcast = BTreeMap::new();
@@ -230,25 +230,26 @@ impl Reader {
                 "a mapping from fields of the event's data to values",
                 &known,
             );
-            let set = set.into_iter().map(|(field, value)| crate::definition::Assignment { field, value });
+            let set =
+                set.into_iter().map(|(field, value)| crate::definition::StateAssignment { field, value });
             upcast.insert(number, set.collect());
         }
         upcast
     }
 
-    fn on_version(&mut self, entry: &Entry) -> OnVersion {
+    fn on_version(&mut self, entry: &YamlEntry) -> UnknownVersionPolicy {
         match self.yaml.text(entry) {
-            Some("ignore") => OnVersion::Ignore,
-            Some("compensate") => OnVersion::Compensate,
-            Some("dead_letter") | None => OnVersion::DeadLetter,
+            Some("ignore") => UnknownVersionPolicy::Ignore,
+            Some("compensate") => UnknownVersionPolicy::Compensate,
+            Some("dead_letter") | None => UnknownVersionPolicy::DeadLetter,
             Some(_) => {
                 self.yaml.wrong_kind(entry, "dead_letter, ignore or compensate");
-                OnVersion::DeadLetter
+                UnknownVersionPolicy::DeadLetter
             }
         }
     }
 
-    fn correlate(&mut self, tree: &Tree, fields: &Fields<'_>) -> Option<Formula> {
+    fn correlate(&mut self, tree: &YamlNode, fields: &YamlFields<'_>) -> Option<Formula> {
         let known = [event_variable()];
         match fields.get("correlate") {
             Some(entry) => self.formula(entry, &known),
@@ -258,10 +259,13 @@ impl Reader {
         }
     }
 
-    fn on_missing(&mut self, entry: Option<&Entry>) -> (BTreeMap<String, Missing>, Missing) {
+    fn on_missing(
+        &mut self,
+        entry: Option<&YamlEntry>,
+    ) -> (BTreeMap<String, MissingInstancePolicy>, MissingInstancePolicy) {
         let wanted = "a mapping from types of events to ignore, dead_letter or { park: 10m }";
         let entries = entry.map_or(&[][..], |entry| self.yaml.entries(entry, wanted));
-        let (mut by_type, mut default) = (BTreeMap::new(), Missing::Ignore);
+        let (mut by_type, mut default) = (BTreeMap::new(), MissingInstancePolicy::Ignore);
         for entry in entries {
             let Some(missing) = self.missing_of(entry) else { continue };
             if entry.key == "default" {
@@ -274,14 +278,14 @@ impl Reader {
         (by_type, default)
     }
 
-    fn missing_of(&mut self, entry: &Entry) -> Option<Missing> {
-        if matches!(entry.value.value, Value::Map(_)) {
+    fn missing_of(&mut self, entry: &YamlEntry) -> Option<MissingInstancePolicy> {
+        if matches!(entry.value.value, YamlValue::Map(_)) {
             let fields = self.fields(&entry.value, "what becomes of an event without an instance", &["park"]);
-            return fields.get("park").and_then(|park| self.duration(park)).map(Missing::Park);
+            return fields.get("park").and_then(|park| self.duration(park)).map(MissingInstancePolicy::Park);
         }
         match self.yaml.text(entry)? {
-            "ignore" => Some(Missing::Ignore),
-            "dead_letter" => Some(Missing::DeadLetter),
+            "ignore" => Some(MissingInstancePolicy::Ignore),
+            "dead_letter" => Some(MissingInstancePolicy::DeadLetter),
             "start" => {
                 self.problem(entry.value.place, "an event that starts a saga is named by `start.on`");
                 None
@@ -293,7 +297,7 @@ impl Reader {
         }
     }
 
-    fn start(&mut self, tree: &Tree, fields: &Fields<'_>) -> Option<Start> {
+    fn start(&mut self, tree: &YamlNode, fields: &YamlFields<'_>) -> Option<SagaStart> {
         let Some(entry) = fields.get("start") else {
             self.missing(tree.place, "a saga", "start", "{ on: OrderPlaced, goto: first-step }");
             return None;
@@ -306,7 +310,7 @@ impl Reader {
         if let (Some(goto), Some(entry)) = (&goto, fields.get("goto")) {
             self.targets.push((goto.clone(), entry.value.place));
         }
-        Some(Start {
+        Some(SagaStart {
             on,
             when: fields.get("when").and_then(|entry| self.formula(entry, &known)),
             schedule,
@@ -315,19 +319,19 @@ impl Reader {
         })
     }
 
-    fn schedule(&mut self, fields: &Fields<'_>) -> Option<Schedule> {
+    fn schedule(&mut self, fields: &YamlFields<'_>) -> Option<Schedule> {
         if let Some(entry) = fields.get("catch_up")
             && !fields.contains_key("schedule")
         {
             self.problem(entry.place, "`catch_up` is about a `schedule`, and there is none");
         }
         let catch_up = match fields.get("catch_up").map(|entry| (entry, self.yaml.text(entry))) {
-            Some((_, Some("all"))) => CatchUp::All,
-            Some((_, Some("none"))) => CatchUp::None,
-            None | Some((_, Some("last") | None)) => CatchUp::Last,
+            Some((_, Some("all"))) => CatchUpPolicy::All,
+            Some((_, Some("none"))) => CatchUpPolicy::None,
+            None | Some((_, Some("last") | None)) => CatchUpPolicy::Last,
             Some((entry, Some(_))) => {
                 self.yaml.wrong_kind(entry, "last, all or none");
-                CatchUp::Last
+                CatchUpPolicy::Last
             }
         };
         let entry = fields.get("schedule")?;
@@ -344,27 +348,27 @@ impl Reader {
         }
     }
 
-    fn compensated(&mut self, entry: &Entry) -> Option<Order> {
+    fn compensated(&mut self, entry: &YamlEntry) -> Option<WorkOrder> {
         let fields = self.fields(&entry.value, "`compensated`", &["effect", "input", "command"]);
         let known = self.known(&[]);
         self.order(entry, &fields, &known)
     }
 
-    fn ignore(&mut self, entry: &Entry) -> BTreeMap<StepName, Ignore> {
+    fn ignore(&mut self, entry: &YamlEntry) -> BTreeMap<StepName, IgnoredEventTypes> {
         let wanted = "a mapping from steps to types of events, such as { ship: [PaymentCaptured] }";
         let mut ignore = BTreeMap::new();
         for entry in self.yaml.entries(entry, wanted) {
             let Some(step) = self.parsed::<StepName>(&entry.key, entry.place) else { continue };
             let kinds = match entry.value.value.as_text() {
-                Some("*") => Ignore::All,
-                _ => Ignore::Listed(self.types(entry, "the type of an event")),
+                Some("*") => IgnoredEventTypes::All,
+                _ => IgnoredEventTypes::Listed(self.types(entry, "the type of an event")),
             };
             ignore.insert(step, kinds);
         }
         ignore
     }
 
-    fn migrate(&mut self, entry: &Entry) -> Option<Migration> {
+    fn migrate(&mut self, entry: &YamlEntry) -> Option<Migration> {
         let fields = self.fields(&entry.value, "`migrate`", MIGRATE_KEYS);
         let Some(from) = fields.get("from") else {
             self.missing(entry.value.place, "`migrate`", "from", "2");
@@ -386,7 +390,7 @@ impl Reader {
         Some(Migration { from, steps, set: self.assignments(fields.get("set").copied(), &known) })
     }
 
-    fn limits(&mut self, entry: &Entry) -> Limits {
+    fn limits(&mut self, entry: &YamlEntry) -> SagaLimits {
         let fields = self.fields(&entry.value, "`limits`", LIMIT_KEYS);
         let mut limit = |key: &str, default: usize, most: usize| {
             let Some(entry) = fields.get(key) else { return default };
@@ -397,8 +401,8 @@ impl Reader {
             }
             number
         };
-        let Limits { history, work_items, state_bytes } = Limits::default();
-        Limits {
+        let SagaLimits { history, work_items, state_bytes } = SagaLimits::default();
+        SagaLimits {
             history: limit("history", history, HISTORY_MAX),
             work_items: limit("work_items", work_items, WORK_MAX),
             state_bytes: limit("state_bytes", state_bytes, STATE_BYTES_MAX),

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use model::{StepName, TimerName};
-use yaml::{Entry, Fields, Place, Tree, Value};
+use yaml::{SourcePosition, YamlEntry, YamlFields, YamlNode, YamlValue};
 
-use super::fields::Reader;
+use super::fields::ManifestReader;
 use crate::definition::{
-    Action, Arm, BRANCHES_MAX, Branch, Due, Join, Order, STEPS_MAX, Step, TIMER_AHEAD_MAX, TIMERS_MAX, Then,
-    TimerSpec, Wait, Work,
+    BRANCHES_MAX, Continuation, JoinPolicy, STEPS_MAX, SagaStep, StepAction, StepArm, StepBranch, StepWait,
+    StepWork, TIMER_AHEAD_MAX, TIMERS_MAX, TimerDue, TimerSpec, WorkOrder,
 };
-use crate::formula::{Template, Variable};
+use crate::formula::{ValueTemplate, Variable};
 
 /// Keys of a step.
 pub(super) const STEP_KEYS: &[&str] = &[
@@ -37,15 +37,19 @@ pub(super) const ARM_KEYS: &[&str] = &["when", "set", "goto", "end", "reason", "
 /// Keys of a timer.
 pub(super) const TIMER_KEYS: &[&str] = &["after", "due", "jitter", "raise"];
 
-impl Reader {
+impl ManifestReader {
     /// Reads all steps, each with its place.
-    pub(super) fn steps(&mut self, tree: &Tree, fields: &Fields<'_>) -> BTreeMap<StepName, (Place, Step)> {
+    pub(super) fn steps(
+        &mut self,
+        tree: &YamlNode,
+        fields: &YamlFields<'_>,
+    ) -> BTreeMap<StepName, (SourcePosition, SagaStep)> {
         let Some(entry) = fields.get("steps") else {
             self.missing(tree.place, "a saga", "steps", "{ first-step: … }");
             return BTreeMap::new();
         };
         let entries = self.yaml.entries(entry, "a mapping from names to steps");
-        if entries.is_empty() && matches!(entry.value.value, Value::Map(_)) {
+        if entries.is_empty() && matches!(entry.value.value, YamlValue::Map(_)) {
             self.problem(entry.place, "a saga has at least one step");
         }
         if entries.len() > STEPS_MAX {
@@ -63,18 +67,18 @@ impl Reader {
         steps
     }
 
-    fn step(&mut self, entry: &Entry, name: Option<&StepName>) -> Option<Step> {
+    fn step(&mut self, entry: &YamlEntry, name: Option<&StepName>) -> Option<SagaStep> {
         let what = format!("the step `{}`", entry.key);
         let fields = self.fields(&entry.value, &what, STEP_KEYS);
-        if !matches!(entry.value.value, Value::Map(_)) {
+        if !matches!(entry.value.value, YamlValue::Map(_)) {
             return None;
         }
         let kinds: Vec<_> =
             ["effect", "command", "parallel"].into_iter().filter(|key| fields.contains_key(key)).collect();
         let waits = fields.contains_key("on") || fields.contains_key("timers");
         let action = match (kinds.as_slice(), waits) {
-            ([], true) => self.wait(&what, &fields).map(Action::Wait),
-            ([_], false) => self.work(entry, name?, &what, &fields).map(Action::Work),
+            ([], true) => self.wait(&what, &fields).map(StepAction::Wait),
+            ([_], false) => self.work(entry, name?, &what, &fields).map(StepAction::Work),
             ([], false) => {
                 let message =
                     format!("{what} does nothing; it needs one of `effect`, `command`, `parallel` and `on`");
@@ -89,11 +93,11 @@ impl Reader {
                 None
             }
         };
-        let is_pivot = fields.get("pivot").and_then(|entry| self.yaml.truth(entry)).unwrap_or_default();
-        Some(Step { is_pivot, action: action? })
+        let is_pivot = fields.get("pivot").and_then(|entry| self.yaml.boolean(entry)).unwrap_or_default();
+        Some(SagaStep { is_pivot, action: action? })
     }
 
-    fn wait(&mut self, what: &str, fields: &Fields<'_>) -> Option<Wait> {
+    fn wait(&mut self, what: &str, fields: &YamlFields<'_>) -> Option<StepWait> {
         for key in ["input", "join", "compensate", "on_success", "on_failure", "on_done", "pivot"] {
             if let Some(entry) = fields.get(key) {
                 self.problem(entry.place, format!("{what} waits for events, it has no `{key}`"));
@@ -104,7 +108,7 @@ impl Reader {
         if let Some(entry) = fields.get("on") {
             for entry in self.yaml.entries(entry, "a mapping from types of events to what follows") {
                 let kind = self.type_name(&entry.key, entry.place, "the type of an event");
-                on.insert(kind, self.arms(entry, &known, Stays::May));
+                on.insert(kind, self.arms(entry, &known, StayRule::May));
             }
         }
         let timers =
@@ -121,11 +125,11 @@ impl Reader {
                 }
             }
         }
-        Some(Wait { on, timers })
+        Some(StepWait { on, timers })
     }
 
     /// Reads timers.
-    pub(super) fn timers(&mut self, entry: &Entry, known: &[Variable]) -> Vec<TimerSpec> {
+    pub(super) fn timers(&mut self, entry: &YamlEntry, known: &[Variable]) -> Vec<TimerSpec> {
         let wanted = "a mapping from names to timers, such as { pay-by: { after: 30m, raise: TimedOut } }";
         let entries = self.yaml.entries(entry, wanted);
         if entries.len() > TIMERS_MAX {
@@ -135,13 +139,13 @@ impl Reader {
         entries.iter().filter_map(|entry| self.timer(entry, known)).collect()
     }
 
-    fn timer(&mut self, entry: &Entry, known: &[Variable]) -> Option<TimerSpec> {
+    fn timer(&mut self, entry: &YamlEntry, known: &[Variable]) -> Option<TimerSpec> {
         let what = format!("the timer `{}`", entry.key);
         let name = self.parsed::<TimerName>(&entry.key, entry.place);
         let fields = self.fields(&entry.value, &what, TIMER_KEYS);
         let due = match (fields.get("after"), fields.get("due")) {
             (Some(after), None) => self.after(after, known),
-            (None, Some(due)) => self.formula(due, known).map(Due::At),
+            (None, Some(due)) => self.formula(due, known).map(TimerDue::At),
             (Some(_), Some(due)) => {
                 self.problem(due.place, format!("{what} has both `after` and `due`; keep one of them"));
                 None
@@ -162,11 +166,11 @@ impl Reader {
     }
 
     /// Reads `30m`, or `${{ hours(state.hours) }}`.
-    fn after(&mut self, entry: &Entry, known: &[Variable]) -> Option<Due> {
+    fn after(&mut self, entry: &YamlEntry, known: &[Variable]) -> Option<TimerDue> {
         let is_formula = entry.value.value.as_text().is_some_and(|text| text.contains("${{"));
         if is_formula {
             return match self.text_with_formulas(entry, known)? {
-                Template::Formula(formula) => Some(Due::AfterFormula(formula)),
+                ValueTemplate::Formula(formula) => Some(TimerDue::AfterFormula(formula)),
                 _ => {
                     self.yaml.wrong_kind(entry, "a length of time, or a formula alone");
                     None
@@ -177,10 +181,16 @@ impl Reader {
         if after > TIMER_AHEAD_MAX {
             self.yaml.wrong_kind(entry, "at most ten years");
         }
-        Some(Due::After(after))
+        Some(TimerDue::After(after))
     }
 
-    fn work(&mut self, entry: &Entry, name: &StepName, what: &str, fields: &Fields<'_>) -> Option<Work> {
+    fn work(
+        &mut self,
+        entry: &YamlEntry,
+        name: &StepName,
+        what: &str,
+        fields: &YamlFields<'_>,
+    ) -> Option<StepWork> {
         let parallel = fields.get("parallel").copied();
         let branches = match parallel {
             Some(parallel) => self.branches(parallel, what, fields),
@@ -192,17 +202,17 @@ impl Reader {
         if branches.is_empty() {
             return None;
         }
-        Some(Work { branches, join, is_parallel: parallel.is_some(), on_success, on_failure })
+        Some(StepWork { branches, join, is_parallel: parallel.is_some(), on_success, on_failure })
     }
 
     /// Reads `on_done`, or `on_success` and `on_failure`.
     fn follows(
         &mut self,
-        entry: &Entry,
+        entry: &YamlEntry,
         what: &str,
-        fields: &Fields<'_>,
+        fields: &YamlFields<'_>,
         known: &[Variable],
-    ) -> (Vec<Arm>, Vec<Arm>) {
+    ) -> (Vec<StepArm>, Vec<StepArm>) {
         if let Some(done) = fields.get("on_done") {
             for key in ["on_success", "on_failure"] {
                 if let Some(second) = fields.get(key) {
@@ -212,22 +222,22 @@ impl Reader {
                     );
                 }
             }
-            let arms = self.arms(done, known, Stays::MayNot);
+            let arms = self.arms(done, known, StayRule::MayNot);
             return (arms.clone(), arms);
         }
         let on_success = match fields.get("on_success") {
-            Some(entry) => self.arms(entry, known, Stays::MayNot),
+            Some(entry) => self.arms(entry, known, StayRule::MayNot),
             None => {
                 self.missing(entry.place, what, "on_success", "{ goto: next-step }");
                 Vec::new()
             }
         };
         let on_failure = fields.get("on_failure");
-        let on_failure = on_failure.map(|entry| self.arms(entry, known, Stays::MayNotButFallsThrough));
+        let on_failure = on_failure.map(|entry| self.arms(entry, known, StayRule::MayNotButFallsThrough));
         (on_success, on_failure.unwrap_or_default())
     }
 
-    fn branches(&mut self, parallel: &Entry, what: &str, fields: &Fields<'_>) -> Vec<Branch> {
+    fn branches(&mut self, parallel: &YamlEntry, what: &str, fields: &YamlFields<'_>) -> Vec<StepBranch> {
         for key in ["input", "compensate"] {
             if let Some(entry) = fields.get(key) {
                 self.problem(entry.place, format!("{what} is parallel: `{key}` belongs to its branches"));
@@ -249,7 +259,7 @@ impl Reader {
         branches
     }
 
-    fn branch(&mut self, entry: &Entry, name: StepName, fields: &Fields<'_>) -> Option<Branch> {
+    fn branch(&mut self, entry: &YamlEntry, name: StepName, fields: &YamlFields<'_>) -> Option<StepBranch> {
         let known = self.known(&[]);
         let order = self.order(entry, fields, &known);
         let compensate = fields.get("compensate").and_then(|entry| {
@@ -257,18 +267,23 @@ impl Reader {
             let fields = self.fields(&entry.value, "a compensation", &["effect", "input", "command"]);
             self.order(entry, &fields, &known)
         });
-        Some(Branch { name, order: order?, compensate })
+        Some(StepBranch { name, order: order?, compensate })
     }
 
     /// Reads what is ordered: an effect or a command.
-    pub(super) fn order(&mut self, entry: &Entry, fields: &Fields<'_>, known: &[Variable]) -> Option<Order> {
+    pub(super) fn order(
+        &mut self,
+        entry: &YamlEntry,
+        fields: &YamlFields<'_>,
+        known: &[Variable],
+    ) -> Option<WorkOrder> {
         match (fields.get("effect"), fields.get("command")) {
             (Some(effect), None) => {
                 let name = self.name(effect)?;
                 self.orders.push((Clone::clone(&name), effect.value.place));
                 let input = fields.get("input").map(|entry| self.template(&entry.value, known));
-                let input = input.unwrap_or(Template::Map(BTreeMap::new()));
-                Some(Order::Effect { effect: name, input })
+                let input = input.unwrap_or(ValueTemplate::Map(BTreeMap::new()));
+                Some(WorkOrder::Effect { effect: name, input })
             }
             (None, Some(command)) => {
                 if let Some(input) = fields.get("input") {
@@ -288,7 +303,7 @@ impl Reader {
         }
     }
 
-    fn command(&mut self, entry: &Entry, known: &[Variable]) -> Option<Order> {
+    fn command(&mut self, entry: &YamlEntry, known: &[Variable]) -> Option<WorkOrder> {
         let fields = self.fields(&entry.value, "a command", COMMAND_KEYS);
         let mut named = |key: &str, what: &str, example: &str| {
             let Some(entry) = fields.get(key) else {
@@ -308,17 +323,17 @@ impl Reader {
             }
         };
         let payload = fields.get("payload").map(|entry| self.template(&entry.value, known));
-        let payload = payload.unwrap_or(Template::Map(BTreeMap::new()));
-        Some(Order::Command { aggregate: aggregate?, id: id?, kind: kind?, payload })
+        let payload = payload.unwrap_or(ValueTemplate::Map(BTreeMap::new()));
+        Some(WorkOrder::Command { aggregate: aggregate?, id: id?, kind: kind?, payload })
     }
 
-    fn join(&mut self, fields: &Fields<'_>, is_parallel: bool, branches: usize) -> Join {
-        let Some(entry) = fields.get("join") else { return Join::All };
+    fn join(&mut self, fields: &YamlFields<'_>, is_parallel: bool, branches: usize) -> JoinPolicy {
+        let Some(entry) = fields.get("join") else { return JoinPolicy::All };
         if !is_parallel {
             self.problem(entry.place, "`join` is for steps with `parallel`");
-            return Join::All;
+            return JoinPolicy::All;
         }
-        if matches!(entry.value.value, Value::Map(_)) {
+        if matches!(entry.value.value, YamlValue::Map(_)) {
             let fields = self.fields(&entry.value, "`join`", &["quorum"]);
             let wanted = format!("a whole number from 1 to the number of branches, {branches}");
             let quorum = fields.get("quorum").and_then(|entry| {
@@ -328,22 +343,22 @@ impl Reader {
                 }
                 count
             });
-            return quorum.map_or(Join::All, Join::Quorum);
+            return quorum.map_or(JoinPolicy::All, JoinPolicy::Quorum);
         }
         match self.yaml.text(entry) {
-            Some("any") => Join::Any,
-            Some("all") | None => Join::All,
+            Some("any") => JoinPolicy::Any,
+            Some("all") | None => JoinPolicy::All,
             Some(_) => {
                 self.yaml.wrong_kind(entry, "all, any or { quorum: 2 }");
-                Join::All
+                JoinPolicy::All
             }
         }
     }
 
     /// Reads one way to go on, or a list of them.
-    fn arms(&mut self, entry: &Entry, known: &[Variable], stays: Stays) -> Vec<Arm> {
+    fn arms(&mut self, entry: &YamlEntry, known: &[Variable], stays: StayRule) -> Vec<StepArm> {
         let single = std::slice::from_ref(&entry.value);
-        let items = if let Value::List(items) = &entry.value.value { items.as_slice() } else { single };
+        let items = if let YamlValue::List(items) = &entry.value.value { items.as_slice() } else { single };
         let mut arms = Vec::with_capacity(items.len());
         let mut last_is_open = true;
         for item in items {
@@ -359,7 +374,7 @@ impl Reader {
         }
         if arms.is_empty() {
             self.problem(entry.place, format!("`{}` says nothing; write `goto: a-step`, say", entry.key));
-        } else if last_is_open && matches!(stays, Stays::MayNot) {
+        } else if last_is_open && matches!(stays, StayRule::MayNot) {
             let message =
                 format!("the last way of `{}` is for everything else; leave its `when` out", entry.key);
             self.problem(items.last().map_or(entry.place, |item| item.place), message);
@@ -367,9 +382,9 @@ impl Reader {
         arms
     }
 
-    fn arm(&mut self, tree: &Tree, key: &str, known: &[Variable], stays: Stays) -> Option<Arm> {
+    fn arm(&mut self, tree: &YamlNode, key: &str, known: &[Variable], stays: StayRule) -> Option<StepArm> {
         let fields = self.fields(tree, &format!("`{key}`"), ARM_KEYS);
-        if !matches!(tree.value, Value::Map(_)) {
+        if !matches!(tree.value, YamlValue::Map(_)) {
             return None;
         }
         let when = fields.get("when").and_then(|entry| self.formula(entry, known));
@@ -377,7 +392,7 @@ impl Reader {
         let ways = ["goto", "end", "compensate", "dead_letter"];
         let ways: Vec<_> = ways.into_iter().filter(|way| fields.contains_key(way)).collect();
         let then = match ways.as_slice() {
-            [] if matches!(stays, Stays::May) => Some(Then::Stay),
+            [] if matches!(stays, StayRule::May) => Some(Continuation::Stay),
             [] => {
                 let message =
                     "nothing follows; it needs one of `goto`, `end`, `compensate` and `dead_letter`";
@@ -390,26 +405,33 @@ impl Reader {
                 None
             }
         };
-        if let Some(reason) = fields.get("reason").filter(|_| !matches!(then, Some(Then::Fail(_)) | None)) {
+        if let Some(reason) =
+            fields.get("reason").filter(|_| !matches!(then, Some(Continuation::Fail(_)) | None))
+        {
             self.problem(reason.place, "`reason` is for `end: failed`");
         }
-        Some(Arm { when, set, then: then.unwrap_or(Then::Stay) })
+        Some(StepArm { when, set, then: then.unwrap_or(Continuation::Stay) })
     }
 
-    fn then(&mut self, entry: &Entry, fields: &Fields<'_>, known: &[Variable]) -> Option<Then> {
+    fn then(
+        &mut self,
+        entry: &YamlEntry,
+        fields: &YamlFields<'_>,
+        known: &[Variable],
+    ) -> Option<Continuation> {
         match entry.key.as_str() {
             "goto" => {
                 let target: StepName = self.name(entry)?;
                 self.targets.push((target.clone(), entry.value.place));
-                Some(Then::Goto(target))
+                Some(Continuation::Goto(target))
             }
-            "compensate" => self.text_with_formulas(entry, known).map(Then::Compensate),
-            "dead_letter" => self.text_with_formulas(entry, known).map(Then::DeadLetter),
+            "compensate" => self.text_with_formulas(entry, known).map(Continuation::Compensate),
+            "dead_letter" => self.text_with_formulas(entry, known).map(Continuation::DeadLetter),
             _ => match self.yaml.text(entry)? {
-                "completed" => Some(Then::Complete),
+                "completed" => Some(Continuation::Complete),
                 "failed" => {
                     let reason = fields.get("reason").and_then(|entry| self.text_with_formulas(entry, known));
-                    Some(Then::Fail(reason.unwrap_or_else(Template::nothing_said)))
+                    Some(Continuation::Fail(reason.unwrap_or_else(ValueTemplate::nothing_said)))
                 }
                 _ => {
                     self.yaml.wrong_kind(entry, "completed or failed");
@@ -422,7 +444,7 @@ impl Reader {
 
 /// Whether a step may go on as it is after an input.
 #[derive(Clone, Copy)]
-enum Stays {
+enum StayRule {
     May,
     MayNot,
     /// It may not, and where no condition holds it is compensated.

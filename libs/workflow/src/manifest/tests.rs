@@ -3,9 +3,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::catalog::{Catalog, Draft, File, Needed};
-use crate::definition::{Action, Missing, Tenants};
-use crate::provider::{Call, CallLimits, Rate, SharedLimits, Transport, Unknown};
+use crate::catalog::{Catalog, LoadedManifest, ManifestDraft, RequiredDefinition};
+use crate::definition::{MissingInstancePolicy, StepAction, TenantSet};
+use crate::provider::{
+    CallLimits, CallRateLimit, EffectAction, ProviderLimits, ProviderTransport, UnknownOutcomePolicy,
+};
 
 mod bad;
 
@@ -13,21 +15,21 @@ use self::bad::BAD;
 
 const EXAMPLE: &str = include_str!("example.yaml");
 
-fn saga(documents: &[Document]) -> &Saga {
+fn saga(documents: &[ManifestDocument]) -> &Saga {
     match &documents[0].definition {
-        Definition::Saga(saga) => saga,
-        Definition::Provider(_) => panic!("a provider"),
+        ManifestDefinition::Saga(saga) => saga,
+        ManifestDefinition::Provider(_) => panic!("a provider"),
     }
 }
 
-fn provider(document: &Document) -> &Provider {
+fn provider(document: &ManifestDocument) -> &EffectProvider {
     match &document.definition {
-        Definition::Provider(provider) => provider,
-        Definition::Saga(_) => panic!("a saga"),
+        ManifestDefinition::Provider(provider) => provider,
+        ManifestDefinition::Saga(_) => panic!("a saga"),
     }
 }
 
-fn read_example() -> Vec<Document> {
+fn read_example() -> Vec<ManifestDocument> {
     read("order.yaml", EXAMPLE).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
@@ -35,9 +37,9 @@ fn catalog(text: &str) -> Result<Catalog, String> {
     catalog_behind(text, &Catalog::default(), &[])
 }
 
-fn catalog_behind(text: &str, before: &Catalog, live: &[Needed]) -> Result<Catalog, String> {
+fn catalog_behind(text: &str, before: &Catalog, live: &[RequiredDefinition]) -> Result<Catalog, String> {
     let documents = read("m.yaml", text).map_err(|problems| problems.to_string())?;
-    let file = File { name: "m.yaml".to_owned(), documents };
+    let file = LoadedManifest { name: "m.yaml".to_owned(), documents };
     Catalog::new(&[file], before, live).map_err(|all| {
         let all: Vec<_> = all.iter().map(ToString::to_string).collect();
         all.join("\n")
@@ -50,28 +52,28 @@ fn the_example_is_read_as_it_is_meant() {
     assert_eq!(documents.len(), 4);
     let saga = saga(&documents);
     assert_eq!((saga.name.as_str(), saga.version, saga.shards), ("order-fulfilment", 3, 1));
-    assert_eq!(saga.tenants, Tenants::All);
+    assert_eq!(saga.tenants, TenantSet::All);
     assert_eq!(saga.steps.len(), 6);
-    assert_eq!(saga.missing("PaymentCaptured"), Missing::Park(Duration::from_secs(600)));
-    assert_eq!(saga.missing("Other"), Missing::Ignore);
+    assert_eq!(saga.missing("PaymentCaptured"), MissingInstancePolicy::Park(Duration::from_secs(600)));
+    assert_eq!(saga.missing("Other"), MissingInstancePolicy::Ignore);
     assert!(saga.listens_to("OrderPlaced") && saga.listens_to("PaymentTimedOut") && !saga.listens_to("X"));
-    let ahead = |step: &str| saga.ahead[&step.parse().expect("a step")].clone();
+    let ahead = |step: &str| saga.upcoming_events[&step.parse().expect("a step")].clone();
     assert!(ahead("reserve").contains("PaymentCaptured"));
     assert!(ahead("await-payment").is_empty() && ahead("ship").is_empty());
     let effects: Vec<_> = saga.effects().into_iter().map(EffectName::as_str).collect();
     assert_eq!(effects, ["mail-receipt", "make-label", "payment-release", "payment-reserve"]);
     let ship = &saga.steps[&"ship".parse().expect("a step")];
-    assert!(ship.is_pivot && matches!(ship.action, Action::Work(_)));
+    assert!(ship.is_pivot && matches!(ship.action, StepAction::Work(_)));
     let orders: Vec<_> = documents[0].orders.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(orders.len(), 4);
     let payment = provider(&documents[1]);
-    assert!(matches!(payment.transport, Transport::Http(_)));
+    assert!(matches!(payment.transport, ProviderTransport::Http(_)));
     let reserve = &payment.effects[0];
-    assert!(matches!(reserve.unknown, Unknown::Query(_)));
+    assert!(matches!(reserve.unknown, UnknownOutcomePolicy::Query(_)));
     assert_eq!((reserve.breaker.failures_per_mille, reserve.limits.per_tenant), (500, 4));
-    assert!(matches!(payment.effects[1].unknown, Unknown::Retry));
-    assert!(matches!(provider(&documents[2]).effects[0].call, Call::Flow(_)));
-    assert!(matches!(provider(&documents[3]).effects[0].unknown, Unknown::Fail));
+    assert!(matches!(payment.effects[1].unknown, UnknownOutcomePolicy::Retry));
+    assert!(matches!(provider(&documents[2]).effects[0].call, EffectAction::Flow(_)));
+    assert!(matches!(provider(&documents[3]).effects[0].unknown, UnknownOutcomePolicy::Fail));
     let catalog = catalog(EXAMPLE).expect("it fits");
     assert_eq!((catalog.sagas().count(), catalog.providers().count(), catalog.effects().count()), (1, 3, 4));
 }
@@ -86,9 +88,9 @@ fn a_provider_may_limit_its_effects_together() {
     assert_eq!(shared(EXAMPLE), [None, None]);
     let limited =
         EXAMPLE.replace("name: payment\n", "name: payment\nlimits: { concurrency: 8, rate: 50/s }\n");
-    let rate = Some(Rate { count: 50, each: Duration::from_secs(1) });
+    let rate = Some(CallRateLimit { count: 50, each: Duration::from_secs(1) });
     let limits = CallLimits { concurrency: 8, per_tenant: 8, rate };
-    let expected = SharedLimits { provider: "payment".parse().expect("a name"), limits };
+    let expected = ProviderLimits { provider: "payment".parse().expect("a name"), limits };
     assert_eq!(shared(&limited), [Some(expected.clone()), Some(expected)]);
     let wrong =
         read("t", &limited.replace("concurrency: 8", "at_once: 8")).expect_err("no such key").to_string();
@@ -203,7 +205,7 @@ fn no_mistake_hides_another_one() {
 
 /// What is wrong with files together, one line for each problem.
 fn told(files: &[(&str, &str)]) -> Vec<String> {
-    let drafts: Vec<_> = files.iter().map(|(name, text)| Draft::read(name, text)).collect();
+    let drafts: Vec<_> = files.iter().map(|(name, text)| ManifestDraft::read(name, text)).collect();
     let told = Catalog::of(&drafts, &Catalog::default(), &[]).err().unwrap_or_default();
     told.iter()
         .flat_map(|problems| problems.to_string().lines().map(str::to_owned).collect::<Vec<_>>())
@@ -277,10 +279,10 @@ fn a_version_has_one_content_for_ever() {
 #[test]
 fn what_instances_are_pinned_to_keeps_its_effects() {
     let documents = read_example();
-    let Definition::Saga(live) = &documents[0].definition else { panic!("no saga") };
+    let ManifestDefinition::Saga(live) = &documents[0].definition else { panic!("no saga") };
     let end = EXAMPLE.find("---\nkind: EffectProvider\nname: mail").expect("the last provider");
     let without_saga = EXAMPLE[..end].split_once("---\n").expect("several documents").1;
-    let live = [Needed { saga: Arc::clone(live), tenant: "acme".parse().expect("a tenant") }];
+    let live = [RequiredDefinition { saga: Arc::clone(live), tenant: "acme".parse().expect("a tenant") }];
     let refused = catalog_behind(without_saga, &Catalog::default(), &live).expect_err("needed");
     assert!(
         refused.contains(
@@ -305,10 +307,10 @@ fn checked(catalog: &Catalog, text: &str, own: &[&str], may_provide: bool) -> Re
     let documents = read("m.yaml", text).map_err(|problems| problems.to_string())?;
     let own: Vec<_> = own.iter().map(|text| read("own", text).expect("a good one").remove(0)).collect();
     let own = own.into_iter().map(|document| match document.definition {
-        Definition::Saga(saga) => (saga.name.clone(), saga),
-        Definition::Provider(_) => panic!("a provider"),
+        ManifestDefinition::Saga(saga) => (saga.name.clone(), saga),
+        ManifestDefinition::Provider(_) => panic!("a provider"),
     });
-    let file = File { name: "m.yaml".to_owned(), documents };
+    let file = LoadedManifest { name: "m.yaml".to_owned(), documents };
     let tenant = "acme".parse().expect("a tenant");
     catalog.check_for(&tenant, &file, &own.collect(), may_provide).map_err(|problems| problems.to_string())
 }
@@ -363,11 +365,16 @@ fn what_a_tenant_brings_has_to_fit_what_it_has() {
     // What is wrong with the file itself is told with what does not fit.
     let tenant = "acme".parse().expect("a tenant");
     let both = MINE.replace("payment-reserve", "payment-reserv").replace("goto: s }", "goto: nowhere }");
-    let refused = catalog.check_draft_for(&tenant, &Draft::read("m.yaml", &both), &BTreeMap::new(), false);
+    let refused =
+        catalog.check_draft_for(&tenant, &ManifestDraft::read("m.yaml", &both), &BTreeMap::new(), false);
     let refused = refused.expect_err("two things").to_string();
     assert!(refused.contains("no provider has the effect `payment-reserv`"), "{refused}");
     assert!(refused.contains("there is no step `nowhere`"), "{refused}");
-    assert!(catalog.check_draft_for(&tenant, &Draft::read("m.yaml", MINE), &BTreeMap::new(), false).is_ok());
+    assert!(
+        catalog
+            .check_draft_for(&tenant, &ManifestDraft::read("m.yaml", MINE), &BTreeMap::new(), false)
+            .is_ok()
+    );
     // What a tenant may not use is not there for it.
     let hidden = EXAMPLE
         .replace("tenants: all", "tenants: [b]")
@@ -390,7 +397,7 @@ fn what_a_tenant_brings_has_to_fit_what_it_has() {
 #[test]
 fn what_was_left_out_is_remembered() {
     let documents = read_example();
-    let Definition::Saga(left_out) = &documents[0].definition else { panic!("no saga") };
+    let ManifestDefinition::Saga(left_out) = &documents[0].definition else { panic!("no saga") };
     let before = Catalog::default().remembering([Arc::clone(left_out)]);
     let refused = catalog_behind(&EXAMPLE.replace("after: 30m", "after: 31m"), &before, &[]);
     assert!(refused.is_err_and(|why| why.contains("with other content")));

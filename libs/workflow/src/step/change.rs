@@ -3,41 +3,41 @@
 use model::{BlobHash, CommandId, EffectName, SagaStatus, StepName, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::{HELD_BYTES_MAX, timers, turn};
+use super::{HELD_BYTES_MAX, application, timers};
 use crate::Json;
-use crate::formula::NoValue;
-use crate::input::{Input, What};
-use crate::instance::{Instance, Kept, Record, Timer};
-use crate::transition::Impossible;
+use crate::formula::FormulaValueError;
+use crate::input::{InstanceInput, InstanceInputKind};
+use crate::instance::{CorrelationRecord, DeferredEvent, SagaInstance, Timer};
+use crate::transition::ImpossibleTransition;
 
 /// What follows from an input. All of it is committed together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct SagaTransition {
     /// What becomes of the input.
-    pub fate: Fate,
+    pub fate: InputDisposition,
     /// The record; nothing where there is none any more.
-    pub record: Option<Record>,
+    pub record: Option<CorrelationRecord>,
     /// What has happened to the instance, in order: rows of the journal.
-    pub journal: Vec<Row>,
+    pub journal: Vec<JournalRow>,
     /// Work that is ordered, in order.
     pub work: Vec<WorkItem>,
     /// Events that are not kept any more: to be removed before others are written.
-    pub taken: Vec<u64>,
+    pub removed: Vec<u64>,
     /// Events that are kept.
-    pub kept: Vec<(u64, Input)>,
+    pub deferred: Vec<(u64, InstanceInput)>,
     /// Events that were kept and are dead letters now.
-    pub letters: Vec<(Letter, Input)>,
+    pub dead_letters: Vec<(DeadLetter, InstanceInput)>,
 }
 
 /// What becomes of an input.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fate {
+pub enum InputDisposition {
     /// It changed the instance.
     Applied,
     /// It changed nothing and never will: why.
-    Ignored(Ignored),
+    Ignored(IgnoreReason),
     /// It waits for its step.
-    Kept,
+    Deferred,
     /// It waits behind a letter or a pause, under this number.
     Held(u64),
     /// It waits, and is to be offered again later: nothing is kept of it.
@@ -45,14 +45,14 @@ pub enum Fate {
     /// There is no room for it: the source is to be read no further.
     NoRoom,
     /// It is a dead letter.
-    Dead(Letter),
+    DeadLetter(DeadLetter),
     /// It was a verb that is refused.
-    Refused(Refusal),
+    Refused(RequestRefusal),
 }
 
 /// Why an input is ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ignored {
+pub enum IgnoreReason {
     /// There is no instance, and it starts none.
     NoInstance,
     /// The instance has ended.
@@ -67,7 +67,7 @@ pub enum Ignored {
     Unwanted,
 }
 
-impl Ignored {
+impl IgnoreReason {
     /// The name in journals and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -89,7 +89,7 @@ impl Ignored {
 
 /// A dead letter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Letter {
+pub struct DeadLetter {
     /// Its number.
     pub number: u64,
     /// The kind of its reason.
@@ -103,14 +103,14 @@ pub struct Letter {
 /// Why a verb is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
-pub struct Refusal {
+pub struct RequestRefusal {
     /// The reason, as in `specs/errors.md`.
     pub reason: String,
     /// The reason, for people.
     pub message: String,
 }
 
-impl Refusal {
+impl RequestRefusal {
     pub(super) fn new(reason: &str, message: impl Into<String>) -> Self {
         Self { reason: reason.to_owned(), message: message.into() }
     }
@@ -118,10 +118,10 @@ impl Refusal {
 
 /// Why an input could not be applied. The same input fails in the same way for ever.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum InputFault {
     /// A formula had no answer.
     #[error(transparent)]
-    Formula(#[from] NoValue),
+    Formula(#[from] FormulaValueError),
     /// A value is not of its field's kind.
     #[error("`state.{field}` is {wanted}, not {found}")]
     Kind {
@@ -155,10 +155,10 @@ pub enum Fault {
     },
     /// The table of states has no such change.
     #[error(transparent)]
-    Impossible(#[from] Impossible),
+    Impossible(#[from] ImpossibleTransition),
 }
 
-impl Fault {
+impl InputFault {
     /// The kind, for lists and metrics.
     #[must_use]
     pub const fn code(&self) -> &'static str {
@@ -179,7 +179,7 @@ impl Fault {
 
 /// A row of the journal: an input, and what followed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Row {
+pub struct JournalRow {
     /// The revision that the instance has since.
     pub revision: u64,
     /// The input; of an event that was kept before, its number then.
@@ -213,7 +213,7 @@ pub struct Row {
 #[serde(rename_all = "snake_case")]
 pub enum JournalInput {
     /// As it came.
-    Came(Box<Input>),
+    Came(Box<InstanceInput>),
     /// An event that a row before this one kept under this number.
     Kept(u64),
 }
@@ -226,15 +226,17 @@ pub struct WorkItem {
     /// The step that orders it.
     pub step: StepName,
     /// What it is.
-    pub what: Ordered,
+    pub what: WorkPayload,
 }
 
 impl WorkItem {
     /// Counts the bytes of its payload.
     pub(super) fn bytes(&self) -> usize {
         match &self.what {
-            Ordered::Effect { input: payload, .. } | Ordered::Command { payload, .. } => payload.bytes(),
-            Ordered::Cancel { .. } => 0,
+            WorkPayload::Effect { input: payload, .. } | WorkPayload::Command { payload, .. } => {
+                payload.bytes()
+            }
+            WorkPayload::Cancel { .. } => 0,
         }
     }
 }
@@ -242,7 +244,7 @@ impl WorkItem {
 /// What is ordered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ordered {
+pub enum WorkPayload {
     /// An effect.
     Effect {
         /// Which.
@@ -270,7 +272,7 @@ pub enum Ordered {
     },
 }
 
-impl Ordered {
+impl WorkPayload {
     /// The kind, as it stands in keys.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
@@ -282,67 +284,73 @@ impl Ordered {
     }
 }
 
-impl Fate {
+impl InputDisposition {
     /// Returns whether the journal has a row of the input.
     pub(super) fn is_noted(&self) -> bool {
         match self {
-            Self::Applied | Self::Kept => true,
+            Self::Applied | Self::Deferred => true,
             Self::Ignored(why) => why.is_noted(),
-            Self::Held(_) | Self::Later(_) | Self::NoRoom | Self::Dead(_) | Self::Refused(_) => false,
+            Self::Held(_) | Self::Later(_) | Self::NoRoom | Self::DeadLetter(_) | Self::Refused(_) => false,
         }
     }
 }
 
-impl Change {
+impl SagaTransition {
     /// A change that commits nothing of an instance.
     #[must_use]
-    pub fn nothing(fate: Fate, record: Option<Record>) -> Self {
+    pub fn nothing(fate: InputDisposition, record: Option<CorrelationRecord>) -> Self {
         Self {
             fate,
             record,
             journal: Vec::new(),
             work: Vec::new(),
-            taken: Vec::new(),
-            kept: Vec::new(),
-            letters: Vec::new(),
+            removed: Vec::new(),
+            deferred: Vec::new(),
+            dead_letters: Vec::new(),
         }
     }
 
     /// Adds what an instance was given, and its row of the journal; gives the instance back. `kept` is the number under which the
     /// input was kept before.
-    pub(super) fn take_in(&mut self, applied: turn::Applied, input: &Input, kept: Option<u64>) -> Instance {
-        let turn::Applied { mut instance, work, keep, fate, .. } = applied;
+    pub(super) fn take_in(
+        &mut self,
+        applied: application::AppliedInput,
+        input: &InstanceInput,
+        kept: Option<u64>,
+    ) -> SagaInstance {
+        let application::AppliedInput { mut instance, work, keep, fate, .. } = applied;
         if let Some(event) = keep {
             // The row that says so has this revision.
             let number = instance.revision + 1;
-            instance.kept.push_back(Kept { number, kind: event.kind.clone() });
-            self.kept.push((number, Input { time: input.time, what: What::Event(event) }));
+            instance.kept.push_back(DeferredEvent { number, kind: event.kind.clone() });
+            self.deferred
+                .push((number, InstanceInput { time: input.time, what: InstanceInputKind::Event(event) }));
         }
         let input = kept.map_or_else(|| JournalInput::Came(Box::new(input.clone())), JournalInput::Kept);
-        self.journal.push(turn::note(&mut instance, input, &fate, &work));
+        self.journal.push(application::note(&mut instance, input, &fate, &work));
         self.work.extend(work);
         instance
     }
 
     /// Notes that an event is not kept any more.
     pub(super) fn forget(&mut self, number: u64) {
-        let before = self.kept.len();
-        self.kept.retain(|(kept, _)| *kept != number);
-        if self.kept.len() == before {
-            self.taken.push(number);
+        let before = self.deferred.len();
+        self.deferred.retain(|(kept, _)| *kept != number);
+        if self.deferred.len() == before {
+            self.removed.push(number);
         }
     }
 
     /// Counts a row of so many bytes that waits behind a letter or a pause from this change on, or has waited there until it. What
     /// would be beyond [`HELD_BYTES_MAX`] finds no room; one row may wait however large it is.
     #[must_use]
-    pub fn weighing(mut self, before: Option<&Record>, bytes: u64) -> Self {
+    pub fn weighing(mut self, before: Option<&CorrelationRecord>, bytes: u64) -> Self {
         let Some(record) = &mut self.record else { return self };
         let (held, held_bytes) = before.map(|before| (before.held, before.held_bytes)).unwrap_or_default();
         if record.held.next > held.next {
             let total = held_bytes.saturating_add(bytes);
             if !held.is_empty() && total > HELD_BYTES_MAX {
-                return Self::nothing(Fate::NoRoom, before.cloned());
+                return Self::nothing(InputDisposition::NoRoom, before.cloned());
             }
             record.held_bytes = total;
         } else if record.held.is_empty() {
@@ -355,7 +363,7 @@ impl Change {
 
     /// Compares its timers with those of the record before it.
     #[must_use]
-    pub fn timers<'a>(&'a self, before: Option<&'a Record>) -> TimerChanges<'a> {
+    pub fn timers<'a>(&'a self, before: Option<&'a CorrelationRecord>) -> TimerChanges<'a> {
         let old = before.map(timers::of).unwrap_or_default();
         let new = self.record.as_ref().map(timers::of).unwrap_or_default();
         let set = new.iter().filter(|(name, timer)| old.get(*name) != Some(timer));

@@ -4,19 +4,19 @@ use std::collections::{BTreeMap, VecDeque};
 
 use model::{BlobHash, SagaStatus, StepName};
 
-use super::turn::{Applied, Turn};
-use super::{Application, Change, Fate, Fault, Ignored};
+use super::application::{AppliedInput, InputApplication};
+use super::{ApplyContext, IgnoreReason, InputDisposition, InputFault, SagaTransition};
 use crate::Json;
-use crate::definition::{Action, KEPT_MAX, Missing, Saga};
-use crate::input::{Event, Input, What};
-use crate::instance::{Entry, Instance, Progress, Purpose, Record};
+use crate::definition::{KEPT_MAX, MissingInstancePolicy, Saga, StepAction};
+use crate::input::{DomainEvent, InstanceInput, InstanceInputKind};
+use crate::instance::{CommandPurpose, CorrelationEntry, CorrelationRecord, SagaInstance, StepProgress};
 
 /// Aggregates of an instance whose versions are remembered.
 const VERSIONS_MAX: usize = 64;
 
-impl Application<'_> {
+impl ApplyContext<'_> {
     /// Starts an instance, unless its definition has a condition for that which does not hold.
-    pub(super) fn start(self, record: Record, event: &Event) -> Change {
+    pub(super) fn start(self, record: CorrelationRecord, event: &DomainEvent) -> SagaTransition {
         let applied = match self.first(event) {
             Ok(Some(applied)) => applied,
             Ok(None) => return self.not_started(record, event),
@@ -25,13 +25,13 @@ impl Application<'_> {
         let mut record = self.behind(record);
         record.parked_by = None;
         let awaited = match &mut record.entry {
-            Entry::Awaited(awaited) => std::mem::take(&mut awaited.kept),
-            Entry::Live(_) | Entry::Ended(_) => VecDeque::new(),
+            CorrelationEntry::Awaited(awaited) => std::mem::take(&mut awaited.kept),
+            CorrelationEntry::Live(_) | CorrelationEntry::Ended(_) => VecDeque::new(),
         };
-        let mut change = Change::nothing(Fate::Applied, None);
+        let mut change = SagaTransition::nothing(InputDisposition::Applied, None);
         let mut instance = change.take_in(applied, self.input, None);
         for waiting in awaited {
-            change.taken.push(waiting.number);
+            change.removed.push(waiting.number);
             let Some(input) = self.kept.get(&waiting.number).filter(|_| !instance.status.is_end()) else {
                 continue;
             };
@@ -41,7 +41,7 @@ impl Application<'_> {
                 // An event that came before its time spoils no start: it is a letter of its own.
                 Err(fault) => {
                     let letter = record.letter(fault.code(), fault.to_string(), false);
-                    change.letters.push((letter, input.clone()));
+                    change.dead_letters.push((letter, input.clone()));
                 }
             }
             instance = self.offer(&mut change, &mut record, instance);
@@ -52,25 +52,25 @@ impl Application<'_> {
     }
 
     /// What becomes of an event that would have started an instance.
-    fn not_started(self, record: Record, event: &Event) -> Change {
+    fn not_started(self, record: CorrelationRecord, event: &DomainEvent) -> SagaTransition {
         match self.saga.missing(&event.kind) {
-            Missing::DeadLetter => {
+            MissingInstancePolicy::DeadLetter => {
                 let why = "its saga does not start with it".to_owned();
                 self.dead(record, "NO_INSTANCE", why, false)
             }
-            Missing::Ignore | Missing::Park(_) => self.ignored(record),
+            MissingInstancePolicy::Ignore | MissingInstancePolicy::Park(_) => self.ignored(record),
         }
     }
 
     /// Makes the first revision of an instance; nothing where the condition does not hold.
-    fn first(self, event: &Event) -> Result<Option<Applied>, Fault> {
+    fn first(self, event: &DomainEvent) -> Result<Option<AppliedInput>, InputFault> {
         let start = &self.saga.start;
-        let mut instance = Instance::new(self.saga, self.input, &start.goto);
+        let mut instance = SagaInstance::new(self.saga, self.input, &start.goto);
         instance.see(event);
-        let mut turn = Turn::new(self.saga, self.whose, instance, self.input);
+        let mut turn = InputApplication::new(self.saga, self.whose, instance, self.input);
         let more = [("event", &event.body)];
         if let Some(when) = &start.when
-            && matches!(self.input.what, What::Event(_))
+            && matches!(self.input.what, InstanceInputKind::Event(_))
             && !turn.with_scope(&more, |scope| when.is_true(scope))?
         {
             return Ok(None);
@@ -78,12 +78,12 @@ impl Application<'_> {
         turn.assign(&start.set, &more)?;
         turn.set_timers(&self.saga.timers, false)?;
         turn.enter(&start.goto)?;
-        turn.done(Fate::Applied).map(Some)
+        turn.done(InputDisposition::Applied).map(Some)
     }
 }
 
-impl Instance {
-    fn new(saga: &Saga, input: &Input, step: &StepName) -> Self {
+impl SagaInstance {
+    fn new(saga: &Saga, input: &InstanceInput, step: &StepName) -> Self {
         Self {
             definition: saga.hash,
             version: saga.version,
@@ -98,7 +98,7 @@ impl Instance {
             stack: Vec::new(),
             is_past_pivot: false,
             open: BTreeMap::new(),
-            progress: Progress::default(),
+            progress: StepProgress::default(),
             reason: None,
             cancelled: None,
             stuck: None,
@@ -111,7 +111,7 @@ impl Instance {
     }
 
     /// Remembers the version of an event's aggregate; says whether it is not behind one that was seen.
-    fn see(&mut self, event: &Event) -> bool {
+    fn see(&mut self, event: &DomainEvent) -> bool {
         let Some((aggregate, version)) = &event.version else { return true };
         if let Some(seen) = self.versions.get_mut(aggregate) {
             let is_new = *version >= *seen;
@@ -125,29 +125,29 @@ impl Instance {
     }
 }
 
-impl Turn<'_> {
+impl InputApplication<'_> {
     /// Gives the instance an event.
-    pub(super) fn event(mut self, event: &Event) -> Result<Applied, Fault> {
+    pub(super) fn event(mut self, event: &DomainEvent) -> Result<AppliedInput, InputFault> {
         if !self.instance.see(event) {
-            return Ok(self.unchanged(Fate::Ignored(Ignored::OldVersion)));
+            return Ok(self.unchanged(InputDisposition::Ignored(IgnoreReason::OldVersion)));
         }
         if self.instance.status == SagaStatus::Running
-            && let Action::Wait(wait) = &self.step()?.action
+            && let StepAction::Wait(wait) = &self.step()?.action
             && let Some(arms) = wait.on.get(&event.kind)
         {
             return match self.follow(arms, &[("event", &event.body)])? {
-                true => self.done(Fate::Applied),
-                false => self.done(Fate::Ignored(Ignored::Unwanted)),
+                true => self.done(InputDisposition::Applied),
+                false => self.done(InputDisposition::Ignored(IgnoreReason::Unwanted)),
             };
         }
         if !self.is_wanted_later(&event.kind) {
-            return self.done(Fate::Ignored(Ignored::Unwanted));
+            return self.done(InputDisposition::Ignored(IgnoreReason::Unwanted));
         }
         let found = self.instance.kept.len() + 1;
         if found > KEPT_MAX {
-            return Err(Fault::Limit { what: "an instance, in events kept,", most: KEPT_MAX, found });
+            return Err(InputFault::Limit { what: "an instance, in events kept,", most: KEPT_MAX, found });
         }
-        let mut applied = self.done(Fate::Kept)?;
+        let mut applied = self.done(InputDisposition::Deferred)?;
         applied.keep = Some(event.clone());
         Ok(applied)
     }
@@ -158,11 +158,11 @@ impl Turn<'_> {
         let goes_on = match self.instance.status {
             SagaStatus::Running => true,
             SagaStatus::Stuck => {
-                self.instance.stuck.as_ref().is_none_or(|stuck| stuck.purpose == Purpose::Forward)
+                self.instance.stuck.as_ref().is_none_or(|stuck| stuck.purpose == CommandPurpose::Forward)
             }
             _ => false,
         };
         let is_refused = saga.ignore.get(step).is_some_and(|ignored| ignored.contains(kind));
-        goes_on && !is_refused && saga.ahead.get(step).is_some_and(|ahead| ahead.contains(kind))
+        goes_on && !is_refused && saga.upcoming_events.get(step).is_some_and(|ahead| ahead.contains(kind))
     }
 }

@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use model::StepName;
 
-use super::turn::{Applied, Turn};
-use super::{Application, Change, Fate, Fault, KeptEvents, Origin, Refusal, Whose};
+use super::application::{AppliedInput, InputApplication};
+use super::{
+    ApplyContext, DeferredEvents, InputDisposition, InputFault, InputOrigin, InstanceIdentity,
+    RequestRefusal, SagaTransition,
+};
 use crate::Json;
-use crate::definition::{Action, Saga};
-use crate::input::{Input, Verb, What};
-use crate::instance::{Entry, Instance, Purpose, Record};
+use crate::definition::{Saga, StepAction};
+use crate::input::{InstanceInput, InstanceInputKind, Verb};
+use crate::instance::{CommandPurpose, CorrelationEntry, CorrelationRecord, SagaInstance};
 
 /// Makes an instance one of the newest of these versions, by way of those between. The newest comes first.
 ///
@@ -20,14 +23,21 @@ use crate::instance::{Entry, Instance, Purpose, Record};
 #[must_use]
 pub fn migrate(
     versions: &[Arc<Saga>],
-    whose: Whose<'_>,
-    record: &Record,
-    input: &Input,
-    kept: &KeptEvents,
-) -> Change {
-    let refused = |refusal: Refusal| Change::nothing(Fate::Refused(refusal), Some(record.clone()));
-    let (Entry::Live(instance), What::Verb { verb: Verb::Migrate, .. }) = (&record.entry, &input.what) else {
-        return refused(Refusal::new("SAGA_NOT_RUNNING", "there is no instance that could be migrated"));
+    whose: InstanceIdentity<'_>,
+    record: &CorrelationRecord,
+    input: &InstanceInput,
+    kept: &DeferredEvents,
+) -> SagaTransition {
+    let refused = |refusal: RequestRefusal| {
+        SagaTransition::nothing(InputDisposition::Refused(refusal), Some(record.clone()))
+    };
+    let (CorrelationEntry::Live(instance), InstanceInputKind::Verb { verb: Verb::Migrate, .. }) =
+        (&record.entry, &input.what)
+    else {
+        return refused(RequestRefusal::new(
+            "SAGA_NOT_RUNNING",
+            "there is no instance that could be migrated",
+        ));
     };
     match migrated_along(versions, whose, record, instance, input, kept) {
         Ok(change) => change,
@@ -38,36 +48,39 @@ pub fn migrate(
 /// Migrates version by version.
 fn migrated_along(
     versions: &[Arc<Saga>],
-    whose: Whose<'_>,
-    record: &Record,
-    instance: &Instance,
-    input: &Input,
-    kept: &KeptEvents,
-) -> Result<Change, Refusal> {
+    whose: InstanceIdentity<'_>,
+    record: &CorrelationRecord,
+    instance: &SagaInstance,
+    input: &InstanceInput,
+    kept: &DeferredEvents,
+) -> Result<SagaTransition, RequestRefusal> {
     let (way, last) = way(versions, instance.version)?;
     // Takes in what happens on the way; its journal comes before that of the last version.
-    let mut before = Change::nothing(Fate::Applied, None);
+    let mut before = SagaTransition::nothing(InputDisposition::Applied, None);
     let mut instance = instance.clone();
     for saga in way {
-        let turn = Turn::new(saga, whose, moved(saga, &instance)?, input);
+        let turn = InputApplication::new(saga, whose, moved(saga, &instance)?, input);
         let applied = turn.migrated().map_err(|fault| {
             let (name, version) = (&saga.name, saga.version);
-            Refusal::new("SAGA_FAULT", format!("on the way, at version {version} of `{name}`: {fault}"))
+            RequestRefusal::new(
+                "SAGA_FAULT",
+                format!("on the way, at version {version} of `{name}`: {fault}"),
+            )
         })?;
         instance = before.take_in(applied, input, None);
     }
-    let application = Application { saga: last, whose, input, origin: Origin::Fresh, kept };
-    let turn = Turn::new(last, whose, moved(last, &instance)?, input);
+    let application = ApplyContext { saga: last, whose, input, origin: InputOrigin::Fresh, kept };
+    let turn = InputApplication::new(last, whose, moved(last, &instance)?, input);
     let mut change = application.finish(record.clone(), turn.migrated());
-    if change.fate == Fate::Applied {
+    if change.fate == InputDisposition::Applied {
         change.journal.splice(0..0, before.journal);
     }
     Ok(change)
 }
 
 /// Finds the way from a version to the newest: the versions between, the oldest first, and the newest.
-fn way(versions: &[Arc<Saga>], from: u32) -> Result<(Vec<&Saga>, &Saga), Refusal> {
-    let refuse = |message: String| Refusal::new("SAGA_NOT_MIGRATABLE", message);
+fn way(versions: &[Arc<Saga>], from: u32) -> Result<(Vec<&Saga>, &Saga), RequestRefusal> {
+    let refuse = |message: String| RequestRefusal::new("SAGA_NOT_MIGRATABLE", message);
     let Some(last) = versions.first() else {
         return Err(refuse("there is no version of its saga".to_owned()));
     };
@@ -106,9 +119,9 @@ fn way(versions: &[Arc<Saga>], from: u32) -> Result<(Vec<&Saga>, &Saga), Refusal
     Ok((between, last))
 }
 
-impl Turn<'_> {
+impl InputApplication<'_> {
     /// Sets what the migration says, once everything has its new name.
-    fn migrated(mut self) -> Result<Applied, Fault> {
+    fn migrated(mut self) -> Result<AppliedInput, InputFault> {
         let saga = self.saga;
         if let Some(migrate) = &saga.migrate {
             self.assign(&migrate.set, &[])?;
@@ -121,16 +134,16 @@ impl Turn<'_> {
             // What was never set is nothing, whatever it may hold.
             if *value != Json::Null && !kind.kind.holds(value) {
                 let wanted = kind.kind.as_str().to_owned();
-                return Err(Fault::Kind { field: field.clone(), wanted, found: value.kind() });
+                return Err(InputFault::Kind { field: field.clone(), wanted, found: value.kind() });
             }
         }
-        self.done(Fate::Applied)
+        self.done(InputDisposition::Applied)
     }
 }
 
 /// The instance with the names of the other definition.
-fn moved(saga: &Saga, instance: &Instance) -> Result<Instance, Refusal> {
-    let refuse = |message: String| Err(Refusal::new("SAGA_NOT_MIGRATABLE", message));
+fn moved(saga: &Saga, instance: &SagaInstance) -> Result<SagaInstance, RequestRefusal> {
+    let refuse = |message: String| Err(RequestRefusal::new("SAGA_NOT_MIGRATABLE", message));
     let Some(migrate) = saga.migrate.as_ref().filter(|migrate| migrate.from == instance.version) else {
         return refuse(format!(
             "version {} of `{}` does not say how to migrate from version {}",
@@ -155,15 +168,15 @@ fn moved(saga: &Saga, instance: &Instance) -> Result<Instance, Refusal> {
     }
     let ended = std::mem::take(&mut moved.progress.ended);
     moved.progress.ended = ended.into_iter().map(|(branch, ended)| (renamed(&branch), ended)).collect();
-    fits(saga, &moved).map(|()| Instance { state: with_all_fields(saga, moved.state.clone()), ..moved })
+    fits(saga, &moved).map(|()| SagaInstance { state: with_all_fields(saga, moved.state.clone()), ..moved })
 }
 
 /// Checks that the definition has everything that the instance is in the middle of.
-fn fits(saga: &Saga, moved: &Instance) -> Result<(), Refusal> {
-    let refuse = |message: String| Err(Refusal::new("SAGA_NOT_MIGRATABLE", message));
+fn fits(saga: &Saga, moved: &SagaInstance) -> Result<(), RequestRefusal> {
+    let refuse = |message: String| Err(RequestRefusal::new("SAGA_NOT_MIGRATABLE", message));
     let has_branch = |step: &StepName, branch: &StepName| match saga.steps.get(step).map(|step| &step.action)
     {
-        Some(Action::Work(work)) => work.branches.iter().any(|known| known.name == *branch),
+        Some(StepAction::Work(work)) => work.branches.iter().any(|known| known.name == *branch),
         _ => false,
     };
     let Some(step) = saga.steps.get(&moved.step) else {
@@ -172,7 +185,7 @@ fn fits(saga: &Saga, moved: &Instance) -> Result<(), Refusal> {
             saga.version, moved.step
         ));
     };
-    let forward = moved.open.values().filter(|open| open.purpose == Purpose::Forward);
+    let forward = moved.open.values().filter(|open| open.purpose == CommandPurpose::Forward);
     let stacked = moved.stack.iter().map(|done| (&done.step, &done.branch));
     for (step, branch) in forward.map(|open| (&open.step, &open.branch)).chain(stacked) {
         if !has_branch(step, branch) {
@@ -182,7 +195,7 @@ fn fits(saga: &Saga, moved: &Instance) -> Result<(), Refusal> {
             ));
         }
     }
-    if let Action::Wait(wait) = &step.action {
+    if let StepAction::Wait(wait) = &step.action {
         for (name, timer) in moved.timers.iter().filter(|(_, timer)| timer.is_of_step) {
             if !wait.on.contains_key(&timer.raise) {
                 let (step, raise) = (&moved.step, &timer.raise);

@@ -2,15 +2,15 @@
 
 use model::{SagaStatus, StepName};
 
-use super::turn::{Applied, Turn};
-use super::{Fate, Fault, Ignored};
+use super::application::{AppliedInput, InputApplication};
+use super::{IgnoreReason, InputDisposition, InputFault};
 use crate::Json;
-use crate::definition::{Action, Join, Work};
-use crate::input::{CommandResult, Outcome};
-use crate::instance::{Ended, Open, Purpose};
+use crate::definition::{JoinPolicy, StepAction, StepWork};
+use crate::input::{CommandOutcome, CommandResult};
+use crate::instance::{BranchResult, CommandPurpose, OpenCommand};
 
 /// What a result means for whoever waits for it.
-struct Verdict {
+struct InterpretedResult {
     is_success: bool,
     /// Whether it may have happened although it did not succeed.
     is_uncertain: bool,
@@ -18,9 +18,9 @@ struct Verdict {
     why: String,
 }
 
-impl Verdict {
+impl InterpretedResult {
     fn of(result: &CommandResult) -> Self {
-        let is_success = result.outcome == Outcome::Succeeded;
+        let is_success = result.outcome == CommandOutcome::Succeeded;
         let mut payload = result.payload.clone();
         let mut code = result.outcome.code().to_owned();
         // `result.code` says of every failure which one it is.
@@ -39,28 +39,33 @@ impl Verdict {
     }
 }
 
-impl<'a> Turn<'a> {
+impl<'a> InputApplication<'a> {
     /// Gives the instance the end of a command.
-    pub(super) fn result(mut self, result: &CommandResult) -> Result<Applied, Fault> {
+    pub(super) fn result(mut self, result: &CommandResult) -> Result<AppliedInput, InputFault> {
         let Some(open) = self.instance.open.remove(&result.command) else {
-            return Ok(self.unchanged(Fate::Ignored(Ignored::NotOpen)));
+            return Ok(self.unchanged(InputDisposition::Ignored(IgnoreReason::NotOpen)));
         };
-        let verdict = Verdict::of(result);
+        let verdict = InterpretedResult::of(result);
         match open.purpose {
-            Purpose::Forward => self.forward(&open, result, verdict)?,
-            Purpose::Tidy => self.tidied(&open, &verdict)?,
-            Purpose::Undo => self.undone(&open, verdict.is_success, &verdict.why)?,
-            Purpose::Last if verdict.is_success => self.end(crate::transition::SagaEvent::Undone)?,
-            Purpose::Last => {
+            CommandPurpose::Forward => self.forward(&open, result, verdict)?,
+            CommandPurpose::Tidy => self.tidied(&open, &verdict)?,
+            CommandPurpose::Undo => self.undone(&open, verdict.is_success, &verdict.why)?,
+            CommandPurpose::Last if verdict.is_success => self.end(crate::transition::SagaEvent::Undone)?,
+            CommandPurpose::Last => {
                 let why = format!("what follows the last compensation failed: {}", verdict.why);
-                self.stick(Purpose::Last, &why)?;
+                self.stick(CommandPurpose::Last, &why)?;
             }
         }
-        self.done(Fate::Applied)
+        self.done(InputDisposition::Applied)
     }
 
     /// Takes the end of a step's own work.
-    fn forward(&mut self, open: &Open, result: &CommandResult, verdict: Verdict) -> Result<(), Fault> {
+    fn forward(
+        &mut self,
+        open: &OpenCommand,
+        result: &CommandResult,
+        verdict: InterpretedResult,
+    ) -> Result<(), InputFault> {
         let branch = self.branch(&open.step, &open.branch)?;
         let needs_result = branch.compensate.as_ref().is_some_and(|undo| undo.uses("result"));
         if verdict.is_success || verdict.is_uncertain {
@@ -75,21 +80,24 @@ impl<'a> Turn<'a> {
         if self.instance.status == SagaStatus::Compensating {
             return self.go_on_undoing();
         }
-        let Action::Work(work) = &self.step()?.action else {
-            return Err(Fault::no("work of the step", &self.instance.step));
+        let StepAction::Work(work) = &self.step()?.action else {
+            return Err(InputFault::no("work of the step", &self.instance.step));
         };
         let has_compensation = branch.compensate.is_some();
         let came_late = self.instance.progress.has_succeeded == Some(true);
         if came_late && has_compensation && (verdict.is_success || verdict.is_uncertain) {
             self.instance.progress.untidy.push(open.branch.clone());
         }
-        let Verdict { is_success, is_uncertain, result, .. } = verdict;
-        self.instance.progress.ended.insert(open.branch.clone(), Ended { is_success, is_uncertain, result });
+        let InterpretedResult { is_success, is_uncertain, result, .. } = verdict;
+        self.instance
+            .progress
+            .ended
+            .insert(open.branch.clone(), BranchResult { is_success, is_uncertain, result });
         self.join(work)
     }
 
     /// Decides about a step whose work has ended in part or whole.
-    pub(super) fn join(&mut self, work: &'a Work) -> Result<(), Fault> {
+    pub(super) fn join(&mut self, work: &'a StepWork) -> Result<(), InputFault> {
         let all = work.branches.len();
         let needed = work.join.needs(all);
         let good = self.instance.progress.ended.values().filter(|ended| ended.is_success).count();
@@ -118,34 +126,34 @@ impl<'a> Turn<'a> {
     }
 
     /// Orders the compensation of a branch that its step succeeded without.
-    fn order_undoing(&mut self, branch: &StepName) -> Result<(), Fault> {
+    fn order_undoing(&mut self, branch: &StepName) -> Result<(), InputFault> {
         let step = self.instance.step.clone();
         let at = self.instance.stack.iter().rposition(|done| done.step == step && done.branch == *branch);
         let (Some(at), Some(order)) = (at, &self.branch(&step, branch)?.compensate) else {
-            return Err(Fault::no("compensation", format_args!("{step}/{branch}")));
+            return Err(InputFault::no("compensation", format_args!("{step}/{branch}")));
         };
-        self.order_compensation(at, order, Purpose::Tidy)
+        self.order_compensation(at, order, CommandPurpose::Tidy)
     }
 
     /// Takes the end of such a compensation.
-    fn tidied(&mut self, open: &Open, verdict: &Verdict) -> Result<(), Fault> {
+    fn tidied(&mut self, open: &OpenCommand, verdict: &InterpretedResult) -> Result<(), InputFault> {
         if !verdict.is_success {
             let why = format!("the compensation of `{}` failed: {}", open.branch, verdict.why);
             let is_undoing = self.instance.status == SagaStatus::Compensating;
-            return self.stick(if is_undoing { Purpose::Undo } else { Purpose::Tidy }, &why);
+            return self.stick(if is_undoing { CommandPurpose::Undo } else { CommandPurpose::Tidy }, &why);
         }
         self.instance.stack.retain(|done| done.step != open.step || done.branch != open.branch);
         self.instance.progress.untidy.pop();
         if self.instance.status == SagaStatus::Compensating {
             return self.go_on_undoing();
         }
-        let Action::Work(work) = &self.step()?.action else {
-            return Err(Fault::no("work of the step", &self.instance.step));
+        let StepAction::Work(work) = &self.step()?.action else {
+            return Err(InputFault::no("work of the step", &self.instance.step));
         };
         self.join(work)
     }
 
-    fn step_succeeded(&mut self, work: &'a Work) -> Result<(), Fault> {
+    fn step_succeeded(&mut self, work: &'a StepWork) -> Result<(), InputFault> {
         if self.step()?.is_pivot {
             self.instance.is_past_pivot = true;
             // It came too late to be undone, and whoever asked was told that it may.
@@ -153,12 +161,12 @@ impl<'a> Turn<'a> {
         }
         let result = self.result_of(work, true);
         if !self.follow(&work.on_success, &[("result", &result)])? {
-            return Err(Fault::no("way to go on after the step", &self.instance.step));
+            return Err(InputFault::no("way to go on after the step", &self.instance.step));
         }
         Ok(())
     }
 
-    fn step_failed(&mut self, work: &'a Work) -> Result<(), Fault> {
+    fn step_failed(&mut self, work: &'a StepWork) -> Result<(), InputFault> {
         let step = self.instance.step.clone();
         let result = self.result_of(work, false);
         let code = match &result {
@@ -170,7 +178,7 @@ impl<'a> Turn<'a> {
         let is_uncertain = self.instance.progress.ended.values().any(|ended| ended.is_uncertain);
         if self.step()?.is_pivot && is_uncertain {
             let why = format!("nobody knows whether the pivot `{step}` happened{code}");
-            return self.stick(Purpose::Forward, &why);
+            return self.stick(CommandPurpose::Forward, &why);
         }
         if let Some(reason) = self.instance.cancelled.take() {
             return self.undo(&reason);
@@ -179,17 +187,18 @@ impl<'a> Turn<'a> {
             return Ok(());
         }
         if self.instance.is_past_pivot {
-            return self.stick(Purpose::Forward, &why);
+            return self.stick(CommandPurpose::Forward, &why);
         }
         self.undo(&why)
     }
 
     /// What came of a step: the result of its only branch, or those of all by name.
-    fn result_of(&self, work: &Work, is_success: bool) -> Json {
+    fn result_of(&self, work: &StepWork, is_success: bool) -> Json {
         let ended = &self.instance.progress.ended;
         if work.is_parallel {
-            let results =
-                ended.iter().filter(|(_, ended)| !is_success || work.join == Join::All || ended.is_success);
+            let results = ended
+                .iter()
+                .filter(|(_, ended)| !is_success || work.join == JoinPolicy::All || ended.is_success);
             return Json::Map(
                 results.map(|(name, ended)| (name.to_string(), ended.result.clone())).collect(),
             );

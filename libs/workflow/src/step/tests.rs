@@ -9,10 +9,10 @@ use crate::Json;
 
 use super::*;
 use crate::InputId;
-use crate::input::{CommandResult, Outcome};
+use crate::input::{CommandOutcome, CommandResult};
 use crate::instance::{decode, encode};
-use crate::manifest::{Definition, read};
-use crate::replay::{Difference, Made, again, chain, replay};
+use crate::manifest::{ManifestDefinition, read};
+use crate::replay::{ComputedTransition, ReplayDifference, chain, replay, verify_transition};
 
 mod compensation;
 mod golden;
@@ -25,8 +25,8 @@ mod random;
 fn sagas(text: &str) -> Vec<Arc<Saga>> {
     let documents = read("test.yaml", text).unwrap_or_else(|problems| panic!("{problems}"));
     let sagas = documents.into_iter().filter_map(|document| match document.definition {
-        Definition::Saga(saga) => Some(saga),
-        Definition::Provider(_) => None,
+        ManifestDefinition::Saga(saga) => Some(saga),
+        ManifestDefinition::Provider(_) => None,
     });
     sagas.collect()
 }
@@ -40,22 +40,22 @@ fn json(text: &str) -> Json {
 }
 
 /// One correlation, with everything that is kept of it.
-struct World {
+struct InstanceHarness {
     saga: Arc<Saga>,
     definitions: BTreeMap<BlobHash, Arc<Saga>>,
     tenant: TenantId,
     correlation: CorrelationId,
-    record: Option<Record>,
-    kept: KeptEvents,
-    held: BTreeMap<u64, Input>,
-    letters: BTreeMap<u64, (Letter, Input)>,
-    journal: Vec<Row>,
+    record: Option<CorrelationRecord>,
+    kept: DeferredEvents,
+    held: BTreeMap<u64, InstanceInput>,
+    letters: BTreeMap<u64, (DeadLetter, InstanceInput)>,
+    journal: Vec<JournalRow>,
     /// Everything that was ordered, in order.
     ordered: Vec<WorkItem>,
     now: u64,
 }
 
-impl World {
+impl InstanceHarness {
     fn new(saga: &Arc<Saga>) -> Self {
         Self {
             saga: Arc::clone(saga),
@@ -63,7 +63,7 @@ impl World {
             tenant: "acme".parse().expect("a tenant"),
             correlation: "c-1".parse().expect("a correlation"),
             record: None,
-            kept: KeptEvents::new(),
+            kept: DeferredEvents::new(),
             held: BTreeMap::new(),
             letters: BTreeMap::new(),
             journal: Vec::new(),
@@ -76,53 +76,62 @@ impl World {
         Self::new(&saga(text))
     }
 
-    fn give(&mut self, input: &Input, origin: Origin) -> Fate {
-        let whose = Whose { tenant: &self.tenant, correlation: &self.correlation };
+    fn give(&mut self, input: &InstanceInput, origin: InputOrigin) -> InputDisposition {
+        let whose = InstanceIdentity { tenant: &self.tenant, correlation: &self.correlation };
         let (versions, change) = match (&input.what, &self.record) {
-            (What::Verb { verb: Verb::Migrate, .. }, Some(record)) => {
+            (InstanceInputKind::Verb { verb: Verb::Migrate, .. }, Some(record)) => {
                 let mut versions: Vec<_> = self.definitions.values().map(Arc::clone).collect();
                 versions.sort_by_key(|saga| std::cmp::Reverse(saga.version));
                 let change = migrate(&versions, whose, record, input, &self.kept);
                 (versions, change)
             }
             (_, record) => {
-                let pinned = record.as_ref().and_then(Record::definition).unwrap_or(self.saga.hash);
+                let pinned =
+                    record.as_ref().and_then(CorrelationRecord::definition).unwrap_or(self.saga.hash);
                 let saga = &self.definitions[&pinned];
                 let change = apply(saga, whose, record.as_ref(), input, origin, &self.kept);
                 (vec![Arc::clone(saga)], change)
             }
         };
         let (record, kept) = (self.record.as_ref(), &self.kept);
-        let made = Made { versions: &versions, whose, record, origin, kept, change: &change };
-        assert_eq!(again(made), Ok(!change.journal.is_empty()), "it comes to the same once more");
+        let made = ComputedTransition { versions: &versions, whose, record, origin, kept, change: &change };
+        assert_eq!(verify_transition(made), Ok(!change.journal.is_empty()), "it comes to the same once more");
         self.commit(input, origin, change)
     }
 
-    fn commit(&mut self, input: &Input, origin: Origin, change: Change) -> Fate {
+    fn commit(
+        &mut self,
+        input: &InstanceInput,
+        origin: InputOrigin,
+        change: SagaTransition,
+    ) -> InputDisposition {
         let before = self.record.take();
-        let waits = matches!((&change.fate, origin), (Fate::Held(_), _) | (_, Origin::Held(_)));
+        let waits =
+            matches!((&change.fate, origin), (InputDisposition::Held(_), _) | (_, InputOrigin::Held(_)));
         let change =
             if waits { change.weighing(before.as_ref(), encode(input).len() as u64) } else { change };
-        for number in &change.taken {
+        for number in &change.removed {
             assert!(self.kept.remove(number).is_some(), "{number} was not kept");
         }
-        for (number, input) in change.kept.clone() {
+        for (number, input) in change.deferred.clone() {
             assert!(self.kept.insert(number, input).is_none(), "{number} is kept twice");
         }
-        if let Origin::Held(number) = origin
+        if let InputOrigin::Held(number) = origin
             && change.record.as_ref().is_some_and(|record| record.held.first > number)
         {
             self.held.remove(&number);
         }
-        if let Origin::Letter(number) = origin {
+        if let InputOrigin::Letter(number) = origin {
             self.letters.remove(&number);
         }
         match &change.fate {
-            Fate::Held(number) => assert!(self.held.insert(*number, input.clone()).is_none()),
-            Fate::Dead(letter) => drop(self.letters.insert(letter.number, (letter.clone(), input.clone()))),
+            InputDisposition::Held(number) => assert!(self.held.insert(*number, input.clone()).is_none()),
+            InputDisposition::DeadLetter(letter) => {
+                drop(self.letters.insert(letter.number, (letter.clone(), input.clone())))
+            }
             _ => {}
         }
-        for (letter, input) in change.letters.clone() {
+        for (letter, input) in change.dead_letters.clone() {
             assert!(self.letters.insert(letter.number, (letter, input)).is_none());
         }
         let revision = before.as_ref().and_then(chain).map_or(0, |(revision, _)| revision);
@@ -138,7 +147,7 @@ impl World {
             change.record.as_ref().map(|record| decode(&encode(record)).expect("as it was written"));
         assert_eq!(self.record, change.record);
         for row in &change.journal {
-            assert_eq!(decode::<Row>(&encode(row)).as_ref(), Ok(row));
+            assert_eq!(decode::<JournalRow>(&encode(row)).as_ref(), Ok(row));
         }
         change.fate
     }
@@ -152,41 +161,48 @@ impl World {
         {
             let number = record.held.first;
             let input = self.held[&number].clone();
-            self.give(&input, Origin::Held(number));
+            self.give(&input, InputOrigin::Held(number));
         }
     }
 
-    fn event(&mut self, id: &str, kind: &str, data: &str) -> Fate {
-        self.give(&self.event_input(id, kind, data), Origin::Fresh)
+    fn event(&mut self, id: &str, kind: &str, data: &str) -> InputDisposition {
+        self.give(&self.event_input(id, kind, data), InputOrigin::Fresh)
     }
 
-    fn event_input(&self, id: &str, kind: &str, data: &str) -> Input {
-        let event = Event { id: InputId::Event(id.to_owned()), ..Event::sent(id, kind, json(data)) };
-        Input { time: Timestamp::from_millis(self.now), what: What::Event(event) }
+    fn event_input(&self, id: &str, kind: &str, data: &str) -> InstanceInput {
+        let event =
+            DomainEvent { id: InputId::Event(id.to_owned()), ..DomainEvent::sent(id, kind, json(data)) };
+        InstanceInput { time: Timestamp::from_millis(self.now), what: InstanceInputKind::Event(event) }
     }
 
-    fn verb(&mut self, request: &str, verb: Verb) -> Fate {
-        let what = What::Verb { request: request.to_owned(), verb };
-        let fate = self.give(&Input { time: Timestamp::from_millis(self.now), what }, Origin::Fresh);
+    fn verb(&mut self, request: &str, verb: Verb) -> InputDisposition {
+        let what = InstanceInputKind::Verb { request: request.to_owned(), verb };
+        let fate =
+            self.give(&InstanceInput { time: Timestamp::from_millis(self.now), what }, InputOrigin::Fresh);
         self.drain();
         fate
     }
 
-    fn result(&mut self, command: CommandId, outcome: Outcome, payload: &str) -> Fate {
-        let may_have_happened = matches!(outcome, Outcome::Unknown);
+    fn result(&mut self, command: CommandId, outcome: CommandOutcome, payload: &str) -> InputDisposition {
+        let may_have_happened = matches!(outcome, CommandOutcome::Unknown);
         let result = CommandResult { command, outcome, may_have_happened, payload: json(payload) };
-        let input = Input { time: Timestamp::from_millis(self.now), what: What::Result(result) };
-        self.give(&input, Origin::Fresh)
+        let input =
+            InstanceInput { time: Timestamp::from_millis(self.now), what: InstanceInputKind::Result(result) };
+        self.give(&input, InputOrigin::Fresh)
     }
 
     /// Alters the change that an event makes, and tells what making it again says of that.
-    fn differs(&self, input: &Input, alter: impl FnOnce(&mut Change)) -> Result<bool, Difference> {
-        let whose = Whose { tenant: &self.tenant, correlation: &self.correlation };
-        let (record, origin, kept) = (self.record.as_ref(), Origin::Fresh, &self.kept);
+    fn differs(
+        &self,
+        input: &InstanceInput,
+        alter: impl FnOnce(&mut SagaTransition),
+    ) -> Result<bool, ReplayDifference> {
+        let whose = InstanceIdentity { tenant: &self.tenant, correlation: &self.correlation };
+        let (record, origin, kept) = (self.record.as_ref(), InputOrigin::Fresh, &self.kept);
         let mut change = apply(&self.saga, whose, record, input, origin, kept);
         alter(&mut change);
         let versions = std::slice::from_ref(&self.saga);
-        again(Made { versions, whose, record, origin, kept, change: &change })
+        verify_transition(ComputedTransition { versions, whose, record, origin, kept, change: &change })
     }
 
     /// The command that is open for a branch.
@@ -195,12 +211,12 @@ impl World {
         *open.unwrap_or_else(|| panic!("nothing is open for {branch}: {:?}", self.instance().open)).0
     }
 
-    fn succeed(&mut self, branch: &str, payload: &str) -> Fate {
-        self.result(self.open(branch), Outcome::Succeeded, payload)
+    fn succeed(&mut self, branch: &str, payload: &str) -> InputDisposition {
+        self.result(self.open(branch), CommandOutcome::Succeeded, payload)
     }
 
-    fn fail(&mut self, branch: &str, payload: &str) -> Fate {
-        self.result(self.open(branch), Outcome::Failed, payload)
+    fn fail(&mut self, branch: &str, payload: &str) -> InputDisposition {
+        self.result(self.open(branch), CommandOutcome::Failed, payload)
     }
 
     /// Fires what is due until then; gives how many were.
@@ -208,11 +224,11 @@ impl World {
         let mut fired = 0;
         while let Some((due, name, generation)) = self.next_timer().filter(|(due, ..)| *due <= millis) {
             self.now = self.now.max(due);
-            let input = Input {
+            let input = InstanceInput {
                 time: Timestamp::from_millis(due),
-                what: What::Timer { name: name.clone(), generation },
+                what: InstanceInputKind::Timer { name: name.clone(), generation },
             };
-            if matches!(self.give(&input, Origin::Fresh), Fate::Later(_)) {
+            if matches!(self.give(&input, InputOrigin::Fresh), InputDisposition::Later(_)) {
                 break;
             }
             fired += 1;
@@ -229,15 +245,15 @@ impl World {
             .min()
     }
 
-    fn instance(&self) -> &Instance {
-        self.record.as_ref().and_then(Record::instance).expect("an instance")
+    fn instance(&self) -> &SagaInstance {
+        self.record.as_ref().and_then(CorrelationRecord::instance).expect("an instance")
     }
 
     fn status(&self) -> SagaStatus {
         match &self.record.as_ref().expect("a record").entry {
-            Entry::Live(instance) => instance.status,
-            Entry::Ended(tombstone) => tombstone.status,
-            Entry::Awaited(_) => panic!("it has not started"),
+            CorrelationEntry::Live(instance) => instance.status,
+            CorrelationEntry::Ended(tombstone) => tombstone.status,
+            CorrelationEntry::Awaited(_) => panic!("it has not started"),
         }
     }
 
@@ -248,16 +264,16 @@ impl World {
     /// What was ordered, in short: `effect`, `Command` or `-effect` for one that is not wanted any more.
     fn orders(&self) -> Vec<String> {
         let short = |item: &WorkItem| match &item.what {
-            Ordered::Effect { effect, .. } => effect.to_string(),
-            Ordered::Command { kind, .. } => kind.clone(),
-            Ordered::Cancel { effect, .. } => format!("-{effect}"),
+            WorkPayload::Effect { effect, .. } => effect.to_string(),
+            WorkPayload::Command { kind, .. } => kind.clone(),
+            WorkPayload::Cancel { effect, .. } => format!("-{effect}"),
         };
         self.ordered.iter().map(short).collect()
     }
 
     /// Runs the journal again.
     fn assert_replays(&self) {
-        let whose = Whose { tenant: &self.tenant, correlation: &self.correlation };
+        let whose = InstanceIdentity { tenant: &self.tenant, correlation: &self.correlation };
         let find = |hash| self.definitions.get(&hash).cloned();
         let again = replay(find, whose, &self.journal).expect("the same");
         let (again, record) = (again.as_ref().and_then(chain), self.record.as_ref().and_then(chain));

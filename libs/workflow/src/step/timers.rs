@@ -5,26 +5,30 @@ use std::time::Duration;
 
 use model::{BlobHash, Timestamp};
 
-use super::turn::{Applied, Turn};
-use super::{AWAITED, Fate, Fault, Ignored};
+use super::application::{AppliedInput, InputApplication};
+use super::{AWAITED, IgnoreReason, InputDisposition, InputFault};
 use crate::InputId;
 use crate::Json;
-use crate::definition::{Due, TIMER_AHEAD_MAX, TIMERS_MAX, TimerSpec};
-use crate::input::Event;
-use crate::instance::{Entry, Record, Timer};
+use crate::definition::{TIMER_AHEAD_MAX, TIMERS_MAX, TimerDue, TimerSpec};
+use crate::input::DomainEvent;
+use crate::instance::{CorrelationEntry, CorrelationRecord, Timer};
 
 /// The timers of a record, by name.
-pub(super) fn of(record: &Record) -> BTreeMap<&str, &Timer> {
+pub(super) fn of(record: &CorrelationRecord) -> BTreeMap<&str, &Timer> {
     match &record.entry {
-        Entry::Live(instance) => instance.timers.iter().map(|(name, timer)| (name.as_str(), timer)).collect(),
-        Entry::Awaited(awaited) if !awaited.kept.is_empty() => BTreeMap::from([(AWAITED, &awaited.timer)]),
-        Entry::Awaited(_) | Entry::Ended(_) => BTreeMap::new(),
+        CorrelationEntry::Live(instance) => {
+            instance.timers.iter().map(|(name, timer)| (name.as_str(), timer)).collect()
+        }
+        CorrelationEntry::Awaited(awaited) if !awaited.kept.is_empty() => {
+            BTreeMap::from([(AWAITED, &awaited.timer)])
+        }
+        CorrelationEntry::Awaited(_) | CorrelationEntry::Ended(_) => BTreeMap::new(),
     }
 }
 
-impl Turn<'_> {
+impl InputApplication<'_> {
     /// Sets timers; one that is set already is replaced.
-    pub(super) fn set_timers(&mut self, timers: &[TimerSpec], is_of_step: bool) -> Result<(), Fault> {
+    pub(super) fn set_timers(&mut self, timers: &[TimerSpec], is_of_step: bool) -> Result<(), InputFault> {
         for spec in timers {
             let generation = self.instance.generations + 1;
             let due = self.due(spec)? + self.jitter(spec, generation);
@@ -34,30 +38,31 @@ impl Turn<'_> {
         }
         let found = self.instance.timers.len();
         if found > TIMERS_MAX {
-            return Err(Fault::Limit { what: "an instance, in timers,", most: TIMERS_MAX, found });
+            return Err(InputFault::Limit { what: "an instance, in timers,", most: TIMERS_MAX, found });
         }
         Ok(())
     }
 
-    fn due(&self, spec: &TimerSpec) -> Result<Timestamp, Fault> {
+    fn due(&self, spec: &TimerSpec) -> Result<Timestamp, InputFault> {
         let now = self.instance.now;
-        let number =
-            |formula: &crate::formula::Formula| match self.with_scope(&[], |scope| formula.value(scope))? {
-                Json::Int(number) => Ok(u64::try_from(number).unwrap_or(0)),
-                other => {
-                    let wanted = "a whole number of milliseconds".to_owned();
-                    Err(Fault::Kind { field: format!("timer {}", spec.name), wanted, found: other.kind() })
-                }
-            };
+        let number = |formula: &crate::formula::Formula| match self
+            .with_scope(&[], |scope| formula.value(scope))?
+        {
+            Json::Int(number) => Ok(u64::try_from(number).unwrap_or(0)),
+            other => {
+                let wanted = "a whole number of milliseconds".to_owned();
+                Err(InputFault::Kind { field: format!("timer {}", spec.name), wanted, found: other.kind() })
+            }
+        };
         let due = match &spec.due {
-            Due::After(length) => now + *length,
-            Due::AfterFormula(formula) => now + Duration::from_millis(number(formula)?),
-            Due::At(formula) => Timestamp::from_millis(number(formula)?),
+            TimerDue::After(length) => now + *length,
+            TimerDue::AfterFormula(formula) => now + Duration::from_millis(number(formula)?),
+            TimerDue::At(formula) => Timestamp::from_millis(number(formula)?),
         };
         if due.since(now) > TIMER_AHEAD_MAX {
             let days = |length: Duration| usize::try_from(length.as_secs() / 86_400).unwrap_or(usize::MAX);
             let (most, found) = (days(TIMER_AHEAD_MAX), days(due.since(now)));
-            return Err(Fault::Limit { what: "a timer, in days ahead,", most, found });
+            return Err(InputFault::Limit { what: "a timer, in days ahead,", most, found });
         }
         Ok(due)
     }
@@ -77,20 +82,20 @@ impl Turn<'_> {
     }
 
     /// Fires a timer.
-    pub(super) fn timer(mut self, name: &str, generation: u64) -> Result<Applied, Fault> {
+    pub(super) fn timer(mut self, name: &str, generation: u64) -> Result<AppliedInput, InputFault> {
         let found = self.instance.timers.iter().find(|(known, _)| known.as_str() == name);
         let Some((known, timer)) = found.filter(|(_, timer)| timer.generation == generation) else {
-            return Ok(self.unchanged(Fate::Ignored(Ignored::OldTimer)));
+            return Ok(self.unchanged(InputDisposition::Ignored(IgnoreReason::OldTimer)));
         };
         // Whoever fires it decides by the clock; that it is not too early is looked at here as well.
         if self.input.time < timer.due {
-            return Ok(self.unchanged(Fate::Ignored(Ignored::OldTimer)));
+            return Ok(self.unchanged(InputDisposition::Ignored(IgnoreReason::OldTimer)));
         }
         let (known, raise) = (known.clone(), timer.raise.clone());
         self.instance.timers.remove(&known);
         let request = format!("timer {name} {generation}");
         let data = Json::object([("timer", Json::text(name))]);
-        let event = Event { id: self.input.id(), ..Event::sent(&request, &raise, data) };
+        let event = DomainEvent { id: self.input.id(), ..DomainEvent::sent(&request, &raise, data) };
         self.event(&event)
     }
 }

@@ -2,19 +2,19 @@
 
 use model::SagaStatus;
 
-use super::turn::{Applied, Turn};
-use super::{Fate, Fault, Refusal};
+use super::application::{AppliedInput, InputApplication};
+use super::{InputDisposition, InputFault, RequestRefusal};
 use crate::Json;
-use crate::definition::Action;
-use crate::input::{Event, Verb, What};
-use crate::instance::{Ended, Purpose, Record, Stuck, cut};
+use crate::definition::StepAction;
+use crate::input::{DomainEvent, InstanceInputKind, Verb};
+use crate::instance::{BranchResult, CommandPurpose, CorrelationRecord, StuckReason, cut};
 use crate::transition::{self, SagaEvent};
 
-impl<'a> Turn<'a> {
+impl<'a> InputApplication<'a> {
     /// Gives the instance a verb. One that is refused changes nothing.
-    pub(super) fn verb(self, verb: &Verb, record: &Record) -> Result<Applied, Fault> {
+    pub(super) fn verb(self, verb: &Verb, record: &CorrelationRecord) -> Result<AppliedInput, InputFault> {
         if let Some(refusal) = self.refusal(verb, record) {
-            return Ok(self.unchanged(Fate::Refused(refusal)));
+            return Ok(self.unchanged(InputDisposition::Refused(refusal)));
         }
         match verb {
             Verb::Send { kind, data } => self.send(kind, data),
@@ -27,15 +27,15 @@ impl<'a> Turn<'a> {
             Verb::Complete { reason } => self.complete(reason),
             Verb::Start { .. } | Verb::Migrate => {
                 let message = "it runs already";
-                Ok(self.unchanged(Fate::Refused(Refusal::new("SAGA_EXISTS", message))))
+                Ok(self.unchanged(InputDisposition::Refused(RequestRefusal::new("SAGA_EXISTS", message))))
             }
         }
     }
 
     /// Decides whether a verb can be carried out as things stand.
-    fn refusal(&self, verb: &Verb, record: &Record) -> Option<Refusal> {
+    fn refusal(&self, verb: &Verb, record: &CorrelationRecord) -> Option<RequestRefusal> {
         let status = self.instance.status;
-        let refuse = |reason: &str, message: String| Some(Refusal::new(reason, message));
+        let refuse = |reason: &str, message: String| Some(RequestRefusal::new(reason, message));
         if record.is_paused
             && !matches!(verb, Verb::Resume | Verb::Kill { .. } | Verb::Send { .. } | Verb::Start { .. })
         {
@@ -69,27 +69,27 @@ impl<'a> Turn<'a> {
         }
     }
 
-    fn send(self, kind: &str, data: &Json) -> Result<Applied, Fault> {
+    fn send(self, kind: &str, data: &Json) -> Result<AppliedInput, InputFault> {
         let request = match &self.input.what {
-            What::Verb { request, .. } => request.clone(),
+            InstanceInputKind::Verb { request, .. } => request.clone(),
             _ => String::new(),
         };
-        let event = Event::sent(&request, kind, data.clone());
+        let event = DomainEvent::sent(&request, kind, data.clone());
         self.event(&event)
     }
 
-    fn pause(mut self, event: SagaEvent, verb: &Verb) -> Result<Applied, Fault> {
+    fn pause(mut self, event: SagaEvent, verb: &Verb) -> Result<AppliedInput, InputFault> {
         // Whoever got stuck while being paused can be resumed as well.
         if self.instance.status != SagaStatus::Stuck {
             self.happen(event)?;
         }
-        let mut applied = self.done(Fate::Applied)?;
+        let mut applied = self.done(InputDisposition::Applied)?;
         applied.verb = Some(verb.clone());
         Ok(applied)
     }
 
     /// Undoes what was done. While the pivot is under way, that waits for its end: it may succeed.
-    fn cancel(mut self, reason: &str) -> Result<Applied, Fault> {
+    fn cancel(mut self, reason: &str) -> Result<AppliedInput, InputFault> {
         let is_at_pivot = self.step()?.is_pivot && !self.instance.open.is_empty();
         if is_at_pivot {
             self.instance.cancelled = Some(cut(reason));
@@ -97,53 +97,54 @@ impl<'a> Turn<'a> {
         } else {
             self.undo(reason)?;
         }
-        self.done(Fate::Applied)
+        self.done(InputDisposition::Applied)
     }
 
-    fn kill(mut self, reason: &str) -> Result<Applied, Fault> {
+    fn kill(mut self, reason: &str) -> Result<AppliedInput, InputFault> {
         self.cancel_open();
         self.instance.reason = Some(cut(reason));
         self.end(SagaEvent::Kill)?;
-        let mut applied = self.done(Fate::Applied)?;
+        let mut applied = self.done(InputDisposition::Applied)?;
         // Whatever held it back has nothing to hold back any more.
         applied.verb = Some(Verb::Resume);
         Ok(applied)
     }
 
-    fn complete(mut self, reason: &str) -> Result<Applied, Fault> {
+    fn complete(mut self, reason: &str) -> Result<AppliedInput, InputFault> {
         self.instance.reason = Some(cut(reason)).filter(|reason| !reason.is_empty());
         self.end(SagaEvent::Complete)?;
-        self.done(Fate::Applied)
+        self.done(InputDisposition::Applied)
     }
 
     /// Takes the instance out of where it is stuck; gives what it is stuck at.
-    fn mend(&mut self) -> Result<Stuck, Fault> {
+    fn mend(&mut self) -> Result<StuckReason, InputFault> {
         let stuck = self.instance.stuck.take();
-        let stuck = stuck.unwrap_or_else(|| Stuck { purpose: Purpose::Forward, why: String::new() });
+        let stuck =
+            stuck.unwrap_or_else(|| StuckReason { purpose: CommandPurpose::Forward, why: String::new() });
         self.happen(match stuck.purpose {
-            Purpose::Forward | Purpose::Tidy => SagaEvent::Mend,
-            Purpose::Undo | Purpose::Last => SagaEvent::MendUndoing,
+            CommandPurpose::Forward | CommandPurpose::Tidy => SagaEvent::Mend,
+            CommandPurpose::Undo | CommandPurpose::Last => SagaEvent::MendUndoing,
         })?;
         Ok(stuck)
     }
 
-    fn retry_step(mut self) -> Result<Applied, Fault> {
+    fn retry_step(mut self) -> Result<AppliedInput, InputFault> {
         match self.mend()?.purpose {
-            Purpose::Forward => self.order_failed()?,
-            Purpose::Tidy => {
-                if let Action::Work(work) = &self.step()?.action {
+            CommandPurpose::Forward => self.order_failed()?,
+            CommandPurpose::Tidy => {
+                if let StepAction::Work(work) = &self.step()?.action {
                     self.join(work)?;
                 }
             }
-            Purpose::Undo | Purpose::Last => self.go_on_undoing()?,
+            CommandPurpose::Undo | CommandPurpose::Last => self.go_on_undoing()?,
         }
-        self.done(Fate::Applied)
+        self.done(InputDisposition::Applied)
     }
 
     /// Orders the branches anew that have not succeeded.
-    fn order_failed(&mut self) -> Result<(), Fault> {
+    fn order_failed(&mut self) -> Result<(), InputFault> {
         let step = self.instance.step.clone();
-        let Action::Work(work) = &self.step()?.action else { return Ok(()) };
+        let StepAction::Work(work) = &self.step()?.action else { return Ok(()) };
         self.instance.progress.ended.retain(|_, ended| ended.is_success);
         self.instance.progress.has_succeeded = None;
         let done: Vec<_> = self.instance.progress.ended.keys().cloned().collect();
@@ -154,14 +155,15 @@ impl<'a> Turn<'a> {
         Ok(())
     }
 
-    fn skip_step(mut self, result: &Json) -> Result<Applied, Fault> {
+    fn skip_step(mut self, result: &Json) -> Result<AppliedInput, InputFault> {
         match self.mend()?.purpose {
-            Purpose::Forward => {
-                let Action::Work(work) = &self.step()?.action else {
-                    return Err(Fault::no("work of the step", &self.instance.step));
+            CommandPurpose::Forward => {
+                let StepAction::Work(work) = &self.step()?.action else {
+                    return Err(InputFault::no("work of the step", &self.instance.step));
                 };
                 for branch in &work.branches {
-                    let ended = Ended { is_success: true, is_uncertain: false, result: result.clone() };
+                    let ended =
+                        BranchResult { is_success: true, is_uncertain: false, result: result.clone() };
                     let known =
                         self.instance.progress.ended.entry(branch.name.clone()).or_insert(ended.clone());
                     if !known.is_success {
@@ -171,21 +173,21 @@ impl<'a> Turn<'a> {
                 self.instance.progress.has_succeeded = Some(true);
                 self.join(work)?;
             }
-            Purpose::Tidy => {
+            CommandPurpose::Tidy => {
                 if let Some(branch) = self.instance.progress.untidy.pop() {
                     let step = self.instance.step.clone();
                     self.instance.stack.retain(|done| done.step != step || done.branch != branch);
                 }
-                if let Action::Work(work) = &self.step()?.action {
+                if let StepAction::Work(work) = &self.step()?.action {
                     self.join(work)?;
                 }
             }
-            Purpose::Undo => {
+            CommandPurpose::Undo => {
                 self.instance.stack.pop();
                 self.go_on_undoing()?;
             }
-            Purpose::Last => self.end(transition::SagaEvent::Undone)?,
+            CommandPurpose::Last => self.end(transition::SagaEvent::Undone)?,
         }
-        self.done(Fate::Applied)
+        self.done(InputDisposition::Applied)
     }
 }

@@ -6,7 +6,7 @@ use model::job::BlobRef;
 use model::{ActorId, BlobHash, ReasonCode, ReportKind, ScriptSource, Timestamp};
 use proto::v1;
 use proto::v1::gateway_service_client::GatewayServiceClient;
-use queue::{Ending, LogChunk};
+use queue::{JobEndReport, LogChunk};
 use testkit::{PATIENCE, wait_until};
 
 use crate::suite::{Front, Said, Suite, execution, key};
@@ -93,7 +93,8 @@ async fn jobs_go_there_and_come_back(front: Front) {
         .expect("logged");
     let mut how = end(Outcome::Succeeded);
     how.outputs.insert("out.txt".into(), made);
-    let ending = |job, end| Ending { job_key: key(job), end, last_log: None, output_tail: String::new() };
+    let ending =
+        |job, end| JobEndReport { job_key: key(job), end, last_log: None, output_tail: String::new() };
     worker.instance.finish(&ending(1, how.clone())).await.expect("finished");
     worker.instance.finish(&ending(2, end(Outcome::Failed))).await.expect("finished");
 
@@ -137,8 +138,12 @@ async fn what_is_not_acknowledged_is_told_again(front: Front) {
     assert_eq!(second.outcome(9).await, "", "the same job again is the same job");
     // Whoever sends it again may have lost what was said of it.
     second.report(key(1), started).await;
-    let ending =
-        Ending { job_key: key(1), end: end(Outcome::Succeeded), last_log: None, output_tail: String::new() };
+    let ending = JobEndReport {
+        job_key: key(1),
+        end: end(Outcome::Succeeded),
+        last_log: None,
+        output_tail: String::new(),
+    };
     worker.instance.finish(&ending).await.expect("finished");
     second.report(key(1), ended).await;
     all_answered(&suite).await;

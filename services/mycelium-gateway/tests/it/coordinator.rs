@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
-use envelope::{Certificate, Sealer};
+use envelope::{GatewayCertificate, Sealer};
 use identity::{Identity, IssueOptions, Pki, ServiceName, SigningKey, TrustDomain};
-use model::dialing::AddressRules;
-use model::{Letter, Timestamp};
+use model::address_rules::AddressRules;
+use model::{DirectMessage, Timestamp};
 use mycelium::Bus;
-use mycelium_gateway::mail_policy::{MailPolicy, Strangers};
+use mycelium_gateway::mail_policy::{MailPolicy, StrangerMailPolicy};
 use mycelium_gateway::{Config, Deps, dial};
 use proto::internal::v1 as wire;
 use proto::internal::v1::message_box_service_server::{MessageBoxService, MessageBoxServiceServer};
@@ -24,7 +24,7 @@ use tonic::{Request, Response, Status};
 
 use crate::suite::{FakeRegistry, GATEWAY, Router, publish};
 
-/// What somebody else has to know of a coordinator to write to it over gRPC.
+/// Certificate authority of a coordinator, for peers that write to it over gRPC.
 pub(crate) struct Authority {
     dir: tempfile::TempDir,
     pki: Pki,
@@ -55,7 +55,7 @@ impl Authority {
 #[derive(Default)]
 pub(crate) struct With {
     pub(crate) bus: Option<Arc<dyn Bus>>,
-    /// Whose certificates are believed over gRPC.
+    /// Authority whose certificates are accepted over gRPC.
     pub(crate) others: Option<PathBuf>,
     pub(crate) secrets_dir: Option<PathBuf>,
     pub(crate) runner: v1::Runner,
@@ -63,7 +63,7 @@ pub(crate) struct With {
     pub(crate) also: Vec<(u32, v1::Runner)>,
     /// Which addresses it dials; nothing for those of this machine as well.
     pub(crate) addresses: Option<AddressRules>,
-    /// Whose letters it takes; nothing for anybody's.
+    /// Policy on incoming mail; absent: anyone's is taken.
     pub(crate) mail: Option<MailPolicy>,
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct Coordinator {
 impl Coordinator {
     pub(crate) async fn start(with: With) -> Self {
         let With { bus, others, secrets_dir, runner, also, addresses, mail } = with;
-        let mail = mail.unwrap_or(MailPolicy { listed: Vec::new(), strangers: Strangers::Any });
+        let mail = mail.unwrap_or(MailPolicy { listed: Vec::new(), strangers: StrangerMailPolicy::Any });
         let authority = Authority::new();
         let inbox = FakeBox::default();
         let storage = {
@@ -102,7 +102,7 @@ impl Coordinator {
         let (root, key) = (SigningKey::generate(), SigningKey::generate());
         let now = Timestamp::now();
         let until = Timestamp::from_millis(now.as_millis() + 3_600_000);
-        let certificate = Certificate::issue(&root, key.verifying_key(), now, until);
+        let certificate = GatewayCertificate::issue(&root, key.verifying_key(), now, until);
         let us = Identity::Service(ServiceName::MyceliumGateway);
         let tls = authority.gateway();
         let local = || AddressRules::new(vec!["127.0.0.1".parse().expect("a rule")]);
@@ -136,7 +136,7 @@ impl Coordinator {
         self.root.verifying_key().to_string()
     }
 
-    /// Its address for others.
+    /// Returns the coordinator's address for others.
     pub(crate) fn grpc(&self) -> String {
         format!("grpc://{}", self.address)
     }
@@ -168,8 +168,8 @@ pub(crate) struct FakeBox(Arc<Mutex<Taken>>);
 
 #[derive(Debug, Default)]
 struct Taken {
-    letters: Vec<(Letter, bool)>,
-    /// Of each letter that was taken, whether another coordinator has brought it.
+    letters: Vec<(DirectMessage, bool)>,
+    /// For each accepted letter: true when another coordinator has brought it.
     foreign: Vec<bool>,
     duplicates: usize,
     refusal: Option<(&'static str, bool)>,
@@ -177,13 +177,13 @@ struct Taken {
 }
 
 impl FakeBox {
-    /// What was taken, with whether its signature was checked, and how often something came again.
-    pub(crate) fn taken(&self) -> (Vec<(Letter, bool)>, usize) {
+    /// Returns the accepted letters, with whether each signature was checked, and the number of duplicates.
+    pub(crate) fn taken(&self) -> (Vec<(DirectMessage, bool)>, usize) {
         let taken = self.0.lock().expect("not poisoned");
         (taken.letters.clone(), taken.duplicates)
     }
 
-    /// Of each letter that was taken, whether another coordinator has brought it.
+    /// Returns, for each accepted letter, whether another coordinator has brought it.
     pub(crate) fn foreign(&self) -> Vec<bool> {
         self.0.lock().expect("not poisoned").foreign.clone()
     }
@@ -208,7 +208,7 @@ impl MessageBoxService for FakeBox {
         request: Request<wire::AcceptLetterRequest>,
     ) -> Result<Response<wire::AcceptLetterResponse>, Status> {
         let wire::AcceptLetterRequest { letter_json, verified, foreign } = request.into_inner();
-        let letter: Letter = serde_json::from_slice(&letter_json).expect("a letter");
+        let letter: DirectMessage = serde_json::from_slice(&letter_json).expect("a letter");
         let mut taken = self.0.lock().expect("not poisoned");
         if let Some(status) = &taken.failure {
             return Err(status.clone());

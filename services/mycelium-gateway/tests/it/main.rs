@@ -1,11 +1,11 @@
 //! The gateway between a router and a real supervisor, over both ways there are to speak to one.
 
-mod attempt_logs;
+mod commands;
 mod conversation;
 mod coordinator;
-mod letters;
+mod log_reads;
+mod mail;
 mod plain;
 mod reloading;
 mod suite;
 mod supervisors;
-mod wishes;

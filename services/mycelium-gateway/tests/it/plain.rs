@@ -9,7 +9,8 @@ use model::supervision::{COORDINATOR_TOPIC, SUPERVISOR_TOPIC, method};
 use model::{AttemptEnd, ReasonCode, ReportKind};
 use mycelium::json_rpc::{METHOD_NOT_FOUND, answer};
 use mycelium::{
-    Answer, Bus, BusPeers, Handler, MemoryNetwork, Peer, PublicKey, Request, RpcError, Side, Unguarded,
+    Bus, BusPeers, JsonRpcError, JsonRpcHandler, JsonRpcPeer, JsonRpcRequest, JsonRpcResult, MemoryNetwork,
+    PeerEndpoint, PublicKey, Unguarded,
 };
 use proto::internal::v1 as wire;
 use proto::internal::v1::exchange_request::Frame;
@@ -24,17 +25,21 @@ use crate::suite::{Router, execution, key};
 /// Runs each job when it is asked to, however often, and answers when it has ended; knows no other method.
 struct Ancestor {
     ran: mpsc::UnboundedSender<u32>,
-    /// Whether slow jobs have ended.
+    /// True once slow jobs have ended.
     gate: watch::Receiver<bool>,
 }
 
-impl Handler for Ancestor {
-    fn handle(&self, _: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+impl JsonRpcHandler for Ancestor {
+    fn handle(
+        &self,
+        _: &JsonRpcPeer,
+        requests: Vec<JsonRpcRequest>,
+    ) -> BoxFuture<'static, Vec<JsonRpcResult>> {
         let answers = requests.into_iter().map(|request| {
             let (ran, mut gate) = (self.ran.clone(), self.gate.clone());
             async move {
                 if request.method != method::JOB_RUN {
-                    return Err(RpcError::of_protocol(METHOD_NOT_FOUND, "there is no such method"));
+                    return Err(JsonRpcError::of_protocol(METHOD_NOT_FOUND, "there is no such method"));
                 }
                 let params: Value = serde_json::from_str(request.params.get()).expect("JSON");
                 let job =
@@ -48,7 +53,7 @@ impl Handler for Ancestor {
                         gate.wait_for(|open| *open).await.expect("it opens");
                         answer(&json!({ "status": "finished", "result": { "late": true } }))
                     }
-                    _ => Err(RpcError::refused("QUEUE_FULL", false, "later")),
+                    _ => Err(JsonRpcError::refused("QUEUE_FULL", false, "later")),
                 }
             }
         });
@@ -72,7 +77,7 @@ impl Scene {
         let ((sender, ran), (gate, gated)) = (mpsc::unbounded_channel(), watch::channel(false));
         let inbox = theirs.listen(SUPERVISOR_TOPIC).expect("free");
         let handler = Arc::new(Ancestor { ran: sender, gate: gated });
-        let side = move |_| Side { handler: handler.clone(), guard: Arc::new(Unguarded) };
+        let side = move |_| PeerEndpoint { handler: handler.clone(), guard: Arc::new(Unguarded) };
         let peers = BusPeers::new(theirs, Arc::new(side));
         tokio::spawn(async move { peers.run(inbox, COORDINATOR_TOPIC).await });
         let runner = v1::Runner {

@@ -1,11 +1,11 @@
-//! What the gateway signs with changes while it runs.
+//! Changes of the signing files while the gateway runs.
 
 use envelope::NewRoot;
 use identity::Identity;
 use model::execution::Outcome;
 use proto::v1;
 use proto::v1::gateway_service_client::GatewayServiceClient;
-use queue::Ending;
+use queue::JobEndReport;
 use testkit::{PATIENCE, wait_until};
 
 use crate::conversation::{accepted, end, ended};
@@ -81,7 +81,7 @@ async fn jobs_go_on_under_another_root(front: Front) {
     wait_until(changed, PATIENCE, "conversations begin anew").await;
     worker
         .instance
-        .finish(&Ending {
+        .finish(&JobEndReport {
             job_key: key(1),
             end: end(Outcome::Succeeded),
             last_log: None,

@@ -27,7 +27,7 @@ use proto::internal::v1::exchange_response::Frame as Answer;
 use proto::internal::v1::gateway_link_service_client::GatewayLinkServiceClient;
 use proto::internal::v1::registry_view_service_server::{RegistryViewService, RegistryViewServiceServer};
 use proto::v1;
-use queue::{About, Instance, Intake, Taken};
+use queue::{ClaimedJob, InstanceDescriptor, InstanceSession, JobConsumer};
 use rpc::{Allow, Channel, Error, LocalServer, MethodPolicy, Mount};
 use testkit::RedisServer;
 use tokio::sync::mpsc;
@@ -56,7 +56,7 @@ pub(crate) struct Suite {
     pub(crate) coordinator: String,
     /// Where the root is, and what the gateway signs with.
     pub(crate) pki: tempfile::TempDir,
-    /// What the gateway counts.
+    /// Metrics of the gateway.
     pub(crate) metrics: prometheus::Registry,
     gateway: LocalServer,
     shutdown: CancellationToken,
@@ -243,7 +243,7 @@ pub(crate) struct Router {
     _reading: JoinSet<()>,
 }
 
-/// What the gateway says to a router.
+/// Item that the gateway sends to a router.
 #[derive(Debug)]
 pub(crate) enum Said {
     Outcome(wire::DeliveryOutcome),
@@ -280,7 +280,7 @@ impl Router {
         Self { sender, answers, unread: Vec::new(), address: address.to_owned(), _reading: reading }
     }
 
-    /// Whether nothing was heard of a job so far.
+    /// Returns true when nothing was heard of a job so far.
     pub(crate) fn is_silent_of(&self, job: JobKey) -> bool {
         !self.unread.iter().any(|said| matches!(said, Said::Report(_, report) if report.job_key == job))
     }
@@ -347,7 +347,7 @@ impl Router {
         .await
     }
 
-    /// What became of the wish to read a piece of output: the piece, or why there is none.
+    /// Waits for the outcome of a log read: the piece, or why there is none.
     pub(crate) async fn log_read(&mut self, of: u64) -> Result<wire::LogPiece, wire::LogRefusal> {
         use wire::log_reading::Result as Reading;
         let reading = self
@@ -381,8 +381,8 @@ impl Router {
 
 /// An instance without scripts.
 pub(crate) struct Worker {
-    pub(crate) instance: Instance,
-    intake: Intake,
+    pub(crate) instance: InstanceSession,
+    intake: JobConsumer,
 }
 
 impl Worker {
@@ -392,7 +392,7 @@ impl Worker {
             group: "default".parse().expect("a name"),
             number: 1,
         };
-        let about = About {
+        let about = InstanceDescriptor {
             hostname: "here".into(),
             pid: std::process::id(),
             process_start: 1,
@@ -406,7 +406,7 @@ impl Worker {
         Self { instance, intake }
     }
 
-    pub(crate) async fn take(&mut self, count: usize) -> Vec<Taken> {
+    pub(crate) async fn take(&mut self, count: usize) -> Vec<ClaimedJob> {
         let mut taken = Vec::new();
         while taken.len() < count {
             taken.extend(self.intake.next(count - taken.len(), pending()).await.expect("an answer"));
@@ -501,7 +501,7 @@ impl FakeRegistry {
         self.runners.send_modify(|runners| runners.push((context_id, runner)));
     }
 
-    /// What was heard last.
+    /// Returns the last presence that was heard.
     pub(crate) fn heard(&self) -> Option<Presence> {
         self.heard.borrow().clone()
     }

@@ -1,4 +1,4 @@
-//! Who is believed to be a supervisor: whoever its runner record means, by key, or by node where it speaks plainly.
+//! Admission of supervisors: by the key of the runner record, or by node where the record says plain.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,8 +11,8 @@ use model::supervision::{COORDINATOR_TOPIC, JobAccepted, SUPERVISOR_TOPIC, metho
 use model::{Presence, ReportKind, limits};
 use mycelium::json_rpc::answer;
 use mycelium::{
-    Answer, Bus, BusPeers, Call, CallError, Destination, Form, Handler, MemoryNetwork, Peer, PublicKey,
-    Request, RpcError, Side, Unguarded,
+    Bus, BusDestination, BusPeers, CallError, JsonRpcCall, JsonRpcError, JsonRpcHandler, JsonRpcPeer,
+    JsonRpcRequest, JsonRpcResult, MemoryNetwork, PayloadForm, PeerEndpoint, PublicKey, Unguarded,
 };
 use proto::internal::v1 as wire;
 use proto::internal::v1::exchange_request::Frame;
@@ -27,7 +27,7 @@ use crate::conversation::accepted;
 use crate::coordinator::{Coordinator, With};
 use crate::suite::{Front, Router, Suite, execution, key};
 
-/// What the gateway says of the only supervisor.
+/// Returns the gateway's description of the only supervisor.
 pub(crate) async fn peer(channel: Channel) -> v1::Peer {
     let gateway = GatewayServiceClient::new(channel).get_gateway(v1::GetGatewayRequest {}).await;
     gateway.expect("allowed").into_inner().peers.remove(0)
@@ -71,7 +71,7 @@ async fn a_pinned_key_is_the_only_one_over_the_bus() {
     a_pinned_key_is_the_only_one(Front::Bus).await;
 }
 
-/// What somebody was sent: methods and parameters.
+/// Requests that a node was sent: methods and parameters.
 type Requests = mpsc::UnboundedReceiver<(String, serde_json::Value)>;
 
 /// Accepts every job that comes with its secret, if it has one; tells what it was sent.
@@ -80,14 +80,18 @@ struct OldSupervisor {
     secret: Option<&'static str>,
 }
 
-impl Handler for OldSupervisor {
-    fn handle(&self, _: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+impl JsonRpcHandler for OldSupervisor {
+    fn handle(
+        &self,
+        _: &JsonRpcPeer,
+        requests: Vec<JsonRpcRequest>,
+    ) -> BoxFuture<'static, Vec<JsonRpcResult>> {
         let answers = requests.iter().map(|request| {
             let params: serde_json::Value = serde_json::from_str(request.params.get()).expect("JSON");
             let is_known = self.secret.is_none_or(|secret| params["secret"] == secret);
             self.sender.send((request.method.clone(), params)).ok();
             if !is_known {
-                return Err(RpcError::refused("FORBIDDEN", true, "another secret"));
+                return Err(JsonRpcError::refused("FORBIDDEN", true, "another secret"));
             }
             match request.method.as_str() {
                 method::SUPERVISOR_INFO => answer(&Presence {
@@ -110,12 +114,12 @@ fn old_supervisor(bus: Arc<dyn Bus>) -> (BusPeers, Requests) {
     old_supervisor_with(bus, None)
 }
 
-/// The same that listens to nobody who does not know its secret.
+/// Starts an old supervisor that rejects requests without its secret.
 fn old_supervisor_with(bus: Arc<dyn Bus>, secret: Option<&'static str>) -> (BusPeers, Requests) {
     let (sender, requests) = mpsc::unbounded_channel();
     let inbox = bus.listen(SUPERVISOR_TOPIC).expect("free");
     let handler = Arc::new(OldSupervisor { sender, secret });
-    let side = move |_| Side { handler: handler.clone(), guard: Arc::new(Unguarded) };
+    let side = move |_| PeerEndpoint { handler: handler.clone(), guard: Arc::new(Unguarded) };
     let peers = BusPeers::new(bus, Arc::new(side));
     let listening = peers.clone();
     tokio::spawn(async move { listening.run(inbox, COORDINATOR_TOPIC).await });
@@ -181,11 +185,11 @@ async fn a_plain_supervisor_is_sent_its_secret_and_known_by_its_node() {
     assert_eq!(job["job_key"], key(1).to_string());
 
     // What it says is heard, plainly; what another node says plainly is not, nor is this one answered for it.
-    let to = Destination::Key(ours.key());
+    let to = BusDestination::Key(ours.key());
     let presence = serde_json::json!({ "supervisor": "old", "version": "0", "instances": [], "queued": 3 });
     let say_this = async |from: &BusPeers, presence: &serde_json::Value, wait| {
-        let peer = from.peer_in(to, COORDINATOR_TOPIC, Form::Plain).await.expect("known");
-        let call = Call::new(method::SUPERVISOR_PRESENCE, presence).expect("JSON");
+        let peer = from.peer_in(to, COORDINATOR_TOPIC, PayloadForm::Plain).await.expect("known");
+        let call = JsonRpcCall::new(method::SUPERVISOR_PRESENCE, presence).expect("JSON");
         peer.call_batch(vec![call], wait).await.remove(0)
     };
     let say = async |from: &BusPeers, wait| say_this(from, &presence, wait).await;
@@ -214,7 +218,7 @@ async fn a_plain_supervisor_is_sent_its_secret_and_known_by_its_node() {
 }
 
 /// Changes while it is asked who it is: what it tells at once overtakes its answer.
-struct ChangingSupervisor(mpsc::UnboundedSender<Peer>);
+struct ChangingSupervisor(mpsc::UnboundedSender<JsonRpcPeer>);
 
 fn with_instances(count: usize, queued: u64) -> Presence {
     let instance = model::InstanceInfo {
@@ -236,13 +240,17 @@ fn with_instances(count: usize, queued: u64) -> Presence {
     }
 }
 
-async fn told_of(peer: &Peer, presence: &Presence) {
-    let call = Call::new(method::SUPERVISOR_PRESENCE, presence).expect("JSON");
+async fn told_of(peer: &JsonRpcPeer, presence: &Presence) {
+    let call = JsonRpcCall::new(method::SUPERVISOR_PRESENCE, presence).expect("JSON");
     peer.call_batch(vec![call], PATIENCE).await.remove(0).expect("heard");
 }
 
-impl Handler for ChangingSupervisor {
-    fn handle(&self, peer: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+impl JsonRpcHandler for ChangingSupervisor {
+    fn handle(
+        &self,
+        peer: &JsonRpcPeer,
+        requests: Vec<JsonRpcRequest>,
+    ) -> BoxFuture<'static, Vec<JsonRpcResult>> {
         let (peer, asking) = (peer.clone(), self.0.clone());
         Box::pin(async move {
             told_of(&peer, &with_instances(1, 0)).await;
@@ -266,7 +274,7 @@ async fn a_change_that_overtakes_an_answer_is_not_forgotten_for_it() {
     let (asking, mut asked) = mpsc::unbounded_channel();
     let inbox = theirs.listen(SUPERVISOR_TOPIC).expect("free");
     let handler = Arc::new(ChangingSupervisor(asking));
-    let side = move |_| Side { handler: handler.clone(), guard: Arc::new(Unguarded) };
+    let side = move |_| PeerEndpoint { handler: handler.clone(), guard: Arc::new(Unguarded) };
     let changing = BusPeers::new(theirs, Arc::new(side));
     tokio::spawn(async move { changing.run(inbox, COORDINATOR_TOPIC).await });
     let here = Coordinator::start(With { bus: Some(ours), runner, ..With::default() }).await;

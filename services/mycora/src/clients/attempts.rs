@@ -3,8 +3,8 @@
 use proto::v1;
 use uuid::Uuid;
 
-use super::{CALL_TIMEOUT, Clients, PATIENT_WAITS, Pieces, RETRY_WAITS, repeat, timed};
-use crate::failure::{CallError, Failure};
+use super::{ApiResponseStream, CALL_TIMEOUT, Clients, PATIENT_WAITS, RETRY_WAITS, repeat, timed};
+use crate::failure::{ApiCallError, CliError};
 
 /// For how long one call waits for an end, in seconds: shorter than an answer may take.
 const WAIT_SECS: u32 = 20;
@@ -14,20 +14,20 @@ impl Clients {
     pub async fn run_attempt(
         &self,
         request: &v1::RunAttemptRequest,
-    ) -> Result<v1::RunAttemptResponse, Failure> {
+    ) -> Result<v1::RunAttemptResponse, CliError> {
         debug_assert!(!request.request_id.is_empty());
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
         Ok(call!(client, run_attempt, request).await?)
     }
 
     /// Reads where an attempt stands.
-    pub async fn get_attempt(&self, job_key: String) -> Result<v1::GetAttemptResponse, Failure> {
+    pub async fn get_attempt(&self, job_key: String) -> Result<v1::GetAttemptResponse, CliError> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
         Ok(call!(client, get_attempt, v1::GetAttemptRequest { job_key: job_key.clone() }).await?)
     }
 
     /// Waits until an attempt has ended. Tried again for as long as a supervisor may need to start anew.
-    pub async fn wait_attempt(&self, job_key: &str) -> Result<v1::WaitAttemptResponse, Failure> {
+    pub async fn wait_attempt(&self, job_key: &str) -> Result<v1::WaitAttemptResponse, CliError> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
         let request = v1::WaitAttemptRequest { job_key: job_key.to_owned(), timeout_secs: WAIT_SECS };
         loop {
@@ -43,7 +43,7 @@ impl Clients {
         &self,
         job_key: String,
         grace_secs: Option<u32>,
-    ) -> Result<v1::StopAttemptResponse, Failure> {
+    ) -> Result<v1::StopAttemptResponse, CliError> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
         let request = v1::StopAttemptRequest { request_id: Uuid::new_v4().to_string(), job_key, grace_secs };
         Ok(call!(client, stop_attempt, request).await?)
@@ -53,8 +53,10 @@ impl Clients {
     pub async fn stream_attempt_logs(
         &self,
         request: v1::StreamAttemptLogsRequest,
-    ) -> Result<Pieces<v1::StreamAttemptLogsResponse>, Failure> {
+    ) -> Result<ApiResponseStream<v1::StreamAttemptLogsResponse>, CliError> {
         let mut client = self.supervisor.clone()?;
-        Ok(Pieces(client.stream_attempt_logs(request).await.map_err(CallError::from)?.into_inner()))
+        Ok(ApiResponseStream(
+            client.stream_attempt_logs(request).await.map_err(ApiCallError::from)?.into_inner(),
+        ))
     }
 }

@@ -8,7 +8,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::{GrpcMethod, Request, Status};
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::profile::Profile;
 use crate::token::{HOLDS_MAX, TokenSigner};
 
@@ -20,20 +20,20 @@ const LEFT_MIN: Duration = Duration::from_secs(60);
 
 /// Puts a token into every call, where there is a key that signs some.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Bearer(Option<Arc<Tokens>>);
+pub(super) struct BearerInterceptor(Option<Arc<BearerTokenSource>>);
 
-impl Bearer {
+impl BearerInterceptor {
     /// Whether and how the profile wants it.
     ///
     /// # Errors
     /// When its key cannot be used.
-    pub(super) fn of(profile: &Profile) -> Result<Self, Failure> {
+    pub(super) fn of(profile: &Profile) -> Result<Self, CliError> {
         let signer = profile.shows_tokens().then(|| profile.token_signer()).transpose()?;
-        Ok(Self(signer.map(|signer| Arc::new(Tokens { signer, kept: Mutex::default() }))))
+        Ok(Self(signer.map(|signer| Arc::new(BearerTokenSource { signer, kept: Mutex::default() }))))
     }
 }
 
-impl Interceptor for Bearer {
+impl Interceptor for BearerInterceptor {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         if let Some(tokens) = &self.0 {
             let method = request.extensions().get::<GrpcMethod<'_>>().map_or("", GrpcMethod::method);
@@ -46,13 +46,13 @@ impl Interceptor for Bearer {
 
 /// Where tokens come from.
 #[derive(Debug)]
-struct Tokens {
+struct BearerTokenSource {
     signer: TokenSigner,
     /// The one for calls that only look, and its end.
     kept: Mutex<Option<(MetadataValue<Ascii>, Timestamp)>>,
 }
 
-impl Tokens {
+impl BearerTokenSource {
     /// What stands in the header of a call.
     fn value_for(&self, method: &str, now: Timestamp) -> MetadataValue<Ascii> {
         if !LOOKS.iter().any(|look| method.starts_with(look)) {
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn what_changes_something_has_a_token_of_its_own() {
         let signer = TokenSigner::new(SigningKey::generate(), ActorId(7), TrustDomain::default());
-        let tokens = Tokens { signer, kept: Mutex::default() };
+        let tokens = BearerTokenSource { signer, kept: Mutex::default() };
         let now = Timestamp::from_millis(1_800_000_000_000);
         let first = tokens.value_for("GetFlow", now);
         assert_eq!(tokens.value_for("ListFlows", now + Duration::from_secs(239)), first);

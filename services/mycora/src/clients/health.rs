@@ -13,8 +13,8 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::failure::CallError;
-use crate::profile::Host;
+use crate::failure::ApiCallError;
+use crate::profile::ApiService;
 
 /// Who is there answers at once.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -23,7 +23,7 @@ const MONTHS: [&str; 12] =
 
 /// How a service is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Condition {
+pub enum HealthProbeStatus {
     /// It works.
     Serving,
     /// It is there, and does not work.
@@ -34,9 +34,9 @@ pub enum Condition {
 
 /// What a server says of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Health {
+pub struct HealthProbeReply {
     /// How it is.
-    pub condition: Condition,
+    pub condition: HealthProbeStatus,
     /// The server's clock, in whole seconds, if it told it.
     pub date: Option<Timestamp>,
 }
@@ -45,31 +45,33 @@ pub struct Health {
 ///
 /// # Errors
 /// When nobody answers.
-pub async fn ask(channel: Channel, host: Host) -> Result<Health, CallError> {
+pub async fn probe(channel: Channel, host: ApiService) -> Result<HealthProbeReply, ApiCallError> {
     let service = service_of(host).to_owned();
     let mut request = Request::new(HealthCheckRequest { service });
     request.set_timeout(PATIENCE);
     let (condition, date) = match HealthClient::new(channel).check(request).await {
         Ok(answer) => {
             let serving = answer.get_ref().status() == ServingStatus::Serving;
-            let condition = if serving { Condition::Serving } else { Condition::NotServing };
+            let condition = if serving { HealthProbeStatus::Serving } else { HealthProbeStatus::NotServing };
             (condition, date_of(answer.metadata()))
         }
-        Err(status) if status.code() == Code::NotFound => (Condition::Absent, date_of(status.metadata())),
+        Err(status) if status.code() == Code::NotFound => {
+            (HealthProbeStatus::Absent, date_of(status.metadata()))
+        }
         Err(status) => return Err(status.into()),
     };
-    Ok(Health { condition, date })
+    Ok(HealthProbeReply { condition, date })
 }
 
-const fn service_of(host: Host) -> &'static str {
+const fn service_of(host: ApiService) -> &'static str {
     match host {
-        Host::Scheduler => flow_service_server::SERVICE_NAME,
-        Host::Storage => context_service_server::SERVICE_NAME,
-        Host::RunnerRegistry => runner_service_server::SERVICE_NAME,
-        Host::Router => message_service_server::SERVICE_NAME,
-        Host::MyceliumGateway => gateway_service_server::SERVICE_NAME,
-        Host::Supervisor => supervisor_service_server::SERVICE_NAME,
-        Host::Saga => saga_service_server::SERVICE_NAME,
+        ApiService::Scheduler => flow_service_server::SERVICE_NAME,
+        ApiService::Storage => context_service_server::SERVICE_NAME,
+        ApiService::RunnerRegistry => runner_service_server::SERVICE_NAME,
+        ApiService::Router => message_service_server::SERVICE_NAME,
+        ApiService::MyceliumGateway => gateway_service_server::SERVICE_NAME,
+        ApiService::Supervisor => supervisor_service_server::SERVICE_NAME,
+        ApiService::Saga => saga_service_server::SERVICE_NAME,
     }
 }
 

@@ -5,12 +5,15 @@
 
 use proto::v1;
 use proto::v1::saga_service_client::SagaServiceClient;
-use rpc::{Reason, Retry};
+use rpc::{RetryAdvice, RpcReason};
 use tonic::{Code, Status};
 use uuid::Uuid;
 
-use super::{CALL_TIMEOUT, Clients, PAGE_SIZE, Pieces, RETRY_WAITS, Way, repeat, repeat_in_time, timed};
-use crate::failure::{CallError, Failure};
+use super::{
+    ApiResponseStream, AuthenticatedChannel, CALL_TIMEOUT, Clients, PAGE_SIZE, RETRY_WAITS, repeat,
+    repeat_in_time, timed,
+};
+use crate::failure::{ApiCallError, CliError};
 
 /// The field of all requests that a server without tenants refuses to be given.
 const TENANT_FIELD: &str = "tenant_id";
@@ -27,7 +30,7 @@ macro_rules! change {
 }
 
 impl Clients {
-    fn sagas(&self) -> Result<&SagaServiceClient<Way>, Failure> {
+    fn sagas(&self) -> Result<&SagaServiceClient<AuthenticatedChannel>, CliError> {
         self.sagas.as_ref().map_err(Clone::clone)
     }
 
@@ -35,7 +38,7 @@ impl Clients {
     ///
     /// # Errors
     /// When the server cannot be reached. Anything else that is wrong is left to the call that is asked for.
-    pub async fn names_tenant(&self, tenant: &str) -> Result<bool, Failure> {
+    pub async fn names_tenant(&self, tenant: &str) -> Result<bool, CliError> {
         let request = v1::ListSagaDefinitionsRequest {
             tenant_id: tenant.to_owned(),
             page_size: 1,
@@ -43,7 +46,7 @@ impl Clients {
         };
         let client = self.sagas()?;
         match call!(client, list_saga_definitions, request).await {
-            Err(CallError { view, .. }) if view.code == Code::InvalidArgument => {
+            Err(ApiCallError { view, .. }) if view.code == Code::InvalidArgument => {
                 Ok(view.violations.iter().all(|violation| violation.field != TENANT_FIELD))
             }
             Err(error) if matches!(error.view.code, Code::Unavailable | Code::DeadlineExceeded) => {
@@ -57,22 +60,22 @@ impl Clients {
     pub async fn watch_sagas(
         &self,
         request: v1::WatchSagasRequest,
-    ) -> Result<Pieces<v1::WatchSagasResponse>, CallError> {
+    ) -> Result<ApiResponseStream<v1::WatchSagasResponse>, ApiCallError> {
         // What is wrong with the profile is told as it is.
-        let unknown = |failure: Failure| CallError::from(Status::invalid_argument(failure.to_string()));
+        let unknown = |failure: CliError| ApiCallError::from(Status::invalid_argument(failure.to_string()));
         let mut client = self.sagas().map_err(unknown)?.clone();
-        Ok(Pieces(client.watch_sagas(request).await?.into_inner()))
+        Ok(ApiResponseStream(client.watch_sagas(request).await?.into_inner()))
     }
 
     /// Processes a lane again. One try: how far it came is told as it goes.
     pub async fn replay_lane(
         &self,
         request: v1::ReplayLaneRequest,
-    ) -> Result<Pieces<v1::ReplayLaneResponse>, Failure> {
+    ) -> Result<ApiResponseStream<v1::ReplayLaneResponse>, CliError> {
         let mut client = self.sagas()?.clone();
         let id = request.request_id.clone();
         let asked = client.replay_lane(request).await;
-        Ok(Pieces(asked.map_err(|status| unanswered(status.into(), &id))?.into_inner()))
+        Ok(ApiResponseStream(asked.map_err(|status| unanswered(status.into(), &id))?.into_inner()))
     }
 
     /// Reads the operator's directory again. Where nothing was changed because of what is wrong with its files, the answer has all
@@ -80,11 +83,11 @@ impl Clients {
     pub async fn reload_sagas(
         &self,
         request: &v1::SagaServiceReloadRequest,
-    ) -> Result<v1::SagaServiceReloadResponse, Failure> {
+    ) -> Result<v1::SagaServiceReloadResponse, CliError> {
         debug_assert!(!request.request_id.is_empty());
         let client = self.sagas()?;
         let refused = match change!(client, reload, request) {
-            Err(error) if error.view.reason == Reason::ManifestsRefused.as_str() => error,
+            Err(error) if error.view.reason == RpcReason::ManifestsRefused.as_str() => error,
             answer => return answer.map_err(|error| unanswered(error, &request.request_id)),
         };
         let check = v1::SagaServiceReloadRequest {
@@ -102,7 +105,7 @@ impl Clients {
         &self,
         request: v1::GetSagaTimelineRequest,
         limit: u32,
-    ) -> Result<v1::GetSagaTimelineResponse, Failure> {
+    ) -> Result<v1::GetSagaTimelineResponse, CliError> {
         let client = self.sagas()?;
         let (mut request, mut all) = (request, v1::GetSagaTimelineResponse::default());
         loop {
@@ -124,17 +127,17 @@ impl Clients {
 }
 
 /// Tells how a change can be repeated whose answer did not come, and where to look for the reason.
-pub(crate) fn unanswered(error: CallError, request_id: &str) -> Failure {
-    let may_be_done = matches!(error.retry, Retry::Again { .. });
+pub(crate) fn unanswered(error: ApiCallError, request_id: &str) -> CliError {
+    let may_be_done = matches!(error.retry, RetryAdvice::Again { .. });
     let is_late = error.view.code == Code::DeadlineExceeded;
     let text = error.view.to_string();
-    match Failure::from(error) {
+    match CliError::from(error) {
         // The server is there, and waited.
-        Failure::Unreachable(_) if is_late => Failure::Unreachable(format!(
+        CliError::Unreachable(_) if is_late => CliError::Unreachable(format!(
             "{text}\n`mycora saga lanes` shows which lanes have no owner, and what is wrong with those that have one; \
              with --request-id {request_id} the same call has one effect"
         )),
-        Failure::Unreachable(text) if may_be_done => Failure::Unreachable(format!(
+        CliError::Unreachable(text) if may_be_done => CliError::Unreachable(format!(
             "{text}\nshould it have been done after all: with --request-id {request_id} it has one effect"
         )),
         other => other,
@@ -146,7 +149,7 @@ macro_rules! read {
     ($($(#[$doc:meta])* $name:ident: $request:ident -> $response:ident;)*) => {
         impl Clients {$(
             $(#[$doc])*
-            pub async fn $name(&self, request: &v1::$request) -> Result<v1::$response, Failure> {
+            pub async fn $name(&self, request: &v1::$request) -> Result<v1::$response, CliError> {
                 let client = self.sagas()?;
                 Ok(call!(client, $name, request).await?)
             }
@@ -178,7 +181,7 @@ macro_rules! listed {
     ($($(#[$doc:meta])* $name:ident: $request:ident -> $response:ident of $items:ident;)*) => {
         impl Clients {$(
             $(#[$doc])*
-            pub async fn $name(&self, request: v1::$request, limit: u32) -> Result<v1::$response, Failure> {
+            pub async fn $name(&self, request: v1::$request, limit: u32) -> Result<v1::$response, CliError> {
                 let client = self.sagas()?;
                 let ($items, next_page_token) = pages!(client, $name, request, $items, limit);
                 Ok(v1::$response { $items, next_page_token })
@@ -207,7 +210,7 @@ macro_rules! changed {
     ($($(#[$doc:meta])* $name:ident($method:ident): $request:ident -> $response:ident;)*) => {
         impl Clients {$(
             $(#[$doc])*
-            pub async fn $name(&self, request: &v1::$request) -> Result<v1::$response, Failure> {
+            pub async fn $name(&self, request: &v1::$request) -> Result<v1::$response, CliError> {
                 debug_assert!(!request.request_id.is_empty());
                 let client = self.sagas()?;
                 change!(client, $method, request).map_err(|error| unanswered(error, &request.request_id))
@@ -269,7 +272,7 @@ mod tests {
 
     #[test]
     fn whoever_got_no_answer_is_told_how_to_ask_again() {
-        let told = |status: Status| unanswered(CallError::from(status), "id-1").to_string();
+        let told = |status: Status| unanswered(ApiCallError::from(status), "id-1").to_string();
         let late = told(Status::deadline_exceeded("late"));
         assert!(
             late.starts_with("late\n`mycora saga lanes` ") && late.contains("--request-id id-1"),

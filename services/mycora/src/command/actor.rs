@@ -8,33 +8,33 @@ use model::Address;
 use proto::v1;
 use uuid::Uuid;
 
-pub use self::key::{KeyArgs, RegisterArgs};
-pub use self::rotation::RotateArgs;
-use super::{Session, values};
-use crate::failure::Failure;
-use crate::output::{self, Format, json, objects};
+pub use self::key::{ActorKeyFlags, ActorRegisterArgs};
+pub use self::rotation::ActorRotateKeyArgs;
+use super::{CliSession, values};
+use crate::failure::CliError;
+use crate::output::{self, OutputFormat, json, objects};
 
 /// Commands about actors.
 #[derive(Debug, Subcommand)]
 pub enum ActorCommand {
     /// Register an actor with its Ed25519 key
     #[command(after_help = key::REGISTER_HELP)]
-    Register(RegisterArgs),
+    Register(ActorRegisterArgs),
     /// List the actors that one may see: oneself and members of shared contexts; the admin sees all
     #[command(after_help = "Examples:\n  mycora actor list\n  mycora actor list --members --context 3")]
-    List(ListArgs),
+    List(ActorListArgs),
     /// Show who we are taken for, with our roles, or an actor with its keys
     #[command(after_help = "Examples:\n  mycora actor show\n  mycora actor show 2 --as admin")]
-    Show(ShowArgs),
+    Show(ActorShowArgs),
     /// Change where messages to an actor arrive. What is not named stays as it is
     #[command(after_help = UPDATE_HELP)]
-    Update(UpdateArgs),
+    Update(ActorUpdateArgs),
     /// Give an actor another key, and let the profile name it
     #[command(after_help = rotation::AFTER_HELP)]
-    RotateKey(RotateArgs),
+    RotateKey(ActorRotateKeyArgs),
     /// Remove an actor for good. Not while it is the only admin of a context
     #[command(after_help = "Example:\n  mycora actor delete 5 --yes --as admin")]
-    Delete(DeleteArgs),
+    Delete(ActorDeleteArgs),
 }
 
 const UPDATE_HELP: &str = "\
@@ -44,17 +44,17 @@ Examples:
   mycora actor update 1 --home-context 1
   mycora actor update 1 --at grpc://site-b:7705 --at mycelium:[5a1:…]";
 
-/// What `actor list` takes.
+/// Arguments of `actor list`.
 #[derive(Debug, Args)]
-pub struct ListArgs {
+pub struct ActorListArgs {
     /// Only members of the context
     #[arg(long)]
     pub members: bool,
 }
 
-/// What `actor delete` takes.
+/// Arguments of `actor delete`.
 #[derive(Debug, Args)]
-pub struct DeleteArgs {
+pub struct ActorDeleteArgs {
     /// The actor's number, which nobody gets again
     #[arg(value_parser = values::id)]
     pub id: u32,
@@ -63,29 +63,29 @@ pub struct DeleteArgs {
     pub yes: bool,
 }
 
-/// What `actor show` takes.
+/// Arguments of `actor show`.
 #[derive(Debug, Args)]
-pub struct ShowArgs {
+pub struct ActorShowArgs {
     /// The actor's number [default: whoever the certificate or token names]
     #[arg(value_parser = values::id)]
     pub id: Option<u32>,
 }
 
-/// What `actor update` takes.
+/// Arguments of `actor update`.
 #[derive(Debug, Args)]
-pub struct UpdateArgs {
+pub struct ActorUpdateArgs {
     /// The actor's number
     #[arg(value_parser = values::id)]
     pub id: u32,
     /// What is changed.
     #[command(flatten)]
-    pub change: ChangeArgs,
+    pub change: ActorChangeFlags,
 }
 
 /// What of an actor is changed: at least one of it.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
-pub struct ChangeArgs {
+pub struct ActorChangeFlags {
     /// Where messages to it are delivered, instead of where they were; may be repeated, and is tried in this order
     #[arg(long = "at", value_name = "ADDRESS")]
     pub addresses: Vec<Address>,
@@ -104,17 +104,17 @@ pub struct ChangeArgs {
 ///
 /// # Errors
 /// When the coordinator cannot be reached or refuses.
-pub async fn run(session: &Session, command: &ActorCommand) -> Result<(), Failure> {
+pub async fn run(session: &CliSession, command: &ActorCommand) -> Result<(), CliError> {
     match command {
         ActorCommand::Register(args) => key::register(session, args).await,
         ActorCommand::RotateKey(args) => rotation::run(session, args).await,
         ActorCommand::List(args) => list(session, args).await,
         ActorCommand::Delete(args) => delete(session, args).await,
-        ActorCommand::Show(ShowArgs { id: None }) => {
+        ActorCommand::Show(ActorShowArgs { id: None }) => {
             let answer = session.clients.who_am_i().await?;
             output::answer(session.global.output, || json::of(&answer), || objects::who_am_i(&answer))
         }
-        ActorCommand::Show(ShowArgs { id: Some(id) }) => {
+        ActorCommand::Show(ActorShowArgs { id: Some(id) }) => {
             let answer = session.clients.get_actor(*id).await?;
             let text = || objects::actor(&answer.actor.clone().unwrap_or_default());
             output::answer(session.global.output, || json::of(&answer), text)
@@ -123,10 +123,10 @@ pub async fn run(session: &Session, command: &ActorCommand) -> Result<(), Failur
     }
 }
 
-async fn list(session: &Session, args: &ListArgs) -> Result<(), Failure> {
+async fn list(session: &CliSession, args: &ActorListArgs) -> Result<(), CliError> {
     let context = if args.members { session.context()? } else { 0 };
     let answer = session.clients.list_actors(context).await?;
-    if session.global.output == Format::Table && answer.actors.is_empty() {
+    if session.global.output == OutputFormat::Table && answer.actors.is_empty() {
         output::note(
             "there are no actors that you may see; the admin registers some with `mycora actor register`",
         );
@@ -135,9 +135,9 @@ async fn list(session: &Session, args: &ListArgs) -> Result<(), Failure> {
     output::answer(session.global.output, || json::of(&answer), || objects::actors(&answer.actors))
 }
 
-async fn delete(session: &Session, DeleteArgs { id, yes }: &DeleteArgs) -> Result<(), Failure> {
+async fn delete(session: &CliSession, ActorDeleteArgs { id, yes }: &ActorDeleteArgs) -> Result<(), CliError> {
     if !yes {
-        return Err(Failure::Invalid(format!(
+        return Err(CliError::Invalid(format!(
             "actor {id} would be removed for good, and its keys and certificates count no more; say so with --yes"
         )));
     }
@@ -148,7 +148,7 @@ async fn delete(session: &Session, DeleteArgs { id, yes }: &DeleteArgs) -> Resul
 }
 
 /// Reads the actor first, since the change replaces everything; nobody else's change in between is lost.
-async fn update(session: &Session, args: &UpdateArgs) -> Result<(), Failure> {
+async fn update(session: &CliSession, args: &ActorUpdateArgs) -> Result<(), CliError> {
     let now = session.clients.get_actor(args.id).await?.actor.unwrap_or_default();
     let answer = session.clients.update_actor(&change(args, now)).await?;
     let text = || objects::actor(&answer.actor.clone().unwrap_or_default());
@@ -156,8 +156,9 @@ async fn update(session: &Session, args: &UpdateArgs) -> Result<(), Failure> {
 }
 
 /// What is asked for, built on the actor as it is.
-fn change(args: &UpdateArgs, now: v1::Actor) -> v1::UpdateActorRequest {
-    let UpdateArgs { id, change: ChangeArgs { addresses, here, home_context, no_home_context } } = args;
+fn change(args: &ActorUpdateArgs, now: v1::Actor) -> v1::UpdateActorRequest {
+    let ActorUpdateArgs { id, change: ActorChangeFlags { addresses, here, home_context, no_home_context } } =
+        args;
     v1::UpdateActorRequest {
         request_id: Uuid::new_v4().to_string(),
         id: *id,
@@ -177,15 +178,16 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct ActorUpdateLine {
         #[command(flatten)]
-        args: UpdateArgs,
+        args: ActorUpdateArgs,
     }
 
     #[test]
     fn what_is_not_named_stays() {
         let changed = |flags: &[&str]| {
-            let args = Line::try_parse_from([&["update", "3"], flags].concat()).expect("good flags").args;
+            let args =
+                ActorUpdateLine::try_parse_from([&["update", "3"], flags].concat()).expect("good flags").args;
             let now = v1::Actor {
                 id: 3,
                 address: vec!["grpc://a:1".into()],
@@ -206,7 +208,7 @@ mod tests {
             ("grpc://b:2 grpc://c:3".into(), 5)
         );
         for wrong in [&["update", "3"][..], &["update", "3", "--here", "--at", "grpc://b:2"]] {
-            assert!(Line::try_parse_from(wrong).is_err(), "{wrong:?}");
+            assert!(ActorUpdateLine::try_parse_from(wrong).is_err(), "{wrong:?}");
         }
     }
 }

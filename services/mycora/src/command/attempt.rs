@@ -8,10 +8,10 @@ use clap::{Args, Subcommand};
 use model::JobKey;
 use proto::v1;
 
-pub use self::run::RunArgs;
-use super::Session;
-use crate::failure::{CallError, Failure};
-use crate::output::{self, Format, attempt as shown, json};
+pub use self::run::AttemptRunArgs;
+use super::CliSession;
+use crate::failure::{ApiCallError, CliError};
+use crate::output::{self, OutputFormat, attempt as shown, json};
 
 /// What every one of them needs.
 const WHICH: &str = "\
@@ -43,56 +43,56 @@ Example:
 pub enum AttemptCommand {
     /// Run a script straight on the machine, show what it prints, and exit with its outcome
     #[command(after_help = run::AFTER_HELP)]
-    Run(RunArgs),
+    Run(AttemptRunArgs),
     /// Show where an attempt stands, and how it ended
     #[command(after_help = format!("{WHICH}\n\nExample:\n  mycora attempt show 0f…-3a…-7-1 --as admin"))]
-    Show(AttemptArgs),
+    Show(AttemptKeyArgs),
     /// Wait until an attempt has ended, and exit with its outcome
     #[command(after_help = WAIT_HELP)]
-    Wait(WaitArgs),
+    Wait(AttemptWaitArgs),
     /// Stop an attempt, whoever sent it
     #[command(after_help = STOP_HELP)]
-    Stop(StopArgs),
+    Stop(AttemptStopArgs),
     /// Print all that is kept of what an attempt printed
     #[command(after_help = LOGS_HELP)]
-    Logs(LogsArgs),
+    Logs(AttemptLogsArgs),
 }
 
 /// Which attempt.
 #[derive(Debug, Args)]
-pub struct AttemptArgs {
+pub struct AttemptKeyArgs {
     /// The attempt: `<context uid>-<flow uid>-<job>-<attempt>`
     pub job_key: JobKey,
 }
 
-/// What `attempt wait` takes.
+/// Arguments of `attempt wait`.
 #[derive(Debug, Args)]
-pub struct WaitArgs {
+pub struct AttemptWaitArgs {
     /// Which.
     #[command(flatten)]
-    pub attempt: AttemptArgs,
+    pub attempt: AttemptKeyArgs,
     /// At most so many seconds [default: until it has ended]
     #[arg(long, value_name = "SECS")]
     pub within: Option<u32>,
 }
 
-/// What `attempt stop` takes.
+/// Arguments of `attempt stop`.
 #[derive(Debug, Args)]
-pub struct StopArgs {
+pub struct AttemptStopArgs {
     /// Which.
     #[command(flatten)]
-    pub attempt: AttemptArgs,
+    pub attempt: AttemptKeyArgs,
     /// Seconds between asking the script to end and ending it, up to 3600; 0: at once [default: 5]
     #[arg(long, value_name = "SECS", value_parser = clap::value_parser!(u32).range(..=3600))]
     pub grace: Option<u32>,
 }
 
-/// What `attempt logs` takes.
+/// Arguments of `attempt logs`.
 #[derive(Debug, Args)]
-pub struct LogsArgs {
+pub struct AttemptLogsArgs {
     /// Which.
     #[command(flatten)]
-    pub attempt: AttemptArgs,
+    pub attempt: AttemptKeyArgs,
     /// From this byte on
     #[arg(long, value_name = "BYTE", default_value_t = 0)]
     pub offset: u64,
@@ -105,16 +105,16 @@ pub struct LogsArgs {
 ///
 /// # Errors
 /// When the supervisor cannot be reached or refuses.
-pub async fn run(session: &Session, command: &AttemptCommand) -> Result<u8, Failure> {
+pub async fn run(session: &CliSession, command: &AttemptCommand) -> Result<u8, CliError> {
     match command {
         AttemptCommand::Run(args) => run::run(session, args).await,
-        AttemptCommand::Show(AttemptArgs { job_key }) => {
+        AttemptCommand::Show(AttemptKeyArgs { job_key }) => {
             let answer = session.clients.get_attempt(job_key.to_string()).await?;
             let text = || shown::whole(&answer.attempt.clone().unwrap_or_default());
             output::answer(session.global.output, || json::of(&answer), text).map(|()| 0)
         }
         AttemptCommand::Wait(args) => wait(session, args).await,
-        AttemptCommand::Stop(StopArgs { attempt: AttemptArgs { job_key }, grace }) => {
+        AttemptCommand::Stop(AttemptStopArgs { attempt: AttemptKeyArgs { job_key }, grace }) => {
             let answer = session.clients.stop_attempt(job_key.to_string(), *grace).await?;
             let text = || shown::whole(&answer.attempt.clone().unwrap_or_default());
             output::answer(session.global.output, || json::of(&answer), text).map(|()| 0)
@@ -123,7 +123,7 @@ pub async fn run(session: &Session, command: &AttemptCommand) -> Result<u8, Fail
     }
 }
 
-async fn wait(session: &Session, args: &WaitArgs) -> Result<u8, Failure> {
+async fn wait(session: &CliSession, args: &AttemptWaitArgs) -> Result<u8, CliError> {
     let key = args.attempt.job_key.to_string();
     let ended = within(args.within, session.clients.wait_attempt(&key));
     let answer = match interrupted(ended, &key).await? {
@@ -143,8 +143,8 @@ async fn wait(session: &Session, args: &WaitArgs) -> Result<u8, Failure> {
 /// What comes of it, or `None` when that takes longer.
 async fn within<T>(
     secs: Option<u32>,
-    work: impl Future<Output = Result<T, Failure>>,
-) -> Result<Option<T>, Failure> {
+    work: impl Future<Output = Result<T, CliError>>,
+) -> Result<Option<T>, CliError> {
     match secs {
         None => work.await.map(Some),
         Some(secs) => match tokio::time::timeout(Duration::from_secs(secs.into()), work).await {
@@ -155,14 +155,14 @@ async fn within<T>(
 }
 
 /// The same, unless somebody presses Ctrl-C: the attempt goes on then.
-async fn interrupted<T>(work: impl Future<Output = Result<T, Failure>>, key: &str) -> Result<T, Failure> {
+async fn interrupted<T>(work: impl Future<Output = Result<T, CliError>>, key: &str) -> Result<T, CliError> {
     tokio::select! {
         result = work => result,
         pressed = tokio::signal::ctrl_c() => Err(match pressed {
-            Ok(()) => Failure::Interrupted(format!(
+            Ok(()) => CliError::Interrupted(format!(
                 "attempt {key} goes on; see `mycora attempt show {key}`, or end it with `mycora attempt stop {key}`"
             )),
-            Err(error) => Failure::Failed(format!("cannot wait for signals: {error}")),
+            Err(error) => CliError::Failed(format!("cannot wait for signals: {error}")),
         }),
     }
 }
@@ -173,7 +173,7 @@ fn exit_code(attempt: &v1::Attempt) -> u8 {
 }
 
 /// Prints what is kept of what an attempt printed.
-pub(super) async fn logs(session: &Session, args: &LogsArgs) -> Result<(), Failure> {
+pub(super) async fn logs(session: &CliSession, args: &AttemptLogsArgs) -> Result<(), CliError> {
     let request = v1::StreamAttemptLogsRequest {
         job_key: args.attempt.job_key.to_string(),
         offset: args.offset,
@@ -184,18 +184,18 @@ pub(super) async fn logs(session: &Session, args: &LogsArgs) -> Result<(), Failu
     let mut first = true;
     let read = loop {
         match pieces.next().await {
-            Ok(Some(piece)) if format == Format::Table => output::print_bytes(piece.text.as_bytes())?,
+            Ok(Some(piece)) if format == OutputFormat::Table => output::print_bytes(piece.text.as_bytes())?,
             // Whoever follows need not wait for the last.
-            Ok(Some(piece)) if args.follow => output::print_one_of_many(format, &json::of(&piece))?,
+            Ok(Some(piece)) if args.follow => output::print_stream_item(format, &json::of(&piece))?,
             Ok(Some(piece)) => output::print_item(format, first, &json::of(&piece))?,
             Ok(None) => break Ok(()),
             Err(error) => break Err(error),
         }
         first = false;
     };
-    if format != Format::Table && !args.follow {
+    if format != OutputFormat::Table && !args.follow {
         // Also what was begun is ended, so that a program can read it.
         output::end_items(format, first)?;
     }
-    read.map_err(|error: CallError| error.into())
+    read.map_err(|error: ApiCallError| error.into())
 }

@@ -6,12 +6,12 @@ use clap::Args;
 use model::Address;
 
 use crate::bootstrap::{self, BootstrapError};
-use crate::command::Session;
-use crate::failure::{Failure, error_chain};
+use crate::command::CliSession;
+use crate::failure::{CliError, error_chain};
 use crate::output;
-use crate::profile::Host;
+use crate::profile::ApiService;
 
-/// What `bootstrap` takes.
+/// Arguments of `bootstrap`.
 #[derive(Debug, Args)]
 pub struct BootstrapArgs {
     /// Certificate of the bootstrap identity, as `mycora pki init` makes it; its key lies beside it as .key
@@ -29,22 +29,24 @@ pub struct BootstrapArgs {
 ///
 /// # Errors
 /// When the coordinator cannot be reached, or says no.
-pub async fn run(args: &BootstrapArgs, session: &Session) -> Result<u8, Failure> {
+pub async fn run(args: &BootstrapArgs, session: &CliSession) -> Result<u8, CliError> {
     let mut admin = session.profile().clone();
     admin.cert = Some(args.admin.clone());
     admin.key = Some(args.admin.with_extension("key"));
     let key = args.actor_key.clone().unwrap_or_else(|| args.admin.with_file_name("actor-1.ed25519"));
-    bootstrap::actor_and_context(&key, admin.channel_to(Host::Storage)?).await.map_err(failed)?;
+    bootstrap::create_actor_and_context(&key, admin.channel_to(ApiService::Storage)?)
+        .await
+        .map_err(failed)?;
     let addresses: Vec<_> = args.runners.iter().map(|address| (address.clone(), false)).collect();
-    let registry = session.profile().channel_to(Host::RunnerRegistry)?;
-    bootstrap::runners(registry, &addresses).await.map_err(failed)?;
+    let registry = session.profile().channel_to(ApiService::RunnerRegistry)?;
+    bootstrap::register_runners(registry, &addresses).await.map_err(failed)?;
     output::note("actor 1, context 1 and its runners are there");
     Ok(0)
 }
 
-fn failed(error: BootstrapError) -> Failure {
+fn failed(error: BootstrapError) -> CliError {
     match error {
-        BootstrapError::Refused { status, .. } => crate::failure::CallError::from(*status).into(),
-        BootstrapError::Key(_) => Failure::Failed(error_chain(&error)),
+        BootstrapError::Refused { status, .. } => crate::failure::ApiCallError::from(*status).into(),
+        BootstrapError::Key(_) => CliError::Failed(error_chain(&error)),
     }
 }

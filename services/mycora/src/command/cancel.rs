@@ -4,14 +4,14 @@ use clap::Args;
 use proto::v1;
 use uuid::Uuid;
 
-use super::{Session, values, watch};
-use crate::failure::Failure;
+use super::{CliSession, values, watch};
+use crate::failure::CliError;
 use crate::output::progress::is_ended;
-use crate::output::{self, json, words};
+use crate::output::{self, json, labels};
 
-/// What `flow cancel` takes.
+/// Arguments of `flow cancel`.
 #[derive(Debug, Args)]
-pub struct CancelArgs {
+pub struct FlowCancelArgs {
     /// The flow's number
     #[arg(value_parser = values::id)]
     pub id: u32,
@@ -29,7 +29,7 @@ pub struct CancelArgs {
     pub watch: bool,
 }
 
-pub(super) async fn run(session: &Session, args: &CancelArgs) -> Result<u8, Failure> {
+pub(super) async fn run(session: &CliSession, args: &FlowCancelArgs) -> Result<u8, CliError> {
     let context = session.context()?;
     match &args.node {
         Some(node) => cancel_node(session, context, args, node).await,
@@ -37,7 +37,7 @@ pub(super) async fn run(session: &Session, args: &CancelArgs) -> Result<u8, Fail
     }
 }
 
-async fn cancel_flow(session: &Session, context: u32, args: &CancelArgs) -> Result<u8, Failure> {
+async fn cancel_flow(session: &CliSession, context: u32, args: &FlowCancelArgs) -> Result<u8, CliError> {
     let request = v1::CancelFlowRequest {
         request_id: Uuid::new_v4().to_string(),
         context_id: context,
@@ -55,7 +55,7 @@ async fn cancel_flow(session: &Session, context: u32, args: &CancelArgs) -> Resu
             let flow = answer.flow.clone().unwrap_or_default();
             let id = flow.id;
             if is_ended(&flow) {
-                format!("flow {id} had ended before: {}\n", words::flow_status(flow.status()))
+                format!("flow {id} had ended before: {}\n", labels::flow_status(flow.status()))
             } else {
                 format!("flow {id} is being cancelled; see `mycora flow watch {id} --context {context}`\n")
             }
@@ -64,7 +64,12 @@ async fn cancel_flow(session: &Session, context: u32, args: &CancelArgs) -> Resu
     Ok(0)
 }
 
-async fn cancel_node(session: &Session, context: u32, args: &CancelArgs, node: &str) -> Result<u8, Failure> {
+async fn cancel_node(
+    session: &CliSession,
+    context: u32,
+    args: &FlowCancelArgs,
+    node: &str,
+) -> Result<u8, CliError> {
     let request = v1::CancelNodeRequest {
         request_id: Uuid::new_v4().to_string(),
         context_id: context,

@@ -4,7 +4,7 @@ use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
 use crate::cli::Cli;
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::output;
 
 /// Shown below the options.
@@ -14,7 +14,7 @@ Examples:
   mycora completions zsh > \"${fpath[1]}/_mycora\"
   mycora completions fish > ~/.config/fish/completions/mycora.fish";
 
-/// What `completions` takes.
+/// Arguments of `completions`.
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
     /// For which shell
@@ -25,7 +25,7 @@ pub struct CompletionsArgs {
 ///
 /// # Errors
 /// When it cannot be written.
-pub fn run(args: &CompletionsArgs) -> Result<(), Failure> {
+pub fn run(args: &CompletionsArgs) -> Result<(), CliError> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "mycora", &mut script);
     output::print_bytes(&script)

@@ -2,11 +2,11 @@
 
 use serde_json::json;
 
-use super::{Global, find_profile, profile_path};
-use crate::failure::Failure;
+use super::{GlobalFlags, find_profile, profile_path};
+use crate::failure::CliError;
 use crate::output;
 use crate::output::table;
-use crate::profile::{Host, Profile};
+use crate::profile::{ApiService, Profile};
 
 /// Shown below the options.
 pub const AFTER_HELP: &str = "\
@@ -23,7 +23,7 @@ Examples:
 ///
 /// # Errors
 /// When there is no profile, or it cannot be used.
-pub fn run(global: &Global) -> Result<(), Failure> {
+pub fn run(global: &GlobalFlags) -> Result<(), CliError> {
     let profile = find_profile(global)?;
     let file = profile_path(global)?;
     let file = file.exists().then(|| file.display().to_string());
@@ -52,8 +52,9 @@ fn rows<'a>(file: Option<&str>, name: Option<&str>, profile: &Profile) -> Vec<(&
         ("actor", number(profile.actor)),
         ("tenant", profile.tenant.clone()),
     ];
-    let elsewhere =
-        |host: &Host| profile.address_of(*host).ok().filter(|at| Some(*at) != profile.address.as_deref());
-    rows.extend(Host::ALL.iter().map(|host| (host.as_str(), text(elsewhere(host)))));
+    let elsewhere = |host: &ApiService| {
+        profile.address_of(*host).ok().filter(|at| Some(*at) != profile.address.as_deref())
+    };
+    rows.extend(ApiService::ALL.iter().map(|host| (host.as_str(), text(elsewhere(host)))));
     rows.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }

@@ -6,39 +6,39 @@ mod delete;
 
 use clap::{Args, Subcommand};
 
-pub use self::audit::AuditArgs;
-pub use self::change::{CreateArgs, Setting, UpdateArgs};
-pub use self::delete::DeleteArgs;
-use super::{Session, values};
-use crate::failure::Failure;
-use crate::output::{self, Format, json, objects};
+pub use self::audit::ContextAuditArgs;
+pub use self::change::{ContextCreateArgs, ContextSwitch, ContextUpdateArgs};
+pub use self::delete::ContextDeleteArgs;
+use super::{CliSession, values};
+use crate::failure::CliError;
+use crate::output::{self, OutputFormat, json, objects};
 
 /// Commands about contexts.
 #[derive(Debug, Subcommand)]
 pub enum ContextCommand {
     /// Make a context; whoever makes it is its first admin
     #[command(after_help = change::CREATE_HELP)]
-    Create(CreateArgs),
+    Create(ContextCreateArgs),
     /// List the contexts in which we have a role; the admin sees all
     #[command(after_help = "Example:\n  mycora context list")]
     List,
     /// Show a context: its members and its switches
     #[command(after_help = "Example:\n  mycora context show 3")]
-    Show(ShowArgs),
+    Show(ContextShowArgs),
     /// Change who may do what, and switches. What is not named stays as it is
     #[command(after_help = change::UPDATE_HELP)]
-    Update(UpdateArgs),
+    Update(ContextUpdateArgs),
     /// Show who did what, the newest first. Admins of the context may
     #[command(after_help = audit::AFTER_HELP)]
-    Audit(AuditArgs),
+    Audit(ContextAuditArgs),
     /// Remove a context with everything in it, here and at its supervisors
     #[command(after_help = "Example:\n  mycora context delete 3 --yes")]
-    Delete(DeleteArgs),
+    Delete(ContextDeleteArgs),
 }
 
-/// What `context show` takes.
+/// Arguments of `context show`.
 #[derive(Debug, Args)]
-pub struct ShowArgs {
+pub struct ContextShowArgs {
     /// The context's number
     #[arg(value_parser = values::id)]
     pub id: u32,
@@ -48,11 +48,11 @@ pub struct ShowArgs {
 ///
 /// # Errors
 /// When the coordinator cannot be reached or refuses.
-pub async fn run(session: &Session, command: &ContextCommand) -> Result<(), Failure> {
+pub async fn run(session: &CliSession, command: &ContextCommand) -> Result<(), CliError> {
     match command {
         ContextCommand::Create(args) => change::create(session, args).await,
         ContextCommand::List => list(session).await,
-        ContextCommand::Show(ShowArgs { id }) => {
+        ContextCommand::Show(ContextShowArgs { id }) => {
             let answer = session.clients.get_context(*id).await?;
             let text = || objects::context(&answer.context.clone().unwrap_or_default());
             output::answer(session.global.output, || json::of(&answer), text)
@@ -63,9 +63,9 @@ pub async fn run(session: &Session, command: &ContextCommand) -> Result<(), Fail
     }
 }
 
-async fn list(session: &Session) -> Result<(), Failure> {
+async fn list(session: &CliSession) -> Result<(), CliError> {
     let answer = session.clients.list_contexts().await?;
-    if session.global.output == Format::Table && answer.contexts.is_empty() {
+    if session.global.output == OutputFormat::Table && answer.contexts.is_empty() {
         output::note("you have no role in any context; `mycora context create` makes one");
         return Ok(());
     }

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use clap::Args;
 use serde::Serialize;
 
-use super::{Session, values};
-use crate::failure::Failure;
+use super::{CliSession, values};
+use crate::failure::CliError;
 use crate::output;
 
-/// What `flow delete` takes.
+/// Arguments of `flow delete`.
 #[derive(Debug, Args)]
-pub struct DeleteArgs {
+pub struct FlowDeleteArgs {
     /// The flows' numbers
     #[arg(value_parser = values::id, value_name = "ID", required = true)]
     pub ids: Vec<u32>,
@@ -22,23 +22,23 @@ pub struct DeleteArgs {
 
 /// What became of each, for programs.
 #[derive(Debug, Default, Serialize)]
-struct Deleted {
+struct FlowDeletions {
     deleted: Vec<u32>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     refused: Vec<u32>,
 }
 
 /// One that is refused does not keep the others; the exit code is that of the first refusal.
-pub(super) async fn run(session: &Session, args: &DeleteArgs) -> Result<u8, Failure> {
+pub(super) async fn run(session: &CliSession, args: &FlowDeleteArgs) -> Result<u8, CliError> {
     let context = session.context()?;
-    let mut document = Deleted::default();
+    let mut document = FlowDeletions::default();
     let mut exit_code = 0;
     let mut seen = BTreeSet::new();
     for id in args.ids.iter().filter(|id| seen.insert(**id)) {
         match session.clients.delete_flow(context, *id).await {
             Ok(_) => document.deleted.push(*id),
             Err(error) => {
-                let failure = Failure::from(error);
+                let failure = CliError::from(error);
                 if args.ids.len() == 1 {
                     return Err(failure);
                 }

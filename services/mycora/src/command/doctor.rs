@@ -1,5 +1,6 @@
 //! `mycora doctor`: what is wrong here, and what to do about it.
 
+mod backing_services;
 mod certificates;
 mod coordinator;
 mod disk;
@@ -7,19 +8,18 @@ mod finding;
 mod machine;
 mod mesh;
 mod nats;
-mod stores;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use clap::Args;
-use kv::{Durability, Endpoint};
+use kv::{Durability, KvEndpoint};
 use model::Timestamp;
 
-pub use self::finding::{Finding, Level, Report};
+pub use self::finding::{DoctorReport, Finding, FindingLevel};
 pub use self::nats::NatsArgs;
-use super::{Global, find_profile, profile_path};
-use crate::failure::Failure;
+use super::{GlobalFlags, find_profile, profile_path};
+use crate::failure::CliError;
 use crate::output;
 use crate::profile::Profile;
 
@@ -37,13 +37,13 @@ Examples:
 
 Exit codes: 0 nothing fails; 1 something does. What could be better, `warn`, does not count.";
 
-/// What `doctor` takes.
+/// Arguments of `doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Look at this Redis as well: redis://[user[:password]@]host[:port], unix:///path, redis+cluster://host,host,… or
     /// redis+sentinel://host,host,…/MASTER
     #[arg(long, value_name = "URL", env = "MYCORA_REDIS_URL", hide_env_values = true)]
-    pub redis_url: Option<Endpoint>,
+    pub redis_url: Option<KvEndpoint>,
     /// Where scripts work that this Redis, or a supervisor beside it, has to do with
     #[arg(long, value_name = "DIR", env = "MYCORA_WORK_DIR", default_value = "/var/lib/mycora/work")]
     pub work_dir: PathBuf,
@@ -71,32 +71,34 @@ pub struct DoctorArgs {
 ///
 /// # Errors
 /// When the report cannot be written.
-pub async fn run(args: &DoctorArgs, global: &Global) -> Result<u8, Failure> {
+pub async fn run(args: &DoctorArgs, global: &GlobalFlags) -> Result<u8, CliError> {
     let (profile, mut findings) = profile(global);
     if let Some(profile) = &profile {
         findings.extend(certificates::look(profile, Timestamp::now()));
         findings.extend(coordinator::look(profile).await);
     }
     if let Some(endpoint) = &args.redis_url {
-        findings.extend(stores::redis(endpoint.clone(), args.durability).await);
+        findings.extend(backing_services::redis(endpoint.clone(), args.durability).await);
     }
     if let Some(address) = &args.mesh_address {
         findings.push(mesh::look(address).await);
     }
     if args.mycelium_ip.is_some() || args.mycelium_port.is_some() {
         let ip = args.mycelium_ip.unwrap_or(Ipv4Addr::LOCALHOST.into());
-        findings
-            .push(stores::mycelium(ip, args.mycelium_port.unwrap_or(mycelium::daemon::PORT_DEFAULT)).await);
+        findings.push(
+            backing_services::mycelium(ip, args.mycelium_port.unwrap_or(mycelium::daemon::PORT_DEFAULT))
+                .await,
+        );
     }
     findings.extend(nats::look(&args.nats).await);
     findings.extend(disk::look(args).await);
     findings.extend(machine::look().await);
-    let report = Report::new(findings);
+    let report = DoctorReport::new(findings);
     output::answer(global.output, || &report, || report.text())?;
     Ok(u8::from(!report.well))
 }
 
-fn profile(global: &Global) -> (Option<Profile>, Vec<Finding>) {
+fn profile(global: &GlobalFlags) -> (Option<Profile>, Vec<Finding>) {
     const CHECK: &str = "profile";
     let path = match profile_path(global) {
         Ok(path) => path,

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::json;
 
-use crate::command::Global;
-use crate::failure::{Failure, error_chain};
+use crate::command::GlobalFlags;
+use crate::failure::{CliError, error_chain};
 use crate::output::{self, time};
 use crate::profile::default_data_dir;
-use crate::up::{self, Owner, UpError};
+use crate::up::{self, DataDirOwner, UpError};
 
 /// Longer than an end takes: jobs, calls and Redis have ten seconds each.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,7 +23,7 @@ once.
 Example:
   mycora down --data ./data";
 
-/// What `down` takes.
+/// Arguments of `down`.
 #[derive(Debug, Args)]
 pub struct DownArgs {
     /// The directory it was started with [default: $XDG_DATA_HOME/mycora, or ~/.local/share/mycora]
@@ -35,7 +35,7 @@ pub struct DownArgs {
 ///
 /// # Errors
 /// When the directory is none of `mycora up`, who has it cannot be told, or it does not end.
-pub async fn run(args: &DownArgs, global: &Global) -> Result<u8, Failure> {
+pub async fn run(args: &DownArgs, global: &GlobalFlags) -> Result<u8, CliError> {
     let dir = match &args.data {
         Some(dir) => dir.clone(),
         None => default_data_dir()?,
@@ -43,13 +43,13 @@ pub async fn run(args: &DownArgs, global: &Global) -> Result<u8, Failure> {
     let shown = dir.display();
     let document = |pid: Option<u32>| json!({ "data": &dir, "ended": pid.is_some(), "pid": pid });
     let process = match up::owner(&dir).map_err(|error| failed(&error))? {
-        Owner::Process(process) => process,
-        Owner::None => {
+        DataDirOwner::Process(process) => process,
+        DataDirOwner::None => {
             output::answer(global.output, || document(None), || format!("nothing runs on {shown}\n"))?;
             return Ok(0);
         }
-        Owner::Unknown => {
-            return Err(Failure::Failed(format!(
+        DataDirOwner::Unknown => {
+            return Err(CliError::Failed(format!(
                 "{shown} is in use by a process that cannot be told: it is just starting, or it runs in another container or as an \
                  older version; try again, or end it where it was started"
             )));
@@ -61,13 +61,13 @@ pub async fn run(args: &DownArgs, global: &Global) -> Result<u8, Failure> {
     }
     let began = Instant::now();
     process.finish(PATIENCE).await.map_err(|error| match error.kind() {
-        std::io::ErrorKind::TimedOut => Failure::Failed(format!(
+        std::io::ErrorKind::TimedOut => CliError::Failed(format!(
             "process {pid} has not ended within {} s; its log says why, {shown}/{} if it has no terminal. Another `mycora down` ends \
              it at once",
             PATIENCE.as_secs(),
             up::LOG,
         )),
-        _ => Failure::Failed(format!("process {pid} cannot be ended: {error}")),
+        _ => CliError::Failed(format!("process {pid} cannot be ended: {error}")),
     })?;
     let took = time::duration(began.elapsed());
     output::answer(
@@ -78,9 +78,9 @@ pub async fn run(args: &DownArgs, global: &Global) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn failed(error: &UpError) -> Failure {
+fn failed(error: &UpError) -> CliError {
     match error {
-        UpError::NoDirectory { .. } => Failure::Invalid(error.to_string()),
-        _ => Failure::Failed(error_chain(error)),
+        UpError::NoDirectory { .. } => CliError::Invalid(error.to_string()),
+        _ => CliError::Failed(error_chain(error)),
     }
 }

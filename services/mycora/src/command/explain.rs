@@ -3,13 +3,13 @@
 use clap::Args;
 use proto::v1;
 
-use super::{Session, values};
-use crate::failure::Failure;
+use super::{CliSession, values};
+use crate::failure::CliError;
 use crate::output::{self, json, summary};
 
-/// What `flow explain` takes.
+/// Arguments of `flow explain`.
 #[derive(Debug, Args)]
-pub struct ExplainArgs {
+pub struct FlowExplainArgs {
     /// The flow's number
     #[arg(value_parser = values::id)]
     pub id: u32,
@@ -18,8 +18,8 @@ pub struct ExplainArgs {
     pub node: String,
 }
 
-pub(super) async fn run(session: &Session, args: ExplainArgs) -> Result<(), Failure> {
-    let ExplainArgs { id, node } = args;
+pub(super) async fn run(session: &CliSession, args: FlowExplainArgs) -> Result<(), CliError> {
+    let FlowExplainArgs { id, node } = args;
     let request = v1::ExplainNodeRequest { context_id: session.context()?, flow_id: id, node };
     let answer = session.clients.explain_node(&request).await?;
     output::answer(session.global.output, || json::of(&answer), || summary::explanation(&answer))

@@ -5,10 +5,10 @@ use model::Timestamp;
 use proto::v1;
 
 use super::{
-    Session, cancel, delete, explain, graph, list, logs, nodes, outputs, report, retry, signal, submit,
+    CliSession, cancel, delete, explain, graph, list, logs, nodes, outputs, report, retry, signal, submit,
     validate, values, watch, watch_all,
 };
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::output::{self, json, summary};
 
 /// Commands about flows.
@@ -16,13 +16,13 @@ use crate::output::{self, json, summary};
 pub enum FlowCommand {
     /// Check a flow file without submitting it; needs no coordinator
     #[command(after_help = "Example:\n  mycora flow validate flow.yaml --env LANG=C.UTF-8")]
-    Validate(validate::ValidateArgs),
+    Validate(validate::FlowValidateArgs),
     /// Submit a flow file
     #[command(after_help = submit::AFTER_HELP)]
-    Submit(submit::SubmitArgs),
+    Submit(submit::FlowSubmitArgs),
     /// List the flows of a context, newest first
     #[command(after_help = "Example:\n  mycora flow list --status failed --since 2h")]
-    List(list::ListArgs),
+    List(list::FlowListArgs),
     /// Show a flow with its jobs and its result
     #[command(after_help = "Example:\n  mycora --output yaml flow get 3")]
     Get(FlowArg),
@@ -32,39 +32,39 @@ pub enum FlowCommand {
         alias = "nodes",
         after_help = "Example:\n  mycora flow jobs 3 --state failed --state cancelled\n  mycora flow jobs 3 --keys"
     )]
-    Nodes(nodes::NodesArgs),
+    Nodes(nodes::FlowNodesArgs),
     /// Watch a flow until it has ended, or all flows of the context; Ctrl-C leaves them running
     #[command(after_help = watch_all::AFTER_HELP)]
-    Watch(watch_all::WatchArgs),
+    Watch(watch_all::FlowWatchArgs),
     /// Show what the jobs of a flow print: all that is kept of it (at most the first 10 MiB of each stream), with -f what comes as well
     #[command(after_help = logs::AFTER_HELP)]
-    Logs(logs::LogsArgs),
+    Logs(logs::FlowLogsArgs),
     /// List the files that the jobs of a flow made, or fetch them
     #[command(after_help = outputs::AFTER_HELP)]
-    Outputs(outputs::OutputsArgs),
+    Outputs(outputs::FlowOutputsArgs),
     /// Ask to cancel a flow, or one of its jobs
     #[command(
         after_help = "Examples:\n  mycora flow cancel 3 --grace 30 --watch\n  mycora flow cancel 3 --job split"
     )]
-    Cancel(cancel::CancelArgs),
+    Cancel(cancel::FlowCancelArgs),
     /// Run an ended flow again: what failed and all that comes after it, unless more is asked for
     #[command(after_help = retry::AFTER_HELP)]
-    Retry(retry::RetryArgs),
+    Retry(retry::FlowRetryArgs),
     /// Give a signal to a flow: meets the prerequisites of that name, now or later
     #[command(after_help = "Example:\n  mycora flow signal 3 go --payload 'approved by Anna'")]
-    Signal(signal::SignalArgs),
+    Signal(signal::FlowSignalArgs),
     /// Draw a flow with the states of its jobs
     #[command(after_help = "Example:\n  mycora flow graph 3 | dot -Tsvg > flow.svg")]
-    Graph(graph::GraphArgs),
+    Graph(graph::FlowGraphArgs),
     /// Say why a job is where it is
     #[command(after_help = "Example:\n  mycora flow explain 3 merge")]
-    Explain(explain::ExplainArgs),
+    Explain(explain::FlowExplainArgs),
     /// Report what became of a job's attempt, for those who execute it by other ways
     #[command(after_help = report::AFTER_HELP)]
-    Report(report::ReportArgs),
+    Report(report::FlowReportArgs),
     /// Remove ended flows with everything that belongs to them
     #[command(after_help = "Example:\n  mycora flow delete 3 4 5")]
-    Delete(delete::DeleteArgs),
+    Delete(delete::FlowDeleteArgs),
 }
 
 /// A flow on the command line.
@@ -79,7 +79,7 @@ pub struct FlowArg {
 ///
 /// # Errors
 /// When the coordinator cannot be reached or refuses.
-pub async fn run(session: &Session, command: FlowCommand) -> Result<u8, Failure> {
+pub async fn run(session: &CliSession, command: FlowCommand) -> Result<u8, CliError> {
     match command {
         FlowCommand::Validate(args) => validate::run(&args, session.global.output).map(|()| 0),
         FlowCommand::Submit(args) => submit::run(session, &args).await,
@@ -102,20 +102,20 @@ pub async fn run(session: &Session, command: FlowCommand) -> Result<u8, Failure>
     }
 }
 
-async fn get(session: &Session, id: u32) -> Result<(), Failure> {
+async fn get(session: &CliSession, id: u32) -> Result<(), CliError> {
     let context = session.context()?;
     let flow = session.clients.get_flow(context, id).await?.flow.unwrap_or_default();
     print_flow(session, context, &flow).await
 }
 
 /// Prints a flow with its nodes.
-pub(super) async fn print_flow(session: &Session, context: u32, flow: &v1::Flow) -> Result<(), Failure> {
+pub(super) async fn print_flow(session: &CliSession, context: u32, flow: &v1::Flow) -> Result<(), CliError> {
     let nodes = session.clients.list_nodes(context, flow.id, &[]).await?;
     print(session, flow, &nodes)
 }
 
 /// Prints a flow with these nodes.
-pub(super) fn print(session: &Session, flow: &v1::Flow, nodes: &[v1::FlowNode]) -> Result<(), Failure> {
+pub(super) fn print(session: &CliSession, flow: &v1::Flow, nodes: &[v1::FlowNode]) -> Result<(), CliError> {
     output::answer(
         session.global.output,
         || json::FlowDocument::new(flow, nodes),

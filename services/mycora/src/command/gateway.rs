@@ -3,9 +3,9 @@
 use clap::{Args, Subcommand};
 use model::Address;
 
-use super::Session;
-use crate::failure::Failure;
-use crate::output::{self, json, places};
+use super::CliSession;
+use crate::failure::CliError;
+use crate::output::{self, json, runners};
 
 /// Commands about the gateway.
 #[derive(Debug, Subcommand)]
@@ -21,12 +21,12 @@ pub enum GatewayCommand {
         after_help = "The gateway asks, since it is what speaks to other machines. Needs the admin's certificate, which `mycora pki issue admin --dir DATA/pki` makes.\n\n\
                       Example:\n  mycora gateway ping grpc://site-b:7706 --as admin"
     )]
-    Ping(PingArgs),
+    Ping(GatewayPingArgs),
 }
 
-/// What `gateway ping` takes.
+/// Arguments of `gateway ping`.
 #[derive(Debug, Args)]
-pub struct PingArgs {
+pub struct GatewayPingArgs {
     /// mycelium:<key>, mycelium:[<ipv6>] or grpc://host:port
     #[arg(value_name = "ADDRESS")]
     pub peer: Address,
@@ -36,16 +36,16 @@ pub struct PingArgs {
 ///
 /// # Errors
 /// When the coordinator cannot be reached or refuses, and when nobody is at the address.
-pub async fn run(session: &Session, command: &GatewayCommand) -> Result<(), Failure> {
+pub async fn run(session: &CliSession, command: &GatewayCommand) -> Result<(), CliError> {
     match command {
         GatewayCommand::Show => {
             let answer = session.clients.get_gateway().await?;
-            output::answer(session.global.output, || json::of(&answer), || places::gateway(&answer))
+            output::answer(session.global.output, || json::of(&answer), || runners::gateway(&answer))
         }
-        GatewayCommand::Ping(PingArgs { peer }) => {
+        GatewayCommand::Ping(GatewayPingArgs { peer }) => {
             let peer = peer.to_string();
             let answer = session.clients.ping_peer(peer.clone()).await?;
-            output::answer(session.global.output, || json::of(&answer), || places::pong(&peer, &answer))
+            output::answer(session.global.output, || json::of(&answer), || runners::pong(&peer, &answer))
         }
     }
 }

@@ -3,24 +3,24 @@
 use clap::{Args, ValueEnum};
 use proto::v1;
 
-use super::{Session, values};
-use crate::failure::Failure;
+use super::{CliSession, values};
+use crate::failure::CliError;
 use crate::output::{self, json};
 
-/// What `flow graph` takes.
+/// Arguments of `flow graph`.
 #[derive(Debug, Args)]
-pub struct GraphArgs {
+pub struct FlowGraphArgs {
     /// The flow's number
     #[arg(value_parser = values::id)]
     pub id: u32,
     /// How it is drawn
     #[arg(long, value_enum, default_value_t)]
-    pub format: Drawing,
+    pub format: FlowGraphFormat,
 }
 
 /// A way to draw, as it is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Drawing {
+pub enum FlowGraphFormat {
     /// For Graphviz.
     #[default]
     Dot,
@@ -30,17 +30,17 @@ pub enum Drawing {
     Json,
 }
 
-impl From<Drawing> for v1::GraphFormat {
-    fn from(drawing: Drawing) -> Self {
+impl From<FlowGraphFormat> for v1::GraphFormat {
+    fn from(drawing: FlowGraphFormat) -> Self {
         match drawing {
-            Drawing::Dot => Self::Dot,
-            Drawing::Mermaid => Self::Mermaid,
-            Drawing::Json => Self::Json,
+            FlowGraphFormat::Dot => Self::Dot,
+            FlowGraphFormat::Mermaid => Self::Mermaid,
+            FlowGraphFormat::Json => Self::Json,
         }
     }
 }
 
-pub(super) async fn run(session: &Session, args: &GraphArgs) -> Result<(), Failure> {
+pub(super) async fn run(session: &CliSession, args: &FlowGraphArgs) -> Result<(), CliError> {
     let format = v1::GraphFormat::from(args.format).into();
     let request = v1::GetFlowGraphRequest { context_id: session.context()?, flow_id: args.id, format };
     let answer = session.clients.flow_graph(request).await?;

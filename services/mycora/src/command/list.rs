@@ -5,17 +5,17 @@ use model::Timestamp;
 use proto::convert::time as wire_time;
 use proto::v1;
 
-use super::Session;
-use super::values::{self, Moment};
-use crate::failure::Failure;
-use crate::output::{self, Listed, json, summary};
+use super::CliSession;
+use super::values::{self, PointInTime};
+use crate::failure::CliError;
+use crate::output::{self, PageSummary, json, summary};
 
-/// What `flow list` takes.
+/// Arguments of `flow list`.
 #[derive(Debug, Args)]
-pub struct ListArgs {
+pub struct FlowListArgs {
     /// Only flows of this status
     #[arg(long, value_enum)]
-    pub status: Option<StatusFilter>,
+    pub status: Option<FlowStatusFilter>,
     /// Only flows of this actor
     #[arg(long, value_name = "ACTOR", value_parser = values::id)]
     pub caller: Option<u32>,
@@ -24,10 +24,10 @@ pub struct ListArgs {
     pub name: String,
     /// Only flows made then or later: a time, a day (UTC), or how long ago, such as 90s, 15m, 2h or 7d
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
-    pub since: Option<Moment>,
+    pub since: Option<PointInTime>,
     /// Only flows made before then
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
-    pub until: Option<Moment>,
+    pub until: Option<PointInTime>,
     /// At most this many
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
@@ -35,7 +35,7 @@ pub struct ListArgs {
 
 /// A status as it is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum StatusFilter {
+pub enum FlowStatusFilter {
     /// Being filled.
     Created,
     /// Under way.
@@ -51,21 +51,21 @@ pub enum StatusFilter {
     Cancelled,
 }
 
-impl From<StatusFilter> for v1::FlowStatus {
-    fn from(filter: StatusFilter) -> Self {
+impl From<FlowStatusFilter> for v1::FlowStatus {
+    fn from(filter: FlowStatusFilter) -> Self {
         match filter {
-            StatusFilter::Created => Self::Created,
-            StatusFilter::Running => Self::Started,
-            StatusFilter::Completed => Self::Finished,
-            StatusFilter::Failed => Self::Error,
-            StatusFilter::Cancelled => Self::Cancelled,
+            FlowStatusFilter::Created => Self::Created,
+            FlowStatusFilter::Running => Self::Started,
+            FlowStatusFilter::Completed => Self::Finished,
+            FlowStatusFilter::Failed => Self::Error,
+            FlowStatusFilter::Cancelled => Self::Cancelled,
         }
     }
 }
 
-pub(super) async fn run(session: &Session, args: &ListArgs) -> Result<(), Failure> {
+pub(super) async fn run(session: &CliSession, args: &FlowListArgs) -> Result<(), CliError> {
     let now = Timestamp::now();
-    let time = |moment: Option<Moment>| moment.map(|moment| wire_time::to_wire(moment.from(now)));
+    let time = |moment: Option<PointInTime>| moment.map(|moment| wire_time::to_wire(moment.from(now)));
     let request = v1::ListFlowsRequest {
         context_id: session.context()?,
         status: args.status.map_or(v1::FlowStatus::Unspecified, v1::FlowStatus::from).into(),
@@ -78,7 +78,7 @@ pub(super) async fn run(session: &Session, args: &ListArgs) -> Result<(), Failur
     let answer = session.clients.list_flows(request, args.limit).await?;
     let v1::ListFlowsResponse { flows, next_page_token } = &answer;
     let none = "there are no such flows; `mycora flow submit FILE` makes one";
-    let listed = Listed { count: flows.len(), limit: args.limit, next_page_token, none };
+    let listed = PageSummary { count: flows.len(), limit: args.limit, next_page_token, none };
     let text = || summary::flows(flows, now);
     output::list(session.global.output, listed, || json::of(&answer), text)
 }

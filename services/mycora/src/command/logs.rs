@@ -9,15 +9,15 @@ use clap::Args;
 use model::Timestamp;
 use proto::convert::time as wire_time;
 use proto::v1;
-use rpc::Retry;
+use rpc::RetryAdvice;
 use tonic::Code;
 
-use self::lines::{LastLines, Lines, Marks};
-use super::absence::Absence;
-use super::{Session, values, watch};
+use self::lines::{LineAssembler, LinePrefixOptions, LogTailBuffer};
+use super::outage_notice::OutageNotice;
+use super::{CliSession, values, watch};
 use crate::clients::Clients;
-use crate::failure::{CallError, Failure};
-use crate::output::{self, Format, json, words};
+use crate::failure::{ApiCallError, CliError};
+use crate::output::{self, OutputFormat, json, labels};
 
 /// Waits between streams that broke.
 const WAIT: Duration = Duration::from_millis(500);
@@ -37,9 +37,9 @@ With --output json or yaml the answer is one document, a list of pieces; with --
 
 Of what an attempt prints the first 10 MiB of standard output and of standard error are taken. The coordinator keeps the last 64 KiB of that, the machine that ran it everything for a while (7 days, unless it was set up otherwise or has too little room). What lies before the tail is read there; when that is not possible the part that is missing is named on standard error, with the reason (in JSON and YAML it is a piece with `gap`), and the rest follows. With --tail no machine is asked.";
 
-/// What `flow logs` takes.
+/// Arguments of `flow logs`.
 #[derive(Debug, Args)]
-pub struct LogsArgs {
+pub struct FlowLogsArgs {
     /// The flow's number
     #[arg(value_parser = values::id)]
     pub id: u32,
@@ -64,27 +64,27 @@ pub struct LogsArgs {
     pub timestamps: bool,
     /// Only what was printed since: a time as 2026-11-21T08:00:00Z, a day (UTC), or how long ago as 90s, 15m, 2h or 7d
     #[arg(long, value_name = "TIME", value_parser = values::moment, conflicts_with = "offset")]
-    pub since: Option<values::Moment>,
+    pub since: Option<values::PointInTime>,
     /// As JOB.
     #[arg(long = "node", value_name = "NAME", hide = true, conflicts_with = "node")]
     pub named: Option<String>,
 }
 
-impl LogsArgs {
-    fn request(&self, context_id: u32) -> Result<v1::StreamFlowLogsRequest, Failure> {
+impl FlowLogsArgs {
+    fn request(&self, context_id: u32) -> Result<v1::StreamFlowLogsRequest, CliError> {
         let node = self.node.as_ref().or(self.named.as_ref());
         let id = self.id;
         let context = format!("--context {context_id}");
         if self.attempt.is_some() && node.is_none() {
             let text =
                 format!("--attempt needs a job, as in `mycora flow logs {id} JOB --attempt 1 {context}`");
-            return Err(Failure::Invalid(text));
+            return Err(CliError::Invalid(text));
         }
         if self.offset.is_some() && self.attempt.is_none() {
             let text = format!(
                 "--offset needs an attempt, as in `mycora flow logs {id} JOB --attempt 1 --offset 0 {context}`"
             );
-            return Err(Failure::Invalid(text));
+            return Err(CliError::Invalid(text));
         }
         Ok(v1::StreamFlowLogsRequest {
             context_id,
@@ -99,31 +99,31 @@ impl LogsArgs {
     }
 }
 
-pub(super) async fn run(session: &Session, args: &LogsArgs) -> Result<(), Failure> {
+pub(super) async fn run(session: &CliSession, args: &FlowLogsArgs) -> Result<(), CliError> {
     let mut request = args.request(session.context()?)?;
     let lines = args.tail.filter(|lines| *lines > 0);
-    if lines.is_some() && session.global.output != Format::Table {
+    if lines.is_some() && session.global.output != OutputFormat::Table {
         let text = "--tail LINES is for people; with --output json or yaml give --tail alone, or --attempt and --offset";
-        return Err(Failure::Invalid(text.to_owned()));
+        return Err(CliError::Invalid(text.to_owned()));
     }
-    let marks = Marks { names: request.node.is_empty(), timestamps: args.timestamps };
+    let marks = LinePrefixOptions { names: request.node.is_empty(), timestamps: args.timestamps };
     let mut printer = match session.global.output {
-        Format::Table if marks.is_any() => Printer::Marked(Lines::new(marks)),
-        Format::Table => Printer::Raw,
-        format if args.follow => Printer::Documents(format),
-        format => Printer::Document { format, first: true },
+        OutputFormat::Table if marks.is_any() => LogPrinter::Marked(LineAssembler::new(marks)),
+        OutputFormat::Table => LogPrinter::Raw,
+        format if args.follow => LogPrinter::Documents(format),
+        format => LogPrinter::Document { format, first: true },
     };
     if let Some(lines) = lines {
-        printer = Printer::Last(LastLines::new(lines), Box::new(printer));
+        printer = LogPrinter::Last(LogTailBuffer::new(lines), Box::new(printer));
         request.follow = false;
     }
     let mut reader = LogReader::new(&session.clients, request, printer);
-    reader.absence = (!session.global.quiet).then(Absence::default);
+    reader.absence = (!session.global.quiet).then(OutageNotice::default);
     let result = tokio::select! {
         result = reader.all(args.follow) => result,
         pressed = tokio::signal::ctrl_c() => Err(match pressed {
-            Ok(()) => Failure::Interrupted(reader.way_on()),
-            Err(error) => Failure::Failed(format!("cannot wait for signals: {error}")),
+            Ok(()) => CliError::Interrupted(reader.way_on()),
+            Err(error) => CliError::Failed(format!("cannot wait for signals: {error}")),
         }),
     };
     let LogReader { request, printer, seen, .. } = reader;
@@ -135,35 +135,35 @@ pub(super) async fn run(session: &Session, args: &LogsArgs) -> Result<(), Failur
 }
 
 /// An attempt that printed nothing and one that there is not look the same in a log.
-async fn attempt_exists(session: &Session, request: &v1::StreamFlowLogsRequest) -> Result<(), Failure> {
+async fn attempt_exists(session: &CliSession, request: &v1::StreamFlowLogsRequest) -> Result<(), CliError> {
     let v1::StreamFlowLogsRequest { context_id, flow_id, node, attempt, .. } = request;
     let ask = v1::ExplainNodeRequest { context_id: *context_id, flow_id: *flow_id, node: node.clone() };
     let attempts = session.clients.explain_node(&ask).await?.node.map_or(0, |node| node.attempt);
     if *attempt <= attempts {
         return Ok(());
     }
-    let all = words::count(attempts as usize, "attempt", "attempts");
-    Err(Failure::Failed(format!("`{node}` of flow {flow_id} has no attempt {attempt}; it has {all}")))
+    let all = labels::count(attempts as usize, "attempt", "attempts");
+    Err(CliError::Failed(format!("`{node}` of flow {flow_id} has no attempt {attempt}; it has {all}")))
 }
 
 /// Reads what jobs print, over as many streams as it takes.
 pub(super) struct LogReader<'a> {
     clients: &'a Clients,
     request: v1::StreamFlowLogsRequest,
-    seen: Seen,
+    seen: PrintedOffsets,
     heard: Instant,
     /// It answered at all.
     connected: bool,
     /// Nothing where somebody else says that the coordinator is away, or nobody shall.
-    absence: Option<Absence>,
-    printer: Printer,
+    absence: Option<OutageNotice>,
+    printer: LogPrinter,
     /// Attempts whose last line is not whole, since something is missing.
     broken: BTreeSet<(String, u32)>,
 }
 
 impl<'a> LogReader<'a> {
-    pub(super) fn new(clients: &'a Clients, request: v1::StreamFlowLogsRequest, printer: Printer) -> Self {
-        let mut seen = Seen::default();
+    pub(super) fn new(clients: &'a Clients, request: v1::StreamFlowLogsRequest, printer: LogPrinter) -> Self {
+        let mut seen = PrintedOffsets::default();
         if request.offset > 0 {
             // What lies before was not asked for.
             seen.0.insert((request.node.clone(), request.attempt), request.offset);
@@ -173,10 +173,10 @@ impl<'a> LogReader<'a> {
     }
 
     /// Prints all there is; what comes afterwards too, when it `follows`. Cancel safe as [`LogReader::until_end`].
-    async fn all(&mut self, follows: bool) -> Result<(), Failure> {
+    async fn all(&mut self, follows: bool) -> Result<(), CliError> {
         self.until_end().await?;
-        let lines = match std::mem::replace(&mut self.printer, Printer::Nowhere) {
-            Printer::Last(lines, then) => {
+        let lines = match std::mem::replace(&mut self.printer, LogPrinter::Nowhere) {
+            LogPrinter::Last(lines, then) => {
                 self.printer = *then;
                 lines
             }
@@ -196,16 +196,16 @@ impl<'a> LogReader<'a> {
     }
 
     /// Prints until there is no more. Cancel safe: [`LogReader::way_on`] knows how far it came.
-    pub(super) async fn until_end(&mut self) -> Result<(), Failure> {
+    pub(super) async fn until_end(&mut self) -> Result<(), CliError> {
         while let Err(error) = self.one_stream().await? {
-            let again = matches!(error.retry, Retry::Again { .. } | Retry::Reread)
+            let again = matches!(error.retry, RetryAdvice::Again { .. } | RetryAdvice::Reread)
                 || matches!(error.view.code, Code::ResourceExhausted | Code::OutOfRange);
             let patience = if self.connected { PATIENCE } else { watch::PATIENCE_FIRST };
             if !again || self.heard.elapsed() >= patience || !self.request.follow {
                 return Err(error.into());
             }
             let away = self.absence.as_mut().filter(|_| self.connected);
-            if let Some(line) = away.and_then(|absence| absence.broke(&error, PATIENCE)) {
+            if let Some(line) = away.and_then(|absence| absence.on_failure(&error, PATIENCE)) {
                 output::note(&line);
             }
             tokio::time::sleep(WAIT).await;
@@ -214,7 +214,7 @@ impl<'a> LogReader<'a> {
     }
 
     /// Prints one stream. The outer failure is that of printing.
-    async fn one_stream(&mut self) -> Result<Result<(), CallError>, Failure> {
+    async fn one_stream(&mut self) -> Result<Result<(), ApiCallError>, CliError> {
         let mut request = self.request.clone();
         if request.attempt > 0 {
             request.offset = self.seen.end_of(&request.node, request.attempt);
@@ -230,7 +230,7 @@ impl<'a> LogReader<'a> {
                 Err(error) => return Ok(Err(error)),
                 Ok(Some(piece)) => {
                     self.heard = Instant::now();
-                    if let Some(line) = self.absence.as_mut().and_then(Absence::answered) {
+                    if let Some(line) = self.absence.as_mut().and_then(OutageNotice::on_response) {
                         output::note(line);
                     }
                     self.print(piece)?;
@@ -240,7 +240,7 @@ impl<'a> LogReader<'a> {
     }
 
     /// Prints what of a piece was not printed yet, or that there is none.
-    fn print(&mut self, piece: v1::StreamFlowLogsResponse) -> Result<(), Failure> {
+    fn print(&mut self, piece: v1::StreamFlowLogsResponse) -> Result<(), CliError> {
         // A sign of life.
         if piece.node.is_empty() {
             return Ok(());
@@ -286,16 +286,16 @@ impl<'a> LogReader<'a> {
     }
 
     /// Ends what was begun.
-    pub(super) fn end(self) -> Result<(), Failure> {
+    pub(super) fn end(self) -> Result<(), CliError> {
         self.printer.end()
     }
 }
 
 /// How far each attempt was printed, so that a stream that begins anew repeats nothing.
 #[derive(Debug, Default)]
-struct Seen(BTreeMap<(String, u32), u64>);
+struct PrintedOffsets(BTreeMap<(String, u32), u64>);
 
-impl Seen {
+impl PrintedOffsets {
     /// How many bytes between what was printed and a piece are not kept any more.
     fn gap_before(&self, piece: &v1::StreamFlowLogsResponse) -> u64 {
         piece.offset.saturating_sub(self.end_of(&piece.node, piece.attempt))
@@ -323,7 +323,7 @@ impl Seen {
 }
 
 /// Where what is printed goes, and in which form.
-pub(super) enum Printer {
+pub(super) enum LogPrinter {
     /// The bytes as they are.
     Raw,
     /// The same beside the answer, on standard error.
@@ -331,17 +331,17 @@ pub(super) enum Printer {
     /// Nowhere.
     Nowhere,
     /// Whole lines, each with its job's name or its time before it.
-    Marked(Lines),
+    Marked(LineAssembler),
     /// One document: a list of pieces.
-    Document { format: Format, first: bool },
+    Document { format: OutputFormat, first: bool },
     /// A document for each piece.
-    Documents(Format),
+    Documents(OutputFormat),
     /// Nowhere before all has come, then the last lines as the other one says.
-    Last(LastLines, Box<Printer>),
+    Last(LogTailBuffer, Box<LogPrinter>),
 }
 
-impl Printer {
-    fn piece(&mut self, piece: &v1::StreamFlowLogsResponse) -> Result<(), Failure> {
+impl LogPrinter {
+    fn piece(&mut self, piece: &v1::StreamFlowLogsResponse) -> Result<(), CliError> {
         match self {
             Self::Raw => output::print_bytes(&piece.data),
             Self::Aside => {
@@ -357,12 +357,12 @@ impl Printer {
             Self::Document { format, first } => {
                 output::print_item(*format, std::mem::take(first), &json::of(piece))
             }
-            Self::Documents(format) => output::print_one_of_many(*format, &json::of(piece)),
+            Self::Documents(format) => output::print_stream_item(*format, &json::of(piece)),
         }
     }
 
     /// Says what is missing, and why.
-    fn gap(&mut self, piece: &v1::StreamFlowLogsResponse) -> Result<(), Failure> {
+    fn gap(&mut self, piece: &v1::StreamFlowLogsResponse) -> Result<(), CliError> {
         let v1::StreamFlowLogsResponse { node, attempt, offset, data: _, gap, times: _ } = piece;
         let Some(v1::LogGap { end, detail, .. }) = gap else { return Ok(()) };
         match self {
@@ -379,7 +379,7 @@ impl Printer {
     }
 
     /// Ends the line that an attempt has begun: its rest is missing.
-    fn break_off(&mut self, attempt: &(String, u32)) -> Result<(), Failure> {
+    fn break_off(&mut self, attempt: &(String, u32)) -> Result<(), CliError> {
         match self {
             Self::Marked(lines) => output::print_lines(lines.break_off(attempt).as_slice()),
             _ => Ok(()),
@@ -396,7 +396,7 @@ impl Printer {
         piece
     }
 
-    fn end(self) -> Result<(), Failure> {
+    fn end(self) -> Result<(), CliError> {
         match self {
             Self::Raw | Self::Aside | Self::Nowhere | Self::Documents(_) | Self::Last(..) => Ok(()),
             Self::Marked(lines) => output::print_lines(&lines.rest()),
@@ -416,7 +416,7 @@ mod tests {
 
     #[test]
     fn a_gap_counts_as_seen() {
-        let mut seen = Seen::default();
+        let mut seen = PrintedOffsets::default();
         let gap = |offset, end| v1::StreamFlowLogsResponse {
             gap: Some(v1::LogGap { end, ..Default::default() }),
             ..piece("a", offset, "")
@@ -431,15 +431,15 @@ mod tests {
 
     #[test]
     fn the_rest_of_a_line_is_left_out_for_people_alone() {
-        let rest = Printer::Raw.whole_lines_of(piece("a", 50, "f a line\nnext"));
+        let rest = LogPrinter::Raw.whole_lines_of(piece("a", 50, "f a line\nnext"));
         assert_eq!((rest.offset, &rest.data[..]), (59, &b"next"[..]));
-        let rest = Printer::Documents(Format::Json).whole_lines_of(piece("a", 50, "f a line\nnext"));
+        let rest = LogPrinter::Documents(OutputFormat::Json).whole_lines_of(piece("a", 50, "f a line\nnext"));
         assert_eq!(rest.offset, 50, "programs are given every byte");
     }
 
     #[test]
     fn what_was_printed_is_not_printed_again() {
-        let mut seen = Seen::default();
+        let mut seen = PrintedOffsets::default();
         let mut new =
             |piece| seen.new_part(piece).map(|p| (p.offset, String::from_utf8_lossy(&p.data).into_owned()));
         assert_eq!(new(piece("a", 0, "abc")), Some((0, "abc".into())));

@@ -8,12 +8,12 @@ use clap::{Args, Subcommand};
 use proto::v1;
 use uuid::Uuid;
 
-use self::list::{DeadLettersArgs, ListArgs};
-use self::receive::ReceiveArgs;
-use self::send::SendArgs;
-use super::{Session, values};
-use crate::failure::Failure;
-use crate::output::{self, json, message, words};
+use self::list::{MessageDeadLettersArgs, MessageListArgs};
+use self::receive::MessageReceiveArgs;
+use self::send::MessageSendArgs;
+use super::{CliSession, values};
+use crate::failure::CliError;
+use crate::output::{self, json, labels, message};
 
 /// So many keys one call names.
 const KEYS_MAX: usize = 1000;
@@ -23,33 +23,33 @@ const KEYS_MAX: usize = 1000;
 pub enum MessageCommand {
     /// Send chat or mail to an actor, here or elsewhere
     #[command(after_help = send::AFTER_HELP)]
-    Send(Box<SendArgs>),
+    Send(Box<MessageSendArgs>),
     /// List messages, newest first: chat and mail, or what carried a flow's jobs
     #[command(after_help = "Examples:\n  mycora message list --status error\n  mycora message list --flow 3")]
-    List(ListArgs),
+    List(MessageListArgs),
     /// Show a message: what became of it, and its text
     #[command(after_help = "Example:\n  mycora message get message:1:7")]
-    Get(KeyArgs),
+    Get(MessageKeyArgs),
     /// Print what was received and not acknowledged, oldest first
     #[command(after_help = receive::AFTER_HELP)]
-    Receive(ReceiveArgs),
+    Receive(MessageReceiveArgs),
     /// Say that received messages were read: they are not handed out again
     #[command(after_help = "Example:\n  mycora message acknowledge message:0:3 message:0:4")]
-    Acknowledge(KeysArgs),
+    Acknowledge(MessageAcknowledgeArgs),
     /// List messages that will not arrive, and why
     #[command(after_help = "Example:\n  mycora message dead-letters --output json")]
-    DeadLetters(DeadLettersArgs),
+    DeadLetters(MessageDeadLettersArgs),
     /// Send a message again that will not arrive. It is not handed out twice, should it have arrived after all
     #[command(after_help = "Example:\n  mycora message resend message:1:7")]
-    Resend(KeyArgs),
+    Resend(MessageKeyArgs),
     /// Remove a message that is not on its way
     #[command(after_help = "Example:\n  mycora message delete message:1:7")]
-    Delete(KeyArgs),
+    Delete(MessageKeyArgs),
 }
 
 /// What names one message.
 #[derive(Debug, Args)]
-pub struct KeyArgs {
+pub struct MessageKeyArgs {
     /// The message's key, as in message:1:7
     #[arg(value_parser = values::message_key, value_name = "KEY")]
     pub message: String,
@@ -57,7 +57,7 @@ pub struct KeyArgs {
 
 /// What names messages.
 #[derive(Debug, Args)]
-pub struct KeysArgs {
+pub struct MessageAcknowledgeArgs {
     /// The messages' keys, as in message:0:3
     #[arg(value_parser = values::message_key, value_name = "KEY", required = true)]
     pub keys: Vec<String>,
@@ -67,7 +67,7 @@ pub struct KeysArgs {
 ///
 /// # Errors
 /// When the coordinator cannot be reached or refuses.
-pub async fn run(session: &Session, command: &MessageCommand) -> Result<u8, Failure> {
+pub async fn run(session: &CliSession, command: &MessageCommand) -> Result<u8, CliError> {
     match command {
         MessageCommand::Send(args) => return send::run(session, args).await,
         MessageCommand::List(args) => list::run(session, args).await?,
@@ -81,13 +81,13 @@ pub async fn run(session: &Session, command: &MessageCommand) -> Result<u8, Fail
     Ok(0)
 }
 
-async fn get(session: &Session, key: &str) -> Result<(), Failure> {
+async fn get(session: &CliSession, key: &str) -> Result<(), CliError> {
     let answer = session.clients.get_message(session.context()?, key).await?;
     let text = || message::whole(&answer.message.clone().unwrap_or_default());
     output::answer(session.global.output, || json::of(&answer), text)
 }
 
-async fn acknowledge(session: &Session, keys: &[String]) -> Result<(), Failure> {
+async fn acknowledge(session: &CliSession, keys: &[String]) -> Result<(), CliError> {
     let context_id = session.context()?;
     let mut answer = v1::AcknowledgeMessageResponse::default();
     for keys in keys.chunks(KEYS_MAX) {
@@ -99,12 +99,12 @@ async fn acknowledge(session: &Session, keys: &[String]) -> Result<(), Failure> 
         let count = answer.acknowledged_count as usize;
         let rest = keys.len().saturating_sub(count);
         let rest = if rest == 0 { String::new() } else { format!("; {rest} did not wait here any more") };
-        format!("{} acknowledged{rest}\n", words::count(count, "message is", "messages are"))
+        format!("{} acknowledged{rest}\n", labels::count(count, "message is", "messages are"))
     };
     output::answer(session.global.output, || json::of(&answer), text)
 }
 
-async fn resend(session: &Session, key: &str) -> Result<(), Failure> {
+async fn resend(session: &CliSession, key: &str) -> Result<(), CliError> {
     let context_id = session.context()?;
     let request_id = Uuid::new_v4().to_string();
     let request = v1::ResendMessageRequest { request_id, context_id, key: key.to_owned() };
@@ -114,7 +114,7 @@ async fn resend(session: &Session, key: &str) -> Result<(), Failure> {
     output::answer(session.global.output, || json::of(&answer), text)
 }
 
-async fn delete(session: &Session, key: &str) -> Result<(), Failure> {
+async fn delete(session: &CliSession, key: &str) -> Result<(), CliError> {
     let answer = session.clients.delete_message(session.context()?, key).await?;
     output::answer(session.global.output, || json::of(&answer), || format!("{key} is deleted\n"))
 }

@@ -4,19 +4,19 @@ use clap::{Args, ValueEnum};
 use model::Timestamp;
 use proto::v1;
 
-use super::{Session, values};
-use crate::failure::Failure;
-use crate::output::{self, Format, json, summary};
+use super::{CliSession, values};
+use crate::failure::CliError;
+use crate::output::{self, OutputFormat, json, summary};
 
-/// What `flow jobs` takes.
+/// Arguments of `flow jobs`.
 #[derive(Debug, Args)]
-pub struct NodesArgs {
+pub struct FlowNodesArgs {
     /// The flow's number
     #[arg(value_parser = values::id)]
     pub id: u32,
     /// Only jobs in this state; may be given several times
     #[arg(long = "state", value_enum, value_name = "STATE")]
-    pub states: Vec<StateFilter>,
+    pub states: Vec<NodeStateFilter>,
     /// Show the key of each job's attempt, as `mycora supervisor logs` takes it, and where it was sent
     #[arg(long)]
     pub keys: bool,
@@ -24,7 +24,7 @@ pub struct NodesArgs {
 
 /// A node's state as it is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum StateFilter {
+pub enum NodeStateFilter {
     /// Waits for what comes before it.
     Pending,
     /// May run as soon as there is a place for it.
@@ -44,25 +44,25 @@ pub enum StateFilter {
     Skipped,
 }
 
-impl From<StateFilter> for v1::NodeState {
-    fn from(filter: StateFilter) -> Self {
+impl From<NodeStateFilter> for v1::NodeState {
+    fn from(filter: NodeStateFilter) -> Self {
         match filter {
-            StateFilter::Pending => Self::Pending,
-            StateFilter::Ready => Self::Ready,
-            StateFilter::Queued => Self::Dispatched,
-            StateFilter::Running => Self::Running,
-            StateFilter::Completed => Self::Completed,
-            StateFilter::Failed => Self::Failed,
-            StateFilter::Cancelled => Self::Cancelled,
-            StateFilter::Skipped => Self::Skipped,
+            NodeStateFilter::Pending => Self::Pending,
+            NodeStateFilter::Ready => Self::Ready,
+            NodeStateFilter::Queued => Self::Dispatched,
+            NodeStateFilter::Running => Self::Running,
+            NodeStateFilter::Completed => Self::Completed,
+            NodeStateFilter::Failed => Self::Failed,
+            NodeStateFilter::Cancelled => Self::Cancelled,
+            NodeStateFilter::Skipped => Self::Skipped,
         }
     }
 }
 
-pub(super) async fn run(session: &Session, args: &NodesArgs) -> Result<(), Failure> {
+pub(super) async fn run(session: &CliSession, args: &FlowNodesArgs) -> Result<(), CliError> {
     let states: Vec<v1::NodeState> = args.states.iter().map(|state| (*state).into()).collect();
     let nodes = session.clients.list_nodes(session.context()?, args.id, &states).await?;
-    if session.global.output == Format::Table && nodes.is_empty() {
+    if session.global.output == OutputFormat::Table && nodes.is_empty() {
         output::note("there are no such jobs");
         return Ok(());
     }

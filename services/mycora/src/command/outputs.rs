@@ -15,10 +15,10 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use tempfile::Builder;
 
-use super::{Session, values};
+use super::{CliSession, values};
 use crate::clients::Clients;
-use crate::failure::Failure;
-use crate::output::{self, Format, table};
+use crate::failure::CliError;
+use crate::output::{self, OutputFormat, table};
 
 /// Shown below the options.
 pub(super) const AFTER_HELP: &str = "\
@@ -28,9 +28,9 @@ Examples:
 
 With --to the files of one job are written into the folder itself, those of all jobs into a folder for each job. Nothing is written outside of it, and no file is overwritten without --force.";
 
-/// What `flow outputs` takes.
+/// Arguments of `flow outputs`.
 #[derive(Debug, Args)]
-pub struct OutputsArgs {
+pub struct FlowOutputsArgs {
     /// The flow's number
     #[arg(value_parser = values::id)]
     pub id: u32,
@@ -47,7 +47,7 @@ pub struct OutputsArgs {
 /// A file that a job made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Made {
+struct FlowOutputFile {
     job: String,
     file: String,
     size: u64,
@@ -59,16 +59,16 @@ struct Made {
 
 /// What is answered.
 #[derive(Debug, Serialize)]
-struct Document<'a> {
-    outputs: &'a [Made],
+struct FlowOutputsDocument<'a> {
+    outputs: &'a [FlowOutputFile],
 }
 
-pub(super) async fn run(session: &Session, args: &OutputsArgs) -> Result<(), Failure> {
+pub(super) async fn run(session: &CliSession, args: &FlowOutputsArgs) -> Result<(), CliError> {
     let context = session.context()?;
     let nodes = session.clients.list_nodes(context, args.id, &[]).await?;
     let mut made = made_by(&nodes, args)?;
     let format = session.global.output;
-    if format == Format::Table && made.is_empty() {
+    if format == OutputFormat::Table && made.is_empty() {
         output::note("there are no files; jobs keep those that they name under `outputs`");
         return Ok(());
     }
@@ -79,23 +79,23 @@ pub(super) async fn run(session: &Session, args: &OutputsArgs) -> Result<(), Fai
             fetch(&session.clients, context, file, args.force).await?;
         }
     }
-    output::answer(format, || Document { outputs: &made }, || listed(&made))
+    output::answer(format, || FlowOutputsDocument { outputs: &made }, || listed(&made))
 }
 
-fn made_by(nodes: &[v1::FlowNode], args: &OutputsArgs) -> Result<Vec<Made>, Failure> {
+fn made_by(nodes: &[v1::FlowNode], args: &FlowOutputsArgs) -> Result<Vec<FlowOutputFile>, CliError> {
     let wanted = |node: &&v1::FlowNode| args.job.as_ref().is_none_or(|job| *job == node.name);
     if let Some(job) = &args.job
         && !nodes.iter().any(|node| node.name == *job)
     {
         let id = args.id;
         let hint = ::flow::suggestion(job, nodes.iter().map(|node| node.name.as_str()));
-        return Err(Failure::Failed(format!(
+        return Err(CliError::Failed(format!(
             "flow {id} has no job `{job}`{hint}\n`mycora flow jobs {id}` lists its jobs"
         )));
     }
     let files = |node: &v1::FlowNode| {
         let job = node.name.clone();
-        let made = |(file, blob): (&String, &v1::BlobRef)| Made {
+        let made = |(file, blob): (&String, &v1::BlobRef)| FlowOutputFile {
             job: job.clone(),
             file: file.clone(),
             size: blob.size,
@@ -108,11 +108,11 @@ fn made_by(nodes: &[v1::FlowNode], args: &OutputsArgs) -> Result<Vec<Made>, Fail
 }
 
 /// Says where each file goes.
-fn place(made: &mut [Made], dir: &Path, by_job: bool) -> Result<(), Failure> {
+fn place(made: &mut [FlowOutputFile], dir: &Path, by_job: bool) -> Result<(), CliError> {
     for file in made {
-        let Made { job, file: name, .. } = &*file;
+        let FlowOutputFile { job, file: name, .. } = &*file;
         let bad = |what: &str| {
-            Failure::Failed(format!("the job `{job}` names a file `{name}`: {what}; nothing was written"))
+            CliError::Failed(format!("the job `{job}` names a file `{name}`: {what}; nothing was written"))
         };
         check_relative_path(name).map_err(bad)?;
         // A job's name is the name of a folder here.
@@ -126,15 +126,15 @@ fn place(made: &mut [Made], dir: &Path, by_job: bool) -> Result<(), Failure> {
 }
 
 /// Refuses before anything is fetched what could not be written.
-fn check_free(made: &[Made], force: bool) -> Result<(), Failure> {
+fn check_free(made: &[FlowOutputFile], force: bool) -> Result<(), CliError> {
     let paths = || made.iter().filter_map(|file| file.path.as_deref());
     let taken = paths().find(|path| if force { path.is_dir() } else { path.symlink_metadata().is_ok() });
     match taken {
         None => Ok(()),
         Some(path) if force => {
-            Err(Failure::Failed(format!("{} is a folder; nothing was written", path.display())))
+            Err(CliError::Failed(format!("{} is a folder; nothing was written", path.display())))
         }
-        Some(path) => Err(Failure::Failed(format!(
+        Some(path) => Err(CliError::Failed(format!(
             "{} is there already; nothing was written. Name another folder with --to, or replace files with --force",
             path.display()
         ))),
@@ -142,16 +142,17 @@ fn check_free(made: &[Made], force: bool) -> Result<(), Failure> {
 }
 
 /// Fetches one file: whole, or not at all.
-async fn fetch(clients: &Clients, context: u32, made: &Made, force: bool) -> Result<(), Failure> {
+async fn fetch(clients: &Clients, context: u32, made: &FlowOutputFile, force: bool) -> Result<(), CliError> {
     let Some(path) = &made.path else { return Ok(()) };
     let parent = path.parent().unwrap_or(Path::new("."));
-    let failed = |error: std::io::Error| Failure::Failed(format!("cannot write {}: {error}", path.display()));
+    let failed =
+        |error: std::io::Error| CliError::Failed(format!("cannot write {}: {error}", path.display()));
     fs::create_dir_all(parent).map_err(failed)?;
     // With the mode of any new file: temporary ones are for their owner alone.
     let mode = fs::Permissions::from_mode(0o666);
     let mut file = Builder::new().permissions(mode).tempfile_in(parent).map_err(failed)?;
     let wrong = || {
-        Failure::Failed(format!(
+        CliError::Failed(format!(
             "`{}` of the job `{}` did not arrive as the flow describes it ({} bytes, SHA-256 {}); it was not written",
             made.file, made.job, made.size, made.sha256
         ))
@@ -173,12 +174,12 @@ async fn fetch(clients: &Clients, context: u32, made: &Made, force: bool) -> Res
     kept.map(drop).map_err(|error| failed(error.error))
 }
 
-fn listed(made: &[Made]) -> String {
+fn listed(made: &[FlowOutputFile]) -> String {
     let fetched = made.iter().any(|file| file.path.is_some());
     let rows: Vec<_> = made
         .iter()
         .map(|file| {
-            let Made { job, file, size, sha256, path } = file;
+            let FlowOutputFile { job, file, size, sha256, path } = file;
             let place = path.as_ref().map_or_else(|| sha256.clone(), |path| path.display().to_string());
             vec![job.clone(), file.clone(), size.to_string(), place]
         })
@@ -190,8 +191,8 @@ fn listed(made: &[Made]) -> String {
 mod tests {
     use super::*;
 
-    fn made(job: &str, file: &str) -> Made {
-        Made { job: job.into(), file: file.into(), size: 1, sha256: "0".repeat(64), path: None }
+    fn made(job: &str, file: &str) -> FlowOutputFile {
+        FlowOutputFile { job: job.into(), file: file.into(), size: 1, sha256: "0".repeat(64), path: None }
     }
 
     #[test]

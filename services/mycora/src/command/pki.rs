@@ -10,8 +10,8 @@ use identity::{CertificateSummary, Identity, IssueOptions, Pki, ServiceName, Tru
 use model::Timestamp;
 use serde::Serialize;
 
-use crate::failure::{Failure, error_chain};
-use crate::output::{self, Format, table, time};
+use crate::failure::{CliError, error_chain};
+use crate::output::{self, OutputFormat, table, time};
 use crate::profile::default_data_dir;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -21,24 +21,24 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 pub enum PkiCommand {
     /// Make a certificate authority, and the certificate of the bootstrap identity
     #[command(after_help = "Example:\n  mycora pki init --dir pki")]
-    Init(InitArgs),
+    Init(PkiInitArgs),
     /// Issue a certificate and its key; for a gateway also what it signs with
     #[command(
         after_help = "Examples:\n  mycora pki issue actor/2\n  mycora pki issue service/storage --name storage.example --days 30"
     )]
-    Issue(IssueArgs),
+    Issue(PkiIssueArgs),
     /// Make another root key of the coordinator, and have the old one sign that
     #[command(after_help = CHANGE_ROOT_HELP)]
-    ChangeRoot(ChangeRootArgs),
+    ChangeRoot(PkiChangeRootArgs),
     /// Show the coordinator's root key: what the `--coordinator` of a supervisor names
     #[command(
         after_help = "The root is made with the gateway's certificate, by `mycora pki issue service/mycelium-gateway`.\n\n\
                             Example:\n  mycora-supervisor --coordinator $(mycora pki root --dir pki)"
     )]
-    Root(RootArgs),
+    Root(PkiRootArgs),
     /// Show what certificates say
     #[command(after_help = "Example:\n  mycora pki show pki/actor-1.pem")]
-    Show(ShowArgs),
+    Show(PkiShowArgs),
 }
 
 const CHANGE_ROOT_HELP: &str = "\
@@ -47,52 +47,52 @@ The next root goes into coordinator.key, and the change into coordinator.changes
 Example:
   mycora pki change-root --dir pki";
 
-/// What `pki change-root` takes.
+/// Arguments of `pki change-root`.
 #[derive(Debug, Args)]
-pub struct ChangeRootArgs {
+pub struct PkiChangeRootArgs {
     /// Where the root is.
     #[command(flatten)]
-    pub dir: Dir,
+    pub dir: PkiDirFlags,
     /// How long the gateway's certificate lasts
     #[arg(long, default_value_t = 90, value_name = "DAYS", value_parser = clap::value_parser!(u16).range(1..))]
     pub days: u16,
 }
 
-/// What `pki root` takes.
+/// Arguments of `pki root`.
 #[derive(Debug, Args)]
-pub struct RootArgs {
+pub struct PkiRootArgs {
     /// Where the root is.
     #[command(flatten)]
-    pub dir: Dir,
+    pub dir: PkiDirFlags,
 }
 
 /// Where the authority is.
 #[derive(Debug, Args)]
-pub struct Dir {
+pub struct PkiDirFlags {
     /// The authority's directory [default: pki in the data directory]
     #[arg(long, value_name = "DIR", env = "MYCORA_PKI")]
     pub dir: Option<PathBuf>,
 }
 
-/// What `pki init` takes.
+/// Arguments of `pki init`.
 #[derive(Debug, Args)]
-pub struct InitArgs {
+pub struct PkiInitArgs {
     /// Where to make it.
     #[command(flatten)]
-    pub dir: Dir,
+    pub dir: PkiDirFlags,
     /// The name that the authority speaks for
     #[arg(long, default_value = TrustDomain::DEFAULT, value_name = "NAME")]
     pub trust_domain: TrustDomain,
 }
 
-/// What `pki issue` takes.
+/// Arguments of `pki issue`.
 #[derive(Debug, Args)]
-pub struct IssueArgs {
+pub struct PkiIssueArgs {
     /// Whom it is for: actor/ID, service/NAME or admin
     pub identity: Identity,
     /// Which authority signs.
     #[command(flatten)]
-    pub dir: Dir,
+    pub dir: PkiDirFlags,
     /// A further host name or IP address at which it serves; may be given several times
     #[arg(long = "name", value_name = "HOST")]
     pub names: Vec<String>,
@@ -101,18 +101,18 @@ pub struct IssueArgs {
     pub days: u16,
 }
 
-/// What `pki show` takes.
+/// Arguments of `pki show`.
 #[derive(Debug, Args)]
-pub struct ShowArgs {
+pub struct PkiShowArgs {
     /// PEM files [default: all of the authority's directory]
     pub files: Vec<PathBuf>,
     /// Where to look without files.
     #[command(flatten)]
-    pub dir: Dir,
+    pub dir: PkiDirFlags,
 }
 
-impl Dir {
-    fn path(&self) -> Result<PathBuf, Failure> {
+impl PkiDirFlags {
+    fn path(&self) -> Result<PathBuf, CliError> {
         match &self.dir {
             Some(dir) => Ok(dir.clone()),
             None => Ok(default_data_dir()?.join("pki")),
@@ -168,7 +168,7 @@ struct CertificateDocument {
 ///
 /// # Errors
 /// When there is no authority, there is one already, or files cannot be read or written.
-pub fn run(command: &PkiCommand, format: Format) -> Result<(), Failure> {
+pub fn run(command: &PkiCommand, format: OutputFormat) -> Result<(), CliError> {
     match command {
         PkiCommand::Init(args) => init(args, format),
         PkiCommand::Issue(args) => issue(args, format),
@@ -178,14 +178,14 @@ pub fn run(command: &PkiCommand, format: Format) -> Result<(), Failure> {
     }
 }
 
-fn init(args: &InitArgs, format: Format) -> Result<(), Failure> {
+fn init(args: &PkiInitArgs, format: OutputFormat) -> Result<(), CliError> {
     let now = SystemTime::now();
     let pki = Pki::init(&args.dir.path()?, &args.trust_domain, now).map_err(|e| failed(&e))?;
     let files = pki.issue(Identity::Admin, &IssueOptions::from(now)).map_err(|e| failed(&e))?;
     print_issued(Identity::Admin, &files, None, format)
 }
 
-fn issue(args: &IssueArgs, format: Format) -> Result<(), Failure> {
+fn issue(args: &PkiIssueArgs, format: OutputFormat) -> Result<(), CliError> {
     let dir = args.dir.path()?;
     let pki = Pki::open(&dir).map_err(|e| failed(&e))?;
     let now = SystemTime::now();
@@ -203,7 +203,7 @@ fn issue(args: &IssueArgs, format: Format) -> Result<(), Failure> {
     print_issued(args.identity, &files, signing, format)
 }
 
-fn change_root(args: &ChangeRootArgs, format: Format) -> Result<(), Failure> {
+fn change_root(args: &PkiChangeRootArgs, format: OutputFormat) -> Result<(), CliError> {
     let dir = args.dir.path()?;
     let changed = NewRoot::make(&dir).map_err(|e| failed(&e))?;
     let since = Timestamp::now();
@@ -234,8 +234,8 @@ fn change_root(args: &ChangeRootArgs, format: Format) -> Result<(), Failure> {
     output::answer(format, || &document, text)
 }
 
-fn root(args: &RootArgs, format: Format) -> Result<(), Failure> {
-    let root = envelope::root_in(&args.dir.path()?).map_err(|e| failed(&e))?.to_string();
+fn root(args: &PkiRootArgs, format: OutputFormat) -> Result<(), CliError> {
+    let root = envelope::read_root_key(&args.dir.path()?).map_err(|e| failed(&e))?.to_string();
     let document = serde_json::json!({ "root": root });
     output::answer(format, || &document, || format!("{root}\n"))
 }
@@ -244,8 +244,8 @@ fn print_issued(
     identity: Identity,
     files: &identity::IssuedFiles,
     signing: Option<SigningFiles>,
-    format: Format,
-) -> Result<(), Failure> {
+    format: OutputFormat,
+) -> Result<(), CliError> {
     let (signing_key, signing_certificate) =
         signing.map(|SigningFiles { key, certificate }| (key, certificate)).unzip();
     let document = IssuedDocument {
@@ -271,7 +271,7 @@ fn print_issued(
     output::answer(format, || &document, text)
 }
 
-fn show(args: &ShowArgs, format: Format) -> Result<(), Failure> {
+fn show(args: &PkiShowArgs, format: OutputFormat) -> Result<(), CliError> {
     let files = if args.files.is_empty() { certificates_in(&args.dir.path()?)? } else { args.files.clone() };
     let mut documents = Vec::with_capacity(files.len());
     for file in files {
@@ -297,11 +297,12 @@ fn certificates(documents: &[CertificateDocument]) -> String {
     table::render(&["FILE", "IDENTITY", "NAMES", "UNTIL"], &rows)
 }
 
-fn certificates_in(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let refused = |error: std::io::Error| Failure::Invalid(format!("cannot read {}: {error}", dir.display()));
+fn certificates_in(dir: &Path) -> Result<Vec<PathBuf>, CliError> {
+    let refused =
+        |error: std::io::Error| CliError::Invalid(format!("cannot read {}: {error}", dir.display()));
     if !dir.join(CA_CERTIFICATE_FILE).exists() {
         let dir = dir.display();
-        return Err(Failure::Invalid(format!(
+        return Err(CliError::Invalid(format!(
             "there is no certificate authority in {dir}; `mycora pki init` makes one, --dir names another"
         )));
     }
@@ -333,6 +334,6 @@ fn document(file: PathBuf, summary: CertificateSummary) -> CertificateDocument {
 }
 
 /// All that can go wrong here is what was asked for, or the files it is about.
-fn failed(error: &dyn std::error::Error) -> Failure {
-    Failure::Invalid(error_chain(error))
+fn failed(error: &dyn std::error::Error) -> CliError {
+    CliError::Invalid(error_chain(error))
 }

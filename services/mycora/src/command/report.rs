@@ -4,8 +4,8 @@ use clap::{Args, ValueEnum};
 use proto::v1;
 use uuid::Uuid;
 
-use super::{Session, values};
-use crate::failure::Failure;
+use super::{CliSession, values};
+use crate::failure::CliError;
 use crate::output::{self, json};
 
 /// Shown below the options.
@@ -14,9 +14,9 @@ Examples:
   mycora flow report 3 survey --attempt 1 running --instance 'desk 4'
   mycora flow report 3 survey --attempt 1 completed --result answers=42";
 
-/// What `flow report` takes.
+/// Arguments of `flow report`.
 #[derive(Debug, Args)]
-pub struct ReportArgs {
+pub struct FlowReportArgs {
     /// The flow's number
     #[arg(value_parser = values::id)]
     pub id: u32,
@@ -25,7 +25,7 @@ pub struct ReportArgs {
     pub node: String,
     /// What became of it
     #[arg(value_enum)]
-    pub state: Reported,
+    pub state: ReportedJobState,
     /// The attempt that is meant
     #[arg(long, value_name = "N", value_parser = values::id)]
     pub attempt: u32,
@@ -45,7 +45,7 @@ pub struct ReportArgs {
 
 /// A state that can be reported, as it is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Reported {
+pub enum ReportedJobState {
     /// It began.
     Running,
     /// It ended well.
@@ -54,12 +54,12 @@ pub enum Reported {
     Failed,
 }
 
-pub(super) async fn run(session: &Session, args: ReportArgs) -> Result<(), Failure> {
-    let ReportArgs { id, node, state, attempt, result, exit_code, detail, instance } = args;
+pub(super) async fn run(session: &CliSession, args: FlowReportArgs) -> Result<(), CliError> {
+    let FlowReportArgs { id, node, state, attempt, result, exit_code, detail, instance } = args;
     let state = match state {
-        Reported::Running => v1::NodeState::Running,
-        Reported::Completed => v1::NodeState::Completed,
-        Reported::Failed => v1::NodeState::Failed,
+        ReportedJobState::Running => v1::NodeState::Running,
+        ReportedJobState::Completed => v1::NodeState::Completed,
+        ReportedJobState::Failed => v1::NodeState::Failed,
     };
     let context = session.context()?;
     let request = v1::UpdateNodeStatusRequest {

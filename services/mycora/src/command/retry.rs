@@ -6,12 +6,12 @@ use std::path::Path;
 use clap::Args;
 use model::limits::RETRY_SIGNATURES_MAX;
 use proto::v1;
-use rpc::Reason;
+use rpc::RpcReason;
 use uuid::Uuid;
 
 use super::signing::{self, SigningArgs};
-use super::{Session, validate, values, watch};
-use crate::failure::{CallError, Failure};
+use super::{CliSession, validate, values, watch};
+use crate::failure::{ApiCallError, CliError};
 use crate::output::{self, json, summary};
 
 /// Shown below the options.
@@ -23,9 +23,9 @@ Examples:
 
 Signatures are over variables too, and hold for their time: where jobs were signed and the variables change, or the time is over, they are signed again.";
 
-/// What `flow retry` takes.
+/// Arguments of `flow retry`.
 #[derive(Debug, Args)]
-pub struct RetryArgs {
+pub struct FlowRetryArgs {
     /// The flow's number
     #[arg(value_parser = values::id)]
     pub id: u32,
@@ -59,7 +59,7 @@ pub struct RetryArgs {
     pub watch: bool,
 }
 
-impl RetryArgs {
+impl FlowRetryArgs {
     fn request(&self, context_id: u32) -> v1::RetryFlowRequest {
         let scope = match (self.all, self.from.as_slice()) {
             (true, _) => v1::RetryScope::All,
@@ -82,12 +82,12 @@ impl RetryArgs {
 }
 
 /// A refusal with the way out of it.
-fn refused(error: CallError, context: u32, id: u32) -> Failure {
-    let is = |reason: Reason| error.view.reason == reason.as_str();
-    if is(Reason::NothingToRetry) {
+fn refused(error: ApiCallError, context: u32, id: u32) -> CliError {
+    let is = |reason: RpcReason| error.view.reason == reason.as_str();
+    if is(RpcReason::NothingToRetry) {
         nothing_failed(id)
-    } else if is(Reason::FlowNotEnded) {
-        Failure::Failed(format!(
+    } else if is(RpcReason::FlowNotEnded) {
+        CliError::Failed(format!(
             "{}\ncancel it first with `mycora flow cancel {id} --context {context}`, or wait for its end with \
              `mycora flow watch {id} --context {context}`",
             error.view
@@ -98,8 +98,8 @@ fn refused(error: CallError, context: u32, id: u32) -> Failure {
 }
 
 /// The same of a dry run, which the coordinator answers with nothing to run.
-fn nothing_failed(id: u32) -> Failure {
-    Failure::Failed(format!(
+fn nothing_failed(id: u32) -> CliError {
+    CliError::Failed(format!(
         "nothing of flow {id} failed; run all of it with --all, or from a job on with --from JOB"
     ))
 }
@@ -107,13 +107,13 @@ fn nothing_failed(id: u32) -> Failure {
 /// New signatures of what runs again, and the revision of the flow for which they are. Signed is what the flow file says: what the coordinator says is not to be trusted
 /// with that.
 async fn signatures(
-    session: &Session,
-    args: &RetryArgs,
+    session: &CliSession,
+    args: &FlowRetryArgs,
     key: &Path,
     request: &v1::RetryFlowRequest,
-) -> Result<(BTreeMap<String, String>, u64), Failure> {
+) -> Result<(BTreeMap<String, String>, u64), CliError> {
     let path = args.file.as_deref().ok_or_else(|| {
-        Failure::Invalid("--signing-key needs --file: what is signed is what your flow file says".to_owned())
+        CliError::Invalid("--signing-key needs --file: what is signed is what your flow file says".to_owned())
     })?;
     let mut file = validate::read(path, &args.env)?;
     for name in &args.unset {
@@ -126,7 +126,7 @@ async fn signatures(
     let v1::RetryFlowResponse { flow, run_again, run_again_count, .. } =
         asked.map_err(|error| refused(error, context, id))?;
     if run_again_count as usize > RETRY_SIGNATURES_MAX {
-        return Err(Failure::Invalid(format!(
+        return Err(CliError::Invalid(format!(
             "{run_again_count} jobs would run again, and one call signs at most {RETRY_SIGNATURES_MAX}: run fewer, or submit \
              the flow file again"
         )));
@@ -137,7 +137,7 @@ async fn signatures(
     Ok((signed, revision))
 }
 
-pub(super) async fn run(session: &Session, args: &RetryArgs) -> Result<u8, Failure> {
+pub(super) async fn run(session: &CliSession, args: &FlowRetryArgs) -> Result<u8, CliError> {
     let context = session.context()?;
     let mut request = args.request(context);
     if let (Some(path), None) = (&args.file, &args.signing.signing_key) {

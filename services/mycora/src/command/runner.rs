@@ -1,7 +1,7 @@
 //! `mycora runner`: where jobs can run.
 
-mod changing;
-mod watching;
+mod lifecycle;
+mod watch;
 
 use clap::{Args, Subcommand};
 use identity::VerifyingKey;
@@ -10,12 +10,12 @@ use proto::convert::enums;
 use proto::v1;
 use uuid::Uuid;
 
-use self::changing::{DELETE_HELP, DRAIN_HELP, UPDATE_HELP};
-pub use self::changing::{DeleteArgs, DrainArgs, ResumeArgs, UpdateArgs};
-pub use self::watching::WatchArgs;
-use super::{Session, values};
-use crate::failure::Failure;
-use crate::output::{self, Format, json, places, summary};
+use self::lifecycle::{DELETE_HELP, DRAIN_HELP, UPDATE_HELP};
+pub use self::lifecycle::{RunnerDeleteArgs, RunnerDrainArgs, RunnerResumeArgs, RunnerUpdateArgs};
+pub use self::watch::RunnerWatchArgs;
+use super::{CliSession, values};
+use crate::failure::CliError;
+use crate::output::{self, OutputFormat, json, runners, summary};
 
 /// The context that `mycora up` and `mycora bootstrap` make.
 const FIRST_CONTEXT: u32 = 1;
@@ -28,25 +28,25 @@ pub enum RunnerCommand {
     List,
     /// Show a runner: what it takes, how it is spoken to, and its instances
     #[command(after_help = "Example:\n  mycora runner show 2 --context 1")]
-    Show(ShowArgs),
+    Show(RunnerShowArgs),
     /// Let jobs of a context run on a supervisor
     #[command(after_help = REGISTER_HELP)]
-    Register(Box<RegisterArgs>),
+    Register(Box<RunnerRegisterArgs>),
     /// Change what is said of a runner
     #[command(after_help = UPDATE_HELP)]
-    Update(Box<UpdateArgs>),
+    Update(Box<RunnerUpdateArgs>),
     /// Send a runner no new jobs of this context
     #[command(after_help = DRAIN_HELP)]
-    Drain(DrainArgs),
+    Drain(RunnerDrainArgs),
     /// Send a runner jobs of this context again after a drain
     #[command(after_help = "Example:\n  mycora runner resume 2")]
-    Resume(ResumeArgs),
+    Resume(RunnerResumeArgs),
     /// Take a runner out of the context
     #[command(after_help = DELETE_HELP)]
-    Delete(DeleteArgs),
+    Delete(RunnerDeleteArgs),
     /// Follow the runners of a context
-    #[command(after_help = watching::HELP)]
-    Watch(WatchArgs),
+    #[command(after_help = watch::HELP)]
+    Watch(RunnerWatchArgs),
 }
 
 const REGISTER_HELP: &str = "\
@@ -57,17 +57,17 @@ Examples:
   mycora runner register mycelium:[5a1:…] --signing-key 7d4f…
   mycora runner register mycelium:[5a1:…] --plain --secret hero --script-type osis";
 
-/// What `runner show` takes.
+/// Arguments of `runner show`.
 #[derive(Debug, Args)]
-pub struct ShowArgs {
+pub struct RunnerShowArgs {
     /// The runner's number
     #[arg(value_parser = values::id)]
     pub id: u32,
 }
 
-/// What `runner register` takes.
+/// Arguments of `runner register`.
 #[derive(Debug, Args)]
-pub struct RegisterArgs {
+pub struct RunnerRegisterArgs {
     /// Where the supervisor is: mycelium:<key>, mycelium:[<ipv6>] or grpc://host:port
     #[arg(value_name = "ADDRESS")]
     pub supervisor: Address,
@@ -101,27 +101,27 @@ pub struct RegisterArgs {
 ///
 /// # Errors
 /// When the coordinator cannot be reached or refuses.
-pub async fn run(session: &Session, command: &RunnerCommand) -> Result<(), Failure> {
+pub async fn run(session: &CliSession, command: &RunnerCommand) -> Result<(), CliError> {
     match command {
         RunnerCommand::List => list(session).await,
-        RunnerCommand::Show(ShowArgs { id }) => {
+        RunnerCommand::Show(RunnerShowArgs { id }) => {
             let answer = session.clients.get_runner(session.context()?, *id).await?;
-            let text = || places::runner(&answer.runner.clone().unwrap_or_default(), Timestamp::now());
+            let text = || runners::runner(&answer.runner.clone().unwrap_or_default(), Timestamp::now());
             output::answer(session.global.output, || json::of(&answer), text)
         }
         RunnerCommand::Register(args) => register(session, args).await,
-        RunnerCommand::Update(args) => changing::update(session, args).await,
-        RunnerCommand::Drain(DrainArgs { id, resume }) => changing::drain(session, *id, *resume).await,
-        RunnerCommand::Resume(ResumeArgs { id }) => changing::drain(session, *id, true).await,
-        RunnerCommand::Delete(args) => changing::delete(session, args).await,
-        RunnerCommand::Watch(args) => watching::run(session, args).await,
+        RunnerCommand::Update(args) => lifecycle::update(session, args).await,
+        RunnerCommand::Drain(RunnerDrainArgs { id, resume }) => lifecycle::drain(session, *id, *resume).await,
+        RunnerCommand::Resume(RunnerResumeArgs { id }) => lifecycle::drain(session, *id, true).await,
+        RunnerCommand::Delete(args) => lifecycle::delete(session, args).await,
+        RunnerCommand::Watch(args) => watch::run(session, args).await,
     }
 }
 
-async fn list(session: &Session) -> Result<(), Failure> {
+async fn list(session: &CliSession) -> Result<(), CliError> {
     let context = session.context()?;
     let answer = session.clients.list_runners(context).await?;
-    if session.global.output == Format::Table && answer.runners.is_empty() {
+    if session.global.output == OutputFormat::Table && answer.runners.is_empty() {
         output::note(&none(context));
         return Ok(());
     }
@@ -132,9 +132,18 @@ async fn list(session: &Session) -> Result<(), Failure> {
     )
 }
 
-async fn register(session: &Session, args: &RegisterArgs) -> Result<(), Failure> {
-    let RegisterArgs { supervisor, topic, script_types, group, labels, local, signing_key, plain, secret } =
-        args;
+async fn register(session: &CliSession, args: &RunnerRegisterArgs) -> Result<(), CliError> {
+    let RunnerRegisterArgs {
+        supervisor,
+        topic,
+        script_types,
+        group,
+        labels,
+        local,
+        signing_key,
+        plain,
+        secret,
+    } = args;
     let context_id = session.context()?;
     let envelope = if *plain { v1::EnvelopeForm::Plain } else { v1::EnvelopeForm::Signed };
     let request = v1::RegisterRunnerRequest {

@@ -1,46 +1,46 @@
 //! `mycora saga`: state machines that wait for events, order work and undo it.
 
+mod dead_letters;
 mod definitions;
-mod drawing;
 mod effects;
+mod graph;
 mod instances;
 mod journal;
 mod lanes;
-mod letters;
 mod replay;
 pub mod replay_verify;
 mod scope;
 mod server;
-mod starting;
+mod start;
 pub mod test;
 mod timeline;
 mod validate;
 mod verbs;
-mod watching;
+mod watch;
 
 use clap::{Args, Subcommand};
 
-use self::definitions::{ApplyArgs, DefinitionArgs, DefinitionsArgs, RetireArgs};
-use self::drawing::GraphArgs;
-use self::effects::EffectCommand;
-use self::instances::{ListArgs, TimersArgs};
-use self::lanes::{LanesArgs, MoveLaneArgs};
-use self::letters::LettersCommand;
-use self::replay::ReplayArgs;
-pub use self::replay_verify::ReplayVerifyArgs;
-use self::scope::{InstanceArg, Scope};
-use self::server::{DrainArgs, ReloadArgs, ServerArgs, TenantArgs};
-use self::starting::{SendArgs, StartArgs};
-pub use self::test::TestArgs;
-use self::timeline::TimelineArgs;
-use self::validate::ValidateArgs;
-use self::verbs::{CancelArgs, CompleteArgs, KillArgs, SkipArgs, VerbArgs};
-use self::watching::WatchArgs;
-use super::Session;
-use crate::failure::Failure;
-use crate::output::Format;
+use self::dead_letters::SagaDeadLetterCommand;
+use self::definitions::{SagaApplyArgs, SagaDefinitionListArgs, SagaDefinitionShowArgs, SagaRetireArgs};
+use self::effects::SagaEffectCommand;
+use self::graph::SagaGraphArgs;
+use self::instances::{SagaListArgs, SagaTimersArgs};
+use self::lanes::{SagaLanesArgs, SagaMoveLaneArgs};
+use self::replay::SagaReplayArgs;
+pub use self::replay_verify::SagaReplayVerifyArgs;
+use self::scope::{SagaCommandScope, SagaInstanceArg};
+use self::server::{SagaDrainArgs, SagaReloadArgs, SagaServerArgs, SagaTenantArgs};
+use self::start::{SagaSendArgs, SagaStartArgs};
+pub use self::test::SagaTestArgs;
+use self::timeline::SagaTimelineArgs;
+use self::validate::SagaValidateArgs;
+use self::verbs::{SagaCancelArgs, SagaCompleteArgs, SagaKillArgs, SagaSkipStepArgs, SagaVerbArgs};
+use self::watch::SagaWatchArgs;
+use super::CliSession;
+use crate::failure::CliError;
+use crate::output::OutputFormat;
 
-/// What `mycora saga` takes.
+/// Arguments of `mycora saga`.
 #[derive(Debug, Args)]
 pub struct SagaArgs {
     /// Whose sagas they are [default: `tenant` of the profile, else the number of the context]. Empty, or of no account, on a
@@ -57,110 +57,110 @@ pub struct SagaArgs {
 pub enum SagaCommand {
     /// Check manifests without putting anything in force; needs no server unless --remote asks one
     #[command(after_help = validate::AFTER_HELP)]
-    Validate(ValidateArgs),
+    Validate(SagaValidateArgs),
     /// Play scenarios of a saga in virtual time, without any server, and everything that can go wrong in them
     #[command(after_help = test::AFTER_HELP)]
-    Test(TestArgs),
+    Test(SagaTestArgs),
     /// Run a journal again and compare every byte of it, without any server
     #[command(after_help = replay_verify::AFTER_HELP)]
-    ReplayVerify(ReplayVerifyArgs),
+    ReplayVerify(SagaReplayVerifyArgs),
     /// Put the sagas of a manifest in force for a tenant, all of them or none
     #[command(after_help = definitions::APPLY_HELP)]
-    Apply(ApplyArgs),
+    Apply(SagaApplyArgs),
     /// List the definitions of sagas, by name, the newest first
     #[command(after_help = "Example:\n  mycora saga definitions --in-force")]
-    Definitions(DefinitionsArgs),
+    Definitions(SagaDefinitionListArgs),
     /// Show a definition with its manifest
     #[command(after_help = definitions::DEFINITION_HELP)]
-    Definition(DefinitionArgs),
+    Definition(SagaDefinitionShowArgs),
     /// Take a saga out of force: no instance starts on it any more, and those that run go on
     #[command(
         after_help = "Admins may.\n\nExample:\n  mycora saga retire order-fulfilment --expect-version 3"
     )]
-    Retire(RetireArgs),
+    Retire(SagaRetireArgs),
     /// Start an instance
-    #[command(after_help = starting::START_HELP)]
-    Start(StartArgs),
+    #[command(after_help = start::START_HELP)]
+    Start(SagaStartArgs),
     /// Give an instance an event, such as an approval
-    #[command(after_help = starting::SEND_HELP)]
-    Send(SendArgs),
+    #[command(after_help = start::SEND_HELP)]
+    Send(SagaSendArgs),
     /// List instances, running and ended ones
     #[command(after_help = instances::LIST_HELP)]
-    List(ListArgs),
+    List(SagaListArgs),
     /// Show an instance: its state, what it waits for and what it may have to undo
     #[command(after_help = "Example:\n  mycora saga show order-fulfilment order-7 --output yaml")]
-    Show(InstanceArg),
+    Show(SagaInstanceArg),
     /// Watch an instance until it has ended, those of a saga, or all; Ctrl-C leaves them running
-    #[command(after_help = watching::AFTER_HELP)]
-    Watch(WatchArgs),
+    #[command(after_help = watch::AFTER_HELP)]
+    Watch(SagaWatchArgs),
     /// Show what an instance was given and what followed, oldest first
     #[command(after_help = timeline::AFTER_HELP)]
-    Timeline(TimelineArgs),
+    Timeline(SagaTimelineArgs),
     /// List timers that are set, the first to fire first
     #[command(after_help = "Example:\n  mycora saga timers order-fulfilment --within 1h")]
-    Timers(TimersArgs),
+    Timers(SagaTimersArgs),
     /// Say why an instance is where it is
     #[command(after_help = "Example:\n  mycora saga explain order-fulfilment order-7")]
-    Explain(InstanceArg),
+    Explain(SagaInstanceArg),
     /// Draw a saga, with the place of an instance in it
-    #[command(after_help = drawing::AFTER_HELP)]
-    Graph(GraphArgs),
+    #[command(after_help = graph::AFTER_HELP)]
+    Graph(SagaGraphArgs),
     /// Keep the inputs of an instance back from now on, until it is resumed
     #[command(
         after_help = "Admins may. Calls that are under way go on.\n\nExample:\n  mycora saga pause order-fulfilment order-7"
     )]
-    Pause(VerbArgs),
+    Pause(SagaVerbArgs),
     /// Apply the inputs of a paused instance that were kept back, and those that come
     #[command(after_help = "Admins may.\n\nExample:\n  mycora saga resume order-fulfilment order-7")]
-    Resume(VerbArgs),
+    Resume(SagaVerbArgs),
     /// Undo what an instance has done, in reverse
     #[command(after_help = verbs::CANCEL_HELP)]
-    Cancel(CancelArgs),
+    Cancel(SagaCancelArgs),
     /// End an instance where it stands, with nothing undone
     #[command(after_help = verbs::KILL_HELP)]
-    Kill(KillArgs),
+    Kill(SagaKillArgs),
     /// Try again what a stuck instance is stuck at
     #[command(after_help = "Admins may.\n\nExample:\n  mycora saga retry-step order-fulfilment order-7")]
-    RetryStep(VerbArgs),
+    RetryStep(SagaVerbArgs),
     /// Leave out what a stuck instance is stuck at, as if it had succeeded
     #[command(after_help = verbs::SKIP_HELP)]
-    SkipStep(SkipArgs),
+    SkipStep(SagaSkipStepArgs),
     /// End a stuck instance as completed, since somebody has seen to what was left
     #[command(after_help = verbs::COMPLETE_HELP)]
-    Complete(CompleteArgs),
+    Complete(SagaCompleteArgs),
     /// Make an instance one of the definition that is in force, as that says
     #[command(after_help = verbs::MIGRATE_HELP)]
-    Migrate(VerbArgs),
+    Migrate(SagaVerbArgs),
     /// List calls of effects, look into one, and say what became of it
     #[command(subcommand)]
-    Effect(EffectCommand),
+    Effect(SagaEffectCommand),
     /// List inputs that nothing can be done with, apply them again or remove them
     #[command(subcommand)]
-    Letters(LettersCommand),
+    Letters(SagaDeadLetterCommand),
     /// List lanes: who owns them, and how far their sources were read
     #[command(after_help = "Admins may.\n\nExample:\n  mycora saga lanes order-fulfilment")]
-    Lanes(LanesArgs),
+    Lanes(SagaLanesArgs),
     /// Have a lane owned by a certain replica, or by its place again
     #[command(after_help = lanes::MOVE_HELP)]
-    MoveLane(MoveLaneArgs),
+    MoveLane(SagaMoveLaneArgs),
     /// Process a lane again: compare its journals, or read its sources from a position
     #[command(after_help = replay::AFTER_HELP)]
-    Replay(ReplayArgs),
+    Replay(SagaReplayArgs),
     /// Stop reading everything that comes for a tenant; nothing is lost
     #[command(after_help = "Admins may.\n\nExample:\n  mycora saga pause-tenant --tenant acme")]
-    PauseTenant(TenantArgs),
+    PauseTenant(SagaTenantArgs),
     /// Go on with everything that came for a paused tenant
     #[command(after_help = "Admins may.\n\nExample:\n  mycora saga resume-tenant --tenant acme")]
-    ResumeTenant(TenantArgs),
+    ResumeTenant(SagaTenantArgs),
     /// Have the service end what is under way, give up its lanes and end
     #[command(after_help = server::DRAIN_HELP)]
-    Drain(DrainArgs),
+    Drain(SagaDrainArgs),
     /// Read manifests, providers and tenants from the operator's directory again
     #[command(after_help = server::RELOAD_HELP)]
-    Reload(ReloadArgs),
+    Reload(SagaReloadArgs),
     /// Show what the service is, what it stands on and what is wrong with it
     #[command(after_help = server::SERVER_HELP)]
-    Server(ServerArgs),
+    Server(SagaServerArgs),
 }
 
 impl SagaArgs {
@@ -180,13 +180,13 @@ impl SagaArgs {
 ///
 /// # Errors
 /// When it cannot be done, or does need one.
-pub fn run_alone(args: &SagaArgs, format: Format) -> Result<u8, Failure> {
+pub fn run_alone(args: &SagaArgs, format: OutputFormat) -> Result<u8, CliError> {
     match &args.command {
         SagaCommand::Validate(args) => validate::alone(args, format),
         SagaCommand::Test(args) => test::run(args, format),
         SagaCommand::ReplayVerify(args) => replay_verify::run(args, format),
         SagaCommand::Server(args) if args.nats_permissions => server::nats_permissions(args, format),
-        _ => Err(Failure::Failed("this needs a server".to_owned())),
+        _ => Err(CliError::Failed("this needs a server".to_owned())),
     }
 }
 
@@ -194,7 +194,7 @@ pub fn run_alone(args: &SagaArgs, format: Format) -> Result<u8, Failure> {
 ///
 /// # Errors
 /// When the server cannot be reached or refuses.
-pub async fn run(session: &Session, args: SagaArgs) -> Result<u8, Failure> {
+pub async fn run(session: &CliSession, args: SagaArgs) -> Result<u8, CliError> {
     let SagaArgs { tenant, command } = args;
     match command {
         // The tenant is only what they are told in so many words: without one they are about all.
@@ -206,22 +206,22 @@ pub async fn run(session: &Session, args: SagaArgs) -> Result<u8, Failure> {
         SagaCommand::Server(_) => return server::show(session).await,
         _ => {}
     }
-    let scope = Scope::find(session, tenant).await?;
+    let scope = SagaCommandScope::find(session, tenant).await?;
     match command {
         SagaCommand::Validate(args) => return validate::remote(&scope, &args).await,
         SagaCommand::Apply(args) => definitions::apply(&scope, &args).await?,
         SagaCommand::Definitions(args) => definitions::list(&scope, args).await?,
         SagaCommand::Definition(args) => definitions::show(&scope, args).await?,
         SagaCommand::Retire(args) => definitions::retire(&scope, args).await?,
-        SagaCommand::Start(args) => return starting::start(&scope, args).await,
-        SagaCommand::Send(args) => starting::send(&scope, args).await?,
+        SagaCommand::Start(args) => return start::start(&scope, args).await,
+        SagaCommand::Send(args) => start::send(&scope, args).await?,
         SagaCommand::List(args) => instances::list(&scope, args).await?,
         SagaCommand::Show(instance) => instances::show(&scope, instance).await?,
-        SagaCommand::Watch(args) => return watching::run(&scope, args).await,
+        SagaCommand::Watch(args) => return watch::run(&scope, args).await,
         SagaCommand::Timeline(args) => timeline::run(&scope, args).await?,
         SagaCommand::Timers(args) => instances::timers(&scope, args).await?,
         SagaCommand::Explain(instance) => instances::explain(&scope, instance).await?,
-        SagaCommand::Graph(args) => drawing::run(&scope, args).await?,
+        SagaCommand::Graph(args) => graph::run(&scope, args).await?,
         SagaCommand::Pause(args) => verbs::pause(&scope, args).await?,
         SagaCommand::Resume(args) => verbs::resume(&scope, args).await?,
         SagaCommand::Cancel(args) => return verbs::cancel(&scope, args).await,
@@ -231,7 +231,7 @@ pub async fn run(session: &Session, args: SagaArgs) -> Result<u8, Failure> {
         SagaCommand::Complete(args) => verbs::complete(&scope, args).await?,
         SagaCommand::Migrate(args) => verbs::migrate(&scope, args).await?,
         SagaCommand::Effect(command) => effects::run(&scope, command).await?,
-        SagaCommand::Letters(command) => return letters::run(&scope, command).await,
+        SagaCommand::Letters(command) => return dead_letters::run(&scope, command).await,
         SagaCommand::Lanes(args) => lanes::list(&scope, args).await?,
         SagaCommand::MoveLane(args) => lanes::move_lane(&scope, args).await?,
         SagaCommand::Replay(args) => return replay::run(&scope, args).await,

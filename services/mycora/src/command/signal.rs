@@ -4,13 +4,13 @@ use clap::Args;
 use proto::v1;
 use uuid::Uuid;
 
-use super::{Session, values};
-use crate::failure::Failure;
+use super::{CliSession, values};
+use crate::failure::CliError;
 use crate::output::{self, json};
 
-/// What `flow signal` takes.
+/// Arguments of `flow signal`.
 #[derive(Debug, Args)]
-pub struct SignalArgs {
+pub struct FlowSignalArgs {
     /// The flow's number
     #[arg(value_parser = values::id)]
     pub id: u32,
@@ -21,8 +21,8 @@ pub struct SignalArgs {
     pub payload: String,
 }
 
-pub(super) async fn run(session: &Session, args: SignalArgs) -> Result<(), Failure> {
-    let SignalArgs { id, name, payload } = args;
+pub(super) async fn run(session: &CliSession, args: FlowSignalArgs) -> Result<(), CliError> {
+    let FlowSignalArgs { id, name, payload } = args;
     let request = v1::SignalFlowRequest {
         request_id: Uuid::new_v4().to_string(),
         context_id: session.context()?,

@@ -12,8 +12,8 @@ use model::limits::{JOB_SIGNATURE_SECS_DEFAULT, JOB_SIGNATURE_SECS_MAX};
 use model::{ActorId, ContextUid, FlowSpec, NodeSpec, Timestamp};
 use proto::convert::flow_spec;
 
-use super::Session;
-use crate::failure::{Failure, error_chain};
+use super::CliSession;
+use crate::failure::{CliError, error_chain};
 
 /// With which key jobs are signed, and for how long.
 #[derive(Debug, Clone, Default, Args)]
@@ -28,7 +28,7 @@ pub struct SigningArgs {
 
 fn holds(text: &str) -> Result<Duration, String> {
     let max = Duration::from_secs(JOB_SIGNATURE_SECS_MAX.into());
-    match yaml::length(text) {
+    match yaml::duration(text) {
         Some(length) if !length.is_zero() && length <= max => Ok(length),
         Some(_) => Err("a signature holds for 366 days at most, and not for no time".to_owned()),
         None => Err("write it as 90s, 15m, 12h or 30d".to_owned()),
@@ -36,26 +36,26 @@ fn holds(text: &str) -> Result<Duration, String> {
 }
 
 /// Who signs, in which context, and until when it holds.
-struct Signer {
+struct JobSigner {
     key: SigningKey,
     context_uid: ContextUid,
     caller: ActorId,
     expires: Timestamp,
 }
 
-impl Signer {
+impl JobSigner {
     /// With the key in this file. What is signed names the context as other machines do.
     async fn new(
-        session: &Session,
+        session: &CliSession,
         args: &SigningArgs,
         path: &Path,
         context: u32,
         caller: ActorId,
-    ) -> Result<Self, Failure> {
-        let key = SigningKey::load(path).map_err(|error| Failure::Invalid(error_chain(&error)))?;
+    ) -> Result<Self, CliError> {
+        let key = SigningKey::load(path).map_err(|error| CliError::Invalid(error_chain(&error)))?;
         let found = session.clients.get_context(context).await?.context.unwrap_or_default();
         let context_uid = found.uid.parse().map_err(|_| {
-            Failure::Failed(format!("the coordinator gives context {context} a uid that is none"))
+            CliError::Failed(format!("the coordinator gives context {context} a uid that is none"))
         })?;
         let default = Duration::from_secs(JOB_SIGNATURE_SECS_DEFAULT.into());
         let expires = Timestamp::now() + args.signature_holds.unwrap_or(default);
@@ -78,17 +78,17 @@ impl Signer {
 /// # Errors
 /// When the key cannot be read, or the coordinator does not tell what is signed with it.
 pub(super) async fn sign(
-    session: &Session,
+    session: &CliSession,
     args: &SigningArgs,
     context: u32,
     file: &mut FlowFile,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let Some(path) = &args.signing_key else { return Ok(()) };
     let caller = match session.actor() {
         0 => session.clients.who_am_i().await?.actor.unwrap_or_default().id,
         actor => actor,
     };
-    let signer = Signer::new(session, args, path, context, ActorId(caller)).await?;
+    let signer = JobSigner::new(session, args, path, context, ActorId(caller)).await?;
     let flow = understood(file)?;
     let jobs = by_name(&flow);
     for (wire, node) in file.spec.nodes.iter_mut().zip(&flow.nodes) {
@@ -104,32 +104,32 @@ pub(super) async fn sign(
 /// # Errors
 /// As [`sign`], and when the file lacks one of them.
 pub(super) async fn for_rerun(
-    session: &Session,
+    session: &CliSession,
     (args, path): (&SigningArgs, &Path),
     (context, caller): (u32, u32),
     file: &FlowFile,
     names: &[String],
-) -> Result<BTreeMap<String, String>, Failure> {
-    let signer = Signer::new(session, args, path, context, ActorId(caller)).await?;
+) -> Result<BTreeMap<String, String>, CliError> {
+    let signer = JobSigner::new(session, args, path, context, ActorId(caller)).await?;
     let flow = understood(file)?;
     let jobs = by_name(&flow);
     let signed = names.iter().map(|name| match jobs.get(name.as_str()) {
         Some(node) => Ok((name.clone(), signer.sign(&flow, node, &jobs))),
-        None => Err(Failure::Invalid(format!("`{name}` is run again, and the flow file has no such job"))),
+        None => Err(CliError::Invalid(format!("`{name}` is run again, and the flow file has no such job"))),
     });
     signed.collect()
 }
 
 /// The flow as the coordinator will understand it.
-fn understood(file: &FlowFile) -> Result<FlowSpec, Failure> {
+fn understood(file: &FlowFile) -> Result<FlowSpec, CliError> {
     // Whoever signed what the coordinator says of a job would believe the coordinator, and that is what signatures save from.
     let unsigned = "what a kept job says stands at the coordinator, and is not signed unread; write the job itself into \
                     the file, or leave --signing-key out";
-    if let Some(problems) = file.of_kept_jobs(unsigned) {
-        return Err(Failure::Invalid(problems.to_string()));
+    if let Some(problems) = file.created_job_problems(unsigned) {
+        return Err(CliError::Invalid(problems.to_string()));
     }
     flow_spec::from_wire(file.spec.clone(), "flow")
-        .map_err(|draft| Failure::Invalid(file.locate(draft.violations.as_slice()).to_string()))
+        .map_err(|draft| CliError::Invalid(file.locate(draft.violations.as_slice()).to_string()))
 }
 
 fn by_name(flow: &FlowSpec) -> HashMap<&str, &NodeSpec> {

@@ -1,6 +1,6 @@
 //! `mycora flow submit`: uploads what the flow carries along, then submits it, in one call or in parts.
 
-mod filling;
+mod chunked;
 mod upload;
 
 use clap::Args;
@@ -11,8 +11,8 @@ use uuid::Uuid;
 
 pub(super) use self::upload::{upload, with_uploads};
 use super::signing::{self, SigningArgs};
-use super::{Session, validate, values, watch};
-use crate::failure::{CallError, Failure};
+use super::{CliSession, validate, values, watch};
+use crate::failure::{ApiCallError, CliError};
 use crate::output::{self, json};
 
 /// Shown below the options.
@@ -25,9 +25,9 @@ Examples:
 Paths in the file are relative to it; with `-`, to the working directory. A flow that is larger than 3 MiB is sent in parts. \
 Signed is what the jobs say: scripts, files, variables as they are written, limits; not when and where they run.";
 
-/// What `flow submit` takes.
+/// Arguments of `flow submit`.
 #[derive(Debug, Args)]
-pub struct SubmitArgs {
+pub struct FlowSubmitArgs {
     /// The flow file, YAML or JSON; `-` for standard input
     pub file: String,
     /// Set a variable of the flow. Wins over the file's `env`; a job's own `env` still wins over both
@@ -47,7 +47,7 @@ pub struct SubmitArgs {
     pub request_id: Option<Uuid>,
 }
 
-pub(super) async fn run(session: &Session, args: &SubmitArgs) -> Result<u8, Failure> {
+pub(super) async fn run(session: &CliSession, args: &FlowSubmitArgs) -> Result<u8, CliError> {
     let mut file = validate::read(&args.file, &args.env)?;
     let context = session.context_or(file.context)?;
     signing::sign(session, &args.signing, context, &mut file).await?;
@@ -77,15 +77,15 @@ pub(super) async fn run(session: &Session, args: &SubmitArgs) -> Result<u8, Fail
 /// # Errors
 /// When something cannot be uploaded, or the flow is refused: then with the places in its file.
 pub async fn submit(
-    session: &Session,
+    session: &CliSession,
     context: u32,
     file: &FlowFile,
     flow_id: Option<u32>,
     request_id: Uuid,
-) -> Result<v1::SubmitFlowResponse, Failure> {
+) -> Result<v1::SubmitFlowResponse, CliError> {
     upload(session, context, file).await?;
     if !file.fits_one_call() {
-        let flow = filling::submit(session, context, file, flow_id, request_id).await?;
+        let flow = chunked::submit(session, context, file, flow_id, request_id).await?;
         return Ok(v1::SubmitFlowResponse { flow: Some(flow) });
     }
     let request = v1::SubmitFlowRequest {
@@ -101,13 +101,13 @@ pub async fn submit(
 }
 
 /// What was refused, at its places in the file. `first_index` is the place of the first node of the request.
-pub(super) fn located(file: &FlowFile, first_index: usize, error: CallError) -> Failure {
+pub(super) fn located(file: &FlowFile, first_index: usize, error: ApiCallError) -> CliError {
     if error.view.violations.is_empty() {
         return error.into();
     }
     let violations: Vec<Violation> =
         error.view.violations.into_iter().map(|violation| in_flow(violation, first_index)).collect();
-    Failure::Invalid(file.locate(&violations).to_string())
+    CliError::Invalid(file.locate(&violations).to_string())
 }
 
 /// A field of a call about some nodes or a whole flow, as a field of the whole submission.

@@ -6,10 +6,10 @@ use clap::{Args, Subcommand};
 use identity::VerifyingKey;
 use proto::v1;
 
-use super::Session;
-use super::attempt::{self, LogsArgs};
-use crate::failure::Failure;
-use crate::output::{self, Format, json, summary, table, words};
+use super::CliSession;
+use super::attempt::{self, AttemptLogsArgs};
+use crate::failure::CliError;
+use crate::output::{self, OutputFormat, json, labels, summary, table};
 
 /// Between two looks at how far a drain is.
 const WAIT: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ pub enum SupervisorCommand {
     Instances,
     /// Empty the machine: take no new jobs, give back those that wait, end the instances when their scripts have
     #[command(after_help = DRAIN_HELP)]
-    Drain(DrainArgs),
+    Drain(SupervisorDrainArgs),
     /// Take jobs again after a drain
     #[command(
         after_help = "Instances that ended have to be started by whoever runs them. Needs the admin's certificate.\n\n\
@@ -34,10 +34,10 @@ pub enum SupervisorCommand {
     Resume,
     /// Print all that is kept of what an attempt printed, as `mycora attempt logs` does
     #[command(after_help = attempt::LOGS_HELP)]
-    Logs(LogsArgs),
+    Logs(AttemptLogsArgs),
     /// Take one root key of a coordinator for another, without the signature of the old one
     #[command(after_help = SUCCEED_HELP)]
-    Succeed(Box<SucceedArgs>),
+    Succeed(Box<SupervisorSucceedArgs>),
 }
 
 const SUCCEED_HELP: &str = "\
@@ -53,9 +53,9 @@ The drain lasts until `mycora supervisor resume`, also over restarts. Instances 
 Example:
   mycora supervisor drain --deadline 300 --wait --as admin";
 
-/// What `supervisor drain` takes.
+/// Arguments of `supervisor drain`.
 #[derive(Debug, Args)]
-pub struct DrainArgs {
+pub struct SupervisorDrainArgs {
     /// What still runs then is ended and told as lost [default: as long as each instance was set up for]
     #[arg(long, value_name = "SECS")]
     pub deadline: Option<u32>,
@@ -64,9 +64,9 @@ pub struct DrainArgs {
     pub wait: bool,
 }
 
-/// What `supervisor succeed` takes.
+/// Arguments of `supervisor succeed`.
 #[derive(Debug, Args)]
-pub struct SucceedArgs {
+pub struct SupervisorSucceedArgs {
     /// The root key that is not to be believed any more: 64 hex digits
     pub old: VerifyingKey,
     /// The root key from now on
@@ -77,7 +77,7 @@ pub struct SucceedArgs {
 ///
 /// # Errors
 /// When the supervisor cannot be reached or refuses.
-pub async fn run(session: &Session, command: &SupervisorCommand) -> Result<(), Failure> {
+pub async fn run(session: &CliSession, command: &SupervisorCommand) -> Result<(), CliError> {
     match command {
         SupervisorCommand::Show => show(session, &session.clients.get_supervisor().await?),
         SupervisorCommand::Instances => instances(session).await,
@@ -91,33 +91,33 @@ pub async fn run(session: &Session, command: &SupervisorCommand) -> Result<(), F
     }
 }
 
-fn show(session: &Session, supervisor: &v1::GetSupervisorResponse) -> Result<(), Failure> {
+fn show(session: &CliSession, supervisor: &v1::GetSupervisorResponse) -> Result<(), CliError> {
     output::answer(session.global.output, || json::of(supervisor), || summary::supervisor(supervisor))
 }
 
-async fn instances(session: &Session) -> Result<(), Failure> {
+async fn instances(session: &CliSession) -> Result<(), CliError> {
     let answer = session.clients.list_instances().await?;
-    if session.global.output == Format::Table && answer.instances.is_empty() {
+    if session.global.output == OutputFormat::Table && answer.instances.is_empty() {
         output::note("no instance is there; `mycora-runner` starts some");
         return Ok(());
     }
     output::answer(session.global.output, || json::of(&answer), || summary::instances(&answer.instances))?;
-    if session.global.output == Format::Table && answer.left_out > 0 {
+    if session.global.output == OutputFormat::Table && answer.left_out > 0 {
         output::note(&format!("… and {} more", answer.left_out));
     }
     Ok(())
 }
 
-async fn drain(session: &Session, args: &DrainArgs) -> Result<(), Failure> {
+async fn drain(session: &CliSession, args: &SupervisorDrainArgs) -> Result<(), CliError> {
     session.clients.drain(args.deadline).await?;
     let supervisor = if args.wait {
         tokio::select! {
             drained = drained(session) => drained?,
             pressed = tokio::signal::ctrl_c() => return Err(match pressed {
-                Ok(()) => Failure::Interrupted(
+                Ok(()) => CliError::Interrupted(
                     "the drain goes on; see how far it is with `mycora supervisor show`".to_owned()
                 ),
-                Err(error) => Failure::Failed(format!("cannot wait for signals: {error}")),
+                Err(error) => CliError::Failed(format!("cannot wait for signals: {error}")),
             }),
         }
     } else {
@@ -127,12 +127,12 @@ async fn drain(session: &Session, args: &DrainArgs) -> Result<(), Failure> {
 }
 
 /// Waits until nothing waits or runs.
-async fn drained(session: &Session) -> Result<v1::GetSupervisorResponse, Failure> {
+async fn drained(session: &CliSession) -> Result<v1::GetSupervisorResponse, CliError> {
     let mut told = None;
     loop {
         let supervisor = session.clients.get_supervisor().await?;
         if !supervisor.draining {
-            return Err(Failure::Failed(
+            return Err(CliError::Failed(
                 "somebody ended the drain with `mycora supervisor resume`".to_owned(),
             ));
         }
@@ -142,14 +142,14 @@ async fn drained(session: &Session) -> Result<v1::GetSupervisorResponse, Failure
         }
         if told != Some(left) && !session.global.quiet {
             let count = usize::try_from(left).unwrap_or(usize::MAX);
-            output::note(&format!("{} left", words::count(count, "job is", "jobs are")));
+            output::note(&format!("{} left", labels::count(count, "job is", "jobs are")));
         }
         told = Some(left);
         tokio::time::sleep(WAIT).await;
     }
 }
 
-async fn succeed(session: &Session, args: &SucceedArgs) -> Result<(), Failure> {
+async fn succeed(session: &CliSession, args: &SupervisorSucceedArgs) -> Result<(), CliError> {
     let request = v1::SucceedCoordinatorRequest {
         old_coordinator: args.old.to_string(),
         new_coordinator: args.new.to_string(),

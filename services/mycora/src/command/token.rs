@@ -7,9 +7,9 @@ use clap::Args;
 use model::{ActorId, Timestamp};
 use serde::Serialize;
 
-use super::{Global, find_profile_unless, values};
-use crate::failure::Failure;
-use crate::output::{self, Format};
+use super::{GlobalFlags, find_profile_unless, values};
+use crate::failure::CliError;
+use crate::output::{self, OutputFormat};
 use crate::token::{HOLDS_MAX, TokenSigner};
 
 /// Shown below the options.
@@ -20,7 +20,7 @@ Examples:
   grpcurl -cacert ca.pem -H \"$(mycora token --header)\" localhost:7700 list
   mycora token --signing-key actor-2.ed25519 --actor 2 --holds 60s";
 
-/// What `token` takes.
+/// Arguments of `token`.
 #[derive(Debug, Args)]
 pub struct TokenArgs {
     /// The actor's Ed25519 key, in PEM [default: the profile's `signing_key`]
@@ -38,7 +38,7 @@ pub struct TokenArgs {
 }
 
 fn holds(text: &str) -> Result<Duration, String> {
-    match yaml::length(text) {
+    match yaml::duration(text) {
         Some(length) if !length.is_zero() && length <= HOLDS_MAX => Ok(length),
         Some(_) => Err(format!("a token counts for {} s at most, and not for no time", HOLDS_MAX.as_secs())),
         None => Err("write it as 90s or 5m".to_owned()),
@@ -58,7 +58,7 @@ struct TokenDocument {
 ///
 /// # Errors
 /// When there is no key, or nothing says whose it is.
-pub fn run(args: &TokenArgs, global: &Global) -> Result<(), Failure> {
+pub fn run(args: &TokenArgs, global: &GlobalFlags) -> Result<(), CliError> {
     let mut global = global.clone();
     global.token_key = args.signing_key.clone().or(global.token_key);
     global.token_actor = args.actor.or(global.token_actor);
@@ -68,7 +68,7 @@ pub fn run(args: &TokenArgs, global: &Global) -> Result<(), Failure> {
     let text = || if args.header { format!("authorization: Bearer {token}\n") } else { format!("{token}\n") };
     match global.output {
         // Without a reader nobody has it.
-        Format::Table => output::hand_over(&text()),
+        OutputFormat::Table => output::print_or_fail(&text()),
         format => output::answer(format, || document(&signer, &token, now + args.holds), text),
     }
 }

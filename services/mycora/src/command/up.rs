@@ -7,25 +7,25 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
-use kv::{Durability, Endpoint};
+use kv::{Durability, KvEndpoint};
 use model::{Address, ScriptType};
 use mycelium::MyceliumFlags;
 use mycelium_gateway::mail_policy::MailPolicy;
-use service::{ActorFlags, AddressFlags, Hangup, MeshFlags, Shutdown, TelemetryFlags, telemetry};
+use service::{ActorFlags, AddressFlags, MeshFlags, Shutdown, SighupAction, TelemetryFlags, telemetry};
 use storage::QuotaSetting;
 
 pub use self::saga::SagaFlags;
-use crate::command::Global;
-use crate::failure::{Failure, error_chain};
+use crate::command::GlobalFlags;
+use crate::failure::{CliError, error_chain};
 use crate::output;
 use crate::profile::default_data_dir;
-use crate::up::{self, Options, PORT_DEFAULT, UpError};
+use crate::up::{self, PORT_DEFAULT, UpError, UpOptions};
 
 /// Said when the end begins, which takes as long as jobs are waited for.
 const ENDING: &str = "ending: nothing new is taken, jobs that run have 10 s to end; flows go on with the next start. \
                       Ctrl-C again ends at once";
 
-/// What `up` takes.
+/// Arguments of `up`.
 #[derive(Debug, Args)]
 pub struct UpArgs {
     /// Keep everything in this directory [default: $XDG_DATA_HOME/mycora, or ~/.local/share/mycora]
@@ -56,7 +56,7 @@ pub struct UpArgs {
         hide_env_values = true,
         conflicts_with = "redis_memory"
     )]
-    pub redis_url: Option<Endpoint>,
+    pub redis_url: Option<KvEndpoint>,
     /// Return when it serves, and leave it running without a terminal until `mycora down`; it logs to DIR/up.log
     #[arg(long)]
     pub detach: bool,
@@ -125,10 +125,10 @@ pub struct UpArgs {
 }
 
 /// The private Redis has no replica.
-fn check_durability(args: &UpArgs) -> Result<(), Failure> {
+fn check_durability(args: &UpArgs) -> Result<(), CliError> {
     if args.durability == Durability::Replicated && args.redis_url.is_none() {
         let said = "--durability: the private Redis of `mycora up` has no replica; there are fast and synced, or --redis-url";
-        return Err(Failure::Invalid(said.to_owned()));
+        return Err(CliError::Invalid(said.to_owned()));
     }
     Ok(())
 }
@@ -137,7 +137,7 @@ fn check_durability(args: &UpArgs) -> Result<(), Failure> {
 ///
 /// # Errors
 /// When something is in the way, or a part fails while it runs.
-pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
+pub async fn run(args: UpArgs, global: &GlobalFlags) -> Result<u8, CliError> {
     check_durability(&args)?;
     let data_dir = match args.data {
         Some(dir) => dir,
@@ -150,18 +150,18 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
     let telemetry = if args.detached {
         detach::become_independent(&data_dir, &args.telemetry)?
     } else {
-        telemetry::init("mycora", &args.telemetry).map_err(|error| Failure::Invalid(error_chain(&error)))?
+        telemetry::init("mycora", &args.telemetry).map_err(|error| CliError::Invalid(error_chain(&error)))?
     };
     let shutdown = Shutdown::new();
     shutdown
-        .on_signals(Hangup::Ends)
-        .map_err(|error| Failure::Failed(format!("cannot wait for signals: {error}")))?;
+        .on_signals(SighupAction::Ends)
+        .map_err(|error| CliError::Failed(format!("cannot wait for signals: {error}")))?;
     service::raise_open_files_limit();
-    let options = Options {
+    let options = UpOptions {
         data_dir,
         address: args.listen.map_or(Ipv4Addr::LOCALHOST.into(), |listen| listen.ip()),
         port: Some(args.listen.map_or(args.port, |listen| listen.port())),
-        mesh: args.mesh.entrance(),
+        mesh: args.mesh.sidecar_listener(),
         mycelium: args.mycelium,
         redis_url: args.redis_url,
         slots: args.slots.unwrap_or_else(up::slots_default),
@@ -175,7 +175,7 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
         addresses: args.addresses.rules(),
         mail: args.mail,
         scripts: args.scripts,
-        launcher: sandbox::Launcher::this_program(),
+        launcher: sandbox::SandboxLauncher::this_program(),
         durability: args.durability,
         limits: args.limits,
         actor_calls: args.actors.rate(),
@@ -208,14 +208,14 @@ pub async fn run(args: UpArgs, global: &Global) -> Result<u8, Failure> {
 }
 
 /// What is in the way of a start is reported like a coordinator that cannot be reached.
-fn failed(error: &UpError) -> Failure {
+fn failed(error: &UpError) -> CliError {
     let text = error_chain(error);
     match error {
         UpError::PortTooHigh { .. }
         | UpError::SocketPath { .. }
         | UpError::ClusterForSupervisor { .. }
-        | UpError::SagaSettings(_) => Failure::Invalid(text),
-        UpError::Task(_) | UpError::Ended { .. } | UpError::ChildLost { .. } => Failure::Failed(text),
-        _ => Failure::Unreachable(text),
+        | UpError::SagaSettings(_) => CliError::Invalid(text),
+        UpError::Task(_) | UpError::Ended { .. } | UpError::ChildLost { .. } => CliError::Failed(text),
+        _ => CliError::Unreachable(text),
     }
 }

@@ -1,16 +1,16 @@
 //! `mycora flow validate`, and reading flow files for whoever needs one.
 
 use clap::Args;
-use flow_file::{FlowFile, Source};
+use flow_file::{FlowFile, FlowFileSource};
 use yaml::Warnings;
 
 use super::values;
-use crate::failure::Failure;
-use crate::output::{self, Format, json, words};
+use crate::failure::CliError;
+use crate::output::{self, OutputFormat, json, labels};
 
-/// What `flow validate` takes.
+/// Arguments of `flow validate`.
 #[derive(Debug, Args)]
-pub struct ValidateArgs {
+pub struct FlowValidateArgs {
     /// The flow file, YAML or JSON; `-` for standard input
     pub file: String,
     /// Set a variable of the flow, as `submit` would
@@ -22,7 +22,7 @@ pub struct ValidateArgs {
 ///
 /// # Errors
 /// Everything that is wrong with the file.
-pub fn run(args: &ValidateArgs, format: Format) -> Result<(), Failure> {
+pub fn run(args: &FlowValidateArgs, format: OutputFormat) -> Result<(), CliError> {
     let file = read(&args.file, &args.env)?;
     output::answer(
         format,
@@ -31,8 +31,8 @@ pub fn run(args: &ValidateArgs, format: Format) -> Result<(), Failure> {
             let jobs = file.spec.nodes.len();
             let edges: usize = file.spec.nodes.iter().map(|node| node.depends.len()).sum();
             let uploads: u64 = file.uploads.iter().map(|upload| upload.blob.size).sum();
-            let jobs = words::count(jobs, "job", "jobs");
-            let edges = words::count(edges, "dependency", "dependencies");
+            let jobs = labels::count(jobs, "job", "jobs");
+            let edges = labels::count(edges, "dependency", "dependencies");
             format!(
                 "{}: the flow `{}` is good: {jobs}, {edges}, {uploads} bytes to upload\n",
                 args.file, file.spec.name
@@ -45,10 +45,10 @@ pub fn run(args: &ValidateArgs, format: Format) -> Result<(), Failure> {
 ///
 /// # Errors
 /// Everything that is wrong with it.
-pub(super) fn read(path: &str, env: &[(String, String)]) -> Result<FlowFile, Failure> {
-    let file = Source::open(path)
+pub(super) fn read(path: &str, env: &[(String, String)]) -> Result<FlowFile, CliError> {
+    let file = FlowFileSource::open(path)
         .and_then(|source| FlowFile::parse(source, env))
-        .map_err(|problems| Failure::Invalid(problems.to_string()))?;
+        .map_err(|problems| CliError::Invalid(problems.to_string()))?;
     warn(&file);
     Ok(file)
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use model::Timestamp;
 use uuid::Uuid;
-use yaml::length;
+use yaml::duration;
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Reads the number of a flow, a context, an actor or a runner.
 pub(super) fn id(text: &str) -> Result<u32, String> {
@@ -38,14 +38,14 @@ pub(super) fn entry(text: &str) -> Result<(String, String), String> {
 
 /// A moment: a time, a day, or how long ago.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
+pub enum PointInTime {
     /// This one.
     At(Timestamp),
     /// So long before now.
     Ago(Duration),
 }
 
-impl Moment {
+impl PointInTime {
     /// The time, seen from `now`.
     #[must_use]
     pub fn from(self, now: Timestamp) -> Timestamp {
@@ -63,18 +63,18 @@ impl Moment {
 }
 
 /// Reads `2026-11-21T08:00:00Z`, `2026-11-21` or `90m`.
-pub(super) fn moment(text: &str) -> Result<Moment, String> {
+pub(super) fn moment(text: &str) -> Result<PointInTime, String> {
     let time =
         Timestamp::from_rfc3339(text).or_else(|| Timestamp::from_rfc3339(&format!("{text}T00:00:00Z")));
     if let Some(time) = time {
-        return Ok(Moment::At(time));
+        return Ok(PointInTime::At(time));
     }
-    length(text).map(Moment::Ago).ok_or_else(|| "write a time as 2026-11-21T08:00:00Z, a day as 2026-11-21 (UTC), or how long ago as 90s, 15m, 2h or 7d".to_owned())
+    duration(text).map(PointInTime::Ago).ok_or_else(|| "write a time as 2026-11-21T08:00:00Z, a day as 2026-11-21 (UTC), or how long ago as 90s, 15m, 2h or 7d".to_owned())
 }
 
 /// Reads a number of seconds, or a length as [`length`] does.
 pub(super) fn secs(text: &str) -> Result<u32, String> {
-    let read = text.parse().ok().or_else(|| u32::try_from(length(text)?.as_secs()).ok());
+    let read = text.parse().ok().or_else(|| u32::try_from(duration(text)?.as_secs()).ok());
     read.ok_or_else(|| "write seconds, or a time as 90s, 5m, 2h or 7d".to_owned())
 }
 
@@ -87,8 +87,8 @@ pub(super) fn uuid(text: &str) -> Result<Uuid, String> {
 ///
 /// # Errors
 /// When it cannot be read, has more bytes than it may, or is no text.
-pub(super) fn text_of(path: &str, bytes_max: usize, what: &str) -> Result<String, Failure> {
-    let unreadable = |error: std::io::Error| Failure::Invalid(format!("{path}: cannot be read: {error}"));
+pub(super) fn text_of(path: &str, bytes_max: usize, what: &str) -> Result<String, CliError> {
+    let unreadable = |error: std::io::Error| CliError::Invalid(format!("{path}: cannot be read: {error}"));
     let mut bytes = Vec::new();
     let limit = bytes_max as u64 + 1;
     if path == "-" {
@@ -98,10 +98,10 @@ pub(super) fn text_of(path: &str, bytes_max: usize, what: &str) -> Result<String
         file.take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
     }
     if bytes.len() > bytes_max {
-        return Err(Failure::Invalid(format!("{path}: {what} has at most {bytes_max} bytes")));
+        return Err(CliError::Invalid(format!("{path}: {what} has at most {bytes_max} bytes")));
     }
     String::from_utf8(bytes)
-        .map_err(|_| Failure::Invalid(format!("{path}: {what} is a text in UTF-8, this is not")))
+        .map_err(|_| CliError::Invalid(format!("{path}: {what} is a text in UTF-8, this is not")))
 }
 
 #[cfg(test)]

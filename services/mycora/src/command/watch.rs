@@ -2,20 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use model::Timestamp;
 use proto::v1;
-use rpc::Retry;
+use rpc::RetryAdvice;
 
-use super::absence::Absence;
-use super::{Session, failures, flow};
-use crate::clients::{Clients, Pieces};
-use crate::failure::{CallError, Failure};
-use crate::output::live::{Progress, REDRAW_EVERY};
-use crate::output::progress::View;
+use super::outage_notice::OutageNotice;
+use super::{CliSession, failed_jobs, flow};
+use crate::clients::{ApiResponseStream, Clients};
+use crate::failure::{ApiCallError, CliError};
+use crate::output::live::{ProgressDisplay, REDRAW_EVERY};
+use crate::output::progress::FlowProgress;
 
 /// The waits after a broken stream.
-const WAITS: Backoff = Backoff::between(Duration::from_millis(100), Duration::from_secs(2));
+const WAITS: ExponentialBackoff =
+    ExponentialBackoff::between(Duration::from_millis(100), Duration::from_secs(2));
 /// A coordinator that never answered is given up after this long.
 pub(super) const PATIENCE_FIRST: Duration = Duration::from_secs(3);
 /// One that did answer may be away for this long: it may be starting again.
@@ -23,14 +24,14 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// After the flow's end was told the server ends the stream; not waited for longer.
 const END_WITHIN: Duration = Duration::from_secs(1);
 
-pub(super) async fn run(session: &Session, context: u32, id: u32) -> Result<u8, Failure> {
-    let mut progress = Progress::new(session.global.quiet);
+pub(super) async fn run(session: &CliSession, context: u32, id: u32) -> Result<u8, CliError> {
+    let mut progress = ProgressDisplay::new(session.global.quiet);
     let flow = follow(&session.clients, context, id, &mut progress).await?;
     // How the flow ended is known: a coordinator that is away now is waited for.
-    let nodes = session.clients.list_nodes_patiently(context, id).await?;
+    let nodes = session.clients.list_nodes_with_retry(context, id).await?;
     flow::print(session, &flow, &nodes)?;
     // Last, where whoever watched looks first.
-    failures::tell(session, &flow).await;
+    failed_jobs::print_failed_jobs(session, &flow).await;
     Ok(exit_code(&flow))
 }
 
@@ -48,45 +49,45 @@ pub async fn follow(
     clients: &Clients,
     context: u32,
     id: u32,
-    progress: &mut Progress,
-) -> Result<v1::Flow, Failure> {
-    let mut watcher = Watcher {
+    progress: &mut ProgressDisplay,
+) -> Result<v1::Flow, CliError> {
+    let mut watcher = FlowWatchLoop {
         clients,
         request: v1::WatchFlowRequest { context_id: context, flow_id: id, resume_position: String::new() },
-        view: View::at(Instant::now(), Timestamp::now()),
+        view: FlowProgress::at(Instant::now(), Timestamp::now()),
         progress,
         heard: Instant::now(),
         connected: false,
-        absence: Absence::default(),
+        absence: OutageNotice::default(),
     };
     let result = tokio::select! {
         result = watcher.until_ended() => result,
         pressed = tokio::signal::ctrl_c() => Err(match pressed {
-            Ok(()) => Failure::Interrupted(format!(
+            Ok(()) => CliError::Interrupted(format!(
                 "flow {id} goes on; watch it again with `mycora flow watch {id} --context {context}`"
             )),
-            Err(error) => Failure::Failed(format!("cannot wait for signals: {error}")),
+            Err(error) => CliError::Failed(format!("cannot wait for signals: {error}")),
         }),
     };
-    let Watcher { view, progress, .. } = watcher;
+    let FlowWatchLoop { view, progress, .. } = watcher;
     progress.end(&view, Instant::now());
     result
 }
 
-struct Watcher<'a> {
+struct FlowWatchLoop<'a> {
     clients: &'a Clients,
     request: v1::WatchFlowRequest,
-    view: View,
-    progress: &'a mut Progress,
+    view: FlowProgress,
+    progress: &'a mut ProgressDisplay,
     /// When the coordinator last answered.
     heard: Instant,
     /// It answered at all.
     connected: bool,
-    absence: Absence,
+    absence: OutageNotice,
 }
 
-impl Watcher<'_> {
-    async fn until_ended(&mut self) -> Result<v1::Flow, Failure> {
+impl FlowWatchLoop<'_> {
+    async fn until_ended(&mut self) -> Result<v1::Flow, CliError> {
         let mut waits = WAITS;
         loop {
             let heard_before = self.heard;
@@ -97,9 +98,11 @@ impl Watcher<'_> {
             if self.heard > heard_before {
                 waits.reset();
             }
-            let lost = broken.as_ref().filter(|error| matches!(error.retry, Retry::Again { .. })).cloned();
+            let lost =
+                broken.as_ref().filter(|error| matches!(error.retry, RetryAdvice::Again { .. })).cloned();
             self.may_go_on(broken)?;
-            let away = lost.filter(|_| self.connected).and_then(|error| self.absence.broke(&error, PATIENCE));
+            let away =
+                lost.filter(|_| self.connected).and_then(|error| self.absence.on_failure(&error, PATIENCE));
             if let Some(line) = away {
                 self.progress.remark(&line);
             }
@@ -108,7 +111,7 @@ impl Watcher<'_> {
     }
 
     /// Decides whether a broken stream is worth another.
-    fn may_go_on(&mut self, broken: Option<CallError>) -> Result<(), Failure> {
+    fn may_go_on(&mut self, broken: Option<ApiCallError>) -> Result<(), CliError> {
         let Some(error) = broken else { return Ok(()) };
         match (error.view.code, error.retry) {
             (tonic::Code::OutOfRange, _) => {
@@ -116,18 +119,18 @@ impl Watcher<'_> {
                 return Ok(());
             }
             // It fell behind and may resume.
-            (tonic::Code::ResourceExhausted, _) | (_, Retry::Reread) => return Ok(()),
-            (_, Retry::Again { .. }) => {}
-            (_, Retry::Never) => return Err(error.into()),
+            (tonic::Code::ResourceExhausted, _) | (_, RetryAdvice::Reread) => return Ok(()),
+            (_, RetryAdvice::Again { .. }) => {}
+            (_, RetryAdvice::Never) => return Err(error.into()),
         }
         let patience = if self.connected { PATIENCE } else { PATIENCE_FIRST };
         if self.heard.elapsed() < patience {
             return Ok(());
         }
         let v1::WatchFlowRequest { context_id, flow_id, .. } = self.request;
-        Err(match Failure::from(error) {
-            Failure::Unreachable(text) | Failure::Closed(text) if self.connected => {
-                Failure::Unreachable(format!(
+        Err(match CliError::from(error) {
+            CliError::Unreachable(text) | CliError::Closed(text) if self.connected => {
+                CliError::Unreachable(format!(
                     "{text}\nwatch the flow again with `mycora flow watch {flow_id} --context {context_id}`"
                 ))
             }
@@ -149,7 +152,7 @@ impl Watcher<'_> {
     }
 
     /// Reads one stream to its end.
-    async fn one_stream(&mut self) -> Result<(), CallError> {
+    async fn one_stream(&mut self) -> Result<(), ApiCallError> {
         let mut pieces = self.clients.watch_flow(self.request.clone()).await?;
         if self.request.resume_position.is_empty() {
             self.view.begin_snapshot();
@@ -157,7 +160,7 @@ impl Watcher<'_> {
         while let Some(piece) = self.next(&mut pieces).await? {
             let now = Instant::now();
             (self.heard, self.connected) = (now, true);
-            if let Some(line) = self.absence.answered() {
+            if let Some(line) = self.absence.on_response() {
                 self.progress.remark(line);
             }
             if !piece.resume_position.is_empty() {
@@ -174,8 +177,8 @@ impl Watcher<'_> {
     /// The next piece; meanwhile tells what has been waiting for too long.
     async fn next(
         &mut self,
-        pieces: &mut Pieces<v1::WatchFlowResponse>,
-    ) -> Result<Option<v1::WatchFlowResponse>, CallError> {
+        pieces: &mut ApiResponseStream<v1::WatchFlowResponse>,
+    ) -> Result<Option<v1::WatchFlowResponse>, ApiCallError> {
         let deadline = self.view.ended().map(|_| Instant::now() + END_WITHIN);
         loop {
             let now = Instant::now();

@@ -5,10 +5,10 @@ use model::limits;
 use proto::v1;
 use proto::v1::watch_flows_response::Event;
 
-use super::changes::{self, Changes};
-use super::{Session, values};
-use crate::clients::{Clients, Pieces};
-use crate::failure::{CallError, Failure};
+use super::resumable_watch::{self, ResumableWatch};
+use super::{CliSession, values};
+use crate::clients::{ApiResponseStream, Clients};
+use crate::failure::{ApiCallError, CliError};
 use crate::output::summary;
 
 /// What `flow watch` says under `--help`.
@@ -19,9 +19,9 @@ Examples:
   mycora flow watch 3
   mycora flow watch --all --name nightly- --output json";
 
-/// What `flow watch` takes.
+/// Arguments of `flow watch`.
 #[derive(Debug, Args)]
-pub struct WatchArgs {
+pub struct FlowWatchArgs {
     /// The flow's number
     #[arg(value_parser = values::id, required_unless_present = "all")]
     pub id: Option<u32>,
@@ -69,7 +69,7 @@ fn prefix(text: &str) -> Result<String, String> {
 }
 
 /// Follows the flows of the context.
-pub(super) async fn run(session: &Session, args: &WatchArgs) -> Result<(), Failure> {
+pub(super) async fn run(session: &CliSession, args: &FlowWatchArgs) -> Result<(), CliError> {
     let snapshot = if args.ended { v1::FlowSnapshot::Unspecified } else { v1::FlowSnapshot::Open };
     let request = v1::WatchFlowsRequest {
         context_id: session.context()?,
@@ -78,19 +78,23 @@ pub(super) async fn run(session: &Session, args: &WatchArgs) -> Result<(), Failu
         snapshot: snapshot.into(),
         resume_position: String::new(),
     };
-    changes::follow(session, &Flows { request, once: args.once }, args.position.clone()).await
+    resumable_watch::follow(session, &FlowListWatch { request, once: args.once }, args.position.clone()).await
 }
 
 /// The flows of a context that match.
-struct Flows {
+struct FlowListWatch {
     request: v1::WatchFlowsRequest,
     once: bool,
 }
 
-impl Changes for Flows {
+impl ResumableWatch for FlowListWatch {
     type Answer = v1::WatchFlowsResponse;
 
-    async fn open(&self, clients: &Clients, position: &str) -> Result<Pieces<Self::Answer>, CallError> {
+    async fn open(
+        &self,
+        clients: &Clients,
+        position: &str,
+    ) -> Result<ApiResponseStream<Self::Answer>, ApiCallError> {
         let resume_position = position.to_owned();
         clients.watch_flows(v1::WatchFlowsRequest { resume_position, ..self.request.clone() }).await
     }

@@ -5,17 +5,17 @@
 //! machine, which say so; whatever is printed was looked at in them first.
 
 mod aggregates;
+mod external_authority;
+mod mail_server;
 mod manifest;
 mod orders;
-mod outside;
 mod payments;
-mod post;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use broker::{Broker, CursorSpec, Deliveries, JetStream, PullLimit, Start};
+use broker::{CursorSpec, CursorStart, Deliveries, JetStream, MessageBroker, PullLimit};
 use identity::pki::IssueOptions;
 use identity::{Identity, Pki, ServiceName, TrustDomain};
 use model::id::Uid;
@@ -25,15 +25,15 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use workflow::message::FactMessage;
 
-use self::aggregates::Aggregates;
-use self::orders::{Order, Outcome, Seen};
-use self::outside::Outside;
-use self::payments::Payments;
-use self::post::Post;
-use crate::command::Session;
-use crate::failure::{Failure, error_chain};
+use self::aggregates::FakeAggregateGateway;
+use self::external_authority::ExternalAuthority;
+use self::mail_server::FakeMailServer;
+use self::orders::{DemoOrder, DemoOrderReport, OrderObservations};
+use self::payments::FakePaymentServer;
+use crate::command::CliSession;
+use crate::failure::{CliError, error_chain};
 use crate::output::{self, table};
-use crate::up::{NatsAccess, NatsOptions, Options, Running, SagaOptions};
+use crate::up::{AllInOneHandle, NatsAccess, NatsOptions, SagaOptions, UpOptions};
 
 /// The tenant, which is context 1.
 const TENANT: &str = "1";
@@ -43,11 +43,11 @@ const PATIENCE: Duration = Duration::from_secs(45);
 const ROOM: PullLimit = PullLimit { messages: 64, bytes: 1 << 20 };
 
 /// Everything around the suite: what lies in files, and the stand-ins.
-pub struct Stage {
+pub struct SagaDemo {
     dir: PathBuf,
-    orders: Vec<Order>,
-    payments: Arc<Payments>,
-    post: Arc<Post>,
+    orders: Vec<DemoOrder>,
+    payments: Arc<FakePaymentServer>,
+    post: Arc<FakeMailServer>,
     /// Where the gateway of aggregates listens; taken once it serves.
     gateway: TcpListener,
     gateway_url: String,
@@ -58,24 +58,24 @@ pub struct Stage {
 }
 
 /// Something that is in the way of the demonstration.
-fn failed(what: &str, error: &(dyn std::error::Error + 'static)) -> Failure {
-    Failure::Failed(format!("{what}: {}", error_chain(error)))
+fn failed(what: &str, error: &(dyn std::error::Error + 'static)) -> CliError {
+    CliError::Failed(format!("{what}: {}", error_chain(error)))
 }
 
-impl Stage {
+impl SagaDemo {
     /// Starts the stand-ins of payments and mail, and writes manifests, secrets and certificates into this directory.
     ///
     /// # Errors
     /// When something cannot be written, or no port can be had.
-    pub async fn open(dir: &Path) -> Result<Self, Failure> {
+    pub async fn open(dir: &Path) -> Result<Self, CliError> {
         let orders = orders::all();
         let mut serving = JoinSet::new();
-        let outside = Outside::new(&dir.join("outside"))?;
+        let outside = ExternalAuthority::new(&dir.join("outside"))?;
         let token = Uid::random().to_string();
-        let payments = Arc::new(Payments::new(&token, &orders));
+        let payments = Arc::new(FakePaymentServer::new(&token, &orders));
         let payments_port = payments::serve(&payments, outside.acceptor(), &mut serving).await?;
-        let post = Arc::new(Post::default());
-        let post_port = post::serve(&post, outside.acceptor(), &mut serving).await?;
+        let post = Arc::new(FakeMailServer::default());
+        let post_port = mail_server::serve(&post, outside.acceptor(), &mut serving).await?;
 
         let write = |place: &str, text: &str| {
             let path = dir.join(place);
@@ -87,8 +87,8 @@ impl Stage {
         // Only their owner may read them.
         let secrets = dir.join("secrets");
         std::fs::create_dir(&secrets).map_err(|error| failed("a directory", &error))?;
-        outside::write_private(&secrets.join("pay-token"), &token)?;
-        outside::write_private(&secrets.join("outside-ca"), outside.ca())?;
+        external_authority::write_private(&secrets.join("pay-token"), &token)?;
+        external_authority::write_private(&secrets.join("outside-ca"), outside.ca())?;
         let gateway = listen().await?;
         let port = gateway.local_addr().map_err(|error| failed("a port", &error))?.port();
         let gateway_url = format!("https://localhost:{port}");
@@ -100,7 +100,7 @@ impl Stage {
     ///
     /// # Errors
     /// When the authority cannot be made.
-    pub fn settle(&self, options: &mut Options, nats_server: Option<PathBuf>) -> Result<(), Failure> {
+    pub fn configure(&self, options: &mut UpOptions, nats_server: Option<PathBuf>) -> Result<(), CliError> {
         let pki = self.dir.join("pki");
         let made = Pki::init(&pki, &TrustDomain::default(), SystemTime::now());
         made.map_err(|error| failed("the authority", &error))?;
@@ -127,17 +127,24 @@ impl Stage {
     ///
     /// # Errors
     /// When something cannot be reached, or an order does not end.
-    pub async fn show(self, running: &Running, session: &Session, data: &Path) -> Result<u8, Failure> {
+    pub async fn show(
+        self,
+        running: &AllInOneHandle,
+        session: &CliSession,
+        data: &Path,
+    ) -> Result<u8, CliError> {
         let Self { dir, orders, payments, post, gateway, mut serving, .. } = self;
-        let nats = running.nats().ok_or_else(|| Failure::Failed("there is no private nats-server".into()))?;
+        let nats =
+            running.nats().ok_or_else(|| CliError::Failed("there is no private nats-server".into()))?;
         // Flows are submitted as actor 1, whose key the suite has made.
         let key = std::fs::copy(data.join("actor-1.ed25519"), dir.join("secrets/actor-1"));
         key.map_err(|error| failed("the key of actor 1", &error))?;
         let broker = connect(nats).await?;
-        let aggregates = Arc::new(Aggregates::new(Arc::clone(&broker)));
+        let aggregates = Arc::new(FakeAggregateGateway::new(Arc::clone(&broker)));
         let certificate = gateway_certificate(&dir)?;
         aggregates::serve(&aggregates, gateway, &certificate, &mut serving)?;
-        let mut watching = Watching { facts: follow(&*broker).await?, orders: &orders, seen: Vec::new() };
+        let mut watching =
+            DemoOrderWatch { facts: follow(&*broker).await?, orders: &orders, seen: Vec::new() };
         for order in &orders {
             aggregates.place(order).await?;
             say(session, &format!("order {} is placed: {}", order.id, order.story));
@@ -151,7 +158,7 @@ impl Stage {
         let outcomes: Vec<_> = orders
             .iter()
             .map(|order| {
-                let seen = Seen {
+                let seen = OrderObservations {
                     way: watching.way_of(order),
                     aggregate: aggregates.order(&order.id),
                     payment: payments.of(&order.reference()),
@@ -166,20 +173,20 @@ impl Stage {
 }
 
 /// Follows what becomes of orders.
-struct Watching<'a> {
+struct DemoOrderWatch<'a> {
     facts: Box<dyn Deliveries>,
-    orders: &'a [Order],
+    orders: &'a [DemoOrder],
     seen: Vec<FactMessage>,
 }
 
-impl Watching<'_> {
+impl DemoOrderWatch<'_> {
     /// Shows facts as they come, and has customers pay, until all orders have ended.
     async fn until_all_ended(
         &mut self,
-        session: &Session,
-        aggregates: &Aggregates,
-        payments: &Payments,
-    ) -> Result<(), Failure> {
+        session: &CliSession,
+        aggregates: &FakeAggregateGateway,
+        payments: &FakePaymentServer,
+    ) -> Result<(), CliError> {
         while !self.orders.iter().all(|order| self.has_ended(order)) {
             tokio::select! {
                 reference = payments.next_reservation() => {
@@ -189,7 +196,7 @@ impl Watching<'_> {
                     }
                 }
                 delivered = self.facts.next(ROOM) => {
-                    let delivered = delivered.map_err(|lost| Failure::Failed(format!("events are lost: {lost}")))?;
+                    let delivered = delivered.map_err(|lost| CliError::Failed(format!("events are lost: {lost}")))?;
                     delivered.receipt.ack();
                     let fact: FactMessage = serde_json::from_slice(&delivered.payload)
                         .map_err(|error| failed("an event of the saga service", &error))?;
@@ -203,21 +210,21 @@ impl Watching<'_> {
         Ok(())
     }
 
-    fn facts_of<'a>(&'a self, order: &'a Order) -> impl Iterator<Item = &'a FactMessage> {
+    fn facts_of<'a>(&'a self, order: &'a DemoOrder) -> impl Iterator<Item = &'a FactMessage> {
         self.seen.iter().filter(|fact| fact.correlation.as_str() == order.id)
     }
 
-    fn has_ended(&self, order: &Order) -> bool {
+    fn has_ended(&self, order: &DemoOrder) -> bool {
         self.facts_of(order)
             .any(|fact| ["completed", "compensated", "failed", "killed"].contains(&&*fact.kind))
     }
 
     /// The kinds of its facts, in their order.
-    fn way_of<'a>(&'a self, order: &'a Order) -> Vec<&'a str> {
+    fn way_of<'a>(&'a self, order: &'a DemoOrder) -> Vec<&'a str> {
         self.facts_of(order).map(|fact| fact.kind.as_str()).collect()
     }
 
-    fn not_ended(&self) -> Failure {
+    fn not_ended(&self) -> CliError {
         let open = self.orders.iter().filter(|order| !self.has_ended(order));
         let open: Vec<_> = open
             .map(|order| {
@@ -225,7 +232,7 @@ impl Watching<'_> {
                 format!("{} ({})", order.id, last.map_or_else(|| "not started".to_owned(), line_of))
             })
             .collect();
-        Failure::Failed(format!("orders that have not ended after {PATIENCE:?}: {}", open.join(", ")))
+        CliError::Failed(format!("orders that have not ended after {PATIENCE:?}: {}", open.join(", ")))
     }
 }
 
@@ -239,57 +246,57 @@ fn line_of(fact: &FactMessage) -> String {
 }
 
 /// Prints what came of the orders, and what is not as it has to be; gives the exit code.
-fn tell(session: &Session, outcomes: &[Outcome]) -> Result<u8, Failure> {
-    let rows: Vec<_> = outcomes.iter().map(Outcome::row).collect();
+fn tell(session: &CliSession, outcomes: &[DemoOrderReport]) -> Result<u8, CliError> {
+    let rows: Vec<_> = outcomes.iter().map(DemoOrderReport::row).collect();
     output::answer(
         session.global.output,
         || outcomes,
         || format!("\n{}", table::render(&["ORDER", "STATUS", "WHAT HAPPENED"], &rows)),
     )?;
-    let problems: Vec<_> = outcomes.iter().flat_map(Outcome::problems).collect();
+    let problems: Vec<_> = outcomes.iter().flat_map(DemoOrderReport::problems).collect();
     if problems.is_empty() {
         return Ok(0);
     }
-    Err(Failure::Failed(problems.join("\n")))
+    Err(CliError::Failed(problems.join("\n")))
 }
 
 /// A connection to the suite's NATS server.
-async fn connect(nats: &NatsAccess) -> Result<Arc<dyn Broker>, Failure> {
+async fn connect(nats: &NatsAccess) -> Result<Arc<dyn MessageBroker>, CliError> {
     let broker = JetStream::start(nats.options("mycora-demo")).map_err(|error| failed("NATS", &error))?;
     let mut connection = broker.connection();
     let connected = connection.wait_for(|connection| connection.connected);
     match tokio::time::timeout(PATIENCE, connected).await {
         Ok(Ok(_)) => {}
-        _ => return Err(Failure::Failed("the private nats-server does not answer".to_owned())),
+        _ => return Err(CliError::Failed("the private nats-server does not answer".to_owned())),
     }
     Ok(Arc::new(broker))
 }
 
 /// Facts of the tenant's orders.
-async fn follow(broker: &dyn Broker) -> Result<Box<dyn Deliveries>, Failure> {
+async fn follow(broker: &dyn MessageBroker) -> Result<Box<dyn Deliveries>, CliError> {
     let filter = format!("tenant.{TENANT}.workflow_event.order-fulfilment.*");
-    let spec = CursorSpec::new(WORKFLOW_EVENTS, "demo", &filter, Start::After(0));
+    let spec = CursorSpec::new(WORKFLOW_EVENTS, "demo", &filter, CursorStart::After(0));
     broker.open(&spec).await.map_err(|error| failed("events of the saga service", &error))
 }
 
 /// A certificate for the gateway of aggregates, of the suite's authority.
-fn gateway_certificate(dir: &Path) -> Result<rpc::TlsFiles, Failure> {
+fn gateway_certificate(dir: &Path) -> Result<rpc::TlsFiles, CliError> {
     let cannot = |error: identity::PkiError| failed("a certificate", &error);
     let pki = Pki::open(&dir.join("pki")).map_err(cannot)?;
     let issued = pki.sign(Identity::Service(ServiceName::Mycora), &IssueOptions::from(SystemTime::now()));
     let issued = issued.map_err(cannot)?;
     let (certificate, key) = (dir.join("gateway.pem"), dir.join("gateway.key"));
-    outside::write_private(&certificate, &issued.certificate_pem)?;
-    outside::write_private(&key, &issued.key_pem)?;
+    external_authority::write_private(&certificate, &issued.certificate_pem)?;
+    external_authority::write_private(&key, &issued.key_pem)?;
     Ok(rpc::TlsFiles::new(pki.ca_file(), certificate, key))
 }
 
 /// A free port of the loopback interface, listened on.
-async fn listen() -> Result<TcpListener, Failure> {
+async fn listen() -> Result<TcpListener, CliError> {
     TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.map_err(|error| failed("a port", &error))
 }
 
-fn say(session: &Session, line: &str) {
+fn say(session: &CliSession, line: &str) {
     if !session.global.quiet {
         output::note(line);
     }

@@ -3,7 +3,7 @@
 use proto::convert::time as wire_time;
 use proto::v1;
 
-use super::{summary, table, time, words};
+use super::{labels, summary, table, time};
 
 /// Where an attempt stands, in lower case.
 #[must_use]
@@ -30,7 +30,7 @@ pub fn outcome(attempt: &v1::Attempt) -> String {
         text.push_str(&format!(" after {}", time::duration(ran)));
     }
     if let Some(reason) = &attempt.reason {
-        text.push_str(&format!(": {}", words::reason(reason)));
+        text.push_str(&format!(": {}", labels::reason(reason)));
     }
     text
 }
@@ -68,11 +68,11 @@ pub fn whole(attempt: &v1::Attempt) -> String {
         pairs.push(("exit code", code.to_string()));
     }
     if let Some(reason) = reason {
-        pairs.push(("reason", table::shown_whole(&words::reason(reason))));
+        pairs.push(("reason", table::shown_whole(&labels::reason(reason))));
     }
     pairs.push((
         "printed",
-        words::count(usize::try_from(*output_bytes).unwrap_or(usize::MAX), "byte", "bytes"),
+        labels::count(usize::try_from(*output_bytes).unwrap_or(usize::MAX), "byte", "bytes"),
     ));
     let mut text = table::pairs(&pairs);
     if !result.is_empty() {

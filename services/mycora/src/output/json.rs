@@ -12,18 +12,18 @@ static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
 });
 
 /// A message of the public API whose full name is known.
-pub trait Named: Message {
+pub trait ApiMessage: Message {
     /// As in `mycora.v1.Flow`.
     const NAME: &'static str;
 }
 
 macro_rules! named {
     ($($message:ident),+ $(,)?) => {
-        $(impl Named for v1::$message {
+        $(impl ApiMessage for v1::$message {
             const NAME: &'static str = concat!("mycora.v1.", stringify!($message));
         })+
         #[cfg(test)]
-        const NAMES: &[&str] = &[$(<v1::$message as Named>::NAME),+];
+        const NAMES: &[&str] = &[$(<v1::$message as ApiMessage>::NAME),+];
     };
 }
 
@@ -131,7 +131,7 @@ named! {
 /// The message in the form that serializes as proto JSON: fields in their
 /// order, defaults left out, 64 bit numbers as texts, bytes in base64.
 #[must_use]
-pub fn of<M: Named>(message: &M) -> DynamicMessage {
+pub fn of<M: ApiMessage>(message: &M) -> DynamicMessage {
     let descriptor = POOL.get_message_by_name(M::NAME).expect("every named message is in the set");
     let mut dynamic = DynamicMessage::new(descriptor);
     dynamic.transcode_from(message).expect("both sides were made from the same definition");
@@ -142,7 +142,7 @@ pub fn of<M: Named>(message: &M) -> DynamicMessage {
 ///
 /// # Errors
 /// The reason why it is no such message, for people.
-pub fn read<M: Named + Default>(value: serde_json::Value) -> Result<M, String> {
+pub fn read<M: ApiMessage + Default>(value: serde_json::Value) -> Result<M, String> {
     let descriptor = POOL.get_message_by_name(M::NAME).ok_or_else(|| format!("there is no {}", M::NAME))?;
     let dynamic = DynamicMessage::deserialize(descriptor, value).map_err(|error| error.to_string())?;
     dynamic.transcode_to().map_err(|error| error.to_string())

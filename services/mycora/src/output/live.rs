@@ -7,7 +7,7 @@ use console::{Style, Term};
 use indicatif::{ProgressBar, ProgressStyle};
 use proto::v1::NodeState;
 
-use super::progress::{News, View};
+use super::progress::{FlowProgress, ProgressEvent};
 use super::terminal::drawable;
 use super::{note, time, tree};
 
@@ -21,31 +21,31 @@ const LINES_KEPT_FREE: usize = 3;
 const SIZE_DEFAULT: (u16, u16) = (24, 80);
 
 /// Shows how something goes on.
-pub enum Progress {
+pub enum ProgressDisplay {
     /// Nothing is shown.
     Silent,
     /// One line for each change.
     Plain,
     /// Only what keeps it from going on.
-    Troubles,
+    ProblemsOnly,
     /// A picture that changes.
-    Live(Picture),
+    Live(LiveTree),
 }
 
 /// What is drawn on a terminal.
-pub struct Picture {
+pub struct LiveTree {
     bar: ProgressBar,
     drawn: Option<Instant>,
 }
 
-impl Progress {
+impl ProgressDisplay {
     /// What suits standard error.
     #[must_use]
     pub fn new(quiet: bool) -> Self {
         if quiet {
             Self::Silent
         } else if std::io::stderr().is_terminal() {
-            Self::Live(Picture { bar: ProgressBar::new(0), drawn: None })
+            Self::Live(LiveTree { bar: ProgressBar::new(0), drawn: None })
         } else {
             Self::Plain
         }
@@ -58,13 +58,13 @@ impl Progress {
     }
 
     /// Tells what happened and how the flow stands now.
-    pub fn update(&mut self, view: &View, now: Instant, news: &[News]) {
+    pub fn update(&mut self, view: &FlowProgress, now: Instant, news: &[ProgressEvent]) {
         match self {
             Self::Silent => {}
             Self::Plain => news.iter().for_each(|news| note(&news.text)),
-            Self::Troubles => news.iter().filter(|news| news.passes).for_each(|news| note(&news.text)),
+            Self::ProblemsOnly => news.iter().filter(|news| news.transient).for_each(|news| note(&news.text)),
             Self::Live(picture) => {
-                for news in news.iter().filter(|news| news.passes) {
+                for news in news.iter().filter(|news| news.transient) {
                     picture.bar.println(drawable(&news.text));
                 }
                 let due = picture.drawn.is_none_or(|drawn| now.duration_since(drawn) >= REDRAW_PAUSE);
@@ -76,9 +76,9 @@ impl Progress {
     }
 
     /// Tells what has been waiting for too long; a picture shows it by itself.
-    pub fn explain(&mut self, view: &View, now: Instant, lines: &[String]) {
+    pub fn explain(&mut self, view: &FlowProgress, now: Instant, lines: &[String]) {
         match self {
-            Self::Plain | Self::Troubles => lines.iter().for_each(|line| note(line)),
+            Self::Plain | Self::ProblemsOnly => lines.iter().for_each(|line| note(line)),
             Self::Silent | Self::Live(_) => self.update(view, now, &[]),
         }
     }
@@ -87,13 +87,13 @@ impl Progress {
     pub fn remark(&self, line: &str) {
         match self {
             Self::Silent => {}
-            Self::Plain | Self::Troubles => note(line),
+            Self::Plain | Self::ProblemsOnly => note(line),
             Self::Live(picture) => picture.bar.println(drawable(line)),
         }
     }
 
     /// Leaves the last picture standing.
-    pub fn end(&mut self, view: &View, now: Instant) {
+    pub fn end(&mut self, view: &FlowProgress, now: Instant) {
         if let Self::Live(picture) = self
             && picture.drawn.is_some()
         {
@@ -103,8 +103,8 @@ impl Progress {
     }
 }
 
-impl Picture {
-    fn draw(&mut self, view: &View, now: Instant) {
+impl LiveTree {
+    fn draw(&mut self, view: &FlowProgress, now: Instant) {
         if self.drawn.is_none() {
             let style = ProgressStyle::with_template("{msg}\n{bar:30} {pos}/{len} jobs{prefix}");
             self.bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));

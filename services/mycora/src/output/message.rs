@@ -1,7 +1,7 @@
 //! Messages as tables, and as they are read.
 
 use model::Timestamp;
-use model::letter::TO_ADMINS;
+use model::mail::TO_ADMINS;
 use proto::convert::{enums, time as wire_time};
 use proto::v1;
 

@@ -4,7 +4,7 @@ use model::Timestamp;
 use proto::convert::time as wire_time;
 use proto::v1;
 
-use super::{table, time, words};
+use super::{labels, table, time};
 
 /// How much of a script is shown.
 const SCRIPT_LINES_MAX: usize = 20;
@@ -174,8 +174,8 @@ pub fn job(job: &v1::Job) -> String {
         ("actor", caller_id.to_string()),
         ("context", context_id.to_string()),
         ("flow", flow_of(job)),
-        ("status", words::job_status(status).to_owned()),
-        ("type", words::script_type(spec.script_type()).to_owned()),
+        ("status", labels::job_status(status).to_owned()),
+        ("type", labels::script_type(spec.script_type()).to_owned()),
         ("env", list(spec.env_vars.keys().cloned().collect())),
         ("files", list(spec.files.keys().cloned().collect())),
         ("outputs", list(spec.outputs.clone())),
@@ -194,7 +194,7 @@ pub fn job(job: &v1::Job) -> String {
             }
             let more = script.lines().count().saturating_sub(SCRIPT_LINES_MAX);
             if more > 0 {
-                text.push_str(&format!("  … and {}\n", words::count(more, "more line", "more lines")));
+                text.push_str(&format!("  … and {}\n", labels::count(more, "more line", "more lines")));
             }
         }
         Some(v1::script::Source::Blob(blob)) => {
@@ -216,8 +216,8 @@ pub fn jobs(jobs: &[v1::Job], now: Timestamp) -> String {
                 job.id.to_string(),
                 job.caller_id.to_string(),
                 flow_of(job),
-                words::script_type(kind).to_owned(),
-                words::job_status(&job.status).to_owned(),
+                labels::script_type(kind).to_owned(),
+                labels::job_status(&job.status).to_owned(),
                 time::ago(now, job.create_time.map(wire_time::from_wire)),
             ]
         })

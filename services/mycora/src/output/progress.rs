@@ -8,7 +8,7 @@ use proto::convert::{enums, time as wire_time};
 use proto::v1;
 use proto::v1::watch_flow_response::Event;
 
-use super::{time, words};
+use super::{labels, time};
 
 /// A job that waits for this long without starting is explained.
 pub const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
@@ -18,9 +18,9 @@ const RAN_KNOWN_FROM: Duration = Duration::from_millis(10);
 
 /// A flow as its watcher sees it.
 #[derive(Debug, Default)]
-pub struct View {
+pub struct FlowProgress {
     flow: Option<v1::Flow>,
-    nodes: BTreeMap<u32, Node>,
+    nodes: BTreeMap<u32, NodeProgress>,
     /// Those that wait and are not explained yet.
     unexplained: BTreeSet<u32>,
     in_snapshot: bool,
@@ -32,7 +32,7 @@ pub struct View {
 
 /// A node as its watcher sees it.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub struct NodeProgress {
     /// Its name.
     pub name: String,
     /// Job ids of the nodes before it.
@@ -52,21 +52,21 @@ pub struct Node {
     /// How long it ran, once it has ended.
     pub ran: Option<Duration>,
     /// The last try whose end was told.
-    told: u32,
+    last_reported_try: u32,
 }
 
 /// Something to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct News {
+pub struct ProgressEvent {
     /// One line.
     pub text: String,
     /// A picture of how everything stands does not show it.
-    pub passes: bool,
+    pub transient: bool,
 }
 
 /// How many nodes stand where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
+pub struct NodeCounts {
     /// All of them.
     pub total: usize,
     /// Those that have ended, however.
@@ -77,12 +77,12 @@ pub struct Counts {
     pub failed: usize,
 }
 
-impl Node {
+impl NodeProgress {
     fn new(now: Instant, node: v1::FlowNode) -> Self {
         let started = node.start_time.map(wire_time::from_wire);
         let ended = node.end_time.map(wire_time::from_wire);
         Self {
-            told: node.attempt.saturating_sub(1),
+            last_reported_try: node.attempt.saturating_sub(1),
             state: node.state(),
             name: node.name,
             depends: node.depends,
@@ -118,14 +118,17 @@ impl Node {
 
     /// What its step from that state and attempt is worth. What comes between the end of one job and
     /// the start of the next is nothing, unless it lasts: then it is explained.
-    fn news(&mut self, before: (v1::NodeState, u32)) -> Vec<News> {
+    fn news(&mut self, before: (v1::NodeState, u32)) -> Vec<ProgressEvent> {
         let between = [v1::NodeState::Pending, v1::NodeState::Ready, v1::NodeState::Dispatched];
         let mut news = Vec::new();
         if let Some(text) = self.ended_tries(before) {
-            news.push(News { text, passes: true });
+            news.push(ProgressEvent { text, transient: true });
         }
         if (self.state, self.attempt) != before && !between.contains(&self.state) {
-            news.push(News { text: format!("{}: {}", self.name, self.description()), passes: false });
+            news.push(ProgressEvent {
+                text: format!("{}: {}", self.name, self.description()),
+                transient: false,
+            });
         }
         news
     }
@@ -135,19 +138,19 @@ impl Node {
         let under_way = [v1::NodeState::Ready, v1::NodeState::Dispatched, v1::NodeState::Running];
         if !under_way.contains(&before.0) {
             // What had ended, or waited to be run at all, did not fail now.
-            self.told = self.attempt.saturating_sub(1);
+            self.last_reported_try = self.attempt.saturating_sub(1);
             return None;
         }
-        let failed = self.reason.as_ref().and_then(words::failed_try);
+        let failed = self.reason.as_ref().and_then(labels::failed_try);
         // The change that says why still has the number of the try that failed.
         let back = self.state == v1::NodeState::Ready && before.0 != v1::NodeState::Ready;
         let ended_now = back && self.attempt == before.1 && failed.is_some();
         let last = if ended_now { self.attempt } else { self.attempt.saturating_sub(1) };
-        let first = before.1.max(self.told + 1);
+        let first = before.1.max(self.last_reported_try + 1);
         if first > last {
             return None;
         }
-        self.told = last;
+        self.last_reported_try = last;
         let tries =
             if first == last { format!("attempt {last}") } else { format!("attempts {first} to {last}") };
         let why = failed.unwrap_or_else(|| "did not succeed".to_owned());
@@ -157,7 +160,7 @@ impl Node {
     /// What there is to say beside the name.
     #[must_use]
     pub fn description(&self) -> String {
-        let mut text = words::node_state(self.state).to_owned();
+        let mut text = labels::node_state(self.state).to_owned();
         if self.attempt > 1 {
             text.push_str(&format!(" (attempt {})", self.attempt));
         }
@@ -169,7 +172,7 @@ impl Node {
         }
         // What is merely ready is explained only when it stays so.
         if let Some(reason) = self.reason.as_ref().filter(|_| self.state != v1::NodeState::Ready) {
-            text.push_str(&format!(": {}", words::reason(reason)));
+            text.push_str(&format!(": {}", labels::reason(reason)));
         }
         text
     }
@@ -199,7 +202,7 @@ impl Node {
         } else {
             String::new()
         };
-        let why = words::reason(reason);
+        let why = labels::reason(reason);
         Some(match why.strip_prefix("it waits") {
             Some(rest) => format!("waits{rest}{hint}"),
             None => format!("waits: {why}{hint}"),
@@ -207,7 +210,7 @@ impl Node {
     }
 }
 
-impl View {
+impl FlowProgress {
     /// A view that tells since when things are as they are, by a clock that shows `time` at this moment.
     #[must_use]
     pub fn at(now: Instant, time: Timestamp) -> Self {
@@ -231,7 +234,7 @@ impl View {
     }
 
     /// Takes in one event; gives what there is to tell of it.
-    pub fn apply(&mut self, now: Instant, event: Event) -> Vec<News> {
+    pub fn apply(&mut self, now: Instant, event: Event) -> Vec<ProgressEvent> {
         match event {
             Event::Flow(flow) => self.apply_flow(flow).into_iter().collect(),
             Event::Node(node) => self.apply_node(now, node),
@@ -249,12 +252,12 @@ impl View {
         self.in_snapshot = true;
     }
 
-    fn apply_flow(&mut self, flow: v1::Flow) -> Option<News> {
+    fn apply_flow(&mut self, flow: v1::Flow) -> Option<ProgressEvent> {
         let changed = self.flow.as_ref().is_none_or(|known| {
             known.status != flow.status
                 || known.cancel_requested_time.is_some() != flow.cancel_requested_time.is_some()
         });
-        let mut line = format!("flow {} `{}`: {}", flow.id, flow.name, words::flow_status(flow.status()));
+        let mut line = format!("flow {} `{}`: {}", flow.id, flow.name, labels::flow_status(flow.status()));
         if !is_ended(&flow) && flow.cancel_requested_time.is_some() {
             line.push_str(", being cancelled");
         }
@@ -266,10 +269,10 @@ impl View {
             self.began = flow.create_time.map(wire_time::from_wire);
         }
         self.flow = Some(flow);
-        changed.then_some(News { text: line, passes: false })
+        changed.then_some(ProgressEvent { text: line, transient: false })
     }
 
-    fn apply_node(&mut self, now: Instant, node: v1::FlowNode) -> Vec<News> {
+    fn apply_node(&mut self, now: Instant, node: v1::FlowNode) -> Vec<ProgressEvent> {
         let job_id = node.job_id;
         // What a generation before left behind is no news: it is kept, or about to begin anew.
         let current = self.flow.as_ref().is_none_or(|flow| node.generation >= flow.generation);
@@ -277,14 +280,14 @@ impl View {
         if current && self.flow.as_ref().is_some_and(|flow| flow.generation > 1) {
             self.began = self.began.into_iter().chain(ready).min();
         }
-        let mut node = Node::new(now, node);
+        let mut node = NodeProgress::new(now, node);
         if node.state == v1::NodeState::Running {
             let since = node.started.and_then(|started| self.instant_of(started, now));
             node.since = since.unwrap_or(now);
         }
         let known = self.nodes.get(&job_id);
         if let Some(known) = known {
-            node.told = known.told;
+            node.last_reported_try = known.last_reported_try;
         }
         if let Some(known) = known.filter(|known| known.state == node.state) {
             node.since = known.since;
@@ -296,7 +299,7 @@ impl View {
         news
     }
 
-    fn apply_change(&mut self, now: Instant, change: &v1::NodeChange) -> Vec<News> {
+    fn apply_change(&mut self, now: Instant, change: &v1::NodeChange) -> Vec<ProgressEvent> {
         let Some(node) = self.nodes.get_mut(&change.job_id) else { return Vec::new() };
         let before = (node.state, node.attempt);
         node.change(now, change);
@@ -306,7 +309,7 @@ impl View {
     }
 
     fn mark(&mut self, job_id: u32) {
-        if self.nodes.get(&job_id).is_some_and(Node::waits) {
+        if self.nodes.get(&job_id).is_some_and(NodeProgress::waits) {
             self.unexplained.insert(job_id);
         } else {
             self.unexplained.remove(&job_id);
@@ -327,7 +330,7 @@ impl View {
         lines
     }
 
-    /// When [`View::explain`] will next have something to say.
+    /// When [`FlowProgress::explain`] will next have something to say.
     #[must_use]
     pub fn explain_at(&self) -> Option<Instant> {
         let waiting = self.unexplained.iter().filter_map(|job_id| self.nodes.get(job_id));
@@ -354,14 +357,14 @@ impl View {
 
     /// The nodes by job id, which is the order of the flow file.
     #[must_use]
-    pub const fn nodes(&self) -> &BTreeMap<u32, Node> {
+    pub const fn nodes(&self) -> &BTreeMap<u32, NodeProgress> {
         &self.nodes
     }
 
     /// How many stand where.
     #[must_use]
-    pub fn counts(&self) -> Counts {
-        let mut counts = Counts { total: self.nodes.len(), ..Counts::default() };
+    pub fn counts(&self) -> NodeCounts {
+        let mut counts = NodeCounts { total: self.nodes.len(), ..NodeCounts::default() };
         for node in self.nodes.values() {
             counts.ended += usize::from(is_end(node.state));
             counts.running += usize::from(node.state == v1::NodeState::Running);
@@ -405,7 +408,7 @@ mod tests {
         Some(v1::Reason { code: "NO_LIVE_RUNNER".into(), detail: String::new() })
     }
 
-    fn texts(news: Vec<News>) -> Vec<String> {
+    fn texts(news: Vec<ProgressEvent>) -> Vec<String> {
         news.into_iter().map(|news| news.text).collect()
     }
 
@@ -413,7 +416,7 @@ mod tests {
     fn times_begin_with_the_flow_and_not_with_its_watcher() {
         let at = |secs: u64| Some(wire_time::to_wire(Timestamp::from_millis(secs * 1000)));
         let (secs, now) = (Duration::from_secs, Instant::now());
-        let mut view = View::at(now, Timestamp::from_millis(100_000));
+        let mut view = FlowProgress::at(now, Timestamp::from_millis(100_000));
         let status = v1::FlowStatus::Started.into();
         let mut flow = v1::Flow { id: 3, create_time: at(98), generation: 1, status, ..Default::default() };
         view.apply(now, Event::Flow(flow.clone()));
@@ -430,7 +433,7 @@ mod tests {
     #[test]
     fn every_try_that_failed_is_told_once() {
         let now = Instant::now();
-        let mut view = View::default();
+        let mut view = FlowProgress::default();
         view.apply(now, node(1, "a", NodeState::Running));
         let mut told = |state, attempt, why: &str| {
             let mut change = change(1, state, 1);
@@ -440,7 +443,7 @@ mod tests {
             view.apply(now, Event::NodeChange(change))
         };
         let failed = told(NodeState::Ready, 1, "EXIT_CODE: exit code 3");
-        assert!(failed[0].passes, "no picture shows it");
+        assert!(failed[0].transient, "no picture shows it");
         assert_eq!(texts(failed), ["a: attempt 1 failed: exit code 3; it is tried again"]);
         assert!(told(NodeState::Dispatched, 2, "").is_empty());
         assert_eq!(texts(told(NodeState::Running, 2, "")), ["a: running (attempt 2)"]);
@@ -462,7 +465,7 @@ mod tests {
     #[test]
     fn a_snapshot_after_a_gap_tells_what_failed() {
         let now = Instant::now();
-        let mut view = View::default();
+        let mut view = FlowProgress::default();
         view.apply(now, node(1, "a", NodeState::Running));
         let Event::Node(mut again) = node(1, "a", NodeState::Ready) else { return };
         again.attempt = 2;
@@ -474,7 +477,7 @@ mod tests {
     #[test]
     fn what_waits_for_a_signal_is_explained() {
         let start = Instant::now();
-        let mut view = View::default();
+        let mut view = FlowProgress::default();
         view.apply(start, node(1, "a", NodeState::Pending));
         assert_eq!(view.explain_at(), None);
         let mut waits = change(1, NodeState::Pending, 0);
@@ -489,7 +492,7 @@ mod tests {
     #[test]
     fn changes_are_told_once() {
         let now = Instant::now();
-        let mut view = View::default();
+        let mut view = FlowProgress::default();
         view.begin_snapshot();
         let flow = v1::Flow {
             id: 3,
@@ -510,7 +513,7 @@ mod tests {
         let mut failed = change(1, NodeState::Failed, 3_500);
         failed.reason = Some(v1::Reason { code: "EXIT_CODE".into(), detail: "exit code 3".into() });
         assert_eq!(texts(view.apply(now, Event::NodeChange(failed))), ["a: failed after 2.5 s: exit code 3"]);
-        assert_eq!(view.counts(), Counts { total: 1, ended: 1, running: 0, failed: 1 });
+        assert_eq!(view.counts(), NodeCounts { total: 1, ended: 1, running: 0, failed: 1 });
         assert!(view.ended().is_none());
         let ended = v1::Flow { status: v1::FlowStatus::Error.into(), ..flow };
         assert_eq!(texts(view.apply(now, Event::Flow(ended))), ["flow 3 `f`: failed"]);
@@ -520,7 +523,7 @@ mod tests {
     #[test]
     fn of_a_rerun_only_its_own_generation_is_told() {
         let now = Instant::now();
-        let mut view = View::default();
+        let mut view = FlowProgress::default();
         view.begin_snapshot();
         let status = v1::FlowStatus::Started.into();
         view.apply(now, Event::Flow(v1::Flow { generation: 2, status, ..Default::default() }));
@@ -537,7 +540,7 @@ mod tests {
 
     #[test]
     fn an_end_in_a_snapshot_counts_when_the_snapshot_is_complete() {
-        let mut view = View::default();
+        let mut view = FlowProgress::default();
         view.begin_snapshot();
         let flow = v1::Flow { status: v1::FlowStatus::Finished.into(), ..Default::default() };
         view.apply(Instant::now(), Event::Flow(flow));
@@ -549,7 +552,7 @@ mod tests {
     #[test]
     fn why_a_job_does_not_start_is_told_after_two_seconds() {
         let start = Instant::now();
-        let mut view = View::default();
+        let mut view = FlowProgress::default();
         view.apply(start, Event::Flow(v1::Flow { context_id: 2, ..Default::default() }));
         view.apply(start, node(1, "a", NodeState::Ready));
         assert_eq!(view.explain_at(), None, "there is nothing to say yet");
@@ -572,7 +575,7 @@ mod tests {
     #[test]
     fn a_job_that_starts_in_time_is_not_explained() {
         let start = Instant::now();
-        let mut view = View::default();
+        let mut view = FlowProgress::default();
         let mut waits = change(1, NodeState::Ready, 0);
         waits.reason = no_runner();
         view.apply(start, node(1, "a", NodeState::Pending));

@@ -1,12 +1,12 @@
 //! Sagas as people read them.
 
 pub mod change;
+pub mod dead_letter;
 pub mod definition;
 pub mod effect;
 pub mod graph;
 pub mod instance;
 pub mod lane;
-pub mod letter;
 pub mod server;
 pub mod timeline;
 

@@ -6,7 +6,7 @@ use model::Timestamp;
 use proto::convert::time as wire_time;
 use proto::v1;
 
-use super::{progress, table, time, words};
+use super::{labels, progress, table, time};
 
 /// A flow with more jobs shows those that matter most.
 const NODES_SHOWN_MAX: usize = 100;
@@ -17,7 +17,7 @@ pub fn flow(flow: &v1::Flow, nodes: &[v1::FlowNode], now: Timestamp) -> String {
     let created = wire_time::required(flow.create_time);
     let until = if progress::is_ended(flow) { wire_time::required(flow.update_time) } else { now };
     let lasted = began(flow, nodes).map(|began| format!(" ({})", time::duration(until.since(began))));
-    let mut status = words::flow_status(flow.status()).to_owned();
+    let mut status = labels::flow_status(flow.status()).to_owned();
     if !progress::is_ended(flow) && flow.cancel_requested_time.is_some() {
         status.push_str(", being cancelled");
     }
@@ -79,7 +79,7 @@ pub fn keys(nodes: &[v1::FlowNode]) -> String {
             let [runner, supervisor, key] = place(node).map(|text| text.unwrap_or_else(|| "-".to_owned()));
             vec![
                 node.name.clone(),
-                words::node_state(node.state()).to_owned(),
+                labels::node_state(node.state()).to_owned(),
                 node.attempt.to_string(),
                 runner,
                 supervisor,
@@ -124,7 +124,7 @@ fn some_nodes(flow: &v1::Flow, all: &[v1::FlowNode], now: Timestamp) -> String {
 /// How one job ended, or where it stands, in one line.
 #[must_use]
 pub fn outcome(node: &v1::FlowNode) -> String {
-    let mut text = format!("{}: {}", node.name, words::node_state(node.state()));
+    let mut text = format!("{}: {}", node.name, labels::node_state(node.state()));
     if let (Some(start), Some(end)) = (node.start_time, node.end_time) {
         let ran = wire_time::from_wire(end).since(wire_time::from_wire(start));
         text.push_str(&format!(" after {}", time::duration(ran)));
@@ -148,8 +148,8 @@ pub fn retry(answer: &v1::RetryFlowResponse, dry_run: bool) -> String {
         let more = if more == 0 { String::new() } else { format!(" … and {more} more") };
         if names.is_empty() { String::new() } else { format!("{what}: {}{more}\n", names.join(", ")) }
     };
-    let run = words::count(*run_again_count as usize, "job runs", "jobs run");
-    let keep = words::count(*reused_count as usize, "keeps what it has", "keep what they have");
+    let run = labels::count(*run_again_count as usize, "job runs", "jobs run");
+    let keep = labels::count(*reused_count as usize, "keeps what it has", "keep what they have");
     let counts = format!("{run} again, {keep}");
     if dry_run {
         let (again, kept) =
@@ -169,7 +169,7 @@ pub fn explanation(answer: &v1::ExplainNodeResponse) -> String {
         .iter()
         .map(|finding| {
             let blocks = if finding.blocks { "blocks" } else { "-" };
-            vec![words::finding(finding.kind()).to_owned(), blocks.to_owned(), finding.detail.clone()]
+            vec![labels::finding(finding.kind()).to_owned(), blocks.to_owned(), finding.detail.clone()]
         })
         .collect();
     let mut text = format!("{}\n", table::shown_whole(&answer.summary));
@@ -189,8 +189,8 @@ pub fn explanation(answer: &v1::ExplainNodeResponse) -> String {
 
 /// Why a node is where it is, how many attempts it has lost, and whether nobody knows that it is.
 fn why(node: &v1::FlowNode) -> String {
-    let reason = node.reason.as_ref().map(words::reason);
-    let unconfirmed = node.unconfirmed.then(|| words::UNCONFIRMED.to_owned());
+    let reason = node.reason.as_ref().map(labels::reason);
+    let unconfirmed = node.unconfirmed.then(|| labels::UNCONFIRMED.to_owned());
     // A reason says it in its own words, with the limit.
     let lost = reason.is_none().then(|| lost_attempts(node)).flatten();
     reason.into_iter().chain(lost).chain(unconfirmed).collect::<Vec<_>>().join(" ")
@@ -202,7 +202,7 @@ fn lost_attempts(node: &v1::FlowNode) -> Option<String> {
     let told: Vec<_> = counts
         .into_iter()
         .filter(|(count, ..)| *count > 0)
-        .map(|(count, one, many)| words::count(count as usize, one, many))
+        .map(|(count, one, many)| labels::count(count as usize, one, many))
         .collect();
     (!told.is_empty()).then(|| format!("({} before)", told.join(", ")))
 }
@@ -213,7 +213,7 @@ fn node_row(node: &v1::FlowNode, now: Timestamp) -> Vec<String> {
     let dash = || "-".to_owned();
     vec![
         node.name.clone(),
-        words::node_state(node.state()).to_owned(),
+        labels::node_state(node.state()).to_owned(),
         node.attempt.to_string(),
         start.map_or_else(dash, |start| time::duration(end.unwrap_or(now).since(start))),
         node.exit_code.map_or_else(dash, |code| code.to_string()),
@@ -231,7 +231,7 @@ pub fn flows(flows: &[v1::Flow], now: Timestamp) -> String {
             vec![
                 flow.id.to_string(),
                 flow.name.clone(),
-                words::flow_status(flow.status()).to_owned(),
+                labels::flow_status(flow.status()).to_owned(),
                 flow.node_count.to_string(),
                 flow.caller_id.to_string(),
                 time::ago(now, flow.create_time.map(wire_time::from_wire)),
@@ -246,7 +246,7 @@ pub fn flows(flows: &[v1::Flow], now: Timestamp) -> String {
 #[must_use]
 pub fn flow_line(flow: &v1::FlowSummary) -> String {
     let v1::FlowSummary { id, name, caller_id, generation, .. } = flow;
-    let status = words::flow_status(flow.status());
+    let status = labels::flow_status(flow.status());
     let is_open = matches!(flow.status(), v1::FlowStatus::Created | v1::FlowStatus::Started);
     let cancel = if is_open && flow.cancel_requested_time.is_some() { ", being cancelled" } else { "" };
     let again = if *generation > 1 { format!(", run {generation}") } else { String::new() };
@@ -275,7 +275,7 @@ pub fn runners(runners: &[v1::Runner], now: Timestamp) -> String {
                 .map(|i| {
                     format!(
                         "{}:{}:{} {}/{}",
-                        words::script_type(i.script_type()),
+                        labels::script_type(i.script_type()),
                         i.group,
                         i.number,
                         i.busy,
@@ -333,7 +333,7 @@ pub fn instances(instances: &[v1::Instance]) -> String {
         .iter()
         .map(|instance| {
             vec![
-                words::script_type(instance.script_type()).to_string(),
+                labels::script_type(instance.script_type()).to_string(),
                 instance.group.clone(),
                 instance.number.to_string(),
                 format!("{}/{}", instance.busy, instance.slots),

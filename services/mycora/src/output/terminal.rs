@@ -11,19 +11,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use model::printable::{is_hidden, spelled};
 
-use super::Line;
+use super::PrefixedLine;
 
 /// Whether everything goes to the terminal as it came.
 static RAW: AtomicBool = AtomicBool::new(false);
-static OUT: Mutex<Filter> = Mutex::new(Filter::new());
-static ERR: Mutex<Filter> = Mutex::new(Filter::new());
+static OUT: Mutex<HiddenCharFilter> = Mutex::new(HiddenCharFilter::new());
+static ERR: Mutex<HiddenCharFilter> = Mutex::new(HiddenCharFilter::new());
 
 const DIM: &str = "\x1b[2m";
 const NOT_DIM: &str = "\x1b[22m";
 
 /// One of the two streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stream {
+pub(super) enum StandardStream {
     Out,
     Err,
 }
@@ -63,15 +63,15 @@ pub fn dimmed(text: &str) -> String {
 /// Whether standard output shows colors: it is a terminal, and neither `NO_COLOR` nor `CLICOLOR=0` stands against it.
 #[must_use]
 pub fn has_colors() -> bool {
-    Stream::Out.has_colors()
+    StandardStream::Out.has_colors()
 }
 
-impl Stream {
-    /// Writes lines of which the beginnings are ours: they are written as they are, what follows as by [`Stream::write`].
-    pub(super) fn write_lines(self, lines: &[Line]) -> io::Result<()> {
+impl StandardStream {
+    /// Writes lines of which the beginnings are ours: they are written as they are, what follows as by [`StandardStream::write`].
+    pub(super) fn write_lines(self, lines: &[PrefixedLine]) -> io::Result<()> {
         let filters = self.filters();
         let mut all = Vec::new();
-        for Line { prefix, text } in lines {
+        for PrefixedLine { prefix, text } in lines {
             all.extend(prefix.as_bytes());
             if filters {
                 all.extend(self.filter().pass(text, self.has_colors()).as_bytes());
@@ -106,7 +106,7 @@ impl Stream {
         is_terminal && !RAW.load(Ordering::Relaxed)
     }
 
-    fn filter(self) -> MutexGuard<'static, Filter> {
+    fn filter(self) -> MutexGuard<'static, HiddenCharFilter> {
         let filter = match self {
             Self::Out => &OUT,
             Self::Err => &ERR,
@@ -159,12 +159,12 @@ pub fn visible_line(text: &str) -> String {
 
 /// Makes hidden characters of a stream visible, also where a character is cut by the end of a piece.
 #[derive(Debug)]
-struct Filter {
+struct HiddenCharFilter {
     /// The beginning of a character, or a carriage return whose line feed may come.
     begun: Vec<u8>,
 }
 
-impl Filter {
+impl HiddenCharFilter {
     const fn new() -> Self {
         Self { begun: Vec::new() }
     }
@@ -173,7 +173,7 @@ impl Filter {
     fn pass(&mut self, bytes: &[u8], dim: bool) -> String {
         let mut all = std::mem::take(&mut self.begun);
         all.extend_from_slice(bytes);
-        let mut shown = Shown { text: String::with_capacity(all.len()), dim, is_dim: false };
+        let mut shown = VisibleText { text: String::with_capacity(all.len()), dim, is_dim: false };
         let mut rest = &all[..];
         while !rest.is_empty() {
             let (text, bad) = match std::str::from_utf8(rest) {
@@ -205,21 +205,21 @@ impl Filter {
 
     /// What was held back.
     fn rest(&mut self, dim: bool) -> String {
-        let mut shown = Shown { text: String::new(), dim, is_dim: false };
+        let mut shown = VisibleText { text: String::new(), dim, is_dim: false };
         shown.push_bytes(&std::mem::take(&mut self.begun));
         shown.end()
     }
 }
 
 /// Text for a terminal, as it grows.
-struct Shown {
+struct VisibleText {
     text: String,
     /// Whether what is spelled out is dim.
     dim: bool,
     is_dim: bool,
 }
 
-impl Shown {
+impl VisibleText {
     fn push(&mut self, text: &str) {
         let mut characters = text.chars().peekable();
         while let Some(character) = characters.next() {
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     fn passed(pieces: &[&[u8]]) -> String {
-        let mut filter = Filter::new();
+        let mut filter = HiddenCharFilter::new();
         let mut text: String = pieces.iter().map(|piece| filter.pass(piece, false)).collect();
         text.push_str(&filter.rest(false));
         text
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn what_is_spelled_out_is_dim() {
-        let mut filter = Filter::new();
+        let mut filter = HiddenCharFilter::new();
         assert_eq!(filter.pass(b"a\x1b\x07b", true), "a\x1b[2m\\x1b\\x07\x1b[22mb");
     }
 

@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use proto::v1::NodeState;
 
-use super::progress::{Node, View};
+use super::progress::{FlowProgress, NodeProgress};
 use super::terminal::drawable;
 use super::time;
 
 /// One line of the picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct TreeLine {
     /// Branches of the tree.
     pub indent: String,
     /// Where the node stands; absent in lines about several nodes.
@@ -22,7 +22,7 @@ pub struct Line {
 
 /// At most `height` lines of at most `width` characters.
 #[must_use]
-pub fn lines(view: &View, now: Instant, height: usize, width: usize) -> Vec<Line> {
+pub fn lines(view: &FlowProgress, now: Instant, height: usize, width: usize) -> Vec<TreeLine> {
     let nodes = view.nodes();
     let mut lines = if nodes.len() <= height { branches(nodes) } else { most_important(nodes, height) };
     let name_width = lines
@@ -32,7 +32,7 @@ pub fn lines(view: &View, now: Instant, height: usize, width: usize) -> Vec<Line
         .unwrap_or_default()
         .min(width / 2);
     let hidden = nodes.len() - lines.len();
-    let mut picture: Vec<Line> = lines
+    let mut picture: Vec<TreeLine> = lines
         .drain(..)
         .map(|(indent, node)| {
             let used = indent.chars().count();
@@ -40,16 +40,16 @@ pub fn lines(view: &View, now: Instant, height: usize, width: usize) -> Vec<Line
             let text = format!("{:padding$}  {}", node.name, description(node, now, view.context()));
             // The symbol and a space stand between indent and text.
             let text = cut(&drawable(&text), width.saturating_sub(used + 2));
-            Line { indent, state: Some(node.state), text }
+            TreeLine { indent, state: Some(node.state), text }
         })
         .collect();
     if hidden > 0 {
-        picture.push(Line { indent: String::new(), state: None, text: format!("… and {hidden} more") });
+        picture.push(TreeLine { indent: String::new(), state: None, text: format!("… and {hidden} more") });
     }
     picture
 }
 
-fn description(node: &Node, now: Instant, context: u32) -> String {
+fn description(node: &NodeProgress, now: Instant, context: u32) -> String {
     if let Some(explanation) = node.explanation(now, context) {
         return explanation;
     }
@@ -62,7 +62,7 @@ fn description(node: &Node, now: Instant, context: u32) -> String {
 }
 
 /// Each node below the last of those that it depends on.
-fn branches(nodes: &BTreeMap<u32, Node>) -> Vec<(String, &Node)> {
+fn branches(nodes: &BTreeMap<u32, NodeProgress>) -> Vec<(String, &NodeProgress)> {
     let mut children: BTreeMap<Option<u32>, Vec<u32>> = BTreeMap::new();
     for (job_id, node) in nodes {
         let parent = node.depends.iter().filter(|id| nodes.contains_key(id)).max().copied();
@@ -87,7 +87,7 @@ fn branches(nodes: &BTreeMap<u32, Node>) -> Vec<(String, &Node)> {
 }
 
 /// What runs, then what failed, then what comes next; one line is kept free for the rest.
-fn most_important(nodes: &BTreeMap<u32, Node>, height: usize) -> Vec<(String, &Node)> {
+fn most_important(nodes: &BTreeMap<u32, NodeProgress>, height: usize) -> Vec<(String, &NodeProgress)> {
     let room = height.saturating_sub(1);
     let order = [
         NodeState::Running,
@@ -118,8 +118,8 @@ mod tests {
     use proto::v1;
     use proto::v1::watch_flow_response::Event;
 
-    fn view(nodes: &[(&str, &[u32], NodeState)]) -> View {
-        let mut view = View::default();
+    fn view(nodes: &[(&str, &[u32], NodeState)]) -> FlowProgress {
+        let mut view = FlowProgress::default();
         for (job_id, (name, depends, state)) in (1..).zip(nodes) {
             let node = v1::FlowNode {
                 job_id,

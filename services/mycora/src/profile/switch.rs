@@ -12,7 +12,7 @@ const KEY: &str = "signing_key";
 /// What has to be written into a profile by hand.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{}: write `{wanted}`; {why}", path.display(), line.map(|line| format!(", line {line}")).unwrap_or_default())]
-pub struct ByHand {
+pub struct ManualProfileEdit {
     path: PathBuf,
     /// From 1 on; absent when no line was found that could be changed.
     line: Option<usize>,
@@ -24,9 +24,10 @@ pub struct ByHand {
 ///
 /// # Errors
 /// What has to be written there instead, and why it was not.
-pub fn switch_signing_key(path: &Path, name: Option<&str>, key: &Path) -> Result<(), ByHand> {
+pub fn switch_signing_key(path: &Path, name: Option<&str>, key: &Path) -> Result<(), ManualProfileEdit> {
     let wanted = format!("{KEY} = {}", quoted(&as_seen_from(path, key)));
-    let by_hand = |line, why: String| ByHand { path: path.to_owned(), line, wanted: wanted.clone(), why };
+    let by_hand =
+        |line, why: String| ManualProfileEdit { path: path.to_owned(), line, wanted: wanted.clone(), why };
     let text = std::fs::read_to_string(path)
         .map_err(|error| by_hand(None, format!("it cannot be read: {error}")))?;
     if let Some(name) = name.filter(|name| has_its_own(&text, name)) {

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use identity::IssuedFiles;
 use model::Isolation;
-use sandbox::Standing;
+use sandbox::IsolationSupport;
 use serde::Serialize;
 
 use super::directory::DataDir;
 use super::disk::SharedDisk;
-use super::store::Store;
+use super::redis_backend::RedisBackend;
 use crate::profile::Profile;
 
 /// What one has to know to use an all-in-one.
@@ -62,18 +62,18 @@ pub struct Banner {
 impl Banner {
     pub(super) fn new(
         dir: &DataDir,
-        redis: &Store,
+        redis: &RedisBackend,
         profile: &Profile,
         admin: &IssuedFiles,
         port: u16,
-        standing: Option<&Standing>,
+        standing: Option<&IsolationSupport>,
     ) -> Self {
         Self {
             address: profile.address.clone().unwrap_or_default(),
             data: dir.path().to_owned(),
             isolation: standing.map(|standing| standing.level),
-            missing: standing.map(Standing::gaps).unwrap_or_default(),
-            name_servers: standing.and_then(Standing::unreached_name_servers),
+            missing: standing.map(IsolationSupport::gaps).unwrap_or_default(),
+            name_servers: standing.and_then(IsolationSupport::unreached_name_servers),
             disk: Vec::new(),
             config: dir.join("client.toml"),
             ca: profile.ca.clone().unwrap_or_default(),

@@ -1,7 +1,7 @@
 //! Servers that are private children of an all-in-one: started on the data directory, found again after a `kill -9`, and
 //! started again when they end by themselves.
 
-mod keeper;
+mod restart_loop;
 
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -13,10 +13,10 @@ use model::id::Uid;
 use tokio::process::{Child, Command};
 use zeroize::Zeroizing;
 
-pub(super) use self::keeper::Kept;
+pub(super) use self::restart_loop::ChildHandle;
 use super::directory::DataDir;
 use super::process::ProcessRecord;
-use super::{Notice, UpError};
+use super::{UpError, UpReporter};
 
 /// How long one may say nothing while it starts. One that reads its data says so, and may take as long as it needs.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -28,7 +28,7 @@ const LAST_BYTES: u64 = 4096;
 
 /// Names of a private server: the program's, and those of its files within the data directory.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Names {
+pub(super) struct ChildNames {
     /// The program.
     pub(super) program: &'static str,
     /// Where its process is recorded.
@@ -41,7 +41,7 @@ pub(super) struct Names {
 
 /// State of a server that is starting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(super) enum ChildStartState {
     /// It answers.
     Ready,
     /// It says that it reads its data.
@@ -51,9 +51,9 @@ pub(super) enum Progress {
 }
 
 /// A server that is started as often as it has to be.
-pub(super) trait Server: Send + Sync + 'static {
+pub(super) trait ChildServer: Send + Sync + 'static {
     /// What it is called.
-    const NAMES: Names;
+    const NAMES: ChildNames;
 
     /// Where its files are.
     fn dir(&self) -> &DataDir;
@@ -70,15 +70,15 @@ pub(super) trait Server: Send + Sync + 'static {
     }
 
     /// Looks how far it has come.
-    fn progress(&self) -> impl Future<Output = Progress> + Send;
+    fn progress(&self) -> impl Future<Output = ChildStartState> + Send;
 }
 
 /// Starts a server on what its directory holds, and returns when it answers. Dropped before, it is killed.
 ///
 /// # Errors
 /// When it cannot be started, or ends before it answers.
-pub(super) async fn start<S: Server>(server: &S) -> Result<Child, UpError> {
-    let Names { program, record, .. } = S::NAMES;
+pub(super) async fn start<S: ChildServer>(server: &S) -> Result<Child, UpError> {
+    let ChildNames { program, record, .. } = S::NAMES;
     let mut child = server.spawn()?;
     let pid = child.id().unwrap_or_default();
     let process = ProcessRecord::of(pid).map_err(|source| UpError::ChildStart { program, source })?;
@@ -88,7 +88,7 @@ pub(super) async fn start<S: Server>(server: &S) -> Result<Child, UpError> {
     Ok(child)
 }
 
-async fn wait_until_ready<S: Server>(server: &S, child: &mut Child) -> Result<(), UpError> {
+async fn wait_until_ready<S: ChildServer>(server: &S, child: &mut Child) -> Result<(), UpError> {
     let program = S::NAMES.program;
     let log = server.dir().join(S::NAMES.log);
     let mut deadline = Instant::now() + START_TIMEOUT;
@@ -98,9 +98,9 @@ async fn wait_until_ready<S: Server>(server: &S, child: &mut Child) -> Result<()
             return Err(UpError::ChildEarlyEnd { program, status: status.to_string(), last, log });
         }
         match server.progress().await {
-            Progress::Ready => return Ok(()),
-            Progress::Reading => deadline = Instant::now() + START_TIMEOUT,
-            Progress::Silent => {}
+            ChildStartState::Ready => return Ok(()),
+            ChildStartState::Reading => deadline = Instant::now() + START_TIMEOUT,
+            ChildStartState::Silent => {}
         }
         if Instant::now() > deadline {
             return Err(UpError::ChildSlow { program, secs: START_TIMEOUT.as_secs(), log });
@@ -113,7 +113,7 @@ async fn wait_until_ready<S: Server>(server: &S, child: &mut Child) -> Result<()
 ///
 /// # Errors
 /// When it cannot be signalled.
-async fn end<S: Server>(server: &S, mut child: Child) -> io::Result<()> {
+async fn end<S: ChildServer>(server: &S, mut child: Child) -> io::Result<()> {
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
@@ -126,7 +126,7 @@ async fn end<S: Server>(server: &S, mut child: Child) -> io::Result<()> {
 }
 
 /// Removes the record of a server's process.
-fn forget<S: Server>(server: &S) {
+fn forget<S: ChildServer>(server: &S) {
     // A record that stays is recognised as stale by the next start.
     let _ = std::fs::remove_file(server.dir().join(S::NAMES.record));
 }
@@ -135,13 +135,17 @@ fn forget<S: Server>(server: &S) {
 ///
 /// # Errors
 /// When it cannot be ended.
-pub(super) async fn stop_orphan(dir: &DataDir, names: Names, notice: &Notice) -> Result<(), UpError> {
-    let Names { program, record, .. } = names;
+pub(super) async fn stop_orphan(
+    dir: &DataDir,
+    names: ChildNames,
+    notice: &UpReporter,
+) -> Result<(), UpError> {
+    let ChildNames { program, record, .. } = names;
     let Ok(text) = std::fs::read_to_string(dir.join(record)) else { return Ok(()) };
     let Some(orphan) = text.trim().parse::<ProcessRecord>().ok().filter(ProcessRecord::is_alive) else {
         return Ok(());
     };
-    notice.say(&format!("stopping {program} {} of an earlier start that was killed", orphan.pid));
+    notice.print(&format!("stopping {program} {} of an earlier start that was killed", orphan.pid));
     orphan.end(STOP_TIMEOUT).await.map_err(|source| UpError::ChildStart { program, source })
 }
 

@@ -17,7 +17,7 @@ const OWNER: &str = "up.pid";
 
 /// Who has a data directory.
 #[derive(Debug)]
-pub(crate) enum Owner {
+pub(crate) enum DataDirOwner {
     /// Nobody.
     None,
     /// This process.
@@ -31,19 +31,19 @@ pub(crate) enum Owner {
 ///
 /// # Errors
 /// When there is no such directory, none was started on it, or it cannot be looked at.
-pub(crate) fn owner(path: &Path) -> Result<Owner, UpError> {
+pub(crate) fn owner(path: &Path) -> Result<DataDirOwner, UpError> {
     let lock_path = path.join(LOCK);
     let lock = OpenOptions::new().read(true).write(true).open(&lock_path);
     let lock = lock.map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => UpError::NoDirectory { path: path.to_owned() },
         _ => UpError::Directory { path: lock_path.clone(), source },
     })?;
-    match service::Lock::try_take(lock) {
-        Ok(Ok(_free)) => Ok(Owner::None),
+    match service::FileLock::try_take(lock) {
+        Ok(Ok(_free)) => Ok(DataDirOwner::None),
         Ok(Err(_held)) => {
             let record = std::fs::read_to_string(path.join(OWNER)).ok();
             let record = record.and_then(|text| text.trim().parse::<ProcessRecord>().ok());
-            Ok(record.filter(ProcessRecord::is_alive).map_or(Owner::Unknown, Owner::Process))
+            Ok(record.filter(ProcessRecord::is_alive).map_or(DataDirOwner::Unknown, DataDirOwner::Process))
         }
         Err(source) => Err(UpError::Directory { path: lock_path, source }),
     }
@@ -54,7 +54,7 @@ pub(crate) fn owner(path: &Path) -> Result<Owner, UpError> {
 pub(super) struct DataDir {
     path: PathBuf,
     /// Held as long as the directory is in use; the kernel releases it with the process.
-    _lock: service::Lock,
+    _lock: service::FileLock,
 }
 
 impl DataDir {
@@ -77,7 +77,7 @@ impl DataDir {
             .mode(0o600)
             .open(&lock_path)
             .map_err(|source| UpError::Directory { path: lock_path, source })?;
-        match service::Lock::take(lock) {
+        match service::FileLock::take(lock) {
             Ok(lock) => Ok(Self { path, _lock: lock }),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(UpError::DirectoryInUse { path }),
             Err(source) => Err(UpError::Directory { path, source }),
@@ -88,7 +88,7 @@ impl DataDir {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub(super) fn sign(&self) -> Result<(), UpError> {
+    pub(super) fn record_owner(&self) -> Result<(), UpError> {
         let own = ProcessRecord::of(std::process::id());
         let own = own.map_err(|source| UpError::Directory { path: self.join(OWNER), source })?;
         self.write_secret(OWNER, &own.to_string())
@@ -124,7 +124,11 @@ impl DataDir {
     ///
     /// # Errors
     /// When it cannot be read or written.
-    pub(super) fn once(&self, name: &str, make: impl FnOnce() -> String) -> Result<String, UpError> {
+    pub(super) fn read_or_create(
+        &self,
+        name: &str,
+        make: impl FnOnce() -> String,
+    ) -> Result<String, UpError> {
         let path = self.join(name);
         exposure::check_secret(&path).map_err(UpError::Exposed)?;
         match std::fs::read_to_string(&path) {
@@ -211,18 +215,21 @@ mod tests {
         assert!(matches!(owner(&path), Err(UpError::NoDirectory { .. })));
         let first = DataDir::open(&path).expect("it is free");
         assert!(matches!(DataDir::open(&path), Err(UpError::DirectoryInUse { .. })));
-        assert_eq!(first.once("key", || "x".into()).expect("it is made"), "x");
+        assert_eq!(first.read_or_create("key", || "x".into()).expect("it is made"), "x");
         // Whoever has it is known once it has signed, and nobody else is taken for it.
-        assert!(matches!(owner(&path), Ok(Owner::Unknown)));
-        first.sign().expect("written");
+        assert!(matches!(owner(&path), Ok(DataDirOwner::Unknown)));
+        first.record_owner().expect("written");
         let signed = owner(&path).expect("it is looked at");
-        assert!(matches!(&signed, Owner::Process(record) if record.pid == std::process::id()), "{signed:?}");
+        assert!(
+            matches!(&signed, DataDirOwner::Process(record) if record.pid == std::process::id()),
+            "{signed:?}"
+        );
         let another = std::fs::read_to_string(path.join(OWNER)).expect("there").replace(' ', " 1");
         std::fs::write(path.join(OWNER), another).expect("written");
-        assert!(matches!(owner(&path), Ok(Owner::Unknown)), "a later process with its number");
+        assert!(matches!(owner(&path), Ok(DataDirOwner::Unknown)), "a later process with its number");
         drop(first);
-        assert!(matches!(owner(&path), Ok(Owner::None)));
+        assert!(matches!(owner(&path), Ok(DataDirOwner::None)));
         let second = DataDir::open(&path).expect("it is free again");
-        assert_eq!(second.once("key", || "y".into()).expect("it is kept"), "x");
+        assert_eq!(second.read_or_create("key", || "y".into()).expect("it is kept"), "x");
     }
 }

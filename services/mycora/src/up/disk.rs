@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use sandbox::room::{Floors, Space};
+use sandbox::disk_space::{DiskFloors, FileSystemSpace};
 
 /// Scripts and Redis on one file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,8 +21,8 @@ impl SharedDisk {
     pub(crate) fn of(scripts: &Path, redis: &Path, floor: Option<u64>) -> Option<Self> {
         let device = |path: &Path| std::fs::metadata(path).ok().map(|found| found.dev());
         let is_shared = device(scripts).is_some() && device(scripts) == device(redis);
-        let space = Space::of(scripts).ok().filter(|_| is_shared)?;
-        let floor = Floors::new(scripts.to_owned(), floor).bytes(space);
+        let space = FileSystemSpace::of(scripts).ok().filter(|_| is_shared)?;
+        let floor = DiskFloors::new(scripts.to_owned(), floor).bytes(space);
         Some(Self { scripts: scripts.into(), redis: redis.into(), bytes_free: space.bytes_free, floor })
     }
 

@@ -32,7 +32,7 @@ pub enum UpError {
     },
     /// Others can read a secret in the directory, or change what is relied upon.
     #[error("the data directory cannot be used")]
-    Exposed(#[source] identity::Exposed),
+    Exposed(#[source] identity::FileExposure),
     /// A port is taken.
     #[error("port {} of {} cannot be used; choose another with --port or --listen", address.port(), address.ip())]
     Port {
@@ -187,7 +187,7 @@ pub enum UpError {
     Bootstrap(#[from] crate::bootstrap::BootstrapError),
     /// What is said to supervisors cannot be signed.
     #[error("the keys that sign what is said to supervisors cannot be used")]
-    Signing(#[source] envelope::FilesError),
+    Signing(#[source] envelope::SigningFilesError),
     /// The profile cannot be written.
     #[error("the client profile cannot be written")]
     Profile(#[source] crate::profile::ProfileError),

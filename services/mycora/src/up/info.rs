@@ -1,16 +1,16 @@
 //! What `/info` tells of an all-in-one.
 
 use rpc::CallRate;
-use service::Limits;
-use storage::Quotas;
+use service::ServiceLimits;
+use storage::StorageQuotas;
 
-use super::Options;
+use super::UpOptions;
 
 /// The limits of all its services, with those that its flags set.
-pub(super) fn limits(options: &Options) -> Limits {
+pub(super) fn limits(options: &UpOptions) -> ServiceLimits {
     let CallRate { per_sec, burst } = options.actor_calls;
-    let mut limits: Limits = model::limits::TABLE.into_iter().chain(rpc::LIMITS).collect();
-    limits.extend(Quotas::with(&options.limits).named());
+    let mut limits: ServiceLimits = model::limits::TABLE.into_iter().chain(rpc::LIMITS).collect();
+    limits.extend(StorageQuotas::with(&options.limits).named());
     limits.extend([
         ("actor_calls_per_sec", per_sec),
         ("actor_calls_burst", burst),

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use broker::{JetStreamOptions, Login, Tls};
+use broker::{JetStreamLogin, JetStreamOptions, JetStreamTls};
 use identity::IssuedFiles;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -21,9 +21,9 @@ use tokio::process::Child;
 use zeroize::Zeroizing;
 
 pub use self::program::NatsProgram;
-use super::child::{self, Kept, Names, Progress, secret};
+use super::child::{self, ChildHandle, ChildNames, ChildStartState, secret};
 use super::directory::DataDir;
-use super::{Notice, UpError};
+use super::{UpError, UpReporter};
 
 /// Where it keeps its streams, its configuration and its log.
 pub(super) const FILES: &str = "nats";
@@ -35,7 +35,7 @@ const URL: &str = "nats.url";
 /// Who may come in, and where the password is.
 const USER: &str = "nats.user";
 const PASSWORD: &str = "nats.password";
-const NAMES: Names = Names {
+const NAMES: ChildNames = ChildNames {
     program: "nats-server",
     record: "nats.pid",
     log: LOG,
@@ -69,8 +69,8 @@ impl NatsAccess {
     /// Options of a connection of this name.
     #[must_use]
     pub fn options(&self, name: &str) -> JetStreamOptions {
-        let login = Login::Password { user: self.user.clone(), password: self.password.to_string() };
-        let tls = Tls { ca: Some(self.ca.clone()), identity: None };
+        let login = JetStreamLogin::Password { user: self.user.clone(), password: self.password.to_string() };
+        let tls = JetStreamTls { ca: Some(self.ca.clone()), identity: None };
         let url = JetStreamOptions::new(&self.url);
         JetStreamOptions { login: Some(login), tls: Some(tls), name: name.to_owned(), ..url }
     }
@@ -80,7 +80,7 @@ impl NatsAccess {
 #[derive(Debug)]
 pub(super) struct PrivateNats {
     access: NatsAccess,
-    kept: Kept,
+    kept: ChildHandle,
 }
 
 impl PrivateNats {
@@ -92,7 +92,7 @@ impl PrivateNats {
         dir: &Arc<DataDir>,
         program: &NatsProgram,
         shown: &IssuedFiles,
-        notice: &Notice,
+        notice: &UpReporter,
     ) -> Result<Self, UpError> {
         child::stop_orphan(dir, NAMES, notice).await?;
         dir.private(FILES)?;
@@ -103,7 +103,7 @@ impl PrivateNats {
         loop {
             let port = free_port().await.map_err(UpError::Address)?;
             dir.write_secret(CONFIGURATION, &configuration(dir, program, port, (&user, &password), shown))?;
-            let server = Server { dir: Arc::clone(dir), program: program.clone(), port };
+            let server = NatsChild { dir: Arc::clone(dir), program: program.clone(), port };
             let child = match child::start(&server).await {
                 Ok(child) => child,
                 Err(UpError::ChildEarlyEnd { last, .. }) if is_taken(&last) && tries < PORTS_MAX => {
@@ -114,7 +114,7 @@ impl PrivateNats {
             };
             let url = format!("nats://{}", server.address());
             dir.write_secret(URL, &url)?;
-            let kept = Kept::keep(server, child, *notice, std::future::pending());
+            let kept = ChildHandle::keep(server, child, *notice, std::future::pending());
             return Ok(Self { access: NatsAccess { url, user, password, ca: shown.ca.clone() }, kept });
         }
     }
@@ -137,8 +137,8 @@ impl PrivateNats {
     }
 
     /// Returns when it has ended by itself and cannot be started again. Cancel safe.
-    pub(super) async fn lost(&mut self) -> UpError {
-        self.kept.lost().await
+    pub(super) async fn wait_until_lost(&mut self) -> UpError {
+        self.kept.wait_until_lost().await
     }
 
     /// Lets it write what it has and end.
@@ -152,13 +152,13 @@ impl PrivateNats {
 
 /// What a server is started from, as often as it has to be.
 #[derive(Debug)]
-struct Server {
+struct NatsChild {
     dir: Arc<DataDir>,
     program: NatsProgram,
     port: u16,
 }
 
-impl Server {
+impl NatsChild {
     fn address(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
     }
@@ -172,8 +172,8 @@ impl Server {
     }
 }
 
-impl child::Server for Server {
-    const NAMES: Names = NAMES;
+impl child::ChildServer for NatsChild {
+    const NAMES: ChildNames = NAMES;
 
     fn dir(&self) -> &DataDir {
         &self.dir
@@ -185,10 +185,10 @@ impl child::Server for Server {
         command.spawn().map_err(|source| UpError::ChildStart { program: NAMES.program, source })
     }
 
-    async fn progress(&self) -> Progress {
+    async fn progress(&self) -> ChildStartState {
         match tokio::time::timeout(LOOK_TIMEOUT, self.greets()).await {
-            Ok(Ok(true)) => Progress::Ready,
-            _ => Progress::Silent,
+            Ok(Ok(true)) => ChildStartState::Ready,
+            _ => ChildStartState::Silent,
         }
     }
 }

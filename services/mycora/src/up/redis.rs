@@ -12,16 +12,16 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 
-use kv::{Durability, Endpoint};
+use kv::{Durability, KvEndpoint};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Child;
 use zeroize::Zeroizing;
 
 use self::disk_writer::DiskWriter;
-use super::child::{self, Kept, Names, Progress, secret};
+use super::child::{self, ChildHandle, ChildNames, ChildStartState, secret};
 use super::directory::DataDir;
 use super::disk::SharedDisk;
-use super::{Notice, UpError};
+use super::{UpError, UpReporter};
 
 /// Databases of the server: contexts 1 to 4094, and the last one for the supervisor.
 pub(super) const DATABASES: u32 = 4096;
@@ -34,7 +34,7 @@ const LOG: &str = "redis/redis.log";
 const APPENDED: &str = "appendonlydir";
 const SOCKET: &str = "redis.sock";
 const PASSWORD: &str = "redis.password";
-const NAMES: Names = Names {
+const NAMES: ChildNames = ChildNames {
     program: "redis-server",
     record: "redis.pid",
     log: LOG,
@@ -56,7 +56,7 @@ pub(super) struct PrivateRedis {
     socket: PathBuf,
     password: Zeroizing<String>,
     runner_password: Zeroizing<String>,
-    kept: Kept,
+    kept: ChildHandle,
 }
 
 impl PrivateRedis {
@@ -68,7 +68,7 @@ impl PrivateRedis {
         dir: &Arc<DataDir>,
         durability: Durability,
         memory: u64,
-        notice: &Notice,
+        notice: &UpReporter,
     ) -> Result<Self, UpError> {
         let socket = dir.join(SOCKET);
         if socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
@@ -80,7 +80,7 @@ impl PrivateRedis {
         dir.write_secret(PASSWORD, &password)?;
         let configuration = configuration(dir, durability, memory, &password, &runner_password);
         let endpoint = endpoint(&socket, &password);
-        let server = Server { dir: Arc::clone(dir), configuration, endpoint };
+        let server = RedisChild { dir: Arc::clone(dir), configuration, endpoint };
         let child = child::start(&server).await?;
         let writes =
             (durability == Durability::Fast).then(|| DiskWriter::new(dir.join(FILES).join(APPENDED)));
@@ -91,26 +91,26 @@ impl PrivateRedis {
             }
             io::Error::other("what brings its data to the disk has ended")
         };
-        let kept = Kept::keep(server, child, *notice, writing);
+        let kept = ChildHandle::keep(server, child, *notice, writing);
         Ok(Self { socket, password, runner_password, kept })
     }
 
     /// For the coordinator: every database, every command.
     #[must_use]
-    pub(super) fn endpoint(&self) -> Endpoint {
+    pub(super) fn endpoint(&self) -> KvEndpoint {
         endpoint(&self.socket, &self.password)
     }
 
     /// For the supervisor: its own database.
     #[must_use]
-    pub(super) fn supervisor_endpoint(&self) -> Endpoint {
+    pub(super) fn supervisor_endpoint(&self) -> KvEndpoint {
         self.endpoint().with_database(SUPERVISOR_DATABASE)
     }
 
     /// For the runner pool: the supervisor's database, as a user that can work on queues only.
     #[must_use]
-    pub(super) fn runner_endpoint(&self) -> Endpoint {
-        Endpoint::unix(&self.socket)
+    pub(super) fn runner_endpoint(&self) -> KvEndpoint {
+        KvEndpoint::unix(&self.socket)
             .with_credentials(Some("runner".into()), self.runner_password.as_str())
             .with_database(SUPERVISOR_DATABASE)
     }
@@ -137,7 +137,7 @@ impl PrivateRedis {
     }
 
     /// What keeps it running.
-    pub(super) const fn kept(&mut self) -> &mut Kept {
+    pub(super) const fn kept(&mut self) -> &mut ChildHandle {
         &mut self.kept
     }
 
@@ -158,14 +158,14 @@ impl PrivateRedis {
 
 /// What a server is started from, as often as it has to be.
 #[derive(Debug)]
-struct Server {
+struct RedisChild {
     dir: Arc<DataDir>,
     configuration: Zeroizing<String>,
-    endpoint: Endpoint,
+    endpoint: KvEndpoint,
 }
 
-impl child::Server for Server {
-    const NAMES: Names = NAMES;
+impl child::ChildServer for RedisChild {
+    const NAMES: ChildNames = NAMES;
 
     fn dir(&self) -> &DataDir {
         &self.dir
@@ -186,22 +186,24 @@ impl child::Server for Server {
         }
     }
 
-    async fn progress(&self) -> Progress {
+    async fn progress(&self) -> ChildStartState {
         // The socket is there before the data is read; only an answer says that it was.
         if !self.dir.join(SOCKET).exists() {
-            return Progress::Silent;
+            return ChildStartState::Silent;
         }
         match kv::Kv::new(self.endpoint.clone()).database(0).ping().await {
             // A full disk does not hinder it from answering what is asked.
-            Ok(()) | Err(kv::Error::DiskFull(_)) => Progress::Ready,
-            Err(kv::Error::Unreachable { reason, .. }) if reason.contains("LOADING") => Progress::Reading,
-            Err(_) => Progress::Silent,
+            Ok(()) | Err(kv::Error::DiskFull(_)) => ChildStartState::Ready,
+            Err(kv::Error::Unreachable { reason, .. }) if reason.contains("LOADING") => {
+                ChildStartState::Reading
+            }
+            Err(_) => ChildStartState::Silent,
         }
     }
 }
 
-fn endpoint(socket: &Path, password: &Zeroizing<String>) -> Endpoint {
-    Endpoint::unix(socket).with_credentials(None, password.as_str())
+fn endpoint(socket: &Path, password: &Zeroizing<String>) -> KvEndpoint {
+    KvEndpoint::unix(socket).with_credentials(None, password.as_str())
 }
 
 /// Makes the directory of its data, and takes over what earlier versions kept beside it.

@@ -7,13 +7,13 @@ use broker::JetStreamOptions;
 use identity::IssuedFiles;
 use saga::manifests::{BadManifests, Manifests};
 use saga::nats_login::NatsLogin;
-use saga::seeing::Seeing;
-use saga::tenants::Tenants;
+use saga::tenants::TenantRegistry;
+use saga::visibility::SagaVisibility;
 use workflow::catalog::Catalog;
 
 use super::directory::DataDir;
 use super::nats::{NatsAccess, NatsProgram, PrivateNats};
-use super::{Notice, UpError};
+use super::{UpError, UpReporter};
 
 /// Where its rows are, within the data directory.
 pub(super) const FILES: &str = "saga";
@@ -36,7 +36,7 @@ pub struct SagaOptions {
     /// The broker.
     pub nats: NatsOptions,
     /// Share of the work of sagas that operators are shown.
-    pub seeing: Seeing,
+    pub seeing: SagaVisibility,
 }
 
 /// The broker of sagas.
@@ -66,7 +66,7 @@ impl SagaOptions {
             secrets: Some(secrets.to_owned()),
             gateway: None,
             nats: NatsOptions::Private { program: None },
-            seeing: Seeing::default(),
+            seeing: SagaVisibility::default(),
         }
     }
 
@@ -88,7 +88,7 @@ impl SagaOptions {
     ///
     /// # Errors
     /// When the file cannot be read, or does not say it.
-    pub(super) fn tenants(&self) -> Result<Tenants, UpError> {
+    pub(super) fn tenants(&self) -> Result<TenantRegistry, UpError> {
         let wrong = |why: String| UpError::SagaSettings(why);
         let (name, text) = match &self.tenants {
             Some(file) => {
@@ -98,7 +98,7 @@ impl SagaOptions {
             }
             None => ("--tenants".to_owned(), "\"1\": { context: 1 }\n".to_owned()),
         };
-        Tenants::read(&name, &text).map_err(|problems| wrong(problems.to_string()))
+        TenantRegistry::read(&name, &text).map_err(|problems| wrong(problems.to_string()))
     }
 
     /// A tenant, or what stands for one where the operator's file says which there are.
@@ -132,14 +132,14 @@ impl NatsPlan {
 }
 
 /// The NATS server of sagas: a child, or one that the operator names.
-pub(super) enum Nats {
+pub(super) enum NatsBackend {
     /// The private child.
     Private(PrivateNats),
     /// A server that somebody else looks after.
     Named(JetStreamOptions),
 }
 
-impl Nats {
+impl NatsBackend {
     /// Starts the child, if it is to be one, which shows this certificate.
     ///
     /// # Errors
@@ -148,7 +148,7 @@ impl Nats {
         dir: &Arc<DataDir>,
         plan: NatsPlan,
         shown: &IssuedFiles,
-        notice: &Notice,
+        notice: &UpReporter,
     ) -> Result<Self, UpError> {
         match plan {
             NatsPlan::Private(program) => {
@@ -187,9 +187,9 @@ impl Nats {
 
     /// Returns when the child has ended by itself and cannot be started again. One that somebody else looks after is waited for,
     /// however long it is away. Cancel safe.
-    pub(super) async fn lost(&mut self) -> UpError {
+    pub(super) async fn wait_until_lost(&mut self) -> UpError {
         match self {
-            Self::Private(nats) => nats.lost().await,
+            Self::Private(nats) => nats.wait_until_lost().await,
             Self::Named(_) => std::future::pending().await,
         }
     }

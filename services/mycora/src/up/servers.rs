@@ -5,32 +5,32 @@ use std::sync::Arc;
 use identity::IssuedFiles;
 
 use super::directory::DataDir;
-use super::saga::{Nats, NatsPlan};
-use super::store::Store;
-use super::{Notice, Options, UpError};
+use super::redis_backend::RedisBackend;
+use super::saga::{NatsBackend, NatsPlan};
+use super::{UpError, UpOptions, UpReporter};
 
 /// What runs below the services.
-pub(super) struct Servers {
-    pub(super) redis: Store,
+pub(super) struct BackingServers {
+    pub(super) redis: RedisBackend,
     /// None where no sagas are run.
-    pub(super) nats: Option<Nats>,
+    pub(super) nats: Option<NatsBackend>,
 }
 
-impl Servers {
+impl BackingServers {
     /// Starts those that are children; none is left when one does not start. NATS shows this certificate.
     ///
     /// # Errors
     /// What is in the way.
     pub(super) async fn start(
         dir: &Arc<DataDir>,
-        options: &Options,
+        options: &UpOptions,
         nats: Option<NatsPlan>,
         shown: &IssuedFiles,
-        notice: &Notice,
+        notice: &UpReporter,
     ) -> Result<Self, UpError> {
-        let redis = Store::start(dir, options, notice).await?;
+        let redis = RedisBackend::start(dir, options, notice).await?;
         let Some(plan) = nats else { return Ok(Self { redis, nats: None }) };
-        match Nats::start(dir, plan, shown, notice).await {
+        match NatsBackend::start(dir, plan, shown, notice).await {
             Ok(nats) => Ok(Self { redis, nats: Some(nats) }),
             Err(error) => {
                 redis.stop().await?;
@@ -40,15 +40,15 @@ impl Servers {
     }
 
     /// Returns when one of them has ended by itself and cannot be started again. Cancel safe.
-    pub(super) async fn lost(&mut self) -> UpError {
+    pub(super) async fn wait_until_lost(&mut self) -> UpError {
         let nats = async {
             match &mut self.nats {
-                Some(nats) => nats.lost().await,
+                Some(nats) => nats.wait_until_lost().await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
-            error = self.redis.lost() => error,
+            error = self.redis.wait_until_lost() => error,
             error = nats => error,
         }
     }

@@ -10,14 +10,17 @@ use std::time::Duration;
 use identity::{Identity, ServiceName, TrustDomain};
 use kv::Kv;
 use model::Timestamp;
-use model::dialing::AddressRules;
+use model::address_rules::AddressRules;
 use mycelium::{Bus, JoinedBus, MemoryNetwork, PublicKey};
 use mycelium_gateway::dial;
 use prometheus::Registry;
 use rpc::{Channel, LocalServer, MethodPolicy, Mount, MountBuilder, Server};
-use sandbox::Standing;
-use service::{CertificateMetrics, Info, Limits, Notices, Ops, OpsAccess, OpsListener, Readiness};
-use storage::Quotas;
+use sandbox::IsolationSupport;
+use service::{
+    CertificateMetrics, OperatorNotices, Ops, OpsAccess, OpsListener, Readiness, ServiceDescription,
+    ServiceLimits,
+};
+use storage::StorageQuotas;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -26,9 +29,9 @@ use self::machine::{end_scripts, runner_addresses};
 use super::certificates::Certificates;
 use super::directory::DataDir;
 use super::info::limits;
-use super::saga::Nats;
-use super::store::Store;
-use super::{Listeners, Options, UpError, WORK_DIR};
+use super::redis_backend::RedisBackend;
+use super::saga::NatsBackend;
+use super::{SuiteListeners, UpError, UpOptions, WORK_DIR};
 use crate::bootstrap::{self, ACTOR};
 
 /// How long the services may take to become ready.
@@ -52,12 +55,12 @@ const GATEWAY_NODE: &str = "gateway.node";
 const SUPERVISOR_NODE: &str = "supervisor.node";
 
 /// What a suite is made from.
-pub(super) struct Parts<'a> {
+pub(super) struct SuiteParts<'a> {
     pub(super) dir: &'a DataDir,
-    pub(super) redis: &'a Store,
-    pub(super) nats: Option<&'a Nats>,
+    pub(super) redis: &'a RedisBackend,
+    pub(super) nats: Option<&'a NatsBackend>,
     pub(super) certificates: &'a Certificates,
-    pub(super) options: &'a Options,
+    pub(super) options: &'a UpOptions,
     /// Where clients are served.
     pub(super) served: SocketAddr,
 }
@@ -65,9 +68,9 @@ pub(super) struct Parts<'a> {
 /// Everything that runs.
 pub(super) struct Suite {
     tasks: JoinSet<&'static str>,
-    runner: Option<runner::Running>,
+    runner: Option<runner::RunnerHandle>,
     /// What the runners are started with, also anew when their machine was drained.
-    runner_start: Option<(runner::Settings, Kv, u32)>,
+    runner_start: Option<(runner::RunnerSettings, Kv, u32)>,
     /// Ends the services, after the runners have ended.
     stop: CancellationToken,
     /// Ends storage, after everyone who leans on it.
@@ -76,11 +79,11 @@ pub(super) struct Suite {
     /// Ends what comes in from outside, at once.
     serving: CancellationToken,
     readiness: Readiness,
-    notices: Notices,
+    notices: OperatorNotices,
 }
 
 /// Where each service is put once it is built.
-struct Places {
+struct LocalServers {
     storage: LocalServer,
     scheduler: LocalServer,
     registry: LocalServer,
@@ -90,8 +93,8 @@ struct Places {
 impl Suite {
     /// Builds every service, starts it, and returns when all are ready and the port serves.
     pub(super) async fn start(
-        parts: Parts<'_>,
-        listeners: Listeners,
+        parts: SuiteParts<'_>,
+        listeners: SuiteListeners,
         serving: CancellationToken,
     ) -> Result<Self, UpError> {
         let metrics = Registry::new();
@@ -104,11 +107,11 @@ impl Suite {
             storage: None,
             serving,
             readiness: Readiness::new(),
-            notices: Notices::default(),
+            notices: OperatorNotices::default(),
         };
         let started = suite.readiness.condition("start");
         let access = OpsAccess::Token(super::ops_token(parts.dir)?);
-        let Listeners { port: listener, ops, mesh } = listeners;
+        let SuiteListeners { port: listener, ops, mesh } = listeners;
         suite.serve_ops(ops, metrics.clone(), limits(parts.options), access);
         let mount = suite.build(&parts, &metrics).await?;
         mount.bound_actors(parts.options.actor_calls);
@@ -136,13 +139,13 @@ impl Suite {
     }
 
     /// What stands between the scripts of this machine and everything else; nothing where none run.
-    pub(super) fn standing(&self) -> Option<&Standing> {
-        self.runner.as_ref().map(runner::Running::standing)
+    pub(super) fn isolation(&self) -> Option<&IsolationSupport> {
+        self.runner.as_ref().map(runner::RunnerHandle::isolation_support)
     }
 
     /// Waits until a part has ended by itself. Runners that ended since their machine was drained are started
     /// anew: whether they get anything to do is the supervisor's business.
-    pub(super) async fn failed(&mut self) -> UpError {
+    pub(super) async fn wait_until_failed(&mut self) -> UpError {
         loop {
             if let Some(error) = self.part_ended().await {
                 return error;
@@ -186,12 +189,12 @@ impl Suite {
 
     /// Ends the runners first, so that what they report is still taken up, and the services then. Without
     /// Redis nothing can be reported any more: then all of it is cut after a short while.
-    pub(super) async fn drain(mut self, redis: &mut Store, dir: &DataDir) {
+    pub(super) async fn drain(mut self, redis: &mut RedisBackend, dir: &DataDir) {
         self.readiness.close("ending");
         self.serving.cancel();
         if let Some(runner) = self.runner.take() {
             let cut = async {
-                redis.lost().await;
+                redis.wait_until_lost().await;
                 tokio::time::sleep(JOBS_WITHOUT_REDIS).await;
             };
             let drained = tokio::select! {
@@ -219,8 +222,14 @@ impl Suite {
         }
     }
 
-    fn serve_ops(&mut self, listener: TcpListener, metrics: Registry, limits: Limits, access: OpsAccess) {
-        let info = Info { name: "mycora", version: env!("CARGO_PKG_VERSION"), limits };
+    fn serve_ops(
+        &mut self,
+        listener: TcpListener,
+        metrics: Registry,
+        limits: ServiceLimits,
+        access: OpsAccess,
+    ) {
+        let info = ServiceDescription { name: "mycora", version: env!("CARGO_PKG_VERSION"), limits };
         let ops = Ops::new(info, self.readiness.clone(), metrics, access).with_notices(self.notices.clone());
         let listener = OpsListener::Tcp(listener);
         let stop = self.stop.clone();
@@ -241,8 +250,8 @@ impl Suite {
     }
 
     /// Builds every service in the order of who needs whom, and gives what the port offers.
-    async fn build(&mut self, parts: &Parts<'_>, metrics: &Registry) -> Result<Mount, UpError> {
-        let places = Places {
+    async fn build(&mut self, parts: &SuiteParts<'_>, metrics: &Registry) -> Result<Mount, UpError> {
+        let places = LocalServers {
             storage: LocalServer::new("storage"),
             scheduler: LocalServer::new("scheduler"),
             registry: LocalServer::new("runner-registry"),
@@ -265,11 +274,11 @@ impl Suite {
         let mount = Mount::builder(policy.map_err(build_error("the method policy"))?);
         let mount = self.storage(&places, parts, mount).await?;
         let admin = Channel::local(places.storage.handle(), Identity::Admin);
-        bootstrap::actor_and_context(&parts.dir.join(ACTOR_KEY), admin).await?;
+        bootstrap::create_actor_and_context(&parts.dir.join(ACTOR_KEY), admin).await?;
         let mount = self.registry(&places, metrics, mount).await?;
         let mount = self.machine(parts, metrics, &network, mount).await?;
         let actor = Channel::local(places.registry.handle(), Identity::Actor(ACTOR));
-        bootstrap::runners(actor.clone(), &runner_addresses(parts)?).await?;
+        bootstrap::register_runners(actor.clone(), &runner_addresses(parts)?).await?;
         let mount = self.gateway(&places, parts, metrics, &network, mount)?;
         self.runner_seen(actor, parts).await?;
         let mount = self.scheduler(&places, metrics, mount).await?;
@@ -280,13 +289,13 @@ impl Suite {
 
     async fn storage(
         &mut self,
-        places: &Places,
-        parts: &Parts<'_>,
+        places: &LocalServers,
+        parts: &SuiteParts<'_>,
         mount: MountBuilder,
     ) -> Result<MountBuilder, UpError> {
         let deps =
             storage::Deps { kv: Kv::new(parts.redis.endpoint()), trust_domain: TrustDomain::default() };
-        let quotas = Quotas::with(&parts.options.limits);
+        let quotas = StorageQuotas::with(&parts.options.limits);
         let (durability, addresses) = (parts.options.durability, addresses(parts.options));
         let layout = parts.redis.layout();
         let config = storage::Config { layout, durability, addresses, quotas, ..storage::Config::default() };
@@ -306,7 +315,7 @@ impl Suite {
 
     async fn registry(
         &mut self,
-        places: &Places,
+        places: &LocalServers,
         metrics: &Registry,
         mount: MountBuilder,
     ) -> Result<MountBuilder, UpError> {
@@ -328,8 +337,8 @@ impl Suite {
 
     fn gateway(
         &mut self,
-        places: &Places,
-        parts: &Parts<'_>,
+        places: &LocalServers,
+        parts: &SuiteParts<'_>,
         metrics: &Registry,
         network: &MemoryNetwork,
         mount: MountBuilder,
@@ -364,7 +373,7 @@ impl Suite {
 
     async fn scheduler(
         &mut self,
-        places: &Places,
+        places: &LocalServers,
         metrics: &Registry,
         mount: MountBuilder,
     ) -> Result<MountBuilder, UpError> {
@@ -388,7 +397,7 @@ impl Suite {
 
     fn router(
         &mut self,
-        places: &Places,
+        places: &LocalServers,
         metrics: &Registry,
         mount: MountBuilder,
     ) -> Result<MountBuilder, UpError> {
@@ -445,7 +454,7 @@ fn mounted(
 }
 
 /// Which addresses are dialed: what whoever starts this names is.
-fn addresses(options: &Options) -> AddressRules {
+fn addresses(options: &UpOptions) -> AddressRules {
     options.addresses.clone().with_addresses(&options.runners)
 }
 
@@ -456,7 +465,7 @@ fn clock() -> Arc<dyn Fn() -> Timestamp + Send + Sync> {
 /// The key of a node on the in-memory bus: made once, since runner records and
 /// unanswered events name it.
 fn node_key(dir: &DataDir, name: &str) -> Result<PublicKey, UpError> {
-    let text = dir.once(name, || PublicKey::random().to_string())?;
+    let text = dir.read_or_create(name, || PublicKey::random().to_string())?;
     text.parse().map_err(build_error("the in-memory bus"))
 }
 
@@ -485,10 +494,10 @@ mod tests {
 
     use super::*;
 
-    struct Nobody;
+    struct UnimplementedBlobStore;
 
     #[tonic::async_trait]
-    impl BlobStoreService for Nobody {
+    impl BlobStoreService for UnimplementedBlobStore {
         async fn read_blob(&self, _: Request<ReadBlobRequest>) -> Result<Response<ReadBlobResponse>, Status> {
             Err(Status::unimplemented("nobody reads"))
         }
@@ -506,7 +515,8 @@ mod tests {
         let mounted = |method: &str| {
             let all = "/mycora.internal.v1.BlobStoreService/*";
             let table = [(all, &[Allow::AnyService][..]), (method, &[Allow::AnyService])];
-            mounted(&[&table], |mount| mount.service(BlobStoreServiceServer::new(Nobody))).map(drop)
+            mounted(&[&table], |mount| mount.service(BlobStoreServiceServer::new(UnimplementedBlobStore)))
+                .map(drop)
         };
         mounted("/mycora.internal.v1.BlobStoreService/ReadBlob").expect("it is there");
         mounted("/mycora.internal.v1.BlobStoreService/Other").expect_err("no such method, as is known");

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use mycora_cli::up::{self, Banner, Options, UpError};
+use mycora_cli::up::{self, Banner, UpError, UpOptions};
 
 use crate::{mycora, stderr, stdout};
 
@@ -26,8 +26,8 @@ fn where_its_redis_cannot_start_again_it_ends_and_says_why() {
     let dir = tempfile::tempdir().expect("a directory");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let ended = runtime.block_on(async {
-        let launcher = sandbox::Launcher::at(env!("CARGO_BIN_EXE_mycora").into());
-        let options = Options { launcher, ..Options::private(dir.path()) };
+        let launcher = sandbox::SandboxLauncher::at(env!("CARGO_BIN_EXE_mycora").into());
+        let options = UpOptions { launcher, ..UpOptions::private(dir.path()) };
         let running = up::start(options).await.expect("it starts");
         // No server reads such data.
         let appended = dir.path().join("redis/appendonlydir");
@@ -55,8 +55,8 @@ fn with_data_below(mode: u32, look: impl FnOnce(&Path, &Banner)) {
     let data = parent.path().join("data");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let launcher = sandbox::Launcher::at(env!("CARGO_BIN_EXE_mycora").into());
-        let options = Options { launcher, ..Options::private(&data) };
+        let launcher = sandbox::SandboxLauncher::at(env!("CARGO_BIN_EXE_mycora").into());
+        let options = UpOptions { launcher, ..UpOptions::private(&data) };
         let running = up::start(options).await.expect("it starts");
         look(&data, running.banner());
         running.stop().await.expect("it ends");
@@ -107,8 +107,8 @@ fn one_disk_for_scripts_and_redis_is_named_with_the_way_out() {
 fn an_actor_may_write_to_itself_at_once() {
     let dir = tempfile::tempdir().expect("a directory");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let launcher = sandbox::Launcher::at(env!("CARGO_BIN_EXE_mycora").into());
-    let options = Options { launcher, supervisor: false, ..Options::private(dir.path()) };
+    let launcher = sandbox::SandboxLauncher::at(env!("CARGO_BIN_EXE_mycora").into());
+    let options = UpOptions { launcher, supervisor: false, ..UpOptions::private(dir.path()) };
     let running = runtime.block_on(up::start(options)).expect("it starts");
     let asked = |arguments: &[&str], code: i32| {
         let output = mycora(dir.path())

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use crate::detached::Place;
-use crate::saga_service::{APPROVAL, Suite};
+use crate::detached::DetachedFixture;
+use crate::saga_service::{APPROVAL, SagaSuiteFixture};
 use crate::{home, run, stderr, stdout};
 
 /// The mistakes that the reader of manifests is tested with.
@@ -91,14 +91,14 @@ fn a_directory_of_them_is_told_at_once_with_every_file() {
 
 #[test]
 fn what_is_in_force_stays_as_it_is() {
-    let place = Place::new();
+    let place = DetachedFixture::new();
     let dir = place.dir.path().to_owned();
     std::fs::create_dir(dir.join("manifests")).expect("made");
     std::fs::write(dir.join("manifests/approval.yaml"), APPROVAL).expect("written");
     let own = APPROVAL.replace("name: approval", "name: own");
     let own = own.replace("start: {", "sources: [{ aggregate: Order }]\nstart: { on: Asked,");
     std::fs::write(dir.join("own.yaml"), &own).expect("written");
-    let suite = Suite::start_in(place, &["--manifests", "manifests"]);
+    let suite = SagaSuiteFixture::start_in(place, &["--manifests", "manifests"]);
     suite.text(&["apply", "own.yaml", "--tenant", "1"]);
     let in_force = || suite.document(&["definitions"]);
     let before = in_force();

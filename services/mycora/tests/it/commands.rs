@@ -3,18 +3,18 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Output, Stdio};
 
-use crate::coordinator::{Coordinator, Script};
+use crate::coordinator::{Coordinator, CoordinatorScript};
 use crate::served::run;
 use crate::{home, mycora, stderr, stdout};
 
 /// A home, and a coordinator there.
-pub(crate) struct Place {
+pub(crate) struct CommandFixture {
     pub(crate) home: tempfile::TempDir,
     pub(crate) coordinator: Coordinator,
 }
 
-impl Place {
-    pub(crate) fn new(script: Script) -> Self {
+impl CommandFixture {
+    pub(crate) fn new(script: CoordinatorScript) -> Self {
         let home = home();
         let coordinator = Coordinator::start(home.path(), script);
         Self { home, coordinator }
@@ -37,7 +37,7 @@ impl Place {
 }
 
 /// A flow file that is too large for one call: 1201 jobs, each with a script of its own.
-fn large(place: &Place) -> &'static str {
+fn large(place: &CommandFixture) -> &'static str {
     let script = "x".repeat(3000);
     let mut text = "name: large\njobs:\n".to_owned();
     for i in 0..1201 {
@@ -49,7 +49,7 @@ fn large(place: &Place) -> &'static str {
 
 #[test]
 fn a_large_flow_is_sent_in_parts_and_a_lost_answer_asked_again() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let document = place.document(&["flow", "submit", large(&place)], 0);
     assert_eq!(document["flow"]["status"], "FLOW_STATUS_STARTED");
     let calls = place.calls();
@@ -70,14 +70,15 @@ fn a_large_flow_is_sent_in_parts_and_a_lost_answer_asked_again() {
 #[test]
 fn what_went_before_anything_referred_to_it_is_uploaded_again() {
     let script = "# long\n".repeat(4000);
-    let long = |place: &Place| std::fs::write(place.home.path().join("long.py"), &script).expect("written");
+    let long =
+        |place: &CommandFixture| std::fs::write(place.home.path().join("long.py"), &script).expect("written");
     let flow = "name: f\njobs:\n  a: {script_type: python, script_file: long.py}\n";
     for command in [
         &["job", "run", "long.py", "--detach"][..],
         &["job", "create", "long.py"],
         &["flow", "submit", "flow.yaml"],
     ] {
-        let place = Place::new(Script::ForgetUploads);
+        let place = CommandFixture::new(CoordinatorScript::ForgetUploads);
         long(&place);
         std::fs::write(place.home.path().join("flow.yaml"), flow).expect("written");
         place.asked(command, 0);
@@ -87,7 +88,7 @@ fn what_went_before_anything_referred_to_it_is_uploaded_again() {
         });
     }
     // A large one that is sent in parts goes on with the part that was refused.
-    let place = Place::new(Script::ForgetUploads);
+    let place = CommandFixture::new(CoordinatorScript::ForgetUploads);
     long(&place);
     let path = place.home.path().join(large(&place));
     let mut text = std::fs::read_to_string(&path).expect("written just now");
@@ -100,7 +101,7 @@ fn what_went_before_anything_referred_to_it_is_uploaded_again() {
 
 #[test]
 fn a_large_flow_that_is_refused_leaves_nothing() {
-    let place = Place::new(Script::RefusePart);
+    let place = CommandFixture::new(CoordinatorScript::RefusePart);
     let output = place.asked(&["flow", "submit", large(&place)], 2);
     let said = stderr(&output);
     let calls = place.calls();
@@ -114,7 +115,7 @@ fn a_large_flow_that_is_refused_leaves_nothing() {
 
 #[test]
 fn filters_reach_the_coordinator() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     place.asked(
         &[
             "flow",
@@ -143,7 +144,7 @@ fn filters_reach_the_coordinator() {
 
 #[test]
 fn a_cancel_says_how_soon() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     place.asked(&["flow", "cancel", "5"], 0);
     place.asked(&["flow", "cancel", "5", "--now"], 0);
     place.asked(&["flow", "cancel", "5", "--grace", "30"], 0);
@@ -156,7 +157,7 @@ fn a_cancel_says_how_soon() {
 
 #[test]
 fn a_retry_chooses_and_tells() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let said = stdout(&place.asked(&["flow", "retry", "5", "--dry-run"], 0));
     assert_eq!(
         said,
@@ -180,7 +181,7 @@ fn a_retry_chooses_and_tells() {
 
 #[test]
 fn a_retry_that_is_refused_names_the_ways_out() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     for arguments in [&["flow", "retry", "8"][..], &["flow", "retry", "8", "--dry-run"]] {
         let said = stderr(&place.asked(arguments, 1));
         assert!(said.starts_with("nothing of flow 8 failed"), "{said}");
@@ -193,7 +194,7 @@ fn a_retry_that_is_refused_names_the_ways_out() {
 
 #[test]
 fn signals_drawings_explanations_and_reports() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let signal = ["flow", "signal", "5", "go", "--payload", "by Anna"];
     assert_eq!(stdout(&place.asked(&signal, 0)), "flow 5 has been given `go`\n");
     assert!(stdout(&place.asked(&signal, 0)).contains("had been given `go` before"));
@@ -220,7 +221,7 @@ fn signals_drawings_explanations_and_reports() {
 
 #[test]
 fn several_flows_are_deleted_as_far_as_allowed() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let output = place.asked(&["flow", "delete", "4", "5", "6", "4", "5"], 3);
     assert_eq!(stdout(&output), "flow 4 is deleted\nflow 6 is deleted\n");
     let said = stderr(&output);
@@ -231,7 +232,7 @@ fn several_flows_are_deleted_as_far_as_allowed() {
 
 #[test]
 fn logs_from_a_place_on() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let from = ["flow", "logs", "5", "a", "--attempt", "1", "--offset", "5"];
     assert_eq!(stdout(&place.asked(&from, 0)), "wo\n");
     assert_eq!(stdout(&place.asked(&["flow", "logs", "5", "--node", "a"], 0)), "one\ntwo\n");
@@ -257,7 +258,7 @@ fn logs_from_a_place_on() {
 }
 
 /// Follows something, interrupts it when the last line was printed.
-pub(crate) fn interrupted(place: &Place, arguments: &[&str], last_line: &str) -> (String, String) {
+pub(crate) fn interrupted(place: &CommandFixture, arguments: &[&str], last_line: &str) -> (String, String) {
     let mut child = mycora(place.home.path())
         .env("MYCORA_CONFIG", &place.coordinator.profile)
         .args(arguments)
@@ -280,7 +281,7 @@ pub(crate) fn interrupted(place: &Place, arguments: &[&str], last_line: &str) ->
 
 #[test]
 fn ctrl_c_ends_a_log_and_says_how_to_read_on() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let (text, said) = interrupted(&place, &["flow", "logs", "7", "a", "-f"], "two");
     assert_eq!(text, "one\ntwo\n");
     assert_eq!(
@@ -297,7 +298,7 @@ fn ctrl_c_ends_a_log_and_says_how_to_read_on() {
 
 #[test]
 fn a_job_shows_its_log_and_result_and_ends_as_it_did() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let job = |name: &'static str| ["job", "run", "--type", "shell", "--script", "true", "--name", name];
     let output = place.asked(&job("good"), 0);
     assert_eq!(stdout(&output), "one\ntwo\nRESULT  VALUE\nanswer  42\n");
@@ -331,7 +332,7 @@ fn a_job_shows_its_log_and_result_and_ends_as_it_did() {
 
 #[test]
 fn a_context_is_removed_when_it_is_meant() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     assert!(stderr(&place.asked(&["context", "delete", "3"], 2)).contains("say so with --yes"));
     assert!(place.calls().is_empty());
     let output = place.asked(&["context", "delete", "3", "--yes"], 0);

@@ -36,7 +36,7 @@ type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// How the script goes on after the first changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Script {
+pub(crate) enum CoordinatorScript {
     /// The stream breaks once, and the flow finishes when it is resumed.
     BreakAndFinish,
     /// The job waits for a runner for ever.
@@ -51,7 +51,7 @@ pub(crate) enum Script {
 
 /// What the coordinator was asked.
 #[derive(Debug, Default)]
-pub(crate) struct Asked {
+pub(crate) struct RecordedCalls {
     pub(crate) request_ids: Vec<String>,
     pub(crate) resumed_from: Vec<String>,
     pub(crate) uploaded: Vec<Vec<u8>>,
@@ -64,27 +64,27 @@ pub(crate) struct Asked {
 }
 
 #[derive(Clone)]
-struct Scripted {
-    script: Script,
-    asked: Arc<Mutex<Asked>>,
+struct ScriptedServices {
+    script: CoordinatorScript,
+    asked: Arc<Mutex<RecordedCalls>>,
 }
 
 /// A coordinator that serves until the runtime ends.
 pub(crate) struct Coordinator {
     pub(crate) profile: PathBuf,
-    asked: Arc<Mutex<Asked>>,
+    asked: Arc<Mutex<RecordedCalls>>,
     _runtime: tokio::runtime::Runtime,
 }
 
 impl Coordinator {
-    pub(crate) fn start(dir: &Path, script: Script) -> Self {
+    pub(crate) fn start(dir: &Path, script: CoordinatorScript) -> Self {
         let now = SystemTime::now();
         let pki = Pki::init(&dir.join("pki"), &TrustDomain::default(), now).expect("an authority");
         let issue = |who| pki.issue(who, &IssueOptions::from(now)).expect("issued");
         let server = issue(Identity::Service(ServiceName::Mycora));
         let actor = issue(Identity::Actor(model::ActorId(1)));
-        let asked = Arc::new(Mutex::new(Asked::default()));
-        let scripted = Scripted { script, asked: asked.clone() };
+        let asked = Arc::new(Mutex::new(RecordedCalls::default()));
+        let scripted = ScriptedServices { script, asked: asked.clone() };
         let policy = MethodPolicy::new(&[&[
             ("/mycora.v1.FlowService/*", &[Allow::AnyActor]),
             ("/mycora.v1.JobService/*", &[Allow::AnyActor]),
@@ -132,21 +132,21 @@ impl Coordinator {
         Self { profile, asked, _runtime: runtime }
     }
 
-    pub(crate) fn asked<T>(&self, look: impl FnOnce(&Asked) -> T) -> T {
+    pub(crate) fn asked<T>(&self, look: impl FnOnce(&RecordedCalls) -> T) -> T {
         look(&self.asked.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl Scripted {
-    fn note<T>(&self, change: impl FnOnce(&mut Asked) -> T) -> T {
+impl ScriptedServices {
+    fn note<T>(&self, change: impl FnOnce(&mut RecordedCalls) -> T) -> T {
         change(&mut self.asked.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Refuses what refers to uploads that have gone.
     fn look_for_uploads(&self) -> Result<(), Status> {
         let uploads = self.note(|asked| asked.uploaded.len());
-        if self.script == Script::ForgetUploads && uploads < 2 {
-            return Err(refused(rpc::Reason::BlobMissing, "the blob is missing: put it first"));
+        if self.script == CoordinatorScript::ForgetUploads && uploads < 2 {
+            return Err(refused(rpc::RpcReason::BlobMissing, "the blob is missing: put it first"));
         }
         Ok(())
     }
@@ -160,7 +160,7 @@ impl Scripted {
     }
 }
 
-fn refused(reason: rpc::Reason, message: &str) -> Status {
+fn refused(reason: rpc::RpcReason, message: &str) -> Status {
     rpc::Error::new(rpc::ErrorKind::FailedPrecondition, reason, message).into()
 }
 

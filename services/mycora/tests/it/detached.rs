@@ -10,12 +10,12 @@ use testkit::free_port;
 use crate::{stderr, stdout};
 
 /// A data directory whose all-in-one is ended with the test, however that ends.
-pub(crate) struct Place {
+pub(crate) struct DetachedFixture {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) port: u16,
 }
 
-impl Place {
+impl DetachedFixture {
     pub(crate) fn new() -> Self {
         let ports = std::iter::repeat_with(free_port).take(100);
         let has_ops = |port: &u16| {
@@ -47,7 +47,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for DetachedFixture {
     fn drop(&mut self) {
         if self.data().exists() {
             let down = self.mycora(&["down", "--data", ".mycora"]);
@@ -64,7 +64,7 @@ fn ended(output: &Output, code: i32) -> String {
 
 #[test]
 fn a_detached_suite_runs_until_it_is_ended() {
-    let place = Place::new();
+    let place = DetachedFixture::new();
     let up = ["up", "--data", ".mycora", "--no-supervisor", "--detach"];
     let said = ended(&place.mycora(&up), 0);
     let data = place.data().canonicalize().expect("it was made");
@@ -98,7 +98,7 @@ fn a_detached_suite_runs_until_it_is_ended() {
 
 #[test]
 fn it_takes_what_single_services_take() {
-    let place = Place::new();
+    let place = DetachedFixture::new();
     let redis = testkit::RedisServer::start();
     let daemon = StandIn::start(&Overlay::default(), Traps::default());
     let daemon_url = daemon.url("http");
@@ -138,7 +138,7 @@ fn it_takes_what_single_services_take() {
 
 #[test]
 fn what_does_not_start_says_why() {
-    let place = Place::new();
+    let place = DetachedFixture::new();
     let _taken = TcpListener::bind(("127.0.0.1", place.port)).expect("it is free");
     let refused = place.mycora(&["up", "--data", ".mycora", "--detach"]);
     ended(&refused, 3);

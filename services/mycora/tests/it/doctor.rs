@@ -7,8 +7,8 @@ use serde_json::Value;
 use stand_in::{Overlay, StandIn, Traps};
 use testkit::{NatsServer, RedisCluster, RedisSentinels, RedisServer};
 
-use crate::commands::Place;
-use crate::coordinator::{ACTOR_KEY, Script};
+use crate::commands::CommandFixture;
+use crate::coordinator::{ACTOR_KEY, CoordinatorScript};
 use crate::{home, mycora, stderr, stdout};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -28,7 +28,7 @@ fn level(document: &Value, check: &str) -> String {
 
 #[test]
 fn a_coordinator_that_is_well_is_found_well() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let document = place.document(&["doctor"], 0);
     assert_eq!(document["well"], true);
     for check in ["profile", "authority", "certificate", "service scheduler", "service router", "clock"] {
@@ -56,7 +56,7 @@ fn a_coordinator_that_is_well_is_found_well() {
 
 #[test]
 fn what_is_wrong_is_said_with_what_to_do() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let pki = Pki::open(&place.home.path().join("pki")).expect("an authority");
     let past = IssueOptions { validity: DAY, ..IssueOptions::from(SystemTime::now() - 3 * DAY) };
     pki.issue(Identity::Actor(model::ActorId(1)), &past).expect("issued");
@@ -88,7 +88,7 @@ fn without_a_profile_the_machine_is_looked_at() {
 
 #[test]
 fn where_nothing_runs_that_is_said_once() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let profile = place.home.path().join("client.toml");
     let text = std::fs::read_to_string(&profile).expect("a profile");
     let nobody = format!("127.0.0.1:{}", testkit::free_port());
@@ -114,7 +114,7 @@ fn where_nothing_runs_that_is_said_once() {
 
 #[test]
 fn redis_is_asked_for_what_matters() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let redis = RedisServer::builder().config("maxmemory-policy allkeys-lru").config("databases 16").start();
     let document = place.document(&["doctor", "--redis-url", &redis.url()], 1);
     assert_eq!(level(&document, "redis"), "ok");
@@ -132,7 +132,7 @@ fn redis_is_asked_for_what_matters() {
 /// What it gives depends on its version; what helps, helps with all of them.
 #[test]
 fn a_disk_that_is_synced_once_a_second_is_judged_by_what_is_asked() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let redis = RedisServer::builder().config("appendonly yes").config("appendfsync everysec").start();
     let info = redis.raw(0, &["INFO", "server"]);
     let is_one_of = |versions: &[&str]| versions.iter().any(|version| info.contains(version));
@@ -155,7 +155,7 @@ fn a_disk_that_is_synced_once_a_second_is_judged_by_what_is_asked() {
 
 #[test]
 fn the_nodes_of_a_cluster_are_asked() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let mut cluster = RedisCluster::of(
         &RedisServer::builder().password("hunter2hunter2").config("masterauth hunter2hunter2"),
     );
@@ -189,7 +189,7 @@ fn the_nodes_of_a_cluster_are_asked() {
 
 #[test]
 fn sentinels_are_asked_for_the_master() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let sentinels = RedisSentinels::start();
     let url = sentinels.url();
     let document = place.document(&["doctor", "--redis-url", &url, "--durability", "fast"], 0);
@@ -207,7 +207,7 @@ fn sentinels_are_asked_for_the_master() {
 
 #[test]
 fn a_port_for_sidecars_is_looked_at() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let nobody = testkit::free_port();
     let document = place.document(&["doctor", "--mesh-address", &format!("http://127.0.0.1:{nobody}")], 0);
     let (level_of, found_there) = found(&document, "mesh port");
@@ -217,7 +217,7 @@ fn a_port_for_sidecars_is_looked_at() {
 
 #[test]
 fn a_daemon_is_asked_who_it_is() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let daemon = StandIn::start(&Overlay::default(), Traps::default());
     let url = daemon.url("ws");
     let (_, port) = url.rsplit_once(':').expect("a port");
@@ -231,29 +231,30 @@ fn a_daemon_is_asked_who_it_is() {
 
 /// A broker as the saga service leaves it: its streams, that of aggregates, and the consumers of two lanes.
 async fn furnish(server: &NatsServer) {
-    use broker::Broker as _;
-    use workflow::Lane;
-    use workflow::subject::Source;
+    use broker::MessageBroker as _;
+    use workflow::WorkflowLane;
+    use workflow::subject::ConsumerSource;
 
     let broker = broker::JetStream::start(broker::JetStreamOptions::new(&server.url())).expect("options");
     broker.connected(testkit::PATIENCE).await.expect("a connection");
     let subjects = ["tenant.*.aggregate.*.*"];
-    let aggregates = broker::StreamSpec::ours(saga::lane::AGGREGATE_EVENTS, &subjects, DAY);
+    let aggregates = broker::StreamSpec::managed(saga::lane::AGGREGATE_EVENTS, &subjects, DAY);
     for stream in saga::lane::streams(true).into_iter().chain([aggregates]) {
         assert_eq!(broker.ensure_stream(&stream).await, Ok(vec![]));
     }
     let tenant: model::TenantId = "acme".parse().expect("a tenant");
     let effect: model::EffectName = "mail".parse().expect("a name");
-    let of_saga = Lane::Saga { tenant: tenant.clone(), saga: "order".parse().expect("a name"), shard: 0 };
-    let of_effect = Lane::Effect { tenant: tenant.clone(), effect: effect.clone() };
+    let of_saga =
+        WorkflowLane::Saga { tenant: tenant.clone(), saga: "order".parse().expect("a name"), shard: 0 };
+    let of_effect = WorkflowLane::Effect { tenant: tenant.clone(), effect: effect.clone() };
     for (stream, lane, source) in [
-        (saga::lane::AGGREGATE_EVENTS, &of_saga, Source::Aggregate("Order".to_owned())),
-        (saga::lane::WORKFLOW_EVENTS, &of_saga, Source::Results(effect.clone())),
-        (saga::lane::WORKFLOW_COMMANDS, &of_saga, Source::Verbs("order".parse().expect("a name"))),
-        (saga::lane::WORKFLOW_COMMANDS, &of_effect, Source::Commands(effect)),
+        (saga::lane::AGGREGATE_EVENTS, &of_saga, ConsumerSource::Aggregate("Order".to_owned())),
+        (saga::lane::WORKFLOW_EVENTS, &of_saga, ConsumerSource::Results(effect.clone())),
+        (saga::lane::WORKFLOW_COMMANDS, &of_saga, ConsumerSource::Verbs("order".parse().expect("a name"))),
+        (saga::lane::WORKFLOW_COMMANDS, &of_effect, ConsumerSource::Commands(effect)),
     ] {
         let (name, filter) = (source.consumer(lane), source.filter(&tenant));
-        let mut cursor = broker::CursorSpec::new(stream, &name, &filter, broker::Start::After(0));
+        let mut cursor = broker::CursorSpec::new(stream, &name, &filter, broker::CursorStart::After(0));
         "epoch 3".clone_into(&mut cursor.description);
         drop(broker.open(&cursor).await.expect("a cursor"));
     }

@@ -2,21 +2,22 @@
 
 use std::time::Duration;
 
-use envelope::actor::check_letter;
+use envelope::actor::check_direct_message;
 use identity::SigningKey;
 use model::id::Uid;
 use model::{
-    ActorId, ContextId, ContextUid, Letter, MessageFormat, MessageId, MessageType, Origin, Timestamp,
+    ActorId, ContextId, ContextUid, DirectMessage, DirectMessageOrigin, MessageFormat, MessageId,
+    MessageType, Timestamp,
 };
 use proto::v1;
 
-use crate::commands::{Place, interrupted};
-use crate::coordinator::Script;
+use crate::commands::{CommandFixture, interrupted};
+use crate::coordinator::CoordinatorScript;
 use crate::{mycora, stderr, stdout};
 
 #[test]
 fn a_message_is_sent_once_though_the_answer_was_lost() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let said = stdout(&place.asked(&["message", "send", "--to", "2", "hello"], 0));
     assert_eq!(said, "message:1:7 is on its way; see `mycora message get message:1:7 --context 1`\n");
     std::fs::write(place.home.path().join("letter.md"), "# One\n").expect("written");
@@ -71,7 +72,7 @@ fn a_message_is_sent_once_though_the_answer_was_lost() {
 
 #[test]
 fn without_a_recipient_it_is_for_the_admins() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     place.asked(&["message", "send", "may I?"], 0);
     place.coordinator.asked(|asked| {
         let sent = asked.sent.last().expect("sent");
@@ -81,7 +82,7 @@ fn without_a_recipient_it_is_for_the_admins() {
 
 #[test]
 fn whoever_waits_is_told_whether_it_arrived() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let said = stdout(&place.asked(&["message", "send", "--to", "2", "hello", "--wait"], 0));
     assert_eq!(said, "message:1:7 has arrived\n");
     let said = stdout(&place.asked(&["message", "send", "--to", "9", "hello", "--wait"], 1));
@@ -94,7 +95,7 @@ fn whoever_waits_is_told_whether_it_arrived() {
 
 #[test]
 fn a_signature_fits_what_is_sent() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let key = SigningKey::generate();
     key.write(&place.home.path().join("me.key")).expect("written");
     let there = SigningKey::generate().verifying_key().to_string();
@@ -120,13 +121,13 @@ fn a_signature_fits_what_is_sent() {
     for (i, to, target) in [(1, there.clone(), None), (3, own, None), (last, there, Some(ContextId(5)))] {
         let sent = place.coordinator.asked(|asked| asked.sent[i].clone());
         assert_eq!(sent.target_context, target.map_or(0, |target| target.0));
-        let origin = Origin {
+        let origin = DirectMessageOrigin {
             coordinator: String::new(),
             context_uid: ContextUid(Uid::from_bits(0)),
             caller_id: ActorId(1),
             message_id: MessageId(7),
         };
-        let letter = Letter {
+        let letter = DirectMessage {
             origin,
             from: key.verifying_key().to_string(),
             to,
@@ -139,14 +140,14 @@ fn a_signature_fits_what_is_sent() {
             expires_at: now + Duration::from_secs(3600),
             signature: Some(sent.signature),
         };
-        let signed = check_letter(&letter, now).expect("it fits").expect("signed");
+        let signed = check_direct_message(&letter, now).expect("it fits").expect("signed");
         assert_eq!(signed.signer, key.verifying_key());
     }
 }
 
 #[test]
 fn what_is_wrong_is_told_before_anything_is_sent() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     std::fs::write(place.home.path().join("large"), vec![b'x'; 512 * 1024 + 1]).expect("written");
     std::fs::write(place.home.path().join("bytes"), [0xff]).expect("written");
     let table: &[(&[&str], &str)] = &[
@@ -172,7 +173,7 @@ fn what_is_wrong_is_told_before_anything_is_sent() {
 
 #[test]
 fn messages_are_listed_shown_sent_again_and_removed() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let arguments = ["message", "list", "--status", "error", "--type", "mail", "--limit", "1"];
     let output = place.asked(&arguments, 0);
     let table = stdout(&output);
@@ -212,7 +213,7 @@ fn messages_are_listed_shown_sent_again_and_removed() {
 
 #[test]
 fn what_was_received_is_printed_and_then_acknowledged() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let text = stdout(&place.asked(&["message", "receive"], 0));
     let texts: Vec<_> = text.lines().filter(|line| line.starts_with("text ")).collect();
     assert_eq!(texts, ["text 1", "text 2", "text 3"]);
@@ -237,7 +238,7 @@ fn what_was_received_is_printed_and_then_acknowledged() {
 
 #[test]
 fn what_nobody_could_read_is_not_acknowledged() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
     let output = mycora(place.home.path())
@@ -255,7 +256,7 @@ fn what_nobody_could_read_is_not_acknowledged() {
 
 #[test]
 fn whoever_follows_hears_each_message_once() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let (text, said) = interrupted(&place, &["message", "receive", "--follow"], "text 3");
     let texts: Vec<_> = text.lines().filter(|line| line.starts_with("text ")).collect();
     assert_eq!(texts, ["text 1", "text 2", "text 3"]);
@@ -265,7 +266,7 @@ fn whoever_follows_hears_each_message_once() {
     );
     assert_eq!(place.calls(), ["receive 1 false", "receive 1 false"]);
 
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let arguments = ["message", "receive", "-f", "--output", "json"];
     let (text, _) = interrupted(&place, &arguments, "text 3");
     let keys: Vec<_> = text

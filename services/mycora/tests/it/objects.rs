@@ -1,12 +1,12 @@
 //! What commands about actors, contexts and jobs ask, and what they make of the answers.
 
-use crate::commands::Place;
-use crate::coordinator::Script;
+use crate::commands::CommandFixture;
+use crate::coordinator::CoordinatorScript;
 use crate::{stderr, stdout};
 
 #[test]
 fn an_actor_is_registered_with_a_key_that_is_kept() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let key = identity::SigningKey::generate().verifying_key().to_string();
     let at = ["--at", "grpc://b:1", "--at", "grpc://c:2"];
     let shown = stdout(&place.asked(&[&["actor", "register", "--pubkey", &key], &at[..]].concat(), 0));
@@ -31,7 +31,7 @@ fn an_actor_is_registered_with_a_key_that_is_kept() {
 
 #[test]
 fn actors_are_listed_given_other_keys_and_removed() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let listed = stdout(&place.asked(&["actor", "list"], 0));
     assert!(listed.starts_with("ID  KEY           HOME  ADDRESS"), "{listed}");
     assert!(listed.contains("\n2   cdcdcdcdcdcd  1     grpc://old:1"), "{listed}");
@@ -61,7 +61,7 @@ fn actors_are_listed_given_other_keys_and_removed() {
 
 #[test]
 fn a_context_is_made_shown_and_changed_in_part() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let made = place.document(&["context", "create", "--executor", "2", "--reader", "3", "--reader", "4"], 0);
     assert_eq!(made["context"]["readers"], serde_json::json!([3, 4]));
     let flags = ["--id", "7", "--admin", "1", "--no-executors-submit", "--require-signed"];
@@ -92,7 +92,7 @@ fn a_context_is_made_shown_and_changed_in_part() {
 
 #[test]
 fn who_did_what_is_asked_for_by_actor_action_and_time() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let flags = ["--actor", "7", "--action", "flow.", "--since", "2027-01-15", "--limit", "3"];
     let output = place.asked(&[&["context", "audit", "1"], &flags[..]].concat(), 0);
     assert!(stdout(&output).contains("  actor/7  flow.create  flow 7\n"), "{}", stdout(&output));
@@ -108,7 +108,7 @@ fn who_did_what_is_asked_for_by_actor_action_and_time() {
 
 #[test]
 fn a_job_is_kept_found_and_removed() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     std::fs::write(place.home.path().join("convert.py"), "print(1)\n").expect("written");
     let flags = ["--env", "A=1", "--file", "in.yaml=good.yaml", "--keep", "out.csv"];
     let said = stdout(&place.asked(&[&["job", "create", "convert.py"], &flags[..]].concat(), 0));

@@ -5,7 +5,7 @@ use std::process::Output;
 
 use identity::SigningKey;
 use mycora_cli::profile::Profile;
-use mycora_cli::up::{self, Options, Running};
+use mycora_cli::up::{self, AllInOneHandle, UpOptions};
 
 use crate::{mycora, stderr, stdout};
 
@@ -13,15 +13,15 @@ use crate::{mycora, stderr, stdout};
 struct Machine {
     dir: tempfile::TempDir,
     runtime: tokio::runtime::Runtime,
-    running: Running,
+    running: AllInOneHandle,
 }
 
 impl Machine {
     fn start() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        let launcher = sandbox::Launcher::at(env!("CARGO_BIN_EXE_mycora").into());
-        let options = Options { launcher, ..Options::private(dir.path()) };
+        let launcher = sandbox::SandboxLauncher::at(env!("CARGO_BIN_EXE_mycora").into());
+        let options = UpOptions { launcher, ..UpOptions::private(dir.path()) };
         let running = runtime.block_on(up::start(options)).expect("it starts");
         Self { dir, runtime, running }
     }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use self::block::{Block, blocks};
-use crate::detached::Place;
+use crate::detached::DetachedFixture;
 use crate::{stderr, stdout};
 
 /// The size of the terminal: no path of a test is too long for a line.
@@ -109,7 +109,7 @@ fn script(here: &Path, port: u16, run: &[&Block]) -> PathBuf {
 
 /// What stands on a terminal on which these blocks ran, for the reader that the page has in mind.
 fn printed(page: &str, run: &[&Block]) -> String {
-    let place = Place::new();
+    let place = DetachedFixture::new();
     let here = place.dir.path();
     furnish(here);
     let mut terminal = Command::new("python3");

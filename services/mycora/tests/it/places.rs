@@ -1,12 +1,12 @@
 //! What commands about actors, runners and the gateway ask, and what they make of the answers.
 
-use crate::commands::Place;
-use crate::coordinator::Script;
+use crate::commands::CommandFixture;
+use crate::coordinator::CoordinatorScript;
 use crate::{stderr, stdout};
 
 #[test]
 fn an_actor_is_shown_and_changed_in_part() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let shown = stdout(&place.asked(&["actor", "show"], 0));
     assert!(shown.starts_with("identity  spiffe://mycora/actor/1\n\nactor         1\n"), "{shown}");
     assert!(shown.ends_with("\nCONTEXT  ROLE\n1        admin\n"), "{shown}");
@@ -28,7 +28,7 @@ fn an_actor_is_shown_and_changed_in_part() {
 
 #[test]
 fn the_gateway_tells_whom_it_reaches() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let shown = stdout(&place.asked(&["gateway", "show"], 0));
     assert!(shown.contains("bus          mycelium 0.7.9\n"), "{shown}");
     assert!(shown.contains("grpc://there:1  yes        -     -\n"), "{shown}");
@@ -44,7 +44,7 @@ fn the_gateway_tells_whom_it_reaches() {
 
 #[test]
 fn a_runner_is_registered_as_it_is_described() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let key = identity::SigningKey::generate().verifying_key().to_string();
     let said = stdout(&place.asked(
         &[
@@ -97,7 +97,7 @@ fn a_runner_is_registered_as_it_is_described() {
 
 #[test]
 fn a_runner_is_changed_in_part_drained_and_deleted() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let update = |rest: &[&str], code| {
         place.asked(&[&["runner", "update", "4", "--context", "2"], rest].concat(), code)
     };
@@ -124,7 +124,7 @@ fn a_runner_is_changed_in_part_drained_and_deleted() {
 
 #[test]
 fn runners_are_watched_over_a_break() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let said = stdout(&place.asked(&["runner", "watch"], 0));
     assert_eq!(said, "runner 4 at grpc://there:1 lives: 0 instances, 0 queued\nrunner 4 was deleted\n");
     assert_eq!(place.calls(), ["watch 1 ", "watch 1 7.1-00"]);
@@ -136,7 +136,7 @@ fn runners_are_watched_over_a_break() {
 
 #[test]
 fn all_flows_are_watched_over_a_break() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let said = stdout(&place.asked(&["flow", "watch", "--all", "--name", "f", "--caller", "1"], 0));
     let at = "2025-11-21 01:53:20 UTC flow 5 f of actor 1";
     assert_eq!(said, format!("{at}: running\n{at}: completed\nflow 5 was deleted\n"));
@@ -154,7 +154,7 @@ fn all_flows_are_watched_over_a_break() {
 
 #[test]
 fn one_flow_or_all_are_watched() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let long = "x".repeat(129);
     for wrong in [
         &["flow", "watch"][..],

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::detached::Place;
+use crate::detached::DetachedFixture;
 use crate::{stderr, stdout};
 
 /// A saga that orders nothing: somebody approves, or time is over.
@@ -23,17 +23,17 @@ steps:
 ";
 
 /// A suite with sagas, and whoever asks there with nothing but its profile.
-pub(crate) struct Suite(pub(crate) Place);
+pub(crate) struct SagaSuiteFixture(pub(crate) DetachedFixture);
 
-impl Suite {
+impl SagaSuiteFixture {
     fn start() -> Self {
-        let place = Place::new();
+        let place = DetachedFixture::new();
         std::fs::write(place.dir.path().join("approval.yaml"), APPROVAL).expect("written");
         Self::start_in(place, &[])
     }
 
     /// Starts one in a directory, with these flags as well.
-    pub(crate) fn start_in(place: Place, flags: &[&str]) -> Self {
+    pub(crate) fn start_in(place: DetachedFixture, flags: &[&str]) -> Self {
         let suite = Self(place);
         let up = ["up", "--data", ".mycora", "--saga", "--no-supervisor", "--detach"];
         let up = suite.0.mycora(&[&up[..], flags].concat());
@@ -67,7 +67,7 @@ impl Suite {
 
 #[test]
 fn an_instance_is_started_looked_at_and_ended() {
-    let suite = Suite::start();
+    let suite = SagaSuiteFixture::start();
     suite.asked(&["list"], 0);
     assert_eq!(
         suite.text(&["validate", "approval.yaml", "--remote"]),
@@ -117,7 +117,7 @@ fn an_instance_is_started_looked_at_and_ended() {
 
 #[test]
 fn an_instance_is_steered_by_hand() {
-    let suite = Suite::start();
+    let suite = SagaSuiteFixture::start();
     suite.text(&["apply", "approval.yaml"]);
     suite.start_instance("b-1");
     let paused = suite.text(&["pause", "approval", "b-1"]);

@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use mycora_cli::cli;
 use serde_json::json;
 
-use crate::commands::Place;
-use crate::coordinator::Script;
+use crate::commands::CommandFixture;
+use crate::coordinator::CoordinatorScript;
 use crate::coordinator::sagas::DEFINITION;
 use crate::{home, run, stderr, stdout};
 
@@ -15,7 +15,7 @@ const COMMAND: &str = "018f4d2e-7a1b-7c3d-8e4f-0123456789ab";
 const REQUEST: &str = "5b2d3a51-9f0c-4a3e-8d5a-0123456789ab";
 
 /// The calls of one method.
-fn calls(place: &Place, method: &str) -> Vec<String> {
+fn calls(place: &CommandFixture, method: &str) -> Vec<String> {
     place.calls().into_iter().filter(|call| call.split(' ').next() == Some(method)).collect()
 }
 
@@ -60,7 +60,7 @@ fn examples_are_as_they_can_be_typed() {
 
 #[test]
 fn the_tenant_is_the_context_unless_something_else_says_it() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     place.asked(&["saga", "explain", "order", "o-1"], 0);
     let asked = calls(&place, "explain_saga");
     assert!(asked[0].contains("tenant_id: \"1\""), "{asked:?}");
@@ -82,7 +82,7 @@ fn the_tenant_is_the_context_unless_something_else_says_it() {
     let tenant = connection.lines().find(|line| line.starts_with("tenant "));
     assert!(tenant.is_some_and(|line| line.ends_with(" shop")), "{connection}");
 
-    let place = Place::new(Script::NoTenants);
+    let place = CommandFixture::new(CoordinatorScript::NoTenants);
     assert_eq!(stdout(&place.asked(&["saga", "explain", "order", "o-1"], 0)), "o-1 waits\n");
     let asked = calls(&place, "explain_saga");
     assert!(asked[0].contains("tenant_id: \"\""), "{asked:?}");
@@ -92,7 +92,7 @@ fn the_tenant_is_the_context_unless_something_else_says_it() {
 
 #[test]
 fn a_start_tells_what_followed_and_can_be_repeated() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let start = |correlation| ["saga", "start", "order", correlation, "--request-id", REQUEST];
     let said = stdout(&place.asked(&start("o-1"), 0));
     assert!(said.contains("status       running at reserve\n") && said.contains(REQUEST), "{said}");
@@ -129,7 +129,7 @@ fn a_start_tells_what_followed_and_can_be_repeated() {
 
 #[test]
 fn verbs_carry_what_is_asked_of_them() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let kill = ["saga", "kill", "order", "o-1", "--reason", "over"];
     let said = stderr(&place.asked(&kill, 2));
     assert!(said.contains("say so with --yes, or look with --dry-run"), "{said}");
@@ -157,7 +157,7 @@ fn verbs_carry_what_is_asked_of_them() {
 
 #[test]
 fn a_watch_goes_on_until_its_instance_has_ended() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let said = stdout(&place.asked(&["saga", "watch", "order", "o-1"], 0));
     let lines: Vec<_> = said.lines().take(2).collect();
     assert!(lines[0].ends_with("saga order o-1: running at ship"), "{said}");
@@ -184,7 +184,7 @@ fn a_watch_goes_on_until_its_instance_has_ended() {
 
 #[test]
 fn lists_follow_their_pages() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let document = place.document(&["saga", "list", "--status", "stuck", "--blocked", "--here-for", "2h"], 0);
     assert_eq!(document["sagas"].as_array().map(Vec::len), Some(2));
     let asked = calls(&place, "list_sagas");
@@ -209,7 +209,7 @@ fn lists_follow_their_pages() {
 
 #[test]
 fn a_journal_is_all_that_it_takes_to_run_an_instance_again() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let output = place.asked(&["saga", "timeline", "order", "o-1", "--journal"], 0);
     let journal: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one document");
     let expected = json!({
@@ -230,7 +230,7 @@ fn a_journal_is_all_that_it_takes_to_run_an_instance_again() {
 
 #[test]
 fn what_became_of_a_call_is_said_by_whoever_knows() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let token = place.home.path().join("token");
     std::fs::write(&token, "secret-1\n").expect("written");
     std::fs::set_permissions(&token, Permissions::from_mode(0o600)).expect("it is ours");
@@ -254,7 +254,7 @@ fn what_became_of_a_call_is_said_by_whoever_knows() {
 
 #[test]
 fn letters_are_redriven_and_purged_by_name() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let said = stdout(&place.asked(&["saga", "letters", "redrive", "good"], 0));
     assert!(said.contains("good    applied"), "{said}");
     let said = stdout(&place.asked(&["saga", "letters", "redrive", "good", "bad"], 1));
@@ -269,7 +269,7 @@ fn letters_are_redriven_and_purged_by_name() {
 
 #[test]
 fn a_replay_is_confirmed_and_tells_differences() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let lane = "s:1:order:1";
     let said = stderr(&place.asked(&["saga", "replay", lane, "--confirm", "s:1:order:0", "--verify"], 2));
     assert!(said.starts_with("--confirm names another lane"), "{said}");
@@ -295,7 +295,7 @@ fn a_replay_is_confirmed_and_tells_differences() {
 
 #[test]
 fn the_service_is_drained_as_a_whole_unless_a_tenant_is_named() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let said = stdout(&place.asked(&["saga", "drain", "--deadline", "5m"], 0));
     assert!(said.starts_with("drained      the service, which ends then\n"), "{said}");
     place.asked(&["saga", "drain", "--tenant", "acme"], 0);
@@ -356,7 +356,7 @@ fn manifests_are_checked_without_a_server_and_by_one() {
     let output = run(home.path(), &["saga", "validate", "none.yaml"]);
     assert_eq!(output.status.code(), Some(2));
 
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     std::fs::write(place.home.path().join("order.yaml"), SAGA).expect("written");
     let said = stderr(&place.asked(&["saga", "validate", "order.yaml", "--remote"], 2));
     assert_eq!(said, "order.yaml:3:7: the effect `mail` is not for this tenant\n");

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 
-use crate::coordinator::{Coordinator, Script};
+use crate::coordinator::{Coordinator, CoordinatorScript};
 use crate::{home, mycora, stderr, stdout};
 
 pub(crate) fn run(home: &tempfile::TempDir, coordinator: &Coordinator, arguments: &[&str]) -> Output {
@@ -17,7 +17,7 @@ pub(crate) fn run(home: &tempfile::TempDir, coordinator: &Coordinator, arguments
 #[test]
 fn a_submission_survives_a_lost_answer_and_a_broken_stream() {
     let home = home();
-    let coordinator = Coordinator::start(home.path(), Script::BreakAndFinish);
+    let coordinator = Coordinator::start(home.path(), CoordinatorScript::BreakAndFinish);
     let input = vec![7; 700_000];
     std::fs::write(home.path().join("input.bin"), &input).expect("written");
     let text = "name: f\njobs:\n  a: { script_type: shell, script: x, files: { i: input.bin } }\n";
@@ -41,7 +41,7 @@ fn a_submission_survives_a_lost_answer_and_a_broken_stream() {
 #[test]
 fn a_job_that_waits_is_explained_and_ctrl_c_leaves_the_flow_running() {
     let home = home();
-    let coordinator = Coordinator::start(home.path(), Script::Wait);
+    let coordinator = Coordinator::start(home.path(), CoordinatorScript::Wait);
     let mut child = mycora(home.path())
         .env("MYCORA_CONFIG", &coordinator.profile)
         .args(["flow", "watch", "5", "--output", "json"])
@@ -64,7 +64,7 @@ fn a_job_that_waits_is_explained_and_ctrl_c_leaves_the_flow_running() {
 #[test]
 fn answers_and_refusals_have_their_exit_codes() {
     let home = home();
-    let coordinator = Coordinator::start(home.path(), Script::Wait);
+    let coordinator = Coordinator::start(home.path(), CoordinatorScript::Wait);
     let asked = |arguments: &[&str], code: i32| {
         let output = run(&home, &coordinator, arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));
@@ -95,7 +95,7 @@ fn answers_and_refusals_have_their_exit_codes() {
 #[test]
 fn a_certificate_that_is_missing_or_of_another_authority_is_told_apart() {
     let home = home();
-    let coordinator = Coordinator::start(home.path(), Script::Wait);
+    let coordinator = Coordinator::start(home.path(), CoordinatorScript::Wait);
     let text = std::fs::read_to_string(&coordinator.profile).expect("a profile");
     let without: String = text
         .lines()

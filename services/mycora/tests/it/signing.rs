@@ -7,8 +7,8 @@ use identity::SigningKey;
 use model::flow::EnvVars;
 use model::{ActorId, JobSpec, NodePolicy, ScriptSource, ScriptType, Timestamp};
 
-use crate::commands::Place;
-use crate::coordinator::Script;
+use crate::commands::CommandFixture;
+use crate::coordinator::CoordinatorScript;
 use crate::coordinator::storage::CONTEXT_UID;
 use crate::stderr;
 
@@ -22,8 +22,8 @@ jobs:
 const KEY_FILE: &str = "actor-1.ed25519";
 
 /// Somebody with a key, a flow file and a coordinator.
-fn place() -> (Place, SigningKey) {
-    let place = Place::new(Script::Wait);
+fn place() -> (CommandFixture, SigningKey) {
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     std::fs::write(place.home.path().join("f.yaml"), FLOW).expect("written");
     let key = SigningKey::load_or_make(&place.home.path().join(KEY_FILE)).expect("a key");
     (place, key)
@@ -33,7 +33,7 @@ fn env(variables: &[(&str, &str)]) -> EnvVars {
     variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-fn signatures(place: &Place) -> BTreeMap<String, String> {
+fn signatures(place: &CommandFixture) -> BTreeMap<String, String> {
     place.coordinator.asked(|asked| asked.signatures.clone())
 }
 

@@ -1,25 +1,26 @@
 //! Tokens: made for others, and shown instead of a certificate.
 
-use identity::token::Verdict;
-use identity::{ActorKey, SigningKey, Token, TrustDomain};
+use identity::token::TokenVerdict;
+use identity::{ActorVerifyingKey, SigningKey, Token, TrustDomain};
 use model::{ActorId, Timestamp};
 
-use crate::commands::Place;
-use crate::coordinator::{ACTOR_KEY, Script};
+use crate::commands::CommandFixture;
+use crate::coordinator::{ACTOR_KEY, CoordinatorScript};
 use crate::{home, mycora, stderr, stdout};
 
 /// The token, and whether this key makes it count.
 fn judged(text: &str, key: &SigningKey) -> (Token, bool) {
     let now = Timestamp::now();
     let token = Token::read(text, &TrustDomain::default(), now).expect("a token");
-    let key = ActorKey { key: key.verifying_key(), not_before: Timestamp::default(), revoked_at: None };
-    let counts = matches!(token.verify(&[key], now), Verdict::Good(_));
+    let key =
+        ActorVerifyingKey { key: key.verifying_key(), not_before: Timestamp::default(), revoked_at: None };
+    let counts = matches!(token.verify(&[key], now), TokenVerdict::Good(_));
     (token, counts)
 }
 
 #[test]
 fn a_token_stands_alone_and_counts() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let key = SigningKey::load(&place.home.path().join(ACTOR_KEY)).expect("a key");
     let said = stdout(&place.asked(&["token", "--signing-key", ACTOR_KEY], 0));
     let (token, counts) = judged(said.trim_end(), &key);
@@ -56,7 +57,7 @@ fn a_token_needs_no_profile() {
 
 #[test]
 fn calls_show_tokens_where_there_is_a_key_and_no_certificate() {
-    let place = Place::new(Script::Wait);
+    let place = CommandFixture::new(CoordinatorScript::Wait);
     let shown = stdout(&place.asked(&["actor", "show", "--token-key", ACTOR_KEY], 0));
     assert!(shown.starts_with("identity  spiffe://mycora/actor/1\n"), "{shown}");
     // The coordinator takes a token once only for this.

@@ -1,7 +1,7 @@
-//! What an actor received, over as many streams of storage as it takes.
+//! Inbox of an actor, read over as many storage streams as needed.
 //!
-//! An inbox has no positions: whoever begins to read it is handed out all that was not acknowledged. What was handed out before
-//! a stream broke off is therefore taken out of what the next one brings.
+//! An inbox has no positions: a new reader receives every message that was not acknowledged. Messages handed out before
+//! a stream broke off are therefore filtered out of the next one.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -14,20 +14,20 @@ use tonic::Status;
 use tonic::codegen::BoxStream;
 
 /// An inbox that is read.
-pub(super) struct Inbox {
+pub(super) struct ResumableInbox {
     store: MessageBoxServiceClient<rpc::Channel>,
     request: WatchInboxRequest,
-    handed_out: HandedOut,
+    handed_out: DeliveredMessages,
 }
 
-impl Inbox {
+impl ResumableInbox {
     /// Nothing of it was read yet.
     pub(super) fn new(store: MessageBoxServiceClient<rpc::Channel>, request: WatchInboxRequest) -> Self {
-        Self { store, request, handed_out: HandedOut::default() }
+        Self { store, request, handed_out: DeliveredMessages::default() }
     }
 }
 
-impl Resumable for Inbox {
+impl Resumable for ResumableInbox {
     type Answer = WatchInboxResponse;
 
     async fn open(&mut self) -> Result<BoxStream<WatchInboxResponse>, Status> {
@@ -44,25 +44,25 @@ impl Resumable for Inbox {
 }
 
 /// A message, and when it was made: a store that went back gives numbers again.
-type Known = (u32, i64, i32);
+type InboxMessageKey = (u32, i64, i32);
 
-/// What was handed out, as far as an inbox can hold it.
+/// Messages that were handed out, as many as an inbox can hold.
 #[derive(Debug, Default)]
-struct HandedOut {
+struct DeliveredMessages {
     /// Oldest first.
-    known: VecDeque<Known>,
-    /// What the stream that stands now may bring once more.
-    again: HashSet<Known>,
+    known: VecDeque<InboxMessageKey>,
+    /// Messages that the present stream may bring once more.
+    again: HashSet<InboxMessageKey>,
 }
 
-impl HandedOut {
+impl DeliveredMessages {
     /// Another stream begins, with all that was not acknowledged.
     fn begin_again(&mut self) {
         self.again = self.known.iter().copied().collect();
     }
 
-    /// Leaves what was not handed out before. Storage hands out again by itself what it has lost the acknowledgement of:
-    /// what one stream brings twice passes.
+    /// Keeps only messages that were not handed out before. Storage resends messages whose acknowledgement it has lost:
+    /// a message that one stream brings twice passes.
     fn pass(&mut self, messages: &mut Vec<v1::Message>) {
         messages.retain(|message| {
             let time = message.create_time.unwrap_or_default();
@@ -89,7 +89,7 @@ mod tests {
         v1::Message { message_id, create_time, ..Default::default() }
     }
 
-    fn passed(handed_out: &mut HandedOut, messages: &[(u32, u64)]) -> Vec<u32> {
+    fn passed(handed_out: &mut DeliveredMessages, messages: &[(u32, u64)]) -> Vec<u32> {
         let mut messages = messages.iter().map(|(id, millis)| message(*id, *millis)).collect();
         handed_out.pass(&mut messages);
         messages.iter().map(|message| message.message_id).collect()
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn what_was_handed_out_before_a_break_is_not_handed_out_again() {
-        let mut handed_out = HandedOut::default();
+        let mut handed_out = DeliveredMessages::default();
         assert_eq!(passed(&mut handed_out, &[(1, 10), (2, 20)]), [1, 2]);
         assert_eq!(passed(&mut handed_out, &[(3, 30)]), [3]);
         for _ in 0..2 {
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn no_more_is_remembered_than_an_inbox_holds() {
-        let mut handed_out = HandedOut::default();
+        let mut handed_out = DeliveredMessages::default();
         let count = u32::try_from(INBOX_MAX).expect("a small number") + 5;
         for id in 0..count {
             assert_eq!(passed(&mut handed_out, &[(id, 1)]), [id]);

@@ -1,6 +1,6 @@
 //! The router between services that speak the real protocols.
 
-mod letters;
+mod mail;
 
 use std::sync::Arc;
 

@@ -123,7 +123,7 @@ impl RunnerStoreService for FakeStorage {
             return Err(Error::not_found(format!("context {context_id}")).into());
         }
         if position == "gone" {
-            return Err(Error::new(rpc::ErrorKind::OutOfRange, rpc::Reason::PositionGone, "gone").into());
+            return Err(Error::new(rpc::ErrorKind::OutOfRange, rpc::RpcReason::PositionGone, "gone").into());
         }
         let (sender, stream) = mpsc::unbounded_channel();
         let mut kept = self.0.lock().expect("not poisoned");

@@ -26,7 +26,7 @@ fn largest(context_id: u32, runner_id: u32, address: &str) -> v1::RegisterRunner
 fn most() -> Presence {
     let instance = InstanceInfo { layers: vec!["l".repeat(400)], ..presence().instances[0].clone() };
     let mut most = Presence { instances: vec![instance; limits::PRESENCE_INSTANCES_MAX], ..presence() };
-    most.cut();
+    most.truncate();
     assert!(most.check().is_ok() && most.bytes() > limits::PRESENCE_BYTES_MAX - 1000, "{}", most.bytes());
     most
 }

@@ -5,7 +5,7 @@
 
 use rhai::{Array, Dynamic, Engine, EvalAltResult, INT, ImmutableString, Map, Position};
 
-use super::functions::Outcome;
+use super::functions::EvalResult;
 use super::value;
 use crate::{RHAI_COLLECTION_LEN_MAX, RHAI_STRING_BYTES_MAX};
 
@@ -21,25 +21,25 @@ fn too_large(what: &str) -> Box<EvalAltResult> {
 }
 
 /// A pattern that standard functions take: a text or a character.
-trait Sought {
+trait SearchPattern {
     /// As text.
     fn text(&self) -> String;
 }
 
-impl Sought for &str {
+impl SearchPattern for &str {
     fn text(&self) -> String {
         (*self).to_owned()
     }
 }
 
-impl Sought for char {
+impl SearchPattern for char {
     fn text(&self) -> String {
         self.to_string()
     }
 }
 
 fn register_replace(engine: &mut Engine) {
-    fn replace(text: &mut ImmutableString, sought: &str, by: &str) -> Outcome<()> {
+    fn replace(text: &mut ImmutableString, sought: &str, by: &str) -> EvalResult<()> {
         let grows = by.len().saturating_sub(sought.len());
         // An empty text is found around every character.
         if grows > 0 {
@@ -63,7 +63,7 @@ fn register_replace(engine: &mut Engine) {
 }
 
 /// The pieces of a text, unless there are too many of them.
-fn pieces<'a>(pieces: impl Iterator<Item = &'a str>) -> Outcome<Array> {
+fn pieces<'a>(pieces: impl Iterator<Item = &'a str>) -> EvalResult<Array> {
     let mut list = Array::new();
     for piece in pieces {
         if list.len() >= RHAI_COLLECTION_LEN_MAX {
@@ -90,7 +90,7 @@ fn register_split(engine: &mut Engine) {
     engine.register_fn("split_rev", |text: Text, at: char| pieces(text.rsplit(at)));
     engine.register_fn("split_rev", |text: Text, at: &str, n: INT| pieces(text.rsplitn(count(n), at)));
     engine.register_fn("split_rev", |text: Text, at: char, n: INT| pieces(text.rsplitn(count(n), at)));
-    engine.register_fn("to_chars", |text: &str| -> Outcome<Array> {
+    engine.register_fn("to_chars", |text: &str| -> EvalResult<Array> {
         if text.len() > RHAI_COLLECTION_LEN_MAX && text.chars().count() > RHAI_COLLECTION_LEN_MAX {
             return Err(too_large("Size of array/BLOB"));
         }
@@ -99,12 +99,12 @@ fn register_split(engine: &mut Engine) {
 }
 
 fn register_text(engine: &mut Engine) {
-    fn list(list: &mut Array) -> Outcome<ImmutableString> {
+    fn list(list: &mut Array) -> EvalResult<ImmutableString> {
         let mut text = String::new();
         value::write_list(list, &mut text, 0)?;
         Ok(text.into())
     }
-    fn map(map: &mut Map) -> Outcome<ImmutableString> {
+    fn map(map: &mut Map) -> EvalResult<ImmutableString> {
         let mut text = String::new();
         value::write_map(map, &mut text, 0)?;
         Ok(text.into())

@@ -6,36 +6,36 @@ use std::sync::{Arc, PoisonError};
 
 use rhai::{Array, Dynamic, Engine, EvalAltResult, FLOAT, INT, Map, Position};
 
-use super::line::{Lines, Unanswered};
+use super::connection::{EngineCallError, EngineConnection};
 use super::value::{from_json, to_json};
-use super::{ExitCode, Given, Limits};
+use super::{EngineLimits, ScriptExitCode, ScriptResults};
 use crate::results::text_of;
-use crate::wire::{Answer, Function, Language, Run};
+use crate::wire::{EngineLanguage, FunctionReply, ScriptRunRequest, ServedFunction};
 
 /// What a function gives, or what it throws.
-pub(super) type Outcome<T> = Result<T, Box<EvalAltResult>>;
+pub(super) type EvalResult<T> = Result<T, Box<EvalAltResult>>;
 
 pub(super) fn register(
     engine: &mut Engine,
-    run: &Run,
-    limits: &Limits,
-    line: &Lines,
-    given: &Given,
-    code: &ExitCode,
+    run: &ScriptRunRequest,
+    limits: &EngineLimits,
+    line: &EngineConnection,
+    given: &ScriptResults,
+    code: &ScriptExitCode,
 ) {
-    let served = Served { line: line.clone(), limits: limits.clone() };
+    let served = FunctionClient { line: line.clone(), limits: limits.clone() };
     register_results(engine, given);
     register_files(engine, &served);
     register_json(engine, limits);
     register_sleep(engine, &served);
     register_exit(engine, code);
     match run.language {
-        Language::Rhai => {}
-        Language::Osis => {
+        EngineLanguage::Rhai => {}
+        EngineLanguage::Osis => {
             register_objects(engine, &served);
             register_object_lists(engine, &served);
         }
-        Language::Sal => {
+        EngineLanguage::Sal => {
             register_paths(engine, &served);
             register_programs(engine, &served);
             register_http(engine, &served);
@@ -46,28 +46,30 @@ pub(super) fn register(
 
 /// The functions that the runner serves.
 #[derive(Clone)]
-struct Served {
-    line: Lines,
-    limits: Limits,
+struct FunctionClient {
+    line: EngineConnection,
+    limits: EngineLimits,
 }
 
-impl Served {
-    fn call(&self, function: Function, args: &[Dynamic]) -> Outcome<Dynamic> {
+impl FunctionClient {
+    fn call(&self, function: ServedFunction, args: &[Dynamic]) -> EvalResult<Dynamic> {
         self.limits.look()?;
         let ends = || EvalAltResult::ErrorTerminated(Dynamic::UNIT, Position::NONE);
         match self.line.call(function, args) {
-            Ok(Answer::Value(value)) => Ok(value),
-            Ok(Answer::Thrown(text)) => Err(text.into()),
-            Ok(Answer::TooManySteps) => Err(EvalAltResult::ErrorTooManyOperations(Position::NONE).into()),
-            Ok(Answer::TooLarge) => {
+            Ok(FunctionReply::Value(value)) => Ok(value),
+            Ok(FunctionReply::Thrown(text)) => Err(text.into()),
+            Ok(FunctionReply::TooManySteps) => {
+                Err(EvalAltResult::ErrorTooManyOperations(Position::NONE).into())
+            }
+            Ok(FunctionReply::TooLarge) => {
                 let what = "Length of string or size of array".to_owned();
                 Err(EvalAltResult::ErrorDataTooLarge(what, Position::NONE).into())
             }
-            Ok(Answer::Ends) | Err(Unanswered::Gone) => {
+            Ok(FunctionReply::Ends) | Err(EngineCallError::Gone) => {
                 self.limits.note_over();
                 Err(ends().into())
             }
-            Err(Unanswered::NotSent(why)) => Err(format!("{}: {why}", function.name()).into()),
+            Err(EngineCallError::NotSent(why)) => Err(format!("{}: {why}", function.name()).into()),
         }
     }
 }
@@ -78,15 +80,15 @@ fn text(text: &str) -> Dynamic {
 }
 
 /// `result(key, value)` and `result(#{ … })`.
-fn register_results(engine: &mut Engine, given: &Given) {
+fn register_results(engine: &mut Engine, given: &ScriptResults) {
     let one = Arc::clone(given);
-    engine.register_fn("result", move |key: &str, value: Dynamic| -> Outcome<()> {
+    engine.register_fn("result", move |key: &str, value: Dynamic| -> EvalResult<()> {
         let text = text_of(to_json(&value)?);
         one.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned(), text);
         Ok(())
     });
     let many = Arc::clone(given);
-    engine.register_fn("result", move |values: Map| -> Outcome<()> {
+    engine.register_fn("result", move |values: Map| -> EvalResult<()> {
         for (key, value) in values {
             let text = text_of(to_json(&value)?);
             many.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_string(), text);
@@ -96,20 +98,20 @@ fn register_results(engine: &mut Engine, given: &Given) {
 }
 
 /// `read_file(path)` and `write_file(path, text)`, inside the job's directory.
-fn register_files(engine: &mut Engine, served: &Served) {
-    register_path(engine, served, Function::ReadFile);
-    register_two(engine, served, Function::WriteFile);
+fn register_files(engine: &mut Engine, served: &FunctionClient) {
+    register_path(engine, served, ServedFunction::ReadFile);
+    register_two(engine, served, ServedFunction::WriteFile);
 }
 
 /// `parse_json(text)` and `to_json(value)`, for any value.
-fn register_json(engine: &mut Engine, limits: &Limits) {
+fn register_json(engine: &mut Engine, limits: &EngineLimits) {
     let bounds = limits.clone();
-    engine.register_fn("parse_json", move |text: &str| -> Outcome<Dynamic> {
+    engine.register_fn("parse_json", move |text: &str| -> EvalResult<Dynamic> {
         let read = from_json(text, &bounds);
         bounds.look()?;
         read.map_err(|error| format!("parse_json: {error}").into())
     });
-    let text_of = |value: &Dynamic| -> Outcome<String> {
+    let text_of = |value: &Dynamic| -> EvalResult<String> {
         Ok(to_json(value).map_err(|why| format!("to_json: {why}"))?.to_string())
     };
     engine.register_fn("to_json", move |value: Dynamic| text_of(&value));
@@ -118,22 +120,22 @@ fn register_json(engine: &mut Engine, limits: &Limits) {
 }
 
 /// `sleep(seconds)`, which ends with the job.
-fn register_sleep(engine: &mut Engine, served: &Served) {
+fn register_sleep(engine: &mut Engine, served: &FunctionClient) {
     #[expect(clippy::cast_precision_loss, reason = "seconds")]
     let seconds = |secs: INT| secs as FLOAT;
     let whole = served.clone();
-    engine.register_fn("sleep", move |secs: INT| -> Outcome<()> {
-        whole.call(Function::Sleep, &[seconds(secs).into()]).map(drop)
+    engine.register_fn("sleep", move |secs: INT| -> EvalResult<()> {
+        whole.call(ServedFunction::Sleep, &[seconds(secs).into()]).map(drop)
     });
     let part = served.clone();
-    engine.register_fn("sleep", move |secs: FLOAT| -> Outcome<()> {
-        part.call(Function::Sleep, &[secs.into()]).map(drop)
+    engine.register_fn("sleep", move |secs: FLOAT| -> EvalResult<()> {
+        part.call(ServedFunction::Sleep, &[secs.into()]).map(drop)
     });
 }
 
 /// `exit()`, `exit(code)` and `exit(succeeded)`. The engine's own tells nobody the code.
-fn register_exit(engine: &mut Engine, code: &ExitCode) {
-    fn end(code: &ExitCode, value: i32) -> Outcome<()> {
+fn register_exit(engine: &mut Engine, code: &ScriptExitCode) {
+    fn end(code: &ScriptExitCode, value: i32) -> EvalResult<()> {
         code.store(value, Ordering::Relaxed);
         Err(EvalAltResult::Exit(Dynamic::UNIT, Position::NONE).into())
     }
@@ -146,13 +148,13 @@ fn register_exit(engine: &mut Engine, code: &ExitCode) {
 }
 
 /// A function of one text.
-fn register_path(engine: &mut Engine, served: &Served, function: Function) {
+fn register_path(engine: &mut Engine, served: &FunctionClient, function: ServedFunction) {
     let served = served.clone();
     engine.register_fn(function.name(), move |path: &str| served.call(function, &[text(path)]));
 }
 
 /// A function of two texts.
-fn register_two(engine: &mut Engine, served: &Served, function: Function) {
+fn register_two(engine: &mut Engine, served: &FunctionClient, function: ServedFunction) {
     let served = served.clone();
     engine.register_fn(function.name(), move |one: &str, other: &str| {
         served.call(function, &[text(one), text(other)])
@@ -160,80 +162,87 @@ fn register_two(engine: &mut Engine, served: &Served, function: Function) {
 }
 
 /// `osis_set`, `osis_get`, `osis_delete` and `osis_index`.
-fn register_objects(engine: &mut Engine, served: &Served) {
+fn register_objects(engine: &mut Engine, served: &FunctionClient) {
     let set = served.clone();
     engine.register_fn("osis_set", move |collection: &str, id: &str, object: Map| {
-        set.call(Function::OsisSet, &[text(collection), text(id), object.into()])
+        set.call(ServedFunction::OsisSet, &[text(collection), text(id), object.into()])
     });
     let get = served.clone();
-    engine.register_fn("osis_get", move |collection: &str, id: &str| -> Outcome<Dynamic> {
-        let body = get.call(Function::OsisGet, &[text(collection), text(id)])?;
+    engine.register_fn("osis_get", move |collection: &str, id: &str| -> EvalResult<Dynamic> {
+        let body = get.call(ServedFunction::OsisGet, &[text(collection), text(id)])?;
         match body.as_immutable_string_ref() {
             Ok(body) => from_json(&body, &get.limits).map_err(|error| format!("osis_get: {error}").into()),
             Err(_) => Ok(Dynamic::UNIT),
         }
     });
-    register_two(engine, served, Function::OsisDelete);
-    register_two(engine, served, Function::OsisIndex);
+    register_two(engine, served, ServedFunction::OsisDelete);
+    register_two(engine, served, ServedFunction::OsisIndex);
 }
 
 /// `osis_list` and `osis_find` as a whole and in pages.
-fn register_object_lists(engine: &mut Engine, served: &Served) {
-    register_path(engine, served, Function::OsisList);
+fn register_object_lists(engine: &mut Engine, served: &FunctionClient) {
+    register_path(engine, served, ServedFunction::OsisList);
     let page = served.clone();
     engine.register_fn("osis_list", move |collection: &str, after: &str, count: INT| {
-        page.call(Function::OsisList, &[text(collection), text(after), count.into()])
+        page.call(ServedFunction::OsisList, &[text(collection), text(after), count.into()])
     });
     let all = served.clone();
     engine.register_fn("osis_find", move |collection: &str, field: &str, value: Dynamic| {
-        all.call(Function::OsisFind, &[text(collection), text(field), value])
+        all.call(ServedFunction::OsisFind, &[text(collection), text(field), value])
     });
     let page = served.clone();
     engine.register_fn(
         "osis_find",
         move |collection: &str, field: &str, value: Dynamic, after: &str, count: INT| {
-            page.call(Function::OsisFind, &[text(collection), text(field), value, text(after), count.into()])
+            page.call(
+                ServedFunction::OsisFind,
+                &[text(collection), text(field), value, text(after), count.into()],
+            )
         },
     );
 }
 
 /// Files and directories of the job, beside reading and writing, which every script can.
-fn register_paths(engine: &mut Engine, served: &Served) {
-    for function in
-        [Function::ListDir, Function::Exists, Function::FileSize, Function::Remove, Function::MakeDir]
-    {
+fn register_paths(engine: &mut Engine, served: &FunctionClient) {
+    for function in [
+        ServedFunction::ListDir,
+        ServedFunction::Exists,
+        ServedFunction::FileSize,
+        ServedFunction::Remove,
+        ServedFunction::MakeDir,
+    ] {
         register_path(engine, served, function);
     }
-    register_two(engine, served, Function::AppendFile);
-    register_two(engine, served, Function::Copy);
+    register_two(engine, served, ServedFunction::AppendFile);
+    register_two(engine, served, ServedFunction::Copy);
 }
 
 /// `run`, with and without arguments and options.
-fn register_programs(engine: &mut Engine, served: &Served) {
+fn register_programs(engine: &mut Engine, served: &FunctionClient) {
     let own = served.clone();
-    engine.register_fn("run", move |program: &str| own.call(Function::Run, &[text(program)]));
+    engine.register_fn("run", move |program: &str| own.call(ServedFunction::Run, &[text(program)]));
     let own = served.clone();
     engine.register_fn("run", move |program: &str, args: Array| {
-        own.call(Function::Run, &[text(program), args.into()])
+        own.call(ServedFunction::Run, &[text(program), args.into()])
     });
     let own = served.clone();
     engine.register_fn("run", move |program: &str, args: Array, options: Map| {
-        own.call(Function::Run, &[text(program), args.into(), options.into()])
+        own.call(ServedFunction::Run, &[text(program), args.into(), options.into()])
     });
 }
 
-fn register_http(engine: &mut Engine, served: &Served) {
-    register_path(engine, served, Function::HttpGet);
+fn register_http(engine: &mut Engine, served: &FunctionClient) {
+    register_path(engine, served, ServedFunction::HttpGet);
     let own = served.clone();
     engine.register_fn("http_post", move |url: &str, body: Dynamic| {
-        own.call(Function::HttpPost, &[text(url), body])
+        own.call(ServedFunction::HttpPost, &[text(url), body])
     });
     let own = served.clone();
-    engine.register_fn("http", move |request: Map| own.call(Function::Http, &[request.into()]));
+    engine.register_fn("http", move |request: Map| own.call(ServedFunction::Http, &[request.into()]));
 }
 
 /// `env(name)`: what a process of this job would find in its environment.
-fn register_env(engine: &mut Engine, run: &Run) {
+fn register_env(engine: &mut Engine, run: &ScriptRunRequest) {
     let mut all: BTreeMap<String, String> = run.own_env.clone();
     all.extend(run.env.clone());
     engine.register_fn("env", move |name: &str| -> Dynamic {

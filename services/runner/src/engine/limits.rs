@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rhai::{Dynamic, EvalAltResult, Position};
 
-use super::functions::Outcome;
+use super::functions::EvalResult;
 use super::memory;
 use crate::RHAI_OPERATIONS_MAX;
 
@@ -25,18 +25,18 @@ pub(super) fn hear_signals() {
 
 /// The limits of one script. Clones are the same.
 #[derive(Clone)]
-pub(super) struct Limits(Arc<Inner>);
+pub(super) struct EngineLimits(Arc<EngineLimitsInner>);
 
-struct Inner {
+struct EngineLimitsInner {
     memory_bytes: u64,
     /// Steps of functions that do more than one.
     spent: AtomicU64,
 }
 
-impl Limits {
+impl EngineLimits {
     /// Of a script that may hold this much.
     pub(super) fn new(memory_bytes: u64) -> Self {
-        Self(Arc::new(Inner { memory_bytes, spent: AtomicU64::new(0) }))
+        Self(Arc::new(EngineLimitsInner { memory_bytes, spent: AtomicU64::new(0) }))
     }
 
     /// Whether the runner told it to end.
@@ -58,7 +58,7 @@ impl Limits {
     ///
     /// # Errors
     /// What scripts cannot catch.
-    pub(super) fn look(&self) -> Outcome<()> {
+    pub(super) fn look(&self) -> EvalResult<()> {
         if self.exceeded() {
             return Err(EvalAltResult::ErrorTerminated(Dynamic::UNIT, Position::NONE).into());
         }
@@ -69,7 +69,7 @@ impl Limits {
     ///
     /// # Errors
     /// As [`Self::look`], and when these are too many.
-    pub(super) fn spend(&self, steps: u64) -> Outcome<()> {
+    pub(super) fn spend(&self, steps: u64) -> EvalResult<()> {
         self.look()?;
         if self.0.spent.fetch_add(steps, Ordering::Relaxed).saturating_add(steps) > RHAI_OPERATIONS_MAX {
             return Err(EvalAltResult::ErrorTooManyOperations(Position::NONE).into());

@@ -18,10 +18,10 @@ use super::EXIT_OUT_OF_MEMORY;
 pub(crate) const STEP_BYTES_MAX: u64 = 128 * 1024 * 1024;
 
 /// The allocator of the suite, with an account for each thread that wants one.
-struct Counting;
+struct CountingAllocator;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 thread_local! {
     /// Whether this thread counts.
@@ -62,7 +62,7 @@ fn signed(bytes: usize) -> i64 {
 
 // SAFETY: everything is the suite's allocator, which gets what this one is given. Counting touches two cells
 // that need neither memory nor to be dropped, so it works at any moment of a thread's life.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(signed(layout.size()));
         // SAFETY: as for this function.

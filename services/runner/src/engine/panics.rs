@@ -31,7 +31,7 @@ pub(super) fn last_message() -> String {
 mod tests {
     use super::super::caught;
     use super::*;
-    use crate::wire::Ended;
+    use crate::wire::EngineScriptEnd;
 
     const ROLE: &str = "MYCORA_TEST_PANICS";
 
@@ -46,16 +46,24 @@ mod tests {
         engine.register_fn("breaks", |times: i64| -> i64 { panic!("it broke {times} times") });
         let run = |script: &str| {
             caught(|| match engine.eval::<i64>(script) {
-                Ok(code) => Ended::Exited { code: i32::try_from(code).unwrap_or(-1), result: [].into() },
-                Err(error) => Ended::Failed(error.to_string()),
+                Ok(code) => {
+                    EngineScriptEnd::Exited { code: i32::try_from(code).unwrap_or(-1), result: [].into() }
+                }
+                Err(error) => EngineScriptEnd::Failed(error.to_string()),
             })
         };
-        assert_eq!(run("breaks(7)"), Ended::Panicked("it broke 7 times".to_owned()));
-        assert_eq!(run("[1].map(|x| breaks(x))[0]"), Ended::Panicked("it broke 1 times".to_owned()));
-        assert_eq!(run("try { breaks(8) } catch { 3 }"), Ended::Panicked("it broke 8 times".to_owned()));
-        assert_eq!(run("2"), Ended::Exited { code: 2, result: [].into() });
+        assert_eq!(run("breaks(7)"), EngineScriptEnd::Panicked("it broke 7 times".to_owned()));
+        assert_eq!(
+            run("[1].map(|x| breaks(x))[0]"),
+            EngineScriptEnd::Panicked("it broke 1 times".to_owned())
+        );
+        assert_eq!(
+            run("try { breaks(8) } catch { 3 }"),
+            EngineScriptEnd::Panicked("it broke 8 times".to_owned())
+        );
+        assert_eq!(run("2"), EngineScriptEnd::Exited { code: 2, result: [].into() });
         let long = caught(|| panic!("{}", "x".repeat(10_000)));
-        assert!(matches!(long, Ended::Panicked(text) if text.len() == MESSAGE_CHARS_MAX));
+        assert!(matches!(long, EngineScriptEnd::Panicked(text) if text.len() == MESSAGE_CHARS_MAX));
         println!("caught");
     }
 

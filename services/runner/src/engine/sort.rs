@@ -9,22 +9,22 @@ use rhai::{
     Array, Dynamic, Engine, EvalAltResult, FLOAT, FnPtr, INT, ImmutableString, NativeCallContext, Position,
 };
 
-use super::Limits;
-use super::functions::Outcome;
+use super::EngineLimits;
+use super::functions::EvalResult;
 
 /// Comparisons between two looks at the limits of the script.
 const COMPARISONS_BETWEEN_LOOKS: u64 = 1024;
 
-pub(super) fn register(engine: &mut Engine, limits: &Limits) {
-    let sort = |limits: &Limits, reverse| {
+pub(super) fn register(engine: &mut Engine, limits: &EngineLimits) {
+    let sort = |limits: &EngineLimits, reverse| {
         let limits = limits.clone();
-        move |list: &mut Array| -> Outcome<()> {
+        move |list: &mut Array| -> EvalResult<()> {
             let sorted = by_value(list, reverse, &limits)?;
             *list = sorted;
             Ok(())
         }
     };
-    let order = |limits: &Limits, reverse| {
+    let order = |limits: &EngineLimits, reverse| {
         let limits = limits.clone();
         move |list: &mut Array| by_value(list, reverse, &limits)
     };
@@ -34,7 +34,7 @@ pub(super) fn register(engine: &mut Engine, limits: &Limits) {
         let limits = limits.clone();
         engine.register_fn(
             name,
-            move |context: NativeCallContext, list: &mut Array, order: FnPtr| -> Outcome<()> {
+            move |context: NativeCallContext, list: &mut Array, order: FnPtr| -> EvalResult<()> {
                 let sorted = by_function(&context, list, &order, &limits)?;
                 *list = sorted;
                 Ok(())
@@ -49,7 +49,12 @@ pub(super) fn register(engine: &mut Engine, limits: &Limits) {
     }
 }
 
-fn by_function(context: &NativeCallContext, list: &Array, order: &FnPtr, limits: &Limits) -> Outcome<Array> {
+fn by_function(
+    context: &NativeCallContext,
+    list: &Array,
+    order: &FnPtr,
+    limits: &EngineLimits,
+) -> EvalResult<Array> {
     merge_sort(list, limits, |one, other| {
         let said = order.call_raw(context, None, [one.clone(), other.clone()])?;
         let number = said.as_int().or_else(|_| said.as_bool().map(|before| if before { -1 } else { 1 }));
@@ -58,7 +63,7 @@ fn by_function(context: &NativeCallContext, list: &Array, order: &FnPtr, limits:
     })
 }
 
-fn by_value(list: &Array, reverse: bool, limits: &Limits) -> Outcome<Array> {
+fn by_value(list: &Array, reverse: bool, limits: &EngineLimits) -> EvalResult<Array> {
     let kind = match list.first() {
         Some(first) if list.len() > 1 => first,
         _ => return Ok(list.clone()),
@@ -104,9 +109,9 @@ fn compare(one: &Dynamic, other: &Dynamic) -> Option<Ordering> {
 /// The elements in order; those that are equal stay as they stood. Whatever `compare` says, each comes once.
 fn merge_sort(
     list: &Array,
-    limits: &Limits,
-    mut compare: impl FnMut(&Dynamic, &Dynamic) -> Outcome<Ordering>,
-) -> Outcome<Array> {
+    limits: &EngineLimits,
+    mut compare: impl FnMut(&Dynamic, &Dynamic) -> EvalResult<Ordering>,
+) -> EvalResult<Array> {
     let mut sorted: Vec<usize> = (0..list.len()).collect();
     let mut merged = Vec::with_capacity(sorted.len());
     let mut comparisons = 0;

@@ -6,7 +6,7 @@ use rhai::{Array, Dynamic, FLOAT, INT, ImmutableString, Map};
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Number, Value};
 
-use super::Limits;
+use super::EngineLimits;
 use crate::RHAI_STRING_BYTES_MAX;
 
 /// How deep lists and maps may stand in each other where a value becomes text or JSON.
@@ -63,17 +63,17 @@ fn scalar(value: &Dynamic) -> Option<Value> {
 ///
 /// # Errors
 /// What is wrong with the text.
-pub(super) fn from_json(text: &str, limits: &Limits) -> serde_json::Result<Dynamic> {
+pub(super) fn from_json(text: &str, limits: &EngineLimits) -> serde_json::Result<Dynamic> {
     let mut reader = serde_json::Deserializer::from_str(text);
-    let value = Reader(limits).deserialize(&mut reader)?;
+    let value = ScriptJsonReader(limits).deserialize(&mut reader)?;
     reader.end()?;
     Ok(value)
 }
 
 #[derive(Clone, Copy)]
-struct Reader<'a>(&'a Limits);
+struct ScriptJsonReader<'a>(&'a EngineLimits);
 
-impl Reader<'_> {
+impl ScriptJsonReader<'_> {
     fn look<E: de::Error>(self) -> Result<(), E> {
         if self.0.exceeded() {
             Err(E::custom("the script has no room or no time left for it"))
@@ -83,14 +83,14 @@ impl Reader<'_> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Reader<'_> {
+impl<'de> DeserializeSeed<'de> for ScriptJsonReader<'_> {
     type Value = Dynamic;
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Dynamic, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for Reader<'_> {
+impl<'de> Visitor<'de> for ScriptJsonReader<'_> {
     type Value = Dynamic;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -6,17 +6,17 @@ mod store;
 use queue::work_dir::context_dir;
 use std::sync::Arc;
 
-use self::functions::Objects;
-use crate::runtime::{Runtime, Tools};
-use crate::runtimes::rhai::Embedded;
-use crate::wire::Language;
+use self::functions::OsisFunctions;
+use crate::runtime::{RuntimeResources, ScriptRuntime};
+use crate::runtimes::rhai::EmbeddedRuntime;
+use crate::wire::EngineLanguage;
 
 /// Built in.
 #[expect(clippy::unnecessary_wraps, reason = "every probe has this form; others find nothing at times")]
-pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
+pub(crate) fn probe(tools: &RuntimeResources<'_>) -> Option<Arc<dyn ScriptRuntime>> {
     let root = tools.root.to_owned();
-    Some(Arc::new(Embedded::new(tools, Language::Osis, move |job, limits, _| {
+    Some(Arc::new(EmbeddedRuntime::new(tools, EngineLanguage::Osis, move |job, limits, _| {
         let dir = context_dir(&root, job.execution.job_key.context).join("store");
-        Some(Box::new(Objects::new(dir, limits)))
+        Some(Box::new(OsisFunctions::new(dir, limits)))
     })))
 }

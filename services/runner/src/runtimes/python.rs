@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use self::warm::Warm;
+use self::warm::WarmPython;
 use crate::SCRIPT_PATH;
-use crate::process::{Launcher, Program, environment, try_program};
-use crate::runtime::{End, Job, Runtime, Tools};
+use crate::process::{ProcessExecutor, ProgramCommand, environment, try_program};
+use crate::runtime::{RuntimeResources, ScriptEnd, ScriptJob, ScriptRuntime};
 
 const BOOTSTRAP: &str = include_str!("python/bootstrap.py");
 const ZYGOTE: &str = include_str!("python/zygote.py");
@@ -27,19 +27,19 @@ const MODULE: &str = include_str!("python/mycora.py");
 /// UTF-8, whatever the locale.
 const OPTIONS: [&str; 5] = ["-I", "-u", "-B", "-X", "utf8"];
 
-struct Python {
-    launcher: Launcher,
-    found: Found,
+struct PythonRuntime {
+    launcher: ProcessExecutor,
+    found: PythonInstallation,
     bootstrap: PathBuf,
     /// What scripts have to read beside what every script may.
     reads: Vec<PathBuf>,
     /// Absent where interpreters are not kept.
-    warm: Option<Warm>,
+    warm: Option<WarmPython>,
 }
 
 /// An interpreter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Found {
+struct PythonInstallation {
     /// The real executable.
     program: PathBuf,
     /// Where its library is.
@@ -47,7 +47,7 @@ struct Found {
 }
 
 /// The first `python3` that is CPython 3.8 or later and works where scripts run.
-pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
+pub(crate) fn probe(tools: &RuntimeResources<'_>) -> Option<Arc<dyn ScriptRuntime>> {
     let dir = match install(tools.root) {
         Ok(dir) => dir,
         Err(error) => {
@@ -67,9 +67,9 @@ pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
     reads.push(dir.clone());
     let mut args: Vec<String> = OPTIONS.map(str::to_owned).to_vec();
     args.push(dir.join("zygote.py").display().to_string());
-    let warm = tools.warm.then(|| Warm::new(tools, &found.program, args, &reads));
-    let (launcher, bootstrap) = (Launcher::new(tools), dir.join("bootstrap.py"));
-    Some(Arc::new(Python { launcher, found, bootstrap, reads, warm }))
+    let warm = tools.warm.then(|| WarmPython::new(tools, &found.program, args, &reads));
+    let (launcher, bootstrap) = (ProcessExecutor::new(tools), dir.join("bootstrap.py"));
+    Some(Arc::new(PythonRuntime { launcher, found, bootstrap, reads, warm }))
 }
 
 /// Every `python3` of the search path, in its order.
@@ -88,7 +88,7 @@ fn candidates() -> Vec<PathBuf> {
 
 /// The interpreter behind `found`, which may be a shim that costs more time at each start than the interpreter
 /// itself.
-fn resolve(found: &Path) -> io::Result<Found> {
+fn resolve(found: &Path) -> io::Result<PythonInstallation> {
     let ask = "import platform, sys\n\
                if platform.python_implementation() == 'CPython' and sys.version_info >= (3, 8):\n    \
                print(sys.executable, sys.prefix, sys.base_prefix, sys.base_exec_prefix, sep='\\n')";
@@ -101,16 +101,16 @@ fn resolve(found: &Path) -> io::Result<Found> {
     // Not the whole machine, should one be installed that way.
     let mut prefixes: Vec<PathBuf> = lines.filter(|prefix| prefix.parent().is_some()).collect();
     prefixes.dedup();
-    Ok(Found { program, prefixes })
+    Ok(PythonInstallation { program, prefixes })
 }
 
 /// Runs an interpreter once where scripts run.
-fn works(tools: &Tools<'_>, found: &Found, dir: &Path) -> io::Result<()> {
+fn works(tools: &RuntimeResources<'_>, found: &PythonInstallation, dir: &Path) -> io::Result<()> {
     let mut args: Vec<OsString> = OPTIONS.map(OsString::from).to_vec();
     args.extend(["-c".into(), "import json, os, runpy; print('works')".into()]);
     let mut reads = found.prefixes.clone();
     reads.push(dir.to_owned());
-    let printed = try_program(tools, &Program { path: &found.program, args, reads: &reads })?;
+    let printed = try_program(tools, &ProgramCommand { path: &found.program, args, reads: &reads })?;
     match printed.trim() {
         "works" => Ok(()),
         other => Err(io::Error::other(format!("it says {other:?}"))),
@@ -142,12 +142,12 @@ fn install(root: &Path) -> io::Result<PathBuf> {
 }
 
 #[async_trait]
-impl Runtime for Python {
-    async fn run(&self, job: Job) -> End {
+impl ScriptRuntime for PythonRuntime {
+    async fn run(&self, job: ScriptJob) -> ScriptEnd {
         let script = job.workspace.write_own("script.py", &job.script);
         let (script, env) = match script.and_then(|script| Ok((script, environment(&job)?))) {
             Ok(prepared) => prepared,
-            Err(reason) => return End::NotRun(reason),
+            Err(reason) => return ScriptEnd::NotRun(reason),
         };
         if let Some(warm) = &self.warm
             && let Some(end) = warm.run(&script, &env, &job).await
@@ -156,7 +156,7 @@ impl Runtime for Python {
         }
         let mut args: Vec<OsString> = OPTIONS.map(OsString::from).to_vec();
         args.extend([self.bootstrap.clone().into(), script.into()]);
-        let program = Program { path: &self.found.program, args, reads: &self.reads };
+        let program = ProgramCommand { path: &self.found.program, args, reads: &self.reads };
         self.launcher.run_in(&program, env, job.workspace.dir(), &job).await
     }
 }

@@ -1,56 +1,61 @@
 //! `rhai`: the embedded engine, with limits, in a process that reaches nothing. Other languages are this one with more
 //! functions.
 
-mod conversation;
 mod engines;
 mod files;
 mod functions;
 mod limits;
+mod session;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
-pub(crate) use self::engines::Engines;
-pub(crate) use self::files::Files;
-use self::functions::Serving;
-pub(crate) use self::functions::{Args, Functions, Outcome, Refusal};
-pub(crate) use self::limits::Limits;
+pub(crate) use self::engines::EnginePool;
+pub(crate) use self::files::ScriptFiles;
+use self::functions::JobFunctions;
+pub(crate) use self::functions::{FunctionArgs, ScriptFunctionError, ScriptFunctionResult, ScriptFunctions};
+pub(crate) use self::limits::ScriptLimits;
 
 use crate::RHAI_MEMORY_BYTES_MAX;
-use crate::runtime::{End, Job, Runtime, Tools};
-use crate::wire::{Language, Run};
+use crate::runtime::{RuntimeResources, ScriptEnd, ScriptJob, ScriptRuntime};
+use crate::wire::{EngineLanguage, ScriptRunRequest};
 
 /// The functions that a language has beside those of `rhai`, for one job.
-type Extension = Box<dyn Fn(&Arc<Job>, &Limits, &Files) -> Option<Box<dyn Functions>> + Send + Sync>;
+type LanguageExtension = Box<
+    dyn Fn(&Arc<ScriptJob>, &ScriptLimits, &ScriptFiles) -> Option<Box<dyn ScriptFunctions>> + Send + Sync,
+>;
 
 /// A language on this engine.
-pub(crate) struct Embedded {
-    language: Language,
-    engines: Arc<Engines>,
-    extension: Extension,
+pub(crate) struct EmbeddedRuntime {
+    language: EngineLanguage,
+    engines: Arc<EnginePool>,
+    extension: LanguageExtension,
 }
 
 /// Built in.
 #[expect(clippy::unnecessary_wraps, reason = "every probe has this form; others find nothing at times")]
-pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
-    Some(Arc::new(Embedded::new(tools, Language::Rhai, |_, _, _| None)))
+pub(crate) fn probe(tools: &RuntimeResources<'_>) -> Option<Arc<dyn ScriptRuntime>> {
+    Some(Arc::new(EmbeddedRuntime::new(tools, EngineLanguage::Rhai, |_, _, _| None)))
 }
 
-impl Embedded {
+impl EmbeddedRuntime {
     /// The engine with further functions.
     pub(crate) fn new(
-        tools: &Tools<'_>,
-        language: Language,
-        extension: impl Fn(&Arc<Job>, &Limits, &Files) -> Option<Box<dyn Functions>> + Send + Sync + 'static,
+        tools: &RuntimeResources<'_>,
+        language: EngineLanguage,
+        extension: impl Fn(&Arc<ScriptJob>, &ScriptLimits, &ScriptFiles) -> Option<Box<dyn ScriptFunctions>>
+        + Send
+        + Sync
+        + 'static,
     ) -> Self {
         Self { language, engines: Arc::clone(tools.engines), extension: Box::new(extension) }
     }
 
-    fn order(&self, job: &Job) -> Run {
+    fn order(&self, job: &ScriptJob) -> ScriptRunRequest {
         let execution = &job.execution;
-        let own_env = if self.language == Language::Sal {
+        let own_env = if self.language == EngineLanguage::Sal {
             BTreeMap::from([
                 ("MYCORA_CONTEXT".to_owned(), execution.context_id.to_string()),
                 ("MYCORA_FLOW".to_owned(), execution.flow_id.to_string()),
@@ -60,7 +65,7 @@ impl Embedded {
         } else {
             BTreeMap::new()
         };
-        Run {
+        ScriptRunRequest {
             language: self.language,
             script: job.script.clone(),
             env: job.env.clone(),
@@ -72,29 +77,29 @@ impl Embedded {
 }
 
 /// What a script may hold.
-fn memory_bytes(job: &Job) -> u64 {
+fn memory_bytes(job: &ScriptJob) -> u64 {
     job.grants.memory_bytes.min(RHAI_MEMORY_BYTES_MAX)
 }
 
 #[async_trait]
-impl Runtime for Embedded {
-    async fn run(&self, job: Job) -> End {
+impl ScriptRuntime for EmbeddedRuntime {
+    async fn run(&self, job: ScriptJob) -> ScriptEnd {
         let job = Arc::new(job);
-        let limits = Limits::of(&job);
+        let limits = ScriptLimits::of(&job);
         let taken = tokio::select! {
             biased;
             taken = self.engines.take(&job) => taken,
-            () = job.interrupt.raised() => return End::Interrupted,
-            () = limits.out_of_time() => return End::TimedOut,
+            () = job.interrupt.raised() => return ScriptEnd::Interrupted,
+            () = limits.out_of_time() => return ScriptEnd::TimedOut,
         };
         let engine = match taken {
             Ok(engine) => engine,
-            Err(reason) => return End::Broken(reason),
+            Err(reason) => return ScriptEnd::Broken(reason),
         };
-        let files = Files::of(&job, &limits);
+        let files = ScriptFiles::of(&job, &limits);
         let more = (self.extension)(&job, &limits, &files);
-        let serving = Arc::new(Serving { files, more, limits });
-        let (end, engine) = conversation::run(engine, &self.order(&job), &job, &serving).await;
+        let serving = Arc::new(JobFunctions { files, more, limits });
+        let (end, engine) = session::run(engine, &self.order(&job), &job, &serving).await;
         if let Some(engine) = engine {
             self.engines.keep(engine, &job).await;
         }

@@ -12,12 +12,14 @@ use std::time::Instant;
 use async_trait::async_trait;
 use model::{BlobHash, Reason};
 
-use self::cache::Cache;
-use self::edition::Editions;
+use self::cache::RustProgramCache;
+use self::edition::RustEditions;
 use queue::work_dir::context_dir;
 
-use crate::process::{Launcher, Program, base_environment, find_program, find_programs, try_program};
-use crate::runtime::{End, Job, Runtime, Tools};
+use crate::process::{
+    ProcessExecutor, ProgramCommand, base_environment, find_program, find_programs, try_program,
+};
+use crate::runtime::{RuntimeResources, ScriptEnd, ScriptJob, ScriptRuntime};
 use crate::workspace::{broken, read_inside, runtime_error};
 
 /// How scripts are compiled, beside their edition. Warnings are left out: a job whose program is there already would not have them.
@@ -36,19 +38,19 @@ const INPUTS: &str = ".mycora/tmp/script.inputs";
 /// A list of what was compiled is not read beyond this.
 const INPUTS_BYTES_MAX: usize = 64 * 1024;
 
-struct Rust {
-    launcher: Launcher,
+struct RustRuntime {
+    launcher: ProcessExecutor,
     compiler: PathBuf,
     /// What it has to read: its libraries.
     reads: [PathBuf; 1],
     /// What it says of itself.
     version: String,
-    editions: Editions,
+    editions: RustEditions,
     root: PathBuf,
 }
 
 /// A `rustc` that works where scripts run, and a linker.
-pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
+pub(crate) fn probe(tools: &RuntimeResources<'_>) -> Option<Arc<dyn ScriptRuntime>> {
     if find_program("cc").is_none() {
         tracing::info!("rust jobs are not offered: there is no linker (cc)");
         return None;
@@ -59,18 +61,19 @@ pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
             continue;
         };
         let (compiler, reads) = (sysroot.join("bin/rustc"), [sysroot]);
-        match try_program(tools, &Program { path: &compiler, args: vec!["-vV".into()], reads: &reads }) {
+        match try_program(tools, &ProgramCommand { path: &compiler, args: vec!["-vV".into()], reads: &reads })
+        {
             Ok(version) => {
                 let name = version.lines().next().unwrap_or_default();
-                let Some(editions) = Editions::of(tools, &compiler, &reads) else {
+                let Some(editions) = RustEditions::of(tools, &compiler, &reads) else {
                     tracing::info!(rustc = %compiler.display(), version = name, "it knows no edition");
                     continue;
                 };
                 let edition = editions.newest();
                 tracing::info!(rustc = %compiler.display(), version = name, edition, "rust jobs are offered");
                 let root = tools.root.to_owned();
-                return Some(Arc::new(Rust {
-                    launcher: Launcher::new(tools),
+                return Some(Arc::new(RustRuntime {
+                    launcher: ProcessExecutor::new(tools),
                     compiler,
                     reads,
                     version,
@@ -98,52 +101,54 @@ fn sysroot(found: &Path, dir: &Path) -> Option<PathBuf> {
 }
 
 /// What a script becomes.
-enum Compiled {
+enum RustCompileOutcome {
     /// A program, and whether it is the job's own.
     Program(PathBuf),
     /// Nothing: the job is over.
-    Ended(End),
+    Ended(ScriptEnd),
 }
 
 #[async_trait]
-impl Runtime for Rust {
-    async fn run(&self, mut job: Job) -> End {
+impl ScriptRuntime for RustRuntime {
+    async fn run(&self, mut job: ScriptJob) -> ScriptEnd {
         let begin = Instant::now();
         let compiled = match self.compiled(&job).await {
-            Ok(Compiled::Program(program)) => program,
-            Ok(Compiled::Ended(end)) => return end,
+            Ok(RustCompileOutcome::Program(program)) => program,
+            Ok(RustCompileOutcome::Ended(end)) => return end,
             // The compiler did, at most.
-            Err(reason) => return End::NotRun(reason),
+            Err(reason) => return ScriptEnd::NotRun(reason),
         };
         // Compiling is part of the job.
         job.time_limit = job.time_limit.map(|limit| limit.saturating_sub(begin.elapsed()));
         let reads = [compiled];
-        self.launcher.run_program(&Program { path: &reads[0], args: Vec::new(), reads: &reads }, &job).await
+        self.launcher
+            .run_program(&ProgramCommand { path: &reads[0], args: Vec::new(), reads: &reads }, &job)
+            .await
     }
 }
 
-impl Rust {
-    async fn compiled(&self, job: &Job) -> Result<Compiled, Reason> {
-        let cache = Cache::of(&context_dir(&self.root, job.execution.job_key.context));
+impl RustRuntime {
+    async fn compiled(&self, job: &ScriptJob) -> Result<RustCompileOutcome, Reason> {
+        let cache = RustProgramCache::of(&context_dir(&self.root, job.execution.job_key.context));
         let name = self.version.lines().next().unwrap_or_default();
         let edition = self.editions.of_script(&job.script, name).map_err(|why| runtime_error(&why))?;
         let key = self.key(&job.script, &edition);
         let to_find = cache.clone();
         if let Some(program) = blocking(move || Ok(to_find.find(key))).await? {
-            return Ok(Compiled::Program(program));
+            return Ok(RustCompileOutcome::Program(program));
         }
         job.workspace.write_own("script.rs", &job.script)?;
         match self.compile(job, &edition).await {
-            End::Exited { code: 0, .. } => {}
-            End::Exited { code, .. } => {
+            ScriptEnd::Exited { code: 0, .. } => {}
+            ScriptEnd::Exited { code, .. } => {
                 let compiler = format!("{name}, edition {edition}");
-                return Ok(Compiled::Ended(End::NotCompiled { code, compiler }));
+                return Ok(RustCompileOutcome::Ended(ScriptEnd::NotCompiled { code, compiler }));
             }
-            other => return Ok(Compiled::Ended(other)),
+            other => return Ok(RustCompileOutcome::Ended(other)),
         }
         let dir = job.workspace.dir().to_owned();
         if !is_whole(&dir, &job.script) {
-            return Ok(Compiled::Program(dir.join(PROGRAM)));
+            return Ok(RustCompileOutcome::Program(dir.join(PROGRAM)));
         }
         let attempt = job.execution.job_key.to_string();
         let kept = blocking(move || {
@@ -151,14 +156,14 @@ impl Rust {
                 .keep(key, &dir, PROGRAM, &attempt)
                 .map_err(|error| broken("the compiled script cannot be kept", &error))
         });
-        kept.await.map(Compiled::Program)
+        kept.await.map(RustCompileOutcome::Program)
     }
 
-    async fn compile(&self, job: &Job, edition: &str) -> End {
+    async fn compile(&self, job: &ScriptJob, edition: &str) -> ScriptEnd {
         let (emit, edition) = (format!("--emit=link={PROGRAM},dep-info={INPUTS}"), edition::flag(edition));
         let own = [edition.as_str(), emit.as_str(), SCRIPT];
         let args = FLAGS.iter().copied().chain(own).map(OsString::from).collect();
-        let program = Program { path: &self.compiler, args, reads: &self.reads };
+        let program = ProgramCommand { path: &self.compiler, args, reads: &self.reads };
         // Without the job's own variables: the program is one for all jobs.
         self.launcher.run_in(&program, base_environment(job), job.workspace.dir(), job).await
     }

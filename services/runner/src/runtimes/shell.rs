@@ -7,37 +7,38 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use model::Reason;
 
-use crate::process::{Interpreter, Launcher, is_executable};
-use crate::runtime::{End, Job, Runtime, Tools};
+use crate::process::{InterpreterCommand, ProcessExecutor, is_executable};
+use crate::runtime::{RuntimeResources, ScriptEnd, ScriptJob, ScriptRuntime};
 use crate::workspace::runtime_error;
 
-struct Shell {
-    launcher: Launcher,
-    interpreter: Interpreter,
+struct ShellRuntime {
+    launcher: ProcessExecutor,
+    interpreter: InterpreterCommand,
 }
 
 /// There is hardly a machine without it.
-pub(crate) fn probe(tools: &Tools<'_>) -> Option<Arc<dyn Runtime>> {
+pub(crate) fn probe(tools: &RuntimeResources<'_>) -> Option<Arc<dyn ScriptRuntime>> {
     let program = PathBuf::from("/bin/sh");
     program.exists().then(|| {
         let (args, reads) = (Vec::new(), Vec::new());
-        let interpreter = Interpreter { program, args, script_name: "script.sh", reads };
-        Arc::new(Shell { launcher: Launcher::new(tools), interpreter }) as Arc<dyn Runtime>
+        let interpreter = InterpreterCommand { program, args, script_name: "script.sh", reads };
+        Arc::new(ShellRuntime { launcher: ProcessExecutor::new(tools), interpreter })
+            as Arc<dyn ScriptRuntime>
     })
 }
 
 #[async_trait]
-impl Runtime for Shell {
-    async fn run(&self, job: Job) -> End {
+impl ScriptRuntime for ShellRuntime {
+    async fn run(&self, job: ScriptJob) -> ScriptEnd {
         match self.interpreter_of(&job.script) {
             Ok(interpreter) => self.launcher.run(&interpreter, job).await,
-            Err(reason) => End::NotRun(reason),
+            Err(reason) => ScriptEnd::NotRun(reason),
         }
     }
 }
 
-impl Shell {
-    fn interpreter_of(&self, script: &str) -> Result<Interpreter, Reason> {
+impl ShellRuntime {
+    fn interpreter_of(&self, script: &str) -> Result<InterpreterCommand, Reason> {
         let Some((program, argument)) = first_line(script) else { return Ok(self.interpreter.clone()) };
         let path = Path::new(program);
         if !path.is_absolute() {
@@ -53,7 +54,7 @@ impl Shell {
         }
         // The script may be refused it all the same, as any other program outside of what scripts may read.
         let args = argument.map(OsString::from).into_iter().collect();
-        Ok(Interpreter { program: path.to_owned(), args, ..self.interpreter.clone() })
+        Ok(InterpreterCommand { program: path.to_owned(), args, ..self.interpreter.clone() })
     }
 }
 

@@ -3,11 +3,11 @@ use rhai::{Array, Blob, Map};
 use super::*;
 
 fn sent(args: &[Dynamic]) -> Vec<Dynamic> {
-    let bytes = call_frame(Function::Http, args).expect("values that can be sent");
+    let bytes = call_frame(ServedFunction::Http, args).expect("values that can be sent");
     let (length, kind) = head(bytes[..HEAD_BYTES].try_into().expect("a head")).expect("a frame");
     assert_eq!(length, bytes.len() - HEAD_BYTES);
-    match FromEngine::read(kind, bytes[HEAD_BYTES..].to_vec()) {
-        Ok(FromEngine::Call(Function::Http, args)) => args,
+    match FromEngineFrame::read(kind, bytes[HEAD_BYTES..].to_vec()) {
+        Ok(FromEngineFrame::Call(ServedFunction::Http, args)) => args,
         other => panic!("{other:?}"),
     }
 }
@@ -36,21 +36,24 @@ fn what_has_no_form_is_refused_before_it_is_sent() {
     for _ in 0..=crate::engine::DEPTH_MAX {
         deep = Array::from([deep]).into();
     }
-    assert_eq!(call_frame(Function::Http, &[deep]).expect_err("too deep"), NotSent::TooDeep);
+    assert_eq!(call_frame(ServedFunction::Http, &[deep]).expect_err("too deep"), ValueEncodeError::TooDeep);
     let instant = Dynamic::from(std::time::Instant::now());
-    assert!(matches!(call_frame(Function::Http, &[instant]), Err(NotSent::Kind(_))));
+    assert!(matches!(call_frame(ServedFunction::Http, &[instant]), Err(ValueEncodeError::Kind(_))));
     let large = Dynamic::from("x".repeat(RHAI_STRING_BYTES_MAX));
     let args = [large.clone(), large.clone(), large.clone()];
-    assert_eq!(call_frame(Function::Http, &args).expect_err("too much"), NotSent::TooMany);
-    let frame = answer_frame(&Answer::Value(vec![large; 3].into()));
-    assert!(matches!(ToEngine::read(frame[4], &frame[5..]), Ok(ToEngine::Answer(Answer::TooLarge))));
+    assert_eq!(call_frame(ServedFunction::Http, &args).expect_err("too much"), ValueEncodeError::TooMany);
+    let frame = answer_frame(&FunctionReply::Value(vec![large; 3].into()));
+    assert!(matches!(
+        ToEngineFrame::read(frame[4], &frame[5..]),
+        Ok(ToEngineFrame::Answer(FunctionReply::TooLarge))
+    ));
 }
 
 #[test]
 fn frames_of_a_hostile_engine_are_refused() {
     let call = |bytes: &[u8]| {
-        let body = [&[Function::Http as u8], bytes].concat();
-        FromEngine::read(CALL, body).map(drop).expect_err("a violation").0
+        let body = [&[ServedFunction::Http as u8], bytes].concat();
+        FromEngineFrame::read(CALL, body).map(drop).expect_err("a violation").0
     };
     let nested = [[7, 1, 0, 0, 0].repeat(200), vec![0]].concat();
     for (bytes, why) in [
@@ -65,24 +68,29 @@ fn frames_of_a_hostile_engine_are_refused() {
     ] {
         assert_eq!(call(bytes), why);
     }
-    assert!(FromEngine::read(CALL, vec![200]).is_err());
-    assert!(FromEngine::read(CALL, Vec::new()).is_err());
-    assert!(FromEngine::read(END, b"{".to_vec()).is_err());
-    assert!(FromEngine::read(RUN, Vec::new()).is_err());
+    assert!(FromEngineFrame::read(CALL, vec![200]).is_err());
+    assert!(FromEngineFrame::read(CALL, Vec::new()).is_err());
+    assert!(FromEngineFrame::read(END, b"{".to_vec()).is_err());
+    assert!(FromEngineFrame::read(RUN, Vec::new()).is_err());
     assert!(head([255, 255, 255, 255, CALL]).is_err());
-    let long = Ended::Panicked("é".repeat(5000));
+    let long = EngineScriptEnd::Panicked("é".repeat(5000));
     let frame = end_frame(&long);
-    match FromEngine::read(frame[4], frame[5..].to_vec()) {
-        Ok(FromEngine::End(Ended::Panicked(text))) => assert_eq!(text.len(), DETAIL_BYTES_MAX),
+    match FromEngineFrame::read(frame[4], frame[5..].to_vec()) {
+        Ok(FromEngineFrame::End(EngineScriptEnd::Panicked(text))) => assert_eq!(text.len(), DETAIL_BYTES_MAX),
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
 fn functions_stand_at_their_numbers() {
-    for (number, (function, _, _)) in Function::ALL.iter().enumerate() {
+    for (number, (function, _, _)) in ServedFunction::ALL.iter().enumerate() {
         assert_eq!(*function as usize, number);
     }
-    assert!(Function::Run.is_of(Language::Sal) && !Function::Run.is_of(Language::Rhai));
-    assert!(!Function::OsisSet.is_of(Language::Sal) && Function::ReadFile.is_of(Language::Osis));
+    assert!(
+        ServedFunction::Run.is_of(EngineLanguage::Sal) && !ServedFunction::Run.is_of(EngineLanguage::Rhai)
+    );
+    assert!(
+        !ServedFunction::OsisSet.is_of(EngineLanguage::Sal)
+            && ServedFunction::ReadFile.is_of(EngineLanguage::Osis)
+    );
 }

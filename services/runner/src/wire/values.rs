@@ -2,7 +2,7 @@
 
 use rhai::{Array, Blob, Dynamic, FLOAT, INT, ImmutableString, Map};
 
-use super::Violation;
+use super::EngineProtocolError;
 use crate::RHAI_COLLECTION_LEN_MAX;
 use crate::engine::DEPTH_MAX;
 
@@ -22,7 +22,7 @@ const BLOB: u8 = 9;
 
 /// A value that cannot be sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NotSent {
+pub(crate) enum ValueEncodeError {
     /// It has no form outside of the engine.
     #[error("a value of type {0} cannot be written as JSON")]
     Kind(String),
@@ -35,16 +35,16 @@ pub(crate) enum NotSent {
 }
 
 /// Adds a value to bytes.
-pub(super) fn write(value: &Dynamic, bytes: &mut Vec<u8>) -> Result<(), NotSent> {
+pub(super) fn write(value: &Dynamic, bytes: &mut Vec<u8>) -> Result<(), ValueEncodeError> {
     write_at(value, bytes, 0)
 }
 
-fn write_at(value: &Dynamic, bytes: &mut Vec<u8>, depth: usize) -> Result<(), NotSent> {
+fn write_at(value: &Dynamic, bytes: &mut Vec<u8>, depth: usize) -> Result<(), ValueEncodeError> {
     if depth > DEPTH_MAX {
-        return Err(NotSent::TooDeep);
+        return Err(ValueEncodeError::TooDeep);
     }
     if bytes.len() > super::FRAME_BYTES_MAX {
-        return Err(NotSent::TooMany);
+        return Err(ValueEncodeError::TooMany);
     }
     if let Ok(list) = value.as_array_ref() {
         bytes.push(LIST);
@@ -81,43 +81,47 @@ fn write_at(value: &Dynamic, bytes: &mut Vec<u8>, depth: usize) -> Result<(), No
     } else if value.is_unit() {
         bytes.push(UNIT);
     } else {
-        return Err(NotSent::Kind(value.type_name().to_owned()));
+        return Err(ValueEncodeError::Kind(value.type_name().to_owned()));
     }
     Ok(())
 }
 
-fn write_length(length: usize, bytes: &mut Vec<u8>) -> Result<(), NotSent> {
-    let length = u32::try_from(length).map_err(|_| NotSent::TooMany)?;
+fn write_length(length: usize, bytes: &mut Vec<u8>) -> Result<(), ValueEncodeError> {
+    let length = u32::try_from(length).map_err(|_| ValueEncodeError::TooMany)?;
     bytes.extend_from_slice(&length.to_le_bytes());
     Ok(())
 }
 
-fn write_bytes(text: &[u8], bytes: &mut Vec<u8>) -> Result<(), NotSent> {
+fn write_bytes(text: &[u8], bytes: &mut Vec<u8>) -> Result<(), ValueEncodeError> {
     write_length(text.len(), bytes)?;
     bytes.extend_from_slice(text);
     Ok(())
 }
 
 /// Reads values from bytes that anybody may have written.
-pub(super) struct Reader<'a> {
+pub(super) struct WireValueReader<'a> {
     rest: &'a [u8],
     /// How many values there may still be.
     left: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> WireValueReader<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes, left: VALUES_MAX }
     }
 
     /// The one value that there is.
-    pub(super) fn only(mut self) -> Result<Dynamic, Violation> {
+    pub(super) fn only(mut self) -> Result<Dynamic, EngineProtocolError> {
         let value = self.value(0)?;
-        if self.rest.is_empty() { Ok(value) } else { Err(Violation("something stands behind a value")) }
+        if self.rest.is_empty() {
+            Ok(value)
+        } else {
+            Err(EngineProtocolError("something stands behind a value"))
+        }
     }
 
     /// Every value that there is.
-    pub(super) fn all(mut self) -> Result<Vec<Dynamic>, Violation> {
+    pub(super) fn all(mut self) -> Result<Vec<Dynamic>, EngineProtocolError> {
         let mut values = Vec::new();
         while !self.rest.is_empty() {
             values.push(self.value(0)?);
@@ -125,11 +129,11 @@ impl<'a> Reader<'a> {
         Ok(values)
     }
 
-    fn value(&mut self, depth: usize) -> Result<Dynamic, Violation> {
+    fn value(&mut self, depth: usize) -> Result<Dynamic, EngineProtocolError> {
         if depth > DEPTH_MAX {
-            return Err(Violation("a value is nested too deep"));
+            return Err(EngineProtocolError("a value is nested too deep"));
         }
-        self.left = self.left.checked_sub(1).ok_or(Violation("a frame has too many values"))?;
+        self.left = self.left.checked_sub(1).ok_or(EngineProtocolError("a frame has too many values"))?;
         let [tag] = self.array()?;
         Ok(match tag {
             UNIT => Dynamic::UNIT,
@@ -139,7 +143,7 @@ impl<'a> Reader<'a> {
             NUMBER => FLOAT::from_le_bytes(self.array()?).into(),
             CHARACTER => {
                 let character = char::from_u32(u32::from_le_bytes(self.array()?));
-                character.ok_or(Violation("a character is none"))?.into()
+                character.ok_or(EngineProtocolError("a character is none"))?.into()
             }
             TEXT => ImmutableString::from(self.text()?).into(),
             BLOB => Dynamic::from_blob(Blob::from(self.bytes()?)),
@@ -159,28 +163,30 @@ impl<'a> Reader<'a> {
                 }
                 map.into()
             }
-            _ => return Err(Violation("a value of no kind")),
+            _ => return Err(EngineProtocolError("a value of no kind")),
         })
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Violation> {
-        let (taken, rest) = self.rest.split_first_chunk().ok_or(Violation("a value is cut off"))?;
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], EngineProtocolError> {
+        let (taken, rest) = self.rest.split_first_chunk().ok_or(EngineProtocolError("a value is cut off"))?;
         self.rest = rest;
         Ok(*taken)
     }
 
-    fn length(&mut self) -> Result<usize, Violation> {
-        usize::try_from(u32::from_le_bytes(self.array()?)).map_err(|_| Violation("a length is too large"))
+    fn length(&mut self) -> Result<usize, EngineProtocolError> {
+        usize::try_from(u32::from_le_bytes(self.array()?))
+            .map_err(|_| EngineProtocolError("a length is too large"))
     }
 
-    fn bytes(&mut self) -> Result<&'a [u8], Violation> {
+    fn bytes(&mut self) -> Result<&'a [u8], EngineProtocolError> {
         let length = self.length()?;
-        let (taken, rest) = self.rest.split_at_checked(length).ok_or(Violation("a value is cut off"))?;
+        let (taken, rest) =
+            self.rest.split_at_checked(length).ok_or(EngineProtocolError("a value is cut off"))?;
         self.rest = rest;
         Ok(taken)
     }
 
-    fn text(&mut self) -> Result<&'a str, Violation> {
-        std::str::from_utf8(self.bytes()?).map_err(|_| Violation("a text is no text"))
+    fn text(&mut self) -> Result<&'a str, EngineProtocolError> {
+        std::str::from_utf8(self.bytes()?).map_err(|_| EngineProtocolError("a text is no text"))
     }
 }

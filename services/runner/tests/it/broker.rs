@@ -5,21 +5,21 @@ use std::os::unix::fs::MetadataExt as _;
 
 use model::execution::Outcome as Kind;
 use model::{Execution, Grants, Isolation, ReasonCode, ScriptType};
-use runner::Settings;
-use sandbox::Layers;
+use runner::RunnerSettings;
+use sandbox::IsolationLayers;
 
-use crate::setup::{Bench, Outcome, job, seen};
+use crate::setup::{AttemptTestOutcome, RunnerTestBench, job, seen};
 
-async fn bench(warm: bool, layers: Layers) -> Bench {
-    Bench::with(|mut settings| {
+async fn bench(warm: bool, layers: IsolationLayers) -> RunnerTestBench {
+    RunnerTestBench::with(|mut settings| {
         settings.scripts.warm = warm;
         let types = vec![ScriptType::Python, ScriptType::Shell, ScriptType::Sal];
-        Settings { types, layers, ..settings }
+        RunnerSettings { types, layers, ..settings }
     })
     .await
 }
 
-async fn run(bench: &mut Bench, execution: Execution, grants: Grants) -> Outcome {
+async fn run(bench: &mut RunnerTestBench, execution: Execution, grants: Grants) -> AttemptTestOutcome {
     let key = bench.accept_with(execution, grants).await;
     bench.end_of(key).await
 }
@@ -50,7 +50,7 @@ async fn a_job_with_the_network_reaches_this_machine_only_where_that_is_listed()
         job(ScriptType::Sal, &format!("print(run(\"python3\", [\"-c\", {reach:?}]).out);")),
     ];
     for warm in [true, false] {
-        let mut bench = bench(warm, Layers::default()).await;
+        let mut bench = bench(warm, IsolationLayers::default()).await;
         for execution in &jobs {
             let execution = Execution { network: true, ..fresh(execution) };
             let kept = run(&mut bench, execution.clone(), Grants::default()).await;
@@ -73,8 +73,8 @@ fn fresh(execution: &Execution) -> Execution {
 
 #[tokio::test]
 async fn a_job_that_demands_to_be_confined_has_no_network_where_nothing_keeps_it() {
-    let mut bench = bench(true, Layers { broker: false, ..Layers::default() }).await;
-    assert!(bench.runner.standing().missing.iter().any(|missing| missing.layer == "network"));
+    let mut bench = bench(true, IsolationLayers { broker: false, ..IsolationLayers::default() }).await;
+    assert!(bench.runner.isolation_support().missing.iter().any(|missing| missing.layer == "network"));
     let execution = Execution { network: true, ..job(ScriptType::Python, "print('runs')") };
     let basic = run(&mut bench, execution.clone(), Grants::default()).await;
     assert_eq!(basic.log, "runs\n", "{basic:?}");
@@ -94,9 +94,13 @@ async fn a_job_that_demands_to_be_confined_has_no_network_where_nothing_keeps_it
 #[tokio::test]
 async fn a_job_of_the_runners_own_user_changes_no_mode_outside() {
     for warm in [true, false] {
-        let layers = Layers { owner: false, ..Layers::default() };
+        let layers = IsolationLayers { owner: false, ..IsolationLayers::default() };
         let mut bench = bench(warm, layers).await;
-        assert!(bench.runner.standing().level >= Isolation::Confined, "{:?}", bench.runner.standing());
+        assert!(
+            bench.runner.isolation_support().level >= Isolation::Confined,
+            "{:?}",
+            bench.runner.isolation_support()
+        );
         let secret = bench.dir.path().join("secret");
         std::fs::write(&secret, "ours").expect("a file");
         let before = std::fs::metadata(&secret).expect("a file");
@@ -122,8 +126,12 @@ async fn a_job_of_the_runners_own_user_changes_no_mode_outside() {
 /// Jobs of one context are of one user, and each has as many processes as the policy gives to a job.
 #[tokio::test]
 async fn the_bound_on_processes_is_each_jobs_own() {
-    let all = Layers::default();
-    for layers in [all, Layers { cgroup: false, ..all }, Layers { cgroup: false, owner: false, ..all }] {
+    let all = IsolationLayers::default();
+    for layers in [
+        all,
+        IsolationLayers { cgroup: false, ..all },
+        IsolationLayers { cgroup: false, owner: false, ..all },
+    ] {
         let mut bench = bench(true, layers).await;
         let meeting = seen(bench.dir.path());
         let grants = Grants { processes: 24, ..Grants::default() };
@@ -150,14 +158,14 @@ async fn the_bound_on_processes_is_each_jobs_own() {
             for event in bench.reader.next(std::future::pending()).await.expect("events") {
                 let (log, ended): &mut (String, bool) = logs.entry(event.job_key).or_default();
                 match event.kind {
-                    queue::EventKind::Log(piece) => log.push_str(&piece.text),
-                    queue::EventKind::Ended(_) => *ended = true,
+                    queue::QueueEventKind::Log(piece) => log.push_str(&piece.text),
+                    queue::QueueEventKind::Ended(_) => *ended = true,
                     _ => {}
                 }
             }
         }
         // A warm interpreter's init is in the group of its job.
-        let least = if bench.runner.standing().cgroup { 22 } else { 23 };
+        let least = if bench.runner.isolation_support().cgroup { 22 } else { 23 };
         for key in keys {
             let count: u32 = logs[&key].0.trim().parse().expect("a number");
             assert!((least..=23).contains(&count), "{layers:?}: {logs:?}");

@@ -8,21 +8,21 @@ use std::process::Command;
 use kv::Kv;
 use model::ScriptType;
 use model::execution::{AttemptEnd, Outcome as Kind};
-use queue::{EventKind, Offer, Supervisor};
+use queue::{JobOffer, QueueEventKind, SupervisorQueues};
 use tempfile::TempDir;
-use testkit::{PATIENCE, Process, RedisServer};
+use testkit::{PATIENCE, RedisServer, TestProcess};
 
 use crate::setup::job;
 
 /// A runner as a process, which finds its compiler by a search path of its own.
-struct Compiling {
-    supervisor: Supervisor,
-    runner: Process,
+struct CompilerTestRunner {
+    supervisor: SupervisorQueues,
+    runner: TestProcess,
     _redis: RedisServer,
     _dir: TempDir,
 }
 
-impl Compiling {
+impl CompilerTestRunner {
     fn start(script_type: ScriptType, path: &str, reads: &[PathBuf]) -> Self {
         let redis = RedisServer::start();
         // Closed to other users, so that scripts run as this one: a compiler may be where only its owner gets to.
@@ -44,20 +44,20 @@ impl Compiling {
         for read in reads {
             command.arg("--allow-read").arg(read);
         }
-        let mut runner = Process::spawn("runner", &mut command);
+        let mut runner = TestProcess::spawn("runner", &mut command);
         let _ = runner.wait_for_line("take jobs", PATIENCE);
-        let supervisor = Supervisor::new(Kv::new(redis.url().parse().expect("a url")), 0);
+        let supervisor = SupervisorQueues::new(Kv::new(redis.url().parse().expect("a url")), 0);
         Self { supervisor, runner, _redis: redis, _dir: dir }
     }
 
     /// How a script ends, and what it and its compiler print.
     async fn run(&self, script_type: ScriptType, script: &str) -> (AttemptEnd, String) {
         let execution = job(script_type, script);
-        let offer = Offer {
+        let offer = JobOffer {
             grants: model::Grants::default(),
             execution,
             coordinator: "c".into(),
-            condition: queue::Condition::None,
+            condition: queue::AcceptCondition::None,
             weight: std::num::NonZeroU32::MIN,
         };
         let (key, mut reader) = (offer.execution.job_key, self.supervisor.events());
@@ -67,9 +67,9 @@ impl Compiling {
             let events = reader.next(std::future::pending()).await.expect("events");
             for event in events.iter().filter(|event| event.job_key == key) {
                 match &event.kind {
-                    EventKind::Log(piece) => log.push_str(&piece.text),
-                    EventKind::Ended(end) => return ((**end).clone(), log),
-                    EventKind::Started { .. } | EventKind::Returned => {}
+                    QueueEventKind::Log(piece) => log.push_str(&piece.text),
+                    QueueEventKind::Ended(end) => return ((**end).clone(), log),
+                    QueueEventKind::Started { .. } | QueueEventKind::Returned => {}
                 }
             }
         }
@@ -92,7 +92,7 @@ async fn a_v_that_needs_a_home_is_offered() {
     fs::write(&path, text).expect("a file");
     fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("its mode");
     let path = format!("{}:/usr/bin:/bin", root.path().display());
-    let compiling = Compiling::start(ScriptType::V, &path, &[]);
+    let compiling = CompilerTestRunner::start(ScriptType::V, &path, &[]);
     assert_eq!(compiling.prints(ScriptType::V, "println('hi')").await, "runs script.v\n");
 }
 
@@ -105,7 +105,7 @@ async fn scripts_compile_with_a_real_v() {
         println!("left out: there is no v; vlang.io says how to install it");
         return;
     };
-    let compiling = Compiling::start(ScriptType::V, &path, &[]);
+    let compiling = CompilerTestRunner::start(ScriptType::V, &path, &[]);
     let script = "import os\nlist := [1, 2].map(it + 1)\nprintln(list)\n\
                   os.write_file(os.getenv('MYCORA_RESULT'), 'a=1') or { panic(err) }";
     let (end, log) = compiling.run(ScriptType::V, script).await;
@@ -141,7 +141,7 @@ fn stand_in(root: &Path) -> PathBuf {
 }
 
 /// Runs what tells editions apart with a compiler that knows 2021 at the newest.
-async fn assert_knows_2021(compiling: &Compiling) {
+async fn assert_knows_2021(compiling: &CompilerTestRunner) {
     let rust = ScriptType::Rust;
     assert_eq!(compiling.prints(rust, OF_2021).await, "[2, 3]\n");
     assert_eq!(compiling.prints(rust, OF_2015).await, "7\n");
@@ -161,7 +161,7 @@ async fn scripts_compile_with_the_newest_edition_that_an_old_compiler_knows() {
     let root = tempfile::tempdir().expect("a directory");
     let real = stand_in(root.path());
     let path = format!("{}:/usr/bin:/bin", root.path().join("bin").display());
-    let compiling = Compiling::start(ScriptType::Rust, &path, &[real]);
+    let compiling = CompilerTestRunner::start(ScriptType::Rust, &path, &[real]);
     assert_knows_2021(&compiling).await;
 }
 
@@ -173,7 +173,7 @@ async fn scripts_compile_with_the_compiler_of_the_distribution() {
         println!("left out: there is no /usr/bin/rustc; `apt-get install rustc gcc` installs it");
         return;
     };
-    let compiling = Compiling::start(ScriptType::Rust, "/usr/bin:/bin", &[]);
+    let compiling = CompilerTestRunner::start(ScriptType::Rust, "/usr/bin:/bin", &[]);
     let version = String::from_utf8_lossy(&version.stdout).into_owned();
     if version.starts_with("rustc 1.63.") {
         assert_knows_2021(&compiling).await;

@@ -7,31 +7,31 @@ use std::path::Path;
 use model::execution::{AttemptEnd, Grants, Outcome as Kind};
 use model::id::Uid;
 use model::{ContextUid, Execution, JobKey, ReasonCode, ScriptType};
-use queue::{EventKind, JobStatus};
-use runner::Settings;
-use sandbox::Layers;
-use sandbox::room::Space;
+use queue::{QueueEventKind, QueueJobStatus};
+use runner::RunnerSettings;
+use sandbox::IsolationLayers;
+use sandbox::disk_space::FileSystemSpace;
 use testkit::{PATIENCE, SmallDisk, wait_until};
 
-use crate::setup::{Bench, job, place, shell};
+use crate::setup::{RunnerTestBench, job, place, shell};
 
 const MIB: u64 = 1 << 20;
 
 /// Root with all layers, and as close to an ordinary user as root can come.
 const STANDINGS: [bool; 2] = [true, false];
 
-async fn bench(all_layers: bool) -> Bench {
-    Bench::with(|settings| {
-        let layers = Layers { cgroup: all_layers, owner: all_layers, ..settings.layers };
-        Settings { layers, ..settings }
+async fn bench(all_layers: bool) -> RunnerTestBench {
+    RunnerTestBench::with(|settings| {
+        let layers = IsolationLayers { cgroup: all_layers, owner: all_layers, ..settings.layers };
+        RunnerSettings { layers, ..settings }
     })
     .await
 }
 
 /// On a small disk of its own, where there can be one.
-async fn bench_on(disk: &SmallDisk) -> Bench {
+async fn bench_on(disk: &SmallDisk) -> RunnerTestBench {
     let work_dir = disk.path().join("work");
-    Bench::with(|settings| Settings { work_dir, slots: 8, ..settings }).await
+    RunnerTestBench::with(|settings| RunnerSettings { work_dir, slots: 8, ..settings }).await
 }
 
 fn in_context(number: u128, execution: Execution) -> Execution {
@@ -40,12 +40,12 @@ fn in_context(number: u128, execution: Execution) -> Execution {
 }
 
 /// Reads until all of these have ended.
-async fn ends(bench: &mut Bench, keys: &[JobKey]) -> HashMap<JobKey, AttemptEnd> {
+async fn ends(bench: &mut RunnerTestBench, keys: &[JobKey]) -> HashMap<JobKey, AttemptEnd> {
     let mut ends = HashMap::new();
     let all = async {
         while keys.iter().any(|key| !ends.contains_key(key)) {
             for event in bench.reader.next(pending()).await.expect("events") {
-                if let EventKind::Ended(end) = event.kind {
+                if let QueueEventKind::Ended(end) = event.kind {
                     ends.insert(event.job_key, *end);
                 }
             }
@@ -158,8 +158,8 @@ async fn below_the_floor_the_greediest_of_all_contexts_ends() {
 
 /// Without a disk of its own: the floor lies above what is free.
 async fn the_floor_may_be_told() {
-    let free = Space::of(&std::env::temp_dir()).expect("a file system").bytes_free;
-    let mut bench = Bench::with(|mut settings| {
+    let free = FileSystemSpace::of(&std::env::temp_dir()).expect("a file system").bytes_free;
+    let mut bench = RunnerTestBench::with(|mut settings| {
         settings.scripts.disk_floor = Some(free * 2);
         settings
     })
@@ -186,12 +186,12 @@ async fn runners_of_one_machine_agree_on_who_is_the_greediest() {
     let (disk, shared) = (SmallDisk::new(64), place());
     let work_dir = disk.as_ref().map_or(shared.path(), SmallDisk::path).join("work");
     // Without a disk of its own the floor lies above what is free, and the smaller job holds next to nothing.
-    let free = Space::of(shared.path()).expect("a file system").bytes_free;
+    let free = FileSystemSpace::of(shared.path()).expect("a file system").bytes_free;
     let (floor, sizes) = if disk.is_some() { (None, [20, 25]) } else { (Some(free * 2), [8, 40]) };
     let runner = async |instance| {
-        Bench::with(|mut settings| {
+        RunnerTestBench::with(|mut settings| {
             settings.scripts.disk_floor = floor;
-            Settings { work_dir: work_dir.clone(), instance, ..settings }
+            RunnerSettings { work_dir: work_dir.clone(), instance, ..settings }
         })
         .await
     };
@@ -226,32 +226,32 @@ async fn on_a_full_disk_nothing_starts_and_nothing_is_a_try() {
     let end = ends(&mut bench, &[taken]).await.remove(&taken).expect("it ended");
     let (code, detail) = reason(&end);
     assert_eq!((end.outcome, code), (Kind::Failed, Some(ReasonCode::DiskFull)), "{detail}");
-    assert!(end.never_ran_for_want_of_disk(), "{end:?}");
+    assert!(end.is_disk_full_before_start(), "{end:?}");
     assert!(detail.contains("less than its floor of"), "{detail}");
     let waits = bench.accept(shell("true")).await;
     let state = bench.supervisor.status(waits).await.expect("an answer").expect("known");
-    assert_eq!(state.status, JobStatus::Queued);
+    assert_eq!(state.status, QueueJobStatus::Queued);
     disk.empty("other");
     assert_eq!(ends(&mut bench, &[waits]).await[&waits].outcome, Kind::Succeeded);
 }
 
 async fn nothing_starts_below_the_lower_floor() {
-    let bench = Bench::with(|mut settings| {
+    let bench = RunnerTestBench::with(|mut settings| {
         settings.scripts.disk_floor = Some(u64::MAX);
         settings
     })
     .await;
     let waits = bench.accept(shell("true")).await;
     let state = bench.supervisor.status(waits).await.expect("an answer").expect("known");
-    assert_eq!(state.status, JobStatus::Queued);
+    assert_eq!(state.status, QueueJobStatus::Queued);
 }
 
 #[tokio::test]
 async fn what_cannot_be_written_is_told_by_name() {
     let Some(disk) = SmallDisk::new(16) else { return nothing_starts_below_the_lower_floor().await };
-    let mut bench = Bench::with(|mut settings| {
+    let mut bench = RunnerTestBench::with(|mut settings| {
         settings.scripts.disk_floor = Some(0);
-        Settings { work_dir: disk.path().join("work"), ..settings }
+        RunnerSettings { work_dir: disk.path().join("work"), ..settings }
     })
     .await;
     // Its output cannot be kept beside it.
@@ -260,9 +260,9 @@ async fn what_cannot_be_written_is_told_by_name() {
     let key = bench.accept(execution).await;
     let end = ends(&mut bench, &[key]).await.remove(&key).expect("it ended");
     assert_eq!((end.exit_code, reason(&end).0), (Some(0), Some(ReasonCode::DiskFull)), "{end:?}");
-    assert!(!end.never_ran_for_want_of_disk(), "it ran: {end:?}");
+    assert!(!end.is_disk_full_before_start(), "it ran: {end:?}");
     disk.fill_up("other", 0);
     let key = bench.accept(shell("true")).await;
     let end = ends(&mut bench, &[key]).await.remove(&key).expect("it ended");
-    assert!(end.never_ran_for_want_of_disk(), "{end:?}");
+    assert!(end.is_disk_full_before_start(), "{end:?}");
 }

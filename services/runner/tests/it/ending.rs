@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use model::execution::Outcome as Kind;
 use model::{ReasonCode, ScriptType};
 use queue::StopOutcome;
-use runner::{Settings, StartError};
+use runner::{RunnerSettings, RunnerStartError};
 use service::Shutdown;
 use testkit::{PATIENCE, Witness, wait_until};
 
-use crate::setup::{Bench, job, place, seen, settings, shell};
+use crate::setup::{RunnerTestBench, job, place, seen, settings, shell};
 
 /// Whether a process runs; one that nobody waited for yet does not.
 fn lives(pid: &str) -> bool {
@@ -19,7 +19,7 @@ fn lives(pid: &str) -> bool {
 
 #[tokio::test]
 async fn a_time_limit_ends_everything_that_was_started() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let pids = bench.seen().join("pids");
     let mut execution = shell(&format!(
         "trap '' TERM\nsleep 600 & echo $! >> {0}\nsetsid sh -c 'echo $$ >> {0}; exec sleep 600' >/dev/null 2>&1 &\n\
@@ -39,7 +39,7 @@ async fn a_time_limit_ends_everything_that_was_started() {
 
 #[tokio::test]
 async fn a_polite_script_has_time_to_clean_up() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let key = bench
         .accept(shell("trap 'echo cleaned; exit 0' TERM; echo ready; while :; do sleep 0.01; done"))
         .await;
@@ -53,7 +53,7 @@ async fn a_polite_script_has_time_to_clean_up() {
 
 #[tokio::test]
 async fn who_asks_again_with_less_patience_is_heard() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     for (script_type, script) in [
         (ScriptType::Shell, "trap 'echo asked' TERM; echo ready; while :; do :; done"),
         (
@@ -75,7 +75,7 @@ async fn who_asks_again_with_less_patience_is_heard() {
 
 #[tokio::test]
 async fn every_language_can_be_stopped_and_runs_out_of_time() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     for (script_type, script) in [
         (ScriptType::Shell, "echo ready; while :; do :; done"),
         (ScriptType::Python, "print('ready')\nwhile True: pass"),
@@ -94,7 +94,7 @@ async fn every_language_can_be_stopped_and_runs_out_of_time() {
 
 #[tokio::test]
 async fn what_a_successful_script_leaves_behind_does_not_hold_it_up() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let begin = Instant::now();
     let outcome = bench.run(shell("sleep 600 &\nsetsid sleep 600 &\necho done")).await;
     assert_eq!((outcome.end.outcome, outcome.log.as_str()), (Kind::Succeeded, "done\n"));
@@ -103,7 +103,7 @@ async fn what_a_successful_script_leaves_behind_does_not_hold_it_up() {
 
 #[tokio::test]
 async fn jobs_share_the_slots() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let witness = Witness::new(&bench.seen());
     let names: Vec<_> = (0..20).map(|n| format!("job-{n}")).collect();
     for name in &names {
@@ -112,7 +112,7 @@ async fn jobs_share_the_slots() {
     let mut ends = 0;
     while ends < names.len() {
         let events = bench.reader.next(std::future::pending()).await.expect("events");
-        ends += events.iter().filter(|event| matches!(event.kind, queue::EventKind::Ended(_))).count();
+        ends += events.iter().filter(|event| matches!(event.kind, queue::QueueEventKind::Ended(_))).count();
         bench.reader.acknowledge(&events).await.expect("acknowledged");
     }
     witness.assert_each_once(&names.iter().map(String::as_str).collect::<Vec<_>>());
@@ -120,20 +120,24 @@ async fn jobs_share_the_slots() {
 
 #[tokio::test]
 async fn a_drain_lets_jobs_end_until_its_deadline() {
-    let Bench { dir, supervisor, mut reader, runner, kv, redis: _redis, .. } = Bench::new().await;
+    let RunnerTestBench { dir, supervisor, mut reader, runner, kv, redis: _redis, .. } =
+        RunnerTestBench::new().await;
     assert!(runner.instances().len() >= 3, "shell, python and rhai are here");
     runner.drain().await;
     assert!(supervisor.instances().await.expect("an answer").is_empty(), "they have left");
 
-    let hurried =
-        Settings { drain_deadline: Duration::ZERO, types: vec![ScriptType::Shell], ..settings(dir.path()) };
+    let hurried = RunnerSettings {
+        drain_deadline: Duration::ZERO,
+        types: vec![ScriptType::Shell],
+        ..settings(dir.path())
+    };
     let runner = runner::start(hurried, &kv, 0, &Shutdown::new()).await.expect("a runner");
     let execution = shell("sleep 600");
-    let offer = queue::Offer {
+    let offer = queue::JobOffer {
         execution,
         coordinator: "c".into(),
         grants: model::Grants::default(),
-        condition: queue::Condition::None,
+        condition: queue::AcceptCondition::None,
         weight: std::num::NonZeroU32::MIN,
     };
     supervisor.accept(offer).await.expect("an accepted job");
@@ -143,7 +147,7 @@ async fn a_drain_lets_jobs_end_until_its_deadline() {
         // It may have printed something when it was cut off.
         let events = reader.next(std::future::pending()).await.expect("events");
         let end = events.into_iter().find_map(|event| match event.kind {
-            queue::EventKind::Ended(end) => Some(end),
+            queue::QueueEventKind::Ended(end) => Some(end),
             _ => None,
         });
         if let Some(end) = end {
@@ -156,11 +160,11 @@ async fn a_drain_lets_jobs_end_until_its_deadline() {
 
 #[tokio::test]
 async fn a_work_directory_has_one_runner_and_types_have_to_be_there() {
-    let bench = Bench::new().await;
+    let bench = RunnerTestBench::new().await;
     let second = runner::start(settings(bench.dir.path()), &bench.kv, 0, &Shutdown::new()).await;
-    assert!(matches!(second, Err(StartError::InUse { .. })), "{second:?}");
+    assert!(matches!(second, Err(RunnerStartError::InUse { .. })), "{second:?}");
     let dir = place();
-    let unknown = Settings { types: vec![ScriptType::V], ..settings(dir.path()) };
+    let unknown = RunnerSettings { types: vec![ScriptType::V], ..settings(dir.path()) };
     let refused = runner::start(unknown, &bench.kv, 0, &Shutdown::new()).await.expect_err("no such runtime");
     assert!(refused.to_string().contains("executes v scripts"), "{refused}");
 }
@@ -171,40 +175,40 @@ async fn redis_may_restart_in_the_middle() {
     let mut redis = testkit::RedisServer::builder().persistent().start();
     let kv = kv::Kv::new(redis.url().parse().expect("a url"));
     let runner = runner::start(settings(dir.path()), &kv, 0, &Shutdown::new()).await.expect("a runner");
-    let supervisor = queue::Supervisor::new(kv.clone(), 0);
+    let supervisor = queue::SupervisorQueues::new(kv.clone(), 0);
     let go = seen(dir.path()).join("go");
     let execution =
         shell(&format!("while [ ! -e {} ]; do sleep 0.01; done; echo a=1 > $MYCORA_RESULT", go.display()));
     let key = execution.job_key;
-    let offer = queue::Offer {
+    let offer = queue::JobOffer {
         execution,
         coordinator: "c".into(),
         grants: model::Grants::default(),
-        condition: queue::Condition::None,
+        condition: queue::AcceptCondition::None,
         weight: std::num::NonZeroU32::MIN,
     };
     supervisor.accept(offer).await.expect("an accepted job");
-    let status = async |wanted: queue::JobStatus| {
+    let status = async |wanted: queue::QueueJobStatus| {
         let look = || async {
             let state = supervisor.status(key).await.ok().flatten()?;
             (state.status == wanted).then_some(state)
         };
         wait_until(look, PATIENCE, format!("the job is {wanted:?}")).await
     };
-    status(queue::JobStatus::Started).await;
+    status(queue::QueueJobStatus::Started).await;
     redis.kill9();
     std::fs::write(&go, "").expect("a file");
     redis.restart();
-    let state = status(queue::JobStatus::Finished).await;
+    let state = status(queue::QueueJobStatus::Finished).await;
     assert_eq!(state.end.and_then(|end| end.result.get("a").cloned()).as_deref(), Some("1"));
 
     let next = shell("exit 0");
     let next_key = next.job_key;
-    let offer = queue::Offer {
+    let offer = queue::JobOffer {
         execution: next,
         coordinator: "c".into(),
         grants: model::Grants::default(),
-        condition: queue::Condition::None,
+        condition: queue::AcceptCondition::None,
         weight: std::num::NonZeroU32::MIN,
     };
     supervisor.accept(offer).await.expect("an accepted job");
@@ -215,7 +219,7 @@ async fn redis_may_restart_in_the_middle() {
 
 #[tokio::test]
 async fn an_attempt_that_the_store_forgot_is_not_run_twice_under_one_number() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let (witness, gate) = (Witness::new(&bench.seen()), bench.seen().join("gate"));
     let wait = format!("while ! test -e '{}'; do sleep 0.05; done", gate.display());
     let execution = shell(&witness.shell("job", &wait));
@@ -247,7 +251,7 @@ async fn an_attempt_that_the_store_forgot_is_not_run_twice_under_one_number() {
 /// Nor does a runner that was started since, or another one of the same machine.
 #[tokio::test]
 async fn an_attempt_that_the_store_forgot_is_not_run_by_others_either() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let witness = Witness::new(&bench.seen());
     let execution = shell(&witness.shell("job", "true"));
     let outcome = bench.run(execution.clone()).await;
@@ -256,7 +260,7 @@ async fn an_attempt_that_the_store_forgot_is_not_run_by_others_either() {
 
     for number in [1, 2] {
         let settings = settings(bench.dir.path());
-        let settings = Settings { instance: number, ..settings };
+        let settings = RunnerSettings { instance: number, ..settings };
         // The store goes back to before it was accepted.
         assert_eq!(bench.redis.raw(0, &["FLUSHALL"]), "+OK\r\n");
         bench.reader = bench.supervisor.events();

@@ -8,12 +8,12 @@ use std::time::Duration;
 use model::execution::{Grants, Outcome as Kind};
 use model::id::Uid;
 use model::{ContextUid, Execution, JobKey, ReasonCode, ScriptType};
-use runner::Settings;
+use runner::RunnerSettings;
 use rustix::process::{Pid, Signal, kill_process};
-use sandbox::{Layers, processes};
+use sandbox::{IsolationLayers, processes};
 use testkit::{PATIENCE, wait_until};
 
-use crate::setup::{Bench, Outcome, job};
+use crate::setup::{AttemptTestOutcome, RunnerTestBench, job};
 
 const EMBEDDED: [ScriptType; 3] = [ScriptType::Rhai, ScriptType::Osis, ScriptType::Sal];
 
@@ -21,7 +21,7 @@ fn rhai(script: &str) -> Execution {
     job(ScriptType::Rhai, script)
 }
 
-fn code(outcome: &Outcome) -> Option<ReasonCode> {
+fn code(outcome: &AttemptTestOutcome) -> Option<ReasonCode> {
     outcome.end.reason.as_ref().map(|reason| reason.code)
 }
 
@@ -39,7 +39,7 @@ fn engines(work: &Path) -> BTreeSet<u32> {
 }
 
 /// The one engine there is.
-fn engine(bench: &Bench) -> u32 {
+fn engine(bench: &RunnerTestBench) -> u32 {
     let all = engines(&bench.work());
     assert_eq!(all.len(), 1, "{all:?}");
     all.into_iter().next().expect("one")
@@ -50,14 +50,14 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(pid, signal).expect("it is there");
 }
 
-async fn next_works(bench: &mut Bench) {
+async fn next_works(bench: &mut RunnerTestBench) {
     let outcome = bench.run(rhai("result(\"a\", 1)")).await;
     assert_eq!(outcome.result("a"), "1", "{outcome:?}");
 }
 
 #[tokio::test]
 async fn an_order_that_contradicts_itself_ends_no_job() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     for script in [
         "let a = []; for n in 0..80 { a.push(if n % 3 == 0 { 0.0 / 0.0 } else { (n * 7919 % 101).to_float() }); } \
          a.sort(); result(\"n\", a.len());",
@@ -73,7 +73,7 @@ async fn an_order_that_contradicts_itself_ends_no_job() {
 
 #[tokio::test]
 async fn one_engine_serves_jobs_of_one_context_one_after_another() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     next_works(&mut bench).await;
     let first = engine(&bench);
     for script_type in EMBEDDED {
@@ -102,13 +102,13 @@ async fn one_engine_serves_jobs_of_one_context_one_after_another() {
 /// Also where nothing of what confines scripts stands.
 #[tokio::test]
 async fn an_engine_reaches_nothing() {
-    let none = Layers { files: false, syscalls: false, cgroup: false, owner: false, broker: false };
-    for layers in [Layers::default(), none] {
-        let mut bench = Bench::with(|settings| Settings { layers, ..settings }).await;
+    let none = IsolationLayers { files: false, syscalls: false, cgroup: false, owner: false, broker: false };
+    for layers in [IsolationLayers::default(), none] {
+        let mut bench = RunnerTestBench::with(|settings| RunnerSettings { layers, ..settings }).await;
         next_works(&mut bench).await;
         let engine = engine(&bench);
         nothing_can_be_opened(engine);
-        let standing = bench.runner.standing().layers.clone();
+        let standing = bench.runner.isolation_support().layers.clone();
         let has = |layer: &str| standing.iter().any(|one| one.starts_with(layer));
         let status = proc_file(engine, "status");
         assert_eq!(field(&status, "CapEff:"), "0000000000000000");
@@ -157,7 +157,7 @@ fn nothing_can_be_opened(engine: u32) {
 /// As a panic within a panic, a stack that is over, and the kernel would.
 #[tokio::test]
 async fn an_engine_that_dies_ends_one_job_by_name() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let work = bench.work();
     let waits =
         "print(\"ready\"); loop { try { result(\"n\", read_file(\"go\")); break; } catch { sleep(0.05); } }";
@@ -207,7 +207,7 @@ async fn an_engine_that_dies_ends_one_job_by_name() {
 /// As one does that computes without end within one step.
 #[tokio::test]
 async fn an_engine_that_does_not_hear_is_killed() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     for stop in [false, true] {
         let mut execution = rhai("print(\"begun\"); loop { }");
         execution.timeout_secs = if stop { 600 } else { 1 };
@@ -226,7 +226,7 @@ async fn an_engine_that_does_not_hear_is_killed() {
 /// A stop is heard within a step, so that what was printed before is not lost.
 #[tokio::test]
 async fn a_script_that_is_stopped_ends_at_its_next_step() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     for script in ["print(\"begun\"); loop { }", "print(\"begun\"); sleep(600);"] {
         let key = bench.accept(rhai(script)).await;
         bench.printed(key, "begun").await;
@@ -242,8 +242,8 @@ async fn a_script_that_is_stopped_ends_at_its_next_step() {
 async fn memory_ends_one_job() {
     // Without control groups as well, where the addresses of an engine are bounded.
     for cgroup in [true, false] {
-        let layers = Layers { cgroup, ..Layers::default() };
-        let mut bench = Bench::with(|settings| Settings { layers, ..settings }).await;
+        let layers = IsolationLayers { cgroup, ..IsolationLayers::default() };
+        let mut bench = RunnerTestBench::with(|settings| RunnerSettings { layers, ..settings }).await;
         for script in [
             "fn f(n) { let s = `${n}`; s.pad(4_000_000, 'x'); f(n + 1); s } f(0)",
             "let a = []; a.pad(100_000, 1.5); fn g(a, n) { let b = a; let c = a; g([b, n], n) } g(a, 1)",
@@ -261,7 +261,7 @@ async fn memory_ends_one_job() {
 
 #[tokio::test]
 async fn what_a_script_prints_is_seen_while_it_runs() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let key: JobKey = bench.accept(rhai("print(\"first\"); debug(\"second\"); loop { }")).await;
     let printed = bench.printed(key, "second");
     tokio::time::timeout(PATIENCE, printed).await.expect("it is sent without waiting for the end");
@@ -274,7 +274,7 @@ async fn what_a_script_prints_is_seen_while_it_runs() {
 
 #[tokio::test]
 async fn scripts_that_sleep_at_once_are_stopped() {
-    let bench = Bench::with(|settings| Settings { slots: 8, ..settings }).await;
+    let bench = RunnerTestBench::with(|settings| RunnerSettings { slots: 8, ..settings }).await;
     let mut keys = BTreeSet::new();
     for _ in 0..8 {
         keys.insert(bench.accept(rhai("sleep(600)")).await);

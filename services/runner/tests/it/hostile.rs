@@ -3,18 +3,18 @@
 use model::execution::{Grants, Outcome as Kind};
 use model::limits::OUTPUT_BYTES_MAX;
 use model::{ReasonCode, ScriptType};
-use runner::Settings;
-use sandbox::{Layers, processes};
+use runner::RunnerSettings;
+use sandbox::{IsolationLayers, processes};
 use testkit::{PATIENCE, wait_until};
 
-use crate::setup::{Bench, Outcome, job, shell};
+use crate::setup::{AttemptTestOutcome, RunnerTestBench, job, shell};
 
 fn python(script: &str) -> model::Execution {
     job(ScriptType::Python, script)
 }
 
-async fn bench(warm: bool) -> Bench {
-    Bench::with(|mut settings| {
+async fn bench(warm: bool) -> RunnerTestBench {
+    RunnerTestBench::with(|mut settings| {
         settings.scripts.warm = warm;
         settings
     })
@@ -22,7 +22,7 @@ async fn bench(warm: bool) -> Bench {
 }
 
 /// The next job finds everything as it should be.
-async fn next_works(bench: &mut Bench) {
+async fn next_works(bench: &mut RunnerTestBench) {
     let outcome = bench.run(python("import mycora; mycora.result(a=1)")).await;
     assert_eq!((outcome.end.outcome, outcome.result("a")), (Kind::Succeeded, "1"), "{outcome:?}");
     // Nothing waits for that.
@@ -30,13 +30,13 @@ async fn next_works(bench: &mut Bench) {
     wait_until(is_gone, PATIENCE, "nothing is left of any job").await;
 }
 
-fn code(outcome: &Outcome) -> Option<ReasonCode> {
+fn code(outcome: &AttemptTestOutcome) -> Option<ReasonCode> {
     outcome.end.reason.as_ref().map(|reason| reason.code)
 }
 
 #[tokio::test]
 async fn a_result_that_is_no_file_of_the_job_is_refused() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     for (script, expected, part) in [
         ("rm $MYCORA_RESULT; mkfifo $MYCORA_RESULT", ReasonCode::RuntimeError, "no regular file"),
         ("rm $MYCORA_RESULT; mkdir $MYCORA_RESULT", ReasonCode::RuntimeError, "no regular file"),
@@ -54,7 +54,7 @@ async fn a_result_that_is_no_file_of_the_job_is_refused() {
 /// More directories in each other than the runner may have files open, and than a path has room for.
 #[tokio::test]
 async fn a_tree_of_any_depth_is_removed() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let script = "import os\nhere = os.open('.', os.O_RDONLY)\nfor _ in range(DEPTH):\n  os.mkdir('d', dir_fd=here)\n  \
                   down = os.open('d', os.O_RDONLY, dir_fd=here)\n  os.close(here)\n  here = down";
     // It may be ended for its depth when it takes long.
@@ -66,7 +66,7 @@ async fn a_tree_of_any_depth_is_removed() {
 
 #[tokio::test]
 async fn nothing_is_hidden_from_the_quota() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     for script in [
         // Names alone.
         "for n in range(3000): open(str(n), 'w').close()",
@@ -115,7 +115,7 @@ async fn nobody_hides_from_the_end() {
 /// Whatever a job's variables say, they are there for its script alone.
 #[tokio::test]
 async fn variables_of_a_job_change_nothing_but_its_script() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let trace = bench.seen().join("trace");
     std::fs::write(bench.seen().join("evil.py"), format!("open({trace:?}, 'w')")).expect("a file");
     let place = bench.seen().display().to_string();
@@ -160,12 +160,14 @@ async fn variables_of_a_job_change_nothing_but_its_script() {
 /// As an operator would by mistake, or the kernel when the machine has no memory left.
 #[tokio::test]
 async fn a_script_ends_whose_init_was_killed() {
-    let all = Layers::default();
+    let all = IsolationLayers::default();
     // Without control groups, what has forgotten whose it is is found by its descent alone.
-    for (warm, layers) in [(true, all), (false, all), (true, Layers { cgroup: false, owner: false, ..all })] {
-        let mut bench = Bench::with(|mut settings| {
+    for (warm, layers) in
+        [(true, all), (false, all), (true, IsolationLayers { cgroup: false, owner: false, ..all })]
+    {
+        let mut bench = RunnerTestBench::with(|mut settings| {
             settings.scripts.warm = warm;
-            Settings { layers, ..settings }
+            RunnerSettings { layers, ..settings }
         })
         .await;
         let pids = bench.seen().join("pids");
@@ -191,7 +193,7 @@ async fn a_script_ends_whose_init_was_killed() {
 
 #[tokio::test]
 async fn a_flood_without_lines_is_bounded() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let script = "import os\nfor _ in range(1600): os.write(1, b'\\xff\\x1b' * 32768)\nif os.fork() == 0:\n  os.setsid()\n  \
                   while True: os.write(2, b'x' * 65536)";
     let outcome = tokio::time::timeout(PATIENCE, bench.run(python(script))).await.expect("an end");

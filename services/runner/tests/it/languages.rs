@@ -5,14 +5,14 @@ use std::time::Duration;
 use model::execution::Outcome as Kind;
 use model::limits::OUTPUT_BYTES_MAX;
 use model::{ReasonCode, ScriptType};
-use runner::Settings;
-use sandbox::Layers;
+use runner::RunnerSettings;
+use sandbox::IsolationLayers;
 use testkit::{PATIENCE, wait_until};
 
-use crate::setup::{Bench, Outcome, inputs, job};
+use crate::setup::{AttemptTestOutcome, RunnerTestBench, inputs, job};
 
 /// One language in the words that the checks need.
-struct Words {
+struct LanguageSamples {
     script_type: ScriptType,
     /// Gives `a` = 1 and `b` = `x y`, in the forms that it has.
     results: &'static [&'static str],
@@ -26,7 +26,7 @@ struct Words {
     reads: &'static str,
 }
 
-const SHELL: Words = Words {
+const SHELL: LanguageSamples = LanguageSamples {
     script_type: ScriptType::Shell,
     results: &[
         "echo a=1 >> $MYCORA_RESULT; echo 'b=x y' >> $MYCORA_RESULT",
@@ -38,7 +38,7 @@ const SHELL: Words = Words {
     reads: "grep -o 1461 $MYCORA_INPUTS",
 };
 
-const RHAI: Words = Words {
+const RHAI: LanguageSamples = LanguageSamples {
     script_type: ScriptType::Rhai,
     results: &["result(\"a\", 1); result(#{ b: \"x y\" });"],
     fails: "debug(\"gone wrong\"); result(\"a\", 1); exit(3);",
@@ -52,7 +52,7 @@ const RHAI: Words = Words {
     reads: "print(inputs.split.rows);",
 };
 
-const OSIS: Words = Words {
+const OSIS: LanguageSamples = LanguageSamples {
     script_type: ScriptType::Osis,
     endless: &[
         "print(\"ready\"); loop { osis_set(\"c\", \"a\", #{ n: 1 }); }",
@@ -61,7 +61,7 @@ const OSIS: Words = Words {
     ..RHAI
 };
 
-const SAL: Words = Words {
+const SAL: LanguageSamples = LanguageSamples {
     script_type: ScriptType::Sal,
     endless: &[
         "print(\"ready\"); run(\"sleep\", [\"600\"]);",
@@ -71,7 +71,7 @@ const SAL: Words = Words {
     ..RHAI
 };
 
-const RUST: Words = Words {
+const RUST: LanguageSamples = LanguageSamples {
     script_type: ScriptType::Rust,
     results: &[
         "fn main() { std::fs::write(std::env::var(\"MYCORA_RESULT\").unwrap(), \"a=1\\nb=x y\\n\").unwrap(); }",
@@ -84,7 +84,7 @@ const RUST: Words = Words {
             assert!(all.contains(\"1461\")); println!(\"1461\"); }",
 };
 
-const V: Words = Words {
+const V: LanguageSamples = LanguageSamples {
     script_type: ScriptType::V,
     // In words that compilers before 0.3 understand as well.
     results: &["import os\nos.write_file(os.getenv('MYCORA_RESULT'), 'a=1\\nb=x y\\n') or { panic(err) }"],
@@ -96,11 +96,13 @@ const V: Words = Words {
 };
 
 /// Every language that this machine has.
-async fn bench() -> (Bench, Vec<Words>) {
+async fn bench() -> (RunnerTestBench, Vec<LanguageSamples>) {
     // A compiler may be where only its owner gets to.
-    let bench =
-        Bench::with(|settings| Settings { layers: Layers { owner: false, ..settings.layers }, ..settings })
-            .await;
+    let bench = RunnerTestBench::with(|settings| RunnerSettings {
+        layers: IsolationLayers { owner: false, ..settings.layers },
+        ..settings
+    })
+    .await;
     let offered: Vec<_> = bench.runner.instances().iter().map(|instance| instance.script_type).collect();
     let words: Vec<_> = [SHELL, RHAI, OSIS, SAL, RUST, V]
         .into_iter()
@@ -110,7 +112,7 @@ async fn bench() -> (Bench, Vec<Words>) {
     (bench, words)
 }
 
-fn assert_kind(outcome: &Outcome, kind: Kind, script: &str) {
+fn assert_kind(outcome: &AttemptTestOutcome, kind: Kind, script: &str) {
     assert_eq!(outcome.end.outcome, kind, "{script}: {outcome:?}");
 }
 

@@ -1,9 +1,10 @@
 //! A runner on a real Redis, with real scripts.
 
-mod area;
 mod broker;
+mod capabilities;
 mod compilers;
 mod disk;
+mod disk_quota;
 mod ending;
 mod engine;
 mod hostile;
@@ -17,6 +18,5 @@ mod rust;
 mod sal;
 mod setup;
 mod shell;
-mod survey;
 mod v;
 mod workspace;

@@ -3,16 +3,16 @@
 use model::execution::Outcome as Kind;
 use model::id::Uid;
 use model::{ContextUid, ScriptType};
-use runner::Settings;
+use runner::RunnerSettings;
 use service::Shutdown;
 
-use crate::setup::{Bench, Outcome, job, settings};
+use crate::setup::{AttemptTestOutcome, RunnerTestBench, job, settings};
 
-async fn bench() -> Bench {
-    Bench::with(|settings| Settings { types: vec![ScriptType::Osis], ..settings }).await
+async fn bench() -> RunnerTestBench {
+    RunnerTestBench::with(|settings| RunnerSettings { types: vec![ScriptType::Osis], ..settings }).await
 }
 
-async fn run(bench: &mut Bench, script: &str) -> Outcome {
+async fn run(bench: &mut RunnerTestBench, script: &str) -> AttemptTestOutcome {
     let outcome = bench.run(job(ScriptType::Osis, script)).await;
     assert_eq!(outcome.end.outcome, Kind::Succeeded, "{script}: {outcome:?}");
     outcome
@@ -76,7 +76,7 @@ async fn contexts_do_not_see_each_other() {
 #[tokio::test]
 async fn two_runners_write_at_once() {
     let mut bench = bench().await;
-    let second = Settings { instance: 2, types: vec![ScriptType::Osis], ..settings(bench.dir.path()) };
+    let second = RunnerSettings { instance: 2, types: vec![ScriptType::Osis], ..settings(bench.dir.path()) };
     let second = runner::start(second, &bench.kv, 0, &Shutdown::new()).await.expect("a second runner");
     for n in 0..8 {
         let script = format!(
@@ -91,7 +91,7 @@ async fn two_runners_write_at_once() {
     while ends < 8 {
         let events = bench.reader.next(std::future::pending()).await.expect("events");
         for event in &events {
-            if let queue::EventKind::Ended(end) = &event.kind {
+            if let queue::QueueEventKind::Ended(end) = &event.kind {
                 assert_eq!(end.outcome, Kind::Succeeded, "{end:?}");
                 ends += 1;
             }

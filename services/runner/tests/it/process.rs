@@ -6,13 +6,13 @@ use std::time::Duration;
 use kv::Kv;
 use model::JobKey;
 use model::execution::{Grants, Outcome as Kind};
-use queue::{EventKind, Offer, Supervisor};
+use queue::{JobOffer, QueueEventKind, SupervisorQueues};
 use sandbox::processes;
-use testkit::{PATIENCE, Process, RedisServer, wait_until};
+use testkit::{PATIENCE, RedisServer, TestProcess, wait_until};
 
 use crate::setup::{job, place, seen, shell};
 
-fn runner(redis: &RedisServer, dir: &std::path::Path) -> Process {
+fn runner(redis: &RedisServer, dir: &std::path::Path) -> TestProcess {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mycora-runner"));
     command
         .args(["--redis-url", &redis.url(), "--types", "shell", "--ops-listen", "127.0.0.1:0"])
@@ -20,7 +20,7 @@ fn runner(redis: &RedisServer, dir: &std::path::Path) -> Process {
         .arg(dir.join("work"))
         .arg("--allow-write")
         .arg(seen(dir));
-    let mut process = Process::spawn("runner", &mut command);
+    let mut process = TestProcess::spawn("runner", &mut command);
     let _ = process.wait_for_line("take jobs", PATIENCE);
     process
 }
@@ -30,7 +30,7 @@ fn count(dir: &std::path::Path, file: &str) -> usize {
 }
 
 /// A shell job with a child in its session, and one that has left it; both tell their numbers.
-async fn job_with_children(supervisor: &Supervisor, dir: &std::path::Path) -> (JobKey, Vec<u32>) {
+async fn job_with_children(supervisor: &SupervisorQueues, dir: &std::path::Path) -> (JobKey, Vec<u32>) {
     let seen = seen(dir);
     let here = seen.display();
     let script = format!(
@@ -39,11 +39,11 @@ async fn job_with_children(supervisor: &Supervisor, dir: &std::path::Path) -> (J
     );
     let execution = shell(&script);
     let key = execution.job_key;
-    let offer = Offer {
+    let offer = JobOffer {
         grants: Grants::default(),
         execution,
         coordinator: "c".into(),
-        condition: queue::Condition::None,
+        condition: queue::AcceptCondition::None,
         weight: std::num::NonZeroU32::MIN,
     };
     supervisor.accept(offer).await.expect("an accepted job");
@@ -66,7 +66,7 @@ async fn are_gone(pids: &[u32]) {
 async fn nothing_outlives_a_runner_that_is_killed() {
     let redis = RedisServer::start();
     let dir = place();
-    let supervisor = Supervisor::new(Kv::new(redis.url().parse().expect("a url")), 0);
+    let supervisor = SupervisorQueues::new(Kv::new(redis.url().parse().expect("a url")), 0);
     let mut runner = runner(&redis, dir.path());
     let (_, pids) = job_with_children(&supervisor, dir.path()).await;
     runner.kill9();
@@ -79,7 +79,7 @@ async fn the_next_life_ends_what_the_last_one_left() {
     let redis = RedisServer::start();
     let dir = place();
     let kv = Kv::new(redis.url().parse().expect("a url"));
-    let supervisor = Supervisor::new(kv, 0);
+    let supervisor = SupervisorQueues::new(kv, 0);
     let mut reader = supervisor.events();
     let mut first = runner(&redis, dir.path());
     let (key, pids) = job_with_children(&supervisor, dir.path()).await;
@@ -94,7 +94,7 @@ async fn the_next_life_ends_what_the_last_one_left() {
     signal("-STOP", first.pid());
     signal("-KILL", init);
     // One that has nothing to do with it, though it looks a little like it.
-    let mut bystander = Process::spawn(
+    let mut bystander = TestProcess::spawn(
         "bystander",
         Command::new("sleep").arg("600").env("MYCORA_RESULT", dir.path().join("workshop/result")),
     );
@@ -110,7 +110,7 @@ async fn the_next_life_ends_what_the_last_one_left() {
     let end = loop {
         let events = reader.next(std::future::pending()).await.expect("events");
         let end = events.into_iter().find_map(|event| match event.kind {
-            EventKind::Ended(end) => Some((event.job_key, end)),
+            QueueEventKind::Ended(end) => Some((event.job_key, end)),
             _ => None,
         });
         if let Some(end) = end {
@@ -128,16 +128,16 @@ async fn a_rhai_job_is_not_for_a_runner_without_it() {
     let redis = RedisServer::start();
     let dir = place();
     let _runner = runner(&redis, dir.path());
-    let supervisor = Supervisor::new(Kv::new(redis.url().parse().expect("a url")), 0);
+    let supervisor = SupervisorQueues::new(Kv::new(redis.url().parse().expect("a url")), 0);
     let instances = supervisor.instances().await.expect("an answer");
     let types: Vec<_> = instances.iter().map(|(instance, _)| instance.to_string()).collect();
     assert_eq!(types, ["shell:default:1"]);
     let execution = job(model::ScriptType::Rhai, "");
-    let offer = Offer {
+    let offer = JobOffer {
         execution,
         coordinator: "c".into(),
         grants: model::Grants::default(),
-        condition: queue::Condition::None,
+        condition: queue::AcceptCondition::None,
         weight: std::num::NonZeroU32::MIN,
     };
     supervisor.accept(offer).await.expect("an accepted job");

@@ -6,26 +6,26 @@ use std::path::Path;
 use model::execution::Outcome as Kind;
 use model::id::Uid;
 use model::{ContextUid, Execution, ReasonCode, ScriptType};
-use runner::Settings;
-use sandbox::{Layers, processes};
+use runner::RunnerSettings;
+use sandbox::{IsolationLayers, processes};
 use testkit::{PATIENCE, wait_until};
 
-use crate::setup::{Bench, Outcome, inputs, job};
+use crate::setup::{AttemptTestOutcome, RunnerTestBench, inputs, job};
 
 fn python(script: &str) -> Execution {
     job(ScriptType::Python, script)
 }
 
 /// A runner of python alone.
-async fn bench(warm: bool) -> Bench {
-    Bench::with(|mut settings| {
+async fn bench(warm: bool) -> RunnerTestBench {
+    RunnerTestBench::with(|mut settings| {
         settings.scripts.warm = warm;
-        Settings { types: vec![ScriptType::Python], ..settings }
+        RunnerSettings { types: vec![ScriptType::Python], ..settings }
     })
     .await
 }
 
-async fn succeed(bench: &mut Bench, execution: Execution) -> Outcome {
+async fn succeed(bench: &mut RunnerTestBench, execution: Execution) -> AttemptTestOutcome {
     let outcome = bench.run(execution).await;
     assert_eq!(outcome.end.outcome, Kind::Succeeded, "{outcome:?}");
     outcome
@@ -42,9 +42,9 @@ fn with_file(mut execution: Execution, name: &str, text: &str) -> Execution {
 }
 
 /// Processes that execute the interpreter's own file, of this runner: the zygote first, then its inits.
-fn interpreters(work: &Path) -> Vec<processes::Observed> {
+fn interpreters(work: &Path) -> Vec<processes::ProcessSnapshot> {
     let file = work.canonicalize().expect("a directory").join("runtimes");
-    let is_one = |process: &processes::Observed| {
+    let is_one = |process: &processes::ProcessSnapshot| {
         let line = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
         let mut words = line.split(|byte| *byte == 0);
         words
@@ -312,7 +312,7 @@ async fn a_warm_job_leaves_no_trace_for_the_next() {
 }
 
 /// What a job is told that wants something of another one of its context, and of its own init.
-async fn reach_out(mut bench: Bench) -> String {
+async fn reach_out(mut bench: RunnerTestBench) -> String {
     let seen = bench.seen().join("first").display().to_string();
     let first = python(&format!(
         "import os\nopen('mine', 'w').write('secret')\nopen('{seen}', 'w').write(os.getcwd())\nprint('ready')\nwhile True: pass"
@@ -333,8 +333,8 @@ async fn reach_out(mut bench: Bench) -> String {
     loop {
         for event in bench.reader.next(std::future::pending()).await.expect("events") {
             match event.kind {
-                queue::EventKind::Log(piece) if event.job_key == key => log.push_str(&piece.text),
-                queue::EventKind::Ended(_) if event.job_key == key => return log,
+                queue::QueueEventKind::Log(piece) if event.job_key == key => log.push_str(&piece.text),
+                queue::QueueEventKind::Ended(_) if event.job_key == key => return log,
                 _ => {}
             }
         }
@@ -344,7 +344,7 @@ async fn reach_out(mut bench: Bench) -> String {
 #[tokio::test]
 async fn a_warm_job_reaches_no_other_job_of_its_context() {
     let confined = bench(true).await;
-    if confined.runner.standing().level < model::Isolation::Confined {
+    if confined.runner.isolation_support().level < model::Isolation::Confined {
         return;
     }
     assert_eq!(
@@ -352,9 +352,13 @@ async fn a_warm_job_reaches_no_other_job_of_its_context() {
         "PermissionError PermissionError PermissionError PermissionError\n"
     );
     // It is Landlock that keeps them apart, since they are of one user.
-    let layers = Layers { files: false, ..Layers::default() };
-    let bench =
-        Bench::with(|settings| Settings { layers, types: vec![ScriptType::Python], ..settings }).await;
+    let layers = IsolationLayers { files: false, ..IsolationLayers::default() };
+    let bench = RunnerTestBench::with(|settings| RunnerSettings {
+        layers,
+        types: vec![ScriptType::Python],
+        ..settings
+    })
+    .await;
     assert_eq!(reach_out(bench).await, "allowed allowed allowed allowed\n");
 }
 
@@ -421,7 +425,7 @@ async fn where_python_cannot_be_warmed_it_is_started_anew() {
 #[tokio::test]
 async fn a_warm_job_is_bounded_and_the_next_is_not_affected() {
     let mut bench = bench(true).await;
-    if bench.runner.standing().level < model::Isolation::Contained {
+    if bench.runner.isolation_support().level < model::Isolation::Contained {
         return;
     }
     let who = "import os\nprint(os.getppid())";
@@ -475,7 +479,7 @@ async fn a_worn_interpreter_is_replaced() {
         }
         let events = bench.reader.next(std::future::pending()).await.expect("events");
         for event in &events {
-            if let queue::EventKind::Ended(end) = &event.kind {
+            if let queue::QueueEventKind::Ended(end) = &event.kind {
                 assert_eq!(end.outcome, Kind::Succeeded, "{end:?}");
                 ended += 1;
             }

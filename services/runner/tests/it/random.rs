@@ -8,11 +8,11 @@ use std::time::Instant;
 
 use model::execution::{AttemptEnd, Grants, Outcome as Kind};
 use model::{JobKey, ScriptType};
-use queue::EventKind;
-use runner::Settings;
-use testkit::scripts::{Dialect, Generator, Seeded};
+use queue::QueueEventKind;
+use runner::RunnerSettings;
+use testkit::scripts::{ScriptDialect, ScriptGenerator, SeededChoices};
 
-use crate::setup::{Bench, job};
+use crate::setup::{RunnerTestBench, job};
 
 /// Scripts in each language.
 const COUNT: u64 = 1000;
@@ -28,15 +28,15 @@ fn setting(name: &str, otherwise: u64) -> u64 {
 }
 
 /// The jobs that have not ended, each with its number and its script.
-type Open = HashMap<JobKey, (u64, String)>;
+type PendingScripts = HashMap<JobKey, (u64, String)>;
 
 /// Waits until one of these jobs at least has ended, and gives all that have.
-async fn ended(bench: &mut Bench, open: &mut Open) -> Vec<(u64, String, AttemptEnd)> {
+async fn ended(bench: &mut RunnerTestBench, open: &mut PendingScripts) -> Vec<(u64, String, AttemptEnd)> {
     loop {
         let events = bench.reader.next(pending()).await.expect("events");
         let mut all = Vec::new();
         for event in events {
-            if let EventKind::Ended(end) = event.kind {
+            if let QueueEventKind::Ended(end) = event.kind {
                 let (number, script) = open.remove(&event.job_key).expect("a job of ours ends once");
                 all.push((number, script, *end));
             }
@@ -59,13 +59,13 @@ fn check(end: &AttemptEnd, about: &str) {
     assert!(!reason.contains("engine"), "{reason} of {about}");
 }
 
-async fn survives(script_type: ScriptType, dialect: Dialect) {
+async fn survives(script_type: ScriptType, dialect: ScriptDialect) {
     let (seed, count) = (setting("MYCORA_SCRIPTS_SEED", SEED), setting("MYCORA_SCRIPTS_COUNT", COUNT));
     let begin = Instant::now();
     let types = vec![script_type];
-    let mut bench = Bench::with(|settings| Settings { types, slots: 4, ..settings }).await;
-    let mut generator = Generator::new(Seeded::new(seed), dialect);
-    let mut open = Open::new();
+    let mut bench = RunnerTestBench::with(|settings| RunnerSettings { types, slots: 4, ..settings }).await;
+    let mut generator = ScriptGenerator::new(SeededChoices::new(seed), dialect);
+    let mut open = PendingScripts::new();
     let mut outcomes: HashMap<String, u32> = HashMap::new();
     let mut next = 0;
     while next < count || !open.is_empty() {
@@ -92,15 +92,15 @@ async fn survives(script_type: ScriptType, dialect: Dialect) {
 
 #[tokio::test]
 async fn random_rhai_scripts_end_by_name() {
-    survives(ScriptType::Rhai, Dialect::Rhai).await;
+    survives(ScriptType::Rhai, ScriptDialect::Rhai).await;
 }
 
 #[tokio::test]
 async fn random_osis_scripts_end_by_name() {
-    survives(ScriptType::Osis, Dialect::Osis).await;
+    survives(ScriptType::Osis, ScriptDialect::Osis).await;
 }
 
 #[tokio::test]
 async fn random_sal_scripts_end_by_name() {
-    survives(ScriptType::Sal, Dialect::Sal).await;
+    survives(ScriptType::Sal, ScriptDialect::Sal).await;
 }

@@ -5,14 +5,14 @@ use std::process::Command;
 use kv::Kv;
 use model::execution::Outcome as Kind;
 use model::{Grants, ReasonCode, ScriptType};
-use queue::{EventKind, Offer, Supervisor};
-use testkit::{PATIENCE, Process, RedisServer, wait_until};
+use queue::{JobOffer, QueueEventKind, SupervisorQueues};
+use testkit::{PATIENCE, RedisServer, TestProcess, wait_until};
 
-use crate::setup::{Bench, inputs, job, place};
+use crate::setup::{RunnerTestBench, inputs, job, place};
 
 #[tokio::test]
 async fn a_rhai_job_merges() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let mut execution = job(
         ScriptType::Rhai,
         r#"
@@ -41,7 +41,7 @@ async fn a_rhai_job_merges() {
 
 #[tokio::test]
 async fn a_directory_is_made_for_those_that_come_to_it() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let jobs = queue::work_dir::jobs_dir(&bench.work(), crate::setup::context());
     for (script_type, script) in [
         (ScriptType::Rhai, r#"result("a", 1)"#),
@@ -71,7 +71,7 @@ async fn a_directory_is_made_for_those_that_come_to_it() {
 
 #[tokio::test]
 async fn a_rhai_failure_says_where() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     for (script, code, part) in [
         ("exit(5);", 5, ""),
         ("let x = 1;\nlet y = x + missing;", 1, "line 2"),
@@ -86,7 +86,7 @@ async fn a_rhai_failure_says_where() {
 
 #[tokio::test]
 async fn a_rhai_job_stays_inside() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     for (script, part) in [
         ("read_file(\"/etc/passwd\")", "leads out"),
         ("write_file(\"../x\", \"y\")", "leads out"),
@@ -110,7 +110,7 @@ async fn a_rhai_job_stays_inside() {
 
 #[tokio::test]
 async fn bounded_functions_do_what_the_standard_ones_do() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let script = r##"
         fn same(got, expected) { if got != expected { throw `${got} instead of ${expected}`; } }
         let t = "a-b-b";
@@ -156,26 +156,26 @@ async fn a_greedy_script_ends_before_the_machine_does() {
     command
         .args(["--redis-url", &redis.url(), "--types", "rhai", "--ops-listen", "127.0.0.1:0", "--work-dir"])
         .arg(place.path().join("work"));
-    let mut runner = Process::spawn("runner", &mut command);
+    let mut runner = TestProcess::spawn("runner", &mut command);
     let _ = runner.wait_for_line("take jobs", PATIENCE);
-    let supervisor = Supervisor::new(Kv::new(redis.url().parse().expect("a url")), 0);
+    let supervisor = SupervisorQueues::new(Kv::new(redis.url().parse().expect("a url")), 0);
     let mut reader = supervisor.events();
     let before = peak_bytes(runner.pid());
     for script in GREEDY {
         let mut execution = job(ScriptType::Rhai, script);
         // Memory ends it, not the clock of a machine with other work.
         execution.timeout_secs = 600;
-        let offer = Offer {
+        let offer = JobOffer {
             execution,
             coordinator: "c".into(),
             grants: Grants::default(),
-            condition: queue::Condition::None,
+            condition: queue::AcceptCondition::None,
             weight: std::num::NonZeroU32::MIN,
         };
         supervisor.accept(offer).await.expect("an accepted job");
         let end = 'ended: loop {
             for event in reader.next(std::future::pending()).await.expect("events") {
-                if let EventKind::Ended(end) = event.kind {
+                if let QueueEventKind::Ended(end) = event.kind {
                     break 'ended end;
                 }
             }
@@ -197,7 +197,7 @@ fn peak_bytes(pid: u32) -> u64 {
 
 #[tokio::test]
 async fn the_end_for_memory_is_told_and_a_policy_may_give_less() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let script = "let a = []; for n in 0..20 { let s = `${n}`; s.pad(500_000, 'x'); a.push(s); } result(\"n\", a.len());";
     assert_eq!(bench.run(job(ScriptType::Rhai, script)).await.result("n"), "20");
     let grants = Grants { memory_bytes: 8 << 20, ..Grants::default() };
@@ -213,7 +213,7 @@ async fn the_end_for_memory_is_told_and_a_policy_may_give_less() {
 
 #[tokio::test]
 async fn values_nested_without_end_do_not_end_the_runner() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let (open, close) = ("[#{a:".repeat(12), "}]".repeat(12));
     let script = format!(
         "let a = []; for n in 0..250 {{ a = {open} a {close}; }} let b = a; \

@@ -5,17 +5,19 @@ use std::path::PathBuf;
 use model::execution::{FileSource, Outcome as Kind};
 use model::job::BlobRef;
 use model::{BlobHash, ReasonCode, ScriptType};
-use runner::Settings;
-use sandbox::Layers;
+use runner::RunnerSettings;
+use sandbox::IsolationLayers;
 
-use crate::setup::{Bench, context, job};
+use crate::setup::{RunnerTestBench, context, job};
 
 /// A runner for rust alone, unless there is no compiler.
-async fn bench() -> Option<Bench> {
+async fn bench() -> Option<RunnerTestBench> {
     // A compiler may be where only its owner gets to.
-    let bench =
-        Bench::with(|settings| Settings { layers: Layers { owner: false, ..settings.layers }, ..settings })
-            .await;
+    let bench = RunnerTestBench::with(|settings| RunnerSettings {
+        layers: IsolationLayers { owner: false, ..settings.layers },
+        ..settings
+    })
+    .await;
     let is_there = bench.runner.instances().iter().any(|instance| instance.script_type == ScriptType::Rust);
     let has_compiler = std::process::Command::new("rustc").arg("-V").output().is_ok();
     assert_eq!(is_there, has_compiler, "what builds this can run it");
@@ -23,7 +25,7 @@ async fn bench() -> Option<Bench> {
 }
 
 /// What is kept of the context, with the moment at which it was made.
-fn kept(bench: &Bench) -> Vec<(PathBuf, u64)> {
+fn kept(bench: &RunnerTestBench) -> Vec<(PathBuf, u64)> {
     use std::os::unix::fs::MetadataExt as _;
     let cache = bench.work().join("contexts").join(context().to_string()).join("cache");
     let entries =
@@ -99,11 +101,11 @@ async fn the_same_script_twice_at_once_is_compiled_whole() {
         let events = bench.reader.next(std::future::pending()).await.expect("events");
         for event in &events {
             match &event.kind {
-                queue::EventKind::Ended(end) => {
+                queue::QueueEventKind::Ended(end) => {
                     assert_eq!(end.outcome, Kind::Succeeded, "{end:?}");
                     ends += 1;
                 }
-                queue::EventKind::Log(piece) => log.push_str(&piece.text),
+                queue::QueueEventKind::Log(piece) => log.push_str(&piece.text),
                 _ => {}
             }
         }

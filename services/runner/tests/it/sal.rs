@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex};
 
 use model::execution::Outcome as Kind;
 use model::{Execution, Grants, ScriptType};
-use runner::Settings;
+use runner::RunnerSettings;
 
-use crate::setup::{Bench, Outcome, job};
+use crate::setup::{AttemptTestOutcome, RunnerTestBench, job};
 
-async fn bench() -> Bench {
-    Bench::with(|settings| Settings { types: vec![ScriptType::Sal], ..settings }).await
+async fn bench() -> RunnerTestBench {
+    RunnerTestBench::with(|settings| RunnerSettings { types: vec![ScriptType::Sal], ..settings }).await
 }
 
 fn sal(script: &str) -> Execution {
     job(ScriptType::Sal, script)
 }
 
-async fn run(bench: &mut Bench, script: &str) -> Outcome {
+async fn run(bench: &mut RunnerTestBench, script: &str) -> AttemptTestOutcome {
     let outcome = bench.run(sal(script)).await;
     assert_eq!(outcome.end.outcome, Kind::Succeeded, "{script}: {outcome:?}");
     outcome
@@ -160,12 +160,12 @@ async fn programs_end_with_the_job() {
 }
 
 /// A small server: each path answers in its own way. It keeps what it was asked.
-struct Server {
+struct ScriptTestServer {
     address: SocketAddr,
     asked: Arc<Mutex<Vec<String>>>,
 }
 
-impl Server {
+impl ScriptTestServer {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("its address");
@@ -215,7 +215,7 @@ fn answer(mut stream: TcpStream, own: SocketAddr, asked: &Mutex<Vec<String>>) ->
     None
 }
 
-async fn ask(bench: &mut Bench, hosts: &[&str], script: &str) -> Outcome {
+async fn ask(bench: &mut RunnerTestBench, hosts: &[&str], script: &str) -> AttemptTestOutcome {
     let mut execution = sal(script);
     execution.network = true;
     let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
@@ -226,7 +226,7 @@ async fn ask(bench: &mut Bench, hosts: &[&str], script: &str) -> Outcome {
 #[tokio::test]
 async fn allowed_hosts_answer() {
     let mut bench = bench().await;
-    let server = Server::start();
+    let server = ScriptTestServer::start();
     let base = format!("http://{}", server.address);
     let script = format!(
         r#"
@@ -262,7 +262,7 @@ async fn allowed_hosts_answer() {
 #[tokio::test]
 async fn other_hosts_are_refused() {
     let mut bench = bench().await;
-    let server = Server::start();
+    let server = ScriptTestServer::start();
     let port = server.address.port();
     let get = |host: &str, path: &str| format!("http_get(\"http://{host}:{port}{path}\")");
     let own_port = format!("127.0.0.1:{port}");
@@ -311,7 +311,7 @@ async fn other_hosts_are_refused() {
 #[tokio::test]
 async fn a_request_ends_with_the_job() {
     let mut bench = bench().await;
-    let server = Server::start();
+    let server = ScriptTestServer::start();
     let mut execution = sal(&format!("print(\"ready\"); http_get(\"http://{}/slow\");", server.address));
     execution.network = true;
     let grants = Grants { hosts: vec!["127.0.0.1".to_owned()], ..Grants::default() };

@@ -12,18 +12,18 @@ use model::{
     ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, JobId, JobKey, ScriptSource,
     ScriptType,
 };
-use queue::{EventKind, EventReader, Offer, Supervisor};
-use runner::{Running, ScriptFlags, Settings};
-use sandbox::Launcher;
+use queue::{JobOffer, QueueEventKind, QueueEventReader, SupervisorQueues};
+use runner::{RunnerHandle, RunnerSettings, ScriptFlags};
+use sandbox::SandboxLauncher;
 use service::Shutdown;
 use tempfile::TempDir;
 use testkit::RedisServer;
 
-pub(crate) struct Bench {
+pub(crate) struct RunnerTestBench {
     pub(crate) dir: TempDir,
-    pub(crate) supervisor: Supervisor,
-    pub(crate) reader: EventReader,
-    pub(crate) runner: Running,
+    pub(crate) supervisor: SupervisorQueues,
+    pub(crate) reader: QueueEventReader,
+    pub(crate) runner: RunnerHandle,
     pub(crate) kv: Kv,
     /// Of jobs that were heard of among others.
     ended: HashMap<JobKey, AttemptEnd>,
@@ -34,12 +34,12 @@ pub(crate) struct Bench {
 
 /// How an attempt ended, and what it printed.
 #[derive(Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct AttemptTestOutcome {
     pub(crate) end: AttemptEnd,
     pub(crate) log: String,
 }
 
-impl Outcome {
+impl AttemptTestOutcome {
     pub(crate) fn result(&self, key: &str) -> &str {
         self.end.result.get(key).map_or("(nothing)", String::as_str)
     }
@@ -49,19 +49,19 @@ impl Outcome {
     }
 }
 
-impl Bench {
+impl RunnerTestBench {
     pub(crate) async fn new() -> Self {
         Self::with(|settings| settings).await
     }
 
     /// With other settings than the usual.
-    pub(crate) async fn with(change: impl FnOnce(Settings) -> Settings) -> Self {
+    pub(crate) async fn with(change: impl FnOnce(RunnerSettings) -> RunnerSettings) -> Self {
         let redis = RedisServer::start();
         let kv = Kv::new(redis.url().parse().expect("the url of a test server"));
         let dir = place();
         let runner = runner::start(change(settings(dir.path())), &kv, 0, &Shutdown::new()).await;
         let runner = runner.expect("a runner");
-        let supervisor = Supervisor::new(kv.clone(), 0);
+        let supervisor = SupervisorQueues::new(kv.clone(), 0);
         let reader = supervisor.events();
         let (ended, logs) = (HashMap::new(), HashMap::new());
         Self { dir, supervisor, reader, runner, kv, ended, logs, redis }
@@ -74,11 +74,11 @@ impl Bench {
     /// With what a policy gives.
     pub(crate) async fn accept_with(&self, execution: Execution, grants: model::Grants) -> JobKey {
         let key = execution.job_key;
-        let offer = Offer {
+        let offer = JobOffer {
             execution,
             coordinator: "c".into(),
             grants,
-            condition: queue::Condition::None,
+            condition: queue::AcceptCondition::None,
             weight: std::num::NonZeroU32::MIN,
         };
         self.supervisor.accept(offer).await.expect("an accepted job");
@@ -86,7 +86,7 @@ impl Bench {
     }
 
     /// Runs one job alone, to its end.
-    pub(crate) async fn run(&mut self, execution: Execution) -> Outcome {
+    pub(crate) async fn run(&mut self, execution: Execution) -> AttemptTestOutcome {
         let key = self.accept(execution).await;
         self.end_of(key).await
     }
@@ -98,37 +98,37 @@ impl Bench {
             for event in self.reader.next(pending()).await.expect("events") {
                 assert_eq!(event.job_key, key);
                 match event.kind {
-                    EventKind::Log(piece) => log.push_str(&piece.text),
-                    EventKind::Started { .. } => {}
+                    QueueEventKind::Log(piece) => log.push_str(&piece.text),
+                    QueueEventKind::Started { .. } => {}
                     other => panic!("ended before it printed {text:?}: {log:?} {other:?}"),
                 }
             }
         }
     }
 
-    pub(crate) async fn end_of(&mut self, key: JobKey) -> Outcome {
+    pub(crate) async fn end_of(&mut self, key: JobKey) -> AttemptTestOutcome {
         let mut log = String::new();
         loop {
             for event in self.reader.next(pending()).await.expect("events") {
                 assert_eq!(event.job_key, key);
                 match event.kind {
-                    EventKind::Log(piece) => log.push_str(&piece.text),
-                    EventKind::Ended(end) => {
+                    QueueEventKind::Log(piece) => log.push_str(&piece.text),
+                    QueueEventKind::Ended(end) => {
                         assert!(end.start_time.is_none_or(|start| start <= end.end_time));
-                        return Outcome { end: *end, log };
+                        return AttemptTestOutcome { end: *end, log };
                     }
-                    EventKind::Started { .. } | EventKind::Returned => {}
+                    QueueEventKind::Started { .. } | QueueEventKind::Returned => {}
                 }
             }
         }
     }
 
     /// Waits for the end of one job among others, whose ends are kept for those who ask for them.
-    pub(crate) async fn end_among(&mut self, key: JobKey) -> Outcome {
+    pub(crate) async fn end_among(&mut self, key: JobKey) -> AttemptTestOutcome {
         loop {
             if let Some(end) = self.ended.remove(&key) {
                 let log = self.logs.remove(&key).unwrap_or_default();
-                return Outcome { end, log };
+                return AttemptTestOutcome { end, log };
             }
             self.hear().await;
         }
@@ -145,11 +145,13 @@ impl Bench {
     async fn hear(&mut self) {
         for event in self.reader.next(pending()).await.expect("events") {
             match event.kind {
-                EventKind::Log(piece) => self.logs.entry(event.job_key).or_default().push_str(&piece.text),
-                EventKind::Ended(end) => {
+                QueueEventKind::Log(piece) => {
+                    self.logs.entry(event.job_key).or_default().push_str(&piece.text)
+                }
+                QueueEventKind::Ended(end) => {
                     self.ended.insert(event.job_key, *end);
                 }
-                EventKind::Started { .. } | EventKind::Returned => {}
+                QueueEventKind::Started { .. } | QueueEventKind::Returned => {}
             }
         }
     }
@@ -189,10 +191,10 @@ pub(crate) fn seen(place: &Path) -> PathBuf {
 }
 
 /// A runner in a [`place`], with its program as the launcher.
-pub(crate) fn settings(place: &Path) -> Settings {
+pub(crate) fn settings(place: &Path) -> RunnerSettings {
     let scripts = ScriptFlags { allow_write: vec![seen(place)], ..ScriptFlags::default() };
-    let launcher = Launcher::at(env!("CARGO_BIN_EXE_mycora-runner").into());
-    Settings { scripts, launcher, ..Settings::new(place.join("work")) }
+    let launcher = SandboxLauncher::at(env!("CARGO_BIN_EXE_mycora-runner").into());
+    RunnerSettings { scripts, launcher, ..RunnerSettings::new(place.join("work")) }
 }
 
 pub(crate) fn context() -> ContextUid {

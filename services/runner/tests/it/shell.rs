@@ -3,11 +3,11 @@
 use model::ReasonCode;
 use model::execution::Outcome as Kind;
 
-use crate::setup::{Bench, inputs, shell};
+use crate::setup::{RunnerTestBench, inputs, shell};
 
 #[tokio::test]
 async fn a_shell_job_knows_where_it_is_and_nothing_else() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let mut execution = shell(
         "env | cut -d= -f1 | sort | tr '\\n' ' '\necho \"$MYCORA_CONTEXT $MYCORA_FLOW $MYCORA_JOB $MYCORA_ATTEMPT\"\n\
          echo \"$GREETING\" >&2\ncat \"$MYCORA_INPUTS\"; (cat <&3) 2>&1 && echo leaked; ls -A",
@@ -26,7 +26,7 @@ async fn a_shell_job_knows_where_it_is_and_nothing_else() {
 
 #[tokio::test]
 async fn a_result_file_that_is_none_is_told() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let outcome = bench.run(shell("echo '{\"n\": 1226.0, \"l\": [1, 2]}' > $MYCORA_RESULT")).await;
     assert_eq!((outcome.result("n"), outcome.result("l")), ("1226.0", "[1,2]"));
     let outcome = bench.run(shell("echo nonsense > $MYCORA_RESULT")).await;
@@ -42,7 +42,7 @@ async fn a_result_file_that_is_none_is_told() {
 
 #[tokio::test]
 async fn a_signal_is_told() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let outcome = bench.run(shell("kill -9 $$")).await;
     assert_eq!(outcome.end.exit_code, None);
     assert!(outcome.reason().contains("signal 9"), "{}", outcome.reason());
@@ -50,7 +50,7 @@ async fn a_signal_is_told() {
 
 #[tokio::test]
 async fn a_first_line_chooses_the_interpreter() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let bash = "list=(a b)\necho \"${list[1]} ${BASH_VERSION:+bash} $-\"";
     for (line, ends) in [("#!/bin/bash", "B"), ("#! /bin/bash -eu", "euB"), ("#!/usr/bin/env bash", "B")] {
         let outcome = bench.run(shell(&format!("{line}\n{bash}"))).await;
@@ -78,7 +78,7 @@ async fn a_first_line_chooses_the_interpreter() {
 
 #[tokio::test]
 async fn an_output_that_is_no_file_is_told_with_what_to_name_instead() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     for (output, part) in [
         (
             "out",
@@ -96,7 +96,7 @@ async fn an_output_that_is_no_file_is_told_with_what_to_name_instead() {
 
 #[tokio::test]
 async fn a_job_that_failed_for_want_of_the_network_says_so() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let instances = bench.supervisor.instances().await.expect("an answer");
     if !instances.iter().all(|(_, presence)| presence.layers.iter().any(|layer| layer == "seccomp")) {
         println!("left out: nothing keeps jobs from the network here");

@@ -1,10 +1,10 @@
 //! Scripts for the `v` compiler, which few machines have.
 
 use model::ScriptType;
-use runner::Settings;
+use runner::RunnerSettings;
 use service::Shutdown;
 
-use crate::setup::{Bench, place, settings};
+use crate::setup::{RunnerTestBench, place, settings};
 
 /// Whether a `v` works for whoever runs this.
 fn is_installed() -> bool {
@@ -14,14 +14,14 @@ fn is_installed() -> bool {
 
 #[tokio::test]
 async fn v_is_offered_where_it_works_and_missed_where_not() {
-    let bench = Bench::new().await;
+    let bench = RunnerTestBench::new().await;
     let offered = bench.runner.instances().iter().any(|instance| instance.script_type == ScriptType::V);
     assert!(!offered || is_installed());
     if is_installed() {
         return;
     }
     let dir = place();
-    let wanted = Settings { types: vec![ScriptType::V], ..settings(dir.path()) };
+    let wanted = RunnerSettings { types: vec![ScriptType::V], ..settings(dir.path()) };
     let refused = runner::start(wanted, &bench.kv, 0, &Shutdown::new()).await.expect_err("no such runtime");
     assert!(refused.to_string().contains("executes v scripts"), "{refused}");
 }

@@ -6,7 +6,7 @@ use model::job::BlobRef;
 use model::{BlobHash, Execution, ReasonCode, ScriptSource};
 use queue::work_dir::blob_path;
 
-use crate::setup::{Bench, context, shell};
+use crate::setup::{RunnerTestBench, context, shell};
 
 fn blob(bytes: &[u8]) -> BlobRef {
     BlobRef { sha256: BlobHash::of(bytes), size: bytes.len() as u64 }
@@ -17,7 +17,7 @@ fn inline(bytes: &[u8]) -> FileSource {
 }
 
 /// Puts a file where the supervisor would.
-fn cache(bench: &Bench, bytes: &[u8]) -> BlobRef {
+fn cache(bench: &RunnerTestBench, bytes: &[u8]) -> BlobRef {
     let path = blob_path(&bench.work(), context(), BlobHash::of(bytes));
     std::fs::create_dir_all(path.parent().expect("a directory above")).expect("a directory");
     std::fs::write(path, bytes).expect("a file");
@@ -26,7 +26,7 @@ fn cache(bench: &Bench, bytes: &[u8]) -> BlobRef {
 
 #[tokio::test]
 async fn files_come_in_and_outputs_go_out() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let mut execution =
         shell("cat sub/in.txt big.txt > out.txt; echo changed > big.txt; mkdir d; cp out.txt d/two");
     let cached = cache(&bench, b"from the cache\n");
@@ -47,7 +47,7 @@ async fn files_come_in_and_outputs_go_out() {
 
 #[tokio::test]
 async fn a_script_may_be_a_blob() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let mut execution = shell("");
     execution.script = ScriptSource::Blob(cache(&bench, b"echo a=1 > $MYCORA_RESULT"));
     assert_eq!(bench.run(execution).await.result("a"), "1");
@@ -55,15 +55,16 @@ async fn a_script_may_be_a_blob() {
 
 #[tokio::test]
 async fn what_is_wrong_with_files_is_named() {
-    let mut bench = Bench::new().await;
-    let fails = async |bench: &mut Bench, change: fn(&mut Execution), code: ReasonCode, part: &str| {
-        let mut execution = shell("ln -s /etc/passwd link; mkdir dir; mkfifo pipe; exit 0");
-        change(&mut execution);
-        let outcome = bench.run(execution).await;
-        assert_eq!(outcome.end.outcome, Kind::Failed, "{outcome:?}");
-        assert_eq!(outcome.end.reason.as_ref().map(|reason| reason.code), Some(code), "{outcome:?}");
-        assert!(outcome.reason().contains(part), "{}", outcome.reason());
-    };
+    let mut bench = RunnerTestBench::new().await;
+    let fails =
+        async |bench: &mut RunnerTestBench, change: fn(&mut Execution), code: ReasonCode, part: &str| {
+            let mut execution = shell("ln -s /etc/passwd link; mkdir dir; mkfifo pipe; exit 0");
+            change(&mut execution);
+            let outcome = bench.run(execution).await;
+            assert_eq!(outcome.end.outcome, Kind::Failed, "{outcome:?}");
+            assert_eq!(outcome.end.reason.as_ref().map(|reason| reason.code), Some(code), "{outcome:?}");
+            assert!(outcome.reason().contains(part), "{}", outcome.reason());
+        };
     let broken = ReasonCode::RuntimeError;
     fails(
         &mut bench,
@@ -95,7 +96,7 @@ async fn what_is_wrong_with_files_is_named() {
 
 #[tokio::test]
 async fn output_is_whole_up_to_its_bound() {
-    let mut bench = Bench::new().await;
+    let mut bench = RunnerTestBench::new().await;
     let outcome = bench.run(shell("seq 1 100000")).await;
     let numbers: Vec<_> = outcome.log.lines().collect();
     assert_eq!(numbers.len(), 100_000);

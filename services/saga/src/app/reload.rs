@@ -3,23 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
 
-use egress::Trust;
+use egress::TrustAnchors;
 use model::{BlobHash, EffectName, TenantId};
 use serde::{Deserialize, Serialize};
 use workflow::catalog::Catalog;
-use workflow::manifest::{self, Document};
+use workflow::manifest::{self, ManifestDocument};
 use yaml::{Problem, Problems};
 
-use super::provide::Made;
+use super::provider_builder::BuiltProvider;
 use super::{App, Error};
-use crate::definitions::{InForce, Repeatable};
+use crate::definitions::{ActiveDefinitions, ScopedIdempotencyKey};
 use crate::manifests::{BadManifests, Manifests};
-use crate::placement::Providers;
-use crate::providers::Provider;
-use crate::tenants::{Tenant, Tenants};
+use crate::placement::CallProviders;
+use crate::providers::CallProvider;
+use crate::tenants::{Tenant, TenantRegistry};
 
 /// Providers as they were built.
-pub(super) type Built = BTreeMap<EffectName, Made>;
+pub(super) type BuiltProviders = BTreeMap<EffectName, BuiltProvider>;
 
 /// Kind of a thing that the operator's files hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -60,19 +60,19 @@ pub struct ReloadChange {
 
 /// The answer to a request, for when it comes again.
 #[derive(Serialize, Deserialize)]
-struct AnswerRow {
+struct ReloadAnswerRow {
     hash: BlobHash,
     changes: Vec<ReloadChange>,
 }
 
-/// What the operator's files say, checked against what is in force.
-struct Checked {
+/// Operator's files, checked against what is in force.
+struct CheckedReload {
     /// Documents with the catalog that they make; nothing where this replica has no directory of manifests.
-    operators: Option<(Vec<Document>, Catalog)>,
-    built: Built,
-    tenants: Option<Tenants>,
+    operators: Option<(Vec<ManifestDocument>, Catalog)>,
+    built: BuiltProviders,
+    tenants: Option<TenantRegistry>,
     changes: Vec<ReloadChange>,
-    /// What it was checked against.
+    /// Revision of the definitions that the files were checked against.
     revision: u64,
 }
 
@@ -101,7 +101,7 @@ impl App {
     pub async fn reload_once(
         &self,
         of: Option<&TenantId>,
-        request: &Repeatable,
+        request: &ScopedIdempotencyKey,
     ) -> Result<Option<Vec<ReloadChange>>, Error> {
         self.reload_of(of, Some(request)).await
     }
@@ -117,22 +117,22 @@ impl App {
     async fn reload_of(
         &self,
         of: Option<&TenantId>,
-        request: Option<&Repeatable>,
+        request: Option<&ScopedIdempotencyKey>,
     ) -> Result<Option<Vec<ReloadChange>>, Error> {
         let _one_at_a_time = self.reloading.lock().await;
         loop {
             if let Some(request) = request
-                && let Some(answer) = self.definitions.answer::<AnswerRow>(&request.id).await?
+                && let Some(answer) = self.definitions.answer::<ReloadAnswerRow>(&request.id).await?
             {
                 return Ok(Some(answer.changes).filter(|_| answer.hash == request.hash));
             }
-            let Checked { operators, built, tenants, changes, revision } = self.check(of).await?;
+            let CheckedReload { operators, built, tenants, changes, revision } = self.check(of).await?;
             // Others follow by the documents; here they are built already.
             *self.built.lock().unwrap_or_else(PoisonError::into_inner) = built;
             let operators = operators.as_ref().map(|(documents, catalog)| (&**documents, catalog));
             let mut more = Vec::new();
-            if let Some(Repeatable { id, hash }) = request {
-                let answer = AnswerRow { hash: *hash, changes: changes.clone() };
+            if let Some(ScopedIdempotencyKey { id, hash }) = request {
+                let answer = ReloadAnswerRow { hash: *hash, changes: changes.clone() };
                 more.push(self.definitions.answer_row(id, &answer).await?);
             }
             if self.definitions.replace(operators, tenants.as_ref(), revision, more).await? {
@@ -146,7 +146,7 @@ impl App {
     }
 
     /// Reads everything and checks everything.
-    async fn check(&self, of: Option<&TenantId>) -> Result<Checked, Error> {
+    async fn check(&self, of: Option<&TenantId>) -> Result<CheckedReload, Error> {
         let now = self.definitions.refresh().await?;
         let mut problems = Vec::new();
         let tenants = self.read_tenants(&now, of).unwrap_or_else(|found| {
@@ -174,26 +174,26 @@ impl App {
             return Err(BadManifests(problems).into());
         }
         let changes = changes(&now, operators.as_ref(), tenants.as_ref());
-        Ok(Checked { operators, built, tenants, changes, revision: now.revision })
+        Ok(CheckedReload { operators, built, tenants, changes, revision: now.revision })
     }
 
     /// Checks manifests together, and builds those of their providers that are not as `before`; gives everything that is wrong as well.
     async fn check_manifests(
         &self,
-        now: &InForce,
+        now: &ActiveDefinitions,
         manifests: &Manifests,
-        before: &Built,
-    ) -> Result<(Option<(Catalog, Built)>, Vec<Problems>), Error> {
+        before: &BuiltProviders,
+    ) -> Result<(Option<(Catalog, BuiltProviders)>, Vec<Problems>), Error> {
         let tenants = self.tenants.borrow().ids();
         let live = self.definitions.left_without(&manifests.documents(), &tenants).await?;
         let (catalog, mut problems) = match manifests.catalog(&now.remembered(), &live) {
             Ok(catalog) => (Some(catalog), Vec::new()),
             Err(BadManifests(found)) => (None, found),
         };
-        let (secrets, trust) = (Arc::new(self.secrets()), Trust::find());
-        let mut built = Built::new();
+        let (secrets, trust) = (Arc::new(self.secrets()), TrustAnchors::from_system());
+        let mut built = BuiltProviders::new();
         for (file, document) in manifests.by_file() {
-            let manifest::Definition::Provider(definition) = &document.definition else { continue };
+            let manifest::ManifestDefinition::Provider(definition) = &document.definition else { continue };
             let made = before.get(&definition.name);
             match self.build((definition, document.hash), made, &secrets, &trust) {
                 Ok(made) => drop(built.insert(definition.name.clone(), made)),
@@ -207,14 +207,18 @@ impl App {
     }
 
     /// Reads the file of tenants, as far as it is about one of them; nothing where there is no file.
-    fn read_tenants(&self, now: &InForce, of: Option<&TenantId>) -> Result<Option<Tenants>, Problems> {
+    fn read_tenants(
+        &self,
+        now: &ActiveDefinitions,
+        of: Option<&TenantId>,
+    ) -> Result<Option<TenantRegistry>, Problems> {
         let Some(file) = &self.tenants_file else { return Ok(None) };
         let name = file.display().to_string();
         let text = std::fs::read_to_string(file).map_err(|error| {
             Problems::new(&name, vec![Problem { place: None, message: format!("cannot be read: {error}") }])
         })?;
         let before = now.tenants.as_deref();
-        let read = Tenants::read_behind(&name, &text, before)?;
+        let read = TenantRegistry::read_behind(&name, &text, before)?;
         Ok(Some(match (of, before) {
             (Some(tenant), Some(before)) => before.with(tenant, &read),
             _ => read,
@@ -222,7 +226,7 @@ impl App {
     }
 
     /// Works with what is in force from now on, as it was put there here or by another replica.
-    pub(super) fn take_over(&self, now: &InForce) {
+    pub(super) fn take_over(&self, now: &ActiveDefinitions) {
         self.around.metrics.forget_sagas(|label| now.has_label(label));
         if let Some(tenants) = now.tenants.as_ref().filter(|_| self.around.has_tenants) {
             self.tenants.send_if_modified(|known| {
@@ -235,7 +239,7 @@ impl App {
         }
         let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
         let unusable = self.build_missing(now, &mut built);
-        let mut providers = Providers::new();
+        let mut providers = CallProviders::new();
         for definition in now.catalog.providers() {
             if let Some(made) = built.get(&definition.name) {
                 let effects = definition.effects.iter().map(|effect| effect.name.clone());
@@ -243,7 +247,7 @@ impl App {
             }
         }
         drop(built);
-        let address = |provider: &Arc<dyn Provider>| Arc::as_ptr(provider).cast::<()>();
+        let address = |provider: &Arc<dyn CallProvider>| Arc::as_ptr(provider).cast::<()>();
         self.providers.send_if_modified(|known| {
             let mut pairs = known.iter().zip(&providers);
             let is_same = known.len() == providers.len()
@@ -260,7 +264,7 @@ impl App {
     }
 
     /// Builds providers that another replica put in force; gives why some cannot be used here.
-    fn build_missing(&self, now: &InForce, built: &mut Built) -> Vec<String> {
+    fn build_missing(&self, now: &ActiveDefinitions, built: &mut BuiltProviders) -> Vec<String> {
         let mut unusable = Vec::new();
         built.retain(|name, made| now.active.providers.get(name) == Some(&made.hash));
         for definition in now.catalog.providers() {
@@ -268,7 +272,12 @@ impl App {
             if built.contains_key(&definition.name) {
                 continue;
             }
-            match self.build((definition, *hash), None, &Arc::new(self.secrets()), &Trust::find()) {
+            match self.build(
+                (definition, *hash),
+                None,
+                &Arc::new(self.secrets()),
+                &TrustAnchors::from_system(),
+            ) {
                 Ok(made) => drop(built.insert(definition.name.clone(), made)),
                 Err(why) => {
                     let why = format!("the provider `{}` cannot be used: {why}", definition.name);
@@ -308,11 +317,11 @@ impl App {
     }
 }
 
-/// What differs from what is in force.
+/// Lists the differences from what is in force.
 fn changes(
-    now: &InForce,
-    operators: Option<&(Vec<Document>, Catalog)>,
-    tenants: Option<&Tenants>,
+    now: &ActiveDefinitions,
+    operators: Option<&(Vec<ManifestDocument>, Catalog)>,
+    tenants: Option<&TenantRegistry>,
 ) -> Vec<ReloadChange> {
     let mut changes = Vec::new();
     if let Some((documents, catalog)) = operators {
@@ -322,13 +331,15 @@ fn changes(
         differences(ReloadKind::Saga, &sagas(&now.catalog), &sagas(catalog), &mut changes);
         let before = now.active.providers.iter().map(|(name, hash)| (name.to_string(), (0, *hash)));
         let after = documents.iter().filter_map(|document| match &document.definition {
-            manifest::Definition::Provider(provider) => Some((provider.name.to_string(), (0, document.hash))),
-            manifest::Definition::Saga(_) => None,
+            manifest::ManifestDefinition::Provider(provider) => {
+                Some((provider.name.to_string(), (0, document.hash)))
+            }
+            manifest::ManifestDefinition::Saga(_) => None,
         });
         differences(ReloadKind::Provider, &before.collect(), &after.collect(), &mut changes);
     }
     if let Some(tenants) = tenants {
-        let of = |tenants: &Tenants| -> BTreeMap<String, (u32, Tenant)> {
+        let of = |tenants: &TenantRegistry| -> BTreeMap<String, (u32, Tenant)> {
             tenants.iter().map(|(id, tenant)| (id.to_string(), (0, *tenant))).collect()
         };
         let before = now.tenants.as_deref().map(of).unwrap_or_default();

@@ -1,19 +1,19 @@
-//! What one tenant brings: checked, put in force, taken out of it.
+//! Manifests that one tenant applies: checked, put in force, taken out of force.
 
 use std::sync::Arc;
 
 use model::{BlobHash, SagaName, TenantId};
 use serde::{Deserialize, Serialize};
-use store::{Expect, Op, Outcome, StoreError};
-use workflow::Key;
-use workflow::catalog::{Draft, File};
+use store::{CommitOutcome, RowCondition, RowOperation, StoreError};
+use workflow::LaneRowKey;
+use workflow::catalog::{LoadedManifest, ManifestDraft};
 use workflow::definition::Saga;
 use workflow::instance::encode;
 use workflow::manifest;
 use yaml::Problems;
 
 use super::rows::{ActiveSaga, AppliedRow};
-use super::{Definition, DefinitionError, Definitions, InForce, sweep};
+use super::{ActiveDefinitions, DefinitionError, Definitions, TenantDefinition, sweep};
 use crate::lane::rows::row;
 
 /// Sagas that a tenant may have brought, those that it has retired among them.
@@ -23,7 +23,7 @@ pub const SAGA_VERSIONS_MAX: usize = 64;
 
 /// A request that may come again.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Repeatable {
+pub struct ScopedIdempotencyKey {
     /// Id of the request, with whose it is.
     pub id: String,
     /// Hash of what is asked for.
@@ -33,7 +33,7 @@ pub struct Repeatable {
 /// Why a tenant's change is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ApplyError {
-    /// What is in force cannot be read or changed.
+    /// Definitions in force cannot be read or changed.
     #[error(transparent)]
     Definitions(#[from] DefinitionError),
     /// The manifest is wrong, or does not fit.
@@ -63,7 +63,7 @@ pub enum ApplyError {
     Limit {
         /// The limit, as `/info` has it.
         limit: &'static str,
-        /// What has too many, and of what.
+        /// Owner of the things that are too many, and their kind.
         what: String,
         /// How many there may be.
         most: usize,
@@ -80,7 +80,7 @@ impl From<StoreError> for ApplyError {
 
 /// The answer to a request, for when it comes again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct AnswerRow {
+struct ApplyAnswerRow {
     hash: BlobHash,
     in_force: bool,
     definitions: Vec<BlobHash>,
@@ -91,12 +91,17 @@ impl Definitions {
     ///
     /// # Errors
     /// Everything that is wrong with it.
-    pub fn validate(&self, tenant: &TenantId, name: &str, text: &str) -> Result<Vec<Definition>, Problems> {
-        let (in_force, draft) = (self.in_force(), Draft::read(name, text));
+    pub fn validate(
+        &self,
+        tenant: &TenantId,
+        name: &str,
+        text: &str,
+    ) -> Result<Vec<TenantDefinition>, Problems> {
+        let (in_force, draft) = (self.in_force(), ManifestDraft::read(name, text));
         let own = in_force.own_sagas(tenant);
         in_force.remembered().check_draft_for(tenant, &draft, &own, true)?;
         Ok(sagas(draft.file())
-            .map(|saga| Definition {
+            .map(|saga| TenantDefinition {
                 saga: Arc::clone(saga),
                 in_force: in_force.saga(tenant, &saga.name).is_some_and(|found| found.hash == saga.hash),
                 is_applied: own.contains_key(&saga.name),
@@ -113,9 +118,9 @@ impl Definitions {
         tenant: &TenantId,
         name: &str,
         text: &str,
-        request: Option<&Repeatable>,
-    ) -> Result<Vec<Definition>, ApplyError> {
-        let draft = Draft::read(name, text);
+        request: Option<&ScopedIdempotencyKey>,
+    ) -> Result<Vec<TenantDefinition>, ApplyError> {
+        let draft = ManifestDraft::read(name, text);
         let file = draft.file();
         loop {
             let now = self.refresh().await?;
@@ -140,8 +145,11 @@ impl Definitions {
             let hashes = sagas(file).map(|saga| saga.hash).collect();
             if self.change(tenant, &now, (&before, &applied), request, (true, hashes)).await? {
                 let in_force = true;
-                let definition =
-                    |saga: &Arc<Saga>| Definition { saga: Arc::clone(saga), in_force, is_applied: true };
+                let definition = |saga: &Arc<Saga>| TenantDefinition {
+                    saga: Arc::clone(saga),
+                    in_force,
+                    is_applied: true,
+                };
                 return Ok(sagas(file).map(definition).collect());
             }
         }
@@ -156,8 +164,8 @@ impl Definitions {
         tenant: &TenantId,
         saga: &SagaName,
         expected: u32,
-        request: Option<&Repeatable>,
-    ) -> Result<Definition, ApplyError> {
+        request: Option<&ScopedIdempotencyKey>,
+    ) -> Result<TenantDefinition, ApplyError> {
         loop {
             let now = self.refresh().await?;
             if let Some(answer) = self.answered(request).await?.and_then(|answer| answer.into_iter().next()) {
@@ -178,7 +186,7 @@ impl Definitions {
             let hash = found.hash;
             if self.change(tenant, &now, (&before, &applied), request, (false, vec![hash])).await? {
                 let saga = self.pinned_to(hash).await?;
-                return Ok(Definition { saga, in_force: false, is_applied: true });
+                return Ok(TenantDefinition { saga, in_force: false, is_applied: true });
             }
         }
     }
@@ -187,54 +195,57 @@ impl Definitions {
     async fn change(
         &self,
         tenant: &TenantId,
-        now: &InForce,
+        now: &ActiveDefinitions,
         (before, after): (&AppliedRow, &AppliedRow),
-        request: Option<&Repeatable>,
+        request: Option<&ScopedIdempotencyKey>,
         (in_force, definitions): (bool, Vec<BlobHash>),
     ) -> Result<bool, ApplyError> {
         let mut ops = Vec::new();
-        let key = row(&Key::active());
+        let key = row(&LaneRowKey::active());
         if before != after {
-            ops.push(Op::Put(row(&Key::applied(tenant)), encode(after).into()));
+            ops.push(RowOperation::Put(row(&LaneRowKey::applied(tenant)), encode(after).into()));
             // Written as it was: its revision tells the others.
-            ops.push(Op::Put(key.clone(), encode(&now.active).into()));
+            ops.push(RowOperation::Put(key.clone(), encode(&now.active).into()));
             let others = now.applied.iter().filter(|(other, _)| *other != tenant);
             let others =
                 others.flat_map(|(_, own)| sweep::named(&own.sagas)).chain(sweep::named(&now.active.sagas));
             ops.extend(sweep::removed(sweep::named(&before.sagas), sweep::named(&after.sagas).chain(others)));
         }
         if let Some(request) = request {
-            let answer = AnswerRow { hash: request.hash, in_force, definitions };
+            let answer = ApplyAnswerRow { hash: request.hash, in_force, definitions };
             ops.push(self.answer_row(&request.id, &answer).await?);
         }
         if ops.is_empty() {
             return Ok(true);
         }
-        let outcome = self.beside.commit(vec![Expect::Revision(key, now.revision)], ops).await?;
+        let outcome = self.beside.commit(vec![RowCondition::Revision(key, now.revision)], ops).await?;
         self.refresh().await?;
-        Ok(matches!(outcome, Outcome::Committed(_)))
+        Ok(matches!(outcome, CommitOutcome::Committed(_)))
     }
 
     /// The answer that a request was given when it came first.
-    async fn answered(&self, request: Option<&Repeatable>) -> Result<Option<Vec<Definition>>, ApplyError> {
+    async fn answered(
+        &self,
+        request: Option<&ScopedIdempotencyKey>,
+    ) -> Result<Option<Vec<TenantDefinition>>, ApplyError> {
         let Some(request) = request else { return Ok(None) };
-        let Some(answer) = self.answer::<AnswerRow>(&request.id).await? else { return Ok(None) };
+        let Some(answer) = self.answer::<ApplyAnswerRow>(&request.id).await? else { return Ok(None) };
         if answer.hash != request.hash {
             return Err(ApplyError::Reused);
         }
         let mut definitions = Vec::with_capacity(answer.definitions.len());
         for hash in answer.definitions {
             let (saga, in_force) = (self.pinned_to(hash).await?, answer.in_force);
-            definitions.push(Definition { saga, in_force, is_applied: true });
+            definitions.push(TenantDefinition { saga, in_force, is_applied: true });
         }
         Ok(Some(definitions))
     }
 }
 
-fn sagas(file: &File) -> impl Iterator<Item = &Arc<Saga>> {
+fn sagas(file: &LoadedManifest) -> impl Iterator<Item = &Arc<Saga>> {
     file.documents.iter().filter_map(|document| match &document.definition {
-        manifest::Definition::Saga(saga) => Some(saga),
-        manifest::Definition::Provider(_) => None,
+        manifest::ManifestDefinition::Saga(saga) => Some(saga),
+        manifest::ManifestDefinition::Provider(_) => None,
     })
 }
 

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use model::{EffectName, SagaStatus, TenantId};
-use workflow::catalog::Needed;
+use workflow::catalog::RequiredDefinition;
 use workflow::definition::Saga;
 use workflow::instance::decode;
-use workflow::manifest::{self, Document};
-use workflow::{Key, Lane};
+use workflow::manifest::{self, ManifestDocument};
+use workflow::{LaneRowKey, WorkflowLane};
 
-use super::{DefinitionError, Definitions, InForce};
-use crate::sagas::ListedRow;
+use super::{ActiveDefinitions, DefinitionError, Definitions};
+use crate::sagas::InstanceListRow;
 
 /// Instances of one lane that are looked at: where there are more, one of them is taken to be pinned to what is asked for.
 pub(super) const LOOKED_AT_MAX: usize = 10_000;
@@ -23,17 +23,17 @@ impl Definitions {
     /// [`DefinitionError`].
     pub async fn left_without(
         &self,
-        documents: &[Document],
+        documents: &[ManifestDocument],
         tenants: &[TenantId],
-    ) -> Result<Vec<Needed>, DefinitionError> {
+    ) -> Result<Vec<RequiredDefinition>, DefinitionError> {
         let mut provided = BTreeMap::new();
         let mut replaced = BTreeSet::new();
         for document in documents {
             match &document.definition {
-                manifest::Definition::Provider(provider) => {
+                manifest::ManifestDefinition::Provider(provider) => {
                     provided.extend(provider.effects.iter().map(|effect| (&effect.name, &provider.tenants)));
                 }
-                manifest::Definition::Saga(_) => drop(replaced.insert(document.hash)),
+                manifest::ManifestDefinition::Saga(_) => drop(replaced.insert(document.hash)),
             }
         }
         let lacks = |saga: &Saga, tenant: &TenantId| {
@@ -51,7 +51,7 @@ impl Definitions {
                 }
                 let is_needed = found.in_force && found.is_applied;
                 if is_needed || self.has_instances(&in_force, tenant, &saga).await? {
-                    needed.push(Needed { saga, tenant: tenant.clone() });
+                    needed.push(RequiredDefinition { saga, tenant: tenant.clone() });
                 }
             }
         }
@@ -61,17 +61,18 @@ impl Definitions {
     /// Returns whether instances of a tenant run on a definition.
     async fn has_instances(
         &self,
-        in_force: &InForce,
+        in_force: &ActiveDefinitions,
         tenant: &TenantId,
         saga: &Saga,
     ) -> Result<bool, DefinitionError> {
         for shard in 0..in_force.shards(tenant, &saga.name) {
-            let lane = Lane::Saga { tenant: tenant.clone(), saga: saga.name.clone(), shard };
+            let lane = WorkflowLane::Saga { tenant: tenant.clone(), saga: saga.name.clone(), shard };
             for status in SagaStatus::ALL.into_iter().filter(|status| !status.is_end()) {
-                let rows = self.beside.some_of(&lane, Key::by_status(status.as_str()), LOOKED_AT_MAX).await?;
+                let rows =
+                    self.beside.some_of(&lane, LaneRowKey::by_status(status.as_str()), LOOKED_AT_MAX).await?;
                 let is_pinned = |value: &[u8]| {
                     // A row that does not say may be pinned to it.
-                    let listed = decode::<ListedRow>(value).ok().and_then(|listed| listed.definition);
+                    let listed = decode::<InstanceListRow>(value).ok().and_then(|listed| listed.definition);
                     listed.is_none_or(|hash| hash == saga.hash)
                 };
                 if rows.len() >= LOOKED_AT_MAX || rows.iter().any(|found| is_pinned(&found.value)) {

@@ -1,4 +1,4 @@
-//! What is in force, as rows have it.
+//! Rows that hold the definitions in force.
 
 use std::collections::BTreeMap;
 
@@ -35,20 +35,20 @@ pub struct ActiveSaga {
     pub shards: u8,
     /// When it came in force first, in milliseconds since 1970: events that are older start nothing.
     pub since: u64,
-    /// Whether it was left out: its instances go on, and no new one starts.
+    /// True if the saga was left out: its instances go on, and no new one starts.
     #[serde(default)]
     pub is_retired: bool,
     /// Versions before it that instances may be pinned to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub older: Vec<OlderSaga>,
+    pub older: Vec<SupersededSaga>,
 }
 
 /// A version of a saga that another one has taken the place of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OlderSaga {
+pub struct SupersededSaga {
     /// Hash of the definition.
     pub hash: BlobHash,
-    /// Its version.
+    /// Version number of the superseded definition.
     pub version: u32,
     /// When the other one came in force, in milliseconds since 1970.
     pub replaced: u64,
@@ -62,7 +62,7 @@ impl ActiveSaga {
     pub(super) fn behind(before: Option<&Self>, saga: &Saga, now: u64) -> Self {
         let mut older = before.map(|before| before.older.clone()).unwrap_or_default();
         if let Some(before) = before.filter(|before| before.hash != saga.hash) {
-            older.push(OlderSaga {
+            older.push(SupersededSaga {
                 hash: before.hash,
                 version: before.version,
                 replaced: now,
@@ -86,7 +86,7 @@ impl ActiveSaga {
 }
 
 impl ActiveRow {
-    /// What is in force after a catalog was put there.
+    /// Returns the row that puts a catalog in force after this one.
     pub(super) fn followed_by(
         mut self,
         catalog: &Catalog,

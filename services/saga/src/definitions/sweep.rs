@@ -8,21 +8,21 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use model::{BlobHash, SagaName, SagaStatus, TenantId};
-use store::Op;
+use store::RowOperation;
 use workflow::definition::Saga;
 use workflow::instance::decode;
-use workflow::{Key, Lane};
+use workflow::{LaneRowKey, WorkflowLane};
 
 use super::references::LOOKED_AT_MAX;
-use super::rows::{ActiveSaga, OlderSaga};
+use super::rows::{ActiveSaga, SupersededSaga};
 use super::{DefinitionError, Definitions};
 use crate::lane::rows::row;
-use crate::sagas::{ListedRow, TOMBSTONE_MILLIS};
+use crate::sagas::{InstanceListRow, TOMBSTONE_MILLIS};
 
 /// Instances may start on a version so long after it was replaced, in milliseconds: other replicas have to hear of that.
 const SETTLED_MILLIS: u64 = 3_600_000;
 
-impl OlderSaga {
+impl SupersededSaga {
     /// Returns whether it is time to look whether instances run on it.
     fn is_settled(&self, now: u64) -> bool {
         now >= self.replaced.saturating_add(SETTLED_MILLIS)
@@ -44,8 +44,9 @@ impl Definitions {
         saga: &mut ActiveSaga,
         now: u64,
     ) -> Result<(), DefinitionError> {
-        let is_asked =
-            |older: &OlderSaga| older.is_settled(now) && (older.unpinned.is_none() || older.is_over(now));
+        let is_asked = |older: &SupersededSaga| {
+            older.is_settled(now) && (older.unpinned.is_none() || older.is_over(now))
+        };
         if !saga.older.iter().any(is_asked) {
             return Ok(());
         }
@@ -76,15 +77,15 @@ impl Definitions {
         let mut pinned = HashSet::new();
         for tenant in whose {
             for shard in 0..*shards {
-                let lane = Lane::Saga { tenant: tenant.clone(), saga: name.clone(), shard };
+                let lane = WorkflowLane::Saga { tenant: tenant.clone(), saga: name.clone(), shard };
                 for status in SagaStatus::ALL.into_iter().filter(|status| !status.is_end()) {
-                    let range = Key::by_status(status.as_str());
+                    let range = LaneRowKey::by_status(status.as_str());
                     let rows = self.beside.some_of(&lane, range, LOOKED_AT_MAX).await?;
                     if rows.len() >= LOOKED_AT_MAX {
                         return Ok(None);
                     }
                     for found in rows {
-                        let listed = decode::<ListedRow>(&found.value).ok();
+                        let listed = decode::<InstanceListRow>(&found.value).ok();
                         let Some(hash) = listed.and_then(|listed| listed.definition) else { return Ok(None) };
                         pinned.insert(hash);
                     }
@@ -121,8 +122,8 @@ pub(super) fn named(sagas: &BTreeMap<SagaName, ActiveSaga>) -> impl Iterator<Ite
 pub(super) fn removed(
     before: impl Iterator<Item = BlobHash>,
     left: impl Iterator<Item = BlobHash>,
-) -> impl Iterator<Item = Op> {
+) -> impl Iterator<Item = RowOperation> {
     let left: HashSet<_> = left.collect();
     let gone: HashSet<_> = before.filter(|hash| !left.contains(hash)).collect();
-    gone.into_iter().map(|hash| Op::Delete(row(&Key::definition(hash.as_bytes()))))
+    gone.into_iter().map(|hash| RowOperation::Delete(row(&LaneRowKey::definition(hash.as_bytes()))))
 }

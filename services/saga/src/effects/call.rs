@@ -5,27 +5,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::{CommandId, EffectState, Timestamp};
-use store::{Expect, Op, Outcome};
+use store::{CommitOutcome, RowCondition, RowOperation};
 use tokio::sync::mpsc;
-use workflow::Key;
+use workflow::LaneRowKey;
 use workflow::instance::encode;
-use workflow::ledger::{Answer, CallRow, Todo};
-use workflow::message::{self, ReplyTo};
+use workflow::ledger::{CallDirective, CallRow, ProviderAnswer};
+use workflow::message::{self, ResultRecipient};
 use workflow::provider::Effect;
-use workflow::subject::Subject;
-use workflow::transition::Impossible;
+use workflow::subject::MessageSubject;
+use workflow::transition::ImpossibleTransition;
 
-use super::upstreams::Permit;
-use super::words::{Asker, CallAsking};
-use super::{Shared, Word};
-use crate::lane::Ended;
-use crate::lane::answers::WordAnswer;
-use crate::lane::relay::{OutboxRow, ToRelay};
+use super::call_requests::{CallRequestOrigin, PendingCallRequest};
+use super::upstreams::CallPermit;
+use super::{CallMessage, EffectLaneContext};
+use crate::lane::LaneExit;
+use crate::lane::answers::LaneRequestAnswer;
+use crate::lane::relay::{OutboxRow, RelayMessage};
 use crate::lane::rows::row;
 use crate::metrics::Metrics;
-use crate::providers::{Call, Sent};
-use crate::quotas::OpenEffect;
-use crate::spans::Begun;
+use crate::providers::{ProviderCall, SentFlag};
+use crate::quotas::OpenCallGuard;
+use crate::spans::PendingSpan;
 
 /// A row stays so long after its end, in milliseconds: longer than its stream keeps the command.
 const ENDED_MILLIS: u64 = 15 * 24 * 3_600_000;
@@ -33,65 +33,65 @@ const ENDED_MILLIS: u64 = 15 * 24 * 3_600_000;
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
 /// The row that says when something is to be done about a call.
-pub(super) fn due_key(call: &CallRow) -> Key {
-    Key::effect_due(call.due, call.command)
+pub(super) fn due_key(call: &CallRow) -> LaneRowKey {
+    LaneRowKey::effect_due(call.due, call.command)
 }
 
 /// A call that has ended is listed so long after it, in milliseconds.
 const LISTED_MILLIS: u64 = 7 * 24 * 3_600_000;
 
 /// The row by which a call is listed.
-pub(super) fn list_key(call: &CallRow) -> Key {
-    let ReplyTo { saga, correlation, .. } = &call.reply_to;
-    Key::effect_by(call.state.as_str(), saga, correlation, call.command)
+pub(super) fn list_key(call: &CallRow) -> LaneRowKey {
+    let ResultRecipient { saga, correlation, .. } = &call.reply_to;
+    LaneRowKey::effect_by(call.state.as_str(), saga, correlation, call.command)
 }
 
 /// A call that lives.
-pub(super) struct Life {
-    shared: Arc<Shared>,
+pub(super) struct CallTask {
+    shared: Arc<EffectLaneContext>,
     command: CommandId,
-    words: mpsc::Receiver<Word>,
+    words: mpsc::Receiver<CallMessage>,
     /// The row with its revision, of a call whose command was taken just now.
     taken: Option<(CallRow, u64)>,
     /// Words that came while the call was being made.
-    later: VecDeque<Word>,
-    /// Its part of what its lane and its tenant may have.
-    open: OpenEffect,
+    later: VecDeque<CallMessage>,
+    /// Share of the call in what its lane and its tenant may have open.
+    open: OpenCallGuard,
 }
 
 /// A row as it was read, and as it is to be.
-struct Ledger {
+struct LedgerEntry {
     kept: CallRow,
     row: CallRow,
     revision: u64,
-    open: OpenCall,
+    open: OpenCallGauge,
 }
 
 /// A call that has not ended, as it is counted; not counted any more when it is dropped.
-struct OpenCall {
+struct OpenCallGauge {
     metrics: Arc<Metrics>,
     state: Option<EffectState>,
 }
 
-impl OpenCall {
+impl OpenCallGauge {
     fn move_to(&mut self, state: Option<EffectState>) {
         self.metrics.effects.moved(self.state, state);
         self.state = state;
     }
 }
 
-impl Drop for OpenCall {
+impl Drop for OpenCallGauge {
     fn drop(&mut self) {
         self.move_to(None);
     }
 }
 
-impl Life {
+impl CallTask {
     pub(super) const fn new(
-        shared: Arc<Shared>,
+        shared: Arc<EffectLaneContext>,
         command: CommandId,
-        words: mpsc::Receiver<Word>,
-        open: OpenEffect,
+        words: mpsc::Receiver<CallMessage>,
+        open: OpenCallGuard,
     ) -> Self {
         Self { shared, command, words, taken: None, later: VecDeque::new(), open }
     }
@@ -102,32 +102,32 @@ impl Life {
     }
 
     /// Lives until the end of the call, or until the lane is given up.
-    pub(super) async fn run(mut self) -> Result<(), Ended> {
+    pub(super) async fn run(mut self) -> Result<(), LaneExit> {
         let ended = self.live().await;
         self.shared.lane.calls.remove(self.command);
         self.give_back();
         ended
     }
 
-    async fn live(&mut self) -> Result<(), Ended> {
+    async fn live(&mut self) -> Result<(), LaneExit> {
         let Some(mut ledger) = self.open().await? else { return Ok(()) };
         while !ledger.row.state.is_end() && !self.shared.rows.around().cut.is_cancelled() {
             let Some(effect) = self.effect().await else { return Ok(()) };
             let now = self.now().await?;
             let epoch = self.shared.rows.epoch();
-            let todo = self.legal(ledger.row.look(&effect, epoch, now))?;
+            let todo = self.legal(ledger.row.next_directive(&effect, epoch, now))?;
             self.count_doubt(&ledger, &effect);
             self.keep(&mut ledger).await?;
             match todo {
-                Todo::Call => {
+                CallDirective::Call => {
                     if !self.make(&mut ledger, &effect).await? {
                         return Ok(());
                     }
                 }
-                Todo::Ask => self.ask(&mut ledger, &effect).await?,
-                Todo::Stop => self.stop(&ledger, &effect).await,
-                Todo::Nothing if ledger.row.state.is_end() => {}
-                Todo::Nothing => {
+                CallDirective::Ask => self.ask(&mut ledger, &effect).await?,
+                CallDirective::Stop => self.stop(&ledger, &effect).await,
+                CallDirective::Nothing if ledger.row.state.is_end() => {}
+                CallDirective::Nothing => {
                     if !self.wait(&mut ledger, &effect, now).await? {
                         return Ok(());
                     }
@@ -139,7 +139,7 @@ impl Life {
 
     /// Has the provider tell the end of what runs for the call. A stop that an earlier owner asked for may not have been heard, and signs
     /// of life that came while there was no owner were not: its next one is waited for from now on.
-    async fn adopt(&self, ledger: &mut Ledger) -> Result<(), Ended> {
+    async fn adopt(&self, ledger: &mut LedgerEntry) -> Result<(), LaneExit> {
         let (CallRow { state: EffectState::Waiting, is_unwanted, .. }, Some(external)) =
             (&ledger.row, &ledger.row.external)
         else {
@@ -151,7 +151,7 @@ impl Life {
             self.stop(ledger, &effect).await;
         }
         let now = self.now().await?;
-        ledger.row.beat(&effect, now);
+        ledger.row.record_heartbeat(&effect, now);
         Ok(())
     }
 
@@ -172,13 +172,14 @@ impl Life {
     }
 
     /// Goes on from where the row says that the call stands; nothing where there is no row.
-    async fn open(&mut self) -> Result<Option<Ledger>, Ended> {
+    async fn open(&mut self) -> Result<Option<LedgerEntry>, LaneExit> {
         if let Some((row, revision)) = self.taken.take() {
             // Nothing runs for it, and a command that takes it back would have come behind it.
             return Ok(Some(self.ledger(row, revision)));
         }
         let rows = &self.shared.rows;
-        let found = rows.read(&[Key::effect(self.command), Key::unwanted(self.command)]).await?;
+        let found =
+            rows.read(&[LaneRowKey::effect(self.command), LaneRowKey::unwanted(self.command)]).await?;
         let [Some(found), unwanted] = &found[..] else { return Ok(None) };
         self.open.weigh(found.value.len());
         let mut ledger = self.ledger(rows.decode(found)?, found.revision);
@@ -189,23 +190,24 @@ impl Life {
         Ok(Some(ledger))
     }
 
-    fn ledger(&self, row: CallRow, revision: u64) -> Ledger {
-        let mut open = OpenCall { metrics: Arc::clone(&self.shared.rows.around().metrics), state: None };
+    fn ledger(&self, row: CallRow, revision: u64) -> LedgerEntry {
+        let mut open = OpenCallGauge { metrics: Arc::clone(&self.shared.rows.around().metrics), state: None };
         open.move_to(Some(row.state));
-        Ledger { kept: row.clone(), row, revision, open }
+        LedgerEntry { kept: row.clone(), row, revision, open }
     }
 
-    async fn now(&self) -> Result<Timestamp, Ended> {
+    async fn now(&self) -> Result<Timestamp, LaneExit> {
         Ok(Timestamp::from_millis(self.shared.rows.now().await?))
     }
 
     /// Ends the lane for a row that no program wrote.
-    fn legal<T>(&self, changed: Result<T, Impossible>) -> Result<T, Ended> {
-        changed.map_err(|error| Ended::damaged(&self.shared.rows.lane, format!("{}: {error}", self.command)))
+    fn legal<T>(&self, changed: Result<T, ImpossibleTransition>) -> Result<T, LaneExit> {
+        changed
+            .map_err(|error| LaneExit::damaged(&self.shared.rows.lane, format!("{}: {error}", self.command)))
     }
 
     /// Commits what has changed; with the end the message that tells it.
-    async fn keep(&self, ledger: &mut Ledger) -> Result<(), Ended> {
+    async fn keep(&self, ledger: &mut LedgerEntry) -> Result<(), LaneExit> {
         if ledger.row == ledger.kept {
             return Ok(());
         }
@@ -213,34 +215,36 @@ impl Life {
     }
 
     /// Changes of rows that make the ledger what it is to be.
-    fn ops(&self, ledger: &Ledger) -> Vec<Op> {
+    fn ops(&self, ledger: &LedgerEntry) -> Vec<RowOperation> {
         if ledger.row == ledger.kept {
             return Vec::new();
         }
-        let (key, is_end) = (row(&Key::effect(self.command)), ledger.row.state.is_end());
+        let (key, is_end) = (row(&LaneRowKey::effect(self.command)), ledger.row.state.is_end());
         let bytes = encode(&ledger.row).into();
         let until = ledger.row.end.as_ref().map(|end| end.at.as_millis().saturating_add(ENDED_MILLIS));
         let mut ops = vec![match until {
-            Some(until) => Op::PutUntil(key, bytes, until),
-            None => Op::Put(key, bytes),
+            Some(until) => RowOperation::PutUntil(key, bytes, until),
+            None => RowOperation::Put(key, bytes),
         }];
         let (before, after) = (due_key(&ledger.kept), due_key(&ledger.row));
         if before != after || is_end {
-            ops.push(Op::Delete(row(&before)));
+            ops.push(RowOperation::Delete(row(&before)));
         }
         if ledger.row.is_unwanted && (is_end || !ledger.kept.is_unwanted) {
-            ops.push(Op::Delete(row(&Key::unwanted(self.command))));
+            ops.push(RowOperation::Delete(row(&LaneRowKey::unwanted(self.command))));
         }
         if ledger.kept.state != ledger.row.state {
             let (listed, bytes) = (row(&list_key(&ledger.row)), encode(&self.command).into());
-            ops.push(Op::Delete(row(&list_key(&ledger.kept))));
+            ops.push(RowOperation::Delete(row(&list_key(&ledger.kept))));
             ops.push(match &ledger.row.end {
-                Some(end) => Op::PutUntil(listed, bytes, end.at.as_millis().saturating_add(LISTED_MILLIS)),
-                None => Op::Put(listed, bytes),
+                Some(end) => {
+                    RowOperation::PutUntil(listed, bytes, end.at.as_millis().saturating_add(LISTED_MILLIS))
+                }
+                None => RowOperation::Put(listed, bytes),
             });
         }
         if before != after && !is_end {
-            ops.push(Op::Put(row(&after), encode(&self.command).into()));
+            ops.push(RowOperation::Put(row(&after), encode(&self.command).into()));
         }
         ops
     }
@@ -248,43 +252,45 @@ impl Life {
     /// Commits what has changed, and what was answered to whoever asked for it; says whether it was, and not before.
     async fn commit(
         &self,
-        ledger: &mut Ledger,
-        answer: Option<(&Asker, &WordAnswer)>,
-    ) -> Result<bool, Ended> {
+        ledger: &mut LedgerEntry,
+        answer: Option<(&CallRequestOrigin, &LaneRequestAnswer)>,
+    ) -> Result<bool, LaneExit> {
         let rows = &self.shared.rows;
-        let key = row(&Key::effect(self.command));
+        let key = row(&LaneRowKey::effect(self.command));
         let (is_changed, mut ops) = (ledger.row != ledger.kept, self.ops(ledger));
         let mut expect = Vec::new();
         if let Some((by, answer)) = answer {
-            expect.push(Expect::Absent(row(&WordAnswer::key(&by.request))));
+            expect.push(RowCondition::Absent(row(&LaneRequestAnswer::key(&by.request))));
             ops.push(answer.put(&by.request, by.millis));
         }
         if is_changed {
-            expect.push(Expect::Revision(key, ledger.revision));
+            expect.push(RowCondition::Revision(key, ledger.revision));
         }
         let outgoing = self.outgoing(&ledger.row).filter(|_| is_changed);
         if let Some((number, message)) = &outgoing {
-            ops.push(Op::Put(row(&Key::outbox(*number)), encode(message).into()));
+            ops.push(RowOperation::Put(row(&LaneRowKey::outbox(*number)), encode(message).into()));
         }
         match rows.commit(expect, ops).await? {
-            Outcome::Committed(revision) if is_changed => ledger.revision = revision,
-            Outcome::Committed(_) => {}
-            Outcome::Exists(_) => {
+            CommitOutcome::Committed(revision) if is_changed => ledger.revision = revision,
+            CommitOutcome::Committed(_) => {}
+            CommitOutcome::Exists(_) => {
                 // This very change was made and its answer lost, or it was asked for before: what is kept says which.
-                let Some(found) = rows.get(&Key::effect(self.command)).await? else { return Ok(false) };
+                let Some(found) = rows.get(&LaneRowKey::effect(self.command)).await? else {
+                    return Ok(false);
+                };
                 ledger.row = rows.decode(&found)?;
                 ledger.kept = ledger.row.clone();
                 ledger.revision = found.revision;
                 ledger.open.move_to(Some(ledger.row.state));
-                let _ = self.shared.relay.send(ToRelay::LookAgain);
+                let _ = self.shared.relay.send(RelayMessage::LookAgain);
                 return Ok(false);
             }
             // The answer to this very change was lost: nobody else changes this row.
-            Outcome::Conflict { found, .. } => {
+            CommitOutcome::Conflict { found, .. } => {
                 ledger.revision = found;
-                let _ = self.shared.relay.send(ToRelay::LookAgain);
+                let _ = self.shared.relay.send(RelayMessage::LookAgain);
             }
-            Outcome::Fenced { .. } => {}
+            CommitOutcome::Fenced { .. } => {}
         }
         ledger.kept = ledger.row.clone();
         ledger.open.move_to(Some(ledger.row.state));
@@ -296,7 +302,7 @@ impl Life {
                 rows.around().metrics.effects.ended(tenant, (effect, result), *attempts, took);
             }
             // It ends with its owner only.
-            let _ = self.shared.relay.send(ToRelay::Rows(vec![outgoing]));
+            let _ = self.shared.relay.send(RelayMessage::Rows(vec![outgoing]));
         }
         Ok(true)
     }
@@ -305,7 +311,7 @@ impl Life {
     fn outgoing(&self, call: &CallRow) -> Option<(u64, OutboxRow)> {
         let lane = &self.shared.lane;
         let result = call.result(&lane.tenant, &lane.effect)?;
-        let subject = Subject::EffectResult { effect: lane.effect.clone(), command: call.command };
+        let subject = MessageSubject::EffectResult { effect: lane.effect.clone(), command: call.command };
         let (reply_to, id) = (&call.reply_to, format!("result-{}", call.command));
         let body = message::write(&result);
         let (subject, correlation) = (subject.of(&lane.tenant), reply_to.correlation.clone());
@@ -313,20 +319,20 @@ impl Life {
         Some((self.shared.rows.next_outbox(), row))
     }
 
-    fn call(&self, ledger: &Ledger, effect: &Arc<Effect>, token: Option<String>) -> Call {
-        Call {
+    fn call(&self, ledger: &LedgerEntry, effect: &Arc<Effect>, token: Option<String>) -> ProviderCall {
+        ProviderCall {
             tenant: self.shared.lane.tenant.clone(),
             command: self.command,
             effect: Arc::clone(effect),
             input: Arc::new(ledger.row.input.clone()),
             traceparent: ledger.row.metadata.get("traceparent").cloned(),
             callback_token: token,
-            sent: Sent::default(),
+            sent: SentFlag::default(),
         }
     }
 
     /// Waits for a turn and makes the call; says whether the lane goes on.
-    async fn make(&mut self, ledger: &mut Ledger, effect: &Arc<Effect>) -> Result<bool, Ended> {
+    async fn make(&mut self, ledger: &mut LedgerEntry, effect: &Arc<Effect>) -> Result<bool, LaneExit> {
         let shared = Arc::clone(&self.shared);
         let lane = &shared.lane;
         let now = self.now().await?;
@@ -341,26 +347,26 @@ impl Life {
         };
         let token = is_callback(effect).then(|| hex::encode(rand::random::<[u8; 16]>()));
         ledger.row.expect_token(token.as_ref().map(|token| model::BlobHash::of(token.as_bytes())));
-        self.legal(ledger.row.intend(effect, self.shared.rows.epoch()))?;
+        self.legal(ledger.row.record_attempt(effect, self.shared.rows.epoch()))?;
         self.keep(ledger).await?;
         service::crash_point("effect.intent");
         let call = self.call(ledger, effect, token);
-        let begun = Begun::call();
+        let begun = PendingSpan::call();
         let answer = self.sent(ledger, &call, effect, permit).await?;
         let seeing = shared.rows.around().metrics.seeing;
         begun.answered((&lane.tenant, &lane.effect, seeing), &ledger.row, answer.as_ref());
         let Some(answer) = answer else { return Ok(true) };
         service::crash_point(if answer.is_waiting() { "effect.submitted" } else { "effect.answered" });
         let now = self.now().await?;
-        self.legal(ledger.row.answered(effect, answer, rand::random(), now))?;
+        self.legal(ledger.row.record_answer(effect, answer, rand::random(), now))?;
         self.count_doubt(ledger, effect);
-        lane.upstreams.tell(&effect.name, self.shared.rows.around());
+        lane.upstreams.report_circuit(&effect.name, self.shared.rows.around());
         self.keep(ledger).await?;
         Ok(!self.shared.stop.is_cancelled() || ledger.row.state.is_end())
     }
 
     /// Counts a call of which nobody knows since now whether it happened.
-    fn count_doubt(&self, ledger: &Ledger, effect: &Effect) {
+    fn count_doubt(&self, ledger: &LedgerEntry, effect: &Effect) {
         if ledger.row.is_in_doubt && !ledger.kept.is_in_doubt {
             let metrics = &self.shared.rows.around().metrics;
             metrics.effects.unknown_outcome(effect.name.as_str(), effect.unknown.as_str());
@@ -368,7 +374,7 @@ impl Life {
     }
 
     /// The next word that was said. Cancel-safe.
-    async fn next_word(&mut self) -> Option<Word> {
+    async fn next_word(&mut self) -> Option<CallMessage> {
         match self.later.pop_front() {
             Some(word) => Some(word),
             None => self.words.recv().await,
@@ -378,11 +384,11 @@ impl Life {
     /// Sends a call, and hears meanwhile what is asked of it; gives the answer, or nothing where it has ended by another way.
     async fn sent(
         &mut self,
-        ledger: &mut Ledger,
-        call: &Call,
+        ledger: &mut LedgerEntry,
+        call: &ProviderCall,
         effect: &Arc<Effect>,
-        permit: Permit,
-    ) -> Result<Option<Answer>, Ended> {
+        permit: CallPermit,
+    ) -> Result<Option<ProviderAnswer>, LaneExit> {
         let shared = Arc::clone(&self.shared);
         let sending = shared.send(call, effect, permit);
         tokio::pin!(sending);
@@ -390,14 +396,14 @@ impl Life {
             tokio::select! {
                 answer = &mut sending => return Ok(Some(answer)),
                 Some(word) = self.words.recv() => match word {
-                    Word::Ask(asking) => {
+                    CallMessage::Ask(asking) => {
                         self.obey(ledger, effect, asking).await?;
                         if ledger.row.state.is_end() {
                             return Ok(None);
                         }
                     }
                     // It has begun just now.
-                    Word::Beat => {}
+                    CallMessage::Beat => {}
                     word => self.later.push_back(word),
                 },
             }
@@ -407,22 +413,23 @@ impl Life {
     /// Does what somebody asks, in one commit with the answer.
     async fn obey(
         &self,
-        ledger: &mut Ledger,
+        ledger: &mut LedgerEntry,
         effect: &Arc<Effect>,
-        mut asking: Box<CallAsking>,
-    ) -> Result<(), Ended> {
+        mut asking: Box<PendingCallRequest>,
+    ) -> Result<(), LaneExit> {
         let now = self.now().await?;
         asking.asked.redact(effect);
-        let obeyed = ledger.row.obey(&asking.asked, now);
+        let obeyed = ledger.row.apply_request(&asking.asked, now);
         let runs = matches!(obeyed, Ok(true));
-        let answer = WordAnswer::of_call(&asking.by, obeyed.err());
+        let answer = LaneRequestAnswer::of_call(&asking.by, obeyed.err());
         let said = match self.commit(ledger, Some((&asking.by, &answer))).await? {
             true => answer,
             false => {
                 // It came before, and is answered as it was then.
-                let key = WordAnswer::key(&asking.by.request);
+                let key = LaneRequestAnswer::key(&asking.by.request);
                 let known = self.shared.rows.get(&key).await?;
-                let known = known.map(|row| self.shared.rows.decode::<WordAnswer>(&row)).transpose()?;
+                let known =
+                    known.map(|row| self.shared.rows.decode::<LaneRequestAnswer>(&row)).transpose()?;
                 known.map_or(answer, |known| known.again(&asking.by.request_hash))
             }
         };
@@ -437,16 +444,16 @@ impl Life {
     fn give_back(&mut self) {
         self.words.close();
         while let Some(word) = self.later.pop_front().or_else(|| self.words.try_recv().ok()) {
-            if let Word::Ask(asking) = word {
+            if let CallMessage::Ask(asking) = word {
                 asking.give_back();
             }
         }
     }
 }
 
-impl Shared {
+impl EffectLaneContext {
     /// Sends a call, within its time.
-    async fn send(&self, call: &Call, effect: &Effect, mut permit: Permit) -> Answer {
+    async fn send(&self, call: &ProviderCall, effect: &Effect, mut permit: CallPermit) -> ProviderAnswer {
         let limit = effect.timeouts.start_to_close;
         let answer = tokio::select! {
             answer = tokio::time::timeout(limit, self.lane.provider.call(call)) => {
@@ -456,17 +463,17 @@ impl Shared {
         };
         let answer = match answer {
             Ok(answer) => answer,
-            Err(by) if call.sent.is_raised() => Answer::Unknown { why: format!("no answer {by}") },
-            Err(by) => Answer::Passing { why: format!("it could not be sent {by}"), after: None },
+            Err(by) if call.sent.is_raised() => ProviderAnswer::Unknown { why: format!("no answer {by}") },
+            Err(by) => ProviderAnswer::Passing { why: format!("it could not be sent {by}"), after: None },
         };
-        permit.note(matches!(answer, Answer::Passing { .. } | Answer::Unknown { .. }));
+        permit.note(matches!(answer, ProviderAnswer::Passing { .. } | ProviderAnswer::Unknown { .. }));
         answer
     }
 }
 
-impl Life {
+impl CallTask {
     /// Asks whether a call has happened.
-    async fn ask(&self, ledger: &mut Ledger, effect: &Arc<Effect>) -> Result<(), Ended> {
+    async fn ask(&self, ledger: &mut LedgerEntry, effect: &Arc<Effect>) -> Result<(), LaneExit> {
         let call = self.call(ledger, effect, None);
         let limit = effect.timeouts.start_to_close;
         let asked = tokio::select! {
@@ -475,7 +482,7 @@ impl Life {
             () = self.shared.rows.around().cut.cancelled() => return Ok(()),
         };
         let now = self.now().await?;
-        self.legal(ledger.row.found(effect, asked.ok().flatten(), rand::random(), now))?;
+        self.legal(ledger.row.record_query_answer(effect, asked.ok().flatten(), rand::random(), now))?;
         self.keep(ledger).await?;
         if ledger.row.state == EffectState::Waiting && ledger.row.is_unwanted {
             self.stop(ledger, effect).await;
@@ -483,7 +490,7 @@ impl Life {
         Ok(())
     }
 
-    async fn stop(&self, ledger: &Ledger, effect: &Arc<Effect>) {
+    async fn stop(&self, ledger: &LedgerEntry, effect: &Arc<Effect>) {
         if let Some(external) = &ledger.row.external {
             let call = self.call(ledger, effect, None);
             self.shared.lane.provider.stop(&call, external).await;
@@ -493,10 +500,10 @@ impl Life {
     /// Waits until something is due, or somebody says something; says whether the lane goes on.
     async fn wait(
         &mut self,
-        ledger: &mut Ledger,
+        ledger: &mut LedgerEntry,
         effect: &Arc<Effect>,
         now: Timestamp,
-    ) -> Result<bool, Ended> {
+    ) -> Result<bool, LaneExit> {
         let wake = Arc::clone(&self.shared.rows.around().wake);
         let stop = self.shared.stop.clone();
         tokio::select! {
@@ -508,7 +515,7 @@ impl Life {
     }
 
     /// Notes that its saga does not want it any more, and stops what runs for it.
-    async fn cancel(&self, ledger: &mut Ledger) -> Result<(), Ended> {
+    async fn cancel(&self, ledger: &mut LedgerEntry) -> Result<(), LaneExit> {
         let now = self.now().await?;
         let runs = self.legal(ledger.row.cancel(now))?;
         // Whoever owns the lane next has to know that it is to be stopped.
@@ -522,20 +529,20 @@ impl Life {
     /// Does as somebody says; says whether the lane goes on.
     async fn hear(
         &self,
-        ledger: &mut Ledger,
+        ledger: &mut LedgerEntry,
         effect: &Arc<Effect>,
-        word: Option<Word>,
-    ) -> Result<bool, Ended> {
+        word: Option<CallMessage>,
+    ) -> Result<bool, LaneExit> {
         let Some(word) = word else { return Ok(false) };
         let now = self.now().await?;
         match word {
-            Word::Cancel => self.cancel(ledger).await?,
-            Word::Answer(answer) => {
+            CallMessage::Cancel => self.cancel(ledger).await?,
+            CallMessage::Answer(answer) => {
                 // One that comes too late changes nothing.
-                let _ = ledger.row.answered(effect, answer, rand::random(), now);
+                let _ = ledger.row.record_answer(effect, answer, rand::random(), now);
             }
-            Word::Beat => ledger.row.beat(effect, now),
-            Word::Ask(asking) => self.obey(ledger, effect, asking).await?,
+            CallMessage::Beat => ledger.row.record_heartbeat(effect, now),
+            CallMessage::Ask(asking) => self.obey(ledger, effect, asking).await?,
         }
         self.keep(ledger).await?;
         Ok(true)
@@ -543,5 +550,5 @@ impl Life {
 }
 
 const fn is_callback(effect: &Effect) -> bool {
-    matches!(&effect.call, workflow::provider::Call::Http(http) if http.is_callback)
+    matches!(&effect.call, workflow::provider::EffectAction::Http(http) if http.is_callback)
 }

@@ -3,27 +3,27 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use broker::Delivered;
+use broker::StreamDelivery;
 use model::{CommandId, Timestamp};
-use store::{Expect, Op, Outcome, Versioned};
-use workflow::Key;
-use workflow::cursor::Delivery;
+use store::{CommitOutcome, RowCondition, RowOperation, VersionedValue};
+use workflow::LaneRowKey;
+use workflow::cursor::DeliveryClass;
 use workflow::instance::encode;
+use workflow::lane_request::{self, EffectLaneMessage, EffectLaneRequest, LaneRequestMessage};
 use workflow::ledger::CallRow;
-use workflow::message::{EffectCommand, Position};
-use workflow::step::Letter;
-use workflow::subject::Subject;
-use workflow::word::{self, EffectWord, OfEffect, WordMessage};
+use workflow::message::{EffectCommand, MessagePosition};
+use workflow::step::DeadLetter;
+use workflow::subject::MessageSubject;
 
 use super::call::{due_key, list_key};
-use super::{EffectLane, Owner, Word};
-use crate::lane::Ended;
-use crate::lane::bounds::{InFlight, OpenReceipt};
+use super::{CallMessage, EffectLane, EffectLaneOwner};
+use crate::lane::LaneExit;
+use crate::lane::in_flight::{InFlightGuard, OpenReceipt};
 use crate::lane::rows::row;
-use crate::lane::source::{Brought, ReadWord};
-use crate::metrics::{Census, Counted};
-use crate::quotas::OpenEffect;
-use crate::sagas::{Came, LetterRow, RawMessage};
+use crate::lane::source::{SourceEvent, SourceReaderCommand};
+use crate::metrics::{Census, CensusKind};
+use crate::quotas::OpenCallGuard;
+use crate::sagas::{DeadLetterRow, RawMessage, SagaIncomingMessage};
 
 /// Messages that are looked at together. Each command has four rows of a commit.
 pub(super) const TOGETHER_MAX: usize = 64;
@@ -32,13 +32,13 @@ const BYTES: usize = 512 * 1024;
 
 /// Commands that have come and are not in the ledger yet.
 #[derive(Default)]
-struct Arrived {
-    commands: Vec<(EffectCommand, Delivered, (OpenEffect, InFlight))>,
+struct EffectCommandBatch {
+    commands: Vec<(EffectCommand, StreamDelivery, (OpenCallGuard, InFlightGuard))>,
     ids: HashSet<CommandId>,
     bytes: usize,
 }
 
-impl Arrived {
+impl EffectCommandBatch {
     /// Returns whether a command came twice.
     fn has(&self, command: CommandId) -> bool {
         self.ids.contains(&command)
@@ -48,8 +48,8 @@ impl Arrived {
     fn push(
         &mut self,
         command: EffectCommand,
-        delivered: Delivered,
-        (mut open, in_flight): (OpenEffect, InFlight),
+        delivered: StreamDelivery,
+        (mut open, in_flight): (OpenCallGuard, InFlightGuard),
     ) -> bool {
         self.ids.insert(command.command_id);
         self.bytes += delivered.payload.len();
@@ -59,15 +59,15 @@ impl Arrived {
     }
 }
 
-impl Owner {
+impl EffectLaneOwner {
     /// Takes in what the source has brought, until there is no room for another call.
-    pub(super) async fn take_in(&mut self) -> Result<(), Ended> {
-        let mut arrived = Arrived::default();
+    pub(super) async fn take_in(&mut self) -> Result<(), LaneExit> {
+        let mut arrived = EffectCommandBatch::default();
         let quotas = self.shared.lane.definitions.quotas(&self.shared.lane.tenant);
         while let Some(brought) = self.waiting.pop_front() {
             // Any message may be a command; of a source that is being set back none is taken.
             let open = match &brought {
-                Brought::Message(..) if !self.is_setting_back => match self.open.open(quotas) {
+                SourceEvent::Message(..) if !self.is_setting_back => match self.open.open(quotas) {
                     Some(open) => Some(open),
                     None => {
                         self.waiting.push_front(brought);
@@ -84,33 +84,34 @@ impl Owner {
     /// Takes note of something the source has brought; commands are left in `arrived`, to be taken together.
     async fn see_to(
         &mut self,
-        brought: Brought,
-        open: Option<OpenEffect>,
-        arrived: &mut Arrived,
-    ) -> Result<(), Ended> {
-        if !matches!(brought, Brought::Message(..)) {
+        brought: SourceEvent,
+        open: Option<OpenCallGuard>,
+        arrived: &mut EffectCommandBatch,
+    ) -> Result<(), LaneExit> {
+        if !matches!(brought, SourceEvent::Message(..)) {
             self.take(arrived).await?;
         }
         match brought {
             // Of the cursor before nothing is to be noted any more.
-            Brought::Opened(_) | Brought::Message(..) | Brought::Passed(_) if self.is_setting_back => {}
-            Brought::Opened(checkpoint) => self.source.opened(checkpoint),
-            Brought::Passed(passed) => self.source.pass(passed),
-            Brought::Lost => {
+            SourceEvent::Opened(_) | SourceEvent::Message(..) | SourceEvent::Passed(_)
+                if self.is_setting_back => {}
+            SourceEvent::Opened(checkpoint) => self.source.opened(checkpoint),
+            SourceEvent::Passed(passed) => self.source.pass(passed),
+            SourceEvent::Lost => {
                 self.is_setting_back = false;
                 self.source.lost();
                 // Nothing of it is under way: what came before was taken.
-                let _ = self.reader.try_send(ReadWord::Open);
+                let _ = self.reader.try_send(SourceReaderCommand::Open);
             }
-            Brought::Message(message, in_flight) => match self.source.deliver(&message) {
+            SourceEvent::Message(message, in_flight) => match self.source.deliver(&message) {
                 None => {}
-                Some(Delivery::InFlight) => message.receipt.progress(),
-                Some(Delivery::Anew(_)) => {
+                Some(DeliveryClass::InFlight) => message.receipt.progress(),
+                Some(DeliveryClass::Anew(_)) => {
                     self.take(arrived).await?;
                     self.source.lost();
-                    let _ = self.reader.try_send(ReadWord::Drop);
+                    let _ = self.reader.try_send(SourceReaderCommand::Drop);
                 }
-                Some(Delivery::Next) => {
+                Some(DeliveryClass::Next) => {
                     service::crash_point("effect.pulled");
                     self.receive(*message, (open, in_flight), arrived).await?;
                 }
@@ -122,12 +123,14 @@ impl Owner {
     /// Leaves a command in `arrived`, or does at once what else a message asks for.
     async fn receive(
         &mut self,
-        delivered: Delivered,
-        (open, in_flight): (Option<OpenEffect>, InFlight),
-        arrived: &mut Arrived,
-    ) -> Result<(), Ended> {
+        delivered: StreamDelivery,
+        (open, in_flight): (Option<OpenCallGuard>, InFlightGuard),
+        arrived: &mut EffectCommandBatch,
+    ) -> Result<(), LaneExit> {
         let read = match self.read(&delivered.subject, &delivered.payload)? {
-            Ok(OfEffect::Command(command)) if !command.cancel && !arrived.has(command.command_id) => {
+            Ok(EffectLaneMessage::Command(command))
+                if !command.cancel && !arrived.has(command.command_id) =>
+            {
                 let open = open.unwrap_or_else(|| self.open.add());
                 if arrived.push(command, delivered, (open, in_flight)) {
                     self.take(arrived).await?;
@@ -139,12 +142,12 @@ impl Owner {
         // What came before comes first.
         self.take(arrived).await?;
         let is_settled = match read {
-            Ok(OfEffect::Command(command)) => {
-                let known = self.shared.rows.get(&Key::effect(command.command_id)).await?;
+            Ok(EffectLaneMessage::Command(command)) => {
+                let known = self.shared.rows.get(&LaneRowKey::effect(command.command_id)).await?;
                 self.repeat(&command, &delivered, known).await?;
                 true
             }
-            Ok(OfEffect::Word(word)) => self.hear(word, &delivered).await?,
+            Ok(EffectLaneMessage::Word(word)) => self.handle_request(word, &delivered).await?,
             Err((code, why)) => {
                 let note = self.source.note_with(delivered.sequence);
                 self.bury(&delivered, code, &why, note).await?;
@@ -158,13 +161,14 @@ impl Owner {
     }
 
     /// Takes commands into the ledger and begins their calls. Those that stand there already are seen to one by one.
-    async fn take(&mut self, arrived: &mut Arrived) -> Result<(), Ended> {
-        let Arrived { commands, .. } = std::mem::take(arrived);
+    async fn take(&mut self, arrived: &mut EffectCommandBatch) -> Result<(), LaneExit> {
+        let EffectCommandBatch { commands, .. } = std::mem::take(arrived);
         if commands.is_empty() {
             return Ok(());
         }
         let rows = Arc::clone(&self.shared.rows);
-        let keys: Vec<_> = commands.iter().map(|(command, ..)| Key::effect(command.command_id)).collect();
+        let keys: Vec<_> =
+            commands.iter().map(|(command, ..)| LaneRowKey::effect(command.command_id)).collect();
         let known = rows.read(&keys).await?;
         let now = Timestamp::from_millis(rows.now().await?);
         let (mut calls, mut repeated) = (Vec::with_capacity(commands.len()), Vec::new());
@@ -175,7 +179,7 @@ impl Owner {
                 continue;
             }
             let call = CallRow::accept(command, now);
-            expect.push(Expect::Absent(row(&Key::effect(call.command))));
+            expect.push(RowCondition::Absent(row(&LaneRowKey::effect(call.command))));
             ops.extend(accepted(&call));
             self.source.settle(delivered.sequence, false);
             calls.push((call, OpenReceipt::new(delivered.receipt, in_flight), open));
@@ -185,7 +189,7 @@ impl Owner {
             ops.extend(self.source.note());
             // Where an answer was lost they stand there by this very commit.
             let revision = match rows.commit(expect, ops).await? {
-                Outcome::Committed(revision) => Some(revision),
+                CommitOutcome::Committed(revision) => Some(revision),
                 _ => None,
             };
             service::crash_point("effect.accepted");
@@ -199,11 +203,11 @@ impl Owner {
             self.repeat(&command, &delivered, Some(known)).await?;
             self.settled(&delivered);
         }
-        self.hear_early(&taken).await
+        self.handle_early_requests(&taken).await
     }
 
     /// Takes note that a message is settled by what was committed with its position.
-    fn settled(&mut self, delivered: &Delivered) {
+    fn settled(&mut self, delivered: &StreamDelivery) {
         self.source.settle(delivered.sequence, true);
         self.source.tidy();
         delivered.receipt.ack();
@@ -213,9 +217,9 @@ impl Owner {
     async fn repeat(
         &mut self,
         command: &EffectCommand,
-        delivered: &Delivered,
-        known: Option<Versioned>,
-    ) -> Result<(), Ended> {
+        delivered: &StreamDelivery,
+        known: Option<VersionedValue>,
+    ) -> Result<(), LaneExit> {
         let rows = Arc::clone(&self.shared.rows);
         let note = self.source.note_with(delivered.sequence);
         // There is nothing to be taken back.
@@ -235,20 +239,20 @@ impl Owner {
     }
 
     /// Takes a call back, unless it has ended.
-    pub(super) async fn cancel(&self, call: &CallRow, note: Option<Op>) -> Result<(), Ended> {
+    pub(super) async fn cancel(&self, call: &CallRow, note: Option<RowOperation>) -> Result<(), LaneExit> {
         let mut ops: Vec<_> = note.into_iter().collect();
         if !call.state.is_end() {
             // It stands there before the command counts as read: whoever makes the call may be busy, or gone.
-            let key = Key::unwanted(call.command);
-            ops.push(Op::Put(row(&key), encode(&call.command).into()));
+            let key = LaneRowKey::unwanted(call.command);
+            ops.push(RowOperation::Put(row(&key), encode(&call.command).into()));
         }
         self.note(ops).await?;
-        self.shared.lane.calls.tell(call.command, Word::Cancel);
+        self.shared.lane.calls.notify(call.command, CallMessage::Cancel);
         Ok(())
     }
 
     /// Commits what is to be noted, if there is anything.
-    pub(super) async fn note(&self, ops: Vec<Op>) -> Result<(), Ended> {
+    pub(super) async fn note(&self, ops: Vec<RowOperation>) -> Result<(), LaneExit> {
         if !ops.is_empty() {
             self.shared.rows.commit(Vec::new(), ops).await?;
         }
@@ -260,27 +264,29 @@ impl Owner {
         &self,
         subject: &str,
         payload: &[u8],
-    ) -> Result<Result<OfEffect, (&'static str, String)>, Ended> {
+    ) -> Result<Result<EffectLaneMessage, (&'static str, String)>, LaneExit> {
         let EffectLane { tenant, effect, .. } = &self.shared.lane;
         let has_tenants = self.shared.rows.around().has_tenants;
-        let read = Subject::read(subject, has_tenants);
-        let Some((_, Subject::Effect { command, .. })) = read.filter(|(found, subject)| {
-            found == tenant && matches!(subject, Subject::Effect { effect: found, .. } if found == effect)
+        let read = MessageSubject::read(subject, has_tenants);
+        let Some((_, MessageSubject::Effect { command, .. })) = read.filter(|(found, subject)| {
+            found == tenant
+                && matches!(subject, MessageSubject::Effect { effect: found, .. } if found == effect)
         }) else {
             self.shared.rows.around().metrics.foreign_messages.inc();
             let (lane, subject) = (self.shared.rows.lane.to_string(), subject.to_owned());
-            return Err(Ended::Foreign { lane, subject });
+            return Err(LaneExit::Foreign { lane, subject });
         };
-        let read = match word::read_of_effect(payload, tenant) {
+        let read = match lane_request::read_effect_lane_message(payload, tenant) {
             Ok(read) => read,
             Err(error) => return Ok(Err((error.code(), error.to_string()))),
         };
         let is_same = match &read {
-            OfEffect::Command(read) => read.command_id == command && read.effect_name == *effect,
-            OfEffect::Word(WordMessage { word: EffectWord::Call { command: read, .. }, .. }) => {
-                *read == command
-            }
-            OfEffect::Word(_) => true,
+            EffectLaneMessage::Command(read) => read.command_id == command && read.effect_name == *effect,
+            EffectLaneMessage::Word(LaneRequestMessage {
+                word: EffectLaneRequest::Call { command: read, .. },
+                ..
+            }) => *read == command,
+            EffectLaneMessage::Word(_) => true,
         };
         if !is_same {
             return Ok(Err(("ENVELOPE", "the body names another command than its subject".to_owned())));
@@ -291,21 +297,21 @@ impl Owner {
     /// Makes a dead letter of a message.
     async fn bury(
         &self,
-        delivered: &Delivered,
+        delivered: &StreamDelivery,
         code: &str,
         why: &str,
-        note: Option<Op>,
-    ) -> Result<(), Ended> {
+        note: Option<RowOperation>,
+    ) -> Result<(), LaneExit> {
         let rows = &self.shared.rows;
         let Ok(nobody) = crate::sagas::NOBODY.parse() else { return Ok(()) };
-        let came = Came {
+        let came = SagaIncomingMessage {
             subject: &delivered.subject,
             payload: &delivered.payload,
             time: model::Timestamp::from_millis(delivered.stored_millis),
-            at: Position { incarnation: self.source.incarnation(), sequence: delivered.sequence },
+            at: MessagePosition { incarnation: self.source.incarnation(), sequence: delivered.sequence },
         };
-        let letter = LetterRow {
-            letter: Letter {
+        let letter = DeadLetterRow {
+            letter: DeadLetter {
                 number: delivered.sequence,
                 code: code.to_owned(),
                 why: why.to_owned(),
@@ -316,15 +322,15 @@ impl Owner {
             time: came.time,
             correlation: None,
         };
-        let key = Key::dead(&nobody, delivered.sequence);
+        let key = LaneRowKey::dead(&nobody, delivered.sequence);
         // It was one before where its source was set back.
         let is_new = rows.get(&key).await?.is_none();
-        let mut ops = vec![Op::Put(row(&key), encode(&letter).into())];
+        let mut ops = vec![RowOperation::Put(row(&key), encode(&letter).into())];
         ops.extend(note);
         rows.commit(Vec::new(), ops).await?;
         rows.around().metrics.letters.add(rows.lane.tenant(), 1);
         let mut census = Census::default();
-        census.add(Counted::Letters, usize::from(is_new));
+        census.add(CensusKind::Letters, usize::from(is_new));
         self.shared.census.change(&census);
         // A field, which is quoted: it may have texts of the command in it, with lines of their own.
         tracing::warn!(lane = %rows.lane, code, why, "a command is a dead letter");
@@ -333,11 +339,11 @@ impl Owner {
 }
 
 /// The rows of a call whose command was taken.
-pub(super) fn accepted(call: &CallRow) -> Vec<Op> {
+pub(super) fn accepted(call: &CallRow) -> Vec<RowOperation> {
     let id = call.command;
     vec![
-        Op::Put(row(&Key::effect(id)), encode(call).into()),
-        Op::Put(row(&due_key(call)), encode(&id).into()),
-        Op::Put(row(&list_key(call)), encode(&id).into()),
+        RowOperation::Put(row(&LaneRowKey::effect(id)), encode(call).into()),
+        RowOperation::Put(row(&due_key(call)), encode(&id).into()),
+        RowOperation::Put(row(&list_key(call)), encode(&id).into()),
     ]
 }

@@ -9,64 +9,64 @@ use std::time::Duration;
 
 use model::{EffectName, TenantId, Timestamp};
 use tokio::sync::oneshot;
-use workflow::breaker::{Circuit, Pace};
-use workflow::provider::{Breaker, CallLimits, Effect};
-use workflow::turns::Turns;
+use workflow::breaker::{CallRateLimiter, CircuitBreaker};
+use workflow::fair_queue::TenantFairQueue;
+use workflow::provider::{CallLimits, CircuitBreakerPolicy, Effect};
 
-use crate::health::Lack;
-use crate::lane::Surroundings;
+use crate::health::ImpairmentGuard;
+use crate::lane::LaneEnvironment;
 
 /// Upstreams of a process. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Upstreams(Arc<Mutex<HashMap<Gate, Upstream>>>);
+pub struct Upstreams(Arc<Mutex<HashMap<UpstreamKey, UpstreamState>>>);
 
 /// A gate that calls have to pass.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Gate {
+enum UpstreamKey {
     /// The gate of one effect.
     Effect(EffectName),
     /// The gate of all effects of a provider.
     Provider(EffectName),
 }
 
-/// What is known of what is behind a gate.
-struct Upstream {
-    /// What it goes by, as its provider says it.
+/// State of the upstream behind a gate.
+struct UpstreamState {
+    /// Limits of the gate, as its provider declares them.
     limits: CallLimits,
-    breaker: Breaker,
-    circuit: Circuit,
-    pace: Option<Pace>,
-    turns: Turns<oneshot::Sender<Turn>>,
+    breaker: CircuitBreakerPolicy,
+    circuit: CircuitBreaker,
+    pace: Option<CallRateLimiter>,
+    turns: TenantFairQueue<oneshot::Sender<UpstreamSlot>>,
     under_way: u32,
-    /// Whether somebody will look again by itself.
+    /// True while a timer is running that serves the gate again.
     is_waking: bool,
     /// Tells that it is left alone, where it is.
-    left_alone: Option<Lack>,
+    left_alone: Option<ImpairmentGuard>,
 }
 
 /// A call may be made. Its turns are given back when it is dropped.
-pub struct Permit {
-    of_effect: Turn,
-    _of_provider: Option<Turn>,
+pub struct CallPermit {
+    of_effect: UpstreamSlot,
+    _of_provider: Option<UpstreamSlot>,
 }
 
 /// A turn at a gate. Given back when it is dropped.
-struct Turn {
+struct UpstreamSlot {
     upstreams: Upstreams,
-    gate: Gate,
+    gate: UpstreamKey,
     tenant: TenantId,
-    /// Whether the upstream failed; nothing when nothing was learnt of it.
+    /// True if the upstream failed; nothing when the call told nothing about it.
     verdict: Option<bool>,
 }
 
-impl Permit {
+impl CallPermit {
     /// Notes what came of the call: whether the upstream failed.
     pub fn note(&mut self, has_failed: bool) {
         self.of_effect.verdict = Some(has_failed);
     }
 }
 
-impl Drop for Turn {
+impl Drop for UpstreamSlot {
     fn drop(&mut self) {
         let now = Timestamp::now();
         if let Some(upstream) = self.upstreams.all().get_mut(&self.gate) {
@@ -74,7 +74,7 @@ impl Drop for Turn {
             upstream.turns.done(&self.tenant);
             match self.verdict {
                 Some(has_failed) => upstream.circuit.note(has_failed, now),
-                None => upstream.circuit.give_back(),
+                None => upstream.circuit.release(),
             }
         }
         self.upstreams.serve(&self.gate);
@@ -82,44 +82,46 @@ impl Drop for Turn {
 }
 
 impl Upstreams {
-    fn all(&self) -> MutexGuard<'_, HashMap<Gate, Upstream>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<UpstreamKey, UpstreamState>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until a call may be made. Cancel-safe: whoever stops waiting has no turn.
-    pub async fn permit(&self, effect: &Effect, tenant: &TenantId, weight: u32) -> Permit {
+    pub async fn permit(&self, effect: &Effect, tenant: &TenantId, weight: u32) -> CallPermit {
         loop {
             let limits = (effect.limits, effect.breaker);
-            let of_effect = self.turn(Gate::Effect(effect.name.clone()), limits, tenant, weight).await;
-            let Some(shared) = &effect.shared else { return Permit { of_effect, _of_provider: None } };
+            let of_effect = self.turn(UpstreamKey::Effect(effect.name.clone()), limits, tenant, weight).await;
+            let Some(shared) = &effect.shared else { return CallPermit { of_effect, _of_provider: None } };
             // Nothing is noted of calls there: its breaker never opens.
-            let (gate, limits) =
-                (Gate::Provider(shared.provider.clone()), (shared.limits, Breaker::default()));
+            let (gate, limits) = (
+                UpstreamKey::Provider(shared.provider.clone()),
+                (shared.limits, CircuitBreakerPolicy::default()),
+            );
             let of_provider = self.turn(gate, limits, tenant, weight).await;
             // Others may have failed meanwhile.
             if !self.is_left_alone(&of_effect.gate) {
-                return Permit { of_effect, _of_provider: Some(of_provider) };
+                return CallPermit { of_effect, _of_provider: Some(of_provider) };
             }
         }
     }
 
-    fn is_left_alone(&self, gate: &Gate) -> bool {
+    fn is_left_alone(&self, gate: &UpstreamKey) -> bool {
         self.all().get(gate).is_some_and(|upstream| upstream.left_alone_until(Timestamp::now()).is_some())
     }
 
     /// Waits for a turn at a gate that goes by these limits now. Cancel-safe.
     async fn turn(
         &self,
-        gate: Gate,
-        (limits, breaker): (CallLimits, Breaker),
+        gate: UpstreamKey,
+        (limits, breaker): (CallLimits, CircuitBreakerPolicy),
         tenant: &TenantId,
         weight: u32,
-    ) -> Turn {
+    ) -> UpstreamSlot {
         loop {
             let (give, given) = oneshot::channel();
             {
                 let mut all = self.all();
-                let upstream = all.entry(gate.clone()).or_insert_with(|| Upstream::new(limits, breaker));
+                let upstream = all.entry(gate.clone()).or_insert_with(|| UpstreamState::new(limits, breaker));
                 upstream.follow(limits, breaker);
                 upstream.turns.push(tenant, weight, give);
             }
@@ -131,12 +133,12 @@ impl Upstreams {
     }
 
     /// Gives turns as long as there are some.
-    fn serve(&self, gate: &Gate) {
+    fn serve(&self, gate: &UpstreamKey) {
         loop {
             let now = Timestamp::now();
             let mut all = self.all();
             let Some(upstream) = all.get_mut(gate) else { return };
-            if !upstream.turns.is_somebodys() || upstream.under_way >= upstream.limits.concurrency {
+            if !upstream.turns.has_ready() || upstream.under_way >= upstream.limits.concurrency {
                 return;
             }
             if let Some(again) = upstream.refuses(now) {
@@ -150,19 +152,19 @@ impl Upstreams {
             if give.is_closed() {
                 // Whoever it was has stopped waiting.
                 upstream.turns.done(&tenant);
-                upstream.circuit.give_back();
+                upstream.circuit.release();
                 continue;
             }
             upstream.under_way += 1;
             drop(all);
             let (upstreams, gate) = (self.clone(), gate.clone());
             // Where nobody waits any more, the turn is given back by being dropped.
-            let _ = give.send(Turn { upstreams, gate, tenant, verdict: None });
+            let _ = give.send(UpstreamSlot { upstreams, gate, tenant, verdict: None });
         }
     }
 
     /// Looks again after a while.
-    fn wake(&self, gate: &Gate, length: Duration) {
+    fn wake(&self, gate: &UpstreamKey, length: Duration) {
         let (upstreams, gate) = (self.clone(), gate.clone());
         tokio::spawn(async move {
             tokio::time::sleep(length).await;
@@ -174,8 +176,8 @@ impl Upstreams {
     }
 
     /// Tells whether an effect's upstream is left alone now.
-    pub(super) fn tell(&self, effect: &EffectName, around: &Surroundings) {
-        if let Some(upstream) = self.all().get_mut(&Gate::Effect(effect.clone())) {
+    pub(super) fn report_circuit(&self, effect: &EffectName, around: &LaneEnvironment) {
+        if let Some(upstream) = self.all().get_mut(&UpstreamKey::Effect(effect.clone())) {
             let is_open = !upstream.circuit.is_closed();
             around.metrics.effects.breaker(effect.as_str(), is_open);
             match is_open {
@@ -183,7 +185,8 @@ impl Upstreams {
                 true if upstream.left_alone.is_some() => {}
                 true => {
                     let why = "too many calls have failed; it is left alone, and tried from time to time";
-                    upstream.left_alone = Some(around.health.lack(&format!("upstream of {effect}"), why));
+                    upstream.left_alone =
+                        Some(around.health.begin_impairment(&format!("upstream of {effect}"), why));
                 }
             }
         }
@@ -191,8 +194,8 @@ impl Upstreams {
 
     /// Tells no more whether an effect's upstream is left alone, since its calls are another replica's from now on. A lane of another
     /// tenant that is still owned tells it with its next call.
-    pub(super) fn hush(&self, effect: &EffectName, around: &Surroundings) {
-        if let Some(upstream) = self.all().get_mut(&Gate::Effect(effect.clone())) {
+    pub(super) fn clear_circuit_report(&self, effect: &EffectName, around: &LaneEnvironment) {
+        if let Some(upstream) = self.all().get_mut(&UpstreamKey::Effect(effect.clone())) {
             around.metrics.effects.breaker(effect.as_str(), false);
             upstream.left_alone = None;
         }
@@ -203,21 +206,21 @@ impl Upstreams {
         let all = self.all();
         let alone = all.iter().filter(|(_, upstream)| upstream.left_alone.is_some());
         let effects = alone.filter_map(|(gate, _)| match gate {
-            Gate::Effect(effect) => Some(effect.clone()),
-            Gate::Provider(_) => None,
+            UpstreamKey::Effect(effect) => Some(effect.clone()),
+            UpstreamKey::Provider(_) => None,
         });
         effects.collect()
     }
 }
 
-impl Upstream {
-    fn new(limits: CallLimits, breaker: Breaker) -> Self {
+impl UpstreamState {
+    fn new(limits: CallLimits, breaker: CircuitBreakerPolicy) -> Self {
         Self {
             limits,
             breaker,
-            circuit: Circuit::new(breaker),
-            pace: limits.rate.map(Pace::new),
-            turns: Turns::new(limits.per_tenant),
+            circuit: CircuitBreaker::new(breaker),
+            pace: limits.rate.map(CallRateLimiter::new),
+            turns: TenantFairQueue::new(limits.per_tenant),
             under_way: 0,
             is_waking: false,
             left_alone: None,
@@ -225,15 +228,15 @@ impl Upstream {
     }
 
     /// Goes by what its provider says now, which a reload may have changed. What is under way counts on.
-    fn follow(&mut self, limits: CallLimits, breaker: Breaker) {
+    fn follow(&mut self, limits: CallLimits, breaker: CircuitBreakerPolicy) {
         if self.limits.rate != limits.rate {
-            self.pace = limits.rate.map(Pace::new);
+            self.pace = limits.rate.map(CallRateLimiter::new);
         }
         if self.limits.per_tenant != limits.per_tenant {
             self.turns.allow(limits.per_tenant);
         }
         if self.breaker != breaker {
-            self.circuit = Circuit::new(breaker);
+            self.circuit = CircuitBreaker::new(breaker);
         }
         (self.limits, self.breaker) = (limits, breaker);
     }
@@ -260,8 +263,8 @@ impl Upstream {
 
 #[cfg(test)]
 mod tests {
-    use workflow::manifest::{Definition, read};
-    use workflow::provider::SharedLimits;
+    use workflow::manifest::{ManifestDefinition, read};
+    use workflow::provider::ProviderLimits;
 
     use super::*;
 
@@ -270,7 +273,7 @@ mod tests {
     /// An effect that may be called so often at a time.
     fn effect(concurrency: u32) -> Effect {
         let documents = read("t", EXAMPLE).unwrap_or_else(|problems| panic!("{problems}"));
-        let Definition::Provider(provider) = &documents[1].definition else { panic!("no provider") };
+        let ManifestDefinition::Provider(provider) = &documents[1].definition else { panic!("no provider") };
         let mut effect = Effect::clone(&provider.effects[0]);
         effect.limits = CallLimits { concurrency, per_tenant: concurrency, rate: None };
         effect
@@ -280,7 +283,7 @@ mod tests {
     async fn effects_of_a_provider_share_its_limits() {
         let (upstreams, tenant) = (Upstreams::default(), "acme".parse().expect("a tenant"));
         let limits = CallLimits { concurrency: 2, per_tenant: 2, rate: None };
-        let shared = Arc::new(SharedLimits { provider: "payment".parse().expect("a name"), limits });
+        let shared = Arc::new(ProviderLimits { provider: "payment".parse().expect("a name"), limits });
         let one = Effect { shared: Some(Arc::clone(&shared)), ..effect(2) };
         // The name of an effect may be that of its provider.
         let other = Effect { name: shared.provider.clone(), ..one.clone() };
@@ -306,8 +309,12 @@ mod tests {
         let (upstreams, tenant) = (Upstreams::default(), "acme".parse().expect("a tenant"));
         let limits = CallLimits { concurrency: 1, per_tenant: 1, rate: None };
         let provider = "payment".parse().expect("a name");
-        let shared = Some(Arc::new(SharedLimits { provider, limits }));
-        let breaker = Breaker { window: 1, open: Duration::from_secs(3600), ..Breaker::default() };
+        let shared = Some(Arc::new(ProviderLimits { provider, limits }));
+        let breaker = CircuitBreakerPolicy {
+            window: 1,
+            open: Duration::from_secs(3600),
+            ..CircuitBreakerPolicy::default()
+        };
         let effect = Effect { shared, breaker, ..effect(3) };
         let mut first = upstreams.permit(&effect, &tenant, 1).await;
         let waits = upstreams.permit(&effect, &tenant, 1);

@@ -4,28 +4,28 @@ use broker::BrokerError;
 use bytes::Bytes;
 use model::CorrelationId;
 use serde::{Deserialize, Serialize};
-use store::{Expect, Op, Outcome};
-use workflow::Key;
+use store::{CommitOutcome, RowCondition, RowOperation};
+use workflow::LaneRowKey;
 use workflow::instance::encode;
 use workflow::message::{self, AnswerMessage, ReplyAddress};
-use workflow::step::Refusal;
+use workflow::step::RequestRefusal;
 
-use super::Ended;
-use super::Surroundings;
-use super::rows::{Rows, row};
+use super::LaneEnvironment;
+use super::LaneExit;
+use super::rows::{LaneStore, row};
 
 /// Answers to words are kept so long, in milliseconds: longer than their stream keeps the words.
 const KEPT_MILLIS: u64 = 8 * 24 * 3_600_000;
 
 /// Answer to a word, as it is kept and sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WordAnswer {
+pub struct LaneRequestAnswer {
     /// Hash of what was asked, and by whom.
     #[serde(default)]
     pub request_hash: String,
-    /// What became of it.
-    pub outcome: WordOutcome,
-    /// The correlation that it was about.
+    /// Outcome of the request.
+    pub outcome: LaneRequestOutcome,
+    /// Correlation that the request was about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correlation: Option<CorrelationId>,
     /// The letter that stands in front of its correlation now.
@@ -39,42 +39,42 @@ pub struct WordAnswer {
     pub removed: u64,
 }
 
-/// What became of a word.
+/// Outcome of a request to a lane.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum WordOutcome {
-    /// It was done; of a letter: it is gone, and was not applied.
+pub enum LaneRequestOutcome {
+    /// Request was done; of a letter: it is gone, and was not applied.
     Done,
-    /// What the letter has was applied.
+    /// Content of the letter was applied.
     Applied,
-    /// What the letter has waits behind another letter or a pause.
+    /// Content of the letter waits behind another letter or a pause.
     Held,
-    /// What the letter has waits for its step, or for the start.
+    /// Content of the letter waits for its step, or for the start.
     Kept,
-    /// What the letter has failed again: why.
+    /// Content of the letter failed again: why.
     Dead(String),
-    /// What the letter has changed nothing: why.
+    /// Content of the letter changed nothing: why.
     Ignored(String),
-    /// The lane of this correlation answers, to which it was passed on.
+    /// Request was passed on to the lane of this correlation, which answers.
     PassedOn(CorrelationId),
-    /// It was refused.
-    Refused(Refusal),
+    /// Request was refused.
+    Refused(RequestRefusal),
 }
 
-impl WordAnswer {
-    /// The answer that says no more than what became of it.
-    pub(crate) fn new(request_hash: &str, outcome: WordOutcome) -> Self {
+impl LaneRequestAnswer {
+    /// Makes an answer that has no more than the outcome.
+    pub(crate) fn new(request_hash: &str, outcome: LaneRequestOutcome) -> Self {
         let request_hash = request_hash.to_owned();
         Self { request_hash, outcome, correlation: None, front: None, held: 0, removed: 0 }
     }
 
-    /// The answer that refuses.
+    /// Makes an answer that refuses.
     pub(crate) fn refused(request_hash: &str, reason: &str, message: String) -> Self {
-        let refusal = Refusal { reason: reason.to_owned(), message };
-        Self::new(request_hash, WordOutcome::Refused(refusal))
+        let refusal = RequestRefusal { reason: reason.to_owned(), message };
+        Self::new(request_hash, LaneRequestOutcome::Refused(refusal))
     }
 
-    /// This answer, if it was given to the same request.
+    /// Returns this answer, if it was given to the same request; otherwise a refusal.
     pub(crate) fn again(self, request_hash: &str) -> Self {
         if self.request_hash == request_hash {
             return self;
@@ -84,40 +84,46 @@ impl WordAnswer {
     }
 
     /// The row of the answer to a request.
-    pub(crate) fn key(request: &str) -> Key {
-        Key::request(&format!("word/{request}"))
+    pub(crate) fn key(request: &str) -> LaneRowKey {
+        LaneRowKey::request(&format!("word/{request}"))
     }
 
     /// The change that keeps it.
-    pub(crate) fn put(&self, request: &str, millis: u64) -> Op {
-        Op::PutUntil(row(&Self::key(request)), encode(self).into(), millis.saturating_add(KEPT_MILLIS))
+    pub(crate) fn put(&self, request: &str, millis: u64) -> RowOperation {
+        RowOperation::PutUntil(
+            row(&Self::key(request)),
+            encode(self).into(),
+            millis.saturating_add(KEPT_MILLIS),
+        )
     }
 }
 
 /// Commits a change together with the answer to the word that asked for it; gives what was answered first where it came before.
 pub(crate) async fn commit_answer(
-    rows: &Rows,
+    rows: &LaneStore,
     request: &str,
     millis: u64,
-    answer: WordAnswer,
-    mut expect: Vec<Expect>,
-    mut ops: Vec<Op>,
-) -> Result<WordAnswer, Ended> {
-    let key = WordAnswer::key(request);
-    expect.insert(0, Expect::Absent(row(&key)));
+    answer: LaneRequestAnswer,
+    mut expect: Vec<RowCondition>,
+    mut ops: Vec<RowOperation>,
+) -> Result<LaneRequestAnswer, LaneExit> {
+    let key = LaneRequestAnswer::key(request);
+    expect.insert(0, RowCondition::Absent(row(&key)));
     ops.push(answer.put(request, millis));
     match rows.commit(expect, ops).await? {
-        Outcome::Exists(_) => match rows.get(&key).await? {
-            Some(known) => Ok(rows.decode::<WordAnswer>(&known)?.again(&answer.request_hash)),
+        CommitOutcome::Exists(_) => match rows.get(&key).await? {
+            Some(known) => Ok(rows.decode::<LaneRequestAnswer>(&known)?.again(&answer.request_hash)),
             None => Ok(answer),
         },
-        Outcome::Committed(_) | Outcome::Conflict { .. } | Outcome::Fenced { .. } => Ok(answer),
+        CommitOutcome::Committed(_) | CommitOutcome::Conflict { .. } | CommitOutcome::Fenced { .. } => {
+            Ok(answer)
+        }
     }
 }
 
 /// Answers whoever asked. An answer that is too large for a message is to be read from its row, which has to be committed by then.
 /// Nobody waits for one that gets lost on its way: whoever asked reads the row.
-pub(crate) async fn answer<T: Serialize + Sync>(around: &Surroundings, to: &ReplyAddress, answer: &T) {
+pub(crate) async fn answer<T: Serialize + Sync>(around: &LaneEnvironment, to: &ReplyAddress, answer: &T) {
     let write =
         |answer: Option<&T>| Bytes::from(message::write(&AnswerMessage { token: to.token.clone(), answer }));
     let sent = match around.broker.reply(&to.subject, write(Some(answer))).await {

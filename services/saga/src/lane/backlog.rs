@@ -16,17 +16,17 @@ pub const OUTBOX_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// all of it.
 const OF_TIMERS: usize = 8;
 
-/// What waits to be sent of a lane.
+/// Backlog of a lane: rows that wait to be sent.
 #[derive(Debug)]
 pub struct Backlog {
     rows_max: usize,
-    broker: Part,
-    gateway: Part,
+    broker: BacklogCounters,
+    gateway: BacklogCounters,
     eased: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Part {
+struct BacklogCounters {
     rows: AtomicUsize,
     bytes: AtomicUsize,
 }
@@ -35,7 +35,12 @@ impl Backlog {
     /// Nothing, with this limit of rows.
     #[must_use]
     pub fn new(rows_max: usize) -> Self {
-        Self { rows_max, broker: Part::default(), gateway: Part::default(), eased: Notify::new() }
+        Self {
+            rows_max,
+            broker: BacklogCounters::default(),
+            gateway: BacklogCounters::default(),
+            eased: Notify::new(),
+        }
     }
 
     /// Notes what goes to the broker.
@@ -48,7 +53,7 @@ impl Backlog {
         self.note(&self.gateway, rows, bytes);
     }
 
-    fn note(&self, part: &Part, rows: usize, bytes: usize) {
+    fn note(&self, part: &BacklogCounters, rows: usize, bytes: usize) {
         let (was_full, was_crowded) = (self.is_full(), self.is_crowded());
         part.rows.store(rows, Ordering::Release);
         part.bytes.store(bytes, Ordering::Release);
@@ -69,7 +74,7 @@ impl Backlog {
         self.is_full() || self.sum(|part| &part.rows) >= (self.rows_max / OF_TIMERS).max(1)
     }
 
-    fn sum(&self, of: fn(&Part) -> &AtomicUsize) -> usize {
+    fn sum(&self, of: fn(&BacklogCounters) -> &AtomicUsize) -> usize {
         of(&self.broker).load(Ordering::Acquire) + of(&self.gateway).load(Ordering::Acquire)
     }
 

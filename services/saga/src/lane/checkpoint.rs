@@ -5,7 +5,7 @@ use std::fmt;
 use broker::{StoredMessage, StreamState};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use workflow::word::Place;
+use workflow::lane_request::RewindTarget;
 
 /// Messages before the last one that was read are read again when a stream went back: so long before, in milliseconds.
 const BACK_MILLIS: u64 = 3_600_000;
@@ -31,9 +31,9 @@ pub struct Checkpoint {
 /// A message by which a stream is known again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Anchor {
-    /// Its sequence.
+    /// Sequence of the message.
     pub sequence: u64,
-    /// When it was stored, in milliseconds since 1970.
+    /// Time at which it was stored, in milliseconds since 1970.
     pub stored: u64,
     /// The first bytes of the hash of its subject and payload.
     pub digest: u64,
@@ -59,33 +59,33 @@ impl Anchor {
     }
 }
 
-/// What a stream says to a checkpoint.
+/// Result of comparing a checkpoint with its stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// It is as it was: reading goes on behind the position.
+pub enum CheckpointComparison {
+    /// Stream is as it was: reading goes on behind the position.
     GoesOn,
-    /// It is as it was, but for so many messages that are gone before they were read.
+    /// Stream is as it was, but this many messages are gone that were not read.
     Expired(u64),
-    /// It went back, or is another one.
-    WentBack(Loss),
+    /// Stream went back, or is another one.
+    WentBack(StreamLoss),
 }
 
-/// What shows that a stream lost messages that were read.
+/// Evidence that a stream lost messages that were read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Loss {
-    /// It was made after the one that was read.
+pub enum StreamLoss {
+    /// Stream was made after the one that was read.
     MadeAnew,
-    /// It ends before the position.
+    /// Stream ends before the position.
     Shorter,
-    /// It has another message where the last one was that was read: its sequences are used again.
+    /// Stream has another message where the last one was that was read: its sequences are used again.
     OtherMessage,
 }
 
-impl Loss {
-    /// All of them.
+impl StreamLoss {
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::MadeAnew, Self::Shorter, Self::OtherMessage];
 
-    /// As metrics call it.
+    /// Returns the name that metrics use.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -96,7 +96,7 @@ impl Loss {
     }
 }
 
-impl fmt::Display for Loss {
+impl fmt::Display for StreamLoss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::MadeAnew => "the stream was made anew",
@@ -121,32 +121,32 @@ impl Checkpoint {
 
     /// Compares it with a stream. `at_anchor` is the message that the stream has where the anchor was.
     #[must_use]
-    pub fn compare(&self, stream: &StreamState, at_anchor: Option<&StoredMessage>) -> Verdict {
+    pub fn compare(&self, stream: &StreamState, at_anchor: Option<&StoredMessage>) -> CheckpointComparison {
         if self.incarnation != stream.incarnation {
-            return Verdict::WentBack(Loss::MadeAnew);
+            return CheckpointComparison::WentBack(StreamLoss::MadeAnew);
         }
         if stream.last_sequence < self.position {
-            return Verdict::WentBack(Loss::Shorter);
+            return CheckpointComparison::WentBack(StreamLoss::Shorter);
         }
         // Where no message is at the anchor, it was deleted or is too old: what comes behind it is as it was.
         if let (Some(anchor), Some(message)) = (&self.anchor, at_anchor)
             && !anchor.is_of(message)
         {
-            return Verdict::WentBack(Loss::OtherMessage);
+            return CheckpointComparison::WentBack(StreamLoss::OtherMessage);
         }
         match stream.first_sequence.checked_sub(self.position + 1) {
-            Some(gone) if gone > 0 && self.position > 0 => Verdict::Expired(gone),
-            _ => Verdict::GoesOn,
+            Some(gone) if gone > 0 && self.position > 0 => CheckpointComparison::Expired(gone),
+            _ => CheckpointComparison::GoesOn,
         }
     }
 
     /// The checkpoint from which a source is read again; nothing where it was not read as far.
     #[must_use]
-    pub fn set_back(&self, to: Place) -> Option<Self> {
+    pub fn set_back(&self, to: RewindTarget) -> Option<Self> {
         let Self { incarnation, position, .. } = *self;
         let again_to = Some(self.was_at());
         match to {
-            Place::Sequence(sequence) => {
+            RewindTarget::Sequence(sequence) => {
                 let position = sequence.saturating_sub(1);
                 (position < self.position).then_some(Self {
                     incarnation,
@@ -156,7 +156,7 @@ impl Checkpoint {
                     again_to,
                 })
             }
-            Place::Time(time) => {
+            RewindTarget::Time(time) => {
                 let is_behind = match (self.anchor, self.since) {
                     (Some(anchor), _) => anchor.stored >= time,
                     (None, Some(since)) if position == 0 => since > time,
@@ -179,7 +179,7 @@ impl Checkpoint {
 
 #[cfg(test)]
 mod tests {
-    use broker::{Headers, Storage, StreamSettings};
+    use broker::{Headers, StreamSettings, StreamStorage};
     use bytes::Bytes;
 
     use super::*;
@@ -187,9 +187,9 @@ mod tests {
     fn stream(incarnation: u64, first: u64, last: u64) -> StreamState {
         let settings = StreamSettings {
             subjects: Vec::new(),
-            retention: broker::Retention::Limits,
-            storage: Storage::File,
-            discard: broker::Discard::New,
+            retention: broker::StreamRetention::Limits,
+            storage: StreamStorage::File,
+            discard: broker::StreamDiscard::New,
             duplicate_window: std::time::Duration::ZERO,
             max_age: std::time::Duration::ZERO,
             max_consumers: -1,
@@ -221,30 +221,33 @@ mod tests {
         let read = Checkpoint { position: 9, anchor: Some(anchor), ..Checkpoint::new(1, None) };
         let (same, other) = (message("x"), message("y"));
         for (stream, found, expected) in [
-            (stream(1, 1, 9), Some(&same), Verdict::GoesOn),
-            (stream(1, 10, 9), None, Verdict::GoesOn),
-            (stream(1, 8, 20), None, Verdict::GoesOn),
-            (stream(1, 13, 20), None, Verdict::Expired(3)),
-            (stream(2, 1, 9), Some(&same), Verdict::WentBack(Loss::MadeAnew)),
-            (stream(1, 1, 8), Some(&same), Verdict::WentBack(Loss::Shorter)),
-            (stream(1, 1, 20), Some(&other), Verdict::WentBack(Loss::OtherMessage)),
+            (stream(1, 1, 9), Some(&same), CheckpointComparison::GoesOn),
+            (stream(1, 10, 9), None, CheckpointComparison::GoesOn),
+            (stream(1, 8, 20), None, CheckpointComparison::GoesOn),
+            (stream(1, 13, 20), None, CheckpointComparison::Expired(3)),
+            (stream(2, 1, 9), Some(&same), CheckpointComparison::WentBack(StreamLoss::MadeAnew)),
+            (stream(1, 1, 8), Some(&same), CheckpointComparison::WentBack(StreamLoss::Shorter)),
+            (stream(1, 1, 20), Some(&other), CheckpointComparison::WentBack(StreamLoss::OtherMessage)),
         ] {
             assert_eq!(read.compare(&stream, found), expected, "{stream:?}");
         }
         // Of what was never read nothing can be missing.
-        assert_eq!(Checkpoint::new(1, Some(4)).compare(&stream(1, 50, 60), None), Verdict::GoesOn);
-        let place = Place::Time;
+        assert_eq!(
+            Checkpoint::new(1, Some(4)).compare(&stream(1, 50, 60), None),
+            CheckpointComparison::GoesOn
+        );
+        let place = RewindTarget::Time;
         let time = |since, again_to| {
             Some(Checkpoint { since: Some(since), again_to: Some(again_to), ..Checkpoint::new(1, None) })
         };
         let back = Checkpoint { position: 3, again_to: Some(9), ..Checkpoint::new(1, None) };
-        assert_eq!(read.set_back(Place::Sequence(4)), Some(back.clone()));
+        assert_eq!(read.set_back(RewindTarget::Sequence(4)), Some(back.clone()));
         assert_eq!((read.set_back(place(5)), read.set_back(place(1))), (time(5, 9), time(1, 9)));
         // Where it was at first is known also when it is set back once more on its way.
         let further = Checkpoint { position: 1, ..back.clone() };
-        assert_eq!((back.was_at(), back.set_back(Place::Sequence(2))), (9, Some(further)));
+        assert_eq!((back.was_at(), back.set_back(RewindTarget::Sequence(2))), (9, Some(further)));
         // Nothing is passed over.
-        assert_eq!((read.set_back(Place::Sequence(10)), read.set_back(place(6))), (None, None));
+        assert_eq!((read.set_back(RewindTarget::Sequence(10)), read.set_back(place(6))), (None, None));
         let begun = Checkpoint::new(1, Some(4));
         assert_eq!((begun.set_back(place(3)), begun.set_back(place(4))), (time(3, 0), None));
         let late = Anchor { stored: 10_000_000, ..anchor };

@@ -13,14 +13,14 @@ use model::{CommandId, CorrelationId};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc};
 use workflow::Json;
-use workflow::input::{CommandResult, Outcome};
+use workflow::input::{CommandOutcome, CommandResult};
 use workflow::trace::TraceParent;
 
-use super::Pauses;
-use super::bounds::TENANT_COMMANDS_MAX;
+use super::LaneBackoff;
+use super::in_flight::TENANT_COMMANDS_MAX;
 use super::relay::OutboxRow;
-use super::rows::Rows;
-use crate::spans::{About, Begun};
+use super::rows::LaneStore;
+use crate::spans::{PendingSpan, SpanSubject};
 
 /// Commands of a lane that are under way, those among them that wait for a turn of their tenant or are to be submitted again.
 const AT_ONCE: usize = TENANT_COMMANDS_MAX;
@@ -38,7 +38,7 @@ pub struct AggregateCommand {
     pub aggregate_id: String,
     /// The type of the command.
     pub command_type: String,
-    /// What it carries: JSON.
+    /// Payload of the command: JSON.
     pub payload_json: String,
     /// The correlation of the instance that orders it.
     pub correlation_id: String,
@@ -47,19 +47,19 @@ pub struct AggregateCommand {
     pub traceparent: Option<String>,
 }
 
-/// What a gateway answers.
+/// Answer of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GatewayAnswer {
-    /// It is done, or was before.
+    /// Command is done, or was before.
     Done(Json),
-    /// It is refused for ever.
+    /// Command is refused permanently.
     Refused {
-        /// What the saga decides by.
+        /// Code that the saga decides by.
         code: String,
         /// The reason, for people.
         message: String,
     },
-    /// Nobody knows: it is submitted again.
+    /// Outcome is unknown: the command is submitted again.
     Unknown {
         /// Why.
         why: String,
@@ -75,30 +75,30 @@ pub trait Gateway: Send + Sync {
 
 /// A command that was answered: its row of the outbox, and its end.
 #[derive(Debug)]
-pub struct Answered {
+pub struct AnsweredCommand {
     /// The number of the row.
     pub number: u64,
     /// The correlation that ordered it.
     pub correlation: CorrelationId,
-    /// Its end.
+    /// Result of the command.
     pub result: CommandResult,
-    /// Its place in its trace.
+    /// Place of the command in its trace.
     pub cause: Option<TraceParent>,
 }
 
 /// Submits commands until nobody orders any more.
-pub struct Commands {
+pub struct CommandSubmitter {
     /// Rows of the lane.
-    pub rows: Arc<Rows>,
+    pub rows: Arc<LaneStore>,
     /// The gateway.
     pub gateway: Arc<dyn Gateway>,
     /// Commands that were committed.
     pub ordered: mpsc::UnboundedReceiver<(u64, OutboxRow)>,
     /// Where answers go.
-    pub answered: mpsc::UnboundedSender<Answered>,
+    pub answered: mpsc::UnboundedSender<AnsweredCommand>,
 }
 
-impl Commands {
+impl CommandSubmitter {
     /// Submits.
     pub async fn run(mut self) {
         let mut lines: HashMap<CorrelationId, VecDeque<(u64, OutboxRow)>> = HashMap::new();
@@ -119,7 +119,7 @@ impl Commands {
             }
             tokio::select! {
                 Some(answered) = working.next(), if !working.is_empty() => {
-                    let answered: Answered = answered;
+                    let answered: AnsweredCommand = answered;
                     bytes -= known.remove(&answered.number).unwrap_or_default();
                     match lines.get(&answered.correlation) {
                         Some(line) if !line.is_empty() => ready.push_back(answered.correlation.clone()),
@@ -153,15 +153,15 @@ async fn submit(
     gateway: Arc<dyn Gateway>,
     number: u64,
     item: OutboxRow,
-    (turns, rows): (Arc<Semaphore>, &Rows),
-) -> Answered {
+    (turns, rows): (Arc<Semaphore>, &LaneStore),
+) -> AnsweredCommand {
     let OutboxRow { correlation, body, id, ordered_by, .. } = item;
     let command: Result<AggregateCommand, _> = serde_json::from_str(body.as_str());
-    let (begun, health) = (Begun::work(), &rows.around().health);
+    let (begun, health) = (PendingSpan::work(), &rows.around().health);
     let traceparent = command.as_ref().ok().and_then(|command| command.traceparent.clone());
     let result = match (command, id.parse()) {
         (Ok(command), Ok(id)) => {
-            let (mut pauses, mut lack) = (Pauses::default(), None);
+            let (mut pauses, mut lack) = (LaneBackoff::default(), None);
             loop {
                 // Lanes of a tenant take turns; who pauses has none. Nobody closes it.
                 let turn = turns.acquire().await;
@@ -169,16 +169,16 @@ async fn submit(
                 drop(turn);
                 service::crash_point("command.sent");
                 match answer {
-                    GatewayAnswer::Done(payload) => break result(id, Outcome::Succeeded, payload),
+                    GatewayAnswer::Done(payload) => break result(id, CommandOutcome::Succeeded, payload),
                     GatewayAnswer::Refused { code, message } => {
                         let payload =
                             Json::object([("code", Json::Text(code)), ("message", Json::Text(message))]);
-                        break result(id, Outcome::Failed, payload);
+                        break result(id, CommandOutcome::Failed, payload);
                     }
                     GatewayAnswer::Unknown { why } => {
                         tracing::warn!(command = %id, "a command is submitted again: {why}");
                         // The former one is kept until there is another.
-                        let told = health.lack("gateway of aggregates", &why);
+                        let told = health.begin_impairment("gateway of aggregates", &why);
                         lack.replace(told);
                         tokio::time::sleep(pauses.next()).await;
                     }
@@ -188,16 +188,16 @@ async fn submit(
         // No program wrote it.
         (_, id) => {
             let id = id.unwrap_or(CommandId::from_bits(0));
-            result(id, Outcome::Failed, Json::object([("code", Json::text("damaged"))]))
+            result(id, CommandOutcome::Failed, Json::object([("code", Json::text("damaged"))]))
         }
     };
-    if let Some(about) = About::of(rows, &correlation) {
+    if let Some(about) = SpanSubject::of(rows, &correlation) {
         begun.work_sent(about, (result.command, None), traceparent.as_deref(), ordered_by);
     }
     let cause = traceparent.as_deref().and_then(TraceParent::read);
-    Answered { number, correlation, result, cause }
+    AnsweredCommand { number, correlation, result, cause }
 }
 
-const fn result(command: CommandId, outcome: Outcome, payload: Json) -> CommandResult {
+const fn result(command: CommandId, outcome: CommandOutcome, payload: Json) -> CommandResult {
     CommandResult { command, outcome, may_have_happened: false, payload }
 }

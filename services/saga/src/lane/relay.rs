@@ -1,30 +1,30 @@
-//! What goes out of a lane: rows of its outbox, in order, many under way at a time.
+//! Outgoing messages of a lane: rows of its outbox, in order, many under way at a time.
 //!
-//! A row is removed once the broker has its message. Until then it is sent again after each failure, under the same id: whoever
-//! gets it twice knows the id.
+//! A row is removed once the broker has its message. Until then it is sent again after each failure, under the same id, by which
+//! the receiver recognises a repeat.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use broker::{BrokerError, Headers, Outgoing, Publishing};
+use broker::{BrokerError, Headers, Publication, PublicationFuture};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
 use model::{CorrelationId, SagaName};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
-use store::Op;
+use store::RowOperation;
 use tokio::sync::mpsc;
 use tokio::time::Instant as Moment;
-use workflow::key::{Part, Table};
+use workflow::key::{RowKeyPart, StoreTable};
 use workflow::message;
-use workflow::{Key, Lane};
+use workflow::{LaneRowKey, WorkflowLane};
 
-use super::rows::{Rows, row};
-use super::{Ended, Pauses};
-use crate::health::Lack;
-use crate::spans::{About, Begun, OrderedBy};
+use super::rows::{LaneStore, row};
+use super::{LaneBackoff, LaneExit};
+use crate::health::ImpairmentGuard;
+use crate::spans::{OrderedBy, PendingSpan, SpanSubject};
 
 /// Messages that are under way at a time.
 const IN_FLIGHT_MAX: usize = 256;
@@ -34,7 +34,7 @@ const REMOVED_AT_ONCE: usize = 256;
 /// Where a row of the outbox goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Destination {
+pub enum OutboxDestination {
     /// To the broker.
     #[default]
     Broker,
@@ -47,29 +47,29 @@ pub enum Destination {
 pub struct OutboxRow {
     /// Where it goes.
     #[serde(default)]
-    pub to: Destination,
+    pub to: OutboxDestination,
     /// The correlation that ordered it.
     pub correlation: CorrelationId,
-    /// Its subject; none for a gateway.
+    /// Subject of the message; none for a gateway.
     #[serde(default)]
     pub subject: String,
-    /// The id by which repeats are known.
+    /// Id by which repeats are recognised.
     pub id: String,
-    /// Its headers.
+    /// Headers of the message.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
-    /// Its body: JSON.
-    pub body: Body,
-    /// What ordered it, where that was since the lane was taken.
+    /// Body of the message: JSON.
+    pub body: OutboxBody,
+    /// Transition that ordered it, where that was since the lane was taken.
     #[serde(skip)]
     pub ordered_by: Option<OrderedBy>,
 }
 
 /// A body of JSON, which stands in its row as what it is: as a text within a text it would grow.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Body(String);
+pub struct OutboxBody(String);
 
-impl Body {
+impl OutboxBody {
     /// The text.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -89,13 +89,13 @@ impl Body {
     }
 }
 
-impl Serialize for Body {
+impl Serialize for OutboxBody {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         serde_json::from_str::<&RawValue>(&self.0).map_err(serde::ser::Error::custom)?.serialize(to)
     }
 }
 
-impl<'de> Deserialize<'de> for Body {
+impl<'de> Deserialize<'de> for OutboxBody {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let raw = Box::<RawValue>::deserialize(from)?;
         // Rows of versions before have it as a text. No body is one itself.
@@ -108,7 +108,7 @@ impl<'de> Deserialize<'de> for Body {
 
 /// A word for the relay.
 #[derive(Debug)]
-pub enum ToRelay {
+pub enum RelayMessage {
     /// These rows were committed.
     Rows(Vec<(u64, OutboxRow)>),
     /// Rows may have been committed of which only the store knows.
@@ -118,22 +118,22 @@ pub enum ToRelay {
 /// Sends rows of the outbox, until its owner is gone and everything is sent.
 pub struct Relay {
     /// Rows of the lane.
-    pub rows: Arc<Rows>,
+    pub rows: Arc<LaneStore>,
     /// Words of the owner.
-    pub words: mpsc::UnboundedReceiver<ToRelay>,
+    pub words: mpsc::UnboundedReceiver<RelayMessage>,
     /// Where commands of aggregates go.
     pub commands: mpsc::UnboundedSender<(u64, OutboxRow)>,
 }
 
-/// What the relay knows.
+/// State of the relay.
 #[derive(Default)]
-struct Outbox {
+struct RelayQueue {
     /// Rows that were not sent since the last failure.
     waiting: VecDeque<(u64, OutboxRow)>,
     /// Rows that are under way, in order.
     under_way: VecDeque<(u64, OutboxRow)>,
     /// Spans of those, which were begun.
-    begun: VecDeque<Begun>,
+    begun: VecDeque<PendingSpan>,
     /// Rows whose messages the broker has.
     confirmed: Vec<u64>,
     /// Bytes of the bodies of rows that wait or are under way.
@@ -141,10 +141,10 @@ struct Outbox {
     /// Number of a row that was the first, and since when it is.
     first: Option<(u64, Instant)>,
     /// Tells that the server refuses the first row, where it does.
-    refused: Option<Lack>,
+    refused: Option<ImpairmentGuard>,
 }
 
-impl Outbox {
+impl RelayQueue {
     /// Adds a row behind the others.
     fn add(&mut self, number: u64, item: OutboxRow) {
         self.bytes += item.body.len();
@@ -184,13 +184,13 @@ impl Relay {
     /// Sends.
     ///
     /// # Errors
-    /// [`Ended`], where the lane has to be given up.
-    pub async fn run(mut self) -> Result<(), Ended> {
-        let mut outbox = Outbox::default();
+    /// [`LaneExit`], where the lane has to be given up.
+    pub async fn run(mut self) -> Result<(), LaneExit> {
+        let mut outbox = RelayQueue::default();
         self.load(&mut outbox).await?;
         let reading = self.rows.around().metrics.readings.outbox();
-        let mut publishing: FuturesOrdered<Publishing> = FuturesOrdered::new();
-        let mut pauses = Pauses::default();
+        let mut publishing: FuturesOrdered<PublicationFuture> = FuturesOrdered::new();
+        let mut pauses = LaneBackoff::default();
         // Nothing is sent before that, since something was not.
         let mut pause: Option<Moment> = None;
         // Once the owner is gone, what is there is sent.
@@ -216,7 +216,7 @@ impl Relay {
                 answer = publishing.next(), if !publishing.is_empty() => match answer {
                     Some(Ok(_)) => {
                         service::crash_point("relay.confirmed");
-                        pauses = Pauses::default();
+                        pauses = LaneBackoff::default();
                         outbox.refused = None;
                         self.rows.around().metrics.relayed.inc();
                         self.confirmed(&mut outbox);
@@ -231,8 +231,8 @@ impl Relay {
                 },
                 // What was committed meanwhile is taken in also while nothing can be sent: how much that is has to be known.
                 word = self.words.recv(), if !is_closed => match word {
-                    Some(ToRelay::Rows(rows)) => self.sort(rows, &mut outbox),
-                    Some(ToRelay::LookAgain) => {
+                    Some(RelayMessage::Rows(rows)) => self.sort(rows, &mut outbox),
+                    Some(RelayMessage::LookAgain) => {
                         publishing = FuturesOrdered::new();
                         self.look_again(&mut outbox).await?;
                     }
@@ -244,19 +244,19 @@ impl Relay {
     }
 
     /// Takes note that the broker has the message of the first row that is under way.
-    fn confirmed(&self, outbox: &mut Outbox) {
+    fn confirmed(&self, outbox: &mut RelayQueue) {
         let begun = outbox.begun.pop_front();
         let Some((number, item)) = outbox.under_way.pop_front() else { return };
-        if let (Some(begun), Some(about)) = (begun, About::of(&self.rows, &item.correlation)) {
+        if let (Some(begun), Some(about)) = (begun, SpanSubject::of(&self.rows, &item.correlation)) {
             begun.message_sent(about, item.body.as_str(), item.ordered_by);
         }
         outbox.confirm((number, item));
     }
 
     /// Reads all rows once more, but for those that are only to be removed.
-    async fn look_again(&self, outbox: &mut Outbox) -> Result<(), Ended> {
+    async fn look_again(&self, outbox: &mut RelayQueue) -> Result<(), LaneExit> {
         let confirmed = std::mem::take(&mut outbox.confirmed);
-        *outbox = Outbox::default();
+        *outbox = RelayQueue::default();
         self.load(outbox).await?;
         outbox.waiting.retain(|(number, _)| !confirmed.contains(number));
         outbox.bytes = outbox.waiting.iter().map(|(_, item)| item.body.len()).sum();
@@ -265,41 +265,45 @@ impl Relay {
     }
 
     /// Reads all rows that wait.
-    async fn load(&self, outbox: &mut Outbox) -> Result<(), Ended> {
-        let rows: Vec<(Key, OutboxRow)> = self.rows.all(Table::Outbox.range()).await?;
+    async fn load(&self, outbox: &mut RelayQueue) -> Result<(), LaneExit> {
+        let rows: Vec<(LaneRowKey, OutboxRow)> = self.rows.all(StoreTable::Outbox.range()).await?;
         service::crash_point("relay.read");
         for (key, item) in rows {
             let number = match key.parts().as_deref() {
-                Some([Part::Text(number)]) => number.parse().ok(),
+                Some([RowKeyPart::Text(number)]) => number.parse().ok(),
                 _ => None,
             };
             let number =
-                number.ok_or_else(|| Ended::damaged(&self.rows.lane, format!("{key} is no number")))?;
+                number.ok_or_else(|| LaneExit::damaged(&self.rows.lane, format!("{key} is no number")))?;
             self.sort([(number, item)], outbox);
         }
         Ok(())
     }
 
     /// Puts rows where they wait: commands of aggregates go another way.
-    fn sort(&self, rows: impl IntoIterator<Item = (u64, OutboxRow)>, outbox: &mut Outbox) {
+    fn sort(&self, rows: impl IntoIterator<Item = (u64, OutboxRow)>, outbox: &mut RelayQueue) {
         for (number, item) in rows {
             match item.to {
-                Destination::Broker => outbox.add(number, item),
+                OutboxDestination::Broker => outbox.add(number, item),
                 // Where nobody takes it any more, the lane is given up.
-                Destination::Gateway => drop(self.commands.send((number, item))),
+                OutboxDestination::Gateway => drop(self.commands.send((number, item))),
             }
         }
     }
 
     /// Sends as much as may be under way.
-    async fn send(&self, outbox: &mut Outbox, publishing: &mut FuturesOrdered<Publishing>) -> Result<(), ()> {
+    async fn send(
+        &self,
+        outbox: &mut RelayQueue,
+        publishing: &mut FuturesOrdered<PublicationFuture>,
+    ) -> Result<(), ()> {
         while publishing.len() < IN_FLIGHT_MAX
             && let Some((number, item)) = outbox.waiting.pop_front()
         {
-            let begun = Begun::work();
+            let begun = PendingSpan::work();
             let sent = self.rows.around().broker.publish(item.outgoing()).await;
             service::crash_point("relay.published");
-            if matches!(self.rows.lane, Lane::Effect { .. }) {
+            if matches!(self.rows.lane, WorkflowLane::Effect { .. }) {
                 service::crash_point("effect.published");
             }
             match sent {
@@ -320,7 +324,7 @@ impl Relay {
 
     /// Tells why something was not sent. What the server refuses waits as well, until somebody has it take more: nothing that was
     /// committed is given up.
-    fn failed(&self, error: &BrokerError, outbox: &mut Outbox) {
+    fn failed(&self, error: &BrokerError, outbox: &mut RelayQueue) {
         let lane = &self.rows.lane;
         // Subjects have tenants in them, and anybody may ask what is wrong.
         let why = match error {
@@ -334,15 +338,16 @@ impl Relay {
         };
         if let Some(why) = why {
             // The former one is kept until there is another, so that nobody looks in between.
-            let lack = self.rows.around().health.lack("nats server", &why);
+            let lack = self.rows.around().health.begin_impairment("nats server", &why);
             outbox.refused = Some(lack);
         }
         tracing::warn!(%lane, "work is not sent: {error}; it is sent again");
     }
 
     /// Removes rows whose messages the broker has.
-    async fn remove(&self, outbox: &mut Outbox) -> Result<(), Ended> {
-        let ops = outbox.confirmed.iter().map(|number| Op::Delete(row(&Key::outbox(*number))));
+    async fn remove(&self, outbox: &mut RelayQueue) -> Result<(), LaneExit> {
+        let ops =
+            outbox.confirmed.iter().map(|number| RowOperation::Delete(row(&LaneRowKey::outbox(*number))));
         self.rows.commit(Vec::new(), ops.collect()).await?;
         service::crash_point("relay.removed");
         outbox.confirmed.clear();
@@ -365,14 +370,14 @@ impl OutboxRow {
             // Any text may be a correlation, and not every text is a header.
             (message::CORRELATION.to_owned(), workflow::key::part(correlation.as_str())),
         ]);
-        let body = Body(String::from_utf8_lossy(body).into_owned());
-        Self { to: Destination::Broker, correlation, subject, id, headers, body, ordered_by: None }
+        let body = OutboxBody(String::from_utf8_lossy(body).into_owned());
+        Self { to: OutboxDestination::Broker, correlation, subject, id, headers, body, ordered_by: None }
     }
 
-    fn outgoing(&self) -> Outgoing {
+    fn outgoing(&self) -> Publication {
         let headers =
             self.headers.iter().fold(Headers::new(), |headers, (name, value)| headers.with(name, value));
-        Outgoing {
+        Publication {
             subject: self.subject.clone(),
             message_id: self.id.clone(),
             headers,

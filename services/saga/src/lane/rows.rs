@@ -6,13 +6,16 @@ use std::time::Instant;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use store::{Batch, Expect, LaneKey, Op, Outcome, Page, RowKey, StoreError, Versioned};
+use store::{
+    CommitOutcome, LaneKey, RowBatch, RowCondition, RowKey, RowOperation, StoreError, StorePage,
+    VersionedValue,
+};
 use workflow::instance::{decode, encode};
-use workflow::{Key, Lane};
+use workflow::{LaneRowKey, WorkflowLane};
 
 use super::backlog::Backlog;
-use super::{Ended, Pauses, Surroundings};
-use crate::health::Lack;
+use super::{LaneBackoff, LaneEnvironment, LaneExit};
+use crate::health::ImpairmentGuard;
 
 /// Room in the numbers of the outbox between one epoch and the next, in bits.
 const OUTBOX_BITS: u32 = 20;
@@ -20,21 +23,21 @@ const OUTBOX_BITS: u32 = 20;
 const PAGE_ROWS: usize = 256;
 
 /// Rows of a lane in one epoch.
-pub struct Rows {
+pub struct LaneStore {
     /// The lane.
-    pub lane: Lane,
+    pub lane: WorkflowLane,
     key: LaneKey,
     epoch: u64,
-    around: Surroundings,
-    /// Whether a commit may have been made whose answer was lost.
+    around: LaneEnvironment,
+    /// True if a commit may have been made whose answer was lost.
     is_uncertain: AtomicBool,
-    /// The number of the next row of the outbox.
+    /// Number of the next row of the outbox.
     outbox: AtomicU64,
-    /// What waits to be sent.
+    /// Rows that wait to be sent.
     backlog: Backlog,
 }
 
-/// Who owns a lane, for people and for whoever owns it next. It is the fence that keeps others out.
+/// Owner of a lane, for people and for the next owner. The row is the fence that keeps others out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerRow {
     /// Name of the replica.
@@ -45,30 +48,33 @@ pub struct OwnerRow {
 
 /// A key as the store takes it.
 #[must_use]
-pub fn row(key: &Key) -> RowKey {
+pub fn row(key: &LaneRowKey) -> RowKey {
     RowKey::new(key.as_str())
 }
 
 /// The bounds of a scan as the store takes them.
-pub(crate) fn bounds(range: &Range<Key>) -> Range<RowKey> {
+pub(crate) fn bounds(range: &Range<LaneRowKey>) -> Range<RowKey> {
     row(&range.start)..row(&range.end)
 }
 
 /// The key from which the rows behind a page are read; nothing where there are none.
-pub(crate) fn rest(page: &Page) -> Option<Key> {
-    page.rows.last().filter(|_| page.has_more).map(|(last, _)| Key::of_store(last.to_string()).behind())
+pub(crate) fn rest(page: &StorePage) -> Option<LaneRowKey> {
+    page.rows
+        .last()
+        .filter(|_| page.has_more)
+        .map(|(last, _)| LaneRowKey::of_store(last.to_string()).behind())
 }
 
-impl Rows {
+impl LaneStore {
     /// Takes a lane: from now on nothing of a former owner is committed. Waits for the store as long as it has to.
     ///
     /// # Errors
-    /// [`Ended::Fenced`], [`Ended::Damaged`].
-    pub async fn take(lane: Lane, around: Surroundings) -> Result<Self, Ended> {
+    /// [`LaneExit::Fenced`], [`LaneExit::Damaged`].
+    pub async fn take(lane: WorkflowLane, around: LaneEnvironment) -> Result<Self, LaneExit> {
         let key = LaneKey::new(&lane.to_string());
-        let mut waits = Waits::new(&lane, &around);
+        let mut waits = StoreRetry::new(&lane, &around);
         let epoch = loop {
-            match around.store.take(&key).await {
+            match around.store.acquire_lane(&key).await {
                 Ok(epoch) => break epoch,
                 Err(error) => waits.again(error).await?,
             }
@@ -81,16 +87,17 @@ impl Rows {
         let backlog = Backlog::new(around.outbox_rows_max);
         let rows = Self { lane, key, epoch, around, is_uncertain, outbox, backlog };
         let owner = OwnerRow { replica: rows.around.replica.to_string(), epoch };
-        rows.commit(Vec::new(), vec![Op::Put(row(&Key::owner()), encode(&owner).into())]).await?;
+        rows.commit(Vec::new(), vec![RowOperation::Put(row(&LaneRowKey::owner()), encode(&owner).into())])
+            .await?;
         Ok(rows)
     }
 
     /// Tells that the lane has no owner any more. Where that fails others hear of it later.
     pub async fn give_up(&self) {
-        let ops = vec![Op::Delete(row(&Key::owner()))];
-        let batch = Batch { lane: self.key.clone(), epoch: self.epoch, expect: Vec::new(), ops };
+        let ops = vec![RowOperation::Delete(row(&LaneRowKey::owner()))];
+        let batch = RowBatch { lane: self.key.clone(), epoch: self.epoch, conditions: Vec::new(), ops };
         match self.around.store.commit(batch).await {
-            Ok(Outcome::Fenced { .. }) => self.around.metrics.fenced_commits.inc(),
+            Ok(CommitOutcome::Fenced { .. }) => self.around.metrics.fenced_commits.inc(),
             Ok(_) => {}
             Err(error) => tracing::warn!(lane = %self.lane, "{error}; the next owner has to wait"),
         }
@@ -102,27 +109,27 @@ impl Rows {
         self.epoch
     }
 
-    /// What the owner works with.
+    /// Returns the environment that the owner works in.
     #[must_use]
-    pub const fn around(&self) -> &Surroundings {
+    pub const fn around(&self) -> &LaneEnvironment {
         &self.around
     }
 
-    /// What waits to be sent.
+    /// Returns the backlog of rows that wait to be sent.
     #[must_use]
     pub const fn backlog(&self) -> &Backlog {
         &self.backlog
     }
 
-    const fn waits(&self) -> Waits<'_> {
-        Waits::new(&self.lane, &self.around)
+    const fn waits(&self) -> StoreRetry<'_> {
+        StoreRetry::new(&self.lane, &self.around)
     }
 
     /// Reads the store's clock.
     ///
     /// # Errors
-    /// [`Ended::Damaged`].
-    pub async fn now(&self) -> Result<u64, Ended> {
+    /// [`LaneExit::Damaged`].
+    pub async fn now(&self) -> Result<u64, LaneExit> {
         let mut waits = self.waits();
         loop {
             match self.around.store.now().await {
@@ -136,18 +143,22 @@ impl Rows {
     /// answer was lost, the change may be answered by one of its own conditions that does not hold any more.
     ///
     /// # Errors
-    /// [`Ended::Fenced`], [`Ended::Damaged`], [`Ended::TooLarge`].
-    pub async fn commit(&self, expect: Vec<Expect>, ops: Vec<Op>) -> Result<Outcome, Ended> {
-        let batch = Batch { lane: self.key.clone(), epoch: self.epoch, expect, ops };
+    /// [`LaneExit::Fenced`], [`LaneExit::Damaged`], [`LaneExit::TooLarge`].
+    pub async fn commit(
+        &self,
+        expect: Vec<RowCondition>,
+        ops: Vec<RowOperation>,
+    ) -> Result<CommitOutcome, LaneExit> {
+        let batch = RowBatch { lane: self.key.clone(), epoch: self.epoch, conditions: expect, ops };
         let mut waits = self.waits();
         loop {
             let begin = Instant::now();
             let answer = self.around.store.commit(batch.clone()).await;
-            self.around.metrics.commit_took(self.around.store.caps().shared, begin.elapsed());
+            self.around.metrics.commit_took(self.around.store.capabilities().shared, begin.elapsed());
             match answer {
-                Ok(Outcome::Fenced { epoch }) => {
+                Ok(CommitOutcome::Fenced { epoch }) => {
                     self.around.metrics.fenced_commits.inc();
-                    return Err(Ended::Fenced { lane: self.lane.to_string(), epoch });
+                    return Err(LaneExit::Fenced { lane: self.lane.to_string(), epoch });
                 }
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => {
@@ -169,8 +180,8 @@ impl Rows {
     /// Reads rows as of one moment.
     ///
     /// # Errors
-    /// [`Ended::Damaged`].
-    pub async fn read(&self, keys: &[Key]) -> Result<Vec<Option<Versioned>>, Ended> {
+    /// [`LaneExit::Damaged`].
+    pub async fn read(&self, keys: &[LaneRowKey]) -> Result<Vec<Option<VersionedValue>>, LaneExit> {
         let keys: Vec<_> = keys.iter().map(row).collect();
         let mut waits = self.waits();
         loop {
@@ -184,28 +195,28 @@ impl Rows {
     /// Reads one row.
     ///
     /// # Errors
-    /// [`Ended::Damaged`].
-    pub async fn get(&self, key: &Key) -> Result<Option<Versioned>, Ended> {
+    /// [`LaneExit::Damaged`].
+    pub async fn get(&self, key: &LaneRowKey) -> Result<Option<VersionedValue>, LaneExit> {
         Ok(self.read(std::slice::from_ref(key)).await?.pop().flatten())
     }
 
     /// Reads a page of rows.
     ///
     /// # Errors
-    /// [`Ended::Damaged`].
-    pub async fn page(&self, range: &Range<Key>) -> Result<Page, Ended> {
+    /// [`LaneExit::Damaged`].
+    pub async fn page(&self, range: &Range<LaneRowKey>) -> Result<StorePage, LaneExit> {
         self.page_of(range, PAGE_ROWS).await
     }
 
     /// Reads the first row of a range.
     ///
     /// # Errors
-    /// [`Ended::Damaged`].
-    pub async fn first(&self, range: &Range<Key>) -> Result<Option<Versioned>, Ended> {
+    /// [`LaneExit::Damaged`].
+    pub async fn first(&self, range: &Range<LaneRowKey>) -> Result<Option<VersionedValue>, LaneExit> {
         Ok(self.page_of(range, 1).await?.rows.into_iter().next().map(|(_, row)| row))
     }
 
-    async fn page_of(&self, range: &Range<Key>, limit: usize) -> Result<Page, Ended> {
+    async fn page_of(&self, range: &Range<LaneRowKey>, limit: usize) -> Result<StorePage, LaneExit> {
         let mut waits = self.waits();
         loop {
             match self.around.store.scan(&self.key, bounds(range), limit).await {
@@ -218,13 +229,16 @@ impl Rows {
     /// Reads all rows of a range, in pages.
     ///
     /// # Errors
-    /// [`Ended::Damaged`].
-    pub async fn all<T: DeserializeOwned>(&self, mut range: Range<Key>) -> Result<Vec<(Key, T)>, Ended> {
+    /// [`LaneExit::Damaged`].
+    pub async fn all<T: DeserializeOwned>(
+        &self,
+        mut range: Range<LaneRowKey>,
+    ) -> Result<Vec<(LaneRowKey, T)>, LaneExit> {
         let mut all = Vec::new();
         loop {
             let page = self.page(&range).await?;
             for (key, versioned) in &page.rows {
-                all.push((Key::of_store(key.to_string()), self.decode(versioned)?));
+                all.push((LaneRowKey::of_store(key.to_string()), self.decode(versioned)?));
             }
             match rest(&page) {
                 Some(rest) => range.start = rest,
@@ -236,12 +250,12 @@ impl Rows {
     /// Deletes all rows of a range, page by page, and counts them. What a crash leaves is deleted by the next call.
     ///
     /// # Errors
-    /// As those of [`Rows::commit`].
-    pub async fn delete_all(&self, range: Range<Key>) -> Result<usize, Ended> {
+    /// As those of [`LaneStore::commit`].
+    pub async fn delete_all(&self, range: Range<LaneRowKey>) -> Result<usize, LaneExit> {
         let mut deleted = 0;
         loop {
             let page = self.page(&range).await?;
-            let ops: Vec<_> = page.rows.iter().map(|(key, _)| Op::Delete(key.clone())).collect();
+            let ops: Vec<_> = page.rows.iter().map(|(key, _)| RowOperation::Delete(key.clone())).collect();
             deleted += ops.len();
             if !ops.is_empty() {
                 self.commit(Vec::new(), ops).await?;
@@ -255,9 +269,9 @@ impl Rows {
     /// Reads what a row says.
     ///
     /// # Errors
-    /// [`Ended::Damaged`].
-    pub fn decode<T: DeserializeOwned>(&self, versioned: &Versioned) -> Result<T, Ended> {
-        decode(&versioned.value).map_err(|error| Ended::damaged(&self.lane, error))
+    /// [`LaneExit::Damaged`].
+    pub fn decode<T: DeserializeOwned>(&self, versioned: &VersionedValue) -> Result<T, LaneExit> {
+        decode(&versioned.value).map_err(|error| LaneExit::damaged(&self.lane, error))
     }
 
     /// Gives the next number of the outbox: higher than all that were given before, by this owner and by others.
@@ -268,26 +282,26 @@ impl Rows {
 }
 
 /// One thing that is asked of the store until it answers.
-struct Waits<'a> {
-    lane: &'a Lane,
-    around: &'a Surroundings,
-    pauses: Pauses,
+struct StoreRetry<'a> {
+    lane: &'a WorkflowLane,
+    around: &'a LaneEnvironment,
+    pauses: LaneBackoff,
     /// Tells that the store does not do it.
-    lack: Option<Lack>,
+    lack: Option<ImpairmentGuard>,
 }
 
-impl<'a> Waits<'a> {
-    const fn new(lane: &'a Lane, around: &'a Surroundings) -> Self {
-        Self { lane, around, pauses: Pauses::new(), lack: None }
+impl<'a> StoreRetry<'a> {
+    const fn new(lane: &'a WorkflowLane, around: &'a LaneEnvironment) -> Self {
+        Self { lane, around, pauses: LaneBackoff::new(), lack: None }
     }
 
     /// Waits before the store is asked again; gives up where that is of no use.
-    async fn again(&mut self, error: StoreError) -> Result<(), Ended> {
+    async fn again(&mut self, error: StoreError) -> Result<(), LaneExit> {
         let lane = self.lane;
         match error {
-            StoreError::Damaged { why } => return Err(Ended::damaged(lane, why)),
+            StoreError::Damaged { why } => return Err(LaneExit::damaged(lane, why)),
             error @ StoreError::TooLarge { .. } => {
-                return Err(Ended::TooLarge { lane: lane.to_string(), why: error.to_string() });
+                return Err(LaneExit::TooLarge { lane: lane.to_string(), why: error.to_string() });
             }
             StoreError::Full { .. }
             | StoreError::Indeterminate { .. }
@@ -296,12 +310,12 @@ impl<'a> Waits<'a> {
         }
         tracing::warn!(%lane, "{error}; it is asked again");
         // The former one is kept until there is another, so that nobody looks in between.
-        let lack = self.around.health.lack("store", &error.to_string());
+        let lack = self.around.health.begin_impairment("store", &error.to_string());
         self.lack.replace(lack);
         let pause = tokio::time::sleep(self.pauses.next());
         tokio::select! {
             // Stores are mended by people: a lane that has to be given up does not wait for them.
-            () = self.around.cut.cancelled() => Err(Ended::Stopped { lane: lane.to_string() }),
+            () = self.around.cut.cancelled() => Err(LaneExit::Stopped { lane: lane.to_string() }),
             () = pause => Ok(()),
         }
     }

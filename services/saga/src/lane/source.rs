@@ -3,20 +3,22 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use broker::{BrokerError, CursorSpec, Delivered, Deliveries, Lost, Passed, PullLimit, Start};
-use store::Op;
+use broker::{
+    BrokerError, CursorError, CursorProgress, CursorSpec, CursorStart, Deliveries, PullLimit, StreamDelivery,
+};
+use store::RowOperation;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use workflow::cursor::{Cursor, Delivery};
+use workflow::cursor::{Cursor, DeliveryClass};
 use workflow::instance::encode;
-use workflow::subject::Source;
-use workflow::{Key, Lane};
+use workflow::subject::ConsumerSource;
+use workflow::{LaneRowKey, WorkflowLane};
 
-use super::bounds::{InFlight, Share};
-use super::checkpoint::{Anchor, Checkpoint, Verdict};
-use super::rows::{Rows, row};
-use super::{Ended, Pauses, Surroundings};
-use crate::health::Lack;
+use super::checkpoint::{Anchor, Checkpoint, CheckpointComparison};
+use super::in_flight::{InFlightBudget, InFlightGuard};
+use super::rows::{LaneStore, row};
+use super::{LaneBackoff, LaneEnvironment, LaneExit};
+use crate::health::ImpairmentGuard;
 use crate::metrics::SourceReading;
 
 /// Messages and bytes that one pull may bring: few, since they are counted as bytes in flight once they have come. Idle lanes have pulls
@@ -31,25 +33,25 @@ const NOTE_EACH: Duration = Duration::from_secs(1);
 /// One that moves with the messages of others only: of a quiet source among many that are not.
 const PASSED_EACH: Duration = Duration::from_secs(60);
 
-/// What a source brings to its owner.
-pub(crate) enum Brought {
-    /// Its cursor was made, from this checkpoint on.
+/// Event that a source brings to its owner.
+pub(crate) enum SourceEvent {
+    /// Cursor was made, from this checkpoint on.
     Opened(Checkpoint),
     /// A message.
-    Message(Box<Delivered>, InFlight),
-    /// How far the broker has looked while there was none.
-    Passed(Passed),
-    /// Its cursor is gone; it is made anew when its owner says so.
+    Message(Box<StreamDelivery>, InFlightGuard),
+    /// Progress of the broker's search while there was no message.
+    Passed(CursorProgress),
+    /// Cursor is lost; it is made again when the owner says so.
     Lost,
 }
 
 /// A source, for its owner.
 pub struct SourceState {
-    /// What it reads.
-    pub source: Source,
-    /// Its stream.
+    /// Source that is read.
+    pub source: ConsumerSource,
+    /// Stream of the source.
     pub stream: String,
-    /// Its consumer.
+    /// Consumer of the source.
     pub consumer: String,
     cursor: Option<Cursor>,
     checkpoint: Option<Checkpoint>,
@@ -73,7 +75,7 @@ pub struct SourceState {
 impl SourceState {
     /// A source that was not opened yet.
     #[must_use]
-    pub fn new(source: Source, stream: &str, lane: &Lane, reading: SourceReading) -> Self {
+    pub fn new(source: ConsumerSource, stream: &str, lane: &WorkflowLane, reading: SourceReading) -> Self {
         let consumer = source.consumer(lane);
         Self {
             source,
@@ -116,9 +118,9 @@ impl SourceState {
     }
 
     /// Takes note of a delivery.
-    pub fn deliver(&mut self, message: &Delivered) -> Option<Delivery> {
+    pub fn deliver(&mut self, message: &StreamDelivery) -> Option<DeliveryClass> {
         let delivery = self.cursor.as_mut()?.deliver(message.sequence, message.count);
-        if delivery == Delivery::Next {
+        if delivery == DeliveryClass::Next {
             let (sequence, stored) = (message.sequence, message.stored_millis);
             self.anchors.insert(sequence, Anchor::of(&message.subject, &message.payload, sequence, stored));
             // What was stored at the same moment may still come.
@@ -130,7 +132,7 @@ impl SourceState {
     }
 
     /// Takes note of how far the broker has looked: what it has passed over is nothing to this source.
-    pub fn pass(&mut self, passed: Passed) {
+    pub fn pass(&mut self, passed: CursorProgress) {
         if let Some(cursor) = &mut self.cursor {
             cursor.pass(passed.sequence, passed.count);
         }
@@ -166,7 +168,7 @@ impl SourceState {
 
     /// The change that notes its position, if `sequence` is settled with it; nothing where that does not move it.
     #[must_use]
-    pub fn note_with(&mut self, sequence: u64) -> Option<Op> {
+    pub fn note_with(&mut self, sequence: u64) -> Option<RowOperation> {
         let mut cursor = self.cursor.clone()?;
         let note = cursor.settle(sequence).then(|| self.note_at(cursor.position())).flatten()?;
         self.notes.insert(sequence, cursor.position());
@@ -188,19 +190,19 @@ impl SourceState {
 
     /// The change that notes its position, where it has moved since it was noted last.
     #[must_use]
-    pub fn note(&mut self) -> Option<Op> {
+    pub fn note(&mut self) -> Option<RowOperation> {
         let position = self.cursor.as_ref().map(Cursor::position).filter(|_| self.has_moved())?;
         self.noted = position;
         self.noted_at = Some(Instant::now());
         self.note_at(position)
     }
 
-    fn note_at(&self, position: u64) -> Option<Op> {
+    fn note_at(&self, position: u64) -> Option<RowOperation> {
         let before = self.checkpoint.as_ref()?;
         let anchor = self.anchors.range(..=position).next_back().map(|(_, anchor)| *anchor).or(before.anchor);
         let again_to = before.again_to.filter(|to| *to > position);
         let noted = Checkpoint { incarnation: before.incarnation, position, anchor, since: None, again_to };
-        Some(Op::Put(row(&Key::checkpoint(&self.source.to_string())), encode(&noted).into()))
+        Some(RowOperation::Put(row(&LaneRowKey::checkpoint(&self.source.to_string())), encode(&noted).into()))
     }
 
     /// Forgets anchors of messages that no position can stand at any more.
@@ -219,10 +221,10 @@ impl SourceState {
     }
 }
 
-/// A word of the owner to whoever reads a source for it.
+/// Command from the owner of a lane to the reader of one of its sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReadWord {
-    /// Its deliveries are out of order: they are of no use any more.
+pub enum SourceReaderCommand {
+    /// Deliveries of the cursor are out of order: they are of no use any more.
     Drop,
     /// Nothing of the cursor that was lost is under way any more: another one may be made.
     Open,
@@ -231,33 +233,33 @@ pub enum ReadWord {
 /// Reads a source and brings what it gives, until it is told to stop or nobody takes it any more. After each cursor that was lost it
 /// waits until its owner has nothing of it under way: what is still committed must not note a position of that cursor behind those
 /// of the next.
-pub(crate) struct Reading {
+pub(crate) struct SourceReader {
     /// Rows of the lane.
-    pub rows: std::sync::Arc<Rows>,
-    /// What is read.
-    pub source: Source,
-    /// Its stream.
+    pub rows: std::sync::Arc<LaneStore>,
+    /// Source that is read.
+    pub source: ConsumerSource,
+    /// Stream of the source.
     pub stream: String,
     /// Which of the lane's sources it is.
     pub number: usize,
     /// Reading begins here where nothing was read yet: a moment in milliseconds since 1970, or the beginning.
     pub since: Option<u64>,
     /// The source's part of the bytes that may be in flight.
-    pub share: Share,
+    pub share: InFlightBudget,
     /// Where it is brought to.
-    pub to: mpsc::Sender<(usize, Brought)>,
+    pub to: mpsc::Sender<(usize, SourceEvent)>,
     /// Words of the owner.
-    pub words: mpsc::Receiver<ReadWord>,
+    pub words: mpsc::Receiver<SourceReaderCommand>,
     /// Ends it.
     pub stop: CancellationToken,
 }
 
-impl Reading {
+impl SourceReader {
     /// Reads.
     ///
     /// # Errors
-    /// [`Ended`], where the lane has to be given up.
-    pub(crate) async fn run(mut self) -> Result<(), Ended> {
+    /// [`LaneExit`], where the lane has to be given up.
+    pub(crate) async fn run(mut self) -> Result<(), LaneExit> {
         let stop = self.stop.clone();
         tokio::select! {
             () = stop.cancelled() => Ok(()),
@@ -265,21 +267,21 @@ impl Reading {
         }
     }
 
-    async fn read(&mut self) -> Result<(), Ended> {
+    async fn read(&mut self) -> Result<(), LaneExit> {
         // At a first start streams are made while lanes are taken: a stream that is not there yet is nothing to tell.
         self.rows.around().streams_made.wait().await;
-        let mut pauses = Pauses::default();
+        let mut pauses = LaneBackoff::default();
         let mut reason = "taken";
         // Tells that nothing can be read, as long as that is so.
-        let mut lack: Option<Lack> = None;
+        let mut lack: Option<ImpairmentGuard> = None;
         loop {
             let why = match self.open(reason).await? {
                 Ok((checkpoint, mut deliveries)) => {
                     drop(lack.take());
-                    if self.bring(Brought::Opened(checkpoint)).await.is_err() {
+                    if self.bring(SourceEvent::Opened(checkpoint)).await.is_err() {
                         return Ok(());
                     }
-                    pauses = Pauses::default();
+                    pauses = LaneBackoff::default();
                     match self.pump(&mut *deliveries).await {
                         Some((kind, why)) => {
                             reason = kind;
@@ -298,14 +300,14 @@ impl Reading {
             };
             let (lane, source) = (&self.rows.lane, &self.source);
             tracing::info!(%lane, %source, stream = self.stream, "its cursor is made anew: {why}");
-            if self.bring(Brought::Lost).await.is_err() {
+            if self.bring(SourceEvent::Lost).await.is_err() {
                 return Ok(());
             }
             loop {
                 match self.words.recv().await {
-                    Some(ReadWord::Open) => break,
+                    Some(SourceReaderCommand::Open) => break,
                     // It was lost by itself meanwhile.
-                    Some(ReadWord::Drop) => {}
+                    Some(SourceReaderCommand::Drop) => {}
                     None => return Ok(()),
                 }
             }
@@ -315,23 +317,23 @@ impl Reading {
 
     /// Tells that nothing can be read, where that is not for want of a connection, which is told anyway. The stream of aggregates
     /// is not ours to make: without it no event comes, and no timer fires.
-    fn lacking(&self, error: &BrokerError) -> Option<Lack> {
+    fn lacking(&self, error: &BrokerError) -> Option<ImpairmentGuard> {
         let why = match error {
             BrokerError::Unavailable { .. } => return None,
-            BrokerError::NotThere { .. } => error.to_string(),
-            BrokerError::Full { .. } => {
+            BrokerError::StreamNotFound { .. } => error.to_string(),
+            BrokerError::ConsumerLimitReached { .. } => {
                 "it has as many consumers as it may have: raise its max_consumers, or have fewer lanes"
                     .to_owned()
             }
             // Names of consumers have tenants in them, and anybody may ask what is wrong.
             _ => "consumers of it cannot be made; the log says why".to_owned(),
         };
-        Some(self.rows.around().health.lack(&format!("stream {}", self.stream), &why))
+        Some(self.rows.around().health.begin_impairment(&format!("stream {}", self.stream), &why))
     }
 
     /// Brings messages until there are no more; gives why, as metrics call it and for people, or nothing where nobody takes them.
     async fn pump(&mut self, deliveries: &mut dyn Deliveries) -> Option<(&'static str, String)> {
-        let mut passed = deliveries.passed();
+        let mut passed = deliveries.progress();
         loop {
             tokio::select! {
                 word = self.words.recv() => {
@@ -340,13 +342,13 @@ impl Reading {
                 }
                 Ok(()) = passed.changed() => {
                     let passed = *passed.borrow_and_update();
-                    self.bring(Brought::Passed(passed)).await.ok()?;
+                    self.bring(SourceEvent::Passed(passed)).await.ok()?;
                 }
                 message = next(&self.share, deliveries) => match message {
                     Ok(message) => {
                         service::crash_point("event.pulled");
                         let in_flight = self.share.take(message.payload.len()).await;
-                        self.bring(Brought::Message(Box::new(message), in_flight)).await.ok()?;
+                        self.bring(SourceEvent::Message(Box::new(message), in_flight)).await.ok()?;
                     }
                     Err(lost) => return Some((reason_of(&lost), lost.to_string())),
                 }
@@ -354,19 +356,22 @@ impl Reading {
         }
     }
 
-    async fn bring(&self, brought: Brought) -> Result<(), ()> {
+    async fn bring(&self, brought: SourceEvent) -> Result<(), ()> {
         self.to.send((self.number, brought)).await.map_err(|_| ())
     }
 
     /// Makes the cursor, behind what was read.
-    async fn open(&self, why: &str) -> Result<Result<(Checkpoint, Box<dyn Deliveries>), BrokerError>, Ended> {
-        let Surroundings { broker, metrics, ack_wait, .. } = self.rows.around();
+    async fn open(
+        &self,
+        why: &str,
+    ) -> Result<Result<(Checkpoint, Box<dyn Deliveries>), BrokerError>, LaneExit> {
+        let LaneEnvironment { broker, metrics, ack_wait, .. } = self.rows.around();
         let stream = match broker.stream(&self.stream).await {
             Ok(Some(stream)) => stream,
-            Ok(None) => return Ok(Err(BrokerError::NotThere { stream: self.stream.clone() })),
+            Ok(None) => return Ok(Err(BrokerError::StreamNotFound { stream: self.stream.clone() })),
             Err(error) => return Ok(Err(error)),
         };
-        let key = Key::checkpoint(&self.source.to_string());
+        let key = LaneRowKey::checkpoint(&self.source.to_string());
         let kept = self.rows.get(&key).await?;
         let kept: Option<Checkpoint> = kept.map(|row| self.rows.decode(&row)).transpose()?;
         let at_anchor = match kept.as_ref().and_then(|kept| kept.anchor) {
@@ -380,13 +385,13 @@ impl Reading {
         let checkpoint = match &kept {
             None => Checkpoint::new(stream.incarnation, self.since),
             Some(kept) => match kept.compare(&stream, at_anchor.as_ref()) {
-                Verdict::GoesOn => kept.clone(),
-                Verdict::Expired(gone) => {
+                CheckpointComparison::GoesOn => kept.clone(),
+                CheckpointComparison::Expired(gone) => {
                     metrics.events_expired.inc_by(gone);
                     tracing::error!(%lane, %source, stream = self.stream, gone, "messages are gone before they were read");
                     kept.clone()
                 }
-                Verdict::WentBack(loss) => {
+                CheckpointComparison::WentBack(loss) => {
                     metrics.stream_went_back(&self.stream, loss);
                     let why = loss.as_str();
                     tracing::error!(%lane, %source, stream = self.stream, why, "the stream went back: {loss}; it is read again");
@@ -395,12 +400,12 @@ impl Reading {
             },
         };
         // Also where there is nothing to note: a former owner must not take the consumer from the one that came after it.
-        let note =
-            (kept.as_ref() != Some(&checkpoint)).then(|| Op::Put(row(&key), encode(&checkpoint).into()));
+        let note = (kept.as_ref() != Some(&checkpoint))
+            .then(|| RowOperation::Put(row(&key), encode(&checkpoint).into()));
         self.rows.commit(Vec::new(), note.into_iter().collect()).await?;
         let start = match checkpoint.since {
-            Some(since) if checkpoint.position == 0 => Start::Since(since),
-            _ => Start::After(checkpoint.position),
+            Some(since) if checkpoint.position == 0 => CursorStart::Since(since),
+            _ => CursorStart::After(checkpoint.position),
         };
         let consumer = self.source.consumer(lane);
         if let Err(error) = broker.delete_cursor(&self.stream, &consumer).await {
@@ -419,17 +424,20 @@ impl Reading {
 }
 
 /// Pulls the next message once there is room for one. Cancel-safe.
-async fn next(share: &Share, deliveries: &mut dyn Deliveries) -> Result<Delivered, Lost> {
+async fn next(
+    share: &InFlightBudget,
+    deliveries: &mut dyn Deliveries,
+) -> Result<StreamDelivery, CursorError> {
     share.ready().await;
     deliveries.next(PULL).await
 }
 
 /// Why deliveries have ended, as metrics call it.
-const fn reason_of(lost: &Lost) -> &'static str {
+const fn reason_of(lost: &CursorError) -> &'static str {
     match lost {
-        Lost::Disconnected { .. } => "disconnected",
-        Lost::Deleted { .. } => "deleted",
-        Lost::Silent { .. } => "silent",
-        Lost::Refused { .. } => "refused",
+        CursorError::Disconnected { .. } => "disconnected",
+        CursorError::Deleted { .. } => "deleted",
+        CursorError::Silent { .. } => "silent",
+        CursorError::Refused { .. } => "refused",
     }
 }

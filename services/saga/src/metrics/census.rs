@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use model::{SagaStatus, TenantId};
 use prometheus::{IntGauge, IntGaugeVec};
 
-use super::{ByTenant, Names};
+use super::{SagaMetricRegistrar, TenantLabels};
 
 /// Something that a lane keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Counted {
+pub enum CensusKind {
     /// Instances that go on.
     Running,
     /// Instances that are undone.
@@ -28,7 +28,7 @@ pub enum Counted {
     Timers,
 }
 
-impl Counted {
+impl CensusKind {
     /// All of them, in the order of their declaration.
     const ALL: [Self; 8] = [
         Self::Running,
@@ -41,7 +41,7 @@ impl Counted {
         Self::Timers,
     ];
 
-    /// What an instance of this status is counted as.
+    /// Returns the kind that an instance of this status is counted as.
     #[must_use]
     pub const fn instance(status: SagaStatus) -> Self {
         match status {
@@ -57,33 +57,33 @@ impl Counted {
 
 /// Numbers of what is kept; of a change more or less than nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Census([i64; Counted::ALL.len()]);
+pub struct Census([i64; CensusKind::ALL.len()]);
 
 impl Census {
     /// Counts so many more.
-    pub fn add(&mut self, what: Counted, number: usize) {
+    pub fn add(&mut self, what: CensusKind, number: usize) {
         self.0[what as usize] += i64::try_from(number).unwrap_or(i64::MAX);
     }
 
     /// Counts so many less.
-    pub fn remove(&mut self, what: Counted, number: usize) {
+    pub fn remove(&mut self, what: CensusKind, number: usize) {
         self.0[what as usize] -= i64::try_from(number).unwrap_or(i64::MAX);
     }
 
     /// The number of one thing.
     #[must_use]
-    pub const fn of(&self, what: Counted) -> i64 {
+    pub const fn of(&self, what: CensusKind) -> i64 {
         self.0[what as usize]
     }
 }
 
 /// Gauges of what owned lanes keep together. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct CensusGauges(Arc<Families>);
+pub struct CensusGauges(Arc<CensusGaugeFamilies>);
 
 #[derive(Debug)]
-struct Families {
-    by_tenant: Arc<ByTenant>,
+struct CensusGaugeFamilies {
+    by_tenant: Arc<TenantLabels>,
     instances: IntGaugeVec,
     letters: IntGaugeVec,
     stuck: IntGaugeVec,
@@ -94,19 +94,19 @@ struct Families {
 
 /// Gauges of the lanes of a tenant, or of all.
 #[derive(Debug)]
-struct Gauges {
-    each: [IntGauge; Counted::ALL.len()],
+struct LaneCensusGauges {
+    each: [IntGauge; CensusKind::ALL.len()],
     /// Instances that need a person, under a name of their own: there is an alert on it.
     stuck: IntGauge,
 }
 
 impl CensusGauges {
     /// Registers them.
-    pub(super) fn new(names: &Names<'_>) -> Result<Self, prometheus::Error> {
+    pub(super) fn new(names: &SagaMetricRegistrar<'_>) -> Result<Self, prometheus::Error> {
         let by_tenant = names.by_tenant;
         let of_tenants =
             |name: &str, help: &str, labels: &[&str]| names.gauges(name, help, &by_tenant.labels(labels));
-        let families = Self(Arc::new(Families {
+        let families = Self(Arc::new(CensusGaugeFamilies {
             by_tenant: Arc::clone(by_tenant),
             instances: of_tenants(
                 "instances",
@@ -128,8 +128,9 @@ impl CensusGauges {
     }
 
     /// The gauges of lanes of a tenant.
-    fn of(&self, tenant: &TenantId) -> Gauges {
-        let Families { by_tenant, instances, letters, stuck, parked_keys, kept, timers } = &*self.0;
+    fn of(&self, tenant: &TenantId) -> LaneCensusGauges {
+        let CensusGaugeFamilies { by_tenant, instances, letters, stuck, parked_keys, kept, timers } =
+            &*self.0;
         let instances = |status: &str| instances.with_label_values(&by_tenant.values(&[status], tenant));
         let each = [
             instances(SagaStatus::Running.as_str()),
@@ -141,7 +142,7 @@ impl CensusGauges {
             kept.clone(),
             timers.clone(),
         ];
-        Gauges { each, stuck: stuck.with_label_values(&by_tenant.values(&[], tenant)) }
+        LaneCensusGauges { each, stuck: stuck.with_label_values(&by_tenant.values(&[], tenant)) }
     }
 
     /// Adds what a lane of a tenant keeps that was taken just now.
@@ -153,17 +154,17 @@ impl CensusGauges {
     }
 }
 
-/// What one lane keeps. Nobody's any more once it is dropped.
+/// Census of one lane, which counts until it is dropped.
 #[derive(Debug)]
 pub struct LaneCensus {
-    gauges: Gauges,
+    gauges: LaneCensusGauges,
     now: Mutex<Census>,
 }
 
 impl LaneCensus {
     /// The number of one thing.
     #[must_use]
-    pub fn of(&self, what: Counted) -> u64 {
+    pub fn of(&self, what: CensusKind) -> u64 {
         let now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
         now.of(what).unsigned_abs()
     }
@@ -174,13 +175,13 @@ impl LaneCensus {
             return;
         }
         let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
-        for what in Counted::ALL {
+        for what in CensusKind::ALL {
             let before = now.of(what);
             // What was committed without an answer may not have been counted.
             let after = before.saturating_add(change.of(what)).max(0);
             now.0[what as usize] = after;
             self.gauges.each[what as usize].add(after - before);
-            if what == Counted::Stuck {
+            if what == CensusKind::Stuck {
                 self.gauges.stuck.add(after - before);
             }
         }
@@ -201,11 +202,11 @@ mod tests {
     use super::*;
 
     fn gauges(by_tenant: bool) -> CensusGauges {
-        let (registry, by_tenant) = (&Registry::new(), &Arc::new(ByTenant::new(by_tenant)));
-        CensusGauges::new(&Names { registry, by_tenant }).expect("names")
+        let (registry, by_tenant) = (&Registry::new(), &Arc::new(TenantLabels::new(by_tenant)));
+        CensusGauges::new(&SagaMetricRegistrar { registry, by_tenant }).expect("names")
     }
 
-    fn census(counts: &[(Counted, usize)]) -> Census {
+    fn census(counts: &[(CensusKind, usize)]) -> Census {
         let mut census = Census::default();
         counts.iter().for_each(|(what, number)| census.add(*what, *number));
         census
@@ -213,7 +214,7 @@ mod tests {
 
     #[test]
     fn each_has_its_place() {
-        for (place, what) in Counted::ALL.into_iter().enumerate() {
+        for (place, what) in CensusKind::ALL.into_iter().enumerate() {
             assert_eq!(what as usize, place);
         }
     }
@@ -222,22 +223,22 @@ mod tests {
     fn lanes_are_summed_up_and_go_with_their_owners() {
         let (gauges, tenant) = (gauges(false), TenantId::single());
         let all = gauges.of(&tenant);
-        let told = |what: Counted| all.each[what as usize].get();
-        let one = gauges.lane(&tenant, &census(&[(Counted::Stuck, 2), (Counted::Timers, 5)]));
-        let other = gauges.lane(&tenant, &census(&[(Counted::Stuck, 1), (Counted::Kept, 1)]));
-        let mut change = census(&[(Counted::Running, 1)]);
-        change.remove(Counted::Stuck, 1);
+        let told = |what: CensusKind| all.each[what as usize].get();
+        let one = gauges.lane(&tenant, &census(&[(CensusKind::Stuck, 2), (CensusKind::Timers, 5)]));
+        let other = gauges.lane(&tenant, &census(&[(CensusKind::Stuck, 1), (CensusKind::Kept, 1)]));
+        let mut change = census(&[(CensusKind::Running, 1)]);
+        change.remove(CensusKind::Stuck, 1);
         one.change(&change);
-        assert_eq!((told(Counted::Stuck), all.stuck.get(), told(Counted::Running)), (2, 2, 1));
+        assert_eq!((told(CensusKind::Stuck), all.stuck.get(), told(CensusKind::Running)), (2, 2, 1));
         // One that was not counted is not taken from another lane.
         let mut change = Census::default();
-        change.remove(Counted::Timers, 9);
+        change.remove(CensusKind::Timers, 9);
         one.change(&change);
-        assert_eq!(told(Counted::Timers), 0);
+        assert_eq!(told(CensusKind::Timers), 0);
         drop(one);
-        assert_eq!((told(Counted::Stuck), told(Counted::Running), told(Counted::Kept)), (1, 0, 1));
+        assert_eq!((told(CensusKind::Stuck), told(CensusKind::Running), told(CensusKind::Kept)), (1, 0, 1));
         drop(other);
-        assert!(Counted::ALL.into_iter().all(|what| told(what) == 0) && all.stuck.get() == 0);
+        assert!(CensusKind::ALL.into_iter().all(|what| told(what) == 0) && all.stuck.get() == 0);
     }
 
     #[test]
@@ -245,9 +246,9 @@ mod tests {
         let [a, b] = ["a", "b"].map(|tenant| tenant.parse().expect("a tenant"));
         for (by_tenant, expected) in [(true, (2, 1, 5)), (false, (3, 3, 5))] {
             let gauges = gauges(by_tenant);
-            let one = gauges.lane(&a, &census(&[(Counted::Stuck, 2), (Counted::Timers, 4)]));
-            let other = gauges.lane(&b, &census(&[(Counted::Stuck, 1), (Counted::Timers, 1)]));
-            let timers = gauges.of(&a).each[Counted::Timers as usize].get();
+            let one = gauges.lane(&a, &census(&[(CensusKind::Stuck, 2), (CensusKind::Timers, 4)]));
+            let other = gauges.lane(&b, &census(&[(CensusKind::Stuck, 1), (CensusKind::Timers, 1)]));
+            let timers = gauges.of(&a).each[CensusKind::Timers as usize].get();
             assert_eq!((gauges.of(&a).stuck.get(), gauges.of(&b).stuck.get(), timers), expected);
             drop((one, other));
         }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use model::{EffectState, TenantId};
 use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec};
 
-use super::{ATTEMPTS, ByTenant, LONG, Names};
+use super::{ATTEMPTS, LONG, SagaMetricRegistrar, TenantLabels};
 
-/// What is counted of calls.
+/// Metrics of calls.
 #[derive(Debug)]
 pub struct EffectMetrics {
-    by_tenant: Arc<ByTenant>,
+    by_tenant: Arc<TenantLabels>,
     ended: IntCounterVec,
     seconds: HistogramVec,
     attempts: HistogramVec,
@@ -22,7 +22,7 @@ pub struct EffectMetrics {
 
 impl EffectMetrics {
     /// Registers them.
-    pub(super) fn new(names: &Names<'_>) -> Result<Self, prometheus::Error> {
+    pub(super) fn new(names: &SagaMetricRegistrar<'_>) -> Result<Self, prometheus::Error> {
         let of_calls = ["effect", "result"];
         Ok(Self {
             by_tenant: Arc::clone(names.by_tenant),

@@ -10,33 +10,33 @@ use prometheus::{Gauge, GaugeVec, Opts};
 
 /// Readings of all lanes. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Readings(Arc<Inner>);
+pub struct LaneReadings(Arc<LaneReadingsInner>);
 
 #[derive(Debug)]
-struct Inner {
-    now: Mutex<Now>,
+struct LaneReadingsInner {
+    now: Mutex<CurrentReadings>,
     outbox_rows: Gauge,
     outbox_oldest: Gauge,
     pending: GaugeVec,
     age: GaugeVec,
 }
 
-/// What lanes read last, each under a number.
+/// Latest readings of lanes, each under a number.
 #[derive(Debug, Default)]
-struct Now {
+struct CurrentReadings {
     next: u64,
-    outboxes: HashMap<u64, Outbox>,
-    sources: HashMap<u64, Source>,
+    outboxes: HashMap<u64, OutboxSample>,
+    sources: HashMap<u64, SourceSample>,
 }
 
 #[derive(Debug, Default)]
-struct Outbox {
+struct OutboxSample {
     rows: usize,
     oldest: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Source {
+struct SourceSample {
     saga: String,
     source: String,
     pending: u64,
@@ -46,18 +46,18 @@ struct Source {
 /// Reading of a lane's outbox, which is gone with it.
 #[derive(Debug)]
 pub struct OutboxReading {
-    readings: Readings,
+    readings: LaneReadings,
     number: u64,
 }
 
 /// Reading of a source of a lane, which is gone with it.
 #[derive(Debug)]
 pub struct SourceReading {
-    readings: Readings,
+    readings: LaneReadings,
     number: u64,
 }
 
-impl Readings {
+impl LaneReadings {
     /// No readings yet.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Readings {
         let vector = |name: &str, help: &str| {
             GaugeVec::new(Opts::new(format!("mycora_saga_{name}"), help), &["saga", "source"])
         };
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(LaneReadingsInner {
             now: Mutex::default(),
             outbox_rows: gauge("outbox_rows", "Work of owned lanes that waits to be sent")?,
             outbox_oldest: gauge(
@@ -85,7 +85,7 @@ impl Readings {
         })))
     }
 
-    fn now(&self) -> MutexGuard<'_, Now> {
+    fn now(&self) -> MutexGuard<'_, CurrentReadings> {
         self.0.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -95,7 +95,7 @@ impl Readings {
         let mut now = self.now();
         let number = now.next;
         now.next += 1;
-        now.outboxes.insert(number, Outbox::default());
+        now.outboxes.insert(number, OutboxSample::default());
         drop(now);
         OutboxReading { readings: self.clone(), number }
     }
@@ -107,7 +107,7 @@ impl Readings {
         let number = now.next;
         now.next += 1;
         let (saga, source) = (saga.to_owned(), source.to_owned());
-        now.sources.insert(number, Source { saga, source, pending: 0, oldest_millis: None });
+        now.sources.insert(number, SourceSample { saga, source, pending: 0, oldest_millis: None });
         drop(now);
         SourceReading { readings: self.clone(), number }
     }
@@ -117,7 +117,7 @@ impl OutboxReading {
     /// Notes how many rows wait, and since when the first of them does.
     pub fn note(&self, rows: usize, oldest: Option<Instant>) {
         if let Some(outbox) = self.readings.now().outboxes.get_mut(&self.number) {
-            *outbox = Outbox { rows, oldest };
+            *outbox = OutboxSample { rows, oldest };
         }
     }
 }
@@ -143,14 +143,14 @@ impl Drop for SourceReading {
     }
 }
 
-impl Collector for Readings {
+impl Collector for LaneReadings {
     fn desc(&self) -> Vec<&Desc> {
-        let Inner { outbox_rows, outbox_oldest, pending, age, .. } = &*self.0;
+        let LaneReadingsInner { outbox_rows, outbox_oldest, pending, age, .. } = &*self.0;
         [outbox_rows.desc(), outbox_oldest.desc(), pending.desc(), age.desc()].concat()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let Inner { outbox_rows, outbox_oldest, pending, age, .. } = &*self.0;
+        let LaneReadingsInner { outbox_rows, outbox_oldest, pending, age, .. } = &*self.0;
         // Held to the end: who looks at the same time sees whole sums as well.
         let now = self.now();
         let rows: usize = now.outboxes.values().map(|outbox| outbox.rows).sum();
@@ -186,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    fn values(readings: &Readings) -> BTreeMap<String, f64> {
+    fn values(readings: &LaneReadings) -> BTreeMap<String, f64> {
         let mut values = BTreeMap::new();
         for family in readings.collect() {
             for metric in family.get_metric() {
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn lanes_are_summed_up_and_go_with_their_owners() {
-        let readings = Readings::new().expect("names");
+        let readings = LaneReadings::new().expect("names");
         let (a, b) = (readings.outbox(), readings.outbox());
         let since = Instant::now().checked_sub(Duration::from_secs(60)).expect("a moment");
         a.note(2, Some(since));

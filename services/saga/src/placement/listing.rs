@@ -2,19 +2,19 @@
 
 use std::collections::BTreeSet;
 
-use broker::Broker;
+use broker::MessageBroker;
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use model::{EffectName, SagaName, TenantId};
 use store::{LaneKey, StoreError};
 use workflow::instance::decode;
-use workflow::subject::Source;
-use workflow::{Key, Lane};
+use workflow::subject::ConsumerSource;
+use workflow::{LaneRowKey, WorkflowLane};
 
-use crate::definitions::{Definitions, SagaInForce};
+use crate::definitions::{ActiveSagaRef, Definitions};
 use crate::lane::checkpoint::Checkpoint;
 use crate::lane::rows::{OwnerRow, row};
-use crate::lane::{Surroundings, WORKFLOW_COMMANDS};
+use crate::lane::{LaneEnvironment, WORKFLOW_COMMANDS};
 use crate::sagas;
 
 /// Lanes and cursors that are looked at side by side.
@@ -24,7 +24,7 @@ const AT_ONCE: usize = 16;
 #[derive(Debug)]
 pub(crate) struct LaneReport {
     /// The lane.
-    pub(crate) lane: Lane,
+    pub(crate) lane: WorkflowLane,
     /// The last one that took it and has not given it up, whether or not that lives.
     pub(crate) owner: Option<OwnerRow>,
     /// Sources that it reads.
@@ -35,8 +35,8 @@ pub(crate) struct LaneReport {
 #[derive(Debug)]
 pub(crate) struct SourceReport {
     /// The source.
-    pub(crate) source: Source,
-    /// Its stream.
+    pub(crate) source: ConsumerSource,
+    /// Stream of the source.
     pub(crate) stream: &'static str,
     /// How far it was read; nothing where it was not read yet.
     pub(crate) checkpoint: Option<Checkpoint>,
@@ -45,17 +45,18 @@ pub(crate) struct SourceReport {
 }
 
 /// Lanes of a tenant, in the order of their names.
-pub(crate) fn lanes_of(definitions: &Definitions, tenant: &TenantId) -> Vec<Lane> {
+pub(crate) fn lanes_of(definitions: &Definitions, tenant: &TenantId) -> Vec<WorkflowLane> {
     let in_force = definitions.in_force();
     let shards = |saga: &SagaName, shards: u8| {
         let (tenant, saga) = (tenant.clone(), saga.clone());
-        (0..shards).map(move |shard| Lane::Saga { tenant: tenant.clone(), saga: saga.clone(), shard })
+        (0..shards).map(move |shard| WorkflowLane::Saga { tenant: tenant.clone(), saga: saga.clone(), shard })
     };
     let sagas =
-        in_force.sagas_of(tenant).flat_map(|SagaInForce { name, active }| shards(name, active.shards));
+        in_force.sagas_of(tenant).flat_map(|ActiveSagaRef { name, active }| shards(name, active.shards));
     let is_for = |effect: &&EffectName| in_force.catalog.effect(effect, tenant).is_some();
     let effects = in_force.catalog.effects().filter(is_for);
-    let effects = effects.map(|effect| Lane::Effect { tenant: tenant.clone(), effect: effect.clone() });
+    let effects =
+        effects.map(|effect| WorkflowLane::Effect { tenant: tenant.clone(), effect: effect.clone() });
     let lanes: BTreeSet<_> = sagas.chain(effects).map(|lane| (lane.to_string(), lane)).collect();
     lanes.into_iter().map(|(_, lane)| lane).collect()
 }
@@ -65,9 +66,9 @@ pub(crate) fn lanes_of(definitions: &Definitions, tenant: &TenantId) -> Vec<Lane
 /// # Errors
 /// [`StoreError`].
 pub(crate) async fn reports(
-    around: &Surroundings,
+    around: &LaneEnvironment,
     definitions: &Definitions,
-    lanes: Vec<Lane>,
+    lanes: Vec<WorkflowLane>,
 ) -> Result<Vec<LaneReport>, StoreError> {
     let reports = stream::iter(lanes).map(|lane| report(around, definitions, lane)).buffered(AT_ONCE);
     let mut reports: Vec<_> = reports.collect::<Vec<_>>().await.into_iter().collect::<Result<_, _>>()?;
@@ -88,22 +89,24 @@ pub(crate) async fn reports(
     Ok(reports)
 }
 
-async fn pending(broker: &dyn Broker, stream: &str, consumer: &str) -> Option<u64> {
+async fn pending(broker: &dyn MessageBroker, stream: &str, consumer: &str) -> Option<u64> {
     let cursor = broker.cursor(stream, consumer).await.ok()??;
     Some(cursor.pending.saturating_add(cursor.unacknowledged as u64))
 }
 
 async fn report(
-    around: &Surroundings,
+    around: &LaneEnvironment,
     definitions: &Definitions,
-    lane: Lane,
+    lane: WorkflowLane,
 ) -> Result<LaneReport, StoreError> {
     let sources = match &lane {
-        Lane::Saga { tenant, saga, .. } => sagas::sources(saga, &definitions.versions(tenant, saga)),
-        Lane::Effect { effect, .. } => vec![(Source::Commands(effect.clone()), WORKFLOW_COMMANDS)],
+        WorkflowLane::Saga { tenant, saga, .. } => sagas::sources(saga, &definitions.versions(tenant, saga)),
+        WorkflowLane::Effect { effect, .. } => {
+            vec![(ConsumerSource::Commands(effect.clone()), WORKFLOW_COMMANDS)]
+        }
     };
-    let checkpoints = sources.iter().map(|(source, _)| Key::checkpoint(&source.to_string()));
-    let keys: Vec<_> = std::iter::once(Key::owner()).chain(checkpoints).map(|key| row(&key)).collect();
+    let checkpoints = sources.iter().map(|(source, _)| LaneRowKey::checkpoint(&source.to_string()));
+    let keys: Vec<_> = std::iter::once(LaneRowKey::owner()).chain(checkpoints).map(|key| row(&key)).collect();
     let mut rows = around.store.read(&LaneKey::new(&lane.to_string()), &keys).await?.into_iter();
     let damaged = |why: String| StoreError::Damaged { why: format!("{lane}: {why}") };
     let owner = rows.next().flatten().map(|row| decode(&row.value)).transpose();

@@ -1,10 +1,10 @@
 //! Why a lane has no owner, and the way out.
 
-use workflow::Lane;
-use workflow::placement::Member;
+use workflow::WorkflowLane;
+use workflow::placement::PlacementMember;
 
 /// Says why none of the replicas that live may own a lane; nothing where one may.
-pub(crate) fn why(members: &[Member], lane: &Lane) -> Option<String> {
+pub(crate) fn why(members: &[PlacementMember], lane: &WorkflowLane) -> Option<String> {
     if members.iter().any(|member| member.may_own(lane)) {
         return None;
     }
@@ -12,8 +12,8 @@ pub(crate) fn why(members: &[Member], lane: &Lane) -> Option<String> {
         return Some("this replica does not hear from its store, and knows of no owner".to_owned());
     }
     let role = match lane {
-        Lane::Saga { .. } => "saga",
-        Lane::Effect { .. } => "effect",
+        WorkflowLane::Saga { .. } => "saga",
+        WorkflowLane::Effect { .. } => "effect",
     };
     let able: Vec<_> = members.iter().filter(|member| member.has_role(lane)).collect();
     if able.is_empty() {
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn the_reason_is_told_with_the_way_out() {
-        let member = |sagas, without: &[&str], is_draining| Member {
+        let member = |sagas, without: &[&str], is_draining| PlacementMember {
             name: "a".to_owned(),
             version: String::new(),
             sagas,
@@ -47,8 +47,8 @@ mod tests {
             is_draining,
         };
         let tenant = || "acme".parse().expect("a tenant");
-        let saga = Lane::Saga { tenant: tenant(), saga: "order".parse().expect("a name"), shard: 0 };
-        let effect = Lane::Effect { tenant: tenant(), effect: "pay".parse().expect("a name") };
+        let saga = WorkflowLane::Saga { tenant: tenant(), saga: "order".parse().expect("a name"), shard: 0 };
+        let effect = WorkflowLane::Effect { tenant: tenant(), effect: "pay".parse().expect("a name") };
         let good = member(true, &["other"], false);
         for (members, lane, part) in [
             (vec![good.clone()], &saga, None),

@@ -18,17 +18,17 @@ use flow_file::FlowFile;
 use identity::TrustDomain;
 use model::{ActorId, CommandId, ContextId, FlowId, TenantId, Timestamp};
 use rpc::Channel;
-use workflow::ledger::Answer;
-use workflow::provider::{Call as CallKind, Effect, FlowCall, FlowTransport};
+use workflow::ledger::ProviderAnswer;
+use workflow::provider::{Effect, EffectAction as CallKind, FlowCall, FlowTransport};
 
-use self::client::{FlowClient, Place, Submission, Trouble};
-use self::end::Flow;
+use self::client::{EffectFlowError, EffectFlowScope, EffectFlowSubmission, FlowClient};
+use self::end::EffectFlow;
 pub use self::file::{BadFlowFiles, FlowFiles};
 pub(crate) use self::watch::WAITING_MAX;
 use self::watch::{ContextWatch, answer_of, flow_name};
 use super::http::failed;
-use super::{Call, Provider};
-use crate::effects::Word;
+use super::{CallProvider, ProviderCall};
+use crate::effects::CallMessage;
 use crate::secrets::Secrets;
 
 /// Age of a command up to which the scheduler knows its request id for certain: it keeps one for 24 hours.
@@ -40,33 +40,33 @@ const SUBMIT_AGAIN: [Duration; 3] =
     [Duration::from_millis(200), Duration::from_millis(600), Duration::from_millis(1500)];
 
 /// Tells a call something; says whether it is open in this process.
-pub type Tell = Arc<dyn Fn(CommandId, Word) -> bool + Send + Sync>;
+pub type CallNotifier = Arc<dyn Fn(CommandId, CallMessage) -> bool + Send + Sync>;
 /// The context of a tenant; nothing for one that has none.
-pub type ContextOf = Arc<dyn Fn(&TenantId) -> Option<ContextId> + Send + Sync>;
+pub type TenantContextLookup = Arc<dyn Fn(&TenantId) -> Option<ContextId> + Send + Sync>;
 
-/// What flows are run with.
+/// Environment that flows are run in.
 #[derive(Clone)]
-pub struct FlowSurroundings {
+pub struct EffectFlowEnvironment {
     /// The way to the scheduler.
     pub scheduler: Channel,
     /// The way to storage, which takes what flows carry along.
     pub storage: Channel,
-    /// Whose servers tokens are for.
+    /// Trust domain of the servers that tokens are issued for.
     pub trust_domain: TrustDomain,
     /// Where keys of actors are.
     pub secrets: Arc<Secrets>,
     /// Where tenants have their flows run.
-    pub context_of: ContextOf,
+    pub context_of: TenantContextLookup,
     /// Where ends are told.
-    pub tell: Tell,
+    pub notify: CallNotifier,
 }
 
 /// Provider of effects that are flows.
 pub struct FlowProvider {
     client: FlowClient,
     files: FlowFiles,
-    context_of: ContextOf,
-    tell: Tell,
+    context_of: TenantContextLookup,
+    notify: CallNotifier,
     watches: Mutex<HashMap<ContextId, Arc<ContextWatch>>>,
 }
 
@@ -76,8 +76,8 @@ impl fmt::Debug for FlowProvider {
     }
 }
 
-/// What a submission takes of its call.
-struct Wanted<'a> {
+/// Parts of a call that its submission takes.
+struct EffectFlowTemplate<'a> {
     flow: &'a FlowCall,
     file: &'a FlowFile,
 }
@@ -85,35 +85,36 @@ struct Wanted<'a> {
 impl FlowProvider {
     /// Makes the provider. Watches a context from the first call there on. To be used within a runtime.
     #[must_use]
-    pub fn new(transport: &FlowTransport, files: FlowFiles, around: FlowSurroundings) -> Self {
-        let FlowSurroundings { scheduler, storage, trust_domain, secrets, context_of, tell } = around;
+    pub fn new(transport: &FlowTransport, files: FlowFiles, around: EffectFlowEnvironment) -> Self {
+        let EffectFlowEnvironment { scheduler, storage, trust_domain, secrets, context_of, notify: tell } =
+            around;
         let actor = (ActorId(transport.actor), transport.signing_key.clone());
         let client = FlowClient::new((scheduler, storage), actor, trust_domain, secrets);
-        Self { client, files, context_of, tell, watches: Mutex::default() }
+        Self { client, files, context_of, notify: tell, watches: Mutex::default() }
     }
 
     /// The place of a tenant's flows, and the watch there.
-    fn watch_of(&self, tenant: &TenantId) -> Option<(Place, Arc<ContextWatch>)> {
-        let place = Place { tenant: tenant.clone(), context: (self.context_of)(tenant)? };
+    fn watch_of(&self, tenant: &TenantId) -> Option<(EffectFlowScope, Arc<ContextWatch>)> {
+        let place = EffectFlowScope { tenant: tenant.clone(), context: (self.context_of)(tenant)? };
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || Arc::new(ContextWatch::new(self.client.clone(), &place, Arc::clone(&self.tell)));
+        let new = || Arc::new(ContextWatch::new(self.client.clone(), &place, Arc::clone(&self.notify)));
         let watch = Arc::clone(watches.entry(place.context).or_insert_with(new));
         Some((place, watch))
     }
 
-    fn wanted<'a>(&'a self, effect: &'a Effect) -> Option<Wanted<'a>> {
+    fn wanted<'a>(&'a self, effect: &'a Effect) -> Option<EffectFlowTemplate<'a>> {
         let CallKind::Flow(flow) = &effect.call else { return None };
-        Some(Wanted { flow, file: self.files.of(&effect.name)? })
+        Some(EffectFlowTemplate { flow, file: self.files.of(&effect.name)? })
     }
 
-    async fn make(&self, call: &Call) -> Result<Answer, Answer> {
+    async fn make(&self, call: &ProviderCall) -> Result<ProviderAnswer, ProviderAnswer> {
         let Some(wanted) = self.wanted(&call.effect) else {
             return Err(failed("request", "the effect is no flow that was loaded"));
         };
         let Some((place, watch)) = self.watch_of(&call.tenant) else {
             return Err(passing(format!("the tenant `{}` has no context", call.tenant)));
         };
-        let submission = Submission {
+        let submission = EffectFlowSubmission {
             command: call.command,
             name: flow_name(call.command),
             variables: file::variables(call, wanted.flow)
@@ -128,19 +129,21 @@ impl FlowProvider {
             Ok(Some(answer)) => Ok(answer),
             Ok(None) => {
                 noted.wait_for(flow.id);
-                Ok(Answer::Waiting { external: Some(flow.id.to_string()) })
+                Ok(ProviderAnswer::Waiting { external: Some(flow.id.to_string()) })
             }
-            Err(trouble) => Err(Answer::Unknown { why: format!("the flow {} ended: {trouble}", flow.id) }),
+            Err(trouble) => {
+                Err(ProviderAnswer::Unknown { why: format!("the flow {} ended: {trouble}", flow.id) })
+            }
         }
     }
 
     /// The one flow of a call: the one that there is, or a new one.
     async fn flow_for(
         &self,
-        call: &Call,
-        place: &Place,
-        submission: &Submission<'_>,
-    ) -> Result<Flow, Answer> {
+        call: &ProviderCall,
+        place: &EffectFlowScope,
+        submission: &EffectFlowSubmission<'_>,
+    ) -> Result<EffectFlow, ProviderAnswer> {
         if !is_remembered(call.command, Timestamp::now()) {
             let found = self.client.find(place, &submission.name).await;
             if let Some(found) = found.map_err(|trouble| passing(trouble.to_string()))? {
@@ -153,42 +156,48 @@ impl FlowProvider {
             // It was submitted with another flow file, before that was changed.
             Err(trouble) if trouble.is_other_body() => {
                 let found = self.client.find(place, &submission.name).await;
-                let found = found.map_err(|trouble| Answer::Unknown { why: trouble.to_string() })?;
-                found.ok_or_else(|| Answer::Unknown { why: "its flow was submitted and is gone".to_owned() })
+                let found = found.map_err(|trouble| ProviderAnswer::Unknown { why: trouble.to_string() })?;
+                found.ok_or_else(|| ProviderAnswer::Unknown {
+                    why: "its flow was submitted and is gone".to_owned(),
+                })
             }
-            Err(Trouble::Away(why)) => Err(Answer::Unknown { why }),
-            Err(Trouble::Busy { why, after }) => Err(Answer::Passing { why, after }),
-            Err(Trouble::Refused { code, why }) => Err(failed(&code.to_ascii_lowercase(), &why)),
-            Err(trouble @ (Trouble::Unsigned { .. } | Trouble::PositionGone)) => {
+            Err(EffectFlowError::Away(why)) => Err(ProviderAnswer::Unknown { why }),
+            Err(EffectFlowError::Busy { why, after }) => Err(ProviderAnswer::Passing { why, after }),
+            Err(EffectFlowError::Refused { code, why }) => Err(failed(&code.to_ascii_lowercase(), &why)),
+            Err(trouble @ (EffectFlowError::Unsigned { .. } | EffectFlowError::PositionGone)) => {
                 Err(passing(trouble.to_string()))
             }
         }
     }
 
     /// Submits a flow, again where the answer was lost.
-    async fn submit(&self, place: &Place, submission: &Submission<'_>) -> Result<Flow, Trouble> {
+    async fn submit(
+        &self,
+        place: &EffectFlowScope,
+        submission: &EffectFlowSubmission<'_>,
+    ) -> Result<EffectFlow, EffectFlowError> {
         for wait in SUBMIT_AGAIN {
             match self.client.submit(place, submission).await {
-                Err(Trouble::Away(_)) => tokio::time::sleep(wait).await,
+                Err(EffectFlowError::Away(_)) => tokio::time::sleep(wait).await,
                 submitted => return submitted,
             }
         }
         self.client.submit(place, submission).await
     }
 
-    async fn look_up(&self, call: &Call) -> Option<Answer> {
+    async fn look_up(&self, call: &ProviderCall) -> Option<ProviderAnswer> {
         let (place, watch) = self.watch_of(&call.tenant)?;
         let looked = async {
             let Some(flow) = self.client.find(&place, &flow_name(call.command)).await? else {
-                return Ok(Answer::Passing { why: "it was never submitted".to_owned(), after: None });
+                return Ok(ProviderAnswer::Passing { why: "it was never submitted".to_owned(), after: None });
             };
             if let Some(answer) = answer_of(&self.client, &place, &flow).await? {
                 return Ok(answer);
             }
             watch.adopt(call, Some(flow.id));
-            Ok(Answer::Waiting { external: Some(flow.id.to_string()) })
+            Ok(ProviderAnswer::Waiting { external: Some(flow.id.to_string()) })
         };
-        let looked: Result<_, Trouble> = looked.await;
+        let looked: Result<_, EffectFlowError> = looked.await;
         looked
             .inspect_err(|trouble| {
                 tracing::info!(effect = %call.effect.name, command = %call.command, "its flow cannot be looked up: {trouble}");
@@ -198,36 +207,36 @@ impl FlowProvider {
 }
 
 #[async_trait]
-impl Provider for FlowProvider {
-    async fn call(&self, call: &Call) -> Answer {
+impl CallProvider for FlowProvider {
+    async fn call(&self, call: &ProviderCall) -> ProviderAnswer {
         self.make(call).await.unwrap_or_else(|answer| answer)
     }
 
-    async fn ask(&self, call: &Call) -> Option<Answer> {
+    async fn ask(&self, call: &ProviderCall) -> Option<ProviderAnswer> {
         self.look_up(call).await
     }
 
-    async fn adopt(&self, call: &Call, external: &str) {
+    async fn adopt(&self, call: &ProviderCall, external: &str) {
         if let Some((_, watch)) = self.watch_of(&call.tenant) {
             watch.adopt(call, external.parse().ok().map(FlowId));
         }
     }
 
-    async fn stop(&self, call: &Call, external: &str) {
+    async fn stop(&self, call: &ProviderCall, external: &str) {
         if let (Some((place, watch)), Ok(flow)) = (self.watch_of(&call.tenant), external.parse()) {
             watch.cancel(place, call.command, FlowId(flow));
         }
     }
 }
 
-/// Whether the request id of a command is known to the scheduler for certain, if it was ever used.
+/// Returns true if the scheduler certainly remembers the request id of a command, provided that it was ever used.
 fn is_remembered(command: CommandId, now: Timestamp) -> bool {
     let ordered = command.time();
     ordered <= now + SKEW && now.since(ordered) < REMEMBERED
 }
 
-const fn passing(why: String) -> Answer {
-    Answer::Passing { why, after: None }
+const fn passing(why: String) -> ProviderAnswer {
+    ProviderAnswer::Passing { why, after: None }
 }
 
 #[cfg(test)]

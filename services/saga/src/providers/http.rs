@@ -3,8 +3,8 @@
 //! A request that was sent may have been carried out. So a failure before the first byte of the request passes, one after it leaves the outcome
 //! unknown, and only an answer says that a call failed.
 
-mod answer;
 mod request;
+mod response;
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,18 +14,20 @@ use ::http::uri::Scheme;
 use ::http::{Method, Uri};
 use async_trait::async_trait;
 use egress::{
-    Ask, Cause, Denied, Departure, Hosts, Reply, Resolve, Rule, Trust, is_of_connection, send_once,
+    DeniedHost, EgressFailure, EgressRequest, EgressResponse, HostAllowlist, HostDenialReason, HostResolver,
+    SendObserver, TrustAnchors, is_connection_header, send_once,
 };
 use service::error_chain;
 use workflow::Json;
-use workflow::formula::NoValue;
-use workflow::ledger::Answer;
+use workflow::formula::FormulaValueError;
+use workflow::ledger::ProviderAnswer;
 use workflow::provider::{
-    Call as CallKind, HttpAuth, HttpCall, HttpTransport, Request, SecretName, TextOrSecret, Unknown,
+    EffectAction as CallKind, HttpAuth, HttpCall, HttpRequestTemplate, HttpTransport, SecretName,
+    TextOrSecret, UnknownOutcomePolicy,
 };
 
-use self::answer::{Heard, Lead, answer_to_ask, answer_to_call};
-use super::{Call, Provider};
+use self::response::{EffectHttpResponse, RedirectDecision, answer_to_ask, answer_to_call};
+use super::{CallProvider, ProviderCall};
 use crate::secrets::{SecretError, Secrets};
 
 /// Body of a request or an answer, in bytes.
@@ -46,11 +48,11 @@ pub struct BadTransport(pub(super) String);
 /// Provider of effects by HTTP.
 pub struct HttpProvider {
     base: Uri,
-    hosts: Hosts,
+    hosts: HostAllowlist,
     auth: Option<HttpAuth>,
     headers: Vec<(HeaderName, TextOrSecret)>,
     ca: Option<SecretName>,
-    trust: Trust,
+    trust: TrustAnchors,
     secrets: Arc<Secrets>,
 }
 
@@ -65,22 +67,22 @@ impl fmt::Debug for HttpProvider {
 
 /// Why no request could be made of a call. Nothing was sent.
 #[derive(Debug)]
-pub(super) enum Unmade {
+pub(super) enum RequestBuildError {
     /// A formula has no answer.
-    Formula(NoValue),
+    Formula(FormulaValueError),
     /// The answers of the formulas make no request.
     Request(String),
     /// A secret cannot be used now.
     Secret(SecretError),
 }
 
-impl From<Unmade> for Answer {
-    fn from(unmade: Unmade) -> Self {
+impl From<RequestBuildError> for ProviderAnswer {
+    fn from(unmade: RequestBuildError) -> Self {
         match unmade {
-            Unmade::Formula(error) => failed("formula", &error.to_string()),
-            Unmade::Request(why) => failed("request", &why),
+            RequestBuildError::Formula(error) => failed("formula", &error.to_string()),
+            RequestBuildError::Request(why) => failed("request", &why),
             // Whoever keeps the secrets can mend that.
-            Unmade::Secret(error) => Self::Passing { why: error_chain(&error), after: None },
+            RequestBuildError::Secret(error) => Self::Passing { why: error_chain(&error), after: None },
         }
     }
 }
@@ -90,7 +92,11 @@ impl HttpProvider {
     ///
     /// # Errors
     /// The transport has a base or a header that is none, or a header that the provider sets itself.
-    pub fn new(transport: &HttpTransport, secrets: Arc<Secrets>, trust: Trust) -> Result<Self, BadTransport> {
+    pub fn new(
+        transport: &HttpTransport,
+        secrets: Arc<Secrets>,
+        trust: TrustAnchors,
+    ) -> Result<Self, BadTransport> {
         let text = transport.base_url.trim_end_matches('/');
         let base: Option<Uri> = text.parse().ok();
         let port = |base: &Uri| match base.scheme() {
@@ -98,7 +104,7 @@ impl HttpProvider {
             Some(scheme) if *scheme == Scheme::HTTP => Some(80),
             _ => None,
         };
-        let base = base.filter(|base| base.query().is_none() && egress::has_good_port(base));
+        let base = base.filter(|base| base.query().is_none() && egress::has_valid_port(base));
         let base = base.and_then(|base| Some((port(&base)?, base)));
         let (port, base) = base.ok_or_else(|| BadTransport(format!("`{text}` is no base of requests")))?;
         let mut headers = Vec::new();
@@ -113,7 +119,7 @@ impl HttpProvider {
         }
         Ok(Self {
             base,
-            hosts: Hosts::exact(&transport.allow_hosts, port, transport.is_private),
+            hosts: HostAllowlist::exact(&transport.allow_hosts, port, transport.is_private),
             auth: transport.auth.clone(),
             headers,
             ca: transport.ca.clone(),
@@ -124,115 +130,132 @@ impl HttpProvider {
 
     /// Has another resolver than the system's say where names lead.
     #[must_use]
-    pub fn resolved_by(self, resolver: Arc<dyn Resolve>) -> Self {
-        Self { hosts: self.hosts.resolved_by(resolver), ..self }
+    pub fn resolved_by(self, resolver: Arc<dyn HostResolver>) -> Self {
+        Self { hosts: self.hosts.with_resolver(resolver), ..self }
     }
 
     /// Sends a request, and follows where the answer leads as far as that repeats nothing and tells nobody else.
     async fn exchange(
         &self,
-        mut ask: Ask,
-        call: &Call,
-        departure: impl Departure + Clone,
-    ) -> Result<Heard, Answer> {
+        mut ask: EgressRequest,
+        call: &ProviderCall,
+        departure: impl SendObserver + Clone,
+    ) -> Result<EffectHttpResponse, ProviderAnswer> {
         let trust = match &self.ca {
             None => self.trust.clone(),
             Some(name) => self.private_trust(call, name)?,
         };
         for _ in 0..REDIRECTIONS_MAX {
             let heard = self.send_once(&trust, &ask, departure.clone()).await?;
-            let Lead::On(to) = heard.lead else { return Ok(heard) };
-            ask.turn_to(to);
+            let RedirectDecision::On(to) = heard.lead else { return Ok(heard) };
+            ask.redirect_to(to);
         }
         self.send_once(&trust, &ask, departure).await
     }
 
-    async fn send_once(&self, trust: &Trust, ask: &Ask, departure: impl Departure) -> Result<Heard, Answer> {
+    async fn send_once(
+        &self,
+        trust: &TrustAnchors,
+        ask: &EgressRequest,
+        departure: impl SendObserver,
+    ) -> Result<EffectHttpResponse, ProviderAnswer> {
         let cause = match send_once(trust, &self.hosts, ask, BODY_BYTES_MAX, departure).await {
-            Ok(reply) => return Ok(Heard::whole(self.lead(ask, &reply), reply)),
+            Ok(reply) => return Ok(EffectHttpResponse::whole(self.lead(ask, &reply), reply)),
             Err(cause) => cause,
         };
         let why = error_chain(&cause);
         Err(match cause {
-            Cause::Refused(_) => failed("request", &why),
-            Cause::Denied(denied) => denied_by(&denied),
-            Cause::Unreachable(_) => Answer::Passing { why, after: None },
-            Cause::Http(_) => Answer::Unknown { why: format!("no answer: {why}") },
-            Cause::TooLong { reply, .. } | Cause::Body { reply, .. } => {
-                return Ok(Heard::cut(self.lead(ask, &reply), *reply, why));
+            EgressFailure::Refused(_) => failed("request", &why),
+            EgressFailure::Denied(denied) => denied_by(&denied),
+            EgressFailure::Unreachable(_) => ProviderAnswer::Passing { why, after: None },
+            EgressFailure::Http(_) => ProviderAnswer::Unknown { why: format!("no answer: {why}") },
+            EgressFailure::TooLong { reply, .. } | EgressFailure::Body { reply, .. } => {
+                return Ok(EffectHttpResponse::cut(self.lead(ask, &reply), *reply, why));
             }
         })
     }
 
     /// Says where an answer leads. It is followed to the same server by the same method; and for what only reads, to another allowed
     /// port of that host as well, unless the way there is not encrypted any more. To another host it is never followed.
-    fn lead(&self, ask: &Ask, reply: &Reply) -> Lead {
-        let Some(to) = ask.redirection(reply) else { return Lead::Nowhere };
+    fn lead(&self, ask: &EgressRequest, reply: &EgressResponse) -> RedirectDecision {
+        let Some(to) = ask.redirection(reply) else { return RedirectDecision::Nowhere };
         if (to.scheme(), to.authority()) == (ask.uri().scheme(), ask.uri().authority()) {
             let keeps_method = matches!(reply.status.as_u16(), 307 | 308);
-            return if keeps_method || *ask.method() == Method::GET { Lead::On(to) } else { Lead::Nowhere };
+            return if keeps_method || *ask.method() == Method::GET {
+                RedirectDecision::On(to)
+            } else {
+                RedirectDecision::Nowhere
+            };
         }
         let is_tls = to.scheme() == Some(&Scheme::HTTPS);
         let port = to.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
         let (host, here) = (to.host().unwrap_or_default(), ask.uri().host().unwrap_or_default());
         let elsewhere = |rule, why| {
             let message = format!("the upstream leads on to {host}:{port}, {why}");
-            Lead::Elsewhere(refusal(rule, host, port, &message))
+            RedirectDecision::Elsewhere(refusal(rule, host, port, &message))
         };
-        if !self.hosts.allow(host, port) {
+        if !self.hosts.permits_host(host, port) {
             return elsewhere("allow_hosts", "which is not among the hosts that are allowed");
         }
         if !host.eq_ignore_ascii_case(here) {
             return elsewhere("redirect", "and redirections to other hosts are not followed");
         }
         let is_followed = *ask.method() == Method::GET && (is_tls || ask.uri().scheme() == to.scheme());
-        if is_followed { Lead::On(to) } else { Lead::Nowhere }
+        if is_followed { RedirectDecision::On(to) } else { RedirectDecision::Nowhere }
     }
 
-    fn private_trust(&self, call: &Call, name: &SecretName) -> Result<Trust, Answer> {
-        let pem = self.secrets.read(&call.tenant, name).map_err(Unmade::Secret)?;
-        let trust = Trust::of_pem(pem.expose());
-        trust.map_err(|why| Answer::Passing {
+    fn private_trust(&self, call: &ProviderCall, name: &SecretName) -> Result<TrustAnchors, ProviderAnswer> {
+        let pem = self.secrets.read(&call.tenant, name).map_err(RequestBuildError::Secret)?;
+        let trust = TrustAnchors::from_pem(pem.expose());
+        trust.map_err(|why| ProviderAnswer::Passing {
             why: format!("the authorities of `{name}`: {why}"),
             after: None,
         })
     }
 
-    async fn make(&self, call: &Call, http: &HttpCall) -> Result<Answer, Answer> {
+    async fn make(&self, call: &ProviderCall, http: &HttpCall) -> Result<ProviderAnswer, ProviderAnswer> {
         let mut ask = self.ask_of(call, &http.request)?;
         let key = HeaderValue::from_str(&call.command.to_string());
-        let key = key.map_err(|error| Unmade::Request(error.to_string()))?;
+        let key = key.map_err(|error| RequestBuildError::Request(error.to_string()))?;
         ask.headers.insert(IDEMPOTENCY_KEY, key);
         let heard = self.exchange(ask, call, call.sent.clone()).await?;
         Ok(answer_to_call(call, http, &heard))
     }
 
-    async fn query(&self, call: &Call, http: &HttpCall) -> Result<Option<Answer>, Answer> {
-        let Unknown::Query(query) = &call.effect.unknown else { return Ok(None) };
+    async fn query(
+        &self,
+        call: &ProviderCall,
+        http: &HttpCall,
+    ) -> Result<Option<ProviderAnswer>, ProviderAnswer> {
+        let UnknownOutcomePolicy::Query(query) = &call.effect.unknown else { return Ok(None) };
         // No key: that is for the one request that counts, and this is another one.
         let ask = self.ask_of(call, &query.request)?;
         let heard = self.exchange(ask, call, ()).await?;
         match (answer_to_ask(call, http, query, &heard), heard.lead) {
-            (None, Lead::Elsewhere(refusal)) => Err(refusal),
+            (None, RedirectDecision::Elsewhere(refusal)) => Err(refusal),
             (answer, _) => Ok(answer),
         }
     }
 
-    fn ask_of(&self, call: &Call, request: &Request) -> Result<Ask, Unmade> {
-        request::Rendering { provider: self, call }.ask(request)
+    fn ask_of(
+        &self,
+        call: &ProviderCall,
+        request: &HttpRequestTemplate,
+    ) -> Result<EgressRequest, RequestBuildError> {
+        request::HttpRequestRenderer { provider: self, call }.ask(request)
     }
 }
 
 #[async_trait]
-impl Provider for HttpProvider {
-    async fn call(&self, call: &Call) -> Answer {
+impl CallProvider for HttpProvider {
+    async fn call(&self, call: &ProviderCall) -> ProviderAnswer {
         let CallKind::Http(http) = &call.effect.call else {
             return failed("request", "the effect is not one by HTTP");
         };
         self.make(call, http).await.unwrap_or_else(|answer| answer)
     }
 
-    async fn ask(&self, call: &Call) -> Option<Answer> {
+    async fn ask(&self, call: &ProviderCall) -> Option<ProviderAnswer> {
         let CallKind::Http(http) = &call.effect.call else { return None };
         match self.query(call, http).await {
             Ok(answer) => answer,
@@ -246,43 +269,45 @@ impl Provider for HttpProvider {
     }
 
     /// A request has no life beyond its answer.
-    async fn stop(&self, _: &Call, _: &str) {}
+    async fn stop(&self, _: &ProviderCall, _: &str) {}
 }
 
 /// Why a request had no answer, for people.
-fn why_not(answer: &Answer) -> &str {
+fn why_not(answer: &ProviderAnswer) -> &str {
     match answer {
-        Answer::Passing { why, .. } | Answer::Unknown { why } => why,
-        Answer::Failed { payload, .. } => payload.get("message").and_then(Json::as_text).unwrap_or_default(),
-        Answer::Succeeded(_) | Answer::Waiting { .. } | Answer::Cancelled => "",
+        ProviderAnswer::Passing { why, .. } | ProviderAnswer::Unknown { why } => why,
+        ProviderAnswer::Failed { payload, .. } => {
+            payload.get("message").and_then(Json::as_text).unwrap_or_default()
+        }
+        ProviderAnswer::Succeeded(_) | ProviderAnswer::Waiting { .. } | ProviderAnswer::Cancelled => "",
     }
 }
 
 /// Returns `true` for a header that providers alone set.
 fn is_reserved(name: &HeaderName) -> bool {
-    is_of_connection(name)
+    is_connection_header(name)
         || *name == header::AUTHORIZATION
         || *name == IDEMPOTENCY_KEY
         || *name == TRACEPARENT
 }
 
 /// The answer to a call that cannot be made as it stands.
-pub(super) fn failed(code: &str, why: &str) -> Answer {
+pub(super) fn failed(code: &str, why: &str) -> ProviderAnswer {
     let payload = Json::object([("code", Json::text(code)), ("message", Json::text(why))]);
-    Answer::Failed { code: code.to_owned(), payload }
+    ProviderAnswer::Failed { code: code.to_owned(), payload }
 }
 
 /// The answer to a call that the rules of egress are against.
-pub(super) fn denied_by(denied: &Denied) -> Answer {
-    let rule = match denied.rule {
-        Rule::NotListed => "allow_hosts",
-        Rule::NotPublic { .. } => "private",
+pub(super) fn denied_by(denied: &DeniedHost) -> ProviderAnswer {
+    let rule = match denied.reason {
+        HostDenialReason::NotListed => "allow_hosts",
+        HostDenialReason::NotPublic { .. } => "private",
     };
     refusal(rule, &denied.host, denied.port, &denied.to_string())
 }
 
 /// The failure of a call that does not go to a host, by a rule.
-fn refusal(rule: &str, host: &str, port: u16, message: &str) -> Answer {
+fn refusal(rule: &str, host: &str, port: u16, message: &str) -> ProviderAnswer {
     let code = "egress";
     let payload = Json::object([
         ("code", Json::text(code)),
@@ -290,5 +315,5 @@ fn refusal(rule: &str, host: &str, port: u16, message: &str) -> Answer {
         ("host", Json::text(format_args!("{host}:{port}"))),
         ("rule", Json::text(rule)),
     ]);
-    Answer::Failed { code: code.to_owned(), payload }
+    ProviderAnswer::Failed { code: code.to_owned(), payload }
 }

@@ -10,17 +10,17 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use egress::{ConnectError, Hosts, Resolve, Trust, connect};
+use egress::{ConnectError, HostAllowlist, HostResolver, TrustAnchors, connect};
 use lettre::Address;
 use service::error_chain;
 use workflow::Json;
-use workflow::ledger::Answer;
-use workflow::provider::{Call as CallKind, SecretName, SmtpAuth, SmtpTls, SmtpTransport};
+use workflow::ledger::ProviderAnswer;
+use workflow::provider::{EffectAction as CallKind, SecretName, SmtpAuth, SmtpTls, SmtpTransport};
 
-use self::dialog::{Dialog, Stream, Trouble};
-use self::mail::{Outgoing, Sender};
+use self::dialog::{SmtpDialog, SmtpError, SmtpStream};
+use self::mail::{AllowedSender, SmtpMail};
 use super::http::{BadTransport, denied_by, failed};
-use super::{Call, Provider};
+use super::{CallProvider, ProviderCall};
 use crate::secrets::{SecretError, Secrets};
 
 /// Recipients of one mail.
@@ -31,11 +31,11 @@ pub struct SmtpProvider {
     host: String,
     port: u16,
     tls: SmtpTls,
-    senders: Vec<Sender>,
+    senders: Vec<AllowedSender>,
     auth: Option<SmtpAuth>,
     ca: Option<SecretName>,
-    hosts: Hosts,
-    trust: Trust,
+    hosts: HostAllowlist,
+    trust: TrustAnchors,
     secrets: Arc<Secrets>,
 }
 
@@ -53,9 +53,13 @@ impl SmtpProvider {
     ///
     /// # Errors
     /// The transport names no sender, or one that is neither an address nor `*@domain`.
-    pub fn new(transport: &SmtpTransport, secrets: Arc<Secrets>, trust: Trust) -> Result<Self, BadTransport> {
+    pub fn new(
+        transport: &SmtpTransport,
+        secrets: Arc<Secrets>,
+        trust: TrustAnchors,
+    ) -> Result<Self, BadTransport> {
         let senders = transport.from.iter().map(|text| {
-            let sender = Sender::read(text);
+            let sender = AllowedSender::read(text);
             sender.ok_or_else(|| BadTransport(format!("`{text}` is neither an address nor `*@domain`")))
         });
         let senders: Vec<_> = senders.collect::<Result<_, _>>()?;
@@ -69,7 +73,11 @@ impl SmtpProvider {
             senders,
             auth: transport.auth.clone(),
             ca: transport.ca.clone(),
-            hosts: Hosts::exact(std::slice::from_ref(&transport.host), transport.port, transport.is_private),
+            hosts: HostAllowlist::exact(
+                std::slice::from_ref(&transport.host),
+                transport.port,
+                transport.is_private,
+            ),
             trust,
             secrets,
         })
@@ -77,20 +85,20 @@ impl SmtpProvider {
 
     /// Has another resolver than the system's say where names lead.
     #[must_use]
-    pub fn resolved_by(self, resolver: Arc<dyn Resolve>) -> Self {
-        Self { hosts: self.hosts.resolved_by(resolver), ..self }
+    pub fn resolved_by(self, resolver: Arc<dyn HostResolver>) -> Self {
+        Self { hosts: self.hosts.with_resolver(resolver), ..self }
     }
 
-    async fn send(&self, call: &Call, mail: &Outgoing) -> Result<Answer, Answer> {
+    async fn send(&self, call: &ProviderCall, mail: &SmtpMail) -> Result<ProviderAnswer, ProviderAnswer> {
         let mut dialog = self.open(call, &mail.from).await?;
         dialog.envelope(mail).await.map_err(before_the_end)?;
         dialog.content(&mail.content).await.map_err(before_the_end)?;
         match dialog.end_of_mail(&call.sent).await {
             Ok(()) => {
                 dialog.leave().await;
-                Ok(Answer::Succeeded(Json::object([("message_id", Json::text(&mail.id))])))
+                Ok(ProviderAnswer::Succeeded(Json::object([("message_id", Json::text(&mail.id))])))
             }
-            Err(Trouble::Broken(why)) => Err(Answer::Unknown {
+            Err(SmtpError::Broken(why)) => Err(ProviderAnswer::Unknown {
                 why: format!("the mail was sent, and the server did not answer: {why}"),
             }),
             Err(trouble) => Err(before_the_end(trouble)),
@@ -98,7 +106,7 @@ impl SmtpProvider {
     }
 
     /// Opens a dialog, up to where the server takes mail.
-    async fn open(&self, call: &Call, sender: &Address) -> Result<Dialog, Answer> {
+    async fn open(&self, call: &ProviderCall, sender: &Address) -> Result<SmtpDialog, ProviderAnswer> {
         let trust = match &self.ca {
             None => self.trust.clone(),
             Some(name) => self.private_trust(call, name)?,
@@ -109,7 +117,7 @@ impl SmtpProvider {
         })?;
         let mut dialog = match self.tls {
             SmtpTls::Implicit => self.encrypted(&trust, stream).await?,
-            SmtpTls::None | SmtpTls::Required => Dialog::new(stream),
+            SmtpTls::None | SmtpTls::Required => SmtpDialog::new(stream),
         };
         dialog.greeting().await.map_err(before_mail)?;
         dialog.hello(sender.domain()).await.map_err(before_mail)?;
@@ -125,60 +133,65 @@ impl SmtpProvider {
         Ok(dialog)
     }
 
-    async fn encrypted(&self, trust: &Trust, stream: impl Stream + 'static) -> Result<Dialog, Answer> {
+    async fn encrypted(
+        &self,
+        trust: &TrustAnchors,
+        stream: impl SmtpStream + 'static,
+    ) -> Result<SmtpDialog, ProviderAnswer> {
         let stream = trust.encrypt(&self.host, stream).await;
-        stream.map(Dialog::new).map_err(|why| passing(format!("{}: {why}", self.host)))
+        stream.map(SmtpDialog::new).map_err(|why| passing(format!("{}: {why}", self.host)))
     }
 
-    fn private_trust(&self, call: &Call, name: &SecretName) -> Result<Trust, Answer> {
+    fn private_trust(&self, call: &ProviderCall, name: &SecretName) -> Result<TrustAnchors, ProviderAnswer> {
         let pem = self.secrets.read(&call.tenant, name).map_err(no_secret)?;
-        Trust::of_pem(pem.expose()).map_err(|why| passing(format!("the authorities of `{name}`: {why}")))
+        TrustAnchors::from_pem(pem.expose())
+            .map_err(|why| passing(format!("the authorities of `{name}`: {why}")))
     }
 }
 
-const fn passing(why: String) -> Answer {
-    Answer::Passing { why, after: None }
+const fn passing(why: String) -> ProviderAnswer {
+    ProviderAnswer::Passing { why, after: None }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "`map_err` gives it away")]
-fn no_secret(error: SecretError) -> Answer {
+fn no_secret(error: SecretError) -> ProviderAnswer {
     passing(error_chain(&error))
 }
 
 /// Answers a call whose server does not let us begin. That is about the server and us: no mail was spoken of.
 #[expect(clippy::needless_pass_by_value, reason = "`map_err` gives it away")]
-fn before_mail(trouble: Trouble) -> Answer {
+fn before_mail(trouble: SmtpError) -> ProviderAnswer {
     passing(trouble.to_string())
 }
 
 /// Answers a call whose mail the server has not taken.
-fn before_the_end(trouble: Trouble) -> Answer {
+fn before_the_end(trouble: SmtpError) -> ProviderAnswer {
     match trouble {
-        Trouble::Refused { code, .. } if (500..600).contains(&code) => {
+        SmtpError::Refused { code, .. } if (500..600).contains(&code) => {
             failed(&format!("smtp_{code}"), &trouble.to_string())
         }
-        Trouble::Unfit(why) => failed("request", why),
+        SmtpError::Unfit(why) => failed("request", why),
         other => passing(other.to_string()),
     }
 }
 
 #[async_trait]
-impl Provider for SmtpProvider {
-    async fn call(&self, call: &Call) -> Answer {
+impl CallProvider for SmtpProvider {
+    async fn call(&self, call: &ProviderCall) -> ProviderAnswer {
         let CallKind::Mail(mail) = &call.effect.call else {
             return failed("request", "the effect is not a mail");
         };
-        match Outgoing::render(mail, call, &self.senders, &self.host) {
+        match SmtpMail::render(mail, call, &self.senders, &self.host) {
             Ok(mail) => self.send(call, &mail).await.unwrap_or_else(|answer| answer),
             Err(unmade) => unmade.into(),
         }
     }
 
     /// Servers cannot be asked about a mail.
-    async fn ask(&self, _: &Call) -> Option<Answer> {
+    async fn ask(&self, _: &ProviderCall) -> Option<ProviderAnswer> {
         None
     }
 
     /// A mail has no life beyond its delivery.
-    async fn stop(&self, _: &Call, _: &str) {}
+    async fn stop(&self, _: &ProviderCall, _: &str) {}
 }

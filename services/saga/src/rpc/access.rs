@@ -4,31 +4,31 @@
 //! by storage, which writes them down in the same step. An unknown tenant and one whose context the caller has no role in are both
 //! NOT_FOUND, in the same words.
 
-use ::rpc::{Caller, Error, ErrorKind, Reason, passed_on};
+use ::rpc::{Caller, Error, ErrorKind, RpcReason, forward_status};
 use identity::Identity;
-use model::context::Denied;
+use model::context::AccessDenied;
 use model::{ActorId, BlobHash, ContextId, RequestId, Role, TenantId, Violations};
 use prost::Message;
 use proto::internal::v1::{AuthorizeRequest, SagaPermission};
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Status};
 
-use super::Api;
+use super::SagaApi;
 
 /// Metadata that may name the tenant of a call once more.
 const TENANT_HEADER: &str = "x-tenant-id";
-/// What an audit entry is about, in bytes at most.
+/// Size of an audit record's resource, in bytes at most.
 const RESOURCE_BYTES_MAX: usize = 512;
 
-/// Who calls, and the tenant that its metadata name.
+/// Caller, and the tenant that its metadata name.
 #[derive(Debug)]
-pub(crate) struct Principal {
+pub(crate) struct SagaCaller {
     identity: Identity,
     /// The texts of the metadata, of which there is one at most.
     named: Vec<String>,
 }
 
-impl Principal {
+impl SagaCaller {
     /// Reads who calls.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl Principal {
         }
     }
 
-    /// Whether the metadata name this tenant or none.
+    /// Returns true if the metadata name this tenant or none.
     fn agrees(&self, tenant: &TenantId) -> bool {
         self.named.iter().all(|named| named == tenant.as_str())
     }
@@ -65,29 +65,29 @@ fn named(metadata: &MetadataMap) -> Vec<String> {
 
 /// Change that somebody asks for, as it is decided about and written down.
 #[derive(Debug)]
-pub(crate) struct Change<'a> {
-    /// What the caller needs to be allowed.
+pub(crate) struct SagaChangeRequest<'a> {
+    /// Permission that the caller needs.
     pub(crate) permission: SagaPermission,
     /// The method, as in `CancelSaga`.
     pub(crate) method: &'static str,
-    /// What it is called for, as in `order/o-1`.
+    /// Resource that the method is called for, as in `order/o-1`.
     pub(crate) resource: &'a str,
     /// Id and hash of the request; none where it may not come again.
-    pub(crate) request: Option<&'a Repeatable>,
-    /// Whether nothing is to be changed.
+    pub(crate) request: Option<&'a SagaIdempotencyKey>,
+    /// True if nothing is to be changed.
     pub(crate) dry_run: bool,
 }
 
 /// Request that may come again: its id, and what makes two of them the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Repeatable {
+pub(crate) struct SagaIdempotencyKey {
     /// The id.
     pub(crate) id: RequestId,
     /// Hash of method and body.
     pub(crate) hash: BlobHash,
 }
 
-impl Repeatable {
+impl SagaIdempotencyKey {
     /// Reads the id of a request, and notes what is wrong with it; nothing where it is empty. `hash` is that of the request without
     /// its id.
     pub(crate) fn parse(id: &str, hash: BlobHash, violations: &mut Violations) -> Option<Self> {
@@ -106,8 +106,8 @@ pub(crate) fn no_tenant(tenant: &TenantId) -> Status {
         .into()
 }
 
-impl Api {
-    /// Whether requests name tenants.
+impl SagaApi {
+    /// Returns true if requests name tenants.
     pub(crate) fn has_tenants(&self) -> bool {
         self.app.around().has_tenants
     }
@@ -116,7 +116,7 @@ impl Api {
     ///
     /// # Errors
     /// INVALID_ARGUMENT (`TENANT_MISMATCH`).
-    pub(crate) fn check_header(&self, principal: &Principal, tenant: &TenantId) -> Result<(), Status> {
+    pub(crate) fn check_header(&self, principal: &SagaCaller, tenant: &TenantId) -> Result<(), Status> {
         if principal.agrees(tenant) {
             return Ok(());
         }
@@ -125,7 +125,7 @@ impl Api {
         let mut violations = Violations::new();
         violations.add("tenant_id", &*message);
         let kind = ErrorKind::InvalidArgument(violations);
-        Err(Error::new(kind, Reason::TenantMismatch, message).into())
+        Err(Error::new(kind, RpcReason::TenantMismatch, message).into())
     }
 
     /// Context that a tenant belongs to.
@@ -142,7 +142,7 @@ impl Api {
     /// INVALID_ARGUMENT (`TENANT_MISMATCH`), NOT_FOUND for a tenant that is unknown or foreign, UNAVAILABLE.
     pub(crate) async fn read(
         &self,
-        principal: &Principal,
+        principal: &SagaCaller,
         tenant: &TenantId,
     ) -> Result<(ContextId, ActorId), Status> {
         self.read_as(principal, tenant, Role::Reader).await
@@ -151,10 +151,10 @@ impl Api {
     /// Lets a reader through whose role is this one at least.
     ///
     /// # Errors
-    /// As [`Api::read`]; PERMISSION_DENIED (`ROLE_INSUFFICIENT`) for a reader whose role is less.
+    /// As [`SagaApi::read`]; PERMISSION_DENIED (`ROLE_INSUFFICIENT`) for a reader whose role is less.
     pub(crate) async fn read_as(
         &self,
-        principal: &Principal,
+        principal: &SagaCaller,
         tenant: &TenantId,
         needed: Role,
     ) -> Result<(ContextId, ActorId), Status> {
@@ -164,8 +164,8 @@ impl Api {
         match membership.role {
             Some(role) if role >= needed => Ok((context, actor)),
             Some(role) if role >= Role::Reader => {
-                let message = Denied::RoleTooSmall { actor, context, needed }.to_string();
-                Err(Error::new(ErrorKind::PermissionDenied, Reason::RoleInsufficient, message).into())
+                let message = AccessDenied::RoleTooSmall { actor, context, needed }.to_string();
+                Err(Error::new(ErrorKind::PermissionDenied, RpcReason::RoleInsufficient, message).into())
             }
             Some(_) | None => Err(no_tenant(tenant)),
         }
@@ -174,17 +174,17 @@ impl Api {
     /// Has storage decide about a change, which writes it down where it is allowed. Gives the actor.
     ///
     /// # Errors
-    /// As [`Api::read`]; PERMISSION_DENIED (`ROLE_INSUFFICIENT`), FAILED_PRECONDITION (`CONTEXT_DELETING`), ALREADY_EXISTS
+    /// As [`SagaApi::read`]; PERMISSION_DENIED (`ROLE_INSUFFICIENT`), FAILED_PRECONDITION (`CONTEXT_DELETING`), ALREADY_EXISTS
     /// (`REQUEST_ID_REUSED`).
     pub(crate) async fn authorize(
         &self,
-        principal: &Principal,
+        principal: &SagaCaller,
         tenant: &TenantId,
-        change: Change<'_>,
+        change: SagaChangeRequest<'_>,
     ) -> Result<ActorId, Status> {
         self.check_header(principal, tenant)?;
         let (actor, context) = (principal.actor()?, self.context_of(tenant)?);
-        let Change { permission, method, resource, request, dry_run } = change;
+        let SagaChangeRequest { permission, method, resource, request, dry_run } = change;
         let authorize = AuthorizeRequest {
             context_id: context.0,
             on_behalf_of: actor.0,
@@ -198,7 +198,7 @@ impl Api {
         match self.access()?.identities.clone().authorize(authorize).await {
             Ok(_) => Ok(actor),
             Err(status) if status.code() == Code::NotFound => Err(no_tenant(tenant)),
-            Err(status) => Err(passed_on(status)),
+            Err(status) => Err(forward_status(status)),
         }
     }
 
@@ -211,7 +211,7 @@ impl Api {
             return Ok(());
         }
         let message = "the tenant is paused, so that nothing is taken in for it: resume it first";
-        Err(Error::new(ErrorKind::FailedPrecondition, Reason::TenantPaused, message).into())
+        Err(Error::new(ErrorKind::FailedPrecondition, RpcReason::TenantPaused, message).into())
     }
 
     /// Checks that a tenant is there that the operator names; none where the request names none.
@@ -220,7 +220,7 @@ impl Api {
     /// INVALID_ARGUMENT, NOT_FOUND.
     pub(crate) fn operators_tenant(
         &self,
-        principal: &Principal,
+        principal: &SagaCaller,
         tenant_id: &str,
     ) -> Result<Option<TenantId>, Status> {
         if tenant_id.is_empty() {
@@ -235,7 +235,7 @@ impl Api {
         Ok(Some(tenant))
     }
 
-    /// Who knows the roles of actors, for streams that end with the role.
+    /// Returns the directory of actors' roles, for streams that end with the role.
     ///
     /// # Errors
     /// UNAVAILABLE without storage.
@@ -243,11 +243,11 @@ impl Api {
         Ok(std::sync::Arc::clone(&self.access()?.directory))
     }
 
-    fn access(&self) -> Result<&crate::app::Access, Status> {
+    fn access(&self) -> Result<&crate::app::ActorAccess, Status> {
         // Without storage the gate believes no actor, so that nobody comes here.
         self.app.access().ok_or_else(|| {
             Error::unavailable(
-                Reason::PeerUnavailable,
+                RpcReason::PeerUnavailable,
                 "this server knows no actors: it runs without storage",
             )
             .into()
@@ -255,7 +255,7 @@ impl Api {
     }
 }
 
-/// What the audit says that a change is about: no control characters, and not too long.
+/// Returns the resource of an audit record for a change: no control characters, and not too long.
 fn resource_of(tenant: &TenantId, resource: &str) -> String {
     let tenant = if tenant.is_single() { "" } else { tenant.as_str() };
     let mut text = String::new();

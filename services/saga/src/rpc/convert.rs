@@ -4,13 +4,13 @@ use proto::convert::enums;
 use proto::convert::saga::InstanceName;
 use proto::convert::time::to_wire;
 use proto::v1;
-use workflow::instance::Purpose;
+use workflow::instance::CommandPurpose;
 
-use crate::sagas::{OrderedWork, Summary};
+use crate::sagas::{InstanceSummary, OrderedWork};
 
 /// An instance without its state.
-pub(super) fn saga(name: &InstanceName, summary: &Summary) -> v1::Saga {
-    let Summary {
+pub(super) fn saga(name: &InstanceName, summary: &InstanceSummary) -> v1::Saga {
+    let InstanceSummary {
         run,
         status,
         is_paused,
@@ -50,12 +50,12 @@ pub(super) fn saga(name: &InstanceName, summary: &Summary) -> v1::Saga {
 }
 
 /// The purpose of a command within its saga.
-pub(super) const fn purpose(purpose: Purpose) -> v1::SagaCommandPurpose {
+pub(super) const fn purpose(purpose: CommandPurpose) -> v1::SagaCommandPurpose {
     match purpose {
-        Purpose::Forward => v1::SagaCommandPurpose::Forward,
-        Purpose::Tidy => v1::SagaCommandPurpose::Tidy,
-        Purpose::Undo => v1::SagaCommandPurpose::Undo,
-        Purpose::Last => v1::SagaCommandPurpose::Last,
+        CommandPurpose::Forward => v1::SagaCommandPurpose::Forward,
+        CommandPurpose::Tidy => v1::SagaCommandPurpose::Tidy,
+        CommandPurpose::Undo => v1::SagaCommandPurpose::Undo,
+        CommandPurpose::Last => v1::SagaCommandPurpose::Last,
     }
 }
 

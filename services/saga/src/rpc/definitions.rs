@@ -1,6 +1,6 @@
 //! Definitions: checked, put in force, taken out of it, read.
 
-use ::rpc::{Error, ErrorKind, Page, Reason};
+use ::rpc::{Error, ErrorKind, PageRequest, RpcReason};
 use model::{BlobHash, SagaName, TenantId, Violations};
 use proto::convert::saga::{name, tenant};
 use proto::internal::v1::SagaPermission;
@@ -15,23 +15,23 @@ use proto::v1::{
 use tonic::Status;
 use workflow::manifest::MANIFEST_BYTES_MAX;
 
-use super::access::{Change, Repeatable, hash_of};
-use super::ask::store_unavailable;
+use super::access::{SagaChangeRequest, SagaIdempotencyKey, hash_of};
+use super::owner_client::store_unavailable;
 use super::wire::{self, problems};
-use super::{Api, Principal};
-use crate::definitions::{ApplyError, Definition, DefinitionError, Repeatable as Kept};
+use super::{SagaApi, SagaCaller};
+use crate::definitions::{ApplyError, DefinitionError, ScopedIdempotencyKey as Kept, TenantDefinition};
 
-/// What tokens of pages are bound to, beside their caller and filter.
+/// Seal that page tokens are bound to, beside their caller and filter.
 const SEAL: &str = "definitions";
-/// The name of a file, in bytes.
+/// Length of a file's name, in bytes at most.
 const FILE_NAME_BYTES_MAX: usize = 255;
-/// What a file is called that has no name.
+/// Name given to a file that has none.
 const UNNAMED: &str = "manifest";
 
 /// Checks a manifest and keeps nothing.
 pub(super) async fn validate(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: ValidateSagaRequest,
 ) -> Result<ValidateSagaResponse, Status> {
     let mut violations = required::missing(&request);
@@ -50,13 +50,13 @@ pub(super) async fn validate(
 
 /// Puts the sagas of a manifest in force for one tenant.
 pub(super) async fn apply(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     mut request: ApplySagaRequest,
 ) -> Result<ApplySagaResponse, Status> {
     let mut violations = required::missing(&request);
     let id = std::mem::take(&mut request.request_id);
-    let repeatable = Repeatable::parse(&id, hash_of("ApplySaga", &request), &mut violations);
+    let repeatable = SagaIdempotencyKey::parse(&id, hash_of("ApplySaga", &request), &mut violations);
     let tenant = tenant(&request.tenant_id, api.has_tenants(), &mut violations);
     let file = file(request.file, &mut violations);
     let (tenant, file) = violations.into_result(tenant.zip(file)).map_err(Error::from)?;
@@ -70,13 +70,13 @@ pub(super) async fn apply(
 
 /// Takes a saga of the tenant out of force.
 pub(super) async fn retire(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     mut request: RetireSagaRequest,
 ) -> Result<RetireSagaResponse, Status> {
     let mut violations = required::missing(&request);
     let id = std::mem::take(&mut request.request_id);
-    let repeatable = Repeatable::parse(&id, hash_of("RetireSaga", &request), &mut violations);
+    let repeatable = SagaIdempotencyKey::parse(&id, hash_of("RetireSaga", &request), &mut violations);
     let tenant = tenant(&request.tenant_id, api.has_tenants(), &mut violations);
     let saga = name::<SagaName>("saga", &request.saga, &mut violations);
     let (tenant, saga) = violations.into_result(tenant.zip(saga)).map_err(Error::from)?;
@@ -91,8 +91,8 @@ pub(super) async fn retire(
 
 /// Reads a definition.
 pub(super) async fn get(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: GetSagaDefinitionRequest,
 ) -> Result<GetSagaDefinitionResponse, Status> {
     let mut violations = required::missing(&request);
@@ -103,7 +103,7 @@ pub(super) async fn get(
     api.read(caller, &tenant).await?;
     let definitions = api.app.definitions();
     let found = definitions.in_force().definitions_named(&tenant, &saga);
-    let wanted = |found: &Definition| hash.map_or(found.in_force, |hash| found.saga.hash == hash);
+    let wanted = |found: &TenantDefinition| hash.map_or(found.in_force, |hash| found.saga.hash == hash);
     let found = found.into_iter().find(wanted);
     let found = found.ok_or_else(|| Error::not_found(format!("definition of saga {saga}")))?;
     let text = definitions.text(found.saga.hash).await.map_err(|error| unavailable(&error))?;
@@ -113,14 +113,14 @@ pub(super) async fn get(
 
 /// Lists definitions.
 pub(super) async fn list(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: ListSagaDefinitionsRequest,
 ) -> Result<ListSagaDefinitionsResponse, Status> {
     let mut violations = Violations::new();
     let tenant = tenant(&request.tenant_id, api.has_tenants(), &mut violations);
     let saga = name::<SagaName>("saga", &request.saga, &mut violations);
-    let page = Page::parse(request.page_size, &request.page_token, &mut violations);
+    let page = PageRequest::parse(request.page_size, &request.page_token, &mut violations);
     let tenant = violations.into_result(tenant).map_err(Error::from)?;
     let (_, actor) = api.read(caller, &tenant).await?;
     let filter = format!("{tenant} {saga:?} {}", request.in_force);
@@ -142,7 +142,7 @@ pub(super) async fn list(
 }
 
 /// Where a definition stands in lists: by name, the newest version first.
-fn place(found: &Definition) -> String {
+fn place(found: &TenantDefinition) -> String {
     format!("{} {:010}", found.saga.name, u32::MAX - found.saga.version)
 }
 
@@ -163,18 +163,23 @@ fn file(file: Option<ManifestFile>, violations: &mut Violations) -> Option<Manif
     Some(file)
 }
 
-fn define<'a>(method: &'static str, resource: &'a str, request: Option<&'a Repeatable>) -> Change<'a> {
-    Change { permission: SagaPermission::Define, method, resource, request, dry_run: false }
+fn define<'a>(
+    method: &'static str,
+    resource: &'a str,
+    request: Option<&'a SagaIdempotencyKey>,
+) -> SagaChangeRequest<'a> {
+    SagaChangeRequest { permission: SagaPermission::Define, method, resource, request, dry_run: false }
 }
 
 /// The request as it is kept with its answer: it is that of one actor.
-fn kept(tenant: &TenantId, actor: u32, request: Option<Repeatable>) -> Option<Kept> {
-    request.map(|Repeatable { id, hash }| Kept { id: format!("define\n{tenant}\n{actor}\n{id}"), hash })
+fn kept(tenant: &TenantId, actor: u32, request: Option<SagaIdempotencyKey>) -> Option<Kept> {
+    request
+        .map(|SagaIdempotencyKey { id, hash }| Kept { id: format!("define\n{tenant}\n{actor}\n{id}"), hash })
 }
 
 /// Converts a definition to what callers see.
-pub(super) fn definition(found: &Definition) -> v1::SagaDefinition {
-    let Definition { saga, in_force, is_applied } = found;
+pub(super) fn definition(found: &TenantDefinition) -> v1::SagaDefinition {
+    let TenantDefinition { saga, in_force, is_applied } = found;
     v1::SagaDefinition { in_force: *in_force, applied_by_tenant: *is_applied, ..wire::definition(saga) }
 }
 
@@ -199,14 +204,14 @@ fn refused(error: &ApplyError) -> Status {
         }
         ApplyError::NotFound(saga) => Error::not_found(format!("saga {saga}")).into(),
         ApplyError::Operators(_) => {
-            Error::new(ErrorKind::FailedPrecondition, Reason::WrongState, message).into()
+            Error::new(ErrorKind::FailedPrecondition, RpcReason::WrongState, message).into()
         }
         ApplyError::OtherVersion { .. } => {
-            Error::new(ErrorKind::Aborted, Reason::RevisionMismatch, message).into()
+            Error::new(ErrorKind::Aborted, RpcReason::RevisionMismatch, message).into()
         }
-        ApplyError::Reused => Error::new(ErrorKind::AlreadyExists, Reason::RequestIdReused, message).into(),
+        ApplyError::Reused => Error::new(ErrorKind::AlreadyExists, RpcReason::RequestIdReused, message).into(),
         ApplyError::Limit { limit, most, found, .. } => {
-            let error = Error::new(ErrorKind::ResourceExhausted, Reason::LimitExceeded, message);
+            let error = Error::new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded, message);
             error.with("limit", limit).with("max", most).with("asked", found).into()
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ::rpc::{Error, ErrorKind, Page, Reason};
+use ::rpc::{Error, ErrorKind, PageRequest, RpcReason};
 use futures_util::StreamExt as _;
 use model::{BlobHash, CommandId, CorrelationId, EffectName, EffectState, SagaName, TenantId, Violations};
 use proto::convert::saga::{name, states, tenant};
@@ -14,22 +14,22 @@ use proto::v1::{
     GetEffectRequest, GetEffectResponse, ListEffectsRequest, ListEffectsResponse, ResolveEffectRequest,
     ResolveEffectResponse, RetryEffectRequest, RetryEffectResponse,
 };
-use store::Versioned;
+use store::VersionedValue;
 use tonic::Status;
 use workflow::catalog::Catalog;
-use workflow::key::Table;
+use workflow::key::StoreTable;
+use workflow::lane_request::{CallCompletion, EffectCallRequest, EffectLaneRequest};
 use workflow::ledger::CallRow;
-use workflow::word::{CallWord, Completion, EffectWord};
-use workflow::{Json, Key, Lane, Subject};
+use workflow::{Json, LaneRowKey, MessageSubject, WorkflowLane};
 
-use super::access::{Change, Repeatable, hash_of};
-use super::lists::{Asked, Listed, PageOf, Stretch, failed, page};
+use super::access::{SagaChangeRequest, SagaIdempotencyKey, hash_of};
+use super::lists::{LaneRange, PageListing, SagaPageKind, SagaPageRequest, failed, page};
+use super::owner_requests::OperatorRequest;
 use super::verbs::json_of;
 use super::wire;
 use super::wire::effect::Declared;
-use super::words::Speaker;
-use super::{Api, Principal};
-use crate::reads::{ReadError, Reads, read};
+use super::{SagaApi, SagaCaller};
+use crate::reads::{RowReadError, RowReader, read};
 
 /// The code of a failure, in characters.
 const CODE_CHARS_MAX: usize = 64;
@@ -41,7 +41,7 @@ pub(super) fn no_call(command: CommandId) -> Status {
     Error::not_found(format!("the call of the command {command}")).into()
 }
 
-impl Api {
+impl SagaApi {
     /// Finds a call: that of a command of one effect, or of whichever of the tenant's has the command.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl Api {
         });
         let mut found = futures_util::stream::iter(find).buffered(LANES_AT_ONCE);
         while let Some(one) = found.next().await {
-            if let Some((Lane::Effect { effect, .. }, row)) = one.map_err(failed)? {
+            if let Some((WorkflowLane::Effect { effect, .. }, row)) = one.map_err(failed)? {
                 return Ok((effect, row));
             }
         }
@@ -71,8 +71,8 @@ impl Api {
 
 /// Reads a call.
 pub(super) async fn get(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: GetEffectRequest,
 ) -> Result<GetEffectResponse, Status> {
     let mut violations = missing(&request);
@@ -88,14 +88,14 @@ pub(super) async fn get(
     Ok(GetEffectResponse { call: Some(call) })
 }
 
-/// What is in force of an effect.
+/// Returns the effect as it is in force, with its provider.
 fn declared<'a>(catalog: &'a Catalog, effect: &EffectName, tenant: &TenantId) -> Declared<'a> {
     catalog.effect(effect, tenant).map(|(provider, effect)| (provider.name.as_str(), &**effect))
 }
 
-/// What calls are asked for.
+/// Filter of the calls that are listed.
 #[derive(Debug)]
-struct Filter {
+struct EffectFilter {
     effect: Option<EffectName>,
     /// Empty for all.
     states: BTreeSet<EffectState>,
@@ -103,20 +103,21 @@ struct Filter {
     correlation: Option<CorrelationId>,
 }
 
-impl Filter {
+impl EffectFilter {
     /// Rows in which calls stand that match.
-    fn stretches(&self, lanes: Vec<Lane>) -> Vec<Stretch> {
+    fn stretches(&self, lanes: Vec<WorkflowLane>) -> Vec<LaneRange> {
         let is_wanted = |state: &EffectState| self.states.is_empty() || self.states.contains(state);
         let ranges: Vec<_> = if self.states.is_empty() && self.saga.is_none() {
-            vec![Table::EffectBy.range()]
+            vec![StoreTable::EffectBy.range()]
         } else {
             let of = |state: EffectState| {
-                Key::effects_by(state.as_str(), self.saga.as_ref(), self.correlation.as_ref())
+                LaneRowKey::effects_by(state.as_str(), self.saga.as_ref(), self.correlation.as_ref())
             };
             EffectState::ALL.into_iter().filter(is_wanted).map(of).collect()
         };
-        let of_lane =
-            |lane: Lane| ranges.iter().map(move |range| Stretch { lane: lane.clone(), range: range.clone() });
+        let of_lane = |lane: WorkflowLane| {
+            ranges.iter().map(move |range| LaneRange { lane: lane.clone(), range: range.clone() })
+        };
         lanes.into_iter().flat_map(of_lane).collect()
     }
 
@@ -128,25 +129,27 @@ impl Filter {
 }
 
 /// Calls in lists.
-struct Calls<'a> {
-    reads: &'a Reads,
+struct EffectListing<'a> {
+    reads: &'a RowReader,
     tenant: &'a TenantId,
-    filter: &'a Filter,
+    filter: &'a EffectFilter,
     catalog: Arc<Catalog>,
 }
 
-impl Listed for Calls<'_> {
+impl PageListing for EffectListing<'_> {
     type Entry = EffectCall;
 
     async fn entries(
         &self,
-        lane: &Lane,
-        rows: &[(Key, Versioned)],
-    ) -> Result<Vec<Option<EffectCall>>, ReadError> {
-        let Lane::Effect { effect, .. } = lane else { return Ok(rows.iter().map(|_| None).collect()) };
+        lane: &WorkflowLane,
+        rows: &[(LaneRowKey, VersionedValue)],
+    ) -> Result<Vec<Option<EffectCall>>, RowReadError> {
+        let WorkflowLane::Effect { effect, .. } = lane else {
+            return Ok(rows.iter().map(|_| None).collect());
+        };
         let commands: Vec<CommandId> =
-            rows.iter().map(|(key, row)| read(lane, key, row)).collect::<Result<_, ReadError>>()?;
-        let keys: Vec<_> = commands.into_iter().map(Key::effect).collect();
+            rows.iter().map(|(key, row)| read(lane, key, row)).collect::<Result<_, RowReadError>>()?;
+        let keys: Vec<_> = commands.into_iter().map(LaneRowKey::effect).collect();
         if keys.is_empty() {
             return Ok(Vec::new());
         }
@@ -162,8 +165,8 @@ impl Listed for Calls<'_> {
 
 /// Lists calls.
 pub(super) async fn list(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: ListEffectsRequest,
 ) -> Result<ListEffectsResponse, Status> {
     let mut violations = Violations::new();
@@ -173,26 +176,26 @@ pub(super) async fn list(
     if saga.is_empty() && !correlation_id.is_empty() {
         violations.add("saga", "is missing: a correlation is one within a saga");
     }
-    let filter = Filter {
+    let filter = EffectFilter {
         effect: name("effect", &effect, &mut violations),
         states: states("states", &wanted, &mut violations),
         saga: name("saga", &saga, &mut violations),
         correlation: name("correlation_id", &correlation_id, &mut violations),
     };
-    let asked = Page::parse(page_size, &page_token, &mut violations);
+    let asked = PageRequest::parse(page_size, &page_token, &mut violations);
     let tenant = violations.into_result(tenant).map_err(Error::from)?;
     api.read(caller, &tenant).await?;
     let reads = api.reads();
-    let asked = Asked::new(asked, PageOf::Effects, caller, &tenant, &filter)?;
+    let asked = SagaPageRequest::new(asked, SagaPageKind::Effects, caller, &tenant, &filter)?;
     let stretches = filter.stretches(reads.effect_lanes(&tenant, filter.effect.as_ref()));
     let catalog = reads.definitions().catalog();
-    let listed = Calls { reads: &reads, tenant: &tenant, filter: &filter, catalog };
+    let listed = EffectListing { reads: &reads, tenant: &tenant, filter: &filter, catalog };
     let (calls, next_page_token) = page(&reads, &asked, &stretches, &listed).await?;
     Ok(ListEffectsResponse { calls, next_page_token })
 }
 
-/// What is asked of a call, and by which request.
-struct AskedOfCall<'a> {
+/// Operation on a call, and the request that asks for it.
+struct EffectCallOperation<'a> {
     method: &'static str,
     permission: SagaPermission,
     tenant_id: &'a str,
@@ -201,33 +204,40 @@ struct AskedOfCall<'a> {
     request_id: &'a str,
     /// Hash of the request without its id.
     hash: BlobHash,
-    word: Option<CallWord>,
+    word: Option<EffectCallRequest>,
 }
 
 /// Asks the owner of a call's lane for something, and gives the call as it is since.
 async fn ask(
-    api: &Api,
-    caller: &Principal,
-    asked: AskedOfCall<'_>,
+    api: &SagaApi,
+    caller: &SagaCaller,
+    asked: EffectCallOperation<'_>,
     mut violations: Violations,
 ) -> Result<EffectCall, Status> {
-    let AskedOfCall { method, permission, tenant_id, effect, command_id, request_id, hash, word } = asked;
-    let request = Repeatable::parse(request_id, hash, &mut violations);
+    let EffectCallOperation { method, permission, tenant_id, effect, command_id, request_id, hash, word } =
+        asked;
+    let request = SagaIdempotencyKey::parse(request_id, hash, &mut violations);
     let tenant = tenant(tenant_id, api.has_tenants(), &mut violations);
     let effect: Option<EffectName> = name("effect", effect, &mut violations);
     let command: Option<CommandId> = name("command_id", command_id, &mut violations);
     let parsed = tenant.zip(command).zip(word);
     let ((tenant, command), mut word) = violations.into_result(parsed).map_err(Error::from)?;
     let resource = format!("call {command}");
-    let change =
-        Change { permission, method, resource: &resource, request: request.as_ref(), dry_run: false };
+    let change = SagaChangeRequest {
+        permission,
+        method,
+        resource: &resource,
+        request: request.as_ref(),
+        dry_run: false,
+    };
     let actor = api.authorize(caller, &tenant, change).await?;
     let (effect, _) = api.call(&tenant, effect.as_ref(), command).await?;
     redact(&api.app.definitions().catalog(), &effect, &tenant, &mut word)?;
-    let lane = Lane::Effect { tenant: tenant.clone(), effect: effect.clone() };
-    let subject = Subject::Effect { effect: effect.clone(), command };
-    let speaker = Speaker::new(actor, &tenant, request.as_ref(), hash);
-    api.say(&speaker, "", (&lane, subject), EffectWord::Call { command, asked: word }).await?;
+    let lane = WorkflowLane::Effect { tenant: tenant.clone(), effect: effect.clone() };
+    let subject = MessageSubject::Effect { effect: effect.clone(), command };
+    let speaker = OperatorRequest::new(actor, &tenant, request.as_ref(), hash);
+    api.send_request(&speaker, "", (&lane, subject), EffectLaneRequest::Call { command, asked: word })
+        .await?;
     let (effect, row) = api.call(&tenant, Some(&effect), command).await?;
     let catalog = api.app.definitions().catalog();
     Ok(wire::effect::call(&tenant, &effect, &row, declared(&catalog, &effect, &tenant)))
@@ -239,7 +249,7 @@ fn redact(
     catalog: &Catalog,
     effect: &EffectName,
     tenant: &TenantId,
-    word: &mut CallWord,
+    word: &mut EffectCallRequest,
 ) -> Result<(), Status> {
     match (catalog.effect(effect, tenant), word.result_mut()) {
         (Some((_, effect)), _) => word.redact(effect),
@@ -247,7 +257,7 @@ fn redact(
             let message = format!(
                 "no provider in force has the effect `{effect}`, which says what of its result is kept; put one in force first"
             );
-            return Err(Error::new(ErrorKind::FailedPrecondition, Reason::WrongState, message).into());
+            return Err(Error::new(ErrorKind::FailedPrecondition, RpcReason::WrongState, message).into());
         }
         (None, _) => {}
     }
@@ -259,14 +269,14 @@ macro_rules! asks_of_calls {
     ($($(#[$doc:meta])* $name:ident($request:ident) -> $response:ident = $method:literal $permission:ident $word:expr;)+) => {
         $($(#[$doc])*
         pub(super) async fn $name(
-            api: &Api,
-            caller: &Principal,
+            api: &SagaApi,
+            caller: &SagaCaller,
             mut request: $request,
         ) -> Result<$response, Status> {
             let mut violations = missing(&request);
             let request_id = std::mem::take(&mut request.request_id);
-            let word: fn(&$request, &mut Violations) -> Option<CallWord> = $word;
-            let asked = AskedOfCall {
+            let word: fn(&$request, &mut Violations) -> Option<EffectCallRequest> = $word;
+            let asked = EffectCallOperation {
                 method: $method,
                 permission: SagaPermission::$permission,
                 hash: hash_of($method, &request),
@@ -288,17 +298,17 @@ asks_of_calls! {
     /// Says whether a call happened.
     resolve(ResolveEffectRequest) -> ResolveEffectResponse = "ResolveEffect" Operate resolution;
     /// Makes a call again.
-    retry(RetryEffectRequest) -> RetryEffectResponse = "RetryEffect" Operate |_, _| Some(CallWord::Retry);
+    retry(RetryEffectRequest) -> RetryEffectResponse = "RetryEffect" Operate |_, _| Some(EffectCallRequest::Retry);
     /// Cancels a call.
-    cancel(CancelEffectRequest) -> CancelEffectResponse = "CancelEffect" Operate |_, _| Some(CallWord::Cancel);
+    cancel(CancelEffectRequest) -> CancelEffectResponse = "CancelEffect" Operate |_, _| Some(EffectCallRequest::Cancel);
 }
 
-fn completion(request: &CompleteEffectRequest, violations: &mut Violations) -> Option<CallWord> {
+fn completion(request: &CompleteEffectRequest, violations: &mut Violations) -> Option<EffectCallRequest> {
     use proto::v1::complete_effect_request::Outcome;
     let end = match request.outcome.as_ref()? {
         Outcome::Succeeded(success) => {
             let result = json_of("succeeded.result_json", &success.result_json, violations)?;
-            Completion::Succeeded { result }
+            CallCompletion::Succeeded { result }
         }
         Outcome::Failed(failure) => {
             let is_safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
@@ -310,19 +320,19 @@ fn completion(request: &CompleteEffectRequest, violations: &mut Violations) -> O
             if !matches!(result, Json::Map(_) | Json::Null) {
                 violations.add("failed.result_json", format!("an object, not {}", result.kind()));
             }
-            Completion::Failed { code, result }
+            CallCompletion::Failed { code, result }
         }
     };
-    Some(CallWord::Complete { token: BlobHash::of(request.token.as_bytes()), end })
+    Some(EffectCallRequest::Complete { token: BlobHash::of(request.token.as_bytes()), end })
 }
 
-fn resolution(request: &ResolveEffectRequest, violations: &mut Violations) -> Option<CallWord> {
+fn resolution(request: &ResolveEffectRequest, violations: &mut Violations) -> Option<EffectCallRequest> {
     use proto::v1::resolve_effect_request::Outcome;
     Some(match request.outcome.as_ref()? {
         Outcome::Succeeded(success) => {
             let result = json_of("succeeded.result_json", &success.result_json, violations)?;
-            CallWord::Happened { result }
+            EffectCallRequest::Happened { result }
         }
-        Outcome::NotDone(_) => CallWord::NotDone,
+        Outcome::NotDone(_) => EffectCallRequest::NotDone,
     })
 }

@@ -7,19 +7,19 @@ use proto::convert::saga::{InstanceName, instance as instance_name};
 use proto::required::missing;
 use proto::v1::{ExplainSagaRequest, ExplainSagaResponse, SagaFinding, SagaFindingKind};
 use tonic::{Code, Status};
-use workflow::definition::{Action, Saga};
-use workflow::instance::{Entry, Instance, Open, Tombstone};
+use workflow::definition::{Saga, StepAction};
+use workflow::instance::{CorrelationEntry, OpenCommand, SagaInstance, Tombstone};
 use workflow::ledger::CallRow;
 use workflow::placement::owner_of;
-use workflow::{Key, Lane};
+use workflow::{LaneRowKey, WorkflowLane};
 
-use super::instances::{Found, no_instance};
+use super::instances::{FoundInstance, no_instance};
 use super::lists::failed;
 use super::wire::{self, moment};
-use super::{Api, Principal};
-use crate::lane::letter_name::LetterName;
+use super::{SagaApi, SagaCaller};
+use crate::lane::dead_letter_name::DeadLetterName;
 use crate::placement::unowned;
-use crate::reads::{ReadError, Reads};
+use crate::reads::{RowReadError, RowReader};
 use crate::sagas::{StarvedRow, sources};
 
 /// Open calls that are looked at, of the many that an instance may have.
@@ -29,8 +29,8 @@ const TYPES_SHOWN: usize = 5;
 
 /// Explains why an instance is where it is.
 pub(super) async fn explain(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: ExplainSagaRequest,
 ) -> Result<ExplainSagaResponse, Status> {
     let mut violations = missing(&request);
@@ -45,11 +45,11 @@ pub(super) async fn explain(
         }
         Err(status) => return Err(status),
     };
-    let looked = Looked { api, reads: api.reads(), found: &found };
+    let looked = InstanceExplainer { api, reads: api.reads(), found: &found };
     let findings = match &found.record.entry {
-        Entry::Live(instance) => looked.live(instance).await.map_err(failed)?,
-        Entry::Ended(tombstone) => vec![ended(tombstone)],
-        Entry::Awaited(_) => return Err(no_instance(&found.name.saga, &found.name.correlation)),
+        CorrelationEntry::Live(instance) => looked.live(instance).await.map_err(failed)?,
+        CorrelationEntry::Ended(tombstone) => vec![ended(tombstone)],
+        CorrelationEntry::Awaited(_) => return Err(no_instance(&found.name.saga, &found.name.correlation)),
     };
     let cause = findings.iter().find(|finding| finding.blocks);
     Ok(ExplainSagaResponse {
@@ -61,10 +61,10 @@ pub(super) async fn explain(
 }
 
 /// Says why an instance may not have started though its event has come: starts of its lane wait for a quota. Nothing where none do.
-async fn starved(api: &Api, name: &InstanceName) -> Result<Option<ExplainSagaResponse>, Status> {
+async fn starved(api: &SagaApi, name: &InstanceName) -> Result<Option<ExplainSagaResponse>, Status> {
     let reads = api.reads();
     let Some(lane) = reads.lane_of(&name.tenant, &name.saga, &name.correlation) else { return Ok(None) };
-    let row: Option<StarvedRow> = reads.row(&lane, Key::starved()).await.map_err(failed)?;
+    let row: Option<StarvedRow> = reads.row(&lane, LaneRowKey::starved()).await.map_err(failed)?;
     let Some(StarvedRow { quota, most, found, since }) = row else { return Ok(None) };
     let detail = format!(
         "starts of its lane {lane} wait since {} for the quota `{quota}`: the tenant has {found}, and may have {most}; they go on \
@@ -86,13 +86,13 @@ async fn starved(api: &Api, name: &InstanceName) -> Result<Option<ExplainSagaRes
 }
 
 /// Says since when a tenant is paused.
-fn paused(api: &Api, tenant: &TenantId) -> Option<SagaFinding> {
+fn paused(api: &SagaApi, tenant: &TenantId) -> Option<SagaFinding> {
     let since = api.app.view().decided.paused_since(tenant)?;
     let detail = format!("its tenant is paused since {}; ResumeTenant lets it go on", since.rfc3339());
     Some(finding(SagaFindingKind::Tenant, true, detail))
 }
 
-fn without_owner(lane: &Lane, why: &str) -> SagaFinding {
+fn without_owner(lane: &WorkflowLane, why: &str) -> SagaFinding {
     let detail = format!("its lane {lane} has no owner: {why}");
     SagaFinding { lane: lane.to_string(), ..finding(SagaFindingKind::Lane, true, detail) }
 }
@@ -108,9 +108,9 @@ fn ended(tombstone: &Tombstone) -> SagaFinding {
 }
 
 /// The answer in one sentence: where it is, what keeps it, and when that changes by itself.
-fn summary(found: &Found, findings: &[SagaFinding], cause: Option<&SagaFinding>) -> String {
+fn summary(found: &FoundInstance, findings: &[SagaFinding], cause: Option<&SagaFinding>) -> String {
     let place = match &found.record.entry {
-        Entry::Live(instance) => {
+        CorrelationEntry::Live(instance) => {
             let (status, step) = (instance.status, &instance.step);
             format!("It is {status} at the step `{step}` since {}", instance.entered.rfc3339())
         }
@@ -133,21 +133,21 @@ fn sentence(detail: &str) -> String {
 }
 
 /// An instance that is looked at.
-struct Looked<'a> {
-    api: &'a Api,
-    reads: Reads,
-    found: &'a Found,
+struct InstanceExplainer<'a> {
+    api: &'a SagaApi,
+    reads: RowReader,
+    found: &'a FoundInstance,
 }
 
-impl Looked<'_> {
+impl InstanceExplainer<'_> {
     /// Everything that is found of an instance that has not ended, in the order in which it decides.
-    async fn live(&self, instance: &Instance) -> Result<Vec<SagaFinding>, ReadError> {
+    async fn live(&self, instance: &SagaInstance) -> Result<Vec<SagaFinding>, RowReadError> {
         let (mut findings, sources) = (Vec::new(), self.sources().await);
         findings.extend(paused(self.api, &self.found.name.tenant));
         findings.extend(self.lane(&sources));
         let definition = match self.reads.definition(instance.definition).await {
             Ok(definition) => Some(definition),
-            Err(error @ ReadError::Store(_)) => return Err(error),
+            Err(error @ RowReadError::Store(_)) => return Err(error),
             Err(error) => {
                 tracing::error!("{error}");
                 None
@@ -171,7 +171,7 @@ impl Looked<'_> {
     }
 
     /// Says why nobody owns the lane, or that nobody reads for it.
-    fn lane(&self, sources: &[SourceFound]) -> Option<SagaFinding> {
+    fn lane(&self, sources: &[SourceDiagnosis]) -> Option<SagaFinding> {
         let (app, lane) = (&self.api.app, &self.found.lane);
         let (view, is_unread) = (app.view(), sources.iter().any(|source| source.is_unread));
         // One of a tenant that is paused is nobody's, which is said of the tenant.
@@ -197,7 +197,7 @@ impl Looked<'_> {
         Some(SagaFinding { lane: lane.to_string(), ..finding(SagaFindingKind::Lane, true, detail) })
     }
 
-    fn definition(&self, instance: &Instance, found: Option<&Saga>) -> Option<SagaFinding> {
+    fn definition(&self, instance: &SagaInstance, found: Option<&Saga>) -> Option<SagaFinding> {
         let (version, hash) = (instance.version, instance.definition);
         if found.is_none() {
             let detail = format!("its definition, version {version}, cannot be had ({hash})");
@@ -209,10 +209,10 @@ impl Looked<'_> {
         Some(finding(SagaFindingKind::Definition, false, detail))
     }
 
-    async fn letter(&self) -> Result<Option<SagaFinding>, ReadError> {
+    async fn letter(&self) -> Result<Option<SagaFinding>, RowReadError> {
         let Some(number) = self.found.record.parked_by else { return Ok(None) };
-        let key = Key::dead(&self.found.name.correlation, number);
-        let name = LetterName { lane: self.found.lane.clone(), key };
+        let key = LaneRowKey::dead(&self.found.name.correlation, number);
+        let name = DeadLetterName { lane: self.found.lane.clone(), key };
         let held = self.found.record.held.len();
         let why = match self.reads.letter(&name).await? {
             Some(letter) => format!(" ({}: {})", letter.row.letter.code, letter.row.letter.why),
@@ -226,7 +226,7 @@ impl Looked<'_> {
     }
 
     /// Commands and calls whose end is waited for.
-    async fn open(&self, instance: &Instance) -> Result<Vec<SagaFinding>, ReadError> {
+    async fn open(&self, instance: &SagaInstance) -> Result<Vec<SagaFinding>, RowReadError> {
         let mut findings = Vec::new();
         for (id, open) in instance.open.iter().take(CALLS_MAX) {
             if open.effect.is_none() {
@@ -237,15 +237,16 @@ impl Looked<'_> {
         }
         for (id, open) in instance.open.iter().take(CALLS_MAX) {
             let Some(effect) = &open.effect else { continue };
-            let lane = Lane::Effect { tenant: self.found.name.tenant.clone(), effect: effect.clone() };
+            let lane =
+                WorkflowLane::Effect { tenant: self.found.name.tenant.clone(), effect: effect.clone() };
             let row = self.reads.call(&lane, *id).await?;
             findings.push(call(*id, open, effect.as_str(), row.as_ref()));
         }
         Ok(findings)
     }
 
-    /// What the broker says of the sources of the lane.
-    async fn sources(&self) -> Vec<SourceFound> {
+    /// Asks the broker about the sources of the lane.
+    async fn sources(&self) -> Vec<SourceDiagnosis> {
         let (name, lane) = (&self.found.name, &self.found.lane);
         let versions = self.reads.definitions().versions(&name.tenant, &name.saga);
         let broker = &self.api.app.around().broker;
@@ -259,14 +260,14 @@ impl Looked<'_> {
                 Ok(Some(state)) if state.pending > 0 => {
                     let pending = state.pending;
                     let detail = format!("the source {source} is behind by {pending} messages");
-                    all.push(SourceFound { is_unread: false, finding: about(detail) });
+                    all.push(SourceDiagnosis { is_unread: false, finding: about(detail) });
                 }
                 Ok(Some(_)) => {}
-                Ok(None) => all.push(SourceFound { is_unread: true, finding: None }),
+                Ok(None) => all.push(SourceDiagnosis { is_unread: true, finding: None }),
                 Err(error) => {
                     tracing::info!("{error}");
                     let detail = "the broker does not answer: nothing comes in".to_owned();
-                    all.push(SourceFound { is_unread: false, finding: about(detail) });
+                    all.push(SourceDiagnosis { is_unread: false, finding: about(detail) });
                     break;
                 }
             }
@@ -275,14 +276,14 @@ impl Looked<'_> {
     }
 }
 
-/// What was found of a source.
-struct SourceFound {
-    /// Whether nobody reads it.
+/// Diagnosis of one source.
+struct SourceDiagnosis {
+    /// True if nobody reads the source.
     is_unread: bool,
     finding: Option<SagaFinding>,
 }
 
-fn status(instance: &Instance) -> SagaFinding {
+fn status(instance: &SagaInstance) -> SagaFinding {
     let reason = instance.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     let step = &instance.step;
     let (blocks, detail) = match (&instance.stuck, instance.status) {
@@ -300,9 +301,9 @@ fn status(instance: &Instance) -> SagaFinding {
 }
 
 /// The events that its step waits for; nothing where it waits for timers alone.
-fn waits(instance: &Instance, saga: &Saga) -> Option<SagaFinding> {
+fn waits(instance: &SagaInstance, saga: &Saga) -> Option<SagaFinding> {
     let is_running = instance.status == SagaStatus::Running;
-    let Action::Wait(wait) = &saga.steps.get(&instance.step).filter(|_| is_running)?.action else {
+    let StepAction::Wait(wait) = &saga.steps.get(&instance.step).filter(|_| is_running)?.action else {
         return None;
     };
     let types = wait.on.keys().filter(|kind| !saga.is_raised(wait, kind));
@@ -319,7 +320,7 @@ fn waits(instance: &Instance, saga: &Saga) -> Option<SagaFinding> {
 }
 
 /// Timers that are set, the first to fire first. They are waited for where nothing else is.
-fn timers(instance: &Instance, saga: Option<&Saga>) -> Vec<SagaFinding> {
+fn timers(instance: &SagaInstance, saga: Option<&Saga>) -> Vec<SagaFinding> {
     let is_alone = instance.open.is_empty() && saga.is_some_and(|saga| waits(instance, saga).is_none());
     let mut timers: Vec<_> = instance.timers.iter().collect();
     timers.sort_by_key(|(_, timer)| timer.due);
@@ -336,8 +337,8 @@ fn timers(instance: &Instance, saga: Option<&Saga>) -> Vec<SagaFinding> {
     timers.into_iter().enumerate().map(about).collect()
 }
 
-/// What is known of a call whose end is waited for.
-fn call(id: CommandId, open: &Open, effect: &str, row: Option<&CallRow>) -> SagaFinding {
+/// Describes what is known of a call whose end the instance waits for.
+fn call(id: CommandId, open: &OpenCommand, effect: &str, row: Option<&CallRow>) -> SagaFinding {
     let step = &open.step;
     let at = |time: Timestamp| time.rfc3339();
     let base = |detail: String| SagaFinding {

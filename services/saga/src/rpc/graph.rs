@@ -9,26 +9,29 @@ use proto::required::missing;
 use proto::v1;
 use proto::v1::{GetSagaGraphRequest, GetSagaGraphResponse};
 use tonic::Status;
-use workflow::definition::Order;
-use workflow::graph::{COMPENSATED, COMPLETED, Edge, EdgeKind, FAILED, Graph, Node, NodeKind, START};
-use workflow::instance::{Entry, Purpose, Record};
-use workflow::step::Row;
-use workflow::{Key, Lane};
+use workflow::definition::WorkOrder;
+use workflow::graph::{
+    COMPENSATED, COMPLETED, DefinitionEdge, DefinitionEdgeKind, DefinitionGraph, DefinitionNode,
+    DefinitionNodeKind, FAILED, START,
+};
+use workflow::instance::{CommandPurpose, CorrelationEntry, CorrelationRecord};
+use workflow::step::JournalRow;
+use workflow::{LaneRowKey, WorkflowLane};
 
-use super::instances::{Found, no_instance};
+use super::instances::{FoundInstance, no_instance};
 use super::lists::failed;
 use super::wire::{self, count};
-use super::{Api, Principal};
-use crate::definitions::Definition;
-use crate::reads::{ReadError, Reads, read};
+use super::{SagaApi, SagaCaller};
+use crate::definitions::TenantDefinition;
+use crate::reads::{RowReadError, RowReader, read};
 
 /// Rows of a journal that are read at once.
 const ROWS: usize = 100;
 
 /// Describes a definition as nodes and edges.
 pub(super) async fn graph(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: GetSagaGraphRequest,
 ) -> Result<GetSagaGraphResponse, Status> {
     let mut violations = missing(&request);
@@ -45,7 +48,8 @@ pub(super) async fn graph(
     let reads = api.reads();
     let Some(correlation) = correlation else {
         let all = reads.definitions().in_force().definitions_named(&tenant, &saga);
-        let is_wanted = |found: &Definition| hash.map_or(found.in_force, |hash| found.saga.hash == hash);
+        let is_wanted =
+            |found: &TenantDefinition| hash.map_or(found.in_force, |hash| found.saga.hash == hash);
         let found = all.into_iter().find(is_wanted);
         let found = found.ok_or_else(|| Error::not_found(format!("definition of saga {saga}")))?;
         return Ok(answer(&found, &found.saga.graph(), None));
@@ -61,33 +65,33 @@ pub(super) async fn graph(
 
 /// The definition of an instance, which may be of none of the versions that are named any more.
 async fn definition_of(
-    reads: &Reads,
+    reads: &RowReader,
     tenant: &TenantId,
     saga: &SagaName,
     hash: BlobHash,
-) -> Result<Definition, Status> {
+) -> Result<TenantDefinition, Status> {
     let all = reads.definitions().in_force().definitions_named(tenant, saga);
     let is_applied = all.iter().any(|found| found.is_applied);
     match all.into_iter().find(|found| found.saga.hash == hash) {
         Some(found) => Ok(found),
         None => {
             let saga = reads.definition(hash).await.map_err(failed)?;
-            Ok(Definition { saga, in_force: false, is_applied })
+            Ok(TenantDefinition { saga, in_force: false, is_applied })
         }
     }
 }
 
 /// Steps at which an instance was, as far as its journal is kept.
 async fn visited(
-    reads: &Reads,
-    lane: &Lane,
+    reads: &RowReader,
+    lane: &WorkflowLane,
     correlation: &CorrelationId,
-) -> Result<BTreeSet<String>, ReadError> {
-    let (mut range, mut steps) = (Key::journal_of(correlation), BTreeSet::new());
+) -> Result<BTreeSet<String>, RowReadError> {
+    let (mut range, mut steps) = (LaneRowKey::journal_of(correlation), BTreeSet::new());
     loop {
         let found = reads.scan(lane, &range, ROWS).await?;
         for (key, row) in &found.rows {
-            let row: Row = read(lane, key, row)?;
+            let row: JournalRow = read(lane, key, row)?;
             steps.insert(row.step.to_string());
             if row.status == SagaStatus::Compensating {
                 steps.insert(COMPENSATED.to_owned());
@@ -101,28 +105,30 @@ async fn visited(
 }
 
 /// The node at which an instance is.
-fn place(record: &Record) -> &str {
+fn place(record: &CorrelationRecord) -> &str {
     match &record.entry {
-        Entry::Live(instance) => {
+        CorrelationEntry::Live(instance) => {
             match (instance.status, instance.stuck.as_ref().map(|stuck| stuck.purpose)) {
-                (SagaStatus::Compensating, _) | (_, Some(Purpose::Undo | Purpose::Last)) => COMPENSATED,
+                (SagaStatus::Compensating, _) | (_, Some(CommandPurpose::Undo | CommandPurpose::Last)) => {
+                    COMPENSATED
+                }
                 _ => instance.step.as_str(),
             }
         }
-        Entry::Ended(tombstone) => match tombstone.status {
+        CorrelationEntry::Ended(tombstone) => match tombstone.status {
             SagaStatus::Completed => COMPLETED,
             SagaStatus::Failed => FAILED,
             SagaStatus::Compensated => COMPENSATED,
             _ => tombstone.step.as_str(),
         },
-        Entry::Awaited(_) => START,
+        CorrelationEntry::Awaited(_) => START,
     }
 }
 
 fn answer(
-    found: &Definition,
-    graph: &Graph<'_>,
-    instance: Option<(&Found, &BTreeSet<String>)>,
+    found: &TenantDefinition,
+    graph: &DefinitionGraph<'_>,
+    instance: Option<(&FoundInstance, &BTreeSet<String>)>,
 ) -> GetSagaGraphResponse {
     let mut nodes: Vec<_> = graph.nodes.iter().map(node).collect();
     if let Some((instance, steps)) = instance {
@@ -146,7 +152,7 @@ fn answer(
     }
 }
 
-fn node(node: &Node<'_>) -> v1::SagaGraphNode {
+fn node(node: &DefinitionNode<'_>) -> v1::SagaGraphNode {
     v1::SagaGraphNode {
         name: node.name.to_owned(),
         kind: kind(node.kind).into(),
@@ -160,24 +166,24 @@ fn node(node: &Node<'_>) -> v1::SagaGraphNode {
     }
 }
 
-const fn kind(kind: NodeKind) -> v1::SagaNodeKind {
+const fn kind(kind: DefinitionNodeKind) -> v1::SagaNodeKind {
     match kind {
-        NodeKind::Start => v1::SagaNodeKind::Start,
-        NodeKind::Work => v1::SagaNodeKind::Work,
-        NodeKind::Parallel => v1::SagaNodeKind::Parallel,
-        NodeKind::Wait => v1::SagaNodeKind::Wait,
-        NodeKind::Completed => v1::SagaNodeKind::Completed,
-        NodeKind::Failed => v1::SagaNodeKind::Failed,
-        NodeKind::Compensated => v1::SagaNodeKind::Compensated,
-        NodeKind::DeadLetter => v1::SagaNodeKind::DeadLetter,
+        DefinitionNodeKind::Start => v1::SagaNodeKind::Start,
+        DefinitionNodeKind::Work => v1::SagaNodeKind::Work,
+        DefinitionNodeKind::Parallel => v1::SagaNodeKind::Parallel,
+        DefinitionNodeKind::Wait => v1::SagaNodeKind::Wait,
+        DefinitionNodeKind::Completed => v1::SagaNodeKind::Completed,
+        DefinitionNodeKind::Failed => v1::SagaNodeKind::Failed,
+        DefinitionNodeKind::Compensated => v1::SagaNodeKind::Compensated,
+        DefinitionNodeKind::DeadLetter => v1::SagaNodeKind::DeadLetter,
     }
 }
 
-fn order(branch: &str, order: &Order, undo: Option<&Order>) -> v1::SagaGraphOrder {
+fn order(branch: &str, order: &WorkOrder, undo: Option<&WorkOrder>) -> v1::SagaGraphOrder {
     let branch = branch.to_owned();
     let compensation = undo.map(|undo| match undo {
-        Order::Effect { effect, .. } => effect.to_string(),
-        Order::Command { aggregate, kind, .. } => format!("{aggregate}/{kind}"),
+        WorkOrder::Effect { effect, .. } => effect.to_string(),
+        WorkOrder::Command { aggregate, kind, .. } => format!("{aggregate}/{kind}"),
     });
     let base = v1::SagaGraphOrder {
         branch,
@@ -185,21 +191,21 @@ fn order(branch: &str, order: &Order, undo: Option<&Order>) -> v1::SagaGraphOrde
         ..v1::SagaGraphOrder::default()
     };
     match order {
-        Order::Effect { effect, .. } => v1::SagaGraphOrder { effect: effect.to_string(), ..base },
-        Order::Command { aggregate, kind, .. } => {
+        WorkOrder::Effect { effect, .. } => v1::SagaGraphOrder { effect: effect.to_string(), ..base },
+        WorkOrder::Command { aggregate, kind, .. } => {
             v1::SagaGraphOrder { aggregate_type: aggregate.clone(), command_type: kind.clone(), ..base }
         }
     }
 }
 
-fn edge(edge: &Edge<'_>) -> v1::SagaGraphEdge {
-    let Edge { from, to, kind, event, condition } = *edge;
+fn edge(edge: &DefinitionEdge<'_>) -> v1::SagaGraphEdge {
+    let DefinitionEdge { from, to, kind, event, condition } = *edge;
     let kind = match kind {
-        EdgeKind::Start => v1::SagaEdgeKind::Start,
-        EdgeKind::Success => v1::SagaEdgeKind::Success,
-        EdgeKind::Failure => v1::SagaEdgeKind::Failure,
-        EdgeKind::Event => v1::SagaEdgeKind::Event,
-        EdgeKind::Timer => v1::SagaEdgeKind::Timer,
+        DefinitionEdgeKind::Start => v1::SagaEdgeKind::Start,
+        DefinitionEdgeKind::Success => v1::SagaEdgeKind::Success,
+        DefinitionEdgeKind::Failure => v1::SagaEdgeKind::Failure,
+        DefinitionEdgeKind::Event => v1::SagaEdgeKind::Event,
+        DefinitionEdgeKind::Timer => v1::SagaEdgeKind::Timer,
     };
     v1::SagaGraphEdge {
         from_node: from.to_owned(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ::rpc::{Error, Page};
+use ::rpc::{Error, PageRequest};
 use model::{CorrelationId, SagaName, SagaStatus, StepName, TenantId, Timestamp, Violations};
 use proto::convert::saga::{InstanceName, instance as instance_name, name, statuses, tenant};
 use proto::convert::time;
@@ -11,36 +11,40 @@ use proto::v1::{
     GetSagaRequest, GetSagaResponse, GetSagaTimelineRequest, GetSagaTimelineResponse, ListSagasRequest,
     ListSagasResponse, Saga, SagaTimelineEntry,
 };
-use store::Versioned;
+use store::VersionedValue;
 use tonic::Status;
-use workflow::definition::{self, Action, Order};
-use workflow::input::Input;
-use workflow::instance::{Done, Entry, Instance, Record};
-use workflow::key::Table;
-use workflow::step::{JournalInput, Row};
-use workflow::{Key, Lane};
+use workflow::definition::{self, StepAction, WorkOrder};
+use workflow::input::InstanceInput;
+use workflow::instance::{CompensationEntry, CorrelationEntry, CorrelationRecord, SagaInstance};
+use workflow::key::StoreTable;
+use workflow::step::{JournalInput, JournalRow};
+use workflow::{LaneRowKey, WorkflowLane};
 
-use super::lists::{Asked, Listed, PageOf, Stretch, failed, page};
+use super::lists::{LaneRange, PageListing, SagaPageKind, SagaPageRequest, failed, page};
 use super::wire;
-use super::wire::saga::Whose;
-use super::{Api, Principal};
-use crate::lane::letter_name::LetterName;
-use crate::reads::{ReadError, Reads, read};
-use crate::sagas::{LetterRow, ListedRow};
+use super::wire::saga::SagaInstanceRef;
+use super::{SagaApi, SagaCaller};
+use crate::lane::dead_letter_name::DeadLetterName;
+use crate::reads::{RowReadError, RowReader, read};
+use crate::sagas::{DeadLetterRow, InstanceListRow};
 
 /// An instance that was found.
-pub(super) struct Found {
-    /// Its name.
+pub(super) struct FoundInstance {
+    /// Name of the instance.
     pub(super) name: InstanceName,
-    /// Its lane.
-    pub(super) lane: Lane,
-    /// What is kept of it: an instance, or what is left of one.
-    pub(super) record: Record,
+    /// Lane of the instance.
+    pub(super) lane: WorkflowLane,
+    /// Record of the instance, or of what is left of it.
+    pub(super) record: CorrelationRecord,
 }
 
-impl Found {
-    pub(super) const fn whose(&self) -> Whose<'_> {
-        Whose { tenant: &self.name.tenant, saga: &self.name.saga, correlation: &self.name.correlation }
+impl FoundInstance {
+    pub(super) const fn whose(&self) -> SagaInstanceRef<'_> {
+        SagaInstanceRef {
+            tenant: &self.name.tenant,
+            saga: &self.name.saga,
+            correlation: &self.name.correlation,
+        }
     }
 }
 
@@ -50,36 +54,37 @@ pub(super) fn no_instance(saga: &SagaName, correlation: &CorrelationId) -> Statu
     Error::not_found(format!("the instance {:?} of the saga {saga}", correlation.as_str())).into()
 }
 
-impl Api {
+impl SagaApi {
     /// Reads the name of an instance, lets a reader through, and finds it.
     pub(super) async fn instance(
         &self,
-        caller: &Principal,
+        caller: &SagaCaller,
         name: Option<InstanceName>,
         violations: Violations,
-    ) -> Result<Found, Status> {
+    ) -> Result<FoundInstance, Status> {
         let name = violations.into_result(name).map_err(Error::from)?;
         self.read(caller, &name.tenant).await?;
         self.reads().instance(name).await
     }
 }
 
-impl Reads {
+impl RowReader {
     /// Finds an instance.
-    pub(super) async fn instance(&self, name: InstanceName) -> Result<Found, Status> {
+    pub(super) async fn instance(&self, name: InstanceName) -> Result<FoundInstance, Status> {
         let InstanceName { tenant, saga, correlation } = &name;
         let gone = || no_instance(saga, correlation);
         let lane = self.lane_of(tenant, saga, correlation).ok_or_else(gone)?;
         let record = self.record(&lane, correlation).await.map_err(failed)?;
-        let record = record.filter(|record| !matches!(record.entry, Entry::Awaited(_))).ok_or_else(gone)?;
-        Ok(Found { name, lane, record })
+        let record =
+            record.filter(|record| !matches!(record.entry, CorrelationEntry::Awaited(_))).ok_or_else(gone)?;
+        Ok(FoundInstance { name, lane, record })
     }
 }
 
 /// Reads an instance with its state.
 pub(super) async fn get(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: GetSagaRequest,
 ) -> Result<GetSagaResponse, Status> {
     let mut violations = missing(&request);
@@ -88,18 +93,18 @@ pub(super) async fn get(
     let mut found = api.instance(caller, name, violations).await?;
     let reads = api.reads();
     let letter = found.record.parked_by.map(|number| {
-        let key = Key::dead(&found.name.correlation, number);
-        LetterName { lane: found.lane.clone(), key }
+        let key = LaneRowKey::dead(&found.name.correlation, number);
+        DeadLetterName { lane: found.lane.clone(), key }
     });
     let mut state = None;
     match &mut found.record.entry {
-        Entry::Live(instance) => redact(&reads, &found.name.tenant, instance).await?,
-        Entry::Ended(tombstone) => {
+        CorrelationEntry::Live(instance) => redact(&reads, &found.name.tenant, instance).await?,
+        CorrelationEntry::Ended(tombstone) => {
             let (correlation, revision) = (&found.name.correlation, tombstone.revision);
             let last = reads.journal(&found.lane, correlation, revision).await.map_err(failed)?;
             state = last.filter(|row| row.chain == tombstone.chain).and_then(|row| row.state);
         }
-        Entry::Awaited(_) => {}
+        CorrelationEntry::Awaited(_) => {}
     }
     let answer = wire::saga::detailed(found.whose(), &found.record, letter.as_ref());
     let mut answer = answer.ok_or_else(|| no_instance(&found.name.saga, &found.name.correlation))?;
@@ -110,33 +115,33 @@ pub(super) async fn get(
 }
 
 /// Takes what providers redact out of the inputs of what may have to be undone. Of results it was never kept.
-async fn redact(reads: &Reads, tenant: &TenantId, instance: &mut Instance) -> Result<(), Status> {
+async fn redact(reads: &RowReader, tenant: &TenantId, instance: &mut SagaInstance) -> Result<(), Status> {
     if instance.stack.iter().all(|done| done.input.is_none()) {
         return Ok(());
     }
     let definition = reads.definition(instance.definition).await.map_err(failed)?;
     let catalog = reads.definitions().catalog();
     for done in &mut instance.stack {
-        let Some(Order::Effect { effect, .. }) = order_of(&definition, done) else { continue };
+        let Some(WorkOrder::Effect { effect, .. }) = order_of(&definition, done) else { continue };
         let effect = catalog.effect(effect, tenant).map(|(_, effect)| effect);
         done.input = done.input.as_ref().and_then(|input| Some(effect?.redacted("input", input)));
     }
     Ok(())
 }
 
-/// What ordered it.
-fn order_of<'a>(saga: &'a definition::Saga, done: &Done) -> Option<&'a Order> {
+/// Returns the order of the step and branch that a compensation entry names.
+fn order_of<'a>(saga: &'a definition::Saga, done: &CompensationEntry) -> Option<&'a WorkOrder> {
     match &saga.steps.get(&done.step)?.action {
-        Action::Work(work) => {
+        StepAction::Work(work) => {
             work.branches.iter().find(|branch| branch.name == done.branch).map(|branch| &branch.order)
         }
-        Action::Wait(_) => None,
+        StepAction::Wait(_) => None,
     }
 }
 
-/// What instances are asked for.
+/// Filter of the instances that are listed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Filter {
+pub(super) struct InstanceFilter {
     pub(super) saga: Option<SagaName>,
     /// Empty for all.
     pub(super) statuses: BTreeSet<SagaStatus>,
@@ -147,7 +152,7 @@ pub(super) struct Filter {
     pub(super) is_blocked: bool,
 }
 
-impl Filter {
+impl InstanceFilter {
     /// Statuses that match, of those that have a list.
     fn statuses(&self) -> impl Iterator<Item = SagaStatus> {
         let is_wanted = |status: &SagaStatus| self.statuses.is_empty() || self.statuses.contains(status);
@@ -155,30 +160,31 @@ impl Filter {
     }
 
     /// Rows in which instances stand that match, or might.
-    pub(super) fn stretches(&self, lanes: Vec<Lane>) -> Vec<Stretch> {
+    pub(super) fn stretches(&self, lanes: Vec<WorkflowLane>) -> Vec<LaneRange> {
         let at = |status: SagaStatus| match &self.step {
-            Some(step) => Key::by_step(status.as_str(), step.as_str()),
-            None => Key::by_status(status.as_str()),
+            Some(step) => LaneRowKey::by_step(status.as_str(), step.as_str()),
+            None => LaneRowKey::by_status(status.as_str()),
         };
         let ranges: Vec<_> = if self.is_blocked {
             let stuck = self.statuses().filter(|status| *status == SagaStatus::Stuck).map(at);
-            stuck.chain([Table::Dead.range()]).collect()
+            stuck.chain([StoreTable::Dead.range()]).collect()
         } else if self.statuses.is_empty() && self.step.is_none() {
-            vec![Table::By.range()]
+            vec![StoreTable::By.range()]
         } else {
             self.statuses().map(at).collect()
         };
-        let of_lane =
-            |lane: Lane| ranges.iter().map(move |range| Stretch { lane: lane.clone(), range: range.clone() });
+        let of_lane = |lane: WorkflowLane| {
+            ranges.iter().map(move |range| LaneRange { lane: lane.clone(), range: range.clone() })
+        };
         lanes.into_iter().flat_map(of_lane).collect()
     }
 
     /// Returns whether an instance is asked for.
-    pub(super) fn matches(&self, record: &Record) -> bool {
+    pub(super) fn matches(&self, record: &CorrelationRecord) -> bool {
         let (status, step, started) = match &record.entry {
-            Entry::Awaited(_) => return false,
-            Entry::Live(instance) => (instance.status, &instance.step, instance.started),
-            Entry::Ended(tombstone) => (tombstone.status, &tombstone.step, tombstone.started),
+            CorrelationEntry::Awaited(_) => return false,
+            CorrelationEntry::Live(instance) => (instance.status, &instance.step, instance.started),
+            CorrelationEntry::Ended(tombstone) => (tombstone.status, &tombstone.step, tombstone.started),
         };
         let since = wire::saga::place_since(record);
         let is_blocked = status == SagaStatus::Stuck || record.parked_by.is_some();
@@ -192,53 +198,69 @@ impl Filter {
 }
 
 /// Instances in lists.
-pub(super) struct Instances<'a> {
-    pub(super) reads: &'a Reads,
+pub(super) struct InstanceListing<'a> {
+    pub(super) reads: &'a RowReader,
     pub(super) tenant: &'a TenantId,
-    pub(super) filter: &'a Filter,
+    pub(super) filter: &'a InstanceFilter,
 }
 
-impl Instances<'_> {
+impl InstanceListing<'_> {
     /// The correlation of which a row tells; nothing for a letter that parks nobody.
-    fn correlation(lane: &Lane, key: &Key, row: &Versioned) -> Result<Option<CorrelationId>, ReadError> {
-        if !Table::Dead.range().contains(key) {
-            return Ok(Some(read::<ListedRow>(lane, key, row)?.correlation));
+    fn correlation(
+        lane: &WorkflowLane,
+        key: &LaneRowKey,
+        row: &VersionedValue,
+    ) -> Result<Option<CorrelationId>, RowReadError> {
+        if !StoreTable::Dead.range().contains(key) {
+            return Ok(Some(read::<InstanceListRow>(lane, key, row)?.correlation));
         }
-        let letter: LetterRow = read(lane, key, row)?;
+        let letter: DeadLetterRow = read(lane, key, row)?;
         Ok(letter.correlation.filter(|_| letter.letter.parks))
     }
 
     /// Returns whether a record is told of by this row, and not by another one of the same list.
-    fn is_told_here(&self, key: &Key, correlation: &CorrelationId, record: &Record) -> bool {
-        if !Table::Dead.range().contains(key) {
+    fn is_told_here(
+        &self,
+        key: &LaneRowKey,
+        correlation: &CorrelationId,
+        record: &CorrelationRecord,
+    ) -> bool {
+        if !StoreTable::Dead.range().contains(key) {
             return true;
         }
-        let is_front = record.parked_by.is_some_and(|number| Key::dead(correlation, number) == *key);
+        let is_front = record.parked_by.is_some_and(|number| LaneRowKey::dead(correlation, number) == *key);
         let is_stuck = record.instance().is_some_and(|instance| instance.status == SagaStatus::Stuck);
         is_front && !is_stuck
     }
 }
 
-impl Listed for Instances<'_> {
+impl PageListing for InstanceListing<'_> {
     type Entry = Saga;
 
-    async fn entries(&self, lane: &Lane, rows: &[(Key, Versioned)]) -> Result<Vec<Option<Saga>>, ReadError> {
-        let Lane::Saga { saga, .. } = lane else { return Ok(rows.iter().map(|_| None).collect()) };
+    async fn entries(
+        &self,
+        lane: &WorkflowLane,
+        rows: &[(LaneRowKey, VersionedValue)],
+    ) -> Result<Vec<Option<Saga>>, RowReadError> {
+        let WorkflowLane::Saga { saga, .. } = lane else { return Ok(rows.iter().map(|_| None).collect()) };
         let correlations: Vec<_> = rows
             .iter()
             .map(|(key, row)| Self::correlation(lane, key, row))
-            .collect::<Result<_, ReadError>>()?;
-        let keys: Vec<_> = correlations.iter().flatten().map(Key::saga).collect();
-        let mut records =
-            if keys.is_empty() { Vec::new() } else { self.reads.rows::<Record>(lane, &keys).await? }
-                .into_iter();
+            .collect::<Result<_, RowReadError>>()?;
+        let keys: Vec<_> = correlations.iter().flatten().map(LaneRowKey::saga).collect();
+        let mut records = if keys.is_empty() {
+            Vec::new()
+        } else {
+            self.reads.rows::<CorrelationRecord>(lane, &keys).await?
+        }
+        .into_iter();
         let entries = rows.iter().zip(&correlations).map(|((key, _), correlation)| {
             let correlation = correlation.as_ref()?;
             let record = records.next().flatten()?;
             if !self.filter.matches(&record) || !self.is_told_here(key, correlation, &record) {
                 return None;
             }
-            wire::saga::saga(Whose { tenant: self.tenant, saga, correlation }, &record)
+            wire::saga::saga(SagaInstanceRef { tenant: self.tenant, saga, correlation }, &record)
         });
         Ok(entries.collect())
     }
@@ -246,8 +268,8 @@ impl Listed for Instances<'_> {
 
 /// Lists instances.
 pub(super) async fn list(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: ListSagasRequest,
 ) -> Result<ListSagasResponse, Status> {
     let mut violations = Violations::new();
@@ -264,7 +286,7 @@ pub(super) async fn list(
         page_token,
     } = request;
     let tenant = tenant(&tenant_id, api.has_tenants(), &mut violations);
-    let filter = Filter {
+    let filter = InstanceFilter {
         saga: name("saga", &saga, &mut violations),
         statuses: statuses("statuses", &wanted, &mut violations),
         step: name("step", &step, &mut violations),
@@ -273,38 +295,39 @@ pub(super) async fn list(
         step_before: step_before.map(time::from_wire),
         is_blocked: blocked,
     };
-    let asked = Page::parse(page_size, &page_token, &mut violations);
+    let asked = PageRequest::parse(page_size, &page_token, &mut violations);
     let tenant = violations.into_result(tenant).map_err(Error::from)?;
     api.read(caller, &tenant).await?;
     let reads = api.reads();
-    let asked = Asked::new(asked, PageOf::Sagas, caller, &tenant, &filter)?;
+    let asked = SagaPageRequest::new(asked, SagaPageKind::Sagas, caller, &tenant, &filter)?;
     let stretches = filter.stretches(reads.saga_lanes(&tenant, filter.saga.as_ref()));
-    let listed = Instances { reads: &reads, tenant: &tenant, filter: &filter };
+    let listed = InstanceListing { reads: &reads, tenant: &tenant, filter: &filter };
     let (sagas, next_page_token) = page(&reads, &asked, &stretches, &listed).await?;
     Ok(ListSagasResponse { sagas, next_page_token })
 }
 
 /// Rows of a journal.
-struct Timeline<'a> {
-    reads: &'a Reads,
+struct TimelineListing<'a> {
+    reads: &'a RowReader,
     correlation: &'a CorrelationId,
     with_payloads: bool,
 }
 
-impl Listed for Timeline<'_> {
+impl PageListing for TimelineListing<'_> {
     type Entry = SagaTimelineEntry;
 
     async fn entries(
         &self,
-        lane: &Lane,
-        rows: &[(Key, Versioned)],
-    ) -> Result<Vec<Option<SagaTimelineEntry>>, ReadError> {
-        let rows: Vec<Row> =
-            rows.iter().map(|(key, row)| read(lane, key, row)).collect::<Result<_, ReadError>>()?;
+        lane: &WorkflowLane,
+        rows: &[(LaneRowKey, VersionedValue)],
+    ) -> Result<Vec<Option<SagaTimelineEntry>>, RowReadError> {
+        let rows: Vec<JournalRow> =
+            rows.iter().map(|(key, row)| read(lane, key, row)).collect::<Result<_, RowReadError>>()?;
         let kept: Vec<_> = rows.iter().filter_map(kept_at).collect();
-        let keys: Vec<_> = kept.iter().map(|at| Key::journal(self.correlation, *at)).collect();
+        let keys: Vec<_> = kept.iter().map(|at| LaneRowKey::journal(self.correlation, *at)).collect();
         let mut inputs =
-            if keys.is_empty() { Vec::new() } else { self.reads.rows::<Row>(lane, &keys).await? }.into_iter();
+            if keys.is_empty() { Vec::new() } else { self.reads.rows::<JournalRow>(lane, &keys).await? }
+                .into_iter();
         let entries = rows.iter().map(|row| {
             let input = kept_at(row).and_then(|_| inputs.next().flatten()).and_then(|row| came(row.input));
             Some(wire::input::entry(row, input.as_ref(), self.with_payloads))
@@ -314,14 +337,14 @@ impl Listed for Timeline<'_> {
 }
 
 /// The revision at which the input of a row was kept.
-const fn kept_at(row: &Row) -> Option<u64> {
+const fn kept_at(row: &JournalRow) -> Option<u64> {
     match row.input {
         JournalInput::Kept(at) => Some(at),
         JournalInput::Came(_) => None,
     }
 }
 
-fn came(input: JournalInput) -> Option<Input> {
+fn came(input: JournalInput) -> Option<InstanceInput> {
     match input {
         JournalInput::Came(input) => Some(*input),
         JournalInput::Kept(_) => None,
@@ -330,24 +353,24 @@ fn came(input: JournalInput) -> Option<Input> {
 
 /// Lists what an instance was given.
 pub(super) async fn timeline(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: GetSagaTimelineRequest,
 ) -> Result<GetSagaTimelineResponse, Status> {
     let mut violations = missing(&request);
     let GetSagaTimelineRequest { tenant_id, saga, correlation_id, with_payloads, page_size, page_token } =
         request;
     let name = instance_name((&tenant_id, &saga, &correlation_id), api.has_tenants(), &mut violations);
-    let asked = Page::parse(page_size, &page_token, &mut violations);
+    let asked = PageRequest::parse(page_size, &page_token, &mut violations);
     let found = api.instance(caller, name, violations).await?;
     let reads = api.reads();
     let InstanceName { tenant, saga, correlation } = &found.name;
-    let asked = Asked::new(asked, PageOf::Timeline, caller, tenant, &(saga, correlation))?;
-    let range = Key::journal_of(correlation);
+    let asked = SagaPageRequest::new(asked, SagaPageKind::Timeline, caller, tenant, &(saga, correlation))?;
+    let range = LaneRowKey::journal_of(correlation);
     let first = reads.scan(&found.lane, &range, 1).await.map_err(failed)?;
-    let first = first.rows.first().map(|(key, row)| read::<Row>(&found.lane, key, row)).transpose();
-    let stretches = [Stretch { lane: found.lane.clone(), range }];
-    let listed = Timeline { reads: &reads, correlation, with_payloads };
+    let first = first.rows.first().map(|(key, row)| read::<JournalRow>(&found.lane, key, row)).transpose();
+    let stretches = [LaneRange { lane: found.lane.clone(), range }];
+    let listed = TimelineListing { reads: &reads, correlation, with_payloads };
     let first_revision = first.map_err(failed)?.map_or(0, |row| row.revision);
     let (entries, next_page_token) = page(&reads, &asked, &stretches, &listed).await?;
     Ok(GetSagaTimelineResponse { entries, next_page_token, first_revision })

@@ -1,11 +1,11 @@
 //! Lanes: processed again.
 
-mod again;
+mod source_replay;
 mod verify;
 
 use std::sync::Arc;
 
-use ::rpc::{ANSWERS_MAX, AnswerSender, Error, Reason, WatchEnded, while_member};
+use ::rpc::{ANSWERS_MAX, AnswerSender, Error, RpcReason, WatchEnded, while_member};
 use model::{CorrelationId, Role, TenantId, Violations};
 use proto::convert::saga::{name, tenant};
 use proto::convert::time;
@@ -19,42 +19,42 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::codegen::BoxStream;
 use tonic::{Code, Status};
-use workflow::Lane;
-use workflow::word::Place;
+use workflow::WorkflowLane;
+use workflow::lane_request::RewindTarget;
 
-use super::access::{Change, Repeatable, hash_of, no_tenant};
-use super::words::Speaker;
-use super::{Api, Principal};
+use super::access::{SagaChangeRequest, SagaIdempotencyKey, hash_of, no_tenant};
+use super::owner_requests::OperatorRequest;
+use super::{SagaApi, SagaCaller};
 use crate::placement::listing::lanes_of;
 
 /// The method, as audits and hashes have it.
 const METHOD: &str = "ReplayLane";
 
-/// What is asked for.
-enum Asked {
+/// Mode of a replay.
+enum LaneReplayMode {
     /// Journals are run again: that of one correlation, or all.
     Verify(Option<CorrelationId>),
     /// Sources are read again: the one of this name, or all.
-    From { source: String, to: Place },
+    From { source: String, to: RewindTarget },
 }
 
 /// Processes a lane again.
 pub(super) async fn replay(
-    api: &Arc<Api>,
-    caller: &Principal,
+    api: &Arc<SagaApi>,
+    caller: &SagaCaller,
     mut request: ReplayLaneRequest,
 ) -> Result<BoxStream<ReplayLaneResponse>, Status> {
     let mut violations = missing(&request);
     let request_id = std::mem::take(&mut request.request_id);
     let hash = hash_of(METHOD, &request);
-    let repeatable = Repeatable::parse(&request_id, hash, &mut violations);
+    let repeatable = SagaIdempotencyKey::parse(&request_id, hash, &mut violations);
     let tenant = tenant(&request.tenant_id, api.has_tenants(), &mut violations);
     if request.confirm != request.lane {
         violations.add("confirm", "is another name than that of the lane");
     }
     let asked = request.replay.take().and_then(|replay| asked(replay, &mut violations));
     let (tenant, asked) = violations.into_result(tenant.zip(asked)).map_err(Error::from)?;
-    let change = Change {
+    let change = SagaChangeRequest {
         permission: SagaPermission::Replay,
         method: METHOD,
         resource: &request.lane,
@@ -65,20 +65,20 @@ pub(super) async fn replay(
     let context = api.context_of(&tenant)?;
     let lane = lane_of(api, &tenant, &request.lane)?;
     let (sender, receiver) = mpsc::channel(ANSWERS_MAX);
-    let answers = Answers {
+    let answers = LaneReplayAnswers {
         sender: AnswerSender::new(sender.clone(), api.app.around().metrics.slow_watchers.clone()),
         compared: 0,
     };
     match asked {
-        Asked::Verify(only) => {
-            let verify = verify::Verify::begin(api, lane, only, answers).await?;
+        LaneReplayMode::Verify(only) => {
+            let verify = verify::LaneVerification::begin(api, lane, only, answers).await?;
             spawn(api, sender, verify.run());
         }
-        Asked::From { source, to } => {
+        LaneReplayMode::From { source, to } => {
             // Comparing goes on meanwhile: it needs no owner.
             api.check_running(&tenant)?;
-            let speaker = Speaker::new(actor, &tenant, repeatable.as_ref(), hash);
-            let again = again::Again::begin(api, lane, &source, to, speaker).await?;
+            let speaker = OperatorRequest::new(actor, &tenant, repeatable.as_ref(), hash);
+            let again = source_replay::SourceReplay::begin(api, lane, &source, to, speaker).await?;
             spawn(api, sender, again.run(answers));
         }
     }
@@ -91,10 +91,10 @@ pub(super) async fn replay(
 }
 
 /// Reads what is asked for, and notes what is wrong with it.
-fn asked(replay: Replay, violations: &mut Violations) -> Option<Asked> {
+fn asked(replay: Replay, violations: &mut Violations) -> Option<LaneReplayMode> {
     match replay {
         Replay::Verify(verify) => {
-            Some(Asked::Verify(name("verify.correlation_id", &verify.correlation_id, violations)))
+            Some(LaneReplayMode::Verify(name("verify.correlation_id", &verify.correlation_id, violations)))
         }
         Replay::FromPosition(SagaReplayFrom { source, position }) => {
             let to = match position {
@@ -110,17 +110,17 @@ fn asked(replay: Replay, violations: &mut Violations) -> Option<Asked> {
                     if sequence == 0 {
                         violations.add("from_position.sequence", "1 at least");
                     }
-                    Place::Sequence(sequence)
+                    RewindTarget::Sequence(sequence)
                 }
-                Some(Position::Time(moment)) => Place::Time(time::from_wire(moment).as_millis()),
+                Some(Position::Time(moment)) => RewindTarget::Time(time::from_wire(moment).as_millis()),
             };
-            Some(Asked::From { source, to })
+            Some(LaneReplayMode::From { source, to })
         }
     }
 }
 
 /// Finds a lane of a tenant by its name.
-fn lane_of(api: &Api, tenant: &TenantId, name: &str) -> Result<Lane, Status> {
+fn lane_of(api: &SagaApi, tenant: &TenantId, name: &str) -> Result<WorkflowLane, Status> {
     let lanes = lanes_of(&api.app.definitions(), tenant);
     let lane = lanes.into_iter().find(|lane| lane.to_string() == name);
     lane.ok_or_else(|| Error::not_found("the lane".to_owned()).into())
@@ -128,7 +128,7 @@ fn lane_of(api: &Api, tenant: &TenantId, name: &str) -> Result<Lane, Status> {
 
 /// Runs a replay as long as somebody listens and the server goes on.
 fn spawn(
-    api: &Api,
+    api: &SagaApi,
     answers: mpsc::Sender<Result<ReplayLaneResponse, Status>>,
     replay: impl Future<Output = ()> + Send + 'static,
 ) {
@@ -138,7 +138,7 @@ fn spawn(
             () = replay => {}
             () = answers.closed() => {}
             () = stop.begun() => {
-                let ending = Error::unavailable(Reason::Draining, "the server is ending; ask another one");
+                let ending = Error::unavailable(RpcReason::Draining, "the server is ending; ask another one");
                 // Whoever does not read does not need the reason.
                 let _ = answers.try_send(Err(ending.into()));
             }
@@ -147,22 +147,22 @@ fn spawn(
 }
 
 /// Answers of one replay.
-struct Answers {
+struct LaneReplayAnswers {
     sender: AnswerSender<ReplayLaneResponse>,
     /// Instances that were compared.
     compared: u64,
 }
 
-impl Answers {
+impl LaneReplayAnswers {
     async fn send(&mut self, event: Event) -> Result<(), WatchEnded> {
         self.sender.send(String::new(), |_| ReplayLaneResponse { event: Some(event) }).await
     }
 
     /// Does a piece of work, and tells how far it is whenever a sign of life is due.
-    async fn while_told<T>(&mut self, work: impl Future<Output = T>) -> Result<T, WatchEnded> {
+    async fn with_progress<T>(&mut self, work: impl Future<Output = T>) -> Result<T, WatchEnded> {
         tokio::pin!(work);
         loop {
-            if let Some(done) = self.sender.pulse.or_due(work.as_mut()).await {
+            if let Some(done) = self.sender.heartbeat.or_due(work.as_mut()).await {
                 return Ok(done);
             }
             self.send(Event::Progress(SagaReplayProgress { compared_count: self.compared })).await?;

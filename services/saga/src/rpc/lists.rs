@@ -7,16 +7,16 @@ use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ::rpc::{Error, Page};
+use ::rpc::{Error, PageRequest};
 use model::limits::PAGE_BYTES_MAX;
 use model::{TenantId, Violations};
 use prost::Message;
-use store::Versioned;
+use store::VersionedValue;
 use tonic::Status;
-use workflow::{Key, Lane};
+use workflow::{LaneRowKey, WorkflowLane};
 
-use super::{Api, Principal};
-use crate::reads::{ReadError, Reads};
+use super::{SagaApi, SagaCaller};
+use crate::reads::{RowReadError, RowReader};
 
 /// Rows that one page looks at.
 pub(crate) const LOOKED_AT_MAX: usize = 2000;
@@ -25,15 +25,15 @@ pub(crate) const SCANS_MAX: usize = 1000;
 /// Rows that are read at once, at most and at least.
 const CHUNK: usize = 200;
 const CHUNK_MIN: usize = 16;
-/// What tokens are sealed with. A place that somebody made up leads nowhere but through their own list.
+/// Seal of page tokens. A position that somebody made up leads nowhere but through their own list.
 const SEAL: &str = "sagas";
 
-/// What is listed.
+/// Kind of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PageOf {
+pub(crate) enum SagaPageKind {
     /// Instances.
     Sagas,
-    /// What an instance was given.
+    /// Inputs that an instance was given.
     Timeline,
     /// Timers.
     Timers,
@@ -43,30 +43,30 @@ pub(crate) enum PageOf {
     Letters,
 }
 
-impl Api {
-    /// What readers read with.
-    pub(crate) fn reads(&self) -> Reads {
-        Reads::new(Arc::clone(&self.app.around().store), self.app.definitions())
+impl SagaApi {
+    /// Returns the reader of rows.
+    pub(crate) fn reads(&self) -> RowReader {
+        RowReader::new(Arc::clone(&self.app.around().store), self.app.definitions())
     }
 }
 
 /// A page that somebody asks for, and what its tokens are bound to.
 #[derive(Debug, Clone)]
-pub(crate) struct Asked {
-    page: Page,
-    of: PageOf,
+pub(crate) struct SagaPageRequest {
+    page: PageRequest,
+    of: SagaPageKind,
     bound_to: String,
 }
 
-impl Asked {
+impl SagaPageRequest {
     /// Puts together what a page is of; `filter` is everything that decides what is listed.
     ///
     /// # Errors
     /// PERMISSION_DENIED for a caller that is no actor.
     pub(crate) fn new(
-        page: Page,
-        of: PageOf,
-        caller: &Principal,
+        page: PageRequest,
+        of: SagaPageKind,
+        caller: &SagaCaller,
         tenant: &TenantId,
         filter: &dyn std::fmt::Debug,
     ) -> Result<Self, Status> {
@@ -95,35 +95,35 @@ impl Asked {
 
 /// Rows that a list goes through.
 #[derive(Debug, Clone)]
-pub(crate) struct Stretch {
+pub(crate) struct LaneRange {
     /// Their lane.
-    pub(crate) lane: Lane,
+    pub(crate) lane: WorkflowLane,
     /// Their keys.
-    pub(crate) range: Range<Key>,
+    pub(crate) range: Range<LaneRowKey>,
 }
 
 /// Place in a list: a stretch, by its number, and the last row of it that was looked at; without one, its beginning.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
+struct SagaListPosition {
     stretch: usize,
     lane: String,
-    key: Option<Key>,
+    key: Option<LaneRowKey>,
 }
 
-impl Place {
+impl SagaListPosition {
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(' ');
         let (stretch, lane, key) = (parts.next()?.parse().ok()?, parts.next()?.to_owned(), parts.next()?);
-        Some(Self { stretch, lane, key: (!key.is_empty()).then(|| Key::of_store(key.to_owned())) })
+        Some(Self { stretch, lane, key: (!key.is_empty()).then(|| LaneRowKey::of_store(key.to_owned())) })
     }
 
     fn text(&self) -> String {
-        format!("{} {} {}", self.stretch, self.lane, self.key.as_ref().map_or("", Key::as_str))
+        format!("{} {} {}", self.stretch, self.lane, self.key.as_ref().map_or("", LaneRowKey::as_str))
     }
 
     /// The stretch to go on with. Where lanes came or went since, their places are others.
-    fn number(&self, stretches: &[Stretch]) -> Option<usize> {
-        let is_it = |stretch: &Stretch| {
+    fn number(&self, stretches: &[LaneRange]) -> Option<usize> {
+        let is_it = |stretch: &LaneRange| {
             let is_in = self.key.as_ref().is_none_or(|key| stretch.range.contains(key));
             stretch.lane.to_string() == self.lane && is_in
         };
@@ -135,43 +135,46 @@ impl Place {
 }
 
 /// Makes entries of rows.
-pub(crate) trait Listed: Sync {
-    /// What answers have.
+pub(crate) trait PageListing: Sync {
+    /// Entry of an answer.
     type Entry: Message;
 
     /// Makes entries of some rows of a stretch, each at the place of its row; nothing for those that do not match.
     fn entries(
         &self,
-        lane: &Lane,
-        rows: &[(Key, Versioned)],
-    ) -> impl Future<Output = Result<Vec<Option<Self::Entry>>, ReadError>> + Send;
+        lane: &WorkflowLane,
+        rows: &[(LaneRowKey, VersionedValue)],
+    ) -> impl Future<Output = Result<Vec<Option<Self::Entry>>, RowReadError>> + Send;
 }
 
 /// Fills a page with what stretches have; gives the token of the next one as well.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a foreign token, and as [`failed`].
-pub(crate) async fn page<L: Listed>(
-    reads: &Reads,
-    asked: &Asked,
-    stretches: &[Stretch],
+pub(crate) async fn page<L: PageListing>(
+    reads: &RowReader,
+    asked: &SagaPageRequest,
+    stretches: &[LaneRange],
     listed: &L,
 ) -> Result<(Vec<L::Entry>, String), Status> {
     let from = asked.place()?;
-    let from = from.as_deref().map(|place| Place::parse(place).ok_or_else(foreign)).transpose()?;
+    let from = from.as_deref().map(|place| SagaListPosition::parse(place).ok_or_else(foreign)).transpose()?;
     let begin = match &from {
         Some(place) => place.number(stretches).ok_or_else(foreign)?,
         None => 0,
     };
     let mut behind = from.and_then(|place| place.key);
-    let mut filled = Filled { entries: Vec::new(), bytes: 0, looked_at: 0, scans: 0, size: asked.size() };
+    let mut filled =
+        SagaPageBuilder { entries: Vec::new(), bytes: 0, looked_at: 0, scans: 0, size: asked.size() };
     for (number, stretch) in stretches.iter().enumerate().skip(begin) {
-        let at = |key: Option<Key>| Place { stretch: number, lane: stretch.lane.to_string(), key }.text();
+        let at = |key: Option<LaneRowKey>| {
+            SagaListPosition { stretch: number, lane: stretch.lane.to_string(), key }.text()
+        };
         loop {
             if filled.is_full() {
                 return Ok((filled.entries, asked.token(Some(&at(behind)))));
             }
-            let start = behind.as_ref().map_or_else(|| stretch.range.start.clone(), Key::behind);
+            let start = behind.as_ref().map_or_else(|| stretch.range.start.clone(), LaneRowKey::behind);
             let range = start..stretch.range.end.clone();
             let found = reads.scan(&stretch.lane, &range, filled.room()).await.map_err(failed)?;
             filled.scans += 1;
@@ -192,7 +195,7 @@ pub(crate) async fn page<L: Listed>(
 }
 
 /// A page while it is filled.
-struct Filled<T> {
+struct SagaPageBuilder<T> {
     entries: Vec<T>,
     bytes: usize,
     looked_at: usize,
@@ -200,7 +203,7 @@ struct Filled<T> {
     size: usize,
 }
 
-impl<T: Message> Filled<T> {
+impl<T: Message> SagaPageBuilder<T> {
     const fn is_full(&self) -> bool {
         self.entries.len() >= self.size || self.looked_at >= LOOKED_AT_MAX || self.scans >= SCANS_MAX
     }
@@ -236,18 +239,18 @@ pub(crate) fn foreign() -> Status {
     Error::from(violations).into()
 }
 
-/// What callers are told where rows cannot be read: UNAVAILABLE while the store does not answer, INTERNAL for one that cannot be
-/// read.
-pub(crate) fn failed(error: ReadError) -> Status {
-    use ::rpc::Reason;
+/// Maps a failed read to the status that callers get: UNAVAILABLE while the store does not answer, INTERNAL for a row that cannot
+/// be read.
+pub(crate) fn failed(error: RowReadError) -> Status {
+    use ::rpc::RpcReason;
 
     use crate::definitions::DefinitionError;
 
     match error {
-        ReadError::Store(error) | ReadError::Definition(DefinitionError::Store(error)) => {
-            Error::unavailable(Reason::StoreUnavailable, "the store does not answer").because(error).into()
+        RowReadError::Store(error) | RowReadError::Definition(DefinitionError::Store(error)) => {
+            Error::unavailable(RpcReason::StoreUnavailable, "the store does not answer").with_cause(error).into()
         }
-        error @ (ReadError::Definition(_) | ReadError::Damaged { .. }) => Error::internal(error).into(),
+        error @ (RowReadError::Definition(_) | RowReadError::Damaged { .. }) => Error::internal(error).into(),
     }
 }
 
@@ -257,20 +260,23 @@ mod tests {
 
     #[test]
     fn places_are_found_again_where_lanes_came() {
-        let lane =
-            |shard| Lane::Saga { tenant: TenantId::single(), saga: "order".parse().expect("a name"), shard };
-        let range = workflow::key::Table::By.range();
-        let stretch = |shard| Stretch { lane: lane(shard), range: range.clone() };
-        let key = Key::by("running", "reserve", &"a b:%".parse().expect("a correlation"));
-        let place = Place { stretch: 1, lane: lane(1).to_string(), key: Some(key) };
-        assert_eq!(Place::parse(&place.text()), Some(place.clone()));
+        let lane = |shard| WorkflowLane::Saga {
+            tenant: TenantId::single(),
+            saga: "order".parse().expect("a name"),
+            shard,
+        };
+        let range = workflow::key::StoreTable::By.range();
+        let stretch = |shard| LaneRange { lane: lane(shard), range: range.clone() };
+        let key = LaneRowKey::by("running", "reserve", &"a b:%".parse().expect("a correlation"));
+        let place = SagaListPosition { stretch: 1, lane: lane(1).to_string(), key: Some(key) };
+        assert_eq!(SagaListPosition::parse(&place.text()), Some(place.clone()));
         assert_eq!(place.number(&[stretch(0), stretch(1)]), Some(1));
         assert_eq!(place.number(&[stretch(1), stretch(2)]), Some(0));
         assert_eq!(place.number(&[stretch(0)]), None);
-        let other = Place { key: Some(Key::fence()), ..place };
+        let other = SagaListPosition { key: Some(LaneRowKey::fence()), ..place };
         assert_eq!(other.number(&[stretch(0), stretch(1)]), None);
         for text in ["", "x", "1 s:%:order:0", "x s:%:order:0 k"] {
-            assert_eq!(Place::parse(text), None, "{text}");
+            assert_eq!(SagaListPosition::parse(text), None, "{text}");
         }
     }
 }

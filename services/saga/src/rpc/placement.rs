@@ -1,6 +1,6 @@
 //! Where lanes are owned: tenants paused, lanes listed and moved.
 
-use ::rpc::{Error, ErrorKind, Page, Reason};
+use ::rpc::{Error, ErrorKind, PageRequest, RpcReason};
 use model::{ContextId, EffectName, Role, SagaName, TenantId, Timestamp, Violations};
 use proto::convert::saga::{name, tenant};
 use proto::internal::v1::SagaPermission;
@@ -11,29 +11,29 @@ use proto::v1::{
 };
 use proto::{pages, required};
 use tonic::Status;
-use workflow::Lane;
+use workflow::WorkflowLane;
 
-use super::access::{Change, Repeatable, hash_of};
-use super::ask::store_unavailable;
+use super::access::{SagaChangeRequest, SagaIdempotencyKey, hash_of};
+use super::owner_client::store_unavailable;
 use super::wire::{moment, tenant as named};
-use super::{Api, Principal};
-use crate::definitions::Repeatable as Kept;
-use crate::placement::beats::View;
-use crate::placement::decided;
+use super::{SagaApi, SagaCaller};
+use crate::definitions::ScopedIdempotencyKey as Kept;
+use crate::placement::decisions;
+use crate::placement::heartbeats::SagaReplicaView;
 use crate::placement::listing::{LaneReport, SourceReport, lanes_of, reports};
 
-/// What tokens of pages are bound to, beside their caller and filter.
+/// Seal that page tokens are bound to, beside their caller and filter.
 const SEAL: &str = "lanes";
 
 /// Stops reading everything that comes for a tenant.
 pub(super) async fn pause_tenant(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     mut request: PauseTenantRequest,
 ) -> Result<PauseTenantResponse, Status> {
     let mut violations = Violations::new();
     let id = std::mem::take(&mut request.request_id);
-    let repeatable = Repeatable::parse(&id, hash_of("PauseTenant", &request), &mut violations);
+    let repeatable = SagaIdempotencyKey::parse(&id, hash_of("PauseTenant", &request), &mut violations);
     let tenant = tenant(&request.tenant_id, api.has_tenants(), &mut violations);
     let tenant = violations.into_result(tenant).map_err(Error::from)?;
     api.authorize(caller, &tenant, operate("PauseTenant", repeatable.as_ref())).await?;
@@ -42,27 +42,27 @@ pub(super) async fn pause_tenant(
 
 /// Goes on with a tenant.
 pub(super) async fn resume_tenant(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     mut request: ResumeTenantRequest,
 ) -> Result<ResumeTenantResponse, Status> {
     let mut violations = Violations::new();
     let id = std::mem::take(&mut request.request_id);
-    let repeatable = Repeatable::parse(&id, hash_of("ResumeTenant", &request), &mut violations);
+    let repeatable = SagaIdempotencyKey::parse(&id, hash_of("ResumeTenant", &request), &mut violations);
     let tenant = tenant(&request.tenant_id, api.has_tenants(), &mut violations);
     let tenant = violations.into_result(tenant).map_err(Error::from)?;
     api.authorize(caller, &tenant, operate("ResumeTenant", repeatable.as_ref())).await?;
     Ok(ResumeTenantResponse { tenant: Some(pause(api, &tenant, false).await?) })
 }
 
-fn operate<'a>(method: &'static str, request: Option<&'a Repeatable>) -> Change<'a> {
-    Change { permission: SagaPermission::Operate, method, resource: "", request, dry_run: false }
+fn operate<'a>(method: &'static str, request: Option<&'a SagaIdempotencyKey>) -> SagaChangeRequest<'a> {
+    SagaChangeRequest { permission: SagaPermission::Operate, method, resource: "", request, dry_run: false }
 }
 
 /// Pauses a tenant, or goes on with it.
-async fn pause(api: &Api, tenant: &TenantId, is_paused: bool) -> Result<v1::SagaTenant, Status> {
+async fn pause(api: &SagaApi, tenant: &TenantId, is_paused: bool) -> Result<v1::SagaTenant, Status> {
     let ContextId(context_id) = api.context_of(tenant)?;
-    let since = decided::pause(&api.app.around().store, tenant, is_paused).await;
+    let since = decisions::pause(&api.app.around().store, tenant, is_paused).await;
     let since = since.map_err(|error| store_unavailable(&error))?;
     api.app.hear_soon();
     let pause_time = since.and_then(moment);
@@ -71,8 +71,8 @@ async fn pause(api: &Api, tenant: &TenantId, is_paused: bool) -> Result<v1::Saga
 
 /// Lists lanes.
 pub(super) async fn list(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: ListLanesRequest,
 ) -> Result<ListLanesResponse, Status> {
     let mut violations = Violations::new();
@@ -82,7 +82,7 @@ pub(super) async fn list(
     if saga.is_some() && effect.is_some() {
         violations.add("effect", "a lane is of a saga or of an effect: name one of them");
     }
-    let page = Page::parse(request.page_size, &request.page_token, &mut violations);
+    let page = PageRequest::parse(request.page_size, &request.page_token, &mut violations);
     let tenant = violations.into_result(tenant).map_err(Error::from)?;
     let (_, actor) = api.read_as(caller, &tenant, Role::Admin).await?;
     let filter = format!("{tenant:?} {saga:?} {effect:?}");
@@ -90,8 +90,10 @@ pub(super) async fn list(
     let mut lanes = lanes_of(&api.app.definitions(), &tenant);
     lanes.retain(|lane| {
         let is_asked = match lane {
-            Lane::Saga { saga: of, .. } => effect.is_none() && saga.as_ref().is_none_or(|saga| saga == of),
-            Lane::Effect { effect: of, .. } => {
+            WorkflowLane::Saga { saga: of, .. } => {
+                effect.is_none() && saga.as_ref().is_none_or(|saga| saga == of)
+            }
+            WorkflowLane::Effect { effect: of, .. } => {
                 saga.is_none() && effect.as_ref().is_none_or(|effect| effect == of)
             }
         };
@@ -108,13 +110,13 @@ pub(super) async fn list(
 
 /// Has a lane owned by another replica.
 pub(super) async fn move_lane(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     mut request: MoveLaneRequest,
 ) -> Result<MoveLaneResponse, Status> {
     let mut violations = required::missing(&request);
     let id = std::mem::take(&mut request.request_id);
-    let repeatable = Repeatable::parse(&id, hash_of("MoveLane", &request), &mut violations);
+    let repeatable = SagaIdempotencyKey::parse(&id, hash_of("MoveLane", &request), &mut violations);
     let tenant = tenant(&request.tenant_id, api.has_tenants(), &mut violations);
     let tenant = violations.into_result(tenant).map_err(Error::from)?;
     api.check_header(caller, &tenant)?;
@@ -124,12 +126,12 @@ pub(super) async fn move_lane(
     let lane = lane.ok_or_else(|| Error::not_found("the lane".to_owned()))?;
     let replica = Some(request.replica.as_str()).filter(|name| !name.is_empty());
     may_move(api, &lane, replica)?;
-    let kept = repeatable.map(|Repeatable { id, hash }| Kept { id: format!("move\n{id}"), hash });
+    let kept = repeatable.map(|SagaIdempotencyKey { id, hash }| Kept { id: format!("move\n{id}"), hash });
     let store = &api.app.around().store;
-    let moved = decided::move_lane(store, &lane, replica, kept.as_ref()).await;
+    let moved = decisions::move_lane(store, &lane, replica, kept.as_ref()).await;
     if !moved.map_err(|error| store_unavailable(&error))? {
         let message = "this request_id was used for another request before";
-        return Err(Error::new(ErrorKind::AlreadyExists, Reason::RequestIdReused, message).into());
+        return Err(Error::new(ErrorKind::AlreadyExists, RpcReason::RequestIdReused, message).into());
     }
     api.app.hear_soon();
     let mut lane = described(api, vec![lane]).await?.pop();
@@ -141,11 +143,11 @@ pub(super) async fn move_lane(
 }
 
 /// Checks that a lane can be moved to a replica.
-fn may_move(api: &Api, lane: &Lane, replica: Option<&str>) -> Result<(), Status> {
+fn may_move(api: &SagaApi, lane: &WorkflowLane, replica: Option<&str>) -> Result<(), Status> {
     let wrong = |message: String| -> Status {
-        Error::new(ErrorKind::FailedPrecondition, Reason::WrongState, message).into()
+        Error::new(ErrorKind::FailedPrecondition, RpcReason::WrongState, message).into()
     };
-    if !api.app.around().store.caps().shared {
+    if !api.app.around().store.capabilities().shared {
         return Err(wrong("the store belongs to this process alone: its lanes do not move".to_owned()));
     }
     let Some(replica) = replica else { return Ok(()) };
@@ -159,7 +161,7 @@ fn may_move(api: &Api, lane: &Lane, replica: Option<&str>) -> Result<(), Status>
 }
 
 /// Lanes as answers have them.
-async fn described(api: &Api, lanes: Vec<Lane>) -> Result<Vec<v1::SagaLane>, Status> {
+async fn described(api: &SagaApi, lanes: Vec<WorkflowLane>) -> Result<Vec<v1::SagaLane>, Status> {
     let reports = reports(api.app.around(), &api.app.definitions(), lanes).await;
     let (view, away) = (api.app.view(), api.app.away());
     let reports = reports.map_err(|error| store_unavailable(&error))?;
@@ -170,11 +172,11 @@ async fn described(api: &Api, lanes: Vec<Lane>) -> Result<Vec<v1::SagaLane>, Sta
     Ok(reports.into_iter().map(wire).collect())
 }
 
-fn lane(report: LaneReport, view: &View, problem: String) -> v1::SagaLane {
+fn lane(report: LaneReport, view: &SagaReplicaView, problem: String) -> v1::SagaLane {
     let LaneReport { lane, owner, sources } = report;
     let (saga, effect, shard) = match &lane {
-        Lane::Saga { saga, shard, .. } => (saga.to_string(), String::new(), u32::from(*shard)),
-        Lane::Effect { effect, .. } => (String::new(), effect.to_string(), 0),
+        WorkflowLane::Saga { saga, shard, .. } => (saga.to_string(), String::new(), u32::from(*shard)),
+        WorkflowLane::Effect { effect, .. } => (String::new(), effect.to_string(), 0),
     };
     let epoch = owner.as_ref().map_or(0, |owner| owner.epoch);
     v1::SagaLane {

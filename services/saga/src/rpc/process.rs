@@ -1,16 +1,16 @@
 //! The operator's directory, read again.
 
-use ::rpc::{Error, ErrorKind, Reason};
+use ::rpc::{Error, ErrorKind, RpcReason};
 use model::Violations;
 use proto::v1::{SagaReloadChange, SagaReloadKind, SagaServiceReloadRequest, SagaServiceReloadResponse};
 use tonic::Status;
 
-use super::access::{Repeatable, hash_of};
+use super::access::{SagaIdempotencyKey, hash_of};
 use super::definitions::unavailable;
 use super::wire::problems;
-use super::{Api, Principal};
+use super::{SagaApi, SagaCaller};
 use crate::app::{self, ReloadChange, ReloadKind};
-use crate::definitions::Repeatable as Kept;
+use crate::definitions::ScopedIdempotencyKey as Kept;
 use crate::manifests::BadManifests;
 
 /// Problems that the message of a refused reload has.
@@ -18,19 +18,19 @@ const PROBLEMS_SHOWN: usize = 5;
 
 /// Reads the operator's directory again.
 pub(super) async fn reload(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     mut request: SagaServiceReloadRequest,
 ) -> Result<SagaServiceReloadResponse, Status> {
     let id = std::mem::take(&mut request.request_id);
     let mut violations = Violations::new();
-    let repeatable = Repeatable::parse(&id, hash_of("Reload", &request), &mut violations);
+    let repeatable = SagaIdempotencyKey::parse(&id, hash_of("Reload", &request), &mut violations);
     violations.into_result(Some(())).map_err(Error::from)?;
     let tenant = api.operators_tenant(caller, &request.tenant_id)?;
     let of = tenant.as_ref();
     let reloaded = match (request.dry_run, repeatable) {
         (true, _) => api.app.check_reload(of).await.map(Some),
-        (false, Some(Repeatable { id, hash })) => {
+        (false, Some(SagaIdempotencyKey { id, hash })) => {
             let request = Kept { id: format!("reload\n{id}"), hash };
             api.app.reload_once(of, &request).await
         }
@@ -46,7 +46,7 @@ pub(super) async fn reload(
         }
         Ok(None) => {
             let message = "the id of the request was used with another body";
-            Err(Error::new(ErrorKind::AlreadyExists, Reason::RequestIdReused, message).into())
+            Err(Error::new(ErrorKind::AlreadyExists, RpcReason::RequestIdReused, message).into())
         }
         Err(app::Error::Manifests(BadManifests(found))) if request.dry_run => {
             let problems = found.iter().flat_map(problems).collect();
@@ -56,7 +56,7 @@ pub(super) async fn reload(
             let text = found.to_string();
             let first: Vec<_> = text.lines().take(PROBLEMS_SHOWN).collect();
             let message = format!("nothing was changed: {}", first.join("; "));
-            Err(Error::new(ErrorKind::FailedPrecondition, Reason::ManifestsRefused, message).into())
+            Err(Error::new(ErrorKind::FailedPrecondition, RpcReason::ManifestsRefused, message).into())
         }
         Err(app::Error::Definitions(error)) => Err(unavailable(&error)),
         Err(error @ app::Error::Metrics(_)) => Err(Error::internal(error).into()),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::rpc::{Error, ErrorKind, Reason};
+use ::rpc::{Error, ErrorKind, RpcReason};
 use model::{BlobHash, RequestId, Timestamp, Violations};
 use proto::convert::time::to_wire;
 use proto::v1::{
@@ -11,15 +11,15 @@ use proto::v1::{
     SagaServiceDrainRequest, SagaServiceDrainResponse, SagaStore,
 };
 use service::InfoScope;
-use store::{Expect, Op, Outcome};
+use store::{CommitOutcome, RowCondition, RowOperation};
 use tonic::Status;
-use workflow::Key;
+use workflow::LaneRowKey;
 use workflow::instance::{decode, encode};
 
-use super::access::{Repeatable, hash_of};
-use super::ask::store_unavailable;
-use super::{Api, Principal};
-use crate::definitions::Beside;
+use super::access::{SagaIdempotencyKey, hash_of};
+use super::owner_client::store_unavailable;
+use super::{SagaApi, SagaCaller};
+use crate::definitions::SharedRows;
 use crate::lane::rows::row;
 
 /// Seconds that a drain may take.
@@ -29,15 +29,15 @@ const REQUEST_KEEP: Duration = Duration::from_secs(model::limits::REQUEST_ID_KEE
 
 /// Describes the server.
 pub(super) async fn get_server(
-    api: &Api,
-    _: &Principal,
+    api: &SagaApi,
+    _: &SagaCaller,
     _: GetSagaServerRequest,
 ) -> Result<GetSagaServerResponse, Status> {
     let app = &api.app;
     let (around, own) = (app.around(), app.role());
-    let (caps, catalog, view) = (around.store.caps(), app.definitions().catalog(), app.heard().view);
+    let (caps, catalog, view) = (around.store.capabilities(), app.definitions().catalog(), app.heard().view);
     let waits = app.waits(&InfoScope::AllTenants);
-    let problems = app.readiness().troubles().into_iter().chain(waits);
+    let problems = app.readiness().problems().into_iter().chain(waits);
     let problems = problems.map(|(name, why)| format!("{name}: {why}"));
     let replicas = view.borrow().members.clone().into_iter().map(|member| SagaReplica {
         name: member.name,
@@ -72,13 +72,13 @@ pub(super) async fn get_server(
 
 /// Drains the server, or gives up the lanes of one tenant.
 pub(super) async fn drain(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     mut request: SagaServiceDrainRequest,
 ) -> Result<SagaServiceDrainResponse, Status> {
     let id = std::mem::take(&mut request.request_id);
     let mut violations = Violations::new();
-    let repeatable = Repeatable::parse(&id, hash_of("Drain", &request), &mut violations);
+    let repeatable = SagaIdempotencyKey::parse(&id, hash_of("Drain", &request), &mut violations);
     let SagaServiceDrainRequest { request_id: _, tenant_id, deadline_secs } = request;
     if deadline_secs.is_some_and(|secs| secs > DEADLINE_SECS_MAX) {
         violations.add("deadline_secs", format!("at most {DEADLINE_SECS_MAX} are allowed"));
@@ -110,10 +110,10 @@ pub(super) async fn drain(
 }
 
 /// Notes a request to drain; says whether it came before. One that is noted and not carried out is one of a process that ended.
-async fn was_drained(api: &Api, request: &Repeatable) -> Result<bool, Status> {
-    let Repeatable { id, hash } = request;
+async fn was_drained(api: &SagaApi, request: &SagaIdempotencyKey) -> Result<bool, Status> {
+    let SagaIdempotencyKey { id, hash } = request;
     let (around, key) = (api.app.around(), key_of(api, id));
-    let beside = Beside::new(Arc::clone(&around.store));
+    let beside = SharedRows::new(Arc::clone(&around.store));
     loop {
         if let Some(found) = beside.get(&key).await.map_err(|error| store_unavailable(&error))? {
             let before: BlobHash = decode(&found.value).map_err(Error::internal)?;
@@ -121,26 +121,27 @@ async fn was_drained(api: &Api, request: &Repeatable) -> Result<bool, Status> {
                 return Ok(true);
             }
             let message = "this request_id came with another body before";
-            return Err(Error::new(ErrorKind::AlreadyExists, Reason::RequestIdReused, message).into());
+            return Err(Error::new(ErrorKind::AlreadyExists, RpcReason::RequestIdReused, message).into());
         }
         let now = beside.now().await.map_err(|error| store_unavailable(&error))?;
         let until = (Timestamp::from_millis(now) + REQUEST_KEEP).as_millis();
-        let (expect, op) = (Expect::Absent(row(&key)), Op::PutUntil(row(&key), encode(hash).into(), until));
+        let (expect, op) =
+            (RowCondition::Absent(row(&key)), RowOperation::PutUntil(row(&key), encode(hash).into(), until));
         let outcome = beside.commit(vec![expect], vec![op]).await;
-        if let Outcome::Committed(_) = outcome.map_err(|error| store_unavailable(&error))? {
+        if let CommitOutcome::Committed(_) = outcome.map_err(|error| store_unavailable(&error))? {
             return Ok(false);
         }
     }
 }
 
 /// Row of a request to drain this replica. A store that belongs to one process is of one replica, whatever that is called.
-fn key_of(api: &Api, id: &RequestId) -> Key {
+fn key_of(api: &SagaApi, id: &RequestId) -> LaneRowKey {
     let around = api.app.around();
-    let replica = if around.store.caps().shared { &*around.replica } else { "" };
-    Key::request(&format!("drain\n{replica}\n{id}"))
+    let replica = if around.store.capabilities().shared { &*around.replica } else { "" };
+    LaneRowKey::request(&format!("drain\n{replica}\n{id}"))
 }
 
-fn deadline(api: &Api) -> Option<prost_types::Timestamp> {
+fn deadline(api: &SagaApi) -> Option<prost_types::Timestamp> {
     api.shutdown.deadline().map(|deadline| to_wire(Timestamp::from(deadline)))
 }
 

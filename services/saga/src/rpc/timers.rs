@@ -4,33 +4,33 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::ops::Range;
 
-use ::rpc::{Error, Page};
+use ::rpc::{Error, PageRequest};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use model::{CorrelationId, SagaName, TenantId, Timestamp, Violations};
 use proto::convert::saga::{name, tenant};
 use proto::convert::time;
 use proto::v1::{ListSagaTimersRequest, ListSagaTimersResponse, SagaTimer};
 use tonic::Status;
-use workflow::instance::{Instance, Record, Timer};
-use workflow::key::Table;
-use workflow::{Key, Lane};
+use workflow::instance::{CorrelationRecord, SagaInstance, Timer};
+use workflow::key::StoreTable;
+use workflow::{LaneRowKey, WorkflowLane};
 
 use super::lists::LOOKED_AT_MAX;
-use super::lists::{Asked, PageOf, failed, foreign};
+use super::lists::{SagaPageKind, SagaPageRequest, failed, foreign};
 use super::wire;
-use super::wire::saga::Whose;
-use super::{Api, Principal};
-use crate::reads::{ReadError, Reads, read};
-use crate::sagas::DueRow;
+use super::wire::saga::SagaInstanceRef;
+use super::{SagaApi, SagaCaller};
+use crate::reads::{RowReadError, RowReader, read};
+use crate::sagas::TimerRow;
 
 /// Rows of a lane that are read at once.
 const CHUNK: usize = 100;
 /// Lanes that are read at a time.
 const LANES_AT_ONCE: usize = 8;
 
-/// What timers are asked for.
+/// Filter of the timers that are listed.
 #[derive(Debug)]
-struct Filter {
+struct SagaTimerFilter {
     saga: Option<SagaName>,
     correlation: Option<CorrelationId>,
     due_before: Option<Timestamp>,
@@ -38,8 +38,8 @@ struct Filter {
 
 /// Lists timers.
 pub(super) async fn list(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: ListSagaTimersRequest,
 ) -> Result<ListSagaTimersResponse, Status> {
     let mut violations = Violations::new();
@@ -49,20 +49,21 @@ pub(super) async fn list(
     if saga.is_empty() && !correlation_id.is_empty() {
         violations.add("saga", "is missing: a correlation is one within a saga");
     }
-    let filter = Filter {
+    let filter = SagaTimerFilter {
         saga: name("saga", &saga, &mut violations),
         correlation: name("correlation_id", &correlation_id, &mut violations),
         due_before: due_before.map(time::from_wire),
     };
-    let asked = Page::parse(page_size, &page_token, &mut violations);
+    let asked = PageRequest::parse(page_size, &page_token, &mut violations);
     let tenant = violations.into_result(tenant).map_err(Error::from)?;
     api.read(caller, &tenant).await?;
     let reads = api.reads();
-    let asked = Asked::new(asked, PageOf::Timers, caller, &tenant, &filter)?;
-    let place = asked.place()?.map(|place| Place::parse(&place).ok_or_else(foreign)).transpose()?;
+    let asked = SagaPageRequest::new(asked, SagaPageKind::Timers, caller, &tenant, &filter)?;
+    let place =
+        asked.place()?.map(|place| SagaTimerPosition::parse(&place).ok_or_else(foreign)).transpose()?;
     let page = match (&filter.saga, &filter.correlation) {
         (Some(saga), Some(correlation)) => {
-            let whose = Whose { tenant: &tenant, saga, correlation };
+            let whose = SagaInstanceRef { tenant: &tenant, saga, correlation };
             of_instance(&reads, whose, filter.due_before, place.as_ref(), asked.size()).await
         }
         _ => of_lanes(&reads, &tenant, &filter, place, asked.size()).await,
@@ -74,15 +75,15 @@ pub(super) async fn list(
 
 /// Place in the list: the last row that was looked at. Of those with the same key the lane decides.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
-    key: Key,
+struct SagaTimerPosition {
+    key: LaneRowKey,
     lane: String,
 }
 
-impl Place {
+impl SagaTimerPosition {
     fn parse(text: &str) -> Option<Self> {
         let (key, lane) = text.split_once(' ')?;
-        Some(Self { key: Key::of_store(key.to_owned()), lane: lane.to_owned() })
+        Some(Self { key: LaneRowKey::of_store(key.to_owned()), lane: lane.to_owned() })
     }
 
     fn text(&self) -> String {
@@ -91,28 +92,31 @@ impl Place {
 }
 
 /// Timers of a page, and its last place where others follow.
-type Timers = (Vec<SagaTimer>, Option<Place>);
+type SagaTimerPage = (Vec<SagaTimer>, Option<SagaTimerPosition>);
 
 /// Timers of one instance: its record has all of them.
 async fn of_instance(
-    reads: &Reads,
-    whose: Whose<'_>,
+    reads: &RowReader,
+    whose: SagaInstanceRef<'_>,
     due_before: Option<Timestamp>,
-    behind: Option<&Place>,
+    behind: Option<&SagaTimerPosition>,
     size: usize,
-) -> Result<Timers, ReadError> {
+) -> Result<SagaTimerPage, RowReadError> {
     let Some(lane) = reads.lane_of(whose.tenant, whose.saga, whose.correlation) else {
         return Ok((Vec::new(), None));
     };
     let record = reads.record(&lane, whose.correlation).await?;
-    let timers = record.as_ref().and_then(Record::instance).map(|instance| &instance.timers);
+    let timers = record.as_ref().and_then(CorrelationRecord::instance).map(|instance| &instance.timers);
     let mut all: Vec<_> = timers
         .into_iter()
         .flatten()
         .filter(|(_, timer)| due_before.is_none_or(|before| timer.due < before))
         .map(|(name, timer)| {
-            let key = Key::due(timer.due, whose.correlation, name.as_str());
-            (Place { key, lane: lane.to_string() }, wire::saga::timer(whose, name.as_str(), timer))
+            let key = LaneRowKey::due(timer.due, whose.correlation, name.as_str());
+            (
+                SagaTimerPosition { key, lane: lane.to_string() },
+                wire::saga::timer(whose, name.as_str(), timer),
+            )
         })
         .filter(|(place, _)| behind.is_none_or(|behind| place > behind))
         .collect();
@@ -124,16 +128,16 @@ async fn of_instance(
 }
 
 /// Rows of one lane, in their order.
-struct Line {
-    lane: Lane,
-    rest: Range<Key>,
-    rows: VecDeque<(Key, DueRow)>,
+struct LaneTimerScan {
+    lane: WorkflowLane,
+    rest: Range<LaneRowKey>,
+    rows: VecDeque<(LaneRowKey, TimerRow)>,
     has_more: bool,
 }
 
-impl Line {
+impl LaneTimerScan {
     /// Reads on, where nothing is left of what was read.
-    async fn fill(mut self, reads: &Reads, most: usize) -> Result<Self, ReadError> {
+    async fn fill(mut self, reads: &RowReader, most: usize) -> Result<Self, RowReadError> {
         if self.rows.is_empty() && self.has_more {
             let found = reads.scan(&self.lane, &self.rest, most).await?;
             self.has_more = found.has_more;
@@ -149,28 +153,28 @@ impl Line {
 
 /// Timers of several lanes, the first to fire first.
 async fn of_lanes(
-    reads: &Reads,
+    reads: &RowReader,
     tenant: &TenantId,
-    filter: &Filter,
-    behind: Option<Place>,
+    filter: &SagaTimerFilter,
+    behind: Option<SagaTimerPosition>,
     size: usize,
-) -> Result<Timers, ReadError> {
-    let all = Table::Due.range();
-    let end = filter.due_before.map_or(all.end, Key::due_from);
-    let line = |lane: Lane| {
+) -> Result<SagaTimerPage, RowReadError> {
+    let all = StoreTable::Due.range();
+    let end = filter.due_before.map_or(all.end, LaneRowKey::due_from);
+    let line = |lane: WorkflowLane| {
         let start = match &behind {
             None => all.start.clone(),
-            Some(Place { key, lane: last }) if lane.to_string() <= *last => key.behind(),
-            Some(Place { key, .. }) => key.clone(),
+            Some(SagaTimerPosition { key, lane: last }) if lane.to_string() <= *last => key.behind(),
+            Some(SagaTimerPosition { key, .. }) => key.clone(),
         };
-        Line { lane, rest: start..end.clone(), rows: VecDeque::new(), has_more: true }
+        LaneTimerScan { lane, rest: start..end.clone(), rows: VecDeque::new(), has_more: true }
     };
     let chunk = size.saturating_add(1).min(CHUNK);
     let lines = reads.saga_lanes(tenant, filter.saga.as_ref()).into_iter().map(line);
     let filled = lines.map(|line| line.fill(reads, chunk));
     let filled = futures_util::stream::iter(filled).buffered(LANES_AT_ONCE);
-    let mut lines: Vec<Line> = filled.try_collect().await?;
-    let first = |line: &Line, number: usize| {
+    let mut lines: Vec<LaneTimerScan> = filled.try_collect().await?;
+    let first = |line: &LaneTimerScan, number: usize| {
         line.rows.front().map(|(key, _)| Reverse((key.clone(), line.lane.to_string(), number)))
     };
     let mut firsts: BinaryHeap<_> =
@@ -189,29 +193,29 @@ async fn of_lanes(
         let end = lines.len() - 1;
         lines.swap(number, end);
         firsts.extend(first(&lines[number], number));
-        last = Some(Place { key, lane });
+        last = Some(SagaTimerPosition { key, lane });
     }
     Ok((timers, None))
 }
 
 /// The timer of a row; nothing for one that is not the saga's, or is set no more.
 async fn timer(
-    reads: &Reads,
+    reads: &RowReader,
     tenant: &TenantId,
-    lane: &Lane,
-    row: &DueRow,
-) -> Result<Option<SagaTimer>, ReadError> {
-    let Lane::Saga { saga, .. } = lane else { return Ok(None) };
+    lane: &WorkflowLane,
+    row: &TimerRow,
+) -> Result<Option<SagaTimer>, RowReadError> {
+    let WorkflowLane::Saga { saga, .. } = lane else { return Ok(None) };
     if row.is_ours() {
         return Ok(None);
     }
     let record = reads.record(lane, &row.correlation).await?;
-    let set = record.as_ref().and_then(Record::instance).and_then(|instance| set(instance, row));
-    let whose = Whose { tenant, saga, correlation: &row.correlation };
+    let set = record.as_ref().and_then(CorrelationRecord::instance).and_then(|instance| set(instance, row));
+    let whose = SagaInstanceRef { tenant, saga, correlation: &row.correlation };
     Ok(set.map(|set| wire::saga::timer(whose, &row.name, set)))
 }
 
-fn set<'a>(instance: &'a Instance, row: &DueRow) -> Option<&'a Timer> {
+fn set<'a>(instance: &'a SagaInstance, row: &TimerRow) -> Option<&'a Timer> {
     let found = instance.timers.iter().find(|(name, _)| name.as_str() == row.name)?.1;
     (found.generation == row.generation).then_some(found)
 }

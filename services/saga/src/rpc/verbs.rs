@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use ::rpc::{Error, ErrorKind, Reason};
+use ::rpc::{Error, ErrorKind, RpcReason};
 use model::{ActorId, BlobHash, SagaName, TenantId, Violations};
 use prost::Message;
 use proto::convert::saga::{InstanceName, instance};
@@ -23,13 +23,13 @@ use workflow::input::Verb;
 use workflow::instance::REASON_CHARS_MAX;
 use workflow::lane::shard;
 use workflow::message::{self, ReplyAddress, VerbMessage};
-use workflow::step::{HELD_BYTES_MAX, HELD_MAX, Refusal};
-use workflow::{InputId, Json, Key, Lane, Subject, json};
+use workflow::step::{HELD_BYTES_MAX, HELD_MAX, RequestRefusal};
+use workflow::{InputId, Json, LaneRowKey, MessageSubject, WorkflowLane, json};
 
-use super::access::{Change, Repeatable, hash_of};
-use super::ask::Question;
-use super::{Api, Principal, convert};
-use crate::sagas::{AnswerRow, VerbOutcome};
+use super::access::{SagaChangeRequest, SagaIdempotencyKey, hash_of};
+use super::owner_client::LaneOwnerRequest;
+use super::{SagaApi, SagaCaller, convert};
+use crate::sagas::{VerbAnswerRow, VerbOutcome};
 
 /// Data of a request, in bytes.
 pub(crate) const DATA_BYTES_MAX: usize = 512 * 1024;
@@ -39,7 +39,7 @@ const QUOTA_RETRY: Duration = Duration::from_secs(1);
 const EVENT_TYPE_CHARS_MAX: usize = 128;
 
 /// Fields that requests of verbs have in common.
-struct Head<'a> {
+struct VerbRequestHead<'a> {
     tenant_id: &'a str,
     saga: &'a str,
     correlation_id: &'a str,
@@ -51,13 +51,13 @@ struct Head<'a> {
 trait VerbRequest: Message + Required {
     /// The method that it is of.
     const METHOD: &'static str;
-    /// What its caller needs to be allowed.
+    /// Permission that the caller needs.
     const PERMISSION: SagaPermission;
 
     /// Takes the id of the request, so that what is left is what makes two of them the same.
     fn take_id(&mut self) -> String;
 
-    fn head(&self) -> Head<'_>;
+    fn head(&self) -> VerbRequestHead<'_>;
 }
 
 macro_rules! verb_requests {
@@ -70,9 +70,9 @@ macro_rules! verb_requests {
                 std::mem::take(&mut self.request_id)
             }
 
-            fn head(&self) -> Head<'_> {
+            fn head(&self) -> VerbRequestHead<'_> {
                 let (revision, dry_run): (fn(&Self) -> u64, fn(&Self) -> bool) = ($revision, $dry_run);
-                Head {
+                VerbRequestHead {
                     tenant_id: &self.tenant_id,
                     saga: &self.saga,
                     correlation_id: &self.correlation_id,
@@ -99,8 +99,8 @@ verb_requests! {
 
 /// Starts an instance.
 pub(super) async fn start(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: StartSagaRequest,
 ) -> Result<StartSagaResponse, Status> {
     let verb = |asked: &StartSagaRequest, violations: &mut Violations| {
@@ -112,8 +112,8 @@ pub(super) async fn start(
 
 /// Gives an instance an event.
 pub(super) async fn send(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: SendSagaEventRequest,
 ) -> Result<SendSagaEventResponse, Status> {
     let verb = |asked: &SendSagaEventRequest, violations: &mut Violations| {
@@ -130,8 +130,8 @@ pub(super) async fn send(
 
 /// Keeps inputs back.
 pub(super) async fn pause(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: PauseSagaRequest,
 ) -> Result<PauseSagaResponse, Status> {
     let change = Some(ask(api, caller, request, |_, _| Some(Verb::Pause)).await?);
@@ -140,8 +140,8 @@ pub(super) async fn pause(
 
 /// Applies what was kept back.
 pub(super) async fn resume(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: ResumeSagaRequest,
 ) -> Result<ResumeSagaResponse, Status> {
     let change = Some(ask(api, caller, request, |_, _| Some(Verb::Resume)).await?);
@@ -150,8 +150,8 @@ pub(super) async fn resume(
 
 /// Undoes what an instance has done.
 pub(super) async fn cancel(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: CancelSagaRequest,
 ) -> Result<CancelSagaResponse, Status> {
     let verb = |asked: &CancelSagaRequest, violations: &mut Violations| {
@@ -163,8 +163,8 @@ pub(super) async fn cancel(
 
 /// Ends an instance where it stands.
 pub(super) async fn kill(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: KillSagaRequest,
 ) -> Result<KillSagaResponse, Status> {
     let verb = |asked: &KillSagaRequest, violations: &mut Violations| {
@@ -176,8 +176,8 @@ pub(super) async fn kill(
 
 /// Tries again what an instance is stuck at.
 pub(super) async fn retry_step(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: RetrySagaStepRequest,
 ) -> Result<RetrySagaStepResponse, Status> {
     let change = Some(ask(api, caller, request, |_, _| Some(Verb::RetryStep)).await?);
@@ -186,8 +186,8 @@ pub(super) async fn retry_step(
 
 /// Leaves out what an instance is stuck at.
 pub(super) async fn skip_step(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: SkipSagaStepRequest,
 ) -> Result<SkipSagaStepResponse, Status> {
     let verb = |asked: &SkipSagaStepRequest, violations: &mut Violations| {
@@ -199,8 +199,8 @@ pub(super) async fn skip_step(
 
 /// Ends a stuck instance as completed.
 pub(super) async fn complete(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: CompleteSagaRequest,
 ) -> Result<CompleteSagaResponse, Status> {
     let verb = |asked: &CompleteSagaRequest, violations: &mut Violations| {
@@ -212,8 +212,8 @@ pub(super) async fn complete(
 
 /// Makes an instance one of the definition that is in force.
 pub(super) async fn migrate(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: MigrateSagaRequest,
 ) -> Result<MigrateSagaResponse, Status> {
     let change = Some(ask(api, caller, request, |_, _| Some(Verb::Migrate)).await?);
@@ -241,27 +241,27 @@ fn reason_of(text: &str, violations: &mut Violations) -> String {
 }
 
 /// Verb on its way to the owner of the lane.
-struct Asked {
+struct ParsedVerbRequest {
     name: InstanceName,
-    request: Option<Repeatable>,
+    request: Option<SagaIdempotencyKey>,
     hash: BlobHash,
     verb: Verb,
     expected_revision: u64,
     dry_run: bool,
 }
 
-impl Asked {
+impl ParsedVerbRequest {
     /// Parses a request.
     fn parse<R: VerbRequest>(
-        api: &Api,
+        api: &SagaApi,
         mut request: R,
         verb: impl FnOnce(&R, &mut Violations) -> Option<Verb>,
     ) -> Result<Self, Status> {
         let mut violations = required::missing(&request);
         let id = request.take_id();
         let hash = hash_of(R::METHOD, &request);
-        let repeatable = Repeatable::parse(&id, hash, &mut violations);
-        let Head { tenant_id, saga, correlation_id, expected_revision, dry_run } = request.head();
+        let repeatable = SagaIdempotencyKey::parse(&id, hash, &mut violations);
+        let VerbRequestHead { tenant_id, saga, correlation_id, expected_revision, dry_run } = request.head();
         let name = instance((tenant_id, saga, correlation_id), api.has_tenants(), &mut violations);
         let parsed = verb(&request, &mut violations);
         let parsed = violations.into_result(name.zip(parsed)).map_err(Error::from)?;
@@ -272,14 +272,14 @@ impl Asked {
 
 /// Asks the owner of the lane for a verb, and gives what followed.
 async fn ask<R: VerbRequest>(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: R,
     verb: impl FnOnce(&R, &mut Violations) -> Option<Verb>,
 ) -> Result<SagaChange, Status> {
-    let asked = Asked::parse(api, request, verb)?;
+    let asked = ParsedVerbRequest::parse(api, request, verb)?;
     let InstanceName { tenant, saga, correlation } = &asked.name;
-    let change = Change {
+    let change = SagaChangeRequest {
         permission: R::PERMISSION,
         method: R::METHOD,
         resource: &format!("{saga}/{correlation}"),
@@ -308,23 +308,27 @@ async fn ask<R: VerbRequest>(
         })
     };
     check_size(&body(None), tenant)?;
-    let lane =
-        Lane::Saga { tenant: tenant.clone(), saga: saga.clone(), shard: shard(tenant, correlation, shards) };
-    let question = Question {
-        subject: Subject::workflow(saga, correlation).of(tenant),
+    let lane = WorkflowLane::Saga {
+        tenant: tenant.clone(),
+        saga: saga.clone(),
+        shard: shard(tenant, correlation, shards),
+    };
+    let question = LaneOwnerRequest {
+        subject: MessageSubject::workflow(saga, correlation).of(tenant),
         message_id: message_id(actor, &asked.name, &id, asked.dry_run),
         body: &|to| body(Some(to)),
-        stored: (!asked.dry_run).then(|| (&lane, Key::request(&id))),
+        stored: (!asked.dry_run).then(|| (&lane, LaneRowKey::request(&id))),
     };
-    let answer = api.asker.ask(&question, |answer: &AnswerRow| answer.request_hash == request_hash).await?;
+    let answer =
+        api.asker.ask(&question, |answer: &VerbAnswerRow| answer.request_hash == request_hash).await?;
     change_of(&asked.name, &answer)
 }
 
 /// Counts the lanes of a saga that a tenant has.
-fn shards_of(api: &Api, tenant: &TenantId, saga: &SagaName, is_start: bool) -> Result<u8, Status> {
+fn shards_of(api: &SagaApi, tenant: &TenantId, saga: &SagaName, is_start: bool) -> Result<u8, Status> {
     let in_force = api.app.definitions().in_force();
     let known = in_force.without_instance(tenant, saga);
-    match known.filter(|known| !is_start || !known.is_left_out) {
+    match known.filter(|known| !is_start || !known.is_retired) {
         Some(known) => Ok(known.shards),
         None => Err(Error::not_found(format!("saga {saga}")).into()),
     }
@@ -350,8 +354,8 @@ fn message_id(actor: ActorId, name: &InstanceName, request: &str, dry_run: bool)
     hex::encode(id.digest())
 }
 
-/// What followed from a verb.
-fn change_of(name: &InstanceName, answer: &AnswerRow) -> Result<SagaChange, Status> {
+/// Converts the answer to a verb into the change that callers get.
+fn change_of(name: &InstanceName, answer: &VerbAnswerRow) -> Result<SagaChange, Status> {
     let (fate, ignored_reason) = match &answer.outcome {
         VerbOutcome::Applied => (SagaInputFate::Applied, ""),
         VerbOutcome::Held => (SagaInputFate::Held, ""),
@@ -369,30 +373,30 @@ fn change_of(name: &InstanceName, answer: &AnswerRow) -> Result<SagaChange, Stat
 }
 
 /// The refusal of a verb, as its caller hears it.
-fn refused(name: &InstanceName, refusal: &Refusal) -> Status {
+fn refused(name: &InstanceName, refusal: &RequestRefusal) -> Status {
     let InstanceName { saga, correlation, .. } = name;
     let message = format!("instance {correlation} of saga {saga}: {}", refusal.message);
     let (kind, reason) = match refusal.reason.as_str() {
         "SAGA_NOT_FOUND" => {
             return Error::not_found(format!("instance {correlation} of saga {saga}")).into();
         }
-        "REVISION_MISMATCH" => (ErrorKind::Aborted, Reason::RevisionMismatch),
-        "REQUEST_ID_REUSED" => (ErrorKind::AlreadyExists, Reason::RequestIdReused),
-        "SAGA_EXISTS" => (ErrorKind::AlreadyExists, Reason::SagaExists),
+        "REVISION_MISMATCH" => (ErrorKind::Aborted, RpcReason::RevisionMismatch),
+        "REQUEST_ID_REUSED" => (ErrorKind::AlreadyExists, RpcReason::RequestIdReused),
+        "SAGA_EXISTS" => (ErrorKind::AlreadyExists, RpcReason::SagaExists),
         held @ ("LIMIT_EXCEEDED" | "BYTES_EXCEEDED") => {
             let (limit, max) = match held {
                 "LIMIT_EXCEEDED" => ("saga_inputs_held_max", HELD_MAX),
                 _ => ("saga_input_bytes_held_max", HELD_BYTES_MAX),
             };
-            let error = Error::new(ErrorKind::ResourceExhausted, Reason::LimitExceeded, message);
+            let error = Error::new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded, message);
             return error.with("limit", limit).with("max", max).into();
         }
         "QUOTA_EXCEEDED" => {
-            let error = Error::new(ErrorKind::ResourceExhausted, Reason::LimitExceeded, message);
+            let error = Error::new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded, message);
             return error.with("limit", "tenant_quota").retry_after(QUOTA_RETRY).into();
         }
         text => {
-            let known = Reason::ALL.iter().find(|reason| reason.as_str() == text);
+            let known = RpcReason::ALL.iter().find(|reason| reason.as_str() == text);
             match known.filter(|reason| *reason.codes() == [tonic::Code::FailedPrecondition]) {
                 Some(reason) => (ErrorKind::FailedPrecondition, *reason),
                 None => return Error::internal(format!("no such reason of a refusal: {refusal:?}")).into(),
@@ -436,7 +440,7 @@ mod tests {
             ("SAGA_NOT_MIGRATABLE", tonic::Code::FailedPrecondition),
             ("OTHER", tonic::Code::Internal),
         ] {
-            let refusal = Refusal { reason: reason.to_owned(), message: "why".to_owned() };
+            let refusal = RequestRefusal { reason: reason.to_owned(), message: "why".to_owned() };
             assert_eq!(refused(&name(), &refusal).code(), code, "{reason}");
         }
     }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use ::rpc::{ANSWERS_MAX, AnswerSender, Error, Reason, WatchEnded, while_member};
+use ::rpc::{ANSWERS_MAX, AnswerSender, Error, RpcReason, WatchEnded, while_member};
 use futures_util::StreamExt as _;
 use model::{ContextId, CorrelationId, Role, SagaName, SagaStatus, TenantId, Violations};
 use proto::convert::saga::{name, tenant};
@@ -16,25 +16,25 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::codegen::BoxStream;
 use tonic::{Code, Status};
-use workflow::instance::Record;
+use workflow::instance::CorrelationRecord;
 
 use super::access::no_tenant;
-use super::instances::{Filter, Instances};
-use super::lists::{Listed as _, failed};
+use super::instances::{InstanceFilter, InstanceListing};
+use super::lists::{PageListing as _, failed};
 use super::wire;
-use super::wire::saga::Whose;
-use super::{Api, Principal};
+use super::wire::saga::SagaInstanceRef;
+use super::{SagaApi, SagaCaller};
 use crate::app::App;
-use crate::facts::{Changed, Fact, FactsError, Following, Position};
-use crate::reads::Reads;
+use crate::facts::{Fact, FactPosition, FactSubscription, FactsError, InstanceChange};
+use crate::reads::RowReader;
 
 /// Rows of a snapshot that are read at once.
 const ROWS: usize = 200;
 /// Instances of which is remembered what was told last.
 const TOLD_MAX: usize = 1024;
 
-/// What is watched.
-struct Wanted {
+/// Filter of a watch.
+struct SagaWatchFilter {
     tenant: TenantId,
     saga: Option<SagaName>,
     correlation: Option<CorrelationId>,
@@ -42,8 +42,8 @@ struct Wanted {
 
 /// Watches instances.
 pub(super) async fn watch(
-    api: &Api,
-    caller: &Principal,
+    api: &SagaApi,
+    caller: &SagaCaller,
     request: WatchSagasRequest,
 ) -> Result<BoxStream<WatchSagasResponse>, Status> {
     let mut violations = Violations::new();
@@ -55,7 +55,7 @@ pub(super) async fn watch(
     let saga = name("saga", &saga, &mut violations);
     let correlation = name("correlation_id", &correlation_id, &mut violations);
     let snapshot = violations.take("snapshot", SagaSnapshot::try_from(snapshot).map_err(|_| "unknown"));
-    let from: Option<Position> = match resume_position.as_str() {
+    let from: Option<FactPosition> = match resume_position.as_str() {
         "" => None,
         text => violations.take("resume_position", text.parse()),
     };
@@ -64,14 +64,14 @@ pub(super) async fn watch(
     let (context, actor) = api.read(caller, &tenant).await?;
     let following = api.facts.follow(&tenant, from).await.map_err(lost)?;
     let (answers, stream) = mpsc::channel(ANSWERS_MAX);
-    let watch = Watch {
+    let watch = SagaWatcher {
         answers: AnswerSender::new(answers.clone(), api.app.around().metrics.slow_watchers.clone()),
         app: Arc::clone(&api.app),
         reads: api.reads(),
         context,
-        wanted: Wanted { tenant: tenant.clone(), saga, correlation },
+        wanted: SagaWatchFilter { tenant: tenant.clone(), saga, correlation },
         following,
-        told: HashMap::new(),
+        last_sent: HashMap::new(),
     };
     let stop = api.shutdown.clone();
     tokio::spawn(async move {
@@ -79,7 +79,7 @@ pub(super) async fn watch(
             () = watch.run(snapshot, from.is_some()) => {}
             () = answers.closed() => {}
             () = stop.begun() => {
-                let ending = Error::unavailable(Reason::Draining, "the server is ending; resume elsewhere");
+                let ending = Error::unavailable(RpcReason::Draining, "the server is ending; resume elsewhere");
                 // A watcher that does not read does not need the reason.
                 let _ = answers.try_send(Err(ending.into()));
             }
@@ -93,15 +93,15 @@ pub(super) async fn watch(
     Ok(Box::pin(stream.map(move |answer| answer.map_err(&told))))
 }
 
-/// What a watcher is told when facts are followed no further.
+/// Returns the status that a watcher gets when facts are followed no further.
 fn lost(error: FactsError) -> Status {
     match error {
         FactsError::Gone => {
-            Error::new(::rpc::ErrorKind::OutOfRange, Reason::PositionGone, error.to_string()).into()
+            Error::new(::rpc::ErrorKind::OutOfRange, RpcReason::PositionGone, error.to_string()).into()
         }
         FactsError::Away(why) => {
-            Error::unavailable(Reason::PeerUnavailable, "the broker does not answer; resume")
-                .because(why)
+            Error::unavailable(RpcReason::PeerUnavailable, "the broker does not answer; resume")
+                .with_cause(why)
                 .into()
         }
         FactsError::Read(error) => failed(error),
@@ -109,18 +109,18 @@ fn lost(error: FactsError) -> Status {
 }
 
 /// One watcher.
-struct Watch {
+struct SagaWatcher {
     answers: AnswerSender<WatchSagasResponse>,
     app: Arc<App>,
-    reads: Reads,
+    reads: RowReader,
     context: ContextId,
-    wanted: Wanted,
-    following: Following,
-    /// What was told last of instances that changed.
-    told: HashMap<(SagaName, CorrelationId), Saga>,
+    wanted: SagaWatchFilter,
+    following: FactSubscription,
+    /// State that was last sent of each instance that changed.
+    last_sent: HashMap<(SagaName, CorrelationId), Saga>,
 }
 
-impl Watch {
+impl SagaWatcher {
     async fn run(mut self, snapshot: SagaSnapshot, is_resumed: bool) {
         if let Err(ended) = self.watch(snapshot, is_resumed).await {
             self.answers.end(ended);
@@ -139,7 +139,7 @@ impl Watch {
             self.send(Event::SnapshotEnd(SnapshotEnd {}), true).await?;
         }
         loop {
-            match self.answers.pulse.or_due(self.following.next()).await {
+            match self.answers.heartbeat.or_due(self.following.next()).await {
                 Some(changed) => self.change(changed.map_err(lost)?).await?,
                 None => {
                     self.check_tenant()?;
@@ -157,13 +157,13 @@ impl Watch {
 
     /// Sends the instances that match as they are now.
     async fn snapshot(&mut self, statuses: BTreeSet<SagaStatus>) -> Result<(), WatchEnded> {
-        let Wanted { tenant, saga, correlation } = &self.wanted;
+        let SagaWatchFilter { tenant, saga, correlation } = &self.wanted;
         let (tenant, saga) = (tenant.clone(), saga.clone());
-        let filter = Filter { saga: saga.clone(), statuses, ..Filter::default() };
+        let filter = InstanceFilter { saga: saga.clone(), statuses, ..InstanceFilter::default() };
         if let (Some(saga), Some(correlation)) = (saga, correlation.clone()) {
             let Some(lane) = self.reads.lane_of(&tenant, &saga, &correlation) else { return Ok(()) };
             let record = self.reads.record(&lane, &correlation).await.map_err(failed)?;
-            let whose = Whose { tenant: &tenant, saga: &saga, correlation: &correlation };
+            let whose = SagaInstanceRef { tenant: &tenant, saga: &saga, correlation: &correlation };
             if let Some(shown) = record
                 .filter(|record| filter.matches(record))
                 .and_then(|record| wire::saga::saga(whose, &record))
@@ -173,7 +173,7 @@ impl Watch {
             return Ok(());
         }
         let reads = self.reads.clone();
-        let listed = Instances { reads: &reads, tenant: &tenant, filter: &filter };
+        let listed = InstanceListing { reads: &reads, tenant: &tenant, filter: &filter };
         for mut stretch in filter.stretches(reads.saga_lanes(&tenant, filter.saga.as_ref())) {
             loop {
                 let read = async {
@@ -181,7 +181,7 @@ impl Watch {
                     let shown = listed.entries(&stretch.lane, &found.rows).await?;
                     Ok((found, shown))
                 };
-                let Some(read) = self.answers.pulse.or_due(read).await else {
+                let Some(read) = self.answers.heartbeat.or_due(read).await else {
                     self.send(Event::Heartbeat(Heartbeat {}), false).await?;
                     continue;
                 };
@@ -199,17 +199,17 @@ impl Watch {
     }
 
     /// Sends an instance that changed, if it is one of those that are watched and not as it was told last.
-    async fn change(&mut self, changed: Changed) -> Result<(), WatchEnded> {
-        let Changed { fact, record } = changed;
+    async fn change(&mut self, changed: InstanceChange) -> Result<(), WatchEnded> {
+        let InstanceChange { fact, record } = changed;
         let Some(saga) = record.and_then(|record| self.wanted.shown(&fact, &record)) else { return Ok(()) };
         let key = (fact.saga.clone(), fact.correlation.clone());
-        if self.told.get(&key) == Some(&saga) {
+        if self.last_sent.get(&key) == Some(&saga) {
             return Ok(());
         }
-        if self.told.len() >= TOLD_MAX {
-            self.told.clear();
+        if self.last_sent.len() >= TOLD_MAX {
+            self.last_sent.clear();
         }
-        self.told.insert(key, saga.clone());
+        self.last_sent.insert(key, saga.clone());
         self.check_tenant()?;
         self.send(Event::Saga(saga), true).await
     }
@@ -221,12 +221,13 @@ impl Watch {
     }
 }
 
-impl Wanted {
+impl SagaWatchFilter {
     /// The instance, if it is one of those that are watched.
-    fn shown(&self, fact: &Fact, record: &Record) -> Option<Saga> {
+    fn shown(&self, fact: &Fact, record: &CorrelationRecord) -> Option<Saga> {
         let is_wanted = self.saga.as_ref().is_none_or(|saga| *saga == fact.saga)
             && self.correlation.as_ref().is_none_or(|correlation| *correlation == fact.correlation);
-        let whose = Whose { tenant: &self.tenant, saga: &fact.saga, correlation: &fact.correlation };
+        let whose =
+            SagaInstanceRef { tenant: &self.tenant, saga: &fact.saga, correlation: &fact.correlation };
         if is_wanted { wire::saga::saga(whose, record) } else { None }
     }
 }

@@ -1,8 +1,8 @@
 //! Rows as answers have them.
 
+pub(crate) mod dead_letter;
 pub(crate) mod effect;
 pub(crate) mod input;
-pub(crate) mod letter;
 mod manifest;
 pub(crate) mod saga;
 

@@ -3,60 +3,60 @@
 use model::{CommandId, EffectName, StepName};
 use serde::{Deserialize, Serialize};
 use workflow::Json;
-use workflow::instance::{Purpose, Record};
-use workflow::step::{Change, Fate, Ordered, Refusal, WorkItem};
+use workflow::instance::{CommandPurpose, CorrelationRecord};
+use workflow::step::{InputDisposition, RequestRefusal, SagaTransition, WorkItem, WorkPayload};
 
-use super::summary::Summary;
+use super::summary::InstanceSummary;
 
 /// Inputs of the work of one answer, in bytes of their JSON; what is beyond is left out.
 const PAYLOADS_BYTES_MAX: usize = 256 * 1024;
 
 /// Answer to a verb.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AnswerRow {
+pub struct VerbAnswerRow {
     /// Hash of what was asked, and by whom.
     #[serde(default)]
     pub request_hash: String,
-    /// What became of it.
+    /// Outcome of the verb.
     pub outcome: VerbOutcome,
     /// The instance, as it is since.
-    pub instance: Option<Summary>,
+    pub instance: Option<InstanceSummary>,
     /// Work that was ordered, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub work: Vec<OrderedWork>,
 }
 
-/// What became of a verb.
+/// Outcome of a verb.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VerbOutcome {
-    /// It changed the instance.
+    /// Verb changed the instance.
     Applied,
-    /// It waits behind a letter or a pause.
+    /// Verb waits behind a letter or a pause.
     Held,
-    /// It waits for its step, or for the start.
+    /// Verb waits for its step, or for the start.
     Kept,
-    /// It is a dead letter.
+    /// Verb is a dead letter.
     DeadLetter,
-    /// It changed nothing: why.
+    /// Verb changed nothing: why.
     Ignored(String),
-    /// It was refused.
-    Refused(Refusal),
+    /// Verb was refused.
+    Refused(RequestRefusal),
 }
 
 /// Work that was ordered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrderedWork {
-    /// Its id.
+    /// Id of the command.
     pub command: CommandId,
     /// The step that ordered it.
     pub step: StepName,
     /// The branch of the step, where it is waited for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub branch: Option<StepName>,
-    /// What it is for, where it is waited for.
+    /// Purpose of the work, where it is waited for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub purpose: Option<Purpose>,
+    pub purpose: Option<CommandPurpose>,
     /// The effect; none for a command of an aggregate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effect: Option<EffectName>,
@@ -66,40 +66,40 @@ pub struct OrderedWork {
     /// Type and id of the aggregate, and type of its command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aggregate: Option<(String, String, String)>,
-    /// What it is given, as JSON; none where it is given nothing, and where it is left out.
+    /// Payload of the work, as JSON; none where it is given nothing, and where it is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload: Option<String>,
 }
 
-impl AnswerRow {
+impl VerbAnswerRow {
     /// The answer that a change makes; none where it is to be offered again.
-    pub(super) fn of(change: &Change, request_hash: &str) -> Option<Self> {
+    pub(super) fn of(change: &SagaTransition, request_hash: &str) -> Option<Self> {
         let outcome = match &change.fate {
-            Fate::Applied => VerbOutcome::Applied,
-            Fate::Held(_) => VerbOutcome::Held,
-            Fate::Kept => VerbOutcome::Kept,
-            Fate::Dead(_) => VerbOutcome::DeadLetter,
-            Fate::Ignored(why) => VerbOutcome::Ignored(why.as_str().to_owned()),
-            Fate::Refused(refusal) => VerbOutcome::Refused(refusal.clone()),
-            Fate::Later(_) | Fate::NoRoom => return None,
+            InputDisposition::Applied => VerbOutcome::Applied,
+            InputDisposition::Held(_) => VerbOutcome::Held,
+            InputDisposition::Deferred => VerbOutcome::Kept,
+            InputDisposition::DeadLetter(_) => VerbOutcome::DeadLetter,
+            InputDisposition::Ignored(why) => VerbOutcome::Ignored(why.as_str().to_owned()),
+            InputDisposition::Refused(refusal) => VerbOutcome::Refused(refusal.clone()),
+            InputDisposition::Later(_) | InputDisposition::NoRoom => return None,
         };
         let record = change.record.as_ref();
         let mut room = PAYLOADS_BYTES_MAX;
         let work = change.work.iter().map(|item| OrderedWork::of(item, record, &mut room)).collect();
         let request_hash = request_hash.to_owned();
-        Some(Self { request_hash, outcome, instance: record.and_then(Summary::of), work })
+        Some(Self { request_hash, outcome, instance: record.and_then(InstanceSummary::of), work })
     }
 
     /// The refusal of a request whose id was used for another one, or so long ago that its answer is gone.
     pub(super) fn reused(request_hash: &str, why: &str) -> Self {
-        let refusal = Refusal { reason: "REQUEST_ID_REUSED".to_owned(), message: why.to_owned() };
+        let refusal = RequestRefusal { reason: "REQUEST_ID_REUSED".to_owned(), message: why.to_owned() };
         let outcome = VerbOutcome::Refused(refusal);
         Self { request_hash: request_hash.to_owned(), outcome, instance: None, work: Vec::new() }
     }
 
     /// The refusal, where it is one.
     #[must_use]
-    pub const fn refusal(&self) -> Option<&Refusal> {
+    pub const fn refusal(&self) -> Option<&RequestRefusal> {
         match &self.outcome {
             VerbOutcome::Refused(refusal) => Some(refusal),
             _ => None,
@@ -108,8 +108,10 @@ impl AnswerRow {
 }
 
 impl OrderedWork {
-    fn of(item: &WorkItem, record: Option<&Record>, room: &mut usize) -> Self {
-        let open = record.and_then(Record::instance).and_then(|instance| instance.open.get(&item.command));
+    fn of(item: &WorkItem, record: Option<&CorrelationRecord>, room: &mut usize) -> Self {
+        let open = record
+            .and_then(CorrelationRecord::instance)
+            .and_then(|instance| instance.open.get(&item.command));
         let mut payload = |value: &Json| {
             let text = value.to_string();
             *room = room.checked_sub(text.len())?;
@@ -117,15 +119,15 @@ impl OrderedWork {
         };
         let (mut effect, mut cancels, mut aggregate) = (None, None, None);
         let payload = match &item.what {
-            Ordered::Effect { effect: name, input } => {
+            WorkPayload::Effect { effect: name, input } => {
                 effect = Some(name.clone());
                 payload(input)
             }
-            Ordered::Cancel { effect: name, of } => {
+            WorkPayload::Cancel { effect: name, of } => {
                 (effect, cancels) = (Some(name.clone()), Some(*of));
                 None
             }
-            Ordered::Command { aggregate: kind, id, kind: command, payload: given } => {
+            WorkPayload::Command { aggregate: kind, id, kind: command, payload: given } => {
                 aggregate = Some((kind.clone(), id.clone(), command.clone()));
                 payload(given)
             }

@@ -5,25 +5,27 @@ use std::time::Duration;
 
 use model::{BlobHash, CorrelationId, SagaStatus, StepName, Timestamp};
 use serde::{Deserialize, Serialize};
-use store::{Expect, Op};
-use workflow::input::{Input, What};
-use workflow::instance::{Entry, Record, encode};
-use workflow::message::{self, EffectCommand, FactMessage, ReplyTo};
-use workflow::step::{Change, Fate, Letter, Ordered, Origin, Row, WorkItem};
-use workflow::subject::Subject;
+use store::{RowCondition, RowOperation};
+use workflow::input::{InstanceInput, InstanceInputKind};
+use workflow::instance::{CorrelationEntry, CorrelationRecord, encode};
+use workflow::message::{self, EffectCommand, FactMessage, ResultRecipient};
+use workflow::step::{
+    DeadLetter, InputDisposition, InputOrigin, JournalRow, SagaTransition, WorkItem, WorkPayload,
+};
+use workflow::subject::MessageSubject;
 use workflow::trace;
-use workflow::{InputId, Json, Key};
+use workflow::{InputId, Json, LaneRowKey};
 
-use super::answer::AnswerRow;
+use super::answer::VerbAnswerRow;
 use super::intake::{DeadMessage, NOBODY, RawMessage};
-use super::timers::{DueRow, RETIRE, TimerDelta};
-use super::{Cached, Shared};
+use super::timers::{RETIRE, TimerDelta, TimerRow};
+use super::{CachedRecord, SagaLaneContext};
 use crate::lane::gateway::AggregateCommand;
-use crate::lane::relay::{Destination, OutboxRow};
+use crate::lane::relay::{OutboxDestination, OutboxRow};
 use crate::lane::rows::row;
 use crate::spans::OrderedBy;
 
-/// What came is known so long, in milliseconds: longer than streams keep it.
+/// Time for which received messages are remembered, in milliseconds: longer than streams keep them.
 pub(crate) const KNOWN_MILLIS: u64 = 30 * 24 * 3_600_000;
 /// Answers to verbs are kept so long, in milliseconds.
 const ANSWERS_MILLIS: u64 = 24 * 3_600_000;
@@ -43,27 +45,27 @@ pub struct HeldRow {
     /// The correlation that it is for.
     pub correlation: CorrelationId,
     /// The input.
-    pub what: HeldWhat,
+    pub what: HeldInput,
 }
 
-/// What was kept back.
+/// Input that was held back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum HeldWhat {
+pub enum HeldInput {
     /// An input.
-    Input(Box<Input>),
+    Input(Box<InstanceInput>),
     /// A message that will be a dead letter when its turn comes.
     Dead(Box<DeadMessage>),
 }
 
 /// A dead letter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LetterRow {
-    /// Why it is one.
-    pub letter: Letter,
+pub struct DeadLetterRow {
+    /// Reason why it is a dead letter.
+    pub letter: DeadLetter,
     /// The input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub input: Option<Input>,
+    pub input: Option<InstanceInput>,
     /// The message, where it is no input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub raw: Option<RawMessage>,
@@ -74,25 +76,25 @@ pub struct LetterRow {
     pub correlation: Option<CorrelationId>,
 }
 
-impl LetterRow {
+impl DeadLetterRow {
     /// A letter of something.
-    fn of(correlation: &CorrelationId, letter: Letter, what: HeldWhat) -> Self {
+    fn of(correlation: &CorrelationId, letter: DeadLetter, what: HeldInput) -> Self {
         let correlation = Some(correlation.clone()).filter(|correlation| correlation.as_str() != NOBODY);
         match what {
-            HeldWhat::Input(input) => {
+            HeldInput::Input(input) => {
                 Self { letter, correlation, time: input.time, input: Some(*input), raw: None }
             }
-            HeldWhat::Dead(dead) => {
+            HeldInput::Dead(dead) => {
                 Self { letter, correlation, time: dead.raw.time, input: None, raw: Some(dead.raw) }
             }
         }
     }
 }
 
-/// What an operator sees of an instance in a list.
+/// Row of an instance in an operator's list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ListedRow {
-    /// Its correlation.
+pub struct InstanceListRow {
+    /// Correlation of the instance.
     pub correlation: CorrelationId,
     /// When it came to this step.
     pub since: Timestamp,
@@ -101,20 +103,24 @@ pub struct ListedRow {
     pub definition: Option<BlobHash>,
 }
 
-/// What one commit has to make, and what follows from it.
-pub(super) struct Commit {
-    pub(super) expect: Vec<Expect>,
-    pub(super) ops: Vec<Op>,
+/// Commit for one input, and what follows from it.
+pub(super) struct InputCommit {
+    pub(super) expect: Vec<RowCondition>,
+    pub(super) ops: Vec<RowOperation>,
     pub(super) timers: TimerDelta,
     pub(super) outgoing: Vec<(u64, OutboxRow)>,
-    pub(super) answer: Option<AnswerRow>,
+    pub(super) answer: Option<VerbAnswerRow>,
 }
 
-impl Commit {
-    pub(super) fn begin(correlation: &CorrelationId, current: &Cached, change: &Change) -> Self {
-        let key = row(&Key::saga(correlation));
+impl InputCommit {
+    pub(super) fn begin(
+        correlation: &CorrelationId,
+        current: &CachedRecord,
+        change: &SagaTransition,
+    ) -> Self {
+        let key = row(&LaneRowKey::saga(correlation));
         let mut commit = Self {
-            expect: vec![Expect::Revision(key.clone(), current.revision)],
+            expect: vec![RowCondition::Revision(key.clone(), current.revision)],
             ops: Vec::new(),
             timers: TimerDelta::default(),
             outgoing: Vec::new(),
@@ -124,14 +130,14 @@ impl Commit {
             Some(record) => {
                 let bytes = encode(record).into();
                 commit.ops.push(match &record.entry {
-                    Entry::Ended(tombstone) => {
+                    CorrelationEntry::Ended(tombstone) => {
                         let until = tombstone.ended.as_millis().saturating_add(TOMBSTONE_MILLIS);
-                        Op::PutUntil(key, bytes, until)
+                        RowOperation::PutUntil(key, bytes, until)
                     }
-                    Entry::Live(_) | Entry::Awaited(_) => Op::Put(key, bytes),
+                    CorrelationEntry::Live(_) | CorrelationEntry::Awaited(_) => RowOperation::Put(key, bytes),
                 });
             }
-            None if current.record.is_some() => commit.ops.push(Op::Delete(key)),
+            None if current.record.is_some() => commit.ops.push(RowOperation::Delete(key)),
             None => {}
         }
         commit
@@ -140,33 +146,42 @@ impl Commit {
     /// Has a message count once that is no input.
     pub(super) fn count_message_once(&mut self, correlation: &CorrelationId, id: &InputId, time: Timestamp) {
         let until = time.as_millis().saturating_add(KNOWN_MILLIS);
-        let key = row(&Key::dedupe(correlation, &id.digest()));
-        self.expect.push(Expect::Absent(key.clone()));
-        self.ops.push(Op::PutUntil(key, bytes::Bytes::new(), until));
+        let key = row(&LaneRowKey::dedupe(correlation, &id.digest()));
+        self.expect.push(RowCondition::Absent(key.clone()));
+        self.ops.push(RowOperation::PutUntil(key, bytes::Bytes::new(), until));
     }
 
     /// Has an input count once: events by their id, verbs by their request. Results and timers are known by the instance.
-    pub(super) fn count_once(&mut self, correlation: &CorrelationId, input: &Input, origin: Origin) {
-        if origin != Origin::Fresh {
+    pub(super) fn count_once(
+        &mut self,
+        correlation: &CorrelationId,
+        input: &InstanceInput,
+        origin: InputOrigin,
+    ) {
+        if origin != InputOrigin::Fresh {
             return;
         }
         match &input.what {
-            What::Event(event) => self.count_message_once(correlation, &event.id, input.time),
-            What::Verb { request, .. } => {
-                self.expect.push(Expect::Absent(row(&Key::request(request))));
+            InstanceInputKind::Event(event) => self.count_message_once(correlation, &event.id, input.time),
+            InstanceInputKind::Verb { request, .. } => {
+                self.expect.push(RowCondition::Absent(row(&LaneRowKey::request(request))));
                 // Its answer is gone long before the message is.
                 self.count_message_once(correlation, &input.id(), input.time);
             }
-            What::Result(_) | What::Timer { .. } => {}
+            InstanceInputKind::Result(_) | InstanceInputKind::Timer { .. } => {}
         }
     }
 
     /// Removes an input from where it waited.
-    pub(super) fn take_input(&mut self, correlation: &CorrelationId, origin: Origin) {
+    pub(super) fn take_input(&mut self, correlation: &CorrelationId, origin: InputOrigin) {
         match origin {
-            Origin::Held(number) => self.ops.push(Op::Delete(row(&Key::parked(correlation, number)))),
-            Origin::Letter(number) => self.ops.push(Op::Delete(row(&Key::dead(correlation, number)))),
-            Origin::Fresh => {}
+            InputOrigin::Held(number) => {
+                self.ops.push(RowOperation::Delete(row(&LaneRowKey::parked(correlation, number))))
+            }
+            InputOrigin::Letter(number) => {
+                self.ops.push(RowOperation::Delete(row(&LaneRowKey::dead(correlation, number))))
+            }
+            InputOrigin::Fresh => {}
         }
     }
 
@@ -174,21 +189,27 @@ impl Commit {
     pub(super) fn put_input(
         &mut self,
         correlation: &CorrelationId,
-        what: Option<&HeldWhat>,
-        kept: Option<&LetterRow>,
-        fate: &Fate,
+        what: Option<&HeldInput>,
+        kept: Option<&DeadLetterRow>,
+        fate: &InputDisposition,
     ) {
         match (fate, what) {
-            (Fate::Held(number), Some(what)) => {
+            (InputDisposition::Held(number), Some(what)) => {
                 let held = HeldRow { correlation: correlation.clone(), what: what.clone() };
-                self.ops.push(Op::Put(row(&Key::parked(correlation, *number)), encode(&held).into()));
+                self.ops.push(RowOperation::Put(
+                    row(&LaneRowKey::parked(correlation, *number)),
+                    encode(&held).into(),
+                ));
             }
-            (Fate::Dead(letter), what) => match (kept, what) {
+            (InputDisposition::DeadLetter(letter), what) => match (kept, what) {
                 (Some(kept), _) => {
-                    self.put_letter(correlation, &LetterRow { letter: letter.clone(), ..kept.clone() })
+                    self.put_letter(correlation, &DeadLetterRow { letter: letter.clone(), ..kept.clone() })
                 }
                 (None, Some(what)) => {
-                    self.put_letter(correlation, &LetterRow::of(correlation, letter.clone(), what.clone()));
+                    self.put_letter(
+                        correlation,
+                        &DeadLetterRow::of(correlation, letter.clone(), what.clone()),
+                    );
                 }
                 (None, None) => {}
             },
@@ -196,78 +217,87 @@ impl Commit {
         }
     }
 
-    fn put_letter(&mut self, correlation: &CorrelationId, letter: &LetterRow) {
-        let key = row(&Key::dead(correlation, letter.letter.number));
-        self.ops.push(Op::Put(key, encode(letter).into()));
+    fn put_letter(&mut self, correlation: &CorrelationId, letter: &DeadLetterRow) {
+        let key = row(&LaneRowKey::dead(correlation, letter.letter.number));
+        self.ops.push(RowOperation::Put(key, encode(letter).into()));
     }
 
     /// Writes what follows from a change: events, letters, journal, timers, lists.
     pub(super) fn put_change(
         &mut self,
-        shared: &Shared,
+        shared: &SagaLaneContext,
         correlation: &CorrelationId,
-        current: &Cached,
-        change: &Change,
+        current: &CachedRecord,
+        change: &SagaTransition,
     ) {
-        let taken = change.taken.iter().map(|number| Op::Delete(row(&Key::kept(correlation, *number))));
-        self.ops.extend(taken);
-        let kept = change
-            .kept
+        let taken = change
+            .removed
             .iter()
-            .map(|(number, input)| Op::Put(row(&Key::kept(correlation, *number)), encode(input).into()));
+            .map(|number| RowOperation::Delete(row(&LaneRowKey::kept(correlation, *number))));
+        self.ops.extend(taken);
+        let kept = change.deferred.iter().map(|(number, input)| {
+            RowOperation::Put(row(&LaneRowKey::kept(correlation, *number)), encode(input).into())
+        });
         self.ops.extend(kept);
-        for (letter, input) in &change.letters {
-            let what = HeldWhat::Input(Box::new(input.clone()));
-            self.put_letter(correlation, &LetterRow::of(correlation, letter.clone(), what));
+        for (letter, input) in &change.dead_letters {
+            let what = HeldInput::Input(Box::new(input.clone()));
+            self.put_letter(correlation, &DeadLetterRow::of(correlation, letter.clone(), what));
         }
         self.put_journal(correlation, change, shared.history());
         self.put_timers(correlation, current, change);
         self.put_lists(correlation, current.record.as_ref(), change.record.as_ref());
     }
 
-    fn put_journal(&mut self, correlation: &CorrelationId, change: &Change, history: u64) {
+    fn put_journal(&mut self, correlation: &CorrelationId, change: &SagaTransition, history: u64) {
         for journal in &change.journal {
-            let key = row(&Key::journal(correlation, journal.revision));
-            self.ops.push(Op::Put(key, encode(journal).into()));
+            let key = row(&LaneRowKey::journal(correlation, journal.revision));
+            self.ops.push(RowOperation::Put(key, encode(journal).into()));
             if let Some(old) = journal.revision.checked_sub(history).filter(|old| *old > 0) {
-                self.ops.push(Op::Delete(row(&Key::journal(correlation, old))));
+                self.ops.push(RowOperation::Delete(row(&LaneRowKey::journal(correlation, old))));
             }
         }
     }
 
-    fn put_timers(&mut self, correlation: &CorrelationId, current: &Cached, change: &Change) {
+    fn put_timers(&mut self, correlation: &CorrelationId, current: &CachedRecord, change: &SagaTransition) {
         let changes = change.timers(current.record.as_ref());
         for (name, due) in changes.dropped {
-            self.ops.push(Op::Delete(row(&Key::due(due, correlation, name))));
+            self.ops.push(RowOperation::Delete(row(&LaneRowKey::due(due, correlation, name))));
             self.timers.dropped.push((due, name.to_owned()));
         }
-        let set = changes.set.iter().map(|(name, timer)| DueRow {
+        let set = changes.set.iter().map(|(name, timer)| TimerRow {
             due: timer.due,
             correlation: correlation.clone(),
             name: (*name).to_owned(),
             generation: timer.generation,
         });
         let mut set: Vec<_> = set.collect();
-        let was_ended = matches!(current.record.as_ref().map(|record| &record.entry), Some(Entry::Ended(_)));
-        if let Some(Entry::Ended(tombstone)) = change.record.as_ref().map(|record| &record.entry)
+        let was_ended =
+            matches!(current.record.as_ref().map(|record| &record.entry), Some(CorrelationEntry::Ended(_)));
+        if let Some(CorrelationEntry::Ended(tombstone)) = change.record.as_ref().map(|record| &record.entry)
             && !was_ended
         {
             let due = retired_at(tombstone.ended);
             let name = RETIRE.to_owned();
-            set.push(DueRow { due, correlation: correlation.clone(), name, generation: 0 });
+            set.push(TimerRow { due, correlation: correlation.clone(), name, generation: 0 });
         }
         for timer in set {
-            self.ops.push(Op::Put(row(&timer.key()), encode(&timer).into()));
+            self.ops.push(RowOperation::Put(row(&timer.key()), encode(&timer).into()));
             self.timers.set.push(timer);
         }
-        self.timers.holds_back = change.record.as_ref().is_some_and(Record::holds_back);
+        self.timers.holds_back = change.record.as_ref().is_some_and(CorrelationRecord::holds_back);
     }
 
-    fn put_lists(&mut self, correlation: &CorrelationId, before: Option<&Record>, after: Option<&Record>) {
-        let (pinned, definition) = (before.and_then(Record::definition), after.and_then(Record::definition));
+    fn put_lists(
+        &mut self,
+        correlation: &CorrelationId,
+        before: Option<&CorrelationRecord>,
+        after: Option<&CorrelationRecord>,
+    ) {
+        let (pinned, definition) =
+            (before.and_then(CorrelationRecord::definition), after.and_then(CorrelationRecord::definition));
         let (before, after) = (before.and_then(place), after.and_then(place));
         let key = |(status, step, _): &(SagaStatus, StepName, Timestamp)| {
-            row(&Key::by(status.as_str(), step.as_str(), correlation))
+            row(&LaneRowKey::by(status.as_str(), step.as_str(), correlation))
         };
         let same = |one: &(SagaStatus, StepName, Timestamp), other: &(SagaStatus, StepName, Timestamp)| {
             (one.0, &one.1) == (other.0, &other.1)
@@ -276,14 +306,14 @@ impl Commit {
         if is_there && pinned == definition {
             return;
         }
-        self.ops.extend(before.filter(|_| !is_there).map(|before| Op::Delete(key(&before))));
+        self.ops.extend(before.filter(|_| !is_there).map(|before| RowOperation::Delete(key(&before))));
         if let Some(after) = after {
-            let listed = ListedRow { correlation: correlation.clone(), since: after.2, definition };
+            let listed = InstanceListRow { correlation: correlation.clone(), since: after.2, definition };
             let (key, bytes) = (key(&after), encode(&listed).into());
             self.ops.push(if after.0.is_end() {
-                Op::PutUntil(key, bytes, after.2.as_millis().saturating_add(TOMBSTONE_MILLIS))
+                RowOperation::PutUntil(key, bytes, after.2.as_millis().saturating_add(TOMBSTONE_MILLIS))
             } else {
-                Op::Put(key, bytes)
+                RowOperation::Put(key, bytes)
             });
         }
     }
@@ -291,13 +321,13 @@ impl Commit {
     /// Writes what goes out: work, and what became of the instance.
     pub(super) fn put_outgoing(
         &mut self,
-        shared: &Shared,
+        shared: &SagaLaneContext,
         correlation: &CorrelationId,
-        before: Option<&Record>,
-        change: &Change,
+        before: Option<&CorrelationRecord>,
+        change: &SagaTransition,
     ) {
         let run = change.record.as_ref().map_or(0, run);
-        let definition = change.record.as_ref().and_then(Record::definition);
+        let definition = change.record.as_ref().and_then(CorrelationRecord::definition);
         for item in &change.work {
             let cause = change.journal.iter().find(|row| row.work.contains(&item.command));
             let mut message = shared.message(correlation, run, item, cause);
@@ -322,36 +352,47 @@ impl Commit {
         }
     }
 
-    pub(super) fn put_row(&mut self, shared: &Shared, message: OutboxRow) {
+    pub(super) fn put_row(&mut self, shared: &SagaLaneContext, message: OutboxRow) {
         let number = shared.rows.next_outbox();
-        self.ops.push(Op::Put(row(&Key::outbox(number)), encode(&message).into()));
+        self.ops.push(RowOperation::Put(row(&LaneRowKey::outbox(number)), encode(&message).into()));
         self.outgoing.push((number, message));
     }
 
     /// Keeps the answer to a request that came just now: one that was held back was answered so.
-    pub(super) fn put_answer(&mut self, input: Option<&Input>, origin: Origin, answer: Option<AnswerRow>) {
-        let (Origin::Fresh, Some(answer)) = (origin, answer) else { return };
-        if let Some(Input { time, what: What::Verb { request, .. } }) = input {
+    pub(super) fn put_answer(
+        &mut self,
+        input: Option<&InstanceInput>,
+        origin: InputOrigin,
+        answer: Option<VerbAnswerRow>,
+    ) {
+        let (InputOrigin::Fresh, Some(answer)) = (origin, answer) else { return };
+        if let Some(InstanceInput { time, what: InstanceInputKind::Verb { request, .. } }) = input {
             let until = time.as_millis().saturating_add(ANSWERS_MILLIS);
-            self.ops.push(Op::PutUntil(row(&Key::request(request)), encode(&answer).into(), until));
+            self.ops.push(RowOperation::PutUntil(
+                row(&LaneRowKey::request(request)),
+                encode(&answer).into(),
+                until,
+            ));
             self.answer = Some(answer);
         }
     }
 }
 
 /// Where an instance stands in lists, and since when.
-fn place(record: &Record) -> Option<(SagaStatus, StepName, Timestamp)> {
+fn place(record: &CorrelationRecord) -> Option<(SagaStatus, StepName, Timestamp)> {
     match &record.entry {
-        Entry::Live(instance) => Some((instance.status, instance.step.clone(), instance.entered)),
-        Entry::Ended(tombstone) => Some((tombstone.status, tombstone.step.clone(), tombstone.ended)),
-        Entry::Awaited(_) => None,
+        CorrelationEntry::Live(instance) => Some((instance.status, instance.step.clone(), instance.entered)),
+        CorrelationEntry::Ended(tombstone) => {
+            Some((tombstone.status, tombstone.step.clone(), tombstone.ended))
+        }
+        CorrelationEntry::Awaited(_) => None,
     }
 }
 
-/// What became of what holds inputs back: facts of their own, since neither step nor status tells of it.
-fn held_back(before: Option<&Record>, after: Option<&Record>) -> Vec<&'static str> {
-    let is_paused = |record: Option<&Record>| record.is_some_and(|record| record.is_paused);
-    let parked_by = |record: Option<&Record>| record.and_then(|record| record.parked_by);
+/// Lists changes of what holds inputs back: facts of their own, since neither step nor status tells of them.
+fn held_back(before: Option<&CorrelationRecord>, after: Option<&CorrelationRecord>) -> Vec<&'static str> {
+    let is_paused = |record: Option<&CorrelationRecord>| record.is_some_and(|record| record.is_paused);
+    let parked_by = |record: Option<&CorrelationRecord>| record.and_then(|record| record.parked_by);
     let mut kinds = Vec::new();
     match (is_paused(before), is_paused(after)) {
         (false, true) => kinds.push("paused"),
@@ -366,16 +407,16 @@ fn held_back(before: Option<&Record>, after: Option<&Record>) -> Vec<&'static st
     kinds
 }
 
-fn run(record: &Record) -> u64 {
+fn run(record: &CorrelationRecord) -> u64 {
     match &record.entry {
-        Entry::Live(instance) => instance.run,
-        Entry::Ended(tombstone) => tombstone.run,
-        Entry::Awaited(_) => 0,
+        CorrelationEntry::Live(instance) => instance.run,
+        CorrelationEntry::Ended(tombstone) => tombstone.run,
+        CorrelationEntry::Awaited(_) => 0,
     }
 }
 
 /// Something that became of an instance.
-struct Fact<'a> {
+struct FactBody<'a> {
     revision: u64,
     kind: &'a str,
     step: &'a StepName,
@@ -383,7 +424,7 @@ struct Fact<'a> {
     time: Timestamp,
 }
 
-impl Shared {
+impl SagaLaneContext {
     /// Rows of the journal that are kept of a run.
     fn history(&self) -> u64 {
         let saga = self.definitions.saga(&self.tenant, &self.saga);
@@ -396,10 +437,10 @@ impl Shared {
         correlation: &CorrelationId,
         run: u64,
         item: &WorkItem,
-        cause: Option<&Row>,
+        cause: Option<&JournalRow>,
     ) -> OutboxRow {
         let traceparent = cause.map(|row| trace::of_work(row, item.command).to_string());
-        let reply_to = ReplyTo {
+        let reply_to = ResultRecipient {
             saga: self.saga.clone(),
             correlation: correlation.clone(),
             run,
@@ -411,7 +452,7 @@ impl Shared {
         ]);
         metadata.extend(traceparent.clone().map(|trace| ("traceparent".to_owned(), trace)));
         let command = |effect: &model::EffectName, of, payload, cancel| {
-            let subject = Subject::Effect { effect: effect.clone(), command: of };
+            let subject = MessageSubject::Effect { effect: effect.clone(), command: of };
             let body = EffectCommand {
                 tenant_id: self.tenant.to_string(),
                 command_id: of,
@@ -424,9 +465,9 @@ impl Shared {
             (subject.of(&self.tenant), message::write(&body))
         };
         let (subject, body) = match &item.what {
-            Ordered::Effect { effect, input } => command(effect, item.command, input.clone(), false),
-            Ordered::Cancel { effect, of } => command(effect, *of, Json::Null, true),
-            Ordered::Command { aggregate, id, kind, payload } => {
+            WorkPayload::Effect { effect, input } => command(effect, item.command, input.clone(), false),
+            WorkPayload::Cancel { effect, of } => command(effect, *of, Json::Null, true),
+            WorkPayload::Command { aggregate, id, kind, payload } => {
                 let body = AggregateCommand {
                     tenant_id: self.tenant.to_string(),
                     command_id: item.command,
@@ -439,20 +480,20 @@ impl Shared {
                 };
                 let (id, body) = (item.command.to_string(), message::write(&body));
                 let row = self.outbox_row(String::new(), id, correlation, &body);
-                return OutboxRow { to: Destination::Gateway, ..row };
+                return OutboxRow { to: OutboxDestination::Gateway, ..row };
             }
         };
         self.outbox_row(subject, item.command.to_string(), correlation, &body)
     }
 
     /// The message that tells what became of an instance.
-    fn fact(&self, correlation: &CorrelationId, run: u64, journal: &Row) -> OutboxRow {
+    fn fact(&self, correlation: &CorrelationId, run: u64, journal: &JournalRow) -> OutboxRow {
         let kind = match (journal.revision, journal.status) {
             (1, SagaStatus::Running) => "started",
             (_, SagaStatus::Running) => "step",
             (_, status) => status.as_str(),
         };
-        let fact = Fact {
+        let fact = FactBody {
             revision: journal.revision,
             kind,
             step: &journal.step,
@@ -468,18 +509,18 @@ impl Shared {
     fn held_fact(
         &self,
         correlation: &CorrelationId,
-        record: &Record,
+        record: &CorrelationRecord,
         kind: &'static str,
     ) -> Option<OutboxRow> {
         let instance = record.instance()?;
         let (revision, time) = (instance.revision, instance.now);
-        let fact = Fact { revision, kind, step: &instance.step, reason: instance.reason.as_ref(), time };
+        let fact = FactBody { revision, kind, step: &instance.step, reason: instance.reason.as_ref(), time };
         // An instance may be parked again at the same revision, by another letter.
         let id = format!("{revision}\n{kind}\n{}", record.letters);
         Some(self.fact_row(correlation, instance.run, &fact, &id))
     }
 
-    fn fact_row(&self, correlation: &CorrelationId, run: u64, fact: &Fact<'_>, id: &str) -> OutboxRow {
+    fn fact_row(&self, correlation: &CorrelationId, run: u64, fact: &FactBody<'_>, id: &str) -> OutboxRow {
         let body = FactMessage {
             tenant_id: self.tenant.to_string(),
             saga: self.saga.clone(),
@@ -491,7 +532,7 @@ impl Shared {
             reason: fact.reason.cloned(),
             timestamp: fact.time.as_millis(),
         };
-        let subject = Subject::workflow_event(&self.saga, correlation).of(&self.tenant);
+        let subject = MessageSubject::workflow_event(&self.saga, correlation).of(&self.tenant);
         let id = format!("{}\n{}\n{correlation}\n{run}\n{id}", self.tenant, self.saga);
         let id = hex::encode(InputId::Event(id).digest());
         self.outbox_row(subject, id, correlation, &message::write(&body))

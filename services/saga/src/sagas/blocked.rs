@@ -7,26 +7,26 @@ use std::collections::HashMap;
 
 use model::CorrelationId;
 
-use super::Item;
+use super::QueuedInput;
 
 /// Inputs that found no room, by their correlation, in order.
 #[derive(Default)]
-pub(super) struct Blocked(HashMap<CorrelationId, Vec<Item>>);
+pub(super) struct BlockedInputs(HashMap<CorrelationId, Vec<QueuedInput>>);
 
-impl Blocked {
+impl BlockedInputs {
     /// Returns whether there is none.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Keeps one that found no room.
-    pub(super) fn push(&mut self, correlation: CorrelationId, item: Item) {
+    pub(super) fn push(&mut self, correlation: CorrelationId, item: QueuedInput) {
         self.0.entry(correlation).or_default().push(item.set_aside());
     }
 
     /// Keeps an item behind those of its correlation; gives it back where there are none, or where it need not wait with them. It may
     /// be smaller, and would find room where what came before it has none.
-    pub(super) fn behind(&mut self, correlation: &CorrelationId, item: Item) -> Option<Item> {
+    pub(super) fn behind(&mut self, correlation: &CorrelationId, item: QueuedInput) -> Option<QueuedInput> {
         match self.0.get_mut(correlation).filter(|_| item.may_be_held(correlation)) {
             Some(items) => {
                 items.push(item.set_aside());
@@ -37,12 +37,12 @@ impl Blocked {
     }
 
     /// Takes those of a correlation, in order.
-    pub(super) fn take(&mut self, correlation: &CorrelationId) -> Vec<Item> {
+    pub(super) fn take(&mut self, correlation: &CorrelationId) -> Vec<QueuedInput> {
         self.0.remove(correlation).unwrap_or_default()
     }
 
     /// All of them.
-    pub(super) fn items(&mut self) -> impl Iterator<Item = &mut Item> {
+    pub(super) fn items(&mut self) -> impl Iterator<Item = &mut QueuedInput> {
         self.0.values_mut().flatten()
     }
 }

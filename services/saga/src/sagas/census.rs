@@ -4,45 +4,45 @@ use std::ops::Range;
 
 use model::{CorrelationId, SagaStatus};
 use serde::Deserialize;
-use store::{RowKey, Versioned};
-use workflow::Key;
-use workflow::instance::Record;
-use workflow::key::{Part, Table};
-use workflow::step::{Fate, Letter, Origin};
+use store::{RowKey, VersionedValue};
+use workflow::LaneRowKey;
+use workflow::instance::CorrelationRecord;
+use workflow::key::{RowKeyPart, StoreTable};
+use workflow::step::{DeadLetter, InputDisposition, InputOrigin};
 
-use super::Cached;
+use super::CachedRecord;
+use super::input_task::InputDecision;
 use super::timers::{RETIRE, TimerDelta, is_ours};
-use super::work::Decision;
-use crate::lane::Ended;
-use crate::lane::rows::{Rows, rest};
-use crate::metrics::{Census, Counted};
+use crate::lane::LaneExit;
+use crate::lane::rows::{LaneStore, rest};
+use crate::metrics::{Census, CensusKind};
 
-/// What is read of a dead letter that is counted.
+/// Parts of a dead letter that are read to count it.
 #[derive(Deserialize)]
 struct CountedLetter {
-    letter: Letter,
+    letter: DeadLetter,
     #[serde(default)]
     correlation: Option<CorrelationId>,
 }
 
 /// Counts what a lane keeps, page by page.
-pub(super) async fn take(rows: &Rows) -> Result<Census, Ended> {
+pub(super) async fn take(rows: &LaneStore) -> Result<Census, LaneExit> {
     let mut census = Census::default();
     for status in SagaStatus::ALL.into_iter().filter(|status| !status.is_end()) {
-        let what = Counted::instance(status);
-        each(rows, Key::by_status(status.as_str()), |_, _| census.add(what, 1)).await?;
+        let what = CensusKind::instance(status);
+        each(rows, LaneRowKey::by_status(status.as_str()), |_, _| census.add(what, 1)).await?;
     }
-    each(rows, Table::Due.range(), |key, _| match timer_of(key).as_deref() {
-        Some(RETIRE) => census.add(Counted::Ended, 1),
+    each(rows, StoreTable::Due.range(), |key, _| match timer_of(key).as_deref() {
+        Some(RETIRE) => census.add(CensusKind::Ended, 1),
         Some(name) if is_ours(name) => {}
-        _ => census.add(Counted::Timers, 1),
+        _ => census.add(CensusKind::Timers, 1),
     })
     .await?;
-    each(rows, Table::Kept.range(), |_, _| census.add(Counted::Kept, 1)).await?;
+    each(rows, StoreTable::Kept.range(), |_, _| census.add(CensusKind::Kept, 1)).await?;
     let mut parking = Vec::new();
     let mut damaged = None;
-    each(rows, Table::Dead.range(), |_, row| {
-        census.add(Counted::Letters, 1);
+    each(rows, StoreTable::Dead.range(), |_, row| {
+        census.add(CensusKind::Letters, 1);
         match rows.decode::<CountedLetter>(row) {
             Ok(CountedLetter { letter, correlation: Some(correlation) }) if letter.parks => {
                 parking.push((correlation, letter.number));
@@ -55,27 +55,27 @@ pub(super) async fn take(rows: &Rows) -> Result<Census, Ended> {
     if let Some(ended) = damaged {
         return Err(ended);
     }
-    census.add(Counted::ParkedKeys, parked(rows, &parking).await?);
+    census.add(CensusKind::ParkedKeys, parked(rows, &parking).await?);
     Ok(census)
 }
 
 /// Counts the dead letters of a lane of an effect.
-pub(crate) async fn take_letters(rows: &Rows) -> Result<Census, Ended> {
+pub(crate) async fn take_letters(rows: &LaneStore) -> Result<Census, LaneExit> {
     let mut census = Census::default();
-    each(rows, Table::Dead.range(), |_, _| census.add(Counted::Letters, 1)).await?;
+    each(rows, StoreTable::Dead.range(), |_, _| census.add(CensusKind::Letters, 1)).await?;
     Ok(census)
 }
 
 /// Counts those of these letters that stand in front of their correlations: one that was applied or left out may have been replaced.
-async fn parked(rows: &Rows, letters: &[(CorrelationId, u64)]) -> Result<usize, Ended> {
+async fn parked(rows: &LaneStore, letters: &[(CorrelationId, u64)]) -> Result<usize, LaneExit> {
     /// Records that are read at a time.
     const AT_ONCE: usize = 64;
     let mut parked = 0;
     for letters in letters.chunks(AT_ONCE) {
-        let keys: Vec<_> = letters.iter().map(|(correlation, _)| Key::saga(correlation)).collect();
+        let keys: Vec<_> = letters.iter().map(|(correlation, _)| LaneRowKey::saga(correlation)).collect();
         for ((_, number), found) in letters.iter().zip(rows.read(&keys).await?) {
             let Some(found) = found else { continue };
-            parked += usize::from(rows.decode::<Record>(&found)?.parked_by == Some(*number));
+            parked += usize::from(rows.decode::<CorrelationRecord>(&found)?.parked_by == Some(*number));
         }
     }
     Ok(parked)
@@ -83,10 +83,10 @@ async fn parked(rows: &Rows, letters: &[(CorrelationId, u64)]) -> Result<usize, 
 
 /// Gives each row of a range.
 async fn each(
-    rows: &Rows,
-    mut range: Range<Key>,
-    mut give: impl FnMut(&RowKey, &Versioned),
-) -> Result<(), Ended> {
+    rows: &LaneStore,
+    mut range: Range<LaneRowKey>,
+    mut give: impl FnMut(&RowKey, &VersionedValue),
+) -> Result<(), LaneExit> {
     loop {
         let page = rows.page(&range).await?;
         page.rows.iter().for_each(|(key, row)| give(key, row));
@@ -99,18 +99,18 @@ async fn each(
 
 /// Name of the timer that a row is of.
 fn timer_of(key: &RowKey) -> Option<String> {
-    match Key::of_store(key.to_string()).parts()?.pop()? {
-        Part::Text(name) => Some(name),
-        Part::Hash(_) => None,
+    match LaneRowKey::of_store(key.to_string()).parts()?.pop()? {
+        RowKeyPart::Text(name) => Some(name),
+        RowKeyPart::Hash(_) => None,
     }
 }
 
-/// What a commit has changed.
-pub(super) fn change(current: &Cached, decision: &Decision, timers: &TimerDelta) -> Census {
+/// Returns the counts that a commit has changed.
+pub(super) fn change(current: &CachedRecord, decision: &InputDecision, timers: &TimerDelta) -> Census {
     let (mut census, change) = (Census::default(), &decision.change);
     let (before, after) = (current.record.as_ref(), change.record.as_ref());
-    let live = |record: Option<&Record>| {
-        record.and_then(Record::instance).map(|instance| Counted::instance(instance.status))
+    let live = |record: Option<&CorrelationRecord>| {
+        record.and_then(CorrelationRecord::instance).map(|instance| CensusKind::instance(instance.status))
     };
     if let Some(what) = live(before) {
         census.remove(what, 1);
@@ -118,39 +118,42 @@ pub(super) fn change(current: &Cached, decision: &Decision, timers: &TimerDelta)
     if let Some(what) = live(after) {
         census.add(what, 1);
     }
-    let is_parked = |record: Option<&Record>| record.is_some_and(|record| record.parked_by.is_some());
-    census.remove(Counted::ParkedKeys, usize::from(is_parked(before)));
-    census.add(Counted::ParkedKeys, usize::from(is_parked(after)));
-    census.add(Counted::Kept, change.kept.len());
-    census.remove(Counted::Kept, change.taken.len());
-    census.add(Counted::Letters, change.letters.len());
+    let is_parked =
+        |record: Option<&CorrelationRecord>| record.is_some_and(|record| record.parked_by.is_some());
+    census.remove(CensusKind::ParkedKeys, usize::from(is_parked(before)));
+    census.add(CensusKind::ParkedKeys, usize::from(is_parked(after)));
+    census.add(CensusKind::Kept, change.deferred.len());
+    census.remove(CensusKind::Kept, change.removed.len());
+    census.add(CensusKind::Letters, change.dead_letters.len());
     match (decision.origin, &change.fate) {
         // It stays the letter that it was.
-        (Origin::Letter(_), Fate::Dead(_)) => {}
-        (Origin::Letter(_), _) => census.remove(Counted::Letters, 1),
-        (Origin::Fresh | Origin::Held(_), Fate::Dead(_)) => census.add(Counted::Letters, 1),
-        (Origin::Fresh | Origin::Held(_), _) => {}
+        (InputOrigin::Letter(_), InputDisposition::DeadLetter(_)) => {}
+        (InputOrigin::Letter(_), _) => census.remove(CensusKind::Letters, 1),
+        (InputOrigin::Fresh | InputOrigin::Held(_), InputDisposition::DeadLetter(_)) => {
+            census.add(CensusKind::Letters, 1)
+        }
+        (InputOrigin::Fresh | InputOrigin::Held(_), _) => {}
     }
     let goes = decision.letter.as_ref().is_some_and(|turn| turn.goes.is_some());
-    census.remove(Counted::Letters, usize::from(goes));
+    census.remove(CensusKind::Letters, usize::from(goes));
     count_timers(&mut census, timers);
     census
 }
 
-/// What is left of an instance that is nothing but its tombstone from now on: so many events that were kept went with the rest.
+/// Returns the change when only the tombstone of an instance is left: so many events that were kept went with the rest.
 pub(super) fn retired(kept: usize) -> Census {
     let mut census = Census::default();
-    census.remove(Counted::Ended, 1);
-    census.remove(Counted::Kept, kept);
+    census.remove(CensusKind::Ended, 1);
+    census.remove(CensusKind::Kept, kept);
     census
 }
 
 /// Counts what a commit has changed of timers.
 fn count_timers(census: &mut Census, timers: &TimerDelta) {
     let counted = |name: &str| match name {
-        RETIRE => Some(Counted::Ended),
+        RETIRE => Some(CensusKind::Ended),
         name if is_ours(name) => None,
-        _ => Some(Counted::Timers),
+        _ => Some(CensusKind::Timers),
     };
     for what in timers.set.iter().filter_map(|timer| counted(&timer.name)) {
         census.add(what, 1);

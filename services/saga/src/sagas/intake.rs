@@ -3,22 +3,24 @@
 use model::{CorrelationId, Timestamp};
 use serde::{Deserialize, Serialize};
 use workflow::InputId;
-use workflow::input::{INPUT_BYTES_MAX, Input, What};
+use workflow::input::{INPUT_BYTES_MAX, InstanceInput, InstanceInputKind};
 use workflow::instance::encode;
 use workflow::lane::shard;
-use workflow::message::{self, EffectResult, Position, ReplyAddress, Unreadable, VerbMessage};
-use workflow::receive::Received;
-use workflow::step::Origin;
-use workflow::subject::{Source, Subject, token};
-use workflow::word::{self, OfSaga, Passed, SagaWord, SetBack, WordMessage};
+use workflow::lane_request::{
+    self, ForwardedDeadLetter, LaneRequestMessage, SagaLaneMessage, SagaLaneRequest, SourceRewindSpec,
+};
+use workflow::message::{self, EffectResult, MessagePosition, MessageReadError, ReplyAddress, VerbMessage};
+use workflow::receive::EventDisposition;
+use workflow::step::InputOrigin;
+use workflow::subject::{ConsumerSource, MessageSubject, token};
 
-use super::Shared;
+use super::SagaLaneContext;
 use super::schedule::Occurrence;
-use crate::lane::Ended;
+use crate::lane::LaneExit;
 
 /// The correlation under which letters stand that are of none.
 pub(crate) const NOBODY: &str = "-";
-/// Of a message that cannot be kept whole so many bytes are kept.
+/// Bytes that are kept of a message that cannot be kept whole.
 const RAW_BYTES_MAX: usize = 64 * 1024;
 /// A message is kept whole when it has at most so many bytes as a text of JSON: its row has to fit.
 const WHOLE_BYTES_MAX: usize = 768 * 1024;
@@ -28,29 +30,29 @@ const KEPT_BYTES_MAX: usize = INPUT_BYTES_MAX;
 /// Code of a letter whose message is beyond that.
 const TOO_LARGE: &str = "LIMIT";
 
-/// What is wanted of an instance.
+/// Action on an instance.
 #[derive(Debug)]
-pub(crate) enum Wanted {
-    /// It is given an input.
+pub(crate) enum InstanceAction {
+    /// Input that the instance is given.
     Input {
-        input: Box<Input>,
-        origin: Origin,
-        /// Who waits for an answer to a verb.
-        asked: Option<Asked>,
+        input: Box<InstanceInput>,
+        origin: InputOrigin,
+        /// Context of the verb that waits for an answer.
+        asked: Option<VerbContext>,
     },
-    /// It is given what was kept back under this number.
+    /// Input that was held back under this number.
     Held(u64),
     /// A message is a dead letter.
     Dead(Box<DeadMessage>),
     /// A command of an aggregate was answered: its row of the outbox goes.
-    Answered { number: u64, input: Box<Input> },
+    Answered { number: u64, input: Box<InstanceInput> },
     /// An occurrence of the schedule is due.
     Occurrence(Box<Occurrence>),
     /// Something is asked about its letters.
-    Word(Box<Asking>),
-    /// What was kept back and may be applied is looked for.
+    Word(Box<DeadLetterOperation>),
+    /// Search for an input that was held back and may be applied.
     Resume,
-    /// What is left of an instance goes, as was due then.
+    /// Removal of what is left of an instance, due at this time.
     Retire(Timestamp),
 }
 
@@ -61,7 +63,7 @@ pub struct DeadMessage {
     pub code: String,
     /// Why.
     pub why: String,
-    /// Whether it parks its correlation.
+    /// True if it parks its correlation.
     pub parks: bool,
     /// The message.
     pub raw: RawMessage,
@@ -70,24 +72,24 @@ pub struct DeadMessage {
 /// Message as it came, as far as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RawMessage {
-    /// Its subject.
+    /// Subject of the message.
     pub subject: String,
     /// When it was stored.
     pub time: Timestamp,
     /// Where it stood: it is one letter, however often it comes.
     pub id: InputId,
-    /// Its body.
+    /// Body of the message.
     pub body: String,
-    /// Whether something of its body is missing.
+    /// True if part of the body is missing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_cut: bool,
 }
 
-/// Who waits for an answer.
+/// Context of a verb that waits for an answer.
 #[derive(Debug, Clone)]
-pub(crate) struct Asked {
+pub(crate) struct VerbContext {
     pub(crate) reply_to: Option<ReplyAddress>,
-    /// Whether nothing is to be changed.
+    /// True if nothing is to be changed.
     pub(crate) dry_run: bool,
     /// Revision that the instance has to have; 0 for any.
     pub(crate) expected_revision: u64,
@@ -95,121 +97,140 @@ pub(crate) struct Asked {
     pub(crate) request_hash: String,
 }
 
-/// A word, and who said it.
+/// Request about dead letters, and the address for the answer.
 #[derive(Debug)]
-pub(crate) struct Asking {
-    pub(crate) word: SagaWord,
+pub(crate) struct DeadLetterOperation {
+    pub(crate) word: SagaLaneRequest,
     pub(crate) request: String,
     pub(crate) time: Timestamp,
     pub(crate) request_hash: String,
     pub(crate) reply_to: Option<ReplyAddress>,
 }
 
-/// Sources that are to be read again, and who said so.
+/// Sources that are to be read again, and the request that asks for it.
 #[derive(Debug)]
-pub(crate) struct SettingBack {
-    pub(crate) sources: Vec<SetBack>,
+pub(crate) struct SourceRewind {
+    pub(crate) sources: Vec<SourceRewindSpec>,
     pub(crate) request: String,
     pub(crate) time: Timestamp,
     pub(crate) request_hash: String,
     pub(crate) reply_to: Option<ReplyAddress>,
 }
 
-/// What a message is to a lane.
+/// Meaning of a message for a lane.
 #[derive(Debug)]
-pub(crate) enum Intake {
+pub(crate) enum SagaRoutedMessage {
     /// Nothing.
     Nothing,
     /// Something for an instance.
-    Of(CorrelationId, Wanted),
+    Of(CorrelationId, InstanceAction),
     /// Sources are to be read again.
-    SetBack(SettingBack),
+    SetBack(SourceRewind),
 }
 
 /// A message, as it came or as a letter has it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Came<'a> {
+pub(crate) struct SagaIncomingMessage<'a> {
     pub(crate) subject: &'a str,
     pub(crate) payload: &'a [u8],
     pub(crate) time: Timestamp,
-    pub(crate) at: Position,
+    pub(crate) at: MessagePosition,
 }
 
-/// What a message says, whichever lane it is for.
-pub(super) enum Said {
+/// Meaning of a message, whichever lane it is for.
+pub(super) enum SagaParsedMessage {
     Nothing,
-    Input(CorrelationId, Box<Input>, Option<Asked>),
+    Input(CorrelationId, Box<InstanceInput>, Option<VerbContext>),
     Dead { correlation: Option<CorrelationId>, code: &'static str, why: String },
-    Word(WordMessage<SagaWord>),
+    Word(LaneRequestMessage<SagaLaneRequest>),
 }
 
-impl Shared {
+impl SagaLaneContext {
     /// Reads a message: whose it is, and what it wants.
     ///
     /// # Errors
-    /// [`Ended::Foreign`] for a message that the filter does not let through.
-    pub(crate) fn intake(&self, source: &Source, came: Came<'_>) -> Result<Intake, Ended> {
-        let of = |correlation, wanted| Ok(Intake::Of(correlation, wanted));
+    /// [`LaneExit::Foreign`] for a message that the filter does not let through.
+    pub(crate) fn intake(
+        &self,
+        source: &ConsumerSource,
+        came: SagaIncomingMessage<'_>,
+    ) -> Result<SagaRoutedMessage, LaneExit> {
+        let of = |correlation, wanted| Ok(SagaRoutedMessage::Of(correlation, wanted));
         match self.read(source, came)? {
-            Said::Nothing => Ok(Intake::Nothing),
-            Said::Input(correlation, input, asked) if self.is_mine(&correlation) => {
+            SagaParsedMessage::Nothing => Ok(SagaRoutedMessage::Nothing),
+            SagaParsedMessage::Input(correlation, input, asked) if self.is_mine(&correlation) => {
                 let Some((why, raw)) = unkept(&input, came) else {
-                    return of(correlation, Wanted::Input { input, origin: Origin::Fresh, asked });
+                    return of(
+                        correlation,
+                        InstanceAction::Input { input, origin: InputOrigin::Fresh, asked },
+                    );
                 };
                 let code = TOO_LARGE.to_owned();
-                of(correlation, Wanted::Dead(Box::new(DeadMessage { code, why, parks: true, raw })))
+                of(correlation, InstanceAction::Dead(Box::new(DeadMessage { code, why, parks: true, raw })))
             }
-            Said::Dead { correlation, code, why } => {
+            SagaParsedMessage::Dead { correlation, code, why } => {
                 let parks = correlation.is_some();
                 let correlation = match correlation {
                     Some(correlation) => Some(correlation).filter(|correlation| self.is_mine(correlation)),
                     None => self.nobody(),
                 };
-                let Some(correlation) = correlation else { return Ok(Intake::Nothing) };
+                let Some(correlation) = correlation else { return Ok(SagaRoutedMessage::Nothing) };
                 let raw = RawMessage::of(came);
                 of(
                     correlation,
-                    Wanted::Dead(Box::new(DeadMessage { code: code.to_owned(), why, parks, raw })),
+                    InstanceAction::Dead(Box::new(DeadMessage { code: code.to_owned(), why, parks, raw })),
                 )
             }
-            Said::Word(word) if word.lane == self.rows.lane.to_string() => Ok(self.word(word, came.time)),
-            Said::Input(..) | Said::Word(_) => Ok(Intake::Nothing),
+            SagaParsedMessage::Word(word) if word.lane == self.rows.lane.to_string() => {
+                Ok(self.word(word, came.time))
+            }
+            SagaParsedMessage::Input(..) | SagaParsedMessage::Word(_) => Ok(SagaRoutedMessage::Nothing),
         }
     }
 
     /// Reads what a message says.
     ///
     /// # Errors
-    /// [`Ended::Foreign`] for a message that the filter does not let through.
-    pub(super) fn read(&self, source: &Source, came: Came<'_>) -> Result<Said, Ended> {
+    /// [`LaneExit::Foreign`] for a message that the filter does not let through.
+    pub(super) fn read(
+        &self,
+        source: &ConsumerSource,
+        came: SagaIncomingMessage<'_>,
+    ) -> Result<SagaParsedMessage, LaneExit> {
         let foreign =
-            || Ended::Foreign { lane: self.rows.lane.to_string(), subject: came.subject.to_owned() };
+            || LaneExit::Foreign { lane: self.rows.lane.to_string(), subject: came.subject.to_owned() };
         let (tenant, subject) =
-            Subject::read(came.subject, self.rows.around().has_tenants).ok_or_else(foreign)?;
+            MessageSubject::read(came.subject, self.rows.around().has_tenants).ok_or_else(foreign)?;
         if tenant != self.tenant {
             return Err(foreign());
         }
         let read = match (source, subject) {
-            (Source::Aggregate(wanted), Subject::Aggregate { kind, id }) if kind == *wanted => {
+            (ConsumerSource::Aggregate(wanted), MessageSubject::Aggregate { kind, id })
+                if kind == *wanted =>
+            {
                 message::read_event(came.payload, &self.tenant, (&kind, &id), came.at)
                     .map(|event| self.receive(&event, came.time))
             }
-            (Source::Results(wanted), Subject::EffectResult { effect, command }) if effect == *wanted => {
+            (ConsumerSource::Results(wanted), MessageSubject::EffectResult { effect, command })
+                if effect == *wanted =>
+            {
                 message::read::<EffectResult>(came.payload, &self.tenant).and_then(|result| {
                     if result.command_id == command {
                         return Ok(self.result(result, came.time));
                     }
                     let why = "the body names another command than its subject".to_owned();
-                    Err(Unreadable::Form { kind: "result of an effect", why })
+                    Err(MessageReadError::Form { kind: "result of an effect", why })
                 })
             }
-            (Source::Verbs(_), Subject::Workflow { saga, correlation }) if saga == self.saga => {
-                word::read_of_saga(came.payload, &self.tenant)
+            (ConsumerSource::Verbs(_), MessageSubject::Workflow { saga, correlation })
+                if saga == self.saga =>
+            {
+                lane_request::read_saga_lane_message(came.payload, &self.tenant)
                     .and_then(|said| asked_of(said, &correlation, came.time))
             }
             _ => return Err(foreign()),
         };
-        Ok(read.unwrap_or_else(|error| Said::Dead {
+        Ok(read.unwrap_or_else(|error| SagaParsedMessage::Dead {
             correlation: None,
             code: error.code(),
             why: error.to_string(),
@@ -225,53 +246,63 @@ impl Shared {
         NOBODY.parse().ok().filter(|_| self.shard == 0)
     }
 
-    fn receive(&self, event: &message::EventMessage, time: Timestamp) -> Said {
+    fn receive(&self, event: &message::EventMessage, time: Timestamp) -> SagaParsedMessage {
         let versions = self.definitions.versions(&self.tenant, &self.saga);
         // What the newest version does not hear may be waited for by an instance of an older one.
         let received = versions.iter().map(|saga| saga.receive(event.clone(), time));
-        match received.into_iter().find(|received| !matches!(received, Received::Ignored(_))) {
-            None | Some(Received::Ignored(_)) => Said::Nothing,
-            Some(Received::Input(correlation, input)) => Said::Input(correlation, input, None),
-            Some(Received::Dead { correlation, code, why }) => Said::Dead { correlation, code, why },
+        match received.into_iter().find(|received| !matches!(received, EventDisposition::Ignored(_))) {
+            None | Some(EventDisposition::Ignored(_)) => SagaParsedMessage::Nothing,
+            Some(EventDisposition::Input(correlation, input)) => {
+                SagaParsedMessage::Input(correlation, input, None)
+            }
+            Some(EventDisposition::DeadLetter { correlation, code, why }) => {
+                SagaParsedMessage::Dead { correlation, code, why }
+            }
         }
     }
 
-    fn result(&self, result: EffectResult, time: Timestamp) -> Said {
+    fn result(&self, result: EffectResult, time: Timestamp) -> SagaParsedMessage {
         if result.reply_to.saga != self.saga {
-            return Said::Nothing;
+            return SagaParsedMessage::Nothing;
         }
         let correlation = result.reply_to.correlation.clone();
-        let input = Box::new(Input { time, what: What::Result(result.into_result()) });
-        Said::Input(correlation, input, None)
+        let input = Box::new(InstanceInput { time, what: InstanceInputKind::Result(result.into_result()) });
+        SagaParsedMessage::Input(correlation, input, None)
     }
 
-    fn word(&self, message: WordMessage<SagaWord>, time: Timestamp) -> Intake {
-        let WordMessage { tenant_id: _, request_id: request, lane: _, word, request_hash, reply_to } =
+    fn word(&self, message: LaneRequestMessage<SagaLaneRequest>, time: Timestamp) -> SagaRoutedMessage {
+        let LaneRequestMessage { tenant_id: _, request_id: request, lane: _, word, request_hash, reply_to } =
             message;
         match word {
-            SagaWord::SetBack(sources) => {
-                Intake::SetBack(SettingBack { sources, request, time, request_hash, reply_to })
+            SagaLaneRequest::SetBack(sources) => {
+                SagaRoutedMessage::SetBack(SourceRewind { sources, request, time, request_hash, reply_to })
             }
             word => {
-                let Some(correlation) = word.correlation().cloned() else { return Intake::Nothing };
-                let asking = Asking { word, request, time, request_hash, reply_to };
-                Intake::Of(correlation, Wanted::Word(Box::new(asking)))
+                let Some(correlation) = word.correlation().cloned() else {
+                    return SagaRoutedMessage::Nothing;
+                };
+                let asking = DeadLetterOperation { word, request, time, request_hash, reply_to };
+                SagaRoutedMessage::Of(correlation, InstanceAction::Word(Box::new(asking)))
             }
         }
     }
 }
 
-/// What a verb or a word says, if its subject says the same.
-fn asked_of(said: OfSaga, subject: &str, time: Timestamp) -> Result<Said, Unreadable> {
+/// Parses a verb or a request, if its subject agrees with it.
+fn asked_of(
+    said: SagaLaneMessage,
+    subject: &str,
+    time: Timestamp,
+) -> Result<SagaParsedMessage, MessageReadError> {
     let check = |correlation: &CorrelationId| {
         if token(correlation.as_str()) == subject {
             return Ok(());
         }
         let why = "the body names another correlation than its subject".to_owned();
-        Err(Unreadable::Form { kind: "verb", why })
+        Err(MessageReadError::Form { kind: "verb", why })
     };
     match said {
-        OfSaga::Verb(verb) => {
+        SagaLaneMessage::Verb(verb) => {
             check(&verb.correlation)?;
             let VerbMessage {
                 tenant_id: _,
@@ -283,18 +314,22 @@ fn asked_of(said: OfSaga, subject: &str, time: Timestamp) -> Result<Said, Unread
                 request_hash,
                 reply_to,
             } = verb;
-            let asked = Some(Asked { reply_to, dry_run, expected_revision, request_hash });
-            Ok(Said::Input(correlation, Box::new(Input { time, what: What::Verb { request, verb } }), asked))
+            let asked = Some(VerbContext { reply_to, dry_run, expected_revision, request_hash });
+            Ok(SagaParsedMessage::Input(
+                correlation,
+                Box::new(InstanceInput { time, what: InstanceInputKind::Verb { request, verb } }),
+                asked,
+            ))
         }
-        OfSaga::Word(word) => {
+        SagaLaneMessage::Word(word) => {
             word.word.correlation().map_or(Ok(()), check)?;
-            Ok(Said::Word(word))
+            Ok(SagaParsedMessage::Word(word))
         }
     }
 }
 
 /// Why an input is beyond what a row can keep, with its message, where it is.
-fn unkept(input: &Input, came: Came<'_>) -> Option<(String, RawMessage)> {
+fn unkept(input: &InstanceInput, came: SagaIncomingMessage<'_>) -> Option<(String, RawMessage)> {
     // Written anew it has at most three bytes for two.
     if came.payload.len() <= KEPT_BYTES_MAX / 2 {
         return None;
@@ -308,9 +343,9 @@ fn unkept(input: &Input, came: Came<'_>) -> Option<(String, RawMessage)> {
 }
 
 impl RawMessage {
-    /// What is kept of a message.
-    pub(crate) fn of(came: Came<'_>) -> Self {
-        let Position { incarnation, sequence } = came.at;
+    /// Returns the part of a message that is kept.
+    pub(crate) fn of(came: SagaIncomingMessage<'_>) -> Self {
+        let MessagePosition { incarnation, sequence } = came.at;
         let is_whole = std::str::from_utf8(came.payload).is_ok_and(|text| written(text) <= WHOLE_BYTES_MAX);
         let most = if is_whole { came.payload.len() } else { RAW_BYTES_MAX };
         let bytes = came.payload.get(..most).unwrap_or(came.payload);
@@ -324,8 +359,8 @@ impl RawMessage {
     }
 
     /// The message of a letter that another lane had.
-    pub(super) fn of_passed(passed: &Passed) -> Self {
-        let Passed { subject, body, stored, incarnation, sequence } = passed;
+    pub(super) fn of_passed(passed: &ForwardedDeadLetter) -> Self {
+        let ForwardedDeadLetter { subject, body, stored, incarnation, sequence } = passed;
         Self {
             subject: subject.clone(),
             time: Timestamp::from_millis(*stored),
@@ -336,18 +371,18 @@ impl RawMessage {
     }
 
     /// The message, for another lane; nothing where it is not whole.
-    pub(super) fn passed(&self) -> Option<Passed> {
-        let Came { subject, time, at, .. } = self.came()?;
-        let Position { incarnation, sequence } = at;
+    pub(super) fn passed(&self) -> Option<ForwardedDeadLetter> {
+        let SagaIncomingMessage { subject, time, at, .. } = self.came()?;
+        let MessagePosition { incarnation, sequence } = at;
         let (subject, body) = (subject.to_owned(), self.body.clone());
-        Some(Passed { subject, body, stored: time.as_millis(), incarnation, sequence })
+        Some(ForwardedDeadLetter { subject, body, stored: time.as_millis(), incarnation, sequence })
     }
 
     /// The message, to be read once more; nothing where it is not whole.
-    pub(crate) fn came(&self) -> Option<Came<'_>> {
+    pub(crate) fn came(&self) -> Option<SagaIncomingMessage<'_>> {
         let InputId::Message { incarnation, sequence } = self.id else { return None };
-        let at = Position { incarnation, sequence };
-        (!self.is_cut).then_some(Came {
+        let at = MessagePosition { incarnation, sequence };
+        (!self.is_cut).then_some(SagaIncomingMessage {
             subject: &self.subject,
             payload: self.body.as_bytes(),
             time: self.time,

@@ -6,20 +6,20 @@
 
 use model::{SagaName, Timestamp};
 use serde::{Deserialize, Serialize};
-use store::Op;
-use workflow::Key;
-use workflow::input::{Input, OCCURRENCE, What};
+use store::RowOperation;
+use workflow::LaneRowKey;
+use workflow::input::{InstanceInput, InstanceInputKind, OCCURRENCE};
 use workflow::instance::encode;
 use workflow::schedule::{Schedule, correlation};
 
-use super::batch::Commit;
-use super::intake::Wanted;
-use super::timers::{DueRow, TimerDelta};
-use super::{Item, Owner, Shared};
-use crate::lane::Ended;
-use crate::lane::rows::{Rows, row};
+use super::batch::InputCommit;
+use super::intake::InstanceAction;
+use super::timers::{TimerDelta, TimerRow};
+use super::{QueuedInput, SagaLaneContext, SagaLaneOwner};
+use crate::lane::LaneExit;
+use crate::lane::rows::{LaneStore, row};
 
-/// What is waited for, and by which schedule.
+/// Occurrence that is waited for, and its schedule.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct ScheduleRow {
     cron: String,
@@ -30,30 +30,37 @@ struct ScheduleRow {
 #[derive(Debug, Clone)]
 pub(crate) struct Occurrence {
     /// The row by which it was waited for.
-    pub(super) timer: DueRow,
+    pub(super) timer: TimerRow,
     /// The occurrence that starts an instance here, if one does: of those that were missed it may be a later one.
     pub(super) start: Option<Timestamp>,
     /// The row of the next one; nothing where there is none.
-    pub(super) next: Option<DueRow>,
+    pub(super) next: Option<TimerRow>,
     cron: String,
 }
 
 /// The row by which an occurrence is waited for.
-fn due_row(saga: &SagaName, due: Timestamp) -> Option<DueRow> {
+fn due_row(saga: &SagaName, due: Timestamp) -> Option<TimerRow> {
     let correlation = correlation(saga, due)?;
-    Some(DueRow { due, correlation, name: OCCURRENCE.to_owned(), generation: 0 })
+    Some(TimerRow { due, correlation, name: OCCURRENCE.to_owned(), generation: 0 })
 }
 
 /// Has the lane wait for what the definition in force says, and for nothing else. What is waited for already is waited for still.
-pub(super) async fn prepare(rows: &Rows, saga: &SagaName, wanted: Option<&Schedule>) -> Result<(), Ended> {
-    let found = rows.get(&Key::schedule()).await?;
+pub(super) async fn prepare(
+    rows: &LaneStore,
+    saga: &SagaName,
+    wanted: Option<&Schedule>,
+) -> Result<(), LaneExit> {
+    let found = rows.get(&LaneRowKey::schedule()).await?;
     let found: Option<ScheduleRow> = found.map(|found| rows.decode(&found)).transpose()?;
     if found.as_ref().map(|found| &found.cron) == wanted.map(|wanted| &wanted.cron) {
         return Ok(());
     }
     let mut ops = Vec::new();
     if let Some(before) = found.and_then(|found| due_row(saga, found.due)) {
-        ops.extend([Op::Delete(row(&before.key())), Op::Delete(row(&Key::schedule()))]);
+        ops.extend([
+            RowOperation::Delete(row(&before.key())),
+            RowOperation::Delete(row(&LaneRowKey::schedule())),
+        ]);
     }
     if let Some(schedule) = wanted {
         let now = Timestamp::from_millis(rows.now().await?);
@@ -68,36 +75,42 @@ pub(super) async fn prepare(rows: &Rows, saga: &SagaName, wanted: Option<&Schedu
 }
 
 /// The rows that an occurrence is waited for by.
-fn wait_for(cron: &str, next: &DueRow) -> [Op; 2] {
+fn wait_for(cron: &str, next: &TimerRow) -> [RowOperation; 2] {
     let schedule = ScheduleRow { cron: cron.to_owned(), due: next.due };
-    [Op::Put(row(&next.key()), encode(next).into()), Op::Put(row(&Key::schedule()), encode(&schedule).into())]
+    [
+        RowOperation::Put(row(&next.key()), encode(next).into()),
+        RowOperation::Put(row(&LaneRowKey::schedule()), encode(&schedule).into()),
+    ]
 }
 
 impl Occurrence {
     /// The input of the instance that it starts.
-    pub(super) fn input(&self) -> Option<Input> {
+    pub(super) fn input(&self) -> Option<InstanceInput> {
         let time = self.start?;
-        Some(Input { time, what: What::Event(workflow::input::Event::occurrence(time)) })
+        Some(InstanceInput {
+            time,
+            what: InstanceInputKind::Event(workflow::input::DomainEvent::occurrence(time)),
+        })
     }
 
-    /// What it changes of the timers in memory.
+    /// Returns the changes to the timers in memory.
     fn delta(&self) -> TimerDelta {
         let set = self.next.iter().cloned().collect();
         TimerDelta { set, fired: Some(self.timer.clone()), ..TimerDelta::default() }
     }
 
     /// The change that has the lane wait for the next one.
-    fn ops(&self) -> Vec<Op> {
-        let mut ops = vec![Op::Delete(row(&self.timer.key()))];
+    fn ops(&self) -> Vec<RowOperation> {
+        let mut ops = vec![RowOperation::Delete(row(&self.timer.key()))];
         match &self.next {
             Some(next) => ops.extend(wait_for(&self.cron, next)),
-            None => ops.push(Op::Delete(row(&Key::schedule()))),
+            None => ops.push(RowOperation::Delete(row(&LaneRowKey::schedule()))),
         }
         ops
     }
 }
 
-impl Commit {
+impl InputCommit {
     /// Has the lane wait for the next occurrence.
     pub(super) fn put_next(&mut self, occurrence: &Occurrence) {
         self.ops.extend(occurrence.ops());
@@ -107,18 +120,18 @@ impl Commit {
     }
 }
 
-impl Shared {
+impl SagaLaneContext {
     /// Passes over an occurrence that starts nothing here.
-    pub(super) async fn pass(&self, occurrence: &Occurrence) -> Result<TimerDelta, Ended> {
+    pub(super) async fn pass(&self, occurrence: &Occurrence) -> Result<TimerDelta, LaneExit> {
         self.rows.commit(Vec::new(), occurrence.ops()).await?;
         Ok(occurrence.delta())
     }
 }
 
-impl Owner {
+impl SagaLaneOwner {
     /// Gives an occurrence that is due to the line of the instance that it starts.
-    pub(super) fn occur(&mut self, timer: DueRow, now: Timestamp) {
-        let Shared { tenant, saga: name, definitions, .. } = &*self.shared;
+    pub(super) fn occur(&mut self, timer: TimerRow, now: Timestamp) {
+        let SagaLaneContext { tenant, saga: name, definitions, .. } = &*self.shared;
         let saga = definitions.saga(tenant, name);
         let Some(schedule) = saga.as_ref().and_then(|saga| saga.start.schedule.as_ref()) else {
             // Another definition has come in force: the lane is made anew for that, and waits for what it says.
@@ -130,7 +143,7 @@ impl Owner {
         let start = start.filter(|(_, correlation)| self.shared.is_mine(correlation));
         let line = start.as_ref().map_or_else(|| timer.correlation.clone(), |(_, line)| line.clone());
         let (start, cron) = (start.map(|(start, _)| start), schedule.cron.clone());
-        let what = Wanted::Occurrence(Box::new(Occurrence { timer, start, next, cron }));
-        self.push(line, Item::of(what), 0);
+        let what = InstanceAction::Occurrence(Box::new(Occurrence { timer, start, next, cron }));
+        self.push(line, QueuedInput::of(what), 0);
     }
 }

@@ -8,22 +8,22 @@ use std::time::Duration;
 
 use model::{CorrelationId, Timestamp};
 use serde::{Deserialize, Serialize};
-use store::Op;
+use store::RowOperation;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use workflow::Key;
-use workflow::instance::{Record, encode};
-use workflow::step::Refusal;
+use workflow::LaneRowKey;
+use workflow::instance::{CorrelationRecord, encode};
+use workflow::step::RequestRefusal;
 
-use super::answer::{AnswerRow, VerbOutcome};
-use super::intake::Wanted;
+use super::answer::{VerbAnswerRow, VerbOutcome};
+use super::input_task::{InputDecision, asked};
+use super::intake::InstanceAction;
 use super::timers::{TimerDelta, is_ours};
-use super::work::{Decision, asked};
-use super::{Cached, Item, Owner, SagaLane, Shared};
-use crate::lane::Ended;
-use crate::lane::rows::{Rows, row};
-use crate::metrics::{Census, Counted};
-use crate::quotas::{Full, LaneUsage, Room};
+use super::{CachedRecord, QueuedInput, SagaLane, SagaLaneContext, SagaLaneOwner};
+use crate::lane::LaneExit;
+use crate::lane::rows::{LaneStore, row};
+use crate::metrics::{Census, CensusKind};
+use crate::quotas::{InstanceReservation, LaneUsage, TenantQuotaExceeded};
 
 /// Correlations that are tried again at a time.
 const AT_ONCE: usize = 8;
@@ -45,10 +45,10 @@ pub struct StarvedRow {
 
 /// Starts that have waited since they did first.
 #[derive(Debug, Clone, Copy)]
-struct Hunger {
+struct Starvation {
     since: Instant,
-    /// What the last of them waits for.
-    full: Full,
+    /// Quota that the last of them waits for.
+    full: TenantQuotaExceeded,
     /// Since when all of them are tried again.
     fed: Option<Instant>,
 }
@@ -58,11 +58,11 @@ const LETTER_AGAIN: Duration = Duration::from_secs(1);
 
 /// Room for want of which an input waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Short {
-    /// Of its tenant, for an instance.
+pub(super) enum CapacityShortage {
+    /// Tenant has no room for an instance.
     #[error(transparent)]
-    Quota(Full),
-    /// Of its lane, for a dead letter.
+    Quota(TenantQuotaExceeded),
+    /// Lane has no room for a dead letter.
     #[error("the lane has {found} dead letters, and may have {most}")]
     Letters {
         /// How many there are.
@@ -72,7 +72,7 @@ pub(super) enum Short {
     },
 }
 
-impl Short {
+impl CapacityShortage {
     /// When to try again.
     const fn again(&self) -> Duration {
         match self {
@@ -83,29 +83,36 @@ impl Short {
 }
 
 /// Inputs that wait.
-pub(super) struct Starved {
+pub(super) struct StarvedInputs {
     /// In the order in which they came.
     line: VecDeque<CorrelationId>,
-    items: HashMap<CorrelationId, VecDeque<Item>>,
+    items: HashMap<CorrelationId, VecDeque<QueuedInput>>,
     freed: watch::Receiver<()>,
     again: Instant,
-    hunger: Option<Hunger>,
+    hunger: Option<Starvation>,
     /// The quota that the row tells.
-    told: Option<&'static str>,
+    reported_quota: Option<&'static str>,
 }
 
-/// What a lane has of its tenant's quotas.
+/// Returns what a lane uses of its tenant's quotas.
 pub(super) fn usage(lane: &SagaLane, census: &Census) -> LaneUsage {
-    let live = [Counted::Running, Counted::Compensating, Counted::Stuck];
+    let live = [CensusKind::Running, CensusKind::Compensating, CensusKind::Stuck];
     let instances = live.into_iter().map(|what| census.of(what)).sum::<i64>().unsigned_abs();
-    let timers = census.of(Counted::Timers).unsigned_abs();
+    let timers = census.of(CensusKind::Timers).unsigned_abs();
     lane.definitions.usage().lane(&lane.tenant, instances, timers)
 }
 
-impl Starved {
+impl StarvedInputs {
     pub(super) fn new(freed: watch::Receiver<()>) -> Self {
         let again = Instant::now();
-        Self { line: VecDeque::new(), items: HashMap::new(), freed, again, hunger: None, told: None }
+        Self {
+            line: VecDeque::new(),
+            items: HashMap::new(),
+            freed,
+            again,
+            hunger: None,
+            reported_quota: None,
+        }
     }
 
     /// Returns whether a correlation waits for its start.
@@ -115,8 +122,9 @@ impl Starved {
 
     /// Keeps an item back whose correlation waits for its start; gives it back where it does not. Requests are not kept back: they are
     /// answered.
-    pub(super) fn behind(&mut self, correlation: &CorrelationId, item: Item) -> Option<Item> {
-        let waits = matches!(&item.what, Wanted::Input { asked: None, .. } | Wanted::Dead { .. });
+    pub(super) fn behind(&mut self, correlation: &CorrelationId, item: QueuedInput) -> Option<QueuedInput> {
+        let waits =
+            matches!(&item.what, InstanceAction::Input { asked: None, .. } | InstanceAction::Dead { .. });
         match self.items.get_mut(correlation).filter(|_| waits) {
             Some(items) => {
                 items.push_back(item.set_aside());
@@ -127,21 +135,21 @@ impl Starved {
     }
 
     /// Everything that is kept back.
-    pub(super) fn items(&mut self) -> impl Iterator<Item = &mut Item> {
+    pub(super) fn items(&mut self) -> impl Iterator<Item = &mut QueuedInput> {
         self.items.values_mut().flatten()
     }
 
     /// How long to wait until it is told why starts wait, or that none does; nothing where that is told.
     pub(super) fn next_tell(&self) -> Option<Duration> {
-        let Hunger { since, full, fed } = self.hunger?;
-        if fed.is_none() && self.told == Some(full.quota) {
+        let Starvation { since, full, fed } = self.hunger?;
+        if fed.is_none() && self.reported_quota == Some(full.quota) {
             return None;
         }
         Some(TOLD_AFTER.saturating_sub(fed.unwrap_or(since).elapsed()))
     }
 
     /// Waits until something may be tried again; for ever where nothing waits.
-    pub(super) async fn fed(&mut self) {
+    pub(super) async fn retry_due(&mut self) {
         if self.line.is_empty() {
             return std::future::pending().await;
         }
@@ -153,13 +161,13 @@ impl Starved {
     }
 }
 
-impl Owner {
+impl SagaLaneOwner {
     /// Keeps an input back for which there is no room.
-    pub(super) fn starve(&mut self, correlation: CorrelationId, item: Item, short: &Short) {
-        let Starved { line, items, again, hunger, .. } = &mut self.starved;
-        if let Short::Quota(full) = short {
+    pub(super) fn starve(&mut self, correlation: CorrelationId, item: QueuedInput, short: &CapacityShortage) {
+        let StarvedInputs { line, items, again, hunger, .. } = &mut self.starved;
+        if let CapacityShortage::Quota(full) = short {
             let since = hunger.map_or_else(Instant::now, |hunger| hunger.since);
-            *hunger = Some(Hunger { since, full: *full, fed: None });
+            *hunger = Some(Starvation { since, full: *full, fed: None });
             if line.is_empty() {
                 tracing::warn!(lane = %self.shared.rows.lane, "{full}; starts wait until there is room");
             }
@@ -170,7 +178,7 @@ impl Owner {
     }
 
     /// Tries starts again.
-    pub(super) fn feed(&mut self) {
+    pub(super) fn retry_starved(&mut self) {
         for _ in 0..AT_ONCE {
             let Some(correlation) = self.starved.line.pop_front() else { break };
             let items = self.starved.items.remove(&correlation).unwrap_or_default();
@@ -189,55 +197,60 @@ impl Owner {
     }
 
     /// Tells why starts wait, or that none does any more: by a row, which any replica reads, and to whoever asks this one.
-    pub(super) async fn tell_starved(&mut self) -> Result<(), Ended> {
-        let Some(Hunger { since, full, fed }) = self.starved.hunger else { return Ok(()) };
+    pub(super) async fn publish_starvation(&mut self) -> Result<(), LaneExit> {
+        let Some(Starvation { since, full, fed }) = self.starved.hunger else { return Ok(()) };
         let rows = &self.shared.rows;
         if fed.is_some() {
             self.starved.hunger = None;
             self.shared.usage.starve(None);
-            if self.starved.told.take().is_some() {
-                rows.commit(Vec::new(), vec![Op::Delete(row(&Key::starved()))]).await?;
+            if self.starved.reported_quota.take().is_some() {
+                rows.commit(Vec::new(), vec![RowOperation::Delete(row(&LaneRowKey::starved()))]).await?;
             }
             return Ok(());
         }
         let waited = u64::try_from(since.elapsed().as_millis()).unwrap_or_default();
         let since = Timestamp::from_millis(rows.now().await?.saturating_sub(waited));
-        let Full { quota, most, found, .. } = full;
+        let TenantQuotaExceeded { quota, most, found, .. } = full;
         let told = StarvedRow { quota: quota.to_owned(), most, found, since };
-        rows.commit(Vec::new(), vec![Op::Put(row(&Key::starved()), encode(&told).into())]).await?;
-        self.starved.told = Some(quota);
+        rows.commit(Vec::new(), vec![RowOperation::Put(row(&LaneRowKey::starved()), encode(&told).into())])
+            .await?;
+        self.starved.reported_quota = Some(quota);
         self.shared.usage.starve(Some(full));
         Ok(())
     }
 }
 
 /// Removes what a former owner told: what waited for it comes again.
-pub(super) async fn forget(rows: &Rows) -> Result<(), Ended> {
-    if rows.get(&Key::starved()).await?.is_some() {
-        rows.commit(Vec::new(), vec![Op::Delete(row(&Key::starved()))]).await?;
+pub(super) async fn forget(rows: &LaneStore) -> Result<(), LaneExit> {
+    if rows.get(&LaneRowKey::starved()).await?.is_some() {
+        rows.commit(Vec::new(), vec![RowOperation::Delete(row(&LaneRowKey::starved()))]).await?;
     }
     Ok(())
 }
 
-impl Shared {
+impl SagaLaneContext {
     /// Makes room for the instance that a decision starts; nothing where it starts none. Looks whether there is some for its letters.
-    pub(super) fn room_for(&self, decision: &Decision, item: &Item) -> Result<Option<Room<'_>>, Short> {
+    pub(super) fn room_for(
+        &self,
+        decision: &InputDecision,
+        item: &QueuedInput,
+    ) -> Result<Option<InstanceReservation<'_>>, CapacityShortage> {
         self.room_for_letters(decision, &item.what)?;
         let starts = decision.change.journal.iter().any(|row| row.revision == 1);
         // What a person has applied again is that person's to decide.
-        if !starts || matches!(item.what, Wanted::Word(_)) {
+        if !starts || matches!(item.what, InstanceAction::Word(_)) {
             return Ok(None);
         }
-        self.usage.room(self.definitions.quotas(&self.tenant)).map(Some).map_err(Short::Quota)
+        self.usage.room(self.definitions.quotas(&self.tenant)).map(Some).map_err(CapacityShortage::Quota)
     }
 
     /// Answers whoever asked for a start that there is no room for it. Says whether nobody did: it waits then.
-    pub(super) async fn refuse_start(&self, item: &Item, full: &Short) -> bool {
+    pub(super) async fn refuse_start(&self, item: &QueuedInput, full: &CapacityShortage) -> bool {
         let Some(asked) = asked(&item.what) else { return true };
-        let refusal = Refusal { reason: "QUOTA_EXCEEDED".to_owned(), message: full.to_string() };
+        let refusal = RequestRefusal { reason: "QUOTA_EXCEEDED".to_owned(), message: full.to_string() };
         let outcome = VerbOutcome::Refused(refusal);
         let request_hash = asked.request_hash.clone();
-        let answer = AnswerRow { request_hash, outcome, instance: None, work: Vec::new() };
+        let answer = VerbAnswerRow { request_hash, outcome, instance: None, work: Vec::new() };
         self.answer(item, Some(&answer)).await;
         false
     }
@@ -245,13 +258,14 @@ impl Shared {
     /// Takes note of what a commit has changed of what the tenant has.
     pub(super) fn note_usage(
         &self,
-        current: &Cached,
-        decision: &Decision,
-        room: Option<Room<'_>>,
+        current: &CachedRecord,
+        decision: &InputDecision,
+        room: Option<InstanceReservation<'_>>,
         timers: &TimerDelta,
     ) {
         self.note_letters(decision);
-        let is_live = |record: Option<&Record>| record.is_some_and(|record| record.instance().is_some());
+        let is_live =
+            |record: Option<&CorrelationRecord>| record.is_some_and(|record| record.instance().is_some());
         let is_live_now = is_live(decision.change.record.as_ref());
         match room {
             Some(room) if is_live_now => room.keep(),

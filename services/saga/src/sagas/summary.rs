@@ -2,18 +2,18 @@
 
 use model::{BlobHash, SagaStatus, StepName, Timestamp};
 use serde::{Deserialize, Serialize};
-use workflow::instance::{Entry, Record};
+use workflow::instance::{CorrelationEntry, CorrelationRecord};
 
 /// Instance without its state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct InstanceSummary {
     /// Instances of this correlation before it.
     pub run: u64,
     /// Where it stands.
     pub status: SagaStatus,
-    /// Whether somebody paused it.
+    /// True if somebody paused the instance.
     pub is_paused: bool,
-    /// Whether a dead letter stands in front of its inputs.
+    /// True if a dead letter stands in front of its inputs.
     pub is_parked: bool,
     /// Inputs that are held back.
     pub held: u64,
@@ -21,7 +21,7 @@ pub struct Summary {
     pub step: StepName,
     /// Why it is undone, stuck or ended.
     pub reason: Option<String>,
-    /// Whether its pivot has succeeded.
+    /// True if the pivot has succeeded.
     pub is_past_pivot: bool,
     /// Inputs that were applied or ignored.
     pub revision: u64,
@@ -39,12 +39,12 @@ pub struct Summary {
     pub ended: Option<Timestamp>,
 }
 
-impl Summary {
+impl InstanceSummary {
     /// The summary of a record; none where there is no instance.
     #[must_use]
-    pub fn of(record: &Record) -> Option<Self> {
+    pub fn of(record: &CorrelationRecord) -> Option<Self> {
         match &record.entry {
-            Entry::Live(instance) => Some(Self {
+            CorrelationEntry::Live(instance) => Some(Self {
                 run: instance.run,
                 status: instance.status,
                 is_paused: record.is_paused,
@@ -65,7 +65,7 @@ impl Summary {
                 updated: instance.now,
                 ended: None,
             }),
-            Entry::Ended(tombstone) => Some(Self {
+            CorrelationEntry::Ended(tombstone) => Some(Self {
                 run: tombstone.run,
                 status: tombstone.status,
                 is_paused: false,
@@ -82,7 +82,7 @@ impl Summary {
                 updated: tombstone.ended,
                 ended: Some(tombstone.ended),
             }),
-            Entry::Awaited(_) => None,
+            CorrelationEntry::Awaited(_) => None,
         }
     }
 }

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use model::{CorrelationId, Timestamp};
 use serde::{Deserialize, Serialize};
-use workflow::Key;
-use workflow::input::{Input, OCCURRENCE, What};
-use workflow::key::Table;
-use workflow::step::Origin;
+use workflow::LaneRowKey;
+use workflow::input::{InstanceInput, InstanceInputKind, OCCURRENCE};
+use workflow::key::StoreTable;
+use workflow::step::InputOrigin;
 
-use super::intake::Wanted;
-use super::{Item, Owner};
-use crate::lane::Ended;
-use crate::lane::rows::{Rows, rest};
+use super::intake::InstanceAction;
+use super::{QueuedInput, SagaLaneOwner};
+use crate::lane::LaneExit;
+use crate::lane::rows::{LaneStore, rest};
 use crate::metrics::GaugeShare;
 
 /// Timers that wait in lines to be fired. What comes from sources waits behind no more than these.
@@ -31,20 +31,20 @@ pub(crate) const RETIRE: &str = "%retire";
 
 /// Timer as its row has it, in the order in which timers fire.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct DueRow {
+pub struct TimerRow {
     /// When it fires.
     pub due: Timestamp,
-    /// Whose it is.
+    /// Correlation that the timer belongs to.
     pub correlation: CorrelationId,
-    /// Its name.
+    /// Name of the timer.
     pub name: String,
     /// How many timers of the instance had been set when it was.
     pub generation: u64,
 }
 
-impl DueRow {
-    pub(crate) fn key(&self) -> Key {
-        Key::due(self.due, &self.correlation, &self.name)
+impl TimerRow {
+    pub(crate) fn key(&self) -> LaneRowKey {
+        LaneRowKey::due(self.due, &self.correlation, &self.name)
     }
 
     /// Returns whether it is a timer of the service rather than one of the saga.
@@ -58,28 +58,28 @@ pub(crate) fn is_ours(name: &str) -> bool {
     name.starts_with('%')
 }
 
-/// What an input changes of them.
+/// Changes that an input makes to timers.
 #[derive(Debug, Default)]
 pub(crate) struct TimerDelta {
-    pub(crate) set: Vec<DueRow>,
+    pub(crate) set: Vec<TimerRow>,
     pub(crate) dropped: Vec<(Timestamp, String)>,
-    /// Whether inputs of the correlation wait, and timers with them.
+    /// True if inputs of the correlation wait, and timers with them.
     pub(crate) holds_back: bool,
     /// A timer that has done its work, of whichever correlation it was.
-    pub(crate) fired: Option<DueRow>,
+    pub(crate) fired: Option<TimerRow>,
     /// A timer that has to wait until they do not.
-    pub(crate) later: Option<DueRow>,
+    pub(crate) later: Option<TimerRow>,
 }
 
 /// Timers of a lane. All of them are in the store; here are those that come first.
-pub(super) struct Timers {
-    due: BTreeSet<DueRow>,
+pub(super) struct LaneTimers {
+    due: BTreeSet<TimerRow>,
     /// Everything due up to there is in memory; everything, where nothing is said.
     loaded_until: Option<Timestamp>,
     /// Timers of correlations whose inputs wait.
-    held: HashMap<CorrelationId, BTreeSet<DueRow>>,
+    held: HashMap<CorrelationId, BTreeSet<TimerRow>>,
     /// Timers that wait in a line to be fired.
-    given: BTreeSet<DueRow>,
+    given: BTreeSet<TimerRow>,
     /// When to look again.
     next: Option<tokio::time::Instant>,
     /// When the first timer was due that waits for sources.
@@ -89,15 +89,15 @@ pub(super) struct Timers {
 }
 
 /// The timer that is given to an instance, where it is one.
-pub(super) fn timer_of(correlation: &CorrelationId, wanted: &Wanted) -> Option<DueRow> {
-    let Wanted::Input { input, .. } = wanted else { return None };
-    let What::Timer { name, generation } = &input.what else { return None };
+pub(super) fn timer_of(correlation: &CorrelationId, wanted: &InstanceAction) -> Option<TimerRow> {
+    let InstanceAction::Input { input, .. } = wanted else { return None };
+    let InstanceInputKind::Timer { name, generation } = &input.what else { return None };
     let (correlation, name) = (correlation.clone(), name.clone());
-    Some(DueRow { due: input.time, correlation, name, generation: *generation })
+    Some(TimerRow { due: input.time, correlation, name, generation: *generation })
 }
 
-impl Timers {
-    pub(super) async fn load(rows: &Rows) -> Result<Self, Ended> {
+impl LaneTimers {
+    pub(super) async fn load(rows: &LaneStore) -> Result<Self, LaneExit> {
         let (due, given) = (BTreeSet::new(), BTreeSet::new());
         let waiting = GaugeShare::new(rows.around().metrics.timers_waiting_for_source.clone());
         let (held, next, behind) = (HashMap::new(), None, None);
@@ -108,13 +108,13 @@ impl Timers {
     }
 
     /// Reads the timers that come first, those left out that wait for something else.
-    async fn load_more(&mut self, rows: &Rows) -> Result<(), Ended> {
-        let mut range = Table::Due.range();
+    async fn load_more(&mut self, rows: &LaneStore) -> Result<(), LaneExit> {
+        let mut range = StoreTable::Due.range();
         loop {
             let page = rows.page(&range).await?;
             let mut last = None;
             for (_, versioned) in &page.rows {
-                let timer: DueRow = rows.decode(versioned)?;
+                let timer: TimerRow = rows.decode(versioned)?;
                 last = Some(timer.due);
                 let is_held = self.held.get(&timer.correlation).is_some_and(|held| held.contains(&timer));
                 if !is_held && !self.given.contains(&timer) {
@@ -144,7 +144,7 @@ impl Timers {
     }
 
     /// Takes note of what became of an input. A timer that was given to its instance is given no more, whatever that did with it.
-    pub(super) fn done(&mut self, correlation: &CorrelationId, wanted: &Wanted, delta: TimerDelta) {
+    pub(super) fn done(&mut self, correlation: &CorrelationId, wanted: &InstanceAction, delta: TimerDelta) {
         let before = self.given.len();
         if let Some(timer) = timer_of(correlation, wanted) {
             self.given.remove(&timer);
@@ -156,7 +156,7 @@ impl Timers {
     }
 
     /// Has a timer wait for whatever its correlation waits for.
-    pub(super) fn hold(&mut self, correlation: &CorrelationId, timer: DueRow) {
+    pub(super) fn hold(&mut self, correlation: &CorrelationId, timer: TimerRow) {
         self.given.remove(&timer);
         self.held.entry(correlation.clone()).or_default().insert(timer);
     }
@@ -173,8 +173,8 @@ impl Timers {
         }
         for (due, name) in dropped {
             let (correlation, first) = (correlation.clone(), name.clone());
-            let from = DueRow { due, correlation: correlation.clone(), name: first, generation: 0 };
-            let to = DueRow { due, correlation: correlation.clone(), name, generation: u64::MAX };
+            let from = TimerRow { due, correlation: correlation.clone(), name: first, generation: 0 };
+            let to = TimerRow { due, correlation: correlation.clone(), name, generation: u64::MAX };
             let mut all = vec![&mut self.due, &mut self.given];
             all.extend(self.held.get_mut(&correlation));
             for timers in all {
@@ -218,9 +218,9 @@ impl Timers {
     }
 }
 
-impl Owner {
+impl SagaLaneOwner {
     /// Fires what is due, as far as everything stored before it was delivered.
-    pub(super) async fn fire(&mut self) -> Result<(), Ended> {
+    pub(super) async fn fire(&mut self) -> Result<(), LaneExit> {
         let rows = std::sync::Arc::clone(&self.shared.rows);
         self.timers.behind = None;
         if self.timers.due.is_empty() && self.timers.loaded_until.is_some() {
@@ -282,21 +282,24 @@ impl Owner {
         }
     }
 
-    fn give(&mut self, timer: DueRow, now: Timestamp) {
+    fn give(&mut self, timer: TimerRow, now: Timestamp) {
         self.timers.given.insert(timer.clone());
         if timer.name == OCCURRENCE {
             return self.occur(timer, now);
         }
         let correlation = timer.correlation.clone();
         let what = if timer.name == RETIRE {
-            Wanted::Retire(timer.due)
+            InstanceAction::Retire(timer.due)
         } else {
             self.shared.rows.around().metrics.timer_lagged(now.since(timer.due));
             let (time, generation) = (timer.due, timer.generation);
-            let input = Box::new(Input { time, what: What::Timer { name: timer.name, generation } });
-            Wanted::Input { input, origin: Origin::Fresh, asked: None }
+            let input = Box::new(InstanceInput {
+                time,
+                what: InstanceInputKind::Timer { name: timer.name, generation },
+            });
+            InstanceAction::Input { input, origin: InputOrigin::Fresh, asked: None }
         };
-        self.push(correlation, Item::of(what), 0);
+        self.push(correlation, QueuedInput::of(what), 0);
     }
 
     /// The moment before which every source has delivered everything. Sources that have nothing left are asked whether they have.
@@ -327,7 +330,7 @@ mod tests {
     #[test]
     fn a_timer_is_given_once_whatever_its_instance_does_with_it() {
         let gauge = IntGauge::new("waiting", "Timers that wait").expect("a good name");
-        let mut timers = Timers {
+        let mut timers = LaneTimers {
             due: BTreeSet::new(),
             loaded_until: None,
             held: HashMap::new(),
@@ -338,9 +341,10 @@ mod tests {
         };
         let correlation: CorrelationId = "c-1".parse().expect("a correlation");
         let (due, name) = (Timestamp::from_millis(7), "pay-by".to_owned());
-        let timer = DueRow { due, correlation: correlation.clone(), name: name.clone(), generation: 3 };
-        let input = Box::new(Input { time: due, what: What::Timer { name, generation: 3 } });
-        let wanted = Wanted::Input { input, origin: Origin::Fresh, asked: None };
+        let timer = TimerRow { due, correlation: correlation.clone(), name: name.clone(), generation: 3 };
+        let input =
+            Box::new(InstanceInput { time: due, what: InstanceInputKind::Timer { name, generation: 3 } });
+        let wanted = InstanceAction::Input { input, origin: InputOrigin::Fresh, asked: None };
         // It is ignored, which changes nothing.
         timers.given.insert(timer.clone());
         timers.done(&correlation, &wanted, TimerDelta::default());

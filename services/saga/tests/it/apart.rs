@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 
-use broker::{Broker, Headers, Outgoing};
+use broker::{Headers, MessageBroker, Publication};
 use identity::Identity;
 use model::{ActorId, CommandId};
 use proto::v1;
@@ -29,11 +29,11 @@ const INJECTED: &str = "\r\nINJECTED\0\u{1b}[31m\u{202e}";
 struct Apart {
     suite: Suite,
     address: SocketAddr,
-    broker: Arc<dyn Broker>,
+    broker: Arc<dyn MessageBroker>,
     saga: ReplicaProcess,
 }
 
-/// What correlations of a tenant have in them.
+/// Returns the mark that correlations of a tenant contain.
 fn mark_of(tenant: &str) -> String {
     format!("mark-of-tenant-{tenant}.")
 }
@@ -64,7 +64,7 @@ impl Apart {
 
     async fn raw(&self, subject: String, id: &str, payload: Vec<u8>) {
         let (message_id, payload) = (format!("{subject}-{id}"), payload.into());
-        publish(&*self.broker, Outgoing { subject, message_id, headers: Headers::new(), payload }).await;
+        publish(&*self.broker, Publication { subject, message_id, headers: Headers::new(), payload }).await;
     }
 
     async fn event(&self, tenant: &str, kind: &str, id: &str, correlation: &str) {
@@ -150,7 +150,7 @@ impl Apart {
     }
 }
 
-/// What the ops port says to the gateway, as it asks for each tenant.
+/// Checks what the ops port says to the gateway, which asks for each tenant.
 fn look_at_pages(saga: &ReplicaProcess) {
     let bearer = format!("authorization: Bearer {SECRET}\r\n");
     for (tenant, _) in BOTH {

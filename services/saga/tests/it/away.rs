@@ -12,18 +12,18 @@ use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
 use saga::providers::http::HttpProvider;
 use saga::sagas::SagaLane;
 use saga::secrets::Secrets;
-use saga::tenants::Tenants;
+use saga::tenants::TenantRegistry;
 use store::{
-    Batch, Beat, Caps, Clock as _, KvStore, LaneKey, Living, Measure, Outcome, Page, RowKey, StoreError,
-    Versioned,
+    Clock as _, CommitOutcome, KvStore, LaneKey, RowBatch, RowKey, StoreCapabilities, StoreError,
+    StoreHeartbeat, StoreHeartbeatReply, StorePage, StoreUsage, VersionedValue,
 };
 use testkit::{PATIENCE, wait_until};
 use tokio_util::sync::CancellationToken;
-use workflow::Key;
+use workflow::LaneRowKey;
 use workflow::instance::decode;
-use workflow::key::Table;
+use workflow::key::StoreTable;
 use workflow::ledger::CallRow;
-use workflow::provider::Transport;
+use workflow::provider::ProviderTransport;
 
 use crate::clock::SetForward;
 use crate::outages::GROWTH_KIB_MAX;
@@ -51,36 +51,41 @@ struct Ahead {
 
 #[async_trait]
 impl KvStore for Ahead {
-    async fn commit(&self, batch: Batch) -> Result<Outcome, StoreError> {
+    async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
         self.store.commit(batch).await
     }
 
-    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError> {
+    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<VersionedValue>>, StoreError> {
         self.store.read(lane, keys).await
     }
 
-    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError> {
+    async fn scan(
+        &self,
+        lane: &LaneKey,
+        range: Range<RowKey>,
+        limit: usize,
+    ) -> Result<StorePage, StoreError> {
         self.store.scan(lane, range, limit).await
     }
 
-    async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {
-        self.store.take(lane).await
+    async fn acquire_lane(&self, lane: &LaneKey) -> Result<u64, StoreError> {
+        self.store.acquire_lane(lane).await
     }
 
     async fn now(&self) -> Result<u64, StoreError> {
         Ok(self.clock.now())
     }
 
-    async fn beat(&self, beat: &Beat) -> Result<Living, StoreError> {
-        self.store.beat(beat).await
+    async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError> {
+        self.store.heartbeat(beat).await
     }
 
-    async fn measure(&self) -> Result<Measure, StoreError> {
+    async fn measure(&self) -> Result<StoreUsage, StoreError> {
         self.store.measure().await
     }
 
-    fn caps(&self) -> Caps {
-        self.store.caps()
+    fn capabilities(&self) -> StoreCapabilities {
+        self.store.capabilities()
     }
 }
 
@@ -107,7 +112,7 @@ effects:
 "#;
 
 /// The rows of a table, in pages.
-async fn pages(world: &World, lane: &LaneKey, table: Table) -> Vec<Vec<(RowKey, Versioned)>> {
+async fn pages(world: &World, lane: &LaneKey, table: StoreTable) -> Vec<Vec<(RowKey, VersionedValue)>> {
     let range = table.range();
     let (mut from, end) = (RowKey::new(range.start.as_str()), RowKey::new(range.end.as_str()));
     let mut pages = Vec::new();
@@ -123,9 +128,11 @@ async fn pages(world: &World, lane: &LaneKey, table: Table) -> Vec<Vec<(RowKey, 
 /// The row of the only call of an order.
 async fn calls(world: &World) -> Vec<CallRow> {
     let lane = LaneKey::new(&format!("e:{TENANT}:{EFFECT}:0"));
-    let key = |row: &Versioned| RowKey::new(Key::effect(decode(&row.value).expect("a command")).as_str());
+    let key = |row: &VersionedValue| {
+        RowKey::new(LaneRowKey::effect(decode(&row.value).expect("a command")).as_str())
+    };
     let mut calls = Vec::new();
-    for open in pages(world, &lane, Table::EffectDue).await {
+    for open in pages(world, &lane, StoreTable::EffectDue).await {
         let keys: Vec<_> = open.iter().map(|(_, row)| key(row)).collect();
         let rows = world.store.read(&lane, &keys).await.expect("it can be read");
         calls.extend(rows.into_iter().flatten().map(|row| decode::<CallRow>(&row.value).expect("a call")));
@@ -176,8 +183,9 @@ async fn is_gone_on_with(mut world: World) {
     let in_force = world.definitions.in_force();
     let (effect, tenant) = (EFFECT.parse().expect("a name"), TENANT.parse().expect("a tenant"));
     let (provider, _) = in_force.catalog.effect(&effect, &tenant).expect("it is in force");
-    let Transport::Http(http) = &provider.transport else { panic!("it is one of HTTP") };
-    let http = HttpProvider::new(http, Arc::new(Secrets::in_environment()), egress::Trust::find());
+    let ProviderTransport::Http(http) = &provider.transport else { panic!("it is one of HTTP") };
+    let http =
+        HttpProvider::new(http, Arc::new(Secrets::in_environment()), egress::TrustAnchors::from_system());
     world.own_effect(Arc::new(http.expect("a provider")));
     world.own();
     for order in 0..orders {
@@ -195,7 +203,7 @@ async fn is_gone_on_with(mut world: World) {
         let is_tried = async || (attempts(&world).await > before).then_some(());
         wait_until(is_tried, PATIENCE, format!("it is tried in minute {minute}")).await;
     }
-    let troubles = world.readiness.troubles();
+    let troubles = world.readiness.problems();
     assert!(
         matches!(troubles.as_slice(), [(name, _)] if name == "upstream of payment-reserve"),
         "{troubles:?}"
@@ -222,7 +230,7 @@ async fn is_gone_on_with(mut world: World) {
     assert_eq!(upstream.by_key().len(), orders);
     assert!(upstream.by_key().values().all(|(.., times)| *times == 1));
     assert_eq!(calls(&world).await, []);
-    wait_until(async || world.readiness.troubles().is_empty().then_some(()), PATIENCE, "it is well").await;
+    wait_until(async || world.readiness.problems().is_empty().then_some(()), PATIENCE, "it is well").await;
 }
 
 const COMMANDS: &str = r#"
@@ -266,7 +274,7 @@ fn applied(world: &World) -> u64 {
 /// Counts the rows of the outbox.
 async fn outbox(world: &World) -> usize {
     let lane = LaneKey::new(&format!("s:{TENANT}:order:0"));
-    pages(world, &lane, Table::Outbox).await.iter().map(Vec::len).sum()
+    pages(world, &lane, StoreTable::Outbox).await.iter().map(Vec::len).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -276,7 +284,7 @@ async fn a_gateway_that_is_away_stops_what_comes_in_at_a_limit() {
     world.outbox_rows_max = most;
     world.apply(COMMANDS).await;
     let tenants = "acme: { context: 1, quotas: { starts_per_sec: 100000 } }";
-    let tenants = Tenants::read("t", tenants).expect("good");
+    let tenants = TenantRegistry::read("t", tenants).expect("good");
     let revision = world.definitions.in_force().revision;
     assert!(world.definitions.replace(None, Some(&tenants), revision, Vec::new()).await.expect("kept"));
     let is_back = Arc::new(AtomicBool::new(false));
@@ -294,13 +302,13 @@ async fn a_gateway_that_is_away_stops_what_comes_in_at_a_limit() {
     world.until_measured("mycora_saga_outbox_rows 0").await;
     let rows = outbox(&world).await;
     assert!((most..most + 700).contains(&rows), "{rows}");
-    let troubles = world.readiness.troubles();
+    let troubles = world.readiness.problems();
     assert_eq!(troubles, [("gateway of aggregates".to_owned(), "it is away".to_owned())]);
     is_back.store(true, Ordering::Relaxed);
     let is_done = async || (applied(&world) == 2 * orders as u64).then_some(());
     let patience = 4 * PATIENCE + Duration::from_millis(20) * u32::try_from(orders).expect("not so many");
     wait_until(is_done, patience, "all commands are submitted").await;
     assert_eq!(world.witness.deeds().len(), orders, "each once");
-    wait_until(async || world.readiness.troubles().is_empty().then_some(()), PATIENCE, "it is well").await;
+    wait_until(async || world.readiness.problems().is_empty().then_some(()), PATIENCE, "it is well").await;
     owned.abort();
 }

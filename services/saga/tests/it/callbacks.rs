@@ -1,7 +1,7 @@
 //! Calls that end by the token that came with them, over TLS: once, and not by another.
 
 use proto::v1;
-use saga::placement::Role;
+use saga::placement::SagaReplicaRole;
 use testkit::{PATIENCE, wait_until};
 use tonic::Code;
 
@@ -59,7 +59,7 @@ async fn call(served: &Served, command: &str) -> Option<v1::EffectCall> {
 async fn complete_by_token(rows: Rows) {
     let upstream = Upstream::start();
     let manifest = MANIFEST.replace("ADDRESS", &upstream.address);
-    let role = Role { sagas: true, effects: true };
+    let role = SagaReplicaRole { sagas: true, effects: true };
     let served = Served::with(With { manifest: &manifest, role, rows, ..With::default() }).await;
     served.start_order("o-1").await;
     served.start_order("o-2").await;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use model::{CommandId, EffectState};
 use testkit::{PATIENCE, wait_until};
 use workflow::Json;
-use workflow::input::Outcome;
+use workflow::input::CommandOutcome;
 use workflow::message::EffectResult;
 
 use crate::effects::command;
@@ -58,9 +58,9 @@ impl Requests {
 /// A row of the table: what an upstream does, and what becomes of the call by it.
 struct Case {
     name: &'static str,
-    /// What it does at each request; the last again and again.
+    /// Acts of the upstream at each request; the last again and again.
     acts: Vec<Act>,
-    /// What it says when it is asked for the call.
+    /// Act of the upstream when it is asked for the call.
     known: Option<Act>,
     state: EffectState,
     /// A part of the payload of the result; nothing where there is no result.
@@ -98,7 +98,7 @@ fn status(status: u16) -> Act {
     answer(status, &[], "{}")
 }
 
-/// It does what it is asked for, and nobody hears of it.
+/// Makes an act that does what it is asked for, and whose answer is lost.
 fn lost() -> Act {
     Act::Say(String::new())
 }
@@ -116,7 +116,7 @@ fn hangs() -> [Act; 2] {
     [Act::SayAndHang(String::new()), Act::SayAndHang(begins().0)]
 }
 
-/// What becomes of calls whose outcome is known, whatever is declared for others.
+/// Lists cases of calls whose outcome is known, whatever is declared for others.
 fn known() -> Vec<Case> {
     use EffectState::{Failed, Succeeded};
     let storm = || [500, 502, 503, 504].map(status);
@@ -133,7 +133,7 @@ fn known() -> Vec<Case> {
     ]
 }
 
-/// What becomes of calls that nobody knows of, by what is declared for them.
+/// Lists cases of calls whose outcome nobody knows, by what is declared for them.
 fn cases(policy: &str) -> Vec<Case> {
     use EffectState::{Failed, Manual, Succeeded};
     let [silent, half] = hangs();
@@ -255,9 +255,9 @@ async fn run(world: &mut World, stage: &Stage, policy: &str, numbers: u128, what
             assert!(result.payload.to_string().contains(part), "{what}: {}", result.payload);
             let is_unknown = part.contains("unknown");
             let outcome = match case.state {
-                EffectState::Succeeded => Outcome::Succeeded,
-                _ if is_unknown => Outcome::Unknown,
-                _ => Outcome::Failed,
+                EffectState::Succeeded => CommandOutcome::Succeeded,
+                _ if is_unknown => CommandOutcome::Unknown,
+                _ => CommandOutcome::Failed,
             };
             assert_eq!((result.result_type, result.may_have_happened), (outcome, is_unknown), "{what}");
             assert!(at.duration_since(ordered) + TICK >= case.takes, "{what}");
@@ -265,7 +265,7 @@ async fn run(world: &mut World, stage: &Stage, policy: &str, numbers: u128, what
         look_at_requests(case, id, &requests.all(), &what);
     }
     let ended = world.stop().await;
-    assert!(matches!(ended, saga::lane::Ended::Stopped { .. }), "{ended}");
+    assert!(matches!(ended, saga::lane::LaneExit::Stopped { .. }), "{ended}");
 }
 
 /// Each attempt is one request, under one key and with one body, and none comes before it may.
@@ -370,7 +370,7 @@ async fn break_and_heal(mut world: World, what: &str) {
     let released = Instant::now();
     upstream.open_gate();
     for (result, _) in results(&mut world, most as usize).await.values() {
-        assert_eq!(result.result_type, Outcome::Succeeded, "{what}");
+        assert_eq!(result.result_type, CommandOutcome::Succeeded, "{what}");
         assert_eq!(result.payload, json(r#"{"id":7}"#));
     }
     world.until_measured(&is_open(false)).await;

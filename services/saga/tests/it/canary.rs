@@ -1,9 +1,9 @@
-//! What a provider redacts of results is nowhere, as soon as it has come: in no row, no message, no line of the log, no answer.
+//! Redacted parts of results: nowhere, as soon as they have come: in no row, no message, no line of the log, no answer.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use broker::Broker;
+use broker::MessageBroker;
 use model::SagaStatus;
 use proto::v1;
 use saga::lane::{AGGREGATE_EVENTS, WORKFLOW_COMMANDS, WORKFLOW_EVENTS};
@@ -14,9 +14,9 @@ use crate::reads::{PAYS, own_effect, start};
 use crate::served::{ACME, ADMIN, READER, Served, With};
 use crate::streams::{aggregates, connect, publish_event};
 
-/// What nobody may find again.
+/// Text that nobody may find again.
 const CANARY: &str = "canary-7f3a91";
-/// What comes with it, and is kept.
+/// Text that comes with it, and is kept.
 const WITNESS: &str = "witness-7f3a91";
 const ANSWER: &str =
     r#"{"id":"witness-7f3a91","token":"canary-7f3a91","deep":[{"secret":"canary-7f3a91","open":1}]}"#;
@@ -54,7 +54,7 @@ effects:
     redact: [result.token, result.deep.secret]
 "#;
 
-/// Whether these bytes are in a file of a directory, or of one below it.
+/// Returns true if these bytes are in a file of a directory, or of one below it.
 pub(crate) fn is_in_files(dir: &Path, wanted: &str) -> bool {
     std::fs::read_dir(dir).expect("a directory").flatten().any(|entry| {
         let path = entry.path();
@@ -71,7 +71,7 @@ pub(crate) fn is_in_files(dir: &Path, wanted: &str) -> bool {
 }
 
 /// All messages of all streams.
-pub(crate) async fn messages(broker: &Arc<dyn Broker>) -> String {
+pub(crate) async fn messages(broker: &Arc<dyn MessageBroker>) -> String {
     let mut all = String::new();
     for stream in [AGGREGATE_EVENTS, WORKFLOW_COMMANDS, WORKFLOW_EVENTS] {
         // The service makes its own while it starts.

@@ -1,13 +1,13 @@
-//! What owned lanes keep, as `/metrics` tells it: from the start, after a take-over, and to the end.
+//! Census of owned lanes, as `/metrics` tells it: from the start, after a take-over, and to the end.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use model::SagaStatus;
-use saga::lane::answers::WordOutcome;
+use saga::lane::answers::LaneRequestOutcome;
 use workflow::Json;
-use workflow::input::{Outcome, Verb};
-use workflow::word::{EffectWord, SagaWord};
+use workflow::input::{CommandOutcome, Verb};
+use workflow::lane_request::{EffectLaneRequest, SagaLaneRequest};
 
 use crate::effects::{Upstream, command, manifest};
 use crate::world::{EFFECT, TENANT, World};
@@ -65,7 +65,7 @@ const NOTHING: [(&str, usize); 9] = [
     ("timers", 0),
 ];
 
-/// What is told with an instance of each kind: `early` keeps an event, `early-2` waits for its start, `poisoned` is parked and has two
+/// Counts with an instance of each kind: `early` keeps an event, `early-2` waits for its start, `poisoned` is parked and has two
 /// timers, `lost` is stuck, `refused` has ended.
 const EVERYTHING: [(&str, usize); 9] = [
     (r#"instances{status="running"}"#, 2),
@@ -93,9 +93,9 @@ async fn full(mut world: World) -> World {
             match (command.effect_name.as_str(), order) {
                 ("reserve", "early") => None,
                 ("reserve", "refused") | ("release", _) => {
-                    Some((Outcome::Failed, Json::object([("code", Json::text("declined"))])))
+                    Some((CommandOutcome::Failed, Json::object([("code", Json::text("declined"))])))
                 }
-                _ => Some((Outcome::Succeeded, Json::object([]))),
+                _ => Some((CommandOutcome::Succeeded, Json::object([]))),
             }
         })
         .await;
@@ -116,8 +116,8 @@ async fn full(mut world: World) -> World {
     world
 }
 
-fn purge(correlation: &str) -> SagaWord {
-    SagaWord::Purge { correlation: correlation.parse().expect("a correlation"), letter: 0 }
+fn purge(correlation: &str) -> SagaLaneRequest {
+    SagaLaneRequest::Purge { correlation: correlation.parse().expect("a correlation"), letter: 0 }
 }
 
 async fn kill(world: &World, correlation: &str) {
@@ -131,7 +131,7 @@ async fn kill(world: &World, correlation: &str) {
     );
 }
 
-/// Whoever takes a lane tells the same, and who has given it up or died tells nothing of it.
+/// Checks that each owner of a lane tells the same, and that one that has given it up or died tells nothing of it.
 async fn told_by_each_owner(world: World) -> World {
     let mut world = full(world).await;
     world.stop().await;
@@ -145,9 +145,9 @@ async fn told_by_each_owner(world: World) -> World {
     world
 }
 
-/// What goes is told no more.
+/// Checks that what goes is told no more.
 async fn told_to_the_end(world: &mut World) {
-    assert_eq!(world.say("w-1", "poisoned", purge("poisoned")).await.outcome, WordOutcome::Done);
+    assert_eq!(world.say("w-1", "poisoned", purge("poisoned")).await.outcome, LaneRequestOutcome::Done);
     // There is no such letter any more.
     world.say("w-2", "poisoned", purge("poisoned")).await;
     until_told(world, &[("letters", 0), ("parked_keys", 0), ("timers", 2)]).await;
@@ -191,14 +191,14 @@ async fn letters_of_effects_are_told_as_well() {
     until_told(&world, &[("letters", 0)]).await;
     world.own_effect(Arc::new(upstream.clone()));
     until_told(&world, &[("letters", 1)]).await;
-    let subject = workflow::Subject::Effect {
+    let subject = workflow::MessageSubject::Effect {
         effect: EFFECT.parse().expect("a name"),
         command: model::CommandId::from_bits(1),
     };
     for request in ["r-1", "r-1", "r-2"] {
         let lane = format!("e:{TENANT}:{EFFECT}:0");
-        let purged = world.say_to(request, &subject, lane, EffectWord::Purge { letter: 2 }).await;
-        assert_eq!(purged.outcome, WordOutcome::Done);
+        let purged = world.say_to(request, &subject, lane, EffectLaneRequest::Purge { letter: 2 }).await;
+        assert_eq!(purged.outcome, LaneRequestOutcome::Done);
         until_told(&world, &[("letters", 0)]).await;
     }
 }

@@ -14,12 +14,12 @@ use crate::world::TENANT;
 
 /// Which seeds: one number, or several with commas.
 const SEEDS: &str = "MYCORA_TEST_CHAOS_SEEDS";
-/// What happens of each seed.
+/// Variable with the number of actions for each seed.
 const ACTIONS: &str = "MYCORA_TEST_CHAOS_ACTIONS";
 /// Orders that are placed before each action.
 const ORDERS: usize = 4;
 
-/// What happens.
+/// Action that a run takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     /// A replica dies, and is started again at once.

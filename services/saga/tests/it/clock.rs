@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use store::{
-    Batch, Beat, Caps, Clock, KvStore, LaneKey, Living, Measure, Outcome, Page, RowKey, StoreError, Versioned,
+    Clock, CommitOutcome, KvStore, LaneKey, RowBatch, RowKey, StoreCapabilities, StoreError, StoreHeartbeat,
+    StoreHeartbeatReply, StorePage, StoreUsage, VersionedValue,
 };
 
-/// This machine's clock, which tests set forward or stop.
+/// Clock of this machine, which tests set forward or stop.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SetForward(Arc<Hands>);
 
@@ -45,7 +46,7 @@ impl SetForward {
         self.0.looks.load(Ordering::Relaxed)
     }
 
-    /// What it shows when another clock shows this.
+    /// Returns the time that this clock shows when another one shows `now`.
     fn show(&self, now: u64) -> u64 {
         self.0.looks.fetch_add(1, Ordering::Relaxed);
         let Hands { forward, back, stopped, .. } = &*self.0;
@@ -58,7 +59,7 @@ impl SetForward {
 
 impl Clock for SetForward {
     fn now(&self) -> u64 {
-        self.show(store::MachineClock.now())
+        self.show(store::WallClock.now())
     }
 }
 
@@ -70,36 +71,41 @@ pub(crate) struct ByHand {
 
 #[async_trait]
 impl KvStore for ByHand {
-    async fn commit(&self, batch: Batch) -> Result<Outcome, StoreError> {
+    async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
         self.store.commit(batch).await
     }
 
-    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError> {
+    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<VersionedValue>>, StoreError> {
         self.store.read(lane, keys).await
     }
 
-    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError> {
+    async fn scan(
+        &self,
+        lane: &LaneKey,
+        range: Range<RowKey>,
+        limit: usize,
+    ) -> Result<StorePage, StoreError> {
         self.store.scan(lane, range, limit).await
     }
 
-    async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {
-        self.store.take(lane).await
+    async fn acquire_lane(&self, lane: &LaneKey) -> Result<u64, StoreError> {
+        self.store.acquire_lane(lane).await
     }
 
     async fn now(&self) -> Result<u64, StoreError> {
         self.store.now().await.map(|now| self.clock.show(now))
     }
 
-    async fn beat(&self, beat: &Beat) -> Result<Living, StoreError> {
-        let living = self.store.beat(beat).await?;
-        Ok(Living { now: self.clock.show(living.now), ..living })
+    async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError> {
+        let living = self.store.heartbeat(beat).await?;
+        Ok(StoreHeartbeatReply { now: self.clock.show(living.now), ..living })
     }
 
-    async fn measure(&self) -> Result<Measure, StoreError> {
+    async fn measure(&self) -> Result<StoreUsage, StoreError> {
         self.store.measure().await
     }
 
-    fn caps(&self) -> Caps {
-        self.store.caps()
+    fn capabilities(&self) -> StoreCapabilities {
+        self.store.capabilities()
     }
 }

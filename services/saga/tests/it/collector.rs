@@ -75,12 +75,12 @@ struct Scope {
 }
 
 impl Span {
-    /// Its trace and its own id, as `traceparent` has them.
+    /// Returns the span's trace and its own id, as `traceparent` has them.
     pub(crate) fn place(&self) -> String {
         format!("{}-{}", hex::encode(&self.trace_id), hex::encode(&self.span_id))
     }
 
-    /// Its trace and the span above it, as `traceparent` has them.
+    /// Returns the span's trace and the span above it, as `traceparent` has them.
     pub(crate) fn above(&self) -> String {
         format!("{}-{}", hex::encode(&self.trace_id), hex::encode(&self.parent_span_id))
     }
@@ -91,7 +91,7 @@ impl Span {
         self.links.iter().map(place).collect()
     }
 
-    /// What it says of something; nothing where it says nothing.
+    /// Returns the value of an attribute; nothing where the span does not have it.
     pub(crate) fn says(&self, what: &str) -> String {
         let found = self.attributes.iter().find(|attribute| attribute.key == what);
         match found.and_then(|attribute| attribute.value.as_ref()) {
@@ -124,7 +124,7 @@ impl Collector {
         scopes.flat_map(|scope| scope.spans).collect()
     }
 
-    /// What came so far. Protobuf keeps texts as they are.
+    /// Returns the bytes that came so far. Protobuf keeps texts as they are.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         self.0.lock().expect("no panic").clone()
     }

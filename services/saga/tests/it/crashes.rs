@@ -4,17 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 
-use broker::{Broker, Headers, Outgoing};
+use broker::{Headers, MessageBroker, Publication};
 use futures_util::StreamExt as _;
 use model::{BlobHash, CommandId, CorrelationId, EffectName, EffectState, TenantId};
-use store::{EmbeddedStore, KvStore, LaneKey, MachineClock, RowKey, SharedStore};
-use testkit::{NatsServer, PATIENCE, Process, RedisServer, wait_until};
-use workflow::instance::{Entry, Record, decode};
-use workflow::key::Table;
+use store::{EmbeddedStore, KvStore, LaneKey, RowKey, SharedStore, WallClock};
+use testkit::{NatsServer, PATIENCE, RedisServer, TestProcess, wait_until};
+use workflow::instance::{CorrelationEntry, CorrelationRecord, decode};
+use workflow::key::StoreTable;
+use workflow::lane_request::{
+    CallCompletion, EffectCallRequest, EffectLaneRequest, LaneRequestMessage, SagaLaneRequest,
+};
 use workflow::ledger::CallRow;
 use workflow::message::FactMessage;
-use workflow::word::{CallWord, Completion, EffectWord, SagaWord, WordMessage};
-use workflow::{Json, Key, Lane, Subject, message};
+use workflow::{Json, LaneRowKey, MessageSubject, WorkflowLane, message};
 
 use crate::process::{self, Commands, Request, Upstream};
 use crate::served::Rows;
@@ -135,7 +137,7 @@ impl Kept {
         }
     }
 
-    /// What tells a process of it.
+    /// Returns the arguments by which a process finds it.
     pub(crate) fn arguments(&self) -> Vec<String> {
         match self {
             Self::Directory(dir) => {
@@ -152,7 +154,7 @@ impl Kept {
     pub(crate) async fn open(&self) -> Box<dyn KvStore> {
         match self {
             Self::Directory(dir) => {
-                Box::new(EmbeddedStore::open(dir, STORE_MIB << 20, MachineClock).expect("the store"))
+                Box::new(EmbeddedStore::open(dir, STORE_MIB << 20, WallClock).expect("the store"))
             }
             Self::Redis(redis) => {
                 // Whatever it had sent is done when its connections are gone, and nobody is connected but who asks.
@@ -175,7 +177,7 @@ pub(crate) struct Mortal<'a> {
     nats: &'a NatsServer,
     gateway: &'a str,
     pub(crate) kept: Kept,
-    pub(crate) process: Process,
+    pub(crate) process: TestProcess,
     deaths: u32,
 }
 
@@ -218,7 +220,11 @@ impl<'a> Mortal<'a> {
     }
 }
 
-fn spawn((dir, nats, gateway): (&Path, &NatsServer, &str), kept: &Kept, crash_at: Option<String>) -> Process {
+fn spawn(
+    (dir, nats, gateway): (&Path, &NatsServer, &str),
+    kept: &Kept,
+    crash_at: Option<String>,
+) -> TestProcess {
     let mut command = process::command(dir, nats);
     command
         .args(["--ops-listen", "127.0.0.1:0", "--drain-secs", "5", "--gateway", gateway])
@@ -226,15 +232,15 @@ fn spawn((dir, nats, gateway): (&Path, &NatsServer, &str), kept: &Kept, crash_at
     if let Some(place) = crash_at {
         command.env("MYCORA_CRASH_AT", place);
     }
-    Process::spawn("mycora-saga", &mut command)
+    TestProcess::spawn("mycora-saga", &mut command)
 }
 
 /// Rows of a table of a lane.
 async fn rows_of(
     store: &dyn KvStore,
     lane: &str,
-    range: std::ops::Range<Key>,
-) -> Vec<(RowKey, store::Versioned)> {
+    range: std::ops::Range<LaneRowKey>,
+) -> Vec<(RowKey, store::VersionedValue)> {
     let range = RowKey::new(range.start.as_str())..RowKey::new(range.end.as_str());
     let page = store.scan(&LaneKey::new(lane), range, 1000).await.expect("it can be read");
     assert!(!page.has_more, "{lane}");
@@ -244,8 +250,9 @@ async fn rows_of(
 /// Calls of an effect that were about to be made, and of which nobody knows whether they were.
 pub(crate) async fn in_doubt(store: &dyn KvStore, effect: &str) -> Vec<CallRow> {
     let lane = format!("e:{TENANT}:{effect}:0");
-    let open = rows_of(store, &lane, Table::EffectDue.range()).await;
-    let key = |row: &store::Versioned| Key::effect(decode::<CommandId>(&row.value).expect("a command"));
+    let open = rows_of(store, &lane, StoreTable::EffectDue.range()).await;
+    let key =
+        |row: &store::VersionedValue| LaneRowKey::effect(decode::<CommandId>(&row.value).expect("a command"));
     let keys: Vec<_> = open.iter().map(|(_, row)| RowKey::new(key(row).as_str())).collect();
     let rows = store.read(&LaneKey::new(&lane), &keys).await.expect("it can be read");
     let calls = rows.into_iter().flatten().map(|row| decode::<CallRow>(&row.value).expect("a call"));
@@ -262,25 +269,25 @@ pub(crate) async fn standing(
     let lane = format!("s:{TENANT}:{saga}:0");
     let of_effects = effects.iter().map(|effect| format!("e:{TENANT}:{effect}:0"));
     for lane in std::iter::once(lane.clone()).chain(of_effects) {
-        assert_eq!(rows_of(store, &lane, Table::Outbox.range()).await, [], "{lane}");
+        assert_eq!(rows_of(store, &lane, StoreTable::Outbox.range()).await, [], "{lane}");
     }
     let mut standing = BTreeMap::new();
     for order in orders {
         let correlation: CorrelationId = order.parse().expect("a correlation");
-        let key = RowKey::new(Key::saga(&correlation).as_str());
+        let key = RowKey::new(LaneRowKey::saga(&correlation).as_str());
         let rows = store.read(&LaneKey::new(&lane), &[key]).await.expect("it can be read");
         let row = rows[0].as_ref().unwrap_or_else(|| panic!("there is no {order}"));
-        let record: Record = decode(&row.value).expect("a record");
+        let record: CorrelationRecord = decode(&row.value).expect("a record");
         let (status, revision) = match &record.entry {
-            Entry::Live(instance) => (instance.status.to_string(), instance.revision),
-            Entry::Ended(tombstone) => (tombstone.status.to_string(), tombstone.revision),
-            Entry::Awaited(_) => ("awaited".to_owned(), 0),
+            CorrelationEntry::Live(instance) => (instance.status.to_string(), instance.revision),
+            CorrelationEntry::Ended(tombstone) => (tombstone.status.to_string(), tombstone.revision),
+            CorrelationEntry::Awaited(_) => ("awaited".to_owned(), 0),
         };
-        let journal = rows_of(store, &lane, Key::journal_of(&correlation)).await;
+        let journal = rows_of(store, &lane, LaneRowKey::journal_of(&correlation)).await;
         let keys: Vec<_> = journal.iter().map(|(key, _)| key.as_str().to_owned()).collect();
-        let wanted = (1..=revision).map(|n| Key::journal(&correlation, n).as_str().to_owned());
+        let wanted = (1..=revision).map(|n| LaneRowKey::journal(&correlation, n).as_str().to_owned());
         assert_eq!(keys, wanted.collect::<Vec<_>>(), "{order}");
-        let Record { parked_by, letters, .. } = record;
+        let CorrelationRecord { parked_by, letters, .. } = record;
         standing.insert((*order).to_owned(), format!("{status}, {letters} letters, parked by {parked_by:?}"));
     }
     standing
@@ -288,12 +295,12 @@ pub(crate) async fn standing(
 
 /// Says a word to a lane, under the subject of what it is about.
 pub(crate) async fn say<W: serde::Serialize>(
-    broker: &dyn Broker,
-    (subject, lane): (Subject, Lane),
+    broker: &dyn MessageBroker,
+    (subject, lane): (MessageSubject, WorkflowLane),
     request: &str,
     word: W,
 ) {
-    let word = WordMessage {
+    let word = LaneRequestMessage {
         tenant_id: TENANT.to_owned(),
         request_id: request.to_owned(),
         lane: lane.to_string(),
@@ -303,45 +310,46 @@ pub(crate) async fn say<W: serde::Serialize>(
     };
     let (subject, payload) = (subject.of(lane.tenant()), message::write(&word).into());
     let outgoing =
-        Outgoing { subject, message_id: format!("word-{request}"), headers: Headers::new(), payload };
+        Publication { subject, message_id: format!("word-{request}"), headers: Headers::new(), payload };
     publish(broker, outgoing).await;
 }
 
 /// Has the letter of an order applied, with a payment that is good.
-async fn redrive(broker: &dyn Broker, order: &str) {
+async fn redrive(broker: &dyn MessageBroker, order: &str) {
     let correlation: CorrelationId = order.parse().expect("a correlation");
     let (tenant, saga) = (TENANT.parse().expect("a tenant"), "order".parse().expect("a name"));
-    let subject = Subject::workflow(&saga, &correlation);
+    let subject = MessageSubject::workflow(&saga, &correlation);
     let data = Some(Json::object([("ok", Json::Bool(true))]));
-    let word = SagaWord::Redrive { correlation, letter: 0, skip: false, data };
-    say(broker, (subject, Lane::Saga { tenant, saga, shard: 0 }), &format!("redrive-{order}"), word).await;
+    let word = SagaLaneRequest::Redrive { correlation, letter: 0, skip: false, data };
+    say(broker, (subject, WorkflowLane::Saga { tenant, saga, shard: 0 }), &format!("redrive-{order}"), word)
+        .await;
 }
 
 /// Answers a call by the token that came with it. One that comes before the call waits is refused, so it is said again.
-async fn sign(broker: &dyn Broker, call: &Request, request: &str) {
+async fn sign(broker: &dyn MessageBroker, call: &Request, request: &str) {
     let (tenant, effect): (TenantId, EffectName) =
         (TENANT.parse().expect("a tenant"), "sign".parse().expect("a name"));
     let command: CommandId = call.key.parse().expect("a command");
     let token = BlobHash::of(call.token.as_bytes());
-    let end = Completion::Succeeded { result: Json::Null };
-    let word = EffectWord::Call { command, asked: CallWord::Complete { token, end } };
-    let subject = Subject::Effect { effect: effect.clone(), command };
-    say(broker, (subject, Lane::Effect { tenant, effect }), request, word).await;
+    let end = CallCompletion::Succeeded { result: Json::Null };
+    let word = EffectLaneRequest::Call { command, asked: EffectCallRequest::Complete { token, end } };
+    let subject = MessageSubject::Effect { effect: effect.clone(), command };
+    say(broker, (subject, WorkflowLane::Effect { tenant, effect }), request, word).await;
 }
 
-async fn pay(broker: &dyn Broker, order: &str) {
+async fn pay(broker: &dyn MessageBroker, order: &str) {
     let data = if POISON.contains(&order) { "{\"ok\":false}" } else { "{\"ok\":true}" };
     publish_event(broker, "Payment", &format!("q-{order}"), "Paid", order, data).await;
 }
 
-async fn place(broker: &dyn Broker, order: &str) {
+async fn place(broker: &dyn MessageBroker, order: &str) {
     let patience = if LATE.contains(&order) { 400 } else { 600_000 };
     let data = format!("{{\"id\":\"{order}\",\"patience\":{patience}}}");
     publish_event(broker, "Order", &format!("p-{order}"), "OrderPlaced", order, &data).await;
 }
 
 /// Places orders that are poison, one that is paid, some whose payment is poison, and the first that is not paid.
-async fn place_all(broker: &dyn Broker) {
+async fn place_all(broker: &dyn MessageBroker) {
     for order in BAD {
         publish_event(
             broker,
@@ -372,7 +380,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// As it is where nobody knows whether these orders were told, which may be done once at most.
+    /// Returns the ends where nobody knows whether these orders were told, which may be done once at most.
     fn in_doubt(mut self, orders: &BTreeSet<String>) -> Self {
         for order in orders {
             self.calls.remove(&("/tell".to_owned(), format!("{{\"order\":\"{order}\"}}")));
@@ -390,7 +398,7 @@ impl Ends {
 
 /// A run of all orders, which dies at a point where one is named.
 struct Run<'a> {
-    broker: &'a dyn Broker,
+    broker: &'a dyn MessageBroker,
     upstream: &'a Upstream,
     mortal: Mortal<'a>,
     point: &'a str,

@@ -20,7 +20,7 @@ use crate::stage::{CANARY, Stage};
 use crate::streams::{aggregates, connect, publish_event};
 use crate::upstream::{Act, Upstream, answer};
 
-/// What upstreams answer, which is kept.
+/// Text that upstreams answer, which is kept.
 const WITNESS: &str = "witness-5f0c1d";
 /// Calls that go every way that there is, one behind the other, whatever becomes of them.
 const STEPS: [&str; 9] =
@@ -96,7 +96,7 @@ fn has(bytes: &[u8], wanted: &str) -> bool {
     bytes.windows(wanted.len()).any(|window| window == wanted.as_bytes())
 }
 
-/// What the process says of itself to the operator, by a call that becomes a span.
+/// Returns what the process says of itself to the operator, by a call that becomes a span.
 async fn asked(saga: &mut ReplicaProcess, dir: &Path) -> String {
     let line = saga.process.wait_for_line("--listen is bound", PATIENCE);
     let address = line.rsplit('=').next().expect("an address");

@@ -1,13 +1,13 @@
-//! What is in force, for whom, and on which replica.
+//! Definitions in force: for whom, and on which replica.
 
 use std::sync::Arc;
 
 use model::{BlobHash, SagaName, TenantId};
 use saga::definitions::{
-    ApplyError, Definition, Definitions, Repeatable, SAGA_VERSIONS_MAX, TENANT_SAGAS_MAX,
+    ApplyError, Definitions, SAGA_VERSIONS_MAX, ScopedIdempotencyKey, TENANT_SAGAS_MAX, TenantDefinition,
 };
-use store::{KvStore, MachineClock, MemoryStore};
-use workflow::catalog::{Catalog, File};
+use store::{KvStore, MemoryStore, WallClock};
+use workflow::catalog::{Catalog, LoadedManifest};
 use workflow::manifest;
 
 const MINE: &str = "kind: Saga\nname: mine\nversion: 1\nsources: [{ aggregate: A }]\nstart: { on: Begun, goto: s }\nsteps: { s: { on: { Done: { end: completed } } } }\n";
@@ -19,7 +19,7 @@ struct Replicas {
 
 impl Replicas {
     fn new() -> Self {
-        Self { store: Arc::new(MemoryStore::new(MachineClock)) }
+        Self { store: Arc::new(MemoryStore::new(WallClock)) }
     }
 
     async fn another(&self) -> Definitions {
@@ -33,7 +33,7 @@ impl Replicas {
 async fn operators(definitions: &Definitions, text: &str) -> Result<(), String> {
     let before = definitions.refresh().await.expect("it can be read").remembered();
     let documents = manifest::read("o.yaml", text).map_err(|problems| problems.to_string())?;
-    let file = File { name: "o.yaml".to_owned(), documents: documents.clone() };
+    let file = LoadedManifest { name: "o.yaml".to_owned(), documents: documents.clone() };
     let catalog = Catalog::new(&[file], &before, &[]).map_err(|all| format!("{all:?}"))?;
     definitions.put_in_force(&documents, catalog).await.map_err(|error| error.to_string())
 }
@@ -46,12 +46,12 @@ fn name(text: &str) -> SagaName {
     text.parse().expect("a name")
 }
 
-fn request(id: &str, body: &str) -> Repeatable {
-    Repeatable { id: id.to_owned(), hash: BlobHash::of(body.as_bytes()) }
+fn request(id: &str, body: &str) -> ScopedIdempotencyKey {
+    ScopedIdempotencyKey { id: id.to_owned(), hash: BlobHash::of(body.as_bytes()) }
 }
 
-fn shown(found: &[Definition]) -> Vec<(String, u32, bool, bool)> {
-    let shown = |found: &Definition| {
+fn shown(found: &[TenantDefinition]) -> Vec<(String, u32, bool, bool)> {
+    let shown = |found: &TenantDefinition| {
         (found.saga.name.to_string(), found.saga.version, found.in_force, found.is_applied)
     };
     found.iter().map(shown).collect()

@@ -4,9 +4,9 @@ mod forgetful;
 mod servers;
 
 use testkit::{PATIENCE, wait_until};
-use workflow::input::Outcome;
-use workflow::instance::Entry;
-use workflow::{Json, Lane};
+use workflow::input::CommandOutcome;
+use workflow::instance::CorrelationEntry;
+use workflow::{Json, WorkflowLane};
 
 use crate::world::{TENANT, World};
 
@@ -40,7 +40,7 @@ const STREAM: &str = "AGGREGATE_EVENTS";
 
 async fn counting(mut world: World) -> World {
     world.apply(&COUNTER.replace("LAST", &LAST.to_string())).await;
-    world.serve(|_| Some((Outcome::Succeeded, Json::object([])))).await;
+    world.serve(|_| Some((CommandOutcome::Succeeded, Json::object([])))).await;
     world.own();
     for counter in COUNTERS {
         next(&world, counter, 0).await;
@@ -62,12 +62,12 @@ async fn next(world: &World, counter: &str, n: u64) {
 }
 
 fn consumer(world: &World) -> String {
-    let lane = Lane::Saga {
+    let lane = WorkflowLane::Saga {
         tenant: TENANT.parse().expect("a tenant"),
         saga: world.saga.parse().expect("a name"),
         shard: 0,
     };
-    workflow::subject::Source::Aggregate("Counter".to_owned()).consumer(&lane)
+    workflow::subject::ConsumerSource::Aggregate("Counter".to_owned()).consumer(&lane)
 }
 
 /// The letter of a counter that has found a hole, or a repeat.
@@ -85,7 +85,7 @@ async fn assert_counted(world: &World) {
         };
         wait_until(come, 4 * PATIENCE, format!("{counter} comes to its end")).await;
         let record = world.record(counter).await.expect("a record");
-        let Entry::Ended(tombstone) = &record.entry else { panic!("{record:?}") };
+        let CorrelationEntry::Ended(tombstone) = &record.entry else { panic!("{record:?}") };
         // One row for the start, one for each number, one for the result.
         assert_eq!((tombstone.revision, record.letters), (LAST + 2, 0), "{counter}");
     }
@@ -112,10 +112,10 @@ async fn versions_rise_without_holes_through_everything_that_a_broker_does() {
                 match (random >> 32) % 12 {
                     0 => simulated.lose_deliveries(STREAM, &consumer, 2),
                     1 => simulated.forget_acks(STREAM, &consumer, 3),
-                    2 => simulated.deliver_again(STREAM, &consumer, (random >> 20) % (3 * n) + 1),
+                    2 => simulated.redeliver(STREAM, &consumer, (random >> 20) % (3 * n) + 1),
                     3 => {
                         let cursors = world.cursors();
-                        simulated.cut();
+                        simulated.drop_connection();
                         // Without this a slow lane would see several cuts as one.
                         world.until_cursors(cursors + 1).await;
                     }
@@ -129,7 +129,7 @@ async fn versions_rise_without_holes_through_everything_that_a_broker_does() {
             }
         }
         // Whatever was lost last comes with the connection that is made now.
-        simulated.cut();
+        simulated.drop_connection();
         assert_counted(&world).await;
         println!("seed {seed}: {} cursors", world.cursors());
         assert!(world.cursors() > 5);
@@ -154,7 +154,7 @@ async fn a_stream_that_is_made_anew_is_noticed_and_read() {
             next(&world, counter, n).await;
         }
     }
-    simulated.cut();
+    simulated.drop_connection();
     assert_counted(&world).await;
     world.until_measured(&went_back(STREAM, "made_anew", 1)).await;
 }
@@ -171,7 +171,7 @@ async fn sequences_that_are_used_again_are_noticed_and_read() {
     world.until_revision("c", LAST / 2 + 1).await;
     world.stop().await;
     // The tail is lost, and what comes has its sequences.
-    simulated.go_back(STREAM, 20);
+    simulated.roll_back(STREAM, 20);
     for n in LAST / 2 + 1..=LAST {
         for counter in COUNTERS {
             next(&world, counter, n).await;
@@ -217,7 +217,7 @@ async fn a_former_owner_commits_nothing_more() {
             }
         }
         let ended = world.ended().await;
-        assert!(matches!(ended, saga::lane::Ended::Fenced { .. }), "{ended}");
+        assert!(matches!(ended, saga::lane::LaneExit::Fenced { .. }), "{ended}");
         assert!(world.metrics.fenced_commits.get() >= 1);
         assert_counted(&world).await;
         second.abort();

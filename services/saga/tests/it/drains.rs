@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use proto::v1;
 use saga::lane::rows::OwnerRow;
-use saga::placement::decided;
+use saga::placement::decisions;
 use store::KvStore;
 use testkit::{NatsServer, PATIENCE, wait_until};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use workflow::Lane;
+use workflow::WorkflowLane;
 
 use crate::process::{ReplicaProcess, SECRET, Upstream, admin_secret, gateway, prepare};
 use crate::replicas::{LANES, MANIFEST, Stage, owner, tenant, until_owner};
@@ -108,15 +108,17 @@ impl Load {
     }
 }
 
-fn lanes(tenant: &str) -> Vec<Lane> {
+fn lanes(tenant: &str) -> Vec<WorkflowLane> {
     let tenant: model::TenantId = tenant.parse().expect("a tenant");
-    let saga = |shard| Lane::Saga { tenant: tenant.clone(), saga: "order".parse().expect("a name"), shard };
-    let effect = |name: &str| Lane::Effect { tenant: tenant.clone(), effect: name.parse().expect("a name") };
+    let saga =
+        |shard| WorkflowLane::Saga { tenant: tenant.clone(), saga: "order".parse().expect("a name"), shard };
+    let effect =
+        |name: &str| WorkflowLane::Effect { tenant: tenant.clone(), effect: name.parse().expect("a name") };
     (0..8).map(saga).chain(["reserve", "ship", "tell"].map(effect)).collect()
 }
 
-/// Who has these lanes now.
-async fn owners(store: &Arc<dyn KvStore>, lanes: &[Lane]) -> BTreeMap<Lane, OwnerRow> {
+/// Returns the current owners of these lanes.
+async fn owners(store: &Arc<dyn KvStore>, lanes: &[WorkflowLane]) -> BTreeMap<WorkflowLane, OwnerRow> {
     let mut owners = BTreeMap::new();
     for lane in lanes {
         if let Some(owner) = owner(store, lane).await {
@@ -127,7 +129,7 @@ async fn owners(store: &Arc<dyn KvStore>, lanes: &[Lane]) -> BTreeMap<Lane, Owne
 }
 
 /// Names of those who have these lanes; an empty one where nobody has one.
-async fn names(store: &Arc<dyn KvStore>, lanes: &[Lane]) -> BTreeSet<String> {
+async fn names(store: &Arc<dyn KvStore>, lanes: &[WorkflowLane]) -> BTreeSet<String> {
     let owners = owners(store, lanes).await;
     lanes.iter().map(|lane| owners.get(lane).map_or(String::new(), |owner| owner.replica.clone())).collect()
 }
@@ -136,10 +138,10 @@ async fn names(store: &Arc<dyn KvStore>, lanes: &[Lane]) -> BTreeSet<String> {
 /// took meanwhile: where others want all of the machine, seconds.
 async fn handed_over(
     store: Arc<dyn KvStore>,
-    lanes: Vec<Lane>,
+    lanes: Vec<WorkflowLane>,
     from: &str,
     to: &str,
-) -> (BTreeMap<Lane, Duration>, Duration) {
+) -> (BTreeMap<WorkflowLane, Duration>, Duration) {
     let (mut given_up, mut taken) = (BTreeMap::new(), BTreeMap::new());
     let mut slowest = Duration::ZERO;
     while taken.len() < lanes.len() {
@@ -181,8 +183,8 @@ async fn drained_under_load(way: Way) {
     let mut stage = Stage::with(MANIFEST).await;
     let store = stage.store().await;
     let (mut a, b) = pair(&stage, &store, &[TENANT]).await;
-    let last = Lane::Effect { tenant: tenant(), effect: "ship".parse().expect("a name") };
-    decided::move_lane(&store, &last, Some("a"), None).await.expect("moved");
+    let last = WorkflowLane::Effect { tenant: tenant(), effect: "ship".parse().expect("a name") };
+    decisions::move_lane(&store, &last, Some("a"), None).await.expect("moved");
     until_owner(&store, &last, "a").await;
     let load = Load::begin(&stage, TENANT, &[PLACED], "/reserve");
     stage.upstream.hold("/ship");

@@ -6,22 +6,24 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use model::{EffectState, Timestamp};
-use saga::effects::Word;
-use saga::lane::answers::WordOutcome;
-use saga::providers::{Call, Provider};
+use saga::effects::CallMessage;
+use saga::lane::answers::LaneRequestOutcome;
+use saga::providers::{CallProvider, ProviderCall};
 use testkit::{PATIENCE, wait_until};
 use tokio::sync::Semaphore;
 use workflow::Json;
-use workflow::input::Outcome;
-use workflow::ledger::Answer;
-use workflow::message::{EffectCommand, EffectResult, ReplyTo};
-use workflow::word::{CallWord, Completion, EffectWord, Place, SetBack};
+use workflow::input::CommandOutcome;
+use workflow::lane_request::{
+    CallCompletion, EffectCallRequest, EffectLaneRequest, RewindTarget, SourceRewindSpec,
+};
+use workflow::ledger::ProviderAnswer;
+use workflow::message::{EffectCommand, EffectResult, ResultRecipient};
 
 use crate::world::{EFFECT, World};
 
 const ORDER: &str = include_str!("../../../../libs/workflow/src/manifest/example.yaml");
 
-/// The same effect as a flow that has to show life.
+/// Manifest with the effect above as a flow that has to show life.
 const FLOWS: &str = r#"
 kind: Saga
 name: order
@@ -40,17 +42,17 @@ effects: { payment-reserve: { flow_file: reserve.yaml, timeouts: { heartbeat: 2m
 /// An upstream that answers as it is told, and has a witness.
 #[derive(Clone)]
 pub(crate) struct Upstream {
-    answers: Arc<Mutex<VecDeque<Answer>>>,
-    asked: Arc<Mutex<VecDeque<Option<Answer>>>>,
+    answers: Arc<Mutex<VecDeque<ProviderAnswer>>>,
+    asked: Arc<Mutex<VecDeque<Option<ProviderAnswer>>>>,
     calls: Arc<Mutex<Vec<String>>>,
     tokens: Arc<Mutex<Vec<String>>>,
-    /// Whether calls wait for an answer which never comes.
+    /// True if calls wait for an answer which never comes.
     hanging: Arc<Mutex<bool>>,
     called: Arc<Semaphore>,
 }
 
 impl Upstream {
-    pub(crate) fn with(answers: impl IntoIterator<Item = Answer>) -> Self {
+    pub(crate) fn with(answers: impl IntoIterator<Item = ProviderAnswer>) -> Self {
         Self {
             answers: Arc::new(Mutex::new(answers.into_iter().collect())),
             asked: Arc::default(),
@@ -76,8 +78,8 @@ impl Upstream {
 }
 
 #[async_trait]
-impl Provider for Upstream {
-    async fn call(&self, call: &Call) -> Answer {
+impl CallProvider for Upstream {
+    async fn call(&self, call: &ProviderCall) -> ProviderAnswer {
         call.sent.raise();
         self.calls.lock().expect("no panic").push(format!("{} {}", call.command, call.input));
         self.tokens.lock().expect("no panic").extend(call.callback_token.clone());
@@ -87,19 +89,19 @@ impl Provider for Upstream {
             std::future::pending::<()>().await;
         }
         let next = self.answers.lock().expect("no panic").pop_front();
-        next.unwrap_or_else(|| Answer::Succeeded(Json::object([])))
+        next.unwrap_or_else(|| ProviderAnswer::Succeeded(Json::object([])))
     }
 
-    async fn ask(&self, _: &Call) -> Option<Answer> {
+    async fn ask(&self, _: &ProviderCall) -> Option<ProviderAnswer> {
         self.calls.lock().expect("no panic").push("asked".to_owned());
         self.asked.lock().expect("no panic").pop_front().flatten()
     }
 
-    async fn adopt(&self, _: &Call, external: &str) {
+    async fn adopt(&self, _: &ProviderCall, external: &str) {
         self.calls.lock().expect("no panic").push(format!("adopt {external}"));
     }
 
-    async fn stop(&self, _: &Call, external: &str) {
+    async fn stop(&self, _: &ProviderCall, external: &str) {
         self.calls.lock().expect("no panic").push(format!("stop {external}"));
     }
 }
@@ -111,7 +113,7 @@ pub(crate) fn command(number: u128, payload: Json) -> EffectCommand {
         effect_name: EFFECT.parse().expect("a name"),
         payload,
         cancel: false,
-        reply_to: ReplyTo {
+        reply_to: ResultRecipient {
             saga: "order-fulfilment".parse().expect("a name"),
             correlation: "c-1".parse().expect("a correlation"),
             run: 0,
@@ -121,12 +123,12 @@ pub(crate) fn command(number: u128, payload: Json) -> EffectCommand {
     }
 }
 
-fn passing() -> Answer {
-    Answer::Passing { why: "503".to_owned(), after: None }
+fn passing() -> ProviderAnswer {
+    ProviderAnswer::Passing { why: "503".to_owned(), after: None }
 }
 
-fn lost() -> Answer {
-    Answer::Unknown { why: "cut".to_owned() }
+fn lost() -> ProviderAnswer {
+    ProviderAnswer::Unknown { why: "cut".to_owned() }
 }
 
 /// The example with this policy for unknown outcomes and short pauses.
@@ -150,7 +152,7 @@ async fn served(world: &mut World, policy: &str, upstream: &Upstream) {
     world.own_effect(Arc::new(upstream.clone()));
 }
 
-fn end(result: &EffectResult) -> (Outcome, bool) {
+fn end(result: &EffectResult) -> (CommandOutcome, bool) {
     (result.result_type, result.may_have_happened)
 }
 
@@ -161,7 +163,7 @@ async fn each_world() -> [World; 3] {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_is_made_once_for_a_command_that_comes_often() {
     for mut world in each_world().await {
-        let upstream = Upstream::with([Answer::Succeeded(Json::object([("id", Json::Int(7))]))]);
+        let upstream = Upstream::with([ProviderAnswer::Succeeded(Json::object([("id", Json::Int(7))]))]);
         served(&mut world, "query", &upstream).await;
         for copy in 0..3 {
             world.command(&command(1, Json::Int(1)), &format!("copy-{copy}")).await;
@@ -169,7 +171,7 @@ async fn a_call_is_made_once_for_a_command_that_comes_often() {
         let result = world.result().await;
         assert_eq!(
             (end(&result), result.payload.get("id")),
-            ((Outcome::Succeeded, false), Some(&Json::Int(7)))
+            ((CommandOutcome::Succeeded, false), Some(&Json::Int(7)))
         );
         assert_eq!(result.reply_to.correlation.as_str(), "c-1");
         // The same command with another payload is nobody's.
@@ -180,15 +182,15 @@ async fn a_call_is_made_once_for_a_command_that_comes_often() {
         assert_eq!(upstream.calls(), [format!("{} 1", id(1)), format!("{} 3", id(2))]);
         world.until_measured("mycora_saga_letters_written_total 1").await;
         let lane = store::LaneKey::new(&format!("e:{}:{EFFECT}:0", crate::world::TENANT));
-        let dead = workflow::key::Table::Dead.range();
+        let dead = workflow::key::StoreTable::Dead.range();
         let dead = store::RowKey::new(dead.start.as_str())..store::RowKey::new(dead.end.as_str());
         let letters = world.store.scan(&lane, dead, 10).await.expect("it can be read").rows;
         let letters =
             letters.iter().map(|(_, row)| workflow::instance::decode(&row.value).expect("a letter"));
-        let codes: Vec<_> = letters.map(|row: saga::sagas::LetterRow| row.letter.code).collect();
+        let codes: Vec<_> = letters.map(|row: saga::sagas::DeadLetterRow| row.letter.code).collect();
         assert_eq!(codes, ["KEY_CONFLICT"]);
         let ended = world.stop().await;
-        assert!(matches!(ended, saga::lane::Ended::Stopped { .. }), "{ended}");
+        assert!(matches!(ended, saga::lane::LaneExit::Stopped { .. }), "{ended}");
     }
 }
 
@@ -238,7 +240,7 @@ async fn what_passes_is_tried_again_and_an_open_breaker_costs_no_attempt() {
     let upstream = Upstream::with(vec![passing(); 7]);
     served(&mut world, "query", &upstream).await;
     world.command(&command(1, Json::Null), "a").await;
-    assert_eq!(end(&world.result().await), (Outcome::Succeeded, false));
+    assert_eq!(end(&world.result().await), (CommandOutcome::Succeeded, false));
     assert_eq!(upstream.calls().len(), 8);
     let row = world.call(1).await;
     assert_eq!((row.state, row.attempts), (EffectState::Succeeded, 8));
@@ -246,16 +248,22 @@ async fn what_passes_is_tried_again_and_an_open_breaker_costs_no_attempt() {
     let mut world = World::simulated().await;
     served(&mut world, "query", &upstream).await;
     world.command(&command(1, Json::Null), "a").await;
-    assert_eq!(end(&world.result().await), (Outcome::Failed, false));
+    assert_eq!(end(&world.result().await), (CommandOutcome::Failed, false));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outcome_that_nobody_knows_goes_by_its_policy() {
     for (policy, answers, asked, expected, calls) in [
-        ("retry", vec![lost()], vec![], (Outcome::Succeeded, false), 2),
-        ("fail", vec![lost()], vec![], (Outcome::Unknown, true), 1),
-        ("query", vec![lost()], vec![None, Some(passing())], (Outcome::Succeeded, false), 4),
-        ("query", vec![lost()], vec![Some(Answer::Succeeded(Json::Null))], (Outcome::Succeeded, false), 2),
+        ("retry", vec![lost()], vec![], (CommandOutcome::Succeeded, false), 2),
+        ("fail", vec![lost()], vec![], (CommandOutcome::Unknown, true), 1),
+        ("query", vec![lost()], vec![None, Some(passing())], (CommandOutcome::Succeeded, false), 4),
+        (
+            "query",
+            vec![lost()],
+            vec![Some(ProviderAnswer::Succeeded(Json::Null))],
+            (CommandOutcome::Succeeded, false),
+            2,
+        ),
     ] {
         let mut world = World::simulated().await;
         let upstream = Upstream::with(answers);
@@ -270,7 +278,7 @@ async fn an_outcome_that_nobody_knows_goes_by_its_policy() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_of_an_owner_that_died_goes_by_its_policy() {
     for (policy, expected, calls) in
-        [("retry", (Outcome::Succeeded, false), 2), ("fail", (Outcome::Unknown, true), 1)]
+        [("retry", (CommandOutcome::Succeeded, false), 2), ("fail", (CommandOutcome::Unknown, true), 1)]
     {
         for mut world in each_world().await {
             let upstream = Upstream::with([]);
@@ -288,22 +296,22 @@ async fn a_call_of_an_owner_that_died_goes_by_its_policy() {
 }
 
 /// Asks something of a call, and waits for the answer.
-async fn ask(world: &World, request: &str, number: u128, asked: CallWord) -> WordOutcome {
+async fn ask(world: &World, request: &str, number: u128, asked: EffectCallRequest) -> LaneRequestOutcome {
     let command = model::CommandId::from_bits(number);
-    let subject = workflow::Subject::Effect { effect: EFFECT.parse().expect("a name"), command };
+    let subject = workflow::MessageSubject::Effect { effect: EFFECT.parse().expect("a name"), command };
     let lane = format!("e:{}:{EFFECT}:0", crate::world::TENANT);
-    world.say_to(request, &subject, lane, EffectWord::Call { command, asked }).await.outcome
+    world.say_to(request, &subject, lane, EffectLaneRequest::Call { command, asked }).await.outcome
 }
 
-fn refused(outcome: WordOutcome) -> String {
+fn refused(outcome: LaneRequestOutcome) -> String {
     match outcome {
-        WordOutcome::Refused(refusal) => refusal.reason,
+        LaneRequestOutcome::Refused(refusal) => refusal.reason,
         other => panic!("{other:?}"),
     }
 }
 
-fn happened(result: &str) -> CallWord {
-    CallWord::Happened { result: Json::text(result) }
+fn happened(result: &str) -> EffectCallRequest {
+    EffectCallRequest::Happened { result: Json::text(result) }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -316,23 +324,26 @@ async fn a_person_resolves_what_is_manual() {
             upstream.was_called().await;
             world.until(number, EffectState::Manual).await;
         }
-        assert_eq!(ask(&world, "r-1", 1, happened("by hand")).await, WordOutcome::Done);
+        assert_eq!(ask(&world, "r-1", 1, happened("by hand")).await, LaneRequestOutcome::Done);
         let result = world.result().await;
-        assert_eq!((end(&result), result.payload), ((Outcome::Succeeded, false), Json::text("by hand")));
+        assert_eq!(
+            (end(&result), result.payload),
+            ((CommandOutcome::Succeeded, false), Json::text("by hand"))
+        );
         // The same request has the same answer; another one comes too late.
-        assert_eq!(ask(&world, "r-1", 1, happened("by hand")).await, WordOutcome::Done);
-        assert_eq!(refused(ask(&world, "r-2", 1, CallWord::NotDone).await), "EFFECT_NOT_UNKNOWN");
-        assert_eq!(refused(ask(&world, "r-2", 1, CallWord::NotDone).await), "EFFECT_NOT_UNKNOWN");
-        assert_eq!(refused(ask(&world, "r-3", 9, CallWord::Cancel).await), "EFFECT_NOT_FOUND");
-        assert_eq!(ask(&world, "r-4", 2, CallWord::NotDone).await, WordOutcome::Done);
+        assert_eq!(ask(&world, "r-1", 1, happened("by hand")).await, LaneRequestOutcome::Done);
+        assert_eq!(refused(ask(&world, "r-2", 1, EffectCallRequest::NotDone).await), "EFFECT_NOT_UNKNOWN");
+        assert_eq!(refused(ask(&world, "r-2", 1, EffectCallRequest::NotDone).await), "EFFECT_NOT_UNKNOWN");
+        assert_eq!(refused(ask(&world, "r-3", 9, EffectCallRequest::Cancel).await), "EFFECT_NOT_FOUND");
+        assert_eq!(ask(&world, "r-4", 2, EffectCallRequest::NotDone).await, LaneRequestOutcome::Done);
         let result = world.result().await;
         assert_eq!(result.payload.get("code"), Some(&Json::text("not_done")));
-        assert_eq!(ask(&world, "r-5", 3, CallWord::Retry).await, WordOutcome::Done);
-        assert_eq!(end(&world.result().await), (Outcome::Succeeded, false));
-        assert_eq!(refused(ask(&world, "r-6", 3, CallWord::Retry).await), "EFFECT_NOT_OPEN");
+        assert_eq!(ask(&world, "r-5", 3, EffectCallRequest::Retry).await, LaneRequestOutcome::Done);
+        assert_eq!(end(&world.result().await), (CommandOutcome::Succeeded, false));
+        assert_eq!(refused(ask(&world, "r-6", 3, EffectCallRequest::Retry).await), "EFFECT_NOT_OPEN");
         assert_eq!(upstream.calls().len(), 4);
         let ended = world.stop().await;
-        assert!(matches!(ended, saga::lane::Ended::Stopped { .. }), "{ended}");
+        assert!(matches!(ended, saga::lane::LaneExit::Stopped { .. }), "{ended}");
     }
 }
 
@@ -344,25 +355,27 @@ async fn a_call_that_is_being_made_hears_what_is_asked_of_it() {
     served(&mut world, "manual", &upstream).await;
     world.command(&command(1, Json::Null), "a").await;
     upstream.was_called().await;
-    assert_eq!(refused(ask(&world, "r-1", 1, CallWord::Retry).await), "EFFECT_NOT_OPEN");
-    assert_eq!(refused(ask(&world, "r-2", 1, CallWord::NotDone).await), "EFFECT_NOT_UNKNOWN");
-    assert_eq!(ask(&world, "r-3", 1, CallWord::Cancel).await, WordOutcome::Done);
+    assert_eq!(refused(ask(&world, "r-1", 1, EffectCallRequest::Retry).await), "EFFECT_NOT_OPEN");
+    assert_eq!(refused(ask(&world, "r-2", 1, EffectCallRequest::NotDone).await), "EFFECT_NOT_UNKNOWN");
+    assert_eq!(ask(&world, "r-3", 1, EffectCallRequest::Cancel).await, LaneRequestOutcome::Done);
     assert!(world.call(1).await.is_unwanted);
     // Whatever is asked again after its owner died was done before.
     world.crash().await;
     *upstream.hanging.lock().expect("no panic") = false;
     world.own_effect(Arc::new(upstream.clone()));
-    assert_eq!(ask(&world, "r-3", 1, CallWord::Cancel).await, WordOutcome::Done);
+    assert_eq!(ask(&world, "r-3", 1, EffectCallRequest::Cancel).await, LaneRequestOutcome::Done);
     world.until(1, EffectState::Manual).await;
-    assert_eq!(ask(&world, "r-4", 1, CallWord::NotDone).await, WordOutcome::Done);
+    assert_eq!(ask(&world, "r-4", 1, EffectCallRequest::NotDone).await, LaneRequestOutcome::Done);
     assert_eq!(world.result().await.payload.get("code"), Some(&Json::text("not_done")));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_ends_by_its_token_once() {
     for mut world in each_world().await {
-        let upstream =
-            Upstream::with([Answer::Waiting { external: None }, Answer::Waiting { external: None }]);
+        let upstream = Upstream::with([
+            ProviderAnswer::Waiting { external: None },
+            ProviderAnswer::Waiting { external: None },
+        ]);
         let callback = manifest("retry")
             .replace("request: { method: POST", "callback: true\n    request: { method: POST");
         world.apply(&callback).await;
@@ -374,23 +387,23 @@ async fn a_call_ends_by_its_token_once() {
         }
         let tokens = upstream.tokens();
         assert_eq!(tokens.len(), 2);
-        let complete = |token: &str| CallWord::Complete {
+        let complete = |token: &str| EffectCallRequest::Complete {
             token: model::BlobHash::of(token.as_bytes()),
-            end: Completion::Failed { code: "no_stock".to_owned(), result: Json::Null },
+            end: CallCompletion::Failed { code: "no_stock".to_owned(), result: Json::Null },
         };
         assert_eq!(refused(ask(&world, "r-1", 1, complete(&tokens[1])).await), "TOKEN_REFUSED");
-        assert_eq!(ask(&world, "r-2", 1, complete(&tokens[0])).await, WordOutcome::Done);
+        assert_eq!(ask(&world, "r-2", 1, complete(&tokens[0])).await, LaneRequestOutcome::Done);
         let result = world.result().await;
         assert_eq!(
             (end(&result).0, result.payload.get("code")),
-            (Outcome::Failed, Some(&Json::text("no_stock")))
+            (CommandOutcome::Failed, Some(&Json::text("no_stock")))
         );
         assert_eq!(refused(ask(&world, "r-3", 1, complete(&tokens[0])).await), "EFFECT_NOT_WAITING");
         // The token outlives its owner, and stands nowhere as it is.
         world.crash().await;
         world.own_effect(Arc::new(upstream.clone()));
         assert!(!format!("{:?}", world.call(2).await).contains(&tokens[1]));
-        assert_eq!(ask(&world, "r-4", 2, complete(&tokens[1])).await, WordOutcome::Done);
+        assert_eq!(ask(&world, "r-4", 2, complete(&tokens[1])).await, LaneRequestOutcome::Done);
         assert_eq!(upstream.calls().len(), 2);
     }
 }
@@ -404,14 +417,15 @@ async fn commands_are_read_again_without_a_call() {
         world.command(&command(number, Json::Null), &format!("c-{number}")).await;
         world.result().await;
     }
-    let subject = workflow::Subject::Effect {
+    let subject = workflow::MessageSubject::Effect {
         effect: EFFECT.parse().expect("a name"),
         command: model::CommandId::from_bits(0),
     };
     let lane = format!("e:{}:{EFFECT}:0", crate::world::TENANT);
-    let sources = vec![SetBack { source: format!("commands.{EFFECT}"), to: Place::Sequence(1) }];
-    let said = world.say_to("r-1", &subject, lane, EffectWord::SetBack(sources)).await;
-    assert_eq!(said.outcome, WordOutcome::Done);
+    let sources =
+        vec![SourceRewindSpec { source: format!("commands.{EFFECT}"), to: RewindTarget::Sequence(1) }];
+    let said = world.say_to("r-1", &subject, lane, EffectLaneRequest::SetBack(sources)).await;
+    assert_eq!(said.outcome, LaneRequestOutcome::Done);
     // What comes behind everything that was read again shows that it was.
     world.command(&command(4, Json::Null), "c-4").await;
     assert_eq!(world.result().await.command_id, model::CommandId::from_bits(4));
@@ -421,7 +435,7 @@ async fn commands_are_read_again_without_a_call() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waits_elsewhere_is_stopped_when_its_saga_does_not_want_it() {
     let mut world = World::simulated().await;
-    let upstream = Upstream::with([Answer::Waiting { external: Some("flow 9".to_owned()) }]);
+    let upstream = Upstream::with([ProviderAnswer::Waiting { external: Some("flow 9".to_owned()) }]);
     served(&mut world, "retry", &upstream).await;
     world.command(&command(1, Json::Null), "a").await;
     world.until(1, EffectState::Waiting).await;
@@ -429,15 +443,17 @@ async fn what_waits_elsewhere_is_stopped_when_its_saga_does_not_want_it() {
     // A command behind it shows that it was taken.
     world.command(&command(2, Json::Null), "c").await;
     assert_eq!(world.result().await.command_id, model::CommandId::from_bits(2));
-    assert!(world.calls.tell(model::CommandId::from_bits(1), Word::Answer(Answer::Cancelled)));
-    assert_eq!(end(&world.result().await), (Outcome::Cancelled, false));
+    assert!(
+        world.calls.notify(model::CommandId::from_bits(1), CallMessage::Answer(ProviderAnswer::Cancelled))
+    );
+    assert_eq!(end(&world.result().await), (CommandOutcome::Cancelled, false));
     assert!(upstream.calls().contains(&"stop flow 9".to_owned()), "{:?}", upstream.calls());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waits_elsewhere_is_taken_over_by_the_next_owner_and_stopped_again_where_it_was() {
     let mut world = World::simulated().await;
-    let upstream = Upstream::with([Answer::Waiting { external: Some("flow 9".to_owned()) }]);
+    let upstream = Upstream::with([ProviderAnswer::Waiting { external: Some("flow 9".to_owned()) }]);
     served(&mut world, "retry", &upstream).await;
     let until = async |calls: &[&str]| {
         let are = || std::future::ready((upstream.calls()[1..] == *calls).then_some(()));
@@ -455,8 +471,10 @@ async fn what_waits_elsewhere_is_taken_over_by_the_next_owner_and_stopped_again_
     world.crash().await;
     world.own_effect(Arc::new(upstream.clone()));
     until(&["adopt flow 9", "stop flow 9", "adopt flow 9", "stop flow 9"]).await;
-    assert!(world.calls.tell(model::CommandId::from_bits(1), Word::Answer(Answer::Cancelled)));
-    assert_eq!(end(&world.result().await), (Outcome::Cancelled, false));
+    assert!(
+        world.calls.notify(model::CommandId::from_bits(1), CallMessage::Answer(ProviderAnswer::Cancelled))
+    );
+    assert_eq!(end(&world.result().await), (CommandOutcome::Cancelled, false));
 }
 
 /// Waits until a sign of life of a call was noted after a moment; gives when.
@@ -469,7 +487,7 @@ async fn alive_after(world: &World, number: u128, since: Option<Timestamp>) -> O
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flow_that_shows_no_life_is_stopped_and_one_that_does_is_waited_for() {
     let mut world = World::simulated().await;
-    let waiting = |flow: &str| Answer::Waiting { external: Some(flow.to_owned()) };
+    let waiting = |flow: &str| ProviderAnswer::Waiting { external: Some(flow.to_owned()) };
     let upstream = Upstream::with([waiting("flow 1"), waiting("flow 2")]);
     world.apply(FLOWS).await;
     world.results().await;
@@ -486,12 +504,12 @@ async fn a_flow_that_shows_no_life_is_stopped_and_one_that_does_is_waited_for() 
     }
     let began = alive_after(&world, 1, None).await;
     world.forward(Duration::from_secs(90));
-    assert!(world.calls.tell(id(1), Word::Beat));
+    assert!(world.calls.notify(id(1), CallMessage::Beat));
     let beaten = alive_after(&world, 1, began).await;
     // The first has shown life a minute ago, the second two and a half minutes ago.
     world.forward(Duration::from_secs(60));
     stopped("flow 2").await;
-    assert!(world.calls.tell(id(2), Word::Answer(Answer::Cancelled)));
+    assert!(world.calls.notify(id(2), CallMessage::Answer(ProviderAnswer::Cancelled)));
     assert_eq!(world.result().await.command_id, id(2));
     assert_eq!((world.call(1).await.state, world.call(1).await.is_unwanted), (EffectState::Waiting, false));
     // Nobody listened for an hour: signs of life are waited for anew.
@@ -514,7 +532,7 @@ async fn many_calls_end_and_their_rows_with_them() {
         world.command(&command(number, Json::Null), &format!("m-{number}")).await;
     }
     for _ in 0..300 {
-        assert_eq!(end(&world.result().await).0, Outcome::Succeeded);
+        assert_eq!(end(&world.result().await).0, CommandOutcome::Succeeded);
     }
     world.stop().await;
     assert_eq!((upstream.calls().len(), world.open_calls().await), (300, 0));
@@ -524,7 +542,7 @@ async fn many_calls_end_and_their_rows_with_them() {
 async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
     for mut world in each_world().await {
         world.calls_max = 2;
-        let waiting = |number| Answer::Waiting { external: Some(format!("flow {number}")) };
+        let waiting = |number| ProviderAnswer::Waiting { external: Some(format!("flow {number}")) };
         let upstream = Upstream::with((1..=6).map(waiting));
         served(&mut world, "retry", &upstream).await;
         let id = model::CommandId::from_bits;
@@ -537,7 +555,7 @@ async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
             let was = || std::future::ready(upstream.calls().contains(&stop).then_some(()));
             wait_until(was, PATIENCE, stop.clone()).await;
         };
-        let end_with = |number, answer| assert!(world.calls.tell(id(number), Word::Answer(answer)));
+        let end_with = |number, answer| assert!(world.calls.notify(id(number), CallMessage::Answer(answer)));
         for number in 1..=6 {
             world.command(&command(number, Json::Null), &format!("w-{number}")).await;
             if number <= 2 {
@@ -549,12 +567,12 @@ async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
         cancel(4).await;
         stopped("flow 1").await;
         assert_eq!(world.open_calls().await, 2);
-        end_with(1, Answer::Cancelled);
+        end_with(1, ProviderAnswer::Cancelled);
         world.until(3, EffectState::Waiting).await;
-        assert_eq!(ask(&world, "r-1", 2, CallWord::Cancel).await, WordOutcome::Done);
+        assert_eq!(ask(&world, "r-1", 2, EffectCallRequest::Cancel).await, LaneRequestOutcome::Done);
         stopped("flow 2").await;
         assert_eq!(world.open_calls().await, 2);
-        end_with(2, Answer::Cancelled);
+        end_with(2, ProviderAnswer::Cancelled);
         let is_unwanted = async || {
             world.has_call(4).await.then_some(())?;
             let call = world.call(4).await;
@@ -562,12 +580,12 @@ async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
         };
         wait_until(is_unwanted, PATIENCE, "the fourth is taken, and is not wanted").await;
         if world.call(4).await.state != EffectState::Cancelled {
-            end_with(4, Answer::Cancelled);
+            end_with(4, ProviderAnswer::Cancelled);
         }
         // Whoever comes next goes on with what is open, and with the commands that wait.
         world.until(5, EffectState::Waiting).await;
         assert_eq!(world.open_calls().await, 2);
-        assert_eq!(ask(&world, "r-1", 2, CallWord::Cancel).await, WordOutcome::Done);
+        assert_eq!(ask(&world, "r-1", 2, EffectCallRequest::Cancel).await, LaneRequestOutcome::Done);
         world.crash().await;
         world.own_effect(Arc::new(upstream.clone()));
         let adopted = || {
@@ -578,7 +596,10 @@ async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
         for number in [3, 5, 6] {
             let told = || {
                 std::future::ready(
-                    world.calls.tell(id(number), Word::Answer(Answer::Succeeded(Json::Null))).then_some(()),
+                    world
+                        .calls
+                        .notify(id(number), CallMessage::Answer(ProviderAnswer::Succeeded(Json::Null)))
+                        .then_some(()),
                 )
             };
             world.until(number, EffectState::Waiting).await;
@@ -591,7 +612,14 @@ async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
             ends.insert(result.command_id, result.result_type);
         }
         let expected = (1..=6).map(|number| {
-            (id(number), if [1, 2, 4].contains(&number) { Outcome::Cancelled } else { Outcome::Succeeded })
+            (
+                id(number),
+                if [1, 2, 4].contains(&number) {
+                    CommandOutcome::Cancelled
+                } else {
+                    CommandOutcome::Succeeded
+                },
+            )
         });
         assert_eq!(ends, expected.collect());
         world.stop().await;

@@ -1,10 +1,10 @@
-//! What becomes of instances, told to those who follow it.
+//! Facts about instances, told to those who follow them.
 
 use std::sync::Arc;
 
-use broker::{Headers, Outgoing};
-use saga::facts::{Facts, FactsError, Following, Position};
-use saga::reads::Reads;
+use broker::{Headers, Publication};
+use saga::facts::{FactHub, FactPosition, FactSubscription, FactsError};
+use saga::reads::RowReader;
 use testkit::PATIENCE;
 use workflow::message::{self, FactMessage};
 
@@ -12,7 +12,7 @@ use crate::streams::publish;
 use crate::world::{TENANT, World};
 
 /// Publishes facts of instances that there are not, numbered from here on.
-async fn publish_facts(broker: &dyn broker::Broker, numbers: std::ops::Range<u64>) {
+async fn publish_facts(broker: &dyn broker::MessageBroker, numbers: std::ops::Range<u64>) {
     for number in numbers {
         let fact = FactMessage {
             tenant_id: TENANT.to_owned(),
@@ -25,7 +25,7 @@ async fn publish_facts(broker: &dyn broker::Broker, numbers: std::ops::Range<u64
             reason: None,
             timestamp: 0,
         };
-        let outgoing = Outgoing {
+        let outgoing = Publication {
             subject: format!("tenant.{TENANT}.workflow_event.order.o-{number}"),
             message_id: number.to_string(),
             headers: Headers::new(),
@@ -35,8 +35,8 @@ async fn publish_facts(broker: &dyn broker::Broker, numbers: std::ops::Range<u64
     }
 }
 
-/// Whom each of the next facts is about.
-async fn followed(following: &mut Following, count: usize) -> Vec<String> {
+/// Returns the correlations that the next facts are about.
+async fn followed(following: &mut FactSubscription, count: usize) -> Vec<String> {
     let mut correlations = Vec::new();
     while correlations.len() < count {
         let changed = tokio::time::timeout(PATIENCE, following.next()).await.expect("in time");
@@ -48,8 +48,8 @@ async fn followed(following: &mut Following, count: usize) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_falls_behind_and_who_begins_further_back_is_told_everything_once() {
     let world = World::simulated().await;
-    let reads = Reads::new(Arc::clone(&world.store), Arc::clone(&world.definitions));
-    let facts = Facts::new(Arc::clone(&world.broker), reads, 7);
+    let reads = RowReader::new(Arc::clone(&world.store), Arc::clone(&world.definitions));
+    let facts = FactHub::new(Arc::clone(&world.broker), reads, 7);
     let tenant = TENANT.parse().expect("a tenant");
     let expected = |numbers: std::ops::Range<u64>| -> Vec<_> { numbers.map(|n| format!("o-{n}")).collect() };
     let mut slow = facts.follow(&tenant, None).await.expect("followed");
@@ -69,11 +69,11 @@ async fn who_falls_behind_and_who_begins_further_back_is_told_everything_once() 
     }
     // The connection is cut, and nothing is missed.
     let simulated = world.simulated.as_ref().expect("it is simulated");
-    simulated.cut();
+    simulated.drop_connection();
     publish_facts(&*world.broker, all + 3..all + 5).await;
     assert_eq!(followed(&mut quick, 2).await, expected(all + 3..all + 5));
-    let gone = Position { incarnation: 1, ..begin };
+    let gone = FactPosition { incarnation: 1, ..begin };
     assert_eq!(facts.follow(&tenant, Some(gone)).await.err(), Some(FactsError::Gone));
-    let ahead = Position { sequence: 1_000_000, ..begin };
+    let ahead = FactPosition { sequence: 1_000_000, ..begin };
     assert_eq!(facts.follow(&tenant, Some(ahead)).await.err(), Some(FactsError::Gone));
 }

@@ -4,18 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use saga::lane::bounds::{Bounds, TENANT_COMMANDS_MAX};
 use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
+use saga::lane::in_flight::{InFlightLimits, TENANT_COMMANDS_MAX};
 use saga::sagas::SagaLane;
-use saga::tenants::Tenants;
+use saga::tenants::TenantRegistry;
 use store::{KvStore, LaneKey, RowKey};
 use testkit::{PATIENCE, wait_until};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use workflow::Json;
-use workflow::key::Table;
+use workflow::key::StoreTable;
 
-use crate::held_store::Held;
+use crate::gated_store::Held;
 use crate::poison::applied;
 use crate::process::ReplicaProcess;
 use crate::replicas::{MANIFEST, Stage};
@@ -28,7 +28,7 @@ const ORDERS: usize = 40;
 
 /// Counts the calls of an effect that are open.
 async fn open_calls(store: &dyn KvStore, effect: &str) -> usize {
-    let range = Table::EffectDue.range();
+    let range = StoreTable::EffectDue.range();
     let range = RowKey::new(range.start.as_str())..RowKey::new(range.end.as_str());
     let lane = LaneKey::new(&format!("e:{TENANT}:{effect}:0"));
     store.scan(&lane, range, 1000).await.expect("it can be read").rows.len()
@@ -105,7 +105,7 @@ async fn no_more_is_read_than_may_be_in_flight() {
     const BYTES: usize = 1024 * 1024;
     const LARGE: usize = 64 * 1024;
     let mut world = world(World::in_a_directory().await, SAGA).await;
-    world.bounds = Bounds::of_bytes(BYTES);
+    world.bounds = InFlightLimits::of_bytes(BYTES);
     let held = Held::new(Arc::clone(&world.store));
     world.store = Arc::new(held.clone());
     world.own();
@@ -118,8 +118,8 @@ async fn no_more_is_read_than_may_be_in_flight() {
     let bounds = world.bounds.clone();
     let is_full = || std::future::ready((bounds.in_flight_bytes() + 2 * LARGE > BYTES).then_some(()));
     wait_until(is_full, PATIENCE, "as much is in flight as may be").await;
-    let source = workflow::subject::Source::Aggregate("Order".to_owned());
-    let lane = workflow::Lane::Saga {
+    let source = workflow::subject::ConsumerSource::Aggregate("Order".to_owned());
+    let lane = workflow::WorkflowLane::Saga {
         tenant: TENANT.parse().expect("a tenant"),
         saga: "order".parse().expect("a name"),
         shard: 0,
@@ -140,10 +140,10 @@ async fn no_more_is_read_than_may_be_in_flight() {
 async fn each_source_goes_on_however_little_may_be_in_flight() {
     let mut world = world(World::in_a_directory().await, SAGA).await;
     let tenants = "acme: { context: 1, quotas: { instances: 3 } }";
-    let tenants = Tenants::read("t", tenants).expect("good");
+    let tenants = TenantRegistry::read("t", tenants).expect("good");
     let revision = world.definitions.in_force().revision;
     assert!(world.definitions.replace(None, Some(&tenants), revision, Vec::new()).await.expect("kept"));
-    world.bounds = Bounds::of_bytes(1);
+    world.bounds = InFlightLimits::of_bytes(1);
     // Starts wait for room that only payments make, of which each is larger than what may be in flight.
     for number in 0..20 {
         order(&world, &format!("{number}"), 2000).await;

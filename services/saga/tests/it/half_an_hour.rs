@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use broker::{Delivered, Deliveries, Lost, Passed, PullLimit};
+use broker::{CursorError, CursorProgress, Deliveries, PullLimit, StreamDelivery};
 use model::Timestamp;
-use saga::sagas::DueRow;
+use saga::sagas::TimerRow;
 use store::{LaneKey, RowKey};
 use testkit::{PATIENCE, wait_until};
 use tokio::sync::watch;
-use workflow::instance::{Instance, decode};
-use workflow::key::Table;
+use workflow::instance::{SagaInstance, decode};
+use workflow::key::StoreTable;
 
 use crate::intercept::Intercepting;
 use crate::world::{Keeps, TENANT, World};
@@ -50,21 +50,21 @@ async fn publish(world: &World, kind: &str, data: &str, number: u64) {
     world.event(aggregate, &format!("{kind}-{number}"), kind, "o-1", data).await;
 }
 
-async fn order(world: &World) -> Instance {
+async fn order(world: &World) -> SagaInstance {
     let record = world.record("o-1").await.expect("a record");
     record.instance().expect("it runs").clone()
 }
 
 /// The timers that the store has of the order.
-async fn timers(world: &World) -> Vec<DueRow> {
-    let (lane, range) = (LaneKey::new(&format!("s:{TENANT}:order:0")), Table::Due.range());
+async fn timers(world: &World) -> Vec<TimerRow> {
+    let (lane, range) = (LaneKey::new(&format!("s:{TENANT}:order:0")), StoreTable::Due.range());
     let range = RowKey::new(range.start.as_str())..RowKey::new(range.end.as_str());
     let page = world.store.scan(&lane, range, 100).await.expect("rows");
-    let timers = page.rows.iter().map(|(_, row)| decode::<DueRow>(&row.value).expect("a timer"));
+    let timers = page.rows.iter().map(|(_, row)| decode::<TimerRow>(&row.value).expect("a timer"));
     timers.filter(|timer| timer.name == "pay-by" && timer.correlation.as_str() == "o-1").collect()
 }
 
-async fn timer(world: &World) -> DueRow {
+async fn timer(world: &World) -> TimerRow {
     let [timer] = <[_; 1]>::try_from(timers(world).await).expect("one timer");
     timer
 }
@@ -159,13 +159,13 @@ struct Gated(Box<dyn Deliveries>, watch::Receiver<bool>);
 
 #[async_trait]
 impl Deliveries for Gated {
-    async fn next(&mut self, room: PullLimit) -> Result<Delivered, Lost> {
+    async fn next(&mut self, room: PullLimit) -> Result<StreamDelivery, CursorError> {
         self.1.wait_for(|is_open| *is_open).await.expect("the test goes on");
         self.0.next(room).await
     }
 
-    fn passed(&self) -> watch::Receiver<Passed> {
-        self.0.passed()
+    fn progress(&self) -> watch::Receiver<CursorProgress> {
+        self.0.progress()
     }
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use broker::{
-    Broker, BrokerError, Connection, CursorSpec, CursorState, Deliveries, Inbox, Outgoing, Publishing,
-    Server, StoredMessage, StreamSpec, StreamState,
+    BrokerConnectionStatus, BrokerDescription, BrokerError, BrokerInbox, CursorSpec, CursorState, Deliveries,
+    MessageBroker, Publication, PublicationFuture, StoredMessage, StreamSpec, StreamState,
 };
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -14,31 +14,31 @@ type Handle = dyn Fn(&CursorSpec, Box<dyn Deliveries>) -> Box<dyn Deliveries> + 
 
 /// A broker that gives deliveries of another one, as `handle` makes them.
 pub(crate) struct Intercepting {
-    broker: Arc<dyn Broker>,
+    broker: Arc<dyn MessageBroker>,
     handle: Box<Handle>,
 }
 
 impl Intercepting {
     pub(crate) fn over(
-        broker: Arc<dyn Broker>,
+        broker: Arc<dyn MessageBroker>,
         handle: impl Fn(&CursorSpec, Box<dyn Deliveries>) -> Box<dyn Deliveries> + Send + Sync + 'static,
-    ) -> Arc<dyn Broker> {
+    ) -> Arc<dyn MessageBroker> {
         Arc::new(Self { broker, handle: Box::new(handle) })
     }
 }
 
 #[async_trait]
-impl Broker for Intercepting {
+impl MessageBroker for Intercepting {
     async fn open(&self, spec: &CursorSpec) -> Result<Box<dyn Deliveries>, BrokerError> {
         let deliveries = self.broker.open(spec).await?;
         Ok((self.handle)(spec, deliveries))
     }
 
-    fn server(&self) -> Result<Server, BrokerError> {
+    fn server(&self) -> Result<BrokerDescription, BrokerError> {
         self.broker.server()
     }
 
-    fn connection(&self) -> watch::Receiver<Connection> {
+    fn connection(&self) -> watch::Receiver<BrokerConnectionStatus> {
         self.broker.connection()
     }
 
@@ -54,7 +54,7 @@ impl Broker for Intercepting {
         self.broker.message(stream, sequence).await
     }
 
-    async fn publish(&self, outgoing: Outgoing) -> Result<Publishing, BrokerError> {
+    async fn publish(&self, outgoing: Publication) -> Result<PublicationFuture, BrokerError> {
         self.broker.publish(outgoing).await
     }
 
@@ -66,7 +66,7 @@ impl Broker for Intercepting {
         self.broker.delete_cursor(stream, consumer).await
     }
 
-    async fn inbox(&self) -> Result<Inbox, BrokerError> {
+    async fn inbox(&self) -> Result<BrokerInbox, BrokerError> {
         self.broker.inbox().await
     }
 

@@ -1,4 +1,4 @@
-//! What stands for sagas in labels of metrics: names of the operator's, and nothing that tenants choose.
+//! Labels of metrics that stand for sagas: names of the operator's, and nothing that tenants choose.
 
 use model::SagaStatus;
 use proto::v1;

@@ -1,13 +1,13 @@
-//! What a lane does with what comes.
+//! Handling of inputs by a lane.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use model::SagaStatus;
-use saga::sagas::{AnswerRow, VerbOutcome};
+use saga::sagas::{VerbAnswerRow, VerbOutcome};
 use workflow::Json;
-use workflow::input::{Outcome, Verb};
-use workflow::key::Table;
+use workflow::input::{CommandOutcome, Verb};
+use workflow::key::StoreTable;
 use workflow::message::EffectCommand;
 
 use crate::everywhere::everywhere;
@@ -26,13 +26,13 @@ everywhere! {
 }
 
 /// Everything succeeds.
-fn succeed(command: &EffectCommand) -> Option<(Outcome, Json)> {
+fn succeed(command: &EffectCommand) -> Option<(CommandOutcome, Json)> {
     let payload = match command.effect_name.as_str() {
         "payment-reserve" => r#"{"payment_id":"p-1"}"#,
         "make-label" => r#"{"label":{"code":"L-1"}}"#,
         _ => "{}",
     };
-    Some((Outcome::Succeeded, workflow::json::read(payload.as_bytes(), 1000).expect("JSON")))
+    Some((CommandOutcome::Succeeded, workflow::json::read(payload.as_bytes(), 1000).expect("JSON")))
 }
 
 async fn started(mut world: World) -> World {
@@ -52,10 +52,10 @@ async fn an_order_is_shipped(world: World) {
     assert_eq!(world.status("c-1").await, SagaStatus::Completed);
     assert_eq!(world.witness.deeds(), ["payment-reserve", "make-label", "MarkShipped", "mail-receipt"]);
     let ended = world.stop().await;
-    assert!(matches!(ended, saga::lane::Ended::Stopped { .. }), "{ended}");
+    assert!(matches!(ended, saga::lane::LaneExit::Stopped { .. }), "{ended}");
     // Nothing is left to be sent, and the only timer is that after which the journal goes.
-    assert_eq!((world.count(Table::Outbox).await, world.count(Table::Due).await), (0, 1));
-    assert_eq!(world.count(Table::Journal).await, 6);
+    assert_eq!((world.count(StoreTable::Outbox).await, world.count(StoreTable::Due).await), (0, 1));
+    assert_eq!(world.count(StoreTable::Journal).await, 6);
 }
 
 async fn every_event_counts_once(world: World) {
@@ -112,11 +112,11 @@ async fn poison_parks_its_correlation_alone(world: World) {
     let bad = world.record("bad").await.expect("a record");
     assert_eq!((bad.parked_by, bad.held.len(), bad.letters), (Some(0), 1, 1));
     assert_eq!(world.record("-").await.expect("letters of nobody").letters, 2);
-    assert_eq!((world.count(Table::Dead).await, world.count(Table::Parked).await), (3, 1));
+    assert_eq!((world.count(StoreTable::Dead).await, world.count(StoreTable::Parked).await), (3, 1));
     assert_eq!(world.metrics.letters.get(), 3);
 }
 
-fn reason(answer: &AnswerRow) -> Option<&str> {
+fn reason(answer: &VerbAnswerRow) -> Option<&str> {
     answer.refusal().map(|refusal| refusal.reason.as_str())
 }
 
@@ -220,7 +220,7 @@ async fn a_message_that_no_filter_lets_through_stops_the_lane() {
     simulated.deliver("AGGREGATE_EVENTS", consumer, 2);
     let ended = world.ended().await;
     assert!(
-        matches!(&ended, saga::lane::Ended::Foreign { subject, .. } if subject == "tenant.other.aggregate.Order.x"),
+        matches!(&ended, saga::lane::LaneExit::Foreign { subject, .. } if subject == "tenant.other.aggregate.Order.x"),
         "{ended}"
     );
     assert_eq!(world.metrics.foreign_messages.get(), 1);
@@ -251,7 +251,7 @@ async fn many_timers_that_are_due_at_once_are_fired_while_others_go_on() {
     world.event("Order", "p-last", "OrderPlaced", "last", PLACED).await;
     world.wait_for("last", "compensated").await;
     // Of those that have ended tombstones are left; the timer of the parked one waits on.
-    let retired = || async { (world.count(Table::Journal).await <= 30).then_some(()) };
+    let retired = || async { (world.count(StoreTable::Journal).await <= 30).then_some(()) };
     testkit::wait_until(retired, testkit::PATIENCE, "journals are gone").await;
     assert_eq!(world.record("c-1").await.map(|record| record.instance().is_none()), Some(true));
 }
@@ -265,12 +265,12 @@ async fn what_ended_is_forgotten_though_nobody_owned_its_lane_for_long() {
         world.event("Payment", &format!("q-{order}"), "PaymentCaptured", order, CAPTURED).await;
         world.wait_for(order, "completed").await;
     }
-    assert_eq!(world.count(Table::Due).await, 2);
+    assert_eq!(world.count(StoreTable::Due).await, 2);
     world.crash().await;
     world.forward(Duration::from_secs(31 * 24 * 3600));
     assert!(world.record("c-1").await.is_none(), "its tombstone is gone");
     world.own();
-    let is_gone = || async { (world.count(Table::Due).await == 0).then_some(()) };
+    let is_gone = || async { (world.count(StoreTable::Due).await == 0).then_some(()) };
     testkit::wait_until(is_gone, testkit::PATIENCE, "nothing more is to be done").await;
-    assert_eq!(world.count(Table::Journal).await, 0);
+    assert_eq!(world.count(StoreTable::Journal).await, 0);
 }

@@ -3,12 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use broker::{Headers, Outgoing};
+use broker::{Headers, Publication};
 use bytes::Bytes;
 use model::CommandId;
 use proto::v1;
 use saga::lane::{AGGREGATE_EVENTS, WORKFLOW_COMMANDS, WORKFLOW_EVENTS};
-use saga::placement::Role;
+use saga::placement::SagaReplicaRole;
 use serde_json::{Value, json};
 use testkit::{PATIENCE, wait_until};
 use tonic::{Code, Request, Status};
@@ -92,14 +92,14 @@ pub(crate) fn other_than(tenant: &str) -> &'static str {
 }
 
 async fn served(upstream: &Upstream, rows: Rows) -> Served {
-    let (manifest, role) = (manifest(&upstream.address), Role { sagas: true, effects: true });
+    let (manifest, role) = (manifest(&upstream.address), SagaReplicaRole { sagas: true, effects: true });
     Served::with(With { manifest: &manifest, role, rows, tenants_file: TENANTS, ..With::default() }).await
 }
 
 /// Publishes a body under a subject, with an id of its own.
 async fn raw(served: &Served, subject: String, id: &str, body: &Value) {
     let (message_id, payload) = (format!("{subject}-{id}"), Bytes::from(body.to_string()));
-    publish(&*served.broker, Outgoing { subject, message_id, headers: Headers::new(), payload }).await;
+    publish(&*served.broker, Publication { subject, message_id, headers: Headers::new(), payload }).await;
 }
 
 async fn event(served: &Served, tenant: &str, kind: &str, id: &str, correlation: &str) {
@@ -214,7 +214,7 @@ async fn look_at_what_is_shown(served: &Served, correlations: &[String]) {
     }
 }
 
-/// What is told of a foreign thing is what is told of an unknown one.
+/// Checks that an error about a foreign thing is the same as one about an unknown thing.
 async fn look_at_errors(served: &Served) {
     let told = |answer: Result<(), Status>, name: &str| {
         let status = answer.expect_err(name);

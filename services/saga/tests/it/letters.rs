@@ -1,14 +1,14 @@
 //! Dead letters: applied again in order, left out, removed.
 
 use model::SagaStatus;
-use saga::lane::answers::{WordAnswer, WordOutcome};
+use saga::lane::answers::{LaneRequestAnswer, LaneRequestOutcome};
 use saga::sagas::VerbOutcome;
 use workflow::Json;
 use workflow::input::Verb;
-use workflow::instance::Entry;
-use workflow::key::Table;
+use workflow::instance::CorrelationEntry;
+use workflow::key::StoreTable;
+use workflow::lane_request::SagaLaneRequest;
 use workflow::step::HELD_BYTES_MAX;
-use workflow::word::SagaWord;
 
 use crate::world::World;
 
@@ -64,7 +64,7 @@ async fn until_held(world: &World, correlation: &str, held: u64) {
 
 async fn log(world: &World, correlation: &str) -> String {
     match world.record(correlation).await.map(|record| record.entry) {
-        Some(Entry::Live(instance)) => match instance.state.get("log") {
+        Some(CorrelationEntry::Live(instance)) => match instance.state.get("log") {
             Some(Json::Text(log)) => log.clone(),
             other => panic!("{other:?}"),
         },
@@ -77,29 +77,39 @@ async fn until_log(world: &World, correlation: &str, expected: &str) {
     testkit::wait_until(is, testkit::PATIENCE, format!("{correlation} has {expected}")).await;
 }
 
-fn redrive(correlation: &str, letter: u64, data: Option<&str>) -> SagaWord {
+fn redrive(correlation: &str, letter: u64, data: Option<&str>) -> SagaLaneRequest {
     let data = data.map(|data| workflow::json::read(data.as_bytes(), data.len()).expect("JSON"));
-    SagaWord::Redrive { correlation: correlation.parse().expect("a correlation"), letter, skip: false, data }
+    SagaLaneRequest::Redrive {
+        correlation: correlation.parse().expect("a correlation"),
+        letter,
+        skip: false,
+        data,
+    }
 }
 
-fn skip(correlation: &str, letter: u64) -> SagaWord {
-    SagaWord::Redrive { correlation: correlation.parse().expect("one"), letter, skip: true, data: None }
+fn skip(correlation: &str, letter: u64) -> SagaLaneRequest {
+    SagaLaneRequest::Redrive {
+        correlation: correlation.parse().expect("one"),
+        letter,
+        skip: true,
+        data: None,
+    }
 }
 
-fn purge(correlation: &str, letter: u64) -> SagaWord {
-    SagaWord::Purge { correlation: correlation.parse().expect("a correlation"), letter }
+fn purge(correlation: &str, letter: u64) -> SagaLaneRequest {
+    SagaLaneRequest::Purge { correlation: correlation.parse().expect("a correlation"), letter }
 }
 
-pub(crate) fn said(answer: &WordAnswer) -> (&str, Option<u64>, u64, u64) {
+pub(crate) fn said(answer: &LaneRequestAnswer) -> (&str, Option<u64>, u64, u64) {
     let outcome = match &answer.outcome {
-        WordOutcome::Done => "removed",
-        WordOutcome::Applied => "applied",
-        WordOutcome::Held => "held",
-        WordOutcome::Kept => "kept",
-        WordOutcome::Dead(_) => "dead",
-        WordOutcome::Ignored(_) => "ignored",
-        WordOutcome::PassedOn(_) => "passed on",
-        WordOutcome::Refused(refusal) => &refusal.reason,
+        LaneRequestOutcome::Done => "removed",
+        LaneRequestOutcome::Applied => "applied",
+        LaneRequestOutcome::Held => "held",
+        LaneRequestOutcome::Kept => "kept",
+        LaneRequestOutcome::Dead(_) => "dead",
+        LaneRequestOutcome::Ignored(_) => "ignored",
+        LaneRequestOutcome::PassedOn(_) => "passed on",
+        LaneRequestOutcome::Refused(refusal) => &refusal.reason,
     };
     (outcome, answer.front, answer.held, answer.removed)
 }
@@ -148,9 +158,9 @@ async fn a_letter_is_applied_in_front_of_what_waits_while_others_go_on(world: Wo
     assert_eq!((record.parked_by, record.held.len(), log(&world, "bad").await.as_str()), (Some(0), 2, "a"));
     let failed = world.say("r-1", "bad", redrive("bad", 0, None)).await;
     assert_eq!(said(&failed), ("dead", Some(0), 2, 0));
-    assert_eq!(failed.outcome, WordOutcome::Dead("a poison".to_owned()));
+    assert_eq!(failed.outcome, LaneRequestOutcome::Dead("a poison".to_owned()));
     // Letters that fail again are no further ones.
-    assert_eq!((world.count(Table::Dead).await, world.metrics.letters.get()), (1, 1));
+    assert_eq!((world.count(StoreTable::Dead).await, world.metrics.letters.get()), (1, 1));
     let applied = world.say("r-2", "bad", redrive("bad", 0, Some(r#"{"c":"b"}"#))).await;
     assert_eq!(said(&applied), ("applied", None, 2, 0));
     until_log(&world, "bad", "abcd").await;
@@ -162,13 +172,13 @@ async fn a_letter_is_applied_in_front_of_what_waits_while_others_go_on(world: Wo
     assert_eq!(log(&world, "bad").await, "abcd");
     world.event("Order", "bad-9", "Closed", "bad", "{}").await;
     world.wait_for("bad", "completed").await;
-    assert_eq!((world.count(Table::Dead).await, world.count(Table::Parked).await), (0, 0));
+    assert_eq!((world.count(StoreTable::Dead).await, world.count(StoreTable::Parked).await), (0, 0));
     let ended = world.stop().await;
-    assert!(matches!(ended, saga::lane::Ended::Stopped { .. }), "{ended}");
+    assert!(matches!(ended, saga::lane::LaneExit::Stopped { .. }), "{ended}");
 }
 
-/// Of inputs of a million bytes sixteen may wait: one that is asked for is refused, as is a letter that would wait, and one that comes
-/// waits until there is room, in front of smaller ones.
+/// Checks that of inputs of a million bytes sixteen may wait: one that is asked for is refused, as is a letter that would wait, and
+/// one that comes waits until there is room, in front of smaller ones.
 async fn what_waits_behind_a_letter_is_bounded_in_bytes(world: World, inputs: usize) {
     let mut world = started(world).await;
     // A letter that parks nothing.
@@ -190,14 +200,14 @@ async fn what_waits_behind_a_letter_is_bounded_in_bytes(world: World, inputs: us
     assert_eq!(refusal.reason, "BYTES_EXCEEDED");
     let pad = format!(r#"{{"pad":"{}"}}"#, "x".repeat(1_000_000));
     let full = world.say("r-2", "bad", redrive("bad", 0, Some(&pad))).await;
-    assert_eq!((said(&full).0, world.count(Table::Dead).await), ("LIMIT_EXCEEDED", 2));
+    assert_eq!((said(&full).0, world.count(StoreTable::Dead).await), ("LIMIT_EXCEEDED", 2));
     add(&world, "bad", "last", &large).await;
     add(&world, "bad", "small", r#"{"c":"s"}"#).await;
     let applied = world.say("r-3", "bad", redrive("bad", 1, Some(r#"{"c":"b"}"#))).await;
     assert_eq!(said(&applied).0, "applied");
     until_log(&world, "bad", &format!("b{}s", "c".repeat(inputs))).await;
     let record = world.record("bad").await.expect("a record");
-    assert_eq!((record.held.len(), record.held_bytes, world.count(Table::Parked).await), (0, 0, 0));
+    assert_eq!((record.held.len(), record.held_bytes, world.count(StoreTable::Parked).await), (0, 0, 0));
     world.say("r-4", "bad", redrive("bad", 0, None)).await;
     world.wait_for("bad", "failed").await;
 }
@@ -211,7 +221,7 @@ async fn a_letter_is_left_out_or_removed(world: World, _: usize) {
     assert_eq!(said(&world.say("r-2", "gone", purge("gone", 0)).await), ("removed", None, 0, 2));
     add(&world, "gone", "5", r#"{"c":"e"}"#).await;
     until_log(&world, "gone", "ae").await;
-    assert_eq!((world.count(Table::Dead).await, world.count(Table::Parked).await), (0, 0));
+    assert_eq!((world.count(StoreTable::Dead).await, world.count(StoreTable::Parked).await), (0, 0));
     // What is gone counts as removed.
     assert_eq!(said(&world.say("r-3", "gone", purge("gone", 0)).await), ("removed", None, 0, 0));
 }
@@ -241,7 +251,7 @@ async fn a_message_that_is_no_input_waits_for_its_turn_and_is_a_letter_then() {
     world.raw("tenant.acme.aggregate.Order.x", "bad-v", newer).await;
     add(&world, "bad", "5", r#"{"c":"w"}"#).await;
     until_held(&world, "bad", 4).await;
-    assert_eq!(world.count(Table::Dead).await, 1);
+    assert_eq!(world.count(StoreTable::Dead).await, 1);
     world.say("r-1", "bad", skip("bad", 0)).await;
     until_log(&world, "bad", "acd").await;
     until_held(&world, "bad", 1).await;
@@ -255,7 +265,7 @@ async fn a_message_that_is_no_input_waits_for_its_turn_and_is_a_letter_then() {
     until_log(&world, "bad", "acdvw").await;
 }
 
-/// What would be one letter more than there may be waits until one goes, and nothing else does.
+/// Checks that an input that would be one letter too many waits until a letter goes, and that nothing else waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn there_are_only_so_many_letters_and_what_would_be_one_more_waits() {
     for mut world in [World::simulated().await, World::in_redis().await] {
@@ -272,16 +282,16 @@ async fn there_are_only_so_many_letters_and_what_would_be_one_more_waits() {
         add(&world, "d", "1", r#"{"c":"y"}"#).await;
         world.wait_for("d", "wait").await;
         until_log(&world, "d", "y").await;
-        assert_eq!((log(&world, "c").await, world.count(Table::Dead).await), (String::new(), 2));
+        assert_eq!((log(&world, "c").await, world.count(StoreTable::Dead).await), (String::new(), 2));
         // Whoever takes the lane counts what is there, and is given again what waits.
         world.crash().await;
         world.own();
         world.until_measured("mycora_saga_lanes_full_of_letters 1").await;
-        assert_eq!((log(&world, "c").await, world.count(Table::Dead).await), (String::new(), 2));
+        assert_eq!((log(&world, "c").await, world.count(StoreTable::Dead).await), (String::new(), 2));
         assert_eq!(said(&world.say("r-1", "a", purge("a", 0)).await), ("removed", None, 0, 2));
         until_held(&world, "c", 1).await;
         world.until_measured("mycora_saga_lanes_full_of_letters 0").await;
-        assert_eq!(world.count(Table::Dead).await, 2);
+        assert_eq!(world.count(StoreTable::Dead).await, 2);
         assert_eq!(said(&world.say("r-2", "c", skip("c", 0)).await), ("removed", None, 1, 0));
         until_log(&world, "c", "x").await;
         world.until_measured("mycora_saga_letters 1").await;
@@ -295,7 +305,7 @@ async fn letters_of_nobody_find_their_instance_or_go() {
     let lost = r#"{"event_id":"c-1","type":"Added","data":{"c":"a","of":"c"}}"#;
     world.raw("tenant.acme.aggregate.Order.x", "c-1", lost).await;
     world.raw("tenant.acme.aggregate.Order.x", "c-2", "{").await;
-    let are = || async { (world.count(Table::Dead).await == 2).then_some(()) };
+    let are = || async { (world.count(StoreTable::Dead).await == 2).then_some(()) };
     testkit::wait_until(are, testkit::PATIENCE, "two letters").await;
     assert_eq!(said(&world.say("r-1", "-", redrive("-", 0, None)).await).0, "dead");
     assert_eq!(said(&world.say("r-2", "-", redrive("-", 1, None)).await).0, "dead");
@@ -305,12 +315,12 @@ async fn letters_of_nobody_find_their_instance_or_go() {
     assert_eq!(said(&applied).0, "applied");
     assert_eq!(log(&world, "c").await, "a");
     let again = world.say("r-3", "-", redrive("-", 0, None)).await;
-    assert_eq!(again.outcome, WordOutcome::PassedOn("c".parse().expect("a correlation")));
+    assert_eq!(again.outcome, LaneRequestOutcome::PassedOn("c".parse().expect("a correlation")));
     assert_eq!(said(&world.say("r-4", "-", purge("-", 1)).await), ("removed", None, 0, 0));
-    assert_eq!(world.count(Table::Dead).await, 0);
+    assert_eq!(world.count(StoreTable::Dead).await, 0);
     // An event for which there was no instance parks nobody, and is applied once there is one.
     world.event("Order", "d-1", "Lonely", "d", "{}").await;
-    let is = || async { (world.count(Table::Dead).await == 1).then_some(()) };
+    let is = || async { (world.count(StoreTable::Dead).await == 1).then_some(()) };
     testkit::wait_until(is, testkit::PATIENCE, "a letter").await;
     world.event("Order", "d-2", "Opened", "d", "{}").await;
     world.wait_for("d", "wait").await;
@@ -327,7 +337,7 @@ async fn everything_behind_a_letter_goes_with_it_however_much_it_is() {
     }
     until_held(&world, "bad", 962).await;
     assert_eq!(said(&world.say("r-1", "bad", purge("bad", 0)).await), ("removed", None, 0, 962));
-    let are = || async { (world.count(Table::Parked).await == 0).then_some(()) };
+    let are = || async { (world.count(StoreTable::Parked).await == 0).then_some(()) };
     testkit::wait_until(are, testkit::PATIENCE, "nothing is left").await;
     add(&world, "bad", "last", r#"{"c":"e"}"#).await;
     until_log(&world, "bad", "ae").await;

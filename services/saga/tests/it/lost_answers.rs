@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use saga::sagas::VerbOutcome;
-use saga::tenants::Tenants;
+use saga::tenants::TenantRegistry;
 use store::{
-    Batch, Beat, Caps, KvStore, LaneKey, Living, Measure, MemoryStore, Outcome, Page, RowKey, StoreError,
-    Versioned,
+    CommitOutcome, KvStore, LaneKey, MemoryStore, RowBatch, RowKey, StoreCapabilities, StoreError,
+    StoreHeartbeat, StoreHeartbeatReply, StorePage, StoreUsage, VersionedValue,
 };
 use workflow::Json;
 use workflow::input::Verb;
@@ -42,43 +42,48 @@ struct LosesAnswers {
 
 #[async_trait]
 impl KvStore for LosesAnswers {
-    async fn commit(&self, batch: Batch) -> Result<Outcome, StoreError> {
+    async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
         let is_record = batch.lane.as_str().starts_with("s:")
             && batch.ops.iter().any(|op| op.key().as_str().starts_with("saga:"));
         let outcome = self.store.commit(batch).await?;
-        if is_record && matches!(outcome, Outcome::Committed(_)) {
+        if is_record && matches!(outcome, CommitOutcome::Committed(_)) {
             self.lost.fetch_add(1, Ordering::Relaxed);
             return Err(StoreError::Indeterminate { why: "the connection was lost".to_owned() });
         }
         Ok(outcome)
     }
 
-    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError> {
+    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<VersionedValue>>, StoreError> {
         self.store.read(lane, keys).await
     }
 
-    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError> {
+    async fn scan(
+        &self,
+        lane: &LaneKey,
+        range: Range<RowKey>,
+        limit: usize,
+    ) -> Result<StorePage, StoreError> {
         self.store.scan(lane, range, limit).await
     }
 
-    async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {
-        self.store.take(lane).await
+    async fn acquire_lane(&self, lane: &LaneKey) -> Result<u64, StoreError> {
+        self.store.acquire_lane(lane).await
     }
 
     async fn now(&self) -> Result<u64, StoreError> {
         self.store.now().await
     }
 
-    async fn beat(&self, beat: &Beat) -> Result<Living, StoreError> {
-        self.store.beat(beat).await
+    async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError> {
+        self.store.heartbeat(beat).await
     }
 
-    async fn measure(&self) -> Result<Measure, StoreError> {
+    async fn measure(&self) -> Result<StoreUsage, StoreError> {
         self.store.measure().await
     }
 
-    fn caps(&self) -> Caps {
-        self.store.caps()
+    fn capabilities(&self) -> StoreCapabilities {
+        self.store.capabilities()
     }
 }
 
@@ -94,7 +99,7 @@ async fn a_commit_whose_answer_was_lost_is_followed_by_all_that_follows_from_it(
     let count = Arc::clone(&lost);
     let mut world = World::simulated_over(|store| Arc::new(LosesAnswers { store, lost: count })).await;
     world.apply(SAGA).await;
-    let tenants = Tenants::read("t", "acme: { context: 1, quotas: { instances: 1 } }").expect("good");
+    let tenants = TenantRegistry::read("t", "acme: { context: 1, quotas: { instances: 1 } }").expect("good");
     let revision = world.definitions.in_force().revision;
     assert!(world.definitions.replace(None, Some(&tenants), revision, Vec::new()).await.expect("kept"));
     world.follow().await;

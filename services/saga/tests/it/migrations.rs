@@ -68,7 +68,7 @@ async fn started(world: &mut World, number: usize, text: &str, step: &str, count
     ids
 }
 
-/// What was shipped, by order: the type of the command, the way to its version, and the notes. Each was shipped once.
+/// Returns what was shipped, by order: the command's type, the way to its version, and the notes. Each was shipped once.
 fn shipped(world: &World) -> BTreeMap<String, (String, String, i64)> {
     let calls: BTreeMap<_, _> =
         world.witness.calls().into_iter().map(|call| (call.id, (call.what, call.payload))).collect();
@@ -133,7 +133,7 @@ async fn instances_keep_their_version_or_go_the_whole_way_under_load() {
         assert_eq!((what.as_str(), way.as_str(), *notes), (expected.0, expected.1, 1), "{id}");
     }
     // Each version on the way has its row: start, note, two migrations, payment and end.
-    let journal = workflow::Key::journal_of(&"v1-0".parse().expect("a correlation"));
+    let journal = workflow::LaneRowKey::journal_of(&"v1-0".parse().expect("a correlation"));
     assert_eq!(world.rows(0, journal).await, 6);
 }
 

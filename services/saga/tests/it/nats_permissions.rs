@@ -3,12 +3,12 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 
-use broker::{JetStream, JetStreamOptions, Login};
+use broker::{JetStream, JetStreamLogin, JetStreamOptions};
 use model::TenantId;
 use saga::nats_permissions::{SERVICE_USER, nats_permissions};
 use testkit::{NatsServer, PATIENCE};
 use workflow::Json;
-use workflow::input::Outcome;
+use workflow::input::CommandOutcome;
 
 use crate::world::World;
 
@@ -114,13 +114,14 @@ async fn a_saga_runs_with_what_is_printed_and_nobody_reaches_what_is_anothers() 
         nats_permissions(Some(&tenants)).replacen("users = [\n", &format!("users = [\n{OPERATOR}"), 1);
     let nats = NatsServer::configured(&permissions, &PASSWORDS);
     let login = |user: &str, password: &str| {
-        let login = Login::Password { user: user.to_owned(), password: password.to_owned() };
+        let login = JetStreamLogin::Password { user: user.to_owned(), password: password.to_owned() };
         JetStreamOptions { login: Some(login), ..JetStreamOptions::new(&nats.url()) }
     };
     let operator = JetStream::start(login("operator", "operator")).expect("options");
     operator.connected(PATIENCE).await.expect("the operator may come in");
-    let made =
-        broker::Broker::ensure_stream(&operator, &crate::streams::aggregates()).await.expect("a stream");
+    let made = broker::MessageBroker::ensure_stream(&operator, &crate::streams::aggregates())
+        .await
+        .expect("a stream");
     assert_eq!(made, []);
     let service = JetStream::start(login(SERVICE_USER, "of-the-service")).expect("options");
     service.connected(PATIENCE).await.expect("the service may come in");
@@ -130,7 +131,7 @@ async fn a_saga_runs_with_what_is_printed_and_nobody_reaches_what_is_anothers() 
     publisher.subscribe("_INBOX_acme.1").expect("its own inbox");
     let mut world = World::over(service).await;
     world.apply(SAGA).await;
-    world.serve(|_| Some((Outcome::Succeeded, Json::object([])))).await;
+    world.serve(|_| Some((CommandOutcome::Succeeded, Json::object([])))).await;
     world.follow().await;
     world.own();
     let stored = publisher.publish("tenant.acme.aggregate.Order.o-1", "_INBOX_acme.1", &event("o-1"));

@@ -1,4 +1,4 @@
-//! What admins and operators ask, over TLS: definitions, lanes, reloads; and watchers that do not read, or may not any more.
+//! Requests of admins and operators, over TLS: definitions, lanes, reloads; and watchers that do not read, or may not any more.
 
 #![expect(clippy::needless_update, reason = "some requests are made of nothing but a name")]
 

@@ -1,4 +1,4 @@
-//! What the operator asks of the server, over TLS.
+//! Requests of the operator to the server, over TLS.
 
 use std::time::{Duration, SystemTime};
 

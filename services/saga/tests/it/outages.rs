@@ -1,11 +1,11 @@
-//! What the service cannot do without goes away and comes back: that is named, memory is bounded, and afterwards everything ends
-//! as if nothing had happened.
+//! Outages of the service's dependencies: each is named, memory is bounded, and afterwards everything ends as if nothing had
+//! happened.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use store::{EmbeddedStore, MachineClock};
-use testkit::{Fault, FaultProxy, PATIENCE, SmallDisk, Target, wait_until};
+use store::{EmbeddedStore, WallClock};
+use testkit::{FaultProxy, PATIENCE, ProxyFault, ProxyTarget, SmallDisk, wait_until};
 
 use crate::process::{ReplicaProcess, memory_kib};
 use crate::replicas::{LANES, MANIFEST, Stage, WAIT};
@@ -133,7 +133,7 @@ async fn a_store_without_room_is_named_and_goes_on_with_more() {
     scene.process = Scene::process(&scene.stage, &scene.rows);
     scene.heal(before).await;
     scene.end();
-    let rows = EmbeddedStore::open(&store, 256 << 20, MachineClock).expect("the store");
+    let rows = EmbeddedStore::open(&store, 256 << 20, WallClock).expect("the store");
     scene.stage.are_whole_in(&rows, None).await;
 }
 
@@ -161,7 +161,7 @@ async fn a_disk_without_room_is_named_and_gone_on_with() {
     disk.empty("filler");
     scene.heal(before).await;
     scene.end();
-    let rows = EmbeddedStore::open(&store, 64 << 20, MachineClock).expect("the store");
+    let rows = EmbeddedStore::open(&store, 64 << 20, WallClock).expect("the store");
     scene.stage.are_whole_in(&rows, None).await;
 }
 
@@ -217,7 +217,7 @@ async fn an_upstream_that_is_away_is_named_and_gone_on_with() {
         [in_redis, |stage| in_a_directory(&stage.dir.path().join("store"), 64)];
     for rows in stores {
         let stage = Stage::with(&patient()).await;
-        let target = Target::Tcp(stage.upstream.address.parse().expect("an address"));
+        let target = ProxyTarget::Tcp(stage.upstream.address.parse().expect("an address"));
         let proxy = FaultProxy::start(target).await;
         let file = stage.dir.path().join("manifests/order.yaml");
         let manifest = std::fs::read_to_string(&file).expect("it is there");
@@ -226,7 +226,7 @@ async fn an_upstream_that_is_away_is_named_and_gone_on_with() {
         let mut scene = Scene::on(stage, rows).await;
         scene.orders().await;
         let (before, _) = memory_kib(scene.process.process.pid());
-        proxy.set(Fault::Cut);
+        proxy.set(ProxyFault::Cut);
         scene.stage.pay().await;
         let is_open =
             async || (scene.process.metric("effects_open")? == scene.stage.orders.len() as f64).then_some(());

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use broker::{Headers, Outgoing};
+use broker::{Headers, Publication};
 use bytes::Bytes;
 use model::SagaStatus;
-use saga::sagas::LetterRow;
-use workflow::instance::{Entry, decode};
+use saga::sagas::DeadLetterRow;
+use workflow::instance::{CorrelationEntry, decode};
 use workflow::json::DEPTH_MAX;
-use workflow::key::Table;
-use workflow::word::SagaWord;
-use workflow::{Json, Key};
+use workflow::key::StoreTable;
+use workflow::lane_request::SagaLaneRequest;
+use workflow::{Json, LaneRowKey};
 
 use crate::letters::{everywhere, said};
 use crate::streams::publish;
@@ -94,7 +94,7 @@ fn of_nobody(correlation: &str) -> Vec<(Vec<u8>, &'static str)> {
 
 /// Publishes a body that need not be a text.
 async fn bytes(world: &World, id: &str, body: &[u8]) {
-    let outgoing = Outgoing {
+    let outgoing = Publication {
         subject: "tenant.acme.aggregate.Order.x".to_owned(),
         message_id: id.to_owned(),
         headers: Headers::new(),
@@ -110,8 +110,8 @@ async fn started(mut world: World) -> World {
     world
 }
 
-async fn letter(world: &World, correlation: &str, number: u64) -> LetterRow {
-    let key = Key::dead(&correlation.parse().expect("a correlation"), number);
+async fn letter(world: &World, correlation: &str, number: u64) -> DeadLetterRow {
+    let key = LaneRowKey::dead(&correlation.parse().expect("a correlation"), number);
     let row = || world.row(key.as_str());
     let row = testkit::wait_until(row, testkit::PATIENCE, format!("a letter of {correlation}")).await;
     decode(&row).expect("a letter")
@@ -152,7 +152,7 @@ async fn every_kind_of_poison_is_a_letter_with_its_reason(world: World, _: usize
     }
     for (at, (_, _, data, code, why)) in kinds.iter().enumerate() {
         let correlation = format!("c-{at}");
-        let LetterRow { letter, input, raw, .. } = letter(&world, &correlation, 0).await;
+        let DeadLetterRow { letter, input, raw, .. } = letter(&world, &correlation, 0).await;
         assert_eq!((letter.code.as_str(), letter.parks), (*code, true), "{data}");
         assert!(letter.why.contains(why), "{}", letter.why);
         assert!(input.is_some() != raw.is_some(), "one of them is kept");
@@ -165,7 +165,7 @@ async fn every_kind_of_poison_is_a_letter_with_its_reason(world: World, _: usize
             (instance.revision, instance.status, instance.step.as_str()),
             (1, SagaStatus::Running, "wait")
         );
-        let skip = SagaWord::Redrive {
+        let skip = SagaLaneRequest::Redrive {
             correlation: correlation.parse().expect("a correlation"),
             letter: 0,
             skip: true,
@@ -174,7 +174,7 @@ async fn every_kind_of_poison_is_a_letter_with_its_reason(world: World, _: usize
         assert_eq!(said(&world.say(&format!("r-{at}"), &correlation, skip).await), ("removed", None, 1, 0));
         until_log(&world, &correlation, "behind").await;
     }
-    assert_eq!((world.count(Table::Dead).await, world.count(Table::Parked).await), (0, 0));
+    assert_eq!((world.count(StoreTable::Dead).await, world.count(StoreTable::Parked).await), (0, 0));
     assert!(world.witness.calls().is_empty(), "no work of a refused input was ordered");
 
     // What is within its limits is none: digits as they were written, and as deep as may be.
@@ -193,7 +193,7 @@ async fn every_kind_of_poison_is_a_letter_with_its_reason(world: World, _: usize
     event(&world, "f-4", "Added", 1, "fine", r#"{"c":"z"}"#).await;
     until_log(&world, "fine", "yz").await;
     for (at, (body, code)) in bodies.iter().enumerate() {
-        let LetterRow { letter, raw, correlation, .. } = letter(&world, "-", at as u64).await;
+        let DeadLetterRow { letter, raw, correlation, .. } = letter(&world, "-", at as u64).await;
         let body = String::from_utf8_lossy(body);
         assert_eq!((letter.code.as_str(), letter.parks, correlation), (*code, false, None), "{body}");
         assert_eq!(raw.map(|raw| raw.body), Some(body.into_owned()));
@@ -202,7 +202,7 @@ async fn every_kind_of_poison_is_a_letter_with_its_reason(world: World, _: usize
     assert_eq!((fine.parked_by, fine.letters, fine.held.len()), (None, 0, 0));
     event(&world, "f-5", "Closed", 1, "fine", "{}").await;
     world.wait_for("fine", "completed").await;
-    assert_eq!(world.count(Table::Dead).await, bodies.len());
+    assert_eq!(world.count(StoreTable::Dead).await, bodies.len());
 }
 
 /// Has so many orders opened and closed; gives how long it took and how many inputs were applied.
@@ -258,7 +258,7 @@ async fn others_go_on_beside_every_kind_of_poison(world: World, others: usize) {
     for at in 0..others {
         let record = world.record(&format!("beside-{at}")).await.expect("a record");
         assert_eq!((record.letters, record.parked_by, record.held.len()), (0, None, 0));
-        let Entry::Ended(tombstone) = record.entry else { panic!("{record:?}") };
+        let CorrelationEntry::Ended(tombstone) = record.entry else { panic!("{record:?}") };
         assert_eq!((tombstone.status, tombstone.revision), (SagaStatus::Completed, 2));
     }
     // All that is poisoned still waits as it did.
@@ -267,6 +267,6 @@ async fn others_go_on_beside_every_kind_of_poison(world: World, others: usize) {
         assert_eq!((record.parked_by, record.letters, record.held.len()), (Some(0), 1, 1), "{correlation}");
         assert_eq!(record.instance().map(|instance| instance.revision), Some(1));
     }
-    assert_eq!(world.count(Table::Dead).await, poisoned.len() + nobody.len());
-    assert_eq!(world.count(Table::Parked).await, poisoned.len());
+    assert_eq!(world.count(StoreTable::Dead).await, poisoned.len() + nobody.len());
+    assert_eq!(world.count(StoreTable::Parked).await, poisoned.len());
 }

@@ -1,23 +1,23 @@
 //! How far sources were read, where no commit says so.
 
-use store::{LaneKey, RowKey, Versioned};
+use store::{LaneKey, RowKey, VersionedValue};
 use testkit::{PATIENCE, wait_until};
 use workflow::instance::decode;
-use workflow::subject::Source;
-use workflow::{Key, Lane};
+use workflow::subject::ConsumerSource;
+use workflow::{LaneRowKey, WorkflowLane};
 
 use crate::world::{TENANT, World};
 
 const ORDER: &str = include_str!("../../../../libs/workflow/src/manifest/example.yaml");
 const EVENTS: u64 = 50;
 
-fn orders() -> Source {
-    Source::Aggregate("Order".parse().expect("an aggregate"))
+fn orders() -> ConsumerSource {
+    ConsumerSource::Aggregate("Order".parse().expect("an aggregate"))
 }
 
-fn lane() -> Lane {
+fn lane() -> WorkflowLane {
     let saga = "order-fulfilment".parse().expect("a name");
-    Lane::Saga { tenant: TENANT.parse().expect("a tenant"), saga, shard: 0 }
+    WorkflowLane::Saga { tenant: TENANT.parse().expect("a tenant"), saga, shard: 0 }
 }
 
 const SAGA: &str = r#"
@@ -31,15 +31,15 @@ steps: { wait: { on: { Paid: { goto: wait } } } }
 "#;
 
 /// The row that says how far orders were read.
-async fn row(world: &World) -> Option<(u64, Versioned)> {
-    let key = RowKey::new(Key::checkpoint(&orders().to_string()).as_str());
+async fn row(world: &World) -> Option<(u64, VersionedValue)> {
+    let key = RowKey::new(LaneRowKey::checkpoint(&orders().to_string()).as_str());
     let rows = world.store.read(&LaneKey::new(&lane().to_string()), &[key]).await.expect("read");
     let row = rows.into_iter().next().flatten()?;
     let checkpoint: saga::lane::checkpoint::Checkpoint = decode(&row.value).expect("a checkpoint");
     Some((checkpoint.position, row))
 }
 
-async fn until_position(world: &World, wanted: u64) -> Versioned {
+async fn until_position(world: &World, wanted: u64) -> VersionedValue {
     let noted = async || row(world).await.filter(|(position, _)| *position == wanted);
     wait_until(noted, PATIENCE, format!("the position is {wanted}")).await.1
 }

@@ -16,11 +16,11 @@ use proto::v1;
 use proto::v1::command_service_server::{CommandService, CommandServiceServer};
 use proto::v1::saga_service_client::SagaServiceClient;
 use rpc::{Allow, Channel, MethodPolicy, Mount, Server, TlsFiles};
-use testkit::{NatsServer, PATIENCE, Process, wait_until};
+use testkit::{NatsServer, PATIENCE, TestProcess, wait_until};
 
 use crate::world::TENANT;
 
-/// What opens the admin routes of a process that is alone.
+/// Secret that opens the admin routes of a process that is alone.
 pub(crate) const SECRET: &str = "the secret of these tests";
 
 /// A call as it came.
@@ -129,7 +129,7 @@ impl Upstream {
         calls.iter().filter(|call| call.path == path && call.body.contains(part)).count()
     }
 
-    /// What was called, by its key: the path and the payload, and how often.
+    /// Returns what was called, by its key: the path and the payload, and how often.
     pub(crate) fn by_key(&self) -> BTreeMap<String, (String, String, usize)> {
         let mut by_key: BTreeMap<String, (String, String, usize)> = BTreeMap::new();
         for Request { key, path, body, .. } in self.calls() {
@@ -173,7 +173,7 @@ impl Commands {
         format!("https://{address}")
     }
 
-    /// What was submitted, by its id, under which it has one payload.
+    /// Returns what was submitted, by its id, under which it has one payload.
     pub(crate) fn by_id(&self) -> BTreeMap<String, Submitted> {
         let mut by_id = BTreeMap::new();
         for (id, submitted) in self.0.lock().expect("no panic").iter() {
@@ -303,7 +303,7 @@ pub(crate) fn memory_kib(pid: u32) -> (u64, u64) {
 /// One of several processes over one Redis.
 pub(crate) struct ReplicaProcess {
     pub(crate) name: String,
-    pub(crate) process: Process,
+    pub(crate) process: TestProcess,
     ops: PathBuf,
 }
 
@@ -322,7 +322,7 @@ impl ReplicaProcess {
             .args(["--drain-secs", &drain_secs.to_string()])
             .arg("--ops-listen")
             .arg(format!("unix:{}", ops.display()));
-        let mut process = Process::spawn(name, &mut command);
+        let mut process = TestProcess::spawn(name, &mut command);
         process.wait_for_line("saga started", PATIENCE);
         Self { name: name.to_owned(), process, ops }
     }
@@ -337,7 +337,7 @@ impl ReplicaProcess {
             .arg(dir.join("store"))
             .arg("--ops-listen")
             .arg(format!("unix:{}", ops.display()));
-        let mut process = Process::spawn("alone", &mut command);
+        let mut process = TestProcess::spawn("alone", &mut command);
         process.wait_for_line("saga started", PATIENCE);
         Self { name: "alone".to_owned(), process, ops }
     }
@@ -346,7 +346,7 @@ impl ReplicaProcess {
     pub(crate) fn spawn(dir: &Path, command: &mut Command, name: &str) -> Self {
         let ops = dir.join(format!("{name}.sock"));
         command.arg("--ops-listen").arg(format!("unix:{}", ops.display()));
-        let mut process = Process::spawn(name, command);
+        let mut process = TestProcess::spawn(name, command);
         process.wait_for_line("saga started", PATIENCE);
         Self { name: name.to_owned(), process, ops }
     }
@@ -385,7 +385,7 @@ impl ReplicaProcess {
         SagaServiceClient::new(Channel::remote(&url, &tls, None).expect("a way"))
     }
 
-    /// What `/health` says is wrong.
+    /// Returns the impairments that `/health` reports.
     pub(crate) fn troubles(&self) -> String {
         self.ask("/health").filter(|(status, _)| *status == 503).map(|(_, body)| body).unwrap_or_default()
     }

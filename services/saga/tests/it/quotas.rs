@@ -1,11 +1,11 @@
 //! Tenants that have as much as they may have.
 
 use saga::sagas::VerbOutcome;
-use saga::tenants::Tenants;
+use saga::tenants::TenantRegistry;
 use testkit::PATIENCE;
 use workflow::Json;
 use workflow::input::Verb;
-use workflow::key::Table;
+use workflow::key::StoreTable;
 
 use crate::world::World;
 
@@ -29,7 +29,8 @@ async fn world(quotas: &str) -> World {
 }
 
 async fn tenants(world: &World, quotas: &str) {
-    let tenants = Tenants::read("t", &format!("acme: {{ context: 1, quotas: {quotas} }}")).expect("good");
+    let tenants =
+        TenantRegistry::read("t", &format!("acme: {{ context: 1, quotas: {quotas} }}")).expect("good");
     let revision = world.definitions.in_force().revision;
     assert!(world.definitions.replace(None, Some(&tenants), revision, Vec::new()).await.expect("kept"));
 }
@@ -76,7 +77,7 @@ async fn starts_wait_and_what_runs_goes_on() {
     world.event("Order", "m-a", "Moved", "a", "{}").await;
     world.wait_for("a", "moved").await;
     assert_eq!(is_full(&world, "r-2").await, "the tenant has 2 of the quota `instances`, which is 2");
-    assert_eq!(world.count(Table::By).await, 2);
+    assert_eq!(world.count(StoreTable::By).await, 2);
     pay(&world, "a").await;
     world.wait_for("a", "completed").await;
     world.wait_for("c", "completed").await;

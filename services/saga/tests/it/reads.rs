@@ -1,4 +1,4 @@
-//! What readers see: instances, timers, calls, letters, over TLS and with data of instances that ran.
+//! Reads of instances, timers, calls and letters, over TLS and with data of instances that ran.
 
 #![expect(clippy::needless_update, reason = "some requests are made of nothing but a name")]
 
@@ -12,15 +12,15 @@ use proto::v1::SagaFindingKind as Kind;
 use proto::v1::watch_sagas_response::Event;
 use saga::effects::upstreams::Upstreams;
 use saga::effects::{EffectLane, OpenCalls};
-use saga::lane::{Surroundings, WORKFLOW_EVENTS};
+use saga::lane::{LaneEnvironment, WORKFLOW_EVENTS};
 use saga::metrics::Metrics;
-use saga::providers::{Call, Provider};
-use saga::seeing::Seeing;
+use saga::providers::{CallProvider, ProviderCall};
+use saga::visibility::SagaVisibility;
 use testkit::{PATIENCE, wait_until};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
 use workflow::Json;
-use workflow::ledger::Answer;
+use workflow::ledger::ProviderAnswer;
 
 use crate::served::{ACME, ADMIN, ELSEWHERE, OTHER, READER, STRANGER, Served, With, refused};
 use crate::streams::publish_event;
@@ -62,7 +62,7 @@ effects:
   refund: { request: { method: POST, path: /refund, body: "${{ input }}" }, unknown_outcome: retry }
 "#;
 
-/// What might be taken for something else somewhere.
+/// Lists texts that might be taken for something else somewhere.
 fn hostile() -> Vec<String> {
     let long = [":".repeat(256), "é".repeat(128)];
     let short = ["a:b", "a.b", "*", ">", "100%", "%2A", "nul\0nul", "{x}", "a b", "-", "\u{202e}"];
@@ -73,23 +73,25 @@ fn hostile() -> Vec<String> {
 struct Bank;
 
 #[async_trait]
-impl Provider for Bank {
-    async fn call(&self, call: &Call) -> Answer {
+impl CallProvider for Bank {
+    async fn call(&self, call: &ProviderCall) -> ProviderAnswer {
         call.sent.raise();
         match call.input.get("id").and_then(Json::as_text) {
-            Some("doubt") => Answer::Unknown { why: "cut".to_owned() },
-            Some("slow") => Answer::Waiting { external: Some("elsewhere-7".to_owned()) },
-            _ => Answer::Succeeded(Json::object([("token", Json::text("t")), ("paid", Json::Int(1))])),
+            Some("doubt") => ProviderAnswer::Unknown { why: "cut".to_owned() },
+            Some("slow") => ProviderAnswer::Waiting { external: Some("elsewhere-7".to_owned()) },
+            _ => {
+                ProviderAnswer::Succeeded(Json::object([("token", Json::text("t")), ("paid", Json::Int(1))]))
+            }
         }
     }
 
-    async fn ask(&self, _: &Call) -> Option<Answer> {
+    async fn ask(&self, _: &ProviderCall) -> Option<ProviderAnswer> {
         None
     }
 
-    async fn adopt(&self, _: &Call, _: &str) {}
+    async fn adopt(&self, _: &ProviderCall, _: &str) {}
 
-    async fn stop(&self, _: &Call, _: &str) {}
+    async fn stop(&self, _: &ProviderCall, _: &str) {}
 }
 
 /// Owns the lane of the effect until it is told to stop.
@@ -104,14 +106,14 @@ pub(crate) fn own_effect(served: &Served) -> CancellationToken {
         upstreams: Upstreams::default(),
         calls: OpenCalls::default(),
         calls_max: saga::quotas::LANE_CALLS_MAX,
-        around: Surroundings {
+        around: LaneEnvironment {
             store: Arc::clone(&served.store),
             broker: Arc::clone(&served.broker),
             metrics: Arc::new(
-                Metrics::new(&prometheus::Registry::new(), Seeing::default()).expect("new names"),
+                Metrics::new(&prometheus::Registry::new(), SagaVisibility::default()).expect("new names"),
             ),
-            health: saga::health::Health::default(),
-            bounds: saga::lane::bounds::Bounds::default(),
+            health: saga::health::SagaHealth::default(),
+            bounds: saga::lane::in_flight::InFlightLimits::default(),
             outbox_rows_max: saga::lane::backlog::OUTBOX_ROWS_MAX,
             ack_wait: saga::lane::source::ACK_WAIT,
             streams_made: crate::streams::made(),

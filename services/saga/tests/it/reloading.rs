@@ -13,7 +13,7 @@ use crate::world::TENANT;
 
 /// Orders of each kind that wait for their payment.
 const EACH: usize = 24;
-/// What SIGHUP is answered with where files are good.
+/// Line of the log that follows SIGHUP where files are good.
 const TAKEN: &str = "manifests and tenants were read again";
 
 /// The saga in a version that its calls name.
@@ -124,7 +124,7 @@ impl Scene {
     }
 }
 
-/// What is wrong with the broken files: each with file, line and column.
+/// Returns true if a text names what is wrong with the broken files: each with file, line and column.
 fn is_told(text: &str) -> bool {
     ["order.yaml:12:", "other.yaml:1:7: "].iter().all(|place| text.contains(place))
 }

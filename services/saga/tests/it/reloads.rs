@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use broker::{Broker, MachineClock, Simulated};
+use broker::{MessageBroker, RuntimeClock, SimulatedBroker};
 use model::{SagaName, TenantId};
-use saga::placement::{Identity, LANES_MAX, Role};
-use saga::seeing::Seeing;
-use saga::tenants::Tenants;
+use saga::placement::{LANES_MAX, SagaReplicaIdentity, SagaReplicaRole};
+use saga::tenants::TenantRegistry;
+use saga::visibility::SagaVisibility;
 use saga::{App, Config, Deps, ReloadChange, ReloadKind};
 use store::{
-    Batch, Beat, Caps, Clock as _, KvStore, LaneKey, Living, Measure, MemoryStore, Outcome, Page, RowKey,
-    StoreError, Versioned,
+    Clock as _, CommitOutcome, KvStore, LaneKey, MemoryStore, RowBatch, RowKey, StoreCapabilities,
+    StoreError, StoreHeartbeat, StoreHeartbeatReply, StorePage, StoreUsage, VersionedValue,
 };
 use tempfile::TempDir;
 use testkit::PATIENCE;
@@ -51,13 +51,13 @@ const TENANTS: &str = "acme: { context: 1 }\nother: { context: 2 }\n";
 
 /// A store whose row `active` cannot be written for a while: as if the process had died before.
 struct Dying {
-    store: MemoryStore<store::MachineClock>,
+    store: MemoryStore<store::WallClock>,
     dies: AtomicBool,
 }
 
 #[async_trait]
 impl KvStore for Dying {
-    async fn commit(&self, batch: Batch) -> Result<Outcome, StoreError> {
+    async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
         let is_active = batch.ops.iter().any(|op| op.key().as_str() == "active");
         if is_active && self.dies.load(Ordering::Relaxed) {
             return Err(StoreError::Unavailable { why: "it died".to_owned() });
@@ -65,32 +65,37 @@ impl KvStore for Dying {
         self.store.commit(batch).await
     }
 
-    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError> {
+    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<VersionedValue>>, StoreError> {
         self.store.read(lane, keys).await
     }
 
-    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError> {
+    async fn scan(
+        &self,
+        lane: &LaneKey,
+        range: Range<RowKey>,
+        limit: usize,
+    ) -> Result<StorePage, StoreError> {
         self.store.scan(lane, range, limit).await
     }
 
-    async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {
-        self.store.take(lane).await
+    async fn acquire_lane(&self, lane: &LaneKey) -> Result<u64, StoreError> {
+        self.store.acquire_lane(lane).await
     }
 
     async fn now(&self) -> Result<u64, StoreError> {
         self.store.now().await
     }
 
-    async fn beat(&self, beat: &Beat) -> Result<Living, StoreError> {
-        self.store.beat(beat).await
+    async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError> {
+        self.store.heartbeat(beat).await
     }
 
-    async fn measure(&self) -> Result<Measure, StoreError> {
+    async fn measure(&self) -> Result<StoreUsage, StoreError> {
         self.store.measure().await
     }
 
-    fn caps(&self) -> Caps {
-        self.store.caps()
+    fn capabilities(&self) -> StoreCapabilities {
+        self.store.capabilities()
     }
 }
 
@@ -98,16 +103,17 @@ impl KvStore for Dying {
 struct Site {
     dir: TempDir,
     store: Arc<Dying>,
-    broker: Simulated,
+    broker: SimulatedBroker,
     upstream: Upstream,
     replicas: AtomicU32,
 }
 
 impl Site {
     async fn new() -> Self {
-        let store = MemoryStore::new(store::MachineClock);
+        let store = MemoryStore::new(store::WallClock);
         let store = Arc::new(Dying { store, dies: AtomicBool::new(false) });
-        let (dir, broker) = (tempfile::tempdir().expect("a directory"), Simulated::new(MachineClock::new()));
+        let (dir, broker) =
+            (tempfile::tempdir().expect("a directory"), SimulatedBroker::new(RuntimeClock::new()));
         broker.ensure_stream(&aggregates()).await.expect("a stream");
         std::fs::create_dir(dir.path().join("manifests")).expect("made");
         let site = Self { dir, store, broker, upstream: Upstream::start(), replicas: AtomicU32::new(0) };
@@ -136,14 +142,17 @@ impl Site {
     /// A replica with these manifests.
     fn replica(&self, manifests: Option<&Path>) -> Arc<App> {
         let config = Config {
-            role: Role { sagas: true, effects: true },
+            role: SagaReplicaRole { sagas: true, effects: true },
             manifests: manifests.map(Path::to_path_buf),
-            tenants: Tenants::read("tenants.yaml", TENANTS).expect("good"),
+            tenants: TenantRegistry::read("tenants.yaml", TENANTS).expect("good"),
             secrets: None,
-            replica: Identity::new(&format!("r-{}", self.replicas.fetch_add(1, Ordering::Relaxed)), 1)
-                .expect("a name"),
+            replica: SagaReplicaIdentity::new(
+                &format!("r-{}", self.replicas.fetch_add(1, Ordering::Relaxed)),
+                1,
+            )
+            .expect("a name"),
             grace: Duration::from_secs(5),
-            seeing: Seeing::default(),
+            seeing: SagaVisibility::default(),
             lanes_max: LANES_MAX,
         };
         let deps = Deps {
@@ -165,8 +174,8 @@ impl Site {
 
     /// Publishes an event, once the saga was in force before it by the clocks of store and broker both.
     async fn event(&self, id: &str, kind: &str, correlation: &str) {
-        let began = store::MachineClock.now();
-        while store::MachineClock.now() < began + 5 {
+        let began = store::WallClock.now();
+        while store::WallClock.now() < began + 5 {
             tokio::task::yield_now().await;
         }
         let data = format!("{{\"id\":\"{correlation}\"}}");
@@ -305,7 +314,7 @@ async fn a_tenant_is_reloaded_alone() {
 #[tokio::test]
 async fn a_saga_that_is_left_out_starts_no_more_and_its_instances_go_on() {
     let site = Site::new().await;
-    let mut projection = Projection::open(&(Arc::new(site.broker.clone()) as Arc<dyn Broker>)).await;
+    let mut projection = Projection::open(&(Arc::new(site.broker.clone()) as Arc<dyn MessageBroker>)).await;
     let app = site.operators();
     app.reload().await.expect("good");
     let (running, stop) = run(&app);
@@ -346,7 +355,7 @@ async fn a_saga_that_is_left_out_starts_no_more_and_its_instances_go_on() {
 #[tokio::test]
 async fn a_provider_that_is_replaced_takes_the_next_call() {
     let site = Site::new().await;
-    let mut projection = Projection::open(&(Arc::new(site.broker.clone()) as Arc<dyn Broker>)).await;
+    let mut projection = Projection::open(&(Arc::new(site.broker.clone()) as Arc<dyn MessageBroker>)).await;
     let app = site.operators();
     app.reload().await.expect("good");
     let (running, stop) = run(&app);
@@ -383,7 +392,7 @@ async fn a_reload_that_is_cut_off_has_changed_nothing() {
     let next = site.replica(None);
     assert!(next.reload().await.is_err() || next.definitions().saga(&acme(), &order()).is_some());
     let seen = next.definitions().refresh().await.expect("it can be read");
-    let weight = |tenants: &Tenants| tenants.get(&acme()).map(|tenant| tenant.weight);
+    let weight = |tenants: &TenantRegistry| tenants.get(&acme()).map(|tenant| tenant.weight);
     assert_eq!(seen.saga(&acme(), &order()).map(|saga| saga.version), Some(1));
     assert_eq!(seen.tenants.as_deref().and_then(weight), Some(1));
     site.store.dies.store(false, Ordering::Relaxed);

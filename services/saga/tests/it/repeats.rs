@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use broker::{Headers, Outgoing};
+use broker::{Headers, Publication};
 use bytes::Bytes;
 use model::SagaStatus;
 use saga::lane::AGGREGATE_EVENTS;
 use testkit::{PATIENCE, wait_until};
-use workflow::input::Outcome;
-use workflow::key::Table;
+use workflow::input::CommandOutcome;
+use workflow::key::StoreTable;
 use workflow::message::EffectCommand;
-use workflow::subject::Source;
-use workflow::{Json, Lane};
+use workflow::subject::ConsumerSource;
+use workflow::{Json, WorkflowLane};
 
 use crate::everywhere::everywhere;
 use crate::streams::publish_result;
@@ -70,7 +70,7 @@ async fn publish(world: &World, parcel: &str, kind: &str, message_id: &str) -> b
     let body = format!(
         r#"{{"event_id":"{kind}-{parcel}","type":"{kind}","data":{{"id":"{parcel}","n":7}},"metadata":{{"correlation_id":"{parcel}"}}}}"#
     );
-    let outgoing = Outgoing {
+    let outgoing = Publication {
         subject: format!("tenant.{TENANT}.aggregate.{aggregate}.x"),
         message_id: message_id.to_owned(),
         headers: Headers::new(),
@@ -118,16 +118,16 @@ async fn shorten_window(world: &World) {
 /// Waits until every event was settled, and everything that follows was sent.
 async fn until_settled(world: &World) {
     let (tenant, saga) = (TENANT.parse().expect("a tenant"), world.saga.parse().expect("a name"));
-    let lane = Lane::Saga { tenant, saga, shard: 0 };
+    let lane = WorkflowLane::Saga { tenant, saga, shard: 0 };
     for aggregate in ["Order", "Payment"] {
-        let consumer = Source::Aggregate(aggregate.to_owned()).consumer(&lane);
+        let consumer = ConsumerSource::Aggregate(aggregate.to_owned()).consumer(&lane);
         let settled = async || {
             let state = world.outside.cursor(AGGREGATE_EVENTS, &consumer).await.ok()??;
             (state.pending == 0 && state.unacknowledged == 0).then_some(())
         };
         wait_until(settled, PATIENCE, format!("all events of {aggregate} are settled")).await;
     }
-    let sent = async || (world.count(Table::Outbox).await == 0).then_some(());
+    let sent = async || (world.count(StoreTable::Outbox).await == 0).then_some(());
     wait_until(sent, PATIENCE, "everything is sent").await;
 }
 
@@ -148,7 +148,7 @@ fn calls(world: &World) -> BTreeMap<String, Vec<String>> {
 
 async fn events_twice_and_in_every_order_come_to_the_same_end(mut world: World) {
     world.apply(MANIFEST).await;
-    world.serve(|_| Some((Outcome::Succeeded, Json::object([])))).await;
+    world.serve(|_| Some((CommandOutcome::Succeeded, Json::object([])))).await;
     world.own();
     // Whatever comes in every order, and one parcel that nothing happens to.
     let mut all: Vec<(String, Vec<&str>)> = vec![("calm".to_owned(), EVENTS.to_vec())];
@@ -218,7 +218,7 @@ async fn a_result_comes_before_its_event_or_behind_it(mut world: World) {
         wait_until(found, PATIENCE, format!("{effect} of {parcel} is ordered")).await
     };
     let answer = async |command: &EffectCommand| {
-        publish_result(&*world.outside, command, Outcome::Succeeded, Json::object([])).await;
+        publish_result(&*world.outside, command, CommandOutcome::Succeeded, Json::object([])).await;
     };
     let parcels = ["first", "second", "third"];
     for parcel in parcels {
@@ -231,7 +231,7 @@ async fn a_result_comes_before_its_event_or_behind_it(mut world: World) {
     for kind in ["Checked", "Paid"] {
         publish(&world, "second", kind, &format!("second-{kind}")).await;
     }
-    let kept = async || (world.count(Table::Kept).await == 2).then_some(());
+    let kept = async || (world.count(StoreTable::Kept).await == 2).then_some(());
     wait_until(kept, PATIENCE, "both events are kept").await;
     answer(&reserve).await;
     // The results come before the events.
@@ -273,7 +273,7 @@ async fn answer_again(world: &World, command: &EffectCommand) {
         tenant_id: command.tenant_id.clone(),
         command_id: command.command_id,
         effect_name: command.effect_name.clone(),
-        result_type: Outcome::Succeeded,
+        result_type: CommandOutcome::Succeeded,
         may_have_happened: false,
         payload: Json::object([]),
         timestamp: 0,

@@ -11,14 +11,14 @@ use proto::v1::saga_replay_from::Position;
 use rpc::ErrorView;
 use saga::lane::AGGREGATE_EVENTS;
 use saga::lane::checkpoint::Checkpoint;
-use saga::placement::Role;
-use saga::tenants::Tenants;
-use store::{Batch, LaneKey, Op, Outcome, RowKey};
+use saga::placement::SagaReplicaRole;
+use saga::tenants::TenantRegistry;
+use store::{CommitOutcome, LaneKey, RowBatch, RowKey, RowOperation};
 use testkit::{PATIENCE, wait_until};
 use tonic::{Code, Status};
-use workflow::instance::{Entry, Record, decode, encode};
-use workflow::step::Row;
-use workflow::{Json, Key};
+use workflow::instance::{CorrelationEntry, CorrelationRecord, decode, encode};
+use workflow::step::JournalRow;
+use workflow::{Json, LaneRowKey};
 
 use crate::process::{Request, Upstream, memory_kib};
 use crate::reads::{PAYS, own_effect};
@@ -57,7 +57,7 @@ fn replay(lane: &str, replay: Replay) -> v1::ReplayLaneRequest {
     }
 }
 
-/// What a replay came to: its differences by correlation, and its end.
+/// Outcome of a replay: its differences by correlation, and its end.
 type Came = (BTreeMap<String, (u64, String)>, v1::SagaReplayDone);
 
 async fn replayed(served: &Served, request: v1::ReplayLaneRequest) -> Result<Came, Status> {
@@ -128,21 +128,21 @@ async fn resume(served: &Served) {
 }
 
 /// Changes rows of a lane that nobody owns, as no owner does.
-async fn tamper(served: &Served, shard: u8, ops: Vec<Op>) {
+async fn tamper(served: &Served, shard: u8, ops: Vec<RowOperation>) {
     let lane = LaneKey::new(&lane(shard));
-    let epoch = served.store.take(&lane).await.expect("taken");
-    let done = served.store.commit(Batch { lane, epoch, expect: Vec::new(), ops }).await;
-    assert!(matches!(done, Ok(Outcome::Committed(_))), "{done:?}");
+    let epoch = served.store.acquire_lane(&lane).await.expect("taken");
+    let done = served.store.commit(RowBatch { lane, epoch, conditions: Vec::new(), ops }).await;
+    assert!(matches!(done, Ok(CommitOutcome::Committed(_))), "{done:?}");
 }
 
-async fn kept<T: serde::de::DeserializeOwned>(served: &Served, shard: u8, key: &Key) -> T {
+async fn kept<T: serde::de::DeserializeOwned>(served: &Served, shard: u8, key: &LaneRowKey) -> T {
     let rows = served.store.read(&LaneKey::new(&lane(shard)), &[RowKey::new(key.as_str())]).await;
     let row = rows.expect("read").pop().flatten().expect("it is there");
     decode(&row.value).expect("a row")
 }
 
-fn put<T: serde::Serialize>(key: &Key, row: &T) -> Op {
-    Op::Put(RowKey::new(key.as_str()), encode(row).into())
+fn put<T: serde::Serialize>(key: &LaneRowKey, row: &T) -> RowOperation {
+    RowOperation::Put(RowKey::new(key.as_str()), encode(row).into())
 }
 
 fn counted(served: &Served, name: &str) -> f64 {
@@ -171,21 +171,21 @@ async fn what_differs_from_its_journal_is_found_and_nothing_else() {
 
     pause(&served).await;
     let correlation = |text: &str| text.parse::<CorrelationId>().expect("a correlation");
-    let journal = Key::journal(&correlation("o-7"), 2);
-    let mut row: Row = kept(&served, shard("o-7"), &journal).await;
+    let journal = LaneRowKey::journal(&correlation("o-7"), 2);
+    let mut row: JournalRow = kept(&served, shard("o-7"), &journal).await;
     row.step = "ship".parse().expect("a step");
     tamper(&served, shard("o-7"), vec![put(&journal, &row)]).await;
-    let key = Key::saga(&correlation("o-9"));
-    let mut record: Record = kept(&served, shard("o-9"), &key).await;
-    let Entry::Live(instance) = &mut record.entry else { panic!("it runs: {record:?}") };
+    let key = LaneRowKey::saga(&correlation("o-9"));
+    let mut record: CorrelationRecord = kept(&served, shard("o-9"), &key).await;
+    let CorrelationEntry::Live(instance) = &mut record.entry else { panic!("it runs: {record:?}") };
     let revision = instance.revision;
     instance.state = Json::object([("id", Json::text("another")), ("count", Json::Null)]);
     tamper(&served, shard("o-9"), vec![put(&key, &record)]).await;
-    let broken = Key::journal(&correlation("o-11"), 3);
-    let garbage = Op::Put(RowKey::new(broken.as_str()), bytes::Bytes::from_static(b"{"));
+    let broken = LaneRowKey::journal(&correlation("o-11"), 3);
+    let garbage = RowOperation::Put(RowKey::new(broken.as_str()), bytes::Bytes::from_static(b"{"));
     tamper(&served, shard("o-11"), vec![garbage]).await;
     let delete = |correlation: &CorrelationId, revision| {
-        Op::Delete(RowKey::new(Key::journal(correlation, revision).as_str()))
+        RowOperation::Delete(RowKey::new(LaneRowKey::journal(correlation, revision).as_str()))
     };
     tamper(&served, shard("o-13"), vec![delete(&correlation("o-13"), 1)]).await;
     tamper(&served, shard("o-15"), vec![delete(&correlation("o-15"), 2)]).await;
@@ -211,7 +211,7 @@ async fn what_was_missed_is_found_and_nothing_is_called_again() {
     pause(&served).await;
     place(&served, "missed").await;
     let stream = served.broker.stream(AGGREGATE_EVENTS).await.expect("an answer").expect("it is there");
-    let (shard, checkpoint) = (shard("missed"), Key::checkpoint(ORDERS));
+    let (shard, checkpoint) = (shard("missed"), LaneRowKey::checkpoint(ORDERS));
     let read: Checkpoint = kept(&served, shard, &checkpoint).await;
     assert!(read.position < stream.last_sequence);
     let over = Checkpoint { position: stream.last_sequence, anchor: None, ..read };
@@ -248,7 +248,7 @@ async fn what_was_missed_is_found_and_nothing_is_called_again() {
 async fn whoever_asks_again_waits_for_the_same_end() {
     let served = Served::start().await;
     held(&served, &["o-1".to_owned()]).await;
-    let (shard, checkpoint) = (shard("o-1"), Key::checkpoint(ORDERS));
+    let (shard, checkpoint) = (shard("o-1"), LaneRowKey::checkpoint(ORDERS));
     let mut others = (0..).map(|number| format!("n-{number}")).filter(|name| self::shard(name) == shard);
     let (missed, last) = (others.next().expect("one of them"), others.next().expect("another"));
     pause(&served).await;
@@ -288,7 +288,7 @@ async fn whoever_asks_again_waits_for_the_same_end() {
 async fn quota(served: &Served, instances: u32) {
     let text =
         format!("acme: {{ context: 1, quotas: {{ instances: {instances} }} }}\nother: {{ context: 2 }}\n");
-    let tenants = Tenants::read("t", &text).expect("good");
+    let tenants = TenantRegistry::read("t", &text).expect("good");
     let definitions = served.app.definitions();
     let revision = definitions.in_force().revision;
     assert!(definitions.replace(None, Some(&tenants), revision, Vec::new()).await.expect("kept"));
@@ -474,7 +474,7 @@ async fn attempts(served: &Served) -> BTreeMap<String, (i32, u32)> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reading_everything_again_makes_no_call() {
     let upstream = Upstream::start();
-    let (manifest, role) = (pays_at(&upstream), Role { sagas: true, effects: true });
+    let (manifest, role) = (pays_at(&upstream), SagaReplicaRole { sagas: true, effects: true });
     let served = Served::with(With { manifest: &manifest, role, ..With::default() }).await;
     let all: Vec<_> = (0..18).map(|number| format!("o-{number}")).collect();
     paid(&served, &all).await;

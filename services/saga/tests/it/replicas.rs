@@ -4,18 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use broker::Broker;
+use broker::MessageBroker;
 use kv::{Durability, Kv};
 use model::{TenantId, Timestamp};
 use saga::lane::UNSCANNED;
 use saga::lane::rows::OwnerRow;
-use saga::placement::decided;
+use saga::placement::decisions;
 use store::{KvStore, LaneKey, RowKey, SharedStore};
 use tempfile::TempDir;
-use testkit::{Fault, FaultProxy, NatsServer, PATIENCE, RedisServer, Target, wait_until};
+use testkit::{FaultProxy, NatsServer, PATIENCE, ProxyFault, ProxyTarget, RedisServer, wait_until};
 use workflow::instance::decode;
 use workflow::message::FactMessage;
-use workflow::{Key, Lane};
+use workflow::{LaneRowKey, WorkflowLane};
 
 use crate::process::{ReplicaProcess, Upstream, prepare};
 use crate::streams::{Projection, connect, publish_event};
@@ -23,7 +23,7 @@ use crate::world::TENANT;
 
 /// Scales the number of sagas that go through a death.
 pub(crate) const SAGAS: &str = "MYCORA_TEST_SAGAS";
-/// What a replica has that dies goes on within this time, elsewhere.
+/// Time within which the work of a replica that dies goes on elsewhere.
 const TAKEN_OVER_WITHIN: Duration = Duration::from_secs(8);
 /// Lanes of the saga, of which there are as many as shards, and of its effects.
 pub(crate) const LANES: usize = 8 + 3;
@@ -54,13 +54,13 @@ effects:
 pub(crate) const WAIT: (&str, &str) =
     ("  ship: { effect", "  wait: { on: { Paid: { goto: ship } } }\n  ship: { effect");
 
-/// What replicas stand on, and what is seen of them from outside.
+/// Servers and files that replicas use, and what is seen of the replicas from outside.
 pub(crate) struct Stage {
     pub(crate) nats: NatsServer,
     pub(crate) redis: RedisServer,
     pub(crate) dir: TempDir,
     pub(crate) upstream: Upstream,
-    pub(crate) broker: Arc<dyn Broker>,
+    pub(crate) broker: Arc<dyn MessageBroker>,
     projection: Projection,
     /// Each with when it was stored, in milliseconds since 1970.
     facts: Vec<(u64, FactMessage)>,
@@ -270,17 +270,17 @@ impl Stage {
             let correlation = order.parse().expect("a correlation");
             let shard = workflow::lane::shard(&tenant, &correlation, 8);
             let lane = LaneKey::new(&format!("s:{TENANT}:order:{shard}"));
-            let range = Key::journal_of(&correlation);
+            let range = LaneRowKey::journal_of(&correlation);
             let range = RowKey::new(range.start.as_str())..RowKey::new(range.end.as_str());
             let rows = store.scan(&lane, range, 100).await.expect("read").rows;
             let keys: Vec<_> = rows.iter().map(|(key, _)| key.as_str().to_owned()).collect();
             let revisions = revisions.unwrap_or(keys.len() as u64);
             let wanted: Vec<_> =
-                (1..=revisions).map(|n| Key::journal(&correlation, n).as_str().to_owned()).collect();
+                (1..=revisions).map(|n| LaneRowKey::journal(&correlation, n).as_str().to_owned()).collect();
             assert_eq!(keys, wanted);
         }
         for lane in (0..8).map(|shard| format!("s:{TENANT}:order:{shard}")) {
-            let range = workflow::key::Table::Dead.range();
+            let range = workflow::key::StoreTable::Dead.range();
             let range = RowKey::new(range.start.as_str())..RowKey::new(range.end.as_str());
             assert_eq!(store.scan(&LaneKey::new(&lane), range, 1).await.expect("read").rows, []);
         }
@@ -291,8 +291,8 @@ pub(crate) fn tenant() -> TenantId {
     TENANT.parse().expect("a tenant")
 }
 
-pub(crate) fn shard(shard: u8) -> Lane {
-    Lane::Saga { tenant: tenant(), saga: "order".parse().expect("a name"), shard }
+pub(crate) fn shard(shard: u8) -> WorkflowLane {
+    WorkflowLane::Saga { tenant: tenant(), saga: "order".parse().expect("a name"), shard }
 }
 
 /// Waits until all lanes are owned, and each of these owns some.
@@ -304,14 +304,14 @@ pub(crate) async fn divided(replicas: &[&ReplicaProcess]) {
     wait_until(owned, PATIENCE, "all lanes are divided").await;
 }
 
-/// Who a lane says that it belongs to.
-pub(crate) async fn owner(store: &Arc<dyn KvStore>, lane: &Lane) -> Option<OwnerRow> {
+/// Returns the owner that a lane names.
+pub(crate) async fn owner(store: &Arc<dyn KvStore>, lane: &WorkflowLane) -> Option<OwnerRow> {
     let key = LaneKey::new(&lane.to_string());
-    let rows = store.read(&key, &[RowKey::new(Key::owner().as_str())]).await.expect("read");
+    let rows = store.read(&key, &[RowKey::new(LaneRowKey::owner().as_str())]).await.expect("read");
     rows[0].as_ref().map(|row| decode(&row.value).expect("an owner"))
 }
 
-pub(crate) async fn until_owner(store: &Arc<dyn KvStore>, lane: &Lane, name: &str) {
+pub(crate) async fn until_owner(store: &Arc<dyn KvStore>, lane: &WorkflowLane, name: &str) {
     let owned = async || owner(store, lane).await.filter(|owner| owner.replica == name);
     wait_until(owned, PATIENCE, format!("{lane} is owned by {name}")).await;
 }
@@ -358,7 +358,7 @@ async fn a_replica_that_slept_longer_than_its_lease_commits_nothing_of_what_it_h
     // What is cached is committed without being read before.
     let mut stage =
         Stage::with(&MANIFEST.replace("{ goto: ship }", "{ goto: wait }").replace(WAIT.0, WAIT.1)).await;
-    let target = Target::Tcp(([127, 0, 0, 1], stage.redis.port()).into());
+    let target = ProxyTarget::Tcp(([127, 0, 0, 1], stage.redis.port()).into());
     let proxy = FaultProxy::start(target).await;
     let a = stage.replica_at(&format!("redis://{}", proxy.address()), "a", 20);
     a.until_lanes(|lanes| lanes == LANES, "it has all lanes").await;
@@ -368,7 +368,7 @@ async fn a_replica_that_slept_longer_than_its_lease_commits_nothing_of_what_it_h
     wait_until(settled, PATIENCE, "everything is settled").await;
     // Everything that it sends from now on is on its way to Redis, until it wakes.
     let before = proxy.held();
-    proxy.set(Fault::Hold);
+    proxy.set(ProxyFault::Hold);
     stage.pay().await;
     let taken = async || (a.metric("source_age_seconds")? > 0.0 && proxy.held() > before).then_some(());
     wait_until(taken, PATIENCE, "it has taken in a payment, and what it sends is held").await;
@@ -399,8 +399,8 @@ async fn a_replica_that_is_drained_hands_over_what_it_has() {
     let store = stage.store().await;
     for effect in ["reserve", "ship", "tell"] {
         let effect = effect.parse().expect("a name");
-        let lane = Lane::Effect { tenant: tenant(), effect };
-        decided::move_lane(&store, &lane, Some("a"), None).await.expect("moved");
+        let lane = WorkflowLane::Effect { tenant: tenant(), effect };
+        decisions::move_lane(&store, &lane, Some("a"), None).await.expect("moved");
         until_owner(&store, &lane, "a").await;
     }
     stage.upstream.hold("/ship");
@@ -412,7 +412,7 @@ async fn a_replica_that_is_drained_hands_over_what_it_has() {
     let is_draining = async || (a.ask("/ready")?.0 == 503 && a.lanes() == 1).then_some(());
     wait_until(is_draining, PATIENCE, "it keeps the lane of the calls alone").await;
     b.until_lanes(|lanes| lanes == LANES - 1, "it has all other lanes").await;
-    let lane = Lane::Effect { tenant: tenant(), effect: "ship".parse().expect("a name") };
+    let lane = WorkflowLane::Effect { tenant: tenant(), effect: "ship".parse().expect("a name") };
     assert_eq!(owner(&store, &lane).await.map(|owner| owner.replica).as_deref(), Some("a"));
     assert!(a.process.is_running());
     stage.upstream.release();
@@ -456,7 +456,7 @@ async fn calls_that_outlive_a_drain_are_made_again_by_the_next_owner() {
     assert!(a.process.wait(PATIENCE).success(), "{}", a.process.output());
     // What came of them was committed: the lane has no owner, and nothing was left to a crash.
     let store = stage.store().await;
-    let lane = Lane::Effect { tenant: tenant(), effect: "ship".parse().expect("a name") };
+    let lane = WorkflowLane::Effect { tenant: tenant(), effect: "ship".parse().expect("a name") };
     assert_eq!(owner(&store, &lane).await, None);
     stage.upstream.release();
     let b = stage.replica("b");
@@ -492,15 +492,15 @@ async fn a_paused_tenant_has_no_lanes_and_goes_on_where_it_was() {
     let store = stage.store().await;
     stage.orders("before", 10).await;
     stage.until_ended(10).await;
-    let since = decided::pause(&store, &tenant(), true).await.expect("paused");
+    let since = decisions::pause(&store, &tenant(), true).await.expect("paused");
     assert!(since.is_some());
     for replica in [&a, &b] {
         replica.until_lanes(|lanes| lanes == 0, "it has no lanes").await;
     }
     stage.orders("paused", 10).await;
     assert_eq!(stage.upstream.calls().len(), 30);
-    assert_eq!(decided::pause(&store, &tenant(), true).await, Ok(since));
-    decided::pause(&store, &tenant(), false).await.expect("resumed");
+    assert_eq!(decisions::pause(&store, &tenant(), true).await, Ok(since));
+    decisions::pause(&store, &tenant(), false).await.expect("resumed");
     divided(&[&a, &b]).await;
     stage.until_all_ended_once().await;
 }
@@ -518,12 +518,12 @@ async fn replicas_join_and_leave_and_lanes_are_moved() {
     let lane = shard(3);
     let before = owner(&store, &lane).await.expect("an owner");
     let other = if before.replica == "c" { "a" } else { "c" };
-    decided::move_lane(&store, &lane, Some(other), None).await.expect("moved");
+    decisions::move_lane(&store, &lane, Some(other), None).await.expect("moved");
     until_owner(&store, &lane, other).await;
     assert!(owner(&store, &lane).await.is_some_and(|owner| owner.epoch > before.epoch));
-    decided::move_lane(&store, &lane, None, None).await.expect("moved");
+    decisions::move_lane(&store, &lane, None, None).await.expect("moved");
     until_owner(&store, &lane, &before.replica).await;
-    decided::move_lane(&store, &lane, Some("c"), None).await.expect("moved");
+    decisions::move_lane(&store, &lane, Some("c"), None).await.expect("moved");
     until_owner(&store, &lane, "c").await;
     stage.orders("moved", 30).await;
     c.process.terminate();

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use store::Clock as _;
 use testkit::PATIENCE;
 use workflow::instance::decode;
-use workflow::key::Table;
+use workflow::key::StoreTable;
 
 use crate::world::World;
 
@@ -63,7 +63,7 @@ fn correlation(due: u64) -> String {
 }
 
 async fn started(world: &World) -> usize {
-    world.count(Table::By).await
+    world.count(StoreTable::By).await
 }
 
 #[tokio::test]
@@ -143,12 +143,12 @@ async fn every_shard_starts_its_own() {
         next = until_behind(&world, next).await;
     }
     let all = async {
-        while started(&world).await + world.count_in(1, Table::By).await < 10 {
+        while started(&world).await + world.count_in(1, StoreTable::By).await < 10 {
             tokio::task::yield_now().await;
         }
     };
     tokio::time::timeout(PATIENCE, all).await.expect("all of them start");
-    let (one, all) = (started(&world).await, started(&world).await + world.count_in(1, Table::By).await);
+    let (one, all) = (started(&world).await, started(&world).await + world.count_in(1, StoreTable::By).await);
     assert!(all == 10 && one > 0 && one < 10, "{one} of {all}");
     other.abort();
 }
@@ -159,7 +159,7 @@ async fn a_schedule_is_that_of_the_definition_in_force() {
     world.apply(&hourly("last")).await;
     world.own();
     let first = waited_for(&world).await;
-    assert_eq!(world.count(Table::Due).await, 1);
+    assert_eq!(world.count(StoreTable::Due).await, 1);
     world.stop().await;
     world.apply(&hourly("last").replace("version: 1", "version: 2").replace("0 * * * *", "30 4 * * *")).await;
     world.own();
@@ -169,7 +169,7 @@ async fn a_schedule_is_that_of_the_definition_in_force() {
         }
     };
     tokio::time::timeout(PATIENCE, moved).await.expect("it waits for the other time");
-    assert_eq!(world.count(Table::Due).await, 1, "and no more at {first}");
+    assert_eq!(world.count(StoreTable::Due).await, 1, "and no more at {first}");
     world.stop().await;
     let without = hourly("last").replace("version: 1", "version: 3");
     world
@@ -186,5 +186,5 @@ async fn a_schedule_is_that_of_the_definition_in_force() {
         }
     };
     tokio::time::timeout(PATIENCE, gone).await.expect("it waits no more");
-    assert_eq!(world.count(Table::Due).await, 0);
+    assert_eq!(world.count(StoreTable::Due).await, 0);
 }

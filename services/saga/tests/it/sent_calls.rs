@@ -1,11 +1,11 @@
 //! The process dies between the intent of a call and its outcome: what becomes of the call goes by its policy.
 
-use broker::Broker;
+use broker::MessageBroker;
 use model::CommandId;
 use testkit::{NatsServer, PATIENCE, wait_until};
-use workflow::input::Outcome;
-use workflow::word::{CallWord, EffectWord};
-use workflow::{Json, Lane, Subject};
+use workflow::input::CommandOutcome;
+use workflow::lane_request::{EffectCallRequest, EffectLaneRequest};
+use workflow::{Json, MessageSubject, WorkflowLane};
 
 use crate::crashes::{Mortal, in_doubt, say, standing};
 use crate::process::{self, Commands, Upstream};
@@ -41,24 +41,24 @@ const QUERY: &str = r#"{ query: { method: GET, path: /asked, absent: status == 4
 
 const INTENT: &str = "effect.intent";
 
-/// What is expected of a policy.
+/// Expectation for a policy.
 struct Case {
     policy: &'static str,
-    /// Whether the upstream says that it knows nothing of the call.
+    /// True if the upstream says that it knows nothing of the call.
     is_forgotten: bool,
     /// How often the call is made, and how often the upstream is asked about it.
     calls: (usize, usize),
-    outcome: Outcome,
+    outcome: CommandOutcome,
     end: &'static str,
 }
 
 /// Says that the call happened, as a person does who looked.
-async fn resolve(broker: &dyn Broker, command: CommandId, request: &str) {
+async fn resolve(broker: &dyn MessageBroker, command: CommandId, request: &str) {
     let (tenant, effect) = (TENANT.parse().expect("a tenant"), "pay".parse().expect("a name"));
-    let asked = CallWord::Happened { result: Json::text("by hand") };
-    let word = EffectWord::Call { command, asked };
-    let subject = Subject::Effect { effect, command };
-    let lane = Lane::Effect { tenant, effect: "pay".parse().expect("a name") };
+    let asked = EffectCallRequest::Happened { result: Json::text("by hand") };
+    let word = EffectLaneRequest::Call { command, asked };
+    let subject = MessageSubject::Effect { effect, command };
+    let lane = WorkflowLane::Effect { tenant, effect: "pay".parse().expect("a name") };
     say(broker, (subject, lane), request, word).await;
 }
 
@@ -124,7 +124,7 @@ async fn die_everywhere_at(point: &str, cases: impl Fn() -> Vec<Case>) {
     }
 }
 
-const SUCCEEDED: Outcome = Outcome::Succeeded;
+const SUCCEEDED: CommandOutcome = CommandOutcome::Succeeded;
 
 /// The cases where the bytes of the call have left.
 fn of_sent_calls() -> Vec<Case> {
@@ -133,7 +133,13 @@ fn of_sent_calls() -> Vec<Case> {
         Case { policy: "retry", is_forgotten: false, calls: (2, 0), outcome: SUCCEEDED, end },
         Case { policy: QUERY, is_forgotten: false, calls: (1, 1), outcome: SUCCEEDED, end },
         Case { policy: QUERY, is_forgotten: true, calls: (2, 1), outcome: SUCCEEDED, end },
-        Case { policy: "fail", is_forgotten: false, calls: (1, 0), outcome: Outcome::Unknown, end: "failed" },
+        Case {
+            policy: "fail",
+            is_forgotten: false,
+            calls: (1, 0),
+            outcome: CommandOutcome::Unknown,
+            end: "failed",
+        },
         Case { policy: "manual", is_forgotten: false, calls: (1, 0), outcome: SUCCEEDED, end },
     ]
 }

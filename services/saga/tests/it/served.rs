@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use broker::Broker;
+use broker::MessageBroker;
 use identity::{Identity, IssueOptions, Pki, ServiceName, SigningKey, TrustDomain};
 use kv::Kv;
 use model::{ActorId, CorrelationId, TenantId};
@@ -17,20 +17,20 @@ use proto::v1::actor_service_client::ActorServiceClient;
 use proto::v1::context_service_client::ContextServiceClient;
 use proto::v1::saga_service_client::SagaServiceClient;
 use rpc::{Channel, ErrorView, Mount, Server, TlsFiles};
-use saga::health::Health;
-use saga::lane::Surroundings;
+use saga::health::SagaHealth;
+use saga::lane::LaneEnvironment;
 use saga::lane::backlog::OUTBOX_ROWS_MAX;
 use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
 use saga::metrics::Metrics;
-use saga::placement::{LANES_MAX, Role};
+use saga::placement::{LANES_MAX, SagaReplicaRole};
 use saga::sagas::{SAGA_LETTERS_MAX, SagaLane};
-use saga::seeing::Seeing;
-use saga::tenants::Tenants;
+use saga::tenants::TenantRegistry;
+use saga::visibility::SagaVisibility;
 use saga::{App, Config, Deps};
 use service::Shutdown;
-use store::{EmbeddedStore, KvStore, LaneKey, MachineClock, RowKey, SharedStore};
+use store::{EmbeddedStore, KvStore, LaneKey, RowKey, SharedStore, WallClock};
 use tempfile::TempDir;
-use testkit::{NatsServer, PATIENCE, Process, RedisServer, free_port, wait_until};
+use testkit::{NatsServer, PATIENCE, RedisServer, TestProcess, free_port, wait_until};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
@@ -64,7 +64,7 @@ struct State {
 }
 
 impl Aggregates {
-    /// What was done for a correlation, each command once.
+    /// Lists what was done for a correlation, each command once.
     pub(crate) fn done(&self, correlation: &str) -> Vec<String> {
         let state = self.0.lock().expect("no test panicked with it");
         let of = state.done.values().filter(|(_, whose)| whose == correlation);
@@ -181,7 +181,7 @@ impl Suite {
         if let Some(place) = crash_at {
             command.env("MYCORA_CRASH_AT", place);
         }
-        let mut process = Process::spawn("mycora-saga", &mut command);
+        let mut process = TestProcess::spawn("mycora-saga", &mut command);
         process.wait_for_line("saga started", PATIENCE);
         ServedProcess { process, address }
     }
@@ -229,7 +229,7 @@ impl Suite {
         Channel::remote(&format!("https://{address}"), &tls, None).expect("a way")
     }
 
-    /// What was written down of sagas in the first context: the method with what it was for, the oldest first.
+    /// Lists the audit records of sagas in the first context: the method with what it was for, the oldest first.
     pub(crate) async fn audit(&self) -> Vec<String> {
         let channel = self.channel(self.storage, Identity::Actor(ActorId(ADMIN)));
         let request = v1::ListAuditEntriesRequest { context_id: 1, page_size: 1000, ..Default::default() };
@@ -258,7 +258,7 @@ async fn serve(mount: Mount, tls: &TlsFiles, shutdown: &Shutdown) -> SocketAddr 
 /// A store in Redis, or in a directory of the suite.
 async fn open(suite: &Suite, redis: Option<&RedisServer>) -> Arc<dyn KvStore> {
     let Some(redis) = redis else {
-        let store = EmbeddedStore::open(&suite.dir().join("store"), STORE_BYTES_MAX, MachineClock);
+        let store = EmbeddedStore::open(&suite.dir().join("store"), STORE_BYTES_MAX, WallClock);
         return Arc::new(store.expect("a new store"));
     };
     let kv = Kv::new(redis.url().parse().expect("a URL"));
@@ -268,7 +268,7 @@ async fn open(suite: &Suite, redis: Option<&RedisServer>) -> Arc<dyn KvStore> {
 
 /// The service as a process.
 pub(crate) struct ServedProcess {
-    pub(crate) process: Process,
+    pub(crate) process: TestProcess,
     address: SocketAddr,
 }
 
@@ -298,27 +298,27 @@ pub(crate) enum Rows {
 pub(crate) struct With<'a> {
     /// The manifest.
     pub(crate) manifest: &'a str,
-    /// Whether there are tenants.
+    /// True if there are tenants.
     pub(crate) tenants: bool,
-    /// Whether it has the way to storage.
+    /// True if the service has the way to storage.
     pub(crate) storage: bool,
-    /// What it does.
-    pub(crate) role: Role,
-    /// What the tenants file says, where there are tenants.
+    /// Role of the service.
+    pub(crate) role: SagaReplicaRole,
+    /// Content of the tenants file, where there are tenants.
     pub(crate) tenants_file: &'a str,
     /// Where rows are kept.
     pub(crate) rows: Rows,
     /// Lanes that it owns at most.
     pub(crate) lanes_max: usize,
-    /// What stands between it and its broker.
-    pub(crate) broker: Option<Between<dyn Broker>>,
-    /// What stands between it and its store.
+    /// Layer between the service and its broker.
+    pub(crate) broker: Option<Between<dyn MessageBroker>>,
+    /// Layer between the service and its store.
     pub(crate) store: Option<Between<dyn KvStore>>,
 }
 
 impl Default for With<'_> {
     fn default() -> Self {
-        let role = Role { sagas: true, effects: false };
+        let role = SagaReplicaRole { sagas: true, effects: false };
         Self {
             manifest: ORDER,
             tenants: true,
@@ -337,9 +337,9 @@ impl Default for With<'_> {
 pub(crate) struct Served {
     pub(crate) app: Arc<App>,
     pub(crate) aggregates: Aggregates,
-    pub(crate) broker: Arc<dyn Broker>,
+    pub(crate) broker: Arc<dyn MessageBroker>,
     pub(crate) store: Arc<dyn KvStore>,
-    /// What it counts.
+    /// Registry of the service's metrics.
     pub(crate) registry: prometheus::Registry,
     /// Begun where the service was drained, which its process would end by.
     pub(crate) drained: Shutdown,
@@ -376,18 +376,18 @@ impl Served {
             broker.ensure_stream(&stream).await.expect("a stream");
         }
         let tenants = if with.tenants {
-            Tenants::read("tenants", with.tenants_file).expect("good")
+            TenantRegistry::read("tenants", with.tenants_file).expect("good")
         } else {
-            Tenants::single(1)
+            TenantRegistry::single(1)
         };
         let config = Config {
             role: with.role,
             manifests: Some(manifests),
             tenants,
             secrets: None,
-            replica: saga::placement::Identity::new(REPLICA, 1).expect("a name"),
+            replica: saga::placement::SagaReplicaIdentity::new(REPLICA, 1).expect("a name"),
             grace: Duration::ZERO,
-            seeing: Seeing::default(),
+            seeing: SagaVisibility::default(),
             lanes_max: with.lanes_max,
         };
         let us = Identity::Service(ServiceName::Saga);
@@ -507,14 +507,15 @@ impl Served {
                 definitions: self.app.definitions(),
                 letters_max: SAGA_LETTERS_MAX,
                 gateway: Arc::new(self.aggregates.clone()),
-                around: Surroundings {
+                around: LaneEnvironment {
                     store: Arc::clone(&self.store),
                     broker: Arc::clone(&self.broker),
                     metrics: Arc::new(
-                        Metrics::new(&prometheus::Registry::new(), Seeing::default()).expect("new names"),
+                        Metrics::new(&prometheus::Registry::new(), SagaVisibility::default())
+                            .expect("new names"),
                     ),
-                    health: Health::default(),
-                    bounds: saga::lane::bounds::Bounds::default(),
+                    health: SagaHealth::default(),
+                    bounds: saga::lane::in_flight::InFlightLimits::default(),
                     outbox_rows_max: OUTBOX_ROWS_MAX,
                     ack_wait: saga::lane::source::ACK_WAIT,
                     streams_made: crate::streams::made(),
@@ -529,17 +530,17 @@ impl Served {
         stop
     }
 
-    /// What is kept of an instance of the first tenant.
-    pub(crate) async fn summary(&self, correlation: &str) -> Option<saga::sagas::Summary> {
+    /// Returns what is kept of an instance of the first tenant.
+    pub(crate) async fn summary(&self, correlation: &str) -> Option<saga::sagas::InstanceSummary> {
         let correlation: CorrelationId = correlation.parse().expect("a correlation");
         let tenant: TenantId = ACME.parse().expect("a tenant");
         let shard = workflow::lane::shard(&tenant, &correlation, SHARDS);
         let lane = LaneKey::new(&format!("s:{tenant}:order:{shard}"));
-        let key = RowKey::new(workflow::Key::saga(&correlation).as_str());
+        let key = RowKey::new(workflow::LaneRowKey::saga(&correlation).as_str());
         let rows = self.store.read(&lane, &[key]).await.expect("it can be read");
         let row = rows.into_iter().next().flatten()?;
         let record = workflow::instance::decode(&row.value).expect("a record");
-        saga::sagas::Summary::of(&record)
+        saga::sagas::InstanceSummary::of(&record)
     }
 }
 

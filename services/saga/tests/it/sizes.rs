@@ -1,13 +1,13 @@
-//! What is large: work and results up to their limits, what is beyond them, and a server that takes less than it has to.
+//! Large data: work and results up to their limits, what is beyond them, and a server that takes less than it has to.
 
 use std::sync::Arc;
 
 use model::EffectState;
 use testkit::{PATIENCE, wait_until};
 use workflow::Json;
-use workflow::input::{CALL_BYTES_MAX, Outcome, WORK_BYTES_MAX};
-use workflow::key::Table;
-use workflow::ledger::Answer;
+use workflow::input::{CALL_BYTES_MAX, CommandOutcome, WORK_BYTES_MAX};
+use workflow::key::StoreTable;
+use workflow::ledger::ProviderAnswer;
 
 use crate::effects::{Upstream, command, manifest};
 use crate::everywhere::everywhere;
@@ -50,7 +50,7 @@ fn quotes(bytes: usize) -> String {
 
 async fn work_has_its_size_and_no_more(mut world: World) {
     world.apply(BIG).await;
-    world.serve(|_| Some((Outcome::Succeeded, Json::Null))).await;
+    world.serve(|_| Some((CommandOutcome::Succeeded, Json::Null))).await;
     world.follow().await;
     world.own();
     // The largest texts that two of them have room in one piece of work.
@@ -79,32 +79,33 @@ async fn work_has_its_size_and_no_more(mut world: World) {
     world.wait_for("last", "completed").await;
     let letter = world.row(&format!("dead:grows:{:020}", 0)).await.expect("a letter");
     assert!(String::from_utf8_lossy(&letter).contains("as it is kept, at most"));
-    assert_eq!(world.count(Table::Dead).await, 2);
+    assert_eq!(world.count(StoreTable::Dead).await, 2);
     let ended = world.stop().await;
-    assert!(matches!(ended, saga::lane::Ended::Stopped { .. }), "{ended}");
+    assert!(matches!(ended, saga::lane::LaneExit::Stopped { .. }), "{ended}");
 }
 
 async fn a_result_that_is_not_kept_is_told_as_one(mut world: World) {
     world.apply(&manifest("retry")).await;
     world.results().await;
     let text = |bytes: usize| Json::text("x".repeat(bytes - 2));
-    let answers = [300_000, 600_000, 900_000, CALL_BYTES_MAX - 1].map(|bytes| Answer::Succeeded(text(bytes)));
+    let answers =
+        [300_000, 600_000, 900_000, CALL_BYTES_MAX - 1].map(|bytes| ProviderAnswer::Succeeded(text(bytes)));
     world.own_effect(Arc::new(Upstream::with(answers)));
     for (number, input, outcome) in [
-        (1, text(400_000), Outcome::Succeeded),
-        (2, text(400_000), Outcome::Failed),
-        (3, Json::Int(3), Outcome::Succeeded),
-        (4, Json::Int(4), Outcome::Succeeded),
+        (1, text(400_000), CommandOutcome::Succeeded),
+        (2, text(400_000), CommandOutcome::Failed),
+        (3, Json::Int(3), CommandOutcome::Succeeded),
+        (4, Json::Int(4), CommandOutcome::Succeeded),
     ] {
         world.command(&command(number, input), &format!("m-{number}")).await;
         let result = world.result().await;
         assert_eq!(
             (result.result_type, result.may_have_happened),
-            (outcome, outcome == Outcome::Failed),
+            (outcome, outcome == CommandOutcome::Failed),
             "{number}"
         );
         let is_named = result.payload.to_string().contains("result_too_large");
-        assert_eq!(is_named, outcome == Outcome::Failed, "{number}");
+        assert_eq!(is_named, outcome == CommandOutcome::Failed, "{number}");
         let ended = if is_named { EffectState::Failed } else { EffectState::Succeeded };
         assert_eq!(world.call(number).await.state, ended);
     }
@@ -115,12 +116,12 @@ async fn a_stream_that_is_not_there_is_named() {
     let mut world = World::simulated().await;
     let simulated = world.simulated.clone().expect("a simulation");
     world.apply(BIG).await;
-    world.serve(|_| Some((Outcome::Succeeded, Json::Null))).await;
+    world.serve(|_| Some((CommandOutcome::Succeeded, Json::Null))).await;
     world.follow().await;
     simulated.delete_stream("AGGREGATE_EVENTS");
     world.own();
     let named = async || {
-        let found = world.readiness.troubles();
+        let found = world.readiness.problems();
         found.into_iter().find(|(name, _)| name == "stream AGGREGATE_EVENTS")
     };
     let (_, why) = wait_until(named, PATIENCE, "it is named").await;
@@ -129,7 +130,7 @@ async fn a_stream_that_is_not_there_is_named() {
     world.make_aggregates().await;
     world.event("Order", "e-1", "OrderPlaced", "c", &quotes(10)).await;
     world.wait_for("c", "completed").await;
-    assert_eq!(world.readiness.troubles(), []);
+    assert_eq!(world.readiness.problems(), []);
 }
 
 #[tokio::test]
@@ -137,7 +138,7 @@ async fn a_message_that_the_server_refuses_waits_until_it_is_taken() {
     let mut world = World::simulated().await;
     let simulated = world.simulated.clone().expect("a simulation");
     world.apply(BIG).await;
-    world.serve(|_| Some((Outcome::Succeeded, Json::Null))).await;
+    world.serve(|_| Some((CommandOutcome::Succeeded, Json::Null))).await;
     world.follow().await;
     world.own();
     // An event fits, and the work that has its text twice does not.
@@ -145,7 +146,7 @@ async fn a_message_that_the_server_refuses_waits_until_it_is_taken() {
     world.event("Order", "e-1", "OrderPlaced", "c", &quotes(7_000)).await;
     world.event("Order", "e-2", "OrderPlaced", "d", &quotes(10)).await;
     let named = async || {
-        let found = world.readiness.troubles();
+        let found = world.readiness.problems();
         found.into_iter().find(|(name, _)| name == "nats server").map(|(_, why)| why)
     };
     let why = wait_until(named, PATIENCE, "it is named").await;
@@ -155,5 +156,5 @@ async fn a_message_that_the_server_refuses_waits_until_it_is_taken() {
         world.wait_for(order, "completed").await;
     }
     assert_eq!(world.witness.deeds().len(), 4, "nothing was given up");
-    wait_until(async || world.readiness.troubles().is_empty().then_some(()), PATIENCE, "it is well").await;
+    wait_until(async || world.readiness.problems().is_empty().then_some(()), PATIENCE, "it is well").await;
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use identity::{Identity, IssueOptions, Pki, ServiceName, TrustDomain};
 use model::Timestamp;
-use saga::placement::Role;
+use saga::placement::SagaReplicaRole;
 use tempfile::TempDir;
-use testkit::{NatsServer, PATIENCE, Process, RedisServer, wait_until};
+use testkit::{NatsServer, PATIENCE, RedisServer, TestProcess, wait_until};
 
 use crate::clock::{ByHand, SetForward};
 use crate::process::{Upstream, command};
@@ -71,7 +71,7 @@ fn start(
     name: &str,
     (dir, nats, redis): (&TempDir, &NatsServer, &RedisServer),
     library: &PathBuf,
-) -> Process {
+) -> TestProcess {
     let mut command: Command = command(dir.path(), nats);
     command
         .args(["--redis-url", &redis.tcp_url(), "--replica", name])
@@ -80,7 +80,7 @@ fn start(
         .env("LD_PRELOAD", library)
         .env("FAKETIME", off)
         .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-    let mut process = Process::spawn(name, &mut command);
+    let mut process = TestProcess::spawn(name, &mut command);
     let line = process.wait_for_line("saga started", PATIENCE);
     let (now, told) = (Timestamp::now(), line.split([' ', '"']).find_map(Timestamp::from_rfc3339));
     let told = told.expect("the moment by its clock");
@@ -89,7 +89,7 @@ fn start(
 }
 
 /// Places orders of which every second one is paid, and waits until they have ended as they should, each at its time.
-async fn order(broker: &dyn broker::Broker, upstream: &Upstream, name: &str) {
+async fn order(broker: &dyn broker::MessageBroker, upstream: &Upstream, name: &str) {
     const ORDERS: usize = 20;
     let (shipped, released) = (upstream.count("/ship"), upstream.count("/release"));
     let begin = Instant::now();
@@ -155,7 +155,7 @@ async fn a_clock_of_a_store_that_is_set_back_is_told() {
     let by_hand = clock.clone();
     let with = With {
         rows: Rows::Directory,
-        role: Role { sagas: true, effects: false },
+        role: SagaReplicaRole { sagas: true, effects: false },
         store: Some(Box::new(move |_, store| std::sync::Arc::new(ByHand { store, clock: by_hand }))),
         ..With::default()
     };

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use saga::definitions::Definitions;
-use store::{EmbeddedStore, MachineClock};
-use testkit::{NatsServer, PATIENCE, Process};
+use store::{EmbeddedStore, WallClock};
+use testkit::{NatsServer, PATIENCE, TestProcess};
 
 use crate::process::{ReplicaProcess, Upstream, command, prepare};
 use crate::replicas::{LANES, MANIFEST};
@@ -18,14 +18,14 @@ const MISCONFIGURED: Option<i32> = Some(2);
 fn refused(dir: &Path, nats: &NatsServer, arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = command(dir, nats);
     let mut process =
-        Process::spawn("refused", command.args(["--ops-listen", "127.0.0.1:0"]).args(arguments));
+        TestProcess::spawn("refused", command.args(["--ops-listen", "127.0.0.1:0"]).args(arguments));
     let status = process.wait(PATIENCE);
     let said = process.output();
     assert!(!said.contains("saga started"), "{said}");
     (status.code(), said)
 }
 
-/// What a process reads, with the manifest of replicas.
+/// Prepares the files that a process reads, with the manifest of replicas.
 fn prepared() -> (tempfile::TempDir, NatsServer, String) {
     let (dir, nats) = (tempfile::tempdir().expect("a directory"), NatsServer::start());
     prepare(dir.path(), MANIFEST, &Upstream::start());
@@ -77,7 +77,7 @@ async fn bad_manifests_are_all_told_and_nothing_in_force_changes() {
     good.process.terminate();
     assert!(good.process.wait(PATIENCE).success(), "{}", good.process.output());
     let in_force = async || {
-        let rows = EmbeddedStore::open(Path::new(&store), 64 << 20, MachineClock).expect("the store");
+        let rows = EmbeddedStore::open(Path::new(&store), 64 << 20, WallClock).expect("the store");
         let definitions = Definitions::new(Arc::new(rows));
         let now = definitions.refresh().await.expect("it can be read");
         let sagas: Vec<_> = now.catalog.sagas().map(|saga| (saga.name.to_string(), saga.hash)).collect();

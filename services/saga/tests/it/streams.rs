@@ -1,32 +1,33 @@
-//! What tests publish and read beside the lanes.
+//! Streams that tests publish to and read beside the lanes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use broker::{
-    Broker, CursorSpec, Headers, JetStream, JetStreamOptions, Outgoing, PullLimit, Start, StreamSpec,
+    CursorSpec, CursorStart, Headers, JetStream, JetStreamOptions, MessageBroker, Publication, PullLimit,
+    StreamSpec,
 };
 use bytes::Bytes;
 use model::CorrelationId;
 use saga::lane::{AGGREGATE_EVENTS, WORKFLOW_EVENTS, streams};
-use saga::sagas::AnswerRow;
+use saga::sagas::VerbAnswerRow;
 use testkit::{NatsServer, PATIENCE, wait_until};
 use tokio::sync::SetOnce;
-use workflow::input::{Outcome, Verb};
+use workflow::input::{CommandOutcome, Verb};
 use workflow::message::{AnswerMessage, EffectCommand, EffectResult, FactMessage, ReplyAddress, VerbMessage};
-use workflow::{Json, Subject, message};
+use workflow::{Json, MessageSubject, message};
 
 use crate::world::TENANT;
 
 /// Connects to a server.
-pub(crate) async fn connect(nats: &NatsServer) -> Arc<dyn Broker> {
+pub(crate) async fn connect(nats: &NatsServer) -> Arc<dyn MessageBroker> {
     println!("nats-server {}", nats.info());
     connect_to(&nats.url()).await
 }
 
 /// Connects to a server at a URL.
-pub(crate) async fn connect_to(url: &str) -> Arc<dyn Broker> {
+pub(crate) async fn connect_to(url: &str) -> Arc<dyn MessageBroker> {
     let broker = JetStream::start(JetStreamOptions::new(url)).expect("options");
     let mut connection = broker.connection();
     let connected = connection.wait_for(|connection| connection.connected);
@@ -39,15 +40,15 @@ pub(crate) fn made() -> Arc<SetOnce<()>> {
     Arc::new(SetOnce::new_with(Some(())))
 }
 
-pub(crate) async fn publish(broker: &dyn Broker, outgoing: Outgoing) {
+pub(crate) async fn publish(broker: &dyn MessageBroker, outgoing: Publication) {
     let publish = || async { broker.publish(outgoing.clone()).await.ok()?.await.ok() };
     wait_until(publish, PATIENCE, "it is stored").await;
 }
 
 pub(crate) async fn publish_result(
-    broker: &dyn Broker,
+    broker: &dyn MessageBroker,
     command: &EffectCommand,
-    outcome: Outcome,
+    outcome: CommandOutcome,
     payload: Json,
 ) {
     let result = EffectResult {
@@ -65,20 +66,20 @@ pub(crate) async fn publish_result(
         format!("tenant.{}.effect_result.{}.{}", command.tenant_id, command.effect_name, command.command_id);
     let message_id = format!("result-{}", command.command_id);
     let payload = Bytes::from(message::write(&result));
-    publish(broker, Outgoing { subject, message_id, headers: Headers::new(), payload }).await;
+    publish(broker, Publication { subject, message_id, headers: Headers::new(), payload }).await;
 }
 
 /// Asks something of an instance, by a request and a message of these ids, and waits for the answer.
 pub(crate) async fn ask(
-    broker: &dyn Broker,
+    broker: &dyn MessageBroker,
     saga: &str,
     (request, message_id): (&str, &str),
     correlation: &str,
     verb: Verb,
-) -> AnswerRow {
+) -> VerbAnswerRow {
     let mut inbox = broker.inbox().await.expect("an inbox");
     let correlation: CorrelationId = correlation.parse().expect("a correlation");
-    let subject = Subject::workflow(&saga.parse().expect("a name"), &correlation);
+    let subject = MessageSubject::workflow(&saga.parse().expect("a name"), &correlation);
     let verb = VerbMessage {
         tenant_id: TENANT.to_owned(),
         request_id: request.to_owned(),
@@ -92,7 +93,7 @@ pub(crate) async fn ask(
     let subject = subject.of(&TENANT.parse().expect("a tenant"));
     let payload = Bytes::from(message::write(&verb));
     let message_id = message_id.to_owned();
-    publish(broker, Outgoing { subject, message_id, headers: Headers::new(), payload }).await;
+    publish(broker, Publication { subject, message_id, headers: Headers::new(), payload }).await;
     let answer = tokio::time::timeout(PATIENCE, inbox.next()).await.expect("in time").expect("an answer");
     let answer: AnswerMessage<_> = serde_json::from_slice(&answer).expect("an answer");
     assert_eq!(answer.token, request);
@@ -101,14 +102,19 @@ pub(crate) async fn ask(
 
 /// Reads a stream over everything that happens to its connection.
 pub(crate) struct Reader {
-    broker: Arc<dyn Broker>,
+    broker: Arc<dyn MessageBroker>,
     spec: CursorSpec,
     deliveries: Box<dyn broker::Deliveries>,
 }
 
 impl Reader {
-    pub(crate) async fn open(broker: &Arc<dyn Broker>, stream: &str, consumer: &str, filter: &str) -> Self {
-        let spec = CursorSpec::new(stream, consumer, filter, Start::After(0));
+    pub(crate) async fn open(
+        broker: &Arc<dyn MessageBroker>,
+        stream: &str,
+        consumer: &str,
+        filter: &str,
+    ) -> Self {
+        let spec = CursorSpec::new(stream, consumer, filter, CursorStart::After(0));
         let deliveries = broker.open(&spec).await.expect("a cursor");
         Self { broker: Arc::clone(broker), spec, deliveries }
     }
@@ -124,7 +130,7 @@ impl Reader {
         loop {
             if let Ok(delivered) = self.deliveries.next(room).await {
                 delivered.receipt.ack();
-                self.spec.start = Start::After(delivered.sequence);
+                self.spec.start = CursorStart::After(delivered.sequence);
                 return (delivered.stored_millis, delivered.payload);
             }
             let broker = Arc::clone(&self.broker);
@@ -137,7 +143,7 @@ impl Reader {
 
 /// Publishes an event of an aggregate, and makes the stream for those where there is none.
 pub(crate) async fn publish_event(
-    broker: &dyn Broker,
+    broker: &dyn MessageBroker,
     aggregate: &str,
     id: &str,
     kind: &str,
@@ -149,7 +155,7 @@ pub(crate) async fn publish_event(
 
 /// Publishes an event of an aggregate of a tenant.
 pub(crate) async fn publish_event_of(
-    broker: &dyn Broker,
+    broker: &dyn MessageBroker,
     tenant: &str,
     aggregate: &str,
     id: &str,
@@ -159,7 +165,7 @@ pub(crate) async fn publish_event_of(
     let body = format!(
         r#"{{"event_id":"{id}","type":"{kind}","data":{data},"metadata":{{"correlation_id":"{correlation}"}}}}"#
     );
-    let outgoing = Outgoing {
+    let outgoing = Publication {
         subject: format!("tenant.{tenant}.aggregate.{aggregate}.x"),
         message_id: format!("{tenant}-{id}"),
         headers: Headers::new(),
@@ -168,17 +174,17 @@ pub(crate) async fn publish_event_of(
     publish(broker, outgoing).await;
 }
 
-/// What becomes of instances, to whoever follows it over everything that happens to the connection.
+/// Projection of instances that follows facts over everything that happens to the connection.
 pub(crate) struct Projection(Reader);
 
 impl Projection {
     /// Makes all streams, and follows what is the tenant's.
-    pub(crate) async fn open(broker: &Arc<dyn Broker>) -> Self {
+    pub(crate) async fn open(broker: &Arc<dyn MessageBroker>) -> Self {
         Self::open_of(broker, TENANT).await
     }
 
     /// Makes all streams, and follows what is this tenant's, or with `*` everybody's.
-    pub(crate) async fn open_of(broker: &Arc<dyn Broker>, tenant: &str) -> Self {
+    pub(crate) async fn open_of(broker: &Arc<dyn MessageBroker>, tenant: &str) -> Self {
         let [commands, events] = streams(true);
         for stream in [commands, events, aggregates()] {
             broker.ensure_stream(&stream).await.expect("a stream");
@@ -203,7 +209,7 @@ impl Projection {
 pub(crate) struct Results(Reader);
 
 impl Results {
-    pub(crate) async fn open(broker: &Arc<dyn Broker>) -> Self {
+    pub(crate) async fn open(broker: &Arc<dyn MessageBroker>) -> Self {
         let filter = format!("tenant.{TENANT}.effect_result.*.*");
         Self(Reader::open(broker, WORKFLOW_EVENTS, "results", &filter).await)
     }
@@ -217,5 +223,5 @@ impl Results {
 
 /// The stream of aggregates, which is not ours.
 pub(crate) fn aggregates() -> StreamSpec {
-    StreamSpec::ours(AGGREGATE_EVENTS, &["tenant.*.aggregate.*.*"], Duration::from_secs(86_400))
+    StreamSpec::managed(AGGREGATE_EVENTS, &["tenant.*.aggregate.*.*"], Duration::from_secs(86_400))
 }

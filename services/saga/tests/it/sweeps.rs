@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use model::BlobHash;
 use saga::definitions::Definitions;
-use saga::tenants::Tenants;
-use workflow::manifest::{self, Definition};
+use saga::tenants::TenantRegistry;
+use workflow::manifest::{self, ManifestDefinition};
 
 use crate::world::World;
 
@@ -23,14 +23,14 @@ fn version(version: u32, migrate: &str) -> String {
 
 fn hash(text: &str) -> BlobHash {
     let documents = manifest::read("m", text).expect("good");
-    assert!(matches!(documents[0].definition, Definition::Saga(_)));
+    assert!(matches!(documents[0].definition, ManifestDefinition::Saga(_)));
     documents[0].hash
 }
 
 async fn world() -> World {
     let mut world = World::simulated().await;
     world.follow().await;
-    let tenants = Tenants::read("t", "acme: { context: 1 }").expect("good");
+    let tenants = TenantRegistry::read("t", "acme: { context: 1 }").expect("good");
     assert!(world.definitions.replace(None, Some(&tenants), 0, Vec::new()).await.expect("kept"));
     world
 }

@@ -1,12 +1,12 @@
-//! What a collector of traces is told of a saga: spans that are joined, and nothing of what they carry.
+//! Traces of a saga, as a collector gets them: spans that are joined, and nothing of what they carry.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use broker::Broker;
+use broker::MessageBroker;
 use saga::metrics::Metrics;
-use saga::seeing::Seeing;
-use testkit::{Log, NatsServer, PATIENCE, wait_until};
+use saga::visibility::SagaVisibility;
+use testkit::{NatsServer, PATIENCE, TestLog, wait_until};
 use workflow::message::FactMessage;
 use workflow::step::HELD_MAX;
 
@@ -15,7 +15,7 @@ use crate::process::{Commands, ReplicaProcess, Upstream, command, prepare};
 use crate::streams::{Projection, aggregates, connect, publish};
 use crate::world::World;
 
-/// What is in the payload of everything.
+/// Text in the payload of everything.
 const PAYLOAD: &str = "payload-7d1f20";
 /// A correlation that is like nothing else.
 const CORRELATION: &str = "ann-3c5b@home.test";
@@ -45,11 +45,11 @@ effects:
 "#;
 
 /// Publishes an event that says where it is in a trace.
-async fn traced(broker: &dyn Broker, id: &str, kind: &str, place: &str) {
+async fn traced(broker: &dyn MessageBroker, id: &str, kind: &str, place: &str) {
     let body = format!(
         r#"{{"event_id":"{id}","type":"{kind}","data":{{"note":"{PAYLOAD}"}},"metadata":{{"correlation_id":"{CORRELATION}","traceparent":"00-{place}"}}}}"#
     );
-    let outgoing = broker::Outgoing {
+    let outgoing = broker::Publication {
         subject: format!("tenant.{}.aggregate.Order.o-1", crate::world::TENANT),
         message_id: id.to_owned(),
         headers: broker::Headers::new(),
@@ -58,7 +58,7 @@ async fn traced(broker: &dyn Broker, id: &str, kind: &str, place: &str) {
     publish(broker, outgoing).await;
 }
 
-/// What became of one order: its spans, the log, and the metrics.
+/// Telemetry of one order: its spans, the log, and the metrics.
 struct Told {
     spans: Vec<Span>,
     bytes: Vec<u8>,
@@ -71,7 +71,7 @@ async fn one_order(dir: &Path, arguments: &[&str]) -> Told {
     let (nats, upstream, collector) =
         (NatsServer::start(), Upstream::answering(r#"{"id":"payload-7d1f20"}"#), Collector::default());
     prepare(dir, SAGA, &upstream);
-    let broker: Arc<dyn Broker> = connect(&nats).await;
+    let broker: Arc<dyn MessageBroker> = connect(&nats).await;
     broker.ensure_stream(&aggregates()).await.expect("a stream");
     let mut starts = command(dir, &nats);
     starts.arg("--store-dir").arg(dir.join("store")).args(arguments).args(["--drain-secs", "5"]);
@@ -187,9 +187,9 @@ async fn correlations_are_hashes_where_the_operator_wants_that() {
 #[tokio::test]
 async fn lines_of_the_log_have_the_hash_of_a_correlation() {
     for redacts_correlations in [true, false] {
-        let log = Log::of_this_thread();
+        let log = TestLog::of_this_thread();
         let mut world = World::simulated().await;
-        let seeing = Seeing { redacts_correlations, ..Seeing::default() };
+        let seeing = SagaVisibility { redacts_correlations, ..SagaVisibility::default() };
         world.registry = prometheus::Registry::new();
         world.metrics = Arc::new(Metrics::new(&world.registry, seeing).expect("new names"));
         world.apply(&SAGA.replace("ADDRESS", "127.0.0.1:1")).await;

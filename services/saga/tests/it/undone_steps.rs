@@ -9,7 +9,7 @@ use saga::sagas::VerbOutcome;
 use tempfile::TempDir;
 use testkit::{NatsServer, PATIENCE, wait_until};
 use workflow::Json;
-use workflow::input::{Outcome, Verb};
+use workflow::input::{CommandOutcome, Verb};
 
 use crate::crashes::{Mortal, standing};
 use crate::process::{self, Commands, Upstream};
@@ -94,16 +94,16 @@ fn manifest(sagas: &[String]) -> String {
     format!("{}\n---{PROVIDER}{}", sagas.join("---\n"), EFFECTS.map(effect).concat())
 }
 
-/// What is expected of an order.
+/// Expectation for an order.
 struct Expected {
     saga: &'static str,
-    /// What becomes of it.
+    /// End of the order.
     end: &'static str,
     /// Steps that are undone, in this order.
     undone: Vec<usize>,
 }
 
-/// What orders stand on, and what is seen of them from outside.
+/// Servers and files that orders need, and what is seen of them from outside.
 struct Scene {
     nats: NatsServer,
     upstream: Upstream,
@@ -129,7 +129,7 @@ impl Scene {
         self.expected.insert(order, Expected { saga, end, undone: (0..before).rev().collect() });
     }
 
-    async fn place_all(&self, broker: &dyn broker::Broker) {
+    async fn place_all(&self, broker: &dyn broker::MessageBroker) {
         for (order, Expected { saga, .. }) in &self.expected {
             let data = format!("{{\"id\":\"{order}\"}}");
             publish_event(broker, "Order", &format!("p-{order}"), saga, order, &data).await;
@@ -314,7 +314,7 @@ async fn compensation_that_fails_for_good(mut world: World) {
                         && has_failed.lock().expect("no panic").insert(command.reply_to.correlation.clone())
                 }
             };
-            let outcome = if fails { Outcome::Failed } else { Outcome::Succeeded };
+            let outcome = if fails { CommandOutcome::Failed } else { CommandOutcome::Succeeded };
             Some((outcome, Json::object([("code", Json::text("gone"))])))
         })
         .await;

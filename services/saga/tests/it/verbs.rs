@@ -12,10 +12,10 @@ use identity::Identity;
 use model::SagaStatus;
 use proto::v1;
 use rpc::ErrorView;
-use saga::placement::Role;
+use saga::placement::SagaReplicaRole;
 use testkit::{PATIENCE, wait_until};
 use tonic::{Code, Request};
-use workflow::key::Table;
+use workflow::key::StoreTable;
 
 use crate::crashes::Kept;
 use crate::served::{
@@ -342,7 +342,9 @@ async fn a_dry_run_tells_what_would_follow_and_leaves_nothing() {
     // What was under way before may have been sent meanwhile; nothing came to it.
     let is_new = |row: &&(String, bytes::Bytes)| row.0.starts_with("outbox:") && !before.contains(row);
     assert_eq!(now.iter().filter(is_new).count(), 0);
-    for table in [Table::Saga, Table::Journal, Table::Request, Table::Dedupe, Table::Due] {
+    for table in
+        [StoreTable::Saga, StoreTable::Journal, StoreTable::Request, StoreTable::Dedupe, StoreTable::Due]
+    {
         let of = |rows: &[(String, bytes::Bytes)]| {
             let range = table.range();
             let of = rows
@@ -470,7 +472,7 @@ async fn data_are_taken_up_to_their_limit_and_as_deep_as_they_are_read() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_without_an_owner_answers_when_it_has_one() {
-    let with = With { role: Role { sagas: false, effects: true }, ..With::default() };
+    let with = With { role: SagaReplicaRole { sagas: false, effects: true }, ..With::default() };
     let served = Served::with(with).await;
     let start = verb!(
         StartSagaRequest, "o-1", request_id: "r-1".to_owned(), data_json: r#"{"id":"o-1"}"#.to_owned()

@@ -3,7 +3,7 @@
 use identity::Identity;
 use proto::v1;
 use proto::v1::SagaFindingKind as Kind;
-use saga::tenants::Tenants;
+use saga::tenants::TenantRegistry;
 use testkit::{NatsServer, PATIENCE, wait_until};
 use tonic::Code;
 
@@ -37,7 +37,7 @@ async fn until_explained(served: &Served, correlation: &str, cause: Kind) -> v1:
 
 async fn with_quotas(served: &Served, quotas: &str) {
     let text = format!("acme: {{ context: 1, quotas: {quotas} }}\nother: {{ context: 2 }}\n");
-    let tenants = Tenants::read("t", &text).expect("good");
+    let tenants = TenantRegistry::read("t", &text).expect("good");
     let definitions = served.app.definitions();
     let revision = definitions.in_force().revision;
     assert!(definitions.replace(None, Some(&tenants), revision, Vec::new()).await.expect("kept"));

@@ -9,22 +9,24 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use broker::{
-    Broker, BrokerError, Connection, CursorSpec, CursorState, Delivered, Deliveries, Inbox, Lost, Outgoing,
-    Passed, Publishing, PullLimit, Server, StoredMessage, StreamSpec, StreamState, Version,
+    BrokerConnectionStatus, BrokerDescription, BrokerError, BrokerInbox, BrokerVersion, CursorError,
+    CursorProgress, CursorSpec, CursorState, Deliveries, MessageBroker, Publication, PublicationFuture,
+    PullLimit, StoredMessage, StreamDelivery, StreamSpec, StreamState,
 };
 use bytes::Bytes;
 use proto::v1;
-use saga::placement::Role;
+use saga::placement::SagaReplicaRole;
 use store::{
-    Batch, Beat, Caps, KvStore, LaneKey, Living, Measure, Outcome, Page, RowKey, StoreError, Versioned,
+    CommitOutcome, KvStore, LaneKey, RowBatch, RowKey, StoreCapabilities, StoreError, StoreHeartbeat,
+    StoreHeartbeatReply, StorePage, StoreUsage, VersionedValue,
 };
 use testkit::{PATIENCE, wait_until};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tonic::{Code, Status};
-use workflow::Lane;
-use workflow::subject::Source;
+use workflow::WorkflowLane;
+use workflow::subject::ConsumerSource;
 
 use crate::process::Upstream;
 use crate::served::{ACME, ADMIN, Between, ELSEWHERE, OTHER, Rows, Served, With};
@@ -73,7 +75,7 @@ enum Breach {
 
 /// A broker with a breach.
 struct Leaky {
-    broker: Arc<dyn Broker>,
+    broker: Arc<dyn MessageBroker>,
     breach: Breach,
 }
 
@@ -90,20 +92,20 @@ struct Disguised {
 
 #[async_trait]
 impl Deliveries for Disguised {
-    async fn next(&mut self, room: PullLimit) -> Result<Delivered, Lost> {
+    async fn next(&mut self, room: PullLimit) -> Result<StreamDelivery, CursorError> {
         let mut delivered = self.deliveries.next(room).await?;
         let foreign = format!("tenant.{}.", tenant_of(&delivered.subject));
         delivered.subject = delivered.subject.replacen(&foreign, &format!("tenant.{}.", self.tenant), 1);
         Ok(delivered)
     }
 
-    fn passed(&self) -> watch::Receiver<Passed> {
-        self.deliveries.passed()
+    fn progress(&self) -> watch::Receiver<CursorProgress> {
+        self.deliveries.progress()
     }
 }
 
 #[async_trait]
-impl Broker for Leaky {
+impl MessageBroker for Leaky {
     async fn open(&self, spec: &CursorSpec) -> Result<Box<dyn Deliveries>, BrokerError> {
         let tenant = tenant_of(&spec.filter);
         let everybody = spec.filter.replacen(&format!("tenant.{tenant}."), "tenant.*.", 1);
@@ -124,11 +126,11 @@ impl Broker for Leaky {
         }
     }
 
-    fn server(&self) -> Result<Server, BrokerError> {
+    fn server(&self) -> Result<BrokerDescription, BrokerError> {
         self.broker.server()
     }
 
-    fn connection(&self) -> watch::Receiver<Connection> {
+    fn connection(&self) -> watch::Receiver<BrokerConnectionStatus> {
         self.broker.connection()
     }
 
@@ -144,7 +146,7 @@ impl Broker for Leaky {
         self.broker.message(stream, sequence).await
     }
 
-    async fn publish(&self, outgoing: Outgoing) -> Result<Publishing, BrokerError> {
+    async fn publish(&self, outgoing: Publication) -> Result<PublicationFuture, BrokerError> {
         self.broker.publish(outgoing).await
     }
 
@@ -156,7 +158,7 @@ impl Broker for Leaky {
         self.broker.delete_cursor(stream, consumer).await
     }
 
-    async fn inbox(&self) -> Result<Inbox, BrokerError> {
+    async fn inbox(&self) -> Result<BrokerInbox, BrokerError> {
         self.broker.inbox().await
     }
 
@@ -202,40 +204,45 @@ impl Shared {
 
 #[async_trait]
 impl KvStore for Shared {
-    async fn commit(&self, batch: Batch) -> Result<Outcome, StoreError> {
-        self.0.commit(Batch { lane: Self::lane(&batch.lane), ..batch }).await
+    async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
+        self.0.commit(RowBatch { lane: Self::lane(&batch.lane), ..batch }).await
     }
 
-    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<Versioned>>, StoreError> {
+    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<VersionedValue>>, StoreError> {
         self.0.read(&Self::lane(lane), keys).await
     }
 
-    async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize) -> Result<Page, StoreError> {
+    async fn scan(
+        &self,
+        lane: &LaneKey,
+        range: Range<RowKey>,
+        limit: usize,
+    ) -> Result<StorePage, StoreError> {
         self.0.scan(&Self::lane(lane), range, limit).await
     }
 
-    async fn take(&self, lane: &LaneKey) -> Result<u64, StoreError> {
-        self.0.take(&Self::lane(lane)).await
+    async fn acquire_lane(&self, lane: &LaneKey) -> Result<u64, StoreError> {
+        self.0.acquire_lane(&Self::lane(lane)).await
     }
 
     async fn now(&self) -> Result<u64, StoreError> {
         self.0.now().await
     }
 
-    async fn beat(&self, beat: &Beat) -> Result<Living, StoreError> {
-        self.0.beat(beat).await
+    async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError> {
+        self.0.heartbeat(beat).await
     }
 
-    async fn measure(&self) -> Result<Measure, StoreError> {
+    async fn measure(&self) -> Result<StoreUsage, StoreError> {
         self.0.measure().await
     }
 
-    fn caps(&self) -> Caps {
-        self.0.caps()
+    fn capabilities(&self) -> StoreCapabilities {
+        self.0.capabilities()
     }
 }
 
-/// What is in the data of a tenant, and of no other.
+/// Returns the text in the data of a tenant, and of no other.
 fn data_of(tenant: &str) -> String {
     format!("data-of-{tenant}")
 }
@@ -296,7 +303,7 @@ pub(crate) async fn shown(served: &Served, actor: u32, tenant: &str) -> Result<S
     Ok(format!("{sagas:?}\n{}", all.join("\n")))
 }
 
-/// What is wrong with the walls, as far as it can be seen now.
+/// Lists what is wrong with the walls, as far as it can be seen now.
 async fn breaches(served: &Served) -> Vec<String> {
     let mut found = Vec::new();
     if served.metric("foreign_messages_total") > 0.0 {
@@ -326,7 +333,7 @@ async fn breaches(served: &Served) -> Vec<String> {
     found
 }
 
-/// Whether both tenants have come to where the data end.
+/// Returns true once both tenants have come to where the data end.
 async fn is_over(served: &Served) -> bool {
     let mut is_over = true;
     for (tenant, _) in BOTH {
@@ -350,11 +357,11 @@ async fn judge(served: &Served) -> Vec<String> {
 /// A service for both tenants, with one wall less.
 async fn served(upstream: &Upstream, with: With<'_>) -> Served {
     let manifest = MANIFEST.replace("ADDRESS", &upstream.address);
-    let role = Role { sagas: true, effects: true };
+    let role = SagaReplicaRole { sagas: true, effects: true };
     Served::with(With { manifest: &manifest, role, ..with }).await
 }
 
-fn leaky(breach: Breach) -> Option<Between<dyn Broker>> {
+fn leaky(breach: Breach) -> Option<Between<dyn MessageBroker>> {
     Some(Box::new(move |_, broker| Arc::new(Leaky { broker, breach })))
 }
 
@@ -424,16 +431,16 @@ async fn without_contexts_of_their_own_admins_see_both_tenants() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumer_whose_filters_are_ignored_stops_its_lane_and_no_other() {
     let upstream = Upstream::start();
-    let source = Source::Aggregate("Order".to_owned());
+    let source = ConsumerSource::Aggregate("Order".to_owned());
     let (tenant, saga) = (ACME.parse().expect("a tenant"), "order".parse().expect("a name"));
-    let lane = Lane::Saga { tenant, saga, shard: 0 };
+    let lane = WorkflowLane::Saga { tenant, saga, shard: 0 };
     let consumer = source.consumer(&lane);
-    let broker: Between<dyn Broker> = Box::new(|nats, broker| {
+    let broker: Between<dyn MessageBroker> = Box::new(|nats, broker| {
         Arc::new(Leaky { broker, breach: Breach::SeveralFilters(consumer, nats.address()) })
     });
     let served = served(&upstream, With { broker: Some(broker), ..With::default() }).await;
     let version = served.broker.server().expect("it is there").version.expect("a version");
-    if version >= (Version { major: 2, minor: 10, patch: 0 }) {
+    if version >= (BrokerVersion { major: 2, minor: 10, patch: 0 }) {
         assert_eq!(judge(&served).await, Vec::<String>::new(), "{version:?}");
         return;
     }

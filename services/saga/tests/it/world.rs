@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use broker::{Broker, Headers, Outgoing, Simulated};
+use broker::{Headers, MessageBroker, Publication, SimulatedBroker};
 use bytes::Bytes;
 use model::{CorrelationId, SagaStatus, TenantId};
 use saga::definitions::Definitions;
 use saga::effects::upstreams::Upstreams;
 use saga::effects::{EffectLane, OpenCalls};
-use saga::health::Health;
-use saga::lane::answers::WordAnswer;
-use saga::lane::bounds::Bounds;
-use saga::lane::{Ended, Surroundings, WORKFLOW_COMMANDS, WORKFLOW_EVENTS};
+use saga::health::SagaHealth;
+use saga::lane::answers::LaneRequestAnswer;
+use saga::lane::in_flight::InFlightLimits;
+use saga::lane::{LaneEnvironment, LaneExit, WORKFLOW_COMMANDS, WORKFLOW_EVENTS};
 use saga::metrics::Metrics;
-use saga::providers::Provider;
+use saga::providers::CallProvider;
 use saga::sagas::SagaLane;
 use serde::de::DeserializeOwned;
 use service::Readiness;
@@ -27,17 +27,17 @@ use testkit::{FaultProxy, NatsServer, PATIENCE, RedisServer};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use workflow::catalog::{Catalog, File};
-use workflow::input::{Outcome, Verb};
-use workflow::instance::{Entry, Record, decode};
+use workflow::catalog::{Catalog, LoadedManifest};
+use workflow::input::{CommandOutcome, Verb};
+use workflow::instance::{CorrelationEntry, CorrelationRecord, decode};
+use workflow::lane_request::{LaneRequestMessage, SagaLaneRequest};
 use workflow::ledger::CallRow;
 use workflow::message::{AnswerMessage, EffectCommand, EffectResult, FactMessage, ReplyAddress};
-use workflow::word::{SagaWord, WordMessage};
-use workflow::{Json, Key, manifest, message};
+use workflow::{Json, LaneRowKey, manifest, message};
 
+pub(crate) use crate::call_recorder::{Called, Witness};
 use crate::clock::SetForward;
 use crate::streams::{Reader, aggregates, ask, publish, publish_event, publish_result};
-pub(crate) use crate::witness::{Called, Witness};
 
 pub(crate) use self::making::Keeps;
 
@@ -45,9 +45,9 @@ pub(crate) const TENANT: &str = "acme";
 /// The effect whose lane tests own.
 pub(crate) const EFFECT: &str = "payment-reserve";
 
-type Answers = dyn Fn(&EffectCommand) -> Option<(Outcome, Json)> + Send + Sync;
+type Answers = dyn Fn(&EffectCommand) -> Option<(CommandOutcome, Json)> + Send + Sync;
 
-/// What a world stands on, which goes with it.
+/// Servers and files that a world uses, which go with it.
 #[derive(Default)]
 pub(crate) struct Ground {
     pub(crate) nats: Option<NatsServer>,
@@ -60,17 +60,17 @@ pub(crate) struct Ground {
 pub(crate) struct World {
     pub(crate) store: Arc<dyn KvStore>,
     /// The lane's.
-    pub(crate) broker: Arc<dyn Broker>,
-    /// That of everybody else.
-    pub(crate) outside: Arc<dyn Broker>,
-    pub(crate) simulated: Option<Simulated>,
+    pub(crate) broker: Arc<dyn MessageBroker>,
+    /// Broker connection of everybody else.
+    pub(crate) outside: Arc<dyn MessageBroker>,
+    pub(crate) simulated: Option<SimulatedBroker>,
     pub(crate) clock: SetForward,
     pub(crate) definitions: Arc<Definitions>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) registry: prometheus::Registry,
     pub(crate) readiness: Readiness,
-    /// What lanes of this world share.
-    pub(crate) bounds: Bounds,
+    /// Limits that lanes of this world share.
+    pub(crate) bounds: InFlightLimits,
     pub(crate) outbox_rows_max: usize,
     /// How long the broker waits for an acknowledgement.
     pub(crate) ack_wait: Duration,
@@ -87,7 +87,7 @@ pub(crate) struct World {
     seen: Vec<FactMessage>,
     results: Option<mpsc::UnboundedReceiver<EffectResult>>,
     pub(crate) calls: OpenCalls,
-    lane: Option<(JoinHandle<Ended>, CancellationToken)>,
+    lane: Option<(JoinHandle<LaneExit>, CancellationToken)>,
     pub(crate) ground: Ground,
 }
 
@@ -95,19 +95,19 @@ impl World {
     /// Puts a manifest in force; its first document is the saga of this world.
     pub(crate) async fn apply(&mut self, text: &str) {
         let documents = manifest::read("test.yaml", text).unwrap_or_else(|problems| panic!("{problems}"));
-        let file = File { name: "test.yaml".to_owned(), documents: documents.clone() };
+        let file = LoadedManifest { name: "test.yaml".to_owned(), documents: documents.clone() };
         let before = self.definitions.catalog();
         let catalog = Catalog::new(&[file], &before, &[]).unwrap_or_else(|all| panic!("{all:?}"));
         self.saga = catalog.sagas().next().expect("a saga").name.to_string();
         self.definitions.put_in_force(&documents, catalog).await.expect("kept");
     }
 
-    fn surroundings(&self) -> Surroundings {
-        Surroundings {
+    fn surroundings(&self) -> LaneEnvironment {
+        LaneEnvironment {
             store: Arc::clone(&self.store),
             broker: Arc::clone(&self.broker),
             metrics: Arc::clone(&self.metrics),
-            health: Health::new(&self.readiness),
+            health: SagaHealth::new(&self.readiness),
             bounds: self.bounds.clone(),
             outbox_rows_max: self.outbox_rows_max,
             ack_wait: self.ack_wait,
@@ -141,7 +141,7 @@ impl World {
     }
 
     /// Owns another shard.
-    pub(crate) fn own_shard(&self, shard: u8) -> JoinHandle<Ended> {
+    pub(crate) fn own_shard(&self, shard: u8) -> JoinHandle<LaneExit> {
         let lane = SagaLane { shard, ..self.lane() };
         tokio::spawn(lane.own(CancellationToken::new()))
     }
@@ -164,14 +164,14 @@ impl World {
     }
 
     /// Begins another owner of the lane; gives the former one, which comes to its end.
-    pub(crate) fn take_over(&mut self) -> JoinHandle<Ended> {
+    pub(crate) fn take_over(&mut self) -> JoinHandle<LaneExit> {
         let (former, _) = self.lane.take().expect("an owner");
         self.own();
         former
     }
 
     /// A second owner of the lane, which takes it from the first.
-    pub(crate) fn second_owner(&self) -> JoinHandle<Ended> {
+    pub(crate) fn second_owner(&self) -> JoinHandle<LaneExit> {
         tokio::spawn(self.lane().own(CancellationToken::new()))
     }
 
@@ -217,7 +217,7 @@ impl World {
     }
 
     /// Ends the owner as a drain does.
-    pub(crate) async fn stop(&mut self) -> Ended {
+    pub(crate) async fn stop(&mut self) -> LaneExit {
         let (ended, stop) = self.lane.take().expect("an owner");
         stop.cancel();
         tokio::time::timeout(PATIENCE, ended).await.expect("it ends").expect("it does not panic")
@@ -231,7 +231,7 @@ impl World {
     }
 
     /// Waits for the end of the owner by itself.
-    pub(crate) async fn ended(&mut self) -> Ended {
+    pub(crate) async fn ended(&mut self) -> LaneExit {
         let (ended, _) = self.lane.take().expect("an owner");
         tokio::time::timeout(PATIENCE, ended).await.expect("it ends").expect("it does not panic")
     }
@@ -239,7 +239,7 @@ impl World {
     /// Answers commands of effects as `answers` says, each time they come; nothing is not answered.
     pub(crate) async fn serve(
         &mut self,
-        answers: impl Fn(&EffectCommand) -> Option<(Outcome, Json)> + Send + Sync + 'static,
+        answers: impl Fn(&EffectCommand) -> Option<(CommandOutcome, Json)> + Send + Sync + 'static,
     ) {
         let filter = format!("tenant.{TENANT}.effect.*.*");
         let mut commands = Reader::open(&self.outside, WORKFLOW_COMMANDS, "upstream", &filter).await;
@@ -293,7 +293,7 @@ impl World {
     }
 
     /// Owns an effect's lane from now on.
-    pub(crate) fn own_effect(&mut self, provider: Arc<dyn Provider>) {
+    pub(crate) fn own_effect(&mut self, provider: Arc<dyn CallProvider>) {
         let lane = EffectLane {
             tenant: TENANT.parse().expect("a tenant"),
             effect: EFFECT.parse().expect("a name"),
@@ -318,7 +318,7 @@ impl World {
 
     /// The row of a call.
     pub(crate) async fn call(&self, number: u128) -> CallRow {
-        let key = Key::effect(model::CommandId::from_bits(number));
+        let key = LaneRowKey::effect(model::CommandId::from_bits(number));
         let lane = LaneKey::new(&format!("e:{TENANT}:{EFFECT}:0"));
         let rows = self.store.read(&lane, &[RowKey::new(key.as_str())]).await.expect("it can be read");
         decode(&rows[0].as_ref().expect("a row").value).expect("a call")
@@ -326,7 +326,7 @@ impl World {
 
     /// Returns whether a command was taken.
     pub(crate) async fn has_call(&self, number: u128) -> bool {
-        let key = Key::effect(model::CommandId::from_bits(number));
+        let key = LaneRowKey::effect(model::CommandId::from_bits(number));
         let lane = LaneKey::new(&format!("e:{TENANT}:{EFFECT}:0"));
         let rows = self.store.read(&lane, &[RowKey::new(key.as_str())]).await.expect("it can be read");
         rows[0].is_some()
@@ -335,7 +335,7 @@ impl World {
     /// Waits until a call is in this state.
     pub(crate) async fn until(&self, number: u128, state: model::EffectState) {
         let wanted = async {
-            let key = Key::effect(model::CommandId::from_bits(number));
+            let key = LaneRowKey::effect(model::CommandId::from_bits(number));
             let lane = LaneKey::new(&format!("e:{TENANT}:{EFFECT}:0"));
             loop {
                 let rows =
@@ -353,7 +353,7 @@ impl World {
     /// Counts calls that are open.
     pub(crate) async fn open_calls(&self) -> usize {
         let lane = LaneKey::new(&format!("e:{TENANT}:{EFFECT}:0"));
-        let range = workflow::key::Table::EffectDue.range();
+        let range = workflow::key::StoreTable::EffectDue.range();
         let range = RowKey::new(range.start.as_str())..RowKey::new(range.end.as_str());
         self.store.scan(&lane, range, 1000).await.expect("it can be read").rows.len()
     }
@@ -380,7 +380,7 @@ impl World {
     }
 
     pub(crate) async fn raw(&self, subject: &str, id: &str, body: &str) {
-        let outgoing = Outgoing {
+        let outgoing = Publication {
             subject: subject.to_owned(),
             message_id: id.to_owned(),
             headers: Headers::new(),
@@ -390,28 +390,38 @@ impl World {
     }
 
     /// Asks something of an instance, and waits for the answer.
-    pub(crate) async fn ask(&self, request: &str, correlation: &str, verb: Verb) -> saga::sagas::AnswerRow {
+    pub(crate) async fn ask(
+        &self,
+        request: &str,
+        correlation: &str,
+        verb: Verb,
+    ) -> saga::sagas::VerbAnswerRow {
         let message_id = format!("{request}-{}", self.witness.calls().len());
         ask(&*self.outside, &self.saga, (request, &message_id), correlation, verb).await
     }
 
     /// Says a word to the lane, under the subject of a correlation, and waits for the answer.
-    pub(crate) async fn say(&self, request: &str, correlation: &str, word: SagaWord) -> WordAnswer {
+    pub(crate) async fn say(
+        &self,
+        request: &str,
+        correlation: &str,
+        word: SagaLaneRequest,
+    ) -> LaneRequestAnswer {
         let correlation: CorrelationId = correlation.parse().expect("a correlation");
         let saga = self.saga.parse().expect("a name");
-        let subject = workflow::Subject::workflow(&saga, &correlation);
+        let subject = workflow::MessageSubject::workflow(&saga, &correlation);
         self.say_to(request, &subject, format!("s:{TENANT}:{}:0", self.saga), word).await
     }
 
     pub(crate) async fn say_to<W: serde::Serialize>(
         &self,
         request: &str,
-        subject: &workflow::Subject,
+        subject: &workflow::MessageSubject,
         lane: String,
         word: W,
-    ) -> WordAnswer {
+    ) -> LaneRequestAnswer {
         let mut inbox = self.outside.inbox().await.expect("an inbox");
-        let word = WordMessage {
+        let word = LaneRequestMessage {
             tenant_id: TENANT.to_owned(),
             request_id: request.to_owned(),
             lane,
@@ -436,8 +446,8 @@ impl World {
     }
 
     /// The record of a correlation.
-    pub(crate) async fn record(&self, correlation: &str) -> Option<Record> {
-        let key = Key::saga(&correlation.parse().expect("a correlation"));
+    pub(crate) async fn record(&self, correlation: &str) -> Option<CorrelationRecord> {
+        let key = LaneRowKey::saga(&correlation.parse().expect("a correlation"));
         self.row(key.as_str()).await.map(|bytes| decode(&bytes).expect("a record"))
     }
 
@@ -448,31 +458,33 @@ impl World {
     }
 
     /// Counts the rows of a table.
-    pub(crate) async fn count(&self, table: workflow::key::Table) -> usize {
+    pub(crate) async fn count(&self, table: workflow::key::StoreTable) -> usize {
         self.count_in(0, table).await
     }
 
     /// Counts the rows of a table in another shard.
-    pub(crate) async fn count_in(&self, shard: u8, table: workflow::key::Table) -> usize {
+    pub(crate) async fn count_in(&self, shard: u8, table: workflow::key::StoreTable) -> usize {
         self.rows(shard, table.range()).await
     }
 
     /// Counts the rows of a stretch of keys.
-    pub(crate) async fn rows(&self, shard: u8, range: std::ops::Range<Key>) -> usize {
+    pub(crate) async fn rows(&self, shard: u8, range: std::ops::Range<LaneRowKey>) -> usize {
         let lane = LaneKey::new(&format!("s:{TENANT}:{}:{shard}", self.saga));
         let range = RowKey::new(range.start.as_str())..RowKey::new(range.end.as_str());
         self.store.scan(&lane, range, 1000).await.expect("it can be read").rows.len()
     }
 
     pub(crate) async fn has_ended(&self, correlation: &str) -> bool {
-        self.record(correlation).await.is_some_and(|record| matches!(record.entry, Entry::Ended(_)))
+        self.record(correlation)
+            .await
+            .is_some_and(|record| matches!(record.entry, CorrelationEntry::Ended(_)))
     }
 
     pub(crate) async fn status(&self, correlation: &str) -> SagaStatus {
         match self.record(correlation).await.expect("a record").entry {
-            Entry::Live(instance) => instance.status,
-            Entry::Ended(tombstone) => tombstone.status,
-            Entry::Awaited(_) => panic!("it has not started"),
+            CorrelationEntry::Live(instance) => instance.status,
+            CorrelationEntry::Ended(tombstone) => tombstone.status,
+            CorrelationEntry::Awaited(_) => panic!("it has not started"),
         }
     }
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use egress::Resolve;
-use saga::providers::Provider as _;
-use workflow::ledger::Answer;
+use egress::HostResolver;
+use saga::providers::CallProvider as _;
+use workflow::ledger::ProviderAnswer;
 
 use crate::sink::{Answers, SmtpSink, Tls};
 use crate::stage::{Names, Stage, call, failure, passing, provider};
@@ -101,7 +101,7 @@ const INSIDE: [&str; 15] = [
     "192.0.0.192",
 ];
 
-fn http_of(host: &str, port: u16, is_private: bool) -> Arc<workflow::provider::Provider> {
+fn http_of(host: &str, port: u16, is_private: bool) -> Arc<workflow::provider::EffectProvider> {
     provider(&format!(
         "transport: http\nhttp: {{ base_url: \"http://{host}:{port}\", allow_hosts: [\"{host}:{port}\"], private: {is_private} }}\n\
          effects:\n  e: {{ request: {{ method: POST, path: /x }} }}\n"
@@ -141,7 +141,7 @@ async fn a_listed_name_that_leads_inside_is_refused_with_the_address_and_never_c
     let names = Arc::new(Names::from([("good.test", "127.0.0.1")]));
     let web = http_of("good.test", upstream.port, true);
     let found = stage.http(&web).resolved_by(names).call(&call(&web, "{}")).await;
-    assert!(matches!(found, Answer::Succeeded(_)), "{found:?}");
+    assert!(matches!(found, ProviderAnswer::Succeeded(_)), "{found:?}");
     assert_eq!(upstream.only().header("host"), Some(format!("good.test:{}", upstream.port).as_str()));
 }
 
@@ -150,7 +150,7 @@ async fn a_listed_name_that_leads_inside_is_refused_with_the_address_and_never_c
 struct Rebound(AtomicUsize);
 
 #[async_trait]
-impl Resolve for Rebound {
+impl HostResolver for Rebound {
     async fn resolve(&self, _: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
         let is_first = self.0.fetch_add(1, Ordering::SeqCst) == 0;
         Ok(vec![SocketAddr::from(([127, 0, 0, if is_first { 1 } else { 2 }], port))])
@@ -165,7 +165,7 @@ async fn what_was_looked_at_is_what_is_connected_to() {
     let rebound = Arc::new(Rebound::default());
     let http = stage.http(&definition).resolved_by(rebound.clone());
     let found = http.call(&call(&definition, "{}")).await;
-    assert!(matches!(found, Answer::Succeeded(_)), "{found:?}");
+    assert!(matches!(found, ProviderAnswer::Succeeded(_)), "{found:?}");
     assert_eq!(rebound.0.load(Ordering::SeqCst), 1, "nobody asks again where the name leads");
     // It leads to where nobody listens.
     let found = http.call(&call(&definition, "{}")).await;

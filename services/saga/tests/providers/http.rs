@@ -1,8 +1,8 @@
 //! Requests as upstreams see them.
 
-use saga::providers::Provider as _;
+use saga::providers::CallProvider as _;
 use workflow::Json;
-use workflow::ledger::Answer;
+use workflow::ledger::ProviderAnswer;
 
 use crate::stage::{CANARY, COMMAND, Stage, call, failure, json, passing, provider};
 use crate::upstream::{Upstream, answer, without_canary};
@@ -26,7 +26,7 @@ async fn a_request_carries_its_key_its_payload_and_who_asks() {
     let expected = format!(
         r#"{{"id":"p-7","status":201,"trace":"t-1","two":"a, b","order":"ü7","command":"{COMMAND}"}}"#
     );
-    assert_eq!(answer, Answer::Succeeded(json(&expected)));
+    assert_eq!(answer, ProviderAnswer::Succeeded(json(&expected)));
     assert!(call.sent.is_raised());
     let asked = upstream.only();
     assert_eq!(asked.line, "POST /v1/reservations");
@@ -58,7 +58,7 @@ async fn a_provider_has_headers_of_its_own_and_logs_in_with_a_password() {
          effects:\n  e: {{ request: {{ method: PUT, path: /x }} }}\n"
     ));
     let provider = stage.http(&definition);
-    assert_eq!(provider.call(&call(&definition, "{}")).await, Answer::Succeeded(Json::Null));
+    assert_eq!(provider.call(&call(&definition, "{}")).await, ProviderAnswer::Succeeded(Json::Null));
     // What is changed counts from the next call on.
     stage.keep("acme/api-key", "of-acme-2");
     provider.call(&call(&definition, "{}")).await;
@@ -247,10 +247,13 @@ async fn a_transport_that_cannot_work_is_refused() {
         );
         // What the manifest's reader refuses needs no provider.
         let Ok(documents) = documents else { continue };
-        let workflow::manifest::Definition::Provider(definition) = &documents[0].definition else { panic!() };
-        let workflow::provider::Transport::Http(transport) = &definition.transport else { panic!() };
+        let workflow::manifest::ManifestDefinition::Provider(definition) = &documents[0].definition else {
+            panic!()
+        };
+        let workflow::provider::ProviderTransport::Http(transport) = &definition.transport else { panic!() };
         let secrets = std::sync::Arc::new(saga::secrets::Secrets::in_environment());
-        let made = saga::providers::http::HttpProvider::new(transport, secrets, egress::Trust::find());
+        let made =
+            saga::providers::http::HttpProvider::new(transport, secrets, egress::TrustAnchors::from_system());
         let why = made.expect_err(new).to_string();
         assert!(why.contains(part), "{new}: {why}");
     }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use saga::providers::{Call, Provider as _};
+use saga::providers::{CallProvider as _, ProviderCall};
 use testkit::free_port;
 use tokio::net::TcpListener;
 use workflow::Json;
-use workflow::ledger::Answer;
-use workflow::provider::Provider;
+use workflow::ledger::ProviderAnswer;
+use workflow::provider::EffectProvider;
 
 use crate::stage::{Stage, call, failure, json, passing, provider, unknown};
 use crate::upstream::{Act, Upstream, answer};
@@ -15,18 +15,18 @@ use crate::upstream::{Act, Upstream, answer};
 const MIB: usize = 1024 * 1024;
 
 /// An effect that says nothing but its request.
-fn plain(upstream: &Upstream) -> std::sync::Arc<Provider> {
+fn plain(upstream: &Upstream) -> std::sync::Arc<EffectProvider> {
     with(upstream, "")
 }
 
 /// An effect with something more to say.
-fn with(upstream: &Upstream, more: &str) -> std::sync::Arc<Provider> {
+fn with(upstream: &Upstream, more: &str) -> std::sync::Arc<EffectProvider> {
     let request = "request: { method: POST, path: /x, body: \"${{ input }}\" }";
     provider(&format!("{}effects:\n  e: {{ {request}{more} }}\n", upstream.transport()))
 }
 
 /// Makes a call of what always gets the same answer.
-async fn after(act: Act, more: &str) -> (Answer, Call) {
+async fn after(act: Act, more: &str) -> (ProviderAnswer, ProviderCall) {
     let stage = Stage::new();
     let upstream = Upstream::always(&stage, act).await;
     let definition = with(&upstream, more);
@@ -52,12 +52,18 @@ async fn a_status_says_it_where_no_formula_does() {
     for status in [200, 201, 204, 299] {
         let body = if status == 204 { "" } else { r#"{"id":1.5}"# };
         let expected = if status == 204 { Json::Null } else { json(r#"{"id":"1.5"}"#) };
-        assert_eq!(after(answer(status, &[], body), "").await.0, Answer::Succeeded(expected), "{status}");
+        assert_eq!(
+            after(answer(status, &[], body), "").await.0,
+            ProviderAnswer::Succeeded(expected),
+            "{status}"
+        );
     }
     for status in [400, 401, 403, 404, 409, 422, 499] {
         let (found, _) = after(answer(status, &[], "nothing for machines"), "").await;
-        let expected =
-            Answer::Failed { code: format!("http_{status}"), payload: Json::text("nothing for machines") };
+        let expected = ProviderAnswer::Failed {
+            code: format!("http_{status}"),
+            payload: Json::text("nothing for machines"),
+        };
         assert_eq!(found, expected);
     }
     for status in [300, 302, 304, 408, 425, 429, 500, 502, 503, 504, 599] {
@@ -72,20 +78,26 @@ async fn formulas_say_it_where_there_are_some() {
     let more = ", success: status == 404 || body.state == \"done\", terminal: status == 402, \
                 result: { id: \"${{ body.id }}\", code: \"${{ body.code }}\" }";
     for (status, body, expected) in [
-        (404, r#"{"id":7}"#, Answer::Succeeded(json(r#"{"id":7,"code":null}"#))),
-        (500, r#"{"state":"done"}"#, Answer::Succeeded(json(r#"{"id":null,"code":null}"#))),
+        (404, r#"{"id":7}"#, ProviderAnswer::Succeeded(json(r#"{"id":7,"code":null}"#))),
+        (500, r#"{"state":"done"}"#, ProviderAnswer::Succeeded(json(r#"{"id":null,"code":null}"#))),
         (
             402,
             r#"{"code":"declined"}"#,
-            Answer::Failed { code: "declined".to_owned(), payload: json(r#"{"id":null,"code":"declined"}"#) },
+            ProviderAnswer::Failed {
+                code: "declined".to_owned(),
+                payload: json(r#"{"id":null,"code":"declined"}"#),
+            },
         ),
         (
             402,
             "{}",
-            Answer::Failed { code: "http_402".to_owned(), payload: json(r#"{"id":null,"code":"http_402"}"#) },
+            ProviderAnswer::Failed {
+                code: "http_402".to_owned(),
+                payload: json(r#"{"id":null,"code":"http_402"}"#),
+            },
         ),
-        (200, "{}", Answer::Passing { why: "the upstream answered 200".to_owned(), after: None }),
-        (422, "{}", Answer::Passing { why: "the upstream answered 422".to_owned(), after: None }),
+        (200, "{}", ProviderAnswer::Passing { why: "the upstream answered 200".to_owned(), after: None }),
+        (422, "{}", ProviderAnswer::Passing { why: "the upstream answered 422".to_owned(), after: None }),
     ] {
         assert_eq!(after(answer(status, &[], body), more).await.0, expected, "{status} {body}");
     }
@@ -109,16 +121,19 @@ async fn an_upstream_says_when_to_come_back() {
     for status in [429, 503] {
         let (found, _) = after(answer(status, &["Retry-After: 7"], ""), "").await;
         let pause = Some(Duration::from_secs(7));
-        assert_eq!(found, Answer::Passing { why: format!("the upstream answered {status}"), after: pause });
+        assert_eq!(
+            found,
+            ProviderAnswer::Passing { why: format!("the upstream answered {status}"), after: pause }
+        );
     }
     let dates = ["Date: Sun, 06 Nov 1994 08:49:37 GMT", "Retry-After: Sun, 06 Nov 1994 08:51:37 GMT"];
     let (found, _) = after(answer(503, &dates, ""), "").await;
     assert!(
-        matches!(found, Answer::Passing { after: Some(pause), .. } if pause.as_secs() == 120),
+        matches!(found, ProviderAnswer::Passing { after: Some(pause), .. } if pause.as_secs() == 120),
         "{found:?}"
     );
     let (found, _) = after(answer(500, &["Retry-After: 7"], ""), "").await;
-    assert!(matches!(found, Answer::Passing { after: None, .. }), "{found:?}");
+    assert!(matches!(found, ProviderAnswer::Passing { after: None, .. }), "{found:?}");
 }
 
 #[tokio::test]
@@ -151,7 +166,10 @@ async fn a_failure_is_one_without_its_body() {
     };
     assert_eq!(failure(&after(cut(422, ""), "").await.0).0, "http_422");
     let (found, _) = after(cut(503, "Retry-After: 9\r\n"), "").await;
-    assert!(matches!(found, Answer::Passing { after: Some(pause), .. } if pause.as_secs() == 9), "{found:?}");
+    assert!(
+        matches!(found, ProviderAnswer::Passing { after: Some(pause), .. } if pause.as_secs() == 9),
+        "{found:?}"
+    );
     // Whether a formula calls it a success depends on what could not be read.
     unknown(&after(cut(404, ""), ", success: status == 404").await.0);
     unknown(&after(cut(500, ""), ", success: body.n > 1").await.0);
@@ -161,7 +179,7 @@ async fn a_failure_is_one_without_its_body() {
 async fn a_body_of_a_mebibyte_is_read() {
     let text = "x".repeat(MIB - 2);
     let (found, _) = after(answer(200, &[], &format!("\"{text}\"")), "").await;
-    assert_eq!(found, Answer::Succeeded(Json::Text(text)));
+    assert_eq!(found, ProviderAnswer::Succeeded(Json::Text(text)));
 }
 
 #[tokio::test]
@@ -176,7 +194,7 @@ async fn a_slow_answer_is_waited_for() {
         upstream.open_gate();
     };
     let (found, ()) = tokio::join!(provider.call(&call), release);
-    assert_eq!(found, Answer::Succeeded(json(r#"{"id":7}"#)));
+    assert_eq!(found, ProviderAnswer::Succeeded(json(r#"{"id":7}"#)));
 }
 
 #[tokio::test]
@@ -245,9 +263,9 @@ async fn an_answer_that_comes_later_is_waited_for() {
         "{}effects:\n  e: {{ request: {{ method: POST, {path} }}, callback: true }}\n",
         upstream.transport()
     ));
-    let call = Call { callback_token: Some("t+/1".to_owned()), ..call(&definition, "{}") };
+    let call = ProviderCall { callback_token: Some("t+/1".to_owned()), ..call(&definition, "{}") };
     let found = stage.http(&definition).call(&call).await;
-    assert_eq!(found, Answer::Waiting { external: None });
+    assert_eq!(found, ProviderAnswer::Waiting { external: None });
     assert_eq!(upstream.only().line, "POST /x?token=t%2B%2F1");
 }
 
@@ -255,9 +273,11 @@ async fn an_answer_that_comes_later_is_waited_for() {
 async fn an_upstream_is_asked_what_it_knows() {
     let query = ", terminal: status == 402, result: { id: \"${{ body.id }}\" }, \
                  unknown_outcome: { query: { path: \"/x?key=${{ command_id }}\", absent: status == 404 } }";
-    let done = Answer::Succeeded(json(r#"{"id":7}"#));
-    let refused =
-        Answer::Failed { code: "http_402".to_owned(), payload: json(r#"{"code":"http_402","id":null}"#) };
+    let done = ProviderAnswer::Succeeded(json(r#"{"id":7}"#));
+    let refused = ProviderAnswer::Failed {
+        code: "http_402".to_owned(),
+        payload: json(r#"{"code":"http_402","id":null}"#),
+    };
     for (act, expected) in [
         (answer(200, &[], r#"{"id":7}"#), Some(done)),
         (answer(402, &[], "{}"), Some(refused)),

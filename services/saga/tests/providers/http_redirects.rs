@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use saga::providers::Provider as _;
-use workflow::ledger::Answer;
-use workflow::provider::Provider;
+use saga::providers::CallProvider as _;
+use workflow::ledger::ProviderAnswer;
+use workflow::provider::EffectProvider;
 
 use crate::stage::{COMMAND, Names, Stage, call, failure, json, passing, provider};
 use crate::upstream::{Upstream, answer};
@@ -34,7 +34,7 @@ impl Two {
     }
 
     /// An effect that may reach both servers, or the first one only.
-    fn effect(&self, method: &str, is_second_allowed: bool) -> Arc<Provider> {
+    fn effect(&self, method: &str, is_second_allowed: bool) -> Arc<EffectProvider> {
         let hosts =
             if is_second_allowed { format!(", \"localhost:{}\"", self.second.port) } else { String::new() };
         let transport = self
@@ -45,7 +45,7 @@ impl Two {
         provider(&format!("{transport}effects:\n  e: {{ request: {{ method: {method}, path: /here }} }}\n"))
     }
 
-    async fn after(&self, method: &str, is_second_allowed: bool) -> Answer {
+    async fn after(&self, method: &str, is_second_allowed: bool) -> ProviderAnswer {
         let definition = self.effect(method, is_second_allowed);
         self.stage.http(&definition).call(&call(&definition, "{}")).await
     }
@@ -59,7 +59,7 @@ async fn within_a_server_it_is_followed_by_the_same_method() {
         let two = Two::start(status, "/there").await;
         assert_eq!(
             two.after(method, false).await,
-            Answer::Succeeded(json(r#"{"at":1}"#)),
+            ProviderAnswer::Succeeded(json(r#"{"at":1}"#)),
             "{status} {method}"
         );
         let asked = two.first.asked();
@@ -134,7 +134,7 @@ async fn what_a_formula_says_of_a_redirection_counts() {
         ));
         let found = stage.http(&definition).call(&call(&definition, "{}")).await;
         if is_success {
-            assert_eq!(found, Answer::Succeeded(json(r#"{"code":"seen"}"#)));
+            assert_eq!(found, ProviderAnswer::Succeeded(json(r#"{"code":"seen"}"#)));
         } else {
             assert_eq!(failure(&found).0, "seen");
         }
@@ -144,7 +144,7 @@ async fn what_a_formula_says_of_a_redirection_counts() {
 #[tokio::test]
 async fn to_another_allowed_port_only_questions_go_and_no_secrets() {
     let two = Two::start(307, "https://localhost:PORT/there").await;
-    assert_eq!(two.after("GET", true).await, Answer::Succeeded(json(r#"{"at":2}"#)));
+    assert_eq!(two.after("GET", true).await, ProviderAnswer::Succeeded(json(r#"{"at":2}"#)));
     let asked = two.second.only();
     assert_eq!((asked.header("authorization"), asked.header("x-api-key")), (None, None));
     assert_eq!(asked.header("x-open"), Some("o"));

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use saga::providers::Provider as _;
-use workflow::ledger::Answer;
-use workflow::provider::Provider;
+use saga::providers::CallProvider as _;
+use workflow::ledger::ProviderAnswer;
+use workflow::provider::EffectProvider;
 
 use crate::sink::{Answers, SmtpSink, Tls};
 use crate::stage::{CANARY, COMMAND, Stage, call, failure, json, provider};
@@ -16,15 +16,15 @@ const MAIL: &str = "effects:\n  e: { to: \"${{ input.to }}\", subject: \"Order $
 const SHOP: &str = "from: [\"*@shop.test\"]";
 
 /// A provider of mail by a server on this machine.
-pub(crate) fn mail_by(sink: &SmtpSink, transport: &str, effects: &str) -> Arc<Provider> {
+pub(crate) fn mail_by(sink: &SmtpSink, transport: &str, effects: &str) -> Arc<EffectProvider> {
     let port = sink.port;
     provider(&format!(
         "transport: smtp\nsmtp: {{ host: localhost, port: {port}, private: true, {transport} }}\n{effects}"
     ))
 }
 
-fn message_id() -> Answer {
-    Answer::Succeeded(json(&format!(r#"{{"message_id":"<{COMMAND}@localhost>"}}"#)))
+fn message_id() -> ProviderAnswer {
+    ProviderAnswer::Succeeded(json(&format!(r#"{{"message_id":"<{COMMAND}@localhost>"}}"#)))
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 //! Servers that take no mail, or do not say whether they did.
 
-use saga::providers::{Call, Provider as _};
+use saga::providers::{CallProvider as _, ProviderCall};
 use testkit::free_port;
-use workflow::ledger::Answer;
+use workflow::ledger::ProviderAnswer;
 
 use crate::sink::{Answers, CUT, HANG, SmtpSink, Tls};
 use crate::smtp::mail_by;
@@ -13,7 +13,7 @@ const EFFECT: &str = "effects:\n  e: { to: [ann@home.test, bob@home.test], subje
 const PLAIN: &str = "tls: none, from: [shop@shop.test]";
 
 /// Sends a mail to a server that answers one thing in its own way.
-async fn after(to: &'static str, answer: &str) -> (Answer, Call, SmtpSink) {
+async fn after(to: &'static str, answer: &str) -> (ProviderAnswer, ProviderCall, SmtpSink) {
     let stage = Stage::new();
     let sink = SmtpSink::start(Tls::Never, Answers::from([(to, answer.to_owned())])).await;
     let definition = mail_by(&sink, PLAIN, EFFECT);
@@ -202,14 +202,20 @@ async fn a_transport_without_senders_is_refused() {
     let stage = Stage::new();
     let sink = SmtpSink::start(Tls::Never, Answers::new()).await;
     let definition = mail_by(&sink, PLAIN, EFFECT);
-    let workflow::provider::Transport::Smtp(transport) = &definition.transport else { panic!("it is SMTP") };
+    let workflow::provider::ProviderTransport::Smtp(transport) = &definition.transport else {
+        panic!("it is SMTP")
+    };
     for (from, part) in
         [(vec![], "nobody"), (vec!["Shop <shop@shop.test>"], "neither an address"), (vec!["*"], "neither")]
     {
         let mut transport = transport.clone();
         transport.from = from.into_iter().map(str::to_owned).collect();
         let secrets = std::sync::Arc::new(saga::secrets::Secrets::in_directory(stage.directory()));
-        let made = saga::providers::smtp::SmtpProvider::new(&transport, secrets, egress::Trust::find());
+        let made = saga::providers::smtp::SmtpProvider::new(
+            &transport,
+            secrets,
+            egress::TrustAnchors::from_system(),
+        );
         assert!(made.expect_err(part).to_string().contains(part));
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use egress::{Resolve, Trust};
+use egress::{HostResolver, TrustAnchors};
 use model::{CommandId, TenantId};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::ServerConfig;
@@ -16,14 +16,14 @@ use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use saga::providers::http::HttpProvider;
 use saga::providers::smtp::SmtpProvider;
-use saga::providers::{Call, Sent};
+use saga::providers::{ProviderCall, SentFlag};
 use saga::secrets::Secrets;
 use tempfile::TempDir;
 use tokio_rustls::TlsAcceptor;
 use workflow::Json;
-use workflow::ledger::Answer;
-use workflow::manifest::{self, Definition};
-use workflow::provider::{Provider, Transport};
+use workflow::ledger::ProviderAnswer;
+use workflow::manifest::{self, ManifestDefinition};
+use workflow::provider::{EffectProvider, ProviderTransport};
 
 /// A value that nothing may show.
 pub(crate) const CANARY: &str = "canary-5f0c1d";
@@ -84,14 +84,14 @@ impl Stage {
         Arc::new(Secrets::in_directory(self.directory()))
     }
 
-    pub(crate) fn http(&self, definition: &Provider) -> HttpProvider {
-        let Transport::Http(transport) = &definition.transport else { panic!("it is not HTTP") };
-        HttpProvider::new(transport, self.secrets(), Trust::find()).expect("a provider")
+    pub(crate) fn http(&self, definition: &EffectProvider) -> HttpProvider {
+        let ProviderTransport::Http(transport) = &definition.transport else { panic!("it is not HTTP") };
+        HttpProvider::new(transport, self.secrets(), TrustAnchors::from_system()).expect("a provider")
     }
 
-    pub(crate) fn smtp(&self, definition: &Provider) -> SmtpProvider {
-        let Transport::Smtp(transport) = &definition.transport else { panic!("it is not SMTP") };
-        SmtpProvider::new(transport, self.secrets(), Trust::find()).expect("a provider")
+    pub(crate) fn smtp(&self, definition: &EffectProvider) -> SmtpProvider {
+        let ProviderTransport::Smtp(transport) = &definition.transport else { panic!("it is not SMTP") };
+        SmtpProvider::new(transport, self.secrets(), TrustAnchors::from_system()).expect("a provider")
     }
 }
 
@@ -112,7 +112,7 @@ impl<const N: usize> From<[(&str, &str); N]> for Names {
 }
 
 #[async_trait]
-impl Resolve for Names {
+impl HostResolver for Names {
     async fn resolve(&self, host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
         let addresses = self.0.get(host).ok_or_else(|| std::io::Error::other("nobody knows it"))?;
         let address = |text: &str| SocketAddr::new(text.parse().expect("an address"), port);
@@ -121,11 +121,11 @@ impl Resolve for Names {
 }
 
 /// Reads the only document of a manifest.
-pub(crate) fn provider(text: &str) -> Arc<Provider> {
+pub(crate) fn provider(text: &str) -> Arc<EffectProvider> {
     let text = format!("kind: EffectProvider\nname: it\n{text}");
     let documents = manifest::read("it.yaml", &text).unwrap_or_else(|problems| panic!("{text}\n{problems}"));
     match documents.into_iter().next().map(|document| document.definition) {
-        Some(Definition::Provider(provider)) => provider,
+        Some(ManifestDefinition::Provider(provider)) => provider,
         _ => panic!("it is no provider"),
     }
 }
@@ -135,15 +135,15 @@ pub(crate) fn json(text: &str) -> Json {
 }
 
 /// A call of the first effect.
-pub(crate) fn call(definition: &Provider, input: &str) -> Call {
-    Call {
+pub(crate) fn call(definition: &EffectProvider, input: &str) -> ProviderCall {
+    ProviderCall {
         tenant: "acme".parse().expect("a tenant"),
         command: COMMAND.parse::<CommandId>().expect("an id"),
         effect: Arc::clone(definition.effects.first().expect("an effect")),
         input: Arc::new(json(input)),
         traceparent: None,
         callback_token: None,
-        sent: Sent::default(),
+        sent: SentFlag::default(),
     }
 }
 
@@ -152,25 +152,25 @@ pub(crate) fn tenant(name: &str) -> TenantId {
 }
 
 /// The code and the payload of a failure.
-pub(crate) fn failure(answer: &Answer) -> (&str, String) {
+pub(crate) fn failure(answer: &ProviderAnswer) -> (&str, String) {
     match answer {
-        Answer::Failed { code, payload } => (code, payload.to_string()),
+        ProviderAnswer::Failed { code, payload } => (code, payload.to_string()),
         other => panic!("it is no failure: {other:?}"),
     }
 }
 
 /// Why an answer passes.
-pub(crate) fn passing(answer: &Answer) -> &str {
+pub(crate) fn passing(answer: &ProviderAnswer) -> &str {
     match answer {
-        Answer::Passing { why, .. } => why,
+        ProviderAnswer::Passing { why, .. } => why,
         other => panic!("it does not pass: {other:?}"),
     }
 }
 
 /// Why the outcome is not known.
-pub(crate) fn unknown(answer: &Answer) -> &str {
+pub(crate) fn unknown(answer: &ProviderAnswer) -> &str {
     match answer {
-        Answer::Unknown { why } => why,
+        ProviderAnswer::Unknown { why } => why,
         other => panic!("it is known: {other:?}"),
     }
 }

@@ -18,21 +18,21 @@ use proto::v1::{Flow, FlowStatus};
 use tokio::sync::oneshot;
 use tonic::{Code, Status};
 
-use crate::changes::repeat::{self, Repeatable};
+use crate::changes::idempotency::{self, RequestFingerprint};
 use crate::changes::submit::{PART_BYTES_MAX, Submitter, log_start};
 use crate::commit;
-use crate::driver::{Begun, Event, Stored};
+use crate::driver::{AssignedFlowIds, ProvisionalFlow, SchedulerEvent};
 use crate::error::bad_store;
-use crate::run::STEP_NODES_MAX;
+use crate::loaded_flow::STEP_NODES_MAX;
 
 /// Nodes and bytes of a flow whose first step is stored by the change that creates it.
 const FIRST_STEP_NODES_MAX: usize = 64;
 const FIRST_STEP_BYTES_MAX: usize = 256 * 1024;
 
-/// What a flow is made of besides its specification.
-pub(crate) struct Submission {
-    pub(crate) asked: Repeatable,
-    /// Who asks, in which context, for whom.
+/// Checked submission, without the nodes.
+pub(crate) struct CheckedSubmission {
+    pub(crate) asked: RequestFingerprint,
+    /// Requesting actor, context, and the caller on whose behalf.
     pub(crate) place: (ActorId, u32, ActorId),
     pub(crate) flow_id: u32,
     /// The flow without its nodes.
@@ -44,11 +44,11 @@ impl Submitter {
     /// Stores a flow and starts it: with its first step where that may be, with its nodes where one change takes them.
     pub(crate) async fn create_whole(
         mut self,
-        submission: Submission,
+        submission: CheckedSubmission,
         spec: FlowSpec,
         plan: Plan,
     ) -> Result<Flow, Status> {
-        let Submission { asked, place, flow_id, header, message_key } = submission;
+        let CheckedSubmission { asked, place, flow_id, header, message_key } = submission;
         let (actor, context_id, caller) = place;
         let (uid, blobs) = (self.own_uid(), blobs_of(&spec));
         let goes_first = spec.nodes.iter().any(|node| node.policy.goes_first());
@@ -83,7 +83,7 @@ impl Submitter {
             && let Some(begun) = begun.take()
         {
             // What was counted before is less than what it became.
-            self.driver.send(Event::Begun(begun, None)).await;
+            self.driver.send(SchedulerEvent::FirstStepStored(begun, None)).await;
             (create.first_step, create.nodes) = (None, all_of(&nodes));
         }
         let created = self.store.create_flow(create).await.map(tonic::Response::into_inner);
@@ -132,10 +132,15 @@ impl Submitter {
     }
 
     /// Has the driver make the first step of a flow. Nothing when it is to be made once the flow is stored.
-    async fn begin(&self, flow: model::Flow, plan: Plan, nodes: &[StoredNode]) -> Option<Box<Begun>> {
+    async fn begin(
+        &self,
+        flow: model::Flow,
+        plan: Plan,
+        nodes: &[StoredNode],
+    ) -> Option<Box<ProvisionalFlow>> {
         let engine = Box::new(Engine::unstored(flow, plan, nodes.to_vec()));
         let (answer, begun) = oneshot::channel();
-        self.driver.send(Event::Begin(engine, answer)).await;
+        self.driver.send(SchedulerEvent::PrepareFirstStep(engine, answer)).await;
         begun.await.ok().flatten()
     }
 
@@ -154,7 +159,7 @@ impl Submitter {
     /// Tells the driver what became of a flow whose first step it has made, and gives whether it is driven from there on.
     async fn begun(
         &self,
-        begun: Box<Begun>,
+        begun: Box<ProvisionalFlow>,
         created: Option<&internal::CreateFlowResponse>,
         nodes: &[StoredNode],
     ) -> Result<bool, Status> {
@@ -165,7 +170,7 @@ impl Submitter {
         };
         let is_driven = stored.is_some();
         // Whatever was answered, the driver has to know.
-        self.driver.send(Event::Begun(begun, stored)).await;
+        self.driver.send(SchedulerEvent::FirstStepStored(begun, stored)).await;
         failed.map_or(Ok(is_driven), Err)
     }
 
@@ -176,7 +181,7 @@ impl Submitter {
             flow_uid: flow.uid.clone(),
             ..internal::FindRequestResponse::default()
         };
-        let flow = repeat::flow_of(&mut self.store, actor, flow.context_id, &answered).await?;
+        let flow = idempotency::flow_of(&mut self.store, actor, flow.context_id, &answered).await?;
         Ok(Some(flow).filter(|flow| flow.status() != FlowStatus::Created))
     }
 }
@@ -242,16 +247,16 @@ fn all_of(nodes: &[StoredNode]) -> Vec<internal::StoredNode> {
 fn stored_as(
     created: &internal::CreateFlowResponse,
     nodes: &[StoredNode],
-) -> Result<Option<Box<Stored>>, Status> {
+) -> Result<Option<Box<AssignedFlowIds>>, Status> {
     let record = created.flow.clone().ok_or_else(|| bad_store("a new flow without its record"))?;
     let by = created.first_job_id.saturating_sub(1);
-    let convert::flow::Record { mut flow, context_uid, last_commit, .. } =
+    let convert::flow::OwnedFlowRecord { mut flow, context_uid, last_commit, .. } =
         convert::flow::from_record(record).map_err(bad_store)?;
     if !created.is_new || flow.status != model::FlowStatus::Started {
         return Ok(None);
     }
     flow.jobs = nodes.iter().map(|stored| JobId(stored.node.job_id.0.saturating_add(by))).collect();
-    Ok(Some(Box::new(Stored { context_uid, flow, last_commit, by })))
+    Ok(Some(Box::new(AssignedFlowIds { context_uid, flow, last_commit, by })))
 }
 
 #[cfg(test)]

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use model::{Event, FlowEvent, FlowStatus, Violation, Violations, limits};
+use model::{ContextEvent, FlowEvent, FlowStatus, Violation, Violations, limits};
 use proto::convert;
 use proto::required;
 use proto::v1::{FlowSpec, RunJobRequest, RunJobResponse, SubmitFlowRequest};
 use tonic::Status;
 
-use crate::views::reader::{FlowReader, Page, is_end};
+use crate::views::reader::{FlowNodePage, FlowReader, is_end};
 
 /// The name of a job that has none.
 const NAME_DEFAULT: &str = "job";
@@ -34,7 +34,7 @@ pub(crate) fn submission(request: RunJobRequest) -> (SubmitFlowRequest, Violatio
     (SubmitFlowRequest { request_id, context_id, flow_id: 0, caller_id, flow }, violations)
 }
 
-/// What is wrong with such a submission, by the fields of the call that was made.
+/// Renames the fields of a submission's violations to those of the call that was made.
 pub(crate) fn as_of_job(violations: &Violations) -> Violations {
     let mut of_job = Violations::new();
     for Violation { field, description } in violations.as_slice() {
@@ -64,7 +64,7 @@ pub async fn outcome(mut reader: FlowReader, wait: Duration) -> Result<RunJobRes
         }
     }
     let flow = reader.flow().await?;
-    let Page { nodes, home, .. } = reader.all_nodes().await?;
+    let FlowNodePage { nodes, home, .. } = reader.all_nodes().await?;
     // It depends on nothing.
     let node = nodes.first().map(|node| convert::node::to_wire(node, home, Vec::new()));
     Ok(RunJobResponse { flow: Some(flow), node })
@@ -76,7 +76,7 @@ async fn wait_for_end(reader: &mut FlowReader) -> Result<(), Status> {
         return Ok(());
     }
     loop {
-        if let Some(Event::Flow(FlowEvent { status, .. })) = events.next().await?.0
+        if let Some(ContextEvent::Flow(FlowEvent { status, .. })) = events.next().await?.0
             && status.is_none_or(FlowStatus::is_end)
         {
             return Ok(());

@@ -12,8 +12,8 @@ use proto::required;
 use proto::v1::{RetryFlowRequest, RetryFlowResponse, RetryScope};
 use tonic::Status;
 
-use crate::changes::repeat::{Repeatable, hash_of};
-use crate::changes::signatures::{self, Place};
+use crate::changes::idempotency::{RequestFingerprint, hash_of};
+use crate::changes::signatures::{self, JobSigningContext};
 use crate::changes::submit::log_start;
 use crate::clients::FlowStoreClient;
 use crate::error::{bad_store, wrong_state};
@@ -41,7 +41,7 @@ pub async fn retry(
     let RetryFlowRequest { request_id, context_id, flow_id, dry_run, expected_revision, .. } = request;
     let unsigned = RetryFlowRequest { signatures: BTreeMap::new(), ..body.clone() };
     let is_named = violations.is_empty();
-    let asked = Repeatable::parse(&request_id, hash_of(&unsigned), &mut violations);
+    let asked = RequestFingerprint::parse(&request_id, hash_of(&unsigned), &mut violations);
     if !is_named {
         return Err(rpc::Error::invalid(violations).into());
     }
@@ -55,11 +55,13 @@ pub async fn retry(
     let knows_better = !dry_run && !asked.id.is_empty();
     if !knows_better && expected_revision != 0 && flow.flow.revision.0 != expected_revision {
         let message = format!("flow {flow_id} is at revision {}", flow.flow.revision);
-        return Err(rpc::Error::new(rpc::ErrorKind::Aborted, rpc::Reason::RevisionMismatch, message).into());
+        return Err(
+            rpc::Error::new(rpc::ErrorKind::Aborted, rpc::RpcReason::RevisionMismatch, message).into()
+        );
     }
     if !knows_better && !flow.flow.status.is_end() {
         let message = format!("flow {flow_id} is {}: cancel it first, or wait for its end", flow.flow.status);
-        return Err(wrong_state(rpc::Reason::FlowNotEnded, message));
+        return Err(wrong_state(rpc::RpcReason::FlowNotEnded, message));
     }
     let (rerun, env_vars) = choose(&flow, &body, &mut violations);
     let nodes = flow.nodes.iter().map(|stored| (&stored.node, &*stored.job));
@@ -73,7 +75,7 @@ pub async fn retry(
     }
     if answer.run_again_count == 0 && flow.flow.status.is_end() {
         let message = format!("nothing of flow {flow_id} failed; run all of it, or from a node on");
-        return Err(wrong_state(rpc::Reason::NothingToRetry, message));
+        return Err(wrong_state(rpc::RpcReason::NothingToRetry, message));
     }
     let signatures = signatures(&mut store, actor, &flow, (&again, &env_vars), &body).await?;
     let restart = internal::RestartFlowRequest {
@@ -113,22 +115,22 @@ async fn signatures(
     } else {
         signatures::signer(store, actor, request.context_id, caller).await?.1
     };
-    let place = Place { context_uid: flow.context_uid, caller, keys: &keys, env_vars };
+    let place = JobSigningContext { context_uid: flow.context_uid, caller, keys: &keys, env_vars };
     let checked = signatures::for_rerun(&flow.nodes, again, &request.signatures, place, Timestamp::now());
     let signatures = checked.map_err(rpc::Error::invalid)?;
     Ok(signatures.into_iter().map(|(job, signature)| (job.0, signature)).collect())
 }
 
-/// What the last run has begun anew, or will.
+/// Returns for each node whether the last run has restarted it, or will.
 fn begun_anew(flow: &StartedFlow) -> Result<Vec<bool>, Status> {
     let stored = flow.nodes.iter().map(|stored| (&stored.node, &*stored.job));
     let plan = Plan::of_stored(&flow.flow.env_vars, stored).map_err(rpc::Error::invalid)?;
     let nodes: Vec<FlowNode> = flow.nodes.iter().map(|stored| stored.node.clone()).collect();
     let rerun = flow.flow.rerun.as_ref().unwrap_or(&Rerun::All);
-    Ok(rerun::begun_anew(plan.graph(), &nodes, rerun, flow.flow.generation))
+    Ok(rerun::restarted_nodes(plan.graph(), &nodes, rerun, flow.flow.generation))
 }
 
-/// What is run again, and with which variables.
+/// Chooses the nodes to rerun, and the variables.
 fn choose(
     flow: &StartedFlow,
     request: &RetryFlowRequest,

@@ -1,6 +1,6 @@
-//! What actors have signed of what they submit. A flow in which nothing is signed costs nothing.
+//! Checks the signatures of submissions. A flow in which nothing is signed costs nothing.
 //!
-//! Whoever runs a job checks its signature again; here it is checked so that what could not run is not begun.
+//! The supervisor that runs a job checks its signature again; the check here keeps flows that could not run from beginning.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,14 +14,14 @@ use tonic::Status;
 use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
 
-/// For whom jobs are to run, in which context, and with what variables.
+/// Caller, context and variables of jobs whose signatures are checked.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place<'a> {
-    /// As signatures name the context.
+pub(crate) struct JobSigningContext<'a> {
+    /// Uid of the context, as signatures name it.
     pub(crate) context_uid: ContextUid,
-    /// Whose they are.
+    /// Caller of the jobs.
     pub(crate) caller: ActorId,
-    /// The keys of which one has to have signed them.
+    /// Keys, one of which must have signed the jobs.
     pub(crate) keys: &'a [String],
     /// The flow's variables.
     pub(crate) env_vars: &'a EnvVars,
@@ -42,12 +42,12 @@ pub(crate) async fn signer(
     Ok((context_uid.parse().map_err(bad_store)?, keys))
 }
 
-/// Whether anything is signed.
+/// Returns true when any node is signed.
 pub(crate) fn any(nodes: &[NodeSpec]) -> bool {
     nodes.iter().any(|node| node.job.signature.is_some())
 }
 
-/// The same of nodes that are kept.
+/// Returns true when any stored node is signed.
 pub(crate) fn any_kept<'a>(nodes: impl IntoIterator<Item = &'a StoredNode>) -> bool {
     nodes.into_iter().any(|stored| stored.job.signature.is_some())
 }
@@ -56,7 +56,7 @@ pub(crate) fn any_kept<'a>(nodes: impl IntoIterator<Item = &'a StoredNode>) -> b
 /// known yet what its nodes receive.
 pub(crate) fn check_specs(
     nodes: &[NodeSpec],
-    place: Place<'_>,
+    place: JobSigningContext<'_>,
     whole: bool,
     at: &str,
     now: Timestamp,
@@ -82,7 +82,7 @@ pub(crate) fn for_rerun(
     nodes: &[StoredNode],
     again: &[bool],
     new: &BTreeMap<String, String>,
-    place: Place<'_>,
+    place: JobSigningContext<'_>,
     now: Timestamp,
 ) -> Result<BTreeMap<JobId, String>, Violations> {
     let mut violations = Violations::new();
@@ -125,7 +125,7 @@ fn check_node(
     signature: &str,
     stored: &StoredNode,
     jobs: &HashMap<JobId, &JobSpec>,
-    place: Place<'_>,
+    place: JobSigningContext<'_>,
     now: Timestamp,
 ) -> Result<(), String> {
     let received = received(stored.node.depends.iter().filter_map(|id| jobs.get(id).copied()));
@@ -141,7 +141,7 @@ fn check(
     signature: &str,
     job: &JobSpec,
     policy: &NodePolicy,
-    place: Place<'_>,
+    place: JobSigningContext<'_>,
     received: BTreeSet<String>,
     now: Timestamp,
 ) -> Result<(), String> {

@@ -11,29 +11,29 @@ use proto::required;
 use proto::v1::{Flow, FlowStatus, NodeSpec, RunJobRequest, SubmitFlowRequest};
 use tonic::Status;
 
-use crate::changes::creation::Submission;
-use crate::changes::granted::Granted;
-use crate::changes::repeat::{self, Repeatable, hash_without};
-use crate::changes::signatures::{self, Place};
-use crate::changes::{created, job, scripts};
+use crate::changes::creation::CheckedSubmission;
+use crate::changes::idempotency::{self, RequestFingerprint, hash_without};
+use crate::changes::signatures::{self, JobSigningContext};
+use crate::changes::submit_permissions::SubmitPermissionCache;
+use crate::changes::{created_jobs, job, script_blobs};
 use crate::clients::FlowStoreClient;
 use crate::commit;
-use crate::driver::{Event, Handle};
+use crate::driver::{Handle, SchedulerEvent};
 use crate::error::bad_store;
+use crate::loaded_flow::STEP_NODES_MAX;
 use crate::loader::StartedFlow;
-use crate::replica::{Active, Identity};
-use crate::run::STEP_NODES_MAX;
+use crate::replica::{DueFlow, SchedulerIdentity};
 
 /// Nodes are added in parts of at most this many bytes.
 pub(crate) const PART_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// How often a uid is drawn to find one that makes the flow our own.
 const UID_DRAWS_MAX: usize = 256;
 
-/// What a look at a submission has shown.
-enum Checked {
-    /// A flow that can be made.
+/// Result of checking a submission.
+enum SubmissionCheck {
+    /// Flow that can be made.
     New(Box<(FlowSpec, Plan)>),
-    /// The one that the same request made before.
+    /// Flow that the same request made before.
     Made(Box<Flow>),
 }
 
@@ -42,16 +42,16 @@ enum Checked {
 pub struct Submitter {
     pub(crate) store: FlowStoreClient,
     pub(crate) driver: Handle,
-    pub(crate) me: Identity,
+    pub(crate) me: SchedulerIdentity,
     /// Where something is done before storage has decided.
-    pub(crate) granted: Granted,
+    pub(crate) granted: SubmitPermissionCache,
 }
 
 impl Submitter {
     /// Flows are kept by `store`; those that this replica owns go to `driver`.
     #[must_use]
-    pub fn new(store: FlowStoreClient, driver: Handle, me: Identity) -> Self {
-        Self { store, driver, me, granted: Granted::default() }
+    pub fn new(store: FlowStoreClient, driver: Handle, me: SchedulerIdentity) -> Self {
+        Self { store, driver, me, granted: SubmitPermissionCache::default() }
     }
 
     /// Checks a submission, stores it and starts it.
@@ -66,7 +66,7 @@ impl Submitter {
         self.submit_for(actor, request, String::new()).await
     }
 
-    /// The same for one job.
+    /// Submits one job as a flow.
     ///
     /// # Errors
     /// As [`Submitter::submit`], with fields as they are called there.
@@ -75,7 +75,7 @@ impl Submitter {
         self.submit_all(actor, request, String::new(), Some(noted)).await
     }
 
-    /// The same for what came as a message, whose status follows the flow's from then on. `message_key` is
+    /// Submits a flow that came as a message, whose status follows the flow's from then on. `message_key` is
     /// empty when none asks for it.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl Submitter {
         let is_job = of_job.is_some();
         let mut violations = of_job.unwrap_or_else(|| required::missing(&request));
         let SubmitFlowRequest { request_id, context_id, flow_id, caller_id, flow } = request;
-        let asked = Repeatable::parse(&request_id, request_hash, &mut violations);
+        let asked = RequestFingerprint::parse(&request_id, request_hash, &mut violations);
         let mut wire = flow.unwrap_or_default();
         let header = convert::flow_spec::header_of(&wire);
         let caller = if caller_id == 0 { actor } else { ActorId(caller_id) };
@@ -110,21 +110,21 @@ impl Submitter {
             return Err(without_context(wire, violations, is_job).into());
         }
         // What has its flow needs none of the jobs that it names: they may be gone by now.
-        if created::any(&wire.nodes)
+        if created_jobs::any(&wire.nodes)
             && let Some(flow) = self.made_before(actor, context_id, &asked).await?
         {
             return Ok(flow);
         }
-        created::take_up(&mut self.store, place, &mut wire.nodes).await?;
+        created_jobs::resolve_jobs(&mut self.store, place, &mut wire.nodes).await?;
         let checked = self.check(wire, place, &asked, violations).await?;
         let (mut spec, plan) =
             match checked.map_err(|found| if is_job { job::as_of_job(&found) } else { found }) {
-                Ok(Checked::New(checked)) => *checked,
-                Ok(Checked::Made(flow)) => return Ok(*flow),
+                Ok(SubmissionCheck::New(checked)) => *checked,
+                Ok(SubmissionCheck::Made(flow)) => return Ok(*flow),
                 Err(found) => return Err(rpc::Error::invalid(found).into()),
             };
-        scripts::keep(&mut self.store, (actor, context_id), &mut spec.nodes).await?;
-        let new = Submission { asked, place, flow_id, header, message_key };
+        script_blobs::keep(&mut self.store, (actor, context_id), &mut spec.nodes).await?;
+        let new = CheckedSubmission { asked, place, flow_id, header, message_key };
         self.create_whole(new, spec, plan).await
     }
 
@@ -133,12 +133,12 @@ impl Submitter {
         &mut self,
         actor: ActorId,
         context_id: u32,
-        asked: &Repeatable,
+        asked: &RequestFingerprint,
     ) -> Result<Option<Flow>, Status> {
         let Some(answered) = asked.find(&mut self.store, actor, context_id).await? else {
             return Ok(None);
         };
-        let flow = repeat::flow_of(&mut self.store, actor, context_id, &answered).await?;
+        let flow = idempotency::flow_of(&mut self.store, actor, context_id, &answered).await?;
         if flow.status() == FlowStatus::Created {
             return Ok(None);
         }
@@ -156,9 +156,9 @@ impl Submitter {
         &mut self,
         wire: proto::v1::FlowSpec,
         place: (ActorId, u32, ActorId),
-        asked: &Repeatable,
+        asked: &RequestFingerprint,
         mut violations: Violations,
-    ) -> Result<Result<Checked, Violations>, Status> {
+    ) -> Result<Result<SubmissionCheck, Violations>, Status> {
         let parsed = convert::flow_spec::from_wire(wire, "flow");
         let of_signatures = match &parsed {
             Ok(spec) => self.check_signatures(spec, place).await?,
@@ -169,10 +169,10 @@ impl Submitter {
             && !of_signatures.is_empty()
             && let Some(flow) = self.made_before(place.0, place.1, asked).await?
         {
-            return Ok(Ok(Checked::Made(Box::new(flow))));
+            return Ok(Ok(SubmissionCheck::Made(Box::new(flow))));
         }
         violations.absorb::<()>(Err(of_signatures));
-        Ok(violations.into_result(spec.map(|checked| Checked::New(Box::new(checked)))))
+        Ok(violations.into_result(spec.map(|checked| SubmissionCheck::New(Box::new(checked)))))
     }
 
     async fn check_signatures(
@@ -184,7 +184,7 @@ impl Submitter {
             return Ok(Violations::new());
         }
         let (context_uid, keys) = signatures::signer(&mut self.store, actor, context_id, caller).await?;
-        let place = Place { context_uid, caller, keys: &keys, env_vars: &spec.env_vars };
+        let place = JobSigningContext { context_uid, caller, keys: &keys, env_vars: &spec.env_vars };
         Ok(signatures::check_specs(&spec.nodes, place, true, "flow.", Timestamp::now()))
     }
 
@@ -206,7 +206,7 @@ impl Submitter {
         flow: &Flow,
         nodes: &[StoredNode],
         actor: Option<ActorId>,
-        request: Option<&Repeatable>,
+        request: Option<&RequestFingerprint>,
     ) -> Result<(), Status> {
         let first_job = nodes.first().map_or(0, |stored| stored.node.job_id.0);
         let mut part = Vec::new();
@@ -242,7 +242,7 @@ impl Submitter {
         flow: &Flow,
         nodes: Vec<StoredNode>,
         actor: Option<ActorId>,
-        request: Option<&Repeatable>,
+        request: Option<&RequestFingerprint>,
     ) -> Result<Flow, Status> {
         let uid: FlowUid = flow.uid.parse().map_err(bad_store)?;
         let is_ours = self.owns(&self.driver.replicas(), uid);
@@ -283,24 +283,24 @@ impl Submitter {
     ) -> Result<Flow, Status> {
         let answer = record.flow.clone().unwrap_or_default();
         log_start(&answer);
-        let convert::flow::Record { mut flow, context_uid, last_commit, .. } =
+        let convert::flow::OwnedFlowRecord { mut flow, context_uid, last_commit, .. } =
             convert::flow::from_record(record).map_err(bad_store)?;
         flow.jobs = nodes.iter().map(|stored| stored.node.job_id).collect();
         let inputs = Vec::new();
         let started =
             StartedFlow { context_uid, flow, nodes, last_commit, signals, inputs, taken_over: false };
-        self.driver.send(Event::Started(Box::new(started))).await;
+        self.driver.send(SchedulerEvent::Started(Box::new(started))).await;
         Ok(answer)
     }
 
     /// Has the driver look at a flow, if it is our own.
     pub(crate) async fn touch(&self, flow: &Flow) -> Result<(), Status> {
-        let active = Active {
+        let active = DueFlow {
             key: (ContextId(flow.context_id), FlowId(flow.id)),
             uid: flow.uid.parse().map_err(bad_store)?,
             due: None,
         };
-        self.driver.send(Event::Touched(active)).await;
+        self.driver.send(SchedulerEvent::Touched(active)).await;
         Ok(())
     }
 }
@@ -322,14 +322,14 @@ pub(crate) fn log_start(flow: &Flow) {
 /// Everything that the request itself shows to be wrong when it names no context: nothing can be looked up there.
 fn without_context(flow: proto::v1::FlowSpec, mut violations: Violations, is_job: bool) -> rpc::Error {
     // What jobs say that were created before is not known.
-    if !created::any(&flow.nodes) {
+    if !created_jobs::any(&flow.nodes) {
         let parsed = convert::flow_spec::from_wire(flow, "flow");
         violations.absorb(flow::check_request(parsed, "flow"));
     }
     rpc::Error::invalid(if is_job { job::as_of_job(&violations) } else { violations })
 }
 
-/// What does not count when two submissions are compared: signed anew one is the same.
+/// Returns the texts that do not count when two submissions are compared: a new signature changes nothing.
 fn passing(request: &mut SubmitFlowRequest) -> Vec<&mut String> {
     let nodes = request.flow.iter_mut().flat_map(|flow| signatures_of(&mut flow.nodes));
     std::iter::once(&mut request.request_id).chain(nodes).collect()

@@ -1,24 +1,24 @@
 //! Flows come into memory and leave it.
 
-use flow::engine::{Engine, Input};
+use flow::engine::{Engine, FlowEngineInput};
 use model::{FlowId, FlowInput, FlowStatus, FlowUid, Timestamp};
 
 use super::step::stop_command;
-use super::{Driver, Event};
-use crate::loader::{self, Loaded, Reading, StartedFlow};
-use crate::replica::Active;
-use crate::run::{FlowKey, Owed, Phase, Run};
+use super::{Driver, SchedulerEvent};
+use crate::loaded_flow::{AckTarget, FlowKey, FlowPhase, LoadedFlow};
+use crate::loader::{self, FlowLoadOutcome, FlowLoadReason, StartedFlow};
+use crate::replica::DueFlow;
 
 /// A flow that only rests leaves memory when nothing is due this soon.
 const REST_MIN_SECS: u64 = 10;
 
 /// A flow that waits for a time.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asleep {
+pub(super) struct SleepingFlow {
     uid: FlowUid,
     due: Timestamp,
-    /// It was ours when it was let go.
-    reading: Reading,
+    /// Reason of the next read; the flow was ours when it was let go.
+    reading: FlowLoadReason,
 }
 
 impl Driver {
@@ -33,8 +33,8 @@ impl Driver {
         // its flows before this one was started: it is driven here until that one hears of it.
         self.forget_sleep(key);
         match self.flows.remove(&key) {
-            None => self.enter(key, Run::loading(uid), started),
-            Some(mut run) if matches!(run.phase, Phase::Loading) => {
+            None => self.enter(key, LoadedFlow::loading(uid), started),
+            Some(mut run) if matches!(run.phase, FlowPhase::Loading) => {
                 // What was brought meanwhile is not in what was started.
                 run.touched = true;
                 self.enter(key, run, started);
@@ -47,9 +47,9 @@ impl Driver {
         }
     }
 
-    /// Somebody brought something for a flow.
-    pub(super) fn touched(&mut self, active: Active) {
-        let Active { key, uid, .. } = active;
+    /// Notes that an input was added to a flow's inbox.
+    pub(super) fn touched(&mut self, active: DueFlow) {
+        let DueFlow { key, uid, .. } = active;
         if !self.is_mine(uid) || self.touch_early(uid, active) {
             return;
         }
@@ -69,8 +69,8 @@ impl Driver {
         if self.flows.contains_key(&key) {
             return;
         }
-        let reading = self.forget_sleep(key).map_or(Reading::TakeOver, |asleep| asleep.reading);
-        let mut run = Run::loading(uid);
+        let reading = self.forget_sleep(key).map_or(FlowLoadReason::TakeOver, |asleep| asleep.reading);
+        let mut run = LoadedFlow::loading(uid);
         self.read(key, &mut run, reading);
         self.flows.insert(key, run);
     }
@@ -82,13 +82,13 @@ impl Driver {
         }
     }
 
-    pub(super) fn forget_sleep(&mut self, key: FlowKey) -> Option<Asleep> {
+    pub(super) fn forget_sleep(&mut self, key: FlowKey) -> Option<SleepingFlow> {
         let asleep = self.asleep.remove(&key)?;
         self.due.remove(&(asleep.due, key));
         Some(asleep)
     }
 
-    /// What is in memory of a flow is not what is stored.
+    /// Has a flow read again whose state in memory is not what is stored.
     pub(super) fn read_soon(&mut self, key: FlowKey) {
         if let Some(run) = self.flows.get_mut(&key) {
             run.reload = true;
@@ -97,9 +97,9 @@ impl Driver {
     }
 
     /// Lets a flow leave memory when it only waits, for others or for a time that is not near.
-    pub(super) fn keep_or_rest(&mut self, key: FlowKey, mut run: Run) {
+    pub(super) fn keep_or_rest(&mut self, key: FlowKey, mut run: LoadedFlow) {
         let near = Timestamp::now() + std::time::Duration::from_secs(REST_MIN_SECS);
-        let rests = run.rests && run.is_quiet() && !run.more && matches!(run.phase, Phase::Idle(_));
+        let rests = run.rests && run.is_quiet() && !run.more && matches!(run.phase, FlowPhase::Idle(_));
         if !rests || run.due.is_some_and(|due| due <= near) {
             self.flows.insert(key, run);
             return;
@@ -108,7 +108,7 @@ impl Driver {
         self.uncount(key, &mut run);
         self.forget_due(key, &run);
         if let Some(due) = due {
-            self.asleep.insert(key, Asleep { uid: run.uid, due, reading: Reading::Again });
+            self.asleep.insert(key, SleepingFlow { uid: run.uid, due, reading: FlowLoadReason::Again });
             self.due.insert((due, key));
         }
     }
@@ -120,7 +120,7 @@ impl Driver {
         }
         tracing::info!(replicas = ?names, "the scheduler replicas have changed");
         self.replicas = names;
-        self.tell_replicas.send_replace(self.replicas.clone());
+        self.replicas_sender.send_replace(self.replicas.clone());
         let others: Vec<FlowKey> =
             self.flows.iter().filter(|(_, run)| !self.is_mine(run.uid)).map(|(key, _)| *key).collect();
         for key in others {
@@ -150,12 +150,12 @@ impl Driver {
         tokio::spawn(loader::list_active(self.store.clone(), self.handle.clone()));
     }
 
-    pub(super) fn listed(&mut self, active: Vec<Active>, last: bool) {
+    pub(super) fn listed(&mut self, active: Vec<DueFlow>, last: bool) {
         for flow in active.into_iter().filter(|flow| self.is_mine(flow.uid)).collect::<Vec<_>>() {
             match flow.due {
                 None => self.touched(flow),
                 Some(due) if !self.flows.contains_key(&flow.key) && !self.asleep.contains_key(&flow.key) => {
-                    let asleep = Asleep { uid: flow.uid, due, reading: Reading::TakeOver };
+                    let asleep = SleepingFlow { uid: flow.uid, due, reading: FlowLoadReason::TakeOver };
                     self.asleep.insert(flow.key, asleep);
                     self.due.insert((due, flow.key));
                 }
@@ -173,10 +173,10 @@ impl Driver {
 
     /// The lease was lost, or what was stored: nothing in memory counts any more. What was reported
     /// was not acknowledged, and is said again on new streams.
-    pub(super) fn void(&mut self) {
+    pub(super) fn invalidate(&mut self) {
         self.listed.unmet("not since the lease was lost");
         self.replicas.clear();
-        self.tell_replicas.send_replace(Vec::new());
+        self.replicas_sender.send_replace(Vec::new());
         self.committing.clear();
         // Ids that were given by what is lost may be given again.
         self.ids.forget();
@@ -188,55 +188,55 @@ impl Driver {
         for (key, run) in std::mem::take(&mut self.flows) {
             self.abandon(key, run);
         }
-        self.routers.hang_up_all();
+        self.routers.close_all();
     }
 
     /// Reads a flow again that is ours.
-    pub(super) fn read_again(&mut self, key: FlowKey, run: &mut Run) {
+    pub(super) fn read_again(&mut self, key: FlowKey, run: &mut LoadedFlow) {
         self.uncount(key, run);
         self.forget_due(key, run);
-        run.start_over();
-        self.read(key, run, Reading::Again);
+        run.reset();
+        self.read(key, run, FlowLoadReason::Again);
     }
 
-    fn read(&mut self, key: FlowKey, run: &mut Run, reading: Reading) {
+    fn read(&mut self, key: FlowKey, run: &mut LoadedFlow, reading: FlowLoadReason) {
         self.readings += 1;
         run.reading = self.readings;
         let (store, handle, owner) = (self.store.clone(), self.handle.clone(), self.me.owner);
         let (loads, number) = (std::sync::Arc::clone(&self.loads), self.readings);
         tokio::spawn(async move {
             let loaded = loader::load(store, key, reading, owner, &loads).await;
-            handle.send(Event::Loaded(key, number, loaded)).await;
+            handle.send(SchedulerEvent::Loaded(key, number, loaded)).await;
         });
     }
 
     /// A flow was read, by the reading of this number.
-    pub(super) fn loaded(&mut self, key: FlowKey, reading: u64, loaded: Loaded) {
+    pub(super) fn loaded(&mut self, key: FlowKey, reading: u64, loaded: FlowLoadOutcome) {
         let Some(mut run) = self.flows.remove(&key) else { return };
-        if !matches!(run.phase, Phase::Loading) || run.reading != reading {
+        if !matches!(run.phase, FlowPhase::Loading) || run.reading != reading {
             self.flows.insert(key, run);
             return;
         }
         match loaded {
-            Loaded::Flow(started) => self.enter(key, run, *started),
-            Loaded::Gone => self.forget_ended(key, run),
-            Loaded::Elsewhere if self.is_mine(run.uid) => {
+            FlowLoadOutcome::Flow(started) => self.enter(key, run, *started),
+            FlowLoadOutcome::Gone => self.forget_ended(key, run),
+            FlowLoadOutcome::OwnedElsewhere if self.is_mine(run.uid) => {
                 // Somebody took it by an older view of who lives.
-                run.start_over();
-                self.read(key, &mut run, Reading::TakeOver);
+                run.reset();
+                self.read(key, &mut run, FlowLoadReason::TakeOver);
                 self.flows.insert(key, run);
             }
             // Its owner has not heard what was said here: it has to be said again.
-            Loaded::Elsewhere => {
+            FlowLoadOutcome::OwnedElsewhere => {
                 for link in run.take_all_acks().map(|ack| ack.0).collect::<std::collections::BTreeSet<_>>() {
-                    self.routers.hang_up(link);
+                    self.routers.close(link);
                 }
                 self.abandon(key, run);
             }
         }
     }
 
-    fn enter(&mut self, key: FlowKey, mut run: Run, started: StartedFlow) {
+    fn enter(&mut self, key: FlowKey, mut run: LoadedFlow, started: StartedFlow) {
         let StartedFlow { context_uid, flow, nodes, last_commit, signals, inputs, taken_over } = started;
         run.uid = flow.uid;
         let engine = match Engine::load(context_uid, flow, nodes, signals) {
@@ -256,22 +256,22 @@ impl Driver {
             self.metrics.take_overs.inc();
             self.reconcile(key, &engine);
         }
-        self.look_for_runners(key, &mut run);
+        self.check_runners(key, &mut run);
         for input in inputs {
-            run.push(engine_input(input), Owed::Inbox);
+            run.push(engine_input(input), AckTarget::Inbox);
         }
-        run.phase = Phase::Idle(Box::new(engine));
-        run.push(Input::Wake, Owed::Nothing);
+        run.phase = FlowPhase::Idle(Box::new(engine));
+        run.push(FlowEngineInput::Wake, AckTarget::Nothing);
         run.more = true;
         self.flows.insert(key, run);
         self.enqueue(key);
     }
 
     /// Reads what others brought for a flow. No commit of it is under way meanwhile.
-    pub(super) fn read_inbox(&mut self, key: FlowKey, run: &mut Run) {
-        let Phase::Idle(engine) = std::mem::replace(&mut run.phase, Phase::Loading) else { return };
+    pub(super) fn read_inbox(&mut self, key: FlowKey, run: &mut LoadedFlow) {
+        let FlowPhase::Idle(engine) = std::mem::replace(&mut run.phase, FlowPhase::Loading) else { return };
         self.readings += 1;
-        run.phase = Phase::Reading(engine, self.readings);
+        run.phase = FlowPhase::Reading(engine, self.readings);
         run.touched = false;
         run.listed_active = true;
         self.ask_again(key, run);
@@ -279,22 +279,22 @@ impl Driver {
         let (uid, known, reading) = (run.uid, run.inbox_known(), self.readings);
         tokio::spawn(async move {
             let inputs = loader::read_inbox(store, key, uid, known).await;
-            handle.send(Event::Inbox(key, reading, inputs)).await;
+            handle.send(SchedulerEvent::Inbox(key, reading, inputs)).await;
         });
     }
 
     pub(super) fn inbox(&mut self, key: FlowKey, reading: u64, inputs: Option<Vec<FlowInput>>) {
         let Some(run) = self.flows.get_mut(&key) else { return };
-        if !matches!(run.phase, Phase::Reading(_, of) if of == reading) {
+        if !matches!(run.phase, FlowPhase::Reading(_, of) if of == reading) {
             return;
         }
-        if let Phase::Reading(engine, _) = std::mem::replace(&mut run.phase, Phase::Loading) {
-            run.phase = Phase::Idle(engine);
+        if let FlowPhase::Reading(engine, _) = std::mem::replace(&mut run.phase, FlowPhase::Loading) {
+            run.phase = FlowPhase::Idle(engine);
         }
         match inputs {
             Some(inputs) => {
                 for input in inputs {
-                    run.push(engine_input(input), Owed::Inbox);
+                    run.push(engine_input(input), AckTarget::Inbox);
                 }
                 run.more = true;
             }
@@ -304,16 +304,16 @@ impl Driver {
     }
 
     /// Asks where the flows stand that this one waits for.
-    pub(super) fn ask(&mut self, key: FlowKey, run: &mut Run, flows: Vec<FlowId>) {
+    pub(super) fn ask(&mut self, key: FlowKey, run: &mut LoadedFlow, flows: Vec<FlowId>) {
         for awaited in flows {
             run.awaited_flows.insert(awaited);
             self.ask_for(key, run, awaited);
         }
     }
 
-    /// What was asked before may have been answered before the end that it was touched for: it is asked
-    /// again, once all of that is answered.
-    fn ask_again(&self, key: FlowKey, run: &mut Run) {
+    /// Asks again about the awaited flows. The answers to earlier questions may predate the end that the flow was
+    /// touched for, so it asks once all of them have come.
+    fn ask_again(&self, key: FlowKey, run: &mut LoadedFlow) {
         run.ask_again = run.questions > 0;
         if run.ask_again {
             return;
@@ -323,12 +323,12 @@ impl Driver {
         }
     }
 
-    fn ask_for(&self, key: FlowKey, run: &mut Run, awaited: FlowId) {
+    fn ask_for(&self, key: FlowKey, run: &mut LoadedFlow, awaited: FlowId) {
         run.questions += 1;
         let (store, handle, uid) = (self.store.clone(), self.handle.clone(), run.uid);
         tokio::spawn(async move {
             let status = loader::await_flow(store, key, uid, awaited).await;
-            handle.send(Event::FlowState(key, awaited, status)).await;
+            handle.send(SchedulerEvent::FlowState(key, awaited, status)).await;
         });
     }
 
@@ -338,7 +338,7 @@ impl Driver {
         if status.is_none_or(FlowStatus::is_end) {
             run.awaited_flows.remove(&flow);
         }
-        run.push(Input::FlowState { flow, status }, Owed::Nothing);
+        run.push(FlowEngineInput::FlowState { flow, status }, AckTarget::Nothing);
         if run.ask_again && run.questions == 0 {
             run.touched = true;
         }
@@ -346,7 +346,7 @@ impl Driver {
     }
 
     /// A flow has ended or is gone. Somebody who touched it since may have started it again.
-    pub(super) fn forget_ended(&mut self, key: FlowKey, run: Run) {
+    pub(super) fn forget_ended(&mut self, key: FlowKey, run: LoadedFlow) {
         let (uid, touched) = (run.uid, run.touched);
         self.forget(key, run);
         if touched && self.is_mine(uid) {
@@ -355,41 +355,41 @@ impl Driver {
     }
 
     /// A flow has ended or is gone: nothing about it matters any more.
-    pub(super) fn forget(&mut self, key: FlowKey, mut run: Run) {
+    pub(super) fn forget(&mut self, key: FlowKey, mut run: LoadedFlow) {
         // What still lives of it was closed without its supervisor's word.
         for command in run.live_attempts().filter_map(|stop| stop_command(key, stop)) {
             self.routers.stop(command);
         }
         for ack in run.take_all_acks() {
-            self.routers.handled(ack);
+            self.routers.acknowledge(ack);
         }
         self.abandon(key, run);
     }
 
     /// Lets a flow go without having stored what was reported of it.
-    pub(super) fn abandon(&mut self, key: FlowKey, mut run: Run) {
+    pub(super) fn abandon(&mut self, key: FlowKey, mut run: LoadedFlow) {
         self.uncount(key, &mut run);
         self.forget_due(key, &run);
     }
 
-    fn forget_due(&mut self, key: FlowKey, run: &Run) {
+    fn forget_due(&mut self, key: FlowKey, run: &LoadedFlow) {
         for time in [run.due, run.awaited].into_iter().flatten() {
             self.due.remove(&(time, key));
         }
     }
 
-    pub(super) fn uncount(&mut self, key: FlowKey, run: &mut Run) {
+    pub(super) fn uncount(&mut self, key: FlowKey, run: &mut LoadedFlow) {
         for (_, runner) in run.placed.drain() {
             self.load.remove(key.0, runner);
         }
     }
 }
 
-fn engine_input(input: FlowInput) -> Input {
+fn engine_input(input: FlowInput) -> FlowEngineInput {
     match input {
-        FlowInput::Signal { name } => Input::Signal(name),
-        FlowInput::Cancel { grace_secs } => Input::CancelFlow { grace_secs },
-        FlowInput::CancelNode { job_id } => Input::CancelNode(job_id),
-        FlowInput::Report(report) => Input::Report(report),
+        FlowInput::Signal { name } => FlowEngineInput::Signal(name),
+        FlowInput::Cancel { grace_secs } => FlowEngineInput::CancelFlow { grace_secs },
+        FlowInput::CancelNode { job_id } => FlowEngineInput::CancelNode(job_id),
+        FlowInput::Report(report) => FlowEngineInput::Report(report),
     }
 }

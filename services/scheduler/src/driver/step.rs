@@ -1,23 +1,25 @@
 //! One step of one flow, and the answer to its commit.
 
-use flow::engine::{Destinations, Engine, NoDestination, NodeView, Outside, Step, Stop};
+use flow::engine::{
+    Destinations, Engine, FlowStepOutput, NoDestination, PlacementRequest, StepEnvironment, Stop,
+};
 use model::{Flow, NodeState, ReportSource, RunnerId, Timestamp, limits};
 use prost::Message as _;
 use proto::internal::v1::{CommitRefusal, CommitResponse, ReserveMessageIdsRequest, StopCommand};
 
-use super::{Driver, Event};
-use crate::commit::{self, Frame};
-use crate::destinations::{ContextRunners, Load};
-use crate::message_ids::{self, Supply};
-use crate::run::{FlowKey, Phase, Run, STEP_NODES_MAX};
+use super::{Driver, SchedulerEvent};
+use crate::commit::{self, CommitHeader};
+use crate::destinations::{ContextRunners, RunnerLoad};
+use crate::loaded_flow::{FlowKey, FlowPhase, LoadedFlow, STEP_NODES_MAX};
+use crate::message_ids::{self, MessageIdSupply};
 
 impl Destinations for ContextRunners<'_> {
-    fn choose(&mut self, node: &NodeView<'_>) -> Result<RunnerId, NoDestination> {
-        self.place(node.script_type, node.target, node.isolation).map_err(|why| NoDestination { why })
+    fn choose(&mut self, node: &PlacementRequest<'_>) -> Result<RunnerId, NoDestination> {
+        self.select_runner(node.script_type, node.target, node.isolation).map_err(|why| NoDestination { why })
     }
 
     fn locate(&self, source: &ReportSource) -> Option<RunnerId> {
-        self.at(&source.address, &source.topic)
+        self.runner_at(&source.address, &source.topic)
     }
 }
 
@@ -26,22 +28,22 @@ impl Driver {
     pub(super) fn step(&mut self, key: FlowKey) {
         let Some(mut run) = self.flows.remove(&key) else { return };
         let now = Timestamp::now();
-        if matches!(run.phase, Phase::Idle(_)) && run.reload {
+        if matches!(run.phase, FlowPhase::Idle(_)) && run.reload {
             self.read_again(key, &mut run);
         }
         self.read_if_touched(key, &mut run);
-        while matches!(run.phase, Phase::Idle(_))
+        while matches!(run.phase, FlowPhase::Idle(_))
             && run.has_work(now)
-            && let Phase::Idle(mut engine) = std::mem::replace(&mut run.phase, Phase::Loading)
+            && let FlowPhase::Idle(mut engine) = std::mem::replace(&mut run.phase, FlowPhase::Loading)
         {
             if !self.has_message_ids(key, &engine) {
-                run.phase = Phase::Idle(engine);
+                run.phase = FlowPhase::Idle(engine);
                 break;
             }
             let mut step = self.run_engine(&mut run, &mut engine, now);
             self.count(&step);
             self.set_due(key, &mut run, step.due);
-            self.ask(key, &mut run, std::mem::take(&mut step.asks));
+            self.ask(key, &mut run, std::mem::take(&mut step.flow_queries));
             run.stops.append(&mut step.stops);
             run.more = step.more;
             // Whoever leaves memory must be sure that it is touched by the flows it waits for.
@@ -50,15 +52,15 @@ impl Driver {
             // What was taken from the inbox has to leave it, and who only rests has to be known to. That
             // memory is what is stored only storage knows, and it says so by a commit.
             let changes_nothing = step.is_unchanged()
-                && !step.keeps
+                && !step.has_unstored_reports
                 && run.inbox_taken() == 0
                 && !(run.rests && run.listed_active);
             if changes_nothing {
                 self.send_stops(key, &mut run);
                 for ack in run.settle() {
-                    self.routers.handled(ack);
+                    self.routers.acknowledge(ack);
                 }
-                run.phase = Phase::Idle(engine);
+                run.phase = FlowPhase::Idle(engine);
             } else if let Some(phase) = self.commit(key, &mut run, engine, &step, now) {
                 run.phase = phase;
             } else {
@@ -71,8 +73,8 @@ impl Driver {
 
     /// Reads the inbox, unless there is something of it to take up first: touches that keep coming must not
     /// keep the flow from its steps.
-    fn read_if_touched(&mut self, key: FlowKey, run: &mut Run) {
-        if matches!(run.phase, Phase::Idle(_)) && run.touched && !run.has_unread() {
+    fn read_if_touched(&mut self, key: FlowKey, run: &mut LoadedFlow) {
+        if matches!(run.phase, FlowPhase::Idle(_)) && run.touched && !run.has_unread() {
             self.read_inbox(key, run);
         }
     }
@@ -81,12 +83,12 @@ impl Driver {
     fn commit(
         &mut self,
         key: FlowKey,
-        run: &mut Run,
+        run: &mut LoadedFlow,
         mut engine: Box<Engine>,
-        step: &Step,
+        step: &FlowStepOutput,
         now: Timestamp,
-    ) -> Option<Phase> {
-        let frame = Frame {
+    ) -> Option<FlowPhase> {
+        let frame = CommitHeader {
             context_uid: run.context_uid?,
             now,
             last_commit: &run.last_commit,
@@ -104,17 +106,17 @@ impl Driver {
         let id = commit.commit_id.clone();
         self.committing.insert(id.clone(), key);
         self.commits.send(commit);
-        Some(Phase::Committing(engine, id))
+        Some(FlowPhase::Committing(engine, id))
     }
 
     fn has_message_ids(&mut self, key: FlowKey, engine: &Engine) -> bool {
         let caller = (engine.flow().context_id, engine.flow().caller_id);
         let supply = self.ids.supply(caller);
-        if supply == Supply::Enough {
+        if supply == MessageIdSupply::Enough {
             return true;
         }
         self.waiting_for_ids.entry(caller).or_default().insert(key);
-        if supply == Supply::Ask {
+        if supply == MessageIdSupply::Ask {
             let (mut store, handle) = (self.store.clone(), self.handle.clone());
             let epoch = self.ids.epoch();
             tokio::spawn(async move {
@@ -131,19 +133,24 @@ impl Driver {
                         None
                     }
                 };
-                handle.send(Event::MessageIds(caller, epoch, first)).await;
+                handle.send(SchedulerEvent::MessageIds(caller, epoch, first)).await;
             });
         }
         false
     }
 
-    pub(super) fn run_engine(&mut self, run: &mut Run, engine: &mut Engine, now: Timestamp) -> Step {
+    pub(super) fn run_engine(
+        &mut self,
+        run: &mut LoadedFlow,
+        engine: &mut Engine,
+        now: Timestamp,
+    ) -> FlowStepOutput {
         let context = engine.flow().context_id;
         let budget = run.budget;
         let mut runners = self.runners.of(context, &mut self.load);
         let step = run.with_inputs(|inputs| {
             let mut jitter = || rand::random::<f64>();
-            let mut outside = Outside { destinations: &mut runners, jitter: &mut jitter };
+            let mut outside = StepEnvironment { destinations: &mut runners, jitter: &mut jitter };
             engine.step(now, inputs, &mut outside, budget)
         });
         for refused in &step.refused {
@@ -154,7 +161,7 @@ impl Driver {
     }
 
     /// Counts what a step has changed.
-    pub(super) fn count(&self, step: &Step) {
+    pub(super) fn count(&self, step: &FlowStepOutput) {
         self.metrics.stale_reports.inc_by(step.stale.len() as u64);
         for code in &step.losses {
             self.metrics.lost(*code);
@@ -166,7 +173,7 @@ impl Driver {
         }
     }
 
-    pub(super) fn set_due(&mut self, key: FlowKey, run: &mut Run, due: Option<Timestamp>) {
+    pub(super) fn set_due(&mut self, key: FlowKey, run: &mut LoadedFlow, due: Option<Timestamp>) {
         if run.due == due {
             return;
         }
@@ -178,7 +185,7 @@ impl Driver {
     }
 
     /// Sends the stops that follow from what is stored.
-    fn send_stops(&mut self, key: FlowKey, run: &mut Run) {
+    fn send_stops(&mut self, key: FlowKey, run: &mut LoadedFlow) {
         for command in run.stops.drain(..).filter_map(|stop| stop_command(key, stop)) {
             self.routers.stop(command);
         }
@@ -193,8 +200,8 @@ impl Driver {
         }
         let Some(key) = self.committing.remove(&answer.commit_id) else { return };
         let Some(mut run) = self.flows.remove(&key) else { return };
-        let engine = match std::mem::replace(&mut run.phase, Phase::Loading) {
-            Phase::Committing(engine, id) if id == answer.commit_id => engine,
+        let engine = match std::mem::replace(&mut run.phase, FlowPhase::Loading) {
+            FlowPhase::Committing(engine, id) if id == answer.commit_id => engine,
             other => {
                 run.phase = other;
                 self.flows.insert(key, run);
@@ -205,7 +212,7 @@ impl Driver {
         if is_over && refusal == CommitRefusal::Unspecified {
             log_end(&engine);
         }
-        run.phase = Phase::Idle(engine);
+        run.phase = FlowPhase::Idle(engine);
         match refusal {
             CommitRefusal::Unspecified => {
                 self.stored(key, &mut run, answer.commit_id.clone());
@@ -230,14 +237,14 @@ impl Driver {
         self.enqueue(key);
     }
 
-    fn stored(&mut self, key: FlowKey, run: &mut Run, commit_id: String) {
+    fn stored(&mut self, key: FlowKey, run: &mut LoadedFlow, commit_id: String) {
         self.metrics.commits.inc();
         run.last_commit = commit_id;
         run.listed_active = !run.rests;
         run.budget = (run.budget * 2).min(STEP_NODES_MAX);
         self.send_stops(key, run);
         for ack in run.settle() {
-            self.routers.handled(ack);
+            self.routers.acknowledge(ack);
         }
     }
 }
@@ -275,7 +282,7 @@ fn log_end(engine: &Engine) {
 }
 
 /// Keeps the number of attempts under way at each runner.
-fn count_off(run: &mut Run, load: &mut Load, engine: &Engine, step: &Step) {
+fn count_off(run: &mut LoadedFlow, load: &mut RunnerLoad, engine: &Engine, step: &FlowStepOutput) {
     let context = engine.flow().context_id;
     let under_way = |state| matches!(state, NodeState::Dispatched | NodeState::Running);
     for change in &step.changed {

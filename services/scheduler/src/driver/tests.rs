@@ -12,19 +12,19 @@ use super::*;
 use crate::changes::creation::stored_nodes;
 use crate::clients;
 use crate::destinations::tests::view;
-use crate::run::Phase;
+use crate::loaded_flow::FlowPhase;
 
 const CONTEXT: ContextId = ContextId(1);
 const CALLER: ActorId = ActorId(7);
 const FLOW: FlowId = FlowId(40);
 /// The number that storage adds to the ids of jobs.
 const BY: u32 = 100;
-const ROUTER: LinkId = LinkId(3);
+const ROUTER: ReportStreamId = ReportStreamId(3);
 
 struct Stage {
     driver: Driver,
-    /// What tasks of the driver say is not taken up.
-    _events: mpsc::Receiver<Event>,
+    /// Events from the driver's tasks, which nothing handles.
+    _events: mpsc::Receiver<SchedulerEvent>,
 }
 
 impl Stage {
@@ -37,7 +37,7 @@ impl Stage {
         let (commits, _) = commit_link::start(store.clone(), answered, Arc::default());
         let (events, received) = mpsc::channel(EVENTS_MAX);
         let (tell_replicas, replicas) = watch::channel(Vec::new());
-        let handle = Handle { events, replicas, log_asks: LogAsks::default() };
+        let handle = Handle { events, replicas, log_reads: LogReadClient::default() };
         let metrics = Arc::new(Metrics::new(&prometheus::Registry::new()).expect("its own registry"));
         let config = Config::new("here", "");
         let driver = Driver::new(&config, store, handle, commits, tell_replicas, metrics, &Readiness::new());
@@ -46,27 +46,27 @@ impl Stage {
         stage
     }
 
-    fn take(&mut self, event: Event) {
+    fn take(&mut self, event: SchedulerEvent) {
         self.driver.take(event);
         self.driver.go_on();
     }
 
     fn lease(&mut self) {
-        self.take(Event::Replicas(vec!["here".to_owned()]));
+        self.take(SchedulerEvent::Replicas(vec!["here".to_owned()]));
         let epoch = self.driver.ids.epoch();
-        self.take(Event::MessageIds((CONTEXT, CALLER), epoch, Some(1)));
+        self.take(SchedulerEvent::MessageIds((CONTEXT, CALLER), epoch, Some(1)));
     }
 
     /// A supervisor that runs shell jobs is there.
     fn add_runner(&mut self) {
-        self.take(Event::Runners {
+        self.take(SchedulerEvent::Runners {
             views: vec![(CONTEXT, view(5, true, &[ScriptType::Shell]))],
             gone: Vec::new(),
         });
     }
 
     /// Has the first step made of a flow of one job.
-    fn begin(&mut self) -> (Box<Begun>, Stored) {
+    fn begin(&mut self) -> (Box<ProvisionalFlow>, AssignedFlowIds) {
         let name = |text: &str| text.parse::<Name>().expect("a name");
         let node = NodeSpec::new(name("only"), JobSpec::inline(ScriptType::Shell, "true".to_owned()));
         let spec = FlowSpec { nodes: vec![node], ..FlowSpec::new(name("flow")) };
@@ -79,30 +79,30 @@ impl Stage {
         };
         let engine = Engine::unstored(flow.clone(), plan, stored_nodes(spec));
         let (answer, mut begun) = oneshot::channel();
-        self.take(Event::Begin(Box::new(engine), answer));
+        self.take(SchedulerEvent::PrepareFirstStep(Box::new(engine), answer));
         let begun = begun.try_recv().expect("answered at once").expect("its first step was made");
         let flow = Flow { id: FLOW, jobs: vec![JobId(1 + BY)], ..flow };
         let context_uid = ContextUid(model::id::Uid::from_bits(9));
-        (begun, Stored { context_uid, flow, last_commit: "first".to_owned(), by: BY })
+        (begun, AssignedFlowIds { context_uid, flow, last_commit: "first".to_owned(), by: BY })
     }
 
-    fn stored(&mut self, begun: Box<Begun>, stored: Stored) {
-        self.take(Event::Begun(begun, Some(Box::new(stored))));
+    fn stored(&mut self, begun: Box<ProvisionalFlow>, stored: AssignedFlowIds) {
+        self.take(SchedulerEvent::FirstStepStored(begun, Some(Box::new(stored))));
     }
 
     /// Where the flow's job stands in memory; nothing while the flow is read, or is not there.
     fn job(&self) -> Option<(JobId, NodeState, Option<RunnerId>)> {
         match &self.driver.flows.get(&(CONTEXT, FLOW))?.phase {
-            Phase::Idle(engine) | Phase::Reading(engine, _) | Phase::Committing(engine, _) => {
+            FlowPhase::Idle(engine) | FlowPhase::Reading(engine, _) | FlowPhase::Committing(engine, _) => {
                 let node = &engine.nodes()[0];
                 Some((node.job_id, node.state, node.runner))
             }
-            Phase::Loading => None,
+            FlowPhase::Loading => None,
         }
     }
 }
 
-fn ended(stored: &Stored) -> NodeReport {
+fn ended(stored: &AssignedFlowIds) -> NodeReport {
     let job_key = JobKey {
         context: stored.context_uid,
         flow: stored.flow.uid,
@@ -142,7 +142,7 @@ async fn what_is_said_meanwhile_is_taken_up_once_it_is_stored() {
     stage.add_runner();
     let (begun, stored) = stage.begin();
     let report = ended(&stored);
-    stage.take(Event::Reports(vec![((ROUTER, 1), report)]));
+    stage.take(SchedulerEvent::Reports(vec![((ROUTER, 1), report)]));
     assert!(stage.driver.flows.is_empty(), "it is not taken for a flow that has to be read");
     stage.stored(begun, stored);
     assert_eq!(stage.job().map(|(_, state, _)| state), Some(NodeState::Completed));
@@ -155,7 +155,7 @@ async fn a_flow_is_read_whose_lease_was_lost_between() {
         let mut stage = Stage::new();
         stage.add_runner();
         let (begun, stored) = stage.begin();
-        stage.take(Event::Void);
+        stage.take(SchedulerEvent::Invalidate);
         if is_held_again {
             stage.lease();
         }
@@ -171,10 +171,10 @@ async fn a_flow_whose_fate_is_unknown_leaves_nothing_behind() {
     let mut stage = Stage::new();
     stage.add_runner();
     let (begun, stored) = stage.begin();
-    stage.take(Event::Begun(begun, None));
+    stage.take(SchedulerEvent::FirstStepStored(begun, None));
     assert!(stage.driver.early.is_empty() && stage.driver.flows.is_empty());
     // What is said of it later has it read.
-    stage.take(Event::Reports(vec![((ROUTER, 1), ended(&stored))]));
+    stage.take(SchedulerEvent::Reports(vec![((ROUTER, 1), ended(&stored))]));
     assert!(stage.driver.flows.contains_key(&(CONTEXT, FLOW)));
     // And nothing counts as under way at its place.
     assert!(stage.driver.load.is_empty());

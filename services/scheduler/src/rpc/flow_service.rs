@@ -24,29 +24,29 @@ use tokio_util::sync::CancellationToken;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
-use crate::changes::repeat::hash_of;
+use crate::changes::idempotency::hash_of;
 use crate::changes::submit::Submitter;
-use crate::changes::{job, retry, wishes};
+use crate::changes::{flow_inputs, job, retry};
 use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
-use crate::log_asks::LogAsks;
+use crate::log_reads::LogReadClient;
 use crate::metrics::Metrics;
-use crate::rpc::unbroken::unbroken;
+use crate::rpc::completion::run_to_completion;
 use crate::views::answers::{self, AnswerSender};
-use crate::views::drawing;
+use crate::views::context_flows::{ContextFlowsReader, ContextFlowsStart, ContextFlowsWatch};
 use crate::views::explain::Explainer;
-use crate::views::flows::{FlowsReader, FlowsWatch, WatchBegin};
-use crate::views::logs::{self, LogStream, Wanted};
-use crate::views::names::Names;
+use crate::views::graph_rendering;
+use crate::views::logs::{self, FlowLogSelection, FlowLogStream};
+use crate::views::node_names::NodeNames;
 use crate::views::reader::{self, FlowReader};
-use crate::views::watch::Watch;
+use crate::views::watch::FlowWatch;
 
 /// Serves clients.
 pub struct FlowRpc {
     store: FlowStoreClient,
     submitter: Submitter,
     explainer: Explainer,
-    log_asks: LogAsks,
+    log_asks: LogReadClient,
     metrics: Arc<Metrics>,
     directory: Arc<dyn Directory>,
     stop: CancellationToken,
@@ -59,7 +59,7 @@ impl FlowRpc {
         store: FlowStoreClient,
         submitter: Submitter,
         explainer: Explainer,
-        log_asks: LogAsks,
+        log_asks: LogReadClient,
         metrics: Arc<Metrics>,
         directory: Arc<dyn Directory>,
         stop: CancellationToken,
@@ -109,7 +109,7 @@ impl FlowRpc {
 /// UNAVAILABLE with what to do, for callers whose answers end with the scheduler.
 fn draining(way_out: &str) -> Status {
     let message = format!("the scheduler is ending; {way_out}");
-    rpc::Error::unavailable(rpc::Reason::Draining, message).into()
+    rpc::Error::unavailable(rpc::RpcReason::Draining, message).into()
 }
 
 /// The actor behind a call. The method policy admits actors only.
@@ -138,7 +138,7 @@ impl FlowService for FlowRpc {
     ) -> Result<Response<SubmitFlowResponse>, Status> {
         let actor = actor_of(&request)?;
         rpc::leaves_jobs(&request, request.get_ref().flow.as_ref().map_or(0, |flow| flow.nodes.len()));
-        let flow = unbroken(self.submitter.clone().submit(actor, request.into_inner())).await?;
+        let flow = run_to_completion(self.submitter.clone().submit(actor, request.into_inner())).await?;
         self.metrics.flows_submitted.inc();
         Ok(Response::new(SubmitFlowResponse { flow: Some(flow) }))
     }
@@ -148,7 +148,7 @@ impl FlowService for FlowRpc {
         request: Request<CreateFlowRequest>,
     ) -> Result<Response<CreateFlowResponse>, Status> {
         let actor = actor_of(&request)?;
-        let flow = unbroken(self.submitter.clone().create(actor, request.into_inner())).await?;
+        let flow = run_to_completion(self.submitter.clone().create(actor, request.into_inner())).await?;
         Ok(Response::new(CreateFlowResponse { flow: Some(flow) }))
     }
 
@@ -158,7 +158,7 @@ impl FlowService for FlowRpc {
     ) -> Result<Response<AddFlowNodesResponse>, Status> {
         let actor = actor_of(&request)?;
         rpc::leaves_jobs(&request, request.get_ref().nodes.len());
-        let first = unbroken(self.submitter.clone().fill(actor, request.into_inner())).await?;
+        let first = run_to_completion(self.submitter.clone().fill(actor, request.into_inner())).await?;
         Ok(Response::new(AddFlowNodesResponse { first_job_id: first.0 }))
     }
 
@@ -167,7 +167,8 @@ impl FlowService for FlowRpc {
         request: Request<StartFlowRequest>,
     ) -> Result<Response<StartFlowResponse>, Status> {
         let actor = actor_of(&request)?;
-        let flow = unbroken(self.submitter.clone().start_filled(actor, request.into_inner())).await?;
+        let flow =
+            run_to_completion(self.submitter.clone().start_filled(actor, request.into_inner())).await?;
         self.metrics.flows_submitted.inc();
         Ok(Response::new(StartFlowResponse { flow: Some(flow) }))
     }
@@ -176,7 +177,7 @@ impl FlowService for FlowRpc {
         let actor = actor_of(&request)?;
         rpc::leaves_jobs(&request, 1);
         let wait = Duration::from_secs(request.get_ref().wait_secs.into());
-        let flow = unbroken(self.submitter.clone().submit_job(actor, request.into_inner())).await?;
+        let flow = run_to_completion(self.submitter.clone().submit_job(actor, request.into_inner())).await?;
         self.metrics.flows_submitted.inc();
         let reader = self.reader(actor, flow.context_id, flow.id);
         // It was submitted rightfully and goes on; who waits for it has to be somebody who may see it.
@@ -256,7 +257,7 @@ impl FlowService for FlowRpc {
         let nodes = page.nodes.iter().map(|json| serde_json::from_slice(json));
         let nodes: Vec<FlowNode> = nodes.collect::<Result<_, _>>().map_err(bad_store)?;
         let mut reader = self.reader(ActorId(on_behalf_of), context_id, flow_id);
-        let nodes = Names::default().tell(&mut reader, &nodes, home).await?;
+        let nodes = NodeNames::default().resolve_to_wire(&mut reader, &nodes, home).await?;
         Ok(Response::new(ListFlowNodesResponse { nodes, next_page_token: page.next_page_token }))
     }
 
@@ -270,7 +271,7 @@ impl FlowService for FlowRpc {
         let WatchFlowRequest { context_id, flow_id, resume_position } = body;
         let (answers, stream) = mpsc::channel(answers::CHANNEL);
         let sender = AnswerSender::new(answers.clone(), self.metrics.slow_watchers.clone());
-        let watch = Watch::new(self.reader(actor, context_id, flow_id), sender);
+        let watch = FlowWatch::new(self.reader(actor, context_id, flow_id), sender);
         self.spawn(answers, watch.run(resume_position));
         Ok(self.for_reader(stream, context_id, actor))
     }
@@ -290,9 +291,10 @@ impl FlowService for FlowRpc {
         let snapshot = violations.into_result(snapshot).map_err(rpc::Error::invalid)?;
         let (answers, stream) = mpsc::channel(answers::CHANNEL);
         let sender = AnswerSender::new(answers.clone(), self.metrics.slow_watchers.clone());
-        let reader = FlowsReader::new(self.store(), actor, ContextId(context_id), caller_id, name_prefix);
-        let begin = WatchBegin::of(snapshot, resume_position);
-        self.spawn(answers, FlowsWatch::new(reader, sender).run(begin));
+        let reader =
+            ContextFlowsReader::new(self.store(), actor, ContextId(context_id), caller_id, name_prefix);
+        let begin = ContextFlowsStart::of(snapshot, resume_position);
+        self.spawn(answers, ContextFlowsWatch::new(reader, sender).run(begin));
         Ok(self.for_reader(stream, context_id, actor))
     }
 
@@ -301,7 +303,7 @@ impl FlowService for FlowRpc {
         request: Request<SignalFlowRequest>,
     ) -> Result<Response<SignalFlowResponse>, Status> {
         let actor = actor_of(&request)?;
-        let already_given = wishes::signal(self.store(), actor, request.into_inner()).await?;
+        let already_given = flow_inputs::signal(self.store(), actor, request.into_inner()).await?;
         Ok(Response::new(SignalFlowResponse { already_given }))
     }
 
@@ -310,7 +312,7 @@ impl FlowService for FlowRpc {
         request: Request<CancelFlowRequest>,
     ) -> Result<Response<CancelFlowResponse>, Status> {
         let actor = actor_of(&request)?;
-        let flow = wishes::cancel_flow(self.store(), actor, request.into_inner()).await?;
+        let flow = flow_inputs::cancel_flow(self.store(), actor, request.into_inner()).await?;
         Ok(Response::new(CancelFlowResponse { flow: Some(flow) }))
     }
 
@@ -319,7 +321,7 @@ impl FlowService for FlowRpc {
         request: Request<CancelNodeRequest>,
     ) -> Result<Response<CancelNodeResponse>, Status> {
         let actor = actor_of(&request)?;
-        wishes::cancel_node(self.store(), actor, request.into_inner()).await?;
+        flow_inputs::cancel_node(self.store(), actor, request.into_inner()).await?;
         Ok(Response::new(CancelNodeResponse {}))
     }
 
@@ -328,7 +330,7 @@ impl FlowService for FlowRpc {
         request: Request<UpdateNodeStatusRequest>,
     ) -> Result<Response<UpdateNodeStatusResponse>, Status> {
         let actor = actor_of(&request)?;
-        wishes::update_node(self.store(), actor, request.into_inner()).await?;
+        flow_inputs::update_node(self.store(), actor, request.into_inner()).await?;
         Ok(Response::new(UpdateNodeStatusResponse {}))
     }
 
@@ -337,7 +339,7 @@ impl FlowService for FlowRpc {
         request: Request<RetryFlowRequest>,
     ) -> Result<Response<RetryFlowResponse>, Status> {
         let actor = actor_of(&request)?;
-        Ok(Response::new(unbroken(retry::retry(self.store(), actor, request.into_inner())).await?))
+        Ok(Response::new(run_to_completion(retry::retry(self.store(), actor, request.into_inner())).await?))
     }
 
     async fn explain_node(
@@ -365,8 +367,8 @@ impl FlowService for FlowRpc {
         let mut reader = self.reader(actor, context_id, flow_id);
         let flow = reader.flow().await?;
         let nodes = reader.all_nodes().await?.nodes;
-        let graph =
-            drawing::draw(&flow.name, &nodes, format).map_err(|too_large| too_large.of(nodes.len()))?;
+        let graph = graph_rendering::draw(&flow.name, &nodes, format)
+            .map_err(|too_large| too_large.of(nodes.len()))?;
         Ok(Response::new(GetFlowGraphResponse { graph }))
     }
 
@@ -411,10 +413,10 @@ impl FlowService for FlowRpc {
         }
         let attempt = (attempt != 0).then_some(Attempt(attempt));
         let since = since.map(convert::time::from_wire);
-        let wanted = Wanted { node, attempt, offset, follow, tail, since };
+        let wanted = FlowLogSelection { node, attempt, offset, follow, tail, since };
         let (answers, stream) = mpsc::channel(logs::CHANNEL);
         let asks = self.log_asks.clone();
-        let logs = LogStream::new(self.reader(actor, context_id, flow_id), asks, answers.clone());
+        let logs = FlowLogStream::new(self.reader(actor, context_id, flow_id), asks, answers.clone());
         self.spawn(answers, logs.run(wanted));
         Ok(self.for_reader(stream, context_id, actor))
     }

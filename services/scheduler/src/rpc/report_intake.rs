@@ -16,11 +16,11 @@ use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::changes::submit::Submitter;
-use crate::driver::{Event, Handle};
-use crate::log_asks::LogAsks;
+use crate::driver::{Handle, SchedulerEvent};
+use crate::log_reads::LogReadClient;
 use crate::metrics::Metrics;
-use crate::routers::{LINK_BUFFER, LinkId};
-use crate::rpc::unbroken::unbroken;
+use crate::report_streams::{LINK_BUFFER, ReportStreamId};
+use crate::rpc::completion::run_to_completion;
 
 /// Serves routers.
 pub struct ReportRpc {
@@ -52,11 +52,12 @@ impl ReportIntakeService for ReportRpc {
         &self,
         request: Request<Streaming<ReportRequest>>,
     ) -> Result<Response<Self::ReportStream>, Status> {
-        let id = LinkId(self.next_link.fetch_add(1, Ordering::Relaxed));
+        let id = ReportStreamId(self.next_link.fetch_add(1, Ordering::Relaxed));
         let (to_router, answers) = mpsc::channel(LINK_BUFFER);
-        self.driver.send(Event::RouterUp(id, to_router)).await;
+        self.driver.send(SchedulerEvent::RouterUp(id, to_router)).await;
         let (driver, stop) = (self.driver.clone(), self.stop.clone());
-        let link = Link { answers, _asks: Asks { of: driver.log_asks().clone(), id } };
+        let link =
+            ReportStreamReceiver { answers, _asks: StreamLossGuard { of: driver.log_reads().clone(), id } };
         let serving = async move {
             tokio::select! {
                 () = serve(&driver, id, request.into_inner()) => {}
@@ -64,7 +65,7 @@ impl ReportIntakeService for ReportRpc {
             }
             Ok(())
         };
-        Ok(Response::new(Box::pin(rpc::served(link.into_stream(), serving))))
+        Ok(Response::new(Box::pin(rpc::bidirectional(link.into_stream(), serving))))
     }
 
     async fn submit_for(
@@ -72,7 +73,7 @@ impl ReportIntakeService for ReportRpc {
         request: Request<SubmitForRequest>,
     ) -> Result<Response<SubmitForResponse>, Status> {
         let (actor, submit, message_key) = parse_submission(request.into_inner())?;
-        let flow = unbroken(self.submitter.clone().submit_for(actor, submit, message_key)).await?;
+        let flow = run_to_completion(self.submitter.clone().submit_for(actor, submit, message_key)).await?;
         self.metrics.flows_submitted.inc();
         Ok(Response::new(SubmitForResponse { flow: Some(flow) }))
     }
@@ -98,26 +99,26 @@ fn parse_submission(request: SubmitForRequest) -> Result<(ActorId, SubmitFlowReq
     Ok((ActorId(on_behalf_of), submit, message_key))
 }
 
-/// What a router is told over its stream.
-struct Link {
+/// Stream of answers to a router.
+struct ReportStreamReceiver {
     answers: mpsc::Receiver<ReportResponse>,
     /// Dropped behind the answers: what was asked over the stream by then is asked again.
-    _asks: Asks,
+    _asks: StreamLossGuard,
 }
 
 /// The logs that are asked for over a stream.
-struct Asks {
-    of: LogAsks,
-    id: LinkId,
+struct StreamLossGuard {
+    of: LogReadClient,
+    id: ReportStreamId,
 }
 
-impl Drop for Asks {
+impl Drop for StreamLossGuard {
     fn drop(&mut self) {
-        self.of.link_lost(self.id);
+        self.of.stream_lost(self.id);
     }
 }
 
-impl Link {
+impl ReportStreamReceiver {
     fn into_stream(self) -> impl Stream<Item = ReportResponse> {
         stream::unfold(self, |mut link| async move {
             let answer = link.answers.recv().await?;
@@ -127,13 +128,13 @@ impl Link {
 }
 
 /// Takes in what a router says until it says no more.
-async fn serve(driver: &Handle, link: LinkId, mut requests: Streaming<ReportRequest>) {
+async fn serve(driver: &Handle, link: ReportStreamId, mut requests: Streaming<ReportRequest>) {
     loop {
         match requests.message().await {
             Ok(Some(ReportRequest { reports, log_answers })) => {
-                log_answers.into_iter().for_each(|answer| driver.log_asks().answered(answer));
+                log_answers.into_iter().for_each(|answer| driver.log_reads().answered(answer));
                 if !reports.is_empty() {
-                    driver.send(Event::Reports(parse(link, reports))).await;
+                    driver.send(SchedulerEvent::Reports(parse(link, reports))).await;
                 }
             }
             Ok(None) => return,
@@ -145,7 +146,10 @@ async fn serve(driver: &Handle, link: LinkId, mut requests: Streaming<ReportRequ
     }
 }
 
-fn parse(link: LinkId, reports: Vec<IncomingReport>) -> Vec<(crate::run::Ack, model::NodeReport)> {
+fn parse(
+    link: ReportStreamId,
+    reports: Vec<IncomingReport>,
+) -> Vec<(crate::loaded_flow::ReportAck, model::NodeReport)> {
     let parse = |IncomingReport { report_id, report_json }| match serde_json::from_slice(&report_json) {
         Ok(report) => Some(((link, report_id), report)),
         Err(error) => {

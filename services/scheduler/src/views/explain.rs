@@ -3,14 +3,14 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use flow::retry::Spent;
+use flow::retry::RetryCounters;
 use model::limits::DEATHS_MAX;
 use model::{
     ContextId, Flow, FlowId, FlowNode, FlowStatus, NodePolicy, NodeState, Prerequisite, ReasonCode,
     RunnerView, Timestamp,
 };
 use proto::convert;
-use proto::convert::node::Home;
+use proto::convert::node::JobKeyPrefix;
 use proto::internal::v1::ReadMessageResponse;
 use proto::v1::{ExplainNodeResponse, Finding, FindingKind};
 use tonic::Status;
@@ -18,7 +18,7 @@ use tonic::Status;
 use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
 use crate::runners::SharedRunners;
-use crate::views::names::Names;
+use crate::views::node_names::NodeNames;
 use crate::views::reader::FlowReader;
 
 /// Dependencies that one sentence names.
@@ -32,7 +32,7 @@ pub struct Explainer {
 }
 
 /// Everything that is looked at.
-struct Facts {
+struct NodeFacts {
     now: Timestamp,
     flow: Flow,
     node: FlowNode,
@@ -91,15 +91,16 @@ impl Explainer {
             let runners = self.runners.read().unwrap_or_else(PoisonError::into_inner);
             runners.get((reader.context, id)).cloned()
         });
-        let home = Home { context: record.context_uid, flow: record.flow.uid };
-        let facts = Facts { now, flow: record.flow, node, before, flows, message, runner };
+        let home = JobKeyPrefix { context: record.context_uid, flow: record.flow.uid };
+        let facts = NodeFacts { now, flow: record.flow, node, before, flows, message, runner };
         Ok(facts.explain(reader.context, home))
     }
 }
 
 /// Some of the nodes, each with its state.
 fn named(nodes: &[&FlowNode]) -> String {
-    let first = nodes.iter().take(NAMED_MAX).map(|node| format!("`{}` ({})", node.name, node.state.told()));
+    let first =
+        nodes.iter().take(NAMED_MAX).map(|node| format!("`{}` ({})", node.name, node.state.display_name()));
     let first = first.collect::<Vec<_>>().join(", ");
     match nodes.len().saturating_sub(NAMED_MAX) {
         0 => first,
@@ -121,8 +122,8 @@ fn found<T>(answer: Result<T, Status>) -> Result<Option<T>, Status> {
     }
 }
 
-impl Facts {
-    fn explain(&self, context: ContextId, home: Home) -> ExplainNodeResponse {
+impl NodeFacts {
+    fn explain(&self, context: ContextId, home: JobKeyPrefix) -> ExplainNodeResponse {
         let findings: Vec<Finding> = [
             self.flow_state(),
             self.dependencies(),
@@ -137,15 +138,15 @@ impl Facts {
         .into_iter()
         .flatten()
         .collect();
-        let (name, state) = (&self.node.name, self.node.state.told());
+        let (name, state) = (&self.node.name, self.node.state.display_name());
         let why = findings.iter().find(|finding| finding.blocks).map(|finding| finding.detail.clone());
         let why = why.or_else(|| self.node.reason.as_ref().map(ToString::to_string));
         let summary = match why {
             Some(why) => format!("`{name}` is {state}: {why}"),
             None => format!("`{name}` is {state}"),
         };
-        let mut names = Names::default();
-        names.see(&self.before);
+        let mut names = NodeNames::default();
+        names.remember(&self.before);
         let node = names.to_wire(std::slice::from_ref(&self.node), home).pop();
         ExplainNodeResponse { node, summary, findings }
     }
@@ -162,7 +163,7 @@ impl Facts {
             (FlowStatus::Started, Some(time)) => {
                 format!("flow {id} is being cancelled since {}", time.rfc3339())
             }
-            _ => format!("flow {id} is {}", status.told()),
+            _ => format!("flow {id} is {}", status.display_name()),
         };
         Some(finding(FindingKind::Flow, blocks, detail))
     }
@@ -199,7 +200,9 @@ impl Facts {
                     format!("waits until {}, {} from now", time.rfc3339(), span(time.since(self.now)))
                 }
                 Prerequisite::Flow(id) => match self.flows.iter().find(|(known, _)| known == id) {
-                    Some((_, Some(status))) => format!("waits for flow {id}, which is {}", status.told()),
+                    Some((_, Some(status))) => {
+                        format!("waits for flow {id}, which is {}", status.display_name())
+                    }
                     _ => format!("waits for flow {id}, which does not exist"),
                 },
             };
@@ -316,7 +319,7 @@ impl Facts {
         let FlowNode { tries, policy, .. } = &self.node;
         let left = policy.retries.saturating_sub(*tries);
         let mut parts = vec![format!("{left} of {} retries left", policy.retries)];
-        parts.push(losses_left(policy, Spent::of(&self.node)));
+        parts.push(losses_left(policy, RetryCounters::of(&self.node)));
         for (what, secs) in [
             ("run time", policy.timeout),
             ("ready to started", policy.timeout_queue),
@@ -335,7 +338,7 @@ impl Facts {
 }
 
 /// How many lost attempts are still followed by another one, and what was lost.
-fn losses_left(policy: &NodePolicy, spent: Spent) -> String {
+fn losses_left(policy: &NodePolicy, spent: RetryCounters) -> String {
     if !policy.idempotent {
         return "not run again after a loss (`idempotent: false`)".to_owned();
     }

@@ -1,27 +1,27 @@
-//! What the jobs of a flow print: what is kept, and what comes. [`before`]: what lies before the tails that
-//! storage keeps; [`times`]: when it was printed.
+//! Output of a flow's jobs: what is kept, and what comes. [`supervisor_logs`]: output before the tails that
+//! storage keeps; [`print_times`]: when it was printed.
 
-pub mod before;
-pub mod times;
+pub mod print_times;
+pub mod supervisor_logs;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
-use model::{Attempt, Event, FlowEvent, FlowStatus, JobId, Name, NodeState, RunnerId, Timestamp};
-use proto::convert::node::Home;
+use model::{Attempt, ContextEvent, FlowEvent, FlowStatus, JobId, Name, NodeState, RunnerId, Timestamp};
+use proto::convert::node::JobKeyPrefix;
 use proto::internal::v1::ReadLogResponse;
 use proto::v1::{LogGap, LogGapReason, StreamFlowLogsResponse};
-use rpc::Pulse;
+use rpc::StreamHeartbeat;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Status;
 
-use self::before::{Before, Told, gap};
-use self::times::PrintTimes;
-use crate::log_asks::LogAsks;
-use crate::views::reader::{Events, FlowReader, Page, is_end};
+use self::print_times::PrintTimes;
+use self::supervisor_logs::{LogSegment, SupervisorLogReader, gap};
+use crate::log_reads::LogReadClient;
+use crate::views::reader::{FlowEventStream, FlowNodePage, FlowReader, is_end};
 
 /// Answers that may wait for a reader: of at most 128 KiB each.
 pub const CHANNEL: usize = 8;
@@ -31,40 +31,40 @@ pub const CHANNEL: usize = 8;
 const LAST_PIECES_PATIENCE: Duration = Duration::from_secs(5);
 
 /// One reader of one flow's output.
-pub struct LogStream {
+pub struct FlowLogStream {
     reader: FlowReader,
-    before: Before,
+    before: SupervisorLogReader,
     answers: mpsc::Sender<Result<StreamFlowLogsResponse, Status>>,
-    nodes: BTreeMap<JobId, Known>,
+    nodes: BTreeMap<JobId, LogStreamNode>,
     /// How far each attempt's output was sent.
     sent: HashMap<(JobId, Attempt), u64>,
     /// The only attempt that is wanted.
     only: Option<Attempt>,
     /// Supervisors are not asked.
     tail: bool,
-    /// What was printed before is not wanted.
+    /// Output printed before this time is not wanted.
     since: Option<Timestamp>,
-    pulse: Pulse,
+    pulse: StreamHeartbeat,
 }
 
-/// What was known of a node when the stream began.
-struct Known {
+/// State of a node when the stream began.
+struct LogStreamNode {
     name: Name,
     attempt: Attempt,
-    /// Where that attempt was sent.
+    /// Runner that the attempt was sent to.
     runner: Option<RunnerId>,
 }
 
-/// What a reader wants.
+/// Selection of a flow's output.
 #[derive(Debug, Clone, Default)]
-pub struct Wanted {
+pub struct FlowLogSelection {
     /// Only this node, by name; empty: all.
     pub node: String,
     /// Only this attempt of it.
     pub attempt: Option<Attempt>,
     /// From this byte of that attempt's output on.
     pub offset: u64,
-    /// What comes as well, until the flow has ended.
+    /// Also output that is still to come, until the flow has ended.
     pub follow: bool,
     /// Only what storage keeps.
     pub tail: bool,
@@ -72,15 +72,15 @@ pub struct Wanted {
     pub since: Option<Timestamp>,
 }
 
-impl LogStream {
+impl FlowLogStream {
     /// A reader that is sent its answers through `answers`, a channel of [`CHANNEL`] places.
     #[must_use]
     pub fn new(
         reader: FlowReader,
-        asks: LogAsks,
+        asks: LogReadClient,
         answers: mpsc::Sender<Result<StreamFlowLogsResponse, Status>>,
     ) -> Self {
-        let before = Before::new(asks, reader.context);
+        let before = SupervisorLogReader::new(asks, reader.context);
         Self {
             reader,
             before,
@@ -90,29 +90,30 @@ impl LogStream {
             only: None,
             tail: false,
             since: None,
-            pulse: Pulse::default(),
+            pulse: StreamHeartbeat::default(),
         }
     }
 
     /// Runs until everything was sent (with `follow`: until the flow has ended
     /// and everything was sent), the reader has gone or something failed.
-    pub async fn run(mut self, wanted: Wanted) {
+    pub async fn run(mut self, wanted: FlowLogSelection) {
         if let Err(status) = self.stream(&wanted).await {
             // A reader that has gone does not need the reason.
             let _ = self.answers.send(Err(status)).await;
         }
     }
 
-    async fn stream(&mut self, wanted: &Wanted) -> Result<(), Status> {
+    async fn stream(&mut self, wanted: &FlowLogSelection) -> Result<(), Status> {
         let node = wanted.node.as_str();
         let mut events = self.reader.events(String::new()).await?;
         self.reader.is_patient = true;
-        let Page { nodes, home, .. } = self.reader.all_nodes().await?;
+        let FlowNodePage { nodes, home, .. } = self.reader.all_nodes().await?;
         self.nodes = nodes
             .iter()
             .filter(|known| node.is_empty() || known.name.as_str() == node)
             .map(|node| {
-                let known = Known { name: node.name.clone(), attempt: node.attempt, runner: node.runner };
+                let known =
+                    LogStreamNode { name: node.name.clone(), attempt: node.attempt, runner: node.runner };
                 (node.job_id, known)
             })
             .collect();
@@ -140,15 +141,19 @@ impl LogStream {
     }
 
     /// Sends what comes until the flow has ended.
-    async fn follow(&mut self, home: Home, events: &mut Events) -> Result<(), Status> {
+    async fn follow(&mut self, home: JobKeyPrefix, events: &mut FlowEventStream) -> Result<(), Status> {
         loop {
             let Some(next) = self.pulse.or_due(events.next()).await else {
                 self.answer(StreamFlowLogsResponse::default()).await?;
                 continue;
             };
             match next?.0 {
-                Some(Event::Log { job_id, attempt, .. }) => self.send_from(home, job_id, attempt).await?,
-                Some(Event::Flow(FlowEvent { status, .. })) if status.is_none_or(FlowStatus::is_end) => {
+                Some(ContextEvent::Log { job_id, attempt, .. }) => {
+                    self.send_from(home, job_id, attempt).await?
+                }
+                Some(ContextEvent::Flow(FlowEvent { status, .. }))
+                    if status.is_none_or(FlowStatus::is_end) =>
+                {
                     return Ok(());
                 }
                 _ => {}
@@ -157,7 +162,7 @@ impl LogStream {
     }
 
     /// Sends what comes until every attempt's output was sent to its end, or nothing has come for too long.
-    async fn follow_rest(&mut self, home: Home, events: &mut Events) -> Result<(), Status> {
+    async fn follow_rest(&mut self, home: JobKeyPrefix, events: &mut FlowEventStream) -> Result<(), Status> {
         let nodes = self.reader.all_nodes().await?.nodes;
         let mut missing: HashMap<_, _> = nodes
             .iter()
@@ -172,7 +177,7 @@ impl LogStream {
                 return Ok(());
             }
             let Ok(next) = tokio::time::timeout_at(until, events.next()).await else { return Ok(()) };
-            if let Some(Event::Log { job_id, attempt, .. }) = next?.0 {
+            if let Some(ContextEvent::Log { job_id, attempt, .. }) = next?.0 {
                 self.send_from(home, job_id, attempt).await?;
                 // Sending may have taken its time, and is not to cut off what comes behind it.
                 until = Instant::now() + LAST_PIECES_PATIENCE;
@@ -181,7 +186,7 @@ impl LogStream {
     }
 
     /// Sends what there is of an attempt's output and was not sent yet.
-    async fn send_from(&mut self, home: Home, job: JobId, attempt: Attempt) -> Result<(), Status> {
+    async fn send_from(&mut self, home: JobKeyPrefix, job: JobId, attempt: Attempt) -> Result<(), Status> {
         let wanted = self.only.is_none_or(|only| only == attempt);
         if !wanted || !self.nodes.contains_key(&job) {
             return Ok(());
@@ -203,13 +208,13 @@ impl LogStream {
         offset = offset.max(from);
         let told_by = (runner_id > 0).then_some(RunnerId(runner_id));
         self.send_before(home, (job, attempt), from..offset, (told_by, &times)).await?;
-        self.send(job, attempt, (offset, Told::Data(data)), &times).await
+        self.send(job, attempt, (offset, LogSegment::Data(data)), &times).await
     }
 
     /// Sends what storage does not keep any more, or why it cannot be told.
     async fn send_before(
         &mut self,
-        home: Home,
+        home: JobKeyPrefix,
         (job, attempt): (JobId, Attempt),
         mut wanted: Range<u64>,
         (told_by, times): (Option<RunnerId>, &PrintTimes),
@@ -218,14 +223,14 @@ impl LogStream {
         let runner = told_by.or_else(sent_to);
         while !wanted.is_empty() {
             let told = if self.tail {
-                Told::Gap(gap(&wanted, LogGapReason::TailOnly, "only the tail was asked for"))
+                LogSegment::Gap(gap(&wanted, LogGapReason::TailOnly, "only the tail was asked for"))
             } else {
                 self.before.read(runner, home.job_key(job, attempt), &wanted).await
             };
             let offset = wanted.start;
             wanted.start = match &told {
-                Told::Data(data) => offset + data.len() as u64,
-                Told::Gap(gap) => gap.end,
+                LogSegment::Data(data) => offset + data.len() as u64,
+                LogSegment::Gap(gap) => gap.end,
             };
             self.send(job, attempt, (offset, told), times).await?;
         }
@@ -236,13 +241,13 @@ impl LogStream {
         &mut self,
         job: JobId,
         attempt: Attempt,
-        (offset, told): (u64, Told),
+        (offset, told): (u64, LogSegment),
         times: &PrintTimes,
     ) -> Result<(), Status> {
-        let Some(Known { name, .. }) = self.nodes.get(&job) else { return Ok(()) };
+        let Some(LogStreamNode { name, .. }) = self.nodes.get(&job) else { return Ok(()) };
         let (data, gap) = match told {
-            Told::Data(data) => (data, None),
-            Told::Gap(gap) => (Bytes::new(), Some(gap)),
+            LogSegment::Data(data) => (data, None),
+            LogSegment::Gap(gap) => (Bytes::new(), Some(gap)),
         };
         let end = gap.as_ref().map_or(offset + data.len() as u64, |gap: &LogGap| gap.end);
         let times = if gap.is_none() { times.within(&(offset..end)) } else { Vec::new() };

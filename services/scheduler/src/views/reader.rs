@@ -1,13 +1,13 @@
 //! Reads one flow in the name of one actor: what watches and log streams stand on.
 
-use model::{ActorId, Attempt, ContextId, Event, FlowId, FlowNode, JobId, Name, Revision, limits};
-use proto::convert::node::Home;
+use model::{ActorId, Attempt, ContextEvent, ContextId, FlowId, FlowNode, JobId, Name, Revision, limits};
+use proto::convert::node::JobKeyPrefix;
 use proto::internal::v1::{
     FlowPurpose, FlowRecord, ReadFlowRequest, ReadLogRequest, ReadLogResponse, ReadMessageRequest,
     ReadMessageResponse, ReadNodesRequest, ReadNodesResponse, WatchEventsRequest, WatchEventsResponse,
 };
 use proto::v1::{Flow, FlowStatus};
-use rpc::{KeptStream, Patience, Resumable};
+use rpc::{Resumable, ResumingStream, StreamReconnectBackoff};
 use tonic::codegen::BoxStream;
 use tonic::{Response, Status};
 
@@ -22,30 +22,30 @@ const PAGE: u32 = 500;
 pub struct FlowReader {
     /// Flows, as storage keeps them.
     pub store: FlowStoreClient,
-    /// Who looks.
+    /// Actor that reads.
     pub actor: ActorId,
-    /// Where the flow runs.
+    /// Context of the flow.
     pub context: ContextId,
-    /// Which flow.
+    /// Id of the flow.
     pub flow: FlowId,
-    /// What is read is waited for while storage is away.
+    /// Reads wait while storage is away.
     pub is_patient: bool,
 }
 
 /// Some nodes, and as of which change of the context.
 #[derive(Debug)]
-pub struct Page {
+pub struct FlowNodePage {
     /// By job id.
     pub nodes: Vec<FlowNode>,
     /// The context's change counter when they were read.
     pub revision: Revision,
     /// Where they are.
-    pub home: Home,
+    pub home: JobKeyPrefix,
     next: String,
 }
 
-impl Page {
-    /// Whether there is no other behind it.
+impl FlowNodePage {
+    /// Returns true for the last page.
     pub(crate) const fn is_last(&self) -> bool {
         self.next.is_empty()
     }
@@ -90,7 +90,7 @@ impl FlowReader {
         self.record_for(FlowPurpose::Unspecified).await
     }
 
-    /// The same for an actor that has something in mind with the flow.
+    /// Reads the flow's record for an actor with this purpose.
     ///
     /// # Errors
     /// As storage's: PERMISSION_DENIED when it may not do that.
@@ -109,12 +109,12 @@ impl FlowReader {
     ///
     /// # Errors
     /// As storage's.
-    pub async fn flow_to_watch(&mut self) -> Result<(Flow, Page, Events), Status> {
+    pub async fn flow_to_watch(&mut self) -> Result<(Flow, FlowNodePage, FlowEventStream), Status> {
         let request = WatchEventsRequest { first_nodes: PAGE, ..self.events_request(String::new()) };
-        let mut events = Events::open(&self.store, request, self.is_patient).await?;
+        let mut events = FlowEventStream::open(&self.store, request, self.is_patient).await?;
         let (flow, nodes) = events.first.take().ok_or_else(|| bad_store("a watch without its flow"))?;
         let flow = flow.flow.ok_or_else(|| bad_store("a flow without its record"))?;
-        Ok((flow, Page::read(nodes)?, events))
+        Ok((flow, FlowNodePage::read(nodes)?, events))
     }
 
     /// The node of this name.
@@ -140,7 +140,7 @@ impl FlowReader {
         let resource = format!("job `{shown}` of flow {}", self.flow);
         let message = format!("flow {} has no job `{shown}`{hint}", self.flow);
         let kind = rpc::ErrorKind::NotFound { resource };
-        rpc::Error::new(kind, rpc::Reason::NotFound, message).with("job", shown).into()
+        rpc::Error::new(kind, rpc::RpcReason::NotFound, message).with("job", shown).into()
     }
 
     /// Some nodes, by job id; those that are not there are left out.
@@ -194,19 +194,19 @@ impl FlowReader {
     ///
     /// # Errors
     /// As storage's.
-    pub async fn nodes(&mut self, after: Option<&Page>) -> Result<Option<Page>, Status> {
+    pub async fn nodes(&mut self, after: Option<&FlowNodePage>) -> Result<Option<FlowNodePage>, Status> {
         if after.is_some_and(|page| page.next.is_empty()) {
             return Ok(None);
         }
         let request = self.nodes_request(after.map(|page| page.next.clone()).unwrap_or_default());
-        Page::read(self.read_nodes(request).await?).map(Some)
+        FlowNodePage::read(self.read_nodes(request).await?).map(Some)
     }
 
     /// All nodes, as one page.
     ///
     /// # Errors
     /// As storage's.
-    pub async fn all_nodes(&mut self) -> Result<Page, Status> {
+    pub async fn all_nodes(&mut self) -> Result<FlowNodePage, Status> {
         let mut nodes = Vec::new();
         let mut last = None;
         while let Some(mut page) = self.nodes(last.as_ref()).await? {
@@ -214,10 +214,10 @@ impl FlowReader {
             last = Some(page);
         }
         let last = last.ok_or_else(|| bad_store("a list of nodes without a page"))?;
-        Ok(Page { nodes, ..last })
+        Ok(FlowNodePage { nodes, ..last })
     }
 
-    /// What is kept of an attempt's output, from a byte on.
+    /// Reads the kept output of an attempt, from a byte on.
     ///
     /// # Errors
     /// As storage's.
@@ -243,8 +243,8 @@ impl FlowReader {
     ///
     /// # Errors
     /// As storage's; OUT_OF_RANGE when the position is gone.
-    pub async fn events(&mut self, position: String) -> Result<Events, Status> {
-        Events::open(&self.store, self.events_request(position), self.is_patient).await
+    pub async fn events(&mut self, position: String) -> Result<FlowEventStream, Status> {
+        FlowEventStream::open(&self.store, self.events_request(position), self.is_patient).await
     }
 
     fn events_request(&self, position: String) -> WatchEventsRequest {
@@ -271,7 +271,7 @@ pub(super) async fn ask<T, F>(
 where
     F: Future<Output = Result<Response<T>, Status>>,
 {
-    let mut patience = Patience::default();
+    let mut patience = StreamReconnectBackoff::default();
     loop {
         match ask_once(store.clone()).await {
             Ok(answer) => return Ok(answer.into_inner()),
@@ -283,20 +283,20 @@ where
 
 /// Where storage is asked for events, and for those behind which position.
 #[derive(Debug)]
-struct EventSource {
+struct FlowEventSource {
     store: FlowStoreClient,
     request: WatchEventsRequest,
-    /// What came with the first answer, until it is taken.
+    /// Record and nodes of the first answer, until they are taken.
     first: Option<(FlowRecord, ReadNodesResponse)>,
 }
 
-impl Resumable for EventSource {
+impl Resumable for FlowEventSource {
     type Answer = WatchEventsResponse;
 
     async fn open(&mut self) -> Result<BoxStream<WatchEventsResponse>, Status> {
         let mut answers = self.store.watch_events(self.request.clone()).await?.into_inner();
         // The first one says where it begins.
-        let first = rpc::first_of(&mut answers).await?;
+        let first = rpc::first_answer(&mut answers).await?;
         self.request.position = first.position;
         // Another stream goes on from there.
         self.request.first_nodes = 0;
@@ -311,25 +311,25 @@ impl Resumable for EventSource {
 
 /// Events of a flow, or of the flows of a context, over as many streams as it takes.
 #[derive(Debug)]
-pub struct Events {
-    kept: KeptStream<EventSource>,
+pub struct FlowEventStream {
+    kept: ResumingStream<FlowEventSource>,
     /// The position before the first of them.
     pub begin: String,
     /// The flow and its first nodes, where they were asked for.
     first: Option<(FlowRecord, ReadNodesResponse)>,
 }
 
-impl Events {
+impl FlowEventStream {
     /// Opens the first stream; a patient reader waits for storage.
     pub(super) async fn open(
         store: &FlowStoreClient,
         request: WatchEventsRequest,
         is_patient: bool,
     ) -> Result<Self, Status> {
-        let mut patience = Patience::default();
+        let mut patience = StreamReconnectBackoff::default();
         let mut kept = loop {
-            let source = EventSource { store: store.clone(), request: request.clone(), first: None };
-            match KeptStream::open(source).await {
+            let source = FlowEventSource { store: store.clone(), request: request.clone(), first: None };
+            match ResumingStream::open(source).await {
                 Ok(kept) => break kept,
                 Err(status) if is_patient => patience.after(status).await?,
                 Err(status) => return Err(status),
@@ -344,7 +344,7 @@ impl Events {
     ///
     /// # Errors
     /// UNAVAILABLE when storage is away for too long, else as storage's.
-    pub async fn next(&mut self) -> Result<(Option<Event>, String), Status> {
+    pub async fn next(&mut self) -> Result<(Option<ContextEvent>, String), Status> {
         let answer = self.kept.next().await?;
         if answer.event_json.is_empty() {
             return Ok((None, answer.position));
@@ -358,13 +358,13 @@ impl Events {
 ///
 /// # Errors
 /// When the page does not say it.
-pub fn home(page: &ReadNodesResponse) -> Result<Home, Status> {
+pub fn home(page: &ReadNodesResponse) -> Result<JobKeyPrefix, Status> {
     let context = page.context_uid.parse().map_err(bad_store)?;
     let flow = page.flow_uid.parse().map_err(bad_store)?;
-    Ok(Home { context, flow })
+    Ok(JobKeyPrefix { context, flow })
 }
 
-/// Whether a flow has ended.
+/// Returns true when a flow has ended.
 #[must_use]
 pub fn is_end(flow: &Flow) -> bool {
     matches!(flow.status(), FlowStatus::Finished | FlowStatus::Error | FlowStatus::Cancelled)

@@ -6,29 +6,29 @@
 //! From then on every answer follows from one event alone: whoever watches from a position on, and whenever, is
 //! told the same.
 
-use model::{Event, FlowEvent, FlowStatus, JobId, Revision};
+use model::{ContextEvent, FlowEvent, FlowStatus, JobId, Revision};
 use proto::convert;
 use proto::v1::watch_flow_response::Event as Answer;
 use proto::v1::{Flow, Heartbeat, SnapshotEnd, WatchFlowResponse};
 use tonic::Status;
 
 use crate::views::answers::{AnswerSender, Ended};
-use crate::views::names::Names;
+use crate::views::node_names::NodeNames;
 use crate::views::position::revision_of;
-use crate::views::reader::{Events, FlowReader, is_end};
+use crate::views::reader::{FlowEventStream, FlowReader, is_end};
 
 /// One watcher of one flow.
-pub struct Watch {
+pub struct FlowWatch {
     reader: FlowReader,
     answers: AnswerSender<WatchFlowResponse>,
-    /// What the snapshot shows: nodes up to this id, as of this revision.
+    /// Nodes that the snapshot shows: up to this id, as of this revision.
     shown: Vec<(JobId, Revision)>,
     flow_shown: Revision,
     /// The flow as it was read last: of it only what does not change is told with an event.
     flow: Flow,
 }
 
-impl Watch {
+impl FlowWatch {
     /// A watcher that is sent its answers through `answers`.
     #[must_use]
     pub fn new(reader: FlowReader, answers: AnswerSender<WatchFlowResponse>) -> Self {
@@ -57,7 +57,7 @@ impl Watch {
         let mut over = is_end(&self.flow).then_some(Revision(self.flow.revision));
         let mut reached = events.begin.clone();
         loop {
-            let Some(next) = self.answers.pulse.or_due(events.next()).await else {
+            let Some(next) = self.answers.heartbeat.or_due(events.next()).await else {
                 let place = if in_snapshot { String::new() } else { reached.clone() };
                 self.send(Answer::Heartbeat(Heartbeat {}), place).await?;
                 continue;
@@ -88,17 +88,17 @@ impl Watch {
 
     /// Sends the flow and its nodes; gives the events of which they may lack some. All that comes while it is read belongs to the
     /// snapshot.
-    async fn snapshot(&mut self) -> Result<Events, Ended> {
+    async fn snapshot(&mut self) -> Result<FlowEventStream, Ended> {
         let (flow, page, events) = self.reader.flow_to_watch().await?;
         self.flow = flow;
         self.reader.is_patient = true;
         self.flow_shown = Revision(self.flow.revision);
         self.send(Answer::Flow(self.flow.clone()), String::new()).await?;
         let is_one_page = page.is_last();
-        let (mut next, mut names) = (Some(page), Names::default());
+        let (mut next, mut names) = (Some(page), NodeNames::default());
         while let Some(page) = next.take() {
             self.shown.extend(page.nodes.last().map(|node| (node.job_id, page.revision)));
-            for node in names.tell(&mut self.reader, &page.nodes, page.home).await? {
+            for node in names.resolve_to_wire(&mut self.reader, &page.nodes, page.home).await? {
                 self.send(Answer::Node(node), String::new()).await?;
             }
             next = self.reader.nodes(Some(&page)).await?;
@@ -111,21 +111,27 @@ impl Watch {
     }
 
     /// Sends what an event means to the watcher. `true` after the flow's end.
-    async fn change(&mut self, event: Event, revision: Revision, place: String) -> Result<bool, Ended> {
+    async fn change(
+        &mut self,
+        event: ContextEvent,
+        revision: Revision,
+        place: String,
+    ) -> Result<bool, Ended> {
         match event {
-            Event::Node(change) if !self.is_shown(change.job_id, revision) => {
+            ContextEvent::Node(change) if !self.is_shown(change.job_id, revision) => {
                 self.send(Answer::NodeChange(convert::node::change_to_wire(&change)), place).await?;
             }
-            Event::Flow(FlowEvent { status: None, .. }) => {
+            ContextEvent::Flow(FlowEvent { status: None, .. }) => {
                 return Err(Status::from(rpc::Error::not_found(format!("flow {}", self.reader.flow))).into());
             }
-            Event::Flow(change) if revision > self.flow_shown => {
+            ContextEvent::Flow(change) if revision > self.flow_shown => {
                 let ends = change.status.is_some_and(FlowStatus::is_end);
                 if ends && change.result.is_none() {
                     // It has its result now, and nothing else of it changes until it is run again.
                     self.flow = self.reader.flow().await?;
                 }
-                self.send(Answer::Flow(convert::flow::at(&self.flow, &change, revision)), place).await?;
+                self.send(Answer::Flow(convert::flow::apply_event(&self.flow, &change, revision)), place)
+                    .await?;
                 return Ok(ends);
             }
             _ => {}
@@ -144,7 +150,7 @@ impl Watch {
     }
 }
 
-/// Whether a flow runs from there on.
-fn is_run(event: &Event) -> bool {
-    matches!(event, Event::Flow(FlowEvent { status: Some(status), .. }) if !status.is_end())
+/// Returns true when the flow runs from this event on.
+fn is_run(event: &ContextEvent) -> bool {
+    matches!(event, ContextEvent::Flow(FlowEvent { status: Some(status), .. }) if !status.is_end())
 }

@@ -13,13 +13,13 @@ use model::{
 use serde::Deserialize;
 
 use crate::error::Error;
-use crate::messages::held::{HOLD, Held};
-use crate::messages::routers::Routers;
-use crate::record::message::{Body, Kind, job_keys, write_nodes};
+use crate::messages::message_holds::{HOLD, RouterHeldMessage};
+use crate::messages::routers::StorageRouters;
+use crate::record::routed_message::{RoutedMessage, RoutedMessagePayload, job_keys, write_nodes};
 use crate::scripts;
-use crate::store::{Change, Store, Tenant};
+use crate::store::{Store, StoreChange, TenantStore};
 
-/// What a record's key and numbers add to a script, about.
+/// Approximate bytes that a record's key and numbers add to a script.
 pub(crate) const RECORD_OVERHEAD_BYTES: usize = 128;
 /// Nodes that one commit may change.
 pub(crate) const COMMIT_NODES_MAX: usize = 500;
@@ -28,22 +28,22 @@ const FLOW_RECORDS: usize = 15;
 
 /// One step of one flow.
 #[derive(Debug)]
-pub(crate) struct Commit {
+pub(crate) struct FlowCommit {
     /// Names the step for ever.
     pub(crate) id: model::id::Uid,
     /// Where the flow runs.
     pub(crate) context: ContextId,
     /// The context's uid.
     pub(crate) context_uid: ContextUid,
-    /// The flow.
+    /// Flow that the step belongs to.
     pub(crate) flow: FlowId,
-    /// Its uid.
+    /// Uid of the flow.
     pub(crate) flow_uid: FlowUid,
-    /// Who commits.
+    /// Owner that commits.
     pub(crate) owner: OwnerId,
-    /// Since which change of owner.
+    /// Epoch of that owner.
     pub(crate) epoch: Epoch,
-    /// What the step was computed from: the one before it, or the change of owner.
+    /// Commit that the step was computed from: the previous step, or the change of owner.
     pub(crate) last_commit: String,
     /// The flow's new status.
     pub(crate) status: Option<FlowStatus>,
@@ -54,14 +54,14 @@ pub(crate) struct Commit {
     /// The nodes that changed.
     pub(crate) nodes: Vec<NodeChange>,
     /// Messages to send.
-    pub(crate) messages: Vec<Outgoing>,
+    pub(crate) messages: Vec<DispatchMessage>,
     /// When to look at the flow again.
     pub(crate) due: Option<Timestamp>,
     /// How many of the inputs that were pushed it has taken up.
     pub(crate) inputs_taken: u32,
     /// The flow only waits.
     pub(crate) rests: bool,
-    /// Of a flow that rests: those that it waits for.
+    /// Flows that a resting flow waits for.
     pub(crate) awaited: Vec<FlowId>,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct NodeChange {
     pub(crate) job_status: String,
     /// The result's JSON; empty when it is unchanged.
     pub(crate) result: Bytes,
-    /// What it went through, as event JSON.
+    /// Events of the node, as event JSON.
     pub(crate) events: Vec<Bytes>,
     /// The message that carried the attempt which has ended.
     pub(crate) ended_message: Option<MessageKey>,
@@ -84,8 +84,8 @@ pub(crate) struct NodeChange {
 
 /// A message to send.
 #[derive(Debug, Clone)]
-pub(crate) struct Outgoing {
-    /// Its key, with an id that was reserved.
+pub(crate) struct DispatchMessage {
+    /// Key of the message, with a reserved id.
     pub(crate) key: MessageKey,
     /// The runner record that it is for.
     pub(crate) runner: RunnerId,
@@ -97,16 +97,25 @@ pub(crate) struct Outgoing {
     pub(crate) created_at: Timestamp,
 }
 
-impl Outgoing {
+impl DispatchMessage {
     /// The message as a router is sent it.
-    pub(crate) fn into_held(self, flow: FlowId, context: ContextId, context_uid: ContextUid) -> Held {
+    pub(crate) fn into_held(
+        self,
+        flow: FlowId,
+        context: ContextId,
+        context_uid: ContextUid,
+    ) -> RouterHeldMessage {
         let Self { key, runner, timeout_ack_secs, nodes, created_at } = self;
-        let body = Body { kind: Kind::Nodes { flow, runner, nodes }, timeout_ack_secs, created_at };
-        Held { context, context_uid, key, body }
+        let body = RoutedMessage {
+            kind: RoutedMessagePayload::Nodes { flow, runner, nodes },
+            timeout_ack_secs,
+            created_at,
+        };
+        RouterHeldMessage { context, context_uid, key, body }
     }
 
     /// Adds it to the arguments of a script that writes messages.
-    pub(crate) fn write(&self, change: Change) -> Change {
+    pub(crate) fn write(&self, change: StoreChange) -> StoreChange {
         change
             .arg(self.key.caller.0)
             .arg(self.key.id.0)
@@ -126,30 +135,30 @@ impl Outgoing {
 
 /// Why a step was not applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct CommitRejection {
     /// The kind.
-    pub(crate) kind: RefusalKind,
-    /// What happened, for people.
+    pub(crate) kind: CommitRejectionKind,
+    /// Description of the rejection, for people.
     pub(crate) detail: String,
 }
 
-/// The kinds of [`Refusal`].
+/// The kinds of [`CommitRejection`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RefusalKind {
+pub(crate) enum CommitRejectionKind {
     /// Another owner, epoch or last commit.
     Fenced,
     /// The flow or its context is gone.
     Gone,
     /// The context is being deleted.
     ContextDeleting,
-    /// It may have been applied: send it again.
+    /// The commit may have been applied: send it again.
     UnknownOutcome,
-    /// It can never be applied.
+    /// The commit can never be applied.
     Invalid,
 }
 
-/// What Redis refuses for now: replicas that are missing, a failover, credentials
-/// that somebody is changing. Nothing is wrong with the commit.
+/// Errors that Redis returns temporarily: missing replicas, a failover, credentials
+/// that are being changed. Nothing is wrong with the commit.
 const PASSING: [&str; 9] = [
     "NOREPLICAS",
     "NOPERM",
@@ -162,28 +171,28 @@ const PASSING: [&str; 9] = [
     "CLUSTERDOWN",
 ];
 
-impl Refusal {
-    fn new(kind: RefusalKind, detail: impl std::fmt::Display) -> Self {
+impl CommitRejection {
+    fn new(kind: CommitRejectionKind, detail: impl std::fmt::Display) -> Self {
         Self { kind, detail: detail.to_string() }
     }
 
     fn of(error: &Error) -> Self {
         let kind = match error {
-            Error::NotFound(_) => RefusalKind::Gone,
-            Error::ContextDeleting => RefusalKind::ContextDeleting,
+            Error::NotFound(_) => CommitRejectionKind::Gone,
+            Error::ContextDeleting => CommitRejectionKind::ContextDeleting,
             // It was not applied. Sent again it finds what its flow has become.
-            Error::StoreWentBack => RefusalKind::UnknownOutcome,
+            Error::StoreWentBack => CommitRejectionKind::UnknownOutcome,
             Error::Store(kv::Error::Refused { code, message }) => {
                 let kind = match code.as_str() {
-                    "FENCED" => RefusalKind::Fenced,
-                    code if PASSING.contains(&code) => RefusalKind::UnknownOutcome,
-                    _ => RefusalKind::Invalid,
+                    "FENCED" => CommitRejectionKind::Fenced,
+                    code if PASSING.contains(&code) => CommitRejectionKind::UnknownOutcome,
+                    _ => CommitRejectionKind::Invalid,
                 };
                 return Self::new(kind, format!("{code} {message}"));
             }
             // Not reached, out of memory or of disk: nothing was applied, but sending it again is right as well.
-            Error::Store(cause) => return Self::new(RefusalKind::UnknownOutcome, cause),
-            _ => RefusalKind::Invalid,
+            Error::Store(cause) => return Self::new(CommitRejectionKind::UnknownOutcome, cause),
+            _ => CommitRejectionKind::Invalid,
         };
         Self::new(kind, error)
     }
@@ -196,15 +205,15 @@ impl Store {
     /// Says why it was not applied, or that this is not known.
     pub(crate) async fn commit(
         &self,
-        commit: Commit,
-        routers: &Routers,
+        commit: FlowCommit,
+        routers: &StorageRouters,
         now: Timestamp,
-    ) -> Result<Revision, Refusal> {
+    ) -> Result<Revision, CommitRejection> {
         let (outputs, ended) = (outputs_of(&commit.nodes), ended_messages(&commit.nodes));
         check_size(&commit, outputs.len() + ended.len())?;
-        let tenant = self.tenant(commit.context).await.map_err(|error| Refusal::of(&error))?;
+        let tenant = self.tenant(commit.context).await.map_err(|error| CommitRejection::of(&error))?;
         let caller = self.caller(&tenant, commit.flow, commit.flow_uid).await;
-        let caller = caller.map_err(|error| Refusal::of(&error))?;
+        let caller = caller.map_err(|error| CommitRejection::of(&error))?;
         let router = if commit.messages.is_empty() { None } else { routers.pick() };
         let name = router.as_ref().map(|router| router.name()).unwrap_or_default();
         let change = change_of(&tenant, &commit, (&outputs, &ended), caller, name, now);
@@ -216,9 +225,9 @@ impl Store {
             Ok((u64::try_from(revision).ok(), next(), revision))
         };
         service::crash_point("storage.commit.before");
-        let answer = tenant.apply_telling(change, read).await;
+        let answer = tenant.apply_and_report(change, read).await;
         service::crash_point("storage.commit.after");
-        let revision = answer.map_err(|error| Refusal::of(&error))?;
+        let revision = answer.map_err(|error| CommitRejection::of(&error))?;
         if revision < 0 && router.is_some() {
             // Whoever was chosen then may not have been sent them, and nobody else holds them.
             let keys: Vec<_> = commit.messages.iter().map(|message| message.key).collect();
@@ -237,7 +246,7 @@ impl Store {
 /// A record is a key of its own that the script writes: a job, a message, and what `others` counts: sets of those
 /// who refer to a blob, and messages that were sent before. All nodes of a flow stand in one; how many of its fields change is limited by itself, and each
 /// comes with the job that mirrors it.
-fn check_size(commit: &Commit, others: usize) -> Result<(), Refusal> {
+fn check_size(commit: &FlowCommit, others: usize) -> Result<(), CommitRejection> {
     let nodes = commit.nodes.len();
     let records = nodes + commit.messages.len() + others + FLOW_RECORDS;
     for (what, max, asked) in [
@@ -247,7 +256,7 @@ fn check_size(commit: &Commit, others: usize) -> Result<(), Refusal> {
     ] {
         if asked > max {
             let detail = format_args!("a commit names at most {max} {what}, this one {asked}");
-            return Err(Refusal::new(RefusalKind::Invalid, detail));
+            return Err(CommitRejection::new(CommitRejectionKind::Invalid, detail));
         }
     }
     let of_node = |node: &NodeChange| {
@@ -255,12 +264,12 @@ fn check_size(commit: &Commit, others: usize) -> Result<(), Refusal> {
     };
     let bytes = records * RECORD_OVERHEAD_BYTES
         + commit.nodes.iter().map(of_node).sum::<usize>()
-        + commit.messages.iter().map(Outgoing::bytes).sum::<usize>()
+        + commit.messages.iter().map(DispatchMessage::bytes).sum::<usize>()
         + commit.result.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
     if bytes > limits::COMMIT_BYTES_MAX {
         let max = limits::COMMIT_BYTES_MAX;
-        return Err(Refusal::new(
-            RefusalKind::Invalid,
+        return Err(CommitRejection::new(
+            CommitRejectionKind::Invalid,
             format_args!("a commit has at most {max} bytes, this one {bytes}"),
         ));
     }
@@ -268,13 +277,13 @@ fn check_size(commit: &Commit, others: usize) -> Result<(), Refusal> {
 }
 
 fn change_of(
-    tenant: &Tenant,
-    commit: &Commit,
+    tenant: &TenantStore,
+    commit: &FlowCommit,
     (outputs, ended): (&[(usize, BlobHash)], &BTreeMap<MessageKey, String>),
     caller: ActorId,
     router: &str,
     now: Timestamp,
-) -> Change {
+) -> StoreChange {
     let keys = &tenant.keys;
     let own = [keys.flow(commit.flow), keys.flow_nodes(commit.flow), keys.flow_messages(commit.flow)];
     let inbox = [keys.flow_inputs(commit.flow), keys.flow_waiters(commit.flow)];
@@ -353,7 +362,7 @@ fn ended_messages(nodes: &[NodeChange]) -> BTreeMap<MessageKey, String> {
 /// The files that nodes made, each with the number, from 1 on, of the node that made it.
 fn outputs_of(nodes: &[NodeChange]) -> Vec<(usize, BlobHash)> {
     #[derive(Deserialize)]
-    struct Outputs {
+    struct NodeOutputs {
         outputs: std::collections::BTreeMap<String, BlobRef>,
     }
     const FIELD: &[u8] = b"\"outputs\":{";
@@ -363,7 +372,7 @@ fn outputs_of(nodes: &[NodeChange]) -> Vec<(usize, BlobHash)> {
         if node.job_status != "finished" || !node.json.windows(FIELD.len()).any(|part| part == FIELD) {
             continue;
         }
-        if let Ok(Outputs { outputs }) = serde_json::from_slice::<Outputs>(&node.json) {
+        if let Ok(NodeOutputs { outputs }) = serde_json::from_slice::<NodeOutputs>(&node.json) {
             found.extend(outputs.values().map(|blob| (i + 1, blob.sha256)));
         }
     }

@@ -4,44 +4,44 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use kv::{Cmd, Connection, Value};
+use kv::{Cmd, KvConnection, Value};
 use model::{
     ActorId, Context, ContextId, ContextUid, Epoch, Flow, FlowId, FlowStatus, FlowUid, JobId, MessageKey,
     OwnerId, Revision, Timestamp, limits,
 };
 
 use crate::error::{Error, Result};
-use crate::flows::first_step::{FirstStep, Numbered, Numbers};
+use crate::flows::first_step::{FirstStep, FlowNumbering, NumberedStep};
 use crate::flows::lifecycle::{
     ADD_NODES_MAX, BlobTable, NODE_BYTES, NewFlow, NewNode, fresh_commit, parts_of,
 };
-use crate::messages::held::HOLD;
-use crate::messages::routers::Routers;
+use crate::idempotency::{CreationRequest, IdempotencyKey, hash_of};
+use crate::messages::message_holds::HOLD;
+use crate::messages::routers::StorageRouters;
 use crate::record;
 use crate::record::flow::StoredFlow;
-use crate::requests::{Asked, Request, hash_of};
 use crate::scripts;
-use crate::store::{Asker, ID_TRIES, PERMISSION_TRIES, Store, Tenant, lock};
-use crate::tenants::audit::Deed;
-use crate::tenants::permission::{self, Action};
+use crate::store::{ID_TRIES, PERMISSION_TRIES, RequestPrincipal, Store, TenantStore, lock};
+use crate::tenants::audit::AuditRecord;
+use crate::tenants::permission::{self, ContextAction};
 use crate::tenants::quotas::Quota;
 
 /// How often, a second apart, the owner is told of a flow that may have been created.
 const TELL_TRIES: u32 = 60;
 
-/// What a flow is started with by the change that creates it.
+/// Initial nodes, owner and first step of a flow that is started by the change that creates it.
 #[derive(Debug, Clone)]
-pub(crate) struct Beginning {
+pub(crate) struct FlowStartSpec {
     /// All its nodes, whose jobs are numbered from 1 on.
     pub(crate) nodes: Vec<NewNode>,
-    /// Who drives it.
+    /// Scheduler replica that owns the flow.
     pub(crate) owner: OwnerId,
     /// The step that its owner has made already; the nodes are as that has left them.
     pub(crate) step: Option<FirstStep>,
 }
 
-impl Beginning {
-    /// Whether one script takes it.
+impl FlowStartSpec {
+    /// Returns true if one script can write everything.
     fn fits(&self) -> bool {
         let step_bytes = self.step.as_ref().map_or(0, FirstStep::script_bytes);
         let step_records = self.step.as_ref().map_or(0, FirstStep::records);
@@ -53,20 +53,20 @@ impl Beginning {
 
 /// A flow that was created, or that was before.
 #[derive(Debug)]
-pub(crate) struct Creation {
+pub(crate) struct CreatedFlow {
     /// The flow.
     pub(crate) flow: StoredFlow,
     /// The uid of its context.
     pub(crate) context_uid: ContextUid,
-    /// This call has created it.
+    /// The flow was created by this call.
     pub(crate) is_new: bool,
 }
 
-/// What the script came to.
-enum Outcome {
+/// Outcome of the creation script.
+enum CreateFlowOutcome {
     /// There is a new flow.
     Made(Box<StoredFlow>),
-    /// The same request made this one before.
+    /// An earlier call of the same request created this flow.
     Before(FlowId, String),
 }
 
@@ -75,11 +75,11 @@ impl Store {
     pub(crate) async fn create_flow(
         &self,
         context: ContextId,
-        asker: Asker,
-        (new, beginning): (&NewFlow, Option<&Beginning>),
-        request: Option<&Request>,
-        (routers, now): (&Routers, Timestamp),
-    ) -> Result<Creation> {
+        asker: RequestPrincipal,
+        (new, beginning): (&NewFlow, Option<&FlowStartSpec>),
+        request: Option<&IdempotencyKey>,
+        (routers, now): (&StorageRouters, Timestamp),
+    ) -> Result<CreatedFlow> {
         // More than one script takes is added in parts, and its first step is made anew.
         let beginning = beginning.filter(|beginning| beginning.fits());
         let nodes = beginning.map(|beginning| beginning.nodes.as_slice()).unwrap_or_default();
@@ -89,12 +89,21 @@ impl Store {
         }
         let step = beginning.and_then(|beginning| beginning.step.as_ref());
         let step_bytes = step.map_or(0, FirstStep::script_bytes) as u64;
-        self.take_room(nodes.iter().map(|node| node.bytes() as u64 + NODE_BYTES).sum::<u64>() + step_bytes)?;
+        self.reserve_memory(
+            nodes.iter().map(|node| node.bytes() as u64 + NODE_BYTES).sum::<u64>() + step_bytes,
+        )?;
         let actor = asker.actor()?;
         let tenant = self.tenant(context).await?;
         if let Some(context) = tenant.last_context.get() {
-            let creating =
-                Creating { store: self, tenant: &tenant, context: &context, new, beginning, routers, now };
+            let creating = FlowCreation {
+                store: self,
+                tenant: &tenant,
+                context: &context,
+                new,
+                beginning,
+                routers,
+                now,
+            };
             match self.create_flow_in(&creating, actor, request).await {
                 Err(error) if may_be_over(&error) => {}
                 result => return result,
@@ -103,8 +112,15 @@ impl Store {
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = self.context(context).await?;
             let context = Arc::new(context);
-            let creating =
-                Creating { store: self, tenant: &tenant, context: &context, new, beginning, routers, now };
+            let creating = FlowCreation {
+                store: self,
+                tenant: &tenant,
+                context: &context,
+                new,
+                beginning,
+                routers,
+                now,
+            };
             match self.create_flow_in(&creating, actor, request).await {
                 Err(Error::ContextChanged(_)) => {}
                 result => {
@@ -121,12 +137,12 @@ impl Store {
 
     async fn create_flow_in(
         &self,
-        creating: &Creating<'_>,
+        creating: &FlowCreation<'_>,
         actor: ActorId,
-        request: Option<&Request>,
-    ) -> Result<Creation> {
-        let Creating { tenant, context, new, .. } = *creating;
-        permission::allow_for(context, actor, Action::CreateFlow, new.caller)?;
+        request: Option<&IdempotencyKey>,
+    ) -> Result<CreatedFlow> {
+        let FlowCreation { tenant, context, new, .. } = *creating;
+        permission::allow_for(context, actor, ContextAction::CreateFlow, new.caller)?;
         if new.goes_first {
             context.require_first(actor)?;
         }
@@ -138,19 +154,20 @@ impl Store {
                 Some(id) => id,
                 None => FlowId(tenant.next_flow_id().await?),
             };
-            let deed = Deed::of(Some(actor), Action::CreateFlow, format_args!("flow {id}")).asked(request);
-            let asked = Asked { deed: &deed, key: request_key.as_deref(), request };
+            let deed = AuditRecord::of(Some(actor), ContextAction::CreateFlow, format_args!("flow {id}"))
+                .with_request_id(request);
+            let asked = CreationRequest { deed: &deed, key: request_key.as_deref(), request };
             match creating.write(id, asked).await {
-                Ok(Outcome::Made(flow)) => {
+                Ok(CreateFlowOutcome::Made(flow)) => {
                     self.remember_caller(flow.flow.uid, flow.flow.caller_id);
-                    return Ok(Creation { flow: *flow, context_uid: context.uid, is_new: true });
+                    return Ok(CreatedFlow { flow: *flow, context_uid: context.uid, is_new: true });
                 }
-                Ok(Outcome::Before(id, uid)) => {
+                Ok(CreateFlowOutcome::Before(id, uid)) => {
                     let flow = self.stored_flow(tenant, id).await?;
                     if flow.flow.uid.to_string() != uid {
                         return Err(Error::not_found("the flow that this request made, flow", id));
                     }
-                    return Ok(Creation { flow, context_uid: context.uid, is_new: false });
+                    return Ok(CreatedFlow { flow, context_uid: context.uid, is_new: false });
                 }
                 Err(Error::Store(kv::Error::Refused { code, message })) if code == "FLOW_EXISTS" => {
                     if new.id.is_some() {
@@ -170,7 +187,7 @@ impl Store {
     }
 }
 
-/// Whether what was decided by a context that was read before may be decided otherwise by now.
+/// Returns true if a decision based on an earlier read of the context may be different by now.
 const fn may_be_over(error: &Error) -> bool {
     matches!(
         error,
@@ -184,35 +201,41 @@ const fn may_be_over(error: &Error) -> bool {
 
 /// A flow on its way into the store.
 #[derive(Clone, Copy)]
-struct Creating<'a> {
+struct FlowCreation<'a> {
     store: &'a Store,
-    tenant: &'a Arc<Tenant>,
+    tenant: &'a Arc<TenantStore>,
     context: &'a Context,
     new: &'a NewFlow,
-    beginning: Option<&'a Beginning>,
-    routers: &'a Routers,
+    beginning: Option<&'a FlowStartSpec>,
+    routers: &'a StorageRouters,
     now: Timestamp,
 }
 
-/// What is written besides the flow itself.
+/// Records that are written besides the flow itself.
 #[derive(Clone, Copy)]
-struct Part<'a> {
+struct FlowStartRecords<'a> {
     first: JobId,
     nodes: &'a [NewNode],
-    step: &'a Numbered,
+    step: &'a NumberedStep,
     due: Option<Timestamp>,
     router: &'a str,
     last_commit: &'a str,
 }
 
-impl Creating<'_> {
-    async fn write(&self, id: FlowId, asked: Asked<'_>) -> Result<Outcome> {
+impl FlowCreation<'_> {
+    async fn write(&self, id: FlowId, asked: CreationRequest<'_>) -> Result<CreateFlowOutcome> {
         let Self { tenant, new, .. } = *self;
         let mut flow = self.fresh(id);
-        let Some(Beginning { nodes, owner, step }) = self.beginning else {
-            let step = Numbered::default();
-            let part =
-                Part { first: JobId(1), nodes: &[], step: &step, due: None, router: "", last_commit: "" };
+        let Some(FlowStartSpec { nodes, owner, step }) = self.beginning else {
+            let step = NumberedStep::default();
+            let part = FlowStartRecords {
+                first: JobId(1),
+                nodes: &[],
+                step: &step,
+                due: None,
+                router: "",
+                last_commit: "",
+            };
             return self.call(flow, part, asked).await;
         };
         let mut reserved = tenant.job_ids.reserve(tenant, new.caller, new.node_count).await?;
@@ -229,13 +252,20 @@ impl Creating<'_> {
         flow.jobs = (first.0..).take(nodes.len()).map(JobId).collect();
         let uid = flow.uid;
         let (context, context_uid) = (self.context.id, self.context.uid);
-        let numbers = Numbers { context, context_uid, flow: id, by: first.0 - 1 };
+        let numbers = FlowNumbering { context, context_uid, flow: id, by: first.0 - 1 };
         let numbered = step.as_ref().map(|step| step.numbered(numbers)).unwrap_or_default();
         let router = if numbered.messages.is_empty() { None } else { self.routers.pick() };
         let name = router.as_ref().map(|router| router.name()).unwrap_or_default();
         let due = step.as_ref().and_then(|step| step.due);
-        let part = Part { first, nodes, step: &numbered, due, router: name, last_commit: &fresh_commit() };
-        let mut unheard = Unheard(Some(Rescue {
+        let part = FlowStartRecords {
+            first,
+            nodes,
+            step: &numbered,
+            due,
+            router: name,
+            last_commit: &fresh_commit(),
+        };
+        let mut unheard = CreationRecoveryGuard(Some(CreationRecovery {
             store: self.store.clone(),
             tenant: Arc::clone(tenant),
             routers: self.routers.clone(),
@@ -247,7 +277,7 @@ impl Creating<'_> {
         if !matches!(result, Err(Error::Store(kv::Error::UnknownOutcome { .. }))) {
             unheard.0 = None;
         }
-        if matches!(result, Ok(Outcome::Made(_))) {
+        if matches!(result, Ok(CreateFlowOutcome::Made(_))) {
             reserved.given = true;
             service::crash_point("storage.create.stored");
             for message in numbered.messages {
@@ -265,10 +295,15 @@ impl Creating<'_> {
         Flow::of(&new.spec, id, uid, self.context.id, new.caller, self.now)
     }
 
-    async fn call(&self, mut flow: Flow, part: Part<'_>, asked: Asked<'_>) -> Result<Outcome> {
+    async fn call(
+        &self,
+        mut flow: Flow,
+        part: FlowStartRecords<'_>,
+        asked: CreationRequest<'_>,
+    ) -> Result<CreateFlowOutcome> {
         let Self { tenant, context, new, now, .. } = *self;
-        let Part { first, nodes, step, due, router, last_commit } = part;
-        let message = new.message.map(crate::messages::held::message_key).unwrap_or_default();
+        let FlowStartRecords { first, nodes, step, due, router, last_commit } = part;
+        let message = new.message.map(crate::messages::message_holds::message_key).unwrap_or_default();
         let blobs = BlobTable::of(nodes);
         let (record, flow_nodes) = (tenant.keys.flow(flow.id), tenant.keys.flow_nodes(flow.id));
         let carriers = tenant.keys.flow_messages(flow.id);
@@ -319,23 +354,29 @@ impl Creating<'_> {
             events: step.events.len(),
             refs: blobs.references.len(),
         ]);
-        let place = record::job::Place { caller: flow.caller_id, context: context.id, flow: Some(flow.id) };
+        let place =
+            record::job::JobScope { caller: flow.caller_id, context: context.id, flow: Some(flow.id) };
         let change = blobs.write(change);
         let change = nodes.iter().fold(change, |change, node| node.write(change, place, by, now));
         let change = step.messages.iter().fold(change, |change, message| message.write(change));
         let change = change.args(step.events.iter().map(|event| &event[..]));
         let change = change.args(record::flow::write(&flow, new, last_commit).args());
-        let mut answer = tenant.apply_telling(change, made).await?.into_iter();
+        let mut answer = tenant.apply_and_report(change, made).await?.into_iter();
         let mut next = || answer.next().unwrap_or(Value::Nil);
         if next().int()? == 0 {
             let id = u32::try_from(next().uint()?).unwrap_or_default();
-            return Ok(Outcome::Before(FlowId(id), next().text()?));
+            return Ok(CreateFlowOutcome::Before(FlowId(id), next().text()?));
         }
         flow.revision = Revision(next().uint()?);
         flow.jobs.clear();
         let first_job = JobId(u32::try_from(next().uint()?).unwrap_or_default());
         let last_commit = last_commit.to_owned();
-        Ok(Outcome::Made(Box::new(StoredFlow { flow, node_count: new.node_count, first_job, last_commit })))
+        Ok(CreateFlowOutcome::Made(Box::new(StoredFlow {
+            flow,
+            node_count: new.node_count,
+            first_job,
+            last_commit,
+        })))
     }
 }
 
@@ -353,18 +394,18 @@ fn made(value: Value) -> kv::Result<(Option<u64>, Value, Vec<Value>)> {
 
 /// A creation that may have taken effect while nobody heard of it: its answer was lost, or whoever asked has gone away. Unless the
 /// rescue is taken out before, dropping it begins that.
-struct Unheard(Option<Rescue>);
+struct CreationRecoveryGuard(Option<CreationRecovery>);
 
 /// Has the messages of a flow sent that may have been created, and its owner told.
-struct Rescue {
+struct CreationRecovery {
     store: Store,
-    tenant: Arc<Tenant>,
-    routers: Routers,
+    tenant: Arc<TenantStore>,
+    routers: StorageRouters,
     flow: (FlowId, FlowUid),
     messages: Vec<MessageKey>,
 }
 
-impl Rescue {
+impl CreationRecovery {
     async fn run(self) {
         let (id, uid) = self.flow;
         for _ in 0..TELL_TRIES {
@@ -384,7 +425,7 @@ impl Rescue {
     }
 }
 
-impl Drop for Unheard {
+impl Drop for CreationRecoveryGuard {
     fn drop(&mut self) {
         // Without a runtime the process ends, and routers connect to its next life.
         if let Some(rescue) = self.0.take()
@@ -414,13 +455,13 @@ impl LastContext {
     }
 }
 
-/// What is tried next as the first job id of a flow, for each caller; the script decides.
+/// Per caller, the next job id to try as the first of a flow; the script decides.
 #[derive(Debug, Default)]
-pub(crate) struct JobIds(Mutex<HashMap<ActorId, Ids>>);
+pub(crate) struct JobIdAllocator(Mutex<HashMap<ActorId, JobIdCounter>>);
 
 /// The ids of one caller.
 #[derive(Debug, Clone, Copy, Default)]
-struct Ids {
+struct JobIdCounter {
     /// The last that is known to be given.
     given: u32,
     /// The last that is being tried.
@@ -430,17 +471,22 @@ struct Ids {
 }
 
 /// Ids that are tried, until it is dropped. When nobody tries any more, those that were not given are tried again.
-struct Reserved<'a> {
-    ids: &'a JobIds,
+struct JobIdReservation<'a> {
+    ids: &'a JobIdAllocator,
     caller: ActorId,
     first: JobId,
     count: u32,
     given: bool,
 }
 
-impl JobIds {
+impl JobIdAllocator {
     /// So many ids, one after the other, that nobody was given.
-    async fn reserve(&self, tenant: &Tenant, caller: ActorId, count: u32) -> Result<Reserved<'_>> {
+    async fn reserve(
+        &self,
+        tenant: &TenantStore,
+        caller: ActorId,
+        count: u32,
+    ) -> Result<JobIdReservation<'_>> {
         let known = self.ids().get(&caller).map(|ids| ids.given);
         let given = match known {
             Some(given) => given,
@@ -450,14 +496,14 @@ impl JobIds {
         reserved.ok_or_else(|| Error::no_ids_left("the caller has no job ids left".to_owned()))
     }
 
-    /// The same, where `given` is the last that was given unless more is known.
-    fn try_next(&self, caller: ActorId, count: u32, given: u32) -> Option<Reserved<'_>> {
+    /// Reserves `count` ids in a row; `given` is the last issued id unless a greater one is known.
+    fn try_next(&self, caller: ActorId, count: u32, given: u32) -> Option<JobIdReservation<'_>> {
         let mut ids = self.ids();
-        let ids = ids.entry(caller).or_insert(Ids { given, tried: given, open: 0 });
+        let ids = ids.entry(caller).or_insert(JobIdCounter { given, tried: given, open: 0 });
         let first = JobId(ids.tried.checked_add(1)?);
         ids.tried = ids.tried.checked_add(count)?;
         ids.open += 1;
-        Some(Reserved { ids: self, caller, first, count, given: false })
+        Some(JobIdReservation { ids: self, caller, first, count, given: false })
     }
 
     /// Notes that ids up to `last` are given.
@@ -468,12 +514,12 @@ impl JobIds {
         ids.tried = ids.tried.max(last);
     }
 
-    fn ids(&self) -> MutexGuard<'_, HashMap<ActorId, Ids>> {
+    fn ids(&self) -> MutexGuard<'_, HashMap<ActorId, JobIdCounter>> {
         lock(&self.0)
     }
 }
 
-impl Drop for Reserved<'_> {
+impl Drop for JobIdReservation<'_> {
     fn drop(&mut self) {
         let mut ids = self.ids.ids();
         let ids = ids.entry(self.caller).or_default();
@@ -487,7 +533,7 @@ impl Drop for Reserved<'_> {
     }
 }
 
-async fn last_given(connection: &Connection, ids: &str, caller: ActorId) -> Result<u32> {
+async fn last_given(connection: &KvConnection, ids: &str, caller: ActorId) -> Result<u32> {
     let last = connection.cmd(Cmd::new("HGET").arg(ids).arg(&format!("job:{caller}"))).await?;
     let last = if last.is_nil() { 0 } else { last.uint()? };
     Ok(u32::try_from(last).unwrap_or(u32::MAX))
@@ -499,7 +545,7 @@ mod tests {
 
     #[test]
     fn ids_that_were_not_given_are_tried_again() {
-        let ids = JobIds::default();
+        let ids = JobIdAllocator::default();
         let caller = ActorId(7);
         let reserve = |count| ids.try_next(caller, count, 10).expect("there are some left");
         let (refused, mut made) = (reserve(3), reserve(2));

@@ -3,14 +3,14 @@
 //! Of its events and executions only the numbers are read; the rest stays as it came, also what this version does not know.
 
 use bytes::Bytes;
-use model::{Beginning, ContextId, ContextUid, ExecutionHead, FlowId, JobId, JobKey, Timestamp};
+use model::{ContextId, ContextUid, ExecutionHead, FlowId, JobId, JobKey, JsonCursor, Timestamp};
 
-use crate::flows::commits::{Outgoing, RECORD_OVERHEAD_BYTES};
+use crate::flows::commits::{DispatchMessage, RECORD_OVERHEAD_BYTES};
 
-/// What is stored of a first step besides the nodes themselves. Jobs are numbered from 1 on.
+/// First step of a flow, besides the nodes themselves. Jobs are numbered from 1.
 #[derive(Debug, Clone)]
 pub(crate) struct FirstStep {
-    /// What the nodes went through.
+    /// Events of the nodes.
     pub(crate) events: Vec<StepEvent>,
     /// Messages to send.
     pub(crate) messages: Vec<UnnumberedMessage>,
@@ -24,19 +24,19 @@ pub(crate) struct FirstStep {
     pub(crate) bytes: usize,
 }
 
-/// What a node went through, as JSON without its head.
+/// Event of a node, as JSON without its head.
 #[derive(Debug, Clone)]
 pub(crate) struct StepEvent {
     job: JobId,
     rest: Bytes,
 }
 
-/// A message whose executions do not know where they belong.
+/// Message whose executions lack the numbers of their flow.
 #[derive(Debug, Clone)]
 pub(crate) struct UnnumberedMessage {
-    /// The message, without them.
-    pub(crate) message: Outgoing,
-    /// What it carries.
+    /// The message without its executions.
+    pub(crate) message: DispatchMessage,
+    /// Executions in the message.
     pub(crate) executions: Vec<StepExecution>,
 }
 
@@ -49,8 +49,8 @@ pub(crate) struct StepExecution {
 
 /// The numbers that a flow is stored under.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Numbers {
-    /// Its context.
+pub(crate) struct FlowNumbering {
+    /// Context of the flow.
     pub(crate) context: ContextId,
     /// The context's uid.
     pub(crate) context_uid: ContextUid,
@@ -62,17 +62,17 @@ pub(crate) struct Numbers {
 
 /// A step as it is stored.
 #[derive(Debug, Default)]
-pub(crate) struct Numbered {
+pub(crate) struct NumberedStep {
     /// Events as JSON.
     pub(crate) events: Vec<Vec<u8>>,
     /// Messages to send.
-    pub(crate) messages: Vec<Outgoing>,
+    pub(crate) messages: Vec<DispatchMessage>,
 }
 
 impl FirstStep {
     /// The step of a flow with these numbers.
-    pub(crate) fn numbered(&self, numbers: Numbers) -> Numbered {
-        Numbered {
+    pub(crate) fn numbered(&self, numbers: FlowNumbering) -> NumberedStep {
+        NumberedStep {
             events: self.events.iter().map(|event| event.numbered(numbers)).collect(),
             messages: self.messages.iter().map(|message| message.numbered(numbers)).collect(),
         }
@@ -83,7 +83,7 @@ impl FirstStep {
         self.messages.len()
     }
 
-    /// What it adds to a script, about.
+    /// Approximate bytes that the step adds to a script.
     pub(crate) fn script_bytes(&self) -> usize {
         self.bytes + self.messages.len() * RECORD_OVERHEAD_BYTES
     }
@@ -92,7 +92,7 @@ impl FirstStep {
 impl StepEvent {
     /// The event in this JSON; nothing when it is not one of a node.
     pub(crate) fn read(json: &Bytes) -> Option<Self> {
-        let mut begin = Beginning::of(json);
+        let mut begin = JsonCursor::of(json);
         begin.skip(r#"{"kind":"node","flow_id":"#)?;
         begin.number()?;
         begin.skip(r#","job_id":"#)?;
@@ -100,7 +100,7 @@ impl StepEvent {
         Some(Self { job, rest: json.slice_ref(begin.rest()?) })
     }
 
-    fn numbered(&self, numbers: Numbers) -> Vec<u8> {
+    fn numbered(&self, numbers: FlowNumbering) -> Vec<u8> {
         let (flow, job) = (numbers.flow, numbers.job(self.job));
         let head = format!(r#"{{"kind":"node","flow_id":{flow},"job_id":{job}"#);
         [head.as_bytes(), &self.rest].concat()
@@ -114,7 +114,7 @@ impl StepExecution {
         Some(Self { job_key: head.job_key, rest: json.slice_ref(rest) })
     }
 
-    fn numbered(&self, numbers: Numbers) -> Bytes {
+    fn numbered(&self, numbers: FlowNumbering) -> Bytes {
         let JobKey { flow, job, attempt, .. } = self.job_key;
         let job_key = JobKey { context: numbers.context_uid, flow, job: numbers.job(job), attempt };
         let head = ExecutionHead { job_key, context_id: numbers.context, flow_id: numbers.flow };
@@ -123,13 +123,13 @@ impl StepExecution {
 }
 
 impl UnnumberedMessage {
-    fn numbered(&self, numbers: Numbers) -> Outgoing {
+    fn numbered(&self, numbers: FlowNumbering) -> DispatchMessage {
         let nodes = self.executions.iter().map(|execution| execution.numbered(numbers)).collect();
-        Outgoing { nodes, ..self.message.clone() }
+        DispatchMessage { nodes, ..self.message.clone() }
     }
 }
 
-impl Numbers {
+impl FlowNumbering {
     fn job(self, JobId(id): JobId) -> JobId {
         JobId(id.saturating_add(self.by))
     }
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn only_numbers_change() {
         let (context_uid, flow_uid) = (ContextUid(Uid::from_bits(0xab)), FlowUid(Uid::from_bits(0xcd)));
-        let numbers = Numbers { context: ContextId(7), context_uid, flow: FlowId(8), by: 40 };
+        let numbers = FlowNumbering { context: ContextId(7), context_uid, flow: FlowId(8), by: 40 };
         let key = |context, job| JobKey { context, flow: flow_uid, job: JobId(job), attempt: Attempt(1) };
         let before = key(ContextUid(Uid::from_bits(0)), 2);
         let json = format!(r#"{{"job_key":"{before}","context_id":0,"flow_id":0,"node":"a","new":[1]}}"#);

@@ -6,15 +6,15 @@ use kv::{Cmd, Pipeline, Value};
 use model::{ActorId, BlobHash, ContextId, FlowId, JobId, JobSpec, Timestamp, limits};
 
 use crate::error::{Error, Result};
-use crate::mail::letter_lists::scored_texts;
-use crate::pages::{Page, PageOf};
-use crate::record::job::{KeptJob, Place};
-use crate::record::{self, Fields};
-use crate::requests::{Request, hash_of, was_asked};
+use crate::idempotency::{IdempotencyKey, hash_of, was_carried_out};
+use crate::mail::message_lists::scored_texts;
+use crate::pages::{PageRequest, PagedCollection};
+use crate::record::job::{JobScope, StoredJob};
+use crate::record::{self, RecordFields};
 use crate::scripts;
-use crate::store::{Asker, PERMISSION_TRIES, Store, Tenant};
-use crate::tenants::audit::Deed;
-use crate::tenants::permission::{self, Action};
+use crate::store::{PERMISSION_TRIES, RequestPrincipal, Store, TenantStore};
+use crate::tenants::audit::AuditRecord;
+use crate::tenants::permission::{self, ContextAction};
 use crate::tenants::quotas::Quota;
 
 /// Jobs that are looked at for one page, when most of them are of others.
@@ -38,23 +38,24 @@ impl Store {
         context: ContextId,
         (actor, caller): (ActorId, ActorId),
         spec: &JobSpec,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
-    ) -> Result<KeptJob> {
-        self.take_room(0)?;
+    ) -> Result<StoredJob> {
+        self.reserve_memory(0)?;
         let blobs: BTreeSet<BlobHash> = spec.blobs().map(|blob| blob.sha256).collect();
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = self.context(context).await?;
-            permission::allow_for(&context, actor, Action::CreateJob, caller)?;
+            permission::allow_for(&context, actor, ContextAction::CreateJob, caller)?;
             let mut touched = vec![tenant.keys.jobs(), tenant.blob_idle.clone()];
             touched.extend(
                 blobs.iter().flat_map(|hash| [tenant.keys.blob(*hash), tenant.keys.blob_refs(*hash)]),
             );
             touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
-            let deed = Deed::of(Some(actor), Action::CreateJob, format_args!("job of actor {caller}"))
-                .asked(request);
-            let place = Place { caller, context: context.id, flow: None };
+            let deed =
+                AuditRecord::of(Some(actor), ContextAction::CreateJob, format_args!("job of actor {caller}"))
+                    .with_request_id(request);
+            let place = JobScope { caller, context: context.id, flow: None };
             let change = tenant
                 .begin_by(Some(&deed), &scripts::CREATE_JOB, &touched, Some(context.uid), now)
                 .named(kv::named![
@@ -84,10 +85,10 @@ impl Store {
     pub(crate) async fn read_job(
         &self,
         context: ContextId,
-        asker: Asker,
+        asker: RequestPrincipal,
         caller: ActorId,
         job: JobId,
-    ) -> Result<KeptJob> {
+    ) -> Result<StoredJob> {
         let (_, _, mut answers) = self
             .read(context, asker, |tenant, pipeline| {
                 pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.keys.job(caller, job)));
@@ -102,10 +103,10 @@ impl Store {
     pub(crate) async fn read_jobs(
         &self,
         context: ContextId,
-        asker: Asker,
+        asker: RequestPrincipal,
         caller: ActorId,
         jobs: &[JobId],
-    ) -> Result<Vec<KeptJob>> {
+    ) -> Result<Vec<StoredJob>> {
         let (tenant, ..) = self.read(context, asker, |_, _| {}).await?;
         let (mut found, mut bytes) = (Vec::new(), 0);
         for part in jobs.chunks(JOBS_READ) {
@@ -127,14 +128,14 @@ impl Store {
     pub(crate) async fn list_jobs(
         &self,
         context: ContextId,
-        asker: Asker,
+        asker: RequestPrincipal,
         filter: JobFilter,
-        page: &Page,
-    ) -> Result<(Vec<KeptJob>, String)> {
+        page: &PageRequest,
+    ) -> Result<(Vec<StoredJob>, String)> {
         let bound_to = format!("{context} {asker:?} {filter:?}");
-        let mut cursor = page.cursor(self.coordinator(), PageOf::Jobs, &bound_to)?;
+        let mut cursor = page.cursor(self.coordinator(), PagedCollection::Jobs, &bound_to)?;
         let (tenant, ..) = self.read(context, asker, |_, _| {}).await?;
-        let token = |cursor| page.token(self.coordinator(), PageOf::Jobs, &bound_to, cursor);
+        let token = |cursor| page.token(self.coordinator(), PagedCollection::Jobs, &bound_to, cursor);
         let (mut found, mut bytes, mut scanned) = (Vec::new(), 0, 0);
         loop {
             let places = self.job_places(&tenant, filter.flow, cursor).await?;
@@ -144,7 +145,7 @@ impl Store {
             for ((_, place), kept) in places.iter().zip(jobs_at(&tenant, &keys).await?) {
                 let kept = record::listed(kept)?;
                 let kept = kept.filter(|kept| filter.caller.is_none_or(|caller| kept.place.caller == caller));
-                let size = kept.as_ref().map_or(0, KeptJob::listed_bytes);
+                let size = kept.as_ref().map_or(0, StoredJob::listed_bytes);
                 if found.len() >= page.size || (!found.is_empty() && bytes + size > limits::PAGE_BYTES_MAX) {
                     return Ok((found, token(cursor)));
                 }
@@ -164,7 +165,7 @@ impl Store {
     /// The next jobs of a listing, each with its place in it.
     async fn job_places(
         &self,
-        tenant: &Tenant,
+        tenant: &TenantStore,
         flow: Option<FlowId>,
         after: Option<u64>,
     ) -> Result<Vec<((ActorId, JobId), u64)>> {
@@ -201,16 +202,16 @@ impl Store {
         context: ContextId,
         (actor, caller): (ActorId, ActorId),
         job: JobId,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<()> {
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = self.context(context).await?;
-            permission::allow_for(&context, actor, Action::DeleteJob, caller)?;
+            permission::allow_for(&context, actor, ContextAction::DeleteJob, caller)?;
             let key = request.map(|request| tenant.keys.request(actor, &request.id));
             let found = job_at(&tenant, caller, job).await;
             // After the job: whoever removes it remembers the request with that.
-            if was_asked(&tenant.connection, key.as_deref(), request).await? {
+            if was_carried_out(&tenant.connection, key.as_deref(), request).await? {
                 return Ok(());
             }
             let kept = found?;
@@ -223,7 +224,8 @@ impl Store {
             touched.extend(refs.iter().map(String::as_str));
             touched.extend(key.as_deref());
             let name = format!("{caller}:{job}");
-            let deed = Deed::of(Some(actor), Action::DeleteJob, format_args!("job {name}")).asked(request);
+            let deed = AuditRecord::of(Some(actor), ContextAction::DeleteJob, format_args!("job {name}"))
+                .with_request_id(request);
             let change = tenant
                 .begin_by(Some(&deed), &scripts::DELETE_JOB, &touched, Some(context.uid), now)
                 .named(kv::named![
@@ -244,13 +246,13 @@ impl Store {
     }
 }
 
-async fn job_at(tenant: &Tenant, caller: ActorId, job: JobId) -> Result<KeptJob> {
+async fn job_at(tenant: &TenantStore, caller: ActorId, job: JobId) -> Result<StoredJob> {
     let value = tenant.connection.cmd(Cmd::new("HGETALL").arg(&tenant.keys.job(caller, job))).await;
     kept_job(caller, job, value)?.ok_or_else(|| Error::not_found("job", format_args!("{caller}:{job}")))
 }
 
 /// Jobs; nothing in the places of those that are gone.
-async fn jobs_at(tenant: &Tenant, keys: &[(ActorId, JobId)]) -> Result<Vec<Result<Option<KeptJob>>>> {
+async fn jobs_at(tenant: &TenantStore, keys: &[(ActorId, JobId)]) -> Result<Vec<Result<Option<StoredJob>>>> {
     if keys.is_empty() {
         return Ok(Vec::new());
     }
@@ -263,9 +265,9 @@ async fn jobs_at(tenant: &Tenant, keys: &[(ActorId, JobId)]) -> Result<Vec<Resul
 }
 
 /// The job in the answer to `HGETALL`.
-fn kept_job(caller: ActorId, job: JobId, answer: kv::Result<Value>) -> Result<Option<KeptJob>> {
+fn kept_job(caller: ActorId, job: JobId, answer: kv::Result<Value>) -> Result<Option<StoredJob>> {
     let what = format!("job {caller}:{job}");
     let answer = answer.map_err(|error| Error::of_record(error, &what))?;
-    let fields = Fields::of_hash(what, answer)?;
-    Ok(fields.map(record::job::read_kept).transpose()?)
+    let fields = RecordFields::of_hash(what, answer)?;
+    Ok(fields.map(record::job::read_stored).transpose()?)
 }

@@ -13,13 +13,13 @@ use model::{
 };
 
 use crate::error::{Error, Result};
+use crate::idempotency::{BatchPart, IdempotencyKey, expected_text, hash_of};
 use crate::record::flow::StoredFlow;
-use crate::record::{self, Fields, Written};
-use crate::requests::{Filling, Request, expected_text, hash_of};
+use crate::record::{self, FieldWriter, RecordFields};
 use crate::scripts;
-use crate::store::{Asker, Change, PERMISSION_TRIES, Store, Tenant};
-use crate::tenants::audit::Deed;
-use crate::tenants::permission::{self, Action};
+use crate::store::{PERMISSION_TRIES, RequestPrincipal, Store, StoreChange, TenantStore};
+use crate::tenants::audit::AuditRecord;
+use crate::tenants::permission::{self, ContextAction};
 use crate::tenants::quotas::Quota;
 
 /// Nodes of one call of [`Store::add_nodes`].
@@ -28,7 +28,7 @@ pub(crate) const ADD_NODES_MAX: usize = 500;
 pub(crate) const RESERVE_MESSAGES_MAX: u32 = 10_000;
 /// Records of the flow and the context that adding nodes touches, and the node that is added itself.
 const ADD_RECORDS: usize = 8;
-/// What a node needs besides what it brings, with its state and its events.
+/// Bytes that a node needs for its state and its events, besides its specification.
 pub(crate) const NODE_BYTES: u64 = 4096;
 /// Where a part of the nodes ends: the next node, whatever it has, still fits into the script.
 const PART_BYTES_MAX: usize = limits::COMMIT_BYTES_MAX / 2;
@@ -40,15 +40,15 @@ pub(crate) struct NewFlow {
     pub(crate) id: Option<FlowId>,
     /// The uid that its creator chose.
     pub(crate) uid: Option<FlowUid>,
-    /// Whose it is to be.
+    /// Actor that the flow will belong to.
     pub(crate) caller: ActorId,
-    /// What was asked for, without its nodes.
+    /// Requested flow, without its nodes.
     pub(crate) spec: FlowSpec,
     /// How many nodes it will have.
     pub(crate) node_count: u32,
-    /// What its nodes will refer to, as far as it is known.
+    /// Blobs that its nodes will refer to, as far as they are known.
     pub(crate) blobs: BTreeSet<BlobHash>,
-    /// The message that it is made of.
+    /// Message that the flow is created from.
     pub(crate) message: Option<MessageKey>,
     /// A node of it goes before all others of the context.
     pub(crate) goes_first: bool,
@@ -56,12 +56,12 @@ pub(crate) struct NewFlow {
 
 /// How a flow is run again.
 #[derive(Debug, Clone)]
-pub(crate) struct Restart {
+pub(crate) struct FlowRestart {
     /// The generation that ended.
     pub(crate) generation: Generation,
-    /// What was chosen.
+    /// Choice of the nodes to run again.
     pub(crate) rerun: Rerun,
-    /// Its variables from now on.
+    /// Environment variables of the flow from now on.
     pub(crate) env_vars: EnvVars,
     /// New signatures of its jobs.
     pub(crate) signatures: Vec<(JobId, String)>,
@@ -74,30 +74,36 @@ pub(crate) struct Restart {
 pub(crate) struct NewNode {
     /// The node's JSON, as it is to be kept.
     pub(crate) json: Bytes,
-    /// The same, read.
+    /// The node, parsed from `json`.
     pub(crate) node: FlowNode,
-    /// What it executes.
+    /// Job that the node executes.
     pub(crate) job: JobSpec,
 }
 
 impl NewNode {
-    /// Its job, whose number in its JSON is `by` less.
+    /// Job id of the node: the number in its JSON plus `by`.
     pub(crate) fn job_id(&self, by: u32) -> JobId {
         JobId(self.node.job_id.0.saturating_add(by))
     }
 
     /// Adds it to the arguments of a script that writes nodes.
-    pub(crate) fn write(&self, change: Change, place: record::job::Place, by: u32, now: Timestamp) -> Change {
+    pub(crate) fn write(
+        &self,
+        change: StoreChange,
+        place: record::job::JobScope,
+        by: u32,
+        now: Timestamp,
+    ) -> StoreChange {
         let (mut node, mut json) = (Cow::Borrowed(&self.node), Cow::Borrowed(&self.json[..]));
         if by > 0 {
             node.to_mut().renumber(by);
             json = Cow::Owned(serde_json::to_vec(&*node).expect("what was read as JSON is JSON"));
         }
-        let written: Written = record::job::write(place, &node, &self.job, now);
+        let written: FieldWriter = record::job::write(place, &node, &self.job, now);
         change.arg(node.job_id.0).arg(&*json).arg(written.len()).args(written.args())
     }
 
-    /// What it adds to a script, about. Names and the like have limits of their own, far below.
+    /// Approximate bytes that the node adds to a script. Names and the like have limits of their own, far below.
     pub(crate) fn bytes(&self) -> usize {
         let script = match &self.job.script {
             ScriptSource::Inline(text) => text.len(),
@@ -114,7 +120,7 @@ pub(crate) type FlowInContext = (StoredFlow, ContextUid);
 
 impl Store {
     /// Reads a flow that is not being removed.
-    pub(crate) async fn stored_flow(&self, tenant: &Tenant, id: FlowId) -> Result<StoredFlow> {
+    pub(crate) async fn stored_flow(&self, tenant: &TenantStore, id: FlowId) -> Result<StoredFlow> {
         let key = tenant.keys.flow(id);
         let value = tenant.connection.cmd(Cmd::new("HMGET").arg(&key).args(record::flow::READ)).await;
         self.flow_of(id, value.map_err(|error| Error::of_record(error, format_args!("flow {id}")))?)
@@ -122,7 +128,7 @@ impl Store {
 
     /// The flow in the answer to `HMGET` of what is read of flows.
     pub(crate) fn flow_of(&self, id: FlowId, value: Value) -> Result<StoredFlow> {
-        let fields = Fields::of_some(format_args!("flow {id}"), &record::flow::READ, value)?;
+        let fields = RecordFields::of_some(format_args!("flow {id}"), &record::flow::READ, value)?;
         let stored = fields.map(|mut fields| record::flow::read(&mut fields)).transpose()?.flatten();
         let stored = stored.ok_or_else(|| Error::not_found("flow", id))?;
         record::check_id(format_args!("flow {id}"), stored.flow.id, id)?;
@@ -130,8 +136,8 @@ impl Store {
         Ok(stored)
     }
 
-    /// Whose flow it is.
-    pub(crate) async fn caller(&self, tenant: &Tenant, id: FlowId, uid: FlowUid) -> Result<ActorId> {
+    /// Returns the actor that the flow belongs to.
+    pub(crate) async fn caller(&self, tenant: &TenantStore, id: FlowId, uid: FlowUid) -> Result<ActorId> {
         if let Some(caller) = self.caller_of(uid) {
             return Ok(caller);
         }
@@ -148,10 +154,10 @@ impl Store {
         &self,
         (context, flow, uid): (ContextId, FlowId, FlowUid),
         nodes: &[NewNode],
-        (asker, filling): (Asker, Option<&Filling>),
+        (asker, filling): (RequestPrincipal, Option<&BatchPart>),
         now: Timestamp,
     ) -> Result<()> {
-        self.take_room(nodes.iter().map(|node| node.bytes() as u64 + NODE_BYTES).sum())?;
+        self.reserve_memory(nodes.iter().map(|node| node.bytes() as u64 + NODE_BYTES).sum())?;
         if nodes.len() > ADD_NODES_MAX {
             let asked = nodes.len() as u64;
             return Err(Error::Limit { limit: "nodes of one AddNodes", max: ADD_NODES_MAX as u64, asked });
@@ -160,7 +166,7 @@ impl Store {
         let last = parts.len().saturating_sub(1);
         for (i, part) in parts.into_iter().enumerate() {
             let filling =
-                filling.map(|filling| Filling { ends: filling.ends && i == last, ..filling.clone() });
+                filling.map(|filling| BatchPart { ends: filling.ends && i == last, ..filling.clone() });
             self.add_part((context, flow, uid), part, (asker, filling), now).await?;
         }
         Ok(())
@@ -171,29 +177,29 @@ impl Store {
         &self,
         (context, flow, uid): (ContextId, FlowId, FlowUid),
         nodes: &[NewNode],
-        (asker, filling): (Asker, Option<Filling>),
+        (asker, filling): (RequestPrincipal, Option<BatchPart>),
         now: Timestamp,
     ) -> Result<()> {
-        if asker == Asker::Service {
+        if asker == RequestPrincipal::Service {
             let tenant = self.tenant(context).await?;
             let caller = self.caller(&tenant, flow, uid).await?;
-            let place = record::job::Place { caller, context, flow: Some(flow) };
+            let place = record::job::JobScope { caller, context, flow: Some(flow) };
             let change = add_nodes_change(&tenant, (place, flow, uid), nodes, None, None, now);
             tenant.apply_revision(change).await?;
             return Ok(());
         }
         for _ in 0..PERMISSION_TRIES {
             let (tenant, stored, context) =
-                self.changeable_flow(context, flow, asker, Action::AddFlowNodes).await?;
+                self.changeable_flow(context, flow, asker, ContextAction::AddFlowNodes).await?;
             let caller = stored.flow.caller_id;
-            let place = record::job::Place { caller, context: context.id, flow: Some(flow) };
+            let place = record::job::JobScope { caller, context: context.id, flow: Some(flow) };
             let actor = asker.actor()?;
             if nodes.iter().any(|new| new.node.policy.goes_first()) {
                 context.require_first(actor)?;
             }
             let request = filling.as_ref().map(|filling| &filling.request);
-            let deed =
-                Deed::of(Some(actor), Action::AddFlowNodes, format_args!("flow {flow}")).asked(request);
+            let deed = AuditRecord::of(Some(actor), ContextAction::AddFlowNodes, format_args!("flow {flow}"))
+                .with_request_id(request);
             let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
             let asked = request_key.as_deref().zip(filling.as_ref());
             let decided_on = Some((&context, &deed));
@@ -211,21 +217,22 @@ impl Store {
         &self,
         (context, flow, uid): (ContextId, FlowId, FlowUid),
         owner: Option<OwnerId>,
-        (asker, request): (Asker, Option<&Request>),
+        (asker, request): (RequestPrincipal, Option<&IdempotencyKey>),
         now: Timestamp,
     ) -> Result<(FlowInContext, Vec<String>)> {
         for _ in 0..PERMISSION_TRIES {
-            let (tenant, _, context) = self.changeable_flow(context, flow, asker, Action::StartFlow).await?;
-            let deed = Deed::by(asker, Action::StartFlow, format_args!("flow {flow}"))
-                .map(|deed| deed.asked(request));
+            let (tenant, _, context) =
+                self.changeable_flow(context, flow, asker, ContextAction::StartFlow).await?;
+            let deed = AuditRecord::by(asker, ContextAction::StartFlow, format_args!("flow {flow}"))
+                .map(|deed| deed.with_request_id(request));
             let decided_on = match asker {
-                Asker::Service => String::new(),
-                Asker::Actor(_) => context.revision.to_string(),
+                RequestPrincipal::Service => String::new(),
+                RequestPrincipal::Actor(_) => context.revision.to_string(),
             };
             let keys = &tenant.keys;
             let own = [keys.flow(flow), keys.flow_nodes(flow), keys.flow_signals(flow)];
             let asked = match (asker, request) {
-                (Asker::Actor(actor), Some(request)) => Some(keys.request(actor, &request.id)),
+                (RequestPrincipal::Actor(actor), Some(request)) => Some(keys.request(actor, &request.id)),
                 _ => None,
             };
             let mut touched = scripts::START_FLOW
@@ -319,16 +326,17 @@ impl Store {
     pub(crate) async fn restart_flow(
         &self,
         (context, flow, uid): (ContextId, FlowId, FlowUid),
-        restart: &Restart,
-        asker: Asker,
-        request: Option<&Request>,
+        restart: &FlowRestart,
+        asker: RequestPrincipal,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<(FlowInContext, bool)> {
         let actor = asker.actor()?;
         for _ in 0..PERMISSION_TRIES {
             let (tenant, stored, context) =
-                self.changeable_flow(context, flow, asker, Action::RetryFlow).await?;
-            let deed = Deed::of(Some(actor), Action::RetryFlow, format_args!("flow {flow}")).asked(request);
+                self.changeable_flow(context, flow, asker, ContextAction::RetryFlow).await?;
+            let deed = AuditRecord::of(Some(actor), ContextAction::RetryFlow, format_args!("flow {flow}"))
+                .with_request_id(request);
             let mut touched = vec![tenant.keys.flow(flow), tenant.flows_active.clone()];
             touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
             let caller = stored.flow.caller_id;
@@ -370,9 +378,9 @@ impl Store {
         &self,
         context: ContextId,
         flow: FlowId,
-        asker: Asker,
-        action: Action,
-    ) -> Result<(Arc<Tenant>, StoredFlow, Context)> {
+        asker: RequestPrincipal,
+        action: ContextAction,
+    ) -> Result<(Arc<TenantStore>, StoredFlow, Context)> {
         let (tenant, context, mut answers) = self
             .read(context, asker, |tenant, pipeline| {
                 pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
@@ -388,7 +396,7 @@ fn json_text(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).expect("maps of texts and plain choices are JSON")
 }
 
-/// What the first commit of a new owner builds on; different each time.
+/// Fresh commit id for the first commit of a new owner to build on; different each time.
 pub(crate) fn fresh_commit() -> String {
     model::id::Uid::random().to_string()
 }
@@ -416,13 +424,13 @@ pub(crate) fn parts_of(mut nodes: &[NewNode]) -> Vec<&[NewNode]> {
 }
 
 fn add_nodes_change(
-    tenant: &Tenant,
-    (place, flow, uid): (record::job::Place, FlowId, FlowUid),
+    tenant: &TenantStore,
+    (place, flow, uid): (record::job::JobScope, FlowId, FlowUid),
     nodes: &[NewNode],
-    decided_on: Option<(&Context, &Deed)>,
-    asked: Option<(&str, &Filling)>,
+    decided_on: Option<(&Context, &AuditRecord)>,
+    asked: Option<(&str, &BatchPart)>,
     now: Timestamp,
-) -> Change {
+) -> StoreChange {
     let caller = place.caller;
     let blobs = BlobTable::of(nodes);
     let (record, flow_nodes) = (tenant.keys.flow(flow), tenant.keys.flow_nodes(flow));
@@ -467,12 +475,12 @@ pub(crate) struct BlobTable {
 
 impl BlobTable {
     /// The keys of each blob: itself, and who refers to it.
-    pub(crate) fn keys(&self, tenant: &Tenant) -> impl Iterator<Item = String> {
+    pub(crate) fn keys(&self, tenant: &TenantStore) -> impl Iterator<Item = String> {
         self.hashes.iter().flat_map(|hash| [tenant.keys.blob(*hash), tenant.keys.blob_refs(*hash)])
     }
 
     /// Adds the references to the arguments of a script.
-    pub(crate) fn write(&self, change: Change) -> Change {
+    pub(crate) fn write(&self, change: StoreChange) -> StoreChange {
         self.references.iter().fold(change, |change, (blob, job)| change.arg(*blob).arg(*job))
     }
 

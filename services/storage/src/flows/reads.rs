@@ -15,13 +15,13 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::flows::lifecycle::FlowInContext;
 use crate::logs::{PrintTime, times_from};
-use crate::messages::held::message_key;
-use crate::pages::{Page, PageOf};
+use crate::messages::message_holds::message_key;
+use crate::pages::{PageRequest, PagedCollection};
 use crate::record::flow::StoredFlow;
-use crate::record::{self, Fields};
-use crate::store::{Asker, Store, Tenant};
-use crate::tenants::permission::{Action, allow_asker};
-use crate::watch::events::{Position, newest};
+use crate::record::{self, RecordFields};
+use crate::store::{RequestPrincipal, Store, TenantStore};
+use crate::tenants::permission::{ContextAction, allow_asker};
+use crate::watch::events::{EventPosition, newest};
 
 /// Flows that are looked at for one page, when most of them have another status.
 const FLOWS_SCANNED_MAX: usize = 10_000;
@@ -39,11 +39,11 @@ pub(crate) struct LoadedNode {
     pub(crate) job: JobId,
     /// The node's JSON.
     pub(crate) json: Bytes,
-    /// What it executes.
+    /// Job that the node executes.
     pub(crate) spec: JobSpec,
 }
 
-/// What is kept of an attempt's output.
+/// Stored part of an attempt's output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LogTail {
     /// Where the bytes begin.
@@ -65,12 +65,12 @@ pub(crate) struct NodePage {
     pub(crate) next: String,
     /// The context's change counter when it was read.
     pub(crate) revision: Revision,
-    /// Of the context.
+    /// Uid of the context.
     pub(crate) context_uid: ContextUid,
-    /// Of the flow.
+    /// Uid of the flow.
     pub(crate) flow_uid: FlowUid,
-    /// The flow and the newest position before it was read, for whoever is to watch it.
-    pub(crate) to_watch: Option<(StoredFlow, Option<Position>)>,
+    /// The flow and the newest position before it was read, for a caller that is going to watch it.
+    pub(crate) to_watch: Option<(StoredFlow, Option<EventPosition>)>,
 }
 
 /// A page of flows.
@@ -81,7 +81,7 @@ pub(crate) struct FlowPage {
     /// For the next page; empty: there is none.
     pub(crate) next: String,
     /// For whoever is to watch them: the position after which nothing is missing that is not in them.
-    pub(crate) position: Option<Position>,
+    pub(crate) position: Option<EventPosition>,
 }
 
 /// Which flows are listed.
@@ -132,11 +132,11 @@ impl NodeFilter {
 
     fn matches(&self, json: &[u8]) -> bool {
         #[derive(Deserialize)]
-        struct Standing {
+        struct NodeStateField {
             state: NodeState,
         }
         self.states.is_empty()
-            || serde_json::from_slice(json).is_ok_and(|Standing { state }| self.states.contains(&state))
+            || serde_json::from_slice(json).is_ok_and(|NodeStateField { state }| self.states.contains(&state))
     }
 }
 
@@ -170,8 +170,8 @@ impl Store {
         &self,
         context: ContextId,
         flow: FlowId,
-        asker: Asker,
-        action: Action,
+        asker: RequestPrincipal,
+        action: ContextAction,
     ) -> Result<FlowInContext> {
         let (_, context, mut answers) = self
             .read(context, asker, |tenant, pipeline| {
@@ -188,13 +188,13 @@ impl Store {
     pub(crate) async fn read_flows(
         &self,
         context: ContextId,
-        asker: Asker,
+        asker: RequestPrincipal,
         filter: &FlowFilter,
-        page: &Page,
+        page: &PageRequest,
         to_watch: bool,
     ) -> Result<FlowPage> {
         let bound_to = format!("{context} {asker:?} {filter:?}");
-        let mut after = page.cursor(self.coordinator(), PageOf::Flows, &bound_to)?;
+        let mut after = page.cursor(self.coordinator(), PagedCollection::Flows, &bound_to)?;
         let (tenant, _, mut answers) = self
             .read(context, asker, |tenant, pipeline| {
                 // Before the flows: what happens between the two is in them, and told again.
@@ -203,9 +203,9 @@ impl Store {
                 }
             })
             .await?;
-        let position = answers.pop().map(Position::first_of).transpose()?.flatten();
+        let position = answers.pop().map(EventPosition::first_of).transpose()?.flatten();
         let page_of = |flows, next| FlowPage { flows, next, position };
-        let token = |after| page.token(self.coordinator(), PageOf::Flows, &bound_to, after);
+        let token = |after| page.token(self.coordinator(), PagedCollection::Flows, &bound_to, after);
         let list = match filter.status {
             Some(status) if tenant.has_lists().await? => tenant.keys.flows_of(status),
             _ => tenant.flows.clone(),
@@ -238,7 +238,7 @@ impl Store {
     /// gone or going are nothing.
     async fn flows_of(
         &self,
-        tenant: &Tenant,
+        tenant: &TenantStore,
         ids: &[(FlowId, u64)],
         with_values: bool,
     ) -> Result<Vec<(Option<StoredFlow>, u64, usize)>> {
@@ -270,9 +270,9 @@ impl Store {
         &self,
         context: ContextId,
         flow: FlowId,
-        asker: Asker,
+        asker: RequestPrincipal,
         filter: &NodeFilter,
-        page: &Page,
+        page: &PageRequest,
         to_watch: bool,
     ) -> Result<NodePage> {
         let (tenant, seen, mut answers) = self
@@ -290,13 +290,14 @@ impl Store {
             return Err(Error::ContextDeleting);
         }
         let [revision, stored] = Value::Array(answers.split_off(usize::from(to_watch))).tuple()?;
-        let position = answers.pop().map(Position::first_of).transpose()?.flatten();
+        let position = answers.pop().map(EventPosition::first_of).transpose()?.flatten();
         let revision = Revision(revision.uint()?);
         let stored = self.flow_of(flow, stored)?;
         let bound_to = format!("{context} {flow} {asker:?} {filter:?}");
-        let from = page.cursor(self.coordinator(), PageOf::Nodes, &bound_to)?.unwrap_or_default();
-        let token =
-            |place: u32| page.token(self.coordinator(), PageOf::Nodes, &bound_to, Some(u64::from(place)));
+        let from = page.cursor(self.coordinator(), PagedCollection::Nodes, &bound_to)?.unwrap_or_default();
+        let token = |place: u32| {
+            page.token(self.coordinator(), PagedCollection::Nodes, &bound_to, Some(u64::from(place)))
+        };
         // Whoever names nodes is given them all, as far as they fit.
         let size = if filter.jobs.is_empty() { page.size } else { filter.jobs.len() };
         let mut places = filter.places(&stored, u32::try_from(from).unwrap_or(u32::MAX)).peekable();
@@ -332,8 +333,8 @@ impl Store {
         &self,
         context: ContextId,
         flow: FlowId,
-        asker: Asker,
-    ) -> Result<(Arc<Tenant>, StoredFlow, ContextUid)> {
+        asker: RequestPrincipal,
+    ) -> Result<(Arc<TenantStore>, StoredFlow, ContextUid)> {
         let (tenant, context, mut answers) = self
             .read(context, asker, |tenant, pipeline| {
                 pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
@@ -350,7 +351,7 @@ impl Store {
     /// place to go on from; nothing after the last.
     pub(crate) async fn load_nodes(
         &self,
-        tenant: &Tenant,
+        tenant: &TenantStore,
         stored: &StoredFlow,
         from: u32,
     ) -> Result<(Vec<LoadedNode>, Option<u32>)> {
@@ -363,7 +364,7 @@ impl Store {
         let answers = tenant.connection.pipeline(&pipeline).await?;
         let mut loaded = Vec::with_capacity(nodes.len());
         for ((_, job, json), answer) in nodes.into_iter().zip(answers) {
-            let fields = Fields::of_some(format_args!("job {job}"), &record::job::READ, answer?)?;
+            let fields = RecordFields::of_some(format_args!("job {job}"), &record::job::READ, answer?)?;
             let fields = fields.ok_or_else(|| Error::not_found("job", job))?;
             loaded.push(LoadedNode { job, json, spec: record::job::read(fields)? });
         }
@@ -375,7 +376,7 @@ impl Store {
     /// after the last. One may come twice.
     pub(crate) async fn active_flows(
         &self,
-        tenant: &Tenant,
+        tenant: &TenantStore,
         from: ActiveCursor,
     ) -> Result<(Vec<(FlowRef, Option<Timestamp>)>, Option<ActiveCursor>)> {
         let (scan, key, cursor) = match &from {
@@ -411,7 +412,7 @@ impl Store {
         &self,
         context: ContextId,
         key: MessageKey,
-        asker: Asker,
+        asker: RequestPrincipal,
     ) -> Result<MessageState> {
         let (_, _, mut answers) = self
             .read(context, asker, |tenant, pipeline| {
@@ -444,7 +445,7 @@ impl Store {
         flow: FlowId,
         (job, attempt): (JobId, Attempt),
         offset: u64,
-        asker: Asker,
+        asker: RequestPrincipal,
     ) -> Result<LogTail> {
         let (_, _, answers) = self
             .read(context, asker, |tenant, pipeline| {
@@ -473,7 +474,7 @@ impl Store {
 
 /// Ids of the flows of a list and the revision at which each was created, newest first, from before `before`.
 async fn flow_ids_before(
-    tenant: &Tenant,
+    tenant: &TenantStore,
     list: &str,
     before: Option<u64>,
     count: usize,
@@ -507,7 +508,7 @@ async fn flow_ids_before(
 
 /// Nodes from place `from` on, each with its place and its job. The jobs of a flow follow one after the other.
 pub(crate) async fn nodes_of(
-    tenant: &Tenant,
+    tenant: &TenantStore,
     stored: &StoredFlow,
     from: u32,
     count: u32,
@@ -518,7 +519,7 @@ pub(crate) async fn nodes_of(
 
 /// Nodes at these places.
 async fn nodes_at(
-    tenant: &Tenant,
+    tenant: &TenantStore,
     stored: &StoredFlow,
     places: Vec<u32>,
 ) -> Result<Vec<(u32, JobId, Bytes)>> {

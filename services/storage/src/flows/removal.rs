@@ -13,14 +13,14 @@ use model::{
 
 use crate::error::{Error, Result};
 use crate::flows::reads::nodes_of;
-use crate::messages::forgets::{AttemptsForget, wishes};
+use crate::idempotency::{IdempotencyKey, expected_text, hash_of};
+use crate::messages::forgettable_attempts::{ForgettableAttempts, forgettable_by_runner};
 use crate::record::flow::StoredFlow;
-use crate::record::{self, Fields};
-use crate::requests::{Request, expected_text, hash_of};
+use crate::record::{self, RecordFields};
 use crate::scripts;
-use crate::store::{Asker, PERMISSION_TRIES, Store, Tenant};
-use crate::tenants::audit::Deed;
-use crate::tenants::permission::{self, Action};
+use crate::store::{PERMISSION_TRIES, RequestPrincipal, Store, TenantStore};
+use crate::tenants::audit::AuditRecord;
+use crate::tenants::permission::{self, ContextAction};
 
 /// Keys that one script removes, about: the last job may add as many as it has files.
 const KEYS_MAX: usize = 700;
@@ -30,11 +30,11 @@ const SCAN_COUNT: usize = 1000;
 const NODES_READ: u32 = 200;
 
 /// Attempts by the runner records that they were sent to.
-type Attempts = BTreeMap<RunnerId, Vec<JobKey>>;
+type AttemptsByRunner = BTreeMap<RunnerId, Vec<JobKey>>;
 
-/// What one script removes.
+/// Keys that one script removes.
 #[derive(Debug, Default)]
-struct Batch {
+struct RemovalBatch {
     jobs: Vec<(JobId, String)>,
     logs: Vec<String>,
     messages: Vec<String>,
@@ -44,7 +44,7 @@ struct Batch {
     places: HashMap<BlobHash, usize>,
 }
 
-impl Batch {
+impl RemovalBatch {
     fn len(&self) -> usize {
         self.jobs.len() + self.logs.len() + self.messages.len() + self.refs.len()
     }
@@ -57,10 +57,10 @@ impl Store {
         &self,
         context: ContextId,
         (flow, expected): (FlowId, Option<Revision>),
-        asker: Asker,
-        request: Option<&Request>,
+        asker: RequestPrincipal,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
-    ) -> Result<Vec<AttemptsForget>> {
+    ) -> Result<Vec<ForgettableAttempts>> {
         let actor = asker.actor()?;
         // The same request has had it removed before.
         let begun = self.begin_removal(context, (flow, expected), actor, request, now).await?;
@@ -71,15 +71,15 @@ impl Store {
             Err(Error::NotFound(_)) => {}
             result => result?,
         }
-        Ok(wishes(context, attempts))
+        Ok(forgettable_by_runner(context, attempts))
     }
 
     /// Removes what there is of a flow that is going, and notes its attempts by the runner records that they were sent to.
     async fn remove_begun(
         &self,
-        tenant: &Tenant,
+        tenant: &TenantStore,
         stored: &StoredFlow,
-        attempts: &mut Attempts,
+        attempts: &mut AttemptsByRunner,
         now: Timestamp,
     ) -> Result<()> {
         self.remove_messages(tenant, stored, attempts, now).await?;
@@ -109,12 +109,12 @@ impl Store {
         context: ContextId,
         (flow, expected): (FlowId, Option<Revision>),
         actor: ActorId,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
-    ) -> Result<Option<(Arc<Tenant>, StoredFlow)>> {
+    ) -> Result<Option<(Arc<TenantStore>, StoredFlow)>> {
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context, mut answers) = self
-                .read(context, Asker::Actor(actor), |tenant, pipeline| {
+                .read(context, RequestPrincipal::Actor(actor), |tenant, pipeline| {
                     pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
                     // After the flow: whoever removes it remembers the request first.
                     if let Some(request) = request {
@@ -126,7 +126,7 @@ impl Store {
             let asked = request.and_then(|_| answers.pop());
             let then = asked.map(|asked| removed_then(asked, request)).transpose()?.flatten();
             let value = answers.pop().unwrap_or(Value::Nil);
-            let fields = Fields::of_some(format_args!("flow {flow}"), &record::flow::READ, value)?;
+            let fields = RecordFields::of_some(format_args!("flow {flow}"), &record::flow::READ, value)?;
             if fields.is_none() && then.is_some() {
                 return Ok(None);
             }
@@ -136,14 +136,15 @@ impl Store {
             if then.is_some_and(|then| then != stored.flow.uid.to_string()) {
                 return Ok(None);
             }
-            permission::allow_for(&context, actor, Action::DeleteFlow, stored.flow.caller_id)?;
+            permission::allow_for(&context, actor, ContextAction::DeleteFlow, stored.flow.caller_id)?;
             let record = tenant.keys.flow(flow);
             let asked = request.map(|request| tenant.keys.request(actor, &request.id));
             let mut touched = scripts::BEGIN_REMOVAL
                 .keys([("flow", &record), ("flows_active", &tenant.flows_active), ("due", &tenant.due)])
                 .to_vec();
             touched.extend(asked.as_deref());
-            let deed = Deed::of(Some(actor), Action::DeleteFlow, format_args!("flow {flow}")).asked(request);
+            let deed = AuditRecord::of(Some(actor), ContextAction::DeleteFlow, format_args!("flow {flow}"))
+                .with_request_id(request);
             let call = tenant
                 .begin_by(Some(&deed), &scripts::BEGIN_REMOVAL, &touched, Some(context.uid), now)
                 .named(kv::named![
@@ -167,9 +168,9 @@ impl Store {
 
     async fn remove_messages(
         &self,
-        tenant: &Tenant,
+        tenant: &TenantStore,
         stored: &StoredFlow,
-        attempts: &mut Attempts,
+        attempts: &mut AttemptsByRunner,
         now: Timestamp,
     ) -> Result<()> {
         let index = tenant.keys.flow_messages(stored.flow.id);
@@ -180,11 +181,11 @@ impl Store {
                 return Ok(());
             }
             note_attempts(tenant, stored, &messages, attempts).await?;
-            remove(tenant, stored, Batch { messages, ..Batch::default() }, now).await?;
+            remove(tenant, stored, RemovalBatch { messages, ..RemovalBatch::default() }, now).await?;
         }
     }
 
-    async fn remove_nodes(&self, tenant: &Tenant, stored: &StoredFlow, now: Timestamp) -> Result<()> {
+    async fn remove_nodes(&self, tenant: &TenantStore, stored: &StoredFlow, now: Timestamp) -> Result<()> {
         let mut from = 0;
         while from < stored.node_count {
             let (mut jobs, mut attempts) = (Vec::new(), Vec::new());
@@ -201,13 +202,13 @@ impl Store {
 
     async fn remove_jobs(
         &self,
-        tenant: &Tenant,
+        tenant: &TenantStore,
         stored: &StoredFlow,
         jobs: &[JobId],
         attempts: &[u32],
         now: Timestamp,
     ) -> Result<()> {
-        let mut batch = Batch::default();
+        let mut batch = RemovalBatch::default();
         for ((job, attempts), blobs) in jobs.iter().zip(attempts).zip(blobs_of(tenant, stored, jobs).await?) {
             for attempt in 1..=*attempts {
                 batch.logs.push(tenant.keys.log(stored.flow.id, *job, Attempt(attempt)));
@@ -233,7 +234,7 @@ impl Store {
 
     /// Removes entries of a flow that is gone from the sets of those that have something to do: one that it
     /// waited for may have put it there.
-    pub(crate) async fn forget_flow(&self, tenant: &Tenant, flow: FlowId, now: Timestamp) -> Result<()> {
+    pub(crate) async fn forget_flow(&self, tenant: &TenantStore, flow: FlowId, now: Timestamp) -> Result<()> {
         let pattern = format!("{flow}-*");
         let mut entries = Vec::new();
         for (scan, key, width) in [("SSCAN", &tenant.flows_active, 1), ("ZSCAN", &tenant.due, 2)] {
@@ -257,10 +258,10 @@ impl Store {
 
 /// Notes which attempts these messages carried, and to whom.
 async fn note_attempts(
-    tenant: &Tenant,
+    tenant: &TenantStore,
     stored: &StoredFlow,
     messages: &[String],
-    attempts: &mut Attempts,
+    attempts: &mut AttemptsByRunner,
 ) -> Result<()> {
     let mut pipeline = kv::Pipeline::new();
     for message in messages {
@@ -279,7 +280,7 @@ async fn note_attempts(
 
 /// Everything that a scan of one key gives.
 async fn scan_all(
-    connection: &kv::Connection,
+    connection: &kv::KvConnection,
     scan: &str,
     key: &str,
     pattern: Option<&str>,
@@ -298,7 +299,7 @@ async fn scan_all(
 }
 
 /// The uid of the flow that the same request had removed before.
-fn removed_then(asked: Value, request: Option<&Request>) -> Result<Option<String>> {
+fn removed_then(asked: Value, request: Option<&IdempotencyKey>) -> Result<Option<String>> {
     let [hash, uid] = asked.tuple()?;
     match hash.optional_text()? {
         None => Ok(None),
@@ -308,7 +309,7 @@ fn removed_then(asked: Value, request: Option<&Request>) -> Result<Option<String
 }
 
 /// The blobs that each job refers to: its script, its files, and those it made.
-async fn blobs_of(tenant: &Tenant, stored: &StoredFlow, jobs: &[JobId]) -> Result<Vec<Vec<BlobHash>>> {
+async fn blobs_of(tenant: &TenantStore, stored: &StoredFlow, jobs: &[JobId]) -> Result<Vec<Vec<BlobHash>>> {
     if jobs.is_empty() {
         return Ok(Vec::new());
     }
@@ -324,7 +325,7 @@ async fn blobs_of(tenant: &Tenant, stored: &StoredFlow, jobs: &[JobId]) -> Resul
     let nodes = answers.pop().unwrap_or(Ok(Value::Nil))?.array()?;
     let mut all = Vec::with_capacity(jobs.len());
     for (answer, node) in answers.into_iter().zip(nodes) {
-        let fields = Fields::of_some("job", &record::job::READ, answer?)?;
+        let fields = RecordFields::of_some("job", &record::job::READ, answer?)?;
         // A job that cannot be read goes as well; what it refers to stays, which costs only space.
         let spec = fields.and_then(|fields| record::job::read(fields).ok());
         let mut hashes: Vec<BlobHash> =
@@ -339,11 +340,16 @@ async fn blobs_of(tenant: &Tenant, stored: &StoredFlow, jobs: &[JobId]) -> Resul
     Ok(all)
 }
 
-async fn remove(tenant: &Tenant, stored: &StoredFlow, batch: Batch, now: Timestamp) -> Result<()> {
+async fn remove(
+    tenant: &TenantStore,
+    stored: &StoredFlow,
+    batch: RemovalBatch,
+    now: Timestamp,
+) -> Result<()> {
     if batch.len() == 0 {
         return Ok(());
     }
-    let Batch { jobs, logs, messages, refs, references, places: _ } = batch;
+    let RemovalBatch { jobs, logs, messages, refs, references, places: _ } = batch;
     let id = stored.flow.id;
     let own = [tenant.keys.flow(id), tenant.keys.flow_nodes(id), tenant.keys.flow_messages(id)];
     let mut touched = scripts::REMOVE_RECORDS

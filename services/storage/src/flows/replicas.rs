@@ -16,15 +16,15 @@ use tokio_util::sync::CancellationToken;
 use crate::error::{Error, Result};
 use crate::scripts;
 use crate::store::Store;
-use crate::watch::events::{Hint, Hub};
+use crate::watch::events::{EventHub, Hint};
 
 /// The pause after a failed read.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// One start of a scheduler replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Replica {
-    /// This start of it.
+pub(crate) struct ReplicaIncarnation {
+    /// Owner id of this start.
     pub(crate) owner: OwnerId,
     /// Where it is reached; empty: in this process.
     pub(crate) address: String,
@@ -32,54 +32,54 @@ pub(crate) struct Replica {
 
 /// How a replica introduces itself.
 #[derive(Debug, Clone)]
-pub(crate) struct Hello {
-    /// Its name.
+pub(crate) struct ReplicaHello {
+    /// Name of the replica.
     pub(crate) name: String,
-    /// Itself.
-    pub(crate) replica: Replica,
-    /// It held the lease before and goes on with what it knows.
-    pub(crate) again: bool,
+    /// Start of the replica that introduces itself.
+    pub(crate) replica: ReplicaIncarnation,
+    /// The replica held the lease before and keeps its state.
+    pub(crate) resumes: bool,
 }
 
-/// Those that live, by name.
-pub(crate) type Live = Arc<BTreeMap<String, Replica>>;
+/// Replicas that are alive, by name.
+pub(crate) type LiveReplicas = Arc<BTreeMap<String, ReplicaIncarnation>>;
 
 /// The replica that owns a flow.
-pub(crate) fn owner_of(live: &Live, flow: FlowUid) -> Option<&str> {
+pub(crate) fn owner_of(live: &LiveReplicas, flow: FlowUid) -> Option<&str> {
     placement::owner_of(live.keys().map(String::as_str), flow)
 }
 
-/// What is done to a lease.
+/// Operation on a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Deed {
-    Hello,
-    Again,
-    Beat,
-    End,
+enum LeaseOperation {
+    Acquire,
+    Resume,
+    Renew,
+    Release,
 }
 
 /// The leases. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Replicas(Arc<Inner>);
+pub(crate) struct ReplicaLeases(Arc<ReplicaLeasesInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct ReplicaLeasesInner {
     store: Store,
     /// How long a lease lasts.
     lease: Duration,
-    live: watch::Sender<Live>,
+    live: watch::Sender<LiveReplicas>,
     /// Held while reading, so that an older list never replaces a newer one. When the next lease ends.
     reading: Mutex<Option<Instant>>,
 }
 
-impl Replicas {
+impl ReplicaLeases {
     pub(crate) fn new(store: Store, lease: Duration) -> Self {
-        let live = watch::Sender::new(Live::default());
-        Self(Arc::new(Inner { store, lease, live, reading: Mutex::default() }))
+        let live = watch::Sender::new(LiveReplicas::default());
+        Self(Arc::new(ReplicaLeasesInner { store, lease, live, reading: Mutex::default() }))
     }
 
     /// Follows who lives.
-    pub(crate) fn live(&self) -> watch::Receiver<Live> {
+    pub(crate) fn live(&self) -> watch::Receiver<LiveReplicas> {
         self.0.live.subscribe()
     }
 
@@ -88,8 +88,8 @@ impl Replicas {
     ///
     /// # Errors
     /// [`Error::LeaseLost`] when it goes on, and the lease has ended meanwhile.
-    pub(crate) async fn hello(&self, name: &str, replica: &Replica, again: bool) -> Result<()> {
-        let deed = if again { Deed::Again } else { Deed::Hello };
+    pub(crate) async fn acquire(&self, name: &str, replica: &ReplicaIncarnation, again: bool) -> Result<()> {
+        let deed = if again { LeaseOperation::Resume } else { LeaseOperation::Acquire };
         self.change(name, replica, deed).await?;
         self.read().await.map(drop)
     }
@@ -98,16 +98,16 @@ impl Replicas {
     ///
     /// # Errors
     /// [`Error::LeaseLost`] when it has ended, or belongs to another start.
-    pub(crate) async fn beat(&self, name: &str, replica: &Replica) -> Result<()> {
-        self.change(name, replica, Deed::Beat).await
+    pub(crate) async fn renew(&self, name: &str, replica: &ReplicaIncarnation) -> Result<()> {
+        self.change(name, replica, LeaseOperation::Renew).await
     }
 
     /// Ends the lease of `name` before its time, unless it belongs to another start by now.
-    pub(crate) async fn end(&self, name: &str, replica: &Replica) -> Result<()> {
-        self.change(name, replica, Deed::End).await
+    pub(crate) async fn release(&self, name: &str, replica: &ReplicaIncarnation) -> Result<()> {
+        self.change(name, replica, LeaseOperation::Release).await
     }
 
-    async fn change(&self, name: &str, replica: &Replica, deed: Deed) -> Result<()> {
+    async fn change(&self, name: &str, replica: &ReplicaIncarnation, deed: LeaseOperation) -> Result<()> {
         let store = &self.0.store;
         let replicas = store.keys().replicas();
         let change = store.begin_global(&scripts::LEASE, &[&replicas], Timestamp::now()).named(kv::named![
@@ -116,10 +116,10 @@ impl Replicas {
             address: &replica.address,
             lease_millis: u64::try_from(self.0.lease.as_millis()).unwrap_or(u64::MAX),
             deed: match deed {
-                Deed::Hello => "hello",
-                Deed::Again => "again",
-                Deed::Beat => "beat",
-                Deed::End => "end",
+                LeaseOperation::Acquire => "hello",
+                LeaseOperation::Resume => "again",
+                LeaseOperation::Renew => "beat",
+                LeaseOperation::Release => "end",
             },
         ]);
         match store.call_global(change).await {
@@ -164,7 +164,7 @@ impl Replicas {
     }
 
     /// Keeps the list until `stop`.
-    pub(crate) async fn run(self, hub: Hub, stop: CancellationToken) {
+    pub(crate) async fn run(self, hub: EventHub, stop: CancellationToken) {
         let mut hints = hub.hints();
         let mut next = None;
         let mut is_read = false;
@@ -199,11 +199,11 @@ impl Replicas {
 }
 
 /// `<owner> <end in Unix seconds> <address>`
-fn parse_lease(text: &str) -> Option<(Replica, Timestamp)> {
+fn parse_lease(text: &str) -> Option<(ReplicaIncarnation, Timestamp)> {
     let mut parts = text.splitn(3, ' ');
     let owner = parts.next()?.parse().ok()?;
     let ends = parts.next()?.parse().ok()?;
-    Some((Replica { owner, address: parts.next()?.to_owned() }, ends))
+    Some((ReplicaIncarnation { owner, address: parts.next()?.to_owned() }, ends))
 }
 
 #[cfg(test)]
@@ -214,7 +214,7 @@ mod tests {
     fn a_lease_is_read() {
         let owner = OwnerId::random();
         let text = format!("{owner} 1763690000.125 https://host:7702");
-        let replica = Replica { owner, address: "https://host:7702".to_owned() };
+        let replica = ReplicaIncarnation { owner, address: "https://host:7702".to_owned() };
         assert_eq!(parse_lease(&text), Some((replica, Timestamp::from_millis(1_763_690_000_125))));
         let nowhere = parse_lease(&format!("{owner} 1.000 ")).expect("an empty address");
         assert_eq!(nowhere.0.address, "");

@@ -15,20 +15,20 @@ use model::{
 };
 
 use crate::error::{Error, Result};
-use crate::mail::letters::{NewLetter, Recipient, letter_of, origin_of};
-use crate::record::letter::{Posting, write_sent};
-use crate::record::message::{Body, Kind, RawJobs};
-use crate::record::{Fields, Written};
+use crate::mail::outgoing::{DirectMessageRecipient, NewDirectMessage, letter_of, origin_of};
+use crate::record::message_record::{DirectMessageMetadata, write_sent};
+use crate::record::routed_message::{RawJobs, RoutedMessage, RoutedMessagePayload};
+use crate::record::{FieldWriter, RecordFields};
 use crate::scripts;
-use crate::store::{Store, Tenant};
-use crate::tenants::permission::{self, Action};
+use crate::store::{Store, TenantStore};
+use crate::tenants::permission::{self, ContextAction};
 
-/// Who holds a message that was pushed, and where.
+/// Router that holds a pushed message, and the context that it was pushed to.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Holder<'a> {
+pub(crate) struct MessageHolder<'a> {
     /// Where it was pushed.
-    pub(crate) tenant: &'a Tenant,
-    /// The same, as it is set.
+    pub(crate) tenant: &'a TenantStore,
+    /// Settings of that context.
     pub(crate) context: &'a Context,
     /// The router.
     pub(crate) router: &'a str,
@@ -41,11 +41,11 @@ impl Store {
     /// Those that [`refusal`] has a text for are lasting.
     pub(crate) async fn take_up(
         &self,
-        holder: Holder<'_>,
+        holder: MessageHolder<'_>,
         key: MessageKey,
-        mut fields: Fields,
+        mut fields: RecordFields,
         now: Timestamp,
-    ) -> Result<Option<Body>> {
+    ) -> Result<Option<RoutedMessage>> {
         if !holder.context.settings.raw_publish {
             return Err(Error::NotAllowed("raw_publish is off in this context".to_owned()));
         }
@@ -56,7 +56,7 @@ impl Store {
             body.set_taken(fields.text("taken_revision"));
             return Ok(Some(body));
         }
-        let Holder { tenant, context, router } = holder;
+        let MessageHolder { tenant, context, router } = holder;
         let message = tenant.keys.message(key.caller, key.id);
         let touched = scripts::TAKE_RAW.keys([
             ("held", &tenant.held),
@@ -80,9 +80,9 @@ impl Store {
         &self,
         context: &Context,
         key: MessageKey,
-        fields: &mut Fields,
+        fields: &mut RecordFields,
         now: Timestamp,
-    ) -> Result<(Body, Written)> {
+    ) -> Result<(RoutedMessage, FieldWriter)> {
         let mut violations = Violations::new();
         check_place(context.id, key, fields, &mut violations);
         let message_type = parse(fields, "message_type", &mut violations).unwrap_or(MessageType::Job);
@@ -100,13 +100,17 @@ impl Store {
         let expires_at: Option<Timestamp> = parse(fields, "expires_at", &mut violations);
         let flow = jobs::read(key, context.id, fields, &mut violations);
         let (flow, bytes) = violations.into_result(flow)?;
-        let mut written = Written::default();
+        let mut written = FieldWriter::default();
         written
             .text("context_id", context.id)
             .text("message_type", message_type)
             .text("created_at", created_at.unwrap_or(now));
-        let kind =
-            Kind::Jobs(Box::new(RawJobs { caller: key.caller, flow, bytes, taken_revision: String::new() }));
+        let kind = RoutedMessagePayload::Jobs(Box::new(RawJobs {
+            caller: key.caller,
+            flow,
+            bytes,
+            taken_revision: String::new(),
+        }));
         // What waited for a router has its time from when one took it, or from when it was sent again.
         let time = u64::from(timeout_ack_secs) * 1000;
         let since = match expires_at {
@@ -114,23 +118,23 @@ impl Store {
             _ => now,
         };
         written.optional("expires_at", (time > 0).then(|| since + Duration::from_millis(time)));
-        Ok((Body { kind, timeout_ack_secs, created_at: since }, written))
+        Ok((RoutedMessage { kind, timeout_ack_secs, created_at: since }, written))
     }
 
     async fn letter(
         &self,
         context: &Context,
         key: MessageKey,
-        new: &NewLetter,
+        new: &NewDirectMessage,
         now: Timestamp,
-    ) -> Result<(Body, Written)> {
-        permission::allow(context, key.caller, Action::SendMessage)?;
+    ) -> Result<(RoutedMessage, FieldWriter)> {
+        permission::allow(context, key.caller, ContextAction::SendMessage)?;
         let addressed = self.address(context, key.caller, new, now).await?;
         let mut origin = origin_of(context.uid, key.caller);
         origin.message_id = key.id;
         let letter = letter_of(new, &addressed, origin, now);
         let to = new.to.to_string();
-        let posting = Posting {
+        let posting = DirectMessageMetadata {
             context: context.id,
             to: &to,
             addresses: &addressed.addresses,
@@ -138,7 +142,7 @@ impl Store {
             verified: addressed.verified,
         };
         let written = write_sent(&letter, &posting, now);
-        Ok((Body::letter(&letter, addressed.addresses), written))
+        Ok((RoutedMessage::letter(&letter, addressed.addresses), written))
     }
 }
 
@@ -156,7 +160,7 @@ pub(crate) fn refusal(error: &Error) -> Option<String> {
 
 /// A field's value; nothing when it is missing, empty, or wrong, which is noted.
 fn parse<T: FromStr<Err: Display>>(
-    fields: &mut Fields,
+    fields: &mut RecordFields,
     field: &str,
     violations: &mut Violations,
 ) -> Option<T> {
@@ -164,8 +168,8 @@ fn parse<T: FromStr<Err: Display>>(
     if text.is_empty() { None } else { violations.take(field, text.parse()) }
 }
 
-/// What a message says of where it belongs has to be what its key says.
-fn check_place(context: ContextId, key: MessageKey, fields: &mut Fields, violations: &mut Violations) {
+/// Checks that the message names the same caller, id and context as its key and its place.
+fn check_place(context: ContextId, key: MessageKey, fields: &mut RecordFields, violations: &mut Violations) {
     if key.caller == ActorId(0) {
         violations.add("caller_id", "0 is whoever is not from here: name the actor that sends it");
     }
@@ -180,7 +184,7 @@ fn check_place(context: ContextId, key: MessageKey, fields: &mut Fields, violati
 }
 
 /// Seconds until it must be accepted; 0 when it does not say. `timeout` is the older name.
-fn timeout_ack(fields: &mut Fields, violations: &mut Violations) -> u32 {
+fn timeout_ack(fields: &mut RecordFields, violations: &mut Violations) -> u32 {
     let older = parse(fields, "timeout", violations).unwrap_or_default();
     match parse(fields, "timeout_ack", violations).unwrap_or_default() {
         0 => older,
@@ -189,15 +193,16 @@ fn timeout_ack(fields: &mut Fields, violations: &mut Violations) -> u32 {
 }
 
 fn read_letter(
-    fields: &mut Fields,
+    fields: &mut RecordFields,
     message_type: MessageType,
     timeout_ack_secs: u32,
     violations: &mut Violations,
-) -> Option<NewLetter> {
-    let to: Option<Recipient> = violations.take("to", Recipient::of_message(&fields.text("to")));
+) -> Option<NewDirectMessage> {
+    let to: Option<DirectMessageRecipient> =
+        violations.take("to", DirectMessageRecipient::of_message(&fields.text("to")));
     let target_context = parse(fields, "target_context", violations).filter(|id| *id != ContextId(0));
     let format = parse(fields, "message_format_type", violations).unwrap_or(MessageFormat::Text);
     let said = (fields.text("topic"), fields.text("message"));
     let (whom, how) = ((to, Some(message_type)), (target_context, format));
-    NewLetter::of_parts(whom, how, said, timeout_ack_secs, fields.text("signature"), violations)
+    NewDirectMessage::of_parts(whom, how, said, timeout_ack_secs, fields.text("signature"), violations)
 }

@@ -7,50 +7,50 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use model::{ContextId, MessageKey};
 use tokio::sync::mpsc;
 
-use crate::messages::forgets::{AttemptsForget, FORGETS_MAX};
-use crate::messages::held::Held;
-use crate::record::message::Kind;
+use crate::messages::forgettable_attempts::{FORGETS_MAX, ForgettableAttempts};
+use crate::messages::message_holds::RouterHeldMessage;
+use crate::record::routed_message::RoutedMessagePayload;
 use crate::store::lock;
 
 /// Messages that one router holds, at most; what is beyond stays out. As many with nodes, and as many that are delivered
 /// whole: letters wait for days where nobody answers, and must not be in the way of jobs.
 pub(crate) const HELD_MAX: usize = 10_000;
-/// Of one context's messages that are delivered whole.
+/// Messages of one context that are delivered whole and that one router holds, at most.
 pub(crate) const HELD_WHOLE_MAX: usize = 1_000;
 
 /// One connected router.
 #[derive(Debug)]
 pub(crate) struct Router {
     name: String,
-    held: Mutex<HashMap<ContextId, Holding>>,
-    /// What was settled since it connected. What it held is read while commits already send to it, so the same
-    /// message may come both ways, the second time after it was settled. Nothing once that is over.
+    held: Mutex<HashMap<ContextId, RouterContextHolds>>,
+    /// Messages settled since the router connected. Its holds are read while commits already send to it, so the same
+    /// message may come both ways, the second time after it was settled. `None` once that is over.
     early: Mutex<Option<HashSet<(ContextId, MessageKey)>>>,
     /// With nodes, and whole.
     count: [AtomicUsize; 2],
     /// Bounded by [`HELD_MAX`], since whoever fills it looks for room first.
-    queue: mpsc::UnboundedSender<Held>,
-    forgets: mpsc::Sender<AttemptsForget>,
+    queue: mpsc::UnboundedSender<RouterHeldMessage>,
+    forgets: mpsc::Sender<ForgettableAttempts>,
 }
 
-/// What a router is to be sent.
+/// Receivers of what a router is to be sent.
 #[derive(Debug)]
 pub(crate) struct RouterQueues {
     /// Messages that it holds from now on.
-    pub(crate) messages: mpsc::UnboundedReceiver<Held>,
+    pub(crate) messages: mpsc::UnboundedReceiver<RouterHeldMessage>,
     /// Attempts that supervisors may forget.
-    pub(crate) forgets: mpsc::Receiver<AttemptsForget>,
+    pub(crate) forgets: mpsc::Receiver<ForgettableAttempts>,
 }
 
-/// What a router holds of one context.
+/// Messages of one context that a router holds.
 #[derive(Debug, Default)]
-struct Holding {
+struct RouterContextHolds {
     /// Each with whether it is delivered whole.
     messages: BTreeMap<MessageKey, bool>,
     whole: usize,
 }
 
-impl Holding {
+impl RouterContextHolds {
     fn add(&mut self, key: MessageKey, is_whole: bool) -> bool {
         let is_new = self.messages.insert(key, is_whole).is_none();
         self.whole += usize::from(is_new && is_whole);
@@ -65,17 +65,17 @@ impl Holding {
 }
 
 impl Router {
-    /// Its name: the same after a restart, different for each replica.
+    /// Name of the router: the same after a restart, different for each replica.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether it may be given more that carries nodes.
+    /// Returns true if the router may be given more messages that carry nodes.
     pub(crate) fn has_room(&self) -> bool {
         self.count[0].load(Ordering::Relaxed) < HELD_MAX
     }
 
-    /// Whether it may be given more of a context, whatever it is.
+    /// Returns true if the router may be given more messages of a context, of any kind.
     pub(crate) fn has_room_for_all_of(&self, context: ContextId) -> bool {
         let whole = lock(&self.held).get(&context).map_or(0, |held| held.whole);
         self.has_room() && self.count[1].load(Ordering::Relaxed) < HELD_MAX && whole < HELD_WHOLE_MAX
@@ -83,7 +83,7 @@ impl Router {
 
     /// Sends a message that was taken into its hold just now, perhaps not for the first time: a dead letter may be
     /// sent again.
-    pub(crate) fn send_taken(&self, message: Held) {
+    pub(crate) fn send_taken(&self, message: RouterHeldMessage) {
         if let Some(early) = lock(&self.early).as_mut() {
             early.remove(&(message.context, message.key));
         }
@@ -91,11 +91,11 @@ impl Router {
     }
 
     /// Sends a message that it holds; one that it was sent already, or has settled, is not sent again.
-    pub(crate) fn send(&self, message: Held) {
+    pub(crate) fn send(&self, message: RouterHeldMessage) {
         let mut held = lock(&self.held);
         let was_settled =
             lock(&self.early).as_ref().is_some_and(|early| early.contains(&(message.context, message.key)));
-        let is_whole = !matches!(message.body.kind, Kind::Nodes { .. });
+        let is_whole = !matches!(message.body.kind, RoutedMessagePayload::Nodes { .. });
         let is_new = !was_settled && held.entry(message.context).or_default().add(message.key, is_whole);
         drop(held);
         if is_new {
@@ -129,7 +129,7 @@ impl Router {
         *lock(&self.early) = None;
     }
 
-    /// What it holds, by context.
+    /// Returns the messages that the router holds, by context.
     pub(crate) fn held(&self) -> Vec<(ContextId, Vec<MessageKey>)> {
         let held = lock(&self.held);
         held.iter().map(|(context, held)| (*context, held.messages.keys().copied().collect())).collect()
@@ -138,15 +138,15 @@ impl Router {
 
 /// All of them. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Routers(Arc<Inner>);
+pub(crate) struct StorageRouters(Arc<StorageRoutersInner>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct StorageRoutersInner {
     connected: RwLock<Vec<Arc<Router>>>,
     turn: AtomicUsize,
 }
 
-impl Routers {
+impl StorageRouters {
     /// Adds a router, in place of one of the same name, and gives what it is to be sent.
     pub(crate) fn connect(&self, name: &str) -> (Arc<Router>, RouterQueues) {
         let (queue, messages) = mpsc::unbounded_channel();
@@ -167,7 +167,7 @@ impl Routers {
 
     /// Has supervisors told that nobody will ask for these attempts any more. Without a router, or where too much waits, they are not
     /// told.
-    pub(crate) fn forget_attempts(&self, wishes: Vec<AttemptsForget>) {
+    pub(crate) fn forget_attempts(&self, wishes: Vec<ForgettableAttempts>) {
         let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);
         let Some(router) = connected.first() else { return };
         for wish in wishes {
@@ -188,13 +188,13 @@ impl Routers {
         self.0.connected.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether it is still the one of its name.
+    /// Returns true if the router is still the connected one of its name.
     pub(crate) fn is_current(&self, router: &Arc<Router>) -> bool {
         let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);
         connected.iter().any(|known| Arc::ptr_eq(known, router))
     }
 
-    /// Whether it is the one that does what one of them has to do.
+    /// Returns true for the one router that does what only one of them has to do.
     pub(crate) fn is_first(&self, router: &Arc<Router>) -> bool {
         let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);
         connected.first().is_some_and(|known| Arc::ptr_eq(known, router))
@@ -220,7 +220,7 @@ impl Routers {
     }
 
     /// Sends a message to the router that a commit chose, or to the one that has taken its name meanwhile.
-    pub(crate) fn hand(&self, chosen: &Router, message: Held) {
+    pub(crate) fn hand(&self, chosen: &Router, message: RouterHeldMessage) {
         let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(router) = connected.iter().find(|known| known.name == chosen.name) {
             router.send(message);
@@ -231,23 +231,28 @@ impl Routers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::message::Body;
+    use crate::record::routed_message::RoutedMessage;
     use model::id::Uid;
     use model::{ActorId, ContextUid, FlowId, MessageId, RunnerId, Timestamp};
 
-    fn message(context: u32, id: usize, kind: Kind) -> Held {
+    fn message(context: u32, id: usize, kind: RoutedMessagePayload) -> RouterHeldMessage {
         let key = MessageKey { caller: ActorId(1), id: MessageId(u32::try_from(id).expect("few")) };
-        let body = Body { kind, timeout_ack_secs: 0, created_at: Timestamp::default() };
-        Held { context: ContextId(context), context_uid: ContextUid(Uid::from_bits(1)), key, body }
+        let body = RoutedMessage { kind, timeout_ack_secs: 0, created_at: Timestamp::default() };
+        RouterHeldMessage {
+            context: ContextId(context),
+            context_uid: ContextUid(Uid::from_bits(1)),
+            key,
+            body,
+        }
     }
 
-    fn letter(context: u32, id: usize) -> Held {
-        message(context, id, Kind::Letter { letter: "{}".into(), addresses: Vec::new() })
+    fn letter(context: u32, id: usize) -> RouterHeldMessage {
+        message(context, id, RoutedMessagePayload::Letter { letter: "{}".into(), addresses: Vec::new() })
     }
 
     #[test]
     fn letters_that_nobody_takes_are_in_nobodys_way() {
-        let routers = Routers::default();
+        let routers = StorageRouters::default();
         let (router, _queue) = routers.connect("router");
         let [one, other] = [1, 2].map(ContextId);
         (0..HELD_WHOLE_MAX).for_each(|id| router.send(letter(1, id)));
@@ -259,7 +264,11 @@ mod tests {
         assert!(routers.pick_for_letter(ContextId(20)).is_none() && routers.pick().is_some(), "jobs go on");
 
         let nodes = |id| {
-            message(1, 50_000 + id, Kind::Nodes { flow: FlowId(1), runner: RunnerId(1), nodes: Vec::new() })
+            message(
+                1,
+                50_000 + id,
+                RoutedMessagePayload::Nodes { flow: FlowId(1), runner: RunnerId(1), nodes: Vec::new() },
+            )
         };
         (0..HELD_MAX).for_each(|id| router.send(nodes(id)));
         assert!(routers.pick().is_none());

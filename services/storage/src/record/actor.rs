@@ -3,10 +3,10 @@
 use model::actor::ActorKey;
 use model::{Actor, ActorId, Revision, Timestamp};
 
-use super::{BadRecord, Fields, Written};
+use super::{FieldWriter, MalformedRecord, RecordFields};
 
-/// What is written, but for the revision.
-pub(crate) fn write(actor: &Actor) -> Written {
+/// Fields written for an actor, but for the revision.
+pub(crate) fn write(actor: &Actor) -> FieldWriter {
     let Actor {
         id,
         pubkey,
@@ -19,7 +19,7 @@ pub(crate) fn write(actor: &Actor) -> Written {
         deleted_at,
         revision: _,
     } = actor;
-    let mut written = Written::default();
+    let mut written = FieldWriter::default();
     written
         .text("id", id)
         .text("pubkey", pubkey)
@@ -35,7 +35,7 @@ pub(crate) fn write(actor: &Actor) -> Written {
 
 /// The actor in these fields. One that a program wrote has neither keys nor a revision: it has one key from its beginning
 /// on, and no change of ours was made to it.
-pub(crate) fn read(mut fields: Fields) -> Result<Actor, BadRecord> {
+pub(crate) fn read(mut fields: RecordFields) -> Result<Actor, MalformedRecord> {
     Ok(Actor {
         id: fields.parse::<ActorId>("id")?,
         address: fields.json("address")?,
@@ -51,7 +51,7 @@ pub(crate) fn read(mut fields: Fields) -> Result<Actor, BadRecord> {
 }
 
 /// Every key that the actor in these fields has or had.
-pub(crate) fn keys(fields: &Fields) -> Result<Vec<ActorKey>, BadRecord> {
+pub(crate) fn keys(fields: &RecordFields) -> Result<Vec<ActorKey>, MalformedRecord> {
     if fields.has("keys") {
         return fields.json("keys");
     }

@@ -2,13 +2,13 @@
 
 use model::Context;
 
-use super::{BadRecord, Fields, Written};
+use super::{FieldWriter, MalformedRecord, RecordFields};
 
-/// What is written, but for the revision.
-pub(crate) fn write(context: &Context) -> Written {
+/// Fields written for a context, but for the revision.
+pub(crate) fn write(context: &Context) -> FieldWriter {
     let Context { id, uid, state, admins, readers, executors, settings, created_at, updated_at, revision: _ } =
         context;
-    let mut written = Written::default();
+    let mut written = FieldWriter::default();
     written
         .text("id", id)
         .text("uid", uid)
@@ -23,7 +23,7 @@ pub(crate) fn write(context: &Context) -> Written {
 }
 
 /// The context in these fields.
-pub(crate) fn read(fields: &Fields) -> Result<Context, BadRecord> {
+pub(crate) fn read(fields: &RecordFields) -> Result<Context, MalformedRecord> {
     Ok(Context {
         id: fields.parse("id")?,
         uid: fields.parse("uid")?,

@@ -8,11 +8,11 @@
 
 use model::{Flow, FlowStatus, JobId};
 
-use super::{BadRecord, Fields, Written};
+use super::{FieldWriter, MalformedRecord, RecordFields};
 use crate::flows::lifecycle::NewFlow;
-use crate::messages::held::message_key;
+use crate::messages::message_holds::message_key;
 
-/// What is read of a flow: all but the list of its jobs, which are those from `first_job_id` on. The last two may be long.
+/// Fields read of a flow: all but the list of its jobs, which are those from `first_job_id` on. The last two may be long.
 pub(crate) const READ: [&str; 26] = [
     "id",
     "uid",
@@ -58,8 +58,8 @@ pub(crate) struct StoredFlow {
     pub(crate) last_commit: String,
 }
 
-/// What is written when a flow is created, but for the revisions and the first job's id.
-pub(crate) fn write(flow: &Flow, new: &NewFlow, last_commit: &str) -> Written {
+/// Fields written when a flow is created, but for the revisions and the first job's id.
+pub(crate) fn write(flow: &Flow, new: &NewFlow, last_commit: &str) -> FieldWriter {
     let Flow {
         id,
         uid,
@@ -84,7 +84,7 @@ pub(crate) fn write(flow: &Flow, new: &NewFlow, last_commit: &str) -> Written {
         epoch,
         cancel_grace_secs,
     } = flow;
-    let mut written = Written::default();
+    let mut written = FieldWriter::default();
     written
         .text("id", id)
         .text("uid", uid)
@@ -118,7 +118,7 @@ pub(crate) fn write(flow: &Flow, new: &NewFlow, last_commit: &str) -> Written {
 }
 
 /// The flow in these fields; nothing when it is being removed.
-pub(crate) fn read(fields: &mut Fields) -> Result<Option<StoredFlow>, BadRecord> {
+pub(crate) fn read(fields: &mut RecordFields) -> Result<Option<StoredFlow>, MalformedRecord> {
     if fields.flag("deleting") {
         return Ok(None);
     }
@@ -126,7 +126,7 @@ pub(crate) fn read(fields: &mut Fields) -> Result<Option<StoredFlow>, BadRecord>
 }
 
 /// The flow in these fields, also while it is being removed.
-pub(crate) fn read_any(fields: &mut Fields) -> Result<StoredFlow, BadRecord> {
+pub(crate) fn read_any(fields: &mut RecordFields) -> Result<StoredFlow, MalformedRecord> {
     let flow = Flow {
         id: fields.parse("id")?,
         uid: fields.parse("uid")?,

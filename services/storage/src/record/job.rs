@@ -6,20 +6,20 @@
 use model::job::BlobRef;
 use model::{ActorId, ContextId, FlowId, FlowNode, JobId, JobSpec, NodePolicy, ScriptSource, Timestamp};
 
-use super::{BadRecord, Fields, Written};
+use super::{FieldWriter, MalformedRecord, RecordFields};
 
-/// What is read to get the specification back.
+/// Fields read to get the specification back.
 pub(crate) const READ: [&str; 7] =
     ["script_type", "script", "script_size", "env_vars", "files", "outputs", "signature"];
 
 /// Where a job belongs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
-    /// Whose it is.
+pub(crate) struct JobScope {
+    /// Actor that the job belongs to.
     pub(crate) caller: ActorId,
-    /// Where it runs.
+    /// Context that the job runs in.
     pub(crate) context: ContextId,
-    /// The flow it belongs to.
+    /// Flow that the job belongs to.
     pub(crate) flow: Option<FlowId>,
 }
 
@@ -28,16 +28,16 @@ const CREATED: &str = "created";
 
 /// A job as it is kept.
 #[derive(Debug, Clone)]
-pub(crate) struct KeptJob {
-    /// Its number among those of its caller.
+pub(crate) struct StoredJob {
+    /// Id of the job among those of its caller.
     pub(crate) id: JobId,
     /// Where it belongs.
-    pub(crate) place: Place,
-    /// What to execute.
+    pub(crate) place: JobScope,
+    /// Specification of the job.
     pub(crate) spec: JobSpec,
-    /// Where it stands, as old readers see it.
+    /// Status of the job, as old readers see it.
     pub(crate) status: String,
-    /// What it gave, as JSON; empty before its end.
+    /// Result of the job, as JSON; empty before its end.
     pub(crate) result: String,
     /// When it was made.
     pub(crate) created_at: Timestamp,
@@ -45,7 +45,7 @@ pub(crate) struct KeptJob {
     pub(crate) updated_at: Timestamp,
 }
 
-impl KeptJob {
+impl StoredJob {
     /// About how large it is on the wire.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes_besides_script()
@@ -55,7 +55,7 @@ impl KeptJob {
             }
     }
 
-    /// The same in a listing, where long scripts are named by their hashes.
+    /// Approximate bytes of the job in a listing, where long scripts are named by their hashes.
     pub(crate) fn listed_bytes(&self) -> usize {
         self.bytes_besides_script() + proto::convert::job::LISTED_SCRIPT_BYTES_MAX
     }
@@ -69,9 +69,9 @@ impl KeptJob {
     }
 }
 
-/// What is written for a node that was just made.
-pub(crate) fn write(place: Place, node: &FlowNode, spec: &JobSpec, now: Timestamp) -> Written {
-    let mut written = Written::default();
+/// Fields written for a node that was just made.
+pub(crate) fn write(place: JobScope, node: &FlowNode, spec: &JobSpec, now: Timestamp) -> FieldWriter {
+    let mut written = FieldWriter::default();
     written.text("id", node.job_id);
     write_spec(&mut written, place, spec, now);
     written
@@ -83,10 +83,10 @@ pub(crate) fn write(place: Place, node: &FlowNode, spec: &JobSpec, now: Timestam
     written
 }
 
-/// What is written for a job that belongs to no flow, but for its number.
-pub(crate) fn write_alone(place: Place, spec: &JobSpec, now: Timestamp) -> Written {
+/// Fields written for a job that belongs to no flow, but for its number.
+pub(crate) fn write_alone(place: JobScope, spec: &JobSpec, now: Timestamp) -> FieldWriter {
     let defaults = NodePolicy::default();
-    let mut written = Written::default();
+    let mut written = FieldWriter::default();
     write_spec(&mut written, place, spec, now);
     written
         .text("timeout", defaults.timeout)
@@ -97,8 +97,8 @@ pub(crate) fn write_alone(place: Place, spec: &JobSpec, now: Timestamp) -> Writt
     written
 }
 
-fn write_spec(written: &mut Written, place: Place, spec: &JobSpec, now: Timestamp) {
-    let Place { caller, context, flow } = place;
+fn write_spec(written: &mut FieldWriter, place: JobScope, spec: &JobSpec, now: Timestamp) {
+    let JobScope { caller, context, flow } = place;
     let JobSpec { script_type, script, env_vars, files, outputs, signature } = spec;
     written.text("caller_id", caller).text("context_id", context).optional("flow_id", flow);
     match script {
@@ -119,8 +119,8 @@ fn write_spec(written: &mut Written, place: Place, spec: &JobSpec, now: Timestam
 }
 
 /// The whole job in these fields.
-pub(crate) fn read_kept(mut fields: Fields) -> Result<KeptJob, BadRecord> {
-    let place = Place {
+pub(crate) fn read_stored(mut fields: RecordFields) -> Result<StoredJob, MalformedRecord> {
+    let place = JobScope {
         caller: fields.parse("caller_id")?,
         context: fields.parse("context_id")?,
         flow: fields.optional("flow_id")?,
@@ -130,11 +130,11 @@ pub(crate) fn read_kept(mut fields: Fields) -> Result<KeptJob, BadRecord> {
     let (status, result) = (fields.text("status"), fields.text("result"));
     let has_ended = status == "finished" || status == "error";
     let result = if has_ended { result } else { String::new() };
-    Ok(KeptJob { id, place, spec: read(fields)?, status, result, created_at, updated_at })
+    Ok(StoredJob { id, place, spec: read(fields)?, status, result, created_at, updated_at })
 }
 
 /// The specification in these fields.
-pub(crate) fn read(mut fields: Fields) -> Result<JobSpec, BadRecord> {
+pub(crate) fn read(mut fields: RecordFields) -> Result<JobSpec, MalformedRecord> {
     let script = fields.text("script");
     let script = match fields.optional("script_size")? {
         None => ScriptSource::Inline(script),

@@ -2,10 +2,10 @@
 
 use model::{EnvelopeForm, Runner};
 
-use super::{BadRecord, Fields, Written};
+use super::{FieldWriter, MalformedRecord, RecordFields};
 
-/// What is written, but for the revision.
-pub(crate) fn write(runner: &Runner) -> Written {
+/// Fields written for a runner, but for the revision.
+pub(crate) fn write(runner: &Runner) -> FieldWriter {
     let Runner { id, created_at, updated_at, drained_at, deleted_at, .. } = runner;
     let mut written = write_values(runner);
     written
@@ -17,8 +17,8 @@ pub(crate) fn write(runner: &Runner) -> Written {
     written
 }
 
-/// What is said of a runner, and may be changed.
-pub(crate) fn write_values(runner: &Runner) -> Written {
+/// Fields that describe a runner and may be changed.
+pub(crate) fn write_values(runner: &Runner) -> FieldWriter {
     let Runner {
         id: _,
         pubkey,
@@ -37,7 +37,7 @@ pub(crate) fn write_values(runner: &Runner) -> Written {
         deleted_at: _,
         revision: _,
     } = runner;
-    let mut written = Written::default();
+    let mut written = FieldWriter::default();
     written
         .text("pubkey", pubkey)
         .text("address", address)
@@ -53,7 +53,7 @@ pub(crate) fn write_values(runner: &Runner) -> Written {
 }
 
 /// The runner in these fields.
-pub(crate) fn read(mut fields: Fields) -> Result<Runner, BadRecord> {
+pub(crate) fn read(mut fields: RecordFields) -> Result<Runner, MalformedRecord> {
     Ok(Runner {
         id: fields.parse("id")?,
         address: fields.parse("address")?,

@@ -11,10 +11,10 @@ use proto::{required, v1};
 use tonic::{Request, Response, Status};
 
 use super::status::checked;
-use super::{Rpc, request_of, who};
+use super::{StorageRpc, request_of, who};
 use crate::error::Error;
-use crate::pages::Page;
-use crate::tenants::actors::NewActor;
+use crate::pages::PageRequest;
+use crate::tenants::actors::ActorRegistration;
 use crate::tenants::permission;
 
 /// A key whose form is right has to be one that not everybody can sign for.
@@ -24,8 +24,8 @@ fn check_key(key: &str, violations: &mut Violations) {
     }
 }
 
-/// Whoever gives itself a key has to hold it: others know it by its key from then on. The bootstrap identity, which is nobody
-/// here, may name a key that it does not hold.
+/// Checks that an actor that gives itself a key holds that key: others know the actor by it from then on. The bootstrap
+/// identity, which is no actor here, may name a key that it does not hold.
 fn check_proof(
     proof: &str,
     asker: Option<ActorId>,
@@ -45,7 +45,7 @@ fn check_proof(
     }
 }
 
-/// Who asks to change an actor; nobody for the bootstrap identity. Others learn not even that it exists.
+/// Returns the actor that asks for the change; `None` for the bootstrap identity. Others do not learn that it exists.
 fn changer(caller: Caller, id: u32) -> Result<Option<ActorId>, Error> {
     if id == 0 {
         // Whether it may be changed cannot be looked at before it is named.
@@ -60,7 +60,7 @@ fn changer(caller: Caller, id: u32) -> Result<Option<ActorId>, Error> {
 }
 
 #[tonic::async_trait]
-impl ActorService for Rpc {
+impl ActorService for StorageRpc {
     async fn register_actor(
         &self,
         request: Request<v1::RegisterActorRequest>,
@@ -74,7 +74,7 @@ impl ActorService for Rpc {
         self.check_addresses(new.iter().flat_map(|new| &new.address), &mut violations);
         let convert::actor::NewActor { id, pubkey, address } =
             violations.into_result(new).map_err(Error::from)?;
-        let new = NewActor { id, pubkey, address };
+        let new = ActorRegistration { id, pubkey, address };
         let actor = self.hub.store().register_actor(new, repeatable.as_ref(), Timestamp::now()).await?;
         Ok(Response::new(v1::RegisterActorResponse { actor: Some(convert::actor::to_wire(&actor)) }))
     }
@@ -132,7 +132,7 @@ impl ActorService for Rpc {
         let store = self.hub.store();
         check_key(&body.pubkey, &mut violations);
         // What was done needs no proof any more, which would be too old by then.
-        if !store.was_asked(asker, repeatable.as_ref()).await? {
+        if !store.was_carried_out(asker, repeatable.as_ref()).await? {
             check_proof(&proof, asker, &body, &self.trust_domain, &mut violations);
         }
         let rotation = violations.absorb(convert::actor::from_rotate(body));
@@ -166,7 +166,7 @@ impl ActorService for Rpc {
         let asker = who(Caller::of(&request)?)?;
         let v1::ListActorsRequest { page_size, page_token, context_id } = request.into_inner();
         let mut violations = Violations::new();
-        let page = Page::parse(page_size, &page_token, &mut violations);
+        let page = PageRequest::parse(page_size, &page_token, &mut violations);
         let page = checked(violations, page)?;
         let context = (context_id != 0).then_some(ContextId(context_id));
         let (actors, next_page_token) = self.hub.store().list_actors(asker, context, &page).await?;

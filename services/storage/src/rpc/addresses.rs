@@ -2,9 +2,9 @@
 
 use model::{Address, Violations};
 
-use super::Rpc;
+use super::StorageRpc;
 
-impl Rpc {
+impl StorageRpc {
     /// Notes an address that the coordinator does not dial.
     pub(super) fn check_address(&self, field: &str, address: Option<&Address>, violations: &mut Violations) {
         if let Some(address) = address {

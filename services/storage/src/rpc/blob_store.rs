@@ -1,18 +1,18 @@
 //! BlobStoreService: blobs, for the gateway.
 
-use ::rpc::{ErrorKind, Reason};
+use ::rpc::{ErrorKind, RpcReason};
 use model::{BlobHash, ContextId, ContextUid, Timestamp};
 use proto::internal::v1::blob_store_service_server::BlobStoreService;
 use proto::internal::v1::{ReadBlobRequest, ReadBlobResponse, WriteBlobRequest, WriteBlobResponse};
 use tonic::{Request, Response, Status};
 
-use super::Rpc;
+use super::StorageRpc;
 use super::status::field;
-use crate::blobs::Piece;
+use crate::blobs::BlobUploadPart;
 use crate::error::Error;
 
 #[tonic::async_trait]
-impl BlobStoreService for Rpc {
+impl BlobStoreService for StorageRpc {
     async fn read_blob(
         &self,
         request: Request<ReadBlobRequest>,
@@ -24,7 +24,7 @@ impl BlobStoreService for Rpc {
         let (data, size) = read.map_err(|error| match error {
             Error::NotFound(resource) => {
                 let message = format!("{resource} was not found");
-                ::rpc::Error::new(ErrorKind::NotFound { resource }, Reason::BlobMissing, message)
+                ::rpc::Error::new(ErrorKind::NotFound { resource }, RpcReason::BlobMissing, message)
             }
             error => error.into(),
         })?;
@@ -38,7 +38,7 @@ impl BlobStoreService for Rpc {
         let WriteBlobRequest { context_uid, context_id, sha256, size, offset, data } = request.into_inner();
         let uid = field("context_uid", context_uid.parse::<ContextUid>())?;
         let hash = field("sha256", sha256.parse::<BlobHash>())?;
-        let piece = Piece { hash, size, offset, data };
+        let piece = BlobUploadPart { hash, size, offset, data };
         self.hub.store().write_piece(ContextId(context_id), uid, piece, Timestamp::now()).await?;
         Ok(Response::new(WriteBlobResponse {}))
     }

@@ -8,14 +8,14 @@ use proto::{required, v1};
 use tonic::{Request, Response, Status};
 
 use super::status::checked;
-use super::{Rpc, request_of, who};
+use super::{StorageRpc, request_of, who};
 use crate::error::Error;
-use crate::pages::Page;
+use crate::pages::PageRequest;
 use crate::tenants::audit;
-use crate::tenants::permission::{self, Action};
+use crate::tenants::permission::{self, ContextAction};
 
 #[tonic::async_trait]
-impl ContextService for Rpc {
+impl ContextService for StorageRpc {
     async fn create_context(
         &self,
         request: Request<v1::CreateContextRequest>,
@@ -42,7 +42,7 @@ impl ContextService for Rpc {
         required::check(&body).map_err(Error::from)?;
         let id = ContextId(body.id);
         let (_, context) = self.hub.store().context(id).await?;
-        permission::allow_administrator(&context, who(caller)?, Action::Read)?;
+        permission::allow_administrator(&context, who(caller)?, ContextAction::Read)?;
         Ok(Response::new(v1::GetContextResponse { context: Some(convert::context::to_wire(&context)) }))
     }
 
@@ -74,7 +74,7 @@ impl ContextService for Rpc {
         let actor = who(Caller::of(&request)?)?;
         let v1::ListContextsRequest { page_size, page_token } = request.into_inner();
         let mut violations = Violations::new();
-        let page = Page::parse(page_size, &page_token, &mut violations);
+        let page = PageRequest::parse(page_size, &page_token, &mut violations);
         let page = checked(violations, page)?;
         let (contexts, next_page_token) = self.hub.store().list_contexts(actor, &page).await?;
         let contexts = contexts.iter().map(convert::context::to_wire).collect();
@@ -100,9 +100,9 @@ impl ContextService for Rpc {
             return Err(Error::not_found("context", context_id).into());
         }
         let mut violations = Violations::new();
-        let page = Page::parse(page_size, &page_token, &mut violations);
+        let page = PageRequest::parse(page_size, &page_token, &mut violations);
         let page = checked(violations, page)?;
-        let filter = audit::Filter {
+        let filter = audit::AuditFilter {
             actor: (actor_id != 0).then_some(ActorId(actor_id)),
             action_prefix,
             since: since_time.map(convert::time::from_wire),
@@ -128,7 +128,7 @@ impl ContextService for Rpc {
         tokio::select! {
             () = self.stop.cancelled() => {
                 let message = "storage is ending; the removal goes on: ask again";
-                Err(::rpc::Error::unavailable(::rpc::Reason::Draining, message).into())
+                Err(::rpc::Error::unavailable(::rpc::RpcReason::Draining, message).into())
             }
             removed = self.removals.remove(id, actor, repeatable.as_ref(), Timestamp::now()) => {
                 removed?;
@@ -138,8 +138,8 @@ impl ContextService for Rpc {
     }
 }
 
-fn entry_to_wire(entry: audit::Entry) -> v1::AuditEntry {
-    let audit::Entry { time, identity, action, object, revision, request_id } = entry;
+fn entry_to_wire(entry: audit::StoredAuditEntry) -> v1::AuditEntry {
+    let audit::StoredAuditEntry { time, identity, action, object, revision, request_id } = entry;
     let time = Some(convert::time::to_wire(time));
     v1::AuditEntry { time, identity, action, object, revision, request_id }
 }

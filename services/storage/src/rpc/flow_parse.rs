@@ -18,25 +18,26 @@ use proto::internal::v1::{
 use super::NAME_BYTES_MAX;
 use super::status::{checked, field};
 use crate::error::Error;
-use crate::flows::commits::{Commit, NodeChange, Outgoing};
-use crate::flows::creation::Beginning;
+use crate::flows::commits::{DispatchMessage, FlowCommit, NodeChange};
+use crate::flows::creation::FlowStartSpec;
 use crate::flows::first_step::{FirstStep, StepEvent, StepExecution, UnnumberedMessage};
-use crate::flows::inbox::Pushed;
-use crate::flows::lifecycle::{NewFlow, NewNode, Restart};
+use crate::flows::flow_inputs::PushedFlowInput;
+use crate::flows::lifecycle::{FlowRestart, NewFlow, NewNode};
 use crate::flows::reads::{FlowFilter, NodeFilter};
-use crate::messages::held::parse_message_key;
-use crate::pages::Page;
-use crate::watch::events::Subject;
+use crate::messages::message_holds::parse_message_key;
+use crate::pages::PageRequest;
+use crate::watch::events::WatchSubject;
 
-use crate::flows::replicas::{Hello, Replica};
-use crate::requests::{Filling, Request};
-use crate::store::Asker;
-use crate::watch::watches::Watch;
+use crate::flows::replicas::{ReplicaHello, ReplicaIncarnation};
+use crate::idempotency::{BatchPart, IdempotencyKey};
+use crate::store::RequestPrincipal;
+use crate::watch::event_watch::EventWatch;
 
 /// A creation: where, for whom, what, what it begins with, and whether it may be repeated.
-pub(super) type Creation = (ContextId, Asker, NewFlow, Option<Beginning>, Option<Request>);
+pub(super) type CreateFlowParams =
+    (ContextId, RequestPrincipal, NewFlow, Option<FlowStartSpec>, Option<IdempotencyKey>);
 
-pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
+pub(super) fn creation(request: CreateFlowRequest) -> Result<CreateFlowParams, Error> {
     let CreateFlowRequest {
         request_id,
         request_hash,
@@ -55,7 +56,7 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         first_step,
     } = request;
     let mut violations = Violations::new();
-    let repeatable = Request::parse(&request_id, || request_hash, &mut violations);
+    let repeatable = IdempotencyKey::parse(&request_id, || request_hash, &mut violations);
     let beginning = beginning((nodes, first_step), node_count, &owner, &mut violations);
     // Its nodes stand beside it, or come later, one chunk after the other.
     let header = header_from_wire(flow.unwrap_or_default(), "flow", &mut violations);
@@ -85,16 +86,16 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<Creation, Error> {
         goes_first,
     });
     let new = violations.into_result(new)?;
-    Ok((ContextId(context_id), Asker::from_wire(on_behalf_of), new, beginning, repeatable))
+    Ok((ContextId(context_id), RequestPrincipal::from_wire(on_behalf_of), new, beginning, repeatable))
 }
 
-/// What a flow is started with, when that came along: its nodes, or those that its first step has left.
+/// Parses what a flow is started with, if that came along: its nodes, or those that its first step has left.
 fn beginning(
     (wire, step): (Vec<StoredNode>, Option<wire::FirstStep>),
     node_count: u32,
     owner: &str,
     violations: &mut Violations,
-) -> Option<Beginning> {
+) -> Option<FlowStartSpec> {
     let (wire, step) = match step {
         Some(mut step) => (std::mem::take(&mut step.nodes), Some(first_step(step, violations))),
         None => (wire, None),
@@ -111,7 +112,7 @@ fn beginning(
     }
     let nodes = violations.absorb(nodes(wire));
     let owner = violations.take("owner", owner.parse());
-    Some(Beginning { nodes: nodes?, owner: owner?, step })
+    Some(FlowStartSpec { nodes: nodes?, owner: owner?, step })
 }
 
 fn first_step(step: wire::FirstStep, violations: &mut Violations) -> FirstStep {
@@ -143,9 +144,10 @@ fn first_step(step: wire::FirstStep, violations: &mut Violations) -> FirstStep {
 }
 
 /// Nodes to be added: to which flow, for whom, and the request that they are a part of.
-pub(super) type Fill = ((ContextId, FlowId, FlowUid), Vec<NewNode>, Asker, Option<Filling>);
+pub(super) type AddNodesParams =
+    ((ContextId, FlowId, FlowUid), Vec<NewNode>, RequestPrincipal, Option<BatchPart>);
 
-pub(super) fn filling(request: AddNodesRequest) -> Result<Fill, Error> {
+pub(super) fn filling(request: AddNodesRequest) -> Result<AddNodesParams, Error> {
     let AddNodesRequest {
         context_id,
         flow_id,
@@ -159,15 +161,16 @@ pub(super) fn filling(request: AddNodesRequest) -> Result<Fill, Error> {
     } = request;
     let flow = flow_ref(flow_id, &flow_uid)?;
     let first_job = JobId(request_first_job_id);
-    let filling = repeatable(&request_id, request_hash)?.map(|request| Filling { request, ends, first_job });
+    let filling =
+        repeatable(&request_id, request_hash)?.map(|request| BatchPart { request, ends, first_job });
     let place = (ContextId(context_id), flow.id, flow.uid);
-    Ok((place, nodes(stored)?, Asker::from_wire(on_behalf_of), filling))
+    Ok((place, nodes(stored)?, RequestPrincipal::from_wire(on_behalf_of), filling))
 }
 
 /// The request, when it may be repeated.
-pub(super) fn repeatable(id: &str, hash: String) -> Result<Option<Request>, Error> {
+pub(super) fn repeatable(id: &str, hash: String) -> Result<Option<IdempotencyKey>, Error> {
     let mut violations = Violations::new();
-    let request = Request::parse(id, || hash, &mut violations);
+    let request = IdempotencyKey::parse(id, || hash, &mut violations);
     Ok(violations.into_result(Some(request))?)
 }
 
@@ -190,7 +193,7 @@ fn nodes(nodes: Vec<StoredNode>) -> Result<Vec<NewNode>, Violations> {
 }
 
 /// A step; what is wrong with it is an answer, since the stream goes on.
-pub(super) fn commit(request: CommitRequest) -> Result<Commit, String> {
+pub(super) fn commit(request: CommitRequest) -> Result<FlowCommit, String> {
     let CommitRequest {
         commit_id,
         context_id,
@@ -213,7 +216,7 @@ pub(super) fn commit(request: CommitRequest) -> Result<Commit, String> {
         0 => None,
         number => Some(enums::flow_status_from_wire(number).ok_or("unknown flow status")?),
     };
-    Ok(Commit {
+    Ok(FlowCommit {
         id: commit_id.parse().map_err(|error| format!("commit_id: {error}"))?,
         context: ContextId(context_id),
         context_uid: context_uid.parse().map_err(|error| format!("context_uid: {error}"))?,
@@ -234,10 +237,11 @@ pub(super) fn commit(request: CommitRequest) -> Result<Commit, String> {
     })
 }
 
-/// What is run again: which flow, how, for whom, and whether it may be repeated.
-pub(super) type Restarting = ((ContextId, FlowId, FlowUid), Restart, Asker, Option<Request>);
+/// Parameters of a restart: which flow, how, on whose behalf, and the idempotency key.
+pub(super) type RestartFlowParams =
+    ((ContextId, FlowId, FlowUid), FlowRestart, RequestPrincipal, Option<IdempotencyKey>);
 
-pub(super) fn restarting(request: RestartFlowRequest) -> Result<Restarting, Error> {
+pub(super) fn restarting(request: RestartFlowRequest) -> Result<RestartFlowParams, Error> {
     let RestartFlowRequest {
         request_id,
         request_hash,
@@ -252,7 +256,7 @@ pub(super) fn restarting(request: RestartFlowRequest) -> Result<Restarting, Erro
         expected_revision,
     } = request;
     let mut violations = Violations::new();
-    let repeatable = Request::parse(&request_id, || request_hash, &mut violations);
+    let repeatable = IdempotencyKey::parse(&request_id, || request_hash, &mut violations);
     let uid: Option<FlowUid> = violations.take("flow_uid", flow_uid.parse());
     let rerun: Option<Rerun> = violations.take("rerun_json", serde_json::from_str(&rerun_json));
     check_env(&env_vars, &mut violations);
@@ -264,11 +268,11 @@ pub(super) fn restarting(request: RestartFlowRequest) -> Result<Restarting, Erro
     let generation = Generation(generation);
     let parsed = uid.zip(rerun).map(|(uid, rerun)| {
         let expected_revision = expected(expected_revision);
-        let restart = Restart { generation, rerun, env_vars, signatures, expected_revision };
+        let restart = FlowRestart { generation, rerun, env_vars, signatures, expected_revision };
         ((ContextId(context_id), FlowId(flow_id), uid), restart)
     });
     let (place, restart) = violations.into_result(parsed)?;
-    Ok((place, restart, Asker::from_wire(on_behalf_of), repeatable))
+    Ok((place, restart, RequestPrincipal::from_wire(on_behalf_of), repeatable))
 }
 
 fn check_env(env_vars: &EnvVars, violations: &mut Violations) {
@@ -280,21 +284,24 @@ fn check_env(env_vars: &EnvVars, violations: &mut Violations) {
 }
 
 /// A request that may have come before, where and of whom.
-pub(super) fn repeated(request: FindRequestRequest) -> Result<(ContextId, Asker, Request), Error> {
+pub(super) fn repeated(
+    request: FindRequestRequest,
+) -> Result<(ContextId, RequestPrincipal, IdempotencyKey), Error> {
     let FindRequestRequest { request_id, request_hash, context_id, on_behalf_of } = request;
     let mut violations = Violations::new();
-    let parsed = Request::parse(&request_id, || request_hash, &mut violations);
+    let parsed = IdempotencyKey::parse(&request_id, || request_hash, &mut violations);
     if request_id.is_empty() {
         violations.add("request_id", "name the request");
     }
     let request = violations.into_result(parsed)?;
-    Ok((ContextId(context_id), Asker::from_wire(on_behalf_of), request))
+    Ok((ContextId(context_id), RequestPrincipal::from_wire(on_behalf_of), request))
 }
 
 /// Something brought for a flow's owner: which flow, what, for whom, and whether it may be repeated.
-pub(super) type Push = (ContextId, FlowId, Pushed, Asker, Option<Request>);
+pub(super) type PushInputParams =
+    (ContextId, FlowId, PushedFlowInput, RequestPrincipal, Option<IdempotencyKey>);
 
-pub(super) fn push(request: PushInputRequest) -> Result<Push, Error> {
+pub(super) fn push(request: PushInputRequest) -> Result<PushInputParams, Error> {
     let PushInputRequest {
         request_id,
         request_hash,
@@ -305,7 +312,7 @@ pub(super) fn push(request: PushInputRequest) -> Result<Push, Error> {
         payload,
     } = request;
     let mut violations = Violations::new();
-    let repeatable = Request::parse(&request_id, || request_hash, &mut violations);
+    let repeatable = IdempotencyKey::parse(&request_id, || request_hash, &mut violations);
     for (field, max, len) in [
         ("input_json", limits::PAGE_BYTES_MAX, json.len()),
         ("payload", limits::SIGNAL_PAYLOAD_BYTES_MAX, payload.len()),
@@ -315,12 +322,20 @@ pub(super) fn push(request: PushInputRequest) -> Result<Push, Error> {
         }
     }
     let input: Option<FlowInput> = violations.take("input_json", serde_json::from_slice(&json));
-    let pushed = violations.into_result(input.map(|input| Pushed { input, json, payload }))?;
-    Ok((ContextId(context_id), FlowId(flow_id), pushed, Asker::from_wire(on_behalf_of), repeatable))
+    let pushed = violations.into_result(input.map(|input| PushedFlowInput { input, json, payload }))?;
+    Ok((
+        ContextId(context_id),
+        FlowId(flow_id),
+        pushed,
+        RequestPrincipal::from_wire(on_behalf_of),
+        repeatable,
+    ))
 }
 
 /// Which flows are listed, and which page of them.
-pub(super) fn flow_filter(request: ReadFlowsRequest) -> Result<(ContextId, Asker, FlowFilter, Page), Error> {
+pub(super) fn flow_filter(
+    request: ReadFlowsRequest,
+) -> Result<(ContextId, RequestPrincipal, FlowFilter, PageRequest), Error> {
     let ReadFlowsRequest {
         context_id,
         on_behalf_of,
@@ -345,17 +360,17 @@ pub(super) fn flow_filter(request: ReadFlowsRequest) -> Result<(ContextId, Asker
         created_from: moment(created_from_millis),
         created_before: moment(created_before_millis),
     };
-    let page = Page::parse(page_size, &page_token, &mut violations);
-    checked(violations, (ContextId(context_id), Asker::from_wire(on_behalf_of), filter, page))
+    let page = PageRequest::parse(page_size, &page_token, &mut violations);
+    checked(violations, (ContextId(context_id), RequestPrincipal::from_wire(on_behalf_of), filter, page))
 }
 
-/// What is watched.
-pub(super) fn watch(request: WatchEventsRequest) -> Result<Watch, Error> {
+/// Parses the parameters of a watch.
+pub(super) fn watch(request: WatchEventsRequest) -> Result<EventWatch, Error> {
     let WatchEventsRequest { context_id, flow_id, on_behalf_of, position, only_flows, first_nodes } = request;
     let subject = match (flow_id, only_flows) {
         (0, false) => None,
-        (0, true) => Some(Subject::Flows),
-        (flow, false) => Some(Subject::Flow(FlowId(flow))),
+        (0, true) => Some(WatchSubject::Flows),
+        (flow, false) => Some(WatchSubject::Flow(FlowId(flow))),
         (_, true) => return Err(Error::field("only_flows", "not with a flow")),
     };
     let position = if position.is_empty() { None } else { Some(position.parse()?) };
@@ -366,14 +381,14 @@ pub(super) fn watch(request: WatchEventsRequest) -> Result<Watch, Error> {
         let max = limits::PAGE_SIZE_MAX;
         return Err(Error::field("first_nodes", format!("at most {max}, not {first_nodes}")));
     }
-    let asker = Asker::from_wire(on_behalf_of);
-    Ok(Watch { context: ContextId(context_id), subject, asker, position })
+    let asker = RequestPrincipal::from_wire(on_behalf_of);
+    Ok(EventWatch { context: ContextId(context_id), subject, asker, position })
 }
 
 /// Which nodes of which flow are listed, and which page of them.
 pub(super) fn node_filter(
     request: ReadNodesRequest,
-) -> Result<(ContextId, FlowId, Asker, NodeFilter, Page), Error> {
+) -> Result<(ContextId, FlowId, RequestPrincipal, NodeFilter, PageRequest), Error> {
     let ReadNodesRequest { context_id, flow_id, on_behalf_of, page_size, page_token, states, job_ids } =
         request;
     let mut violations = Violations::new();
@@ -385,8 +400,8 @@ pub(super) fn node_filter(
     let states = violations.take("states", states.into_iter().map(state).collect::<Result<_, _>>());
     let filter =
         NodeFilter { states: states.unwrap_or_default(), jobs: job_ids.into_iter().map(JobId).collect() };
-    let page = Page::parse(page_size, &page_token, &mut violations);
-    let asker = Asker::from_wire(on_behalf_of);
+    let page = PageRequest::parse(page_size, &page_token, &mut violations);
+    let asker = RequestPrincipal::from_wire(on_behalf_of);
     checked(violations, (ContextId(context_id), FlowId(flow_id), asker, filter, page))
 }
 
@@ -395,8 +410,8 @@ pub(super) fn flow_ref(flow_id: u32, flow_uid: &str) -> Result<FlowRef, Error> {
     Ok(FlowRef { id: FlowId(flow_id), uid: field("flow_uid", flow_uid.parse())? })
 }
 
-/// Who joins.
-pub(super) fn hello(request: JoinRequest) -> Result<Hello, Error> {
+/// Parses the introduction of a replica that joins.
+pub(super) fn hello(request: JoinRequest) -> Result<ReplicaHello, Error> {
     let JoinHello { name, owner, address, again } =
         request.hello.ok_or_else(|| Error::field("hello", "comes first"))?;
     for (name, len) in [("hello.name", name.len()), ("hello.address", address.len() + 1)] {
@@ -405,7 +420,7 @@ pub(super) fn hello(request: JoinRequest) -> Result<Hello, Error> {
         }
     }
     let owner = field("hello.owner", owner.parse())?;
-    Ok(Hello { name, replica: Replica { owner, address }, again })
+    Ok(ReplicaHello { name, replica: ReplicaIncarnation { owner, address }, resumes: again })
 }
 
 /// The revision that something is expected to be at; 0 is any.
@@ -428,10 +443,10 @@ fn node_change(node: NodeCommit) -> Result<NodeChange, String> {
     Ok(NodeChange { job, json: node_json, job_status, result: result_json, events, ended_message })
 }
 
-fn outgoing(message: OutgoingMessage) -> Outgoing {
+fn outgoing(message: OutgoingMessage) -> DispatchMessage {
     let OutgoingMessage { caller_id, message_id, runner_id, timeout_ack_secs, nodes, created_millis } =
         message;
-    Outgoing {
+    DispatchMessage {
         key: MessageKey { caller: ActorId(caller_id), id: MessageId(message_id) },
         runner: RunnerId(runner_id),
         timeout_ack_secs,

@@ -2,7 +2,7 @@
 
 use futures_util::StreamExt as _;
 use model::{ActorId, Attempt, ContextId, FlowId, JobId, OwnerId, Timestamp, Violations};
-use proto::convert::flow::Record;
+use proto::convert::flow::OwnedFlowRecord;
 use proto::convert::{self, enums, time};
 use proto::internal::v1 as wire;
 use proto::internal::v1::flow_store_service_server::FlowStoreService;
@@ -12,18 +12,18 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::status::{checked, field};
-use super::{Answers, Rpc, flow_parse, flow_streams};
+use super::{StorageResponseStream, StorageRpc, flow_parse, flow_streams};
 use crate::error::Error;
-use crate::flows::creation::Creation;
+use crate::flows::creation::CreatedFlow;
 use crate::flows::lifecycle::FlowInContext;
 use crate::flows::reads::{FlowPage, LogTail, MessageState, NodePage};
-use crate::messages::held::parse_message_key;
-use crate::pages::Page;
+use crate::idempotency::{IdempotencyKey as Repeatable, StoredResult};
+use crate::messages::message_holds::parse_message_key;
+use crate::pages::PageRequest;
 use crate::record::flow::StoredFlow;
-use crate::requests::{Answered, Request as Repeatable};
-use crate::store::Asker;
-use crate::tenants::permission::Action;
-use crate::watch::watches::Watched;
+use crate::store::RequestPrincipal;
+use crate::tenants::permission::ContextAction;
+use crate::watch::event_watch::WatchedEvent;
 
 /// Answers that wait for a slow reader.
 const OUT_BUFFER: usize = 64;
@@ -33,7 +33,7 @@ const PARTS_AHEAD: usize = 2;
 /// A flow record on the wire.
 pub(super) fn record((stored, context_uid): FlowInContext) -> wire::FlowRecord {
     let StoredFlow { flow, node_count, first_job, last_commit } = stored;
-    convert::flow::to_record(&Record { flow, context_uid, last_commit, node_count, first_job })
+    convert::flow::to_record(&OwnedFlowRecord { flow, context_uid, last_commit, node_count, first_job })
 }
 
 /// A page of nodes on the wire.
@@ -54,27 +54,27 @@ fn flow_to_watch(mut page: NodePage) -> (Option<wire::FlowRecord>, Option<wire::
     (flow, Some(page_to_wire(page)))
 }
 
-/// What whoever asks for a flow has to be allowed to do.
-const fn action_of(purpose: wire::FlowPurpose) -> Action {
+/// Returns the action that a principal must be allowed, for the purpose of its request for a flow.
+const fn action_of(purpose: wire::FlowPurpose) -> ContextAction {
     match purpose {
-        wire::FlowPurpose::Unspecified => Action::Read,
-        wire::FlowPurpose::ReportNode => Action::ReportNode,
-        wire::FlowPurpose::CancelNode => Action::CancelNode,
-        wire::FlowPurpose::AddNodes => Action::AddFlowNodes,
-        wire::FlowPurpose::Start => Action::StartFlow,
-        wire::FlowPurpose::Retry => Action::RetryFlow,
-        wire::FlowPurpose::Signal => Action::SignalFlow,
+        wire::FlowPurpose::Unspecified => ContextAction::Read,
+        wire::FlowPurpose::ReportNode => ContextAction::ReportNode,
+        wire::FlowPurpose::CancelNode => ContextAction::CancelNode,
+        wire::FlowPurpose::AddNodes => ContextAction::AddFlowNodes,
+        wire::FlowPurpose::Start => ContextAction::StartFlow,
+        wire::FlowPurpose::Retry => ContextAction::RetryFlow,
+        wire::FlowPurpose::Signal => ContextAction::SignalFlow,
     }
 }
 
 #[tonic::async_trait]
-impl FlowStoreService for Rpc {
+impl FlowStoreService for StorageRpc {
     async fn read_signer(
         &self,
         request: Request<wire::ReadSignerRequest>,
     ) -> Result<Response<wire::ReadSignerResponse>, Status> {
         let wire::ReadSignerRequest { context_id, caller_id, on_behalf_of } = request.into_inner();
-        let asker = Asker::from_wire(on_behalf_of);
+        let asker = RequestPrincipal::from_wire(on_behalf_of);
         let (context, caller) = (ContextId(context_id), ActorId(caller_id));
         let (uid, keys) = self.hub.store().signer(context, caller, asker, Timestamp::now()).await?;
         Ok(Response::new(wire::ReadSignerResponse { context_uid: uid.to_string(), keys }))
@@ -86,7 +86,7 @@ impl FlowStoreService for Rpc {
     ) -> Result<Response<wire::ReadJobsResponse>, Status> {
         let wire::ReadJobsRequest { context_id, caller_id, job_ids, on_behalf_of } = request.into_inner();
         let jobs: Vec<JobId> = job_ids.into_iter().map(JobId).collect();
-        let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
+        let (context, asker) = (ContextId(context_id), RequestPrincipal::from_wire(on_behalf_of));
         let kept = self.hub.store().read_jobs(context, asker, ActorId(caller_id), &jobs).await?;
         let specs = kept.iter().map(|kept| convert::job::spec_to_wire(&kept.spec)).collect();
         Ok(Response::new(wire::ReadJobsResponse { specs }))
@@ -97,7 +97,7 @@ impl FlowStoreService for Rpc {
         request: Request<wire::KeepScriptsRequest>,
     ) -> Result<Response<wire::KeepScriptsResponse>, Status> {
         let wire::KeepScriptsRequest { context_id, scripts, on_behalf_of } = request.into_inner();
-        let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
+        let (context, asker) = (ContextId(context_id), RequestPrincipal::from_wire(on_behalf_of));
         for script in &scripts {
             self.hub.store().keep_script(context, asker, script, Timestamp::now()).await?;
         }
@@ -112,7 +112,7 @@ impl FlowStoreService for Rpc {
         let what = (&new, beginning.as_ref());
         let at = (&self.routers, Timestamp::now());
         let created = self.hub.store().create_flow(context, asker, what, repeatable.as_ref(), at);
-        let Creation { flow, context_uid, is_new } = created.await?;
+        let CreatedFlow { flow, context_uid, is_new } = created.await?;
         let first_job_id = flow.first_job.0;
         service::crash_point("storage.create.after");
         let flow = Some(record((flow, context_uid)));
@@ -148,7 +148,8 @@ impl FlowStoreService for Rpc {
             "" => None,
             owner => Some(field("owner", owner.parse::<OwnerId>())?),
         };
-        let (place, asker) = ((ContextId(context_id), flow.id, flow.uid), Asker::from_wire(on_behalf_of));
+        let (place, asker) =
+            ((ContextId(context_id), flow.id, flow.uid), RequestPrincipal::from_wire(on_behalf_of));
         let asked = (asker, repeatable.as_ref());
         let started = self.hub.store().start_flow(place, owner, asked, Timestamp::now());
         let (flow, signals) = started.await?;
@@ -177,7 +178,7 @@ impl FlowStoreService for Rpc {
         Ok(Response::new(wire::TakeFlowResponse { flow: Some(record(taken.await?)) }))
     }
 
-    type LoadFlowStream = Answers<wire::LoadFlowResponse>;
+    type LoadFlowStream = StorageResponseStream<wire::LoadFlowResponse>;
 
     async fn load_flow(
         &self,
@@ -185,7 +186,7 @@ impl FlowStoreService for Rpc {
     ) -> Result<Response<Self::LoadFlowStream>, Status> {
         let wire::LoadFlowRequest { context_id, flow_id, on_behalf_of } = request.into_inner();
         let store = self.hub.store().clone();
-        let asker = Asker::from_wire(on_behalf_of);
+        let asker = RequestPrincipal::from_wire(on_behalf_of);
         let loading = store.load_flow(ContextId(context_id), FlowId(flow_id), asker).await?;
         let (out, parts) = mpsc::channel(PARTS_AHEAD);
         tokio::spawn(async move {
@@ -197,7 +198,7 @@ impl FlowStoreService for Rpc {
         Ok(Response::new(self.until_stop(ReceiverStream::new(parts))))
     }
 
-    type ListActiveFlowsStream = Answers<wire::ListActiveFlowsResponse>;
+    type ListActiveFlowsStream = StorageResponseStream<wire::ListActiveFlowsResponse>;
 
     async fn list_active_flows(
         &self,
@@ -215,7 +216,7 @@ impl FlowStoreService for Rpc {
         Ok(Response::new(self.until_stop(ReceiverStream::new(parts))))
     }
 
-    type CommitStream = Answers<wire::CommitResponse>;
+    type CommitStream = StorageResponseStream<wire::CommitResponse>;
 
     async fn commit(
         &self,
@@ -271,7 +272,7 @@ impl FlowStoreService for Rpc {
         Ok(Response::new(wire::AwaitFlowResponse { status: status.into() }))
     }
 
-    type JoinStream = Answers<wire::JoinResponse>;
+    type JoinStream = StorageResponseStream<wire::JoinResponse>;
 
     async fn join(
         &self,
@@ -291,7 +292,7 @@ impl FlowStoreService for Rpc {
         let wire::ReadMessageRequest { context_id, message_key, on_behalf_of } = request.into_inner();
         let key = parse_message_key(&message_key)
             .ok_or_else(|| Error::field("message_key", "message:<caller>:<id>"))?;
-        let asker = Asker::from_wire(on_behalf_of);
+        let asker = RequestPrincipal::from_wire(on_behalf_of);
         let message = self.hub.store().read_message(ContextId(context_id), key, asker).await?;
         let MessageState { status, transport_status, router, error, created_at } = message;
         let created_millis = created_at.as_millis();
@@ -310,7 +311,7 @@ impl FlowStoreService for Rpc {
     ) -> Result<Response<wire::FindRequestResponse>, Status> {
         let (context, actor, request) = flow_parse::repeated(request.into_inner())?;
         let found = self.hub.store().find_request(context, actor, &request).await?;
-        let answer = found.map(|Answered { flow, flow_uid, first_job }| wire::FindRequestResponse {
+        let answer = found.map(|StoredResult { flow, flow_uid, first_job }| wire::FindRequestResponse {
             found: true,
             flow_id: flow.map_or(0, |flow| flow.0),
             flow_uid,
@@ -326,7 +327,8 @@ impl FlowStoreService for Rpc {
         let request = request.into_inner();
         let action = action_of(request.purpose());
         let wire::ReadFlowRequest { context_id, flow_id, on_behalf_of, purpose: _ } = request;
-        let (context, flow, asker) = (ContextId(context_id), FlowId(flow_id), Asker::from_wire(on_behalf_of));
+        let (context, flow, asker) =
+            (ContextId(context_id), FlowId(flow_id), RequestPrincipal::from_wire(on_behalf_of));
         let flow = self.hub.store().read_flow(context, flow, asker, action).await?;
         Ok(Response::new(wire::ReadFlowResponse { flow: Some(record(flow)) }))
     }
@@ -374,7 +376,7 @@ impl FlowStoreService for Rpc {
         let mut violations = Violations::new();
         let repeatable = Repeatable::parse(&request_id, || request_hash, &mut violations);
         let repeatable = checked(violations, repeatable)?;
-        let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
+        let (context, asker) = (ContextId(context_id), RequestPrincipal::from_wire(on_behalf_of));
         let flow = (FlowId(flow_id), flow_parse::expected(expected_revision));
         let store = self.hub.store();
         let forgets = store.remove_flow(context, flow, asker, repeatable.as_ref(), Timestamp::now()).await?;
@@ -382,7 +384,7 @@ impl FlowStoreService for Rpc {
         Ok(Response::new(wire::RemoveFlowResponse {}))
     }
 
-    type WatchEventsStream = Answers<wire::WatchEventsResponse>;
+    type WatchEventsStream = StorageResponseStream<wire::WatchEventsResponse>;
 
     async fn watch_events(
         &self,
@@ -394,12 +396,12 @@ impl FlowStoreService for Rpc {
         let (mut first, watched) = if first_nodes == 0 {
             (None, self.hub.watch(watch).await?)
         } else {
-            let nodes = Page::parse(first_nodes, "", &mut Violations::new());
+            let nodes = PageRequest::parse(first_nodes, "", &mut Violations::new());
             let (page, watched) = self.hub.watch_from_now(watch, flow, nodes).await?;
             (Some(page), watched)
         };
         let answers = watched.map(move |watched| {
-            let Watched { event, position } = watched?;
+            let WatchedEvent { event, position } = watched?;
             let (flow, first_nodes) = first.take().map_or((None, None), flow_to_watch);
             Ok(wire::WatchEventsResponse {
                 event_json: event,
@@ -418,7 +420,7 @@ impl FlowStoreService for Rpc {
         let wire::ReadLogRequest { context_id, flow_id, job_id, attempt, offset, on_behalf_of } =
             request.into_inner();
         let (context, flow) = (ContextId(context_id), FlowId(flow_id));
-        let (place, asker) = ((JobId(job_id), Attempt(attempt)), Asker::from_wire(on_behalf_of));
+        let (place, asker) = ((JobId(job_id), Attempt(attempt)), RequestPrincipal::from_wire(on_behalf_of));
         let LogTail { offset, data, runner, times } =
             self.hub.store().read_log(context, flow, place, offset, asker).await?;
         let runner_id = runner.map_or(0, |runner| runner.0);

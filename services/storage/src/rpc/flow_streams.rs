@@ -13,14 +13,14 @@ use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
 use super::flow_store::record;
-use super::{Rpc, flow_parse};
+use super::{StorageRpc, flow_parse};
 use crate::error::{Error, Result};
-use crate::flows::commits::{Refusal, RefusalKind};
-use crate::flows::inbox::inputs_from;
-use crate::flows::joining::{Beat, Joining, News};
+use crate::flows::commits::{CommitRejection, CommitRejectionKind};
+use crate::flows::flow_inputs::inputs_from;
 use crate::flows::reads::{ActiveCursor, LoadedNode};
+use crate::flows::replica_session::{ReplicaEvent, ReplicaHeartbeat, ReplicaSession};
 use crate::record::flow::StoredFlow;
-use crate::store::{Store, Tenant};
+use crate::store::{Store, TenantStore};
 
 /// Commits of one stream that are under way at once.
 pub(crate) const COMMITS_IN_FLIGHT_MAX: usize = 64;
@@ -29,13 +29,13 @@ const ACTIVE_FLOWS_MAX: usize = 10_000;
 /// Beats that wait for the one before them.
 const BEATS_MAX: usize = 4;
 
-type Out<T> = mpsc::Sender<std::result::Result<T, Status>>;
+type StorageResponseSender<T> = mpsc::Sender<std::result::Result<T, Status>>;
 
 /// Applies the steps of one stream, many at once. What was begun is ended, also when the stream breaks.
 pub(super) async fn commits(
-    rpc: Rpc,
+    rpc: StorageRpc,
     mut requests: Streaming<wire::CommitRequest>,
-    out: Out<wire::CommitResponse>,
+    out: StorageResponseSender<wire::CommitResponse>,
 ) {
     let mut under_way = FuturesUnordered::new();
     let mut open = true;
@@ -54,11 +54,11 @@ pub(super) async fn commits(
     }
 }
 
-async fn apply(rpc: &Rpc, request: wire::CommitRequest) -> wire::CommitResponse {
+async fn apply(rpc: &StorageRpc, request: wire::CommitRequest) -> wire::CommitResponse {
     let commit_id = request.commit_id.clone();
     let result = match flow_parse::commit(request) {
         Ok(commit) => rpc.hub.store().commit(commit, &rpc.routers, Timestamp::now()).await,
-        Err(detail) => Err(Refusal { kind: RefusalKind::Invalid, detail }),
+        Err(detail) => Err(CommitRejection { kind: CommitRejectionKind::Invalid, detail }),
     };
     match result {
         Ok(revision) => wire::CommitResponse {
@@ -67,13 +67,13 @@ async fn apply(rpc: &Rpc, request: wire::CommitRequest) -> wire::CommitResponse 
             detail: String::new(),
             revision: revision.0,
         },
-        Err(Refusal { kind, detail }) => {
+        Err(CommitRejection { kind, detail }) => {
             let refusal = match kind {
-                RefusalKind::Fenced => wire::CommitRefusal::Fenced,
-                RefusalKind::Gone => wire::CommitRefusal::Gone,
-                RefusalKind::ContextDeleting => wire::CommitRefusal::ContextDeleting,
-                RefusalKind::UnknownOutcome => wire::CommitRefusal::UnknownOutcome,
-                RefusalKind::Invalid => wire::CommitRefusal::Invalid,
+                CommitRejectionKind::Fenced => wire::CommitRefusal::Fenced,
+                CommitRejectionKind::Gone => wire::CommitRefusal::Gone,
+                CommitRejectionKind::ContextDeleting => wire::CommitRefusal::ContextDeleting,
+                CommitRejectionKind::UnknownOutcome => wire::CommitRefusal::UnknownOutcome,
+                CommitRejectionKind::Invalid => wire::CommitRefusal::Invalid,
             };
             tracing::debug!(commit_id, ?refusal, detail, "a commit was refused");
             wire::CommitResponse { commit_id, refusal: refusal.into(), detail, revision: 0 }
@@ -84,15 +84,15 @@ async fn apply(rpc: &Rpc, request: wire::CommitRequest) -> wire::CommitResponse 
 /// Sends a flow in parts: first the flow itself, what it was given and what waits for it, then its nodes.
 pub(super) async fn load(
     store: &Store,
-    (tenant, stored, uid): (Arc<Tenant>, StoredFlow, ContextUid),
-    out: &Out<wire::LoadFlowResponse>,
+    (tenant, stored, uid): (Arc<TenantStore>, StoredFlow, ContextUid),
+    out: &StorageResponseSender<wire::LoadFlowResponse>,
 ) -> Result<()> {
     let mut part = wire::LoadFlowResponse {
         signals: store.signals(&tenant, stored.flow.id).await?,
         flow: Some(record((stored.clone(), uid))),
         ..Default::default()
     };
-    let mut parts = Parts { out, bytes: part.signals.iter().map(String::len).sum() };
+    let mut parts = FlowPartSender { out, bytes: part.signals.iter().map(String::len).sum() };
     let mut known = 0;
     loop {
         let inputs = inputs_from(&tenant, stored.flow.id, known).await?;
@@ -124,12 +124,12 @@ pub(super) async fn load(
 }
 
 /// Parts of a flow, none of them beyond the size of a page unless a single entry is.
-struct Parts<'a> {
-    out: &'a Out<wire::LoadFlowResponse>,
+struct FlowPartSender<'a> {
+    out: &'a StorageResponseSender<wire::LoadFlowResponse>,
     bytes: usize,
 }
 
-impl Parts<'_> {
+impl FlowPartSender<'_> {
     /// Sends the part that is being filled when so many bytes more do not fit into it.
     async fn make_room(&mut self, part: &mut wire::LoadFlowResponse, bytes: usize) {
         if self.bytes > 0 && self.bytes + bytes > limits::PAGE_BYTES_MAX {
@@ -144,8 +144,8 @@ impl Parts<'_> {
 /// Sends the flows of these contexts that have something to do.
 pub(super) async fn list_active(
     store: &Store,
-    tenants: Vec<Arc<Tenant>>,
-    out: &Out<wire::ListActiveFlowsResponse>,
+    tenants: Vec<Arc<TenantStore>>,
+    out: &StorageResponseSender<wire::ListActiveFlowsResponse>,
 ) -> Result<()> {
     let mut flows = Vec::new();
     for tenant in tenants {
@@ -176,7 +176,11 @@ fn active(context: ContextId, FlowRef { id, uid }: FlowRef, due_millis: u64) -> 
 }
 
 /// Cares for one scheduler replica.
-pub(super) async fn join(rpc: Rpc, requests: Streaming<wire::JoinRequest>, out: mpsc::Sender<Result<News>>) {
+pub(super) async fn join(
+    rpc: StorageRpc,
+    requests: Streaming<wire::JoinRequest>,
+    out: mpsc::Sender<Result<ReplicaEvent>>,
+) {
     let ended = tokio::select! {
         () = rpc.stop.cancelled() => Ok(()),
         ended = serve_replica(&rpc, requests, out.clone()) => ended,
@@ -188,24 +192,24 @@ pub(super) async fn join(rpc: Rpc, requests: Streaming<wire::JoinRequest>, out: 
 }
 
 async fn serve_replica(
-    rpc: &Rpc,
+    rpc: &StorageRpc,
     mut requests: Streaming<wire::JoinRequest>,
-    out: mpsc::Sender<Result<News>>,
+    out: mpsc::Sender<Result<ReplicaEvent>>,
 ) -> Result<()> {
     let Ok(Some(first)) = requests.message().await else {
         return Err(Error::field("hello", "comes first"));
     };
-    let mut joining = Joining::begin(&rpc.hub, &rpc.replicas, flow_parse::hello(first)?, out).await?;
+    let mut joining = ReplicaSession::begin(&rpc.hub, &rpc.replicas, flow_parse::hello(first)?, out).await?;
     let (sender, mut beats) = mpsc::channel(BEATS_MAX);
     let hearing = async {
         loop {
             let beat = match requests.message().await {
-                Ok(Some(wire::JoinRequest { hello: None })) => Beat::Alive,
+                Ok(Some(wire::JoinRequest { hello: None })) => ReplicaHeartbeat::Alive,
                 Ok(Some(_)) => return Err(Error::field("hello", "comes once")),
-                Ok(None) => Beat::Ends,
+                Ok(None) => ReplicaHeartbeat::Ends,
                 Err(_) => return Ok(()),
             };
-            if sender.send(beat).await.is_err() || beat == Beat::Ends {
+            if sender.send(beat).await.is_err() || beat == ReplicaHeartbeat::Ends {
                 // What was said is still to be done.
                 sender.closed().await;
                 return Ok(());
@@ -213,20 +217,22 @@ async fn serve_replica(
         }
     };
     tokio::select! {
-        ended = joining.care(&mut beats) => ended,
+        ended = joining.run(&mut beats) => ended,
         broken = hearing => broken,
     }
 }
 
-/// What a replica is told, on the wire.
-pub(super) fn news_to_wire(news: News) -> wire::JoinResponse {
+/// Converts an event for a replica to its wire form.
+pub(super) fn news_to_wire(news: ReplicaEvent) -> wire::JoinResponse {
     let news = match news {
-        News::Replicas(live) => WireNews::Replicas(wire::Replicas { names: live.keys().cloned().collect() }),
-        News::Touched(flows) => {
+        ReplicaEvent::Replicas(live) => {
+            WireNews::Replicas(wire::Replicas { names: live.keys().cloned().collect() })
+        }
+        ReplicaEvent::Touched(flows) => {
             let flows = flows.into_iter().map(|(context, flow)| active(context, flow, 0)).collect();
             WireNews::Touched(wire::TouchedFlows { flows })
         }
-        News::Resync => WireNews::Resync(wire::Resync {}),
+        ReplicaEvent::Resync => WireNews::Resync(wire::Resync {}),
     };
     wire::JoinResponse { news: Some(news) }
 }

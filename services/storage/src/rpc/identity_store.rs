@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use ::rpc::{KnownActor, Membership, Reason};
-use directory::{News, Source, Views};
+use ::rpc::{KnownActor, Membership, RpcReason};
+use directory::{DirectoryInvalidation, DirectorySource, DirectoryView};
 use futures_util::stream;
-use identity::ActorKey;
+use identity::ActorVerifyingKey;
 use identity::token::TOKEN_SKEW;
 use model::{ActorId, ContextId, Timestamp, Violations};
 use proto::convert;
@@ -19,12 +19,12 @@ use proto::internal::v1::{
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::{Answers, Rpc, request_of};
+use super::{StorageResponseStream, StorageRpc, request_of};
 use crate::error::Error;
 use crate::store::Store;
 use crate::tenants::authorization::Intent;
-use crate::tenants::identities::NewsFeed;
-use crate::tenants::permission::Action;
+use crate::tenants::identities::IdentityChangeFeed;
+use crate::tenants::permission::ContextAction;
 
 /// How often an idle watch gives a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -37,10 +37,10 @@ const METHOD_CHARS_MAX: usize = 64;
 /// Bytes of what the audit calls a resource of another service.
 const RESOURCE_BYTES_MAX: usize = 512;
 
-/// What is known of actors and roles, kept true by the hints of Redis.
-pub(crate) type Identities = Views<Store>;
+/// View of actors and roles, kept current by the hints of Redis.
+pub(crate) type Identities = DirectoryView<Store>;
 
-impl Source for Store {
+impl DirectorySource for Store {
     async fn read_actor(&self, id: ActorId) -> Result<Option<KnownActor>, Status> {
         Ok(self.known_actor(id).await?)
     }
@@ -49,7 +49,12 @@ impl Source for Store {
         Ok(self.membership(context, actor).await?)
     }
 
-    async fn spend(&self, actor: ActorId, token_id: String, until: Timestamp) -> Result<bool, Status> {
+    async fn consume_token(
+        &self,
+        actor: ActorId,
+        token_id: String,
+        until: Timestamp,
+    ) -> Result<bool, Status> {
         Ok(self.spend_token(actor, &token_id, kept_secs(until, Timestamp::now())).await?)
     }
 }
@@ -61,7 +66,7 @@ fn kept_secs(until: Timestamp, now: Timestamp) -> u64 {
 }
 
 #[tonic::async_trait]
-impl IdentityStoreService for Rpc {
+impl IdentityStoreService for StorageRpc {
     async fn read_actor(
         &self,
         request: Request<ReadActorRequest>,
@@ -102,7 +107,7 @@ impl IdentityStoreService for Rpc {
         if left > SPENT_SECS_MAX {
             return Err(Error::field("expire_time", "at most 10 minutes from now").into());
         }
-        let fresh = self.hub.store().spend(ActorId(actor_id), token_id, until).await?;
+        let fresh = self.hub.store().consume_token(ActorId(actor_id), token_id, until).await?;
         Ok(Response::new(SpendTokenResponse { fresh }))
     }
 
@@ -115,13 +120,13 @@ impl IdentityStoreService for Rpc {
         Ok(Response::new(AuthorizeResponse { audited }))
     }
 
-    type WatchIdentitiesStream = Answers<WatchIdentitiesResponse>;
+    type WatchIdentitiesStream = StorageResponseStream<WatchIdentitiesResponse>;
 
     async fn watch_identities(
         &self,
         _: Request<WatchIdentitiesRequest>,
     ) -> Result<Response<Self::WatchIdentitiesStream>, Status> {
-        let news = self.hub.news();
+        let news = self.hub.identity_changes();
         if !self.hub.hears_all() {
             return Err(missed());
         }
@@ -129,7 +134,7 @@ impl IdentityStoreService for Rpc {
     }
 }
 
-/// What an actor wants to do with sagas.
+/// Parses what an actor wants to do with sagas.
 fn intent(mut request: AuthorizeRequest) -> Result<Intent, Error> {
     let mut violations = Violations::new();
     let (permission, request_id) = (request.permission(), std::mem::take(&mut request.request_id));
@@ -171,20 +176,20 @@ fn intent(mut request: AuthorizeRequest) -> Result<Intent, Error> {
 }
 
 /// The row of the table of permissions.
-const fn action_of(permission: SagaPermission) -> Option<Action> {
+const fn action_of(permission: SagaPermission) -> Option<ContextAction> {
     Some(match permission {
         SagaPermission::Unspecified => return None,
-        SagaPermission::Read => Action::ReadSagas,
-        SagaPermission::Start => Action::StartSaga,
-        SagaPermission::Define => Action::DefineSagas,
-        SagaPermission::Operate => Action::OperateSagas,
-        SagaPermission::Replay => Action::ReplaySagas,
+        SagaPermission::Read => ContextAction::ReadSagas,
+        SagaPermission::Start => ContextAction::StartSaga,
+        SagaPermission::Define => ContextAction::DefineSagas,
+        SagaPermission::Operate => ContextAction::OperateSagas,
+        SagaPermission::Replay => ContextAction::ReplaySagas,
     })
 }
 
 /// Begins with everything, and ends when something may be missed.
 fn watch(
-    news: NewsFeed,
+    news: IdentityChangeFeed,
 ) -> impl futures_util::Stream<Item = Result<WatchIdentitiesResponse, Status>> + Send + 'static {
     let first = Some(Changed::Everything(true));
     stream::unfold(Some((news, first)), |watch| async move {
@@ -194,21 +199,21 @@ fn watch(
         }
         let changed = match tokio::time::timeout(HEARTBEAT, news.next()).await {
             Err(_) => None,
-            Ok(Some(News::Everything)) => Some(Changed::Everything(true)),
-            Ok(Some(News::Actor(id))) => Some(Changed::ActorId(id.0)),
-            Ok(Some(News::Context(id))) => Some(Changed::ContextId(id.0)),
-            Ok(Some(News::Silence) | None) => return Some((Err(missed()), None)),
+            Ok(Some(DirectoryInvalidation::FeedRestored)) => Some(Changed::Everything(true)),
+            Ok(Some(DirectoryInvalidation::Actor(id))) => Some(Changed::ActorId(id.0)),
+            Ok(Some(DirectoryInvalidation::Context(id))) => Some(Changed::ContextId(id.0)),
+            Ok(Some(DirectoryInvalidation::FeedLost) | None) => return Some((Err(missed()), None)),
         };
         Some((Ok(WatchIdentitiesResponse { changed }), Some((news, None))))
     })
 }
 
 fn missed() -> Status {
-    ::rpc::Error::unavailable(Reason::StoreUnavailable, "changes of actors and contexts may be missed").into()
+    ::rpc::Error::unavailable(RpcReason::StoreUnavailable, "changes of actors and contexts may be missed").into()
 }
 
-fn key_to_wire(key: &ActorKey) -> proto::v1::ActorKey {
-    let ActorKey { key, not_before, revoked_at } = key;
+fn key_to_wire(key: &ActorVerifyingKey) -> proto::v1::ActorKey {
+    let ActorVerifyingKey { key, not_before, revoked_at } = key;
     proto::v1::ActorKey {
         key: key.to_string(),
         not_before_time: Some(convert::time::to_wire(*not_before)),
@@ -217,11 +222,15 @@ fn key_to_wire(key: &ActorKey) -> proto::v1::ActorKey {
 }
 
 /// Forgets what changed, until `stop`.
-pub(crate) async fn keep_true(identities: Identities, mut news: NewsFeed, stop: CancellationToken) {
+pub(crate) async fn invalidate_identities(
+    identities: Identities,
+    mut news: IdentityChangeFeed,
+    stop: CancellationToken,
+) {
     while let Some(Some(changed)) = stop.run_until_cancelled(news.next()).await {
-        identities.hear(changed);
+        identities.invalidate(changed);
     }
-    identities.hear(News::Silence);
+    identities.invalidate(DirectoryInvalidation::FeedLost);
 }
 
 #[cfg(test)]

@@ -12,14 +12,14 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::status::checked;
-use super::{Answers, Rpc, request_of, uploads};
+use super::{StorageResponseStream, StorageRpc, request_of, uploads};
 use crate::error::Error;
 use crate::flows::jobs::JobFilter;
-use crate::pages::Page;
-use crate::record::job::KeptJob;
-use crate::store::{Asker, Store};
-use crate::tenants::audit::Deed;
-use crate::tenants::permission::{self, Action};
+use crate::pages::PageRequest;
+use crate::record::job::StoredJob;
+use crate::store::{RequestPrincipal, Store};
+use crate::tenants::audit::AuditRecord;
+use crate::tenants::permission::{self, ContextAction};
 
 /// Pieces of a download that are read ahead.
 const DOWNLOAD_AHEAD: usize = 2;
@@ -29,13 +29,13 @@ fn actor_of<T>(request: &Request<T>) -> Result<ActorId, Status> {
     actor.ok_or_else(|| Error::NotAllowed("only actors have jobs and blobs".to_owned()).into())
 }
 
-/// Whose something is: the calling actor's own where nobody is named.
+/// Returns the named owner, or the calling actor if none is named.
 fn owner(caller_id: u32, actor: ActorId) -> ActorId {
     if caller_id == 0 { actor } else { ActorId(caller_id) }
 }
 
-fn job_to_wire(kept: &KeptJob, spec: v1::JobSpec) -> v1::Job {
-    let KeptJob { id, place, spec: _, status, result, created_at, updated_at } = kept;
+fn job_to_wire(kept: &StoredJob, spec: v1::JobSpec) -> v1::Job {
+    let StoredJob { id, place, spec: _, status, result, created_at, updated_at } = kept;
     v1::Job {
         id: id.0,
         caller_id: place.caller.0,
@@ -49,12 +49,12 @@ fn job_to_wire(kept: &KeptJob, spec: v1::JobSpec) -> v1::Job {
     }
 }
 
-fn whole(kept: &KeptJob) -> v1::Job {
+fn whole(kept: &StoredJob) -> v1::Job {
     job_to_wire(kept, convert::job::spec_to_wire(&kept.spec))
 }
 
 #[tonic::async_trait]
-impl JobService for Rpc {
+impl JobService for StorageRpc {
     async fn create_job(
         &self,
         request: Request<v1::CreateJobRequest>,
@@ -73,7 +73,8 @@ impl JobService for Rpc {
         if let ScriptSource::Inline(text) = &spec.script
             && text.len() > SCRIPT_INLINE_BYTES_MAX
         {
-            let blob = store.keep_script(context, Asker::Actor(actor), text, Timestamp::now()).await?;
+            let blob =
+                store.keep_script(context, RequestPrincipal::Actor(actor), text, Timestamp::now()).await?;
             spec.script = ScriptSource::Blob(blob);
         }
         let kept = store.create_job(context, who, &spec, repeatable.as_ref(), Timestamp::now()).await?;
@@ -90,7 +91,7 @@ impl JobService for Rpc {
         let v1::GetJobRequest { context_id, caller_id, job_id } = body;
         let (context, caller) = (ContextId(context_id), owner(caller_id, actor));
         let store = self.hub.store();
-        let kept = store.read_job(context, Asker::Actor(actor), caller, JobId(job_id)).await?;
+        let kept = store.read_job(context, RequestPrincipal::Actor(actor), caller, JobId(job_id)).await?;
         Ok(Response::new(v1::GetJobResponse { job: Some(whole(&kept)) }))
     }
 
@@ -102,13 +103,14 @@ impl JobService for Rpc {
         let body = request.into_inner();
         let mut violations = required::missing(&body);
         let v1::ListJobsRequest { context_id, page_size, page_token, flow_id, caller_id } = body;
-        let page = Page::parse(page_size, &page_token, &mut violations);
+        let page = PageRequest::parse(page_size, &page_token, &mut violations);
         let page = checked(violations, page)?;
         let filter = JobFilter {
             flow: (flow_id != 0).then_some(FlowId(flow_id)),
             caller: (caller_id != 0).then_some(ActorId(caller_id)),
         };
-        let listed = self.hub.store().list_jobs(ContextId(context_id), Asker::Actor(actor), filter, &page);
+        let listed =
+            self.hub.store().list_jobs(ContextId(context_id), RequestPrincipal::Actor(actor), filter, &page);
         let (jobs, next_page_token) = listed.await?;
         let jobs = jobs.iter().map(|kept| job_to_wire(kept, convert::job::listed_spec_to_wire(&kept.spec)));
         Ok(Response::new(v1::ListJobsResponse { jobs: jobs.collect(), next_page_token }))
@@ -146,8 +148,8 @@ impl JobService for Rpc {
         };
         let (context, expected) = checked(violations, (ContextId(first.context_id), expected))?;
         let store = self.hub.store();
-        permission::allow(&store.context(context).await?.1, actor, Action::PutBlob)?;
-        let upload = self.uploads.begin(context, actor)?;
+        permission::allow(&store.context(context).await?.1, actor, ContextAction::PutBlob)?;
+        let upload = self.uploads.acquire(context, actor)?;
         // Only what comes from now on is cut off: the first piece was sent by somebody who may.
         let directory = self.identities.directory();
         let mut pieces = while_member(pieces, directory, context, actor, Role::Executor);
@@ -171,12 +173,12 @@ impl JobService for Rpc {
             return Err(Error::field("sha256", "the bytes have another hash").into());
         }
         let object = format!("blob {}", BlobHash::of(&bytes));
-        let deed = Deed::of(Some(actor), Action::PutBlob, object);
+        let deed = AuditRecord::of(Some(actor), ContextAction::PutBlob, object);
         let blob = store.put_blob(context, &bytes, &deed, Timestamp::now()).await?;
         Ok(Response::new(v1::PutBlobResponse { blob: Some(blob_to_wire(&blob)) }))
     }
 
-    type GetBlobStream = Answers<v1::GetBlobResponse>;
+    type GetBlobStream = StorageResponseStream<v1::GetBlobResponse>;
 
     async fn get_blob(
         &self,
@@ -189,7 +191,7 @@ impl JobService for Rpc {
         let hash = violations.into_result(hash).map_err(Error::from)?;
         let context = ContextId(body.context_id);
         let store = self.hub.store().clone();
-        let (size, uid) = store.blob_size(context, Asker::Actor(actor), hash).await?;
+        let (size, uid) = store.blob_size(context, RequestPrincipal::Actor(actor), hash).await?;
         let (sender, pieces) = mpsc::channel(DOWNLOAD_AHEAD);
         tokio::spawn(async move {
             let read =

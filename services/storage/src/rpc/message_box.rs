@@ -1,7 +1,10 @@
 //! MessageBoxService.
 
 use futures_util::StreamExt as _;
-use model::{ActorId, ContextId, FlowId, Letter, MessageFormat, MessageKey, Origin, Timestamp, Violations};
+use model::{
+    ActorId, ContextId, DirectMessage, DirectMessageOrigin, FlowId, MessageFormat, MessageKey, Timestamp,
+    Violations,
+};
 use proto::convert::{enums, time};
 use proto::internal::v1 as wire;
 use proto::internal::v1::message_box_service_server::MessageBoxService;
@@ -11,22 +14,22 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::status::{checked, field};
-use super::{Answers, Rpc, request_of};
+use super::{StorageResponseStream, StorageRpc, request_of};
 use crate::error::Error;
-use crate::mail::letter_box::{Acceptance, Arrival};
-use crate::mail::letter_lists::MessageFilter;
-use crate::mail::letter_watch::InboxWatch;
-use crate::mail::letters::{NewLetter, Recipient, Sender};
-use crate::messages::held::{message_key, parse_message_key};
-use crate::pages::Page;
-use crate::record::letter::{Extent, KeptMessage, LogEntry};
-use crate::store::Asker;
+use crate::mail::inbox_watch::InboxWatch;
+use crate::mail::mailbox::{IncomingDirectMessage, MailAcceptance};
+use crate::mail::message_lists::MessageFilter;
+use crate::mail::outgoing::{DirectMessageRecipient, DirectMessageSender, NewDirectMessage};
+use crate::messages::message_holds::{message_key, parse_message_key};
+use crate::pages::PageRequest;
+use crate::record::message_record::{MessageHistoryEntry, MessageProjection, MessageRecord};
+use crate::store::RequestPrincipal;
 
 /// Messages that one call acknowledges.
 const ACKNOWLEDGED_MAX: usize = 1000;
 
 #[tonic::async_trait]
-impl MessageBoxService for Rpc {
+impl MessageBoxService for StorageRpc {
     async fn publish(
         &self,
         request: Request<wire::PublishRequest>,
@@ -39,11 +42,12 @@ impl MessageBoxService for Rpc {
         let context = ContextId(body.context_id);
         let caller = (body.caller_id != 0).then_some(ActorId(body.caller_id));
         let new = parse_new(body, &mut violations);
-        if let Some(NewLetter { to: Recipient::Elsewhere { address, .. }, .. }) = &new {
+        if let Some(NewDirectMessage { to: DirectMessageRecipient::Elsewhere { address, .. }, .. }) = &new {
             self.check_address("to", Some(address), &mut violations);
         }
         let new = violations.into_result(new).map_err(Error::from)?;
-        let sender = Sender { context, asker: Asker::from_wire(on_behalf_of), caller };
+        let sender =
+            DirectMessageSender { context, asker: RequestPrincipal::from_wire(on_behalf_of), caller };
         let store = self.hub.store();
         let kept = store.publish(sender, &new, repeatable.as_ref(), &self.routers, Timestamp::now()).await?;
         Ok(Response::new(wire::PublishResponse { message: Some(to_wire(context, kept)) }))
@@ -57,9 +61,10 @@ impl MessageBoxService for Rpc {
         let body = required("message", message)?;
         check(&body).map_err(Error::from)?;
         let v1::GetMessageRequest { context_id, key } = body;
-        let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
+        let (context, asker) = (ContextId(context_id), RequestPrincipal::from_wire(on_behalf_of));
         let key = named(&key)?;
-        let (_, _, kept) = self.hub.store().visible_message(context, key, asker, Extent::Whole).await?;
+        let (_, _, kept) =
+            self.hub.store().visible_message(context, key, asker, MessageProjection::Whole).await?;
         Ok(Response::new(wire::FindMessageResponse { message: Some(to_wire(context, kept)) }))
     }
 
@@ -72,7 +77,7 @@ impl MessageBoxService for Rpc {
         let mut violations = missing(&body);
         let v1::ListMessagesRequest { context_id, flow_id, message_type, status, page_size, page_token } =
             body;
-        let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
+        let (context, asker) = (ContextId(context_id), RequestPrincipal::from_wire(on_behalf_of));
         let filter = MessageFilter {
             flow: (flow_id != 0).then_some(FlowId(flow_id)),
             message_type: wanted(
@@ -83,7 +88,7 @@ impl MessageBoxService for Rpc {
             ),
             status: wanted(status, enums::message_status_from_wire, "status", &mut violations),
         };
-        let page = Page::parse(page_size, &page_token, &mut violations);
+        let page = PageRequest::parse(page_size, &page_token, &mut violations);
         let (filter, page) = checked(violations, (filter, page))?;
         let (messages, next_page_token) =
             self.hub.store().list_messages(context, asker, filter, &page).await?;
@@ -100,8 +105,8 @@ impl MessageBoxService for Rpc {
         let body = required("list", list)?;
         let mut violations = missing(&body);
         let v1::ListDeadLettersRequest { context_id, page_size, page_token } = body;
-        let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
-        let page = Page::parse(page_size, &page_token, &mut violations);
+        let (context, asker) = (ContextId(context_id), RequestPrincipal::from_wire(on_behalf_of));
+        let page = PageRequest::parse(page_size, &page_token, &mut violations);
         let page = checked(violations, page)?;
         let (messages, next_page_token) = self.hub.store().list_dead_letters(context, asker, &page).await?;
         let messages = messages.into_iter().map(|kept| to_wire(context, kept)).collect();
@@ -120,13 +125,14 @@ impl MessageBoxService for Rpc {
         let repeatable = request_of(&request_id, &body, &mut violations);
         let repeatable = checked(violations, repeatable)?;
         let v1::DeleteMessageRequest { context_id, key, request_id: _ } = body;
-        let (context, key, asker) = (ContextId(context_id), named(&key)?, Asker::from_wire(on_behalf_of));
+        let (context, key, asker) =
+            (ContextId(context_id), named(&key)?, RequestPrincipal::from_wire(on_behalf_of));
         let store = self.hub.store();
         store.remove_message(context, key, asker, repeatable.as_ref(), Timestamp::now()).await?;
         Ok(Response::new(wire::RemoveMessageResponse {}))
     }
 
-    type WatchInboxStream = Answers<wire::WatchInboxResponse>;
+    type WatchInboxStream = StorageResponseStream<wire::WatchInboxResponse>;
 
     async fn watch_inbox(
         &self,
@@ -139,7 +145,7 @@ impl MessageBoxService for Rpc {
         let context = ContextId(context_id);
         let watch = InboxWatch {
             context,
-            asker: Asker::from_wire(on_behalf_of),
+            asker: RequestPrincipal::from_wire(on_behalf_of),
             actor: (actor_id != 0).then_some(ActorId(actor_id)),
             only_present,
         };
@@ -170,7 +176,7 @@ impl MessageBoxService for Rpc {
         let keys: Vec<MessageKey> =
             keys.iter().enumerate().take(ACKNOWLEDGED_MAX).filter_map(parse).collect();
         let keys = checked(violations, keys)?;
-        let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
+        let (context, asker) = (ContextId(context_id), RequestPrincipal::from_wire(on_behalf_of));
         let actor = (actor_id != 0).then_some(ActorId(actor_id));
         let store = self.hub.store();
         let acknowledged_count =
@@ -189,7 +195,7 @@ impl MessageBoxService for Rpc {
         let repeatable = request_of(&request_id, &body, &mut violations);
         let repeatable = checked(violations, repeatable)?;
         let (context, key) = (ContextId(body.context_id), named(&body.key)?);
-        let asker = Asker::from_wire(on_behalf_of);
+        let asker = RequestPrincipal::from_wire(on_behalf_of);
         let kept =
             self.hub.store().resend(context, key, asker, repeatable.as_ref(), Timestamp::now()).await?;
         Ok(Response::new(wire::ResendResponse { message: Some(to_wire(context, kept)) }))
@@ -200,13 +206,13 @@ impl MessageBoxService for Rpc {
         request: Request<wire::AcceptLetterRequest>,
     ) -> Result<Response<wire::AcceptLetterResponse>, Status> {
         let wire::AcceptLetterRequest { letter_json, verified, foreign } = request.into_inner();
-        let letter: Letter = field("letter_json", serde_json::from_slice(&letter_json))?;
-        let arrival = Arrival { letter, verified, foreign };
+        let letter: DirectMessage = field("letter_json", serde_json::from_slice(&letter_json))?;
+        let arrival = IncomingDirectMessage { letter, verified, foreign };
         let answer = match self.hub.store().accept_letter(&arrival, Timestamp::now()).await? {
-            Acceptance::Kept { key, duplicate } => {
+            MailAcceptance::Kept { key, duplicate } => {
                 wire::AcceptLetterResponse { message_key: key, duplicate, ..Default::default() }
             }
-            Acceptance::Refused { reason, detail } => wire::AcceptLetterResponse {
+            MailAcceptance::Refused { reason, detail } => wire::AcceptLetterResponse {
                 refusal: detail,
                 reason: reason.as_str().to_owned(),
                 lasting: reason.is_lasting(),
@@ -240,7 +246,7 @@ fn wanted<T>(
     violations.take(field, from_wire(number).ok_or("no value of this number"))
 }
 
-fn parse_new(request: v1::SendMessageRequest, violations: &mut Violations) -> Option<NewLetter> {
+fn parse_new(request: v1::SendMessageRequest, violations: &mut Violations) -> Option<NewDirectMessage> {
     let v1::SendMessageRequest {
         request_id: _,
         context_id: _,
@@ -254,17 +260,24 @@ fn parse_new(request: v1::SendMessageRequest, violations: &mut Violations) -> Op
         timeout_ack_secs,
         signature,
     } = request;
-    let to = violations.take("to", Recipient::of_message(&to));
+    let to = violations.take("to", DirectMessageRecipient::of_message(&to));
     let message_type = enums::message_type_from_wire(message_type).ok_or("say chat or mail");
     let message_type = violations.take("message_type", message_type);
     let format = wanted(format, enums::message_format_from_wire, "format", violations);
     let target_context = (target_context != 0).then_some(ContextId(target_context));
     let how = (target_context, format.unwrap_or(MessageFormat::Text));
-    NewLetter::of_parts((to, message_type), how, (topic, text), timeout_ack_secs, signature, violations)
+    NewDirectMessage::of_parts(
+        (to, message_type),
+        how,
+        (topic, text),
+        timeout_ack_secs,
+        signature,
+        violations,
+    )
 }
 
-fn to_wire(context: ContextId, kept: KeptMessage) -> v1::Message {
-    let KeptMessage {
+fn to_wire(context: ContextId, kept: MessageRecord) -> v1::Message {
+    let MessageRecord {
         key,
         from_pubkey,
         to,
@@ -287,7 +300,8 @@ fn to_wire(context: ContextId, kept: KeptMessage) -> v1::Message {
         updated_at,
         revision,
     } = kept;
-    let entry = |LogEntry { time, text }| v1::MessageLogEntry { time: Some(time::to_wire(time)), text };
+    let entry =
+        |MessageHistoryEntry { time, text }| v1::MessageLogEntry { time: Some(time::to_wire(time)), text };
     v1::Message {
         key: message_key(key),
         context_id: context.0,
@@ -315,8 +329,8 @@ fn to_wire(context: ContextId, kept: KeptMessage) -> v1::Message {
     }
 }
 
-fn origin_to_wire(origin: Origin, own: bool) -> v1::MessageOrigin {
-    let Origin { coordinator, context_uid, caller_id, message_id } = origin;
+fn origin_to_wire(origin: DirectMessageOrigin, own: bool) -> v1::MessageOrigin {
+    let DirectMessageOrigin { coordinator, context_uid, caller_id, message_id } = origin;
     v1::MessageOrigin {
         coordinator,
         context_uid: context_uid.to_string(),

@@ -20,15 +20,15 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::status::field;
-use super::{Answers, NAME_BYTES_MAX, Rpc, raw_jobs};
+use super::{NAME_BYTES_MAX, StorageResponseStream, StorageRpc, raw_jobs};
 use crate::error::Error;
-use crate::flows::replicas::Replica;
-use crate::logs::LogChunk;
-use crate::messages::forgets::{AttemptsForget, next_forgets};
-use crate::messages::held::{Held, Settlement, message_key, parse_message_key};
-use crate::messages::taking::{Queues, Taking, next_batch};
-use crate::record::message;
-use crate::tenants::context_removal::PendingDrop;
+use crate::flows::replicas::ReplicaIncarnation;
+use crate::logs::AttemptLogChunk;
+use crate::messages::forgettable_attempts::{ForgettableAttempts, next_forgets};
+use crate::messages::message_holds::{RouterHeldMessage, Settlement, message_key, parse_message_key};
+use crate::messages::router_session::{RouterMessageSession, RouterSessionQueues, next_batch};
+use crate::record::routed_message;
+use crate::tenants::context_removal::PendingContextDrop;
 
 /// The last millisecond of the year 9999: later moments cannot be written as dates.
 const MILLIS_MAX: u64 = 253_402_300_799_999;
@@ -37,8 +37,8 @@ const MILLIS_MAX: u64 = 253_402_300_799_999;
 const DROPS_MAX: usize = 1000;
 
 #[tonic::async_trait]
-impl MessageStoreService for Rpc {
-    type TakeStream = Answers<TakeResponse>;
+impl MessageStoreService for StorageRpc {
+    type TakeStream = StorageResponseStream<TakeResponse>;
 
     async fn take(
         &self,
@@ -64,10 +64,10 @@ impl MessageStoreService for Rpc {
             }
         });
         let serving = AbortOnDropHandle::new(serving).map(|ended| ended.map_err(::rpc::Error::internal)?);
-        Ok(Response::new(self.until_stop(::rpc::served(answers, serving))))
+        Ok(Response::new(self.until_stop(::rpc::bidirectional(answers, serving))))
     }
 
-    type WatchSchedulersStream = Answers<WatchSchedulersResponse>;
+    type WatchSchedulersStream = StorageResponseStream<WatchSchedulersResponse>;
 
     async fn watch_schedulers(
         &self,
@@ -76,7 +76,7 @@ impl MessageStoreService for Rpc {
         // The list may be empty only because it was not read yet.
         self.replicas.read().await?;
         let answers = WatchStream::new(self.replicas.live()).map(|live| {
-            let replica = |(name, replica): (&String, &Replica)| SchedulerReplica {
+            let replica = |(name, replica): (&String, &ReplicaIncarnation)| SchedulerReplica {
                 name: name.clone(),
                 address: replica.address.clone(),
             };
@@ -99,7 +99,7 @@ impl MessageStoreService for Rpc {
             // A clock may say anything.
             let millis = Some(chunk.print_millis).filter(|millis| (1..=MILLIS_MAX).contains(millis));
             let time = millis.map(Timestamp::from_millis);
-            Ok(LogChunk { key, context, flow, offset: chunk.offset, data: chunk.data, runner, time })
+            Ok(AttemptLogChunk { key, context, flow, offset: chunk.offset, data: chunk.data, runner, time })
         });
         let chunks = chunks.collect::<Result<Vec<_>, Error>>()?;
         self.hub.store().append_logs(chunks, Timestamp::now()).await?;
@@ -107,15 +107,15 @@ impl MessageStoreService for Rpc {
     }
 }
 
-/// What a router is told: nothing before there are `queues`.
-fn answers(queues: oneshot::Receiver<Queues>) -> impl Stream<Item = TakeResponse> {
+/// Stream of answers to a router; empty before there are `queues`.
+fn answers(queues: oneshot::Receiver<RouterSessionQueues>) -> impl Stream<Item = TakeResponse> {
     let queues = stream::once(queues).filter_map(|queues| std::future::ready(queues.ok()));
     queues.flat_map(|queues| stream::unfold(queues, next_answers).flatten())
 }
 
 async fn next_answers(
-    mut queues: Queues,
-) -> Option<(stream::Iter<std::vec::IntoIter<TakeResponse>>, Queues)> {
+    mut queues: RouterSessionQueues,
+) -> Option<(stream::Iter<std::vec::IntoIter<TakeResponse>>, RouterSessionQueues)> {
     let answers = tokio::select! {
         batch = next_batch(&mut queues.messages, limits::PAGE_BYTES_MAX) => answers_of(batch?),
         Some(drops) = queues.drops.recv() => drops.chunks(DROPS_MAX).map(drops_to_wire).collect(),
@@ -125,9 +125,9 @@ async fn next_answers(
 }
 
 async fn serve(
-    rpc: &Rpc,
+    rpc: &StorageRpc,
     frames: &mut Streaming<TakeRequest>,
-    begun: oneshot::Sender<Queues>,
+    begun: oneshot::Sender<RouterSessionQueues>,
 ) -> Result<(), Status> {
     let hello = frames.message().await?.and_then(|request| request.frame);
     let Some(Frame::Hello(TakeHello { router })) = hello else {
@@ -137,16 +137,16 @@ async fn serve(
         return Err(Error::field("hello.router", format!("1 to {NAME_BYTES_MAX} bytes")).into());
     }
     let (hub, routers, removals) = (rpc.hub.clone(), rpc.routers.clone(), rpc.removals.clone());
-    let (taking, queues) = Taking::begin(hub, routers, removals, &router);
+    let (taking, queues) = RouterMessageSession::begin(hub, routers, removals, &router);
     // Whoever would read them may have left.
     let _ = begun.send(queues);
     tokio::select! {
-        () = taking.care() => Ok(()),
+        () = taking.run() => Ok(()),
         ended = settling(&taking, frames) => ended,
     }
 }
 
-async fn settling(taking: &Taking, frames: &mut Streaming<TakeRequest>) -> Result<(), Status> {
+async fn settling(taking: &RouterMessageSession, frames: &mut Streaming<TakeRequest>) -> Result<(), Status> {
     while let Some(request) = frames.message().await? {
         match request.frame {
             Some(Frame::Settle(settle)) => taking.settle(parse_settle(settle)?).await,
@@ -174,7 +174,7 @@ fn parse_settle(settle: Settle) -> Result<Vec<(ContextId, Vec<Settlement>)>, Err
 }
 
 /// Splits a batch so that no answer is beyond the size of a page, unless a single message is.
-fn answers_of(batch: Vec<Held>) -> Vec<TakeResponse> {
+fn answers_of(batch: Vec<RouterHeldMessage>) -> Vec<TakeResponse> {
     let mut answers = Vec::with_capacity(1);
     let (mut messages, mut bytes) = (Vec::with_capacity(batch.len()), 0);
     for message in batch {
@@ -190,8 +190,8 @@ fn answers_of(batch: Vec<Held>) -> Vec<TakeResponse> {
     answers
 }
 
-fn drops_to_wire(drops: &[PendingDrop]) -> TakeResponse {
-    let drop = |drop: &PendingDrop| ContextDrop {
+fn drops_to_wire(drops: &[PendingContextDrop]) -> TakeResponse {
+    let drop = |drop: &PendingContextDrop| ContextDrop {
         context_id: drop.context.0,
         context_uid: drop.uid.to_string(),
         runner_id: drop.runner.0,
@@ -201,8 +201,8 @@ fn drops_to_wire(drops: &[PendingDrop]) -> TakeResponse {
     TakeResponse { drops: drops.iter().map(drop).collect(), ..TakeResponse::default() }
 }
 
-fn forgets_to_wire(forgets: &[AttemptsForget]) -> TakeResponse {
-    let forget = |forget: &AttemptsForget| wire::AttemptsForget {
+fn forgets_to_wire(forgets: &[ForgettableAttempts]) -> TakeResponse {
+    let forget = |forget: &ForgettableAttempts| wire::AttemptsForget {
         context_id: forget.context.0,
         runner_id: forget.runner.0,
         job_keys: forget.keys.iter().map(ToString::to_string).collect(),
@@ -210,8 +210,8 @@ fn forgets_to_wire(forgets: &[AttemptsForget]) -> TakeResponse {
     TakeResponse { forgets: forgets.iter().map(forget).collect(), ..TakeResponse::default() }
 }
 
-fn to_wire(message: Held) -> HeldMessage {
-    let Held { context, context_uid, key, body } = message;
+fn to_wire(message: RouterHeldMessage) -> HeldMessage {
+    let RouterHeldMessage { context, context_uid, key, body } = message;
     let held = HeldMessage {
         context_id: context.0,
         context_uid: context_uid.to_string(),
@@ -221,13 +221,13 @@ fn to_wire(message: Held) -> HeldMessage {
         ..HeldMessage::default()
     };
     match body.kind {
-        message::Kind::Nodes { flow, runner, nodes } => {
+        routed_message::RoutedMessagePayload::Nodes { flow, runner, nodes } => {
             HeldMessage { flow_id: flow.0, runner_id: runner.0, nodes, ..held }
         }
-        message::Kind::Letter { letter, addresses } => {
+        routed_message::RoutedMessagePayload::Letter { letter, addresses } => {
             HeldMessage { kind: Some(Kind::Letter(HeldLetter { letter_json: letter, addresses })), ..held }
         }
-        message::Kind::Jobs(jobs) => {
+        routed_message::RoutedMessagePayload::Jobs(jobs) => {
             let jobs = raw_jobs::to_wire(*jobs, context, &held.message_key);
             HeldMessage { kind: Some(Kind::RawJobs(jobs)), ..held }
         }

@@ -5,12 +5,12 @@ use proto::convert;
 use proto::internal::v1::RawJobs;
 use proto::v1;
 
-use crate::record::message;
+use crate::record::routed_message;
 
 /// The flow that is asked for. The message's key, and when it was taken up, make asking again the same request: its program
 /// may remove it, and use the key for another one.
-pub(super) fn to_wire(jobs: message::RawJobs, context: ContextId, message_key: &str) -> RawJobs {
-    let message::RawJobs { caller, flow, bytes: _, taken_revision } = jobs;
+pub(super) fn to_wire(jobs: routed_message::RawJobs, context: ContextId, message_key: &str) -> RawJobs {
+    let routed_message::RawJobs { caller, flow, bytes: _, taken_revision } = jobs;
     let request_id = match taken_revision.as_str() {
         "" => message_key.to_owned(),
         revision => format!("{message_key}@{revision}"),

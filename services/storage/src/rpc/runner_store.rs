@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use model::{ContextId, Event, Revision, Runner, RunnerId, RunnerView, Timestamp, Violations, limits};
+use model::{ContextEvent, ContextId, Revision, Runner, RunnerId, RunnerView, Timestamp, Violations, limits};
 use proto::convert::runner::RunnerUpdate;
 use proto::internal::v1::change_runner_request::Change;
 use proto::internal::v1::runner_store_service_server::RunnerStoreService;
@@ -18,14 +18,14 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::status::checked;
-use super::{Answers, Rpc, request_of};
+use super::{StorageResponseStream, StorageRpc, request_of};
 use crate::error::{self, Error};
-use crate::pages::Page;
+use crate::pages::PageRequest;
 use crate::runners::RunnerChange;
-use crate::store::{Asker, Store, Tenant};
-use crate::watch::events::Subject;
-use crate::watch::runner_watch::RunnerPart;
-use crate::watch::watches::{Watch, Watched};
+use crate::store::{RequestPrincipal, Store, TenantStore};
+use crate::watch::event_watch::{EventWatch, WatchedEvent};
+use crate::watch::events::WatchSubject;
+use crate::watch::runner_watch::RunnerWatchEvent;
 
 /// The record to the wire; what is known of the supervisor is not our business.
 fn to_wire(runner: Runner) -> v1::Runner {
@@ -33,7 +33,7 @@ fn to_wire(runner: Runner) -> v1::Runner {
 }
 
 #[tonic::async_trait]
-impl RunnerStoreService for Rpc {
+impl RunnerStoreService for StorageRpc {
     async fn put_runner(
         &self,
         request: Request<PutRunnerRequest>,
@@ -48,7 +48,7 @@ impl RunnerStoreService for Rpc {
         let given = new.as_ref().map(|new| &new.address);
         self.check_address("address", given, &mut violations);
         let new = violations.into_result(new).map_err(Error::from)?;
-        let asker = Asker::from_wire(on_behalf_of);
+        let asker = RequestPrincipal::from_wire(on_behalf_of);
         let put = self.hub.store().put_runner(context, &new, asker, repeatable.as_ref(), Timestamp::now());
         Ok(Response::new(PutRunnerResponse { runner: Some(to_wire(put.await?)) }))
     }
@@ -70,11 +70,12 @@ impl RunnerStoreService for Rpc {
         let repeatable = request_of(&request_id, &body, &mut violations);
         let asked = body.change.ok_or_else(|| Error::field("change", "missing"))?;
         let parsed = violations.absorb(parse(asked));
-        if let Some(Parsed { change: RunnerChange::Update(update), .. }) = &parsed {
+        if let Some(ParsedRunnerChange { change: RunnerChange::Update(update), .. }) = &parsed {
             self.check_address("address", Some(&update.address), &mut violations);
         }
-        let Parsed { place, expected, change } = violations.into_result(parsed).map_err(Error::from)?;
-        let asker = Asker::from_wire(on_behalf_of);
+        let ParsedRunnerChange { place, expected, change } =
+            violations.into_result(parsed).map_err(Error::from)?;
+        let asker = RequestPrincipal::from_wire(on_behalf_of);
         let store = self.hub.store();
         let changed =
             store.change_runner(place, expected, &change, asker, repeatable.as_ref(), Timestamp::now());
@@ -87,7 +88,7 @@ impl RunnerStoreService for Rpc {
     ) -> Result<Response<ReadRunnerResponse>, Status> {
         let ReadRunnerRequest { context_id, runner_id, on_behalf_of } = request.into_inner();
         let (context, id, asker) =
-            (ContextId(context_id), RunnerId(runner_id), Asker::from_wire(on_behalf_of));
+            (ContextId(context_id), RunnerId(runner_id), RequestPrincipal::from_wire(on_behalf_of));
         let runner = self.hub.store().read_runner(context, id, asker).await?;
         Ok(Response::new(ReadRunnerResponse { runner: Some(to_wire(runner)) }))
     }
@@ -98,15 +99,15 @@ impl RunnerStoreService for Rpc {
     ) -> Result<Response<ReadRunnersResponse>, Status> {
         let ReadRunnersRequest { context_id, on_behalf_of, page_size, page_token } = request.into_inner();
         let mut violations = Violations::new();
-        let page = Page::parse(page_size, &page_token, &mut violations);
+        let page = PageRequest::parse(page_size, &page_token, &mut violations);
         let page = checked(violations, page)?;
-        let (context, asker) = (ContextId(context_id), Asker::from_wire(on_behalf_of));
+        let (context, asker) = (ContextId(context_id), RequestPrincipal::from_wire(on_behalf_of));
         let (runners, next_page_token) = self.hub.store().read_runners(context, asker, &page).await?;
         let runners = runners.into_iter().map(to_wire).collect();
         Ok(Response::new(ReadRunnersResponse { runners, next_page_token }))
     }
 
-    type FollowRunnersStream = Answers<FollowRunnersResponse>;
+    type FollowRunnersStream = StorageResponseStream<FollowRunnersResponse>;
 
     async fn follow_runners(
         &self,
@@ -114,22 +115,22 @@ impl RunnerStoreService for Rpc {
     ) -> Result<Response<Self::FollowRunnersStream>, Status> {
         let FollowRunnersRequest { context_id, on_behalf_of, position } = request.into_inner();
         let context = ContextId(context_id);
-        let watch = Watch {
+        let watch = EventWatch {
             context,
-            subject: Some(Subject::Runners),
-            asker: Asker::from_wire(on_behalf_of),
+            subject: Some(WatchSubject::Runners),
+            asker: RequestPrincipal::from_wire(on_behalf_of),
             position: if position.is_empty() { None } else { Some(position.parse()?) },
         };
         let watched = self.hub.watch(watch).await?;
         let store = self.hub.store().clone();
-        let tenant = store.place(context);
+        let tenant = store.tenant_unchecked(context);
         let answers = futures_util::StreamExt::then(watched, move |watched| {
             followed(store.clone(), Arc::clone(&tenant), watched)
         });
         Ok(Response::new(self.until_stop(answers)))
     }
 
-    type WatchRunnersStream = Answers<WatchRunnersResponse>;
+    type WatchRunnersStream = StorageResponseStream<WatchRunnersResponse>;
 
     async fn watch_runners(
         &self,
@@ -142,14 +143,14 @@ impl RunnerStoreService for Rpc {
 }
 
 /// A change that was asked for.
-struct Parsed {
+struct ParsedRunnerChange {
     place: (ContextId, RunnerId),
     expected: Option<Revision>,
     change: RunnerChange,
 }
 
-fn parse(change: Change) -> Result<Parsed, Violations> {
-    let simple = |context_id, runner_id, expected_revision, change| Parsed {
+fn parse(change: Change) -> Result<ParsedRunnerChange, Violations> {
+    let simple = |context_id, runner_id, expected_revision, change| ParsedRunnerChange {
         place: (ContextId(context_id), RunnerId(runner_id)),
         expected: convert::runner::expected(expected_revision),
         change,
@@ -159,7 +160,11 @@ fn parse(change: Change) -> Result<Parsed, Violations> {
             let context = ContextId(update.context_id);
             let RunnerUpdate { id, expected_revision: expected, values } =
                 convert::runner::from_update(update)?;
-            Parsed { place: (context, id), expected, change: RunnerChange::Update(Box::new(values)) }
+            ParsedRunnerChange {
+                place: (context, id),
+                expected,
+                change: RunnerChange::Update(Box::new(values)),
+            }
         }
         Change::Drain(drain) => {
             required::check(&drain)?;
@@ -176,15 +181,15 @@ fn parse(change: Change) -> Result<Parsed, Violations> {
     })
 }
 
-/// What a watched event says of a record, as it is by now.
+/// Answers a watched event with the runner record as it is by now.
 async fn followed(
     store: Store,
-    tenant: Arc<Tenant>,
-    watched: error::Result<Watched>,
+    tenant: Arc<TenantStore>,
+    watched: error::Result<WatchedEvent>,
 ) -> Result<FollowRunnersResponse, Status> {
-    let Watched { event, position } = watched?;
+    let WatchedEvent { event, position } = watched?;
     let runner = match serde_json::from_slice(&event) {
-        Ok(Event::Runner { runner_id }) => match store.runner(&tenant, runner_id).await {
+        Ok(ContextEvent::Runner { runner_id }) => match store.runner(&tenant, runner_id).await {
             Ok(runner) => Some(to_wire(runner)),
             Err(Error::NotFound(_)) => Some(v1::Runner { id: runner_id.0, ..Default::default() }),
             Err(error) => return Err(error.into()),
@@ -196,16 +201,16 @@ async fn followed(
 }
 
 /// Records go in answers that end at the count and at the bytes of a page.
-fn answers_of(part: RunnerPart) -> Vec<WatchRunnersResponse> {
+fn answers_of(part: RunnerWatchEvent) -> Vec<WatchRunnersResponse> {
     let (context, runners): (_, Vec<v1::Runner>) = match part {
-        RunnerPart::SnapshotEnd => {
+        RunnerWatchEvent::SnapshotEnd => {
             return vec![WatchRunnersResponse { runners: Vec::new(), snapshot_end: true }];
         }
-        RunnerPart::Gone(context, ids) => {
+        RunnerWatchEvent::Gone(context, ids) => {
             let gone = |id: RunnerId| v1::Runner { id: id.0, ..Default::default() };
             (context, ids.into_iter().map(gone).collect())
         }
-        RunnerPart::Runners(context, runners) => (context, runners.into_iter().map(to_wire).collect()),
+        RunnerWatchEvent::Runners(context, runners) => (context, runners.into_iter().map(to_wire).collect()),
     };
     let records =
         runners.into_iter().map(|runner| RunnerRecord { context_id: context.0, runner: Some(runner) });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ::rpc::{ErrorKind, Reason};
+use ::rpc::{ErrorKind, RpcReason};
 use model::Violations;
 use tonic::Status;
 
@@ -18,35 +18,35 @@ impl From<Error> for ::rpc::Error {
             Error::NotFound(resource) => Self::not_found(resource),
             Error::Invalid(violations) => Self::invalid(violations),
             Error::Denied(denied) => {
-                Self::new(ErrorKind::PermissionDenied, Reason::RoleInsufficient, denied.to_string())
+                Self::new(ErrorKind::PermissionDenied, RpcReason::RoleInsufficient, denied.to_string())
             }
-            Error::NotAllowed(_) => new(ErrorKind::PermissionDenied, Reason::MethodNotAllowed),
-            Error::Exists(_) => new(ErrorKind::AlreadyExists, Reason::AlreadyExists),
-            Error::RequestIdReused => new(ErrorKind::AlreadyExists, Reason::RequestIdReused),
+            Error::NotAllowed(_) => new(ErrorKind::PermissionDenied, RpcReason::MethodNotAllowed),
+            Error::Exists(_) => new(ErrorKind::AlreadyExists, RpcReason::AlreadyExists),
+            Error::RequestIdReused => new(ErrorKind::AlreadyExists, RpcReason::RequestIdReused),
             Error::WrongState { state, .. } => new(ErrorKind::FailedPrecondition, reason_of(state)),
             Error::LastAdmin { ref contexts, .. } => {
                 let contexts: Vec<String> = contexts.iter().take(100).map(ToString::to_string).collect();
-                new(ErrorKind::FailedPrecondition, Reason::LastAdmin).with("contexts", contexts.join(","))
+                new(ErrorKind::FailedPrecondition, RpcReason::LastAdmin).with("contexts", contexts.join(","))
             }
-            Error::NoAdmin => new(ErrorKind::FailedPrecondition, Reason::LastAdmin),
+            Error::NoAdmin => new(ErrorKind::FailedPrecondition, RpcReason::LastAdmin),
             Error::BlobMissing(ref hash) => {
-                new(ErrorKind::FailedPrecondition, Reason::BlobMissing).with("sha256", hash)
+                new(ErrorKind::FailedPrecondition, RpcReason::BlobMissing).with("sha256", hash)
             }
-            Error::ContextDeleting => new(ErrorKind::FailedPrecondition, Reason::ContextDeleting),
-            Error::ContextChanged(_) => new(ErrorKind::Aborted, Reason::RevisionMismatch),
-            Error::Changed(_) => new(ErrorKind::Aborted, Reason::RevisionMismatch),
-            Error::LeaseLost => new(ErrorKind::Aborted, Reason::LeaseLost),
-            Error::StoreWentBack => new(ErrorKind::Aborted, Reason::StoreWentBack),
-            Error::PositionGone => new(ErrorKind::OutOfRange, Reason::PositionGone),
+            Error::ContextDeleting => new(ErrorKind::FailedPrecondition, RpcReason::ContextDeleting),
+            Error::ContextChanged(_) => new(ErrorKind::Aborted, RpcReason::RevisionMismatch),
+            Error::Changed(_) => new(ErrorKind::Aborted, RpcReason::RevisionMismatch),
+            Error::LeaseLost => new(ErrorKind::Aborted, RpcReason::LeaseLost),
+            Error::StoreWentBack => new(ErrorKind::Aborted, RpcReason::StoreWentBack),
+            Error::PositionGone => new(ErrorKind::OutOfRange, RpcReason::PositionGone),
             Error::TooSlow { resume } => {
-                new(ErrorKind::ResourceExhausted, Reason::SlowConsumer).with("resume_position", resume)
+                new(ErrorKind::ResourceExhausted, RpcReason::SlowConsumer).with("resume_position", resume)
             }
-            Error::Limit { limit, max, asked } => new(ErrorKind::ResourceExhausted, Reason::LimitExceeded)
+            Error::Limit { limit, max, asked } => new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded)
                 .with("limit", limit)
                 .with("max", max)
                 .with("asked", asked),
             Error::Quota { quota, max, asked } => {
-                let full = new(ErrorKind::ResourceExhausted, Reason::LimitExceeded)
+                let full = new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded)
                     .with("limit", quota.name())
                     .with("max", max)
                     .with("asked", asked);
@@ -55,7 +55,7 @@ impl From<Error> for ::rpc::Error {
                     None => full,
                 }
             }
-            Error::Exhausted { limit, max, .. } => new(ErrorKind::ResourceExhausted, Reason::LimitExceeded)
+            Error::Exhausted { limit, max, .. } => new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded)
                 .with("limit", limit)
                 .with("max", max)
                 .with("asked", u64::from(max) + 1),
@@ -75,7 +75,7 @@ impl From<Error> for Status {
 /// Room is made by deletion, and by what goes by itself.
 fn store_full() -> ::rpc::Error {
     let message = "the store is full: delete flows, jobs or contexts that are not needed any more";
-    ::rpc::Error::new(ErrorKind::ResourceExhausted, Reason::StoreFull, message).retry_after(RETRY_WHEN_FULL)
+    ::rpc::Error::new(ErrorKind::ResourceExhausted, RpcReason::StoreFull, message).retry_after(RETRY_WHEN_FULL)
 }
 
 /// Others may write into this Redis, so that this is no defect; whoever reads is told which record it is.
@@ -83,10 +83,10 @@ fn unreadable(record: impl std::error::Error + Send + Sync + 'static) -> ::rpc::
     tracing::warn!(%record, "a record cannot be read");
     let message =
         format!("{record}. What other programs may write, and how, stands in specs/redis-layout.md");
-    ::rpc::Error::new(ErrorKind::FailedPrecondition, Reason::RecordUnreadable, message).because(record)
+    ::rpc::Error::new(ErrorKind::FailedPrecondition, RpcReason::RecordUnreadable, message).with_cause(record)
 }
 
-/// What scripts and commands are refused with where a key is of another type than it has to be.
+/// Returns true if a script or command was refused because a key has the wrong type.
 fn is_wrong_type(error: &kv::Error) -> bool {
     matches!(error, kv::Error::Refused { code, message } if code == "WRONGTYPE" || message.contains("WRONGTYPE"))
 }
@@ -96,25 +96,25 @@ fn of_store(error: kv::Error) -> ::rpc::Error {
         kv::Error::Unreachable { .. } | kv::Error::UnknownOutcome { .. } => {
             tracing::warn!(%error, "Redis does not answer");
             let message = "the store does not answer; whether a change was made is not known";
-            ::rpc::Error::unavailable(Reason::StoreUnavailable, message).because(error)
+            ::rpc::Error::unavailable(RpcReason::StoreUnavailable, message).with_cause(error)
         }
         kv::Error::Unfit { .. } => {
             tracing::error!(%error, "Redis cannot keep changes as it has to");
             let message = error.to_string();
-            ::rpc::Error::unavailable(Reason::StoreUnavailable, message).because(error)
+            ::rpc::Error::unavailable(RpcReason::StoreUnavailable, message).with_cause(error)
         }
         kv::Error::DiskFull(_) => {
             tracing::error!(%error, "the disk of Redis is full");
-            ::rpc::Error::disk_full("the disk of the store is full: it takes no writes now").because(error)
+            ::rpc::Error::disk_full("the disk of the store is full: it takes no writes now").with_cause(error)
         }
         kv::Error::Oom(_) => {
             tracing::error!(%error, "Redis is out of memory");
-            store_full().because(error)
+            store_full().with_cause(error)
         }
         kv::Error::Readonly(_) => {
             tracing::error!(%error, "Redis takes no writes");
-            ::rpc::Error::unavailable(Reason::StoreUnavailable, "the store takes no writes now")
-                .because(error)
+            ::rpc::Error::unavailable(RpcReason::StoreUnavailable, "the store takes no writes now")
+                .with_cause(error)
         }
         error if is_wrong_type(&error) => unreadable(error),
         // Its password, or its rules for this user, were changed.
@@ -122,25 +122,25 @@ fn of_store(error: kv::Error) -> ::rpc::Error {
             tracing::error!(%error, "Redis does not let storage in");
             let message =
                 format!("the store does not let its own service in ({code}): an operator has to mend that");
-            ::rpc::Error::unavailable(Reason::StoreUnavailable, message).because(error)
+            ::rpc::Error::unavailable(RpcReason::StoreUnavailable, message).with_cause(error)
         }
         kv::Error::Refused { .. } | kv::Error::Protocol(_) => ::rpc::Error::internal(error),
     }
 }
 
-const fn reason_of(state: WrongState) -> Reason {
+const fn reason_of(state: WrongState) -> RpcReason {
     match state {
-        WrongState::FlowNotCreated => Reason::FlowNotCreated,
-        WrongState::FlowNotStarted => Reason::FlowNotStarted,
-        WrongState::FlowEnded => Reason::FlowEnded,
-        WrongState::FlowNotEnded => Reason::FlowNotEnded,
-        WrongState::NodesMissing => Reason::NodesMissing,
-        WrongState::MessageUnderWay => Reason::MessageUnderWay,
-        WrongState::NotADeadLetter => Reason::NotADeadLetter,
-        WrongState::MessageTooOld => Reason::MessageTooOld,
-        WrongState::SenderKeyOver => Reason::SenderKeyOver,
-        WrongState::CarriesNodes => Reason::CarriesNodes,
-        WrongState::JobInFlow => Reason::JobInFlow,
+        WrongState::FlowNotCreated => RpcReason::FlowNotCreated,
+        WrongState::FlowNotStarted => RpcReason::FlowNotStarted,
+        WrongState::FlowEnded => RpcReason::FlowEnded,
+        WrongState::FlowNotEnded => RpcReason::FlowNotEnded,
+        WrongState::NodesMissing => RpcReason::NodesMissing,
+        WrongState::MessageUnderWay => RpcReason::MessageUnderWay,
+        WrongState::NotADeadLetter => RpcReason::NotADeadLetter,
+        WrongState::MessageTooOld => RpcReason::MessageTooOld,
+        WrongState::SenderKeyOver => RpcReason::SenderKeyOver,
+        WrongState::CarriesNodes => RpcReason::CarriesNodes,
+        WrongState::JobInFlow => RpcReason::JobInFlow,
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ::rpc::{Error, ErrorKind, Reason};
+use ::rpc::{Error, ErrorKind, RpcReason};
 use futures_util::{Stream, StreamExt as _};
 use model::{ActorId, ContextId};
 use tokio::time::Instant;
@@ -26,42 +26,42 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The room of this process. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Uploads(Arc<Mutex<Taken>>);
+pub(crate) struct BlobUploadLimiter(Arc<Mutex<UploadSlotCounts>>);
 
 #[derive(Debug, Default)]
-struct Taken {
+struct UploadSlotCounts {
     all: usize,
-    each: HashMap<Whose, usize>,
+    each: HashMap<UploadSlotOwner, usize>,
 }
 
-/// Who has a share of the room.
+/// Holder of a share of the upload slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Whose {
+enum UploadSlotOwner {
     Actor(ActorId),
     Context(ContextId),
 }
 
 /// An upload that has room, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Upload {
-    uploads: Uploads,
-    whose: [Whose; 2],
+pub(crate) struct BlobUploadPermit {
+    uploads: BlobUploadLimiter,
+    whose: [UploadSlotOwner; 2],
     end: Instant,
 }
 
-impl Uploads {
+impl BlobUploadLimiter {
     /// Room for one more.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED (`OVERLOADED`) when there is none.
-    pub(crate) fn begin(&self, context: ContextId, actor: ActorId) -> Result<Upload, Error> {
-        let whose = [Whose::Actor(actor), Whose::Context(context)];
+    pub(crate) fn acquire(&self, context: ContextId, actor: ActorId) -> Result<BlobUploadPermit, Error> {
+        let whose = [UploadSlotOwner::Actor(actor), UploadSlotOwner::Context(context)];
         let mut taken = self.taken();
         for one in whose {
             if taken.each.get(&one).is_some_and(|count| *count >= UPLOADS_EACH_MAX) {
                 let of = match one {
-                    Whose::Actor(actor) => format!("of actor {actor}"),
-                    Whose::Context(context) => format!("into context {context}"),
+                    UploadSlotOwner::Actor(actor) => format!("of actor {actor}"),
+                    UploadSlotOwner::Context(context) => format!("into context {context}"),
                 };
                 return Err(refused(&of, UPLOADS_EACH_MAX));
             }
@@ -74,15 +74,15 @@ impl Uploads {
             *taken.each.entry(one).or_default() += 1;
         }
         let end = Instant::now() + Duration::from_secs(UPLOAD_SECS_MAX);
-        Ok(Upload { uploads: self.clone(), whose, end })
+        Ok(BlobUploadPermit { uploads: self.clone(), whose, end })
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
+    fn taken(&self) -> MutexGuard<'_, UploadSlotCounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Upload {
+impl BlobUploadPermit {
     /// The next piece; nothing when there are no more.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl Upload {
     }
 }
 
-impl Drop for Upload {
+impl Drop for BlobUploadPermit {
     fn drop(&mut self) {
         let mut taken = self.uploads.taken();
         taken.all -= 1;
@@ -113,7 +113,7 @@ impl Drop for Upload {
 /// The first piece, which says where all of them go: only then there is room to be asked for.
 ///
 /// # Errors
-/// As [`Upload::next`].
+/// As [`BlobUploadPermit::next`].
 pub(crate) async fn first<T>(
     pieces: &mut (impl Stream<Item = Result<T, Status>> + Unpin),
 ) -> Result<Option<T>, Status> {
@@ -131,14 +131,14 @@ async fn next_before<T>(
             let what =
                 format!("a piece within {PIECE_SECS_MAX} s, or all of them within {UPLOAD_SECS_MAX} s");
             let message = format!("the upload is too slow: {what} did not come");
-            Err(Error::new(ErrorKind::DeadlineExceeded, Reason::DeadlineExceeded, message).into())
+            Err(Error::new(ErrorKind::DeadlineExceeded, RpcReason::DeadlineExceeded, message).into())
         }
     }
 }
 
 fn refused(of: &str, max: usize) -> Error {
     let message = format!("there are as many uploads {of} as there may be ({max})");
-    Error::new(ErrorKind::ResourceExhausted, Reason::Overloaded, message)
+    Error::new(ErrorKind::ResourceExhausted, RpcReason::Overloaded, message)
         .with("kind", "upload")
         .with("max", max)
         .retry_after(RETRY_AFTER)
@@ -152,14 +152,14 @@ mod tests {
 
     #[test]
     fn nobody_gets_all_of_the_room() {
-        let uploads = Uploads::default();
-        let begin = |context, actor| uploads.begin(ContextId(context), ActorId(actor));
-        let mut held: Vec<Upload> = Vec::new();
+        let uploads = BlobUploadLimiter::default();
+        let begin = |context, actor| uploads.acquire(ContextId(context), ActorId(actor));
+        let mut held: Vec<BlobUploadPermit> = Vec::new();
         for _ in 0..UPLOADS_EACH_MAX {
             held.push(begin(1, 1).expect("there is room"));
         }
         let refused = begin(2, 1).expect_err("too many of this actor");
-        assert_eq!(refused.reason(), Reason::Overloaded);
+        assert_eq!(refused.reason(), RpcReason::Overloaded);
         assert!(refused.to_string().contains("of actor 1"), "{refused}");
         let refused = begin(1, 2).expect_err("too many into this context");
         assert!(refused.to_string().contains("into context 1"), "{refused}");
@@ -176,7 +176,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn whoever_sends_nothing_is_not_waited_for() {
-        let upload = Uploads::default().begin(ContextId(1), ActorId(1)).expect("there is room");
+        let upload = BlobUploadLimiter::default().acquire(ContextId(1), ActorId(1)).expect("there is room");
         let began = Instant::now();
         let mut silent = stream::pending::<Result<(), Status>>();
         let late = upload.next(&mut silent).await.expect_err("nothing came");
@@ -188,7 +188,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn whoever_sends_hardly_anything_is_not_waited_for() {
-        let upload = Uploads::default().begin(ContextId(1), ActorId(1)).expect("there is room");
+        let upload = BlobUploadLimiter::default().acquire(ContextId(1), ActorId(1)).expect("there is room");
         let began = Instant::now();
         let pause = Duration::from_secs(PIECE_SECS_MAX - 1);
         let ticks = tokio::time::interval_at(began + pause, pause);

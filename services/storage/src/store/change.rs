@@ -1,27 +1,27 @@
 //! Changes: the calls of scripts, and what is done with their answers.
 
-use kv::{Arg, Call, Script, Value};
+use kv::{Arg, Script, ScriptCall, Value};
 use model::{ContextId, ContextUid, Timestamp};
 
-use super::{Store, Tenant};
+use super::{Store, TenantStore};
 use crate::error::{Error, Result, STORE_WENT_BACK};
-use crate::tenants::audit::Deed;
-use crate::watch::events::Position;
-use crate::watch::told::Told;
+use crate::tenants::audit::AuditRecord;
+use crate::watch::change_feed::ReportedChange;
+use crate::watch::events::EventPosition;
 
 /// A change that is about to be made: the call of its script, and what tells it from every other change.
 #[derive(Debug)]
-pub(crate) struct Change {
-    call: Call,
+pub(crate) struct StoreChange {
+    call: ScriptCall,
     bits: u64,
     uid: Option<ContextUid>,
-    /// Whether the answer is to have what the change tells the stream.
-    is_told: bool,
+    /// The script's answer includes the entries that the change writes into the stream.
+    reports_events: bool,
 }
 
-impl Change {
-    fn new(call: Call, uid: Option<ContextUid>) -> Self {
-        Self { call, bits: rand::random(), uid, is_told: false }
+impl StoreChange {
+    fn new(call: ScriptCall, uid: Option<ContextUid>) -> Self {
+        Self { call, bits: rand::random(), uid, reports_events: false }
     }
 
     /// Adds an argument.
@@ -43,42 +43,42 @@ impl Change {
     }
 
     /// The random bits, as scripts write them, and behind them who does what, for the scripts that are called for somebody.
-    fn with_bits(self, deed: Option<&Deed>) -> Self {
-        let bits = format!("{:016x}{}", self.bits, deed.map(Deed::json).unwrap_or_default());
+    fn with_bits(self, deed: Option<&AuditRecord>) -> Self {
+        let bits = format!("{:016x}{}", self.bits, deed.map(AuditRecord::json).unwrap_or_default());
         self.arg(&bits)
     }
 
     /// Where its first event stands, once it has been made.
-    const fn position(&self, revision: u64) -> Position {
-        Position { revision, n: 1, bits: self.bits }
+    const fn position(&self, revision: u64) -> EventPosition {
+        EventPosition { revision, n: 1, bits: self.bits }
     }
 }
 
 impl Store {
     /// Begins a change of what belongs to no context, for nobody.
-    pub(crate) fn begin_global(&self, script: &'static Script, keys: &[&str], now: Timestamp) -> Change {
+    pub(crate) fn begin_global(&self, script: &'static Script, keys: &[&str], now: Timestamp) -> StoreChange {
         self.begin_global_by(None, script, keys, now)
     }
 
-    /// The same for somebody, which is written down with it.
+    /// Begins a change of what belongs to no context; the script writes `deed`, if there is one, into the audit.
     pub(crate) fn begin_global_by(
         &self,
-        deed: Option<&Deed>,
+        deed: Option<&AuditRecord>,
         script: &'static Script,
         keys: &[&str],
         now: Timestamp,
-    ) -> Change {
+    ) -> StoreChange {
         let (ids, events) = (self.0.keys.ids(), self.0.keys.events());
         let mut all: Vec<&str> = vec![&ids, &events];
         all.extend(keys);
-        Change::new(script.call(&all), None)
+        StoreChange::new(script.call(&all), None)
             .arg(&self.0.layout.hint_channel(ContextId(0)))
             .arg(&now.to_string())
             .with_bits(deed)
     }
 
     /// Makes a change of what belongs to no context.
-    pub(crate) async fn call_global(&self, change: Change) -> kv::Result<Value> {
+    pub(crate) async fn call_global(&self, change: StoreChange) -> kv::Result<Value> {
         let (store, call) = (&self.0, change.call);
         let seen = store.seen.text(None);
         let answer = store.confirmation.call(&store.connection, call.clone().arg(&seen)).await;
@@ -95,17 +95,17 @@ impl Store {
     }
 
     /// Makes a change of what belongs to no context by a script that gives its revision, or 0 when nothing changed.
-    pub(crate) async fn apply_global(&self, change: Change) -> kv::Result<u64> {
+    pub(crate) async fn apply_global(&self, change: StoreChange) -> kv::Result<u64> {
         let unmade = change.position(0);
         let revision = self.call_global(change).await?.uint()?;
         if revision > 0 {
-            self.0.seen.note(None, Position { revision, ..unmade });
+            self.0.seen.note(None, EventPosition { revision, ..unmade });
         }
         Ok(revision)
     }
 }
 
-impl Tenant {
+impl TenantStore {
     /// Begins a change that nobody has asked for: the keys and arguments that every script has.
     pub(crate) fn begin(
         &self,
@@ -113,23 +113,23 @@ impl Tenant {
         keys: &[&str],
         uid: Option<ContextUid>,
         now: Timestamp,
-    ) -> Change {
+    ) -> StoreChange {
         self.begin_by(None, script, keys, uid, now)
     }
 
-    /// The same for somebody, which is written down with it.
+    /// Begins a change of the context; the script writes `deed`, if there is one, into the audit.
     pub(crate) fn begin_by(
         &self,
-        deed: Option<&Deed>,
+        deed: Option<&AuditRecord>,
         script: &'static Script,
         keys: &[&str],
         uid: Option<ContextUid>,
         now: Timestamp,
-    ) -> Change {
+    ) -> StoreChange {
         let mut all: Vec<&str> = Vec::with_capacity(keys.len() + 3);
         all.extend([self.context.as_str(), &self.ids, &self.events]);
         all.extend(keys);
-        Change::new(script.call(&all), uid)
+        StoreChange::new(script.call(&all), uid)
             .arg(&self.hint)
             .arg(&uid.map(|uid| uid.to_string()).unwrap_or_default())
             .arg(&now.to_string())
@@ -137,8 +137,8 @@ impl Tenant {
     }
 
     /// Makes a change and gives its script's refusals a meaning.
-    pub(crate) async fn call(&self, change: Change) -> Result<Value> {
-        let call = change.call.arg(change.is_told).arg(&self.seen.text(change.uid));
+    pub(crate) async fn call(&self, change: StoreChange) -> Result<Value> {
+        let call = change.call.arg(change.reports_events).arg(&self.seen.text(change.uid));
         let answer = self.confirmation.call(&self.connection, call).await;
         let answer = answer.map_err(|error| Error::of_script(error, self.id));
         if matches!(answer, Err(Error::StoreWentBack)) {
@@ -158,41 +158,41 @@ impl Tenant {
     /// that nothing changed.
     pub(crate) async fn apply<T>(
         &self,
-        change: Change,
+        change: StoreChange,
         read: impl FnOnce(Value) -> kv::Result<(Option<u64>, T)>,
     ) -> Result<T> {
         let (unmade, uid) = (change.position(0), change.uid);
         let (revision, answer) = read(self.call(change).await?)?;
         if let (Some(revision), Some(uid)) = (revision, uid) {
-            self.seen.note(Some(uid), Position { revision, ..unmade });
+            self.seen.note(Some(uid), EventPosition { revision, ..unmade });
         }
         Ok(answer)
     }
 
     /// Makes a change by a script that also gives what it has written into the stream, of which the stream's reader is told at once.
-    pub(crate) async fn apply_telling<T>(
+    pub(crate) async fn apply_and_report<T>(
         &self,
-        mut change: Change,
+        mut change: StoreChange,
         read: impl FnOnce(Value) -> kv::Result<(Option<u64>, Value, T)>,
     ) -> Result<T> {
         // What has yet to be confirmed may take long, and whoever reads would wait for it.
         let telling = if self.confirmation.is_immediate() { self.feed.begin() } else { None };
-        change.is_told = telling.is_some();
+        change.reports_events = telling.is_some();
         let bits = change.bits;
         let read = |value| read(value).map(|(revision, told, answer)| (revision, (told, answer)));
         let (told, answer) = self.apply(change, read).await?;
         // What cannot be read so is read from the stream.
         if let Some(telling) = telling
             && !told.is_nil()
-            && let Ok(Some(told)) = Told::read(told, bits)
+            && let Ok(Some(told)) = ReportedChange::read(told, bits)
         {
-            telling.tell(told);
+            telling.report(told);
         }
         Ok(answer)
     }
 
     /// Makes a change by a script that gives nothing but the revision, or 0 when nothing changed.
-    pub(crate) async fn apply_revision(&self, change: Change) -> Result<u64> {
+    pub(crate) async fn apply_revision(&self, change: StoreChange) -> Result<u64> {
         let read = |value: Value| value.uint().map(|revision| ((revision > 0).then_some(revision), revision));
         self.apply(change, read).await
     }

@@ -9,17 +9,17 @@ use model::{Actor, ActorId, Address, ContextId, Revision, Timestamp, limits};
 use proto::convert::actor::{ActorChange, KeyRotation};
 
 use crate::error::{Error, Result};
-use crate::record::{self, Fields, Written};
-use crate::requests::{Request, hash_of, was_asked};
+use crate::idempotency::{IdempotencyKey, hash_of, was_carried_out};
+use crate::record::{self, FieldWriter, RecordFields};
 use crate::scripts;
 use crate::store::{ID_TRIES, PERMISSION_TRIES, Store};
-use crate::tenants::audit::Deed;
-use crate::tenants::permission::Action;
+use crate::tenants::audit::AuditRecord;
+use crate::tenants::permission::ContextAction;
 use crate::tenants::roles::ACTORS_READ;
 
 /// An actor to be registered.
 #[derive(Debug, Clone)]
-pub(crate) struct NewActor {
+pub(crate) struct ActorRegistration {
     /// The wished id.
     pub(crate) id: Option<ActorId>,
     /// Ed25519 public key in hex.
@@ -32,16 +32,16 @@ pub(crate) struct NewActor {
 pub(crate) const BOOTSTRAP: ActorId = ActorId(0);
 
 /// A change of an actor that is about to be made.
-struct Change<'a> {
-    deed: Deed,
+struct ActorRecordUpdate<'a> {
+    deed: AuditRecord,
     asker: Option<ActorId>,
-    request: Option<&'a Request>,
+    request: Option<&'a IdempotencyKey>,
     id: ActorId,
     /// The key in force from now on.
     pubkey: &'a str,
     /// The revision that it builds on; nothing for any.
     expected: Option<Revision>,
-    fields: Written,
+    fields: FieldWriter,
     /// Made where Redis is at its `maxmemory` as well: there is a bound to how often.
     may_be_full: bool,
 }
@@ -50,8 +50,8 @@ impl Store {
     /// Keeps a new actor, or gives the one that the same request made before.
     pub(crate) async fn register_actor(
         &self,
-        new: NewActor,
-        request: Option<&Request>,
+        new: ActorRegistration,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<Actor> {
         for _ in 0..ID_TRIES {
@@ -91,11 +91,11 @@ impl Store {
         Err(Error::no_free_id("actor"))
     }
 
-    /// Whether it was made now, and its revision; else the id of the one made before.
+    /// Returns true and the revision if the actor was made now, else false and the id of the one made before.
     async fn register(
         &self,
         actor: &Actor,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<(bool, u64)> {
         let keys = self.keys();
@@ -105,7 +105,8 @@ impl Store {
             .keys([("actor", &record), ("actors", &actors), ("actor_keys", &actor_keys)])
             .to_vec();
         touched.extend(asked.as_deref());
-        let deed = Deed::of(None, Action::RegisterActor, format_args!("actor {}", actor.id)).asked(request);
+        let deed = AuditRecord::of(None, ContextAction::RegisterActor, format_args!("actor {}", actor.id))
+            .with_request_id(request);
         let call = self
             .begin_global_by(Some(&deed), &scripts::REGISTER_ACTOR, &touched, now)
             .named(kv::named![
@@ -126,22 +127,24 @@ impl Store {
         &self,
         change: &ActorChange,
         asker: Option<ActorId>,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<Actor> {
         let ActorChange { id, expected_revision, address, home_context } = change;
-        if self.was_asked(asker, request).await? {
+        if self.was_carried_out(asker, request).await? {
             return self.actor_ever(*id).await;
         }
         if let Some(home) = home_context {
             self.check_home(*id, *home).await?;
         }
-        let mut fields = Written::default();
+        let mut fields = FieldWriter::default();
         fields.json("address", address).optional("home_context", *home_context);
-        let deed = Deed::of(asker, Action::UpdateActor, format_args!("actor {id}")).asked(request);
+        let deed = AuditRecord::of(asker, ContextAction::UpdateActor, format_args!("actor {id}"))
+            .with_request_id(request);
         let pubkey = self.actor(*id).await?.pubkey;
         let (pubkey, expected, may_be_full) = (&*pubkey, *expected_revision, asker.is_none());
-        let change = Change { deed, asker, request, id: *id, pubkey, expected, fields, may_be_full };
+        let change =
+            ActorRecordUpdate { deed, asker, request, id: *id, pubkey, expected, fields, may_be_full };
         self.change_actor(change, now).await?;
         self.actor_ever(*id).await
     }
@@ -151,14 +154,14 @@ impl Store {
         &self,
         rotation: &KeyRotation,
         asker: Option<ActorId>,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<Actor> {
         let KeyRotation { id, expected_revision, pubkey, overlap_secs, revoke_certificates } = rotation;
         for _ in 0..PERMISSION_TRIES {
             let found = self.actor(*id).await;
             // After the actor: whoever changes it remembers the request with that.
-            if self.was_asked(asker, request).await? {
+            if self.was_carried_out(asker, request).await? {
                 return self.actor_ever(*id).await;
             }
             let mut actor = found?;
@@ -170,16 +173,25 @@ impl Store {
             if *revoke_certificates {
                 actor.certificates_not_before = Some(now);
             }
-            let mut fields = Written::default();
+            let mut fields = FieldWriter::default();
             fields
                 .text("pubkey", pubkey)
                 .json("keys", &actor.keys)
                 .optional("certificates_not_before", actor.certificates_not_before);
-            let deed = Deed::of(asker, Action::RotateActorKey, format_args!("actor {id}")).asked(request);
+            let deed = AuditRecord::of(asker, ContextAction::RotateActorKey, format_args!("actor {id}"))
+                .with_request_id(request);
             let expected = Some(actor.revision);
             // Actors change their own keys only so often.
-            let change =
-                Change { deed, asker, request, id: *id, pubkey, expected, fields, may_be_full: true };
+            let change = ActorRecordUpdate {
+                deed,
+                asker,
+                request,
+                id: *id,
+                pubkey,
+                expected,
+                fields,
+                may_be_full: true,
+            };
             match self.change_actor(change, now).await {
                 // Somebody else changed it since it was read.
                 Err(Error::Changed(_)) => {}
@@ -199,14 +211,15 @@ impl Store {
         id: ActorId,
         expected_revision: Option<Revision>,
         asker: Option<ActorId>,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<()> {
-        let deed = Deed::of(asker, Action::DeleteActor, format_args!("actor {id}")).asked(request);
+        let deed = AuditRecord::of(asker, ContextAction::DeleteActor, format_args!("actor {id}"))
+            .with_request_id(request);
         for _ in 0..PERMISSION_TRIES {
             let found = self.actor(id).await;
             // After the actor: whoever removes it remembers the request with that.
-            if self.was_asked(asker, request).await? {
+            if self.was_carried_out(asker, request).await? {
                 // Whoever was asked first may have died before it came to the roles.
                 return self.remove_roles(id, &deed, now).await;
             }
@@ -244,9 +257,9 @@ impl Store {
     async fn bury(
         &self,
         actor: &Actor,
-        deed: &Deed,
+        deed: &AuditRecord,
         asker: Option<ActorId>,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<()> {
         let (keys, heirs) = (self.keys(), self.heirs(actor).await?);
@@ -270,8 +283,8 @@ impl Store {
         Ok(())
     }
 
-    async fn change_actor(&self, change: Change<'_>, now: Timestamp) -> Result<()> {
-        let Change { deed, asker, request, id, pubkey, expected, fields, may_be_full } = change;
+    async fn change_actor(&self, change: ActorRecordUpdate<'_>, now: Timestamp) -> Result<()> {
+        let ActorRecordUpdate { deed, asker, request, id, pubkey, expected, fields, may_be_full } = change;
         let keys = self.keys();
         let mut touched = vec![keys.actor(id), keys.actor_keys()];
         touched.extend(request.map(|request| keys.request(asker.unwrap_or(BOOTSTRAP), &request.id)));
@@ -291,10 +304,14 @@ impl Store {
         Ok(())
     }
 
-    /// Whether a request that concerns no context was carried out before. Fails when it had another body then.
-    pub(crate) async fn was_asked(&self, asker: Option<ActorId>, request: Option<&Request>) -> Result<bool> {
+    /// Returns true if a request that concerns no context was carried out before. Fails when it had another body then.
+    pub(crate) async fn was_carried_out(
+        &self,
+        asker: Option<ActorId>,
+        request: Option<&IdempotencyKey>,
+    ) -> Result<bool> {
         let key = request.map(|request| self.keys().request(asker.unwrap_or(BOOTSTRAP), &request.id));
-        was_asked(self.connection(), key.as_deref(), request).await
+        was_carried_out(self.connection(), key.as_deref(), request).await
     }
 
     /// Letters land only where their recipient may read them.
@@ -325,7 +342,7 @@ impl Store {
     /// The actor in the answer to `HGETALL`.
     pub(crate) fn actor_of(&self, id: ActorId, value: Value) -> Result<Option<Actor>> {
         let key = self.keys().actor(id);
-        let Some(fields) = Fields::of_hash(&key, value)? else { return Ok(None) };
+        let Some(fields) = RecordFields::of_hash(&key, value)? else { return Ok(None) };
         let actor = record::actor::read(fields)?;
         record::check_id(key, actor.id, id)?;
         Ok(Some(actor))
@@ -357,7 +374,7 @@ pub(crate) fn check_revision(
     }
 }
 
-/// Whose a key was is known for good, and an actor pays nothing for its next one: there are only so many in a time.
+/// Bounds the keys that an actor gives itself in a period: past keys are never forgotten, and new keys are free.
 fn check_pace(actor: &Actor, now: Timestamp) -> Result<()> {
     let span = Duration::from_secs(limits::ACTOR_KEYS_SPAN_SECS.into());
     // These are remembered: what is forgotten first is over for longest.

@@ -1,4 +1,4 @@
-//! Who did what: written down by the script that does it.
+//! Audit: the script that makes a change also writes its record.
 //!
 //! An entry of a stream `audit` has its time in its id, and the fields `identity action object revision request_id`.
 
@@ -10,28 +10,28 @@ use model::{ActorId, ContextId, Timestamp, limits};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::pages::{Page, PageOf};
-use crate::requests::Request;
-use crate::store::{Asker, Store};
-use crate::tenants::permission::{self, Action};
+use crate::idempotency::IdempotencyKey;
+use crate::pages::{PageRequest, PagedCollection};
+use crate::store::{RequestPrincipal, Store};
+use crate::tenants::permission::{self, ContextAction};
 
 /// Entries that are looked at for one page, when most of them are of others.
 const ENTRIES_SCANNED_MAX: usize = 10_000;
 /// Entries that are read at once.
 const ENTRIES_READ: usize = 500;
 
-/// Something that somebody asks for. Never says with which content.
+/// Audit record of a requested action. Never includes the content of the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Deed {
+pub(crate) struct AuditRecord {
     identity: String,
     action: Cow<'static, str>,
     object: String,
     request_id: String,
 }
 
-impl Deed {
-    /// What an actor does, or the bootstrap identity, which has no number.
-    pub(crate) fn of(actor: Option<ActorId>, action: Action, object: impl fmt::Display) -> Self {
+impl AuditRecord {
+    /// Record of an action by an actor, or by the bootstrap identity, which has no number.
+    pub(crate) fn of(actor: Option<ActorId>, action: ContextAction, object: impl fmt::Display) -> Self {
         let identity = actor.map_or_else(|| "admin".to_owned(), |actor| format!("actor/{actor}"));
         Self {
             identity,
@@ -41,17 +41,21 @@ impl Deed {
         }
     }
 
-    /// What somebody does in a context; nothing when a service does it for itself.
-    pub(crate) fn by(asker: Asker, action: Action, object: impl fmt::Display) -> Option<Self> {
+    /// Record of a principal's action in a context; `None` when a service acts for itself.
+    pub(crate) fn by(
+        asker: RequestPrincipal,
+        action: ContextAction,
+        object: impl fmt::Display,
+    ) -> Option<Self> {
         match asker {
-            Asker::Actor(actor) => Some(Self::of(Some(actor), action, object)),
-            Asker::Service => None,
+            RequestPrincipal::Actor(actor) => Some(Self::of(Some(actor), action, object)),
+            RequestPrincipal::Service => None,
         }
     }
 
-    /// The same with the request id that it came with.
+    /// Adds the request id that the action came with.
     #[must_use]
-    pub(crate) fn asked(mut self, request: Option<&Request>) -> Self {
+    pub(crate) fn with_request_id(mut self, request: Option<&IdempotencyKey>) -> Self {
         self.request_id = request.map(|request| request.id.clone()).unwrap_or_default();
         self
     }
@@ -61,7 +65,7 @@ impl Deed {
         serde_json::from_str(json).ok()
     }
 
-    /// As scripts read it.
+    /// JSON of the record, as scripts read it.
     pub(crate) fn json(&self) -> String {
         serde_json::to_string(self).expect("texts are JSON")
     }
@@ -69,14 +73,14 @@ impl Deed {
 
 /// An entry, as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
-    /// When.
+pub(crate) struct StoredAuditEntry {
+    /// Time of the action.
     pub(crate) time: Timestamp,
-    /// Who.
+    /// Identity that acted.
     pub(crate) identity: String,
-    /// What.
+    /// Name of the action.
     pub(crate) action: String,
-    /// To what.
+    /// Object of the action.
     pub(crate) object: String,
     /// The change counter at that change; 0 for one that has none.
     pub(crate) revision: u64,
@@ -86,7 +90,7 @@ pub(crate) struct Entry {
 
 /// Which entries are listed.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Filter {
+pub(crate) struct AuditFilter {
     /// Only what this actor did.
     pub(crate) actor: Option<ActorId>,
     /// Only actions that begin so.
@@ -95,8 +99,8 @@ pub(crate) struct Filter {
     pub(crate) since: Option<Timestamp>,
 }
 
-impl Filter {
-    fn matches(&self, entry: &Entry) -> bool {
+impl AuditFilter {
+    fn matches(&self, entry: &StoredAuditEntry) -> bool {
         let Self { actor, action_prefix, since: _ } = self;
         actor.is_none_or(|actor| entry.identity == format!("actor/{actor}"))
             && entry.action.starts_with(action_prefix)
@@ -110,19 +114,19 @@ impl Store {
         &self,
         context: Option<ContextId>,
         asker: Option<ActorId>,
-        filter: &Filter,
-        page: &Page,
-    ) -> Result<(Vec<Entry>, String)> {
+        filter: &AuditFilter,
+        page: &PageRequest,
+    ) -> Result<(Vec<StoredAuditEntry>, String)> {
         let (connection, key) = match context {
             None => (self.connection().clone(), self.keys().audit()),
             Some(id) => {
                 let (tenant, context) = self.context(id).await?;
-                permission::allow_administrator(&context, asker, Action::ReadAudit)?;
+                permission::allow_administrator(&context, asker, ContextAction::ReadAudit)?;
                 (tenant.connection.clone(), tenant.keys.audit())
             }
         };
         let bound_to = format!("{context:?} {asker:?} {filter:?}");
-        let mut before = page.place(self.coordinator(), PageOf::Audit, &bound_to)?;
+        let mut before = page.place(self.coordinator(), PagedCollection::Audit, &bound_to)?;
         let oldest = filter.since.map_or_else(|| "-".to_owned(), |since| since.as_millis().to_string());
         let (mut found, mut bytes, mut scanned) = (Vec::new(), 0, 0);
         loop {
@@ -136,8 +140,12 @@ impl Store {
                 let (id, entry) = parse(entry)?;
                 let size = 64 + entry.object.len() + entry.request_id.len();
                 if found.len() >= page.size || bytes + size > limits::PAGE_BYTES_MAX {
-                    let token =
-                        page.token_at(self.coordinator(), PageOf::Audit, &bound_to, before.as_deref());
+                    let token = page.token_at(
+                        self.coordinator(),
+                        PagedCollection::Audit,
+                        &bound_to,
+                        before.as_deref(),
+                    );
                     return Ok((found, token));
                 }
                 before = Some(id);
@@ -150,7 +158,8 @@ impl Store {
                 return Ok((found, String::new()));
             }
             if scanned >= ENTRIES_SCANNED_MAX {
-                let token = page.token_at(self.coordinator(), PageOf::Audit, &bound_to, before.as_deref());
+                let token =
+                    page.token_at(self.coordinator(), PagedCollection::Audit, &bound_to, before.as_deref());
                 return Ok((found, token));
             }
         }
@@ -158,13 +167,13 @@ impl Store {
 }
 
 /// An entry with its id. What others may have put there has what it has.
-fn parse(entry: Value) -> Result<(String, Entry)> {
+fn parse(entry: Value) -> Result<(String, StoredAuditEntry)> {
     let [id, fields] = entry.tuple()?;
     let id = id.text()?;
     let millis = id.split_once('-').and_then(|(millis, _)| millis.parse().ok()).unwrap_or_default();
     let mut fields = fields.hash()?;
     let mut text = |name: &str| fields.remove(name).unwrap_or_default();
-    let entry = Entry {
+    let entry = StoredAuditEntry {
         time: Timestamp::from_millis(millis),
         identity: text("identity"),
         action: text("action"),
@@ -189,11 +198,11 @@ mod tests {
 
     #[test]
     fn a_deed_names_who_and_what() {
-        let deed = Deed::of(Some(ActorId(7)), Action::DeleteFlow, "flow 3");
+        let deed = AuditRecord::of(Some(ActorId(7)), ContextAction::DeleteFlow, "flow 3");
         let json = r#"{"identity":"actor/7","action":"flow.delete","object":"flow 3","request_id":""}"#;
         assert_eq!(deed.json(), json);
-        assert_eq!(Deed::from_json(json), Some(deed));
-        assert_eq!(Deed::of(None, Action::DeleteFlow, "").identity, "admin");
-        assert_eq!(Deed::by(Asker::Service, Action::DeleteFlow, ""), None);
+        assert_eq!(AuditRecord::from_json(json), Some(deed));
+        assert_eq!(AuditRecord::of(None, ContextAction::DeleteFlow, "").identity, "admin");
+        assert_eq!(AuditRecord::by(RequestPrincipal::Service, ContextAction::DeleteFlow, ""), None);
     }
 }

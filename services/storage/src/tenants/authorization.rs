@@ -3,25 +3,25 @@
 use model::{ActorId, ContextId, Timestamp, limits};
 
 use crate::error::{Error, Result};
-use crate::requests::{Request, hash_of};
+use crate::idempotency::{IdempotencyKey, hash_of};
 use crate::scripts;
 use crate::store::{PERMISSION_TRIES, Store};
-use crate::tenants::audit::Deed;
-use crate::tenants::permission::{self, Action};
+use crate::tenants::audit::AuditRecord;
+use crate::tenants::permission::{self, ContextAction};
 
 /// Something that an actor wants to do.
 #[derive(Debug, Clone)]
 pub(crate) struct Intent {
-    /// Where.
+    /// Context of the action.
     pub(crate) context: ContextId,
-    /// Who.
+    /// Actor that acts.
     pub(crate) actor: ActorId,
-    /// What.
-    pub(crate) action: Action,
-    /// To what, as the audit names it.
+    /// Action to be authorized.
+    pub(crate) action: ContextAction,
+    /// Object of the action, as the audit names it.
     pub(crate) object: String,
     /// The request, when it may be repeated.
-    pub(crate) request: Option<Request>,
+    pub(crate) request: Option<IdempotencyKey>,
     /// Nothing is changed by it, so that nothing is written down.
     pub(crate) is_read: bool,
 }
@@ -40,7 +40,7 @@ impl Store {
                 return Ok(false);
             }
             let key = request.as_ref().map(|request| tenant.keys.request(*actor, &request.id));
-            let deed = Deed::of(Some(*actor), *action, object).asked(request.as_ref());
+            let deed = AuditRecord::of(Some(*actor), *action, object).with_request_id(request.as_ref());
             let call = tenant
                 .begin_by(Some(&deed), &scripts::AUTHORIZE, key.as_deref().as_slice(), Some(read.uid), now)
                 .named(kv::named![
@@ -48,7 +48,7 @@ impl Store {
                     request_hash: hash_of(request.as_ref()),
                     request_secs: limits::REQUEST_ID_KEEP_SECS,
                     // What ends something goes on where Redis is full.
-                    room: if *action == Action::OperateSagas { "reserve" } else { "" },
+                    room: if *action == ContextAction::OperateSagas { "reserve" } else { "" },
                 ]);
             match tenant.call(call).await {
                 Err(Error::ContextChanged(_)) => {}

@@ -16,14 +16,14 @@ use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
-use crate::requests::Request;
+use crate::idempotency::IdempotencyKey;
 use crate::runners::RUNNERS_READ;
 use crate::scripts;
-use crate::store::{PERMISSION_TRIES, Store, Tenant, lock};
+use crate::store::{PERMISSION_TRIES, Store, TenantStore, lock};
 use crate::tenants::actors::{BOOTSTRAP, check_revision};
-use crate::tenants::audit::Deed;
-use crate::tenants::permission::{self, Action};
-use crate::watch::events::{Hint, Hub};
+use crate::tenants::audit::AuditRecord;
+use crate::tenants::permission::{self, ContextAction};
+use crate::watch::events::{EventHub, Hint};
 
 /// Keys that one script removes.
 const KEYS_MAX: usize = 900;
@@ -34,10 +34,10 @@ const CONTEXTS_AT_ONCE: usize = 16;
 
 /// A context that one supervisor is to forget.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PendingDrop {
+pub(crate) struct PendingContextDrop {
     /// The context.
     pub(crate) context: ContextId,
-    /// Its uid.
+    /// Uid of the context.
     pub(crate) uid: ContextUid,
     /// The runner record.
     pub(crate) runner: RunnerId,
@@ -49,19 +49,19 @@ pub(crate) struct PendingDrop {
 
 /// The contexts that are going. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Removals(Arc<Inner>);
+pub(crate) struct ContextRemovals(Arc<ContextRemovalsInner>);
 
 #[derive(Debug)]
-struct Inner {
-    hub: Hub,
+struct ContextRemovalsInner {
+    hub: EventHub,
     going: Mutex<BTreeMap<ContextId, ContextUid>>,
     /// Changes with every look at one of them.
     looks: watch::Sender<u64>,
 }
 
-impl Removals {
-    pub(crate) fn new(hub: Hub) -> Self {
-        Self(Arc::new(Inner { hub, going: Mutex::default(), looks: watch::Sender::new(0) }))
+impl ContextRemovals {
+    pub(crate) fn new(hub: EventHub) -> Self {
+        Self(Arc::new(ContextRemovalsInner { hub, going: Mutex::default(), looks: watch::Sender::new(0) }))
     }
 
     /// Changes whenever there may be something new to know of a context that goes.
@@ -75,7 +75,7 @@ impl Removals {
         &self,
         (id, expected): (ContextId, Option<Revision>),
         actor: Option<ActorId>,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<()> {
         let mut looks = self.looks();
@@ -89,13 +89,13 @@ impl Removals {
         Ok(())
     }
 
-    /// What supervisors are to forget.
-    pub(crate) async fn drops(&self) -> Result<Vec<PendingDrop>> {
+    /// Returns the contexts that supervisors have yet to forget.
+    pub(crate) async fn drops(&self) -> Result<Vec<PendingContextDrop>> {
         let going: Vec<_> = lock(&self.0.going).iter().map(|(id, uid)| (*id, *uid)).collect();
         let mut drops = Vec::new();
         for (context, uid) in going {
             let store = self.0.hub.store();
-            let tenant = store.place(context);
+            let tenant = store.tenant_unchecked(context);
             let pending =
                 tenant.connection.cmd(Cmd::new("SMEMBERS").arg(&tenant.keys.drops())).await?.texts()?;
             let pending: Vec<RunnerId> = pending.iter().filter_map(|id| id.parse().ok()).collect();
@@ -107,7 +107,7 @@ impl Removals {
                 if !gone.is_empty() {
                     self.forgotten(&tenant, uid, &gone).await?;
                 }
-                drops.extend(runners.into_iter().map(|runner| PendingDrop {
+                drops.extend(runners.into_iter().map(|runner| PendingContextDrop {
                     context,
                     uid,
                     runner: runner.id,
@@ -124,11 +124,11 @@ impl Removals {
         let found = lock(&self.0.going).iter().find(|(_, known)| **known == uid).map(|(id, _)| *id);
         // One that is not known here is gone, or will be asked for again.
         let Some(context) = found else { return Ok(()) };
-        self.forgotten(&self.0.hub.store().place(context), uid, &[runner]).await
+        self.forgotten(&self.0.hub.store().tenant_unchecked(context), uid, &[runner]).await
     }
 
-    /// Nobody waits for these supervisors any more.
-    async fn forgotten(&self, tenant: &Tenant, uid: ContextUid, runners: &[RunnerId]) -> Result<()> {
+    /// Stops waiting for these supervisors to forget the context.
+    async fn forgotten(&self, tenant: &TenantStore, uid: ContextUid, runners: &[RunnerId]) -> Result<()> {
         let change = tenant
             .begin(&scripts::CONTEXT_DROPPED, &[&tenant.keys.drops()], Some(uid), Timestamp::now())
             .args(runners.iter().map(|runner| runner.0));
@@ -150,7 +150,7 @@ impl Removals {
                 () = stop.cancelled() => return,
                 () = again => { complete = true; self.look_everywhere().await }
                 hint = hints.recv() => match hint {
-                    Ok(Hint::Removal(context)) => self.look(self.0.hub.store().place(context)).await,
+                    Ok(Hint::Removal(context)) => self.look(self.0.hub.store().tenant_unchecked(context)).await,
                     Ok(Hint::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => self.look_everywhere().await,
                     Ok(Hint::Out(_) | Hint::Runner(_) | Hint::Replicas) => true,
                     Err(broadcast::error::RecvError::Closed) => return,
@@ -159,7 +159,7 @@ impl Removals {
         }
     }
 
-    /// Whether everything that can be done was.
+    /// Looks at all contexts. Returns true if everything that can be done was.
     async fn look_everywhere(&self) -> bool {
         let store = self.0.hub.store();
         let found = async { Ok::<_, Error>((store.tenants().await?, store.removals().await?)) };
@@ -171,8 +171,8 @@ impl Removals {
             }
         };
         // Also those that nobody finds any more.
-        let unseen: Vec<_> = marked.iter().map(|(id, _)| store.place(*id)).collect();
-        let going: Vec<_> = lock(&self.0.going).keys().map(|id| store.place(*id)).collect();
+        let unseen: Vec<_> = marked.iter().map(|(id, _)| store.tenant_unchecked(*id)).collect();
+        let going: Vec<_> = lock(&self.0.going).keys().map(|id| store.tenant_unchecked(*id)).collect();
         let all =
             stream::iter(tenants.into_iter().chain(unseen).chain(going)).map(|tenant| self.look(tenant));
         let is_done = all.buffer_unordered(CONTEXTS_AT_ONCE).fold(true, |all, one| async move { all && one });
@@ -184,7 +184,7 @@ impl Removals {
         let store = self.0.hub.store();
         for (id, uid) in marked {
             let cleared = async {
-                match record_of(&store.place(id)).await? {
+                match record_of(&store.tenant_unchecked(id)).await? {
                     Some((known, _)) if known == uid => Ok(()),
                     _ => store.forget_removal(id, uid).await,
                 }
@@ -197,7 +197,7 @@ impl Removals {
         true
     }
 
-    async fn look(&self, tenant: Arc<Tenant>) -> bool {
+    async fn look(&self, tenant: Arc<TenantStore>) -> bool {
         let result = self.go_on(&tenant).await;
         self.0.looks.send_modify(|looks| *looks += 1);
         match result {
@@ -210,7 +210,7 @@ impl Removals {
         }
     }
 
-    async fn go_on(&self, tenant: &Tenant) -> Result<()> {
+    async fn go_on(&self, tenant: &TenantStore) -> Result<()> {
         let (id, store) = (tenant.id, self.0.hub.store());
         match record_of(tenant).await? {
             Some((uid, ContextState::Deleting)) => {
@@ -237,7 +237,7 @@ impl Removals {
 }
 
 /// Uid and state of a context; nothing when there is none.
-async fn record_of(tenant: &Tenant) -> Result<Option<(ContextUid, ContextState)>> {
+async fn record_of(tenant: &TenantStore) -> Result<Option<(ContextUid, ContextState)>> {
     let ask = Cmd::new("HMGET").arg(&tenant.context).arg("uid").arg("state");
     let [uid, state] = tenant.connection.cmd(ask).await?.tuple()?;
     if uid.is_nil() {
@@ -253,9 +253,9 @@ impl Store {
         &self,
         (id, expected): (ContextId, Option<Revision>),
         actor: Option<ActorId>,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
-    ) -> Result<Option<(Arc<Tenant>, ContextUid)>> {
+    ) -> Result<Option<(Arc<TenantStore>, ContextUid)>> {
         let then = self.removal_asked_before(actor, request).await?;
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = match self.context(id).await {
@@ -269,7 +269,7 @@ impl Store {
             if then.is_some_and(|then| then != context.uid) {
                 return Ok(None);
             }
-            permission::allow_administrator(&context, actor, Action::DeleteContext)?;
+            permission::allow_administrator(&context, actor, ContextAction::DeleteContext)?;
             // One that is going was seen by somebody as it was then.
             if context.state == ContextState::Active {
                 check_revision("context", id, context.revision, expected)?;
@@ -284,7 +284,8 @@ impl Store {
                 ("drops", &drops),
                 ("runners_deleted", &deleted),
             ]);
-            let deed = Deed::of(actor, Action::DeleteContext, format_args!("context {id}")).asked(request);
+            let deed = AuditRecord::of(actor, ContextAction::DeleteContext, format_args!("context {id}"))
+                .with_request_id(request);
             let change = tenant
                 .begin_by(Some(&deed), &scripts::BEGIN_CONTEXT_REMOVAL, &touched, Some(context.uid), now)
                 .named(kv::named![context_revision: context.revision.0]);
@@ -301,7 +302,7 @@ impl Store {
     async fn removal_asked_before(
         &self,
         actor: Option<ActorId>,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
     ) -> Result<Option<ContextUid>> {
         let Some(request) = request else { return Ok(None) };
         let key = self.keys().request(actor.unwrap_or(BOOTSTRAP), &request.id);
@@ -320,7 +321,7 @@ impl Store {
         &self,
         context: &Context,
         actor: Option<ActorId>,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<()> {
         let Some(request) = request else { return Ok(()) };
@@ -339,9 +340,9 @@ impl Store {
     }
 
     /// Removes what there is of a context that every supervisor has forgotten, its record last.
-    async fn remove_context(&self, tenant: &Tenant, uid: ContextUid) -> Result<()> {
+    async fn remove_context(&self, tenant: &TenantStore, uid: ContextUid) -> Result<()> {
         while self.remove_keys(tenant, uid).await? > 0 {}
-        self.tell_blob_bytes(tenant.id, 0).await?;
+        self.record_blob_bytes(tenant.id, 0).await?;
         service::crash_point("storage.context.emptied");
         // The id may become another context's as soon as nobody finds this one: the mark, which goes when
         // that one is published, keeps a storage that is late from hiding it. Until then it names what is left.
@@ -354,7 +355,7 @@ impl Store {
         let contexts = self.keys().contexts();
         let removed_by = Cmd::new("HGET").arg(&tenant.context).arg("removed_by");
         let removed_by = tenant.connection.cmd(removed_by).await?.optional_text()?;
-        let deed = removed_by.as_deref().and_then(Deed::from_json);
+        let deed = removed_by.as_deref().and_then(AuditRecord::from_json);
         let change = self
             .begin_global_by(deed.as_ref(), &scripts::UNPUBLISH_CONTEXT, &[&contexts], now)
             .named(kv::named![context: tenant.id.0, context_uid: &uid.to_string()]);
@@ -387,7 +388,7 @@ impl Store {
     ///
     /// A cursor counts at the server process that gave it. When another one answers, which is by now in the place of the
     /// former, it begins at the beginning, and this pass has not seen everything.
-    async fn remove_keys(&self, tenant: &Tenant, uid: ContextUid) -> Result<u64> {
+    async fn remove_keys(&self, tenant: &TenantStore, uid: ContextUid) -> Result<u64> {
         let pattern = format!("{}*", tenant.keys.prefix());
         let (mut removed, mut server, mut cursor) = (0, String::new(), "0".to_owned());
         loop {

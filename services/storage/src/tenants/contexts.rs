@@ -10,13 +10,13 @@ use model::{ActorId, Context, ContextId, ContextState, ContextUid, Revision, Tim
 use proto::convert::context::{ContextChange, NewContext};
 
 use crate::error::{Error, Result};
-use crate::record::{self, Written};
-use crate::requests::{Request, hash_of, was_asked};
+use crate::idempotency::{IdempotencyKey, hash_of, was_carried_out};
+use crate::record::{self, FieldWriter};
 use crate::scripts;
 use crate::store::{ID_TRIES, PERMISSION_TRIES, Store};
 use crate::tenants::actors::{BOOTSTRAP, check_revision};
-use crate::tenants::audit::Deed;
-use crate::tenants::permission::{self, Action};
+use crate::tenants::audit::AuditRecord;
+use crate::tenants::permission::{self, ContextAction};
 use crate::tenants::quotas::Quota;
 
 /// Members that are looked for in one round trip.
@@ -25,22 +25,22 @@ const MEMBERS_CHECKED: usize = 256;
 const RESERVATION: Duration = Duration::from_secs(60);
 
 /// The number that a context is to have.
-struct Reserved {
+struct ContextReservation {
     id: ContextId,
     uid: ContextUid,
-    /// The same request did not reserve it before.
+    /// No earlier call of the same request has reserved it.
     is_new: bool,
 }
 
-/// Who has which role in a context.
+/// Members of a context, by role.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Members {
+pub(crate) struct ContextMembers {
     admins: BTreeSet<ActorId>,
     executors: BTreeSet<ActorId>,
     readers: BTreeSet<ActorId>,
 }
 
-impl Members {
+impl ContextMembers {
     pub(crate) fn of(context: &Context) -> Self {
         let Context { admins, executors, readers, .. } = context;
         Self { admins: admins.clone(), executors: executors.clone(), readers: readers.clone() }
@@ -62,10 +62,10 @@ impl Store {
         mut new: NewContext,
         noted: Violations,
         creator: Option<ActorId>,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<Context> {
-        self.take_room(0)?;
+        self.reserve_memory(0)?;
         if let Some(creator) = creator {
             self.actor(creator).await.map_err(|error| match error {
                 Error::NotFound(_) => Error::NotAllowed(format!("actor {creator} is not registered")),
@@ -73,7 +73,7 @@ impl Store {
             })?;
             new.admins.insert(creator);
         }
-        if !self.was_asked(creator, request).await? {
+        if !self.was_carried_out(creator, request).await? {
             self.check_new(&new, noted).await?;
         }
         for _ in 0..ID_TRIES {
@@ -95,10 +95,11 @@ impl Store {
         &self,
         new: &NewContext,
         creator: Option<ActorId>,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<Context> {
-        let Reserved { id, uid, is_new } = self.reserve_context(new.id, creator, request, now).await?;
+        let ContextReservation { id, uid, is_new } =
+            self.reserve_context(new.id, creator, request, now).await?;
         let NewContext { id: _, admins, readers, executors, settings } = new.clone();
         let context = Context {
             id,
@@ -112,8 +113,9 @@ impl Store {
             updated_at: now,
             revision: Revision(0),
         };
-        let tenant = self.place(id);
-        let deed = Deed::of(creator, Action::CreateContext, format_args!("context {id}")).asked(request);
+        let tenant = self.tenant_unchecked(id);
+        let deed = AuditRecord::of(creator, ContextAction::CreateContext, format_args!("context {id}"))
+            .with_request_id(request);
         let call = tenant
             .begin_by(Some(&deed), &scripts::CREATE_CONTEXT, &[], Some(uid), now)
             .named(kv::named![context: id.0])
@@ -140,9 +142,9 @@ impl Store {
         &self,
         id: Option<ContextId>,
         creator: Option<ActorId>,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
-    ) -> Result<Reserved> {
+    ) -> Result<ContextReservation> {
         let keys = self.keys();
         let mut touched = vec![keys.contexts()];
         let asker = creator.unwrap_or(BOOTSTRAP);
@@ -172,7 +174,7 @@ impl Store {
         let bad = |error: &dyn std::fmt::Display| kv::Error::Protocol(format!("a reservation: {error}"));
         let id = id.text()?.parse().map_err(|error| bad(&error))?;
         let uid = uid.text()?.parse().map_err(|error| bad(&error))?;
-        Ok(Reserved { id, uid, is_new: is_new.int()? == 1 })
+        Ok(ContextReservation { id, uid, is_new: is_new.int()? == 1 })
     }
 
     /// `uid` is that of the context, for whoever has written it.
@@ -180,7 +182,7 @@ impl Store {
         &self,
         id: ContextId,
         uid: Option<ContextUid>,
-        deed: Option<&Deed>,
+        deed: Option<&AuditRecord>,
         now: Timestamp,
     ) -> Result<()> {
         let contexts = self.keys().contexts();
@@ -200,20 +202,21 @@ impl Store {
         change: &ContextChange,
         noted: &Violations,
         actor: Option<ActorId>,
-        request: Option<&Request>,
+        request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<Context> {
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = self.context(change.id).await?;
-            permission::allow_administrator(&context, actor, Action::UpdateContext)?;
+            permission::allow_administrator(&context, actor, ContextAction::UpdateContext)?;
             let key = request.map(|request| tenant.keys.request(actor.unwrap_or(BOOTSTRAP), &request.id));
-            if was_asked(&tenant.connection, key.as_deref(), request).await? {
+            if was_carried_out(&tenant.connection, key.as_deref(), request).await? {
                 return Ok(context);
             }
             check_revision("context", context.id, context.revision, change.expected_revision)?;
             self.check_new_members(change, noted.clone()).await?;
             let deed =
-                Deed::of(actor, Action::UpdateContext, format_args!("context {}", context.id)).asked(request);
+                AuditRecord::of(actor, ContextAction::UpdateContext, format_args!("context {}", context.id))
+                    .with_request_id(request);
             let call = tenant
                 .begin_by(
                     Some(&deed),
@@ -242,17 +245,17 @@ impl Store {
     pub(crate) async fn write_members(
         &self,
         context: &Context,
-        members: &Members,
-        deed: &Deed,
+        members: &ContextMembers,
+        deed: &AuditRecord,
         now: Timestamp,
     ) -> Result<()> {
         if members.admins.is_empty() {
             return Err(Error::NoAdmin);
         }
-        let mut fields = Written::default();
-        let Members { admins, executors, readers } = members;
+        let mut fields = FieldWriter::default();
+        let ContextMembers { admins, executors, readers } = members;
         fields.json("admins", admins).json("executors", executors).json("readers", readers);
-        let tenant = self.place(context.id);
+        let tenant = self.tenant_unchecked(context.id);
         let call = tenant
             .begin_by(Some(deed), &scripts::UPDATE_CONTEXT, &[], Some(context.uid), now)
             .named(kv::named![
@@ -265,7 +268,7 @@ impl Store {
         tenant.apply_revision(call).await.map(drop)
     }
 
-    /// Whoever is to have a role has to be registered, and a chosen id has to be one that can be given.
+    /// Checks that all future members are registered, and that a chosen id can be given.
     async fn check_new(&self, new: &NewContext, mut violations: Violations) -> Result<()> {
         if new.admins.is_empty() {
             violations.add("admins", "a context needs at least one admin");
@@ -319,7 +322,7 @@ impl Store {
     }
 }
 
-/// Whether a change does nothing but take roles away: it works where Redis is full, and there is an end to such changes.
+/// Returns true if a change only takes roles away: it works where Redis is full, and there is an end to such changes.
 fn is_revocation(change: &ContextChange, context: &Context) -> bool {
     let ContextChange { id: _, expected_revision: _, admins, executors, readers, settings } = change;
     let lists = [(admins, &context.admins), (executors, &context.executors), (readers, &context.readers)];
@@ -329,9 +332,9 @@ fn is_revocation(change: &ContextChange, context: &Context) -> bool {
     settings.is_none() && takes_only && named.iter().any(|(new, known)| new.len() < known.len())
 }
 
-fn changed_fields(change: &ContextChange, context: &Context) -> Written {
+fn changed_fields(change: &ContextChange, context: &Context) -> FieldWriter {
     let ContextChange { id: _, expected_revision: _, admins, executors, readers, settings } = change;
-    let mut fields = Written::default();
+    let mut fields = FieldWriter::default();
     fields
         .json("admins", admins.as_ref().unwrap_or(&context.admins))
         .json("executors", executors.as_ref().unwrap_or(&context.executors))

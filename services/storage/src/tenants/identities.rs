@@ -1,9 +1,9 @@
-//! Who is who: what gates and streams ask, here and in the other services.
+//! Lookups of identities for gates and streams, here and in the other services.
 
 use std::fmt;
 
-use directory::News;
-use identity::ActorKey;
+use directory::DirectoryInvalidation;
+use identity::ActorVerifyingKey;
 use kv::Cmd;
 use model::{ActorId, ContextId, ContextState, Timestamp};
 use rpc::{KnownActor, Membership};
@@ -12,19 +12,19 @@ use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::error::{Error, Result};
-use crate::record::{self, Fields};
+use crate::record::{self, RecordFields};
 use crate::scripts;
 use crate::store::Store;
 
-/// What is read of an actor. The first is in every actor's hash.
+/// Fields read of an actor. The first is in every actor's hash.
 const FIELDS: [&str; 6] = ["id", "keys", "pubkey", "created_at", "certificates_not_before", "deleted_at"];
 
 impl Store {
-    /// What makes an actor believable; nothing for one that does not exist, or no more.
+    /// Returns an actor's keys and its `certificates_not_before`; `None` for one that does not exist, or was removed.
     pub(crate) async fn known_actor(&self, id: ActorId) -> Result<Option<KnownActor>> {
         let key = self.keys().actor(id);
         let ask = FIELDS.iter().fold(Cmd::new("HMGET").arg(&key), |ask, field| ask.arg(*field));
-        let Some(fields) = Fields::of_some(&key, &FIELDS, self.connection().cmd(ask).await?)? else {
+        let Some(fields) = RecordFields::of_some(&key, &FIELDS, self.connection().cmd(ask).await?)? else {
             return Ok(None);
         };
         if fields.optional::<Timestamp>("deleted_at")?.is_some() {
@@ -32,12 +32,12 @@ impl Store {
         }
         let keys = record::actor::keys(&fields)?;
         // One that is none has signed nothing.
-        let keys = keys.iter().filter_map(|key| ActorKey::try_from(key).ok()).collect();
+        let keys = keys.iter().filter_map(|key| ActorVerifyingKey::try_from(key).ok()).collect();
         let certificates_not_before = fields.optional("certificates_not_before")?;
         Ok(Some(KnownActor { keys, certificates_not_before }))
     }
 
-    /// What an actor is in a context.
+    /// Returns an actor's role in a context, and whether the context is being deleted.
     pub(crate) async fn membership(&self, context: ContextId, actor: ActorId) -> Result<Membership> {
         match self.context(context).await {
             Ok((_, context)) => Ok(Membership {
@@ -59,40 +59,40 @@ impl Store {
     }
 }
 
-/// What a hint of what belongs to no context says of identities: the event itself.
-pub(crate) fn news_of(hint: &[u8]) -> Option<News> {
+/// Parses the identity change in a hint that belongs to no context: the hint is the event itself.
+pub(crate) fn identity_change_of(hint: &[u8]) -> Option<DirectoryInvalidation> {
     #[derive(Deserialize)]
     #[serde(tag = "kind", rename_all = "snake_case")]
-    enum Hinted {
+    enum IdentityHint {
         Actor { actor_id: ActorId },
         Context { context_id: ContextId },
     }
     Some(match serde_json::from_slice(hint).ok()? {
-        Hinted::Actor { actor_id } => News::Actor(actor_id),
-        Hinted::Context { context_id } => News::Context(context_id),
+        IdentityHint::Actor { actor_id } => DirectoryInvalidation::Actor(actor_id),
+        IdentityHint::Context { context_id } => DirectoryInvalidation::Context(context_id),
     })
 }
 
-/// What happens to identities, from some moment on.
-pub(crate) struct NewsFeed(broadcast::Receiver<News>);
+/// Subscription to identity changes, from some moment on.
+pub(crate) struct IdentityChangeFeed(broadcast::Receiver<DirectoryInvalidation>);
 
-impl fmt::Debug for NewsFeed {
+impl fmt::Debug for IdentityChangeFeed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("NewsFeed")
     }
 }
 
-impl NewsFeed {
-    pub(crate) const fn new(news: broadcast::Receiver<News>) -> Self {
+impl IdentityChangeFeed {
+    pub(crate) const fn new(news: broadcast::Receiver<DirectoryInvalidation>) -> Self {
         Self(news)
     }
 
-    /// What comes next; nothing when nothing will come any more.
-    pub(crate) async fn next(&mut self) -> Option<News> {
+    /// Receives the next change; `None` when no more will come.
+    pub(crate) async fn next(&mut self) -> Option<DirectoryInvalidation> {
         match self.0.recv().await {
             Ok(news) => Some(news),
             // What was missed may have been anything.
-            Err(RecvError::Lagged(_)) => Some(News::Everything),
+            Err(RecvError::Lagged(_)) => Some(DirectoryInvalidation::FeedRestored),
             Err(RecvError::Closed) => None,
         }
     }
@@ -104,10 +104,16 @@ mod tests {
 
     #[test]
     fn hints_say_who_changed() {
-        assert_eq!(news_of(br#"{"kind":"actor","actor_id":7}"#), Some(News::Actor(ActorId(7))));
-        assert_eq!(news_of(br#"{"kind":"context","context_id":5}"#), Some(News::Context(ContextId(5))));
+        assert_eq!(
+            identity_change_of(br#"{"kind":"actor","actor_id":7}"#),
+            Some(DirectoryInvalidation::Actor(ActorId(7)))
+        );
+        assert_eq!(
+            identity_change_of(br#"{"kind":"context","context_id":5}"#),
+            Some(DirectoryInvalidation::Context(ContextId(5)))
+        );
         for other in [&b""[..], b"replicas", b"{}", br#"{"kind":"actor"}"#, b"\xff"] {
-            assert_eq!(news_of(other), None);
+            assert_eq!(identity_change_of(other), None);
         }
     }
 }

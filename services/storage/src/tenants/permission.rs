@@ -1,21 +1,21 @@
-//! Who may do what in a context: the one place where that is decided.
+//! Permissions of actors in a context: the one place where they are decided.
 //!
-//! The table is that of the specification, section 4. Whoever has no role is told that there is no such context.
+//! The table is that of the specification, section 4. An actor without a role is told that there is no such context.
 
-use model::context::Denied;
+use model::context::AccessDenied;
 use model::{ActorId, Context, Role};
 
 use crate::error::Result;
-use crate::store::Asker;
+use crate::store::RequestPrincipal;
 
-/// What an action takes.
+/// Role that an action requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// This role.
+pub(crate) enum RoleRequirement {
+    /// Role for any object.
     Role(Role),
-    /// This role for what is the actor's own, admin for what is another's.
+    /// Role for the actor's own objects; admin for those of others.
     Own(Role),
-    /// As `Own(Executor)`, where executors may submit; else admin.
+    /// `Own(Executor)` where executors may submit; else admin.
     Submit,
 }
 
@@ -23,22 +23,22 @@ macro_rules! actions {
     ($($(#[$doc:meta])* $action:ident = $name:literal needs $need:expr;)+) => {
         /// Something that is done in a context, or to it.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(crate) enum Action {
+        pub(crate) enum ContextAction {
             $($(#[$doc])* $action),+
         }
 
-        impl Action {
+        impl ContextAction {
             /// All of them.
             #[cfg(test)]
             const ALL: &'static [Self] = &[$(Self::$action),+];
 
-            /// What the audit calls it.
+            /// Name of the action in the audit.
             pub(crate) const fn name(self) -> &'static str {
                 match self { $(Self::$action => $name),+ }
             }
 
-            /// What it takes.
-            pub(crate) const fn need(self) -> Need {
+            /// Role that the action requires.
+            pub(crate) const fn need(self) -> RoleRequirement {
                 match self { $(Self::$action => $need),+ }
             }
         }
@@ -47,121 +47,135 @@ macro_rules! actions {
 
 actions! {
     /// Reads what is in the context: the context itself, flows, nodes, jobs, blobs, logs, messages, runner records, events.
-    Read = "context.read" needs Need::Role(Role::Reader);
+    Read = "context.read" needs RoleRequirement::Role(Role::Reader);
     /// Reads who did what.
-    ReadAudit = "audit.read" needs Need::Role(Role::Admin);
+    ReadAudit = "audit.read" needs RoleRequirement::Role(Role::Admin);
     /// Makes a context. Every actor may, and is its first admin.
-    CreateContext = "context.create" needs Need::Role(Role::Admin);
+    CreateContext = "context.create" needs RoleRequirement::Role(Role::Admin);
     /// Changes members and settings.
-    UpdateContext = "context.update" needs Need::Role(Role::Admin);
+    UpdateContext = "context.update" needs RoleRequirement::Role(Role::Admin);
     /// Removes the context.
-    DeleteContext = "context.delete" needs Need::Role(Role::Admin);
+    DeleteContext = "context.delete" needs RoleRequirement::Role(Role::Admin);
     /// Registers an actor: the bootstrap identity alone.
-    RegisterActor = "actor.register" needs Need::Role(Role::Admin);
+    RegisterActor = "actor.register" needs RoleRequirement::Role(Role::Admin);
     /// Changes where an actor is reached: itself and the bootstrap identity.
-    UpdateActor = "actor.update" needs Need::Role(Role::Admin);
+    UpdateActor = "actor.update" needs RoleRequirement::Role(Role::Admin);
     /// Gives an actor another key: itself and the bootstrap identity.
-    RotateActorKey = "actor.rotate_key" needs Need::Role(Role::Admin);
+    RotateActorKey = "actor.rotate_key" needs RoleRequirement::Role(Role::Admin);
     /// Removes an actor: itself and the bootstrap identity.
-    DeleteActor = "actor.delete" needs Need::Role(Role::Admin);
+    DeleteActor = "actor.delete" needs RoleRequirement::Role(Role::Admin);
     /// Keeps a job that belongs to no flow.
-    CreateJob = "job.create" needs Need::Submit;
+    CreateJob = "job.create" needs RoleRequirement::Submit;
     /// Removes one.
-    DeleteJob = "job.delete" needs Need::Own(Role::Executor);
+    DeleteJob = "job.delete" needs RoleRequirement::Own(Role::Executor);
     /// Keeps bytes.
-    PutBlob = "blob.put" needs Need::Role(Role::Executor);
+    PutBlob = "blob.put" needs RoleRequirement::Role(Role::Executor);
     /// Makes a flow.
-    CreateFlow = "flow.create" needs Need::Submit;
+    CreateFlow = "flow.create" needs RoleRequirement::Submit;
     /// Gives it nodes.
-    AddFlowNodes = "flow.add_nodes" needs Need::Own(Role::Executor);
+    AddFlowNodes = "flow.add_nodes" needs RoleRequirement::Own(Role::Executor);
     /// Starts it.
-    StartFlow = "flow.start" needs Need::Own(Role::Executor);
+    StartFlow = "flow.start" needs RoleRequirement::Own(Role::Executor);
     /// Starts it again.
-    RetryFlow = "flow.retry" needs Need::Own(Role::Executor);
+    RetryFlow = "flow.retry" needs RoleRequirement::Own(Role::Executor);
     /// Signals it.
-    SignalFlow = "flow.signal" needs Need::Own(Role::Executor);
+    SignalFlow = "flow.signal" needs RoleRequirement::Own(Role::Executor);
     /// Wishes that it ends.
-    CancelFlow = "flow.cancel" needs Need::Own(Role::Executor);
+    CancelFlow = "flow.cancel" needs RoleRequirement::Own(Role::Executor);
     /// Wishes that one of its nodes ends.
-    CancelNode = "flow.cancel_node" needs Need::Own(Role::Executor);
+    CancelNode = "flow.cancel_node" needs RoleRequirement::Own(Role::Executor);
     /// Reports state and result of a node that it executes.
-    ReportNode = "flow.report_node" needs Need::Own(Role::Executor);
+    ReportNode = "flow.report_node" needs RoleRequirement::Own(Role::Executor);
     /// Removes it.
-    DeleteFlow = "flow.delete" needs Need::Own(Role::Executor);
+    DeleteFlow = "flow.delete" needs RoleRequirement::Own(Role::Executor);
     /// Learns the key by which what runs for somebody is signed.
-    ReadSigner = "signer.read" needs Need::Own(Role::Executor);
+    ReadSigner = "signer.read" needs RoleRequirement::Own(Role::Executor);
     /// Sends chat or mail.
-    SendMessage = "message.send" needs Need::Own(Role::Executor);
+    SendMessage = "message.send" needs RoleRequirement::Own(Role::Executor);
     /// Sends again what would not arrive.
-    ResendMessage = "message.resend" needs Need::Own(Role::Executor);
+    ResendMessage = "message.resend" needs RoleRequirement::Own(Role::Executor);
     /// Removes a message: its sender, its recipient.
-    DeleteMessage = "message.delete" needs Need::Own(Role::Reader);
+    DeleteMessage = "message.delete" needs RoleRequirement::Own(Role::Reader);
     /// Reads an inbox.
-    ReadInbox = "inbox.read" needs Need::Own(Role::Reader);
+    ReadInbox = "inbox.read" needs RoleRequirement::Own(Role::Reader);
     /// Takes messages out of it.
-    AcknowledgeMessages = "message.acknowledge" needs Need::Own(Role::Reader);
+    AcknowledgeMessages = "message.acknowledge" needs RoleRequirement::Own(Role::Reader);
     /// Registers a runner.
-    RegisterRunner = "runner.register" needs Need::Role(Role::Admin);
+    RegisterRunner = "runner.register" needs RoleRequirement::Role(Role::Admin);
     /// Changes its record.
-    UpdateRunner = "runner.update" needs Need::Role(Role::Admin);
+    UpdateRunner = "runner.update" needs RoleRequirement::Role(Role::Admin);
     /// Has it take no new jobs.
-    DrainRunner = "runner.drain" needs Need::Role(Role::Admin);
+    DrainRunner = "runner.drain" needs RoleRequirement::Role(Role::Admin);
     /// Has it take them again.
-    ResumeRunner = "runner.resume" needs Need::Role(Role::Admin);
+    ResumeRunner = "runner.resume" needs RoleRequirement::Role(Role::Admin);
     /// Removes its record.
-    DeleteRunner = "runner.delete" needs Need::Role(Role::Admin);
+    DeleteRunner = "runner.delete" needs RoleRequirement::Role(Role::Admin);
     /// Reads definitions, sagas, effects and dead letters.
-    ReadSagas = "saga.read" needs Need::Role(Role::Reader);
+    ReadSagas = "saga.read" needs RoleRequirement::Role(Role::Reader);
     /// Starts sagas, sends them events and results.
-    StartSaga = "saga.start" needs Need::Role(Role::Executor);
+    StartSaga = "saga.start" needs RoleRequirement::Role(Role::Executor);
     /// Applies and retires definitions.
-    DefineSagas = "saga.define" needs Need::Role(Role::Admin);
+    DefineSagas = "saga.define" needs RoleRequirement::Role(Role::Admin);
     /// Pauses, resumes, cancels, ends and mends sagas, effects and tenants.
-    OperateSagas = "saga.operate" needs Need::Role(Role::Admin);
+    OperateSagas = "saga.operate" needs RoleRequirement::Role(Role::Admin);
     /// Has dead letters and lanes processed again, or dead letters removed.
-    ReplaySagas = "saga.replay" needs Need::Role(Role::Admin);
+    ReplaySagas = "saga.replay" needs RoleRequirement::Role(Role::Admin);
 }
 
-/// Whether `actor` may do what concerns the whole context, or what is its own.
+/// Checks that `actor` may do what concerns the whole context, or its own objects.
 ///
 /// # Errors
-/// That there is no such context, or that the role is too small.
-pub(crate) fn allow(context: &Context, actor: ActorId, action: Action) -> Result<()> {
+/// Fails when there is no such context for the actor, or when its role is too small.
+pub(crate) fn allow(context: &Context, actor: ActorId, action: ContextAction) -> Result<()> {
     allow_for(context, actor, action, actor)
 }
 
-/// Whether `actor` may do what concerns what belongs to `owner`.
+/// Checks that `actor` may act on objects that belong to `owner`.
 ///
 /// # Errors
-/// As [`allow`], and that it may act only as itself.
-pub(crate) fn allow_for(context: &Context, actor: ActorId, action: Action, owner: ActorId) -> Result<()> {
+/// Fails as [`allow`] does, and when it may act only as itself.
+pub(crate) fn allow_for(
+    context: &Context,
+    actor: ActorId,
+    action: ContextAction,
+    owner: ActorId,
+) -> Result<()> {
     let (needed, only_own) = match action.need() {
-        Need::Role(role) => (role, false),
-        Need::Own(role) => (role, true),
-        Need::Submit if context.settings.executors_may_submit => (Role::Executor, true),
-        Need::Submit => (Role::Admin, true),
+        RoleRequirement::Role(role) => (role, false),
+        RoleRequirement::Own(role) => (role, true),
+        RoleRequirement::Submit if context.settings.executors_may_submit => (Role::Executor, true),
+        RoleRequirement::Submit => (Role::Admin, true),
     };
     let role = context.require(actor, needed)?;
     if only_own && role < Role::Admin && actor != owner {
-        return Err(Denied::NotItself { actor, caller: owner, context: context.id }.into());
+        return Err(AccessDenied::NotItself { actor, caller: owner, context: context.id }.into());
     }
     Ok(())
 }
 
-/// The same for whoever asks: a service that calls for itself may what its methods let it.
-pub(crate) fn allow_asker(context: &Context, asker: Asker, action: Action, owner: ActorId) -> Result<()> {
+/// Checks a principal as [`allow_for`] does; a service that calls for itself may do what its methods permit.
+pub(crate) fn allow_asker(
+    context: &Context,
+    asker: RequestPrincipal,
+    action: ContextAction,
+    owner: ActorId,
+) -> Result<()> {
     match asker {
-        Asker::Service => Ok(()),
-        Asker::Actor(actor) => allow_for(context, actor, action, owner),
+        RequestPrincipal::Service => Ok(()),
+        RequestPrincipal::Actor(actor) => allow_for(context, actor, action, owner),
     }
 }
 
-/// The same for what concerns the whole context, where nobody stands for the bootstrap identity, which administers them all.
-pub(crate) fn allow_administrator(context: &Context, actor: Option<ActorId>, action: Action) -> Result<()> {
+/// Checks an administrator of the whole context: an actor, or for `None` the bootstrap identity, which administers all.
+pub(crate) fn allow_administrator(
+    context: &Context,
+    actor: Option<ActorId>,
+    action: ContextAction,
+) -> Result<()> {
     actor.map_or(Ok(()), |actor| allow(context, actor, action))
 }
 
-/// Whether somebody may change an actor: itself, and the bootstrap identity, which is nobody here.
+/// Returns true if the principal may change an actor: the actor itself may, and for `None` the bootstrap identity.
 pub(crate) fn may_change_actor(asker: Option<ActorId>, actor: ActorId) -> bool {
     asker.is_none_or(|asker| asker == actor)
 }
@@ -196,8 +210,8 @@ mod tests {
         }
     }
 
-    /// What an actor is told: `+` yes, `-` that it may not, `?` that there is no such context.
-    fn answer(context: &Context, actor: ActorId, action: Action, owner: ActorId) -> char {
+    /// Outcome of a check: `+` allowed, `-` not allowed, `?` no such context.
+    fn answer(context: &Context, actor: ActorId, action: ContextAction, owner: ActorId) -> char {
         match allow_for(context, actor, action, owner) {
             Ok(()) => '+',
             Err(Error::Denied(_)) => '-',
@@ -221,24 +235,24 @@ mod tests {
 
     #[test]
     fn actions_take_what_the_page_says() {
-        let said: BTreeMap<String, (String, String)> = Action::ALL
+        let said: BTreeMap<String, (String, String)> = ContextAction::ALL
             .iter()
             .map(|action| {
                 let (role, whose) = match action.need() {
-                    Need::Role(role) => (role.to_string(), "the context's"),
-                    Need::Own(role) => (role.to_string(), "its own"),
-                    Need::Submit => ("executor, or admin by setting".to_owned(), "its own"),
+                    RoleRequirement::Role(role) => (role.to_string(), "the context's"),
+                    RoleRequirement::Own(role) => (role.to_string(), "its own"),
+                    RoleRequirement::Submit => ("executor, or admin by setting".to_owned(), "its own"),
                 };
                 (action.name().to_owned(), (role, whose.to_owned()))
             })
             .collect();
-        assert_eq!(said.len(), Action::ALL.len(), "each has a name of its own");
+        assert_eq!(said.len(), ContextAction::ALL.len(), "each has a name of its own");
         assert_eq!(said, table());
     }
 
     #[test]
     fn each_role_includes_the_next() {
-        for action in Action::ALL {
+        for action in ContextAction::ALL {
             for open in [true, false] {
                 let context = context(open);
                 let own: String = [ADMIN, EXECUTOR, READER, STRANGER]
@@ -246,16 +260,19 @@ mod tests {
                     .iter()
                     .collect();
                 let expected = match action.need() {
-                    Need::Role(Role::Reader) | Need::Own(Role::Reader) => "+++?",
-                    Need::Role(Role::Executor) | Need::Own(Role::Executor) => "++-?",
-                    Need::Submit if open => "++-?",
-                    Need::Role(Role::Admin) | Need::Own(Role::Admin) | Need::Submit => "+--?",
+                    RoleRequirement::Role(Role::Reader) | RoleRequirement::Own(Role::Reader) => "+++?",
+                    RoleRequirement::Role(Role::Executor) | RoleRequirement::Own(Role::Executor) => "++-?",
+                    RoleRequirement::Submit if open => "++-?",
+                    RoleRequirement::Role(Role::Admin)
+                    | RoleRequirement::Own(Role::Admin)
+                    | RoleRequirement::Submit => "+--?",
                 };
                 assert_eq!(own, expected, "{action:?}");
                 // An admin acts for everybody; others only as themselves, where it matters whose something is.
                 assert_eq!(answer(&context, ADMIN, *action, EXECUTOR), '+', "{action:?}");
                 let others = answer(&context, EXECUTOR, *action, READER);
-                let concerns_all = matches!(action.need(), Need::Role(role) if role <= Role::Executor);
+                let concerns_all =
+                    matches!(action.need(), RoleRequirement::Role(role) if role <= Role::Executor);
                 assert_eq!(others, if concerns_all { '+' } else { '-' }, "{action:?}");
             }
         }
@@ -264,9 +281,10 @@ mod tests {
     #[test]
     fn services_and_the_bootstrap_identity_have_no_roles_and_need_none() {
         let context = context(true);
-        allow_asker(&context, Asker::Service, Action::DeleteFlow, EXECUTOR).expect("its methods let it");
-        allow_administrator(&context, None, Action::UpdateContext).expect("it administers all");
-        assert!(allow_administrator(&context, Some(EXECUTOR), Action::UpdateContext).is_err());
+        allow_asker(&context, RequestPrincipal::Service, ContextAction::DeleteFlow, EXECUTOR)
+            .expect("its methods let it");
+        allow_administrator(&context, None, ContextAction::UpdateContext).expect("it administers all");
+        assert!(allow_administrator(&context, Some(EXECUTOR), ContextAction::UpdateContext).is_err());
         assert!(may_change_actor(None, READER) && may_change_actor(Some(READER), READER));
         assert!(!may_change_actor(Some(ADMIN), READER));
     }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use model::limits;
 
-/// When to look again for room that makes itself.
+/// Delay before a retry where room becomes free by itself.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// The same where it is made by blobs that nobody refers to.
+/// Delay before a retry where room becomes free by the sweep of unreferenced blobs.
 const RETRY_AFTER_BLOBS: Duration = Duration::from_secs(60);
 
 macro_rules! quotas {
@@ -26,7 +26,7 @@ macro_rules! quotas {
             /// All of them.
             pub const ALL: &'static [Self] = &[$(Self::$quota),+];
 
-            /// Its name, as `/info` shows it and flags set it.
+            /// Name of the quota, as `/info` shows it and flags set it.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$quota => $name),+ }
@@ -36,7 +36,7 @@ macro_rules! quotas {
                 match self { $(Self::$quota => limits::$default),+ }
             }
 
-            /// What makes room.
+            /// Advice on how to make room.
             pub(crate) const fn remedy(self) -> &'static str {
                 match self { $(Self::$quota => $remedy),+ }
             }
@@ -89,9 +89,9 @@ quotas! {
 
 /// How much of each there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Quotas([u64; Quota::ALL.len()]);
+pub struct StorageQuotas([u64; Quota::ALL.len()]);
 
-impl Default for Quotas {
+impl Default for StorageQuotas {
     fn default() -> Self {
         let mut values = [0; Quota::ALL.len()];
         for quota in Quota::ALL {
@@ -101,7 +101,7 @@ impl Default for Quotas {
     }
 }
 
-impl Quotas {
+impl StorageQuotas {
     /// The defaults but for what `settings` says; of two for the same the last one counts.
     #[must_use]
     pub fn with(settings: &[QuotaSetting]) -> Self {
@@ -140,28 +140,28 @@ impl QuotaSetting {
 }
 
 impl FromStr for QuotaSetting {
-    type Err = BadSetting;
+    type Err = InvalidQuotaSetting;
 
-    fn from_str(text: &str) -> Result<Self, BadSetting> {
-        let (name, value) = text.split_once('=').ok_or(BadSetting)?;
-        let quota = Quota::ALL.iter().find(|quota| quota.name() == name.trim()).ok_or(BadSetting)?;
-        let value = value.trim().parse().map_err(|_| BadSetting)?;
+    fn from_str(text: &str) -> Result<Self, InvalidQuotaSetting> {
+        let (name, value) = text.split_once('=').ok_or(InvalidQuotaSetting)?;
+        let quota = Quota::ALL.iter().find(|quota| quota.name() == name.trim()).ok_or(InvalidQuotaSetting)?;
+        let value = value.trim().parse().map_err(|_| InvalidQuotaSetting)?;
         Ok(Self { quota: *quota, value })
     }
 }
 
 /// A text that sets no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BadSetting;
+pub struct InvalidQuotaSetting;
 
-impl fmt::Display for BadSetting {
+impl fmt::Display for InvalidQuotaSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = Quota::ALL.iter().map(|quota| quota.name()).collect();
         write!(f, "write NAME=NUMBER; there are {}", names.join(", "))
     }
 }
 
-impl std::error::Error for BadSetting {}
+impl std::error::Error for InvalidQuotaSetting {}
 
 #[cfg(test)]
 mod tests {
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn every_quota_is_a_limit_of_the_whole() {
-        for (name, value) in Quotas::default().named() {
+        for (name, value) in StorageQuotas::default().named() {
             assert!(limits::TABLE.contains(&(name, value)), "{name} = {value}");
         }
     }
@@ -178,12 +178,12 @@ mod tests {
     fn a_setting_names_a_quota_and_a_number() {
         let settings = ["actor_contexts_max=3", "context_flows_max = 7", "actor_contexts_max=5"];
         let settings: Vec<QuotaSetting> = settings.iter().map(|text| text.parse().expect("good")).collect();
-        let quotas = Quotas::with(&settings);
+        let quotas = StorageQuotas::with(&settings);
         assert_eq!(quotas.of(Quota::ActorContexts), 5);
         assert_eq!(quotas.of(Quota::ContextFlows), 7);
         assert_eq!(quotas.of(Quota::ContextRunners), limits::CONTEXT_RUNNERS_MAX);
         for text in ["actor_contexts_max", "nothing=1", "actor_contexts_max=-1", "=", ""] {
-            assert_eq!(text.parse::<QuotaSetting>(), Err(BadSetting), "{text}");
+            assert_eq!(text.parse::<QuotaSetting>(), Err(InvalidQuotaSetting), "{text}");
         }
     }
 }

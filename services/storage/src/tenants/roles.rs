@@ -1,4 +1,4 @@
-//! Who has which role where, and whom one may know of: read from all contexts, since nothing else would stay true.
+//! Roles of actors, and which actors may know of each other: read from all contexts, since nothing else would stay true.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use model::{Actor, ActorId, Context, ContextId, ContextState, Role, limits};
 use proto::convert::actor::wire_bytes as actor_bytes;
 
 use crate::error::{Error, Result};
-use crate::pages::{Page, PageOf};
+use crate::pages::{PageRequest, PagedCollection};
 use crate::record::listed;
-use crate::store::{Asker, PERMISSION_TRIES, Store, Tenant};
-use crate::tenants::audit::Deed;
-use crate::tenants::contexts::Members;
+use crate::store::{PERMISSION_TRIES, RequestPrincipal, Store, TenantStore};
+use crate::tenants::audit::AuditRecord;
+use crate::tenants::contexts::ContextMembers;
 
 /// Contexts that are read at once.
 const CONTEXTS_AT_ONCE: usize = 64;
@@ -26,7 +26,7 @@ impl Store {
     /// The contexts after this one, by their numbers, as far as they are there.
     fn contexts_after(
         &self,
-        tenants: Vec<Arc<Tenant>>,
+        tenants: Vec<Arc<TenantStore>>,
         after: ContextId,
     ) -> impl Stream<Item = (ContextId, Result<Context>)> {
         let reads = tenants.into_iter().filter(move |tenant| tenant.id > after).map(move |tenant| {
@@ -78,7 +78,7 @@ impl Store {
     pub(crate) async fn remove_roles(
         &self,
         actor: ActorId,
-        deed: &Deed,
+        deed: &AuditRecord,
         now: model::Timestamp,
     ) -> Result<()> {
         for (context, _) in self.contexts_of(actor).await? {
@@ -97,12 +97,12 @@ impl Store {
         &self,
         mut context: Context,
         actor: ActorId,
-        deed: &Deed,
+        deed: &AuditRecord,
         now: model::Timestamp,
     ) -> Result<()> {
         let id = context.id;
         for _ in 0..PERMISSION_TRIES {
-            let mut members = Members::of(&context);
+            let mut members = ContextMembers::of(&context);
             members.remove(actor);
             match self.write_members(&context, &members, deed, now).await {
                 Err(Error::ContextChanged(_)) => context = self.context(id).await?.1,
@@ -116,13 +116,14 @@ impl Store {
     pub(crate) async fn list_contexts(
         &self,
         actor: Option<ActorId>,
-        page: &Page,
+        page: &PageRequest,
     ) -> Result<(Vec<Context>, String)> {
         let bound_to = format!("{actor:?}");
-        let after = page.cursor(self.coordinator(), PageOf::Contexts, &bound_to)?.unwrap_or_default();
+        let after =
+            page.cursor(self.coordinator(), PagedCollection::Contexts, &bound_to)?.unwrap_or_default();
         let mut last = ContextId(u32::try_from(after).unwrap_or(u32::MAX));
         let token = |last: ContextId| {
-            page.token(self.coordinator(), PageOf::Contexts, &bound_to, Some(u64::from(last.0)))
+            page.token(self.coordinator(), PagedCollection::Contexts, &bound_to, Some(u64::from(last.0)))
         };
         let (mut found, mut bytes, mut scanned) = (Vec::new(), 0, 0);
         let tenants = self.tenants().await?;
@@ -150,13 +151,13 @@ impl Store {
         &self,
         asker: Option<ActorId>,
         context: Option<ContextId>,
-        page: &Page,
+        page: &PageRequest,
     ) -> Result<(Vec<Actor>, String)> {
         let bound_to = format!("{asker:?} {context:?}");
-        let after = page.cursor(self.coordinator(), PageOf::Actors, &bound_to)?.unwrap_or_default();
+        let after = page.cursor(self.coordinator(), PagedCollection::Actors, &bound_to)?.unwrap_or_default();
         let known = match context {
             Some(context) => {
-                let asker = asker.map_or(Asker::Service, Asker::Actor);
+                let asker = asker.map_or(RequestPrincipal::Service, RequestPrincipal::Actor);
                 members_of(&self.read(context, asker, |_, _| {}).await?.1).collect()
             }
             None => self.known_to(asker).await?,
@@ -172,7 +173,10 @@ impl Store {
                 let is_full = actors.len() >= page.size || bytes + size > limits::PAGE_BYTES_MAX;
                 if let Some(last) = actors.last().filter(|_| is_full).map(|last: &Actor| last.id) {
                     let last = Some(u64::from(last.0));
-                    return Ok((actors, page.token(self.coordinator(), PageOf::Actors, &bound_to, last)));
+                    return Ok((
+                        actors,
+                        page.token(self.coordinator(), PagedCollection::Actors, &bound_to, last),
+                    ));
                 }
                 bytes += size;
                 actors.push(actor);
@@ -181,7 +185,7 @@ impl Store {
         Ok((actors, String::new()))
     }
 
-    /// Whom one may read: oneself and the members of shared contexts; the bootstrap identity everybody.
+    /// Returns the actors that one may read: itself and the members of shared contexts; the bootstrap identity all.
     async fn known_to(&self, asker: Option<ActorId>) -> Result<BTreeSet<ActorId>> {
         let Some(asker) = asker else { return Ok(self.all_actors().await?.into_iter().collect()) };
         let contexts = self.contexts_of(asker).await?;
@@ -195,7 +199,7 @@ impl Store {
         Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
     }
 
-    /// Whether one may read another: where they share a context.
+    /// Returns true if one actor may read another, which takes a shared context.
     pub(crate) async fn knows(&self, asker: ActorId, actor: ActorId) -> Result<bool> {
         let contexts = self.contexts_of(asker).await?;
         Ok(contexts.iter().any(|(context, _)| context.role_of(actor).is_some()))
@@ -219,7 +223,7 @@ fn members_of(context: &Context) -> impl Iterator<Item = ActorId> {
     context.admins.iter().chain(&context.executors).chain(&context.readers).copied()
 }
 
-/// As many as are told, and whether there are more.
+/// Cuts the roles to as many as are reported. Returns true if there were more.
 fn first_roles(mut roles: Vec<(ContextId, Role)>) -> (Vec<(ContextId, Role)>, bool) {
     let truncated = roles.len() > limits::ROLES_TOLD_MAX;
     roles.truncate(limits::ROLES_TOLD_MAX);

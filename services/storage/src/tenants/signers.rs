@@ -3,8 +3,8 @@
 use model::{ActorId, ContextId, ContextUid, Timestamp};
 
 use crate::error::{Error, Result};
-use crate::store::{Asker, Store};
-use crate::tenants::permission::{self, Action};
+use crate::store::{RequestPrincipal, Store};
+use crate::tenants::permission::{self, ContextAction};
 
 impl Store {
     /// The keys that count now of an actor for whom something is to run, and how its signatures name the context.
@@ -12,11 +12,11 @@ impl Store {
         &self,
         context: ContextId,
         caller: ActorId,
-        asker: Asker,
+        asker: RequestPrincipal,
         now: Timestamp,
     ) -> Result<(ContextUid, Vec<String>)> {
         let (_, context) = self.context(context).await?;
-        permission::allow_asker(&context, asker, Action::ReadSigner, caller)?;
+        permission::allow_asker(&context, asker, ContextAction::ReadSigner, caller)?;
         let actor = self.actor(caller).await.map_err(|error| match error {
             Error::NotFound(_) => Error::field("caller_id", format!("actor {caller} is not registered")),
             error => error,

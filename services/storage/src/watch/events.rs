@@ -12,19 +12,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use directory::News;
+use directory::DirectoryInvalidation;
 use keys::FlowRef;
-use kv::{Cmd, Connection, Notice, StreamEntry, Topic, Value};
+use kv::{Cmd, KvConnection, KvSubscriptionEvent, StreamEntry, Topic, Value};
 use model::{ContextId, FlowId, RunnerId};
 use serde::Deserialize;
-use service::{Condition, Readiness};
+use service::{Readiness, ReadinessCondition};
 use tokio::sync::{Notify, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
-use crate::store::{Store, Tenant, lock};
-use crate::tenants::identities::{NewsFeed, news_of};
-use crate::watch::recent::Lender;
+use crate::store::{Store, TenantStore, lock};
+use crate::tenants::identities::{IdentityChangeFeed, identity_change_of};
+use crate::watch::recent_events::EventMemoryPool;
 use crate::watch::tailer::Tailer;
 
 /// Entries of a stream that are read at once.
@@ -43,25 +43,25 @@ const TOUCHES_BUFFER: usize = 16_384;
 /// A place in a context's stream: change, number within it, and the random bits of the change, by which a
 /// store that went back is recognised. Written `<revision>.<n>-<bits>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Position {
+pub(crate) struct EventPosition {
     pub(crate) revision: u64,
     pub(crate) n: u32,
     pub(crate) bits: u64,
 }
 
-impl Position {
-    /// Whether this comes after `other`.
+impl EventPosition {
+    /// Returns true if this position comes after `other`.
     pub(crate) fn is_after(self, other: Self) -> bool {
         (self.revision, self.n) > (other.revision, other.n)
     }
 
     /// Where a stream ends now; nothing when there is none.
-    pub(crate) async fn last(connection: &Connection, stream: &str) -> Result<Option<Self>> {
+    pub(crate) async fn last(connection: &KvConnection, stream: &str) -> Result<Option<Self>> {
         Self::first_of(connection.cmd(newest(stream, 1)).await?)
     }
 
     /// Where a stream begins now; nothing when there is none.
-    pub(crate) async fn first(connection: &Connection, stream: &str) -> Result<Option<Self>> {
+    pub(crate) async fn first(connection: &KvConnection, stream: &str) -> Result<Option<Self>> {
         let ask = Cmd::new("XRANGE").arg(stream).arg("-").arg("+").arg("COUNT").arg(1);
         Self::first_of(connection.cmd(ask).await?)
     }
@@ -69,14 +69,14 @@ impl Position {
     /// Where the first entry stands of those that Redis gave.
     pub(crate) fn first_of(entries: Value) -> Result<Option<Self>> {
         let entry = entries.entries()?.into_iter().next();
-        Ok(entry.map(Entry::read).transpose()?.map(|entry| entry.position))
+        Ok(entry.map(EventEntry::read).transpose()?.map(|entry| entry.position))
     }
 
-    /// Whether a stream has this place, with the same random bits.
-    pub(crate) async fn is_in(self, connection: &Connection, stream: &str) -> Result<bool> {
+    /// Returns true if a stream has this position, with the same random bits.
+    pub(crate) async fn is_in(self, connection: &KvConnection, stream: &str) -> Result<bool> {
         let id = self.entry_id();
         let entries = connection.cmd(Cmd::new("XRANGE").arg(stream).arg(&id).arg(&id)).await?;
-        let found = entries.entries()?.into_iter().next().map(Entry::read).transpose()?;
+        let found = entries.entries()?.into_iter().next().map(EventEntry::read).transpose()?;
         Ok(found.is_some_and(|entry| entry.position == self))
     }
 
@@ -98,13 +98,13 @@ impl Position {
     }
 }
 
-impl fmt::Display for Position {
+impl fmt::Display for EventPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}-{:016x}", self.revision, self.n, self.bits)
     }
 }
 
-impl FromStr for Position {
+impl FromStr for EventPosition {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         let parse = || {
@@ -121,9 +121,9 @@ impl FromStr for Position {
     }
 }
 
-/// What a watch can be about, rather than everything.
+/// Subject of a watch that is not about everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Subject {
+pub(crate) enum WatchSubject {
     /// One flow.
     Flow(FlowId),
     /// Every flow, without nodes and output.
@@ -134,20 +134,20 @@ pub(crate) enum Subject {
 
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct EventEntry {
     /// Where it stands.
-    pub(crate) position: Position,
+    pub(crate) position: EventPosition,
     /// The event as JSON.
     pub(crate) event: Bytes,
     /// The flow or record it is about, of those that can be watched each for itself.
-    pub(crate) subject: Option<Subject>,
+    pub(crate) subject: Option<WatchSubject>,
     /// A flow itself changed, rather than one of its nodes.
     pub(crate) is_flow: bool,
     /// The context itself changed: who may watch has to be looked at again.
     pub(crate) is_context: bool,
 }
 
-impl Entry {
+impl EventEntry {
     fn read(mut entry: StreamEntry) -> Result<Self> {
         let bits = u64::from_str_radix(entry.text("b")?, 16).map_err(|error| broken(&error))?;
         let event = entry.fields.iter_mut().find(|(name, _)| name == "e");
@@ -158,7 +158,7 @@ impl Entry {
     /// An entry of this id, made by the change with these random bits.
     pub(crate) fn of(id: &str, bits: u64, event: Vec<u8>) -> Result<Self> {
         #[derive(Deserialize)]
-        struct About<'a> {
+        struct EventHeader<'a> {
             #[serde(borrow)]
             kind: Cow<'a, str>,
             #[serde(default)]
@@ -166,26 +166,26 @@ impl Entry {
             #[serde(default)]
             runner_id: Option<RunnerId>,
         }
-        let position = Position::of_id(id, bits)?;
+        let position = EventPosition::of_id(id, bits)?;
         let event = Bytes::from(event);
-        let about: About<'_> = serde_json::from_slice(&event).map_err(|error| broken(&error))?;
+        let about: EventHeader<'_> = serde_json::from_slice(&event).map_err(|error| broken(&error))?;
         let (is_context, is_flow) = (about.kind == "context", about.kind == "flow");
-        let of_runner = about.runner_id.filter(|_| about.kind == "runner").map(|_| Subject::Runners);
-        let subject = about.flow_id.map(Subject::Flow).or(of_runner);
+        let of_runner = about.runner_id.filter(|_| about.kind == "runner").map(|_| WatchSubject::Runners);
+        let subject = about.flow_id.map(WatchSubject::Flow).or(of_runner);
         Ok(Self { position, event, subject, is_flow, is_context })
     }
 
     /// Tells whether the entry is about this, or about anything.
-    pub(crate) fn is_about(&self, wanted: Option<Subject>) -> bool {
+    pub(crate) fn is_about(&self, wanted: Option<WatchSubject>) -> bool {
         match wanted {
             None => true,
-            Some(Subject::Flows) => self.is_flow,
+            Some(WatchSubject::Flows) => self.is_flow,
             wanted => self.subject == wanted,
         }
     }
 
     /// Tells whether a watch of this subject, or of everything, takes the entry up.
-    pub(crate) fn is_for(&self, wanted: Option<Subject>) -> bool {
+    pub(crate) fn is_for(&self, wanted: Option<WatchSubject>) -> bool {
         self.is_context || self.is_about(wanted)
     }
 
@@ -204,28 +204,32 @@ pub(crate) fn newest(stream: &str, count: usize) -> Cmd {
     Cmd::new("XREVRANGE").arg(stream).arg("+").arg("-").arg("COUNT").arg(count)
 }
 
-impl Tenant {
+impl TenantStore {
     /// The entries after `position`, at most `count`.
-    pub(crate) async fn events_after(&self, position: Position, count: usize) -> Result<Vec<Entry>> {
+    pub(crate) async fn events_after(
+        &self,
+        position: EventPosition,
+        count: usize,
+    ) -> Result<Vec<EventEntry>> {
         let from = format!("({}", position.entry_id());
         let ask = Cmd::new("XRANGE").arg(&self.events).arg(&from).arg("+").arg("COUNT").arg(count);
-        self.connection.cmd(ask).await?.entries()?.into_iter().map(Entry::read).collect()
+        self.connection.cmd(ask).await?.entries()?.into_iter().map(EventEntry::read).collect()
     }
 
     /// The last entries, at most `count`, in their order. There is always one: the stream begins with the context's creation.
-    pub(crate) async fn last_events(&self, count: usize) -> Result<Vec<Entry>> {
+    pub(crate) async fn last_events(&self, count: usize) -> Result<Vec<EventEntry>> {
         let entries = self.connection.cmd(newest(&self.events, count)).await?.entries()?.into_iter().rev();
-        entries.map(Entry::read).collect()
+        entries.map(EventEntry::read).collect()
     }
 
-    /// Whether `position` is in the stream, with the same random bits.
-    pub(crate) async fn has_position(&self, position: Position) -> Result<bool> {
+    /// Returns true if `position` is in the stream, with the same random bits.
+    pub(crate) async fn has_position(&self, position: EventPosition) -> Result<bool> {
         position.is_in(&self.connection, &self.events).await
     }
 
     /// Where the stream ends now. It is never empty: it begins with the context's creation.
-    pub(crate) async fn last_position(&self) -> Result<Position> {
-        let last = Position::last(&self.connection, &self.events).await?;
+    pub(crate) async fn last_position(&self) -> Result<EventPosition> {
+        let last = EventPosition::last(&self.connection, &self.events).await?;
         last.ok_or_else(|| Error::not_found("context", self.id))
     }
 }
@@ -247,7 +251,7 @@ pub(crate) enum Hint {
 
 /// A hint for the owners of flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Touch {
+pub(crate) enum FlowHint {
     /// There is something new for a flow.
     Flow(ContextId, FlowRef),
     /// There may be for any.
@@ -264,7 +268,7 @@ pub(crate) enum InboxHint {
 }
 
 impl InboxHint {
-    /// Whether it may be about an inbox of this context.
+    /// Returns true if the hint may be about an inbox of this context.
     pub(crate) fn is_for(self, context: ContextId) -> bool {
         match self {
             Self::In(known) => known == context,
@@ -273,9 +277,9 @@ impl InboxHint {
     }
 }
 
-/// What wakes a tailer.
+/// Signal that wakes a tailer.
 #[derive(Debug, Default)]
-pub(crate) struct Wake {
+pub(crate) struct TailerWakeup {
     /// There may be something to read, or to take up.
     pub(crate) notify: Notify,
     /// How often hints were missed: the stream may be another one by now.
@@ -286,7 +290,7 @@ pub(crate) struct Wake {
     pub(crate) is_vague: AtomicBool,
 }
 
-impl Wake {
+impl TailerWakeup {
     /// Hints may have been missed, and the stream may be another one.
     pub(crate) fn miss(&self) {
         self.missed.fetch_add(1, Ordering::SeqCst);
@@ -304,28 +308,28 @@ impl Wake {
 
 /// Hears all hints and keeps the tailers. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Hub(Arc<Inner>);
+pub(crate) struct EventHub(Arc<EventHubInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct EventHubInner {
     store: Store,
     kinds: broadcast::Sender<Hint>,
-    touches: broadcast::Sender<Touch>,
+    touches: broadcast::Sender<FlowHint>,
     inboxes: broadcast::Sender<InboxHint>,
-    news: broadcast::Sender<News>,
+    news: broadcast::Sender<DirectoryInvalidation>,
     /// Ready while hints are heard: Redis is there.
     readiness: Readiness,
-    redis: Condition,
-    /// Whether they are heard from all of it.
+    redis: ReadinessCondition,
+    /// Hints are heard from all of Redis.
     hears_all: watch::Sender<bool>,
     pub(crate) tailers: Mutex<HashMap<ContextId, Tailer>>,
-    lender: Lender,
+    lender: EventMemoryPool,
 }
 
-impl Hub {
+impl EventHub {
     pub(crate) fn new(store: Store) -> Self {
         let readiness = Readiness::new();
-        Self(Arc::new(Inner {
+        Self(Arc::new(EventHubInner {
             store,
             redis: readiness.condition("redis"),
             readiness,
@@ -335,7 +339,7 @@ impl Hub {
             news: broadcast::Sender::new(NEWS_BUFFER),
             hears_all: watch::Sender::new(false),
             tailers: Mutex::default(),
-            lender: Lender::default(),
+            lender: EventMemoryPool::default(),
         }))
     }
 
@@ -347,8 +351,8 @@ impl Hub {
         &self.0.tailers
     }
 
-    /// What tailers may hold together beyond what each may.
-    pub(crate) fn lender(&self) -> &Lender {
+    /// Pool of memory that tailers may share beyond what each may hold.
+    pub(crate) fn lender(&self) -> &EventMemoryPool {
         &self.0.lender
     }
 
@@ -358,7 +362,7 @@ impl Hub {
     }
 
     /// Flows for which there is something new, from now on.
-    pub(crate) fn touches(&self) -> broadcast::Receiver<Touch> {
+    pub(crate) fn touches(&self) -> broadcast::Receiver<FlowHint> {
         self.0.touches.subscribe()
     }
 
@@ -367,9 +371,9 @@ impl Hub {
         self.0.inboxes.subscribe()
     }
 
-    /// What happens to actors and to who is what in contexts, from now on.
-    pub(crate) fn news(&self) -> NewsFeed {
-        NewsFeed::new(self.0.news.subscribe())
+    /// Subscription to changes of actors and of roles in contexts, from now on.
+    pub(crate) fn identity_changes(&self) -> IdentityChangeFeed {
+        IdentityChangeFeed::new(self.0.news.subscribe())
     }
 
     /// Ready while hints are heard.
@@ -377,7 +381,7 @@ impl Hub {
         &self.0.readiness
     }
 
-    /// Whether every change of actors and contexts is heard now.
+    /// Returns true if every change of actors and contexts is heard now.
     pub(crate) fn hears_all(&self) -> bool {
         *self.0.hears_all.borrow()
     }
@@ -398,29 +402,29 @@ impl Hub {
                 notice = subscription.next() => notice,
             };
             match notice {
-                Notice::Subscribed => {
+                KvSubscriptionEvent::Subscribed => {
                     for tailer in lock(&self.0.tailers).values() {
                         tailer.wake.miss();
                     }
                     self.0.redis.met();
                     self.0.hears_all.send_replace(true);
                     self.tell(Hint::Missed);
-                    self.touch(Touch::Any);
+                    self.touch(FlowHint::Any);
                     self.tell_inboxes(InboxHint::Any);
-                    self.tell_news(News::Everything);
+                    self.tell_news(DirectoryInvalidation::FeedRestored);
                 }
                 // Whoever has lost a role, or a key, may have done so where nobody hears of it.
-                Notice::Partial => {
+                KvSubscriptionEvent::Partial => {
                     self.0.hears_all.send_replace(false);
-                    self.tell_news(News::Silence);
+                    self.tell_news(DirectoryInvalidation::FeedLost);
                 }
-                Notice::Lost(error) => {
+                KvSubscriptionEvent::Lost(error) => {
                     self.0.redis.unmet(error.to_string());
                     self.0.hears_all.send_replace(false);
-                    self.tell_news(News::Silence);
+                    self.tell_news(DirectoryInvalidation::FeedLost);
                     tracing::warn!(%error, "hints are missed until Redis is back");
                 }
-                Notice::Message { channel, payload } => {
+                KvSubscriptionEvent::Message { channel, payload } => {
                     if let Some(context) = layout.parse_hint_channel(&channel) {
                         self.heard(context, &payload);
                     }
@@ -438,24 +442,24 @@ impl Hub {
             b"runner" => self.tell(Hint::Runner(context)),
             b"removal" => self.tell(Hint::Removal(context)),
             b"replicas" => self.tell(Hint::Replicas),
-            b"active" => self.touch(Touch::Any),
+            b"active" => self.touch(FlowHint::Any),
             b"context" => {
                 self.tell_inboxes(InboxHint::In(context));
-                self.tell_news(News::Context(context));
+                self.tell_news(DirectoryInvalidation::Context(context));
             }
             inbox if inbox.starts_with(b"inbox:") => self.tell_inboxes(InboxHint::In(context)),
             other => {
                 let flow = std::str::from_utf8(other).ok().and_then(|text| text.strip_prefix("flow:"));
                 if let Some(flow) = flow.and_then(|flow| flow.parse().ok()) {
-                    self.touch(Touch::Flow(context, flow));
-                } else if let Some(news) = news_of(other) {
+                    self.touch(FlowHint::Flow(context, flow));
+                } else if let Some(news) = identity_change_of(other) {
                     self.tell_news(news);
                 }
             }
         }
     }
 
-    fn touch(&self, touch: Touch) {
+    fn touch(&self, touch: FlowHint) {
         // As below.
         let _ = self.0.touches.send(touch);
     }
@@ -465,7 +469,7 @@ impl Hub {
         let _ = self.0.inboxes.send(hint);
     }
 
-    fn tell_news(&self, news: News) {
+    fn tell_news(&self, news: DirectoryInvalidation) {
         // As below.
         let _ = self.0.news.send(news);
     }
@@ -482,13 +486,13 @@ mod tests {
 
     #[test]
     fn positions_have_one_spelling() {
-        let position = Position { revision: 12, n: 3, bits: 0xab };
+        let position = EventPosition { revision: 12, n: 3, bits: 0xab };
         assert_eq!(position.to_string(), "12.3-00000000000000ab");
-        assert_eq!(position.to_string().parse::<Position>().expect("its own text"), position);
+        assert_eq!(position.to_string().parse::<EventPosition>().expect("its own text"), position);
         for bad in ["", "12-3", "12.ab", "12.3-ab", "012.3-00000000000000ab", "12.3-00000000000000AB"] {
-            assert!(bad.parse::<Position>().is_err(), "{bad}");
+            assert!(bad.parse::<EventPosition>().is_err(), "{bad}");
         }
-        assert!(Position { n: 4, ..position }.is_after(position));
+        assert!(EventPosition { n: 4, ..position }.is_after(position));
         assert!(!position.is_after(position));
     }
 }

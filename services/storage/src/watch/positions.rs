@@ -7,14 +7,14 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use kv::{Cmd, Connection};
+use kv::{Cmd, KvConnection};
 use model::ContextUid;
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
-use crate::store::{Tenant, lock};
-use crate::watch::events::{Hint, Hub, Position};
+use crate::store::{TenantStore, lock};
+use crate::watch::events::{EventHub, EventPosition, Hint};
 
 /// The pause after a failed look.
 const RETRY: Duration = Duration::from_millis(200);
@@ -22,11 +22,11 @@ const RETRY: Duration = Duration::from_millis(200);
 /// The latest place of one stream that was seen, and of which context it was: a context that was made anew
 /// has a stream of its own.
 #[derive(Debug, Default)]
-pub(crate) struct Seen(Mutex<Option<(Option<ContextUid>, Position)>>);
+pub(crate) struct LastSeenPosition(Mutex<Option<(Option<ContextUid>, EventPosition)>>);
 
-impl Seen {
+impl LastSeenPosition {
     /// Keeps a place, unless a later one of the same context was kept already.
-    pub(crate) fn note(&self, context: Option<ContextUid>, position: Position) {
+    pub(crate) fn note(&self, context: Option<ContextUid>, position: EventPosition) {
         let mut seen = lock(&self.0);
         let is_later = seen.is_none_or(|(known, latest)| known != context || position.is_after(latest));
         if is_later {
@@ -35,7 +35,7 @@ impl Seen {
     }
 
     /// The latest place.
-    pub(crate) fn latest(&self) -> Option<(Option<ContextUid>, Position)> {
+    pub(crate) fn latest(&self) -> Option<(Option<ContextUid>, EventPosition)> {
         *lock(&self.0)
     }
 
@@ -53,7 +53,7 @@ impl Seen {
     }
 }
 
-impl Hub {
+impl EventHub {
     /// Looks at every reconnect whether the store went back, until `stop`; tells whoever builds on it.
     pub(crate) async fn check_reconnects(self, stop: CancellationToken) {
         let mut hints = self.hints();
@@ -83,7 +83,7 @@ impl Hub {
         }
     }
 
-    /// Whether a change is gone that was written or read before. What is known of such streams is forgotten.
+    /// Returns true if a change is gone that was written or read before. The positions of such streams are forgotten.
     async fn has_gone_back(&self) -> Result<bool> {
         let store = self.store();
         let mut gone = false;
@@ -109,13 +109,13 @@ impl Hub {
     }
 }
 
-/// Whether the context is the one whose stream was seen.
-async fn is_same(tenant: &Tenant, uid: Option<ContextUid>) -> Result<bool> {
+/// Returns true if the context is the one whose stream was seen.
+async fn is_same(tenant: &TenantStore, uid: Option<ContextUid>) -> Result<bool> {
     let known = tenant.connection.cmd(Cmd::new("HGET").arg(&tenant.context).arg("uid")).await?;
     Ok(known.optional_text()? == uid.map(|uid| uid.to_string()))
 }
 
-impl Tenant {
+impl TenantStore {
     /// Forgets what was seen, and what was decided by it.
     pub(crate) fn forget_seen(&self) {
         self.seen.forget();
@@ -140,11 +140,11 @@ impl Tenant {
     }
 }
 
-/// Whether a place is not in the stream, and not because the stream was trimmed.
-async fn is_gone(connection: &Connection, stream: &str, position: Position) -> Result<bool> {
+/// Returns true if a position is missing from the stream, unless trimming removed it.
+async fn is_gone(connection: &KvConnection, stream: &str, position: EventPosition) -> Result<bool> {
     if position.is_in(connection, stream).await? {
         return Ok(false);
     }
-    let Some(first) = Position::first(connection, stream).await? else { return Ok(true) };
+    let Some(first) = EventPosition::first(connection, stream).await? else { return Ok(true) };
     Ok(!first.is_after(position))
 }

@@ -10,8 +10,8 @@ use tokio::sync::mpsc;
 
 use crate::error::Result;
 use crate::runners::RUNNERS_READ;
-use crate::store::Tenant;
-use crate::watch::events::{Hint, Hub};
+use crate::store::TenantStore;
+use crate::watch::events::{EventHub, Hint};
 
 /// The pause after a failed read.
 const RETRY: Duration = Duration::from_millis(200);
@@ -20,7 +20,7 @@ const OUT_BUFFER: usize = 16;
 
 /// A part of what there is, or a change.
 #[derive(Debug)]
-pub(crate) enum RunnerPart {
+pub(crate) enum RunnerWatchEvent {
     /// Records of one context that are new or have changed.
     Runners(ContextId, Vec<Runner>),
     /// Records of one context that were removed.
@@ -29,29 +29,29 @@ pub(crate) enum RunnerPart {
     SnapshotEnd,
 }
 
-impl Hub {
+impl EventHub {
     /// Begins a watch over all contexts. It ends when nobody listens any more.
-    pub(crate) fn watch_runners(&self) -> mpsc::Receiver<RunnerPart> {
+    pub(crate) fn watch_runners(&self) -> mpsc::Receiver<RunnerWatchEvent> {
         let (out, parts) = mpsc::channel(OUT_BUFFER);
-        let task = Task { hub: self.clone(), out, known: HashMap::new() };
+        let task = RunnerWatchTask { hub: self.clone(), out, known: HashMap::new() };
         tokio::spawn(task.run());
         parts
     }
 }
 
-struct Task {
-    hub: Hub,
-    out: mpsc::Sender<RunnerPart>,
+struct RunnerWatchTask {
+    hub: EventHub,
+    out: mpsc::Sender<RunnerWatchEvent>,
     /// By revision and time: a context that is made anew counts from 1 again.
     known: HashMap<(ContextId, RunnerId), (Revision, Timestamp)>,
 }
 
-impl Task {
+impl RunnerWatchTask {
     async fn run(mut self) {
         // Before the first look, so that no change falls between.
         let mut hints = self.hub.hints();
         self.look_everywhere().await;
-        if self.out.send(RunnerPart::SnapshotEnd).await.is_err() {
+        if self.out.send(RunnerWatchEvent::SnapshotEnd).await.is_err() {
             return;
         }
         loop {
@@ -61,7 +61,7 @@ impl Task {
             };
             match hint {
                 Ok(Hint::Runner(context) | Hint::Removal(context)) => {
-                    let place = self.hub.store().place(context);
+                    let place = self.hub.store().tenant_unchecked(context);
                     while let Err(error) = self.look(&place).await {
                         tracing::warn!(%context, %error, "reading runner records failed, trying again");
                         tokio::time::sleep(RETRY).await;
@@ -87,7 +87,8 @@ impl Task {
         // Also those that are gone.
         let known: BTreeSet<ContextId> = self.known.keys().map(|(context, _)| *context).collect();
         let is_listed = |id: &ContextId| tenants.iter().any(|tenant| tenant.id == *id);
-        let gone: Vec<_> = known.into_iter().filter(|id| !is_listed(id)).map(|id| store.place(id)).collect();
+        let gone: Vec<_> =
+            known.into_iter().filter(|id| !is_listed(id)).map(|id| store.tenant_unchecked(id)).collect();
         tenants.extend(gone);
         for tenant in tenants {
             self.look(&tenant).await?;
@@ -95,7 +96,7 @@ impl Task {
         Ok(())
     }
 
-    async fn look(&mut self, tenant: &Arc<Tenant>) -> Result<()> {
+    async fn look(&mut self, tenant: &Arc<TenantStore>) -> Result<()> {
         let store = self.hub.store().clone();
         let ids = store.runner_ids(tenant, true).await?;
         let mut there = BTreeSet::new();
@@ -112,7 +113,7 @@ impl Task {
         }
         if !gone.is_empty() {
             // As below.
-            let _ = self.out.send(RunnerPart::Gone(tenant.id, gone)).await;
+            let _ = self.out.send(RunnerWatchEvent::Gone(tenant.id, gone)).await;
         }
         Ok(())
     }
@@ -129,7 +130,7 @@ impl Task {
         }
         if !changed.is_empty() {
             // Whoever listened may have left, which is noticed by `run`.
-            let _ = self.out.send(RunnerPart::Runners(context, changed)).await;
+            let _ = self.out.send(RunnerWatchEvent::Runners(context, changed)).await;
         }
     }
 }

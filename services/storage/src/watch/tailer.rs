@@ -9,10 +9,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::store::{Tenant, lock};
-use crate::watch::events::{Entry, Hub, Position, READ_MAX, Subject, Wake};
-use crate::watch::recent::Recent;
-use crate::watch::told::Ahead;
+use crate::store::{TenantStore, lock};
+use crate::watch::change_feed::ChangeReorderBuffer;
+use crate::watch::events::{EventEntry, EventHub, EventPosition, READ_MAX, TailerWakeup, WatchSubject};
+use crate::watch::recent_events::RecentEvents;
 
 /// The pause after a failed read.
 const RETRY: Duration = Duration::from_millis(200);
@@ -25,44 +25,44 @@ const BEGIN_READ: usize = 32;
 const TELL_WAIT: Duration = Duration::from_millis(50);
 
 /// Events that were read together.
-pub(crate) type Batch = Arc<[Entry]>;
+pub(crate) type EventBatch = Arc<[EventEntry]>;
 
-fn bytes_of(batch: &[Entry]) -> usize {
-    batch.iter().map(Entry::bytes).sum()
+fn bytes_of(batch: &[EventEntry]) -> usize {
+    batch.iter().map(EventEntry::bytes).sum()
 }
 
 /// Up to where a tailer has sent everything; nothing before the first read.
-type Reached = Arc<Mutex<Option<Position>>>;
+type TailerProgress = Arc<Mutex<Option<EventPosition>>>;
 
 /// A tailer as the hub knows it.
 #[derive(Debug)]
 pub(crate) struct Tailer {
-    pub(crate) wake: Arc<Wake>,
-    reached: Reached,
-    commands: mpsc::UnboundedSender<Command>,
+    pub(crate) wake: Arc<TailerWakeup>,
+    reached: TailerProgress,
+    commands: mpsc::UnboundedSender<TailerCommand>,
 }
 
-/// What a tailer is told.
-enum Command {
-    /// Somebody wants what comes, and what came since.
-    Join(Watcher, Since, oneshot::Sender<Result<Joined>>),
-    /// Somebody left.
+/// Command to a tailer.
+enum TailerCommand {
+    /// A subscriber wants the events to come, and those since its start.
+    Join(EventSubscriber, SubscriptionStart, oneshot::Sender<Result<SubscriptionCatchUp>>),
+    /// A subscriber has left.
     Leave,
 }
 
-/// Since when somebody who joins wants to be told.
+/// Start of a subscription.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Since {
-    /// Since it joins.
+pub(crate) enum SubscriptionStart {
+    /// From the moment of joining.
     Now,
-    /// Since a position of before.
-    Then(Position),
-    /// Since a position at which the stream ended when it began to ask.
-    End(Position),
+    /// From an earlier position.
+    Then(EventPosition),
+    /// From a position at which the stream ended when the subscriber began to ask.
+    End(EventPosition),
 }
 
-impl Since {
-    fn position(self) -> Option<Position> {
+impl SubscriptionStart {
+    fn position(self) -> Option<EventPosition> {
         match self {
             Self::Now => None,
             Self::Then(position) | Self::End(position) => Some(position),
@@ -70,117 +70,121 @@ impl Since {
     }
 }
 
-/// Where somebody joins.
+/// Point at which a subscription joins.
 #[derive(Debug)]
-pub(crate) struct Joined {
+pub(crate) struct SubscriptionCatchUp {
     /// Everything after this position will be sent.
-    pub(crate) at: Position,
-    /// What came between the position that was asked for and this one, which is at least where the stream ended when it was asked for;
-    /// nothing where that is not known without reading.
-    pub(crate) missed: Option<Vec<Entry>>,
+    pub(crate) at: EventPosition,
+    /// Events between the position that was asked for and this one, which is at least where the stream ended when the
+    /// subscriber began to ask; `None` where they are not known without reading.
+    pub(crate) missed: Option<Vec<EventEntry>>,
 }
 
-/// Somebody who is sent events.
-struct Watcher {
-    subject: Option<Subject>,
-    batches: mpsc::Sender<Batch>,
+/// Subscriber that is sent events.
+struct EventSubscriber {
+    subject: Option<WatchSubject>,
+    batches: mpsc::Sender<EventBatch>,
     /// Bytes of the batches that it has not taken.
     backlog: Arc<AtomicUsize>,
-    end: Arc<OnceLock<End>>,
+    end: Arc<OnceLock<SubscriptionEnd>>,
 }
 
-/// Why a watcher is sent nothing more.
+/// Reason why a subscriber is sent nothing more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// It did not keep up.
+enum SubscriptionEnd {
+    /// The subscriber did not keep up.
     Slow,
     /// The stream is not the one that it was watching.
     Gone,
 }
 
 /// A watcher's side.
-pub(crate) struct Membership {
-    batches: mpsc::Receiver<Batch>,
+pub(crate) struct EventSubscription {
+    batches: mpsc::Receiver<EventBatch>,
     backlog: Arc<AtomicUsize>,
-    reached: Reached,
-    end: Arc<OnceLock<End>>,
-    commands: mpsc::UnboundedSender<Command>,
+    reached: TailerProgress,
+    end: Arc<OnceLock<SubscriptionEnd>>,
+    commands: mpsc::UnboundedSender<TailerCommand>,
 }
 
-impl Membership {
+impl EventSubscription {
     /// The next events, for a watcher that was sent everything up to `at`.
     ///
     /// # Errors
     /// When there will be no more: too slow, or the stream is another one.
-    pub(crate) async fn next(&mut self, at: Position) -> Result<Batch> {
+    pub(crate) async fn next(&mut self, at: EventPosition) -> Result<EventBatch> {
         match self.batches.recv().await {
             Some(batch) => {
                 self.backlog.fetch_sub(bytes_of(&batch), Ordering::Relaxed);
                 Ok(batch)
             }
-            None if self.end.get() == Some(&End::Slow) => Err(Error::TooSlow { resume: at }),
+            None if self.end.get() == Some(&SubscriptionEnd::Slow) => Err(Error::TooSlow { resume: at }),
             None => Err(Error::PositionGone),
         }
     }
 }
 
-impl Membership {
+impl EventSubscription {
     /// Up to where the stream was read without anything left to take: from there a watcher may resume, also
     /// when nothing was for it for a long time.
-    pub(crate) fn idle_position(&self) -> Option<Position> {
+    pub(crate) fn idle_position(&self) -> Option<EventPosition> {
         // Sent first, noted then: whatever is before this place was sent, and taken if nothing waits now.
         let reached = *lock(&self.reached);
         if self.batches.is_empty() { reached } else { None }
     }
 }
 
-impl Drop for Membership {
+impl Drop for EventSubscription {
     fn drop(&mut self) {
         self.batches.close();
         // The tailer may have ended already.
-        let _ = self.commands.send(Command::Leave);
+        let _ = self.commands.send(TailerCommand::Leave);
     }
 }
 
-impl Hub {
+impl EventHub {
     /// Joins a context's tailer, which begins when it has to, for somebody who knows what happened up to a position.
     pub(crate) async fn join(
         &self,
-        tenant: &Arc<Tenant>,
-        subject: Option<Subject>,
-        since: Since,
-    ) -> Result<(Joined, Membership)> {
+        tenant: &Arc<TenantStore>,
+        subject: Option<WatchSubject>,
+        since: SubscriptionStart,
+    ) -> Result<(SubscriptionCatchUp, EventSubscription)> {
         let (sender, batches) = mpsc::channel(limits::WATCH_BUFFER);
         let backlog = Arc::new(AtomicUsize::new(0));
         let end = Arc::new(OnceLock::new());
         let (reply, answer) = oneshot::channel();
-        let watcher =
-            Watcher { subject, batches: sender, backlog: Arc::clone(&backlog), end: Arc::clone(&end) };
+        let watcher = EventSubscriber {
+            subject,
+            batches: sender,
+            backlog: Arc::clone(&backlog),
+            end: Arc::clone(&end),
+        };
         let (commands, reached) = {
             let mut tailers = lock(self.tailers());
             let tailer = tailers.entry(tenant.id).or_insert_with(|| self.start(tenant));
             // A tailer leaves the map before it ends, so this one still listens.
-            let _ = tailer.commands.send(Command::Join(watcher, since, reply));
+            let _ = tailer.commands.send(TailerCommand::Join(watcher, since, reply));
             (tailer.commands.clone(), Arc::clone(&tailer.reached))
         };
-        let membership = Membership { batches, backlog, reached, end, commands };
+        let membership = EventSubscription { batches, backlog, reached, end, commands };
         let joined = answer.await.unwrap_or(Err(Error::PositionGone))?;
         Ok((joined, membership))
     }
 
-    fn start(&self, tenant: &Arc<Tenant>) -> Tailer {
+    fn start(&self, tenant: &Arc<TenantStore>) -> Tailer {
         let (commands, inbox) = mpsc::unbounded_channel();
-        let (wake, reached) = (Arc::new(Wake::default()), Reached::default());
-        let task = Task {
+        let (wake, reached) = (Arc::new(TailerWakeup::default()), TailerProgress::default());
+        let task = TailerTask {
             hub: self.clone(),
             tenant: Arc::clone(tenant),
             wake: Arc::clone(&wake),
             inbox,
             watchers: Vec::new(),
-            recent: Recent::new(self.lender().clone()),
+            recent: RecentEvents::new(self.lender().clone()),
             reached: Arc::clone(&reached),
             missed: 0,
-            ahead: Ahead::default(),
+            ahead: ChangeReorderBuffer::default(),
             hinted: 0,
             awaited: None,
         };
@@ -190,33 +194,33 @@ impl Hub {
     }
 }
 
-struct Task {
-    hub: Hub,
-    tenant: Arc<Tenant>,
-    wake: Arc<Wake>,
-    inbox: mpsc::UnboundedReceiver<Command>,
-    watchers: Vec<Watcher>,
-    /// What was read and sent last; nothing before the first read.
-    recent: Recent,
-    reached: Reached,
+struct TailerTask {
+    hub: EventHub,
+    tenant: Arc<TenantStore>,
+    wake: Arc<TailerWakeup>,
+    inbox: mpsc::UnboundedReceiver<TailerCommand>,
+    watchers: Vec<EventSubscriber>,
+    /// Last events that were read and sent; empty before the first read.
+    recent: RecentEvents,
+    reached: TailerProgress,
     missed: u64,
-    /// What was told and does not follow on what was sent yet.
-    ahead: Ahead,
+    /// Reported changes that do not yet follow on what was sent.
+    ahead: ChangeReorderBuffer,
     /// The greatest change that was hinted at since the last time that everything was read; 0 for none.
     hinted: u64,
-    awaited: Option<Awaited>,
+    awaited: Option<AwaitedChange>,
 }
 
 /// A change that was hinted at, and may be told.
 #[derive(Debug, Clone, Copy)]
-struct Awaited {
+struct AwaitedChange {
     revision: u64,
     /// How many of our own changes had begun by then, of which it may be one.
     begun: u64,
     until: Instant,
 }
 
-impl Task {
+impl TailerTask {
     async fn run(mut self) {
         let mut commands = Vec::new();
         loop {
@@ -237,13 +241,13 @@ impl Task {
         }
     }
 
-    async fn obey(&mut self, commands: &mut Vec<Command>) {
+    async fn obey(&mut self, commands: &mut Vec<TailerCommand>) {
         self.take_told();
         // Whoever knows a position may have read since what happened up to now: all of that has to be told, also where its hint
         // is still on its way. One read is for all who come together.
         let reads = commands.iter().any(|command| match command {
-            Command::Join(_, Since::Then(_), _) => true,
-            Command::Join(_, Since::End(end), _) => {
+            TailerCommand::Join(_, SubscriptionStart::Then(_), _) => true,
+            TailerCommand::Join(_, SubscriptionStart::End(end), _) => {
                 self.has_missed() || self.recent.last().is_none_or(|at| end.is_after(at))
             }
             _ => false,
@@ -255,18 +259,22 @@ impl Task {
         }
         for command in commands.drain(..) {
             match command {
-                Command::Join(watcher, since, reply) => {
+                TailerCommand::Join(watcher, since, reply) => {
                     let known = since.position().filter(|_| is_current);
                     let joined = self.admit(watcher, known).await;
                     // Whoever asked may have given up.
                     let _ = reply.send(joined);
                 }
-                Command::Leave => self.watchers.retain(|watcher| !watcher.batches.is_closed()),
+                TailerCommand::Leave => self.watchers.retain(|watcher| !watcher.batches.is_closed()),
             }
         }
     }
 
-    async fn admit(&mut self, watcher: Watcher, known: Option<Position>) -> Result<Joined> {
+    async fn admit(
+        &mut self,
+        watcher: EventSubscriber,
+        known: Option<EventPosition>,
+    ) -> Result<SubscriptionCatchUp> {
         let at = match self.recent.last() {
             Some(at) => at,
             None => {
@@ -279,7 +287,7 @@ impl Task {
         };
         let missed = known.and_then(|known| self.recent.after(known, watcher.subject));
         self.watchers.push(watcher);
-        Ok(Joined { at, missed })
+        Ok(SubscriptionCatchUp { at, missed })
     }
 
     /// Takes up what was told, and reads when that is not all that was hinted at.
@@ -299,7 +307,7 @@ impl Task {
         let until = self.awaited.map_or_else(|| Instant::now() + TELL_WAIT, |awaited| awaited.until);
         let awaited = self.awaited.filter(|awaited| awaited.revision > at.revision);
         let awaited =
-            awaited.unwrap_or_else(|| Awaited { revision: self.hinted, begun: feed.begun(), until });
+            awaited.unwrap_or_else(|| AwaitedChange { revision: self.hinted, begun: feed.begun(), until });
         // The end of each wakes this task.
         if feed.is_open(awaited.begun) {
             self.awaited = Some(awaited);
@@ -323,7 +331,7 @@ impl Task {
         self.hinted = self.hinted.max(self.ahead.greatest());
     }
 
-    fn take_up(&mut self, batch: &Batch) {
+    fn take_up(&mut self, batch: &EventBatch) {
         self.recent.extend(batch);
         self.send(batch);
         *lock(&self.reached) = self.recent.last();
@@ -356,13 +364,13 @@ impl Task {
             if let Some(at) = self.recent.last()
                 && !self.tenant.has_position(at).await?
             {
-                self.end_all(End::Gone);
+                self.end_all(SubscriptionEnd::Gone);
                 self.recent.clear();
                 *lock(&self.reached) = None;
             }
         }
         while let Some(at) = self.recent.last() {
-            let batch: Batch = self.tenant.events_after(at, READ_MAX).await?.into();
+            let batch: EventBatch = self.tenant.events_after(at, READ_MAX).await?.into();
             if !batch.is_empty() {
                 self.take_up(&batch);
             }
@@ -376,7 +384,7 @@ impl Task {
 
     /// A watcher is sent only what is for it, so that what it has not taken holds nothing else, and is ended
     /// when that is more than its buffer.
-    fn send(&mut self, batch: &Batch) {
+    fn send(&mut self, batch: &EventBatch) {
         self.watchers.retain(|watcher| {
             let batch = match watcher.subject {
                 None => Arc::clone(batch),
@@ -396,14 +404,14 @@ impl Task {
                 Err(mpsc::error::TrySendError::Closed(())) => false,
                 Ok(_) | Err(mpsc::error::TrySendError::Full(())) => {
                     // Set before the channel closes, so that its reader finds the reason.
-                    let _ = watcher.end.set(End::Slow);
+                    let _ = watcher.end.set(SubscriptionEnd::Slow);
                     false
                 }
             }
         });
     }
 
-    fn end_all(&mut self, end: End) {
+    fn end_all(&mut self, end: SubscriptionEnd) {
         for watcher in self.watchers.drain(..) {
             let _ = watcher.end.set(end);
         }

@@ -107,7 +107,7 @@ async fn an_actor_is_found_by_its_key() {
     }
 }
 
-/// As it could be once: two actors have one key.
+/// Gives two actors one key, which was possible once.
 async fn share_key(stage: &Stage, layout: Layout, id: u32, other: u32) {
     let (zero, actor) = (stage.kv.database(0), GlobalKeys::new(layout).actor(ActorId(id)));
     let kept = zero.cmd(Cmd::new("HGET").arg(&actor).arg("keys")).await.unwrap().text().unwrap();
@@ -140,7 +140,7 @@ fn actor_of(response: v1::RotateActorKeyResponse) -> v1::Actor {
     response.actor.unwrap()
 }
 
-/// What the key of an actor signs before it is its own.
+/// Signs the proof that an actor holds a key that it is about to take.
 pub(crate) fn proof_of(key: &SigningKey, id: u32) -> String {
     key_proof::sign(key, &TrustDomain::default(), ActorId(id), Timestamp::now())
 }
@@ -286,7 +286,7 @@ async fn keys_that_anybody_can_sign_for_are_refused_and_so_are_former_ones() {
     assert_eq!(failure(own.rotate_actor_key(other).await).0, Code::NotFound);
 }
 
-/// What an actor sends says that it is from its key, which others know it by.
+/// Messages name their sender by its key, so no actor may take the key of another.
 #[tokio::test]
 async fn nobody_takes_the_key_of_another() {
     for layout in [Layout::Database, Layout::HashTag] {

@@ -1,4 +1,4 @@
-//! Who did what.
+//! Audit entries: each change is recorded with the identity that made it.
 
 use identity::Identity;
 use model::ActorId;
@@ -56,7 +56,7 @@ async fn it_is_written_down_who_did_what_to_actors_and_contexts(stage: Stage<imp
     assert_eq!(said(&last)[0], ("actor/1", "context.delete", "context 1"), "it outlives the context");
 }
 
-/// Who is gone from a context was taken out of it by somebody.
+/// An actor that is removed with a role in a context is recorded there with the identity that removed it.
 async fn a_context_says_who_removed_an_actor_with_a_role_in_it(stage: Stage<impl Redis>) {
     let delete = |id| v1::DeleteActorRequest { request_id: format!("d-{id}"), id, ..Default::default() };
     stage.actors(Identity::Admin).delete_actor(delete(READER)).await.unwrap();

@@ -1,4 +1,4 @@
-//! What other services ask before they change something, and what is written down of it.
+//! Authorizations that other services ask for before they change something, and their audit entries.
 
 use identity::{Identity, ServiceName};
 use kv::Cmd;
@@ -28,7 +28,7 @@ fn request(actor: u32, permission: Permission) -> wire::AuthorizeRequest {
     }
 }
 
-/// Whether an entry was written; else code and reason.
+/// Returns true if an entry was written; else code and reason.
 async fn ask(stage: &Stage<impl Redis>, request: wire::AuthorizeRequest) -> Result<bool, (Code, String)> {
     match saga(stage).authorize(request).await {
         Ok(answer) => Ok(answer.into_inner().audited),
@@ -36,7 +36,7 @@ async fn ask(stage: &Stage<impl Redis>, request: wire::AuthorizeRequest) -> Resu
     }
 }
 
-/// What was done with sagas, the oldest first.
+/// Audit entries of saga actions, the oldest first.
 async fn audit(stage: &Stage<impl Redis>) -> Vec<v1::AuditEntry> {
     let mut request =
         v1::ListAuditEntriesRequest { context_id: CONTEXT, page_size: 1000, ..Default::default() };

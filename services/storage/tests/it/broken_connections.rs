@@ -7,7 +7,7 @@ use keys::Layout;
 use kv::Cmd;
 use proto::internal::v1 as wire;
 use storage::Config;
-use testkit::{Fault, FaultProxy, PATIENCE, RedisServer, Target, wait_until};
+use testkit::{FaultProxy, PATIENCE, ProxyFault, ProxyTarget, RedisServer, wait_until};
 
 use crate::places::Redis;
 use crate::stage::Stage;
@@ -24,7 +24,7 @@ struct Proxied {
 impl Proxied {
     async fn start() -> Self {
         let server = RedisServer::start();
-        let proxy = FaultProxy::start(Target::Unix(server.socket())).await;
+        let proxy = FaultProxy::start(ProxyTarget::Unix(server.socket())).await;
         Self { server, proxy }
     }
 }
@@ -57,7 +57,7 @@ async fn applied(stage: &Stage<Proxied>, step: wire::CommitRequest) -> u64 {
 }
 
 /// Breaks the connection while 64 steps of as many flows are under way, which `fault` keeps so.
-async fn break_under_steps(fault: Fault, are_applied: bool) {
+async fn break_under_steps(fault: ProxyFault, are_applied: bool) {
     let stage =
         Stage::with(Proxied::start().await, Config { layout: Layout::Database, ..Config::default() }).await;
     let mut flows = Vec::new();
@@ -102,10 +102,10 @@ async fn break_under_steps(fault: Fault, are_applied: bool) {
 
 #[tokio::test]
 async fn steps_whose_answers_are_lost_have_one_effect_each() {
-    break_under_steps(Fault::HoldAnswers, true).await;
+    break_under_steps(ProxyFault::HoldAnswers, true).await;
 }
 
 #[tokio::test]
 async fn steps_that_are_lost_on_their_way_are_made() {
-    break_under_steps(Fault::Hold, false).await;
+    break_under_steps(ProxyFault::Hold, false).await;
 }

@@ -12,7 +12,7 @@ use proto::internal::v1::flow_store_service_client::FlowStoreServiceClient;
 use proto::internal::v1::{self as wire, CommitRefusal};
 use proto::v1;
 use rpc::Channel;
-use storage::{Config, Deps, StartError};
+use storage::{Config, Deps, StorageStartError};
 use testkit::{PATIENCE, RedisCluster, RedisServer, wait_until, wait_until_blocking};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -22,7 +22,7 @@ use crate::stage::{ADMIN, CONTEXT, EXECUTOR, Running, Stage, create, script};
 
 /// Contexts that are served by all three primaries.
 const CONTEXTS: u32 = 6;
-/// Who submits at once.
+/// Concurrent submitters.
 const SUBMITTERS: u32 = 4;
 /// How often a primary is killed while changes are replicated, and while they are not.
 const KILLS: usize = 20;
@@ -31,7 +31,7 @@ const KILLS_UNREPLICATED: usize = 2;
 async fn refusal(url: &str, layout: Layout) -> String {
     let deps = Deps { kv: kv::Kv::new(url.parse().unwrap()), trust_domain: Default::default() };
     match (Config { layout, ..Config::default() }).build(deps).await {
-        Err(StartError::Unusable(why)) => why.to_string(),
+        Err(StorageStartError::Unusable(why)) => why.to_string(),
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("{url} is not refused"),
     }
@@ -50,7 +50,7 @@ struct Ended {
 enum GivenUp {
     /// The test is over.
     Stopped,
-    /// It was refused: something that was answered is gone.
+    /// The submission was refused: something that was answered is gone.
     Refused,
 }
 

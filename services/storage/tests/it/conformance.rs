@@ -1,4 +1,4 @@
-//! What the references of all families have in common: random operations, and a look at everything that is kept.
+//! Common parts of the references of all families: random operations, and a look at everything that is kept.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,7 +6,7 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
 use keys::{ContextKey, ContextKeys, GlobalKey, GlobalKeys, Layout};
-use kv::{Cmd, Connection, Pipeline};
+use kv::{Cmd, KvConnection, Pipeline};
 use model::{ActorId, ContextId, FlowId, FlowStatus, JobId};
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 use crate::places::Redis;
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Running, STRANGER, Stage, failure};
 
-/// What there should be of one family of objects, and what may be done to them.
+/// Expected state of one family of objects, and the operations on them.
 pub(crate) trait Family: Sized {
     type Op: fmt::Debug + Clone;
 
@@ -37,7 +37,7 @@ pub(crate) trait Family: Sized {
     /// Checks what the API says of everything.
     async fn check(&mut self, stage: &Stage<impl Redis>);
 
-    /// What is kept, and how many changes each stream of events tells of.
+    /// Expected keys, and the number of changes that each stream of events reports.
     fn kept(&self) -> Kept;
 }
 
@@ -77,12 +77,12 @@ impl<W: fmt::Debug> Chances<W> {
     }
 }
 
-/// What actors ask for, of a family whose requests have ids.
+/// Requests of actors, of a family whose requests have ids.
 pub(crate) trait Asking {
     type Call: fmt::Debug + Clone;
     type Answer: fmt::Debug;
 
-    /// What it should come to.
+    /// Expected outcome of a call.
     fn expect(&self, who: u32, call: &Self::Call) -> End;
 
     async fn perform(
@@ -92,10 +92,10 @@ pub(crate) trait Asking {
         call: Self::Call,
     ) -> Result<Self::Answer, Status>;
 
-    /// It was carried out.
+    /// Applies a call that was carried out.
     fn take(&mut self, who: u32, call: &Self::Call, answer: &Self::Answer);
 
-    /// Checks the answer against what there should be by now; it is that of then when the request was made before.
+    /// Checks the answer against the expected state; a repeated request has the answer of its first call.
     fn check_answer(&self, who: u32, call: &Self::Call, answer: &Self::Answer, end: End);
 
     /// Asks, and checks that it came to what it should.
@@ -114,7 +114,7 @@ pub(crate) trait Asking {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Kept {
     keys: BTreeMap<String, bool>,
-    /// Of each context, and of what belongs to none: the last change.
+    /// Last change of each context, and of what belongs to none.
     revisions: BTreeMap<u32, u64>,
     /// Changes of the context of a stage that no event tells of.
     untold: BTreeSet<u64>,
@@ -191,7 +191,7 @@ impl Kept {
         self.keys.insert(format!("{context} {key}"), true);
     }
 
-    /// What there is; how far the events had come is noted whenever somebody sweeps.
+    /// Reads everything that is kept; how far the events had come is noted at each sweep.
     async fn read(stage: &Stage<impl Redis>) -> Self {
         let mut kept = Self::default();
         for (context, connection) in places(stage).await {
@@ -228,7 +228,7 @@ impl Kept {
 }
 
 /// Everywhere where keys are, with the context where the place itself names one.
-async fn places(stage: &Stage<impl Redis>) -> Vec<(Option<u32>, Connection)> {
+async fn places(stage: &Stage<impl Redis>) -> Vec<(Option<u32>, KvConnection)> {
     if stage.layout == Layout::HashTag {
         return stage.kv.primaries().await.unwrap().into_iter().map(|node| (None, node)).collect();
     }
@@ -320,12 +320,12 @@ pub(crate) fn in_a_cluster<F: Family>(cases: u32) {
     run::<F>(RedisCluster::start(), Layout::HashTag, cases);
 }
 
-/// What a call comes to.
+/// Outcome of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// It is carried out.
+    /// The call is carried out.
     Made,
-    /// The same request was before.
+    /// An earlier call of the same request was carried out.
     MadeBefore,
     /// The code, and the reason where it says more.
     Refused(Code, &'static str),
@@ -371,7 +371,7 @@ impl<C> Default for Asked<C> {
 }
 
 impl<C: PartialEq + Clone> Asked<C> {
-    /// What comes of a call whose request id was used before.
+    /// Expected outcome of a call whose request id was used before.
     pub(crate) fn before(&self, who: u32, request_id: &str, call: &C) -> Option<End> {
         let known = self.calls.get(&(who, request_id.to_owned()))?;
         Some(if known == call { End::MadeBefore } else { End::REUSED })

@@ -36,7 +36,7 @@ pub(crate) fn whole(count: u32, job: &JobSpec) -> wire::CreateFlowRequest {
     wire::CreateFlowRequest { nodes, owner, ..create(count) }
 }
 
-/// What stands in a hash, but for what differs from flow to flow.
+/// Fields of a hash, but for those that differ from flow to flow.
 pub(crate) async fn kept(stage: &Stage<impl Redis>, key: &str) -> BTreeMap<String, String> {
     const OWN: [&str; 11] = [
         "id",

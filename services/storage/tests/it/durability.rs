@@ -1,11 +1,11 @@
-//! What an answered change survives, and what is refused by name.
+//! Durability: the failures that an answered change survives, and levels that are refused by name.
 
 use keys::Layout;
 use kv::Durability;
 use model::FlowId;
 use proto::internal::v1::CommitRefusal;
-use storage::{Config, Deps, StartError};
-use testkit::{Log, PATIENCE, RedisServer, wait_until};
+use storage::{Config, Deps, StorageStartError};
+use testkit::{PATIENCE, RedisServer, TestLog, wait_until};
 use tonic::Code;
 
 use crate::stage::{Stage, create};
@@ -17,7 +17,7 @@ fn config(durability: Durability) -> Config {
 async fn refusal(redis: &RedisServer, durability: Durability) -> String {
     let deps = Deps { kv: kv::Kv::new(redis.url().parse().unwrap()), trust_domain: Default::default() };
     match config(durability).build(deps).await {
-        Err(StartError::Unusable(why)) => why.to_string(),
+        Err(StorageStartError::Unusable(why)) => why.to_string(),
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("`{durability}` is not refused"),
     }
@@ -63,10 +63,10 @@ async fn what_redis_cannot_give_is_refused_by_name() {
     }
 }
 
-/// What storage logs while it is started over a Redis.
+/// Log of storage while it is started over a Redis.
 async fn logged_at_the_start(redis: &RedisServer, durability: Durability) -> String {
     // All of it runs on this thread.
-    let log = Log::of_this_thread();
+    let log = TestLog::of_this_thread();
     let deps = Deps { kv: kv::Kv::new(redis.url().parse().unwrap()), trust_domain: Default::default() };
     config(durability).build(deps).await.unwrap();
     log.text()
@@ -133,7 +133,7 @@ async fn a_change_that_no_replica_has_is_an_unknown_outcome() {
     }
 }
 
-/// What was asked at the start is asked again of whoever is there later.
+/// A Redis process that comes later is asked the same as the one at the start.
 #[tokio::test]
 async fn a_new_process_that_cannot_give_it_takes_no_changes() {
     for layout in [Layout::Database, Layout::HashTag] {

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use kv::Cmd;
 use model::id::Uid;
 use model::{
-    ActorId, Attempt, ContextId, ContextUid, Event, Execution, FlowId, FlowNode, FlowUid, JobId, JobKey,
-    MessageId, NodeEvent, NodeState, RunnerId, Timestamp,
+    ActorId, Attempt, ContextEvent, ContextId, ContextUid, Execution, FlowId, FlowNode, FlowUid, JobId,
+    JobKey, MessageId, NodeEvent, NodeState, RunnerId, Timestamp,
 };
 use proto::internal::v1 as wire;
 use proto::v1::FlowStatus;
@@ -32,10 +32,10 @@ fn nodes(first: u32, message: u32) -> Vec<FlowNode> {
     nodes
 }
 
-/// What is told of the first node.
+/// Events of the first node.
 fn events(flow: u32, job: u32) -> Vec<Bytes> {
     let event = |state| {
-        json(&Event::Node(NodeEvent {
+        json(&ContextEvent::Node(NodeEvent {
             flow_id: FlowId(flow),
             job_id: JobId(job),
             name: Some("node-0".parse().unwrap()),
@@ -114,7 +114,7 @@ fn with_first_step(uid: FlowUid) -> wire::CreateFlowRequest {
     }
 }
 
-/// What is kept of nodes, by name, but for their numbers and their message.
+/// Stored nodes, by name, but for their numbers and their message.
 async fn kept_nodes(stage: &Stage<impl Redis>, flow: u32, first: u32) -> Vec<FlowNode> {
     let fields = stage.hash(&stage.keys().flow_nodes(FlowId(flow))).await;
     let mut nodes: Vec<FlowNode> =
@@ -127,7 +127,7 @@ async fn kept_nodes(stage: &Stage<impl Redis>, flow: u32, first: u32) -> Vec<Flo
     nodes
 }
 
-/// What the stream tells of a flow's nodes, but for numbers.
+/// Events of a flow's nodes in the stream, but for numbers.
 async fn told(stage: &Stage<impl Redis>, flow: u32, job: u32) -> Vec<Value> {
     let entries = stage.ask(Cmd::new("XRANGE").arg(&stage.keys().events()).arg("-").arg("+")).await;
     let events = entries.entries().unwrap().into_iter().map(|entry| {

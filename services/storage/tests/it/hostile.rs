@@ -1,4 +1,4 @@
-//! What programs push that is no message, or none that anybody could deliver: it stops nobody else's.
+//! Pushed entries that are no messages, or that cannot be delivered: they stop no other messages.
 
 use kv::{Arg, Cmd};
 use model::{ActorId, MessageId};

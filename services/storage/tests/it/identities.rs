@@ -1,4 +1,4 @@
-//! What gates and streams are told of actors and roles.
+//! Answers to gates and streams about actors and roles.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use model::{ActorId, ContextId, Role, Timestamp};
 use proto::internal::v1 as wire;
 use proto::internal::v1::watch_identities_response::Changed;
 use proto::v1;
-use rpc::{Directory, Membership, Subject};
+use rpc::{Directory, DirectorySubject, Membership};
 use tonic::{Code, Streaming};
 
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure};
@@ -135,7 +135,7 @@ async fn a_token_is_used_up_once() {
 /// Waits until the directory says so of this.
 async fn until_said<T: PartialEq + std::fmt::Debug>(
     directory: &dyn Directory,
-    subject: Subject,
+    subject: DirectorySubject,
     wanted: T,
     ask: impl AsyncFn() -> T,
 ) {
@@ -156,7 +156,8 @@ async fn until_said<T: PartialEq + std::fmt::Debug>(
 async fn the_directory_forgets_what_changed() {
     let mut stage = Stage::new(Layout::Database).await;
     let directory = stage.directory();
-    let (actor, context) = (Subject::Actor(ActorId(READER)), Subject::Context(ContextId(CONTEXT)));
+    let (actor, context) =
+        (DirectorySubject::Actor(ActorId(READER)), DirectorySubject::Context(ContextId(CONTEXT)));
     let role = async || directory.membership(ContextId(CONTEXT), ActorId(READER)).await.unwrap();
     let reader = Membership { role: Some(Role::Reader), is_deleting: false };
     until_said(&*directory, context, reader, role).await;

@@ -1,4 +1,4 @@
-//! What others bring for a flow, and flows that only wait.
+//! Inputs that other parties send to a flow, and flows that only wait.
 
 use std::collections::BTreeSet;
 

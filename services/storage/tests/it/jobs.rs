@@ -2,7 +2,7 @@
 
 use kv::Cmd;
 use model::limits::{SCRIPT_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
-use model::{ActorId, Event, JobId};
+use model::{ActorId, ContextEvent, JobId};
 use proto::internal::v1 as wire;
 use proto::v1;
 use tonic::Code;
@@ -84,7 +84,7 @@ async fn whoever_watches_the_context_is_told(stage: Stage<impl Redis>) {
     stage.jobs(EXECUTOR).delete_job(delete).await.unwrap();
     let expected = [(false, begin + 1), (true, begin + 2)].map(|(removed, revision)| {
         let (caller_id, job_id) = (ActorId(EXECUTOR), JobId(job.id));
-        (serde_json::to_string(&Event::Job { caller_id, job_id, removed }).unwrap(), revision)
+        (serde_json::to_string(&ContextEvent::Job { caller_id, job_id, removed }).unwrap(), revision)
     });
     assert_eq!(told(&mut events, 2).await, expected);
     // Whoever resumes from before them misses none.

@@ -34,7 +34,7 @@ async fn check<R: Redis>(stage: Stage<R>) {
     let mut revisions: Vec<u64> = Vec::new();
     for event in &events {
         assert_eq!(event.text("b").unwrap().len(), 16);
-        serde_json::from_str::<model::Event>(event.text("e").unwrap()).unwrap();
+        serde_json::from_str::<model::ContextEvent>(event.text("e").unwrap()).unwrap();
         revisions.push(event.id.split_once('-').unwrap().0.parse().unwrap());
     }
     revisions.dedup();

@@ -31,7 +31,7 @@ async fn signer(stage: &Stage<impl Redis>) -> SigningKey {
 /// A signature of a chat for the admin.
 pub(crate) fn sign(text: &str, key: &SigningKey, expires: Timestamp) -> String {
     let to = key_of(ADMIN);
-    let terms = envelope::actor::LetterTerms {
+    let terms = envelope::actor::DirectMessageTerms {
         to: &to,
         target_context: None,
         message_type: MessageType::Chat,
@@ -39,7 +39,7 @@ pub(crate) fn sign(text: &str, key: &SigningKey, expires: Timestamp) -> String {
         topic: "",
         text,
     };
-    envelope::actor::sign_letter(&terms, key, expires)
+    envelope::actor::sign_direct_message(&terms, key, expires)
 }
 
 fn signed(signature: String) -> v1::SendMessageRequest {
@@ -66,7 +66,7 @@ async fn a_signature_is_the_senders_and_fits(stage: Stage<impl Redis>) {
     }
 }
 
-/// Whom the actor has by now for a key; the former one counts for so long beside it.
+/// Gives the actor a new key, which is returned; the former one counts for `overlap_secs` beside it.
 async fn rotate(stage: &Stage<impl Redis>, overlap_secs: u32) -> String {
     let pubkey = SigningKey::generate().verifying_key().to_string();
     let rotate =
@@ -75,7 +75,7 @@ async fn rotate(stage: &Stage<impl Redis>, overlap_secs: u32) -> String {
     pubkey
 }
 
-/// What a router holds of it will not arrive.
+/// Settles the message that the router holds as undeliverable.
 async fn dies(stage: &Stage<impl Redis>, router: &mut Router, key: &str) {
     let taken = router.take(1).await;
     assert_eq!(taken[0].message_key, key);

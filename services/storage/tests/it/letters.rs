@@ -2,7 +2,7 @@
 
 use identity::{Identity, ServiceName};
 use kv::Cmd;
-use model::{ActorId, Letter, MessageFormat, MessageId, MessageType, Timestamp};
+use model::{ActorId, DirectMessage, MessageFormat, MessageId, MessageType, Timestamp};
 use proto::internal::v1 as wire;
 use proto::internal::v1::held_message::Kind;
 use proto::internal::v1::message_box_service_client::MessageBoxServiceClient;
@@ -100,7 +100,7 @@ pub(crate) async fn connected(stage: &Stage<impl Redis>, name: &str) -> Router {
     router
 }
 
-pub(crate) fn letter_in(message: &wire::HeldMessage) -> (Letter, Vec<String>) {
+pub(crate) fn letter_in(message: &wire::HeldMessage) -> (DirectMessage, Vec<String>) {
     let Some(Kind::Letter(held)) = &message.kind else { panic!("{message:?} is no letter") };
     (serde_json::from_slice(&held.letter_json).unwrap(), held.addresses.clone())
 }

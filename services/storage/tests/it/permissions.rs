@@ -1,4 +1,4 @@
-//! Who may do what, and what others learn of it.
+//! Permissions of actors, and what others learn of them.
 
 use identity::{Identity, ServiceName};
 use keys::Layout;
@@ -18,7 +18,7 @@ fn cancel(flow: &Running) -> wire::PushInputRequest {
     flow.push(&FlowInput::Cancel { grace_secs: 5 })
 }
 
-/// What an actor is answered who reads and cancels a flow of the executor, creates its own and one for somebody else,
+/// Answers to an actor that reads and cancels a flow of the executor, creates its own and one for another actor,
 /// registers a runner, puts a blob and reads the context.
 async fn answers_in_context(stage: &Stage, flow: &Running, actor: u32) -> [(&'static str, Code); 7] {
     let read =
@@ -48,7 +48,7 @@ async fn answers_in_context(stage: &Stage, flow: &Running, actor: u32) -> [(&'st
     ]
 }
 
-/// What an actor is answered who fills a new flow of the executor, starts it, loads it and runs it again.
+/// Answers to an actor that fills a new flow of the executor, starts it, loads it and runs it again.
 async fn answers_about_a_flow(stage: &Stage, actor: u32) -> [(&'static str, Code); 4] {
     let created = stage.created(1).await;
     let fill = wire::AddNodesRequest { on_behalf_of: actor, ..created.add_nodes(&crate::stage::script("x")) };

@@ -11,7 +11,7 @@ use proto::internal::v1 as wire;
 use proto::internal::v1::change_runner_request::Change;
 use proto::v1;
 use rpc::ErrorView;
-use storage::{Config, Quota, QuotaSetting, Quotas};
+use storage::{Config, Quota, QuotaSetting, StorageQuotas};
 use testkit::{PATIENCE, RedisServer, wait_until};
 use tonic::{Code, Status};
 
@@ -23,7 +23,7 @@ const LAYOUTS: [Layout; 2] = [Layout::Database, Layout::HashTag];
 
 async fn stage(layout: Layout, quotas: &[(Quota, u64)]) -> Stage {
     let settings: Vec<_> = quotas.iter().map(|(quota, value)| QuotaSetting::new(*quota, *value)).collect();
-    let config = Config { layout, quotas: Quotas::with(&settings), ..Config::default() };
+    let config = Config { layout, quotas: StorageQuotas::with(&settings), ..Config::default() };
     Stage::with(RedisServer::start(), config).await
 }
 
@@ -387,7 +387,7 @@ async fn what_is_counted_goes_with_the_context() {
     assert_eq!(stage.counted("flows_open").await, 1);
 }
 
-/// What Redis uses now, as its bound on memory, and a part more.
+/// Bounds the memory of Redis at a multiple of what it uses now.
 async fn bound_memory(stage: &Stage, numerator: u64, denominator: u64) {
     let info = stage.ask(Cmd::new("INFO").arg("memory")).await.text().unwrap();
     let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();

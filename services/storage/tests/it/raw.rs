@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kv::Cmd;
-use model::{ContextId, Letter, MessageType};
+use model::{ContextId, DirectMessage, MessageType};
 use proto::internal::v1 as wire;
 use proto::internal::v1::held_message::Kind;
 use proto::v1;
@@ -177,7 +177,7 @@ async fn chat_goes_on_as_a_letter(stage: Stage<impl Redis>) {
         [("message_type", "chat"), ("to", "3"), ("message", "hello"), ("topic", "t"), ("timeout_ack", "60")];
     push(&stage, &key(&stage, 5), &fields).await;
     let (message, Kind::Letter(held)) = one(&mut router).await else { panic!("a letter is expected") };
-    let letter: Letter = serde_json::from_slice(&held.letter_json).unwrap();
+    let letter: DirectMessage = serde_json::from_slice(&held.letter_json).unwrap();
     assert_eq!((&*letter.from, &*letter.to), (&*key_of(EXECUTOR), &*key_of(READER)));
     assert_eq!((&*letter.text, &*letter.topic, letter.message_type), ("hello", "t", MessageType::Chat));
     assert_eq!((letter.origin.caller_id.0, letter.origin.message_id.0), (EXECUTOR, 5));
@@ -189,7 +189,7 @@ async fn chat_goes_on_as_a_letter(stage: Stage<impl Redis>) {
     drop(router);
     let mut router = stage.router("r").await;
     let (_, Kind::Letter(again)) = one(&mut router).await else { panic!("a letter is expected") };
-    assert_eq!(serde_json::from_slice::<Letter>(&again.letter_json).unwrap(), letter);
+    assert_eq!(serde_json::from_slice::<DirectMessage>(&again.letter_json).unwrap(), letter);
     router.settle(&[message], "").await;
     let settled = has_status(&stage, &key(&stage, 5), "acknowledged").await;
     assert_eq!(settled["transport_status"], "delivered");
@@ -198,7 +198,7 @@ async fn chat_goes_on_as_a_letter(stage: Stage<impl Redis>) {
     // Without `to` it is for the admins.
     push(&stage, &key(&stage, 8), &[("message_type", "mail"), ("message", "help")]).await;
     let (_, Kind::Letter(held)) = one(&mut router).await else { panic!("a letter is expected") };
-    let letter: Letter = serde_json::from_slice(&held.letter_json).unwrap();
+    let letter: DirectMessage = serde_json::from_slice(&held.letter_json).unwrap();
     assert_eq!(
         (&*letter.to, letter.target_context, &*letter.text),
         ("admins", Some(ContextId(CONTEXT)), "help")

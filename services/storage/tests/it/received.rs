@@ -5,9 +5,10 @@ use std::time::Duration;
 use identity::{Identity, SigningKey};
 use kv::{Cmd, Pipeline};
 use model::id::Uid;
-use model::letter::TO_ADMINS;
+use model::mail::TO_ADMINS;
 use model::{
-    ActorId, ContextId, ContextUid, Letter, MessageFormat, MessageId, MessageType, Origin, Timestamp, limits,
+    ActorId, ContextId, ContextUid, DirectMessage, DirectMessageOrigin, MessageFormat, MessageId,
+    MessageType, Timestamp, limits,
 };
 use proto::internal::v1 as wire;
 use proto::v1;
@@ -17,10 +18,10 @@ use crate::places::{Redis, scenarios};
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure, json, key_of};
 
 /// A letter from elsewhere to the reader, in the context that it names.
-fn letter(number: u32) -> Letter {
+fn letter(number: u32) -> DirectMessage {
     let now = Timestamp::now();
-    Letter {
-        origin: Origin {
+    DirectMessage {
+        origin: DirectMessageOrigin {
             coordinator: "ab".repeat(32),
             context_uid: ContextUid(Uid::from_bits(7)),
             caller_id: ActorId(12),
@@ -39,19 +40,23 @@ fn letter(number: u32) -> Letter {
     }
 }
 
-async fn accept(stage: &Stage<impl Redis>, letter: &Letter, verified: bool) -> wire::AcceptLetterResponse {
+async fn accept(
+    stage: &Stage<impl Redis>,
+    letter: &DirectMessage,
+    verified: bool,
+) -> wire::AcceptLetterResponse {
     let request = wire::AcceptLetterRequest { letter_json: json(letter), verified, foreign: false };
     stage.letters().accept_letter(request).await.unwrap().into_inner()
 }
 
-async fn accepted(stage: &Stage<impl Redis>, letter: &Letter) -> String {
+async fn accepted(stage: &Stage<impl Redis>, letter: &DirectMessage) -> String {
     let answer = accept(stage, letter, false).await;
     assert_eq!((answer.reason.as_str(), answer.duplicate), ("", false), "{}", answer.refusal);
     answer.message_key
 }
 
 /// Asserts that a letter is refused, and leaves nothing behind.
-async fn refused(stage: &Stage<impl Redis>, letter: &Letter, verified: bool, reason: &str) {
+async fn refused(stage: &Stage<impl Redis>, letter: &DirectMessage, verified: bool, reason: &str) {
     let before = stage.revision().await;
     let answer = accept(stage, letter, verified).await;
     assert_eq!(answer.reason, reason, "{}", answer.refusal);
@@ -75,7 +80,7 @@ async fn watch(
     stage.letters().watch_inbox(request).await.map(tonic::Response::into_inner)
 }
 
-/// What is in the reader's inbox now.
+/// Messages in the reader's inbox now.
 async fn present(stage: &Stage<impl Redis>) -> Vec<v1::Message> {
     let mut inbox = watch(stage, READER, receive(0, true)).await.unwrap();
     let mut messages = Vec::new();
@@ -125,7 +130,7 @@ async fn msg_in(stage: &Stage<impl Redis>) -> Vec<String> {
 }
 
 async fn a_letter_lands_in_one_inbox(stage: Stage<impl Redis>) {
-    let sent = Letter { topic: "news".to_owned(), ..letter(31) };
+    let sent = DirectMessage { topic: "news".to_owned(), ..letter(31) };
     let key = accepted(&stage, &sent).await;
     assert_eq!(key, "message:0:1");
     let messages = present(&stage).await;
@@ -148,7 +153,7 @@ async fn a_letter_lands_in_one_inbox(stage: Stage<impl Redis>) {
     let hash = stage.hash(&popped).await;
     assert_eq!((popped, hash["message"].as_str()), (stored, "number 31"));
     assert_eq!((hash["to"].as_str(), hash["caller_id"].as_str()), ("3", "0"));
-    assert_eq!(serde_json::from_str::<Origin>(&hash["origin"]).unwrap(), sent.origin);
+    assert_eq!(serde_json::from_str::<DirectMessageOrigin>(&hash["origin"]).unwrap(), sent.origin);
     assert_eq!(present(&stage).await.len(), 1);
 }
 
@@ -156,7 +161,7 @@ async fn a_letter_is_taken_once(stage: Stage<impl Redis>) {
     let first = letter(1);
     let key = accepted(&stage, &first).await;
     // Also when nothing else about it would be in order any more.
-    let late = Letter { expires_at: Timestamp::from_millis(1), ..first.clone() };
+    let late = DirectMessage { expires_at: Timestamp::from_millis(1), ..first.clone() };
     for repeated in [&first, &late] {
         let again = accept(&stage, repeated, false).await;
         assert_eq!((again.message_key.as_str(), again.duplicate), (key.as_str(), true));
@@ -182,8 +187,8 @@ async fn a_letter_is_taken_once(stage: Stage<impl Redis>) {
     }
 }
 
-fn signed(letter: Letter, key: &SigningKey) -> Letter {
-    let terms = envelope::actor::LetterTerms {
+fn signed(letter: DirectMessage, key: &SigningKey) -> DirectMessage {
+    let terms = envelope::actor::DirectMessageTerms {
         to: &letter.to,
         target_context: letter.target_context,
         message_type: letter.message_type,
@@ -191,8 +196,8 @@ fn signed(letter: Letter, key: &SigningKey) -> Letter {
         topic: &letter.topic,
         text: &letter.text,
     };
-    let signature = envelope::actor::sign_letter(&terms, key, letter.expires_at);
-    Letter { from: key.verifying_key().to_string(), signature: Some(signature), ..letter }
+    let signature = envelope::actor::sign_direct_message(&terms, key, letter.expires_at);
+    DirectMessage { from: key.verifying_key().to_string(), signature: Some(signature), ..letter }
 }
 
 async fn what_is_signed_is_taken_once_wherever_it_is_sent_from(stage: Stage<impl Redis>) {
@@ -203,31 +208,32 @@ async fn what_is_signed_is_taken_once_wherever_it_is_sent_from(stage: Stage<impl
     // Whoever says that it was checked and has no signature says nothing; nor does a signature that nobody checked.
     refused(&stage, &letter(1), true, "UNVERIFIED").await;
     refused(&stage, &first, false, "UNVERIFIED").await;
-    let other = Letter { text: "changed".to_owned(), ..first.clone() };
+    let other = DirectMessage { text: "changed".to_owned(), ..first.clone() };
     refused(&stage, &other, true, "BAD_SIGNATURE").await;
 
     let answer = accept(&stage, &first, true).await;
     assert_eq!((answer.message_key.as_str(), answer.duplicate), ("message:0:1", false));
     assert!(present(&stage).await[0].verified);
-    let elsewhere = Letter { origin: letter(99).origin, ..first };
+    let elsewhere = DirectMessage { origin: letter(99).origin, ..first };
     let again = accept(&stage, &elsewhere, true).await;
     assert_eq!((again.message_key.as_str(), again.duplicate), ("message:0:1", true));
     // The same text signed anew is another letter.
-    let anew = Letter { origin: letter(100).origin, ..signed(letter(1), &key) };
+    let anew = DirectMessage { origin: letter(100).origin, ..signed(letter(1), &key) };
     assert!(!accept(&stage, &anew, true).await.duplicate);
 }
 
 async fn what_cannot_be_taken_is_refused_with_the_reason(stage: Stage<impl Redis>) {
     let unknown = "UNKNOWN_RECIPIENT";
-    refused(&stage, &Letter { to: "ee".repeat(32), ..letter(1) }, false, unknown).await;
+    refused(&stage, &DirectMessage { to: "ee".repeat(32), ..letter(1) }, false, unknown).await;
     // Whether there is no such actor, no such context, no role, or a context that goes: it looks the same.
-    refused(&stage, &Letter { to: key_of(STRANGER), ..letter(1) }, false, unknown).await;
-    refused(&stage, &Letter { target_context: Some(ContextId(9)), ..letter(1) }, false, unknown).await;
-    refused(&stage, &Letter { target_context: None, ..letter(1) }, false, "NO_HOME_CONTEXT").await;
-    refused(&stage, &Letter { expires_at: Timestamp::from_millis(1), ..letter(1) }, false, "EXPIRED").await;
+    refused(&stage, &DirectMessage { to: key_of(STRANGER), ..letter(1) }, false, unknown).await;
+    refused(&stage, &DirectMessage { target_context: Some(ContextId(9)), ..letter(1) }, false, unknown).await;
+    refused(&stage, &DirectMessage { target_context: None, ..letter(1) }, false, "NO_HOME_CONTEXT").await;
+    refused(&stage, &DirectMessage { expires_at: Timestamp::from_millis(1), ..letter(1) }, false, "EXPIRED")
+        .await;
     let text = "x".repeat(limits::MESSAGE_TEXT_BYTES_MAX + 1);
-    refused(&stage, &Letter { text, ..letter(1) }, false, "TOO_LARGE").await;
-    refused(&stage, &Letter { topic: "x".repeat(257), ..letter(1) }, false, "TOO_LARGE").await;
+    refused(&stage, &DirectMessage { text, ..letter(1) }, false, "TOO_LARGE").await;
+    refused(&stage, &DirectMessage { topic: "x".repeat(257), ..letter(1) }, false, "TOO_LARGE").await;
     set(&stage, "state", "deleting").await;
     refused(&stage, &letter(1), false, unknown).await;
     set(&stage, "state", "active").await;
@@ -238,7 +244,7 @@ async fn what_cannot_be_taken_is_refused_with_the_reason(stage: Stage<impl Redis
             wire::AcceptLetterRequest { letter_json: none.to_vec().into(), verified: false, foreign: false };
         assert_eq!(failure(stage.letters().accept_letter(request).await).0, Code::InvalidArgument);
     }
-    let job = Letter { message_type: MessageType::Job, from: "me".to_owned(), ..letter(1) };
+    let job = DirectMessage { message_type: MessageType::Job, from: "me".to_owned(), ..letter(1) };
     let request = wire::AcceptLetterRequest { letter_json: json(&job), verified: false, foreign: false };
     let status = stage.letters().accept_letter(request).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
@@ -246,18 +252,18 @@ async fn what_cannot_be_taken_is_refused_with_the_reason(stage: Stage<impl Redis
 }
 
 async fn a_letter_that_names_no_context_goes_home(stage: Stage<impl Redis>) {
-    let homeless = Letter { target_context: None, ..letter(1) };
+    let homeless = DirectMessage { target_context: None, ..letter(1) };
     let home = v1::UpdateActorRequest { id: READER, home_context: CONTEXT, ..Default::default() };
     stage.actors(Identity::Actor(ActorId(READER))).update_actor(home).await.unwrap();
     accepted(&stage, &homeless).await;
     assert_eq!(texts(&present(&stage).await), ["number 1"]);
     // Somebody took its role there away: it cannot read what lands there.
     set(&stage, "readers", "[]").await;
-    refused(&stage, &Letter { target_context: None, ..letter(2) }, false, "UNKNOWN_RECIPIENT").await;
+    refused(&stage, &DirectMessage { target_context: None, ..letter(2) }, false, "UNKNOWN_RECIPIENT").await;
 }
 
 async fn what_names_nobody_is_for_the_admins(stage: Stage<impl Redis>) {
-    let to_admins = |number| Letter { to: TO_ADMINS.to_owned(), ..letter(number) };
+    let to_admins = |number| DirectMessage { to: TO_ADMINS.to_owned(), ..letter(number) };
     let present = async |actor: u32| {
         let mut inbox = watch(&stage, actor, receive(0, true)).await.unwrap();
         let mut messages = Vec::new();
@@ -416,20 +422,20 @@ async fn whoever_acknowledges_nothing_is_judged_all_the_same(stage: Stage<impl R
 }
 
 async fn what_another_coordinator_brings_is_nobodys_here_without_a_signature(stage: Stage<impl Redis>) {
-    let bring = async |letter: &Letter, verified, foreign| {
+    let bring = async |letter: &DirectMessage, verified, foreign| {
         let request = wire::AcceptLetterRequest { letter_json: json(letter), verified, foreign };
         stage.letters().accept_letter(request).await.unwrap().into_inner()
     };
     // In the name of an actor of this coordinator: a colleague, or the recipient itself.
     for actor in [EXECUTOR, READER] {
         let before = stage.revision().await;
-        let forged = Letter { from: key_of(actor), ..letter(actor) };
+        let forged = DirectMessage { from: key_of(actor), ..letter(actor) };
         let answer = bring(&forged, false, true).await;
         assert_eq!((answer.reason.as_str(), answer.lasting), ("FORGED_SENDER", true), "{}", answer.refusal);
         assert_eq!(stage.revision().await, before);
     }
     // What was sent here is what it says, and of somebody else it is their coordinator's word.
-    let here = bring(&Letter { from: key_of(EXECUTOR), ..letter(1) }, false, false).await.message_key;
+    let here = bring(&DirectMessage { from: key_of(EXECUTOR), ..letter(1) }, false, false).await.message_key;
     let there = bring(&letter(2), false, true).await.message_key;
     let own = async |key: &str| find(&stage, READER, key).await.unwrap().origin.unwrap().own;
     assert!(own(&here).await && !own(&there).await);
@@ -491,7 +497,7 @@ async fn a_watch_ends_with_the_role_that_allowed_it(stage: Stage<impl Redis>) {
 async fn large_letters_come_in_answers_of_a_bounded_size(stage: Stage<impl Redis>) {
     let text = "x".repeat(limits::MESSAGE_TEXT_BYTES_MAX);
     for n in 1..=5 {
-        accepted(&stage, &Letter { text: text.clone(), ..letter(n) }).await;
+        accepted(&stage, &DirectMessage { text: text.clone(), ..letter(n) }).await;
     }
     let mut inbox = watch(&stage, READER, receive(0, true)).await.unwrap();
     let mut count = 0;
@@ -549,7 +555,7 @@ async fn a_context_goes_with_its_inboxes(stage: Stage<impl Redis>) {
     let left: Vec<_> = left.iter().filter(|key| stage.keys().parse(key).is_some()).collect();
     assert!(left.is_empty(), "{left:?}");
     for target_context in [None, Some(ContextId(CONTEXT))] {
-        let answer = accept(&stage, &Letter { target_context, ..letter(2) }, false).await;
+        let answer = accept(&stage, &DirectMessage { target_context, ..letter(2) }, false).await;
         assert_eq!((answer.reason.as_str(), answer.lasting), ("UNKNOWN_RECIPIENT", true));
     }
 }

@@ -31,11 +31,11 @@ pub(crate) enum What {
     Signal,
     Restart,
     Remove,
-    /// What was asked before, with the same body or with another one.
+    /// An earlier request, with the same body or with another one.
     Again,
 }
 
-/// What is wrong with a commit.
+/// Defect of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wrong {
     Nothing,
@@ -70,7 +70,7 @@ enum Wish {
     },
 }
 
-/// What an actor asks for, of which flow.
+/// Request of an actor for one flow.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Call {
     request_id: String,
@@ -109,7 +109,7 @@ impl Status {
     }
 }
 
-/// What there should be of one flow.
+/// Expected state of one flow.
 #[derive(Debug)]
 struct Expected {
     running: Running,
@@ -120,7 +120,7 @@ struct Expected {
     signals: BTreeSet<u8>,
     /// How many wait for the owner.
     inputs: usize,
-    /// Whether it has something to do now.
+    /// The flow has something to do now.
     active: bool,
     generation: u32,
     is_owned: bool,
@@ -136,7 +136,7 @@ impl Expected {
         }
     }
 
-    /// Whether it was started so, and nothing came after it: that is the same call again.
+    /// Returns true if the flow was started so, and nothing came after it: then it is the same call again.
     fn is_started_by(&self, owner: Option<&String>) -> bool {
         let is_content = owner.is_none_or(|owner| self.running.owner == *owner && self.running.epoch == 1);
         self.status == Status::Started && is_content
@@ -146,7 +146,7 @@ impl Expected {
         self.status == Status::Created && self.cancel_wished.is_some()
     }
 
-    /// Whether a wish to cancel changes anything.
+    /// Returns true if a cancellation changes anything.
     fn is_news(&self, grace_secs: u32) -> bool {
         match self.status {
             Status::Created => self.cancel_wished.is_none(),
@@ -155,7 +155,7 @@ impl Expected {
         }
     }
 
-    /// Nobody owns it before somebody takes it.
+    /// Leaves the flow without an owner until one takes it.
     fn is_left_alone(&mut self) {
         self.running.owner = Uid::random().to_string();
         self.is_owned = false;
@@ -184,7 +184,7 @@ pub(crate) struct Flows {
     owners: [String; 2],
     revision: u64,
     asked: Asked<Call>,
-    /// What requests made, or whether they changed nothing.
+    /// Flows that requests made, or whether they changed nothing.
     told: BTreeMap<(u32, String), (usize, bool)>,
 }
 
@@ -314,7 +314,7 @@ impl Family for Flows {
         }
     }
 
-    /// It comes to at most one change.
+    /// Applies an operation, which makes at most one change.
     async fn apply(&mut self, stage: &Stage<impl Redis>, (op, wrong): Self::Op) {
         match op.what {
             What::Take => self.take_over(stage, &op).await,

@@ -18,9 +18,9 @@ use crate::conformance::{self, Asked, Asking, End, Family, Kept};
 use crate::places::Redis;
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, key_of};
 
-/// Nobody was ever registered under this number.
+/// Number under which no actor was ever registered.
 const NOBODY: u32 = 999;
-/// The bootstrap identity, where somebody asks.
+/// The bootstrap identity, as the one that makes a request.
 const BOOTSTRAP: u32 = 0;
 const ACTORS_MAX: usize = 7;
 const CONTEXTS_MAX: u32 = 4;
@@ -34,7 +34,7 @@ enum What {
     Create,
     Update,
     Delete,
-    /// What was asked before, with the same body or with another one.
+    /// An earlier request, with the same body or with another one.
     Again,
 }
 
@@ -69,7 +69,7 @@ pub(crate) enum Call {
     Delete(v1::DeleteContextRequest),
 }
 
-/// What a call gives.
+/// Answer to a call.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Answer {
     Actor(v1::Actor),
@@ -94,7 +94,7 @@ struct Context {
     /// Admins, executors, readers.
     lists: [BTreeSet<u32>; 3],
     revision: u64,
-    /// Whose it counts as; nobody's when the bootstrap identity created it.
+    /// Actor that the context counts for; none when the bootstrap identity created it.
     creator: Option<u32>,
     asked: Asked<Call>,
 }
@@ -109,7 +109,7 @@ impl Context {
 pub(crate) struct Contexts {
     actors: BTreeMap<u32, Actor>,
     contexts: BTreeMap<u32, Context>,
-    /// Who is found by a key.
+    /// Actors by their keys.
     keys: BTreeMap<String, u32>,
     revision: u64,
     asked: Asked<Call>,

@@ -21,7 +21,7 @@ pub(crate) enum What {
     Create,
     Delete,
     Sweep,
-    /// What was asked before, with the same body or with another one.
+    /// An earlier request, with the same body or with another one.
     Again,
 }
 
@@ -55,14 +55,14 @@ struct Job {
 }
 
 pub(crate) struct Jobs {
-    /// What may be put.
+    /// Blobs that may be put.
     bytes: Vec<Bytes>,
-    /// What was put and is there.
+    /// Blobs that were put and are there.
     put: BTreeSet<usize>,
     jobs: BTreeMap<(u32, u32), Job>,
     /// The oldest first.
     order: Vec<(u32, u32)>,
-    /// What requests made.
+    /// Jobs that requests made.
     made: BTreeMap<(u32, String), (u32, u32)>,
     revision: u64,
     asked: Asked<Call>,
@@ -81,7 +81,7 @@ impl Jobs {
         self.jobs.values().filter(|job| job.blobs.contains(&blob)).count()
     }
 
-    /// Of a job: those that it names, mostly such as are there.
+    /// Blobs that a job names, mostly such as are there.
     fn picked(&self, mask: u8) -> BTreeSet<usize> {
         let picked = (0..self.bytes.len()).filter(|blob| mask >> blob & 1 == 1);
         picked.filter(|blob| mask > 230 || self.put.contains(blob)).collect()
@@ -159,7 +159,7 @@ impl Jobs {
         }
     }
 
-    /// Whoever looks ten minutes later finds everything that nobody refers to old enough.
+    /// Sweeps 9 minutes from now, or 11 if `is_late`: then every unreferenced blob is old enough.
     async fn sweep(&mut self, stage: &Stage<impl Redis>, is_late: bool) {
         let minutes = if is_late { 11 } else { 9 };
         let swept = stage.sweep(Timestamp::now() + Duration::from_secs(minutes * 60)).await;

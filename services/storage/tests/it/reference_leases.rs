@@ -21,26 +21,26 @@ use crate::places::Redis;
 use crate::stage::{CONTEXT, EXECUTOR, Running, Stage, failure};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
-/// That replicas are told of.
+/// Flows that replicas are told of.
 const FLOWS: usize = 4;
-/// At most.
+/// Replicas at most.
 const REPLICAS: usize = 6;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum What {
     /// A replica begins, or comes again without a word of what it held.
     Join,
-    /// It goes on with the lease that it thinks it has.
+    /// A replica goes on with the lease that it thinks it has.
     Again,
     Beat,
     End,
-    /// Its stream breaks.
+    /// The stream of a replica breaks.
     Break,
     /// A lease was not prolonged for long.
     Lapse,
     /// Another storage gives a lease to a new start, and that is not heard of here.
     Usurp,
-    /// Somebody asks who lives.
+    /// A caller asks which replicas are alive.
     Look,
     /// A flow has something new for its owner.
     Touch,
@@ -58,7 +58,7 @@ struct Replica {
     owner: String,
     beats: mpsc::Sender<wire::JoinRequest>,
     news: Streaming<wire::JoinResponse>,
-    /// Who lives, as it was told.
+    /// Live replicas, as the replica was told.
     told: BTreeSet<String>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Leases {
     /// Every start that there was, the last one last.
     starts: Vec<(&'static str, String)>,
     flows: Vec<Running>,
-    /// Of the flows: those that were touched.
+    /// Flows that were touched.
     touched: BTreeSet<u32>,
     signals: usize,
     revision: u64,
@@ -129,7 +129,7 @@ impl Replica {
         }
     }
 
-    /// It is told that just these live.
+    /// Waits until the replica is told that exactly these are alive.
     async fn sees(&mut self, names: &BTreeSet<String>) {
         while self.told != *names {
             match self.next().await.unwrap().unwrap() {
@@ -139,7 +139,7 @@ impl Replica {
         }
     }
 
-    /// What there is to hear was heard.
+    /// Checks that the replica has heard everything there is to hear.
     fn has_heard(&mut self) {
         while let Some(next) = self.news.message().now_or_never() {
             match next.unwrap().unwrap().news.unwrap() {

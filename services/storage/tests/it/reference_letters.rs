@@ -6,8 +6,8 @@ use std::time::Duration;
 use keys::ContextKey;
 use kv::Cmd;
 use model::{
-    ActorId, BlobHash, ContextId, ContextUid, Letter, MessageFormat, MessageId, MessageKey, MessageType,
-    Origin, Timestamp, id::Uid,
+    ActorId, BlobHash, ContextId, ContextUid, DirectMessage, DirectMessageOrigin, MessageFormat, MessageId,
+    MessageKey, MessageType, Timestamp, id::Uid,
 };
 use proptest::prelude::*;
 use proto::internal::v1 as wire;
@@ -30,7 +30,7 @@ pub(crate) enum What {
     Acknowledge,
     Remove,
     Resend,
-    /// What was asked before, with the same body or with another one.
+    /// An earlier request, with the same body or with another one.
     Again,
 }
 
@@ -93,9 +93,9 @@ pub(crate) struct Letters {
     letters: BTreeMap<String, Known>,
     /// The oldest first, also those that are gone.
     order: Vec<String>,
-    /// What arrived, by its number elsewhere.
+    /// Messages that arrived, by their numbers elsewhere.
     seen: BTreeMap<u32, String>,
-    /// What requests made, or how many.
+    /// Messages that requests made, or how many.
     made: BTreeMap<(u32, String), (String, u32)>,
     revision: u64,
     asked: Asked<Call>,
@@ -104,10 +104,10 @@ pub(crate) struct Letters {
     is_held: bool,
 }
 
-fn letter(number: u32, to: u32, is_late: bool) -> Letter {
+fn letter(number: u32, to: u32, is_late: bool) -> DirectMessage {
     let now = Timestamp::now();
-    Letter {
-        origin: Origin {
+    DirectMessage {
+        origin: DirectMessageOrigin {
             coordinator: "ab".repeat(32),
             context_uid: ContextUid(Uid::from_bits(7)),
             caller_id: ActorId(12),
@@ -126,9 +126,10 @@ fn letter(number: u32, to: u32, is_late: bool) -> Letter {
     }
 }
 
-/// What is remembered of a letter that arrived.
+/// Hash that is remembered of a message that arrived.
 fn mark(number: u32) -> BlobHash {
-    let Origin { coordinator, context_uid, caller_id, message_id } = letter(number, ADMIN, false).origin;
+    let DirectMessageOrigin { coordinator, context_uid, caller_id, message_id } =
+        letter(number, ADMIN, false).origin;
     BlobHash::of(format!("{coordinator} {context_uid} {caller_id} {message_id}").as_bytes())
 }
 

@@ -14,9 +14,9 @@ use crate::conformance::{self, Family, Kept};
 use crate::places::Redis;
 use crate::stage::{CONTEXT, EXECUTOR, READER, Running, STRANGER, Stage, failure, json};
 
-/// Of each flow.
+/// Nodes of each flow.
 const NODES: u32 = 2;
-/// That each node has had.
+/// Attempts that each node has had.
 const ATTEMPTS: u32 = 2;
 
 /// Where a piece begins.
@@ -57,7 +57,7 @@ pub(crate) enum Foreign {
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     Append(Vec<Piece>),
-    /// What was appended last, since its answer was lost. A piece that reached nothing then may do so now.
+    /// The last append again, since its answer was lost. A piece that reached nothing then may do so now.
     Again,
     Foreign(Foreign),
     /// The flow ends and goes with all its output.
@@ -96,7 +96,7 @@ struct Sent {
     runner_id: u32,
 }
 
-/// Of an output: what is at each place is always the same.
+/// Bytes of an output: those at each position are always the same.
 fn bytes((node, attempt): (u32, u32), from: u64, till: u64) -> Vec<u8> {
     let seed = u64::from(node * 7 + attempt);
     (from..till).map(|place| (place.wrapping_mul(31) ^ (place >> 8) ^ seed).to_le_bytes()[0]).collect()

@@ -18,7 +18,7 @@ use crate::places::Redis;
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, Router, Running, Stage, json};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
-/// Of each flow.
+/// Nodes of each flow.
 const NODES: u32 = 3;
 
 #[derive(Debug, Clone, Copy)]
@@ -27,14 +27,14 @@ pub(crate) enum What {
     /// A router comes, perhaps under the name of one that is there.
     Connect,
     Leave,
-    /// What routers hold that are not there is given up.
+    /// The holds of routers that are not there expire.
     Expire,
     Settle,
     /// Attempts end that a message carried.
     End,
-    /// Somebody pushes the key of a message once more.
+    /// A program pushes the key of a message once more.
     Push,
-    /// What is done to chat and mail.
+    /// Chat and mail operations.
     Touch,
     /// The flow ends and goes with all its messages.
     Remove,
@@ -57,14 +57,14 @@ struct Carrier {
     open: i64,
     /// The places of those that ended before it arrived, and before all of them had.
     ended: BTreeSet<u32>,
-    /// Its holder was not heard for long.
+    /// The holder was not heard for long.
     is_given_up: bool,
     /// The last of its attempts has ended while a router held it, and that settled it but for its place.
     is_said: bool,
 }
 
 impl Carrier {
-    /// Its status, that of its transport, and why it did not arrive.
+    /// Status of the message, status of its transport, and why it did not arrive.
     fn state(&self) -> [&str; 3] {
         match &self.place {
             Place::Held(_) if self.is_said => ["processed", "read", ""],
@@ -79,7 +79,7 @@ impl Carrier {
         self.state()[0] == "error"
     }
 
-    /// What whoever is given it now is to send.
+    /// Executions that the router is to send that is given the message now.
     fn left(&self) -> Vec<Bytes> {
         let is_left = |(place, _): &(u32, &Bytes)| !self.ended.contains(place);
         (0..).zip(&self.sent.nodes).filter(is_left).map(|(_, node)| node.clone()).collect()
@@ -97,7 +97,7 @@ pub(crate) struct Messages {
     /// Those of the flow.
     messages: BTreeMap<u32, Carrier>,
     last: u32,
-    /// What stands in `msg_out`, also of what is elsewhere or gone, the first to be taken first.
+    /// Content of `msg_out`, also messages that are elsewhere or gone, the first to be taken first.
     out: VecDeque<u32>,
     routers: BTreeMap<&'static str, Connected>,
     /// A stream in whose place there is another one.
@@ -185,7 +185,7 @@ impl Messages {
         self.messages.iter().filter(|(_, message)| is(message)).map(|(id, _)| *id).collect()
     }
 
-    /// Nobody is given what carries nothing that is open.
+    /// Checks that a message without open attempts is settled and given to no router.
     async fn is_over(&mut self, stage: &Stage<impl Redis>, id: u32, error: &str) {
         let status = Cmd::new("HGET").arg(&key(stage, id)).arg("status");
         let held = Cmd::new("ZSCORE").arg(&stage.keys().msg_out_coordinator()).arg(&key(stage, id));
@@ -284,7 +284,7 @@ impl Messages {
         self.out.push_back(id);
     }
 
-    /// It goes with its flow, and as that does.
+    /// Checks that the message cannot be resent or removed: it goes with its flow.
     async fn touch(&self, stage: &Stage<impl Redis>, id: u32) {
         let (key, context_id, on_behalf_of) = (name(id), CONTEXT, ADMIN);
         let carries = End::Refused(Code::FailedPrecondition, "CARRIES_NODES");
@@ -345,7 +345,7 @@ impl Messages {
         }
     }
 
-    /// Who is there is given what it holds, each once, and nothing else.
+    /// Checks that each connected router is given what it holds, each message once, and nothing else.
     async fn check_given(&mut self, stage: &Stage<impl Redis>) {
         let said = self.former.as_mut().and_then(|former| former.answers.message().now_or_never());
         assert!(said.is_none_or(|said| said.unwrap().is_none()), "who has left is given nothing");

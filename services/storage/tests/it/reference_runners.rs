@@ -21,7 +21,7 @@ pub(crate) enum What {
     Drain,
     Resume,
     Delete,
-    /// What was asked before, with the same body or with another one.
+    /// An earlier request, with the same body or with another one.
     Again,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Runners {
     asked: Asked<Call>,
 }
 
-/// What a change is about: runner, expected revision, request id.
+/// Subject of a change: runner, expected revision, request id.
 fn subject(change: &Change) -> (u32, u64, &str) {
     match change {
         Change::Update(update) => (update.runner_id, update.expected_revision, &update.request_id),

@@ -1,4 +1,4 @@
-//! The same request has one effect and one answer, however often it comes, also when its object is gone.
+//! Idempotency: one request has one effect and one answer, however often it comes, also when its object is gone.
 
 use std::future::Future;
 

@@ -1,4 +1,4 @@
-//! What becomes of runner records, and who is told.
+//! Changes of runner records, and the watchers that are told of them.
 
 use identity::Identity;
 use kv::Cmd;

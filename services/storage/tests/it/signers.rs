@@ -53,7 +53,7 @@ async fn end_overlap(stage: &Stage) {
     connection.cmd(Cmd::new("HSET").arg(&actor).arg("keys").arg(&known.to_string())).await.unwrap();
 }
 
-/// Whom storage names, and from whom a letter is that this key has signed.
+/// Returns true if storage names the key as a signer, and the sender of a message that the key has signed.
 async fn count(stage: &Stage, key: &SigningKey) -> (bool, Result<String, Code>) {
     let ask = wire::ReadSignerRequest { context_id: CONTEXT, caller_id: EXECUTOR, on_behalf_of: EXECUTOR };
     let keys = stage.flows().read_signer(ask).await.unwrap().into_inner().keys;

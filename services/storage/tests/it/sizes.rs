@@ -68,7 +68,7 @@ async fn pages(stage: &Stage) -> Vec<(Vec<u32>, usize)> {
     }
 }
 
-/// The same of the parts in which services are told of them.
+/// Parts in which a watch sends all runners, as their numbers and bytes.
 async fn parts(stage: &Stage) -> Vec<(Vec<u32>, usize)> {
     let mut parts = Vec::new();
     let mut told = stage.runners().watch_runners(wire::WatchRunnersRequest {}).await.unwrap().into_inner();

@@ -6,11 +6,11 @@ use std::sync::{Arc, LazyLock};
 use bytes::Bytes;
 use identity::{Identity, ServiceName, SigningKey, TrustDomain};
 use keys::{ContextKeys, GlobalKeys, Layout};
-use kv::{Cmd, Connection, Kv, Value};
+use kv::{Cmd, Kv, KvConnection, Value};
 use model::id::Uid;
 use model::{
-    ActorId, ContextId, FlowInput, FlowNode, JobId, JobSpec, NodePolicy, NodeSpec, OwnerId, RunIf,
-    ScriptSource, ScriptType, Target, Timestamp,
+    ActorId, ContextId, FlowInput, FlowNode, JobId, JobSpec, NodePolicy, NodeSpec, NodeTarget, OwnerId,
+    RunIf, ScriptSource, ScriptType, Timestamp,
 };
 use proto::internal::v1 as wire;
 use proto::internal::v1::blob_store_service_client::BlobStoreServiceClient;
@@ -24,7 +24,7 @@ use proto::v1::actor_service_client::ActorServiceClient;
 use proto::v1::context_service_client::ContextServiceClient;
 use proto::v1::job_service_client::JobServiceClient;
 use rpc::{Channel, Directory, ErrorView, LocalServer, Mount};
-use storage::{App, Config, Deps, Swept};
+use storage::{App, Config, Deps, StorageSweepReport};
 use testkit::{PATIENCE, RedisServer, wait_until};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -77,14 +77,14 @@ impl Stage {
         Self::over(RedisServer::start(), layout).await
     }
 
-    /// The same over this Redis.
+    /// Stage with four actors and one context over this Redis.
     pub(crate) async fn over(redis: RedisServer, layout: Layout) -> Self {
         Self::with(redis, Config { layout, ..Config::default() }).await
     }
 }
 
 impl<R: Redis> Stage<R> {
-    /// The same with these settings.
+    /// Stage with these settings over this Redis.
     pub(crate) async fn with(redis: R, config: Config) -> Self {
         let layout = config.layout;
         let kv = Kv::new(redis.url().parse().unwrap());
@@ -147,7 +147,7 @@ impl<R: Redis> Stage<R> {
     }
 
     /// Removes what is too old at this moment.
-    pub(crate) async fn sweep(&self, now: Timestamp) -> Swept {
+    pub(crate) async fn sweep(&self, now: Timestamp) -> StorageSweepReport {
         self.app.as_ref().unwrap().sweep(now).await.unwrap()
     }
 
@@ -192,7 +192,7 @@ impl<R: Redis> Stage<R> {
         IdentityStoreServiceClient::new(self.channel(Identity::Service(ServiceName::Scheduler)))
     }
 
-    /// What the gate in front of the service asks.
+    /// Directory that the gate in front of the service asks.
     pub(crate) fn directory(&self) -> Arc<dyn Directory> {
         self.app.as_ref().unwrap().directory()
     }
@@ -201,12 +201,12 @@ impl<R: Redis> Stage<R> {
         ContextKeys::new(self.layout, ContextId(CONTEXT))
     }
 
-    pub(crate) fn connection(&self) -> Connection {
+    pub(crate) fn connection(&self) -> KvConnection {
         self.kv.at(self.keys().database(), &self.keys().tag())
     }
 
     /// To what belongs to no context.
-    pub(crate) fn global(&self) -> (GlobalKeys, Connection) {
+    pub(crate) fn global(&self) -> (GlobalKeys, KvConnection) {
         let keys = GlobalKeys::new(self.layout);
         let connection = self.kv.at(keys.database(), &keys.tag());
         (keys, connection)
@@ -266,7 +266,7 @@ impl<R: Redis> Stage<R> {
         self.created_by(create(count)).await
     }
 
-    /// The same by this request.
+    /// Creates a flow by this request, with its nodes.
     pub(crate) async fn created_by(&self, request: wire::CreateFlowRequest) -> Running {
         let count = request.node_count;
         let answer = self.flows().create_flow(request).await.unwrap().into_inner();
@@ -402,7 +402,7 @@ impl Running {
             run_if: RunIf::default(),
             when: None,
             allow_failure: false,
-            target: Target::default(),
+            target: NodeTarget::default(),
             policy: NodePolicy::default(),
             job: script("true"),
         };

@@ -24,7 +24,7 @@ async fn of(stage: &Stage<impl Redis>, status: FlowStatus) -> Vec<u32> {
     page.flows.iter().map(|flow| flow.id).collect()
 }
 
-/// What the list of a status has, newest first.
+/// Flows in the list of a status, newest first.
 async fn listed(stage: &Stage<impl Redis>, status: FlowStatus) -> Vec<u32> {
     let ask = Cmd::new("ZREVRANGE").arg(&stage.keys().flows_of(status)).arg(0).arg(-1);
     let ids = stage.ask(ask).await.texts().unwrap();

@@ -154,13 +154,13 @@ async fn a_kept_job_that_is_gone_is_missed() {
     }
 }
 
-/// Nobody hears that Redis is back.
+/// Keeps storage from hearing that Redis is back.
 fn silence(stage: &Stage) {
     let answer = stage.raw(&["ACL", "SETUSER", "default", "-psubscribe"]);
     assert!(answer.starts_with("+OK"), "{answer}");
 }
 
-/// What is changed before anybody has looked must not hide what is gone.
+/// A change that is made before any check must not hide what is gone.
 #[tokio::test]
 async fn nothing_is_changed_before_it_is_told() {
     for layout in LAYOUTS {

@@ -22,7 +22,7 @@ use identity::VerifyingKey;
 use model::{AddressRange, ContextUid, Isolation, ScriptType, Violations};
 use toml::{Table, Value};
 
-use super::{Rule, Rules};
+use super::{ContextPolicy, PolicyRules};
 
 const MIB: u64 = 1024 * 1024;
 /// From what a Python script needs at least, to 16 TiB.
@@ -53,7 +53,7 @@ const KEYS: [&str; 14] = [
     "actor_keys",
 ];
 
-pub(super) fn parse(text: &str) -> Result<Rules, Violations> {
+pub(super) fn parse(text: &str) -> Result<PolicyRules, Violations> {
     let mut wrong = Violations::new();
     let file: Option<Table> = match toml::from_str(text) {
         Ok(file) => Some(file),
@@ -67,7 +67,7 @@ pub(super) fn parse(text: &str) -> Result<Rules, Violations> {
     wrong.into_result(rules)
 }
 
-fn rules(file: &Table, wrong: &mut Violations) -> Rules {
+fn rules(file: &Table, wrong: &mut Violations) -> PolicyRules {
     for key in file.keys().filter(|key| !["default", "contexts"].contains(&key.as_str())) {
         wrong.add(key, "there are only `default` and `contexts`");
     }
@@ -81,8 +81,8 @@ fn rules(file: &Table, wrong: &mut Violations) -> Rules {
         }
     };
     let default = section("default", wrong);
-    let default = Reader { table: &default, path: "default", wrong }.rule(&Rule::default());
-    let mut rules = Rules { default, ..Rules::default() };
+    let default = PolicyReader { table: &default, path: "default", wrong }.rule(&ContextPolicy::default());
+    let mut rules = PolicyRules { default, ..PolicyRules::default() };
     for (uid, table) in section("contexts", wrong) {
         let path = format!("contexts.{uid}");
         let context = uid.parse().map(ContextUid);
@@ -92,7 +92,7 @@ fn rules(file: &Table, wrong: &mut Violations) -> Rules {
             wrong.add(path, "has to be a table");
             continue;
         };
-        let rule = Reader { table: &table, path: &path, wrong }.rule(&rules.default);
+        let rule = PolicyReader { table: &table, path: &path, wrong }.rule(&rules.default);
         if let Some(context) = context {
             rules.contexts.insert(context, rule);
         }
@@ -101,15 +101,15 @@ fn rules(file: &Table, wrong: &mut Violations) -> Rules {
 }
 
 /// Reads one table, and notes what is wrong with it.
-struct Reader<'a> {
+struct PolicyReader<'a> {
     table: &'a Table,
     path: &'a str,
     wrong: &'a mut Violations,
 }
 
-impl Reader<'_> {
+impl PolicyReader<'_> {
     /// What is not said is as in `base`.
-    fn rule(&mut self, base: &Rule) -> Rule {
+    fn rule(&mut self, base: &ContextPolicy) -> ContextPolicy {
         for key in self.table.keys().filter(|key| !KEYS.contains(&key.as_str())) {
             self.wrong
                 .add(format!("{}.{key}", self.path), format!("no such key; there are {}", KEYS.join(", ")));

@@ -4,12 +4,12 @@ use model::{ActorId, Attempt, ContextId, FlowId, FlowUid, Isolation, JobId, JobK
 
 const COORDINATOR: &str = "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c";
 
-fn rules(text: &str) -> Rules {
-    Rules::parse(text).unwrap_or_else(|wrong| panic!("{wrong}"))
+fn rules(text: &str) -> PolicyRules {
+    PolicyRules::parse(text).unwrap_or_else(|wrong| panic!("{wrong}"))
 }
 
-const fn admitted(root: &str) -> Sender<'_> {
-    Sender { root, is_admitted: true }
+const fn admitted(root: &str) -> JobSender<'_> {
+    JobSender { root, is_admitted: true }
 }
 
 fn uid(bits: u128) -> ContextUid {
@@ -74,7 +74,7 @@ fn a_context_has_what_it_says_and_else_the_default() {
     };
     assert_eq!(grants, expected);
     let denied = rules.grant(&job, admitted("somebody else"), None).expect_err("another coordinator");
-    assert!(matches!(denied, Denial::Coordinator { .. }) && denied.code() == "POLICY_REFUSED");
+    assert!(matches!(denied, PolicyDenial::Coordinator { .. }) && denied.code() == "POLICY_REFUSED");
     job.script_type = ScriptType::Python;
     let denied = rules.grant(&job, admitted(COORDINATOR), None).expect_err("another type");
     assert!(
@@ -84,7 +84,7 @@ fn a_context_has_what_it_says_and_else_the_default() {
     );
 
     let denied = rules.grant(&of(2), admitted(COORDINATOR), None).expect_err("no jobs at all");
-    assert_eq!(denied, Denial::Context(uid(2)));
+    assert_eq!(denied, PolicyDenial::Context(uid(2)));
     let mut job = of(3);
     job.script_type = ScriptType::Python;
     assert!(
@@ -112,13 +112,17 @@ fn only_what_some_actors_signed_is_taken() {
     let keyed = rules(&text);
     let required = rules("[default]\nrequire_actor_signature = true\n");
     let denied =
-        |rules: &Rules, context, signer| rules.grant(&of(context), admitted("anybody"), signer).err();
+        |rules: &PolicyRules, context, signer| rules.grant(&of(context), admitted("anybody"), signer).err();
     let by = |context, signer: VerifyingKey| {
-        Some(Denial::Actor { context: uid(context), signer: signer.to_string() })
+        Some(PolicyDenial::Actor { context: uid(context), signer: signer.to_string() })
     };
     assert_eq!(denied(&keyed, 1, Some(one)), None);
     assert_eq!(denied(&keyed, 1, Some(other)), by(1, other));
-    assert_eq!(denied(&keyed, 1, None), Some(Denial::Unsigned(uid(1))), "who names keys wants signatures");
+    assert_eq!(
+        denied(&keyed, 1, None),
+        Some(PolicyDenial::Unsigned(uid(1))),
+        "who names keys wants signatures"
+    );
     assert_eq!(denied(&keyed, 2, None), None, "unless it says otherwise");
     assert_eq!(denied(&keyed, 2, Some(other)), by(2, other));
     assert_eq!(denied(&keyed, 3, Some(one)), by(3, one));
@@ -130,7 +134,7 @@ fn only_what_some_actors_signed_is_taken() {
 fn without_a_policy_everything_is_taken() {
     let mut job = of(1);
     job.network = true;
-    for rules in [Rules::default(), rules("")] {
+    for rules in [PolicyRules::default(), rules("")] {
         assert_eq!(rules.grant(&job, admitted("anybody"), None), Ok(Grants::default()));
     }
 }
@@ -140,7 +144,7 @@ fn everything_that_is_wrong_is_told_at_once() {
     let text = "other = 1\n[default]\nnetwork = \"no\"\nprocesses = 0\nmemory = 1\nisolation = \"jail\"\n\
                 hosts = [\"a b\", 1]\naddresses = [\"localhost\"]\nscript_types = [\"perl\"]\n[contexts.x]\ndisk_mib = -1\ncoordinators = [\"me\"]\n\
                 actor_keys = [\"me\"]\nrequire_actor_signature = 1\n";
-    let wrong = Rules::parse(text).expect_err("wrong");
+    let wrong = PolicyRules::parse(text).expect_err("wrong");
     let mut fields: Vec<_> = wrong.as_slice().iter().map(|violation| violation.field.as_str()).collect();
     fields.sort_unstable();
     let expected = [
@@ -160,7 +164,7 @@ fn everything_that_is_wrong_is_told_at_once() {
         "other",
     ];
     assert_eq!(fields, expected);
-    let wrong = Rules::parse("[default]\nallow = \n").expect_err("no TOML");
+    let wrong = PolicyRules::parse("[default]\nallow = \n").expect_err("no TOML");
     assert_eq!(wrong.as_slice()[0].field, "line 2");
 }
 
@@ -168,43 +172,51 @@ fn everything_that_is_wrong_is_told_at_once() {
 fn a_broken_file_never_takes_effect() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("policy.toml");
-    assert!(matches!(Policy::load(Some(&path), Admitted::Anyone), Err(PolicyError::Unreadable { .. })));
+    assert!(matches!(
+        Policy::load(Some(&path), DefaultCoordinators::Anyone),
+        Err(PolicyFileError::Unreadable { .. })
+    ));
     let write = |text: &str| std::fs::write(&path, text).expect("written");
     write("[default]\nallow = 3\n");
-    assert!(matches!(Policy::load(Some(&path), Admitted::Anyone), Err(PolicyError::Wrong { .. })));
+    assert!(matches!(
+        Policy::load(Some(&path), DefaultCoordinators::Anyone),
+        Err(PolicyFileError::Wrong { .. })
+    ));
     write("[default]\nallow = false\n");
-    let policy = Policy::load(Some(&path), Admitted::Anyone).expect("a policy");
+    let policy = Policy::load(Some(&path), DefaultCoordinators::Anyone).expect("a policy");
     let takes = || policy.rules().grant(&of(1), admitted("anybody"), None).is_ok();
-    assert!(!takes() && !policy.look_again().expect("as before"));
+    assert!(!takes() && !policy.reload_if_changed().expect("as before"));
     write("[default]\nallow = true\nalow = 1\n");
-    assert!(policy.look_again().is_err() && !takes());
-    assert!(!policy.look_again().expect("told once") && !takes());
+    assert!(policy.reload_if_changed().is_err() && !takes());
+    assert!(!policy.reload_if_changed().expect("told once") && !takes());
     std::fs::remove_file(&path).expect("removed");
-    assert!(policy.look_again().is_err() && !policy.look_again().expect("told once") && !takes());
+    assert!(
+        policy.reload_if_changed().is_err() && !policy.reload_if_changed().expect("told once") && !takes()
+    );
     write("[default]\nallow = true\n");
-    assert!(policy.look_again().expect("read") && takes());
+    assert!(policy.reload_if_changed().expect("read") && takes());
 }
 
 #[test]
 fn who_is_named_nowhere_is_refused_and_told_the_way_out() {
-    let stranger = Sender { root: COORDINATOR, is_admitted: false };
-    let denied = Rules::default().grant(&of(1), stranger, None).expect_err("nobody has named it");
-    assert_eq!((&denied, denied.code()), (&Denial::Unnamed(COORDINATOR.to_owned()), "POLICY_REFUSED"));
+    let stranger = JobSender { root: COORDINATOR, is_admitted: false };
+    let denied = PolicyRules::default().grant(&of(1), stranger, None).expect_err("nobody has named it");
+    assert_eq!((&denied, denied.code()), (&PolicyDenial::Unnamed(COORDINATOR.to_owned()), "POLICY_REFUSED"));
     let said = denied.to_string();
     assert!(said.contains(&format!("`--coordinator {COORDINATOR}`")) && said.contains("policy"), "{said}");
 
     // A policy names it for one context, and the others stay closed.
     let named = rules(&format!("[contexts.{}]\ncoordinators = [\"{COORDINATOR}\"]\n", uid(1)));
     assert!(named.grant(&of(1), stranger, None).is_ok());
-    assert!(matches!(named.grant(&of(2), stranger, None), Err(Denial::Unnamed(_))));
-    let other = Sender { root: "other", is_admitted: true };
-    assert!(matches!(named.grant(&of(1), other, None), Err(Denial::Coordinator { .. })));
+    assert!(matches!(named.grant(&of(2), stranger, None), Err(PolicyDenial::Unnamed(_))));
+    let other = JobSender { root: "other", is_admitted: true };
+    assert!(matches!(named.grant(&of(1), other, None), Err(PolicyDenial::Coordinator { .. })));
     assert!(named.grant(&of(2), other, None).is_ok());
 }
 
 #[test]
 fn a_supervisor_says_when_it_takes_nobody() {
-    let load = |text: Option<&str>, admitted: Admitted| {
+    let load = |text: Option<&str>, admitted: DefaultCoordinators| {
         let dir = tempfile::tempdir().expect("a directory");
         let path = text.map(|text| {
             let path = dir.path().join("policy.toml");
@@ -213,19 +225,19 @@ fn a_supervisor_says_when_it_takes_nobody() {
         });
         Policy::load(path.as_deref(), admitted).expect("a policy")
     };
-    let nobody = || Admitted::Only(BTreeSet::new());
+    let nobody = || DefaultCoordinators::Only(BTreeSet::new());
     let named = format!("[default]\ncoordinators = [\"{COORDINATOR}\"]\n");
     let none_named = "[default]\ncoordinators = []\n";
     for (text, admitted, takes_nobody) in [
-        (None, Admitted::Anyone, false),
+        (None, DefaultCoordinators::Anyone, false),
         (None, nobody(), true),
         (Some(""), nobody(), true),
         (Some(none_named), nobody(), true),
         (Some(&*named), nobody(), false),
-        (None, Admitted::Only(BTreeSet::from([COORDINATOR.to_owned()])), false),
+        (None, DefaultCoordinators::Only(BTreeSet::from([COORDINATOR.to_owned()])), false),
     ] {
         assert_eq!(
-            load(text, admitted.clone()).takes_nobody().is_some(),
+            load(text, admitted.clone()).intake_problem().is_some(),
             takes_nobody,
             "{text:?} {admitted:?}"
         );
@@ -234,7 +246,8 @@ fn a_supervisor_says_when_it_takes_nobody() {
 
 #[test]
 fn whoever_comes_after_a_named_root_is_admitted() {
-    let policy = Policy::load(None, Admitted::Only(BTreeSet::from(["old".to_owned()]))).expect("a policy");
+    let policy =
+        Policy::load(None, DefaultCoordinators::Only(BTreeSet::from(["old".to_owned()]))).expect("a policy");
     let current = |name: &str| if name == "old" { "new".to_owned() } else { name.to_owned() };
     assert!(policy.admits("old", str::to_owned) && policy.admits("new", current));
     assert!(!policy.admits("new", str::to_owned) && !policy.admits("other", current));
@@ -248,9 +261,10 @@ fn a_weight_is_that_of_the_context_or_the_default() {
     for (context, weight) in [(1, 1000), (2, 2), (3, 2)] {
         assert_eq!(rules.weight(uid(context)).get(), weight);
     }
-    assert_eq!(Rules::default().weight(uid(1)).get(), 1);
+    assert_eq!(PolicyRules::default().weight(uid(1)).get(), 1);
     for wrong in ["0", "1001", "-1", "1.5", "\"3\""] {
-        let refused = Rules::parse(&format!("[default]\nweight = {wrong}\n")).expect_err(wrong).to_string();
+        let refused =
+            PolicyRules::parse(&format!("[default]\nweight = {wrong}\n")).expect_err(wrong).to_string();
         assert!(refused.contains("default.weight: has to be a number from 1 to 1000"), "{refused}");
     }
 }

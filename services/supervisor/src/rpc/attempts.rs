@@ -1,24 +1,24 @@
 //! Attempts on the wire, and why they are not run.
 
-use ::rpc::{Error, ErrorKind, Reason};
+use ::rpc::{Error, ErrorKind, RpcReason};
 use model::job::check_env;
 use model::limits::{SCRIPT_BYTES_MAX, TIMEOUT_SECS_DEFAULT, TIMEOUT_SECS_MAX};
 use model::supervision::JobLogPiece;
 use model::{JobKey, Violations};
-use mycelium::RpcError;
+use mycelium::JsonRpcError;
 use proto::convert::node::{blob_to_wire, reason_to_wire};
 use proto::convert::{enums, time};
 use proto::v1::{self, AttemptState, RunAttemptRequest, StreamAttemptLogsResponse};
-use queue::{JobStatus, Refusal};
+use queue::{JobAcceptError, QueueJobStatus};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Status;
 
 use super::{not_read, refused, store_trouble};
-use crate::attempts::{Known, NotRun, Wanted};
-use crate::intake::Supervisor;
-use crate::read_back;
-use crate::word::Listener;
+use crate::attempt_watchers::AttemptSubscription;
+use crate::attempts::{AttemptSnapshot, OperatorAttemptSpec, RunAttemptError};
+use crate::coordinator_requests::SupervisorState;
+use crate::results;
 
 /// How often an idle stream gives a sign of life.
 const HEARTBEAT: std::time::Duration = std::time::Duration::from_secs(15);
@@ -38,7 +38,7 @@ pub(super) fn parse_key(text: &str) -> Result<JobKey, Status> {
 }
 
 /// The request id, and what is to be run.
-pub(super) fn wanted(request: RunAttemptRequest) -> Result<(String, Wanted), Violations> {
+pub(super) fn wanted(request: RunAttemptRequest) -> Result<(String, OperatorAttemptSpec), Violations> {
     let RunAttemptRequest {
         request_id,
         script_type,
@@ -69,7 +69,7 @@ pub(super) fn wanted(request: RunAttemptRequest) -> Result<(String, Wanted), Vio
         Ok(v1::Isolation::Unspecified) => Some(model::Isolation::Basic),
         _ => violations.take("isolation", enums::isolation_from_wire(isolation).ok_or("no isolation level")),
     };
-    let wanted = script_type.zip(isolation).map(|(script_type, isolation)| Wanted {
+    let wanted = script_type.zip(isolation).map(|(script_type, isolation)| OperatorAttemptSpec {
         script_type,
         script,
         env_vars,
@@ -83,9 +83,9 @@ pub(super) fn wanted(request: RunAttemptRequest) -> Result<(String, Wanted), Vio
 }
 
 /// An attempt to the wire.
-pub(super) fn to_wire(known: Known) -> v1::Attempt {
-    let Known { key, coordinator, state } = known;
-    let queue::JobState { status, hash: _, instance, started_at, log_offset, end } = state;
+pub(super) fn to_wire(known: AttemptSnapshot) -> v1::Attempt {
+    let AttemptSnapshot { key, coordinator, state } = known;
+    let queue::QueueJobSnapshot { status, hash: _, instance, started_at, log_offset, end } = state;
     let mut attempt = v1::Attempt {
         job_key: key.to_string(),
         state: state_to_wire(status).into(),
@@ -106,21 +106,24 @@ pub(super) fn to_wire(known: Known) -> v1::Attempt {
     attempt
 }
 
-const fn state_to_wire(status: JobStatus) -> AttemptState {
+const fn state_to_wire(status: QueueJobStatus) -> AttemptState {
     match status {
-        JobStatus::Queued => AttemptState::Queued,
-        JobStatus::Started => AttemptState::Started,
-        JobStatus::Finished => AttemptState::Finished,
-        JobStatus::Error => AttemptState::Error,
-        JobStatus::Timeout => AttemptState::Timeout,
-        JobStatus::Stopped => AttemptState::Stopped,
-        JobStatus::Lost => AttemptState::Lost,
-        JobStatus::Returned => AttemptState::Returned,
+        QueueJobStatus::Queued => AttemptState::Queued,
+        QueueJobStatus::Started => AttemptState::Started,
+        QueueJobStatus::Finished => AttemptState::Finished,
+        QueueJobStatus::Error => AttemptState::Error,
+        QueueJobStatus::Timeout => AttemptState::Timeout,
+        QueueJobStatus::Stopped => AttemptState::Stopped,
+        QueueJobStatus::Lost => AttemptState::Lost,
+        QueueJobStatus::Returned => AttemptState::Returned,
     }
 }
 
 /// The attempt that was found, or that there is none.
-pub(super) fn found(key: JobKey, known: kv::Result<Option<Known>>) -> Result<Option<v1::Attempt>, Status> {
+pub(super) fn found(
+    key: JobKey,
+    known: kv::Result<Option<AttemptSnapshot>>,
+) -> Result<Option<v1::Attempt>, Status> {
     match known.map_err(store_trouble)? {
         Some(known) => Ok(Some(to_wire(known))),
         None => Err(Error::not_found(format!("attempt {key}")).into()),
@@ -128,35 +131,37 @@ pub(super) fn found(key: JobKey, known: kv::Result<Option<Known>>) -> Result<Opt
 }
 
 /// What operators are told of what a coordinator would be told with `data.reason`.
-pub(super) fn not_run(error: NotRun) -> Status {
+pub(super) fn not_run(error: RunAttemptError) -> Status {
     match error {
-        NotRun::Refused(refusal) => of_refusal(&refusal),
-        NotRun::Queue(Refusal::KeyConflict(_)) => {
+        RunAttemptError::Refused(refusal) => of_refusal(&refusal),
+        RunAttemptError::Queue(JobAcceptError::KeyConflict(_)) => {
             let message = "the request id was used with another body before";
-            Error::new(ErrorKind::AlreadyExists, Reason::RequestIdReused, message).into()
+            Error::new(ErrorKind::AlreadyExists, RpcReason::RequestIdReused, message).into()
         }
-        NotRun::Queue(Refusal::QueueFull(message)) => {
-            Error::new(ErrorKind::ResourceExhausted, Reason::QueueFull, message).into()
+        RunAttemptError::Queue(JobAcceptError::QueueFull(message)) => {
+            Error::new(ErrorKind::ResourceExhausted, RpcReason::QueueFull, message).into()
         }
-        NotRun::Queue(Refusal::Stopped(message)) => {
-            Error::new(ErrorKind::FailedPrecondition, Reason::Stopped, message).into()
+        RunAttemptError::Queue(JobAcceptError::Stopped(message)) => {
+            Error::new(ErrorKind::FailedPrecondition, RpcReason::Stopped, message).into()
         }
-        NotRun::Queue(Refusal::Store(error)) | NotRun::Store(error) => store_trouble(error),
-        NotRun::Queue(other) => Error::internal(other).into(),
+        RunAttemptError::Queue(JobAcceptError::Store(error)) | RunAttemptError::Store(error) => {
+            store_trouble(error)
+        }
+        RunAttemptError::Queue(other) => Error::internal(other).into(),
     }
 }
 
-fn of_refusal(refusal: &RpcError) -> Status {
+fn of_refusal(refusal: &JsonRpcError) -> Status {
     if refusal.reason() == "DISK_FULL" {
         return Error::disk_full(refusal.message.clone()).into();
     }
     let (kind, reason) = match refusal.reason() {
-        "DRAINING" => (ErrorKind::Unavailable, Reason::Draining),
-        "POLICY_REFUSED" => (ErrorKind::PermissionDenied, Reason::PolicyRefused),
-        "NETWORK_REFUSED" => (ErrorKind::PermissionDenied, Reason::NetworkRefused),
-        "SIGNATURE_REFUSED" => (ErrorKind::PermissionDenied, Reason::SignatureRefused),
-        "ISOLATION_UNAVAILABLE" => (ErrorKind::FailedPrecondition, Reason::IsolationUnavailable),
-        _ => (ErrorKind::Unavailable, Reason::StoreUnavailable),
+        "DRAINING" => (ErrorKind::Unavailable, RpcReason::Draining),
+        "POLICY_REFUSED" => (ErrorKind::PermissionDenied, RpcReason::PolicyRefused),
+        "NETWORK_REFUSED" => (ErrorKind::PermissionDenied, RpcReason::NetworkRefused),
+        "SIGNATURE_REFUSED" => (ErrorKind::PermissionDenied, RpcReason::SignatureRefused),
+        "ISOLATION_UNAVAILABLE" => (ErrorKind::FailedPrecondition, RpcReason::IsolationUnavailable),
+        _ => (ErrorKind::Unavailable, RpcReason::StoreUnavailable),
     };
     Error::new(kind, reason, refusal.message.clone()).into()
 }
@@ -164,10 +169,10 @@ fn of_refusal(refusal: &RpcError) -> Status {
 /// Sends a log until its end: as it is then, or with `follow` as it is when the attempt has ended. The listener has listened
 /// since before the first piece was read.
 pub(super) async fn send_log(
-    supervisor: &Supervisor,
+    supervisor: &SupervisorState,
     key: JobKey,
     first: JobLogPiece,
-    (follow, mut listener): (bool, Listener),
+    (follow, mut listener): (bool, AttemptSubscription),
     pieces: &mpsc::Sender<Result<StreamAttemptLogsResponse, Status>>,
 ) {
     let mut piece = first;
@@ -195,7 +200,7 @@ pub(super) async fn send_log(
                 }
             }
         }
-        piece = match read_back::log(supervisor, key, next_offset, 0).await {
+        piece = match results::log(supervisor, key, next_offset, 0).await {
             Ok(piece) => piece,
             Err(error) => {
                 // Whoever has gone away needs no answer.

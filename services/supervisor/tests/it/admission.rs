@@ -6,15 +6,15 @@ use envelope::RootChange;
 use identity::{Identity, SigningKey};
 use model::supervision::{CoordinatorSucceed, CoordinatorSucceeded, method};
 use proto::v1::{GetSupervisorRequest, RunAttemptRequest, ScriptType, SucceedCoordinatorRequest};
-use supervisor::Admitted;
+use supervisor::DefaultCoordinators;
 use testkit::{PATIENCE, wait_until};
 
 use crate::backlog::execution;
 use crate::refusals::refused;
 use crate::setup::Machine;
 
-fn only(roots: &[&SigningKey]) -> Admitted {
-    Admitted::Only(roots.iter().map(|root| root.verifying_key().to_string()).collect())
+fn only(roots: &[&SigningKey]) -> DefaultCoordinators {
+    DefaultCoordinators::Only(roots.iter().map(|root| root.verifying_key().to_string()).collect())
 }
 
 /// What operators are told of a supervisor that takes nobody's jobs.
@@ -26,7 +26,7 @@ async fn intake_problem(machine: &Machine) -> String {
 #[tokio::test]
 async fn without_a_name_no_job_is_taken_and_operators_are_told() {
     let machine = Machine::start(|dir, config| {
-        config.admitted = Admitted::Only(BTreeSet::new());
+        config.admitted = DefaultCoordinators::Only(BTreeSet::new());
         let policy = dir.join("policy.toml");
         std::fs::write(&policy, "[default]\nnetwork = false\n").expect("written");
         config.policy = Some(policy);

@@ -4,19 +4,22 @@ use std::collections::{BTreeMap, HashSet};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 
-use envelope::{Sealer, Voice};
+use envelope::{EnvelopeSigner, Sealer};
 use futures_util::future::BoxFuture;
 use identity::SigningKey;
 use kv::Kv;
 use model::id::Uid;
-use model::supervision::{Done, InfoRequest, JobEvent, SUPERVISOR_TOPIC, method};
+use model::supervision::{EmptyResult, InfoRequest, JobEvent, SUPERVISOR_TOPIC, method};
 use model::{
     ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, JobId, JobKey, ScriptSource,
     ScriptType,
 };
 use mycelium::json_rpc::answer;
-use mycelium::{Answer, Bus, BusPeers, Destination, Handler, MemoryNetwork, Peer, PublicKey, Request, Side};
-use queue::Offer;
+use mycelium::{
+    Bus, BusDestination, BusPeers, JsonRpcHandler, JsonRpcPeer, JsonRpcRequest, JsonRpcResult, MemoryNetwork,
+    PeerEndpoint, PublicKey,
+};
+use queue::JobOffer;
 use testkit::{PATIENCE, RedisServer, wait_until};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -57,18 +60,18 @@ pub(crate) fn execution(context: u128, job: u32) -> Execution {
 }
 
 /// Makes as many events for a coordinator: jobs that are handed back at once.
-async fn backlog(queue: &queue::Supervisor, coordinator: &str, context: u128) {
+async fn backlog(queue: &queue::SupervisorQueues, coordinator: &str, context: u128) {
     for part in (0..BACKLOG).collect::<Vec<_>>().chunks(1000) {
         let offers = part.iter().map(|job| {
             let execution = execution(context, *job);
             let coordinator = coordinator.to_owned();
-            let (grants, condition) = (model::Grants::default(), queue::Condition::None);
-            Offer { execution, coordinator, grants, condition, weight: NonZeroU32::MIN }
+            let (grants, condition) = (model::Grants::default(), queue::AcceptCondition::None);
+            JobOffer { execution, coordinator, grants, condition, weight: NonZeroU32::MIN }
         });
         let accepted = queue.accept_all(offers.collect()).await;
         assert!(accepted.iter().all(Result::is_ok));
     }
-    assert_eq!(queue.hand_back().await, Ok(BACKLOG.into()));
+    assert_eq!(queue.return_waiting().await, Ok(BACKLOG.into()));
 }
 
 /// Notes what it is told, and answers while the gate is open.
@@ -78,8 +81,12 @@ struct Coordinator {
     gate: watch::Receiver<bool>,
 }
 
-impl Handler for Coordinator {
-    fn handle(&self, _: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+impl JsonRpcHandler for Coordinator {
+    fn handle(
+        &self,
+        _: &JsonRpcPeer,
+        requests: Vec<JsonRpcRequest>,
+    ) -> BoxFuture<'static, Vec<JsonRpcResult>> {
         let Self { told, mut gate } = self.clone();
         Box::pin(async move {
             gate.wait_for(|open| *open).await.expect("kept by the test");
@@ -87,7 +94,7 @@ impl Handler for Coordinator {
             told.lock()
                 .expect("not poisoned")
                 .extend(events.map(|request| request.read::<JobEvent>().expect("an event").job_key));
-            requests.iter().map(|_| answer(&Done {})).collect()
+            requests.iter().map(|_| answer(&EmptyResult {})).collect()
         })
     }
 }
@@ -100,7 +107,7 @@ async fn a_coordinator_that_is_away_holds_up_nobody_else() {
     let work_dir = tempfile::tempdir().expect("a directory");
     let network = MemoryNetwork::default();
     let (supervisor_key, coordinator_key) = (PublicKey::random(), PublicKey::random());
-    let queue = queue::Supervisor::new(kv.clone(), database);
+    let queue = queue::SupervisorQueues::new(kv.clone(), database);
     backlog(&queue, &Uid::random().to_string(), 1).await;
     let sealer = Sealer::of_root(SigningKey::generate());
     let root = sealer.root().to_string();
@@ -116,14 +123,17 @@ async fn a_coordinator_that_is_away_holds_up_nobody_else() {
     let (open, gate) = watch::channel(false);
     let coordinator = Coordinator { told: Arc::default(), gate };
     let accepting = coordinator.clone();
-    let voice = Voice::new(sealer, vec![root]);
-    let accept: mycelium::Accept =
-        Arc::new(move |node| Side { handler: Arc::new(accepting.clone()), guard: signed(&voice, node) });
+    let voice = EnvelopeSigner::new(sealer, vec![root]);
+    let accept: mycelium::PeerAcceptor = Arc::new(move |node| PeerEndpoint {
+        handler: Arc::new(accepting.clone()),
+        guard: signed(&voice, node),
+    });
     let peers = BusPeers::new(Arc::new(network.node(coordinator_key)), accept);
     let inbox = peers.bus().listen(model::supervision::COORDINATOR_TOPIC).expect("free");
     let listening = peers.clone();
     tokio::spawn(async move { listening.run(inbox, SUPERVISOR_TOPIC).await });
-    let to_supervisor = peers.peer(Destination::Key(supervisor_key), SUPERVISOR_TOPIC).await.expect("known");
+    let to_supervisor =
+        peers.peer(BusDestination::Key(supervisor_key), SUPERVISOR_TOPIC).await.expect("known");
     to_supervisor.call(method::SUPERVISOR_INFO, &InfoRequest {}, PATIENCE).await.expect("introduced");
 
     // Everything was read once; what there was no room for was left.

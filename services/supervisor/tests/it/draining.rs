@@ -6,7 +6,7 @@ use identity::Identity;
 use model::supervision::JobEventKind;
 use model::{ActorId, Isolation};
 use proto::v1::{DrainRequest, GetSupervisorRequest, GetSupervisorResponse, ResumeRequest};
-use queue::Command;
+use queue::InstanceCommand;
 use testkit::{PATIENCE, wait_until};
 use tonic::Code;
 
@@ -50,7 +50,7 @@ async fn a_drain_gives_back_what_waits_and_outlives_a_restart() {
 
     coordinator.hears(waits.job_key, |kind| matches!(kind, JobEventKind::Returned).then_some(())).await;
     let command = worker.control.next(pending()).await.expect("an answer");
-    assert_eq!(command, Some(Command::Drain { deadline_secs: Some(30) }));
+    assert_eq!(command, Some(InstanceCommand::Drain { deadline_secs: Some(30) }));
     let told = || async { coordinator.presence().await.draining.then_some(()) };
     wait_until(told, PATIENCE, "the presence says so").await;
     let refused = Err(("DRAINING".to_owned(), false));
@@ -66,11 +66,11 @@ async fn a_drain_gives_back_what_waits_and_outlives_a_restart() {
     assert_eq!(after.drain_deadline_time, drained.drain_deadline_time);
     // What was on its way in while the drain began is given back by the next look.
     let late = execution(3, 1);
-    let offer = queue::Offer {
+    let offer = queue::JobOffer {
         execution: late.clone(),
         coordinator: coordinator.name.clone(),
         grants: model::Grants::default(),
-        condition: queue::Condition::None,
+        condition: queue::AcceptCondition::None,
         weight: std::num::NonZeroU32::MIN,
     };
     machine.queue.accept(offer).await.expect("accepted");

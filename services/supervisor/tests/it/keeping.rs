@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use model::job::BlobRef;
 use model::{BlobHash, ContextUid, FileSource, Isolation, ScriptSource};
-use supervisor::blobs::Blobs;
-use supervisor::logs::{Logs, Retention};
+use supervisor::blobs::BlobCache;
+use supervisor::logs::{AttemptLogStore, LogRetention};
 use supervisor::work_dir::WorkDir;
 
 use crate::backlog::execution;
@@ -70,11 +70,11 @@ async fn what_somebody_needs_is_never_removed() {
     }
     // A job that ended, and whose output its coordinator has not; one that waits.
     let made = execution(1, 1);
-    let offer = queue::Offer {
+    let offer = queue::JobOffer {
         execution: made.clone(),
         coordinator: "nobody".into(),
         grants: model::Grants::default(),
-        condition: queue::Condition::None,
+        condition: queue::AcceptCondition::None,
         weight: std::num::NonZeroU32::MIN,
     };
     machine.queue.accept(offer).await.expect("accepted");
@@ -83,16 +83,16 @@ async fn what_somebody_needs_is_never_removed() {
     worker.finish(made.job_key, |end| end.outputs = outputs).await;
     let mut waits = naming(1, 2, "file");
     waits.script = ScriptSource::Blob(blob(&text("script")));
-    let offer = queue::Offer {
+    let offer = queue::JobOffer {
         execution: waits,
         coordinator: "nobody".into(),
         grants: model::Grants::default(),
-        condition: queue::Condition::None,
+        condition: queue::AcceptCondition::None,
         weight: std::num::NonZeroU32::MIN,
     };
     machine.queue.accept(offer).await.expect("accepted");
 
-    let blobs = Blobs::new(&WorkDir::new(&machine.work_dir()), 4000);
+    let blobs = BlobCache::new(&WorkDir::new(&machine.work_dir()), 4000);
     let being_accepted = blobs.use_for(&naming(1, 3, "older-used"));
     let cleaned = blobs.clean(&machine.queue, SystemTime::now()).await.expect("cleaned");
     assert_eq!((cleaned.removed, cleaned.removed_bytes, cleaned.bytes), (2, 2000, 4000));
@@ -155,13 +155,13 @@ async fn logs_are_kept_for_a_while_and_of_what_runs_always() {
         let key = execution(context, job).job_key;
         machine.work_dir().join("logs").join(key.context.to_string()).join(format!("{key}.log"))
     };
-    let retention = Retention { age: LONG, bytes: 100, context_bytes: 60 };
-    let logs = Logs::new(&WorkDir::new(&machine.work_dir()), retention);
+    let retention = LogRetention { age: LONG, bytes: 100, context_bytes: 60 };
+    let logs = AttemptLogStore::new(&WorkDir::new(&machine.work_dir()), retention);
     put(&path(1, 1), &"x".repeat(50), LONG * 2);
     put(&path(1, 2), "old", LONG * 3);
     put(&path(1, 3), &"y".repeat(20), Duration::from_secs(9));
     put(&path(2, 1), &"z".repeat(30), Duration::from_secs(8));
-    let thin = async || logs.thin_out(|| machine.queue.running(), SystemTime::now()).await.expect("thinned");
+    let thin = async || logs.prune(|| machine.queue.running(), SystemTime::now()).await.expect("thinned");
     let thinned = thin().await;
     assert_eq!((thinned.removed, thinned.bytes), (2, 80));
     assert!(path(1, 1).exists(), "it runs");

@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::future::pending;
 use std::path::PathBuf;
 
-use kv::{Cmd, Connection, Kv};
+use kv::{Cmd, Kv, KvConnection};
 use model::execution::{AttemptEnd, Outcome};
 use model::id::Uid;
 use model::{ContextUid, Execution, Grants, JobKey, ScriptType, Timestamp};
-use queue::{About, Command, Control, Ending, Instance, InstanceRef, Intake, JobStatus, Offer};
-use supervisor::legacy::Bindings;
+use queue::{
+    InstanceCommand, InstanceCommandReader, InstanceDescriptor, InstanceRef, InstanceSession, JobConsumer,
+    JobEndReport, JobOffer, QueueJobStatus,
+};
+use supervisor::legacy::LegacyBindings;
 use testkit::{PATIENCE, RedisServer, wait_until};
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +21,7 @@ use crate::backlog::execution;
 struct Suite {
     redis: RedisServer,
     kv: Kv,
-    db: Connection,
+    db: KvConnection,
     shutdown: CancellationToken,
     _files: tempfile::TempDir,
 }
@@ -34,11 +37,11 @@ fn context() -> ContextUid {
 }
 
 /// A supervisor with these tables, and a store that was read.
-async fn suite(tables: &str) -> (Suite, Bindings) {
+async fn suite(tables: &str) -> (Suite, LegacyBindings) {
     let files = tempfile::tempdir().expect("a directory");
     let path: PathBuf = files.path().join("legacy.toml");
     std::fs::write(&path, tables.replace("CONTEXT", &context().to_string())).expect("written");
-    let bindings = Bindings::load(&path).expect("bindings");
+    let bindings = LegacyBindings::load(&path).expect("bindings");
     let redis = RedisServer::start();
     let kv = Kv::new(redis.url().parse().expect("the url of a test server"));
     let metrics = prometheus::Registry::new();
@@ -54,10 +57,10 @@ async fn suite(tables: &str) -> (Suite, Bindings) {
 }
 
 impl Suite {
-    async fn join(&self) -> (Instance, Intake, Control) {
+    async fn join(&self) -> (InstanceSession, JobConsumer, InstanceCommandReader) {
         let group = "default".parse().expect("a name");
         let who = InstanceRef { script_type: ScriptType::Shell, group, number: 1 };
-        let about = About {
+        let about = InstanceDescriptor {
             hostname: "here".into(),
             pid: 1,
             process_start: 1,
@@ -79,7 +82,7 @@ fn job() -> Execution {
     Execution { script_type: ScriptType::Shell, timeout_secs: 60, ..execution(1, 1) }
 }
 
-fn ending(job_key: JobKey) -> Ending {
+fn ending(job_key: JobKey) -> JobEndReport {
     let end = AttemptEnd {
         outcome: Outcome::Succeeded,
         exit_code: Some(0),
@@ -92,7 +95,7 @@ fn ending(job_key: JobKey) -> Ending {
         start_time: None,
         end_time: Timestamp::now(),
     };
-    Ending { job_key, end, last_log: None, output_tail: "so".into() }
+    JobEndReport { job_key, end, last_log: None, output_tail: "so".into() }
 }
 
 #[tokio::test]
@@ -100,17 +103,18 @@ async fn an_old_worker_ends_a_job() {
     let tables = "[[legacy]]\npush = 'hero:work_queue:w'\nscript_type = 'shell'\ncontext = 'CONTEXT'\n";
     let (suite, bindings) = suite(tables).await;
     let database = suite.kv.endpoint().database();
-    let queue = queue::Supervisor::new(suite.kv.clone(), database).with_old_workers(bindings.push().to_vec());
+    let queue = queue::SupervisorQueues::new(suite.kv.clone(), database)
+        .with_legacy_workers(bindings.push().to_vec());
     let job = job();
     let key = job.job_key;
-    let offer = Offer {
+    let offer = JobOffer {
         execution: job,
         coordinator: "c".into(),
         grants: Grants::default(),
-        condition: queue::Condition::None,
+        condition: queue::AcceptCondition::None,
         weight: std::num::NonZeroU32::MIN,
     };
-    assert!(queue.accept(offer).await.expect("accepted").fresh);
+    assert!(queue.accept(offer).await.expect("accepted").is_new);
     let popped = suite.texts(Cmd::new("BLPOP").arg("hero:work_queue:w").arg(0)).await;
     assert_eq!(popped[1], key.to_string());
     let hash = format!("hero:job:{key}");
@@ -124,7 +128,7 @@ async fn an_old_worker_ends_a_job() {
     suite.db.cmd(Cmd::new("HSET").arg(&hash).args(said)).await.expect("written");
     let ended = async || {
         let state = queue.status(key).await.expect("an answer").expect("a known job");
-        (state.status == JobStatus::Finished).then_some(state.end)
+        (state.status == QueueJobStatus::Finished).then_some(state.end)
     };
     let end = wait_until(ended, PATIENCE, "the sweep has read the end").await.expect("an end");
     assert_eq!(end.result["answer"], "42");
@@ -161,5 +165,5 @@ async fn a_command_to_a_type_is_passed_on() {
     while command.is_none() {
         command = control.next(pending()).await.expect("an answer");
     }
-    assert_eq!(command, Some(Command::Drain { deadline_secs: None }));
+    assert_eq!(command, Some(InstanceCommand::Drain { deadline_secs: None }));
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use model::job::BlobRef;
 use model::supervision::method;
 use model::{BlobHash, Execution, FileSource, Isolation};
-use mycelium::Call;
+use mycelium::JsonRpcCall;
 use testkit::PATIENCE;
 use tokio::time::Instant;
 
@@ -13,8 +13,8 @@ use crate::backlog::execution;
 use crate::refusals::{uid, with_policy};
 use crate::setup::Machine;
 
-fn call(job: &Execution) -> Call {
-    Call::new(method::JOB_RUN, job).expect("JSON")
+fn call(job: &Execution) -> JsonRpcCall {
+    JsonRpcCall::new(method::JOB_RUN, job).expect("JSON")
 }
 
 #[tokio::test]

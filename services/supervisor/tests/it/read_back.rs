@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use identity::Identity;
 use model::limits::LOG_PIECE_BYTES_MAX;
 use model::supervision::{
-    ContextDrop, Done, JobLogPiece, JobLogs, JobQuery, JobResult, JobStop, JobStopped, method,
+    ContextDrop, EmptyResult, JobLogPiece, JobLogs, JobQuery, JobResult, JobStop, JobStopped, method,
 };
 use model::{ActorId, Isolation, JobKey};
 use proto::v1::{StreamAttemptLogsRequest, StreamAttemptLogsResponse};
@@ -138,7 +138,7 @@ async fn a_stop_tells_what_had_to_be_ended_and_a_context_takes_its_logs_along() 
     let file = log_file(&machine, key);
     std::fs::write(&file, "hello").expect("written");
     let drop = ContextDrop { context_uid: key.context };
-    coordinator.call::<Done>(method::CONTEXT_DROP, &drop).await.expect("dropped");
+    coordinator.call::<EmptyResult>(method::CONTEXT_DROP, &drop).await.expect("dropped");
     assert!(!file.exists());
     assert_eq!(logs(&coordinator, key, 0, 0).await, Err("NOT_FOUND".into()));
 }

@@ -5,19 +5,25 @@ use std::future::pending;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use envelope::{Conversation, OnRefusal, Refusal, Sealer, Voice};
+use envelope::{Conversation, EnvelopeSigner, OnRefusal, Refusal, Sealer};
 use futures_util::future::BoxFuture;
 use identity::{Identity, SigningKey};
 use kv::Kv;
 use model::execution::{AttemptEnd, Outcome};
-use model::supervision::{Done, InfoRequest, JobEvent, JobEventKind, JobQuery, SUPERVISOR_TOPIC, method};
+use model::supervision::{
+    EmptyResult, InfoRequest, JobEvent, JobEventKind, JobQuery, SUPERVISOR_TOPIC, method,
+};
 use model::{Execution, Isolation, JobKey, Presence, ScriptType, Timestamp};
 use mycelium::json_rpc::answer;
 use mycelium::{
-    Answer, Bus, BusPeers, CallError, Destination, Handler, MemoryNetwork, Peer, PublicKey, Request, Side,
+    Bus, BusDestination, BusPeers, CallError, JsonRpcHandler, JsonRpcPeer, JsonRpcRequest, JsonRpcResult,
+    MemoryNetwork, PeerEndpoint, PublicKey,
 };
 use proto::v1::supervisor_service_client::SupervisorServiceClient;
-use queue::{About, Control, Ending, Instance, InstanceRef, Intake, Taken};
+use queue::{
+    ClaimedJob, InstanceCommandReader, InstanceDescriptor, InstanceRef, InstanceSession, JobConsumer,
+    JobEndReport,
+};
 use rpc::{Channel, LocalServer, MethodPolicy, Mount};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -30,7 +36,7 @@ pub(crate) struct Machine {
     pub(crate) redis: RedisServer,
     pub(crate) kv: Kv,
     pub(crate) dir: tempfile::TempDir,
-    pub(crate) queue: queue::Supervisor,
+    pub(crate) queue: queue::SupervisorQueues,
     pub(crate) config: supervisor::Config,
     pub(crate) network: MemoryNetwork,
     /// The supervisor's node.
@@ -62,7 +68,7 @@ impl Machine {
         change(dir.path(), &mut config);
         let redis = RedisServer::start();
         let kv = Kv::new(redis.url().parse().expect("the url of a test server"));
-        let queue = queue::Supervisor::new(kv.clone(), kv.endpoint().database());
+        let queue = queue::SupervisorQueues::new(kv.clone(), kv.endpoint().database());
         let (network, key) = (MemoryNetwork::default(), PublicKey::random());
         let mut machine = Self {
             redis,
@@ -123,24 +129,31 @@ impl Machine {
         let accepting = told.clone();
         let sealer = Sealer::of_root(root.clone());
         let name = sealer.root().to_string();
-        let voice = Voice::new(sealer, vec![name.clone(), key.to_string()]);
+        let voice = EnvelopeSigner::new(sealer, vec![name.clone(), key.to_string()]);
         let speaking = Arc::clone(&voice);
-        let accept: mycelium::Accept =
-            Arc::new(move |node| Side { handler: Arc::new(accepting.clone()), guard: signed(&voice, node) });
+        let accept: mycelium::PeerAcceptor = Arc::new(move |node| PeerEndpoint {
+            handler: Arc::new(accepting.clone()),
+            guard: signed(&voice, node),
+        });
         let peers = BusPeers::new(Arc::new(self.network.node(key)), accept);
         let inbox = peers.bus().listen(model::supervision::COORDINATOR_TOPIC).expect("free");
         let listening = peers.clone();
         tokio::spawn(async move { listening.run(inbox, SUPERVISOR_TOPIC).await });
-        let peer = peers.peer(Destination::Key(self.key), SUPERVISOR_TOPIC).await.expect("known");
+        let peer = peers.peer(BusDestination::Key(self.key), SUPERVISOR_TOPIC).await.expect("known");
         Coordinator { name, root, voice: speaking, peer, told, _peers: peers }
     }
 
     /// An instance of this group that gives this isolation.
     pub(crate) async fn instance(&self, number: u32, isolation: Isolation) -> Worker {
-        self.join(ScriptType::Shell, number, About { isolation, ..about() }).await
+        self.join(ScriptType::Shell, number, InstanceDescriptor { isolation, ..about() }).await
     }
 
-    pub(crate) async fn join(&self, script_type: ScriptType, number: u32, about: About) -> Worker {
+    pub(crate) async fn join(
+        &self,
+        script_type: ScriptType,
+        number: u32,
+        about: InstanceDescriptor,
+    ) -> Worker {
         let who = InstanceRef { script_type, group: "default".parse().expect("a name"), number };
         let database = self.kv.endpoint().database();
         let (instance, intake, control) =
@@ -150,7 +163,7 @@ impl Machine {
 }
 
 /// What a coordinator says to the supervisor of a node.
-pub(crate) fn signed(voice: &Arc<Voice>, node: PublicKey) -> Arc<Conversation> {
+pub(crate) fn signed(voice: &Arc<EnvelopeSigner>, node: PublicKey) -> Arc<Conversation> {
     let (speaking, root) = (Arc::clone(voice), voice.root());
     let heeded: OnRefusal = Arc::new(move |refusal| {
         // Only a coordinator that has another root by now does not hear what was said to the one before.
@@ -160,8 +173,8 @@ pub(crate) fn signed(voice: &Arc<Voice>, node: PublicKey) -> Arc<Conversation> {
     Arc::new(Conversation::new(Arc::clone(voice), heeded).with_name(node.to_string()))
 }
 
-pub(crate) fn about() -> About {
-    About {
+pub(crate) fn about() -> InstanceDescriptor {
+    InstanceDescriptor {
         hostname: "elsewhere".into(),
         pid: 1,
         process_start: 1,
@@ -176,12 +189,16 @@ pub(crate) fn about() -> About {
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Vec<JobEvent>>>);
 
-impl Handler for Told {
-    fn handle(&self, _: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+impl JsonRpcHandler for Told {
+    fn handle(
+        &self,
+        _: &JsonRpcPeer,
+        requests: Vec<JsonRpcRequest>,
+    ) -> BoxFuture<'static, Vec<JsonRpcResult>> {
         let events = requests.iter().filter(|request| request.method == method::JOB_EVENT);
         let events = events.map(|request| request.read::<JobEvent>().expect("an event"));
         self.0.lock().expect("not poisoned").extend(events);
-        Box::pin(async move { requests.iter().map(|_| answer(&Done {})).collect() })
+        Box::pin(async move { requests.iter().map(|_| answer(&EmptyResult {})).collect() })
     }
 }
 
@@ -189,8 +206,8 @@ impl Handler for Told {
 pub(crate) struct Coordinator {
     pub(crate) name: String,
     pub(crate) root: SigningKey,
-    pub(crate) voice: Arc<Voice>,
-    pub(crate) peer: Peer,
+    pub(crate) voice: Arc<EnvelopeSigner>,
+    pub(crate) peer: JsonRpcPeer,
     told: Told,
     _peers: BusPeers,
 }
@@ -251,13 +268,13 @@ impl Coordinator {
 
 /// An instance that does as it is told.
 pub(crate) struct Worker {
-    pub(crate) instance: Instance,
-    pub(crate) intake: Intake,
-    pub(crate) control: Control,
+    pub(crate) instance: InstanceSession,
+    pub(crate) intake: JobConsumer,
+    pub(crate) control: InstanceCommandReader,
 }
 
 impl Worker {
-    pub(crate) async fn take(&mut self) -> Taken {
+    pub(crate) async fn take(&mut self) -> ClaimedJob {
         loop {
             let mut taken = self.intake.next(1, pending()).await.expect("an answer");
             if let Some(taken) = taken.pop() {
@@ -280,7 +297,7 @@ impl Worker {
             end_time: Timestamp::now(),
         };
         change(&mut end);
-        let ending = Ending { job_key, end, last_log: None, output_tail: String::new() };
+        let ending = JobEndReport { job_key, end, last_log: None, output_tail: String::new() };
         self.instance.finish(&ending).await.expect("recorded");
     }
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use envelope::{Certificate, Envelope, Sealer};
+use envelope::{Envelope, GatewayCertificate, Sealer};
 use identity::SigningKey;
 use model::supervision::{COORDINATOR_TOPIC, SUPERVISOR_TOPIC};
 use model::{Execution, Timestamp};
-use mycelium::{Bus, Destination, Form, Inbox, Parcel, PublicKey};
+use mycelium::{Bus, BusDestination, BusInbox, Datagram, PayloadForm, PublicKey};
 use serde_json::{Value, json};
 use testkit::{PATIENCE, wait_until};
 
@@ -21,7 +21,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 struct Node<'a> {
     machine: &'a Machine,
     bus: Arc<dyn Bus>,
-    inbox: Inbox,
+    inbox: BusInbox,
     sealer: Sealer,
 }
 
@@ -42,12 +42,12 @@ impl<'a> Node<'a> {
     }
 
     async fn say(&self, payload: Bytes) {
-        let to = Destination::Key(self.machine.key);
-        let parcel = Parcel {
+        let to = BusDestination::Key(self.machine.key);
+        let parcel = Datagram {
             to,
             topic: SUPERVISOR_TOPIC,
             payload,
-            form: Form::Framed,
+            form: PayloadForm::Framed,
             deadline: None,
             reply_to: None,
         };
@@ -70,7 +70,7 @@ impl<'a> Node<'a> {
             tokio::time::timeout(PATIENCE, self.inbox.next()).await.expect("in time").expect("open");
         let envelope = Envelope::from_json(&incoming.payload).expect("signed");
         let own = self.sealer.root().to_string();
-        let heard = envelope::hear(&envelope, &[own], Timestamp::now()).expect("for us");
+        let heard = envelope::open_envelope(&envelope, &[own], Timestamp::now()).expect("for us");
         serde_json::from_slice(&heard.body).expect("JSON")
     }
 }
@@ -139,7 +139,7 @@ async fn a_node_speaks_for_one_coordinator() {
     let mut node = Node::new(&machine);
     let (root, key, now) = (SigningKey::generate(), SigningKey::generate(), Timestamp::now());
     let certified = |until| {
-        let certificate = Certificate::issue(&root, key.verifying_key(), now, until);
+        let certificate = GatewayCertificate::issue(&root, key.verifying_key(), now, until);
         Sealer::certified(key.clone(), &certificate).expect("its own certificate")
     };
     node.sealer = certified(now + MINUTE);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use model::execution::Outcome;
 use model::{Isolation, JobKey, ReasonCode, ScriptType};
-use queue::About;
+use queue::InstanceDescriptor;
 use sandbox::{processes, records};
 use testkit::PATIENCE;
 
@@ -17,7 +17,7 @@ use crate::setup::{Machine, about};
 /// A script that runs on, and its record.
 struct Left {
     child: Child,
-    _record: records::Recorded,
+    _record: records::SandboxRecordGuard,
 }
 
 impl Left {
@@ -43,11 +43,17 @@ impl Drop for Left {
     }
 }
 
-fn dead() -> About {
+fn dead() -> InstanceDescriptor {
     let mut child = Command::new("true").spawn().expect("true is there");
     let pid = child.id();
     child.wait().expect("it ends");
-    About { hostname: processes::hostname(), pid, process_start: 1, isolation: Isolation::Basic, ..about() }
+    InstanceDescriptor {
+        hostname: processes::hostname(),
+        pid,
+        process_start: 1,
+        isolation: Isolation::Basic,
+        ..about()
+    }
 }
 
 fn running(machine: &Machine, number: u32) -> PathBuf {
@@ -85,8 +91,9 @@ async fn one_that_may_live_elsewhere_or_holds_its_lock_is_waited_for() {
     let lock = fs::File::create(&path).expect("a lock");
     lock.lock().expect("ours");
     let _locked = machine.join(ScriptType::Shell, 1, dead()).await;
-    let _elsewhere =
-        machine.join(ScriptType::Shell, 2, About { hostname: "elsewhere".into(), ..dead() }).await;
+    let _elsewhere = machine
+        .join(ScriptType::Shell, 2, InstanceDescriptor { hostname: "elsewhere".into(), ..dead() })
+        .await;
     coordinator.sees(2).await;
     // A third one that is dead for sure: when it is gone, the others were looked at as well.
     fs::create_dir_all(running(&machine, 3)).expect("a directory");

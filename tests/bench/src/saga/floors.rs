@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use broker::{Broker, Headers, Outgoing};
+use broker::{Headers, MessageBroker, Publication};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use store::{Batch, Expect, LaneKey, Op, Outcome, RowKey};
+use store::{CommitOutcome, LaneKey, RowBatch, RowCondition, RowKey, RowOperation};
 
 use super::stage::{self, Backend, Ground};
 use super::{Error, per_second};
@@ -31,24 +31,25 @@ impl Floor {
     async fn new(backend: Backend) -> Result<Self, Error> {
         let ground = Ground::new(backend).await?;
         let lane = LaneKey::new("s:t0:floor:0");
-        let epoch = ground.store.take(&lane).await?;
+        let epoch = ground.store.acquire_lane(&lane).await?;
         Ok(Self { ground, lane, epoch, value: Bytes::from(vec![b'x'; 400]) })
     }
 
     /// Commits four rows, as a transition has them.
     async fn commit(&self, number: usize) -> Result<(), Error> {
         let key = |table: &str| RowKey::new(&format!("{table}:{number:020}"));
-        let puts = ["saga", "journal", "dedupe"].map(|table| Op::Put(key(table), self.value.clone()));
-        let checkpoint = Op::Put(RowKey::new("checkpoint:floor"), Bytes::from(number.to_string()));
+        let puts =
+            ["saga", "journal", "dedupe"].map(|table| RowOperation::Put(key(table), self.value.clone()));
+        let checkpoint = RowOperation::Put(RowKey::new("checkpoint:floor"), Bytes::from(number.to_string()));
         let ops = puts.into_iter().chain([checkpoint]).collect();
-        let expect = vec![Expect::Absent(key("saga"))];
+        let expect = vec![RowCondition::Absent(key("saga"))];
         match self
             .ground
             .store
-            .commit(Batch { lane: self.lane.clone(), epoch: self.epoch, expect, ops })
+            .commit(RowBatch { lane: self.lane.clone(), epoch: self.epoch, conditions: expect, ops })
             .await?
         {
-            Outcome::Committed(_) => Ok(()),
+            CommitOutcome::Committed(_) => Ok(()),
             other => Err(format!("a commit of the floor was not taken: {other:?}").into()),
         }
     }
@@ -76,9 +77,9 @@ pub(super) async fn commits(backend: Backend) -> Result<Vec<Duration>, Error> {
 }
 
 /// Messages a second, published one behind the other without waiting for each.
-pub(super) async fn publish(broker: &dyn Broker) -> Result<f64, Error> {
+pub(super) async fn publish(broker: &dyn MessageBroker) -> Result<f64, Error> {
     let payload = Bytes::from(vec![b'x'; 400]);
-    let message = |number| Outgoing {
+    let message = |number| Publication {
         subject: "tenant.t0.aggregate.Floor.x".to_owned(),
         message_id: format!("floor-{number}"),
         headers: Headers::new(),

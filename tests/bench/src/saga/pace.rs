@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use store::{Batch, LaneKey, Op, RowKey};
-use workflow::Key;
+use store::{LaneKey, RowBatch, RowKey, RowOperation};
+use workflow::LaneRowKey;
 use workflow::instance::encode;
 
 use super::stage::{Backend, Stage};
@@ -27,11 +27,11 @@ pub(super) async fn relay(backend: Backend, report: &mut Report) -> Result<(), E
     let stage = Stage::new(backend, 1, TICK).await?;
     let floor = floors::publish(&*stage.broker).await?;
     let lane = LaneKey::new("s:t0:ticking:0");
-    let epoch = stage.store.take(&lane).await?;
+    let epoch = stage.store.acquire_lane(&lane).await?;
     for first in (0..RELAYED).step_by(usize::try_from(WRITTEN_AT_ONCE)?) {
         let rows = (first..first + WRITTEN_AT_ONCE).map(left_row);
         let ops = rows.collect::<Result<_, Error>>()?;
-        stage.store.commit(Batch { lane: lane.clone(), epoch, expect: Vec::new(), ops }).await?;
+        stage.store.commit(RowBatch { lane: lane.clone(), epoch, conditions: Vec::new(), ops }).await?;
     }
     let running = stage.run();
     stage.until("mycora_saga_relayed_total", 1).await;
@@ -41,7 +41,7 @@ pub(super) async fn relay(backend: Backend, report: &mut Report) -> Result<(), E
     running.stop().await
 }
 
-fn left_row(number: u64) -> Result<Op, Error> {
+fn left_row(number: u64) -> Result<RowOperation, Error> {
     let correlation = format!("c-{}", number % 1000).parse().map_err(|_| "no correlation")?;
     let subject = format!("tenant.t0.effect.floor.{number}");
     let body = format!(r#"{{"text":"{}"}}"#, "x".repeat(288));
@@ -53,7 +53,7 @@ fn left_row(number: u64) -> Result<Op, Error> {
         correlation,
         body.as_bytes(),
     );
-    Ok(Op::Put(RowKey::new(Key::outbox(number).as_str()), encode(&row).into()))
+    Ok(RowOperation::Put(RowKey::new(LaneRowKey::outbox(number).as_str()), encode(&row).into()))
 }
 
 /// Has timers come due evenly, and looks how late they fire.

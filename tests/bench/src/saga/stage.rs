@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use broker::{Broker, Headers, JetStream, JetStreamOptions, Outgoing, StreamSpec};
+use broker::{Headers, JetStream, JetStreamOptions, MessageBroker, Publication, StreamSpec};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
 use kv::{Durability, Kv};
 use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
 use saga::lane::{AGGREGATE_EVENTS, UNSCANNED};
-use saga::placement::{Identity, LANES_MAX, Role};
-use saga::seeing::Seeing;
-use saga::tenants::Tenants;
+use saga::placement::{LANES_MAX, SagaReplicaIdentity, SagaReplicaRole};
+use saga::tenants::TenantRegistry;
+use saga::visibility::SagaVisibility;
 use saga::{App, Config, Deps};
-use store::{EmbeddedStore, KvStore, MachineClock, SharedStore};
+use store::{EmbeddedStore, KvStore, SharedStore, WallClock};
 use tempfile::TempDir;
 use testkit::{NatsServer, RedisServer, wait_until};
 use tokio::task::JoinHandle;
@@ -64,9 +64,7 @@ impl Ground {
     pub(super) async fn new(backend: Backend) -> Result<Self, Error> {
         let dir = tempfile::Builder::new().prefix("mycora-bench-").tempdir()?;
         let (store, redis): (Arc<dyn KvStore>, _) = match backend {
-            Backend::Embedded => {
-                (Arc::new(EmbeddedStore::open(dir.path(), STORE_BYTES, MachineClock)?), None)
-            }
+            Backend::Embedded => (Arc::new(EmbeddedStore::open(dir.path(), STORE_BYTES, WallClock)?), None),
             Backend::Redis => {
                 let redis = RedisServer::builder().persistent().start();
                 let kv = Kv::new(redis.url().parse()?);
@@ -87,13 +85,13 @@ pub(super) struct Event {
 }
 
 impl Event {
-    fn message(self) -> Outgoing {
+    fn message(self) -> Publication {
         let Self { tenant, correlation, kind, id, data } = self;
         let aggregate = if matches!(kind.as_str(), "OrderPlaced" | "Paid") { "Order" } else { "Clock" };
         let body = format!(
             r#"{{"event_id":"{id}","type":"{kind}","data":{data},"metadata":{{"correlation_id":"{correlation}"}}}}"#
         );
-        Outgoing {
+        Publication {
             subject: format!("tenant.{tenant}.aggregate.{aggregate}.{correlation}"),
             message_id: id,
             headers: Headers::new(),
@@ -115,7 +113,7 @@ impl Gateway for Taker {
 /// The service with everything around it. A manifest is in force, and nothing runs yet.
 pub(super) struct Stage {
     pub(super) store: Arc<dyn KvStore>,
-    pub(super) broker: Arc<dyn Broker>,
+    pub(super) broker: Arc<dyn MessageBroker>,
     app: Arc<App>,
     metrics: prometheus::Registry,
     ground: Ground,
@@ -146,18 +144,20 @@ impl Stage {
         std::fs::write(manifests.path().join("bench.yaml"), manifest)?;
         let broker = JetStream::start(JetStreamOptions::new(&nats.url()))?;
         broker.connection().wait_for(|connection| connection.connected).await?;
-        let broker: Arc<dyn Broker> = Arc::new(broker);
+        let broker: Arc<dyn MessageBroker> = Arc::new(broker);
         let day = Duration::from_secs(24 * 3600);
-        broker.ensure_stream(&StreamSpec::ours(AGGREGATE_EVENTS, &["tenant.*.aggregate.*.*"], day)).await?;
+        broker
+            .ensure_stream(&StreamSpec::managed(AGGREGATE_EVENTS, &["tenant.*.aggregate.*.*"], day))
+            .await?;
         let tenants: String = (0..lanes).map(|tenant| format!("t{tenant}: {{ context: 1 }}\n")).collect();
         let config = Config {
-            role: Role { sagas: true, effects: true },
+            role: SagaReplicaRole { sagas: true, effects: true },
             manifests: Some(manifests.path().to_owned()),
-            tenants: Tenants::read("tenants", &tenants)?,
+            tenants: TenantRegistry::read("tenants", &tenants)?,
             secrets: None,
-            replica: Identity::of_process(1)?,
+            replica: SagaReplicaIdentity::of_process(1)?,
             grace: DRAIN_TIMEOUT,
-            seeing: Seeing::default(),
+            seeing: SagaVisibility::default(),
             lanes_max: LANES_MAX,
         };
         let metrics = prometheus::Registry::new();
@@ -235,8 +235,8 @@ impl Stage {
 
 /// Publishes messages, which are stored in their order, without waiting for each.
 pub(super) async fn publish(
-    broker: &dyn Broker,
-    messages: impl IntoIterator<Item = Outgoing>,
+    broker: &dyn MessageBroker,
+    messages: impl IntoIterator<Item = Publication>,
 ) -> Result<(), Error> {
     let mut under_way = FuturesOrdered::new();
     for message in messages {

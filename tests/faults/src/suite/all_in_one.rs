@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 use tempfile::TempDir;
-use testkit::{FaultProxy, SmallDisk, Target, free_port};
+use testkit::{FaultProxy, ProxyTarget, SmallDisk, free_port};
 
 use super::{Form, Program, Suite, issue_stranger, place, text};
 
@@ -44,7 +44,7 @@ pub(super) async fn start(dir: TempDir, disk: Option<SmallDisk>) -> Suite {
         dir,
     };
     for door in DOORS {
-        let proxy = FaultProxy::start(Target::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))).await;
+        let proxy = FaultProxy::start(ProxyTarget::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))).await;
         suite.doors.push(format!("https://{}", proxy.address()));
         suite.links.insert(door.to_owned(), proxy);
     }

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use testkit::{FaultProxy, RedisServer, SmallDisk, Target, free_port, wait_until_blocking};
+use testkit::{FaultProxy, ProxyTarget, RedisServer, SmallDisk, free_port, wait_until_blocking};
 
 use super::program::run;
 use super::{Form, Program, Suite, issue_stranger, place, text};
@@ -132,22 +132,22 @@ impl Stage {
     }
 
     async fn lay_links(&mut self, redis: &RedisServer) {
-        let mut wanted: Vec<(String, Target)> = vec![
-            ("storage-redis".to_owned(), Target::Unix(redis.socket())),
-            ("gateway-supervisor".to_owned(), Target::Tcp(self.address("supervisor"))),
-            ("router-gateway".to_owned(), Target::Tcp(self.address("mycelium-gateway"))),
+        let mut wanted: Vec<(String, ProxyTarget)> = vec![
+            ("storage-redis".to_owned(), ProxyTarget::Unix(redis.socket())),
+            ("gateway-supervisor".to_owned(), ProxyTarget::Tcp(self.address("supervisor"))),
+            ("router-gateway".to_owned(), ProxyTarget::Tcp(self.address("mycelium-gateway"))),
         ];
         // Each has its own: what one was given while its answer is lost, another one finds.
         for user in names().into_iter().filter(|name| is_of_pool(name)) {
-            wanted.push((format!("{user}-redis"), Target::Unix(redis.socket())));
+            wanted.push((format!("{user}-redis"), ProxyTarget::Unix(redis.socket())));
         }
         for user in ["router", "mycelium-gateway", "runner-registry"] {
-            wanted.push((format!("{user}-storage"), Target::Tcp(self.address("storage"))));
+            wanted.push((format!("{user}-storage"), ProxyTarget::Tcp(self.address("storage"))));
         }
         for replica in 1..=SCHEDULERS {
             let scheduler = format!("scheduler-{replica}");
-            wanted.push((format!("client-{replica}"), Target::Tcp(self.address(&scheduler))));
-            wanted.push((format!("{scheduler}-storage"), Target::Tcp(self.address("storage"))));
+            wanted.push((format!("client-{replica}"), ProxyTarget::Tcp(self.address(&scheduler))));
+            wanted.push((format!("{scheduler}-storage"), ProxyTarget::Tcp(self.address("storage"))));
         }
         for (name, target) in wanted {
             self.links.insert(name, FaultProxy::start(target).await);

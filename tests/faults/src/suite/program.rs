@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
-use testkit::Process;
+use testkit::TestProcess;
 
 /// How long an end that was asked for may take.
 const END_WITHIN: Duration = Duration::from_secs(60);
@@ -17,7 +17,7 @@ pub(super) struct Program {
     file: PathBuf,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
-    process: Process,
+    process: TestProcess,
     /// What earlier lives wrote.
     before: String,
 }
@@ -82,10 +82,10 @@ impl Program {
     }
 }
 
-fn spawn(name: &str, file: &Path, arguments: &[String], environment: &[(String, String)]) -> Process {
+fn spawn(name: &str, file: &Path, arguments: &[String], environment: &[(String, String)]) -> TestProcess {
     let mut command = Command::new(file);
     command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
-    Process::spawn(name, &mut command)
+    TestProcess::spawn(name, &mut command)
 }
 
 /// A program of this workspace, as it was built beside this one.

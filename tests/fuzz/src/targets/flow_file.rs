@@ -1,6 +1,6 @@
 //! Flow files: YAML that people write.
 
-use flow_file::{Files, FlowFile, Source, parts};
+use flow_file::{FileRoot, FlowFile, FlowFileSource, node_batches};
 use model::Violation;
 use prost::Message as _;
 use proto::convert::flow_spec;
@@ -12,8 +12,8 @@ use crate::{Target, Verdict};
 /// The reader of flow files.
 pub const TARGET: Target = Target { name: "flow_file", run, seeds, words: WORDS };
 
-const FILES: Files =
-    Files::Embedded(&[("book.txt", b"words"), ("big.py", &[b'#'; 20_000]), ("binary", &[0xff, 0xfe])]);
+const FILES: FileRoot =
+    FileRoot::Embedded(&[("book.txt", b"words"), ("big.py", &[b'#'; 20_000]), ("binary", &[0xff, 0xfe])]);
 const WORDS: &[&str] = &[
     "name: f\n",
     "jobs:\n",
@@ -92,7 +92,7 @@ fn run(data: &[u8]) -> Verdict {
         })
         .collect();
     let parse = || {
-        let source = Source { name: "f.yaml".to_owned(), text: text.clone(), files: FILES };
+        let source = FlowFileSource { name: "f.yaml".to_owned(), text: text.clone(), files: FILES };
         FlowFile::parse(source, &env)
     };
     let lines = u64::try_from(text.split(['\n', '\r']).count()).unwrap_or(u64::MAX);
@@ -139,7 +139,7 @@ fn is_whole(file: &FlowFile) {
         }
     }
     assert!(flow_spec::from_wire(again, "flow").is_ok(), "a server refuses what was checked");
-    let sent: usize = parts(&file.spec.nodes).map(|(_, part)| part.len()).sum();
+    let sent: usize = node_batches(&file.spec.nodes).map(|(_, part)| part.len()).sum();
     assert_eq!(sent, file.spec.nodes.len(), "some jobs are in no part");
     for upload in &file.uploads {
         assert_eq!(upload.bytes(&file.files).expect("it is there").len() as u64, upload.blob.size);

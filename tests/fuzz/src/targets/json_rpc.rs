@@ -7,12 +7,15 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use model::supervision::{
-    BlobGet, BlobPiece, BlobPut, ContextDrop, CoordinatorSucceed, CoordinatorSucceeded, Done, InfoRequest,
-    JobAccepted, JobEvent, JobLogPiece, JobLogs, JobQuery, JobResult, JobStatus, JobStop, JobStopped, method,
+    BlobGet, BlobPiece, BlobPut, ContextDrop, CoordinatorSucceed, CoordinatorSucceeded, EmptyResult,
+    InfoRequest, JobAccepted, JobEvent, JobLogPiece, JobLogs, JobQuery, JobResult, JobStatus, JobStop,
+    JobStopped, method,
 };
-use model::{ContextId, Execution, Letter, LetterAccepted, NodeReport, Presence};
-use mycelium::json_rpc::{self, Call, Id, Message, Payload, Request, Response, parse};
-use mycelium_gateway::secrets::{Secrets, accompany};
+use model::{ContextId, DirectMessage, DirectMessageAccepted, Execution, NodeReport, Presence};
+use mycelium::json_rpc::{
+    self, JsonRpcCall, JsonRpcId, JsonRpcMessage, JsonRpcPayload, JsonRpcRequest, JsonRpcResponse, parse,
+};
+use mycelium_gateway::secrets::{SupervisorSecrets, insert_secret};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -75,13 +78,13 @@ const WORDS: &[&str] = &[
 const SECRET: &str = "sesame-open-sesame";
 
 /// A directory with one secret, as long as the process lives.
-static SECRETS: LazyLock<(tempfile::TempDir, Secrets)> = LazyLock::new(|| {
+static SECRETS: LazyLock<(tempfile::TempDir, SupervisorSecrets)> = LazyLock::new(|| {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().expect("a directory for files");
     let path: PathBuf = dir.path().join("s");
     std::fs::write(&path, SECRET).expect("a file is written");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("its owner may");
-    let secrets = Secrets::new(Some(dir.path().to_owned()));
+    let secrets = SupervisorSecrets::new(Some(dir.path().to_owned()));
     (dir, secrets)
 });
 
@@ -89,8 +92,8 @@ fn run(data: &[u8]) -> Verdict {
     let payload = Input::new(data).rest();
     goes_with_its_secret(payload);
     let members = match parse(payload) {
-        Ok(Payload::Single(member)) => vec![member],
-        Ok(Payload::Batch(members)) => {
+        Ok(JsonRpcPayload::Single(member)) => vec![member],
+        Ok(JsonRpcPayload::Batch(members)) => {
             assert!(!members.is_empty(), "an empty batch");
             members
         }
@@ -102,8 +105,8 @@ fn run(data: &[u8]) -> Verdict {
     let mut accepted = false;
     for member in members {
         accepted |= match member {
-            Ok(Message::Request(request)) => is_understood(&request),
-            Ok(Message::Response(response)) => is_answer(&response),
+            Ok(JsonRpcMessage::Request(request)) => is_understood(&request),
+            Ok(JsonRpcMessage::Response(response)) => is_answer(&response),
             Err(invalid) => {
                 check_refusal(&invalid.problem, 512, &[]);
                 false
@@ -114,7 +117,7 @@ fn run(data: &[u8]) -> Verdict {
 }
 
 /// Reads the parameters as whoever serves the method does, and writes them again.
-fn is_understood(request: &Request) -> bool {
+fn is_understood(request: &JsonRpcRequest) -> bool {
     match request.method.as_str() {
         method::SUPERVISOR_INFO => again::<InfoRequest>(request, method::SUPERVISOR_INFO),
         method::SUPERVISOR_PRESENCE => again::<Presence>(request, method::SUPERVISOR_PRESENCE),
@@ -128,12 +131,15 @@ fn is_understood(request: &Request) -> bool {
         method::COORDINATOR_SUCCEED => again::<CoordinatorSucceed>(request, method::COORDINATOR_SUCCEED),
         method::BLOB_GET => again::<BlobGet>(request, method::BLOB_GET),
         method::BLOB_PUT => again::<BlobPut>(request, method::BLOB_PUT),
-        method::MESSAGE_DELIVER => again::<Letter>(request, method::MESSAGE_DELIVER),
+        method::MESSAGE_DELIVER => again::<DirectMessage>(request, method::MESSAGE_DELIVER),
         _ => false,
     }
 }
 
-fn again<T: DeserializeOwned + Serialize + PartialEq + Debug>(request: &Request, name: &'static str) -> bool {
+fn again<T: DeserializeOwned + Serialize + PartialEq + Debug>(
+    request: &JsonRpcRequest,
+    name: &'static str,
+) -> bool {
     let params: T = match request.read() {
         Ok(params) => params,
         Err(error) => {
@@ -141,17 +147,19 @@ fn again<T: DeserializeOwned + Serialize + PartialEq + Debug>(request: &Request,
             return false;
         }
     };
-    let call = Call::new(name, &params).expect("what was read can be written");
-    let Ok(Payload::Single(Ok(Message::Request(written)))) = parse(&json_rpc::request(7, &call)) else {
+    let call = JsonRpcCall::new(name, &params).expect("what was read can be written");
+    let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Request(written)))) =
+        parse(&json_rpc::request(7, &call))
+    else {
         panic!("{params:?} is written as something that is no request");
     };
-    assert_eq!((written.id.as_ref(), written.method.as_str()), (Some(&Id::Number(7)), name));
+    assert_eq!((written.id.as_ref(), written.method.as_str()), (Some(&JsonRpcId::Number(7)), name));
     assert_eq!(written.read::<T>().as_ref(), Ok(&params), "it changes on its way");
     true
 }
 
 /// An event as a router, and then a scheduler, is told of it.
-fn is_told(request: &Request) -> bool {
+fn is_told(request: &JsonRpcRequest) -> bool {
     let event: JobEvent = request.read().expect("it was read before");
     if let Ok(report) = event.into_report() {
         let json = serde_json::to_vec(&report).expect("a report is JSON");
@@ -162,9 +170,9 @@ fn is_told(request: &Request) -> bool {
 }
 
 /// Reads the result as whoever has asked does, whatever it was.
-fn is_answer(response: &Response) -> bool {
+fn is_answer(response: &JsonRpcResponse) -> bool {
     let written = json_rpc::response(response.id.as_ref(), &response.answer);
-    let Ok(Payload::Single(Ok(Message::Response(again)))) = parse(&written) else {
+    let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Response(again)))) = parse(&written) else {
         panic!("{response:?} is written as something that is no response");
     };
     assert_eq!(again.id, response.id, "another question is answered");
@@ -183,8 +191,9 @@ fn is_answer(response: &Response) -> bool {
     }
     let mut known = read::<Presence>(text) | read::<JobAccepted>(text) | read::<JobStopped>(text);
     known |= read::<JobStatus>(text) | read::<JobResult>(text) | read::<JobLogPiece>(text);
-    known |= read::<CoordinatorSucceeded>(text) | read::<BlobPiece>(text) | read::<LetterAccepted>(text);
-    known | read::<Done>(text)
+    known |=
+        read::<CoordinatorSucceeded>(text) | read::<BlobPiece>(text) | read::<DirectMessageAccepted>(text);
+    known | read::<EmptyResult>(text)
 }
 
 /// Members whose values stay as they are: what is in them is not for whoever passes them on to read.
@@ -193,7 +202,7 @@ type Object = BTreeMap<String, Box<RawValue>>;
 /// Puts a secret into what leaves for a plain supervisor: into every request, or nothing leaves.
 fn goes_with_its_secret(payload: &[u8]) {
     let secrets = &SECRETS.1;
-    match accompany(payload, |_| secrets.read(ContextId(1), "s").map(Some)) {
+    match insert_secret(payload, |_| secrets.read(ContextId(1), "s").map(Some)) {
         Err(error) => check_refusal(&error.to_string(), 512, &[SECRET]),
         Ok(written) => {
             let json = written.trim_ascii_start();

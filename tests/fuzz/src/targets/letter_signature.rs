@@ -1,9 +1,9 @@
 //! A sender's signature over chat and mail.
 
-use ::envelope::actor::{LETTER_TYPE, check_letter};
+use ::envelope::actor::{LETTER_TYPE, check_direct_message};
 use ::envelope::{Envelope, Refusal};
 use bytes::Bytes;
-use model::{BlobHash, Letter};
+use model::{BlobHash, DirectMessage};
 
 use super::NOW;
 use crate::input::{Input, join};
@@ -45,7 +45,7 @@ fn run(data: &[u8]) -> Verdict {
     let mut input = Input::new(data);
     let way = input.choice(4);
     let (statement, letter) = (input.part(), input.part());
-    let Ok(mut letter) = serde_json::from_slice::<Letter>(letter) else { return Verdict::Refused };
+    let Ok(mut letter) = serde_json::from_slice::<DirectMessage>(letter) else { return Verdict::Refused };
     if way > 0 {
         let envelope = Envelope::sign(LETTER_TYPE, Bytes::copy_from_slice(statement), key(0)).to_json();
         letter.signature = Some(String::from_utf8_lossy(&envelope).into_owned());
@@ -54,9 +54,9 @@ fn run(data: &[u8]) -> Verdict {
         letter.from = key(0).verifying_key().to_string();
     }
     let json = serde_json::to_string(&letter).expect("a letter is JSON");
-    let again: Letter = serde_json::from_str(&json).expect("as it was written");
+    let again: DirectMessage = serde_json::from_str(&json).expect("as it was written");
     assert_eq!(again, letter, "a letter changes on its way");
-    let checked = match check_letter(&letter, NOW) {
+    let checked = match check_direct_message(&letter, NOW) {
         Err(refusal) => {
             let secrets: &[&str] = if matches!(refusal, Refusal::OtherContent(_)) { &[SECRET] } else { &[] };
             check_refusal(&refusal.to_string(), 512, secrets);
@@ -69,12 +69,12 @@ fn run(data: &[u8]) -> Verdict {
     assert_eq!(checked.signer.to_string(), letter.from);
     assert!(checked.expires > NOW, "it was over");
     for other in [
-        Letter { text: format!("{} ", letter.text), ..letter.clone() },
-        Letter { topic: format!("{} ", letter.topic), ..letter.clone() },
-        Letter { to: format!("{} ", letter.to), ..letter.clone() },
-        Letter { from: key(1).verifying_key().to_string(), ..letter },
+        DirectMessage { text: format!("{} ", letter.text), ..letter.clone() },
+        DirectMessage { topic: format!("{} ", letter.topic), ..letter.clone() },
+        DirectMessage { to: format!("{} ", letter.to), ..letter.clone() },
+        DirectMessage { from: key(1).verifying_key().to_string(), ..letter },
     ] {
-        assert!(check_letter(&other, NOW).is_err(), "{other:?} was not signed");
+        assert!(check_direct_message(&other, NOW).is_err(), "{other:?} was not signed");
     }
     Verdict::Accepted
 }

@@ -1,13 +1,13 @@
 //! The records of a supervisor's Redis: what instances, old workers and old dispatchers write.
 
-use keys::{ControlScope, InstanceRef, OldJob, OldQueue, WorkQueue};
+use keys::{ControlScope, InstanceRef, LegacyJob, LegacyQueue, WorkQueue};
 use kv::{StreamEntry, Value};
 use model::id::Uid;
 use model::{ContextUid, ScriptType};
 use queue::fuzzing::{
     command, event, event_data, job, job_fields, job_state, needed_blobs, old_end, old_job,
 };
-use queue::{Drain, PopBinding, PresenceRecord};
+use queue::{PopBinding, PresenceRecord, SupervisorDrain};
 
 use crate::input::{Input, join};
 use crate::{Target, Verdict};
@@ -64,7 +64,7 @@ fn run(data: &[u8]) -> Verdict {
         5 => old_end(several(input, 8)).is_ok(),
         6 => is_old_job(input),
         7 => is_presence(input.rest()),
-        8 => serde_json::from_slice::<Drain>(input.rest()).is_ok(),
+        8 => serde_json::from_slice::<SupervisorDrain>(input.rest()).is_ok(),
         _ => is_name(&input.text()),
     };
     if known { Verdict::Accepted } else { Verdict::Refused }
@@ -140,7 +140,7 @@ fn is_job(mut input: Input<'_>) -> bool {
 fn is_old_job(mut input: Input<'_>) -> bool {
     let queue = if input.choice(2) == 0 { "queue:x" } else { "hero:work_queue:x" };
     let from = PopBinding {
-        queue: OldQueue::parse(queue).expect("an old queue"),
+        queue: LegacyQueue::parse(queue).expect("an old queue"),
         script_type: ScriptType::Shell,
         context: ContextUid(Uid::from_bits(7)),
     };
@@ -172,14 +172,14 @@ fn is_name(text: &str) -> bool {
         known += 1;
         assert_eq!(written, text, "one name has two spellings");
     };
-    OldQueue::parse(text).into_iter().for_each(|name| same(name.to_string()));
+    LegacyQueue::parse(text).into_iter().for_each(|name| same(name.to_string()));
     WorkQueue::parse(text).into_iter().for_each(|name| same(name.to_string()));
     InstanceRef::parse(text).into_iter().for_each(|name| same(name.to_string()));
     ControlScope::parse(text).into_iter().for_each(|name| same(name.to_string()));
     for queue in ["queue:x", "hero:work_queue:x"] {
-        let queue = OldQueue::parse(queue).expect("an old queue");
-        let name = |job: OldJob| if queue.is_numbered() { job.hash() } else { job.id() };
-        OldJob::parse(&queue, text).into_iter().for_each(|job| same(name(job)));
+        let queue = LegacyQueue::parse(queue).expect("an old queue");
+        let name = |job: LegacyJob| if queue.is_numbered() { job.hash() } else { job.id() };
+        LegacyJob::parse(&queue, text).into_iter().for_each(|job| same(name(job)));
     }
     known > 0
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use ::envelope::statement::{LIFETIME_MAX, PAYLOAD_TYPE};
-use ::envelope::{Conversation, Envelope, Refusal, Sealer, Voice, hear};
+use ::envelope::{Conversation, Envelope, EnvelopeSigner, Refusal, Sealer, open_envelope};
 use bytes::Bytes;
 
 use super::NOW;
@@ -59,11 +59,14 @@ fn run(data: &[u8]) -> Verdict {
     }
     let envelope = Envelope::sign(payload_type, payload.clone().into(), signer);
     let own = key(2).verifying_key().to_string();
-    let heard = match hear(&envelope, std::slice::from_ref(&own), NOW) {
+    let heard = match open_envelope(&envelope, std::slice::from_ref(&own), NOW) {
         Ok(heard) => heard,
         Err(refusal) => {
             check_refusal(&refusal.to_string(), 512, &[&key(2).to_pem()]);
-            assert!(!in_conversation(&own).is_ok_and(|here| here.hear(&envelope, NOW).is_ok()), "{refusal}");
+            assert!(
+                !in_conversation(&own).is_ok_and(|here| here.verify(&envelope, NOW).is_ok()),
+                "{refusal}"
+            );
             return Verdict::Refused;
         }
     };
@@ -73,16 +76,16 @@ fn run(data: &[u8]) -> Verdict {
     assert!(heard.expires > NOW && heard.expires.since(NOW) <= LIFETIME_MAX + ::envelope::statement::SKEW);
     assert!(payload.windows(heard.body.len().max(1)).any(|part| part == heard.body), "the body is another");
     let here = in_conversation(&own).expect("a name");
-    assert_eq!(here.hear(&envelope, NOW).as_ref(), Ok(&heard.body), "the first time");
-    assert_eq!(here.hear(&envelope, NOW), Err(Refusal::Replayed), "the second time");
+    assert_eq!(here.verify(&envelope, NOW).as_ref(), Ok(&heard.body), "the first time");
+    assert_eq!(here.verify(&envelope, NOW), Err(Refusal::Replayed), "the second time");
     let silent = Envelope { signature: Bytes::new(), ..envelope };
-    assert_eq!(hear(&silent, &[own], NOW), Err(Refusal::BadSignature));
+    assert_eq!(open_envelope(&silent, &[own], NOW), Err(Refusal::BadSignature));
     Verdict::Accepted
 }
 
 /// A conversation with whoever speaks first, in which nobody has spoken yet.
 fn in_conversation(own: &str) -> Result<Conversation, Refusal> {
-    let voice = Voice::new(Sealer::of_root(key(2).clone()), vec![own.to_owned()]);
+    let voice = EnvelopeSigner::new(Sealer::of_root(key(2).clone()), vec![own.to_owned()]);
     Ok(Conversation::new(voice, Arc::new(|_| {})))
 }
 

@@ -1,6 +1,6 @@
 //! Scripts of the embedded languages: as text, or as choices of a generator that knows the language.
 
-use testkit::scripts::{Bytes, Dialect, Generator, Seeded};
+use testkit::scripts::{ByteChoices, ScriptDialect, ScriptGenerator, SeededChoices};
 
 use crate::input::Input;
 use crate::{Target, Verdict};
@@ -75,8 +75,8 @@ fn run(data: &[u8]) -> Verdict {
     let mut input = Input::new(data);
     let script = match input.choice(3) {
         0 => input.text().into_owned(),
-        1 => Generator::new(Bytes(input.rest()), Dialect::Rhai).script(),
-        _ => Generator::new(Bytes(input.rest()), Dialect::Rhai).hostile(),
+        1 => ScriptGenerator::new(ByteChoices(input.rest()), ScriptDialect::Rhai).script(),
+        _ => ScriptGenerator::new(ByteChoices(input.rest()), ScriptDialect::Rhai).hostile(),
     };
     let engine = std::thread::Builder::new().stack_size(STACK_BYTES);
     let running = engine.spawn(move || runner::fuzzing::run_script(&script, STEPS_MAX)).expect("a thread");
@@ -89,10 +89,13 @@ fn run(data: &[u8]) -> Verdict {
 fn seeds() -> Vec<Vec<u8>> {
     let text = |script: &str| [b"\0", script.as_bytes()].concat();
     let mut seeds: Vec<_> = (0..20)
-        .map(|seed| text(&Generator::new(Seeded::new(seed), Dialect::Rhai).script()))
+        .map(|seed| text(&ScriptGenerator::new(SeededChoices::new(seed), ScriptDialect::Rhai).script()))
         .filter(|script| script.len() < 4000)
         .collect();
-    seeds.extend((0..20).map(|seed| text(&Generator::new(Seeded::new(seed), Dialect::Rhai).hostile())));
+    seeds
+        .extend((0..20).map(|seed| {
+            text(&ScriptGenerator::new(SeededChoices::new(seed), ScriptDialect::Rhai).hostile())
+        }));
     seeds
         .push(text("let a = [3.5, 0.0 / 0.0, 1.5]; a.sort(); a.sort(|x, y| x > y); result(\"a\", a.len());"));
     seeds.push(b"\x01choices of a generator that knows the language".to_vec());

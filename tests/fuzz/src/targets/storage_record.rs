@@ -6,7 +6,7 @@ use model::execution::AttemptEnd;
 use model::{Execution, FlowInput, FlowNode, JobSpec, NodeReport};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use storage::fuzzing::{Hash, Record};
+use storage::fuzzing::{RedisHash, StoredRecordKind};
 
 use crate::input::{Input, join};
 use crate::{Target, Verdict};
@@ -57,10 +57,10 @@ const WORDS: &[&str] = &[
 
 fn run(data: &[u8]) -> Verdict {
     let mut input = Input::new(data);
-    let kind = usize::from(input.choice(Record::ALL.len() as u8 + 6));
-    let Some(record) = Record::ALL.get(kind).copied() else {
+    let kind = usize::from(input.choice(StoredRecordKind::ALL.len() as u8 + 6));
+    let Some(record) = StoredRecordKind::ALL.get(kind).copied() else {
         let json = input.rest();
-        let known = match kind - Record::ALL.len() {
+        let known = match kind - StoredRecordKind::ALL.len() {
             0 => again::<FlowNode>(json),
             1 => again::<JobSpec>(json),
             2 => again::<Execution>(json),
@@ -85,13 +85,13 @@ fn run(data: &[u8]) -> Verdict {
 }
 
 /// What was written again is read as the same, and written as the same.
-fn is_the_same(record: Record, hash: &Hash, mut written: Hash) {
+fn is_the_same(record: StoredRecordKind, hash: &RedisHash, mut written: RedisHash) {
     if written.is_empty() {
         return;
     }
     // Scripts write the revision; of a message only its nodes are written again.
     for (field, value) in hash {
-        if field == "revision" || record == Record::Message && !written.contains_key(field) {
+        if field == "revision" || record == StoredRecordKind::Message && !written.contains_key(field) {
             written.insert(field.clone(), value.clone());
         }
     }
@@ -110,7 +110,7 @@ fn again<T: DeserializeOwned + Serialize + PartialEq + Debug>(json: &[u8]) -> bo
 }
 
 /// Names and values in turn.
-pub(super) fn hash(input: Input<'_>) -> Hash {
+pub(super) fn hash(input: Input<'_>) -> RedisHash {
     let pairs = input.parts();
     let pair = |pair: &[&[u8]]| (String::from_utf8_lossy(pair[0]).into_owned(), pair[1].to_vec());
     pairs.chunks_exact(2).map(pair).collect()
@@ -286,6 +286,6 @@ mod tests {
     fn every_reader_takes_one_of_its_seeds() {
         let good = seeds().into_iter().filter(|seed| run(seed) == Verdict::Accepted);
         let readers: BTreeSet<u8> = good.map(|seed| seed[0]).collect();
-        assert_eq!(readers, (0..Record::ALL.len() as u8 + 6).collect());
+        assert_eq!(readers, (0..StoredRecordKind::ALL.len() as u8 + 6).collect());
     }
 }

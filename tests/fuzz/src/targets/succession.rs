@@ -1,6 +1,6 @@
 //! Changes of root that follow each other, and single ones whose text stands in the input.
 
-use ::envelope::{Envelope, RootChange, Succession};
+use ::envelope::{Envelope, RootChain, RootChange};
 use bytes::Bytes;
 
 use crate::input::{Input, join};
@@ -33,13 +33,13 @@ fn run(data: &[u8]) -> Verdict {
         0 => announced(input.rest()),
         _ => written(input),
     };
-    let read = Succession::read(&envelopes);
+    let read = RootChain::read(&envelopes);
     match &read {
         Err(refusal) => check_refusal(&refusal.to_string(), 1024, &[&key(0).to_pem(), &key(1).to_pem()]),
         Ok(succession) => {
-            assert_eq!(succession.before().len(), envelopes.len());
-            let mut roots = succession.before().to_vec();
-            roots.push(succession.last());
+            assert_eq!(succession.retired_roots().len(), envelopes.len());
+            let mut roots = succession.retired_roots().to_vec();
+            roots.push(succession.current_root());
             for (pair, envelope) in roots.windows(2).zip(&envelopes) {
                 let change = RootChange { old: pair[0], new: pair[1] };
                 assert_eq!(RootChange::read(envelope), Ok(change));

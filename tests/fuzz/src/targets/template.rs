@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use flow::Template;
+use flow::EnvTemplate;
 use flow::template::render;
 use model::id::Uid;
 use model::limits::{ENV_RENDERED_BYTES_MAX, ENV_VALUE_RENDERED_BYTES_MAX};
@@ -73,7 +73,7 @@ fn run(data: &[u8]) -> Verdict {
 
 /// Each reference, written as people are told of it, is that reference.
 fn names_its_references(value: &str) {
-    let template = match Template::parse(value) {
+    let template = match EnvTemplate::parse(value) {
         Ok(template) => template,
         Err(error) => return check_refusal(&error.to_string(), 512, &[]),
     };
@@ -83,7 +83,7 @@ fn names_its_references(value: &str) {
         if written.contains(['\\', '…']) {
             continue;
         }
-        let again = Template::parse(&written).expect("a reference as it is written");
+        let again = EnvTemplate::parse(&written).expect("a reference as it is written");
         assert_eq!(again.references().collect::<Vec<_>>(), [reference]);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use identity::token::{self, TOKEN_LIFETIME_MAX, TOKEN_SKEW};
-use identity::{ActorKey, Token, TrustDomain};
+use identity::{ActorVerifyingKey, Token, TrustDomain};
 use model::Timestamp;
 use serde_json::Value;
 
@@ -50,8 +50,8 @@ const WORDS: &[&str] = &[
 
 static TRUST_DOMAIN: LazyLock<TrustDomain> = LazyLock::new(|| "example.org".parse().expect("a trust domain"));
 
-fn keys() -> [ActorKey; 2] {
-    let of = |number: usize, revoked_at| ActorKey {
+fn keys() -> [ActorVerifyingKey; 2] {
+    let of = |number: usize, revoked_at| ActorVerifyingKey {
         key: key(number).verifying_key(),
         not_before: Timestamp::from_millis(1_700_000_000_000),
         revoked_at,
@@ -99,11 +99,11 @@ fn check(text: &str) -> Result<Token, ()> {
     let token = Token::read(text, &TRUST_DOMAIN, NOW).map_err(refused)?;
     let keys = keys();
     match token.verify(&keys, NOW) {
-        token::Verdict::Good(key) => {
+        token::TokenVerdict::Good(key) => {
             assert_eq!(*key, keys[0], "another key counts");
             Ok(token)
         }
-        token::Verdict::Revoked | token::Verdict::Refused => Err(()),
+        token::TokenVerdict::Revoked | token::TokenVerdict::Refused => Err(()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What need not be told at once waits for something better, or for company.
+//! Reports and settlements that are not urgent are held back and merged.
 
 use super::*;
 

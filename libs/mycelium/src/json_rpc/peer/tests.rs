@@ -4,8 +4,12 @@ use crate::json_rpc::{METHOD_NOT_FOUND, answer};
 /// Gives back the parameters of `echo`; sends `ask` back to whoever asked, and refuses the rest.
 struct Echo;
 
-impl Handler for Echo {
-    fn handle(&self, from: &Peer, requests: Vec<Request>) -> BoxFuture<'static, Vec<Answer>> {
+impl JsonRpcHandler for Echo {
+    fn handle(
+        &self,
+        from: &JsonRpcPeer,
+        requests: Vec<JsonRpcRequest>,
+    ) -> BoxFuture<'static, Vec<JsonRpcResult>> {
         let from = from.clone();
         Box::pin(async move {
             let mut answers = Vec::new();
@@ -16,7 +20,7 @@ impl Handler for Echo {
                         Ok(result) => Ok(result),
                         Err(error) => answer(&error.to_string()),
                     },
-                    _ => Err(RpcError::of_protocol(METHOD_NOT_FOUND, request.method)),
+                    _ => Err(JsonRpcError::of_protocol(METHOD_NOT_FOUND, request.method)),
                 });
             }
             answers
@@ -27,10 +31,10 @@ impl Handler for Echo {
 const WAIT: Duration = Duration::from_secs(20);
 
 /// Two ends, and what went from the first to the second.
-fn pair() -> (Peer, Peer, mpsc::UnboundedReceiver<Bytes>) {
+fn pair() -> (JsonRpcPeer, JsonRpcPeer, mpsc::UnboundedReceiver<Bytes>) {
     let (a_out, mut a_payloads) = mpsc::channel::<Bytes>(4);
     let (b_out, mut b_payloads) = mpsc::channel::<Bytes>(4);
-    let (a, b) = (Peer::new(a_out, Arc::new(Echo)), Peer::new(b_out, Arc::new(Echo)));
+    let (a, b) = (JsonRpcPeer::new(a_out, Arc::new(Echo)), JsonRpcPeer::new(b_out, Arc::new(Echo)));
     let (seen, witness) = mpsc::unbounded_channel();
     let (to_a, to_b) = (a.downgrade(), b.downgrade());
     tokio::spawn(async move {
@@ -59,9 +63,9 @@ async fn calls_cross_each_other() {
 async fn a_batch_is_one_payload_with_one_outcome_each() {
     let (a, _b, mut witness) = pair();
     let calls = vec![
-        Call::new("echo", &[1]).expect("JSON"),
-        Call::new("nothing", &[2]).expect("JSON"),
-        Call::new("echo", &[3]).expect("JSON"),
+        JsonRpcCall::new("echo", &[1]).expect("JSON"),
+        JsonRpcCall::new("nothing", &[2]).expect("JSON"),
+        JsonRpcCall::new("echo", &[3]).expect("JSON"),
     ];
     let outcomes = a.call_batch(calls, WAIT).await;
     assert_eq!(outcomes[0].as_ref().expect("answered").get(), "[1]");
@@ -77,7 +81,7 @@ async fn a_batch_is_one_payload_with_one_outcome_each() {
 async fn a_batch_beyond_the_size_goes_in_parts() {
     let (a, _b, mut witness) = pair();
     let long = "x".repeat(300 * 1024);
-    let calls = (0..7).map(|n| Call::new("echo", &(n, &long)).expect("JSON")).collect();
+    let calls = (0..7).map(|n| JsonRpcCall::new("echo", &(n, &long)).expect("JSON")).collect();
     let outcomes = a.call_batch(calls, WAIT).await;
     assert!(outcomes.iter().all(Result::is_ok));
     let mut payloads = 0;
@@ -93,7 +97,7 @@ async fn a_batch_beyond_the_size_goes_in_parts() {
 #[tokio::test(start_paused = true)]
 async fn who_is_not_answered_learns_why() {
     let (outbox, mut payloads) = mpsc::channel(4);
-    let peer = Peer::new(outbox, Arc::new(Echo));
+    let peer = JsonRpcPeer::new(outbox, Arc::new(Echo));
     let second = Duration::from_secs(1);
     assert_eq!(peer.call("echo", &[1], second).await.err(), Some(CallError::TimedOut));
     let (called, ()) = tokio::join!(peer.call("echo", &[1], WAIT), async {
@@ -109,7 +113,7 @@ async fn who_is_not_answered_learns_why() {
 #[tokio::test]
 async fn what_is_no_message_is_answered_with_an_error() {
     let (outbox, mut payloads) = mpsc::channel(4);
-    let peer = Peer::new(outbox, Arc::new(Echo));
+    let peer = JsonRpcPeer::new(outbox, Arc::new(Echo));
     for (sent, code) in [("{", "-32700"), ("[]", "-32600"), ("[7]", "-32600")] {
         peer.receive(sent.as_bytes());
         let answer = payloads.recv().await.expect("answered");

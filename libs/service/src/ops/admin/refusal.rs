@@ -10,7 +10,7 @@ use super::{
 
 /// Reason for which a request is refused. The text is for the caller.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::ops) enum Refusal {
+pub(in crate::ops) enum AdminRefusal {
     /// The secret is not shown, or there is none.
     #[error(
         "{path} needs the secret of --admin-secret-file, as `Authorization: Bearer SECRET`, and is closed without that flag; \
@@ -74,7 +74,7 @@ pub(in crate::ops) enum Refusal {
     Unavailable(String),
 }
 
-impl Refusal {
+impl AdminRefusal {
     const fn status(&self) -> StatusCode {
         match self {
             Self::Secret { .. } => StatusCode::FORBIDDEN,
@@ -97,7 +97,7 @@ impl Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for AdminRefusal {
     fn into_response(self) -> Response {
         let text = self.to_string();
         let mut response = (self.status(), text.trim_end().to_owned() + "\n").into_response();
@@ -108,7 +108,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-impl From<DrainError> for Refusal {
+impl From<DrainError> for AdminRefusal {
     fn from(error: DrainError) -> Self {
         match error {
             DrainError::UnknownTenant(unknown) => Self::UnknownTenant(unknown),
@@ -117,7 +117,7 @@ impl From<DrainError> for Refusal {
     }
 }
 
-impl From<ReloadError> for Refusal {
+impl From<ReloadError> for AdminRefusal {
     fn from(error: ReloadError) -> Self {
         match error {
             ReloadError::UnknownTenant(unknown) => Self::UnknownTenant(unknown),

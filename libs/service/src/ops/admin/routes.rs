@@ -14,7 +14,9 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::{ANSWER_TIMEOUT, AdminRoutes, AdminScope, AnyHandlers, BODY_BYTES_MAX, BODY_TIMEOUT, Refusal};
+use super::{
+    ANSWER_TIMEOUT, AdminRefusal, AdminRoutes, AdminScope, BODY_BYTES_MAX, BODY_TIMEOUT, DynAdminHandlers,
+};
 
 const DRAIN: &str = "/admin/drain";
 const RELOAD: &str = "/admin/reload";
@@ -50,10 +52,10 @@ impl AdminRoutes {
         method: &'static str,
         headers: &HeaderMap,
         body: Body,
-    ) -> Result<(Arc<dyn AnyHandlers>, AdminScope), Refusal> {
-        let scope = self.authorized(headers).await?.ok_or(Refusal::Secret { path, method })?;
-        timeout(BODY_TIMEOUT, read(body)).await.map_err(|_| Refusal::SlowBody)??;
-        let handlers = self.0.handlers.get().ok_or(Refusal::Starting)?;
+    ) -> Result<(Arc<dyn DynAdminHandlers>, AdminScope), AdminRefusal> {
+        let scope = self.authorized(headers).await?.ok_or(AdminRefusal::Secret { path, method })?;
+        timeout(BODY_TIMEOUT, read(body)).await.map_err(|_| AdminRefusal::SlowBody)??;
+        let handlers = self.0.handlers.get().ok_or(AdminRefusal::Starting)?;
         tracing::info!(path, %scope, "asked for on the ops port");
         Ok((handlers.clone(), scope))
     }
@@ -63,30 +65,30 @@ impl AdminRoutes {
 /// whole process.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct NoFields {}
+struct EmptyRequestBody {}
 
-async fn read(body: Body) -> Result<(), Refusal> {
+async fn read(body: Body) -> Result<(), AdminRefusal> {
     let mut pieces = body.into_data_stream();
     let mut text = Vec::new();
     while let Some(piece) = pieces.next().await {
-        let piece = piece.map_err(|_| Refusal::BrokenBody)?;
+        let piece = piece.map_err(|_| AdminRefusal::BrokenBody)?;
         if text.len() + piece.len() > BODY_BYTES_MAX {
-            return Err(Refusal::LongBody);
+            return Err(AdminRefusal::LongBody);
         }
         text.extend_from_slice(&piece);
     }
     if text.trim_ascii().is_empty() {
         return Ok(());
     }
-    serde_json::from_slice(&text).map(|NoFields {}| ()).map_err(|_| Refusal::Body)
+    serde_json::from_slice(&text).map(|EmptyRequestBody {}| ()).map_err(|_| AdminRefusal::Body)
 }
 
 /// Has the work done in a task of its own, which no caller cuts in half by going away.
-async fn finish<E: Into<Refusal> + Send + 'static>(
+async fn finish<E: Into<AdminRefusal> + Send + 'static>(
     permits: &Arc<Semaphore>,
     work: impl Future<Output = Result<Value, E>> + Send + 'static,
-) -> Result<Value, Refusal> {
-    let permit = permits.clone().try_acquire_owned().map_err(|_| Refusal::Busy)?;
+) -> Result<Value, AdminRefusal> {
+    let permit = permits.clone().try_acquire_owned().map_err(|_| AdminRefusal::Busy)?;
     let task = tokio::spawn(async move {
         let answer = work.await;
         drop(permit);
@@ -94,12 +96,12 @@ async fn finish<E: Into<Refusal> + Send + 'static>(
     });
     match timeout(ANSWER_TIMEOUT, task).await {
         Ok(Ok(answer)) => answer.map_err(Into::into),
-        Ok(Err(_)) => Err(Refusal::Failed),
-        Err(_) => Err(Refusal::SlowAnswer),
+        Ok(Err(_)) => Err(AdminRefusal::Failed),
+        Err(_) => Err(AdminRefusal::SlowAnswer),
     }
 }
 
-fn shown(status: StatusCode, answer: Result<Value, Refusal>) -> Response {
+fn shown(status: StatusCode, answer: Result<Value, AdminRefusal>) -> Response {
     match answer {
         Ok(document) => {
             let kind = [(header::CONTENT_TYPE, "application/json")];

@@ -28,13 +28,13 @@ fn row_of_steps(pivot: Option<usize>) -> String {
     text
 }
 
-fn started(text: &str) -> World {
-    let mut world = World::of(text);
-    assert_eq!(world.event("go", "Go", "{}"), Fate::Applied);
+fn started(text: &str) -> InstanceHarness {
+    let mut world = InstanceHarness::of(text);
+    assert_eq!(world.event("go", "Go", "{}"), InputDisposition::Applied);
     world
 }
 
-fn at_step(text: &str, step: usize) -> World {
+fn at_step(text: &str, step: usize) -> InstanceHarness {
     let mut world = started(text);
     for done in 0..step {
         world.succeed(&format!("s{done}"), &format!("{{\"made\":{done}}}"));
@@ -43,10 +43,10 @@ fn at_step(text: &str, step: usize) -> World {
 }
 
 /// Lets every compensation succeed, and gives what was undone.
-fn undo_all(world: &mut World) -> Vec<String> {
+fn undo_all(world: &mut InstanceHarness) -> Vec<String> {
     while world.status() == SagaStatus::Compensating {
         let (command, _) = world.instance().open.iter().next().expect("a compensation is open");
-        world.result(*command, Outcome::Succeeded, "{}");
+        world.result(*command, CommandOutcome::Succeeded, "{}");
     }
     world.orders().into_iter().filter(|order| order.starts_with("undo")).collect()
 }
@@ -55,9 +55,11 @@ fn undo_all(world: &mut World) -> Vec<String> {
 fn each_step_that_fails_has_those_before_it_undone_in_reverse() {
     let text = row_of_steps(None);
     for failing in 0..STEPS {
-        for (outcome, is_undone) in
-            [(Outcome::Failed, false), (Outcome::Cancelled, false), (Outcome::Unknown, true)]
-        {
+        for (outcome, is_undone) in [
+            (CommandOutcome::Failed, false),
+            (CommandOutcome::Cancelled, false),
+            (CommandOutcome::Unknown, true),
+        ] {
             let mut world = at_step(&text, failing);
             world.result(world.open(&format!("s{failing}")), outcome, "{}");
             let undone = undo_all(&mut world);
@@ -78,10 +80,12 @@ fn each_step_that_fails_has_those_before_it_undone_in_reverse() {
 #[test]
 fn a_compensation_knows_what_was_given_and_what_came_of_it() {
     let mut world = at_step(&row_of_steps(None), 1);
-    world.result(world.open("s1"), Outcome::Unknown, "{}");
+    world.result(world.open("s1"), CommandOutcome::Unknown, "{}");
     undo_all(&mut world);
     let inputs = world.ordered.iter().filter_map(|item| match &item.what {
-        Ordered::Effect { effect, input } if effect.as_str().starts_with("undo") => Some(input.to_string()),
+        WorkPayload::Effect { effect, input } if effect.as_str().starts_with("undo") => {
+            Some(input.to_string())
+        }
         _ => None,
     });
     assert_eq!(inputs.collect::<Vec<_>>(), [r#"{"made":null,"was":2}"#, r#"{"made":0,"was":1}"#]);
@@ -95,13 +99,13 @@ fn behind_the_pivot_there_is_no_way_back() {
         let cancel = world.verb("r-1", Verb::Cancel { reason: "enough".to_owned() });
         if failing > 4 {
             assert!(
-                matches!(&cancel, Fate::Refused(refusal) if refusal.reason == "PAST_PIVOT"),
+                matches!(&cancel, InputDisposition::Refused(refusal) if refusal.reason == "PAST_PIVOT"),
                 "{cancel:?}"
             );
         } else {
-            assert_eq!(cancel, Fate::Applied);
+            assert_eq!(cancel, InputDisposition::Applied);
         }
-        world.result(world.open(&format!("s{failing}")), Outcome::Failed, r#"{"code":"broken"}"#);
+        world.result(world.open(&format!("s{failing}")), CommandOutcome::Failed, r#"{"code":"broken"}"#);
         if failing > 4 {
             assert_eq!(world.status(), SagaStatus::Stuck);
             assert!(world.orders().iter().all(|order| !order.starts_with("undo")));
@@ -119,13 +123,13 @@ fn behind_the_pivot_there_is_no_way_back() {
 #[test]
 fn a_pivot_of_which_nobody_knows_is_not_undone() {
     let mut world = at_step(&row_of_steps(Some(4)), 4);
-    world.result(world.open("s4"), Outcome::Unknown, "{}");
+    world.result(world.open("s4"), CommandOutcome::Unknown, "{}");
     assert_eq!(world.status(), SagaStatus::Stuck);
     assert_eq!(
         world.instance().stuck.as_ref().map(|stuck| stuck.why.as_str()),
         Some("nobody knows whether the pivot `s4` happened: unknown")
     );
-    assert_eq!(world.verb("r", Verb::SkipStep { result: json("{}") }), Fate::Applied);
+    assert_eq!(world.verb("r", Verb::SkipStep { result: json("{}") }), InputDisposition::Applied);
     assert!(world.instance().is_past_pivot);
     assert_eq!(world.step(), "s5");
 }
@@ -134,7 +138,10 @@ fn a_pivot_of_which_nobody_knows_is_not_undone() {
 fn a_cancel_that_comes_while_the_pivot_is_under_way_waits_for_its_end() {
     let cancelled = || {
         let mut world = at_step(&row_of_steps(Some(4)), 4);
-        assert_eq!(world.verb("r-1", Verb::Cancel { reason: "enough".to_owned() }), Fate::Applied);
+        assert_eq!(
+            world.verb("r-1", Verb::Cancel { reason: "enough".to_owned() }),
+            InputDisposition::Applied
+        );
         assert_eq!(
             (world.status(), world.orders().last().cloned()),
             (SagaStatus::Running, Some("-do-4".to_owned()))
@@ -148,15 +155,17 @@ fn a_cancel_that_comes_while_the_pivot_is_under_way_waits_for_its_end() {
         (SagaStatus::Running, "s5", None)
     );
     let mut world = cancelled();
-    world.result(world.open("s4"), Outcome::Cancelled, "{}");
+    world.result(world.open("s4"), CommandOutcome::Cancelled, "{}");
     assert_eq!(undo_all(&mut world), ["undo-3", "undo-2", "undo-1", "undo-0"]);
 }
 
 #[test]
 fn what_is_under_way_is_waited_for_before_it_is_undone() {
-    for (outcome, first) in
-        [(Outcome::Succeeded, "undo-2"), (Outcome::Unknown, "undo-2"), (Outcome::Cancelled, "undo-1")]
-    {
+    for (outcome, first) in [
+        (CommandOutcome::Succeeded, "undo-2"),
+        (CommandOutcome::Unknown, "undo-2"),
+        (CommandOutcome::Cancelled, "undo-1"),
+    ] {
         let mut world = at_step(&row_of_steps(None), 2);
         world.verb("r-1", Verb::Cancel { reason: "enough".to_owned() });
         assert_eq!(world.status(), SagaStatus::Compensating);
@@ -181,7 +190,7 @@ fn a_compensation_that_fails_for_good_is_stuck_until_somebody_looks() {
     };
     let mut world = stuck();
     let before = world.ordered.len();
-    assert_eq!(world.verb("r-1", Verb::RetryStep), Fate::Applied);
+    assert_eq!(world.verb("r-1", Verb::RetryStep), InputDisposition::Applied);
     assert_eq!((world.status(), world.ordered.len()), (SagaStatus::Compensating, before + 1));
     // Another order of the same thing has an id of its own.
     assert_ne!(world.ordered[before].command, world.ordered[before - 1].command);
@@ -189,13 +198,13 @@ fn a_compensation_that_fails_for_good_is_stuck_until_somebody_looks() {
     assert_eq!(world.status(), SagaStatus::Compensated);
     world.assert_replays();
     let mut world = stuck();
-    assert_eq!(world.verb("r-1", Verb::SkipStep { result: Json::Null }), Fate::Applied);
+    assert_eq!(world.verb("r-1", Verb::SkipStep { result: Json::Null }), InputDisposition::Applied);
     assert_eq!(
         (world.status(), undo_all(&mut world)),
         (SagaStatus::Compensated, vec!["undo-1".to_owned(), "undo-0".to_owned()])
     );
     let mut world = stuck();
-    assert_eq!(world.verb("r-1", Verb::Complete { reason: "by hand".to_owned() }), Fate::Applied);
+    assert_eq!(world.verb("r-1", Verb::Complete { reason: "by hand".to_owned() }), InputDisposition::Applied);
     assert_eq!(world.status(), SagaStatus::Completed);
 }
 
@@ -217,7 +226,7 @@ steps:
   last: { effect: do-last, on_success: { end: completed } }
 "#;
 
-fn parallel(join: &str) -> World {
+fn parallel(join: &str) -> InstanceHarness {
     started(&PARALLEL.replace("JOIN", join))
 }
 
@@ -274,7 +283,7 @@ fn a_quorum_is_decided_as_soon_as_it_can_be() {
     world.fail("a", "{}");
     world.fail("b", "{}");
     assert_eq!(world.orders()[3..], ["-do-c"]);
-    world.result(world.open("c"), Outcome::Cancelled, "{}");
+    world.result(world.open("c"), CommandOutcome::Cancelled, "{}");
     assert_eq!(world.status(), SagaStatus::Compensated);
 }
 
@@ -283,8 +292,8 @@ fn a_branch_that_cannot_be_undone_is_stuck_where_it_is() {
     let stuck = || {
         let mut world = parallel("any");
         world.succeed("a", "{}");
-        world.result(world.open("b"), Outcome::Cancelled, "{}");
-        world.result(world.open("c"), Outcome::Unknown, "{}");
+        world.result(world.open("b"), CommandOutcome::Cancelled, "{}");
+        world.result(world.open("c"), CommandOutcome::Unknown, "{}");
         world.fail("c", r#"{"code":"gone"}"#);
         assert_eq!((world.status(), world.step()), (SagaStatus::Stuck, "all"));
         world

@@ -36,16 +36,16 @@ fn branches(count: usize) -> String {
     branches
 }
 
-fn forked(first: usize, second: usize, limit: usize) -> World {
+fn forked(first: usize, second: usize, limit: usize) -> InstanceHarness {
     let text = FORK.replace("FIRST", &branches(first)).replace("SECOND", &branches(second));
-    let mut world = World::of(&text.replace("LIMIT", &limit.to_string()));
-    assert_eq!(world.event("go", "Go", "{}"), Fate::Applied);
+    let mut world = InstanceHarness::of(&text.replace("LIMIT", &limit.to_string()));
+    assert_eq!(world.event("go", "Go", "{}"), InputDisposition::Applied);
     world
 }
 
-fn limit_of(fate: &Fate) -> &str {
+fn limit_of(fate: &InputDisposition) -> &str {
     match fate {
-        Fate::Dead(letter) if letter.code == "LIMIT" && letter.parks => &letter.why,
+        InputDisposition::DeadLetter(letter) if letter.code == "LIMIT" && letter.parks => &letter.why,
         other => panic!("{other:?}"),
     }
 }
@@ -58,12 +58,12 @@ fn an_input_orders_as_much_as_its_saga_may_and_no_more() {
     assert_eq!(limit_of(&fate), "one input, in work, has at most 1, this would be 2");
     // Nothing of the input was done: no work, no row, no field.
     assert_eq!((world.orders().len(), world.journal.len(), world.step()), (0, 1, "wait"));
-    assert_eq!(before.as_ref(), world.record.as_ref().and_then(Record::instance));
-    assert_eq!(world.event("e-2", "Next", "{}"), Fate::Held(0));
+    assert_eq!(before.as_ref(), world.record.as_ref().and_then(CorrelationRecord::instance));
+    assert_eq!(world.event("e-2", "Next", "{}"), InputDisposition::Held(0));
     world.assert_replays();
     // As much as there may be is no fault.
     let mut world = forked(2, 2, 2);
-    assert_eq!(world.event("e-1", "Next", "{}"), Fate::Applied);
+    assert_eq!(world.event("e-1", "Next", "{}"), InputDisposition::Applied);
     assert_eq!((world.orders().len(), world.step()), (2, "first"));
 }
 
@@ -76,7 +76,7 @@ fn a_change_orders_no_more_than_two_inputs_may() {
     world.event("e-1", "Next", "{}");
     assert_eq!((world.orders().len(), world.step()), (WORK_MAX, "first"));
     for at in 2..9 {
-        assert_eq!(world.event(&format!("e-{at}"), "Next", "{}"), Fate::Kept);
+        assert_eq!(world.event(&format!("e-{at}"), "Next", "{}"), InputDisposition::Deferred);
     }
     for branch in 0..WORK_MAX {
         assert_eq!(world.orders().len(), WORK_MAX);
@@ -94,19 +94,19 @@ fn a_change_that_is_full_takes_no_kept_event() {
     world.event("e-1", "Next", "{}");
     let item = world.ordered.first().expect("work was ordered").clone();
     let (instance, whose) = (
-        Instance { step: "wait".parse().expect("a step"), ..world.instance().clone() },
-        Whose { tenant: &world.tenant, correlation: &world.correlation },
+        SagaInstance { step: "wait".parse().expect("a step"), ..world.instance().clone() },
+        InstanceIdentity { tenant: &world.tenant, correlation: &world.correlation },
     );
     let input = world.event_input("e-2", "Next", "{}");
-    let kept = KeptEvents::new();
+    let kept = DeferredEvents::new();
     let application =
-        Application { saga: &world.saga, whose, input: &input, origin: Origin::Fresh, kept: &kept };
-    let mut change = Change::nothing(Fate::Applied, None);
+        ApplyContext { saga: &world.saga, whose, input: &input, origin: InputOrigin::Fresh, kept: &kept };
+    let mut change = SagaTransition::nothing(InputDisposition::Applied, None);
     change.work = vec![item; WORK_OF_CHANGE_MAX - 2];
     assert!(application.offered(&change, &instance, &input).is_ok());
     change.work.push(change.work[0].clone());
     let fault = application.offered(&change, &instance, &input).err();
-    let expected = Fault::Limit { what: "one change, in work,", most: 256, found: 257 };
+    let expected = InputFault::Limit { what: "one change, in work,", most: 256, found: 257 };
     assert_eq!(fault, Some(expected));
 }
 
@@ -114,18 +114,19 @@ fn a_change_that_is_full_takes_no_kept_event() {
 #[test]
 fn what_waits_is_bounded_in_bytes() {
     let mut world = forked(2, 2, 2);
-    assert_eq!(world.verb("r-1", Verb::Pause), Fate::Applied);
+    assert_eq!(world.verb("r-1", Verb::Pause), InputDisposition::Applied);
     let input = world.event_input("e-1", "Next", "{}");
-    let offer = |world: &World, bytes| {
-        let whose = Whose { tenant: &world.tenant, correlation: &world.correlation };
-        let (record, kept) = (world.record.as_ref(), KeptEvents::new());
-        apply(&world.saga, whose, record, &input, Origin::Fresh, &kept).weighing(record, bytes)
+    let offer = |world: &InstanceHarness, bytes| {
+        let whose = InstanceIdentity { tenant: &world.tenant, correlation: &world.correlation };
+        let (record, kept) = (world.record.as_ref(), DeferredEvents::new());
+        apply(&world.saga, whose, record, &input, InputOrigin::Fresh, &kept).weighing(record, bytes)
     };
-    let held = |change: &Change| change.record.as_ref().map(|record| (record.held.len(), record.held_bytes));
+    let held =
+        |change: &SagaTransition| change.record.as_ref().map(|record| (record.held.len(), record.held_bytes));
     let first = offer(&world, HELD_BYTES_MAX + 1);
-    assert_eq!((&first.fate, held(&first)), (&Fate::Held(0), Some((1, HELD_BYTES_MAX + 1))));
+    assert_eq!((&first.fate, held(&first)), (&InputDisposition::Held(0), Some((1, HELD_BYTES_MAX + 1))));
     world.record = offer(&world, HELD_BYTES_MAX - 10).record;
     let (last, beyond) = (offer(&world, 10), offer(&world, 11));
-    assert_eq!((&last.fate, held(&last)), (&Fate::Held(1), Some((2, HELD_BYTES_MAX))));
-    assert_eq!((&beyond.fate, &beyond.record), (&Fate::NoRoom, &world.record));
+    assert_eq!((&last.fate, held(&last)), (&InputDisposition::Held(1), Some((2, HELD_BYTES_MAX))));
+    assert_eq!((&beyond.fate, &beyond.record), (&InputDisposition::NoRoom, &world.record));
 }

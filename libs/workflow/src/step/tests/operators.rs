@@ -41,13 +41,13 @@ steps:
 migrate: { from: 2, steps: { first: begin }, set: { note: "was ${{ state.count }}" } }
 "#;
 
-fn started() -> World {
-    let mut world = World::of(WAITING);
-    assert_eq!(world.event("go", "Go", "{}"), Fate::Applied);
+fn started() -> InstanceHarness {
+    let mut world = InstanceHarness::of(WAITING);
+    assert_eq!(world.event("go", "Go", "{}"), InputDisposition::Applied);
     world
 }
 
-impl World {
+impl InstanceHarness {
     /// Puts a later version in force.
     fn now_there_is(&mut self, later: &Arc<Saga>) {
         self.definitions.insert(later.hash, Arc::clone(later));
@@ -55,9 +55,9 @@ impl World {
     }
 }
 
-fn refused(fate: &Fate) -> &str {
+fn refused(fate: &InputDisposition) -> &str {
     match fate {
-        Fate::Refused(refusal) => &refusal.reason,
+        InputDisposition::Refused(refusal) => &refusal.reason,
         other => panic!("{other:?}"),
     }
 }
@@ -69,17 +69,23 @@ fn reason() -> String {
 #[test]
 fn what_comes_while_it_is_paused_is_applied_afterwards_in_order() {
     let mut world = started();
-    assert_eq!(world.verb("r-1", Verb::Pause), Fate::Applied);
+    assert_eq!(world.verb("r-1", Verb::Pause), InputDisposition::Applied);
     assert_eq!(refused(&world.verb("r-2", Verb::Pause)), "SAGA_PAUSED");
     assert_eq!(refused(&world.verb("r-3", Verb::Cancel { reason: reason() })), "SAGA_PAUSED");
     for (at, kind) in ["Again", "Again", "Next"].into_iter().enumerate() {
-        assert_eq!(world.event(&format!("e-{at}"), kind, r#"{"what":"x"}"#), Fate::Held(at as u64));
+        assert_eq!(
+            world.event(&format!("e-{at}"), kind, r#"{"what":"x"}"#),
+            InputDisposition::Held(at as u64)
+        );
     }
-    assert_eq!(world.verb("r-4", Verb::Send { kind: "Late".to_owned(), data: Json::Null }), Fate::Held(3));
+    assert_eq!(
+        world.verb("r-4", Verb::Send { kind: "Late".to_owned(), data: Json::Null }),
+        InputDisposition::Held(3)
+    );
     assert_eq!(world.sleep_until(world.now + 3_600_000), 0);
     let bytes = world.held.values().map(|input| encode(input).len() as u64).sum();
     assert_eq!(world.record.as_ref().map(|record| record.held_bytes), Some(bytes));
-    assert_eq!(world.verb("r-5", Verb::Resume), Fate::Applied);
+    assert_eq!(world.verb("r-5", Verb::Resume), InputDisposition::Applied);
     assert_eq!(world.record.as_ref().map(|record| record.held_bytes), Some(0));
     assert_eq!((world.step(), world.instance().state.get("count")), ("work", Some(&Json::Int(2))));
     assert!(world.held.is_empty());
@@ -89,13 +95,13 @@ fn what_comes_while_it_is_paused_is_applied_afterwards_in_order() {
 
 #[test]
 fn a_start_is_asked_for_once_and_has_the_data_of_an_event() {
-    let mut world = World::of(WAITING);
+    let mut world = InstanceHarness::of(WAITING);
     let start = Verb::Start { data: json("{}") };
     assert_eq!(refused(&world.verb("r-0", Verb::Pause)), "SAGA_NOT_FOUND");
-    assert_eq!(world.verb("r-1", start.clone()), Fate::Applied);
+    assert_eq!(world.verb("r-1", start.clone()), InputDisposition::Applied);
     assert_eq!(refused(&world.verb("r-2", start.clone())), "SAGA_EXISTS");
     let sent = Verb::Send { kind: "Next".to_owned(), data: json(r#"{"what":"by hand"}"#) };
-    assert_eq!(world.verb("r-3", sent), Fate::Applied);
+    assert_eq!(world.verb("r-3", sent), InputDisposition::Applied);
     assert_eq!(world.instance().state.get("seen"), Some(&Json::text("by hand")));
     world.verb("r-4", Verb::Kill { reason: reason() });
     assert_eq!(
@@ -119,7 +125,7 @@ fn verbs_that_do_not_fit_are_refused_and_change_nothing() {
     assert_eq!((world.record.clone(), world.journal.len()), (before, 1));
     world.event("e", "Next", r#"{"what":1}"#);
     assert_eq!(refused(&world.verb("r", Verb::Cancel { reason: reason() })), "SAGA_PARKED");
-    assert_eq!(world.verb("r", Verb::Kill { reason: reason() }), Fate::Applied);
+    assert_eq!(world.verb("r", Verb::Kill { reason: reason() }), InputDisposition::Applied);
 }
 
 #[test]
@@ -147,13 +153,13 @@ fn an_instance_is_migrated_with_all_that_it_is_in_the_middle_of() {
     let later = saga(LATER);
     world.event("e-1", "Again", "{}");
     world.now_there_is(&later);
-    assert_eq!(world.verb("r-1", Verb::Migrate), Fate::Applied);
+    assert_eq!(world.verb("r-1", Verb::Migrate), InputDisposition::Applied);
     assert_eq!((world.step(), world.instance().version), ("begin", 3));
     assert_eq!(world.instance().state.get("note"), Some(&Json::text("was 1")));
     assert_eq!(refused(&world.verb("r-2", Verb::Migrate)), "SAGA_NOT_MIGRATABLE");
     world.event("e-2", "Next", "{}");
     world.succeed("work", "{}");
-    assert_eq!(world.event("e-3", "End", "{}"), Fate::Applied);
+    assert_eq!(world.event("e-3", "End", "{}"), InputDisposition::Applied);
     assert_eq!(world.orders(), ["do-it-better"]);
     world.assert_replays();
     // What the other version does not know cannot be moved.
@@ -164,14 +170,17 @@ fn an_instance_is_migrated_with_all_that_it_is_in_the_middle_of() {
         let mut world = started();
         world.now_there_is(&saga(&LATER.replace(old, new)));
         let fate = world.verb("r", Verb::Migrate);
-        assert!(matches!(&fate, Fate::Refused(refusal) if refusal.message.contains(why)), "{fate:?}");
+        assert!(
+            matches!(&fate, InputDisposition::Refused(refusal) if refusal.message.contains(why)),
+            "{fate:?}"
+        );
     }
     let mut world = started();
     world.event("e-1", "Next", r#"{"what":"x"}"#);
     world.now_there_is(&saga(&LATER.replace("  work:\n", "  works:\n").replace("goto: work", "goto: works")));
     let fate = world.verb("r", Verb::Migrate);
     assert!(
-        matches!(&fate, Fate::Refused(refusal) if refusal.message.contains("has no step `work`")),
+        matches!(&fate, InputDisposition::Refused(refusal) if refusal.message.contains("has no step `work`")),
         "{fate:?}"
     );
 }
@@ -192,11 +201,11 @@ fn an_instance_is_migrated_by_way_of_the_versions_between() {
     let mut world = started();
     world.event("e-1", "Again", "{}");
     // It waits for a step behind, and is offered in the newest version only.
-    assert_eq!(world.event("e-2", "End", "{}"), Fate::Kept);
+    assert_eq!(world.event("e-2", "End", "{}"), InputDisposition::Deferred);
     world.now_there_is(&saga(LATER));
     world.now_there_is(&saga(&latest()));
     let before = world.journal.len();
-    assert_eq!(world.verb("r-1", Verb::Migrate), Fate::Applied);
+    assert_eq!(world.verb("r-1", Verb::Migrate), InputDisposition::Applied);
     assert_eq!((world.step(), world.instance().version), ("open", 4));
     assert_eq!(world.instance().state.get("note"), Some(&Json::text("was 1, then 4")));
     let rows: Vec<_> = world.journal[before..].iter().map(|row| row.definition).collect();
@@ -215,7 +224,7 @@ fn an_instance_is_migrated_by_way_of_the_versions_between() {
     let record = world.record.clone();
     let fate = world.verb("r", Verb::Migrate);
     assert!(
-        matches!(&fate, Fate::Refused(refusal) if refusal.reason == "SAGA_FAULT" && refusal.message.contains("at version 3")),
+        matches!(&fate, InputDisposition::Refused(refusal) if refusal.reason == "SAGA_FAULT" && refusal.message.contains("at version 3")),
         "{fate:?}"
     );
     assert_eq!((world.record.clone(), world.journal.len()), (record, 1), "nothing of the way is kept");
@@ -246,23 +255,27 @@ fn a_way_that_is_broken_is_told_with_what_is_missing() {
         let fate = world.verb("r", Verb::Migrate);
         assert_eq!(refused(&fate), "SAGA_NOT_MIGRATABLE");
         let expected = format!("there is no way from version 2 of `wait` to version 4: {why}");
-        assert!(matches!(&fate, Fate::Refused(refusal) if refusal.message == expected), "{fate:?}");
+        assert!(
+            matches!(&fate, InputDisposition::Refused(refusal) if refusal.message == expected),
+            "{fate:?}"
+        );
     }
 }
 
 #[test]
 fn limits_are_faults() {
-    let mut world = World::of(&WAITING.replace("state: {", "limits: { state_bytes: 100 }\nstate: {"));
+    let mut world =
+        InstanceHarness::of(&WAITING.replace("state: {", "limits: { state_bytes: 100 }\nstate: {"));
     world.event("go", "Go", "{}");
     let fate = world.event("e", "Next", &format!("{{\"what\":\"{}\"}}", "x".repeat(100)));
     assert!(
-        matches!(&fate, Fate::Dead(letter) if letter.code == "LIMIT" && letter.why.starts_with("the state, in bytes, has at most 100")),
+        matches!(&fate, InputDisposition::DeadLetter(letter) if letter.code == "LIMIT" && letter.why.starts_with("the state, in bytes, has at most 100")),
         "{fate:?}"
     );
     let mut world = started();
     // Events that wait for their step.
     for at in 0..64 {
-        assert_eq!(world.event(&format!("e-{at}"), "End", "{}"), Fate::Kept);
+        assert_eq!(world.event(&format!("e-{at}"), "End", "{}"), InputDisposition::Deferred);
     }
-    assert!(matches!(world.event("e-64", "End", "{}"), Fate::Dead(_)));
+    assert!(matches!(world.event("e-64", "End", "{}"), InputDisposition::DeadLetter(_)));
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::instance::Purpose;
+use crate::instance::CommandPurpose;
 
 const TEXT: &str = r#"
 kind: Saga
@@ -38,7 +38,7 @@ compensated: { command: { aggregate: B, id: b, type: Undone } }
 "#;
 
 #[derive(Debug, Clone)]
-enum Turn {
+enum HarnessAction {
     Event(u8, u8, i8),
     /// The end of an open command: which one, how, and whether it comes twice.
     Result(prop::sample::Index, u8, bool),
@@ -47,32 +47,32 @@ enum Turn {
     Redrive(bool),
 }
 
-fn turns() -> impl Strategy<Value = Vec<Turn>> {
+fn turns() -> impl Strategy<Value = Vec<HarnessAction>> {
     let turn = prop_oneof![
-        6 => (0..6_u8, 0..40_u8, -2..6_i8).prop_map(|(kind, id, n)| Turn::Event(kind, id, n)),
-        10 => (any::<prop::sample::Index>(), 0..10_u8, any::<bool>()).prop_map(|(at, how, twice)| Turn::Result(at, how, twice)),
-        2 => (0..8_000_000_u32).prop_map(Turn::Sleep),
-        2 => (0..8_u8).prop_map(Turn::Verb),
-        2 => any::<bool>().prop_map(Turn::Redrive),
+        6 => (0..6_u8, 0..40_u8, -2..6_i8).prop_map(|(kind, id, n)| HarnessAction::Event(kind, id, n)),
+        10 => (any::<prop::sample::Index>(), 0..10_u8, any::<bool>()).prop_map(|(at, how, twice)| HarnessAction::Result(at, how, twice)),
+        2 => (0..8_000_000_u32).prop_map(HarnessAction::Sleep),
+        2 => (0..8_u8).prop_map(HarnessAction::Verb),
+        2 => any::<bool>().prop_map(HarnessAction::Redrive),
     ];
     prop::collection::vec(turn, 0..60)
 }
 
 /// One run; events that have been seen are not given again, as the store sees to.
-fn run(saga: &Arc<Saga>, turns: &[Turn]) -> World {
-    let mut world = World::new(saga);
+fn run(saga: &Arc<Saga>, turns: &[HarnessAction]) -> InstanceHarness {
+    let mut world = InstanceHarness::new(saga);
     let mut seen = BTreeSet::new();
     for (at, turn) in turns.iter().enumerate() {
         match turn {
-            Turn::Event(kind, id, n) => {
+            HarnessAction::Event(kind, id, n) => {
                 let kind = ["Go", "Next", "Loop", "On", "Other", "Next"][usize::from(*kind)];
                 if seen.insert(*id) {
                     world.event(&format!("e-{id}"), kind, &format!("{{\"n\":{n}}}"));
                 }
             }
-            Turn::Result(which, how, twice) => give_result(&mut world, *which, *how, *twice),
-            Turn::Sleep(millis) => drop(world.sleep_until(world.now + u64::from(*millis))),
-            Turn::Verb(verb) => {
+            HarnessAction::Result(which, how, twice) => give_result(&mut world, *which, *how, *twice),
+            HarnessAction::Sleep(millis) => drop(world.sleep_until(world.now + u64::from(*millis))),
+            HarnessAction::Verb(verb) => {
                 let reason = || "asked".to_owned();
                 let verb = match verb {
                     0 => Verb::Pause,
@@ -85,7 +85,7 @@ fn run(saga: &Arc<Saga>, turns: &[Turn]) -> World {
                 };
                 world.verb(&format!("r-{at}"), verb);
             }
-            Turn::Redrive(is_edited) => redrive(&mut world, *is_edited),
+            HarnessAction::Redrive(is_edited) => redrive(&mut world, *is_edited),
         }
         world.drain();
         check(&world);
@@ -93,40 +93,46 @@ fn run(saga: &Arc<Saga>, turns: &[Turn]) -> World {
     world
 }
 
-fn give_result(world: &mut World, which: prop::sample::Index, how: u8, twice: bool) {
-    let Some(instance) = world.record.as_ref().and_then(Record::instance) else { return };
+fn give_result(world: &mut InstanceHarness, which: prop::sample::Index, how: u8, twice: bool) {
+    let Some(instance) = world.record.as_ref().and_then(CorrelationRecord::instance) else { return };
     let open: Vec<_> = instance.open.keys().copied().collect();
     if open.is_empty() {
         return;
     }
     let command = *which.get(&open);
     let (outcome, payload) = match how {
-        0..6 => (Outcome::Succeeded, r#"{"made":1}"#),
-        6 => (Outcome::Failed, r#"{"code":"soft"}"#),
-        7 => (Outcome::Failed, "{}"),
-        8 => (Outcome::Unknown, "null"),
-        _ => (Outcome::Cancelled, "[]"),
+        0..6 => (CommandOutcome::Succeeded, r#"{"made":1}"#),
+        6 => (CommandOutcome::Failed, r#"{"code":"soft"}"#),
+        7 => (CommandOutcome::Failed, "{}"),
+        8 => (CommandOutcome::Unknown, "null"),
+        _ => (CommandOutcome::Cancelled, "[]"),
     };
     let first = world.result(command, outcome, payload);
     let before = world.ordered.len();
     if twice {
         let second = world.result(command, outcome, payload);
-        assert!(matches!(second, Fate::Held(_) | Fate::Ignored(_)), "{first:?} {second:?}");
+        assert!(
+            matches!(second, InputDisposition::Held(_) | InputDisposition::Ignored(_)),
+            "{first:?} {second:?}"
+        );
         assert_eq!(world.ordered.len(), before);
     }
 }
 
-fn redrive(world: &mut World, is_edited: bool) {
+fn redrive(world: &mut InstanceHarness, is_edited: bool) {
     let Some(number) = world.record.as_ref().and_then(|record| record.parked_by) else { return };
     let (_, mut input) = world.letters[&number].clone();
-    if is_edited && let What::Event(event) = &mut input.what {
-        *event = Event { id: event.id.clone(), ..Event::sent("x", &event.kind, json(r#"{"n":100000}"#)) };
+    if is_edited && let InstanceInputKind::Event(event) = &mut input.what {
+        *event = DomainEvent {
+            id: event.id.clone(),
+            ..DomainEvent::sent("x", &event.kind, json(r#"{"n":100000}"#))
+        };
     }
-    world.give(&input, Origin::Letter(number));
+    world.give(&input, InputOrigin::Letter(number));
 }
 
 /// What holds after each input.
-fn check(world: &World) {
+fn check(world: &InstanceHarness) {
     let ids: BTreeSet<_> = world.ordered.iter().map(|item| item.command).collect();
     assert_eq!(ids.len(), world.ordered.len(), "no id twice");
     let Some(record) = &world.record else { return };
@@ -139,10 +145,10 @@ fn check(world: &World) {
     let Some(instance) = record.instance() else { return };
     let kept: BTreeSet<_> = instance.kept.iter().map(|kept| kept.number).collect();
     assert_eq!(kept, world.kept.keys().copied().collect());
-    let undoing = instance.open.values().filter(|open| open.purpose == Purpose::Undo).count();
+    let undoing = instance.open.values().filter(|open| open.purpose == CommandPurpose::Undo).count();
     assert!(undoing <= 1, "one at a time");
     if undoing > 0 {
-        let forward = instance.open.values().filter(|open| open.purpose != Purpose::Undo).count();
+        let forward = instance.open.values().filter(|open| open.purpose != CommandPurpose::Undo).count();
         assert_eq!((forward, instance.status, instance.is_past_pivot), (0, SagaStatus::Compensating, false));
     }
     if instance.status == SagaStatus::Compensating {
@@ -153,9 +159,9 @@ fn check(world: &World) {
     }
 }
 
-impl World {
+impl InstanceHarness {
     fn status_is_end(&self) -> bool {
-        matches!(self.record.as_ref().map(|record| &record.entry), Some(Entry::Ended(_)))
+        matches!(self.record.as_ref().map(|record| &record.entry), Some(CorrelationEntry::Ended(_)))
     }
 }
 
@@ -172,7 +178,7 @@ proptest! {
             let mut journal = world.journal.clone();
             let last = journal.len() - 1;
             journal[last].chain = BlobHash::of(b"another");
-            let whose = Whose { tenant: &world.tenant, correlation: &world.correlation };
+            let whose = InstanceIdentity { tenant: &world.tenant, correlation: &world.correlation };
             prop_assert!(replay(|_| Some(Arc::clone(&saga)), whose, &journal).is_err());
         }
         // Once more: the same bytes.

@@ -6,11 +6,11 @@ use clap::Args;
 use identity::{SigningKey, VerifyingKey};
 use model::Address;
 use proto::v1;
-use rpc::Retry;
+use rpc::RetryAdvice;
 use uuid::Uuid;
 
-use crate::command::{Session, values};
-use crate::failure::{CallError, Failure, error_chain};
+use crate::command::{CliSession, values};
+use crate::failure::{ApiCallError, CliError, error_chain};
 use crate::output::{self, json, objects};
 
 pub(super) const REGISTER_HELP: &str = "\
@@ -23,7 +23,7 @@ Examples:
 /// Which key.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
-pub struct KeyArgs {
+pub struct ActorKeyFlags {
     /// The public key: 64 hex digits
     #[arg(long, value_name = "HEX")]
     pub pubkey: Option<VerifyingKey>,
@@ -32,12 +32,12 @@ pub struct KeyArgs {
     pub new_key: Option<PathBuf>,
 }
 
-/// What `actor register` takes.
+/// Arguments of `actor register`.
 #[derive(Debug, Args)]
-pub struct RegisterArgs {
+pub struct ActorRegisterArgs {
     /// Which key it has.
     #[command(flatten)]
-    pub key: KeyArgs,
+    pub key: ActorKeyFlags,
     /// The wished number [default: the coordinator chooses]
     #[arg(long, value_name = "ID", value_parser = values::id)]
     pub id: Option<u32>,
@@ -47,29 +47,29 @@ pub struct RegisterArgs {
 }
 
 /// A key that is told to the coordinator, and the file that was made for it.
-struct Told {
+struct RegistrationKey {
     pubkey: String,
     made: Option<PathBuf>,
 }
 
-impl Told {
+impl RegistrationKey {
     /// Makes the key first: one that is registered and nowhere kept would lock its actor out.
-    fn of(args: &KeyArgs) -> Result<Self, Failure> {
+    fn of(args: &ActorKeyFlags) -> Result<Self, CliError> {
         match (&args.pubkey, &args.new_key) {
             (Some(key), _) => Ok(Self { pubkey: key.to_string(), made: None }),
             (None, Some(path)) => {
                 let key = SigningKey::generate();
-                key.write(path).map_err(|error| Failure::Invalid(error_chain(&error)))?;
+                key.write(path).map_err(|error| CliError::Invalid(error_chain(&error)))?;
                 Ok(Self { pubkey: key.verifying_key().to_string(), made: Some(path.clone()) })
             }
-            (None, None) => Err(Failure::Invalid("give --pubkey or --new-key".to_owned())),
+            (None, None) => Err(CliError::Invalid("give --pubkey or --new-key".to_owned())),
         }
     }
 
     /// What is left of a key that was refused: nothing, unless the coordinator may have it all the same.
-    fn refused(self, error: CallError) -> Failure {
-        let unknown = matches!(error.retry, Retry::Again { .. });
-        let failure = Failure::from(error);
+    fn refused(self, error: ApiCallError) -> CliError {
+        let unknown = matches!(error.retry, RetryAdvice::Again { .. });
+        let failure = CliError::from(error);
         let Some(path) = self.made else { return failure };
         if !unknown {
             // Never used; the first failure is the one worth telling.
@@ -85,8 +85,8 @@ impl Told {
     }
 }
 
-pub(super) async fn register(session: &Session, args: &RegisterArgs) -> Result<(), Failure> {
-    let key = Told::of(&args.key)?;
+pub(super) async fn register(session: &CliSession, args: &ActorRegisterArgs) -> Result<(), CliError> {
+    let key = RegistrationKey::of(&args.key)?;
     let request = v1::RegisterActorRequest {
         request_id: Uuid::new_v4().to_string(),
         id: args.id.unwrap_or_default(),
@@ -109,16 +109,16 @@ mod tests {
     fn a_key_that_was_refused_leaves_no_file() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("a.ed25519");
-        let args = KeyArgs { pubkey: None, new_key: Some(path.clone()) };
-        let key = Told::of(&args).expect("made");
+        let args = ActorKeyFlags { pubkey: None, new_key: Some(path.clone()) };
+        let key = RegistrationKey::of(&args).expect("made");
         assert_eq!(SigningKey::load(&path).expect("a key").verifying_key().to_string(), key.pubkey);
-        assert!(Told::of(&args).is_err(), "no key is overwritten");
-        drop(key.refused(CallError::from(tonic::Status::unavailable("nobody answers"))));
+        assert!(RegistrationKey::of(&args).is_err(), "no key is overwritten");
+        drop(key.refused(ApiCallError::from(tonic::Status::unavailable("nobody answers"))));
         assert!(path.exists(), "it may be registered");
 
         std::fs::remove_file(&path).expect("removed");
-        let key = Told::of(&args).expect("made");
-        drop(key.refused(CallError::from(tonic::Status::permission_denied("actor 1 may not"))));
+        let key = RegistrationKey::of(&args).expect("made");
+        drop(key.refused(ApiCallError::from(tonic::Status::permission_denied("actor 1 may not"))));
         assert!(!path.exists());
     }
 }

@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use tonic::Code;
 use uuid::Uuid;
 
-use super::key::KeyArgs;
+use super::key::ActorKeyFlags;
 use crate::clients::Clients;
-use crate::command::{Session, profile_path, values};
-use crate::failure::{CallError, Failure, error_chain};
+use crate::command::{CliSession, profile_path, values};
+use crate::failure::{ApiCallError, CliError, error_chain};
 use crate::output::{self, json, objects};
 use crate::profile::Profile;
 use crate::profile::switch::switch_signing_key;
@@ -38,15 +38,15 @@ Examples:
   mycora actor rotate-key 2 --new-key actor-2.next.ed25519 --overlap 1h
   mycora actor rotate-key 2 --pubkey 7d4f… --revoke-certificates --as admin";
 
-/// What `actor rotate-key` takes.
+/// Arguments of `actor rotate-key`.
 #[derive(Debug, Args)]
-pub struct RotateArgs {
+pub struct ActorRotateKeyArgs {
     /// The actor's number
     #[arg(value_parser = values::id)]
     pub id: u32,
     /// The next key.
     #[command(flatten)]
-    pub key: KeyArgs,
+    pub key: ActorKeyFlags,
     /// How long the former keys count beside the new one, such as 1h; at most 30d
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = overlap)]
     pub overlap: Duration,
@@ -56,7 +56,7 @@ pub struct RotateArgs {
 }
 
 fn overlap(text: &str) -> Result<Duration, String> {
-    match yaml::length(text) {
+    match yaml::duration(text) {
         Some(length) if length <= OVERLAP_MAX => Ok(length),
         Some(_) => Err("keys count beside each other for 30 days at most".to_owned()),
         None => Err("write it as 90s, 15m, 2h or 7d".to_owned()),
@@ -65,7 +65,7 @@ fn overlap(text: &str) -> Result<Duration, String> {
 
 /// A rotation as it is asked for, each time the same.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Asked {
+struct KeyRotationRequest {
     request_id: String,
     id: u32,
     expected_revision: u64,
@@ -74,9 +74,9 @@ struct Asked {
     revoke_certificates: bool,
 }
 
-impl Asked {
+impl KeyRotationRequest {
     /// What the arguments ask for, seen from the actor as it is: nobody else's change in between is lost.
-    fn of(args: &RotateArgs, pubkey: String, now: &v1::Actor) -> Self {
+    fn of(args: &ActorRotateKeyArgs, pubkey: String, now: &v1::Actor) -> Self {
         Self {
             request_id: Uuid::new_v4().to_string(),
             id: args.id,
@@ -120,20 +120,21 @@ impl<'a> KeyFile<'a> {
     }
 
     /// What was asked for with this file before, by the same arguments.
-    fn begun(&self, args: &RotateArgs) -> Result<Option<Asked>, Failure> {
+    fn begun(&self, args: &ActorRotateKeyArgs) -> Result<Option<KeyRotationRequest>, CliError> {
         if !self.path.exists() || !self.note.exists() {
             return Ok(None);
         }
         let refused = |why: &str| {
-            Failure::Invalid(format!(
+            CliError::Invalid(format!(
                 "{}: a rotation that has begun is noted there, and {why}; give the same arguments as then, or another \
                  file with --new-key",
                 self.note.display()
             ))
         };
         let text = std::fs::read_to_string(&self.note).map_err(|error| refused(&error.to_string()))?;
-        let asked: Asked = serde_json::from_str(&text).map_err(|error| refused(&error.to_string()))?;
-        let key = SigningKey::load(self.path).map_err(|error| Failure::Invalid(error_chain(&error)))?;
+        let asked: KeyRotationRequest =
+            serde_json::from_str(&text).map_err(|error| refused(&error.to_string()))?;
+        let key = SigningKey::load(self.path).map_err(|error| CliError::Invalid(error_chain(&error)))?;
         if key.verifying_key().to_string() != asked.pubkey {
             return Err(refused("it is about another key"));
         }
@@ -143,31 +144,31 @@ impl<'a> KeyFile<'a> {
     }
 
     /// Makes a key and notes what will be asked for: the note first, since a key without one is somebody's own.
-    fn begin(&self, args: &RotateArgs, now: &v1::Actor) -> Result<Asked, Failure> {
+    fn begin(&self, args: &ActorRotateKeyArgs, now: &v1::Actor) -> Result<KeyRotationRequest, CliError> {
         if self.path.exists() {
             let error = SigningKeyError::Exists { path: self.path.to_owned() };
-            return Err(Failure::Invalid(error_chain(&error)));
+            return Err(CliError::Invalid(error_chain(&error)));
         }
         let key = SigningKey::generate();
-        let asked = Asked::of(args, key.verifying_key().to_string(), now);
+        let asked = KeyRotationRequest::of(args, key.verifying_key().to_string(), now);
         self.write_note(&asked).map_err(|error| {
-            Failure::Invalid(format!("{} cannot be written: {error}", self.note.display()))
+            CliError::Invalid(format!("{} cannot be written: {error}", self.note.display()))
         })?;
         if let Err(error) = key.write(self.path) {
             self.remove_note();
-            return Err(Failure::Invalid(error_chain(&error)));
+            return Err(CliError::Invalid(error_chain(&error)));
         }
         Ok(asked)
     }
 
     /// That we hold the key, which nobody has to believe an actor that gives itself one.
-    fn proof(&self, session: &Session, actor: u32) -> Result<String, Failure> {
-        let key = SigningKey::load(self.path).map_err(|error| Failure::Invalid(error_chain(&error)))?;
+    fn proof(&self, session: &CliSession, actor: u32) -> Result<String, CliError> {
+        let key = SigningKey::load(self.path).map_err(|error| CliError::Invalid(error_chain(&error)))?;
         let trust_domain = session.profile().trust_domain()?;
         Ok(key_proof::sign(&key, &trust_domain, ActorId(actor), Timestamp::now()))
     }
 
-    fn write_note(&self, asked: &Asked) -> std::io::Result<()> {
+    fn write_note(&self, asked: &KeyRotationRequest) -> std::io::Result<()> {
         let mut options = std::fs::OpenOptions::new();
         let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(&self.note)?;
         file.write_all(&serde_json::to_vec(asked)?)?;
@@ -186,7 +187,7 @@ impl<'a> KeyFile<'a> {
     }
 
     /// That the coordinator may have the key.
-    fn kept(&self, error: CallError) -> Failure {
+    fn kept(&self, error: ApiCallError) -> CliError {
         output::note(&format!(
             "whether the coordinator has taken the key in {} is not known; give the same command again, which goes on \
              with what {} says",
@@ -197,7 +198,7 @@ impl<'a> KeyFile<'a> {
     }
 }
 
-pub(super) async fn run(session: &Session, args: &RotateArgs) -> Result<(), Failure> {
+pub(super) async fn run(session: &CliSession, args: &ActorRotateKeyArgs) -> Result<(), CliError> {
     let (actor, notes) = match (&args.key.new_key, &args.key.pubkey) {
         (Some(path), _) => {
             let file = KeyFile::new(path);
@@ -208,13 +209,13 @@ pub(super) async fn run(session: &Session, args: &RotateArgs) -> Result<(), Fail
         }
         (None, Some(pubkey)) => {
             let now = session.clients.get_actor(args.id).await?.actor.unwrap_or_default();
-            let asked = Asked::of(args, pubkey.to_string(), &now);
+            let asked = KeyRotationRequest::of(args, pubkey.to_string(), &now);
             let answer = session.clients.rotate_actor_key(&asked.request()).await?;
             let actor = answer.actor.unwrap_or_default();
             let notes = hand_over(session, args, &actor, None);
             (actor, notes)
         }
-        (None, None) => return Err(Failure::Invalid("give --pubkey or --new-key".to_owned())),
+        (None, None) => return Err(CliError::Invalid("give --pubkey or --new-key".to_owned())),
     };
     let answer = v1::RotateActorKeyResponse { actor: Some(actor) };
     let text = || objects::actor(&answer.actor.clone().unwrap_or_default());
@@ -226,7 +227,11 @@ pub(super) async fn run(session: &Session, args: &RotateArgs) -> Result<(), Fail
 }
 
 /// Gives the actor the key in the file, once, however often it has to be asked.
-async fn rotate(session: &Session, args: &RotateArgs, file: &KeyFile<'_>) -> Result<v1::Actor, Failure> {
+async fn rotate(
+    session: &CliSession,
+    args: &ActorRotateKeyArgs,
+    file: &KeyFile<'_>,
+) -> Result<v1::Actor, CliError> {
     let asked = match file.begun(args)? {
         None => {
             let now = session.clients.get_actor(args.id).await?.actor.unwrap_or_default();
@@ -274,7 +279,11 @@ const fn is_refusal(code: Code) -> bool {
 }
 
 /// The actor, asked with what is in force: the former key or certificate, else the new key.
-async fn actor_now(session: &Session, asked: &Asked, file: &KeyFile<'_>) -> Result<v1::Actor, CallError> {
+async fn actor_now(
+    session: &CliSession,
+    asked: &KeyRotationRequest,
+    file: &KeyFile<'_>,
+) -> Result<v1::Actor, ApiCallError> {
     match session.clients.get_actor(asked.id).await {
         Ok(answer) => Ok(answer.actor.unwrap_or_default()),
         Err(error) if error.view.code == Code::Unauthenticated => {
@@ -285,7 +294,7 @@ async fn actor_now(session: &Session, asked: &Asked, file: &KeyFile<'_>) -> Resu
 }
 
 /// The actor, as whoever has the new key is told of it.
-async fn as_new(session: &Session, asked: &Asked, file: &KeyFile<'_>) -> Option<v1::Actor> {
+async fn as_new(session: &CliSession, asked: &KeyRotationRequest, file: &KeyFile<'_>) -> Option<v1::Actor> {
     let profile = Profile {
         cert: None,
         key: None,
@@ -298,7 +307,12 @@ async fn as_new(session: &Session, asked: &Asked, file: &KeyFile<'_>) -> Option<
 }
 
 /// Lets the profile name the new key; gives what people have to know.
-fn hand_over(session: &Session, args: &RotateArgs, actor: &v1::Actor, new: Option<&Path>) -> Vec<String> {
+fn hand_over(
+    session: &CliSession,
+    args: &ActorRotateKeyArgs,
+    actor: &v1::Actor,
+    new: Option<&Path>,
+) -> Vec<String> {
     let mut notes = Vec::new();
     let of_this_actor = |path: &Path| {
         let key = SigningKey::load(path).map(|key| key.verifying_key().to_string());
@@ -359,14 +373,16 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Typed {
+    struct RotateKeyLine {
         #[command(flatten)]
-        args: RotateArgs,
+        args: ActorRotateKeyArgs,
     }
 
-    fn typed(file: &Path, more: &[&str]) -> RotateArgs {
+    fn typed(file: &Path, more: &[&str]) -> ActorRotateKeyArgs {
         let file = file.to_str().expect("a plain path");
-        Typed::try_parse_from([&["rotate-key", "2", "--new-key", file], more].concat()).expect("good").args
+        RotateKeyLine::try_parse_from([&["rotate-key", "2", "--new-key", file], more].concat())
+            .expect("good")
+            .args
     }
 
     #[test]

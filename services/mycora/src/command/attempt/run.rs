@@ -7,10 +7,10 @@ use proto::v1;
 use uuid::Uuid;
 
 use super::{exit_code, interrupted, within};
-use crate::command::Session;
-use crate::command::job::SourceArgs;
-use crate::failure::Failure;
-use crate::output::{self, Format, attempt as shown, json, summary};
+use crate::command::CliSession;
+use crate::command::job::ScriptSourceArgs;
+use crate::failure::CliError;
+use crate::output::{self, OutputFormat, attempt as shown, json, summary};
 
 /// Shown below the options.
 pub(super) const AFTER_HELP: &str = "\
@@ -22,12 +22,12 @@ Examples:
 
 Exit codes: 0 it completed, or was started with --detach; 1 it did not, or not within --wait.";
 
-/// What `attempt run` takes.
+/// Arguments of `attempt run`.
 #[derive(Debug, Args)]
-pub struct RunArgs {
+pub struct AttemptRunArgs {
     /// What is run.
     #[command(flatten)]
-    pub source: SourceArgs,
+    pub source: ScriptSourceArgs,
     /// Run time in seconds [default: 3600]
     #[arg(long, value_name = "SECS", value_parser = clap::value_parser!(u32).range(1..))]
     pub timeout: Option<u32>,
@@ -54,7 +54,7 @@ pub struct RunArgs {
     pub request_id: Option<Uuid>,
 }
 
-pub(super) async fn run(session: &Session, args: &RunArgs) -> Result<u8, Failure> {
+pub(super) async fn run(session: &CliSession, args: &AttemptRunArgs) -> Result<u8, CliError> {
     let started = session.clients.run_attempt(&request(args)?).await?;
     let attempt = started.attempt.clone().unwrap_or_default();
     let key = attempt.job_key;
@@ -69,21 +69,21 @@ pub(super) async fn run(session: &Session, args: &RunArgs) -> Result<u8, Failure
     let Some(answer) = interrupted(within(args.wait, both), &key).await? else {
         let waited = args.wait.unwrap_or_default();
         output::note(&format!("attempt {key} goes on after {waited} s; see `mycora attempt wait {key}`"));
-        if session.global.output != Format::Table {
+        if session.global.output != OutputFormat::Table {
             let answer = session.clients.get_attempt(key).await?;
             output::answer(session.global.output, || json::of(&answer), String::new)?;
         }
         return Ok(1);
     };
     let attempt = answer.attempt.clone().unwrap_or_default();
-    if session.global.output == Format::Table && !session.global.quiet {
+    if session.global.output == OutputFormat::Table && !session.global.quiet {
         output::note(&shown::outcome(&attempt));
     }
     output::answer(session.global.output, || json::of(&answer), || summary::result(&attempt.result))?;
     Ok(exit_code(&attempt))
 }
 
-fn request(args: &RunArgs) -> Result<v1::RunAttemptRequest, Failure> {
+fn request(args: &AttemptRunArgs) -> Result<v1::RunAttemptRequest, CliError> {
     let (script, script_type) = args.source.read()?;
     let isolation = args.isolation.map_or(v1::Isolation::Unspecified, enums::isolation_to_wire);
     Ok(v1::RunAttemptRequest {
@@ -100,16 +100,16 @@ fn request(args: &RunArgs) -> Result<v1::RunAttemptRequest, Failure> {
 }
 
 /// Shows what it prints until it has ended: beside the answer, where that is a document.
-async fn printed(session: &Session, key: &str) -> Result<(), Failure> {
-    if session.global.quiet && session.global.output != Format::Table {
+async fn printed(session: &CliSession, key: &str) -> Result<(), CliError> {
+    if session.global.quiet && session.global.output != OutputFormat::Table {
         return Ok(());
     }
     let request = v1::StreamAttemptLogsRequest { job_key: key.to_owned(), offset: 0, follow: true };
     let mut pieces = session.clients.stream_attempt_logs(request).await?;
     while let Some(piece) = pieces.next().await? {
         match session.global.output {
-            Format::Table => output::print_bytes(piece.text.as_bytes())?,
-            Format::Json | Format::Yaml => output::note_bytes(piece.text.as_bytes()),
+            OutputFormat::Table => output::print_bytes(piece.text.as_bytes())?,
+            OutputFormat::Json | OutputFormat::Yaml => output::note_bytes(piece.text.as_bytes()),
         }
     }
     Ok(())

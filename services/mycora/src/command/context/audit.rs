@@ -5,10 +5,10 @@ use model::Timestamp;
 use proto::convert::time as wire_time;
 use proto::v1;
 
-use crate::command::values::Moment;
-use crate::command::{Session, values};
-use crate::failure::Failure;
-use crate::output::{self, Listed, json, objects};
+use crate::command::values::PointInTime;
+use crate::command::{CliSession, values};
+use crate::failure::CliError;
+use crate::output::{self, PageSummary, json, objects};
 
 pub(super) const AFTER_HELP: &str = "\
 What was done is kept for 90 days; who looked is not.
@@ -17,9 +17,9 @@ Examples:
   mycora context audit 3 --action flow. --since 7d
   mycora context audit 0 --as admin";
 
-/// What `context audit` takes.
+/// Arguments of `context audit`.
 #[derive(Debug, Args)]
-pub struct AuditArgs {
+pub struct ContextAuditArgs {
     /// The context's number; 0 for what was done to actors and contexts themselves, which only the admin may see
     pub id: u32,
     /// Only what this actor did
@@ -30,13 +30,13 @@ pub struct AuditArgs {
     pub action: String,
     /// Only what was done then or later: a time, a day (UTC), or how long ago, such as 90s, 15m, 2h or 7d
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
-    pub since: Option<Moment>,
+    pub since: Option<PointInTime>,
     /// At most this many
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
 }
 
-pub(super) async fn run(session: &Session, args: &AuditArgs) -> Result<(), Failure> {
+pub(super) async fn run(session: &CliSession, args: &ContextAuditArgs) -> Result<(), CliError> {
     let now = Timestamp::now();
     let request = v1::ListAuditEntriesRequest {
         context_id: args.id,
@@ -48,6 +48,6 @@ pub(super) async fn run(session: &Session, args: &AuditArgs) -> Result<(), Failu
     let answer = session.clients.list_audit_entries(request, args.limit).await?;
     let v1::ListAuditEntriesResponse { entries, next_page_token } = &answer;
     let none = "nothing of that kind was done";
-    let listed = Listed { count: entries.len(), limit: args.limit, next_page_token, none };
+    let listed = PageSummary { count: entries.len(), limit: args.limit, next_page_token, none };
     output::list(session.global.output, listed, || json::of(&answer), || objects::audit(entries))
 }

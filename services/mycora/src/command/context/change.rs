@@ -4,8 +4,8 @@ use clap::{Args, ValueEnum};
 use proto::v1;
 use uuid::Uuid;
 
-use crate::command::{Session, values};
-use crate::failure::Failure;
+use crate::command::{CliSession, values};
+use crate::failure::CliError;
 use crate::output::{self, json, objects};
 
 pub(super) const CREATE_HELP: &str = "\
@@ -22,9 +22,9 @@ Examples:
   mycora context update 3 --add-executor 5 --remove-reader 5
   mycora context update 3 --set executors-may-submit=false --set require-signed-messages=true";
 
-/// What `context create` takes.
+/// Arguments of `context create`.
 #[derive(Debug, Args)]
-pub struct CreateArgs {
+pub struct ContextCreateArgs {
     /// The wished number [default: the coordinator chooses]
     #[arg(long, value_name = "ID", value_parser = values::id)]
     pub id: Option<u32>,
@@ -48,21 +48,21 @@ pub struct CreateArgs {
     pub require_signed: bool,
 }
 
-/// What `context update` takes.
+/// Arguments of `context update`.
 #[derive(Debug, Args)]
-pub struct UpdateArgs {
+pub struct ContextUpdateArgs {
     /// The context's number
     #[arg(value_parser = values::id)]
     pub id: u32,
     /// What is changed.
     #[command(flatten)]
-    pub change: ChangeArgs,
+    pub change: ContextChangeFlags,
 }
 
 /// What of a context is changed: at least one of it.
 #[derive(Debug, Clone, Default, Args)]
 #[group(required = true, multiple = true)]
-pub struct ChangeArgs {
+pub struct ContextChangeFlags {
     /// Let an actor do everything; may be repeated, as may the others
     #[arg(long, value_name = "ACTOR", value_parser = values::id)]
     pub add_admin: Vec<u32>,
@@ -83,12 +83,12 @@ pub struct ChangeArgs {
     pub remove_reader: Vec<u32>,
     /// Turn a switch: executors-may-submit, raw-publish or require-signed-messages, to true or false
     #[arg(long = "set", value_name = "NAME=BOOL", value_parser = setting)]
-    pub settings: Vec<(Setting, bool)>,
+    pub settings: Vec<(ContextSwitch, bool)>,
 }
 
 /// A switch of a context, as it is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Setting {
+pub enum ContextSwitch {
     /// Executors may make flows.
     ExecutorsMaySubmit,
     /// Programs may push messages to Redis.
@@ -97,23 +97,30 @@ pub enum Setting {
     RequireSignedMessages,
 }
 
-fn setting(text: &str) -> Result<(Setting, bool), String> {
+fn setting(text: &str) -> Result<(ContextSwitch, bool), String> {
     let (name, value) = values::entry(text)?;
-    let setting = Setting::from_str(&name.replace('_', "-"), false)
+    let setting = ContextSwitch::from_str(&name.replace('_', "-"), false)
         .map_err(|_| "there are executors-may-submit, raw-publish and require-signed-messages".to_owned())?;
     let value = value.parse().map_err(|_| "it is true or false".to_owned())?;
     Ok((setting, value))
 }
 
-pub(super) async fn create(session: &Session, args: &CreateArgs) -> Result<(), Failure> {
+pub(super) async fn create(session: &CliSession, args: &ContextCreateArgs) -> Result<(), CliError> {
     let answer = session.clients.create_context(&wanted(args)).await?;
     let text = || objects::context(&answer.context.clone().unwrap_or_default());
     output::answer(session.global.output, || json::of(&answer), text)
 }
 
-fn wanted(args: &CreateArgs) -> v1::CreateContextRequest {
-    let CreateArgs { id, admins, executors, readers, no_executors_submit, raw_publish, require_signed } =
-        args;
+fn wanted(args: &ContextCreateArgs) -> v1::CreateContextRequest {
+    let ContextCreateArgs {
+        id,
+        admins,
+        executors,
+        readers,
+        no_executors_submit,
+        raw_publish,
+        require_signed,
+    } = args;
     // What is not asked for is left to the coordinator's defaults.
     let asked = *no_executors_submit || *raw_publish || *require_signed;
     v1::CreateContextRequest {
@@ -131,7 +138,7 @@ fn wanted(args: &CreateArgs) -> v1::CreateContextRequest {
 }
 
 /// Reads the context first, since lists are replaced as a whole; nobody else's change in between is lost.
-pub(super) async fn update(session: &Session, args: &UpdateArgs) -> Result<(), Failure> {
+pub(super) async fn update(session: &CliSession, args: &ContextUpdateArgs) -> Result<(), CliError> {
     let now = session.clients.get_context(args.id).await?.context.unwrap_or_default();
     let answer = session.clients.update_context(&changed(args, now)?).await?;
     let text = || objects::context(&answer.context.clone().unwrap_or_default());
@@ -139,14 +146,14 @@ pub(super) async fn update(session: &Session, args: &UpdateArgs) -> Result<(), F
 }
 
 /// What is asked for, built on the context as it is.
-fn changed(args: &UpdateArgs, now: v1::Context) -> Result<v1::UpdateContextRequest, Failure> {
-    let UpdateArgs { id, change } = args;
+fn changed(args: &ContextUpdateArgs, now: v1::Context) -> Result<v1::UpdateContextRequest, CliError> {
+    let ContextUpdateArgs { id, change } = args;
     let mut settings = now.settings.unwrap_or_default();
     for (setting, value) in &change.settings {
         *match setting {
-            Setting::ExecutorsMaySubmit => &mut settings.executors_may_submit,
-            Setting::RawPublish => &mut settings.raw_publish,
-            Setting::RequireSignedMessages => &mut settings.require_signed_messages,
+            ContextSwitch::ExecutorsMaySubmit => &mut settings.executors_may_submit,
+            ContextSwitch::RawPublish => &mut settings.raw_publish,
+            ContextSwitch::RequireSignedMessages => &mut settings.require_signed_messages,
         } = *value;
     }
     Ok(v1::UpdateContextRequest {
@@ -166,18 +173,18 @@ fn members(
     mut now: Vec<u32>,
     add: &[u32],
     remove: &[u32],
-) -> Result<Option<v1::ActorList>, Failure> {
+) -> Result<Option<v1::ActorList>, CliError> {
     if add.is_empty() && remove.is_empty() {
         return Ok(None);
     }
     if let Some(both) = add.iter().find(|id| remove.contains(id)) {
-        return Err(Failure::Invalid(format!(
+        return Err(CliError::Invalid(format!(
             "--add-{role} {both} and --remove-{role} {both}: which of them?"
         )));
     }
     // A number that was mistyped must not pass for a removal.
     if let Some(stranger) = remove.iter().find(|id| !now.contains(id)) {
-        return Err(Failure::Failed(format!("actor {stranger} is no {role} of the context")));
+        return Err(CliError::Failed(format!("actor {stranger} is no {role} of the context")));
     }
     now.retain(|id| !remove.contains(id));
     for id in add {
@@ -194,9 +201,9 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct ContextUpdateLine {
         #[command(flatten)]
-        args: UpdateArgs,
+        args: ContextUpdateArgs,
     }
 
     fn context() -> v1::Context {
@@ -211,8 +218,9 @@ mod tests {
         }
     }
 
-    fn asked(flags: &[&str]) -> Result<v1::UpdateContextRequest, Failure> {
-        let args = Line::try_parse_from([&["update", "3"], flags].concat()).expect("good flags").args;
+    fn asked(flags: &[&str]) -> Result<v1::UpdateContextRequest, CliError> {
+        let args =
+            ContextUpdateLine::try_parse_from([&["update", "3"], flags].concat()).expect("good flags").args;
         changed(&args, context())
     }
 
@@ -236,7 +244,10 @@ mod tests {
         assert!(refused(&["--remove-admin", "7"]).contains("actor 7 is no admin"));
         assert!(refused(&["--add-executor", "7", "--remove-executor", "7"]).contains("which of them"));
         for wrong in [&["--set", "x=true"][..], &["--set", "raw-publish=1"], &["--set", "raw-publish"], &[]] {
-            assert!(Line::try_parse_from([&["update", "3"], wrong].concat()).is_err(), "{wrong:?}");
+            assert!(
+                ContextUpdateLine::try_parse_from([&["update", "3"], wrong].concat()).is_err(),
+                "{wrong:?}"
+            );
         }
     }
 }

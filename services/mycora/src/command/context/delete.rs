@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use proto::v1;
-use rpc::Retry;
+use rpc::RetryAdvice;
 use tonic::Code;
 use uuid::Uuid;
 
-use crate::command::{Session, values};
-use crate::failure::{CallError, Failure};
+use crate::command::{CliSession, values};
+use crate::failure::{ApiCallError, CliError};
 use crate::output::{self, json};
 
 /// Waits between calls that broke off.
@@ -17,9 +17,9 @@ const WAIT: Duration = Duration::from_secs(1);
 /// Supervisors that do not answer are given up by the coordinator after 300 s; it is not waited for longer.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What `context delete` takes.
+/// Arguments of `context delete`.
 #[derive(Debug, Args)]
-pub struct DeleteArgs {
+pub struct ContextDeleteArgs {
     /// The context's number
     #[arg(value_parser = values::id)]
     pub id: u32,
@@ -32,11 +32,11 @@ pub struct DeleteArgs {
 }
 
 pub(super) async fn run(
-    session: &Session,
-    DeleteArgs { id, yes, expected_revision }: &DeleteArgs,
-) -> Result<(), Failure> {
+    session: &CliSession,
+    ContextDeleteArgs { id, yes, expected_revision }: &ContextDeleteArgs,
+) -> Result<(), CliError> {
     if !yes {
-        return Err(Failure::Invalid(format!(
+        return Err(CliError::Invalid(format!(
             "context {id} would be removed with all its flows, results, logs, files and runners; say so with --yes"
         )));
     }
@@ -46,10 +46,10 @@ pub(super) async fn run(
 
 /// Asks until it is gone. The request has an id, under which the first answer is given again.
 async fn delete(
-    session: &Session,
+    session: &CliSession,
     id: u32,
     expected: Option<u64>,
-) -> Result<v1::DeleteContextResponse, Failure> {
+) -> Result<v1::DeleteContextResponse, CliError> {
     let request = v1::DeleteContextRequest {
         context_id: id,
         request_id: Uuid::new_v4().to_string(),
@@ -61,18 +61,18 @@ async fn delete(
         let error = match session.clients.delete_context(&request).await {
             Ok(answer) => return Ok(answer),
             // The try before went through, and only its answer was lost.
-            Err(CallError { view, .. }) if broke_off && view.code == Code::NotFound => {
+            Err(ApiCallError { view, .. }) if broke_off && view.code == Code::NotFound => {
                 return Ok(v1::DeleteContextResponse::default());
             }
             Err(error) => error,
         };
-        let goes_on = matches!(error.retry, Retry::Again { .. });
+        let goes_on = matches!(error.retry, RetryAdvice::Again { .. });
         // A coordinator that was never there is not waited for.
         let refused = !broke_off && error.view.reason.is_empty() && error.view.code == Code::Unavailable;
         if !goes_on || refused || began.elapsed() >= PATIENCE {
-            return Err(match Failure::from(error) {
-                Failure::Unreachable(text) | Failure::Closed(text) if broke_off => {
-                    Failure::Unreachable(format!(
+            return Err(match CliError::from(error) {
+                CliError::Unreachable(text) | CliError::Closed(text) if broke_off => {
+                    CliError::Unreachable(format!(
                         "{text}\nthe removal of context {id} goes on; see its end with `mycora context delete {id} --yes`"
                     ))
                 }

@@ -82,7 +82,7 @@ fn own(ca: &Path, cert: &Path, key: &Path, now: Timestamp) -> Finding {
     let who = format!("{}: {who}", cert.display());
     let again = "issue it anew with `mycora pki issue`";
     let lasts = lasting(CHECK, &who, &summary, now, again);
-    if lasts.level == super::finding::Level::Fail {
+    if lasts.level == super::finding::FindingLevel::Fail {
         return lasts;
     }
     if summary.identity.is_none() {

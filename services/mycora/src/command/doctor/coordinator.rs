@@ -9,9 +9,9 @@ use rpc::{TlsFiles, server_certificate};
 use super::certificates::lasting;
 use super::finding::Finding;
 use crate::clients::Clients;
-use crate::clients::health::{self, Condition, Health};
-use crate::failure::{Failure, error_chain};
-use crate::profile::{Host, Profile};
+use crate::clients::health::{self, HealthProbeReply, HealthProbeStatus};
+use crate::failure::{CliError, error_chain};
+use crate::profile::{ApiService, Profile};
 
 /// Dates tell whole seconds, and answers take their time.
 const CLOCK_SLACK: Duration = Duration::from_secs(2);
@@ -22,26 +22,26 @@ const SET_CLOCK: &str = "set the clocks of both machines, best by NTP";
 
 /// Everything about it.
 pub(super) async fn look(profile: &Profile) -> Vec<Finding> {
-    let Servers { mut findings, away } = servers(profile).await;
-    let is_away = |host: Host| profile.address_of(host).is_ok_and(|address| away.contains(address));
+    let ServerReachability { mut findings, away } = servers(profile).await;
+    let is_away = |host: ApiService| profile.address_of(host).is_ok_and(|address| away.contains(address));
     if !away.is_empty()
-        && Host::ALL.into_iter().all(|host| profile.address_of(host).is_err() || is_away(host))
+        && ApiService::ALL.into_iter().all(|host| profile.address_of(host).is_err() || is_away(host))
     {
         // Nothing else can be learned where nobody is, and it was said.
         return findings;
     }
     let mut dates = Vec::new();
-    for host in Host::ALL.into_iter().filter(|host| !is_away(*host)) {
+    for host in ApiService::ALL.into_iter().filter(|host| !is_away(*host)) {
         let Ok(channel) = profile.channel_to(host) else { continue };
         let asked = Timestamp::now();
-        let health = health::ask(channel, host).await;
-        if let Ok(Health { date: Some(date), .. }) = &health {
-            dates.push(Clocks { asked, answered: Timestamp::now(), date: *date });
+        let health = health::probe(channel, host).await;
+        if let Ok(HealthProbeReply { date: Some(date), .. }) = &health {
+            dates.push(ClockSample { asked, answered: Timestamp::now(), date: *date });
         }
-        findings.push(service(host, health.map_err(Failure::from)));
+        findings.push(service(host, health.map_err(CliError::from)));
     }
     findings.push(clock(&dates));
-    if !is_away(Host::Storage) {
+    if !is_away(ApiService::Storage) {
         findings.push(identity_there(profile).await);
     }
     findings.extend(intake(profile).await);
@@ -51,7 +51,7 @@ pub(super) async fn look(profile: &Profile) -> Vec<Finding> {
 /// Whether the supervisor of the profile takes jobs of anybody; nothing where the profile names none.
 async fn intake(profile: &Profile) -> Option<Finding> {
     const CHECK: &str = "intake";
-    profile.address_of(Host::Supervisor).ok()?;
+    profile.address_of(ApiService::Supervisor).ok()?;
     let asked = async { Clients::new(profile)?.intake_problem().await };
     match asked.await {
         Ok(Some(problem)) if problem.is_empty() => Some(Finding::ok(CHECK, "the supervisor takes jobs")),
@@ -67,28 +67,28 @@ async fn intake(profile: &Profile) -> Option<Finding> {
 
 /// Who is at the addresses of a profile.
 #[derive(Default)]
-struct Servers {
+struct ServerReachability {
     findings: Vec<Finding>,
     /// Where nobody is.
     away: BTreeSet<String>,
 }
 
 /// Each address once, with whose certificate it shows.
-async fn servers(profile: &Profile) -> Servers {
+async fn servers(profile: &Profile) -> ServerReachability {
     const CHECK: &str = "coordinator";
     let mut addresses = BTreeMap::<&str, Vec<&str>>::new();
-    for host in Host::ALL {
+    for host in ApiService::ALL {
         match profile.address_of(host) {
             Ok(address) => addresses.entry(address).or_default().push(host.as_str()),
             Err(_) if host.is_optional() => {}
             Err(failure) => {
                 let findings = vec![Finding::of_failure(CHECK, &failure.to_string())];
-                return Servers { findings, ..Servers::default() };
+                return ServerReachability { findings, ..ServerReachability::default() };
             }
         }
     }
-    let Some(ca) = &profile.ca else { return Servers::default() };
-    let Servers { mut findings, mut away } = Servers::default();
+    let Some(ca) = &profile.ca else { return ServerReachability::default() };
+    let ServerReachability { mut findings, mut away } = ServerReachability::default();
     for (address, hosts) in addresses {
         // Without our own certificate: whether that is accepted is another question.
         let shown =
@@ -113,23 +113,23 @@ async fn servers(profile: &Profile) -> Servers {
             }
         });
     }
-    Servers { findings, away }
+    ServerReachability { findings, away }
 }
 
-fn service(host: Host, health: Result<Health, Failure>) -> Finding {
+fn service(host: ApiService, health: Result<HealthProbeReply, CliError>) -> Finding {
     let check = format!("service {}", host.as_str());
     match health {
         Err(failure) => Finding::of_failure(check, &failure.to_string()),
-        Ok(Health { condition: Condition::Serving, .. }) => Finding::ok(check, "serves"),
-        Ok(Health { condition: Condition::NotServing, .. }) => Finding::fail(
+        Ok(HealthProbeReply { condition: HealthProbeStatus::Serving, .. }) => Finding::ok(check, "serves"),
+        Ok(HealthProbeReply { condition: HealthProbeStatus::NotServing, .. }) => Finding::fail(
             check,
             "is there, and does not serve",
             "it starts, ends, or lacks something: /readyz on its ops port says what, to who shows the token",
         ),
-        Ok(Health { condition: Condition::Absent, .. }) if host == Host::Saga => {
+        Ok(HealthProbeReply { condition: HealthProbeStatus::Absent, .. }) if host == ApiService::Saga => {
             Finding::ok(check, "is not offered here, which is all right where there are no sagas")
         }
-        Ok(Health { condition: Condition::Absent, .. }) => Finding::warn(
+        Ok(HealthProbeReply { condition: HealthProbeStatus::Absent, .. }) => Finding::warn(
             check,
             "is not offered at its address",
             format!(
@@ -141,13 +141,13 @@ fn service(host: Host, health: Result<Health, Failure>) -> Finding {
 }
 
 /// A server's clock, read between two readings of ours.
-struct Clocks {
+struct ClockSample {
     asked: Timestamp,
     answered: Timestamp,
     date: Timestamp,
 }
 
-impl Clocks {
+impl ClockSample {
     /// How far they are certainly apart.
     fn apart(&self) -> Duration {
         // The date was cut to whole seconds.
@@ -156,9 +156,9 @@ impl Clocks {
     }
 }
 
-fn clock(dates: &[Clocks]) -> Finding {
+fn clock(dates: &[ClockSample]) -> Finding {
     const CHECK: &str = "clock";
-    let Some(apart) = dates.iter().map(Clocks::apart).max() else {
+    let Some(apart) = dates.iter().map(ClockSample::apart).max() else {
         let advice = "compare the clocks of both machines in another way";
         return Finding::warn(CHECK, "no server told the time, so it was not compared", advice);
     };
@@ -175,7 +175,7 @@ fn clock(dates: &[Clocks]) -> Finding {
 /// What the coordinator takes us for.
 async fn identity_there(profile: &Profile) -> Finding {
     const CHECK: &str = "identity";
-    let asked = async { Ok::<_, Failure>(Clients::new(profile)?.who_am_i().await?) };
+    let asked = async { Ok::<_, CliError>(Clients::new(profile)?.who_am_i().await?) };
     match asked.await.map_err(|failure| failure.with_certificate(profile.cert.as_deref())) {
         Err(failure) => Finding::of_failure(CHECK, &failure.to_string()),
         Ok(answer) => {
@@ -191,7 +191,7 @@ async fn identity_there(profile: &Profile) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::Level;
+    use super::super::finding::FindingLevel;
     use super::*;
 
     #[test]
@@ -199,14 +199,14 @@ mod tests {
         let at = |secs: u64| Timestamp::from_millis(secs * 1000 + 500);
         let level = |asked, answered, date: u64| {
             let date = Timestamp::from_millis(date * 1000);
-            clock(&[Clocks { asked: at(asked), answered: at(answered), date }]).level
+            clock(&[ClockSample { asked: at(asked), answered: at(answered), date }]).level
         };
-        assert_eq!(level(100, 100, 100), Level::Ok);
-        assert_eq!(level(100, 104, 102), Level::Ok, "somewhere in between");
-        assert_eq!(level(100, 100, 98), Level::Ok);
-        assert_eq!(level(100, 100, 110), Level::Warn);
-        assert_eq!(level(100, 100, 60), Level::Fail);
-        assert_eq!(level(100, 100, 140), Level::Fail);
+        assert_eq!(level(100, 100, 100), FindingLevel::Ok);
+        assert_eq!(level(100, 104, 102), FindingLevel::Ok, "somewhere in between");
+        assert_eq!(level(100, 100, 98), FindingLevel::Ok);
+        assert_eq!(level(100, 100, 110), FindingLevel::Warn);
+        assert_eq!(level(100, 100, 60), FindingLevel::Fail);
+        assert_eq!(level(100, 100, 140), FindingLevel::Fail);
         assert!(clock(&[]).found.contains("no server told the time"));
     }
 }

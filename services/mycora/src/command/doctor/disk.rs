@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use kv::{Endpoint, Kv};
-use sandbox::room::{Floors, Room};
+use kv::{Kv, KvEndpoint};
+use sandbox::disk_space::{DiskFloors, DiskSpaceStatus};
 
 use super::DoctorArgs;
+use super::backing_services::setting;
 use super::finding::Finding;
-use super::stores::setting;
 use crate::profile::default_data_dir;
 use crate::up::disk::SharedDisk;
 use crate::up::{REDIS_DIR, WORK_DIR};
@@ -29,7 +29,7 @@ pub(super) async fn look(args: &DoctorArgs) -> Vec<Finding> {
 }
 
 /// Where a Redis of this machine writes, when it tells.
-async fn directory(endpoint: &Endpoint) -> Option<PathBuf> {
+async fn directory(endpoint: &KvEndpoint) -> Option<PathBuf> {
     let shown = endpoint.to_string();
     let host = shown.strip_prefix("redis://").and_then(|place| place.rsplit('@').next());
     let is_here = |host: &str| ["127.", "localhost:", "[::1]:"].iter().any(|here| host.starts_with(here));
@@ -46,16 +46,16 @@ fn judge(check: &str, scripts: &Path, redis: &Path) -> Option<Finding> {
     if !scripts.is_dir() {
         return None;
     }
-    match Floors::new(scripts.to_owned(), None).look() {
-        Ok(Room::Out(shortage)) => {
+    match DiskFloors::new(scripts.to_owned(), None).check() {
+        Ok(DiskSpaceStatus::Out(shortage)) => {
             let found = format!("{shortage}: no job starts (DISK_FULL)");
             Some(Finding::fail(check, found, "make room, or lower --disk-floor"))
         }
-        Ok(Room::Low(shortage)) => {
+        Ok(DiskSpaceStatus::Low(shortage)) => {
             let found = format!("{shortage}: the job that holds the most ends");
             Some(Finding::warn(check, found, "make room, or lower --disk-floor"))
         }
-        Ok(Room::Enough(_)) => Some(match SharedDisk::of(scripts, redis, None) {
+        Ok(DiskSpaceStatus::Enough(_)) => Some(match SharedDisk::of(scripts, redis, None) {
             Some(shared) => Finding::warn(check, shared.to_string(), shared.way_out()),
             None => Finding::ok(check, format!("scripts have one of their own at {}", scripts.display())),
         }),
@@ -66,7 +66,7 @@ fn judge(check: &str, scripts: &Path, redis: &Path) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::doctor::Level;
+    use crate::command::doctor::FindingLevel;
 
     #[test]
     fn a_disk_for_both_is_named_with_the_way_out() {
@@ -75,10 +75,10 @@ mod tests {
         assert_eq!(judge(CHECK, &scripts, &redis), None);
         std::fs::create_dir(&scripts).expect("a directory");
         let apart = judge(CHECK, &scripts, &redis).expect("scripts work there");
-        assert_eq!(apart.level, Level::Ok, "{apart:?}");
+        assert_eq!(apart.level, FindingLevel::Ok, "{apart:?}");
         std::fs::create_dir(&redis).expect("a directory");
         let both = judge(CHECK, &scripts, &redis).expect("scripts work there");
-        assert_eq!(both.level, Level::Warn, "{both:?}");
+        assert_eq!(both.level, FindingLevel::Warn, "{both:?}");
         assert!(both.found.contains("share one file system"), "{both:?}");
         assert!(both.advice.contains(&format!("mount a file system of its own on {}", scripts.display())));
     }

@@ -7,7 +7,7 @@ use crate::output::table;
 /// How it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Level {
+pub enum FindingLevel {
     /// As it should be.
     Ok,
     /// It works, and could be better.
@@ -16,7 +16,7 @@ pub enum Level {
     Fail,
 }
 
-impl Level {
+impl FindingLevel {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -30,7 +30,7 @@ impl Level {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// How it is.
-    pub level: Level,
+    pub level: FindingLevel,
     /// What it is.
     pub check: String,
     /// What was found.
@@ -43,7 +43,7 @@ pub struct Finding {
 impl Finding {
     /// As it should be.
     pub(super) fn ok(check: impl Into<String>, found: impl Into<String>) -> Self {
-        Self { level: Level::Ok, check: check.into(), found: found.into(), advice: String::new() }
+        Self { level: FindingLevel::Ok, check: check.into(), found: found.into(), advice: String::new() }
     }
 
     /// It works, and could be better.
@@ -52,7 +52,7 @@ impl Finding {
         found: impl Into<String>,
         advice: impl Into<String>,
     ) -> Self {
-        Self { level: Level::Warn, check: check.into(), found: found.into(), advice: advice.into() }
+        Self { level: FindingLevel::Warn, check: check.into(), found: found.into(), advice: advice.into() }
     }
 
     /// It does not work.
@@ -61,7 +61,7 @@ impl Finding {
         found: impl Into<String>,
         advice: impl Into<String>,
     ) -> Self {
-        Self { level: Level::Fail, check: check.into(), found: found.into(), advice: advice.into() }
+        Self { level: FindingLevel::Fail, check: check.into(), found: found.into(), advice: advice.into() }
     }
 
     /// Of a failure whose text says in its first line what happened, and in the others what to do.
@@ -73,16 +73,16 @@ impl Finding {
 
 /// Everything that was looked at.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct DoctorReport {
     /// Nothing fails. What could be better does not count.
     pub well: bool,
     /// In the order in which one thing needs the other.
     pub findings: Vec<Finding>,
 }
 
-impl Report {
+impl DoctorReport {
     pub(super) fn new(findings: Vec<Finding>) -> Self {
-        Self { well: findings.iter().all(|finding| finding.level < Level::Fail), findings }
+        Self { well: findings.iter().all(|finding| finding.level < FindingLevel::Fail), findings }
     }
 
     /// For people: what was found, and below it what to do.
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn advice_stands_below_what_was_found() {
-        let report = Report::new(vec![
+        let report = DoctorReport::new(vec![
             Finding::ok("profile", "client.toml"),
             Finding::warn("redis", "appendonly no", "set `appendonly yes`"),
         ]);
@@ -120,6 +120,6 @@ mod tests {
             (failed.found.as_str(), failed.advice.as_str()),
             ("actor 1 is not known", "register it; or another")
         );
-        assert!(!Report::new(vec![failed]).well);
+        assert!(!DoctorReport::new(vec![failed]).well);
     }
 }

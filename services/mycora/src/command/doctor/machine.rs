@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use model::{Isolation, ScriptType};
-use runner::Survey;
+use runner::MachineCapabilities;
 use tokio::process::Command;
 
 use super::finding::Finding;
@@ -43,17 +43,17 @@ pub(super) async fn look() -> Vec<Finding> {
 }
 
 /// Tries in a directory of its own what a runner would.
-async fn survey() -> Result<Survey, String> {
+async fn survey() -> Result<MachineCapabilities, String> {
     let passable = std::os::unix::fs::PermissionsExt::from_mode(0o711);
     let dir = tempfile::Builder::new().prefix("mycora-doctor-").permissions(passable).tempdir();
     let dir = dir.map_err(|error| format!("no directory can be made to try scripts in: {error}"))?;
-    let defaults = runner::Settings::new(dir.path().to_owned());
+    let defaults = runner::RunnerSettings::new(dir.path().to_owned());
     let scripts = runner::ScriptFlags { warm: false, ..defaults.scripts };
-    let settings = runner::Settings { scripts, ..defaults };
-    runner::survey(&settings).await.map_err(|error| error_chain(&error))
+    let settings = runner::RunnerSettings { scripts, ..defaults };
+    runner::probe_capabilities(&settings).await.map_err(|error| error_chain(&error))
 }
 
-fn languages(survey: &Survey) -> Vec<Finding> {
+fn languages(survey: &MachineCapabilities) -> Vec<Finding> {
     let names: Vec<_> = survey.types.iter().map(|kind| kind.as_str()).collect();
     let mut findings = vec![Finding::ok("scripts", format!("run here: {}", names.join(", ")))];
     let missing = NEEDS.iter().filter(|(kind, _)| !survey.types.contains(kind));
@@ -65,9 +65,9 @@ fn languages(survey: &Survey) -> Vec<Finding> {
 }
 
 /// As `mycora up` shows it.
-fn isolation(survey: &Survey) -> Finding {
+fn isolation(survey: &MachineCapabilities) -> Finding {
     const CHECK: &str = "isolation";
-    let standing = &survey.standing;
+    let standing = &survey.isolation_support;
     let found = format!("{}, by {}", standing.level, standing.layers.join(", "));
     let missing: Vec<_> = standing.gaps().into_iter().map(|gap| format!("without {gap}")).collect();
     match (standing.level, missing.is_empty()) {
@@ -83,8 +83,8 @@ fn isolation(survey: &Survey) -> Finding {
 }
 
 /// Whether jobs with the network can resolve names.
-fn name_servers(survey: &Survey) -> Option<Finding> {
-    let found = survey.standing.unreached_name_servers()?;
+fn name_servers(survey: &MachineCapabilities) -> Option<Finding> {
+    let found = survey.isolation_support.unreached_name_servers()?;
     Some(Finding::warn(
         "name servers",
         found,

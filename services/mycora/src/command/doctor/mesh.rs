@@ -6,8 +6,8 @@ use rpc::{Channel, TlsFiles};
 
 use super::finding::Finding;
 use crate::clients::health;
-use crate::failure::{Failure, error_chain};
-use crate::profile::Host;
+use crate::failure::{CliError, error_chain};
+use crate::profile::ApiService;
 
 const CHECK: &str = "mesh port";
 
@@ -18,7 +18,7 @@ pub(super) async fn look(address: &str) -> Finding {
         Err(error) => return Finding::fail(CHECK, error_chain(&error), "write it as http://host:port"),
     };
     // Any service answers for its health, also for one that it does not offer.
-    match health::ask(channel, Host::Scheduler).await {
+    match health::probe(channel, ApiService::Scheduler).await {
         Ok(_) if is_of_this_machine(address) => {
             Finding::ok(CHECK, format!("{address} answers on this machine, where its sidecar is"))
         }
@@ -29,7 +29,7 @@ pub(super) async fn look(address: &str) -> Finding {
              itself, has to leave it to the sidecar",
         ),
         Err(error) => {
-            let why = Failure::from(error).to_string();
+            let why = CliError::from(error).to_string();
             let why = why.lines().next().unwrap_or_default().to_owned();
             Finding::ok(CHECK, format!("not reached from here, as nobody but its sidecar should: {why}"))
         }

@@ -3,24 +3,24 @@
 use std::time::Duration;
 
 use broker::{
-    Broker as _, BrokerError, CursorSpec, Difference, FoundConsumer, HEADER_BYTES_MAX, JetStream, Server,
-    Start, StreamSpec, StreamState, Version,
+    BrokerDescription, BrokerError, BrokerVersion, ConsumerListing, CursorSpec, CursorStart,
+    HEADER_BYTES_MAX, JetStream, MessageBroker as _, SettingDifference, StreamSpec, StreamState,
 };
 use clap::Args;
 use model::{SagaName, TenantId};
 use saga::lane::{AGGREGATE_EVENTS, MESSAGE_BYTES_MAX, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, streams};
 use saga::nats_login::NatsLogin;
-use workflow::Lane;
-use workflow::subject::Source;
+use workflow::WorkflowLane;
+use workflow::subject::ConsumerSource;
 
 use super::finding::Finding;
-use crate::output::words;
+use crate::output::labels;
 
 const CHECK: &str = "nats";
 /// A server that is there answers at once.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Servers since this may acknowledge what is not on the disk yet.
-const SYNCS_LATER: Version = Version { major: 2, minor: 10, patch: 0 };
+const SYNCS_LATER: BrokerVersion = BrokerVersion { major: 2, minor: 10, patch: 0 };
 /// Consumers that a newer server allows a stream of which nobody has said how many it may have.
 const CONSUMERS_DEFAULT: i64 = 1000;
 /// So many differences of consumers are told one by one.
@@ -65,16 +65,16 @@ pub(super) async fn look(args: &NatsArgs) -> Vec<Finding> {
     findings
 }
 
-fn version(server: &Server) -> Finding {
+fn version(server: &BrokerDescription) -> Finding {
     let found = format!("nats-server {}", server.version_text);
     match server.version {
-        Some(version) if version >= Version::OLDEST => Finding::ok(CHECK, found),
+        Some(version) if version >= BrokerVersion::OLDEST => Finding::ok(CHECK, found),
         Some(_) => Finding::fail(CHECK, format!("{found} is too old"), "install nats-server 2.9.10 or later"),
         None => Finding::warn(CHECK, found, "2.9.10 or later is needed; its version cannot be read"),
     }
 }
 
-fn payload(server: &Server) -> Finding {
+fn payload(server: &BrokerDescription) -> Finding {
     let check = format!("{CHECK} max_payload");
     let (found, wanted) = (server.max_payload, MESSAGE_BYTES_MAX);
     if found >= wanted {
@@ -89,7 +89,7 @@ fn payload(server: &Server) -> Finding {
 }
 
 /// What nobody sees from outside; nothing of servers that have no such setting.
-fn durability(server: &Server) -> Option<Finding> {
+fn durability(server: &BrokerDescription) -> Option<Finding> {
     server.version.filter(|version| *version >= SYNCS_LATER)?;
     let found =
         "not told to clients: by default a loss of power costs what was acknowledged in the last 2 minutes";
@@ -185,11 +185,12 @@ fn room(stream: &str, state: &StreamState) -> Option<Finding> {
 }
 
 fn counted(state: &StreamState) -> String {
-    let messages = words::count(usize::try_from(state.messages).unwrap_or(usize::MAX), "message", "messages");
+    let messages =
+        labels::count(usize::try_from(state.messages).unwrap_or(usize::MAX), "message", "messages");
     format!("as wanted, with {messages}")
 }
 
-fn told(differences: &[Difference]) -> String {
+fn told(differences: &[SettingDifference]) -> String {
     let mut told: Vec<_> = differences.iter().take(TOLD_MAX).map(ToString::to_string).collect();
     if differences.len() > TOLD_MAX {
         told.push(format!("and {} more", differences.len() - TOLD_MAX));
@@ -198,7 +199,7 @@ fn told(differences: &[Difference]) -> String {
 }
 
 /// The consumers of a stream: those of lanes are looked at, others are somebody else's.
-fn consumers(stream: &str, listed: Result<Vec<FoundConsumer>, BrokerError>) -> Finding {
+fn consumers(stream: &str, listed: Result<Vec<ConsumerListing>, BrokerError>) -> Finding {
     let check = format!("consumers of {stream}");
     let listed = match listed {
         Ok(listed) => listed,
@@ -211,7 +212,7 @@ fn consumers(stream: &str, listed: Result<Vec<FoundConsumer>, BrokerError>) -> F
         wrong.extend(differences(stream, consumer).map(|what| format!("{}: {what}", consumer.name)));
     }
     if wrong.is_empty() {
-        let count = words::count(count, "consumer of a lane", "consumers of lanes");
+        let count = labels::count(count, "consumer of a lane", "consumers of lanes");
         return Finding::ok(check, format!("{count}, as wanted, with {pending} messages to come"));
     }
     let more = wrong.len().saturating_sub(TOLD_MAX);
@@ -229,7 +230,7 @@ fn is_of_lane(name: &str) -> bool {
 }
 
 /// How a consumer of a lane is not as that would make it; nothing where it is.
-fn differences(stream: &str, consumer: &FoundConsumer) -> Option<String> {
+fn differences(stream: &str, consumer: &ConsumerListing) -> Option<String> {
     let Some(filter) = consumer.filter() else { return Some("it has not one filter".to_owned()) };
     let Some((lane, source)) = lane_of(&consumer.name, filter) else {
         return Some(format!("its filter `{filter}` is none of a lane of this name"));
@@ -238,7 +239,7 @@ fn differences(stream: &str, consumer: &FoundConsumer) -> Option<String> {
     if (wanted.0.as_str(), wanted.1.as_str()) != (consumer.name.as_str(), filter) {
         return Some(format!("its filter `{filter}` is that of the consumer {}", wanted.0));
     }
-    let spec = CursorSpec::new(stream, &wanted.0, &wanted.1, Start::After(0));
+    let spec = CursorSpec::new(stream, &wanted.0, &wanted.1, CursorStart::After(0));
     match consumer.differences(&spec) {
         Ok(differences) if differences.is_empty() => None,
         Ok(differences) => Some(told(&differences)),
@@ -247,7 +248,7 @@ fn differences(stream: &str, consumer: &FoundConsumer) -> Option<String> {
 }
 
 /// The lane that a consumer is named after, and the source that its filter lets through.
-fn lane_of(name: &str, filter: &str) -> Option<(Lane, Source)> {
+fn lane_of(name: &str, filter: &str) -> Option<(WorkflowLane, ConsumerSource)> {
     let tokens: Vec<&str> = filter.split('.').collect();
     let (tenant, rest) = match tokens.as_slice() {
         ["tenant", tenant, rest @ ..] => (tenant.parse().ok()?, rest),
@@ -255,41 +256,48 @@ fn lane_of(name: &str, filter: &str) -> Option<(Lane, Source)> {
     };
     let [kind, what, "*"] = rest else { return None };
     let source = match *kind {
-        "aggregate" => Source::Aggregate((*what).to_owned()),
-        "effect" => Source::Commands(what.parse().ok()?),
-        "effect_result" => Source::Results(what.parse().ok()?),
-        "workflow" => Source::Verbs(what.parse().ok()?),
+        "aggregate" => ConsumerSource::Aggregate((*what).to_owned()),
+        "effect" => ConsumerSource::Commands(what.parse().ok()?),
+        "effect_result" => ConsumerSource::Results(what.parse().ok()?),
+        "workflow" => ConsumerSource::Verbs(what.parse().ok()?),
         _ => return None,
     };
-    if let Source::Commands(effect) = &source {
-        return Some((Lane::Effect { tenant, effect: effect.clone() }, source));
+    if let ConsumerSource::Commands(effect) = &source {
+        return Some((WorkflowLane::Effect { tenant, effect: effect.clone() }, source));
     }
     // Names of sagas have no `_`.
     let mut parts = name.strip_prefix("sg_")?.splitn(3, '_');
     let saga: SagaName = parts.next()?.parse().ok()?;
     let shard = parts.next()?.parse().ok()?;
-    Some((Lane::Saga { tenant, saga, shard }, source))
+    Some((WorkflowLane::Saga { tenant, saga, shard }, source))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::Level;
+    use super::super::finding::FindingLevel;
     use super::*;
 
-    fn server(version: &str, max_payload: usize) -> Server {
-        Server { version_text: version.to_owned(), version: Version::parse(version), max_payload }
+    fn server(version: &str, max_payload: usize) -> BrokerDescription {
+        BrokerDescription {
+            version_text: version.to_owned(),
+            version: BrokerVersion::parse(version),
+            max_payload,
+        }
     }
 
     #[test]
     fn servers_are_judged_by_version_and_limits() {
-        for (text, level) in
-            [("2.9.9", Level::Fail), ("2.9.10", Level::Ok), ("2.12.0-RC.1", Level::Ok), ("two", Level::Warn)]
-        {
+        for (text, level) in [
+            ("2.9.9", FindingLevel::Fail),
+            ("2.9.10", FindingLevel::Ok),
+            ("2.12.0-RC.1", FindingLevel::Ok),
+            ("two", FindingLevel::Warn),
+        ] {
             assert_eq!(version(&server(text, 0)).level, level, "{text}");
         }
-        assert_eq!(payload(&server("2.9.10", 1024 * 1024)).level, Level::Ok);
+        assert_eq!(payload(&server("2.9.10", 1024 * 1024)).level, FindingLevel::Ok);
         let small = payload(&server("2.9.10", 65_536));
-        assert_eq!(small.level, Level::Warn);
+        assert_eq!(small.level, FindingLevel::Warn);
         assert!(small.found.contains("have at most 49152"), "{small:?}");
         assert_eq!(durability(&server("2.9.10", 0)), None);
         assert!(
@@ -303,9 +311,9 @@ mod tests {
         let state = |max_consumers, consumers| {
             let settings = broker::StreamSettings {
                 subjects: Vec::new(),
-                retention: broker::Retention::Limits,
-                storage: broker::Storage::File,
-                discard: broker::Discard::New,
+                retention: broker::StreamRetention::Limits,
+                storage: broker::StreamStorage::File,
+                discard: broker::StreamDiscard::New,
                 duplicate_window: Duration::ZERO,
                 max_age: Duration::ZERO,
                 max_consumers,
@@ -333,17 +341,17 @@ mod tests {
         let tenant: TenantId = "a_b".parse().expect("a tenant");
         let saga: SagaName = "order".parse().expect("a name");
         let effect = "pay".parse().expect("a name");
-        let lane = Lane::Saga { tenant: tenant.clone(), saga: saga.clone(), shard: 3 };
+        let lane = WorkflowLane::Saga { tenant: tenant.clone(), saga: saga.clone(), shard: 3 };
         for source in [
-            Source::Aggregate("Order".to_owned()),
-            Source::Results("pay".parse().expect("a name")),
-            Source::Verbs(saga),
+            ConsumerSource::Aggregate("Order".to_owned()),
+            ConsumerSource::Results("pay".parse().expect("a name")),
+            ConsumerSource::Verbs(saga),
         ] {
             let found = lane_of(&source.consumer(&lane), &source.filter(&tenant));
             assert_eq!(found, Some((lane.clone(), source)));
         }
-        let lane = Lane::Effect { tenant: TenantId::single(), effect };
-        let source = Source::Commands("pay".parse().expect("a name"));
+        let lane = WorkflowLane::Effect { tenant: TenantId::single(), effect };
+        let source = ConsumerSource::Commands("pay".parse().expect("a name"));
         let name = source.consumer(&lane);
         assert_eq!(lane_of(&name, &source.filter(lane.tenant())), Some((lane, source)));
         for (name, filter) in

@@ -9,12 +9,12 @@ use uuid::Uuid;
 
 use super::script::ScriptArgs;
 
-use crate::command::logs::{LogReader, Printer};
+use crate::command::logs::{LogPrinter, LogReader};
 use crate::command::signing::{self, SigningArgs};
-use crate::command::{Session, submit, validate, values, watch};
-use crate::failure::Failure;
-use crate::output::live::Progress;
-use crate::output::{self, Format, json, summary};
+use crate::command::{CliSession, submit, validate, values, watch};
+use crate::failure::CliError;
+use crate::output::live::ProgressDisplay;
+use crate::output::{self, OutputFormat, json, summary};
 
 /// Shown below the options.
 pub(super) const AFTER_HELP: &str = "\
@@ -29,9 +29,9 @@ Exit codes: 0 the job completed, or was started with --detach; 1 it did not, or 
 /// The job's name when nobody gives one.
 const NAME_DEFAULT: &str = "job";
 
-/// What `job run` takes.
+/// Arguments of `job run`.
 #[derive(Debug, Args)]
-pub struct RunArgs {
+pub struct JobRunArgs {
     /// What is run.
     #[command(flatten)]
     pub script: ScriptArgs,
@@ -67,7 +67,7 @@ pub struct RunArgs {
     pub signing: SigningArgs,
 }
 
-pub(super) async fn run(session: &Session, args: &RunArgs) -> Result<u8, Failure> {
+pub(super) async fn run(session: &CliSession, args: &JobRunArgs) -> Result<u8, CliError> {
     let mut file = described(args)?;
     validate::warn(&file);
     let context = session.context()?;
@@ -104,7 +104,7 @@ pub(super) async fn run(session: &Session, args: &RunArgs) -> Result<u8, Failure
             output::note(&format!(
                 "flow {id} goes on after {waited} s; see `mycora flow watch {id} --context {context}`"
             ));
-            if session.global.output != Format::Table {
+            if session.global.output != OutputFormat::Table {
                 let flow = session.clients.get_flow(context, id).await?.flow.unwrap_or_default();
                 ended(session, context, flow).await?;
             }
@@ -115,20 +115,21 @@ pub(super) async fn run(session: &Session, args: &RunArgs) -> Result<u8, Failure
 
 /// Shows what the job prints until it has ended; `None` when that takes too long.
 async fn until_ended(
-    session: &Session,
+    session: &CliSession,
     context: u32,
     id: u32,
     wait: Option<u32>,
-) -> Result<Option<v1::Flow>, Failure> {
+) -> Result<Option<v1::Flow>, CliError> {
     let printer = match (session.global.output, session.global.quiet) {
-        (Format::Table, _) => Printer::Raw,
-        (Format::Json | Format::Yaml, false) => Printer::Aside,
-        (Format::Json | Format::Yaml, true) => Printer::Nowhere,
+        (OutputFormat::Table, _) => LogPrinter::Raw,
+        (OutputFormat::Json | OutputFormat::Yaml, false) => LogPrinter::Aside,
+        (OutputFormat::Json | OutputFormat::Yaml, true) => LogPrinter::Nowhere,
     };
     let request =
         v1::StreamFlowLogsRequest { context_id: context, flow_id: id, follow: true, ..Default::default() };
     let mut logs = LogReader::new(&session.clients, request, printer);
-    let mut progress = if session.global.quiet { Progress::Silent } else { Progress::Troubles };
+    let mut progress =
+        if session.global.quiet { ProgressDisplay::Silent } else { ProgressDisplay::ProblemsOnly };
     let both = async {
         let watching = watch::follow(&session.clients, context, id, &mut progress);
         tokio::try_join!(watching, logs.until_end())
@@ -145,12 +146,12 @@ async fn until_ended(
 }
 
 /// Prints how the job stands; gives the exit code.
-async fn ended(session: &Session, context: u32, flow: v1::Flow) -> Result<u8, Failure> {
+async fn ended(session: &CliSession, context: u32, flow: v1::Flow) -> Result<u8, CliError> {
     let node = session.clients.list_nodes(context, flow.id, &[]).await?.into_iter().next();
     let exit_code = watch::exit_code(&flow);
     let answer = v1::RunJobResponse { flow: Some(flow), node };
     let node = answer.node.clone().unwrap_or_default();
-    if session.global.output == Format::Table && !session.global.quiet {
+    if session.global.output == OutputFormat::Table && !session.global.quiet {
         output::note(&summary::outcome(&node));
     }
     output::answer(session.global.output, || json::of(&answer), || summary::result(&node.result))?;
@@ -158,7 +159,7 @@ async fn ended(session: &Session, context: u32, flow: v1::Flow) -> Result<u8, Fa
 }
 
 /// The job as a flow of its own, checked.
-fn described(args: &RunArgs) -> Result<FlowFile, Failure> {
+fn described(args: &JobRunArgs) -> Result<FlowFile, CliError> {
     let mut uploads = Uploads::default();
     let job = args.script.job(&mut uploads)?;
     let node = v1::NodeSpec {
@@ -180,11 +181,11 @@ fn described(args: &RunArgs) -> Result<FlowFile, Failure> {
     };
     let labels = labels(args);
     FlowFile::of_job("mycora job run", node, uploads, &labels)
-        .map_err(|problems| Failure::Invalid(problems.to_string()))
+        .map_err(|problems| CliError::Invalid(problems.to_string()))
 }
 
 /// Fields of the request, and the flags that they come from.
-fn labels(args: &RunArgs) -> Vec<(String, String)> {
+fn labels(args: &JobRunArgs) -> Vec<(String, String)> {
     let mut labels: Vec<(String, String)> = [
         ("flow.name", "--name"),
         ("flow.nodes[0]", ""),
@@ -207,13 +208,13 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Typed {
+    struct JobRunLine {
         #[command(flatten)]
-        args: RunArgs,
+        args: JobRunArgs,
     }
 
-    fn typed(arguments: &[&str]) -> RunArgs {
-        Typed::try_parse_from([&["run"], arguments].concat()).expect("good arguments").args
+    fn typed(arguments: &[&str]) -> JobRunArgs {
+        JobRunLine::try_parse_from([&["run"], arguments].concat()).expect("good arguments").args
     }
 
     fn refused(arguments: &[&str]) -> String {

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use clap::Args;
-use flow_file::{Files, Uploads};
+use flow_file::{FileRoot, Uploads};
 use model::ScriptType;
 use model::limits::{SCRIPT_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
 use proto::convert::enums;
 use proto::v1;
 
 use crate::command::values;
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// The endings of script files, and what they tell.
 const ENDINGS: [(&str, ScriptType); 6] = [
@@ -28,7 +28,7 @@ const ENDINGS: [(&str, ScriptType); 6] = [
 pub struct ScriptArgs {
     /// What is run.
     #[command(flatten)]
-    pub source: SourceArgs,
+    pub source: ScriptSourceArgs,
     /// Lay a file into its directory under this name
     #[arg(long = "file", value_name = "NAME=PATH", value_parser = values::entry)]
     pub files: Vec<(String, String)>,
@@ -36,7 +36,7 @@ pub struct ScriptArgs {
 
 /// A script and its variables, and who executes it.
 #[derive(Debug, Args)]
-pub struct SourceArgs {
+pub struct ScriptSourceArgs {
     /// The script's file; `-` for standard input
     #[arg(required_unless_present = "script", conflicts_with = "script")]
     pub script_file: Option<String>,
@@ -53,7 +53,7 @@ pub struct SourceArgs {
 
 impl ScriptArgs {
     /// What is to be executed; what has to be at the coordinator before is added to `uploads`.
-    pub(super) fn job(&self, uploads: &mut Uploads) -> Result<v1::JobSpec, Failure> {
+    pub(super) fn job(&self, uploads: &mut Uploads) -> Result<v1::JobSpec, CliError> {
         let (script, script_type) = self.source.read()?;
         let source = if script.len() > SCRIPT_INLINE_BYTES_MAX {
             v1::script::Source::Blob(wire(uploads.text("the script", script)))
@@ -63,8 +63,8 @@ impl ScriptArgs {
         let mut files = BTreeMap::new();
         for (name, path) in &self.files {
             let blob = uploads
-                .file(&Files::WorkingDirectory, path)
-                .map_err(|error| Failure::Invalid(format!("--file {name}: {error}")))?;
+                .file(&FileRoot::WorkingDirectory, path)
+                .map_err(|error| CliError::Invalid(format!("--file {name}: {error}")))?;
             files.insert(name.clone(), wire(blob));
         }
         Ok(v1::JobSpec {
@@ -96,19 +96,19 @@ impl ScriptArgs {
     }
 }
 
-impl SourceArgs {
+impl ScriptSourceArgs {
     /// The script, and who executes it.
-    pub(in crate::command) fn read(&self) -> Result<(String, ScriptType), Failure> {
+    pub(in crate::command) fn read(&self) -> Result<(String, ScriptType), CliError> {
         let (script, ending) = self.text()?;
         let known = || ScriptType::ALL.map(ScriptType::as_str).join(", ");
         let script_type = self.script_type.or(ending).ok_or_else(|| {
-            Failure::Invalid(format!("who executes the script? Give --type, one of {}", known()))
+            CliError::Invalid(format!("who executes the script? Give --type, one of {}", known()))
         })?;
         Ok((script, script_type))
     }
 
     /// The script, and what its file's name tells.
-    fn text(&self) -> Result<(String, Option<ScriptType>), Failure> {
+    fn text(&self) -> Result<(String, Option<ScriptType>), CliError> {
         let path = match (&self.script, self.script_file.as_deref()) {
             (Some(text), _) => return Ok((text.clone(), None)),
             (None, path) => path.unwrap_or("-"),

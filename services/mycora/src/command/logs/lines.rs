@@ -7,21 +7,21 @@ use proto::convert::time as wire_time;
 use proto::v1;
 
 use crate::output::terminal::{colored, dimmed, drawable, has_colors};
-use crate::output::{Line, time};
+use crate::output::{PrefixedLine, time};
 
 /// As wide as a moment is written.
 const MOMENT_WIDTH: usize = 24;
 
 /// What stands before each line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Marks {
+pub(super) struct LinePrefixOptions {
     /// The job's name.
     pub(super) names: bool,
     /// When the line was printed.
     pub(super) timestamps: bool,
 }
 
-impl Marks {
+impl LinePrefixOptions {
     /// Whether there is any.
     pub(super) const fn is_any(self) -> bool {
         self.names || self.timestamps
@@ -30,29 +30,29 @@ impl Marks {
 
 /// Puts pieces together to lines. Lines of different jobs never mix.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
-    marks: Marks,
+pub(crate) struct LineAssembler {
+    marks: LinePrefixOptions,
     colored: bool,
-    begun: BTreeMap<(String, u32), Begun>,
+    begun: BTreeMap<(String, u32), PartialLine>,
     /// Which job has which color.
     colors: BTreeMap<String, usize>,
 }
 
 /// A line that is not complete.
 #[derive(Debug, Default)]
-struct Begun {
+struct PartialLine {
     text: Vec<u8>,
     time: Option<Timestamp>,
 }
 
-impl Lines {
+impl LineAssembler {
     /// Lines with these marks, as standard output shows them.
-    pub(super) fn new(marks: Marks) -> Self {
+    pub(super) fn new(marks: LinePrefixOptions) -> Self {
         Self { marks, colored: has_colors(), ..Self::default() }
     }
 
     /// The lines that a piece completes.
-    pub(super) fn take(&mut self, piece: &v1::StreamFlowLogsResponse) -> Vec<Line> {
+    pub(super) fn take(&mut self, piece: &v1::StreamFlowLogsResponse) -> Vec<PrefixedLine> {
         let mut begun = self.begun.remove(&(piece.node.clone(), piece.attempt)).unwrap_or_default();
         let (mut offset, mut lines) = (piece.offset, Vec::new());
         for part in piece.data.split_inclusive(|byte| *byte == b'\n') {
@@ -72,19 +72,19 @@ impl Lines {
     }
 
     /// Lines that nothing completed.
-    pub(super) fn rest(mut self) -> Vec<Line> {
+    pub(super) fn rest(mut self) -> Vec<PrefixedLine> {
         let attempts: Vec<_> = self.begun.keys().cloned().collect();
         attempts.iter().filter_map(|attempt| self.break_off(attempt)).collect()
     }
 
     /// The line that an attempt has begun and will not complete.
-    pub(super) fn break_off(&mut self, attempt: &(String, u32)) -> Option<Line> {
+    pub(super) fn break_off(&mut self, attempt: &(String, u32)) -> Option<PrefixedLine> {
         let mut begun = self.begun.remove(attempt)?;
         begun.text.push(b'\n');
         Some(self.line(&attempt.0, begun))
     }
 
-    fn line(&mut self, job: &str, Begun { text, time }: Begun) -> Line {
+    fn line(&mut self, job: &str, PartialLine { text, time }: PartialLine) -> PrefixedLine {
         let mut prefix = String::new();
         if self.marks.timestamps {
             let moment = time.map_or_else(|| "-".to_owned(), time::exact);
@@ -99,7 +99,7 @@ impl Lines {
             prefix.push_str(&if self.colored { colored(&name, color) } else { drawable(&name) });
             prefix.push(' ');
         }
-        Line { prefix, text }
+        PrefixedLine { prefix, text }
     }
 }
 
@@ -111,25 +111,26 @@ fn time_at(times: &[v1::LogTime], offset: u64) -> Option<Timestamp> {
 
 /// The last lines of each attempt.
 #[derive(Debug)]
-pub(crate) struct LastLines {
+pub(crate) struct LogTailBuffer {
     most: usize,
-    attempts: BTreeMap<(String, u32), Kept>,
+    attempts: BTreeMap<(String, u32), AttemptTail>,
 }
 
 /// What is kept of an attempt's output, and when it was printed, by the bytes of what is kept.
 #[derive(Debug, Default)]
-struct Kept {
+struct AttemptTail {
     data: Vec<u8>,
     times: Vec<v1::LogTime>,
 }
 
-impl LastLines {
+impl LogTailBuffer {
     pub(super) const fn new(most: usize) -> Self {
         Self { most, attempts: BTreeMap::new() }
     }
 
     pub(super) fn take(&mut self, piece: &v1::StreamFlowLogsResponse) {
-        let Kept { data, times } = self.attempts.entry((piece.node.clone(), piece.attempt)).or_default();
+        let AttemptTail { data, times } =
+            self.attempts.entry((piece.node.clone(), piece.attempt)).or_default();
         let begin = data.len() as u64;
         times.extend(piece.times.iter().map(|held| v1::LogTime {
             offset: begin + held.offset.saturating_sub(piece.offset),
@@ -151,12 +152,8 @@ impl LastLines {
 
     /// Each attempt's, as one piece.
     pub(super) fn pieces(self) -> impl Iterator<Item = v1::StreamFlowLogsResponse> {
-        self.attempts.into_iter().map(|((node, attempt), Kept { data, times })| v1::StreamFlowLogsResponse {
-            node,
-            attempt,
-            data: data.into(),
-            times,
-            ..Default::default()
+        self.attempts.into_iter().map(|((node, attempt), AttemptTail { data, times })| {
+            v1::StreamFlowLogsResponse { node, attempt, data: data.into(), times, ..Default::default() }
         })
     }
 }
@@ -178,26 +175,29 @@ mod tests {
         v1::StreamFlowLogsResponse { times, ..piece("a", offset, data) }
     }
 
-    fn text(lines: impl IntoIterator<Item = Line>) -> String {
+    fn text(lines: impl IntoIterator<Item = PrefixedLine>) -> String {
         let all: Vec<u8> =
             lines.into_iter().flat_map(|line| [line.prefix.into_bytes(), line.text].concat()).collect();
         String::from_utf8_lossy(&all).into_owned()
     }
 
-    fn named() -> Lines {
-        Lines { marks: Marks { names: true, timestamps: false }, ..Lines::default() }
+    fn named() -> LineAssembler {
+        LineAssembler {
+            marks: LinePrefixOptions { names: true, timestamps: false },
+            ..LineAssembler::default()
+        }
     }
 
     #[test]
     fn the_last_lines_of_each_attempt_are_kept() {
-        let mut last = LastLines::new(2);
+        let mut last = LogTailBuffer::new(2);
         for (node, offset, data) in [("a", 0, "one\ntwo\nth"), ("b", 0, "x\n"), ("a", 11, "ree\nfour\nfi")] {
             last.take(&piece(node, offset, data));
         }
         let told: Vec<_> =
             last.pieces().map(|piece| String::from_utf8_lossy(&piece.data).into_owned()).collect();
         assert_eq!(told, ["four\nfi", "x\n"]);
-        let mut last = LastLines::new(2);
+        let mut last = LogTailBuffer::new(2);
         last.take(&piece("a", 0, "one\ntwo\nthree\n"));
         assert_eq!(last.pieces().next().expect("one").data, &b"two\nthree\n"[..]);
     }
@@ -224,7 +224,10 @@ mod tests {
 
     #[test]
     fn each_line_has_the_time_of_its_beginning() {
-        let stamped = || Lines { marks: Marks { names: false, timestamps: true }, ..Lines::default() };
+        let stamped = || LineAssembler {
+            marks: LinePrefixOptions { names: false, timestamps: true },
+            ..LineAssembler::default()
+        };
         let mut lines = stamped();
         let mut all = lines.take(&timed(0, "one\ntw", &[(2, 0), (4, 1)]));
         all.extend(lines.take(&timed(6, "o\nthree\n", &[(6, 5), (8, 7)])));
@@ -232,16 +235,16 @@ mod tests {
         let at = |secs: u64| format!("2027-01-15T08:00:0{secs}.000Z");
         assert_eq!(text(all), format!("{unknown} one\n{} two\n{} three\n", at(1), at(7)));
         // Also of the last lines alone.
-        let mut last = LastLines::new(2);
+        let mut last = LogTailBuffer::new(2);
         last.take(&timed(100, "one\ntwo\nth", &[(100, 0), (104, 1), (105, 2), (108, 3)]));
         last.take(&timed(110, "ree\nfour\n", &[(110, 4), (114, 5)]));
-        let all: Vec<Line> = last.pieces().flat_map(|piece| stamped().take(&piece)).collect();
+        let all: Vec<PrefixedLine> = last.pieces().flat_map(|piece| stamped().take(&piece)).collect();
         assert_eq!(text(all), format!("{} three\n{} four\n", at(3), at(5)));
     }
 
     #[test]
     fn each_job_has_a_color_of_its_own_where_there_are_colors() {
-        let mut lines = Lines { colored: true, ..named() };
+        let mut lines = LineAssembler { colored: true, ..named() };
         let mut all = lines.take(&piece("a", 0, "one\n"));
         all.extend(lines.take(&piece("b", 0, "two\n")));
         all.extend(lines.take(&piece("a", 4, "three\n")));

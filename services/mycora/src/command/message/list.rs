@@ -4,30 +4,30 @@ use clap::{Args, ValueEnum};
 use model::Timestamp;
 use proto::v1;
 
-use crate::command::{Session, values};
-use crate::failure::Failure;
-use crate::output::{self, Listed, json, message};
+use crate::command::{CliSession, values};
+use crate::failure::CliError;
+use crate::output::{self, PageSummary, json, message};
 
-/// What `message list` takes.
+/// Arguments of `message list`.
 #[derive(Debug, Args)]
-pub struct ListArgs {
+pub struct MessageListArgs {
     /// Those that carried the jobs of this flow, instead of chat and mail
     #[arg(long, value_name = "ID", value_parser = values::id)]
     pub flow: Option<u32>,
     /// Only messages that stand here
     #[arg(long, value_enum)]
-    pub status: Option<StatusFilter>,
+    pub status: Option<MessageStatusFilter>,
     /// Only messages of this type
     #[arg(long = "type", value_enum, value_name = "TYPE")]
-    pub message_type: Option<TypeFilter>,
+    pub message_type: Option<MessageTypeFilter>,
     /// At most this many
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
 }
 
-/// What `message dead-letters` takes.
+/// Arguments of `message dead-letters`.
 #[derive(Debug, Args)]
-pub struct DeadLettersArgs {
+pub struct MessageDeadLettersArgs {
     /// At most this many
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
@@ -35,7 +35,7 @@ pub struct DeadLettersArgs {
 
 /// A status as it is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum StatusFilter {
+pub enum MessageStatusFilter {
     /// On its way.
     Dispatched,
     /// The receiver has it.
@@ -46,20 +46,20 @@ pub enum StatusFilter {
     Error,
 }
 
-impl From<StatusFilter> for v1::MessageStatus {
-    fn from(filter: StatusFilter) -> Self {
+impl From<MessageStatusFilter> for v1::MessageStatus {
+    fn from(filter: MessageStatusFilter) -> Self {
         match filter {
-            StatusFilter::Dispatched => Self::Dispatched,
-            StatusFilter::Acknowledged => Self::Acknowledged,
-            StatusFilter::Processed => Self::Processed,
-            StatusFilter::Error => Self::Error,
+            MessageStatusFilter::Dispatched => Self::Dispatched,
+            MessageStatusFilter::Acknowledged => Self::Acknowledged,
+            MessageStatusFilter::Processed => Self::Processed,
+            MessageStatusFilter::Error => Self::Error,
         }
     }
 }
 
 /// A type as it is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum TypeFilter {
+pub enum MessageTypeFilter {
     /// Jobs.
     Job,
     /// Lines of conversation.
@@ -68,17 +68,17 @@ pub enum TypeFilter {
     Mail,
 }
 
-impl From<TypeFilter> for v1::MessageType {
-    fn from(filter: TypeFilter) -> Self {
+impl From<MessageTypeFilter> for v1::MessageType {
+    fn from(filter: MessageTypeFilter) -> Self {
         match filter {
-            TypeFilter::Job => Self::Job,
-            TypeFilter::Chat => Self::Chat,
-            TypeFilter::Mail => Self::Mail,
+            MessageTypeFilter::Job => Self::Job,
+            MessageTypeFilter::Chat => Self::Chat,
+            MessageTypeFilter::Mail => Self::Mail,
         }
     }
 }
 
-pub(super) async fn run(session: &Session, args: &ListArgs) -> Result<(), Failure> {
+pub(super) async fn run(session: &CliSession, args: &MessageListArgs) -> Result<(), CliError> {
     let request = v1::ListMessagesRequest {
         context_id: session.context()?,
         flow_id: args.flow.unwrap_or_default(),
@@ -89,17 +89,20 @@ pub(super) async fn run(session: &Session, args: &ListArgs) -> Result<(), Failur
     let answer = session.clients.list_messages(request, args.limit).await?;
     let v1::ListMessagesResponse { messages, next_page_token } = &answer;
     let none = "there are no such messages";
-    let listed = Listed { count: messages.len(), limit: args.limit, next_page_token, none };
+    let listed = PageSummary { count: messages.len(), limit: args.limit, next_page_token, none };
     let text = || message::list(messages, Timestamp::now());
     output::list(session.global.output, listed, || json::of(&answer), text)
 }
 
-pub(super) async fn dead_letters(session: &Session, args: &DeadLettersArgs) -> Result<(), Failure> {
+pub(super) async fn dead_letters(
+    session: &CliSession,
+    args: &MessageDeadLettersArgs,
+) -> Result<(), CliError> {
     let context = session.context()?;
     let answer = session.clients.list_dead_letters(context, args.limit).await?;
     let v1::ListDeadLettersResponse { messages, next_page_token } = &answer;
     let none = format!("every message of context {context} arrived, or still may");
-    let listed = Listed { count: messages.len(), limit: args.limit, next_page_token, none: &none };
+    let listed = PageSummary { count: messages.len(), limit: args.limit, next_page_token, none: &none };
     let text = || message::dead_letters(messages, Timestamp::now());
     output::list(session.global.output, listed, || json::of(&answer), text)
 }

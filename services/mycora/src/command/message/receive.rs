@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use proto::v1;
-use rpc::Retry;
+use rpc::RetryAdvice;
 use tonic::Code;
 
 use super::KEYS_MAX;
 use crate::clients::Clients;
-use crate::command::absence::Absence;
-use crate::command::{Session, watch};
-use crate::failure::{CallError, Failure};
-use crate::output::{self, Format, json, message};
+use crate::command::outage_notice::OutageNotice;
+use crate::command::{CliSession, watch};
+use crate::failure::{ApiCallError, CliError};
+use crate::output::{self, OutputFormat, json, message};
 
 /// Waits between streams that broke.
 const WAIT: Duration = Duration::from_millis(500);
@@ -30,9 +30,9 @@ Examples:
   mycora message receive
   mycora message receive --follow --acknowledge --output json";
 
-/// What `message receive` takes.
+/// Arguments of `message receive`.
 #[derive(Debug, Args)]
-pub struct ReceiveArgs {
+pub struct MessageReceiveArgs {
     /// Go on with what comes, until Ctrl-C
     #[arg(long, short)]
     pub follow: bool,
@@ -41,49 +41,49 @@ pub struct ReceiveArgs {
     pub acknowledge: bool,
 }
 
-pub(super) async fn run(session: &Session, args: &ReceiveArgs) -> Result<(), Failure> {
+pub(super) async fn run(session: &CliSession, args: &MessageReceiveArgs) -> Result<(), CliError> {
     let context_id = session.context()?;
     let format = session.global.output;
-    let mut receiver = Receiver {
+    let mut receiver = MessageReceiveLoop {
         clients: &session.clients,
         request: v1::ReceiveMessagesRequest { context_id, actor_id: 0, only_present: !args.follow },
         acknowledge: args.acknowledge,
         printer: match format {
-            Format::Table => Printer::Text,
-            format if args.follow => Printer::Documents(format),
-            format => Printer::Document { format, first: true },
+            OutputFormat::Table => MessagePrinter::Text,
+            format if args.follow => MessagePrinter::Documents(format),
+            format => MessagePrinter::Document { format, first: true },
         },
         printed: BTreeSet::new(),
         some: false,
         heard: Instant::now(),
         connected: false,
-        absence: (!session.global.quiet).then(Absence::default),
+        absence: (!session.global.quiet).then(OutageNotice::default),
     };
     let result = tokio::select! {
         result = receiver.until_end() => result,
         pressed = tokio::signal::ctrl_c() => Err(match pressed {
-            Ok(()) => Failure::Interrupted(format!(
+            Ok(()) => CliError::Interrupted(format!(
                 "what was not acknowledged is handed out again by `mycora message receive --context {context_id}`"
             )),
-            Err(error) => Failure::Failed(format!("cannot wait for signals: {error}")),
+            Err(error) => CliError::Failed(format!("cannot wait for signals: {error}")),
         }),
     };
-    let Receiver { printer, some, .. } = receiver;
+    let MessageReceiveLoop { printer, some, .. } = receiver;
     // Also what was begun is ended, so that a program can read it.
     printer.end()?;
     result?;
-    if !some && format == Format::Table {
+    if !some && format == OutputFormat::Table {
         output::note(&format!("no message waits in context {context_id}"));
     }
     Ok(())
 }
 
 /// Reads what was received, over as many streams as it takes.
-struct Receiver<'a> {
+struct MessageReceiveLoop<'a> {
     clients: &'a Clients,
     request: v1::ReceiveMessagesRequest,
     acknowledge: bool,
-    printer: Printer,
+    printer: MessagePrinter,
     /// What was printed and may be handed out again, by key.
     printed: BTreeSet<String>,
     /// Something was printed.
@@ -93,12 +93,12 @@ struct Receiver<'a> {
     /// It answered at all.
     connected: bool,
     /// Nothing where nobody shall be told.
-    absence: Option<Absence>,
+    absence: Option<OutageNotice>,
 }
 
-impl Receiver<'_> {
+impl MessageReceiveLoop<'_> {
     /// Prints until there is no more, or for ever. Cancel safe: what was printed is whole.
-    async fn until_end(&mut self) -> Result<(), Failure> {
+    async fn until_end(&mut self) -> Result<(), CliError> {
         loop {
             let follow = !self.request.only_present;
             match self.one_stream().await? {
@@ -106,14 +106,14 @@ impl Receiver<'_> {
                 // The other side ends, as it does before it starts anew.
                 Ok(()) => {}
                 Err(error) => {
-                    let again = matches!(error.retry, Retry::Again { .. } | Retry::Reread)
+                    let again = matches!(error.retry, RetryAdvice::Again { .. } | RetryAdvice::Reread)
                         || error.view.code == Code::ResourceExhausted;
                     let patience = if self.connected { PATIENCE } else { watch::PATIENCE_FIRST };
                     if !again || !follow || self.heard.elapsed() >= patience {
                         return Err(error.into());
                     }
                     let away = self.absence.as_mut().filter(|_| self.connected);
-                    if let Some(line) = away.and_then(|absence| absence.broke(&error, PATIENCE)) {
+                    if let Some(line) = away.and_then(|absence| absence.on_failure(&error, PATIENCE)) {
                         output::note(&line);
                     }
                 }
@@ -123,7 +123,7 @@ impl Receiver<'_> {
     }
 
     /// Prints one stream. The outer failure is that of printing.
-    async fn one_stream(&mut self) -> Result<Result<(), CallError>, Failure> {
+    async fn one_stream(&mut self) -> Result<Result<(), ApiCallError>, CliError> {
         let mut answers = match self.clients.receive_messages(self.request).await? {
             Ok(answers) => answers,
             Err(error) => return Ok(Err(error)),
@@ -136,7 +136,7 @@ impl Receiver<'_> {
                 Err(error) => return Ok(Err(error)),
             };
             self.heard = Instant::now();
-            if let Some(line) = self.absence.as_mut().and_then(Absence::answered) {
+            if let Some(line) = self.absence.as_mut().and_then(OutageNotice::on_response) {
                 output::note(line);
             }
             for message in &messages {
@@ -154,7 +154,10 @@ impl Receiver<'_> {
     }
 
     /// Acknowledges what was printed, which then need not be remembered: it is not handed out again.
-    async fn acknowledge(&mut self, messages: Vec<v1::Message>) -> Result<Result<(), CallError>, Failure> {
+    async fn acknowledge(
+        &mut self,
+        messages: Vec<v1::Message>,
+    ) -> Result<Result<(), ApiCallError>, CliError> {
         let keys: Vec<String> = messages.into_iter().map(|message| message.key).collect();
         let v1::ReceiveMessagesRequest { context_id, actor_id, .. } = self.request;
         for keys in keys.chunks(KEYS_MAX) {
@@ -176,30 +179,30 @@ impl Receiver<'_> {
 }
 
 /// In which form messages are printed.
-enum Printer {
+enum MessagePrinter {
     /// For people.
     Text,
     /// One document: a list of messages.
-    Document { format: Format, first: bool },
+    Document { format: OutputFormat, first: bool },
     /// A document for each message.
-    Documents(Format),
+    Documents(OutputFormat),
 }
 
-impl Printer {
+impl MessagePrinter {
     /// Prints a message whole, or fails: it may be acknowledged then.
-    fn message(&mut self, message: &v1::Message) -> Result<(), Failure> {
+    fn message(&mut self, message: &v1::Message) -> Result<(), CliError> {
         let text = match self {
             Self::Text => message::received(message),
             Self::Document { format, first } => {
                 output::list_item(*format, std::mem::take(first), &json::of(message))?
             }
-            Self::Documents(format) => output::one_of_many(*format, &json::of(message))?,
+            Self::Documents(format) => output::stream_item(*format, &json::of(message))?,
         };
-        output::hand_over(&text)
+        output::print_or_fail(&text)
     }
 
     /// Ends what was begun.
-    fn end(self) -> Result<(), Failure> {
+    fn end(self) -> Result<(), CliError> {
         match self {
             Self::Text | Self::Documents(_) => Ok(()),
             Self::Document { format, first } => output::end_items(format, first),

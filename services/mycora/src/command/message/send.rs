@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use clap::Args;
-use envelope::actor::{LetterTerms, sign_letter};
+use envelope::actor::{DirectMessageTerms, sign_direct_message};
 use identity::{SigningKey, VerifyingKey};
 use model::limits::{LETTER_TIMEOUT_SECS_MAX, MESSAGE_TEXT_BYTES_MAX};
 use model::{Address, ContextId, MessageFormat, MessageType, Timestamp};
@@ -15,12 +15,13 @@ use proto::convert::enums;
 use proto::v1;
 use uuid::Uuid;
 
-use crate::command::{Session, values};
-use crate::failure::{Failure, error_chain};
+use crate::command::{CliSession, values};
+use crate::failure::{CliError, error_chain};
 use crate::output::{self, json};
 
 /// The waits between two looks at what became of a message.
-const LOOKS: Backoff = Backoff::between(Duration::from_millis(100), Duration::from_secs(1));
+const LOOKS: ExponentialBackoff =
+    ExponentialBackoff::between(Duration::from_millis(100), Duration::from_secs(1));
 
 /// Shown below the options.
 pub(super) const AFTER_HELP: &str = "\
@@ -34,15 +35,15 @@ Examples:
   mycora message send --to 7d4f…@mycelium:[5a1:…] --mail --topic Report --format md --file report.md
   mycora message send --to 7d4f…@grpc://site-b:7705 --signing-key actor-1.ed25519 'It is really me'";
 
-/// What `message send` takes.
+/// Arguments of `message send`.
 #[derive(Debug, Args)]
-pub struct SendArgs {
+pub struct MessageSendArgs {
     /// The text, unless a file has it
     #[arg(required_unless_present = "file", conflicts_with = "file")]
     pub text: Option<String>,
     /// For whom: the id of an actor of this coordinator, or its public key and where it is [default: the context's admins]
     #[arg(long, value_name = "ACTOR|KEY@ADDRESS")]
-    pub to: Option<Recipient>,
+    pub to: Option<RecipientArg>,
     /// The file with the text; `-` for standard input
     #[arg(long, value_name = "FILE")]
     pub file: Option<String>,
@@ -72,14 +73,14 @@ pub struct SendArgs {
 
 /// For whom a message is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Recipient {
+pub enum RecipientArg {
     /// An actor of this coordinator.
     Actor(u32),
     /// Whoever has this key, at an address.
-    Elsewhere(Box<VerifyingKey>, Address),
+    Remote(Box<VerifyingKey>, Address),
 }
 
-impl FromStr for Recipient {
+impl FromStr for RecipientArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -91,26 +92,26 @@ impl FromStr for Recipient {
         let key: VerifyingKey = key.parse().map_err(|error: identity::BadVerifyingKey| error.to_string())?;
         let address: Address =
             address.parse().map_err(|error: model::address::AddressError| error.to_string())?;
-        Ok(Self::Elsewhere(Box::new(key), address))
+        Ok(Self::Remote(Box::new(key), address))
     }
 }
 
-impl fmt::Display for Recipient {
+impl fmt::Display for RecipientArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Actor(id) => write!(f, "{id}"),
-            Self::Elsewhere(key, address) => write!(f, "{key}@{address}"),
+            Self::Remote(key, address) => write!(f, "{key}@{address}"),
         }
     }
 }
 
-impl SendArgs {
+impl MessageSendArgs {
     const fn message_type(&self) -> MessageType {
         if self.mail { MessageType::Mail } else { MessageType::Chat }
     }
 }
 
-pub(super) async fn run(session: &Session, args: &SendArgs) -> Result<u8, Failure> {
+pub(super) async fn run(session: &CliSession, args: &MessageSendArgs) -> Result<u8, CliError> {
     let context_id = session.context()?;
     let text = text(args)?;
     let signature = match (&args.signing_key, &args.to) {
@@ -122,7 +123,7 @@ pub(super) async fn run(session: &Session, args: &SendArgs) -> Result<u8, Failur
         context_id,
         // Whoever the certificate names: nobody signs, reads or acknowledges for somebody else by accident.
         caller_id: 0,
-        to: args.to.as_ref().map(Recipient::to_string).unwrap_or_default(),
+        to: args.to.as_ref().map(RecipientArg::to_string).unwrap_or_default(),
         target_context: args.target_context.unwrap_or_default(),
         message_type: enums::message_type_to_wire(args.message_type()).into(),
         format: enums::message_format_to_wire(args.format).into(),
@@ -160,7 +161,7 @@ fn told(message: &v1::Message) -> String {
 }
 
 /// Waits until a message has arrived, or will not.
-async fn settled(session: &Session, context: u32, key: &str) -> Result<v1::Message, Failure> {
+async fn settled(session: &CliSession, context: u32, key: &str) -> Result<v1::Message, CliError> {
     let looking = async {
         let mut looks = LOOKS;
         loop {
@@ -178,20 +179,20 @@ async fn settled(session: &Session, context: u32, key: &str) -> Result<v1::Messa
     };
     tokio::select! {
         settled = looking => settled.map_err(|failure| match failure {
-            Failure::Unreachable(text) | Failure::Closed(text) => {
-                Failure::Unreachable(format!("{text}\n{}", goes_on()))
+            CliError::Unreachable(text) | CliError::Closed(text) => {
+                CliError::Unreachable(format!("{text}\n{}", goes_on()))
             }
             other => other,
         }),
         pressed = tokio::signal::ctrl_c() => Err(match pressed {
-            Ok(()) => Failure::Interrupted(goes_on()),
-            Err(error) => Failure::Failed(format!("cannot wait for signals: {error}")),
+            Ok(()) => CliError::Interrupted(goes_on()),
+            Err(error) => CliError::Failed(format!("cannot wait for signals: {error}")),
         }),
     }
 }
 
 /// The text, as it was typed or stands in a file.
-fn text(args: &SendArgs) -> Result<String, Failure> {
+fn text(args: &MessageSendArgs) -> Result<String, CliError> {
     let path = match (&args.text, args.file.as_deref()) {
         (Some(text), _) => return Ok(text.clone()),
         (None, path) => path.unwrap_or("-"),
@@ -200,18 +201,18 @@ fn text(args: &SendArgs) -> Result<String, Failure> {
 }
 
 async fn signature(
-    session: &Session,
-    args: &SendArgs,
-    to: &Recipient,
+    session: &CliSession,
+    args: &MessageSendArgs,
+    to: &RecipientArg,
     text: &str,
     path: &Path,
-) -> Result<String, Failure> {
-    let key = SigningKey::load(path).map_err(|error| Failure::Invalid(error_chain(&error)))?;
+) -> Result<String, CliError> {
+    let key = SigningKey::load(path).map_err(|error| CliError::Invalid(error_chain(&error)))?;
     let to = match to {
-        Recipient::Elsewhere(key, _) => key.to_string(),
-        Recipient::Actor(id) => own_key(session, *id).await?,
+        RecipientArg::Remote(key, _) => key.to_string(),
+        RecipientArg::Actor(id) => own_key(session, *id).await?,
     };
-    let terms = LetterTerms {
+    let terms = DirectMessageTerms {
         to: &to,
         target_context: args.target_context.map(ContextId),
         message_type: args.message_type(),
@@ -220,14 +221,14 @@ async fn signature(
         text,
     };
     let expires = Timestamp::now() + Duration::from_secs(LETTER_TIMEOUT_SECS_MAX.into());
-    Ok(sign_letter(&terms, &key, expires))
+    Ok(sign_direct_message(&terms, &key, expires))
 }
 
 /// Our key, when we are that actor: others' keys are not told.
-async fn own_key(session: &Session, id: u32) -> Result<String, Failure> {
+async fn own_key(session: &CliSession, id: u32) -> Result<String, CliError> {
     match session.clients.who_am_i().await?.actor {
         Some(actor) if actor.id == id => Ok(actor.pubkey),
-        _ => Err(Failure::Invalid(format!(
+        _ => Err(CliError::Invalid(format!(
             "what is signed names the key of its recipient, and the coordinator does not tell that of actor {id}; \
              write --to KEY@ADDRESS with the key that it gave you (`mycora actor show` tells it), or leave \
              --signing-key away"
@@ -242,9 +243,9 @@ mod tests {
     #[test]
     fn recipients_are_numbers_or_keys_with_an_address() {
         let key = SigningKey::generate().verifying_key();
-        assert_eq!("2".parse(), Ok(Recipient::Actor(2)));
+        assert_eq!("2".parse(), Ok(RecipientArg::Actor(2)));
         let text = format!("{key}@grpc://site-b:7705");
-        let there: Recipient = text.parse().expect("a recipient");
+        let there: RecipientArg = text.parse().expect("a recipient");
         assert_eq!(there.to_string(), text);
         for (wrong, said) in [
             ("0", "the id of an actor"),
@@ -252,7 +253,7 @@ mod tests {
             ("ab@grpc://h:1", "64 lower-case hex digits"),
             (&format!("{key}@h:1"), "write mycelium:<64 hex digits>"),
         ] {
-            let error = wrong.parse::<Recipient>().expect_err(wrong);
+            let error = wrong.parse::<RecipientArg>().expect_err(wrong);
             assert!(error.contains(said), "{wrong}: {error}");
         }
     }

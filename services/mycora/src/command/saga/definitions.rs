@@ -3,11 +3,11 @@
 use clap::Args;
 use proto::v1;
 
-use super::scope::{self, RepeatArgs, Scope};
+use super::scope::{self, SagaCommandScope, SagaRequestIdFlag};
 use super::validate;
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::output::saga::definition;
-use crate::output::{self, Listed, json};
+use crate::output::{self, PageSummary, json};
 
 pub(super) const APPLY_HELP: &str = "\
 Admins may. The sagas are in force for this tenant, and for no other. Instances that run keep the definition that they began on; `mycora saga migrate` changes one. A manifest with the content that is in force changes nothing. Providers of effects are the operator's, and are refused.
@@ -23,19 +23,19 @@ Examples:
   mycora saga definition order-fulfilment
   mycora saga definition order-fulfilment --manifest > in-force.yaml";
 
-/// What `saga apply` takes.
+/// Arguments of `saga apply`.
 #[derive(Debug, Args)]
-pub struct ApplyArgs {
+pub struct SagaApplyArgs {
     /// The manifest, YAML; `-` for standard input
     pub file: String,
     /// What makes it repeatable.
     #[command(flatten)]
-    pub repeat: RepeatArgs,
+    pub repeat: SagaRequestIdFlag,
 }
 
-/// What `saga definitions` takes.
+/// Arguments of `saga definitions`.
 #[derive(Debug, Args)]
-pub struct DefinitionsArgs {
+pub struct SagaDefinitionListArgs {
     /// Only of this saga
     #[arg(value_parser = scope::saga)]
     pub saga: Option<String>,
@@ -47,9 +47,9 @@ pub struct DefinitionsArgs {
     pub limit: u32,
 }
 
-/// What `saga definition` takes.
+/// Arguments of `saga definition`.
 #[derive(Debug, Args)]
-pub struct DefinitionArgs {
+pub struct SagaDefinitionShowArgs {
     /// Name of the saga
     #[arg(value_parser = scope::saga)]
     pub saga: String,
@@ -61,9 +61,9 @@ pub struct DefinitionArgs {
     pub manifest: bool,
 }
 
-/// What `saga retire` takes.
+/// Arguments of `saga retire`.
 #[derive(Debug, Args)]
-pub struct RetireArgs {
+pub struct SagaRetireArgs {
     /// Name of the saga
     #[arg(value_parser = scope::saga)]
     pub saga: String,
@@ -72,10 +72,10 @@ pub struct RetireArgs {
     pub expect_version: Option<u32>,
     /// What makes it repeatable.
     #[command(flatten)]
-    pub repeat: RepeatArgs,
+    pub repeat: SagaRequestIdFlag,
 }
 
-pub(super) async fn apply(scope: &Scope<'_>, args: &ApplyArgs) -> Result<(), Failure> {
+pub(super) async fn apply(scope: &SagaCommandScope<'_>, args: &SagaApplyArgs) -> Result<(), CliError> {
     let request = v1::ApplySagaRequest {
         request_id: args.repeat.id(),
         tenant_id: scope.tenant_id.clone(),
@@ -87,8 +87,8 @@ pub(super) async fn apply(scope: &Scope<'_>, args: &ApplyArgs) -> Result<(), Fai
     output::answer(scope.format(), || json::of(&answer), text)
 }
 
-pub(super) async fn list(scope: &Scope<'_>, args: DefinitionsArgs) -> Result<(), Failure> {
-    let DefinitionsArgs { saga, in_force, limit } = args;
+pub(super) async fn list(scope: &SagaCommandScope<'_>, args: SagaDefinitionListArgs) -> Result<(), CliError> {
+    let SagaDefinitionListArgs { saga, in_force, limit } = args;
     let request = v1::ListSagaDefinitionsRequest {
         tenant_id: scope.tenant_id.clone(),
         saga: saga.unwrap_or_default(),
@@ -98,12 +98,12 @@ pub(super) async fn list(scope: &Scope<'_>, args: DefinitionsArgs) -> Result<(),
     let answer = scope.clients().list_saga_definitions(request, limit).await?;
     let v1::ListSagaDefinitionsResponse { definitions, next_page_token } = &answer;
     let none = "there are no such definitions; `mycora saga apply FILE` puts some in force";
-    let listed = Listed { count: definitions.len(), limit, next_page_token, none };
+    let listed = PageSummary { count: definitions.len(), limit, next_page_token, none };
     output::list(scope.format(), listed, || json::of(&answer), || definition::list(definitions))
 }
 
-pub(super) async fn show(scope: &Scope<'_>, args: DefinitionArgs) -> Result<(), Failure> {
-    let DefinitionArgs { saga, hash, manifest } = args;
+pub(super) async fn show(scope: &SagaCommandScope<'_>, args: SagaDefinitionShowArgs) -> Result<(), CliError> {
+    let SagaDefinitionShowArgs { saga, hash, manifest } = args;
     let answer = read(scope, saga, hash).await?;
     if manifest {
         return output::print(&format!("{}\n", answer.manifest.trim_end()));
@@ -114,16 +114,16 @@ pub(super) async fn show(scope: &Scope<'_>, args: DefinitionArgs) -> Result<(), 
 
 /// Reads a definition; the one in force without a hash.
 pub(super) async fn read(
-    scope: &Scope<'_>,
+    scope: &SagaCommandScope<'_>,
     saga: String,
     definition_hash: String,
-) -> Result<v1::GetSagaDefinitionResponse, Failure> {
+) -> Result<v1::GetSagaDefinitionResponse, CliError> {
     let tenant_id = scope.tenant_id.clone();
     let request = v1::GetSagaDefinitionRequest { tenant_id, saga, definition_hash };
     scope.clients().get_saga_definition(&request).await
 }
 
-pub(super) async fn retire(scope: &Scope<'_>, args: RetireArgs) -> Result<(), Failure> {
+pub(super) async fn retire(scope: &SagaCommandScope<'_>, args: SagaRetireArgs) -> Result<(), CliError> {
     let request = v1::RetireSagaRequest {
         request_id: args.repeat.id(),
         tenant_id: scope.tenant_id.clone(),

@@ -7,10 +7,10 @@ use model::{CommandId, EffectName, Timestamp};
 use proto::v1;
 use proto::v1::{complete_effect_request, resolve_effect_request};
 
-use super::scope::{self, RepeatArgs, ResultArgs, Scope};
-use crate::failure::Failure;
+use super::scope::{self, SagaCommandScope, SagaRequestIdFlag, SagaResultFlags};
+use crate::failure::CliError;
 use crate::output::saga::effect;
-use crate::output::{self, Listed, json};
+use crate::output::{self, PageSummary, json};
 
 const COMPLETE_HELP: &str = "\
 Executors may who have the token that came with the call. A failure has a code of A-Z a-z 0-9 _ . and -, which the saga decides by (`result.code`), and may have a result that is an object.
@@ -28,42 +28,42 @@ Examples:
 
 /// Commands about calls of effects.
 #[derive(Debug, Subcommand)]
-pub enum EffectCommand {
+pub enum SagaEffectCommand {
     /// List calls, those that ended up to 7 days ago among them
     #[command(
         after_help = "Examples:\n  mycora saga effect list --state manual\n  mycora saga effect list --saga order-fulfilment --correlation order-7"
     )]
-    List(ListArgs),
+    List(SagaEffectListArgs),
     /// Show a call with its input and its result
     #[command(after_help = "Example:\n  mycora saga effect show 018f4d2e-7a1b-7c3d-8e4f-0123456789ab")]
-    Show(CallArgs),
+    Show(SagaEffectCallArgs),
     /// End a call that waits for its answer by a token
     #[command(after_help = COMPLETE_HELP)]
-    Complete(CompleteArgs),
+    Complete(SagaEffectCompleteArgs),
     /// Say of a call whose outcome is unknown whether it happened
     #[command(after_help = RESOLVE_HELP)]
-    Resolve(ResolveArgs),
+    Resolve(SagaEffectResolveArgs),
     /// Make a call again at once, under its own idempotency key
     #[command(
         after_help = "Admins may. Of a call that waits for its next try, or whose outcome is unknown.\n\nExample:\n  mycora saga effect retry 018f4d2e-7a1b-7c3d-8e4f-0123456789ab"
     )]
-    Retry(ChangeArgs),
+    Retry(SagaEffectChangeArgs),
     /// Cancel a call; its saga is told as of any other end
     #[command(
         after_help = "Admins may. The end of a call that is being made is waited for.\n\nExample:\n  mycora saga effect cancel 018f4d2e-7a1b-7c3d-8e4f-0123456789ab"
     )]
-    Cancel(ChangeArgs),
+    Cancel(SagaEffectChangeArgs),
 }
 
-/// What `saga effect list` takes.
+/// Arguments of `saga effect list`.
 #[derive(Debug, Args)]
-pub struct ListArgs {
+pub struct SagaEffectListArgs {
     /// Only calls of this effect
     #[arg(long, value_name = "EFFECT", value_parser = effect_name)]
     pub effect: Option<String>,
     /// Only calls in this state; may be repeated
     #[arg(long = "state", value_enum)]
-    pub states: Vec<StateFilter>,
+    pub states: Vec<EffectStateFilter>,
     /// Only calls that instances of this saga ordered
     #[arg(long, value_name = "SAGA", value_parser = scope::saga)]
     pub saga: Option<String>,
@@ -77,7 +77,7 @@ pub struct ListArgs {
 
 /// A state as it is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum StateFilter {
+pub enum EffectStateFilter {
     /// Ordered, and not made yet.
     Accepted,
     /// Being made.
@@ -101,26 +101,26 @@ pub enum StateFilter {
     Cancelled,
 }
 
-impl From<StateFilter> for v1::EffectState {
-    fn from(filter: StateFilter) -> Self {
+impl From<EffectStateFilter> for v1::EffectState {
+    fn from(filter: EffectStateFilter) -> Self {
         match filter {
-            StateFilter::Accepted => Self::Accepted,
-            StateFilter::Calling => Self::Calling,
-            StateFilter::Backoff => Self::Backoff,
-            StateFilter::Waiting => Self::Waiting,
-            StateFilter::Unknown => Self::Unknown,
-            StateFilter::Manual => Self::Manual,
-            StateFilter::Succeeded => Self::Succeeded,
-            StateFilter::Failed => Self::Failed,
-            StateFilter::TimedOut => Self::TimedOut,
-            StateFilter::Cancelled => Self::Cancelled,
+            EffectStateFilter::Accepted => Self::Accepted,
+            EffectStateFilter::Calling => Self::Calling,
+            EffectStateFilter::Backoff => Self::Backoff,
+            EffectStateFilter::Waiting => Self::Waiting,
+            EffectStateFilter::Unknown => Self::Unknown,
+            EffectStateFilter::Manual => Self::Manual,
+            EffectStateFilter::Succeeded => Self::Succeeded,
+            EffectStateFilter::Failed => Self::Failed,
+            EffectStateFilter::TimedOut => Self::TimedOut,
+            EffectStateFilter::Cancelled => Self::Cancelled,
         }
     }
 }
 
 /// Names one call.
 #[derive(Debug, Args)]
-pub struct CallArgs {
+pub struct SagaEffectCallArgs {
     /// The command that ordered it, a UUID
     #[arg(value_name = "COMMAND", value_parser = command)]
     pub command_id: String,
@@ -131,22 +131,22 @@ pub struct CallArgs {
 
 /// What changes of a call take.
 #[derive(Debug, Args)]
-pub struct ChangeArgs {
+pub struct SagaEffectChangeArgs {
     /// Which call.
     #[command(flatten)]
-    pub call: CallArgs,
+    pub call: SagaEffectCallArgs,
     /// What makes it repeatable.
     #[command(flatten)]
-    pub repeat: RepeatArgs,
+    pub repeat: SagaRequestIdFlag,
 }
 
-/// What `saga effect complete` takes.
+/// Arguments of `saga effect complete`.
 #[derive(Debug, Args)]
 #[group(id = "ended", required = true, multiple = false, args = ["succeeded", "failed"])]
-pub struct CompleteArgs {
+pub struct SagaEffectCompleteArgs {
     /// Which call.
     #[command(flatten)]
-    pub change: ChangeArgs,
+    pub change: SagaEffectChangeArgs,
     /// The file with the token; of nobody else's to read
     #[arg(long, value_name = "FILE")]
     pub token_file: PathBuf,
@@ -158,16 +158,16 @@ pub struct CompleteArgs {
     pub failed: Option<String>,
     /// What its saga sees.
     #[command(flatten)]
-    pub result: ResultArgs,
+    pub result: SagaResultFlags,
 }
 
-/// What `saga effect resolve` takes.
+/// Arguments of `saga effect resolve`.
 #[derive(Debug, Args)]
 #[group(id = "happened", required = true, multiple = false, args = ["succeeded", "not_done"])]
-pub struct ResolveArgs {
+pub struct SagaEffectResolveArgs {
     /// Which call.
     #[command(flatten)]
-    pub change: ChangeArgs,
+    pub change: SagaEffectChangeArgs,
     /// It happened, and succeeded
     #[arg(long)]
     pub succeeded: bool,
@@ -176,7 +176,7 @@ pub struct ResolveArgs {
     pub not_done: bool,
     /// What its saga sees.
     #[command(flatten)]
-    pub result: ResultArgs,
+    pub result: SagaResultFlags,
 }
 
 fn effect_name(text: &str) -> Result<String, String> {
@@ -190,7 +190,7 @@ fn command(text: &str) -> Result<String, String> {
 /// A request to change a call, with what all of them have in common.
 macro_rules! changed {
     ($scope:expr, $change:expr, $request:ident { $($field:ident: $value:expr),* }) => {{
-        let ChangeArgs { call: CallArgs { command_id, effect }, repeat } = $change;
+        let SagaEffectChangeArgs { call: SagaEffectCallArgs { command_id, effect }, repeat } = $change;
         v1::$request {
             request_id: repeat.id(),
             tenant_id: $scope.tenant_id.clone(),
@@ -201,19 +201,19 @@ macro_rules! changed {
     }};
 }
 
-pub(super) async fn run(scope: &Scope<'_>, command: EffectCommand) -> Result<(), Failure> {
+pub(super) async fn run(scope: &SagaCommandScope<'_>, command: SagaEffectCommand) -> Result<(), CliError> {
     match command {
-        EffectCommand::List(args) => list(scope, args).await,
-        EffectCommand::Show(args) => show(scope, args).await,
-        EffectCommand::Complete(args) => complete(scope, args).await,
-        EffectCommand::Resolve(args) => resolve(scope, args).await,
-        EffectCommand::Retry(args) => {
+        SagaEffectCommand::List(args) => list(scope, args).await,
+        SagaEffectCommand::Show(args) => show(scope, args).await,
+        SagaEffectCommand::Complete(args) => complete(scope, args).await,
+        SagaEffectCommand::Resolve(args) => resolve(scope, args).await,
+        SagaEffectCommand::Retry(args) => {
             let request = changed!(scope, args, RetryEffectRequest {});
             let answer = scope.clients().retry_effect(&request).await?;
             let text = || changed_text(answer.call.as_ref(), &request.request_id);
             output::answer(scope.format(), || json::of(&answer), text)
         }
-        EffectCommand::Cancel(args) => {
+        SagaEffectCommand::Cancel(args) => {
             let request = changed!(scope, args, CancelEffectRequest {});
             let answer = scope.clients().cancel_effect(&request).await?;
             let text = || changed_text(answer.call.as_ref(), &request.request_id);
@@ -227,8 +227,8 @@ fn changed_text(call: Option<&v1::EffectCall>, request_id: &str) -> String {
     format!("{}\nrequest {request_id}\n", effect::whole(&call, Timestamp::now()))
 }
 
-async fn list(scope: &Scope<'_>, args: ListArgs) -> Result<(), Failure> {
-    let ListArgs { effect: only, states, saga, correlation, limit } = args;
+async fn list(scope: &SagaCommandScope<'_>, args: SagaEffectListArgs) -> Result<(), CliError> {
+    let SagaEffectListArgs { effect: only, states, saga, correlation, limit } = args;
     let request = v1::ListEffectsRequest {
         tenant_id: scope.tenant_id.clone(),
         effect: only.unwrap_or_default(),
@@ -240,12 +240,12 @@ async fn list(scope: &Scope<'_>, args: ListArgs) -> Result<(), Failure> {
     let answer = scope.clients().list_effects(request, limit).await?;
     let v1::ListEffectsResponse { calls, next_page_token } = &answer;
     let none = "there are no such calls";
-    let listed = Listed { count: calls.len(), limit, next_page_token, none };
+    let listed = PageSummary { count: calls.len(), limit, next_page_token, none };
     output::list(scope.format(), listed, || json::of(&answer), || effect::list(calls, Timestamp::now()))
 }
 
-async fn show(scope: &Scope<'_>, args: CallArgs) -> Result<(), Failure> {
-    let CallArgs { command_id, effect: name } = args;
+async fn show(scope: &SagaCommandScope<'_>, args: SagaEffectCallArgs) -> Result<(), CliError> {
+    let SagaEffectCallArgs { command_id, effect: name } = args;
     let tenant_id = scope.tenant_id.clone();
     let request = v1::GetEffectRequest { tenant_id, effect: name.unwrap_or_default(), command_id };
     let answer = scope.clients().get_effect(&request).await?;
@@ -253,10 +253,10 @@ async fn show(scope: &Scope<'_>, args: CallArgs) -> Result<(), Failure> {
     output::answer(scope.format(), || json::of(&answer), text)
 }
 
-async fn complete(scope: &Scope<'_>, args: CompleteArgs) -> Result<(), Failure> {
-    let CompleteArgs { change, token_file, succeeded: _, failed, result } = args;
+async fn complete(scope: &SagaCommandScope<'_>, args: SagaEffectCompleteArgs) -> Result<(), CliError> {
+    let SagaEffectCompleteArgs { change, token_file, succeeded: _, failed, result } = args;
     let token = service::read_secret(&token_file).map_err(|error| {
-        Failure::Invalid(format!("the token in {} cannot be read: {error}", token_file.display()))
+        CliError::Invalid(format!("the token in {} cannot be read: {error}", token_file.display()))
     })?;
     let result_json = result.read()?;
     let outcome = match failed {
@@ -270,8 +270,8 @@ async fn complete(scope: &Scope<'_>, args: CompleteArgs) -> Result<(), Failure> 
     output::answer(scope.format(), || json::of(&answer), text)
 }
 
-async fn resolve(scope: &Scope<'_>, args: ResolveArgs) -> Result<(), Failure> {
-    let ResolveArgs { change, succeeded: _, not_done, result } = args;
+async fn resolve(scope: &SagaCommandScope<'_>, args: SagaEffectResolveArgs) -> Result<(), CliError> {
+    let SagaEffectResolveArgs { change, succeeded: _, not_done, result } = args;
     let outcome = if not_done {
         resolve_effect_request::Outcome::NotDone(v1::EffectNotDone {})
     } else {

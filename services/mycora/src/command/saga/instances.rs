@@ -4,13 +4,13 @@ use clap::{Args, ValueEnum};
 use model::{StepName, Timestamp};
 use proto::convert::time as wire_time;
 use proto::v1;
-use yaml::length;
+use yaml::duration;
 
-use super::scope::{self, AnyInstanceArg, InstanceArg, Scope};
-use crate::command::values::{self, Moment};
-use crate::failure::Failure;
+use super::scope::{self, SagaCommandScope, SagaInstanceArg, SagaInstanceFilter};
+use crate::command::values::{self, PointInTime};
+use crate::failure::CliError;
 use crate::output::saga::instance;
-use crate::output::{self, Listed, json};
+use crate::output::{self, PageSummary, json};
 
 pub(super) const LIST_HELP: &str = "\
 Examples:
@@ -18,27 +18,27 @@ Examples:
   mycora saga list --blocked
   mycora saga list --here-for 2h --status running";
 
-/// What `saga list` takes.
+/// Arguments of `saga list`.
 #[derive(Debug, Args)]
-pub struct ListArgs {
+pub struct SagaListArgs {
     /// Only instances of this saga
     #[arg(value_parser = scope::saga)]
     pub saga: Option<String>,
     /// Only instances of this status; may be repeated
     #[arg(long = "status", value_enum)]
-    pub statuses: Vec<StatusFilter>,
+    pub statuses: Vec<SagaStatusFilter>,
     /// Only instances at this step, or that ended at it
     #[arg(long, value_name = "STEP", value_parser = step)]
     pub step: Option<String>,
     /// Only instances that started then or later: a time, a day (UTC), or how long ago, such as 90s, 15m, 2h or 7d
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
-    pub since: Option<Moment>,
+    pub since: Option<PointInTime>,
     /// Only instances that started before then
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
-    pub until: Option<Moment>,
+    pub until: Option<PointInTime>,
     /// Only instances that came to their step, or ended, before then: those that are there for so long
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
-    pub here_for: Option<Moment>,
+    pub here_for: Option<PointInTime>,
     /// Only instances that an error keeps from going on: stuck, or parked by a dead letter
     #[arg(long)]
     pub blocked: bool,
@@ -49,7 +49,7 @@ pub struct ListArgs {
 
 /// A status as it is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum StatusFilter {
+pub enum SagaStatusFilter {
     /// Goes from step to step.
     Running,
     /// Undoes what was done.
@@ -66,26 +66,26 @@ pub enum StatusFilter {
     Killed,
 }
 
-impl From<StatusFilter> for v1::SagaStatus {
-    fn from(filter: StatusFilter) -> Self {
+impl From<SagaStatusFilter> for v1::SagaStatus {
+    fn from(filter: SagaStatusFilter) -> Self {
         match filter {
-            StatusFilter::Running => Self::Running,
-            StatusFilter::Compensating => Self::Compensating,
-            StatusFilter::Stuck => Self::Stuck,
-            StatusFilter::Completed => Self::Completed,
-            StatusFilter::Failed => Self::Failed,
-            StatusFilter::Compensated => Self::Compensated,
-            StatusFilter::Killed => Self::Killed,
+            SagaStatusFilter::Running => Self::Running,
+            SagaStatusFilter::Compensating => Self::Compensating,
+            SagaStatusFilter::Stuck => Self::Stuck,
+            SagaStatusFilter::Completed => Self::Completed,
+            SagaStatusFilter::Failed => Self::Failed,
+            SagaStatusFilter::Compensated => Self::Compensated,
+            SagaStatusFilter::Killed => Self::Killed,
         }
     }
 }
 
-/// What `saga timers` takes.
+/// Arguments of `saga timers`.
 #[derive(Debug, Args)]
-pub struct TimersArgs {
+pub struct SagaTimersArgs {
     /// Whose timers.
     #[command(flatten)]
-    pub instance: AnyInstanceArg,
+    pub instance: SagaInstanceFilter,
     /// Only timers that are due within so long, such as 90s, 15m, 2h or 7d
     #[arg(long, value_name = "TIME", value_parser = within)]
     pub within: Option<std::time::Duration>,
@@ -99,13 +99,13 @@ fn step(text: &str) -> Result<String, String> {
 }
 
 fn within(text: &str) -> Result<std::time::Duration, String> {
-    length(text).ok_or_else(|| "write a time as 90s, 15m, 2h or 7d".to_owned())
+    duration(text).ok_or_else(|| "write a time as 90s, 15m, 2h or 7d".to_owned())
 }
 
-pub(super) async fn list(scope: &Scope<'_>, args: ListArgs) -> Result<(), Failure> {
-    let ListArgs { saga, statuses, step, since, until, here_for, blocked, limit } = args;
+pub(super) async fn list(scope: &SagaCommandScope<'_>, args: SagaListArgs) -> Result<(), CliError> {
+    let SagaListArgs { saga, statuses, step, since, until, here_for, blocked, limit } = args;
     let now = Timestamp::now();
-    let time = |moment: Option<Moment>| moment.map(|moment| wire_time::to_wire(moment.from(now)));
+    let time = |moment: Option<PointInTime>| moment.map(|moment| wire_time::to_wire(moment.from(now)));
     let request = v1::ListSagasRequest {
         tenant_id: scope.tenant_id.clone(),
         saga: saga.unwrap_or_default(),
@@ -120,26 +120,29 @@ pub(super) async fn list(scope: &Scope<'_>, args: ListArgs) -> Result<(), Failur
     let answer = scope.clients().list_sagas(request, limit).await?;
     let v1::ListSagasResponse { sagas, next_page_token } = &answer;
     let none = "there are no such instances; `mycora saga start SAGA CORRELATION` starts one";
-    let listed = Listed { count: sagas.len(), limit, next_page_token, none };
+    let listed = PageSummary { count: sagas.len(), limit, next_page_token, none };
     output::list(scope.format(), listed, || json::of(&answer), || instance::list(sagas, now))
 }
 
-pub(super) async fn show(scope: &Scope<'_>, instance: InstanceArg) -> Result<(), Failure> {
+pub(super) async fn show(scope: &SagaCommandScope<'_>, instance: SagaInstanceArg) -> Result<(), CliError> {
     let answer = read(scope, instance).await?;
     let text = || instance::whole(&answer, Timestamp::now());
     output::answer(scope.format(), || json::of(&answer), text)
 }
 
 /// Reads an instance.
-pub(super) async fn read(scope: &Scope<'_>, instance: InstanceArg) -> Result<v1::GetSagaResponse, Failure> {
-    let InstanceArg { saga, correlation } = instance;
+pub(super) async fn read(
+    scope: &SagaCommandScope<'_>,
+    instance: SagaInstanceArg,
+) -> Result<v1::GetSagaResponse, CliError> {
+    let SagaInstanceArg { saga, correlation } = instance;
     let request =
         v1::GetSagaRequest { tenant_id: scope.tenant_id.clone(), saga, correlation_id: correlation };
     scope.clients().get_saga(&request).await
 }
 
-pub(super) async fn timers(scope: &Scope<'_>, args: TimersArgs) -> Result<(), Failure> {
-    let TimersArgs { instance: AnyInstanceArg { saga, correlation }, within, limit } = args;
+pub(super) async fn timers(scope: &SagaCommandScope<'_>, args: SagaTimersArgs) -> Result<(), CliError> {
+    let SagaTimersArgs { instance: SagaInstanceFilter { saga, correlation }, within, limit } = args;
     let now = Timestamp::now();
     let request = v1::ListSagaTimersRequest {
         tenant_id: scope.tenant_id.clone(),
@@ -151,12 +154,12 @@ pub(super) async fn timers(scope: &Scope<'_>, args: TimersArgs) -> Result<(), Fa
     let answer = scope.clients().list_saga_timers(request, limit).await?;
     let v1::ListSagaTimersResponse { timers, next_page_token } = &answer;
     let none = "no such timer is set";
-    let listed = Listed { count: timers.len(), limit, next_page_token, none };
+    let listed = PageSummary { count: timers.len(), limit, next_page_token, none };
     output::list(scope.format(), listed, || json::of(&answer), || instance::timers(timers, now))
 }
 
-pub(super) async fn explain(scope: &Scope<'_>, instance: InstanceArg) -> Result<(), Failure> {
-    let InstanceArg { saga, correlation } = instance;
+pub(super) async fn explain(scope: &SagaCommandScope<'_>, instance: SagaInstanceArg) -> Result<(), CliError> {
+    let SagaInstanceArg { saga, correlation } = instance;
     let tenant_id = scope.tenant_id.clone();
     let request = v1::ExplainSagaRequest { tenant_id, saga, correlation_id: correlation };
     let answer = scope.clients().explain_saga(&request).await?;

@@ -8,10 +8,10 @@ use proto::v1;
 use proto::v1::saga_input::Input as Kind;
 use serde::Deserialize;
 use workflow::definition::Saga;
-use workflow::input::{CommandResult, Event, Input, Outcome, Verb, What};
-use workflow::manifest::{self, Definition};
-use workflow::replay::{self, Difference};
-use workflow::step::{JournalInput, Row, Whose};
+use workflow::input::{CommandOutcome, CommandResult, DomainEvent, InstanceInput, InstanceInputKind, Verb};
+use workflow::manifest::{self, ManifestDefinition};
+use workflow::replay::{self, ReplayDifference};
+use workflow::step::{InstanceIdentity, JournalInput, JournalRow};
 use workflow::{InputId, Json};
 
 use crate::output::json;
@@ -21,7 +21,7 @@ const VALUE_BYTES_MAX: usize = 2 * 1024 * 1024;
 
 /// A journal and everything that it takes to run it again.
 #[derive(Debug)]
-pub(super) struct Journal {
+pub(super) struct ReplayableJournal {
     tenant: TenantId,
     /// Name of the saga.
     pub(super) saga: SagaName,
@@ -29,13 +29,13 @@ pub(super) struct Journal {
     pub(super) correlation: CorrelationId,
     definitions: Vec<Arc<Saga>>,
     /// Rows, oldest first.
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<JournalRow>,
 }
 
 /// The file as it stands.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct JournalDocument {
     #[serde(default)]
     tenant_id: String,
     saga: String,
@@ -44,22 +44,23 @@ struct Written {
     entries: Vec<serde_json::Value>,
 }
 
-impl Journal {
+impl ReplayableJournal {
     /// Reads a journal.
     ///
     /// # Errors
     /// What is wrong with the file, for people.
     pub(super) fn read(text: &str) -> Result<Self, String> {
-        let written: Written = serde_json::from_str(text).map_err(|error| format!("no journal: {error}"))?;
-        let Written { tenant_id, saga, correlation_id, definition, entries } = written;
+        let written: JournalDocument =
+            serde_json::from_str(text).map_err(|error| format!("no journal: {error}"))?;
+        let JournalDocument { tenant_id, saga, correlation_id, definition, entries } = written;
         let tenant = match tenant_id.as_str() {
             "" => TenantId::single(),
             text => parsed(text)?,
         };
         let documents = manifest::read("definition", &definition).map_err(|problems| problems.to_string())?;
         let definitions = documents.into_iter().filter_map(|document| match document.definition {
-            Definition::Saga(saga) => Some(saga),
-            Definition::Provider(_) => None,
+            ManifestDefinition::Saga(saga) => Some(saga),
+            ManifestDefinition::Provider(_) => None,
         });
         let rows = entries.into_iter().zip(1..).map(|(entry, number): (_, u64)| {
             let read = json::read::<v1::SagaTimelineEntry>(entry).and_then(row);
@@ -83,8 +84,8 @@ impl Journal {
     ///
     /// # Errors
     /// The first difference.
-    pub(super) fn verify(&self) -> Result<(), Difference> {
-        let whose = Whose { tenant: &self.tenant, correlation: &self.correlation };
+    pub(super) fn verify(&self) -> Result<(), ReplayDifference> {
+        let whose = InstanceIdentity { tenant: &self.tenant, correlation: &self.correlation };
         let find = |hash| self.definitions.iter().find(|saga| saga.hash == hash).cloned();
         let mut rows = self.rows.clone();
         let mut from = 0;
@@ -94,7 +95,7 @@ impl Journal {
                 Err(difference) => difference,
             };
             // A reason of no characters and none at all look the same on the wire; the hash tells them apart.
-            let Difference::Row { revision, .. } = difference else { return Err(difference) };
+            let ReplayDifference::Row { revision, .. } = difference else { return Err(difference) };
             let open =
                 rows.iter_mut().filter(|row| row.revision >= revision.max(from) && row.reason.is_none());
             let changed = open.map(|row| row.reason = Some(String::new())).count();
@@ -111,7 +112,7 @@ fn parsed<T: FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, String> {
 }
 
 /// A row of the journal, as the transition function makes them.
-fn row(entry: v1::SagaTimelineEntry) -> Result<Row, String> {
+fn row(entry: v1::SagaTimelineEntry) -> Result<JournalRow, String> {
     let v1::SagaTimelineEntry {
         revision,
         time,
@@ -139,7 +140,7 @@ fn row(entry: v1::SagaTimelineEntry) -> Result<Row, String> {
         _ => return Err("its fate is applied, kept or ignored".to_owned()),
     };
     let status = proto::convert::enums::saga_status_from_wire(status);
-    Ok(Row {
+    Ok(JournalRow {
         revision,
         input,
         definition: Some(definition_hash)
@@ -157,18 +158,18 @@ fn row(entry: v1::SagaTimelineEntry) -> Result<Row, String> {
     })
 }
 
-fn input(input: v1::SagaInput) -> Result<Input, String> {
+fn input(input: v1::SagaInput) -> Result<InstanceInput, String> {
     let v1::SagaInput { time, input } = input;
     let what = match input.ok_or("its input is of no kind")? {
-        Kind::Event(event) => What::Event(self::event(event)?),
-        Kind::Result(result) => What::Result(self::result(&result)?),
-        Kind::Timer(v1::SagaTimerInput { name, generation }) => What::Timer { name, generation },
+        Kind::Event(event) => InstanceInputKind::Event(self::event(event)?),
+        Kind::Result(result) => InstanceInputKind::Result(self::result(&result)?),
+        Kind::Timer(v1::SagaTimerInput { name, generation }) => InstanceInputKind::Timer { name, generation },
         Kind::Verb(verb) => self::verb(verb)?,
     };
-    Ok(Input { time: moment(time)?, what })
+    Ok(InstanceInput { time: moment(time)?, what })
 }
 
-fn event(event: v1::SagaEventInput) -> Result<Event, String> {
+fn event(event: v1::SagaEventInput) -> Result<DomainEvent, String> {
     let v1::SagaEventInput {
         event_id,
         stream_sequence: sequence,
@@ -188,24 +189,24 @@ fn event(event: v1::SagaEventInput) -> Result<Event, String> {
         (id, false) => InputId::Event(id),
     };
     let version = aggregate_version.map(|version| (format!("{aggregate_type}/{aggregate_id}"), version));
-    Ok(Event { id, kind, body: value(&event_json)?, version })
+    Ok(DomainEvent { id, kind, body: value(&event_json)?, version })
 }
 
 fn result(result: &v1::SagaResultInput) -> Result<CommandResult, String> {
     let v1::SagaResultInput { command_id, outcome, may_have_happened, result_json } = result;
     let outcome = match v1::EffectOutcome::try_from(*outcome) {
-        Ok(v1::EffectOutcome::Succeeded) => Outcome::Succeeded,
-        Ok(v1::EffectOutcome::Failed) => Outcome::Failed,
-        Ok(v1::EffectOutcome::TimedOut) => Outcome::TimedOut,
-        Ok(v1::EffectOutcome::Unknown) => Outcome::Unknown,
-        Ok(v1::EffectOutcome::Cancelled) => Outcome::Cancelled,
+        Ok(v1::EffectOutcome::Succeeded) => CommandOutcome::Succeeded,
+        Ok(v1::EffectOutcome::Failed) => CommandOutcome::Failed,
+        Ok(v1::EffectOutcome::TimedOut) => CommandOutcome::TimedOut,
+        Ok(v1::EffectOutcome::Unknown) => CommandOutcome::Unknown,
+        Ok(v1::EffectOutcome::Cancelled) => CommandOutcome::Cancelled,
         Ok(v1::EffectOutcome::Unspecified) | Err(_) => return Err("its result has no outcome".to_owned()),
     };
     let (command, may_have_happened) = (parsed(command_id)?, *may_have_happened);
     Ok(CommandResult { command, outcome, may_have_happened, payload: value(result_json)? })
 }
 
-fn verb(verb: v1::SagaVerbInput) -> Result<What, String> {
+fn verb(verb: v1::SagaVerbInput) -> Result<InstanceInputKind, String> {
     let v1::SagaVerbInput { request_id: request, verb, reason, event_type: kind, data_json } = verb;
     let data = || value(&data_json);
     let verb = match v1::SagaVerb::try_from(verb) {
@@ -221,7 +222,7 @@ fn verb(verb: v1::SagaVerbInput) -> Result<What, String> {
         Ok(v1::SagaVerb::Migrate) => Verb::Migrate,
         Ok(v1::SagaVerb::Unspecified) | Err(_) => return Err("its verb is not known".to_owned()),
     };
-    Ok(What::Verb { request, verb })
+    Ok(InstanceInputKind::Verb { request, verb })
 }
 
 fn value(text: &str) -> Result<Json, String> {

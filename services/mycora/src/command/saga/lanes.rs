@@ -4,10 +4,10 @@ use clap::Args;
 use model::EffectName;
 use proto::v1;
 
-use super::scope::{self, RepeatArgs, Scope};
-use crate::failure::Failure;
+use super::scope::{self, SagaCommandScope, SagaRequestIdFlag};
+use crate::failure::CliError;
 use crate::output::saga::lane;
-use crate::output::{self, Listed, json};
+use crate::output::{self, PageSummary, json};
 
 pub(super) const MOVE_HELP: &str = "\
 Needs the admin's certificate, and a store that replicas share. Should that replica end, another one takes the lane.
@@ -16,9 +16,9 @@ Examples:
   mycora saga move-lane s:acme:order-fulfilment:0 --to saga-2 --tenant acme --as admin
   mycora saga move-lane s:acme:order-fulfilment:0 --tenant acme --as admin";
 
-/// What `saga lanes` takes.
+/// Arguments of `saga lanes`.
 #[derive(Debug, Args)]
-pub struct LanesArgs {
+pub struct SagaLanesArgs {
     /// Only lanes of this saga
     #[arg(value_parser = scope::saga)]
     pub saga: Option<String>,
@@ -30,9 +30,9 @@ pub struct LanesArgs {
     pub limit: u32,
 }
 
-/// What `saga move-lane` takes.
+/// Arguments of `saga move-lane`.
 #[derive(Debug, Args)]
-pub struct MoveLaneArgs {
+pub struct SagaMoveLaneArgs {
     /// Name of the lane, as `saga lanes` gives it
     pub lane: String,
     /// Name of the replica, as `saga server` gives it [default: the one that its place comes to]
@@ -40,15 +40,15 @@ pub struct MoveLaneArgs {
     pub replica: String,
     /// What makes it repeatable.
     #[command(flatten)]
-    pub repeat: RepeatArgs,
+    pub repeat: SagaRequestIdFlag,
 }
 
 fn effect_name(text: &str) -> Result<String, String> {
     scope::name::<EffectName>(text)
 }
 
-pub(super) async fn list(scope: &Scope<'_>, args: LanesArgs) -> Result<(), Failure> {
-    let LanesArgs { saga, effect, limit } = args;
+pub(super) async fn list(scope: &SagaCommandScope<'_>, args: SagaLanesArgs) -> Result<(), CliError> {
+    let SagaLanesArgs { saga, effect, limit } = args;
     let request = v1::ListLanesRequest {
         tenant_id: scope.tenant_id.clone(),
         saga: saga.unwrap_or_default(),
@@ -58,12 +58,12 @@ pub(super) async fn list(scope: &Scope<'_>, args: LanesArgs) -> Result<(), Failu
     let answer = scope.clients().list_lanes(request, limit).await?;
     let v1::ListLanesResponse { lanes, next_page_token } = &answer;
     let none = "there are no such lanes; each saga and effect in force has some";
-    let listed = Listed { count: lanes.len(), limit, next_page_token, none };
+    let listed = PageSummary { count: lanes.len(), limit, next_page_token, none };
     output::list(scope.format(), listed, || json::of(&answer), || lane::list(lanes))
 }
 
-pub(super) async fn move_lane(scope: &Scope<'_>, args: MoveLaneArgs) -> Result<(), Failure> {
-    let MoveLaneArgs { lane: name, replica, repeat } = args;
+pub(super) async fn move_lane(scope: &SagaCommandScope<'_>, args: SagaMoveLaneArgs) -> Result<(), CliError> {
+    let SagaMoveLaneArgs { lane: name, replica, repeat } = args;
     let request = v1::MoveLaneRequest {
         request_id: repeat.id(),
         tenant_id: scope.tenant_id.clone(),

@@ -8,12 +8,12 @@ use proto::v1::replay_lane_request::Replay;
 use proto::v1::replay_lane_response::Event;
 use proto::v1::saga_replay_from::Position;
 
-use super::scope::{self, RepeatArgs, Scope};
+use super::scope::{self, SagaCommandScope, SagaRequestIdFlag};
 use crate::clients::sagas::unanswered;
 use crate::command::values;
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::output::saga::lane;
-use crate::output::{self, Format, json};
+use crate::output::{self, OutputFormat, json};
 
 pub(super) const AFTER_HELP: &str = "\
 Admins may. --verify runs journals again and compares, and changes nothing; the exit code is 1 when one differs. --from reads sources again from a position, so that events which were missed are found; those that were applied count once. Neither makes a call twice. With --output json each answer is a document on a line of its own.
@@ -23,10 +23,10 @@ Examples:
   mycora saga replay s:acme:order-fulfilment:0 --confirm s:acme:order-fulfilment:0 --from 2h
   mycora saga replay s:acme:order-fulfilment:0 --confirm s:acme:order-fulfilment:0 --source 'aggregate.Order' --from 4711";
 
-/// What `saga replay` takes.
+/// Arguments of `saga replay`.
 #[derive(Debug, Args)]
 #[group(id = "kind", required = true, multiple = false, args = ["verify", "position"])]
-pub struct ReplayArgs {
+pub struct SagaReplayArgs {
     /// Name of the lane, as `saga lanes` gives it
     pub lane: String,
     /// Name of the lane once more
@@ -40,37 +40,37 @@ pub struct ReplayArgs {
     pub correlation: Option<String>,
     /// Read again from here: a sequence of the source's stream, a time, a day (UTC), or how long ago
     #[arg(id = "position", long = "from", value_name = "SEQUENCE|TIME", value_parser = position)]
-    pub position: Option<ReadFrom>,
+    pub position: Option<ReplayPositionArg>,
     /// Only this source, as `saga lanes` gives it; a sequence needs one
     #[arg(long, default_value = "", hide_default_value = true, conflicts_with = "verify")]
     pub source: String,
     /// What makes it repeatable.
     #[command(flatten)]
-    pub repeat: RepeatArgs,
+    pub repeat: SagaRequestIdFlag,
 }
 
 /// Where reading begins, as it is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReadFrom {
+pub enum ReplayPositionArg {
     /// A sequence of the stream.
     Sequence(u64),
     /// A moment at which messages were stored.
-    Time(values::Moment),
+    Time(values::PointInTime),
 }
 
-fn position(text: &str) -> Result<ReadFrom, String> {
+fn position(text: &str) -> Result<ReplayPositionArg, String> {
     match text.parse() {
-        Ok(sequence) => Ok(ReadFrom::Sequence(sequence)),
+        Ok(sequence) => Ok(ReplayPositionArg::Sequence(sequence)),
         Err(_) => values::moment(text)
-            .map(ReadFrom::Time)
+            .map(ReplayPositionArg::Time)
             .map_err(|told| format!("write a sequence as 4711, or {told}")),
     }
 }
 
-pub(super) async fn run(scope: &Scope<'_>, args: ReplayArgs) -> Result<u8, Failure> {
-    let ReplayArgs { lane: name, confirm, verify: _, correlation, position, source, repeat } = args;
+pub(super) async fn run(scope: &SagaCommandScope<'_>, args: SagaReplayArgs) -> Result<u8, CliError> {
+    let SagaReplayArgs { lane: name, confirm, verify: _, correlation, position, source, repeat } = args;
     if confirm != name {
-        return Err(Failure::Invalid(format!(
+        return Err(CliError::Invalid(format!(
             "--confirm names another lane than the one that is to be processed again: `{}`, and not `{}`",
             confirm.escape_debug(),
             name.escape_debug()
@@ -80,12 +80,14 @@ pub(super) async fn run(scope: &Scope<'_>, args: ReplayArgs) -> Result<u8, Failu
         None => Replay::Verify(v1::SagaReplayVerify { correlation_id: correlation.unwrap_or_default() }),
         Some(from) => {
             let position = match from {
-                ReadFrom::Sequence(_) if source.is_empty() => {
+                ReplayPositionArg::Sequence(_) if source.is_empty() => {
                     let text = "a sequence is that of one source: name it with --source, or give a time";
-                    return Err(Failure::Invalid(text.to_owned()));
+                    return Err(CliError::Invalid(text.to_owned()));
                 }
-                ReadFrom::Sequence(sequence) => Position::Sequence(sequence),
-                ReadFrom::Time(moment) => Position::Time(wire_time::to_wire(moment.from(Timestamp::now()))),
+                ReplayPositionArg::Sequence(sequence) => Position::Sequence(sequence),
+                ReplayPositionArg::Time(moment) => {
+                    Position::Time(wire_time::to_wire(moment.from(Timestamp::now())))
+                }
             };
             Replay::FromPosition(v1::SagaReplayFrom { source, position: Some(position) })
         }
@@ -101,19 +103,19 @@ pub(super) async fn run(scope: &Scope<'_>, args: ReplayArgs) -> Result<u8, Failu
 }
 
 /// Tells how it goes on until it is done; gives the exit code.
-async fn follow(scope: &Scope<'_>, request: v1::ReplayLaneRequest) -> Result<u8, Failure> {
+async fn follow(scope: &SagaCommandScope<'_>, request: v1::ReplayLaneRequest) -> Result<u8, CliError> {
     let id = request.request_id.clone();
     let mut answers = scope.clients().replay_lane(request).await?;
     let mut done = None;
     while let Some(answer) = answers.next().await.map_err(|error| unanswered(error, &id))? {
-        if scope.format() != Format::Table {
-            output::print_one_of_many(scope.format(), &json::of(&answer))?;
+        if scope.format() != OutputFormat::Table {
+            output::print_stream_item(scope.format(), &json::of(&answer))?;
         }
         match answer.event {
             Some(Event::Progress(progress)) if !scope.session.global.quiet => {
                 output::note(&lane::progress(&progress));
             }
-            Some(Event::Difference(difference)) if scope.format() == Format::Table => {
+            Some(Event::Difference(difference)) if scope.format() == OutputFormat::Table => {
                 output::print(&lane::difference(&difference))?;
             }
             Some(Event::Done(end)) => done = Some(end),
@@ -122,9 +124,9 @@ async fn follow(scope: &Scope<'_>, request: v1::ReplayLaneRequest) -> Result<u8,
     }
     let Some(done) = done else {
         let text = format!("the replay broke off before its end; repeat it with --request-id {id}");
-        return Err(Failure::Unreachable(text));
+        return Err(CliError::Unreachable(text));
     };
-    if scope.format() == Format::Table {
+    if scope.format() == OutputFormat::Table {
         output::print(&lane::done(&done))?;
     }
     Ok(u8::from(done.different_count > 0))
@@ -136,9 +138,9 @@ mod tests {
 
     #[test]
     fn positions_are_sequences_and_moments() {
-        assert_eq!(position("4711"), Ok(ReadFrom::Sequence(4711)));
-        assert!(matches!(position("2h"), Ok(ReadFrom::Time(values::Moment::Ago(_)))));
-        assert!(matches!(position("2026-11-21"), Ok(ReadFrom::Time(values::Moment::At(_)))));
+        assert_eq!(position("4711"), Ok(ReplayPositionArg::Sequence(4711)));
+        assert!(matches!(position("2h"), Ok(ReplayPositionArg::Time(values::PointInTime::Ago(_)))));
+        assert!(matches!(position("2026-11-21"), Ok(ReplayPositionArg::Time(values::PointInTime::At(_)))));
         assert!(
             position("soon").is_err_and(|told| told.starts_with("write a sequence as 4711, or write a time"))
         );

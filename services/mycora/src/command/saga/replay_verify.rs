@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use workflow::replay::Difference;
+use workflow::replay::ReplayDifference;
 
-use super::journal::Journal;
-use crate::failure::Failure;
-use crate::output::{self, Format, words};
+use super::journal::ReplayableJournal;
+use crate::failure::CliError;
+use crate::output::{self, OutputFormat, labels};
 
 /// Examples of the command.
 pub const AFTER_HELP: &str = "\
@@ -24,7 +24,7 @@ Exit codes: 0 the journal is the same; 1 a row differs, or the first rows are no
 
 /// Arguments of `saga replay-verify`.
 #[derive(Debug, Args)]
-pub struct ReplayVerifyArgs {
+pub struct SagaReplayVerifyArgs {
     /// The journal, as `mycora saga timeline --journal` writes it
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
@@ -32,7 +32,7 @@ pub struct ReplayVerifyArgs {
 
 /// Answer for programs.
 #[derive(Debug, Serialize)]
-struct Document {
+struct ReplayVerifyReport {
     same: bool,
     tenant_id: String,
     saga: String,
@@ -50,13 +50,14 @@ struct Document {
 ///
 /// # Errors
 /// The file is wrong, or the answer cannot be written.
-pub fn run(args: &ReplayVerifyArgs, format: Format) -> Result<u8, Failure> {
+pub fn run(args: &SagaReplayVerifyArgs, format: OutputFormat) -> Result<u8, CliError> {
     let name = args.file.display().to_string();
     let text = std::fs::read_to_string(&args.file)
-        .map_err(|error| Failure::Invalid(format!("`{name}` cannot be read: {error}")))?;
-    let journal = Journal::read(&text).map_err(|why| Failure::Invalid(format!("{name}: {why}")))?;
+        .map_err(|error| CliError::Invalid(format!("`{name}` cannot be read: {error}")))?;
+    let journal =
+        ReplayableJournal::read(&text).map_err(|why| CliError::Invalid(format!("{name}: {why}")))?;
     let verified = journal.verify();
-    let document = Document {
+    let document = ReplayVerifyReport {
         same: verified.is_ok(),
         tenant_id: journal.tenant_text().to_owned(),
         saga: journal.saga.to_string(),
@@ -64,8 +65,10 @@ pub fn run(args: &ReplayVerifyArgs, format: Format) -> Result<u8, Failure> {
         rows: journal.rows.len(),
         chain_hash: journal.rows.last().filter(|_| verified.is_ok()).map(|row| row.chain.to_string()),
         revision: verified.as_ref().err().map(|difference| match difference {
-            Difference::Cut { first } => *first,
-            Difference::NoDefinition { revision, .. } | Difference::Row { revision, .. } => *revision,
+            ReplayDifference::Cut { first } => *first,
+            ReplayDifference::NoDefinition { revision, .. } | ReplayDifference::Row { revision, .. } => {
+                *revision
+            }
         }),
         difference: verified.err().map(|difference| difference.to_string()),
     };
@@ -73,8 +76,8 @@ pub fn run(args: &ReplayVerifyArgs, format: Format) -> Result<u8, Failure> {
         format,
         || &document,
         || {
-            let Document { saga, correlation_id, rows, chain_hash, difference, .. } = &document;
-            let rows = words::count(*rows, "row", "rows");
+            let ReplayVerifyReport { saga, correlation_id, rows, chain_hash, difference, .. } = &document;
+            let rows = labels::count(*rows, "row", "rows");
             match (difference, chain_hash) {
                 (Some(difference), _) => format!("{saga}/{correlation_id}: {difference}\n"),
                 (None, chain) => {

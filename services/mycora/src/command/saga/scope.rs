@@ -8,23 +8,23 @@ use serde::de::IgnoredAny;
 use uuid::Uuid;
 
 use crate::clients::Clients;
-use crate::command::{Session, values};
-use crate::failure::Failure;
-use crate::output::Format;
+use crate::command::{CliSession, values};
+use crate::failure::CliError;
+use crate::output::OutputFormat;
 
 /// Data of an event, or a result, in bytes.
 const DATA_BYTES_MAX: usize = 1_000_000;
 
 /// Whose sagas a command is about.
-pub(super) struct Scope<'a> {
-    pub(super) session: &'a Session,
+pub(super) struct SagaCommandScope<'a> {
+    pub(super) session: &'a CliSession,
     /// The tenant; empty where the server has none.
     pub(super) tenant_id: String,
 }
 
-impl<'a> Scope<'a> {
+impl<'a> SagaCommandScope<'a> {
     /// Finds the tenant: as it was typed, as the profile says, else the number of the context where the server has tenants.
-    pub(super) async fn find(session: &'a Session, typed: Option<String>) -> Result<Self, Failure> {
+    pub(super) async fn find(session: &'a CliSession, typed: Option<String>) -> Result<Self, CliError> {
         let in_profile = session.profile().tenant.clone();
         let tenant_id = match typed.or(in_profile) {
             Some(named) => named,
@@ -42,7 +42,7 @@ impl<'a> Scope<'a> {
         &self.session.clients
     }
 
-    pub(super) const fn format(&self) -> Format {
+    pub(super) const fn format(&self) -> OutputFormat {
         self.session.global.output
     }
 }
@@ -69,7 +69,7 @@ pub(super) fn name<N: FromStr<Err: ToString>>(text: &str) -> Result<String, Stri
 
 /// Names one instance.
 #[derive(Debug, Clone, Args)]
-pub struct InstanceArg {
+pub struct SagaInstanceArg {
     /// Name of the saga
     #[arg(value_parser = saga)]
     pub saga: String,
@@ -80,7 +80,7 @@ pub struct InstanceArg {
 
 /// Names a saga, or one instance of it, or neither.
 #[derive(Debug, Clone, Args)]
-pub struct AnyInstanceArg {
+pub struct SagaInstanceFilter {
     /// Only of this saga
     #[arg(value_parser = saga)]
     pub saga: Option<String>,
@@ -91,13 +91,13 @@ pub struct AnyInstanceArg {
 
 /// Makes a change repeatable.
 #[derive(Debug, Clone, Args)]
-pub struct RepeatArgs {
+pub struct SagaRequestIdFlag {
     /// Makes the call repeatable: for 24 hours the same id with the same arguments has one effect. Answers tell the id
     #[arg(long, value_name = "UUID", value_parser = values::uuid)]
     pub request_id: Option<Uuid>,
 }
 
-impl RepeatArgs {
+impl SagaRequestIdFlag {
     /// The id that was typed, or a new one.
     pub(super) fn id(&self) -> String {
         self.request_id.unwrap_or_else(Uuid::new_v4).to_string()
@@ -106,7 +106,7 @@ impl RepeatArgs {
 
 /// Data in JSON, as they were typed or stand in a file.
 #[derive(Debug, Clone, Args)]
-pub struct DataArgs {
+pub struct SagaDataFlags {
     /// Its data, as JSON [default: null]
     #[arg(long, value_name = "JSON", conflicts_with = "data_file")]
     pub data: Option<String>,
@@ -115,16 +115,16 @@ pub struct DataArgs {
     pub data_file: Option<String>,
 }
 
-impl DataArgs {
+impl SagaDataFlags {
     /// The data; empty where there are none.
-    pub(super) fn read(&self) -> Result<String, Failure> {
+    pub(super) fn read(&self) -> Result<String, CliError> {
         json("--data", self.data.as_deref(), self.data_file.as_deref())
     }
 }
 
 /// A result in JSON, as it was typed or stands in a file.
 #[derive(Debug, Clone, Args)]
-pub struct ResultArgs {
+pub struct SagaResultFlags {
     /// The result that its saga sees, as JSON [default: null]
     #[arg(long, value_name = "JSON", conflicts_with = "result_file")]
     pub result: Option<String>,
@@ -133,15 +133,15 @@ pub struct ResultArgs {
     pub result_file: Option<String>,
 }
 
-impl ResultArgs {
+impl SagaResultFlags {
     /// The result; empty where there is none.
-    pub(super) fn read(&self) -> Result<String, Failure> {
+    pub(super) fn read(&self) -> Result<String, CliError> {
         json("--result", self.result.as_deref(), self.result_file.as_deref())
     }
 }
 
 /// Reads JSON that was typed or stands in a file; empty where there is neither.
-fn json(flag: &str, typed: Option<&str>, file: Option<&str>) -> Result<String, Failure> {
+fn json(flag: &str, typed: Option<&str>, file: Option<&str>) -> Result<String, CliError> {
     let (name, text) = match (typed, file) {
         (Some(text), _) => (flag, text.to_owned()),
         (None, Some(path)) => (path, values::text_of(path, DATA_BYTES_MAX, "JSON for a saga")?),
@@ -149,7 +149,7 @@ fn json(flag: &str, typed: Option<&str>, file: Option<&str>) -> Result<String, F
     };
     match serde_json::from_str::<IgnoredAny>(&text) {
         Ok(_) => Ok(text),
-        Err(error) => Err(Failure::Invalid(format!("{name}: is no JSON: {error}"))),
+        Err(error) => Err(CliError::Invalid(format!("{name}: is no JSON: {error}"))),
     }
 }
 

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 use proto::v1;
-use saga::tenants::Tenants;
+use saga::tenants::TenantRegistry;
 
-use super::scope::{RepeatArgs, Scope};
+use super::scope::{SagaCommandScope, SagaRequestIdFlag};
 use super::validate::problems_text;
-use crate::command::{Session, values};
-use crate::failure::Failure;
+use crate::command::{CliSession, values};
+use crate::failure::CliError;
 use crate::output::saga::server;
-use crate::output::{self, Format, json};
+use crate::output::{self, OutputFormat, json};
 
 pub(super) const DRAIN_HELP: &str = "\
 Needs the admin's certificate. What is under way ends, or is given up at the deadline; the process ends then. With --tenant only the lanes of that tenant are given up, which other replicas take at once, and the service goes on.
@@ -29,21 +29,21 @@ Examples:
 
 /// What `saga pause-tenant` and `saga resume-tenant` take.
 #[derive(Debug, Args)]
-pub struct TenantArgs {
+pub struct SagaTenantArgs {
     /// What makes it repeatable.
     #[command(flatten)]
-    pub repeat: RepeatArgs,
+    pub repeat: SagaRequestIdFlag,
 }
 
-/// What `saga drain` takes.
+/// Arguments of `saga drain`.
 #[derive(Debug, Args)]
-pub struct DrainArgs {
+pub struct SagaDrainArgs {
     /// What is still under way then is given up: seconds, up to 3600, or a time as 5m [default: as the service was set up for]
     #[arg(long, value_name = "SECS", value_parser = values::secs)]
     pub deadline: Option<u32>,
     /// What makes it repeatable.
     #[command(flatten)]
-    pub repeat: RepeatArgs,
+    pub repeat: SagaRequestIdFlag,
 }
 
 pub(super) const SERVER_HELP: &str = "\
@@ -53,9 +53,9 @@ Examples:
   mycora saga server --as admin
   mycora saga server --nats-permissions --tenants tenants.yaml > saga-users.conf";
 
-/// What `saga server` takes.
+/// Arguments of `saga server`.
 #[derive(Debug, Args)]
-pub struct ServerArgs {
+pub struct SagaServerArgs {
     /// Print what a NATS server has to allow, and ask no server
     #[arg(long)]
     pub nats_permissions: bool,
@@ -64,18 +64,18 @@ pub struct ServerArgs {
     pub tenants: Option<PathBuf>,
 }
 
-/// What `saga reload` takes.
+/// Arguments of `saga reload`.
 #[derive(Debug, Args)]
-pub struct ReloadArgs {
+pub struct SagaReloadArgs {
     /// Only tell what would change, and everything that is wrong
     #[arg(long)]
     pub dry_run: bool,
     /// What makes it repeatable.
     #[command(flatten)]
-    pub repeat: RepeatArgs,
+    pub repeat: SagaRequestIdFlag,
 }
 
-pub(super) async fn pause_tenant(scope: &Scope<'_>, args: TenantArgs) -> Result<(), Failure> {
+pub(super) async fn pause_tenant(scope: &SagaCommandScope<'_>, args: SagaTenantArgs) -> Result<(), CliError> {
     let (request_id, tenant_id) = (args.repeat.id(), scope.tenant_id.clone());
     let request = v1::PauseTenantRequest { request_id, tenant_id };
     let answer = scope.clients().pause_tenant(&request).await?;
@@ -83,7 +83,10 @@ pub(super) async fn pause_tenant(scope: &Scope<'_>, args: TenantArgs) -> Result<
     output::answer(scope.format(), || json::of(&answer), text)
 }
 
-pub(super) async fn resume_tenant(scope: &Scope<'_>, args: TenantArgs) -> Result<(), Failure> {
+pub(super) async fn resume_tenant(
+    scope: &SagaCommandScope<'_>,
+    args: SagaTenantArgs,
+) -> Result<(), CliError> {
     let (request_id, tenant_id) = (args.repeat.id(), scope.tenant_id.clone());
     let request = v1::ResumeTenantRequest { request_id, tenant_id };
     let answer = scope.clients().resume_tenant(&request).await?;
@@ -91,12 +94,16 @@ pub(super) async fn resume_tenant(scope: &Scope<'_>, args: TenantArgs) -> Result
     output::answer(scope.format(), || json::of(&answer), text)
 }
 
-pub(super) async fn drain(session: &Session, tenant: Option<String>, args: DrainArgs) -> Result<u8, Failure> {
-    let DrainArgs { deadline, repeat } = args;
+pub(super) async fn drain(
+    session: &CliSession,
+    tenant: Option<String>,
+    args: SagaDrainArgs,
+) -> Result<u8, CliError> {
+    let SagaDrainArgs { deadline, repeat } = args;
     let tenant_id = tenant.unwrap_or_default();
     if deadline.is_some() && !tenant_id.is_empty() {
         let text = "--deadline is for the whole service; the lanes of one tenant are given up at once";
-        return Err(Failure::Invalid(text.to_owned()));
+        return Err(CliError::Invalid(text.to_owned()));
     }
     let request = v1::SagaServiceDrainRequest { request_id: repeat.id(), tenant_id, deadline_secs: deadline };
     let answer = session.clients.drain_sagas(&request).await?;
@@ -105,17 +112,17 @@ pub(super) async fn drain(session: &Session, tenant: Option<String>, args: Drain
 }
 
 pub(super) async fn reload(
-    session: &Session,
+    session: &CliSession,
     tenant: Option<String>,
-    args: ReloadArgs,
-) -> Result<u8, Failure> {
-    let ReloadArgs { dry_run, repeat } = args;
+    args: SagaReloadArgs,
+) -> Result<u8, CliError> {
+    let SagaReloadArgs { dry_run, repeat } = args;
     let tenant_id = tenant.unwrap_or_default();
     let request = v1::SagaServiceReloadRequest { request_id: repeat.id(), tenant_id, dry_run };
     let answer = session.clients.reload_sagas(&request).await?;
     let format = session.global.output;
-    if format == Format::Table && !answer.problems.is_empty() {
-        return Err(Failure::Invalid(problems_text(&answer.problems).trim_end().to_owned()));
+    if format == OutputFormat::Table && !answer.problems.is_empty() {
+        return Err(CliError::Invalid(problems_text(&answer.problems).trim_end().to_owned()));
     }
     let text = || server::reloaded(&answer, dry_run, &request.request_id);
     output::answer(format, || json::of(&answer), text)?;
@@ -126,19 +133,19 @@ pub(super) async fn reload(
 ///
 /// # Errors
 /// The file of tenants is wrong or cannot be read.
-pub(super) fn nats_permissions(args: &ServerArgs, format: Format) -> Result<u8, Failure> {
+pub(super) fn nats_permissions(args: &SagaServerArgs, format: OutputFormat) -> Result<u8, CliError> {
     let tenants = args.tenants.as_deref().map(|file| {
         let name = file.display().to_string();
         let text = std::fs::read_to_string(file)
-            .map_err(|error| Failure::Invalid(format!("`{name}` cannot be read: {error}")))?;
-        Tenants::read(&name, &text).map_err(|problems| Failure::Invalid(problems.to_string()))
+            .map_err(|error| CliError::Invalid(format!("`{name}` cannot be read: {error}")))?;
+        TenantRegistry::read(&name, &text).map_err(|problems| CliError::Invalid(problems.to_string()))
     });
     let tenants = tenants.transpose()?.map(|tenants| tenants.ids());
     let text = saga::nats_permissions::nats_permissions(tenants.as_deref());
     output::answer(format, || serde_json::json!({ "nats_permissions": text }), || text.clone()).map(|()| 0)
 }
 
-pub(super) async fn show(session: &Session) -> Result<u8, Failure> {
+pub(super) async fn show(session: &CliSession) -> Result<u8, CliError> {
     let answer = session.clients.get_saga_server(&v1::GetSagaServerRequest {}).await?;
     output::answer(session.global.output, || json::of(&answer), || server::whole(&answer)).map(|()| 0)
 }

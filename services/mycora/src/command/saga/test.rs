@@ -7,14 +7,14 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use rehearsal::player::RunTimelineEntry;
 use rehearsal::report::{ScenarioReport, VariationsReport, length, rehearse};
-use rehearsal::scenario::{FILE_BYTES_MAX, Source};
-use rehearsal::stage::Moment;
+use rehearsal::scenario::{FILE_BYTES_MAX, ScenarioFile};
 use serde::Serialize;
 use yaml::Problems;
 
-use crate::failure::Failure;
-use crate::output::{self, Format, words};
+use crate::failure::CliError;
+use crate::output::{self, OutputFormat, labels};
 
 /// Examples of the command.
 pub const AFTER_HELP: &str = "\
@@ -37,7 +37,7 @@ specs/saga.md describes every key. Exit codes: 0 everything holds; 1 a scenario 
 
 /// Arguments of `saga test`.
 #[derive(Debug, Args)]
-pub struct TestArgs {
+pub struct SagaTestArgs {
     /// Scenario files
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
@@ -49,13 +49,13 @@ pub struct TestArgs {
 
 /// Answer for programs.
 #[derive(Debug, Serialize)]
-struct Document {
+struct SagaTestReport {
     passed: bool,
-    files: Vec<FileReport>,
+    files: Vec<ScenarioFileReport>,
 }
 
 #[derive(Debug, Serialize)]
-struct FileReport {
+struct ScenarioFileReport {
     file: String,
     scenarios: Vec<ScenarioReport>,
 }
@@ -64,22 +64,22 @@ struct FileReport {
 ///
 /// # Errors
 /// A file is wrong, or the report cannot be written.
-pub fn run(args: &TestArgs, format: Format) -> Result<u8, Failure> {
+pub fn run(args: &SagaTestArgs, format: OutputFormat) -> Result<u8, CliError> {
     // All files are read first: whoever wrote them is told everything that is wrong at once.
     let read: Vec<_> = args.files.iter().map(|file| (file, scenarios(file))).collect();
     let wrong: Vec<_> = read.iter().filter_map(|(_, read)| read.as_ref().err()).flatten().collect();
     if !wrong.is_empty() {
         let wrong: Vec<_> = wrong.into_iter().map(ToString::to_string).collect();
-        return Err(Failure::Invalid(wrong.join("\n")));
+        return Err(CliError::Invalid(wrong.join("\n")));
     }
     let files = read.iter().filter_map(|(file, read)| Some((file, read.as_ref().ok()?)));
-    let files = files.map(|(file, scenarios)| FileReport {
+    let files = files.map(|(file, scenarios)| ScenarioFileReport {
         file: file.display().to_string(),
         scenarios: scenarios.iter().map(|scenario| rehearse(scenario, args.exhaustive)).collect(),
     });
     let files: Vec<_> = files.collect();
     let passed = files.iter().flat_map(|file| &file.scenarios).all(|scenario| scenario.passed);
-    let document = Document { passed, files };
+    let document = SagaTestReport { passed, files };
     output::answer(format, || &document, || text(&document.files))?;
     Ok(u8::from(!passed))
 }
@@ -89,7 +89,7 @@ fn scenarios(path: &Path) -> Result<Vec<rehearsal::Scenario>, Vec<Problems>> {
     let name = path.display().to_string();
     let refused = |why: String| vec![Problems::new(&name, vec![yaml::Problem { place: None, message: why }])];
     let text = read(path).map_err(refused)?;
-    let source = Source::read(&name, &text).map_err(|problems| vec![problems])?;
+    let source = ScenarioFile::read(&name, &text).map_err(|problems| vec![problems])?;
     let folder = path.parent().unwrap_or_else(|| Path::new("."));
     let (mut manifests, mut wrong) = (Vec::new(), Vec::new());
     for (place, manifest) in source.manifests() {
@@ -115,7 +115,7 @@ fn read(path: &Path) -> Result<String, String> {
 }
 
 /// The report for people.
-fn text(files: &[FileReport]) -> String {
+fn text(files: &[ScenarioFileReport]) -> String {
     let mut text = String::new();
     for file in files {
         for scenario in &file.scenarios {
@@ -125,11 +125,11 @@ fn text(files: &[FileReport]) -> String {
     let all: Vec<_> = files.iter().flat_map(|file| &file.scenarios).collect();
     let failed = all.iter().filter(|scenario| !scenario.passed).count();
     let variations: Vec<_> = all.iter().filter_map(|scenario| scenario.variations.as_ref()).collect();
-    let _ = write!(text, "{}, {failed} failed", words::count(all.len(), "scenario", "scenarios"));
+    let _ = write!(text, "{}, {failed} failed", labels::count(all.len(), "scenario", "scenarios"));
     if !variations.is_empty() {
         let played = variations.iter().map(|variations| variations.played).sum();
         let failed: usize = variations.iter().map(|variations| variations.failed).sum();
-        let _ = write!(text, "; {}, {failed} failed", words::count(played, "variation", "variations"));
+        let _ = write!(text, "; {}, {failed} failed", labels::count(played, "variation", "variations"));
     }
     text.push('\n');
     text
@@ -165,7 +165,7 @@ fn write_scenario(text: &mut String, scenario: &ScenarioReport) {
     }
     let left = variations.failed.saturating_sub(variations.failures.len());
     if left > 0 {
-        let _ = writeln!(text, "        and {}", words::count(left, "more variation", "more variations"));
+        let _ = writeln!(text, "        and {}", labels::count(left, "more variation", "more variations"));
     }
 }
 
@@ -176,7 +176,7 @@ fn tried(variations: &VariationsReport) -> String {
         let ends: Vec<_> = ends.iter().map(|(end, count)| format!("{count} {end}")).collect();
         ends.join(", ")
     };
-    let mut text = format!("; {}: {}", words::count(*played, "variation", "variations"), shown(ends));
+    let mut text = format!("; {}: {}", labels::count(*played, "variation", "variations"), shown(ends));
     if !guessed.is_empty() {
         let guessed: Vec<_> = guessed.iter().map(String::as_str).collect();
         let _ = write!(text, "; no scenario answers {}, which succeeded with {{}}", guessed.join(", "));
@@ -184,9 +184,9 @@ fn tried(variations: &VariationsReport) -> String {
     text
 }
 
-fn write_timeline(text: &mut String, timeline: &[Moment]) {
+fn write_timeline(text: &mut String, timeline: &[RunTimelineEntry]) {
     for moment in timeline {
-        let Moment { at_ms, input, fate, status, step, work } = moment;
+        let RunTimelineEntry { at_ms, input, fate, status, step, work } = moment;
         let place = if status.is_empty() { String::new() } else { format!("; {status} at {step}") };
         let _ = writeln!(text, "          {:>8}  {input}: {fate}{place}", length(*at_ms));
         for work in work {

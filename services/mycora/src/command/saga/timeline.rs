@@ -8,10 +8,10 @@ use proto::v1;
 use serde::Serialize;
 
 use super::definitions;
-use super::scope::{InstanceArg, Scope};
-use crate::failure::Failure;
+use super::scope::{SagaCommandScope, SagaInstanceArg};
+use crate::failure::CliError;
 use crate::output::saga::timeline;
-use crate::output::{self, Format, Listed, json};
+use crate::output::{self, OutputFormat, PageSummary, json};
 
 pub(super) const AFTER_HELP: &str = "\
 Each row is an input and what followed. With --journal it is one document of all rows with their payloads and of the manifests that they ran on, which `mycora saga replay-verify` runs again: {saga, correlation_id, tenant_id, definition, entries}. Several definitions of an instance that was migrated stand in `definition` one after the other, as YAML has several documents.
@@ -21,12 +21,12 @@ Examples:
   mycora saga timeline order-fulfilment order-7 --with-payloads --output json
   mycora saga timeline order-fulfilment order-7 --journal > order-7.json";
 
-/// What `saga timeline` takes.
+/// Arguments of `saga timeline`.
 #[derive(Debug, Args)]
-pub struct TimelineArgs {
+pub struct SagaTimelineArgs {
     /// Whose timeline.
     #[command(flatten)]
-    pub instance: InstanceArg,
+    pub instance: SagaInstanceArg,
     /// Tell events, results, data and the last state as well
     #[arg(long)]
     pub with_payloads: bool,
@@ -40,7 +40,7 @@ pub struct TimelineArgs {
 
 /// Everything that it takes to run an instance again.
 #[derive(Debug, Serialize)]
-struct Journal {
+struct JournalExport {
     saga: String,
     correlation_id: String,
     tenant_id: String,
@@ -49,9 +49,9 @@ struct Journal {
     entries: Vec<DynamicMessage>,
 }
 
-pub(super) async fn run(scope: &Scope<'_>, args: TimelineArgs) -> Result<(), Failure> {
-    let TimelineArgs { instance, with_payloads, journal, limit } = args;
-    let InstanceArg { saga, correlation } = &instance;
+pub(super) async fn run(scope: &SagaCommandScope<'_>, args: SagaTimelineArgs) -> Result<(), CliError> {
+    let SagaTimelineArgs { instance, with_payloads, journal, limit } = args;
+    let SagaInstanceArg { saga, correlation } = &instance;
     let request = v1::GetSagaTimelineRequest {
         tenant_id: scope.tenant_id.clone(),
         saga: saga.clone(),
@@ -63,15 +63,15 @@ pub(super) async fn run(scope: &Scope<'_>, args: TimelineArgs) -> Result<(), Fai
     let answer = scope.clients().get_saga_timeline(request, limit).await?;
     if journal {
         let journal = whole(scope, instance, &answer).await?;
-        let format = if scope.format() == Format::Table { Format::Json } else { scope.format() };
+        let format = if scope.format() == OutputFormat::Table { OutputFormat::Json } else { scope.format() };
         return output::answer(format, || journal, String::new);
     }
     let v1::GetSagaTimelineResponse { entries, next_page_token, first_revision } = &answer;
     let none = "no row of its timeline is kept";
-    let listed = Listed { count: entries.len(), limit, next_page_token, none };
+    let listed = PageSummary { count: entries.len(), limit, next_page_token, none };
     let text = || timeline::text(entries, with_payloads);
     output::list(scope.format(), listed, || json::of(&answer), text)?;
-    if scope.format() == Format::Table && *first_revision > 1 {
+    if scope.format() == OutputFormat::Table && *first_revision > 1 {
         output::note(&format!("rows before revision {first_revision} are not kept any more"));
     }
     Ok(())
@@ -79,11 +79,11 @@ pub(super) async fn run(scope: &Scope<'_>, args: TimelineArgs) -> Result<(), Fai
 
 /// The rows with the manifests that they ran on.
 async fn whole(
-    scope: &Scope<'_>,
-    instance: InstanceArg,
+    scope: &SagaCommandScope<'_>,
+    instance: SagaInstanceArg,
     answer: &v1::GetSagaTimelineResponse,
-) -> Result<Journal, Failure> {
-    let InstanceArg { saga, correlation } = instance;
+) -> Result<JournalExport, CliError> {
+    let SagaInstanceArg { saga, correlation } = instance;
     let (mut seen, mut manifests) = (BTreeSet::new(), Vec::new());
     for hash in answer.entries.iter().map(|entry| &entry.definition_hash) {
         if !hash.is_empty() && seen.insert(hash) {
@@ -91,7 +91,7 @@ async fn whole(
             manifests.push(definition.manifest);
         }
     }
-    Ok(Journal {
+    Ok(JournalExport {
         saga,
         correlation_id: correlation,
         tenant_id: scope.tenant_id.clone(),

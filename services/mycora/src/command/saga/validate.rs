@@ -6,13 +6,13 @@ use std::path::Path;
 use clap::Args;
 use proto::v1;
 use saga::rpc::wire;
-use workflow::catalog::{Catalog, Draft};
+use workflow::catalog::{Catalog, ManifestDraft};
 use workflow::manifest::MANIFEST_BYTES_MAX;
 
-use super::scope::Scope;
+use super::scope::SagaCommandScope;
 use crate::command::values;
-use crate::failure::Failure;
-use crate::output::{self, Format, json, words};
+use crate::failure::CliError;
+use crate::output::{self, OutputFormat, json, labels};
 
 /// Shown below the options.
 pub(super) const AFTER_HELP: &str = "\
@@ -25,9 +25,9 @@ Examples:
   mycora saga validate manifests/
   mycora saga validate order-fulfilment.yaml --remote --tenant acme";
 
-/// What `saga validate` takes.
+/// Arguments of `saga validate`.
 #[derive(Debug, Args)]
-pub struct ValidateArgs {
+pub struct SagaValidateArgs {
     /// Manifests, YAML; `-` for standard input, a directory for all that end in .yaml or .yml there
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<String>,
@@ -37,7 +37,7 @@ pub struct ValidateArgs {
 }
 
 /// Checks manifests without a server; gives the exit code.
-pub(super) fn alone(args: &ValidateArgs, format: Format) -> Result<u8, Failure> {
+pub(super) fn alone(args: &SagaValidateArgs, format: OutputFormat) -> Result<u8, CliError> {
     let checked = check(&read_all(&args.files)?);
     if let Some(line) = checked.left_out() {
         output::note(&line);
@@ -46,7 +46,7 @@ pub(super) fn alone(args: &ValidateArgs, format: Format) -> Result<u8, Failure> 
 }
 
 /// Has the server check manifests, each by itself; gives the exit code.
-pub(super) async fn remote(scope: &Scope<'_>, args: &ValidateArgs) -> Result<u8, Failure> {
+pub(super) async fn remote(scope: &SagaCommandScope<'_>, args: &SagaValidateArgs) -> Result<u8, CliError> {
     let mut all = v1::ValidateSagaResponse::default();
     for file in read_all(&args.files)? {
         let request = v1::ValidateSagaRequest { tenant_id: scope.tenant_id.clone(), file: Some(file) };
@@ -58,20 +58,21 @@ pub(super) async fn remote(scope: &Scope<'_>, args: &ValidateArgs) -> Result<u8,
 }
 
 /// Reads a manifest as it is sent.
-pub(super) fn read(path: &str) -> Result<v1::ManifestFile, Failure> {
+pub(super) fn read(path: &str) -> Result<v1::ManifestFile, CliError> {
     let text = values::text_of(path, MANIFEST_BYTES_MAX, "a manifest")?;
     let name = if path == "-" { "stdin" } else { path };
     Ok(v1::ManifestFile { name: name.to_owned(), text })
 }
 
-fn read_all(paths: &[String]) -> Result<Vec<v1::ManifestFile>, Failure> {
+fn read_all(paths: &[String]) -> Result<Vec<v1::ManifestFile>, CliError> {
     let mut files = Vec::new();
     for path in paths {
         if !Path::new(path).is_dir() {
             files.push(read(path)?);
             continue;
         }
-        let unreadable = |error: std::io::Error| Failure::Invalid(format!("{path}: cannot be read: {error}"));
+        let unreadable =
+            |error: std::io::Error| CliError::Invalid(format!("{path}: cannot be read: {error}"));
         let entries = std::fs::read_dir(path).map_err(unreadable)?;
         let found: Result<Vec<_>, _> = entries.map(|entry| entry.map(|entry| entry.path())).collect();
         let mut found = found.map_err(unreadable)?;
@@ -90,16 +91,16 @@ fn read_all(paths: &[String]) -> Result<Vec<v1::ManifestFile>, Failure> {
 }
 
 /// What was found without a server.
-struct Checked {
+struct LocalValidation {
     answer: v1::ValidateSagaResponse,
     /// Effects that were not looked for.
     effects: usize,
 }
 
-impl Checked {
+impl LocalValidation {
     /// That effects were not looked for.
     fn left_out(&self) -> Option<String> {
-        let effects = words::count(self.effects, "effect was", "effects were");
+        let effects = labels::count(self.effects, "effect was", "effects were");
         (self.effects > 0 && self.answer.problems.is_empty()).then(|| {
             format!(
                 "{effects} not looked for, since no file has a provider; name the files of providers as well, or give --remote"
@@ -108,26 +109,26 @@ impl Checked {
     }
 }
 
-fn check(files: &[v1::ManifestFile]) -> Checked {
+fn check(files: &[v1::ManifestFile]) -> LocalValidation {
     let mut answer = v1::ValidateSagaResponse::default();
     let mut drafts: Vec<_> =
-        files.iter().map(|v1::ManifestFile { name, text }| Draft::read(name, text)).collect();
+        files.iter().map(|v1::ManifestFile { name, text }| ManifestDraft::read(name, text)).collect();
     let mut effects = 0;
-    if !drafts.iter().any(Draft::may_provide) {
-        effects = drafts.iter_mut().map(Draft::leave_orders_out).sum();
+    if !drafts.iter().any(ManifestDraft::may_provide) {
+        effects = drafts.iter_mut().map(ManifestDraft::take_orders).sum();
     }
     match Catalog::of(&drafts, &Catalog::default(), &[]) {
         Ok(catalog) => answer.definitions = catalog.sagas().map(|saga| wire::definition(saga)).collect(),
         Err(found) => answer.problems.extend(found.iter().flat_map(wire::problems)),
     }
-    Checked { answer, effects }
+    LocalValidation { answer, effects }
 }
 
 /// Tells what was found; the exit code is 2 where something is wrong.
-fn tell(format: Format, answer: &v1::ValidateSagaResponse) -> Result<u8, Failure> {
+fn tell(format: OutputFormat, answer: &v1::ValidateSagaResponse) -> Result<u8, CliError> {
     let text = problems_text(&answer.problems);
     match (format, answer.problems.is_empty()) {
-        (Format::Table, false) => Err(Failure::Invalid(text.trim_end().to_owned())),
+        (OutputFormat::Table, false) => Err(CliError::Invalid(text.trim_end().to_owned())),
         (_, is_good) => {
             let good = || answer.definitions.iter().map(good_line).collect();
             output::answer(format, || json::of(answer), good)?;
@@ -149,8 +150,8 @@ pub(super) fn problems_text(problems: &[v1::ManifestProblem]) -> String {
 
 fn good_line(definition: &v1::SagaDefinition) -> String {
     let v1::SagaDefinition { saga, version, steps, effects, .. } = definition;
-    let steps = words::count(steps.len(), "step", "steps");
-    let effects = words::count(effects.len(), "effect", "effects");
+    let steps = labels::count(steps.len(), "step", "steps");
+    let effects = labels::count(effects.len(), "effect", "effects");
     format!("the saga `{saga}`, version {version}, is good: {steps}, {effects}\n")
 }
 
@@ -189,7 +190,7 @@ mod tests {
         let checked = check(&[file("a.yaml", "kind: Saga\nname: a_b\n"), file("b.yaml", "kind: Sagga\n")]);
         let told = problems_text(&checked.answer.problems);
         assert!(told.contains("a.yaml:2:7: ") && told.contains("b.yaml:1:7: there is no kind"), "{told}");
-        let refused = tell(Format::Table, &checked.answer).expect_err("it is told");
+        let refused = tell(OutputFormat::Table, &checked.answer).expect_err("it is told");
         assert_eq!(refused.exit_code(), 2);
     }
 

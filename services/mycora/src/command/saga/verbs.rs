@@ -3,10 +3,10 @@
 use clap::Args;
 use proto::v1;
 
-use super::scope::{InstanceArg, RepeatArgs, ResultArgs, Scope};
-use super::watching;
-use crate::failure::Failure;
-use crate::output::saga::change::{self, Asked};
+use super::scope::{SagaCommandScope, SagaInstanceArg, SagaRequestIdFlag, SagaResultFlags};
+use super::watch;
+use crate::failure::CliError;
+use crate::output::saga::change::{self, SagaRequestRef};
 use crate::output::saga::instance::quoted;
 use crate::output::{self, json};
 
@@ -43,10 +43,10 @@ Example:
 
 /// What every change of an instance takes.
 #[derive(Debug, Args)]
-pub struct VerbArgs {
+pub struct SagaVerbArgs {
     /// What is changed.
     #[command(flatten)]
-    pub instance: InstanceArg,
+    pub instance: SagaInstanceArg,
     /// Only tell what would follow
     #[arg(long)]
     pub dry_run: bool,
@@ -55,15 +55,15 @@ pub struct VerbArgs {
     pub expect_revision: Option<u64>,
     /// What makes it repeatable.
     #[command(flatten)]
-    pub repeat: RepeatArgs,
+    pub repeat: SagaRequestIdFlag,
 }
 
-/// What `saga cancel` takes.
+/// Arguments of `saga cancel`.
 #[derive(Debug, Args)]
-pub struct CancelArgs {
+pub struct SagaCancelArgs {
     /// What is changed.
     #[command(flatten)]
-    pub verb: VerbArgs,
+    pub verb: SagaVerbArgs,
     /// Why, in at most 300 characters; its definition sees it as `saga.reason`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -72,12 +72,12 @@ pub struct CancelArgs {
     pub watch: bool,
 }
 
-/// What `saga kill` takes.
+/// Arguments of `saga kill`.
 #[derive(Debug, Args)]
-pub struct KillArgs {
+pub struct SagaKillArgs {
     /// What is changed.
     #[command(flatten)]
-    pub verb: VerbArgs,
+    pub verb: SagaVerbArgs,
     /// Why, in at most 300 characters
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -86,23 +86,23 @@ pub struct KillArgs {
     pub yes: bool,
 }
 
-/// What `saga skip-step` takes.
+/// Arguments of `saga skip-step`.
 #[derive(Debug, Args)]
-pub struct SkipArgs {
+pub struct SagaSkipStepArgs {
     /// What is changed.
     #[command(flatten)]
-    pub verb: VerbArgs,
+    pub verb: SagaVerbArgs,
     /// What stands for its result.
     #[command(flatten)]
-    pub result: ResultArgs,
+    pub result: SagaResultFlags,
 }
 
-/// What `saga complete` takes.
+/// Arguments of `saga complete`.
 #[derive(Debug, Args)]
-pub struct CompleteArgs {
+pub struct SagaCompleteArgs {
     /// What is changed.
     #[command(flatten)]
-    pub verb: VerbArgs,
+    pub verb: SagaVerbArgs,
     /// Why, in at most 300 characters
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub reason: String,
@@ -111,7 +111,7 @@ pub struct CompleteArgs {
 /// Asks for a change of an instance with what all of them have in common, and tells what followed.
 macro_rules! asked {
     ($scope:expr, $verb:expr, $call:ident, $request:ident { $($field:ident: $value:expr),* }) => {{
-        let (scope, VerbArgs { instance, dry_run, expect_revision, repeat }) = ($scope, $verb);
+        let (scope, SagaVerbArgs { instance, dry_run, expect_revision, repeat }) = ($scope, $verb);
         let request = v1::$request {
             request_id: repeat.id(),
             tenant_id: scope.tenant_id.clone(),
@@ -122,22 +122,22 @@ macro_rules! asked {
             $($field: $value,)*
         };
         let answer = scope.clients().$call(&request).await?;
-        let asked = Asked { request_id: &request.request_id, dry_run };
+        let asked = SagaRequestRef { request_id: &request.request_id, dry_run };
         let text = || change::text(&answer.change.clone().unwrap_or_default(), asked);
         output::answer(scope.format(), || json::of(&answer), text)
     }};
 }
 
-pub(super) async fn pause(scope: &Scope<'_>, verb: VerbArgs) -> Result<(), Failure> {
+pub(super) async fn pause(scope: &SagaCommandScope<'_>, verb: SagaVerbArgs) -> Result<(), CliError> {
     asked!(scope, verb, pause_saga, PauseSagaRequest {})
 }
 
-pub(super) async fn resume(scope: &Scope<'_>, verb: VerbArgs) -> Result<(), Failure> {
+pub(super) async fn resume(scope: &SagaCommandScope<'_>, verb: SagaVerbArgs) -> Result<(), CliError> {
     asked!(scope, verb, resume_saga, ResumeSagaRequest {})
 }
 
-pub(super) async fn cancel(scope: &Scope<'_>, args: CancelArgs) -> Result<u8, Failure> {
-    let CancelArgs { verb, reason, watch } = args;
+pub(super) async fn cancel(scope: &SagaCommandScope<'_>, args: SagaCancelArgs) -> Result<u8, CliError> {
+    let SagaCancelArgs { verb, reason, watch } = args;
     if !watch {
         return asked!(scope, verb, cancel_saga, CancelSagaRequest { reason: reason }).map(|()| 0);
     }
@@ -152,14 +152,14 @@ pub(super) async fn cancel(scope: &Scope<'_>, args: CancelArgs) -> Result<u8, Fa
         reason,
     };
     scope.clients().cancel_saga(&request).await?;
-    watching::until_ended(scope, instance).await
+    watch::until_ended(scope, instance).await
 }
 
-pub(super) async fn kill(scope: &Scope<'_>, args: KillArgs) -> Result<(), Failure> {
-    let KillArgs { verb, reason, yes } = args;
+pub(super) async fn kill(scope: &SagaCommandScope<'_>, args: SagaKillArgs) -> Result<(), CliError> {
+    let SagaKillArgs { verb, reason, yes } = args;
     if !yes && !verb.dry_run {
-        let InstanceArg { saga, correlation } = &verb.instance;
-        return Err(Failure::Invalid(format!(
+        let SagaInstanceArg { saga, correlation } = &verb.instance;
+        return Err(CliError::Invalid(format!(
             "the instance {} of `{saga}` would end where it stands, with nothing undone; say so with --yes, or look with \
              --dry-run",
             quoted(correlation)
@@ -168,21 +168,21 @@ pub(super) async fn kill(scope: &Scope<'_>, args: KillArgs) -> Result<(), Failur
     asked!(scope, verb, kill_saga, KillSagaRequest { reason: reason })
 }
 
-pub(super) async fn retry_step(scope: &Scope<'_>, verb: VerbArgs) -> Result<(), Failure> {
+pub(super) async fn retry_step(scope: &SagaCommandScope<'_>, verb: SagaVerbArgs) -> Result<(), CliError> {
     asked!(scope, verb, retry_saga_step, RetrySagaStepRequest {})
 }
 
-pub(super) async fn skip_step(scope: &Scope<'_>, args: SkipArgs) -> Result<(), Failure> {
-    let SkipArgs { verb, result } = args;
+pub(super) async fn skip_step(scope: &SagaCommandScope<'_>, args: SagaSkipStepArgs) -> Result<(), CliError> {
+    let SagaSkipStepArgs { verb, result } = args;
     let result_json = result.read()?;
     asked!(scope, verb, skip_saga_step, SkipSagaStepRequest { result_json: result_json })
 }
 
-pub(super) async fn complete(scope: &Scope<'_>, args: CompleteArgs) -> Result<(), Failure> {
-    let CompleteArgs { verb, reason } = args;
+pub(super) async fn complete(scope: &SagaCommandScope<'_>, args: SagaCompleteArgs) -> Result<(), CliError> {
+    let SagaCompleteArgs { verb, reason } = args;
     asked!(scope, verb, complete_saga, CompleteSagaRequest { reason: reason })
 }
 
-pub(super) async fn migrate(scope: &Scope<'_>, verb: VerbArgs) -> Result<(), Failure> {
+pub(super) async fn migrate(scope: &SagaCommandScope<'_>, verb: SagaVerbArgs) -> Result<(), CliError> {
     asked!(scope, verb, migrate_saga, MigrateSagaRequest {})
 }

@@ -5,10 +5,10 @@ use flow_file::FlowFile;
 use indicatif::{ProgressBar, ProgressStyle};
 use model::limits::BLOB_CHUNK_BYTES;
 use proto::v1;
-use rpc::Reason;
+use rpc::RpcReason;
 
-use crate::command::Session;
-use crate::failure::{CallError, Failure};
+use crate::command::CliSession;
+use crate::failure::{ApiCallError, CliError};
 use crate::output::terminal::drawable;
 
 /// How often what has gone is uploaded again for one call.
@@ -18,10 +18,10 @@ const BAR_FROM_BYTES: u64 = 1024 * 1024;
 
 /// Uploads everything that a flow carries along.
 pub(in crate::command) async fn upload(
-    session: &Session,
+    session: &CliSession,
     context: u32,
     file: &FlowFile,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let total: u64 = file.uploads.iter().map(|upload| upload.blob.size).sum();
     let bar = if session.global.quiet || total < BAR_FROM_BYTES {
         ProgressBar::hidden()
@@ -32,7 +32,7 @@ pub(in crate::command) async fn upload(
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     for upload in &file.uploads {
         bar.set_message(drawable(&upload.label));
-        let bytes = upload.bytes(&file.files).map_err(|error| Failure::Invalid(error.to_string()))?;
+        let bytes = upload.bytes(&file.files).map_err(|error| CliError::Invalid(error.to_string()))?;
         session.clients.put_blob(&pieces(context, upload.blob.sha256.to_string(), bytes.into())).await?;
         bar.inc(upload.blob.size);
     }
@@ -43,14 +43,14 @@ pub(in crate::command) async fn upload(
 /// Makes a call that refers to what a flow carries along. When something of it has gone meanwhile, since nobody had referred to
 /// it for too long, all of it is uploaded again, and the call is made once more.
 pub(in crate::command) async fn with_uploads<T>(
-    session: &Session,
+    session: &CliSession,
     context: u32,
     file: &FlowFile,
-    mut call: impl AsyncFnMut() -> Result<T, CallError>,
-) -> Result<Result<T, CallError>, Failure> {
+    mut call: impl AsyncFnMut() -> Result<T, ApiCallError>,
+) -> Result<Result<T, ApiCallError>, CliError> {
     for _ in 0..UPLOADS_AGAIN {
         match call().await {
-            Err(error) if error.view.reason == Reason::BlobMissing.as_str() && !file.uploads.is_empty() => {
+            Err(error) if error.view.reason == RpcReason::BlobMissing.as_str() && !file.uploads.is_empty() => {
                 upload(session, context, file).await?;
             }
             answer => return Ok(answer),

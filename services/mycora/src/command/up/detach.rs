@@ -11,7 +11,7 @@ use service::{LogFile, TelemetryFlags, telemetry};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
-use crate::failure::{Failure, error_chain};
+use crate::failure::{CliError, error_chain};
 use crate::output;
 use crate::up;
 
@@ -27,10 +27,10 @@ const TAIL_BYTES_MAX: u64 = 4096;
 ///
 /// # Errors
 /// When one has the directory already, or it does not start: with the end of its log.
-pub(super) async fn run(data_dir: &Path) -> Result<u8, Failure> {
+pub(super) async fn run(data_dir: &Path) -> Result<u8, CliError> {
     let mut interrupted = Box::pin(tokio::signal::ctrl_c());
     let (path, log) = up::log_file(data_dir).map_err(|error| super::failed(&error))?;
-    let cannot = |error: std::io::Error| Failure::Failed(format!("cannot start in the background: {error}"));
+    let cannot = |error: std::io::Error| CliError::Failed(format!("cannot start in the background: {error}"));
     let begin = std::fs::metadata(&path).map_err(cannot)?.len();
     let mut child = spawn(&log).map_err(cannot)?;
     let mut stdout = BufReader::new(child.stdout.take().ok_or_else(|| cannot(broken_pipe()))?);
@@ -53,12 +53,12 @@ pub(super) async fn run(data_dir: &Path) -> Result<u8, Failure> {
 pub(super) fn become_independent(
     data_dir: &Path,
     flags: &TelemetryFlags,
-) -> Result<telemetry::Telemetry, Failure> {
+) -> Result<telemetry::Telemetry, CliError> {
     // It fails for who leads a group already, and is independent.
     let _ = rustix::process::setsid();
     let log = LogFile::open(&data_dir.join(up::LOG))
-        .map_err(|error| Failure::Failed(format!("the log cannot be written: {error}")))?;
-    telemetry::init_to_file("mycora", flags, log).map_err(|error| Failure::Invalid(error_chain(&error)))
+        .map_err(|error| CliError::Failed(format!("the log cannot be written: {error}")))?;
+    telemetry::init_to_file("mycora", flags, log).map_err(|error| CliError::Invalid(error_chain(&error)))
 }
 
 /// Says that everything was said.
@@ -79,25 +79,25 @@ fn spawn(log: &LogFile) -> std::io::Result<Child> {
 }
 
 /// Ends what was started halfway.
-async fn end(mut child: Child) -> Failure {
+async fn end(mut child: Child) -> CliError {
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
     if let Some(pid) = pid {
         // It may have ended by itself.
         let _ = kill_process(pid, Signal::TERM);
     }
     let _ = child.wait().await;
-    Failure::Interrupted("interrupted; nothing was started".to_owned())
+    CliError::Interrupted("interrupted; nothing was started".to_owned())
 }
 
 /// What its log says since this start.
-fn not_started(status: ExitStatus, log: &Path, begin: u64) -> Failure {
+fn not_started(status: ExitStatus, log: &Path, begin: u64) -> CliError {
     let tail = tail(log, begin).unwrap_or_default();
     let text = format!("mycora did not start; {} says:\n{}", log.display(), tail.trim_end());
     match status.code() {
-        Some(2) => Failure::Invalid(text),
-        Some(3) => Failure::Unreachable(text),
-        Some(_) => Failure::Failed(text),
-        None => Failure::Failed(format!("{text}\n({status})")),
+        Some(2) => CliError::Invalid(text),
+        Some(3) => CliError::Unreachable(text),
+        Some(_) => CliError::Failed(text),
+        None => CliError::Failed(format!("{text}\n({status})")),
     }
 }
 

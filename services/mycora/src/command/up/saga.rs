@@ -6,7 +6,7 @@ use clap::Args;
 use http::uri::PathAndQuery;
 use saga::command_service::SUBMIT_COMMAND;
 use saga::nats_login::NatsLogin;
-use saga::seeing::SeeingFlags;
+use saga::visibility::SagaVisibilityFlags;
 
 use crate::up::{NatsOptions, SagaOptions};
 
@@ -46,7 +46,7 @@ pub struct SagaFlags {
     pub nats_login: NatsLogin,
     /// Flags that say how much of the work of sagas is shown
     #[command(flatten)]
-    pub seeing: SeeingFlags,
+    pub seeing: SagaVisibilityFlags,
 }
 
 impl SagaFlags {

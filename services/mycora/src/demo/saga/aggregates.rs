@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use broker::{Broker, Headers, Outgoing};
+use broker::{Headers, MessageBroker, Publication};
 use proto::v1;
 use proto::v1::command_service_server::{CommandService, CommandServiceServer};
 use rpc::{Allow, MethodPolicy, Mount, Server, TlsFiles};
@@ -13,13 +13,13 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tonic::{Request, Response, Status};
 
-use super::orders::Order;
+use super::orders::DemoOrder;
 use super::{TENANT, failed};
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// An order, as it stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Aggregate {
+pub(super) enum DemoOrderState {
     /// Nothing came of it so far.
     Placed,
     /// It is on its way, with this label.
@@ -35,21 +35,21 @@ pub(super) enum Aggregate {
 }
 
 #[derive(Default)]
-struct Kept {
-    orders: BTreeMap<String, Aggregate>,
+struct FakeAggregateState {
+    orders: BTreeMap<String, DemoOrderState>,
     /// Commands that were taken: each counts once.
     commands: BTreeSet<String>,
 }
 
 /// The stand-in.
-pub(super) struct Aggregates {
-    broker: Arc<dyn Broker>,
-    kept: Mutex<Kept>,
+pub(super) struct FakeAggregateGateway {
+    broker: Arc<dyn MessageBroker>,
+    kept: Mutex<FakeAggregateState>,
 }
 
-impl Aggregates {
+impl FakeAggregateGateway {
     /// A stand-in without orders, which tells its events there.
-    pub(super) fn new(broker: Arc<dyn Broker>) -> Self {
+    pub(super) fn new(broker: Arc<dyn MessageBroker>) -> Self {
         Self { broker, kept: Mutex::default() }
     }
 
@@ -57,8 +57,8 @@ impl Aggregates {
     ///
     /// # Errors
     /// When nobody can be told.
-    pub(super) async fn place(&self, order: &Order) -> Result<(), Failure> {
-        self.kept().orders.insert(order.id.clone(), Aggregate::Placed);
+    pub(super) async fn place(&self, order: &DemoOrder) -> Result<(), CliError> {
+        self.kept().orders.insert(order.id.clone(), DemoOrderState::Placed);
         let data = json!({ "order_id": order.id, "email": order.email, "amount_cents": order.amount_cents });
         self.publish("Order", "OrderPlaced", &order.id, data)
             .await
@@ -69,18 +69,18 @@ impl Aggregates {
     ///
     /// # Errors
     /// When nobody can be told.
-    pub(super) async fn capture(&self, order: &Order) -> Result<(), Failure> {
+    pub(super) async fn capture(&self, order: &DemoOrder) -> Result<(), CliError> {
         let data = json!({ "order_id": order.id, "amount_cents": order.amount_cents });
         let told = self.publish("Payment", "PaymentCaptured", &order.id, data).await;
         told.map_err(|error| failed("an event", &error))
     }
 
     /// How an order stands.
-    pub(super) fn order(&self, id: &str) -> Option<Aggregate> {
+    pub(super) fn order(&self, id: &str) -> Option<DemoOrderState> {
         self.kept().orders.get(id).cloned()
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, FakeAggregateState> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -101,7 +101,7 @@ impl Aggregates {
             "data": data,
             "metadata": { "correlation_id": order },
         });
-        let outgoing = Outgoing {
+        let outgoing = Publication {
             subject: format!("tenant.{TENANT}.aggregate.{aggregate}.{order}"),
             message_id: id,
             headers: Headers::new(),
@@ -116,19 +116,19 @@ impl Aggregates {
             .map_err(|_| Status::invalid_argument("the payload is no JSON"))?;
         let text = |field: &str| payload[field].as_str().unwrap_or_default().to_owned();
         let (kind, next) = match command.command_type.as_str() {
-            "MarkShipped" => ("OrderShipped", Aggregate::Shipped { label: text("label") }),
-            "Cancel" => ("OrderCancelled", Aggregate::Cancelled { reason: text("reason") }),
+            "MarkShipped" => ("OrderShipped", DemoOrderState::Shipped { label: text("label") }),
+            "Cancel" => ("OrderCancelled", DemoOrderState::Cancelled { reason: text("reason") }),
             other => return Err(Status::invalid_argument(format!("no order knows `{other}`"))),
         };
         let mut kept = self.kept();
-        let Kept { orders, commands } = &mut *kept;
+        let FakeAggregateState { orders, commands } = &mut *kept;
         let is_ours = command.tenant_id == TENANT && command.aggregate_type == "Order";
         let order = orders.get_mut(&command.aggregate_id).filter(|_| is_ours);
         let order = order.ok_or_else(|| Status::not_found("there is no such order"))?;
         if !commands.insert(command.command_id.clone()) {
             return Ok(None);
         }
-        if *order != Aggregate::Placed {
+        if *order != DemoOrderState::Placed {
             return Err(Status::failed_precondition("the order has ended"));
         }
         *order = next;
@@ -138,10 +138,10 @@ impl Aggregates {
 
 /// Answers `CommandService`.
 #[derive(Clone)]
-struct Rpc(Arc<Aggregates>);
+struct FakeCommandService(Arc<FakeAggregateGateway>);
 
 #[tonic::async_trait]
-impl CommandService for Rpc {
+impl CommandService for FakeCommandService {
     async fn submit_command(
         &self,
         request: Request<v1::SubmitCommandRequest>,
@@ -164,14 +164,14 @@ impl CommandService for Rpc {
 /// # Errors
 /// When its certificate cannot be used.
 pub(super) fn serve(
-    aggregates: &Arc<Aggregates>,
+    aggregates: &Arc<FakeAggregateGateway>,
     listener: TcpListener,
     certificate: &TlsFiles,
     serving: &mut JoinSet<()>,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let policy = MethodPolicy::new(&[&[("/mycora.v1.CommandService/*", &[Allow::AnyService])]]);
     let policy = policy.map_err(|error| failed("the gateway", &error))?;
-    let service = CommandServiceServer::new(Rpc(Arc::clone(aggregates)));
+    let service = CommandServiceServer::new(FakeCommandService(Arc::clone(aggregates)));
     let mount = Mount::builder(policy).service(service).descriptors(proto::DESCRIPTORS).build();
     let mount = mount.map_err(|error| failed("the gateway", &error))?;
     let server = Server::new(mount, certificate).map_err(|error| failed("the gateway", &error))?;

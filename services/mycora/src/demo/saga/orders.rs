@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use proto::v1;
 use serde::Serialize;
 
-use super::aggregates::Aggregate;
-use super::payments::Payment;
-use super::post::Mail;
-use crate::command::Session;
-use crate::failure::Failure;
+use super::aggregates::DemoOrderState;
+use super::mail_server::CapturedMail;
+use super::payments::PaymentCounts;
+use crate::command::CliSession;
+use crate::failure::CliError;
 
 /// An order.
 #[derive(Debug)]
-pub(super) struct Order {
+pub(super) struct DemoOrder {
     /// Its number, which is the correlation of its saga.
     pub(super) id: String,
     /// What it is there to show.
@@ -26,34 +26,34 @@ pub(super) struct Order {
     pub(super) is_paid: bool,
     /// Whether the answer to its reservation is lost.
     pub(super) is_answer_lost: bool,
-    ends: Ends,
+    ends: ExpectedEnding,
 }
 
 /// How an order is to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ends {
+enum ExpectedEnding {
     Shipped,
     Declined,
     Unpaid,
 }
 
 /// What was seen of an order, in everything that had to do with it.
-pub(super) struct Seen<'a> {
+pub(super) struct OrderObservations<'a> {
     /// Kinds of facts of its saga.
     pub(super) way: Vec<&'a str>,
     /// How it stands.
-    pub(super) aggregate: Option<Aggregate>,
+    pub(super) aggregate: Option<DemoOrderState>,
     /// What was done with its payment.
-    pub(super) payment: Payment,
+    pub(super) payment: PaymentCounts,
     /// Mails to its customer.
-    pub(super) mails: Vec<Mail>,
+    pub(super) mails: Vec<CapturedMail>,
     /// Labels that flows gave, and the flow of each.
     pub(super) labels: &'a BTreeMap<String, u32>,
 }
 
 /// What came of an order.
 #[derive(Debug, Serialize)]
-pub(super) struct Outcome {
+pub(super) struct DemoOrderReport {
     order: String,
     status: &'static str,
     what: String,
@@ -63,22 +63,24 @@ pub(super) struct Outcome {
 }
 
 /// All orders.
-pub(super) fn all() -> Vec<Order> {
-    let order = |number: u32, name: &str, amount_cents: u64, story: &'static str, ends: Ends| Order {
-        id: number.to_string(),
-        story,
-        email: format!("{name}@customers.example"),
-        amount_cents,
-        is_paid: ends == Ends::Shipped,
-        is_answer_lost: false,
-        ends,
-    };
-    let lost = order(1004, "dana", 2_950, "its payment's answer will be lost on the way", Ends::Shipped);
+pub(super) fn all() -> Vec<DemoOrder> {
+    let order =
+        |number: u32, name: &str, amount_cents: u64, story: &'static str, ends: ExpectedEnding| DemoOrder {
+            id: number.to_string(),
+            story,
+            email: format!("{name}@customers.example"),
+            amount_cents,
+            is_paid: ends == ExpectedEnding::Shipped,
+            is_answer_lost: false,
+            ends,
+        };
+    let lost =
+        order(1004, "dana", 2_950, "its payment's answer will be lost on the way", ExpectedEnding::Shipped);
     vec![
-        order(1001, "ann", 4_990, "all goes well", Ends::Shipped),
-        order(1002, "bob", 250_000, "its payment will be declined", Ends::Declined),
-        order(1003, "cy", 1_500, "its customer will not pay in time", Ends::Unpaid),
-        Order { is_answer_lost: true, ..lost },
+        order(1001, "ann", 4_990, "all goes well", ExpectedEnding::Shipped),
+        order(1002, "bob", 250_000, "its payment will be declined", ExpectedEnding::Declined),
+        order(1003, "cy", 1_500, "its customer will not pay in time", ExpectedEnding::Unpaid),
+        DemoOrder { is_answer_lost: true, ..lost },
     ]
 }
 
@@ -86,7 +88,7 @@ pub(super) fn all() -> Vec<Order> {
 ///
 /// # Errors
 /// When flows cannot be listed.
-pub(super) async fn labels(session: &Session) -> Result<BTreeMap<String, u32>, Failure> {
+pub(super) async fn labels(session: &CliSession) -> Result<BTreeMap<String, u32>, CliError> {
     let request = v1::ListFlowsRequest {
         context_id: session.context()?,
         name_prefix: "saga-".to_owned(),
@@ -97,33 +99,33 @@ pub(super) async fn labels(session: &Session) -> Result<BTreeMap<String, u32>, F
     Ok(listed.flows.into_iter().filter_map(label).collect())
 }
 
-impl Order {
+impl DemoOrder {
     /// What its payment is known by.
     pub(super) fn reference(&self) -> String {
         format!("order-{}", self.id)
     }
 
     /// Compares what was seen with what was to come.
-    pub(super) fn outcome(&self, seen: &Seen<'_>) -> Outcome {
-        let mut check = Check::default();
+    pub(super) fn outcome(&self, seen: &OrderObservations<'_>) -> DemoOrderReport {
+        let mut check = OrderProblems::default();
         let (status, what) = match self.ends {
-            Ends::Shipped => ("shipped", self.shipped(seen, &mut check)),
-            Ends::Declined => ("cancelled", self.declined(seen, &mut check)),
-            Ends::Unpaid => ("cancelled", self.unpaid(seen, &mut check)),
+            ExpectedEnding::Shipped => ("shipped", self.shipped(seen, &mut check)),
+            ExpectedEnding::Declined => ("cancelled", self.declined(seen, &mut check)),
+            ExpectedEnding::Unpaid => ("cancelled", self.unpaid(seen, &mut check)),
         };
         let status = if check.0.is_empty() { status } else { "WRONG" };
         let problems: Vec<_> =
             check.0.into_iter().map(|problem| format!("order {}: {problem}", self.id)).collect();
-        Outcome { order: self.id.clone(), status, what, problems }
+        DemoOrderReport { order: self.id.clone(), status, what, problems }
     }
 
-    fn shipped(&self, seen: &Seen<'_>, check: &mut Check) -> String {
+    fn shipped(&self, seen: &OrderObservations<'_>, check: &mut OrderProblems) -> String {
         check.equal("the way of its saga ends as", &seen.way.last().copied(), &Some("completed"));
         let lost = u32::from(self.is_answer_lost);
-        let paid = Payment { reserved: 1, lost, found: lost, ..Payment::default() };
+        let paid = PaymentCounts { reserved: 1, lost, found: lost, ..PaymentCounts::default() };
         check.equal("its payment is", &seen.payment, &paid);
         let label = match &seen.aggregate {
-            Some(Aggregate::Shipped { label }) => label.as_str(),
+            Some(DemoOrderState::Shipped { label }) => label.as_str(),
             other => {
                 check.wrong(format!("it is {other:?}, not shipped"));
                 ""
@@ -147,9 +149,13 @@ impl Order {
         format!("{payment}; label {label} by flow {flow}; receipt mailed")
     }
 
-    fn declined(&self, seen: &Seen<'_>, check: &mut Check) -> String {
+    fn declined(&self, seen: &OrderObservations<'_>, check: &mut OrderProblems) -> String {
         check.equal("the way of its saga ends as", &seen.way.last().copied(), &Some("completed"));
-        check.equal("its payment is", &seen.payment, &Payment { declined: 1, ..Payment::default() });
+        check.equal(
+            "its payment is",
+            &seen.payment,
+            &PaymentCounts { declined: 1, ..PaymentCounts::default() },
+        );
         if seen.way.contains(&"compensating") {
             check.wrong(format!("something was undone: {:?}", seen.way));
         }
@@ -157,16 +163,16 @@ impl Order {
         "payment declined; there was nothing to undo".to_owned()
     }
 
-    fn unpaid(&self, seen: &Seen<'_>, check: &mut Check) -> String {
+    fn unpaid(&self, seen: &OrderObservations<'_>, check: &mut OrderProblems) -> String {
         check.equal("the way of its saga ends as", &seen.way.last().copied(), &Some("compensated"));
-        let released = Payment { reserved: 1, released: 1, ..Payment::default() };
+        let released = PaymentCounts { reserved: 1, released: 1, ..PaymentCounts::default() };
         check.equal("its payment is", &seen.payment, &released);
         self.cancelled(seen, "not paid within 3 seconds", check);
         "not paid within 3 seconds; its reservation was released, once".to_owned()
     }
 
-    fn cancelled(&self, seen: &Seen<'_>, reason: &str, check: &mut Check) {
-        let cancelled = Some(Aggregate::Cancelled { reason: reason.to_owned() });
+    fn cancelled(&self, seen: &OrderObservations<'_>, reason: &str, check: &mut OrderProblems) {
+        let cancelled = Some(DemoOrderState::Cancelled { reason: reason.to_owned() });
         check.equal("it is", &seen.aggregate, &cancelled);
         check.equal("receipts are", &seen.mails.len(), &0);
     }
@@ -174,9 +180,9 @@ impl Order {
 
 /// What is not as it has to be.
 #[derive(Default)]
-struct Check(Vec<String>);
+struct OrderProblems(Vec<String>);
 
-impl Check {
+impl OrderProblems {
     fn equal<T: PartialEq + std::fmt::Debug>(&mut self, what: &str, found: &T, wanted: &T) {
         if found != wanted {
             self.wrong(format!("{what} {found:?}, not {wanted:?}"));
@@ -188,7 +194,7 @@ impl Check {
     }
 }
 
-impl Outcome {
+impl DemoOrderReport {
     /// Its row in a table.
     pub(super) fn row(&self) -> Vec<String> {
         vec![self.order.clone(), self.status.to_owned(), self.what.clone()]

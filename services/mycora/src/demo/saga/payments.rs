@@ -18,9 +18,9 @@ use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-use super::orders::Order;
+use super::orders::DemoOrder;
 use super::{failed, listen};
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// The largest request, in bytes.
 const BODY_BYTES_MAX: usize = 64 * 1024;
@@ -30,7 +30,7 @@ const RESERVATIONS: &str = "/v1/reservations";
 
 /// What was done for a reference.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Payment {
+pub(super) struct PaymentCounts {
     /// Reservations that were made: more than one would be a mistake.
     pub(super) reserved: u32,
     /// Reservations that were declined.
@@ -44,23 +44,23 @@ pub(super) struct Payment {
 }
 
 /// A reservation under its key.
-struct Reservation {
+struct PaymentReservation {
     reference: String,
     id: String,
 }
 
 #[derive(Default)]
-struct Ledger {
-    by_key: BTreeMap<String, Reservation>,
-    payments: BTreeMap<String, Payment>,
+struct PaymentLedger {
+    by_key: BTreeMap<String, PaymentReservation>,
+    payments: BTreeMap<String, PaymentCounts>,
 }
 
 /// The stand-in.
-pub(super) struct Payments {
+pub(super) struct FakePaymentServer {
     authorization: String,
     /// References whose first answer is lost.
     loses: Vec<String>,
-    ledger: Mutex<Ledger>,
+    ledger: Mutex<PaymentLedger>,
     reserves: mpsc::UnboundedSender<String>,
     reserved: AsyncMutex<mpsc::UnboundedReceiver<String>>,
 }
@@ -68,16 +68,16 @@ pub(super) struct Payments {
 /// The answer that is lost on the way.
 #[derive(Debug, thiserror::Error)]
 #[error("the answer is lost")]
-struct Lost;
+struct LostResponse;
 
-impl Payments {
+impl FakePaymentServer {
     /// A stand-in that lets in who shows this token.
-    pub(super) fn new(token: &str, orders: &[Order]) -> Self {
+    pub(super) fn new(token: &str, orders: &[DemoOrder]) -> Self {
         let (reserves, reserved) = mpsc::unbounded_channel();
         let loses = orders.iter().filter(|order| order.is_answer_lost);
         Self {
             authorization: format!("Bearer {token}"),
-            loses: loses.map(Order::reference).collect(),
+            loses: loses.map(DemoOrder::reference).collect(),
             ledger: Mutex::default(),
             reserves,
             reserved: AsyncMutex::new(reserved),
@@ -85,7 +85,7 @@ impl Payments {
     }
 
     /// What was done for a reference.
-    pub(super) fn of(&self, reference: &str) -> Payment {
+    pub(super) fn of(&self, reference: &str) -> PaymentCounts {
         self.ledger().payments.get(reference).cloned().unwrap_or_default()
     }
 
@@ -98,11 +98,11 @@ impl Payments {
         }
     }
 
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+    fn ledger(&self) -> MutexGuard<'_, PaymentLedger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Lost> {
+    async fn answer(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, LostResponse> {
         let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
         if header(header::AUTHORIZATION.as_str()) != Some(&self.authorization) {
             return Ok(reply(StatusCode::UNAUTHORIZED, &Value::Null));
@@ -122,7 +122,7 @@ impl Payments {
         }
     }
 
-    fn reserve(&self, key: &str, body: &[u8]) -> Result<Response<Full<Bytes>>, Lost> {
+    fn reserve(&self, key: &str, body: &[u8]) -> Result<Response<Full<Bytes>>, LostResponse> {
         let asked: Value = serde_json::from_slice(body).unwrap_or_default();
         let (Some(reference), Some(cents)) = (asked["reference"].as_str(), asked["amount_cents"].as_u64())
         else {
@@ -141,16 +141,18 @@ impl Payments {
         payment.reserved += 1;
         let is_lost = payment.lost == 0 && self.loses.iter().any(|lost| lost == reference);
         payment.lost += u32::from(is_lost);
-        ledger.by_key.insert(key.to_owned(), Reservation { reference: reference.to_owned(), id: id.clone() });
+        ledger
+            .by_key
+            .insert(key.to_owned(), PaymentReservation { reference: reference.to_owned(), id: id.clone() });
         drop(ledger);
         // Whoever waits for it goes with the demonstration.
         let _ = self.reserves.send(reference.to_owned());
-        if is_lost { Err(Lost) } else { Ok(reply(StatusCode::CREATED, &json!({ "id": id }))) }
+        if is_lost { Err(LostResponse) } else { Ok(reply(StatusCode::CREATED, &json!({ "id": id }))) }
     }
 
     fn find(&self, key: &str) -> Response<Full<Bytes>> {
         let mut ledger = self.ledger();
-        let Ledger { by_key, payments } = &mut *ledger;
+        let PaymentLedger { by_key, payments } = &mut *ledger;
         let Some(known) = by_key.get(key) else { return reply(StatusCode::NOT_FOUND, &Value::Null) };
         payments.entry(known.reference.clone()).or_default().found += 1;
         reply(StatusCode::OK, &json!({ "id": known.id }))
@@ -175,10 +177,10 @@ impl Payments {
 /// # Errors
 /// When there is none.
 pub(super) async fn serve(
-    payments: &Arc<Payments>,
+    payments: &Arc<FakePaymentServer>,
     tls: TlsAcceptor,
     serving: &mut JoinSet<()>,
-) -> Result<u16, Failure> {
+) -> Result<u16, CliError> {
     let listener = listen().await?;
     let port = listener.local_addr().map_err(|error| failed("a port", &error))?.port();
     let payments = Arc::clone(payments);

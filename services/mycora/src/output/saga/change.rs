@@ -6,7 +6,7 @@ use super::{below, fate, instance, or_dash, purpose, told, work};
 
 /// A request that was made.
 #[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
+pub struct SagaRequestRef<'a> {
     /// Its id.
     pub request_id: &'a str,
     /// Whether only what would follow was asked for.
@@ -15,7 +15,7 @@ pub struct Asked<'a> {
 
 /// What followed, or would follow.
 #[must_use]
-pub fn text(change: &v1::SagaChange, asked: Asked<'_>) -> String {
+pub fn text(change: &v1::SagaChange, asked: SagaRequestRef<'_>) -> String {
     let v1::SagaChange { saga, fate: _, ignored_reason, commands } = change;
     let mut rows = Vec::new();
     match saga {
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_change_tells_where_the_instance_is_and_what_was_ordered() {
-        let text = text(&changed(), Asked { request_id: "5b", dry_run: false });
+        let text = text(&changed(), SagaRequestRef { request_id: "5b", dry_run: false });
         let expected = "\
 saga         order
 correlation  o\\x1b[31m-1\\n
@@ -95,11 +95,11 @@ ORDERED  STEP     BRANCH   FOR       WHAT
 
     #[test]
     fn what_was_only_asked_for_is_told_as_such() {
-        let text = text(&changed(), Asked { request_id: "5b", dry_run: true });
+        let text = text(&changed(), SagaRequestRef { request_id: "5b", dry_run: true });
         assert!(text.contains("dry run      nothing was changed") && !text.contains("5b"), "{text}");
         let mut none = v1::SagaChange { ignored_reason: "no_instance".into(), ..Default::default() };
         none.set_fate(v1::SagaInputFate::Ignored);
-        let text = super::text(&none, Asked { request_id: "5b", dry_run: false });
+        let text = super::text(&none, SagaRequestRef { request_id: "5b", dry_run: false });
         assert!(text.contains("instance    there is none\nrequest     ignored (no_instance)\n"), "{text}");
     }
 

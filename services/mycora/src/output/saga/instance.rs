@@ -4,7 +4,7 @@ use model::Timestamp;
 use proto::v1;
 
 use super::{ago, below, change, json_below, moment, or_dash, purpose, short, status, told, until};
-use crate::output::{table, words};
+use crate::output::{labels, table};
 
 /// Whether an instance has ended.
 #[must_use]
@@ -96,7 +96,7 @@ pub fn whole(answer: &v1::GetSagaResponse, now: Timestamp) -> String {
     let mut rows = head(&saga);
     let yes = |is_so: bool, text: &str| if is_so { text.to_owned() } else { String::new() };
     let stuck = answer.stuck.as_ref().map(|stuck| format!("{}: {}", purpose(stuck.purpose()), stuck.reason));
-    let held = words::count(usize::try_from(saga.held_count).unwrap_or(usize::MAX), "input", "inputs");
+    let held = labels::count(usize::try_from(saga.held_count).unwrap_or(usize::MAX), "input", "inputs");
     rows.extend([
         ("stuck at", stuck.unwrap_or_default()),
         (

@@ -3,7 +3,7 @@
 use proto::v1;
 
 use super::{moment, or_dash};
-use crate::output::{table, words};
+use crate::output::{labels, table};
 
 /// A list of lanes, with a row for each source.
 #[must_use]
@@ -79,7 +79,7 @@ pub fn done(done: &v1::SagaReplayDone) -> String {
 }
 
 fn instances(count: u64) -> String {
-    words::count(usize::try_from(count).unwrap_or(usize::MAX), "instance", "instances")
+    labels::count(usize::try_from(count).unwrap_or(usize::MAX), "instance", "instances")
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use proto::v1;
 
 use super::{below, moment, or_dash, told};
-use crate::output::{table, words};
+use crate::output::{labels, table};
 
 /// A tenant, as it was paused or resumed.
 #[must_use]
@@ -80,7 +80,7 @@ pub fn whole(answer: &v1::GetSagaServerResponse) -> String {
     let connected = if broker.connected { "connected" } else { "not connected" };
     let problems = match answer.problems.as_slice() {
         [] => "none".to_owned(),
-        problems => words::count(problems.len(), "problem", "problems"),
+        problems => labels::count(problems.len(), "problem", "problems"),
     };
     let drains = match (answer.draining, answer.drain_deadline_time) {
         (false, _) => String::new(),

@@ -6,7 +6,7 @@ use proto::v1;
 use proto::v1::saga_input::Input;
 
 use super::{fate, outcome, short, status};
-use crate::output::{table, time, words};
+use crate::output::{labels, table, time};
 
 /// Rows of a timeline, each in a line; payloads below it where they are wanted.
 #[must_use]
@@ -49,7 +49,10 @@ fn followed(entry: &v1::SagaTimelineEntry) -> String {
         text.push_str(&format!(" at {}", entry.step));
     }
     if !entry.command_ids.is_empty() {
-        text.push_str(&format!(", {} ordered", words::count(entry.command_ids.len(), "command", "commands")));
+        text.push_str(&format!(
+            ", {} ordered",
+            labels::count(entry.command_ids.len(), "command", "commands")
+        ));
     }
     if !entry.definition_hash.is_empty() {
         text.push_str(&format!(", on {}", short(&entry.definition_hash)));

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use broker::Version;
+use broker::BrokerVersion;
 
 use crate::up::UpError;
 
@@ -11,13 +11,13 @@ const NAME: &str = "nats-server";
 /// Where Debian has it, which is not in everybody's `PATH`.
 const OF_DEBIAN: &str = "/usr/sbin/nats-server";
 /// From here on it can bring every message to the disk before it acknowledges.
-const SYNCS_ALWAYS: Version = Version { major: 2, minor: 10, patch: 0 };
+const SYNCS_ALWAYS: BrokerVersion = BrokerVersion { major: 2, minor: 10, patch: 0 };
 
 /// A `nats-server` that can be started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NatsProgram {
     path: PathBuf,
-    version: Version,
+    version: BrokerVersion,
 }
 
 impl NatsProgram {
@@ -60,11 +60,11 @@ impl NatsProgram {
 }
 
 /// The version that a program says it has, if sagas run with it.
-fn accepted(said: &str) -> Result<Version, String> {
-    let version = said.trim().strip_prefix("nats-server: ").and_then(Version::parse);
+fn accepted(said: &str) -> Result<BrokerVersion, String> {
+    let version = said.trim().strip_prefix("nats-server: ").and_then(BrokerVersion::parse);
     let version = version.ok_or_else(|| "it does not say its version".to_owned())?;
-    if version < Version::OLDEST {
-        return Err(format!("it is {version}, and {} or newer is needed", Version::OLDEST));
+    if version < BrokerVersion::OLDEST {
+        return Err(format!("it is {version}, and {} or newer is needed", BrokerVersion::OLDEST));
     }
     Ok(version)
 }

@@ -11,7 +11,8 @@ use rpc::{Channel, MountBuilder};
 use service::Shutdown;
 
 use super::{
-    DRAIN_DEADLINE, GROUP, Parts, READY_TIMEOUT, SUPERVISOR_NODE, Suite, build_error, node_key, wait_ready,
+    DRAIN_DEADLINE, GROUP, READY_TIMEOUT, SUPERVISOR_NODE, Suite, SuiteParts, build_error, node_key,
+    wait_ready,
 };
 use crate::bootstrap;
 use crate::up::{UpError, WORK_DIR};
@@ -20,7 +21,7 @@ impl Suite {
     /// The supervisor and the runners of this machine, unless there are to be none.
     pub(super) async fn machine(
         &mut self,
-        parts: &Parts<'_>,
+        parts: &SuiteParts<'_>,
         metrics: &Registry,
         network: &MemoryNetwork,
         mount: MountBuilder,
@@ -32,7 +33,8 @@ impl Suite {
         let bus: Arc<dyn Bus> = Arc::new(network.node(node_key(parts.dir, SUPERVISOR_NODE)?));
         let deps =
             supervisor::Deps { kv: Kv::new(parts.redis.supervisor_endpoint()), bus: Some(bus), metrics };
-        let legacy = parts.options.legacy.as_deref().map(supervisor::legacy::Bindings::load).transpose();
+        let legacy =
+            parts.options.legacy.as_deref().map(supervisor::legacy::LegacyBindings::load).transpose();
         let config = supervisor::Config {
             legacy: legacy.map_err(build_error("supervisor"))?.unwrap_or_default(),
             open_queues: parts.options.open_queues,
@@ -48,13 +50,13 @@ impl Suite {
         self.spawn("supervisor", app.run(self.stop.clone()));
         wait_ready("supervisor", &readiness).await?;
         let kv = Kv::new(parts.redis.runner_endpoint());
-        let settings = runner::Settings {
+        let settings = runner::RunnerSettings {
             group: GROUP.parse().map_err(build_error("runner"))?,
             slots: parts.options.slots,
             drain_deadline: DRAIN_DEADLINE,
             scripts: parts.options.scripts.clone(),
             launcher: parts.options.launcher.clone(),
-            ..runner::Settings::new(work_dir)
+            ..runner::RunnerSettings::new(work_dir)
         };
         self.runner_start = Some((settings, kv, parts.redis.supervisor_database()));
         self.start_runner().await?;
@@ -72,10 +74,10 @@ impl Suite {
 
     /// Waits until the registry sees what runs here, before the scheduler takes over its view: the first job would find no runner
     /// otherwise. Whoever runs elsewhere is not waited for.
-    pub(super) async fn runner_seen(&self, actor: Channel, parts: &Parts<'_>) -> Result<(), UpError> {
+    pub(super) async fn runner_seen(&self, actor: Channel, parts: &SuiteParts<'_>) -> Result<(), UpError> {
         let Some(runner) = &self.runner else { return Ok(()) };
         let here = Address::MyceliumKey(node_key(parts.dir, SUPERVISOR_NODE)?.to_string());
-        let seen = bootstrap::seen(actor, &here, runner.instances().len());
+        let seen = bootstrap::wait_for_runner(actor, &here, runner.instances().len());
         match tokio::time::timeout(READY_TIMEOUT, seen).await {
             Ok(seen) => seen.map_err(UpError::from),
             Err(_) => {
@@ -96,7 +98,7 @@ pub(super) async fn end_scripts(work_dir: PathBuf) {
 }
 
 /// Whose runners take jobs of context 1; `true` for the one on this machine.
-pub(super) fn runner_addresses(parts: &Parts<'_>) -> Result<Vec<(Address, bool)>, UpError> {
+pub(super) fn runner_addresses(parts: &SuiteParts<'_>) -> Result<Vec<(Address, bool)>, UpError> {
     let mut addresses = Vec::new();
     if parts.options.supervisor {
         let key = node_key(parts.dir, SUPERVISOR_NODE)?;

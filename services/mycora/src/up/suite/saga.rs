@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use broker::{Broker, JetStream, StreamSpec};
+use broker::{JetStream, MessageBroker, StreamSpec};
 use identity::{ServiceName, TrustDomain};
 use prometheus::Registry;
 use rpc::{Channel, MountBuilder, TlsFiles};
 use saga::FlowSuite;
 use saga::command_service::{CommandService, NoGateway};
 use saga::lane::gateway::Gateway;
-use saga::placement::{Identity as Replica, LANES_MAX, Role};
+use saga::placement::{LANES_MAX, SagaReplicaIdentity as Replica, SagaReplicaRole};
 use service::Shutdown;
-use store::{EmbeddedStore, MachineClock};
+use store::{EmbeddedStore, WallClock};
 
-use super::{ACTOR_KEY, Parts, Places, READY_TIMEOUT, Suite, build_error, channel};
-use crate::up::saga::{FILES, Nats, SECRETS, SagaOptions};
+use super::{ACTOR_KEY, LocalServers, READY_TIMEOUT, Suite, SuiteParts, build_error, channel};
+use crate::up::saga::{FILES, NatsBackend, SECRETS, SagaOptions};
 use crate::up::{UpError, dialed};
 
 /// Room for its rows.
@@ -33,8 +33,8 @@ impl Suite {
     /// The saga service, where it is wanted.
     pub(super) async fn saga(
         &mut self,
-        places: &Places,
-        parts: &Parts<'_>,
+        places: &LocalServers,
+        parts: &SuiteParts<'_>,
         metrics: &Registry,
         mount: MountBuilder,
     ) -> Result<MountBuilder, UpError> {
@@ -42,7 +42,7 @@ impl Suite {
         let tenants = options.tenants()?;
         let broker = broker(nats, tenants.has_tenants).await?;
         let rows = parts.dir.private(FILES)?;
-        let store = EmbeddedStore::open(&rows, ROWS_BYTES_MAX, MachineClock);
+        let store = EmbeddedStore::open(&rows, ROWS_BYTES_MAX, WallClock);
         let deps = saga::Deps {
             store: Arc::new(store.map_err(build_error("saga"))?),
             broker,
@@ -56,7 +56,7 @@ impl Suite {
             None => own_secrets(parts)?,
         };
         let config = saga::Config {
-            role: Role { sagas: true, effects: true },
+            role: SagaReplicaRole { sagas: true, effects: true },
             manifests: options.manifests.clone(),
             tenants,
             secrets: Some(secrets),
@@ -103,7 +103,7 @@ impl Suite {
 }
 
 /// Connects to the server, and makes the stream of aggregates where the server is ours and has none.
-async fn broker(nats: &Nats, has_tenants: bool) -> Result<Arc<dyn Broker>, UpError> {
+async fn broker(nats: &NatsBackend, has_tenants: bool) -> Result<Arc<dyn MessageBroker>, UpError> {
     let broker = JetStream::start(nats.options()).map_err(UpError::Nats)?;
     if nats.access().is_some() {
         let mut connection = broker.connection();
@@ -122,11 +122,11 @@ async fn broker(nats: &Nats, has_tenants: bool) -> Result<Arc<dyn Broker>, UpErr
 /// The stream of aggregates as it is made for those who have none of their own.
 fn events(has_tenants: bool) -> StreamSpec {
     let subject = if has_tenants { "tenant.*.aggregate.*.*" } else { "aggregate.*.*" };
-    StreamSpec::ours(saga::lane::AGGREGATE_EVENTS, &[subject], EVENTS_KEPT)
+    StreamSpec::managed(saga::lane::AGGREGATE_EVENTS, &[subject], EVENTS_KEPT)
 }
 
 /// Who takes commands of aggregates. The server proves itself by a certificate of the authority that this process has.
-fn gateway(options: &SagaOptions, parts: &Parts<'_>) -> Result<Arc<dyn Gateway>, UpError> {
+fn gateway(options: &SagaOptions, parts: &SuiteParts<'_>) -> Result<Arc<dyn Gateway>, UpError> {
     let Some((url, method)) = &options.gateway else { return Ok(Arc::new(NoGateway)) };
     let channel =
         Channel::remote(url, &parts.certificates.server(), None).map_err(build_error("the gateway"))?;
@@ -135,7 +135,7 @@ fn gateway(options: &SagaOptions, parts: &Parts<'_>) -> Result<Arc<dyn Gateway>,
 
 /// The way to where flows are run: the own port, with nothing to show but tokens of actors, which are checked there. Within the
 /// process every actor that a manifest names would be taken for one and the same.
-fn flows(parts: &Parts<'_>) -> Result<FlowSuite, UpError> {
+fn flows(parts: &SuiteParts<'_>) -> Result<FlowSuite, UpError> {
     let tls: TlsFiles = parts.certificates.server().without_certificate();
     let address = format!("https://{}", dialed(parts.served));
     let channel = Channel::remote(&address, &tls, None).map_err(build_error("saga"))?;
@@ -143,7 +143,7 @@ fn flows(parts: &Parts<'_>) -> Result<FlowSuite, UpError> {
 }
 
 /// The directory of secrets within the data directory, with the key of actor 1 in it.
-fn own_secrets(parts: &Parts<'_>) -> Result<std::path::PathBuf, UpError> {
+fn own_secrets(parts: &SuiteParts<'_>) -> Result<std::path::PathBuf, UpError> {
     let directory = parts.dir.private(SECRETS)?;
     let key = service::read_secret(&parts.dir.join(ACTOR_KEY));
     let key = key.map_err(|source| UpError::Directory { path: parts.dir.join(ACTOR_KEY), source })?;

@@ -4,30 +4,30 @@ use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use identity::{ActorKey, VerifyingKey};
+use identity::{ActorVerifyingKey, VerifyingKey};
 use model::{ActorId, ContextId, Role, Timestamp};
 use proto::v1;
 use proto::v1::actor_service_server::ActorService;
-use rpc::{Directory, Hearing, KnownActor, Membership, Subject};
+use rpc::{Directory, DirectoryFeedState, DirectorySubject, KnownActor, Membership};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::Scripted;
+use super::ScriptedServices;
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Actor 1 has one key, and every token counts once where it is spent.
 #[derive(Debug)]
 pub(super) struct KnownActors {
-    key: ActorKey,
+    key: ActorVerifyingKey,
     spent: Mutex<HashSet<String>>,
-    hearing: watch::Sender<Hearing>,
+    hearing: watch::Sender<DirectoryFeedState>,
 }
 
 impl KnownActors {
     pub(super) fn new(key: VerifyingKey) -> Self {
-        let key = ActorKey { key, not_before: Timestamp::default(), revoked_at: None };
-        Self { key, spent: Mutex::default(), hearing: watch::Sender::new(Hearing::Changes) }
+        let key = ActorVerifyingKey { key, not_before: Timestamp::default(), revoked_at: None };
+        Self { key, spent: Mutex::default(), hearing: watch::Sender::new(DirectoryFeedState::Live) }
     }
 }
 
@@ -42,12 +42,12 @@ impl Directory for KnownActors {
         Box::pin(std::future::ready(Ok(membership)))
     }
 
-    fn spend(&self, _: ActorId, token_id: String, _: Timestamp) -> Answer<'_, Result<bool, Status>> {
+    fn consume_token(&self, _: ActorId, token_id: String, _: Timestamp) -> Answer<'_, Result<bool, Status>> {
         let fresh = self.spent.lock().unwrap_or_else(PoisonError::into_inner).insert(token_id);
         Box::pin(std::future::ready(Ok(fresh)))
     }
 
-    fn changes(&self, _: Subject) -> watch::Receiver<Hearing> {
+    fn changes(&self, _: DirectorySubject) -> watch::Receiver<DirectoryFeedState> {
         self.hearing.subscribe()
     }
 }
@@ -64,7 +64,7 @@ fn actor() -> v1::Actor {
 }
 
 #[tonic::async_trait]
-impl ActorService for Scripted {
+impl ActorService for ScriptedServices {
     async fn register_actor(
         &self,
         request: Request<v1::RegisterActorRequest>,

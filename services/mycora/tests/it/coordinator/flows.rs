@@ -8,7 +8,7 @@ use rpc::Error;
 use tokio_stream::{Iter, StreamExt};
 use tonic::{Request, Response, Status};
 
-use super::{Answers, Script, Scripted, answers, refused};
+use super::{Answers, CoordinatorScript, ScriptedServices, answers, refused};
 
 /// Its log never ends.
 const TALKS_ON: u32 = 7;
@@ -49,7 +49,7 @@ fn change(state: v1::NodeState, reason: &str) -> Event {
 }
 
 #[tonic::async_trait]
-impl FlowService for Scripted {
+impl FlowService for ScriptedServices {
     async fn submit_flow(
         &self,
         request: Request<v1::SubmitFlowRequest>,
@@ -85,7 +85,7 @@ impl FlowService for Scripted {
         self.look_for_uploads()?;
         let calls = self.call(&format!("add {} at {first_index}", nodes.len()));
         match self.script {
-            Script::RefusePart if first_index > 0 => {
+            CoordinatorScript::RefusePart if first_index > 0 => {
                 let mut violations = model::Violations::new();
                 violations.add("nodes[2].policy.timeout_secs", "not today");
                 Err(Error::invalid(violations).into())
@@ -180,7 +180,7 @@ impl FlowService for Scripted {
         Ok(Response::new(match (id, self.script) {
             (8, _) => snapshot(v1::FlowStatus::Finished, v1::NodeState::Completed),
             (9, _) => snapshot(v1::FlowStatus::Error, v1::NodeState::Failed),
-            (_, Script::BreakAndFinish) => Box::pin(waits().chain(no_runner()).chain(broken)),
+            (_, CoordinatorScript::BreakAndFinish) => Box::pin(waits().chain(no_runner()).chain(broken)),
             _ => Box::pin(waits().chain(no_runner()).chain(tokio_stream::pending())),
         }))
     }
@@ -205,7 +205,8 @@ impl FlowService for Scripted {
             All::Flow(v1::FlowSummary { id, name, caller_id: 1, status, update_time, ..Default::default() })
         };
         let answers = if resume_position.is_empty() {
-            let slow = rpc::Error::new(rpc::ErrorKind::ResourceExhausted, rpc::Reason::SlowConsumer, "slow");
+            let slow =
+                rpc::Error::new(rpc::ErrorKind::ResourceExhausted, rpc::RpcReason::SlowConsumer, "slow");
             vec![
                 say(flow(v1::FlowStatus::Started), ""),
                 say(All::SnapshotEnd(v1::SnapshotEnd {}), "7.1-00"),
@@ -236,7 +237,7 @@ impl FlowService for Scripted {
         let v1::CancelFlowRequest { flow_id, grace_secs, .. } = request.into_inner();
         self.call(&format!("cancel {flow_id} {grace_secs:?}"));
         let status = match self.script {
-            Script::RefusePart => v1::FlowStatus::Created,
+            CoordinatorScript::RefusePart => v1::FlowStatus::Created,
             _ => v1::FlowStatus::Cancelled,
         };
         Ok(Response::new(v1::CancelFlowResponse { flow: Some(flow(flow_id, status)) }))
@@ -260,8 +261,8 @@ impl FlowService for Scripted {
         self.call(&format!("retry {scope} {nodes:?} {env_vars:?} {unset_env_vars:?} {dry_run}"));
         match (request.flow_id, *dry_run) {
             (8, true) => return Ok(Response::new(v1::RetryFlowResponse::default())),
-            (8, false) => return Err(refused(rpc::Reason::NothingToRetry, "nothing of flow 8 failed")),
-            (10, _) => return Err(refused(rpc::Reason::FlowNotEnded, "flow 10 is started")),
+            (8, false) => return Err(refused(rpc::RpcReason::NothingToRetry, "nothing of flow 8 failed")),
+            (10, _) => return Err(refused(rpc::RpcReason::FlowNotEnded, "flow 10 is started")),
             (SIGNED, _) => {
                 self.note(|asked| asked.signatures = request.signatures.clone());
                 let mut again = flow(SIGNED, v1::FlowStatus::Error);
@@ -344,7 +345,7 @@ impl FlowService for Scripted {
         let id = request.into_inner().flow_id;
         self.call(&format!("delete {id}"));
         match (id, self.script) {
-            (5, Script::Wait) => Err(Status::permission_denied("actor 1 may not")),
+            (5, CoordinatorScript::Wait) => Err(Status::permission_denied("actor 1 may not")),
             _ => Ok(Response::new(v1::DeleteFlowResponse {})),
         }
     }

@@ -6,7 +6,7 @@ use proto::v1::message_service_server::MessageService;
 use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status};
 
-use super::{Answers, Scripted, answers, refused};
+use super::{Answers, ScriptedServices, answers, refused};
 
 /// The message that arrives, and the one that does not.
 const ARRIVES: &str = "message:1:7";
@@ -50,7 +50,7 @@ fn handed_out(ids: &[u32]) -> Result<v1::ReceiveMessagesResponse, Status> {
 }
 
 #[tonic::async_trait]
-impl MessageService for Scripted {
+impl MessageService for ScriptedServices {
     /// The first answer is lost.
     async fn send_message(
         &self,
@@ -106,7 +106,7 @@ impl MessageService for Scripted {
         self.call(&format!("delete {key}"));
         match key.as_str() {
             ARRIVES => Ok(Response::new(v1::DeleteMessageResponse {})),
-            _ => Err(refused(rpc::Reason::MessageUnderWay, "it is on its way")),
+            _ => Err(refused(rpc::RpcReason::MessageUnderWay, "it is on its way")),
         }
     }
 
@@ -158,7 +158,7 @@ impl MessageService for Scripted {
                 let message = Some(sent(FAILS, v1::MessageStatus::Dispatched));
                 Ok(Response::new(v1::ResendMessageResponse { message }))
             }
-            _ => Err(refused(rpc::Reason::NotADeadLetter, "it has arrived")),
+            _ => Err(refused(rpc::RpcReason::NotADeadLetter, "it has arrived")),
         }
     }
 }

@@ -7,10 +7,10 @@ use proto::v1::watch_runners_response::Event;
 use tokio_stream::Iter;
 use tonic::{Request, Response, Status};
 
-use super::Scripted;
+use super::ScriptedServices;
 
 #[tonic::async_trait]
-impl GatewayService for Scripted {
+impl GatewayService for ScriptedServices {
     async fn get_gateway(
         &self,
         _: Request<v1::GetGatewayRequest>,
@@ -34,7 +34,7 @@ impl GatewayService for Scripted {
         self.call(&format!("ping {address}"));
         if address != "grpc://there:1" {
             let text = format!("{address} does not answer");
-            return Err(rpc::Error::unavailable(rpc::Reason::PeerUnavailable, text).into());
+            return Err(rpc::Error::unavailable(rpc::RpcReason::PeerUnavailable, text).into());
         }
         let round_trip = Some(prost_types::Duration { seconds: 0, nanos: 7_000_000 });
         Ok(Response::new(v1::PingPeerResponse { round_trip, node: String::new() }))
@@ -46,7 +46,7 @@ impl GatewayService for Scripted {
 }
 
 #[tonic::async_trait]
-impl RunnerService for Scripted {
+impl RunnerService for ScriptedServices {
     async fn register_runner(
         &self,
         request: Request<v1::RegisterRunnerRequest>,
@@ -122,7 +122,8 @@ impl RunnerService for Scripted {
         let answers = if resume_position.is_empty() {
             let runner =
                 v1::Runner { id: 4, address: "grpc://there:1".into(), live: true, ..Default::default() };
-            let slow = rpc::Error::new(rpc::ErrorKind::ResourceExhausted, rpc::Reason::SlowConsumer, "slow");
+            let slow =
+                rpc::Error::new(rpc::ErrorKind::ResourceExhausted, rpc::RpcReason::SlowConsumer, "slow");
             vec![
                 say(Event::Runner(runner), ""),
                 say(Event::SnapshotEnd(v1::SnapshotEnd {}), "7.1-00"),

@@ -7,12 +7,12 @@ use proto::v1::saga_service_server::SagaService;
 use proto::v1::watch_sagas_response::Event;
 use tonic::{Request, Response, Status};
 
-use super::{Answers, Script, Scripted, answers, refused};
+use super::{Answers, CoordinatorScript, ScriptedServices, answers, refused};
 
 /// The hash of the only definition.
 pub(crate) const DEFINITION: &str = "abababababababababababababababababababababababababababababababab";
 
-impl Scripted {
+impl ScriptedServices {
     /// Notes a call without its request id, which is another one each time; refuses tenants where there are none.
     fn saga_call(&self, method: &str, request: &impl Debug, tenant: &str) -> Result<usize, Status> {
         let mut words = format!("{request:?}");
@@ -22,7 +22,7 @@ impl Scripted {
             words = format!("{before}{after}");
             self.note(|asked| asked.request_ids.push(id));
         }
-        if self.script == Script::NoTenants && !tenant.is_empty() {
+        if self.script == CoordinatorScript::NoTenants && !tenant.is_empty() {
             let mut violations = model::Violations::new();
             violations.add("tenant_id", "this server has no tenants: leave it empty");
             return Err(rpc::Error::from(violations.into_result(Some(())).expect_err("one")).into());
@@ -82,16 +82,17 @@ fn redrive(key: &str) -> v1::SagaRedrive {
     }
 }
 
-impl Scripted {
+impl ScriptedServices {
     fn started(&self, request: &v1::StartSagaRequest, times: usize) -> Answer<v1::StartSagaResponse> {
         match request.correlation_id.as_str() {
             "late" => Err(Status::deadline_exceeded("the owner of the lane does not answer")),
             "lost" if times == 1 => {
-                Err(rpc::Error::unavailable(rpc::Reason::StoreUnavailable, "lost").into())
+                Err(rpc::Error::unavailable(rpc::RpcReason::StoreUnavailable, "lost").into())
             }
             "there" => {
                 let kind = rpc::ErrorKind::AlreadyExists;
-                Err(rpc::Error::new(kind, rpc::Reason::SagaExists, "the instance there of order runs").into())
+                Err(rpc::Error::new(kind, rpc::RpcReason::SagaExists, "the instance there of order runs")
+                    .into())
             }
             _ => Ok(v1::StartSagaResponse { change: change() }),
         }
@@ -160,7 +161,7 @@ macro_rules! scripted {
         streams { $($stream:ident $streaming:ident($stream_request:ident) -> $part:ident: |$watched:ident, $with:ident| $parts:expr;)+ }
     ) => {
         #[tonic::async_trait]
-        impl SagaService for Scripted {
+        impl SagaService for ScriptedServices {
             $(async fn $method(&self, request: Request<v1::$request>) -> Answer<Response<v1::$response>> {
                 let ($this, $asked) = (self, request.into_inner());
                 let $times = self.saga_call(stringify!($method), &$asked, &$asked.tenant_id)?;
@@ -207,12 +208,12 @@ scripted! {
         send_saga_event(SendSagaEventRequest) -> SendSagaEventResponse: |_this, _asked, _times| Ok(v1::SendSagaEventResponse { change: change() });
         pause_saga(PauseSagaRequest) -> PauseSagaResponse: |_this, _asked, _times| Ok(v1::PauseSagaResponse { change: change() });
         resume_saga(ResumeSagaRequest) -> ResumeSagaResponse: |_this, _asked, _times| {
-            Err(refused(rpc::Reason::SagaNotPaused, "the instance o-1 of order is not paused"))
+            Err(refused(rpc::RpcReason::SagaNotPaused, "the instance o-1 of order is not paused"))
         };
         cancel_saga(CancelSagaRequest) -> CancelSagaResponse: |_this, _asked, _times| Ok(v1::CancelSagaResponse { change: change() });
         kill_saga(KillSagaRequest) -> KillSagaResponse: |_this, _asked, _times| Ok(v1::KillSagaResponse { change: change() });
         retry_saga_step(RetrySagaStepRequest) -> RetrySagaStepResponse: |_this, _asked, _times| {
-            Err(refused(rpc::Reason::SagaParked, "a dead letter stands in front of o-1 of order"))
+            Err(refused(rpc::RpcReason::SagaParked, "a dead letter stands in front of o-1 of order"))
         };
         skip_saga_step(SkipSagaStepRequest) -> SkipSagaStepResponse: |_this, _asked, _times| Ok(v1::SkipSagaStepResponse { change: change() });
         complete_saga(CompleteSagaRequest) -> CompleteSagaResponse: |_this, _asked, _times| Ok(v1::CompleteSagaResponse { change: change() });
@@ -239,7 +240,7 @@ scripted! {
         get_effect(GetEffectRequest) -> GetEffectResponse: |_this, _asked, _times| Ok(Default::default());
         list_effects(ListEffectsRequest) -> ListEffectsResponse: |_this, _asked, _times| Ok(Default::default());
         complete_effect(CompleteEffectRequest) -> CompleteEffectResponse: |_this, _asked, _times| {
-            let refused = rpc::Error::new(rpc::ErrorKind::PermissionDenied, rpc::Reason::TokenRefused, "not its token");
+            let refused = rpc::Error::new(rpc::ErrorKind::PermissionDenied, rpc::RpcReason::TokenRefused, "not its token");
             Err(refused.into())
         };
         resolve_effect(ResolveEffectRequest) -> ResolveEffectResponse: |_this, _asked, _times| Ok(Default::default());
@@ -261,7 +262,7 @@ scripted! {
         drain(SagaServiceDrainRequest) -> SagaServiceDrainResponse: |_this, _asked, _times| Ok(Default::default());
         reload(SagaServiceReloadRequest) -> SagaServiceReloadResponse: |_this, asked, _times| {
             if !asked.dry_run && asked.tenant_id == "broken" {
-                return Err(refused(rpc::Reason::ManifestsRefused, "nothing was changed: a.yaml: cannot be read"));
+                return Err(refused(rpc::RpcReason::ManifestsRefused, "nothing was changed: a.yaml: cannot be read"));
             }
             let problem = v1::ManifestProblem { file: "a.yaml".into(), message: "cannot be read".into(), ..Default::default() };
             let problems = if asked.dry_run { vec![problem] } else { vec![] };

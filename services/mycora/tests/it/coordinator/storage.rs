@@ -5,7 +5,7 @@ use proto::v1::context_service_server::ContextService;
 use proto::v1::job_service_server::JobService;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Answers, Scripted};
+use super::{Answers, ScriptedServices};
 
 /// The uid of context 1.
 pub(crate) const CONTEXT_UID: &str = "0123456789abcdef0123456789abcdef";
@@ -22,7 +22,7 @@ fn switches(settings: v1::ContextSettings) -> String {
 }
 
 #[tonic::async_trait]
-impl JobService for Scripted {
+impl JobService for ScriptedServices {
     async fn create_job(
         &self,
         request: Request<v1::CreateJobRequest>,
@@ -93,7 +93,7 @@ impl JobService for Scripted {
 }
 
 #[tonic::async_trait]
-impl ContextService for Scripted {
+impl ContextService for ScriptedServices {
     async fn create_context(
         &self,
         request: Request<v1::CreateContextRequest>,
@@ -193,7 +193,7 @@ impl ContextService for Scripted {
         let id = request.into_inner().context_id;
         match (id, self.call(&format!("delete context {id}"))) {
             (3, 1) => {
-                let reason = rpc::Reason::PeerUnavailable;
+                let reason = rpc::RpcReason::PeerUnavailable;
                 Err(rpc::Error::unavailable(reason, "runner 1 of context 3 does not answer").into())
             }
             _ => Err(Status::not_found(format!("context {id} was not found"))),

@@ -8,16 +8,18 @@ use rhai::{Array, Dynamic, INT, ImmutableString};
 use serde_json::Value;
 use service::error_chain;
 
-use super::store::{Page, Patience, Store, StoreError};
+use super::store::{CancellationCheck, ObjectPage, ObjectStore, ObjectStoreError};
 use crate::OSIS_STORE_BYTES_MAX;
 use crate::engine::to_json;
-use crate::runtimes::rhai::{Args, Functions, Limits, Outcome, Refusal};
-use crate::wire::Function;
+use crate::runtimes::rhai::{
+    FunctionArgs, ScriptFunctionError, ScriptFunctionResult, ScriptFunctions, ScriptLimits,
+};
+use crate::wire::ServedFunction;
 
 /// What an operation counts as in steps, beside one for each kilobyte that is read or each ten ids.
 const STEPS: u64 = 100;
 
-impl Patience for Limits {
+impl CancellationCheck for ScriptLimits {
     fn lasts(&self) -> bool {
         self.look().is_ok()
     }
@@ -28,69 +30,69 @@ impl Patience for Limits {
 }
 
 /// The store of a job, opened when it is first asked for something.
-pub(super) struct Objects {
+pub(super) struct OsisFunctions {
     dir: PathBuf,
-    limits: Limits,
-    store: Mutex<Option<Store<Limits>>>,
+    limits: ScriptLimits,
+    store: Mutex<Option<ObjectStore<ScriptLimits>>>,
 }
 
-impl Functions for Objects {
-    fn call(&self, function: Function, mut args: Args) -> Outcome<Dynamic> {
+impl ScriptFunctions for OsisFunctions {
+    fn call(&self, function: ServedFunction, mut args: FunctionArgs) -> ScriptFunctionResult<Dynamic> {
         let called = function.name();
         let collection = args.text()?;
         match function {
-            Function::OsisSet => {
+            ServedFunction::OsisSet => {
                 let id = args.text()?;
                 let Value::Object(object) = sought(called, &args.value()?)? else {
-                    return Err(Refusal::Malformed);
+                    return Err(ScriptFunctionError::Malformed);
                 };
                 self.with(called, |store| store.set(&collection, &id, &object)).map(|()| Dynamic::UNIT)
             }
-            Function::OsisGet => {
+            ServedFunction::OsisGet => {
                 let id = args.text()?;
                 let body = self.with(called, |store| store.get(&collection, &id))?;
                 let Some(body) = body else { return Ok(Dynamic::UNIT) };
                 self.limits.spend(body.len() as u64 / 1024)?;
                 Ok(body.into())
             }
-            Function::OsisDelete => {
+            ServedFunction::OsisDelete => {
                 let id = args.text()?;
                 Ok(self.with(called, |store| store.delete(&collection, &id))?.into())
             }
-            Function::OsisIndex => {
+            ServedFunction::OsisIndex => {
                 let field = args.text()?;
                 self.with(called, |store| store.index(&collection, &field)).map(|()| Dynamic::UNIT)
             }
-            Function::OsisList => {
-                let asked = Asked::read(&mut args)?;
+            ServedFunction::OsisList => {
+                let asked = ObjectPageRequest::read(&mut args)?;
                 self.ids(self.with(called, |store| store.list(&collection, asked.page()))?)
             }
-            Function::OsisFind => {
+            ServedFunction::OsisFind => {
                 let (field, value) = (args.text()?, sought(called, &args.value()?)?);
-                let asked = Asked::read(&mut args)?;
+                let asked = ObjectPageRequest::read(&mut args)?;
                 self.ids(self.with(called, |store| store.find(&collection, &field, &value, asked.page()))?)
             }
-            _ => Err(Refusal::Malformed),
+            _ => Err(ScriptFunctionError::Malformed),
         }
     }
 }
 
-impl Objects {
+impl OsisFunctions {
     /// Those of the store in `dir`.
-    pub(super) fn new(dir: PathBuf, limits: &Limits) -> Self {
+    pub(super) fn new(dir: PathBuf, limits: &ScriptLimits) -> Self {
         Self { dir, limits: limits.clone(), store: Mutex::default() }
     }
 
     fn with<T>(
         &self,
         called: &str,
-        work: impl FnOnce(&mut Store<Limits>) -> Result<T, StoreError>,
-    ) -> Outcome<T> {
+        work: impl FnOnce(&mut ObjectStore<ScriptLimits>) -> Result<T, ObjectStoreError>,
+    ) -> ScriptFunctionResult<T> {
         self.limits.spend(STEPS)?;
         let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         let opened = match store.as_mut() {
             Some(store) => Ok(store),
-            None => Store::open(&self.dir, OSIS_STORE_BYTES_MAX, self.limits.clone())
+            None => ObjectStore::open(&self.dir, OSIS_STORE_BYTES_MAX, self.limits.clone())
                 .map(|opened| store.insert(opened)),
         };
         opened.and_then(work).map_err(|error| {
@@ -100,27 +102,27 @@ impl Objects {
         })
     }
 
-    fn ids(&self, ids: Vec<String>) -> Outcome<Dynamic> {
+    fn ids(&self, ids: Vec<String>) -> ScriptFunctionResult<Dynamic> {
         self.limits.spend(ids.len() as u64 / 10)?;
         Ok(ids.into_iter().map(|id| Dynamic::from(ImmutableString::from(id))).collect::<Array>().into())
     }
 }
 
 /// What is asked for of a list: all of it, or a page.
-struct Asked(Option<(ImmutableString, INT)>);
+struct ObjectPageRequest(Option<(ImmutableString, INT)>);
 
-impl Asked {
-    fn read(args: &mut Args) -> Outcome<Self> {
+impl ObjectPageRequest {
+    fn read(args: &mut FunctionArgs) -> ScriptFunctionResult<Self> {
         if args.is_empty() { Ok(Self(None)) } else { Ok(Self(Some((args.text()?, args.integer()?)))) }
     }
 
-    fn page(&self) -> Option<Page<'_>> {
+    fn page(&self) -> Option<ObjectPage<'_>> {
         let (after, count) = self.0.as_ref()?;
-        Some(Page { after, count: usize::try_from(*count).unwrap_or(0) })
+        Some(ObjectPage { after, count: usize::try_from(*count).unwrap_or(0) })
     }
 }
 
 /// A value that is looked for.
-fn sought(called: &str, value: &Dynamic) -> Outcome<Value> {
+fn sought(called: &str, value: &Dynamic) -> ScriptFunctionResult<Value> {
     to_json(value).map_err(|why| format!("{called}: {why}").into())
 }

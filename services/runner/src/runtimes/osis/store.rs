@@ -33,7 +33,7 @@ const CREATE: &str = "
 
 /// Why the store did not do something.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StoreError {
+pub(super) enum ObjectStoreError {
     /// Not a name, or not an id.
     #[error("{what} {name:?}: {why}")]
     Name {
@@ -95,7 +95,7 @@ pub(crate) const INDEXES_MAX: usize = 16;
 pub(crate) const PAGE_MAX: usize = 10_000;
 
 /// Whether, and how, the store should go on. On the script's thread.
-pub(super) trait Patience: Send {
+pub(super) trait CancellationCheck: Send {
     /// Whether to go on.
     fn lasts(&self) -> bool;
     /// Waits; gives whether to go on.
@@ -104,29 +104,30 @@ pub(super) trait Patience: Send {
 
 /// A page of ids: at most `count` of those after `after`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Page<'a> {
+pub(super) struct ObjectPage<'a> {
     pub(super) after: &'a str,
     pub(super) count: usize,
 }
 
 /// An open store.
-pub(super) struct Store<P> {
+pub(super) struct ObjectStore<P> {
     connection: Connection,
     bytes_max: u64,
     patience: P,
 }
 
-type Result<T> = std::result::Result<T, StoreError>;
+type Result<T> = std::result::Result<T, ObjectStoreError>;
 
-impl<P: Patience + Clone + 'static> Store<P> {
+impl<P: CancellationCheck + Clone + 'static> ObjectStore<P> {
     /// Opens the store of a context, which is made if there is none.
     pub(super) fn open(dir: &Path, bytes_max: u64, patience: P) -> Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(StoreError::Directory)?;
-        let mut connection = Connection::open(dir.join("osis.sqlite3")).map_err(StoreError::Database)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(ObjectStoreError::Directory)?;
+        let mut connection =
+            Connection::open(dir.join("osis.sqlite3")).map_err(ObjectStoreError::Database)?;
         let asked = patience.clone();
         connection
             .progress_handler(STEPS_BETWEEN_LOOKS, Some(move || !asked.lasts()))
-            .map_err(StoreError::Database)?;
+            .map_err(ObjectStoreError::Database)?;
         let mut store = Self { connection, bytes_max, patience };
         store.patiently(|connection, bytes_max| {
             connection.busy_timeout(Duration::ZERO)?;
@@ -146,7 +147,7 @@ impl<P: Patience + Clone + 'static> Store<P> {
                     change.pragma_update(None, "user_version", LAYOUT)?;
                     Ok(Ok(()))
                 }
-                other => Ok(Err(StoreError::Layout(other))),
+                other => Ok(Err(ObjectStoreError::Layout(other))),
             }
         })?;
         Ok(store)
@@ -156,13 +157,13 @@ impl<P: Patience + Clone + 'static> Store<P> {
     pub(super) fn set(&mut self, collection: &str, id: &str, object: &Map<String, Value>) -> Result<()> {
         check_collection(collection)?;
         check_name("id", id)?;
-        let body = serde_json::to_string(object).map_err(|error| StoreError::Name {
+        let body = serde_json::to_string(object).map_err(|error| ObjectStoreError::Name {
             what: "object",
             name: id.to_owned(),
             why: error.to_string(),
         })?;
         if body.len() > OBJECT_BYTES_MAX {
-            return Err(StoreError::ObjectTooLarge { bytes: body.len() });
+            return Err(ObjectStoreError::ObjectTooLarge { bytes: body.len() });
         }
         self.change(|change| {
             if let Err(full) = make_room(change, collection)? {
@@ -207,7 +208,7 @@ impl<P: Patience + Clone + 'static> Store<P> {
     }
 
     /// Ids of a collection in order: a page of them, or all if they are not too many.
-    pub(super) fn list(&mut self, collection: &str, page: Option<Page<'_>>) -> Result<Vec<String>> {
+    pub(super) fn list(&mut self, collection: &str, page: Option<ObjectPage<'_>>) -> Result<Vec<String>> {
         check_collection(collection)?;
         let (after, count) = bounds(page);
         let ids = self.patiently(|connection, _| {
@@ -227,11 +228,11 @@ impl<P: Patience + Clone + 'static> Store<P> {
         collection: &str,
         field: &str,
         value: &Value,
-        page: Option<Page<'_>>,
+        page: Option<ObjectPage<'_>>,
     ) -> Result<Vec<String>> {
         check_collection(collection)?;
         check_name("field", field)?;
-        let value = indexed(value).ok_or(StoreError::NotScalar)?;
+        let value = indexed(value).ok_or(ObjectStoreError::NotScalar)?;
         let (after, count) = bounds(page);
         let ids = self.patiently(|connection, _| {
             // Both in one view of the store.
@@ -248,7 +249,7 @@ impl<P: Patience + Clone + 'static> Store<P> {
                 .collect::<rusqlite::Result<_>>()?;
             Ok(Some(ids))
         })?;
-        whole(ids.ok_or_else(|| StoreError::NotIndexed(field.to_owned()))?, page)
+        whole(ids.ok_or_else(|| ObjectStoreError::NotIndexed(field.to_owned()))?, page)
     }
 
     /// Declares an index, with the objects that there are. Once is enough.
@@ -260,7 +261,7 @@ impl<P: Patience + Clone + 'static> Store<P> {
                 return Ok(Ok(()));
             }
             if fields(change, collection)?.len() >= INDEXES_MAX {
-                return Ok(Err(StoreError::TooManyIndexes));
+                return Ok(Err(ObjectStoreError::TooManyIndexes));
             }
             if let Err(full) = make_room(change, collection)? {
                 return Ok(Err(full));
@@ -308,19 +309,21 @@ impl<P: Patience + Clone + 'static> Store<P> {
             match error.sqlite_error_code() {
                 Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
                     if !self.patience.wait(BUSY_PAUSE) {
-                        return Err(StoreError::Stopped);
+                        return Err(ObjectStoreError::Stopped);
                     }
                 }
-                Some(ErrorCode::OperationInterrupted) => return Err(StoreError::Stopped),
-                Some(ErrorCode::DiskFull) => return Err(StoreError::Full { bytes_max: self.bytes_max }),
-                _ => return Err(StoreError::Database(error)),
+                Some(ErrorCode::OperationInterrupted) => return Err(ObjectStoreError::Stopped),
+                Some(ErrorCode::DiskFull) => {
+                    return Err(ObjectStoreError::Full { bytes_max: self.bytes_max });
+                }
+                _ => return Err(ObjectStoreError::Database(error)),
             }
         }
     }
 }
 
 fn check_collection(name: &str) -> Result<()> {
-    name.parse::<Name>().map(drop).map_err(|error| StoreError::Name {
+    name.parse::<Name>().map(drop).map_err(|error| ObjectStoreError::Name {
         what: "collection",
         name: name.chars().take(80).collect(),
         why: error.to_string(),
@@ -330,7 +333,7 @@ fn check_collection(name: &str) -> Result<()> {
 fn check_name(what: &'static str, name: &str) -> Result<()> {
     let wrong = |why: &str| {
         let name = name.chars().take(80).collect();
-        Err(StoreError::Name { what, name, why: why.to_owned() })
+        Err(ObjectStoreError::Name { what, name, why: why.to_owned() })
     };
     match name {
         "" => wrong("it is empty"),
@@ -341,7 +344,7 @@ fn check_name(what: &'static str, name: &str) -> Result<()> {
 }
 
 /// One more than asked for when all are, to see whether these were too many.
-fn bounds(page: Option<Page<'_>>) -> (&str, i64) {
+fn bounds(page: Option<ObjectPage<'_>>) -> (&str, i64) {
     let (after, count) = page.map_or(("", PAGE_MAX + 1), |page| (page.after, page.count.min(PAGE_MAX)));
     (after, signed(count as u64))
 }
@@ -351,8 +354,8 @@ fn signed(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-fn whole(ids: Vec<String>, page: Option<Page<'_>>) -> Result<Vec<String>> {
-    if page.is_none() && ids.len() > PAGE_MAX { Err(StoreError::TooMany) } else { Ok(ids) }
+fn whole(ids: Vec<String>, page: Option<ObjectPage<'_>>) -> Result<Vec<String>> {
+    if page.is_none() && ids.len() > PAGE_MAX { Err(ObjectStoreError::TooMany) } else { Ok(ids) }
 }
 
 /// A scalar as it stands in an index: numbers that are equal are the same.
@@ -388,7 +391,11 @@ fn make_room(change: &Transaction<'_>, collection: &str) -> rusqlite::Result<Res
             "SELECT count(*) FROM (SELECT collection FROM objects UNION SELECT collection FROM indexes)",
         )?
         .query_row([], |row| row.get(0))?;
-    Ok(if count >= signed(COLLECTIONS_MAX as u64) { Err(StoreError::TooManyCollections) } else { Ok(()) })
+    Ok(if count >= signed(COLLECTIONS_MAX as u64) {
+        Err(ObjectStoreError::TooManyCollections)
+    } else {
+        Ok(())
+    })
 }
 
 fn fields(change: &Transaction<'_>, collection: &str) -> rusqlite::Result<Vec<String>> {

@@ -23,67 +23,77 @@ use std::time::{Duration, Instant};
 
 use model::ReasonCode;
 use queue::work_dir::jobs_dir;
-use sandbox::{Broker, FileRules, Limits};
+use sandbox::{BrokerRules, FileRules, ProcessLimits};
 use serde::Serialize;
 
-use self::interpreter::{Begun, Interpreter, Recipe, Seat};
-use self::pool::{Key, Place, Pool};
-use crate::attend::{self, NotStarted, attend};
-use crate::process::Launcher;
-use crate::runtime::{End, Job, Tools};
+use self::interpreter::{InterpreterInit, StartingScript, WarmInterpreter, WarmPythonConfig};
+use self::pool::{InterpreterCell, InterpreterKey, InterpreterPool};
+use crate::process::ProcessExecutor;
+use crate::process_wait::{self, ScriptNotStarted, wait_for_exit};
+use crate::runtime::{RuntimeResources, ScriptEnd, ScriptJob};
 use crate::workspace::broken;
 
 /// How often is looked for interpreters that nobody needs any more.
 const TIDY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The warm interpreters of a runner.
-pub(super) struct Warm {
-    shared: Arc<Shared>,
+pub(super) struct WarmPython {
+    shared: Arc<WarmPythonInner>,
 }
 
-struct Shared {
-    recipe: Recipe,
-    pool: Mutex<Pool<Interpreter>>,
+struct WarmPythonInner {
+    recipe: WarmPythonConfig,
+    pool: Mutex<InterpreterPool<WarmInterpreter>>,
 }
 
 /// What the script's process is told.
 #[derive(Serialize)]
-struct Told<'a> {
+struct PythonJobRequest<'a> {
     script: &'a str,
     dir: &'a str,
     env: &'a BTreeMap<String, String>,
-    limits: &'a Limits,
+    limits: &'a ProcessLimits,
 }
 
 /// An init that waits for a job, and whose it is.
-struct Lease {
-    interpreter: Arc<Interpreter>,
-    seat: Seat,
+struct InterpreterInitLease {
+    interpreter: Arc<WarmInterpreter>,
+    seat: InterpreterInit,
 }
 
-impl Warm {
+impl WarmPython {
     /// With what the runner has: `program` with `args` becomes an interpreter, whose scripts may read `reads`.
-    pub(super) fn new(tools: &Tools<'_>, program: &Path, args: Vec<String>, reads: &[PathBuf]) -> Self {
-        let recipe = Recipe {
-            launcher: Launcher::new(tools),
+    pub(super) fn new(
+        tools: &RuntimeResources<'_>,
+        program: &Path,
+        args: Vec<String>,
+        reads: &[PathBuf],
+    ) -> Self {
+        let recipe = WarmPythonConfig {
+            launcher: ProcessExecutor::new(tools),
             root: tools.root.to_owned(),
             running: tools.running.to_owned(),
             program: program.to_owned(),
             args,
             reads: reads.to_vec(),
         };
-        let shared = Arc::new(Shared { recipe, pool: Mutex::default() });
+        let shared = Arc::new(WarmPythonInner { recipe, pool: Mutex::default() });
         tokio::spawn(tidy(Arc::downgrade(&shared)));
         Self { shared }
     }
 
     /// Runs a job, whose script lies at `script`, to its end; gives nothing when it could not be started and has
     /// not begun.
-    pub(super) async fn run(&self, script: &Path, env: &BTreeMap<String, String>, job: &Job) -> Option<End> {
+    pub(super) async fn run(
+        &self,
+        script: &Path,
+        env: &BTreeMap<String, String>,
+        job: &ScriptJob,
+    ) -> Option<ScriptEnd> {
         let lease = tokio::select! {
             biased;
             lease = self.shared.lease(job) => lease,
-            () = job.interrupt.raised() => return Some(End::Interrupted),
+            () = job.interrupt.raised() => return Some(ScriptEnd::Interrupted),
         };
         let lease = match lease {
             Ok(lease) => lease?,
@@ -94,10 +104,10 @@ impl Warm {
         };
         match self.shared.run(lease, script, env, job).await {
             Ok(end) => Some(end),
-            Err(NotStarted(reason)) if reason.code == ReasonCode::IsolationUnavailable => {
-                Some(End::Broken(reason))
+            Err(ScriptNotStarted(reason)) if reason.code == ReasonCode::IsolationUnavailable => {
+                Some(ScriptEnd::Broken(reason))
             }
-            Err(NotStarted(reason)) => {
+            Err(ScriptNotStarted(reason)) => {
                 tracing::debug!(key = %job.execution.job_key, %reason, "no warm python, a cold one is started");
                 None
             }
@@ -105,21 +115,21 @@ impl Warm {
     }
 }
 
-impl Shared {
-    fn pool(&self) -> MutexGuard<'_, Pool<Interpreter>> {
+impl WarmPythonInner {
+    fn pool(&self) -> MutexGuard<'_, InterpreterPool<WarmInterpreter>> {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An init of the context's interpreter, which is started unless it is there.
-    async fn lease(self: &Arc<Self>, job: &Job) -> io::Result<Option<Lease>> {
+    async fn lease(self: &Arc<Self>, job: &ScriptJob) -> io::Result<Option<InterpreterInitLease>> {
         let context = job.execution.job_key.context;
         let broker = self.recipe.launcher.isolator().broker(job, &jobs_dir(&self.recipe.root, context));
-        let key = Key {
+        let key = InterpreterKey {
             context,
             owner: job.workspace.owner(),
             network: job.execution.network,
             // Each of its forks is the init of one job.
-            broker: Broker { jobs_below: true, ..broker },
+            broker: BrokerRules { jobs_below: true, ..broker },
         };
         let Some(mut given) = self.pool().give(key.clone(), Instant::now()) else { return Ok(None) };
         if given.place.get().is_some_and(|interpreter| interpreter.is_gone()) {
@@ -130,7 +140,7 @@ impl Shared {
             }
         }
         let place = given.place;
-        let start = async || Interpreter::start(&self.recipe, &key).await.map(Arc::new);
+        let start = async || WarmInterpreter::start(&self.recipe, &key).await.map(Arc::new);
         let interpreter = match place.get_or_try_init(start).await {
             Ok(interpreter) => Arc::clone(interpreter),
             Err(error) => {
@@ -141,8 +151,8 @@ impl Shared {
         if given.worn {
             tokio::spawn(Arc::clone(self).renew(key.clone(), Arc::clone(&place)));
         }
-        match interpreter.seat(job.slot.as_ref()).await {
-            Ok(seat) => Ok(Some(Lease { interpreter, seat })),
+        match interpreter.acquire_init(job.slot.as_ref()).await {
+            Ok(seat) => Ok(Some(InterpreterInitLease { interpreter, seat })),
             Err(error) => {
                 // Whatever it is, the next job does better with another one.
                 self.pool().forget(&key, &place);
@@ -152,8 +162,8 @@ impl Shared {
     }
 
     /// Starts another interpreter beside one that is worn, and puts it into its place then.
-    async fn renew(self: Arc<Self>, key: Key, worn: Place<Interpreter>) {
-        match Interpreter::start(&self.recipe, &key).await {
+    async fn renew(self: Arc<Self>, key: InterpreterKey, worn: InterpreterCell<WarmInterpreter>) {
+        match WarmInterpreter::start(&self.recipe, &key).await {
             Ok(interpreter) => self.pool().replace(&key, &worn, Arc::new(interpreter), Instant::now()),
             Err(error) => {
                 tracing::debug!(%error, "a worn warm python stays");
@@ -164,37 +174,37 @@ impl Shared {
 
     async fn run(
         &self,
-        lease: Lease,
+        lease: InterpreterInitLease,
         script: &Path,
         env: &BTreeMap<String, String>,
-        job: &Job,
-    ) -> Result<End, NotStarted> {
-        let Lease { interpreter, seat } = lease;
-        let failed = |error: io::Error| NotStarted(broken("the script cannot be started", &error));
-        let Begun { child, outputs } = self.begin(&seat, script, env, job).await.map_err(failed)?;
+        job: &ScriptJob,
+    ) -> Result<ScriptEnd, ScriptNotStarted> {
+        let InterpreterInitLease { interpreter, seat } = lease;
+        let failed = |error: io::Error| ScriptNotStarted(broken("the script cannot be started", &error));
+        let StartingScript { child, outputs } = self.begin(&seat, script, env, job).await.map_err(failed)?;
         let cgroups = job.slot.iter().flat_map(|slot| slot.dirs()).cloned().collect();
         let record = self.recipe.launcher.record(job, &child, cgroups).map_err(failed)?;
-        let end = attend(child, outputs, job).await;
+        let end = wait_for_exit(child, outputs, job).await;
         drop(record);
-        interpreter.take_back(seat);
+        interpreter.release_init(seat);
         end
     }
 
     async fn begin(
         &self,
-        seat: &Seat,
+        seat: &InterpreterInit,
         script: &Path,
         env: &BTreeMap<String, String>,
-        job: &Job,
-    ) -> io::Result<Begun> {
+        job: &ScriptJob,
+    ) -> io::Result<StartingScript> {
         let text = |path: &Path| {
             path.to_str().map(str::to_owned).ok_or_else(|| io::Error::other("a path is no text"))
         };
         let confinement = self.recipe.launcher.isolator().confinement(job, &self.recipe.reads)?;
         let (script, dir) = (text(script)?, text(job.workspace.dir())?);
-        let told = Told { script: &script, dir: &dir, env, limits: &confinement.limits };
+        let told = PythonJobRequest { script: &script, dir: &dir, env, limits: &confinement.limits };
         let files = confinement.files.map(within_the_zygotes);
-        seat.begin(&serde_json::to_vec(&told)?, files.as_ref(), attend::outputs(job)?).await
+        seat.begin(&serde_json::to_vec(&told)?, files.as_ref(), process_wait::outputs(job)?).await
     }
 }
 
@@ -207,11 +217,11 @@ fn within_the_zygotes(mut rules: FileRules) -> FileRules {
 }
 
 /// Ends interpreters that nobody needs any more, as long as there may be any.
-async fn tidy(shared: Weak<Shared>) {
+async fn tidy(shared: Weak<WarmPythonInner>) {
     loop {
         tokio::time::sleep(TIDY_INTERVAL).await;
         match shared.upgrade() {
-            Some(shared) => shared.pool().tidy(Instant::now(), Interpreter::is_gone),
+            Some(shared) => shared.pool().tidy(Instant::now(), WarmInterpreter::is_gone),
             None => return,
         }
     }

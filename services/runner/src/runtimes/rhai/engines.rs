@@ -10,31 +10,31 @@ use std::time::{Duration, Instant};
 use model::Reason;
 use tokio::sync::OnceCell;
 
-use self::idle::{Idle, Key};
-pub(super) use self::process::{EngineProcess, Fate, Receiver};
+use self::idle::{EngineKey, IdleEngines};
+pub(super) use self::process::{EngineFailure, EngineProcess, EngineSocket};
 use crate::isolation::Isolator;
-use crate::runtime::Job;
+use crate::runtime::ScriptJob;
 
 /// How often is looked for engines that nobody needs any more.
 const TIDY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The engines of a runner, for all of its languages.
 #[derive(Debug)]
-pub(crate) struct Engines {
+pub(crate) struct EnginePool {
     /// Where what runs is recorded.
     running: PathBuf,
     isolator: Arc<Isolator>,
-    idle: Mutex<Idle<EngineProcess>>,
+    idle: Mutex<IdleEngines<EngineProcess>>,
     tidied: OnceCell<()>,
 }
 
-impl Engines {
+impl EnginePool {
     /// None yet.
     pub(crate) fn new(running: PathBuf, isolator: Arc<Isolator>) -> Self {
         Self { running, isolator, idle: Mutex::default(), tidied: OnceCell::new() }
     }
 
-    fn idle(&self) -> MutexGuard<'_, Idle<EngineProcess>> {
+    fn idle(&self) -> MutexGuard<'_, IdleEngines<EngineProcess>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -42,8 +42,8 @@ impl Engines {
     ///
     /// # Errors
     /// Why none can be started.
-    pub(super) async fn take(&self, job: &Job) -> Result<EngineProcess, Reason> {
-        let key = Key::of(job);
+    pub(super) async fn take(&self, job: &ScriptJob) -> Result<EngineProcess, Reason> {
+        let key = EngineKey::of(job);
         loop {
             let waiting = self.idle().take(key);
             let Some(mut engine) = waiting else { break };
@@ -56,11 +56,11 @@ impl Engines {
     }
 
     /// Keeps an engine that has run a job to its end, unless it is worn.
-    pub(super) async fn keep(self: &Arc<Self>, engine: EngineProcess, job: &Job) {
+    pub(super) async fn keep(self: &Arc<Self>, engine: EngineProcess, job: &ScriptJob) {
         let superfluous = if engine.is_worn() {
             Some(engine)
         } else {
-            self.idle().put(Key::of(job), engine, Instant::now())
+            self.idle().put(EngineKey::of(job), engine, Instant::now())
         };
         if let Some(engine) = superfluous {
             engine.end();
@@ -71,7 +71,7 @@ impl Engines {
 }
 
 /// Ends engines that nobody needs any more, as long as there may be any.
-async fn tidy(engines: Weak<Engines>) {
+async fn tidy(engines: Weak<EnginePool>) {
     loop {
         tokio::time::sleep(TIDY_INTERVAL).await;
         let Some(engines) = engines.upgrade() else { return };

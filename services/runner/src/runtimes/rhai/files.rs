@@ -11,8 +11,8 @@ use model::limits::FILE_BYTES_MAX;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::Limits;
-use crate::runtime::Job;
+use super::ScriptLimits;
+use crate::runtime::ScriptJob;
 use crate::workspace::{Workspace, create_inside, open_inside, read_inside, size_of_tree};
 
 /// The most names that one list of a directory gives.
@@ -24,27 +24,27 @@ const CREATION_BYTES: u64 = 4096;
 
 /// The directory of a job. Clones are the same.
 #[derive(Clone)]
-pub(crate) struct Files(Arc<Inner>);
+pub(crate) struct ScriptFiles(Arc<ScriptFilesInner>);
 
-struct Inner {
+struct ScriptFilesInner {
     workspace: Arc<Workspace>,
     bytes_max: u64,
-    limits: Limits,
+    limits: ScriptLimits,
     /// What the directory may hold now: what it held at the last look, and what was written since.
-    held: Mutex<Held>,
+    held: Mutex<DirectoryUsage>,
 }
 
 #[derive(Default)]
-struct Held {
+struct DirectoryUsage {
     looked: bool,
     bytes: u64,
     since: u64,
 }
 
-impl Files {
+impl ScriptFiles {
     /// Those of this job.
-    pub(crate) fn of(job: &Job, limits: &Limits) -> Self {
-        Self(Arc::new(Inner {
+    pub(crate) fn of(job: &ScriptJob, limits: &ScriptLimits) -> Self {
+        Self(Arc::new(ScriptFilesInner {
             workspace: Arc::clone(&job.workspace),
             bytes_max: job.grants.disk_bytes,
             limits: limits.clone(),
@@ -108,7 +108,8 @@ impl Files {
         let more = bytes.saturating_add(CREATION_BYTES);
         let may_be = held.bytes.saturating_add(held.since).saturating_add(more);
         if !held.looked || held.since >= BYTES_BETWEEN_LOOKS || may_be > max {
-            *held = Held { looked: true, bytes: size_of_tree(self.0.workspace.dir(), max), since: 0 };
+            *held =
+                DirectoryUsage { looked: true, bytes: size_of_tree(self.0.workspace.dir(), max), since: 0 };
         }
         if held.bytes.saturating_add(held.since).saturating_add(more) > max {
             return Err(format!("the directory of the job may hold {max} bytes"));

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use rhai::{Array, Dynamic, FLOAT, INT, ImmutableString, Map};
 
-use super::{Files, Limits};
-use crate::wire::{Answer, Function};
+use super::{ScriptFiles, ScriptLimits};
+use crate::wire::{FunctionReply, ServedFunction};
 
 /// Why a function gives no value.
 #[derive(Debug)]
-pub(crate) enum Refusal {
+pub(crate) enum ScriptFunctionError {
     /// A text that the script may catch.
     Thrown(String),
     /// The script has to end.
@@ -20,62 +20,64 @@ pub(crate) enum Refusal {
     Malformed,
 }
 
-impl From<String> for Refusal {
+impl From<String> for ScriptFunctionError {
     fn from(text: String) -> Self {
         Self::Thrown(text)
     }
 }
 
 /// What a function gives.
-pub(crate) type Outcome<T> = Result<T, Refusal>;
+pub(crate) type ScriptFunctionResult<T> = Result<T, ScriptFunctionError>;
 
 /// Functions of one job. They block.
-pub(crate) trait Functions: Send + Sync {
+pub(crate) trait ScriptFunctions: Send + Sync {
     /// Does what a script asks for. The arguments are of a process that may have been taken over.
-    fn call(&self, function: Function, args: Args) -> Outcome<Dynamic>;
+    fn call(&self, function: ServedFunction, args: FunctionArgs) -> ScriptFunctionResult<Dynamic>;
 }
 
 /// The arguments of a call, in order.
-pub(crate) struct Args(std::vec::IntoIter<Dynamic>);
+pub(crate) struct FunctionArgs(std::vec::IntoIter<Dynamic>);
 
-impl Args {
+impl FunctionArgs {
     pub(super) fn new(values: Vec<Dynamic>) -> Self {
         Self(values.into_iter())
     }
 
     /// The next one, whatever it is.
-    pub(crate) fn value(&mut self) -> Outcome<Dynamic> {
-        self.0.next().ok_or(Refusal::Malformed)
+    pub(crate) fn value(&mut self) -> ScriptFunctionResult<Dynamic> {
+        self.0.next().ok_or(ScriptFunctionError::Malformed)
     }
 
     /// The next one, a text.
-    pub(crate) fn text(&mut self) -> Outcome<ImmutableString> {
-        self.value()?.into_immutable_string().map_err(|_| Refusal::Malformed)
+    pub(crate) fn text(&mut self) -> ScriptFunctionResult<ImmutableString> {
+        self.value()?.into_immutable_string().map_err(|_| ScriptFunctionError::Malformed)
     }
 
     /// The next one, an integer.
-    pub(crate) fn integer(&mut self) -> Outcome<INT> {
-        self.value()?.as_int().map_err(|_| Refusal::Malformed)
+    pub(crate) fn integer(&mut self) -> ScriptFunctionResult<INT> {
+        self.value()?.as_int().map_err(|_| ScriptFunctionError::Malformed)
     }
 
     /// The next one, a list; an empty one when there is none.
-    pub(crate) fn list_or_none(&mut self) -> Outcome<Array> {
-        self.0.next().map_or(Ok(Array::new()), |value| value.into_array().map_err(|_| Refusal::Malformed))
+    pub(crate) fn list_or_none(&mut self) -> ScriptFunctionResult<Array> {
+        self.0
+            .next()
+            .map_or(Ok(Array::new()), |value| value.into_array().map_err(|_| ScriptFunctionError::Malformed))
     }
 
     /// The next one, a map.
-    pub(crate) fn map(&mut self) -> Outcome<Map> {
-        self.value()?.try_cast().ok_or(Refusal::Malformed)
+    pub(crate) fn map(&mut self) -> ScriptFunctionResult<Map> {
+        self.value()?.try_cast().ok_or(ScriptFunctionError::Malformed)
     }
 
     /// The next one, a map; an empty one when there is none.
-    pub(crate) fn map_or_none(&mut self) -> Outcome<Map> {
+    pub(crate) fn map_or_none(&mut self) -> ScriptFunctionResult<Map> {
         if self.is_empty() { Ok(Map::new()) } else { self.map() }
     }
 
     /// The time to sleep, which is the only one.
-    pub(super) fn time(&mut self) -> Outcome<Duration> {
-        let secs: FLOAT = self.value()?.as_float().map_err(|_| Refusal::Malformed)?;
+    pub(super) fn time(&mut self) -> ScriptFunctionResult<Duration> {
+        let secs: FLOAT = self.value()?.as_float().map_err(|_| ScriptFunctionError::Malformed)?;
         /// Longer than any job may run.
         const AT_MOST: Duration = Duration::from_secs(model::limits::TIMEOUT_SECS_MAX as u64);
         let forever = if secs > 0.0 { AT_MOST } else { Duration::ZERO };
@@ -89,39 +91,39 @@ impl Args {
 }
 
 /// All functions of one job: those that every script has, and those of its language.
-pub(super) struct Serving {
-    pub(super) files: Files,
-    pub(super) more: Option<Box<dyn Functions>>,
-    pub(super) limits: Limits,
+pub(super) struct JobFunctions {
+    pub(super) files: ScriptFiles,
+    pub(super) more: Option<Box<dyn ScriptFunctions>>,
+    pub(super) limits: ScriptLimits,
 }
 
-impl Serving {
+impl JobFunctions {
     /// Serves a call; nothing when no engine would have made it.
-    pub(super) fn answer(&self, function: Function, values: Vec<Dynamic>) -> Option<Answer> {
-        let called = self.limits.look().and_then(|()| self.call(function, Args::new(values)));
+    pub(super) fn answer(&self, function: ServedFunction, values: Vec<Dynamic>) -> Option<FunctionReply> {
+        let called = self.limits.look().and_then(|()| self.call(function, FunctionArgs::new(values)));
         Some(match called {
-            Ok(value) => Answer::Value(value),
-            Err(Refusal::Thrown(text)) => Answer::Thrown(text),
-            Err(Refusal::Ends) => Answer::Ends,
-            Err(Refusal::TooManySteps) => Answer::TooManySteps,
-            Err(Refusal::Malformed) => return None,
+            Ok(value) => FunctionReply::Value(value),
+            Err(ScriptFunctionError::Thrown(text)) => FunctionReply::Thrown(text),
+            Err(ScriptFunctionError::Ends) => FunctionReply::Ends,
+            Err(ScriptFunctionError::TooManySteps) => FunctionReply::TooManySteps,
+            Err(ScriptFunctionError::Malformed) => return None,
         })
     }
 
-    fn call(&self, function: Function, mut args: Args) -> Outcome<Dynamic> {
+    fn call(&self, function: ServedFunction, mut args: FunctionArgs) -> ScriptFunctionResult<Dynamic> {
         match function {
-            Function::ReadFile => {
+            ServedFunction::ReadFile => {
                 let path = args.text()?;
                 let read = self.files.read(&path).map_err(|why| format!("read_file({path:?}): {why}"));
                 Ok(read?.into())
             }
-            Function::WriteFile => {
+            ServedFunction::WriteFile => {
                 let (path, text) = (args.text()?, args.text()?);
                 let written = self.files.write(&path, text.as_bytes());
                 written.map_err(|why| format!("write_file({path:?}): {why}"))?;
                 Ok(Dynamic::UNIT)
             }
-            other => self.more.as_ref().ok_or(Refusal::Malformed)?.call(other, args),
+            other => self.more.as_ref().ok_or(ScriptFunctionError::Malformed)?.call(other, args),
         }
     }
 }

@@ -4,29 +4,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::functions::{Outcome, Refusal};
+use super::functions::{ScriptFunctionError, ScriptFunctionResult};
 use crate::RHAI_OPERATIONS_MAX;
 use crate::interrupt::Interrupt;
-use crate::runtime::Job;
+use crate::runtime::ScriptJob;
 
 /// The limits of one script: its time, what it is told. Clones are the same.
 #[derive(Clone)]
-pub(crate) struct Limits(Arc<Inner>);
+pub(crate) struct ScriptLimits(Arc<ScriptLimitsInner>);
 
-struct Inner {
+struct ScriptLimitsInner {
     deadline: Option<Instant>,
     interrupt: Arc<Interrupt>,
     /// Steps of functions that do more than one.
     spent: AtomicU64,
 }
 
-impl Limits {
+impl ScriptLimits {
     /// From now on.
-    pub(super) fn of(job: &Job) -> Self {
+    pub(super) fn of(job: &ScriptJob) -> Self {
         // A time limit beyond what a clock can count is none.
         let deadline = job.time_limit.and_then(|limit| Instant::now().checked_add(limit));
         let interrupt = Arc::clone(&job.interrupt);
-        Self(Arc::new(Inner { deadline, interrupt, spent: AtomicU64::new(0) }))
+        Self(Arc::new(ScriptLimitsInner { deadline, interrupt, spent: AtomicU64::new(0) }))
     }
 
     /// When its time is over.
@@ -55,19 +55,23 @@ impl Limits {
     /// Looks whether the script has to end.
     ///
     /// # Errors
-    /// [`Refusal::Ends`], which scripts cannot catch.
-    pub(crate) fn look(&self) -> Outcome<()> {
-        if self.is_out_of_time() || self.0.interrupt.cause().is_some() { Err(Refusal::Ends) } else { Ok(()) }
+    /// [`ScriptFunctionError::Ends`], which scripts cannot catch.
+    pub(crate) fn look(&self) -> ScriptFunctionResult<()> {
+        if self.is_out_of_time() || self.0.interrupt.cause().is_some() {
+            Err(ScriptFunctionError::Ends)
+        } else {
+            Ok(())
+        }
     }
 
     /// Counts steps of a function that does more than one.
     ///
     /// # Errors
     /// As [`Self::look`], and when these are too many.
-    pub(crate) fn spend(&self, steps: u64) -> Outcome<()> {
+    pub(crate) fn spend(&self, steps: u64) -> ScriptFunctionResult<()> {
         self.look()?;
         if self.0.spent.fetch_add(steps, Ordering::Relaxed).saturating_add(steps) > RHAI_OPERATIONS_MAX {
-            return Err(Refusal::TooManySteps);
+            return Err(ScriptFunctionError::TooManySteps);
         }
         Ok(())
     }
@@ -76,7 +80,7 @@ impl Limits {
     ///
     /// # Errors
     /// As [`Self::look`].
-    pub(crate) fn wait(&self, time: Duration) -> Outcome<()> {
+    pub(crate) fn wait(&self, time: Duration) -> ScriptFunctionResult<()> {
         let until = Instant::now() + time;
         let until = self.0.deadline.map_or(until, |deadline| until.min(deadline));
         self.0.interrupt.sleep_until(until);

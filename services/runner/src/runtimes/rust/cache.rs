@@ -19,12 +19,12 @@ const UNFINISHED: &str = "part";
 
 /// The programs of one context, by what they were made of.
 #[derive(Debug, Clone)]
-pub(super) struct Cache {
+pub(super) struct RustProgramCache {
     dir: PathBuf,
     bytes_max: u64,
 }
 
-impl Cache {
+impl RustProgramCache {
     /// Of the context with this directory.
     pub(super) fn of(context_dir: &Path) -> Self {
         Self { dir: context_dir.join("cache"), bytes_max: RUST_CACHE_BYTES_MAX }
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn the_longest_unused_go_first_and_links_lead_nowhere() {
         let root = tempfile::tempdir().expect("a temporary directory");
-        let cache = Cache { dir: root.path().join("cache"), bytes_max: 250 };
+        let cache = RustProgramCache { dir: root.path().join("cache"), bytes_max: 250 };
         let key = |n: u8| BlobHash::of(&[n]);
         fs::write(root.path().join("made"), vec![7; 100]).expect("a file");
         assert_eq!(cache.find(key(0)), None);

@@ -2,24 +2,24 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::process::{Program, try_program};
-use crate::runtime::Tools;
+use crate::process::{ProgramCommand, try_program};
+use crate::runtime::RuntimeResources;
 
 /// Editions that a compiler knows, from the newest on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Editions(Vec<String>);
+pub(super) struct RustEditions(Vec<String>);
 
 /// What tells a compiler which edition a script is of.
 pub(super) fn flag(edition: &str) -> String {
     format!("--edition={edition}")
 }
 
-impl Editions {
+impl RustEditions {
     /// Asks a compiler where scripts run. Nothing when it takes none. Blocks.
-    pub(super) fn of(tools: &Tools<'_>, compiler: &Path, reads: &[PathBuf]) -> Option<Self> {
+    pub(super) fn of(tools: &RuntimeResources<'_>, compiler: &Path, reads: &[PathBuf]) -> Option<Self> {
         let ask = |args: &[&str]| {
             let args = args.iter().map(Into::into).collect();
-            try_program(tools, &Program { path: compiler, args, reads })
+            try_program(tools, &ProgramCommand { path: compiler, args, reads })
         };
         let mut named = named(&ask(&["--help"]).ok()?);
         // The newest that it names may be one that it does not take yet.
@@ -101,7 +101,7 @@ mod tests {
         ] {
             assert_eq!(wanted(script), named, "{script}");
         }
-        let editions = Editions(vec!["2021".to_owned(), "2018".to_owned()]);
+        let editions = RustEditions(vec!["2021".to_owned(), "2018".to_owned()]);
         assert_eq!(editions.of_script("fn main() {}", "rustc 1.63.0"), Ok("2021".to_owned()));
         assert_eq!(editions.of_script("// edition: 2018", "rustc 1.63.0"), Ok("2018".to_owned()));
         let refused = editions.of_script("// edition: 2024", "rustc 1.63.0").expect_err("too new");

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 use ::http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use ::http::{Method, Uri};
 use bytes::Bytes;
-use egress::{Ask, Hosts, Reply, Trust};
+use egress::{EgressRequest, EgressResponse, HostAllowlist, TrustAnchors};
 use model::limits::FILE_BYTES_MAX;
 use rhai::{Dynamic, INT, Map};
 use service::error_chain;
 use tokio::runtime::Handle;
 
 use crate::engine::to_json;
-use crate::runtime::Job;
-use crate::runtimes::rhai::{Limits, Outcome};
+use crate::runtime::ScriptJob;
+use crate::runtimes::rhai::{ScriptFunctionResult, ScriptLimits};
 
 /// How long a request may take, unless it says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -25,30 +25,30 @@ pub(super) const BODY_BYTES_MAX: usize = FILE_BYTES_MAX;
 const STEPS: u64 = 1000;
 
 /// What a job's requests are made with.
-pub(super) struct Client {
-    trust: Trust,
+pub(super) struct ScriptHttpClient {
+    trust: TrustAnchors,
     runtime: Handle,
     /// Nothing when the job did not ask for the network.
-    hosts: Option<Hosts>,
-    limits: Limits,
+    hosts: Option<HostAllowlist>,
+    limits: ScriptLimits,
 }
 
-impl Client {
-    pub(super) fn new(trust: &Trust, runtime: Handle, job: &Job, limits: &Limits) -> Self {
-        let hosts = job.execution.network.then(|| Hosts::new(&job.grants.hosts));
+impl ScriptHttpClient {
+    pub(super) fn new(trust: &TrustAnchors, runtime: Handle, job: &ScriptJob, limits: &ScriptLimits) -> Self {
+        let hosts = job.execution.network.then(|| HostAllowlist::new(&job.grants.hosts));
         Self { trust: trust.clone(), runtime, hosts, limits: limits.clone() }
     }
 
     /// `http_get(url)`.
-    pub(super) fn get(&self, url: &str) -> Outcome<Map> {
+    pub(super) fn get(&self, url: &str) -> ScriptFunctionResult<Map> {
         let uri = uri(url).map_err(|why| format!("http_get: {why}"))?;
-        self.send("http_get", Ask::new(Method::GET, uri), TIMEOUT)
+        self.send("http_get", EgressRequest::new(Method::GET, uri), TIMEOUT)
     }
 
     /// `http_post(url, body)`.
-    pub(super) fn post(&self, url: &str, body: &Dynamic) -> Outcome<Map> {
-        let ask = || -> Result<Ask, String> {
-            let mut ask = Ask::new(Method::POST, uri(url)?);
+    pub(super) fn post(&self, url: &str, body: &Dynamic) -> ScriptFunctionResult<Map> {
+        let ask = || -> Result<EgressRequest, String> {
+            let mut ask = EgressRequest::new(Method::POST, uri(url)?);
             carry(&mut ask, body)?;
             Ok(ask)
         };
@@ -56,12 +56,12 @@ impl Client {
     }
 
     /// `http(#{…})`.
-    pub(super) fn ask(&self, request: &Map) -> Outcome<Map> {
+    pub(super) fn ask(&self, request: &Map) -> ScriptFunctionResult<Map> {
         let (ask, timeout) = read(request).map_err(|why| format!("http: {why}"))?;
         self.send("http", ask, timeout)
     }
 
-    fn send(&self, called: &str, ask: Ask, timeout: Duration) -> Outcome<Map> {
+    fn send(&self, called: &str, ask: EgressRequest, timeout: Duration) -> ScriptFunctionResult<Map> {
         self.limits.spend(STEPS)?;
         let Some(hosts) = &self.hosts else {
             return Err(format!("{called}: the job did not ask for the network (network: true)").into());
@@ -87,7 +87,7 @@ impl Client {
     }
 }
 
-fn answer(reply: &Reply) -> Map {
+fn answer(reply: &EgressResponse) -> Map {
     let mut headers = Map::new();
     for name in reply.headers.keys() {
         let values = reply.headers.get_all(name).iter();
@@ -106,7 +106,7 @@ fn uri(url: &str) -> Result<Uri, String> {
 }
 
 /// Reads `#{method, url, headers, body, timeout}`.
-fn read(request: &Map) -> Result<(Ask, Duration), String> {
+fn read(request: &Map) -> Result<(EgressRequest, Duration), String> {
     const KEYS: [&str; 5] = ["method", "url", "headers", "body", "timeout"];
     if let Some(unknown) = request.keys().find(|key| !KEYS.contains(&key.as_str())) {
         return Err(format!("`{unknown}` is none of {}", KEYS.join(", ")));
@@ -128,7 +128,7 @@ fn read(request: &Map) -> Result<(Ask, Duration), String> {
     if method == Method::CONNECT {
         return Err("CONNECT is not for scripts".to_owned());
     }
-    let mut ask = Ask::new(method, uri(&url)?);
+    let mut ask = EgressRequest::new(method, uri(&url)?);
     if let Some(headers) = request.get("headers") {
         let headers = headers.as_map_ref().map_err(|kind| format!("`headers` is {kind}, not a map"))?;
         ask.headers = read_headers(&headers)?;
@@ -152,7 +152,7 @@ fn read_headers(headers: &Map) -> Result<HeaderMap, String> {
     let mut read = HeaderMap::new();
     for (name, value) in headers {
         let header = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is no header"))?;
-        if egress::is_of_connection(&header) {
+        if egress::is_connection_header(&header) {
             return Err(format!("the header `{header}` is not for scripts"));
         }
         let value = HeaderValue::from_str(&value.to_string());
@@ -162,7 +162,7 @@ fn read_headers(headers: &Map) -> Result<HeaderMap, String> {
 }
 
 /// Gives a request its body: a text as it is, everything else as JSON.
-fn carry(ask: &mut Ask, body: &Dynamic) -> Result<(), String> {
+fn carry(ask: &mut EgressRequest, body: &Dynamic) -> Result<(), String> {
     let bytes = match body.as_immutable_string_ref() {
         Ok(text) => Bytes::copy_from_slice(text.as_bytes()),
         Err(_) if body.is_unit() => Bytes::new(),

@@ -10,10 +10,10 @@ use rhai::{Array, Dynamic, INT, Map};
 use tokio::runtime::Handle;
 
 use crate::SCRIPT_PATH;
-use crate::output::{self, Stream};
-use crate::process::{Launcher, Program, base_environment};
-use crate::runtime::{End, Job};
-use crate::runtimes::rhai::{Files, Limits, Outcome};
+use crate::output::{self, ScriptStream};
+use crate::process::{ProcessExecutor, ProgramCommand, base_environment};
+use crate::runtime::{ScriptEnd, ScriptJob};
+use crate::runtimes::rhai::{ScriptFiles, ScriptFunctionResult, ScriptLimits};
 
 /// The most of each of its outputs that a program gives back.
 const OUTPUT_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -25,16 +25,16 @@ const STEPS: u64 = 10_000;
 const STDIN: &str = ".mycora/stdin";
 
 /// What a job's programs are run with.
-pub(super) struct Programs {
-    launcher: Launcher,
+pub(super) struct ProgramRunner {
+    launcher: ProcessExecutor,
     runtime: Handle,
-    job: Arc<Job>,
-    limits: Limits,
-    files: Files,
+    job: Arc<ScriptJob>,
+    limits: ScriptLimits,
+    files: ScriptFiles,
 }
 
 /// What a script asks for.
-struct Ask {
+struct ProgramRunRequest {
     program: PathBuf,
     args: Vec<OsString>,
     env: BTreeMap<String, String>,
@@ -43,20 +43,20 @@ struct Ask {
 }
 
 /// What became of it.
-struct Ran {
-    end: End,
+struct ProgramRunResult {
+    end: ScriptEnd,
     out: Vec<u8>,
     err: Vec<u8>,
     is_cut: bool,
 }
 
-impl Programs {
+impl ProgramRunner {
     pub(super) fn new(
-        launcher: &Launcher,
+        launcher: &ProcessExecutor,
         runtime: &Handle,
-        job: &Arc<Job>,
-        limits: &Limits,
-        files: &Files,
+        job: &Arc<ScriptJob>,
+        limits: &ScriptLimits,
+        files: &ScriptFiles,
     ) -> Self {
         Self {
             launcher: launcher.clone(),
@@ -68,24 +68,24 @@ impl Programs {
     }
 
     /// `run(program, args, options)`.
-    pub(super) fn run(&self, program: &str, args: &Array, options: &Map) -> Outcome<Map> {
+    pub(super) fn run(&self, program: &str, args: &Array, options: &Map) -> ScriptFunctionResult<Map> {
         self.limits.spend(STEPS)?;
         let ask = self.read(program, args, options).map_err(|why| format!("run({program:?}): {why}"))?;
         let timeout = ask.timeout;
         let ran = self.runtime.block_on(self.execute(ask));
         self.limits.look()?;
         let code = match &ran.end {
-            End::Exited { code, .. } => *code,
+            ScriptEnd::Exited { code, .. } => *code,
             // As shells say it.
-            End::Signalled(signal) => 128 + signal,
-            End::TimedOut => {
+            ScriptEnd::Signalled(signal) => 128 + signal,
+            ScriptEnd::TimedOut => {
                 let secs = timeout.unwrap_or_default().as_secs_f64();
                 return Err(format!("run({program:?}): it ran longer than {secs} s").into());
             }
-            End::Broken(reason) | End::NotRun(reason) => {
+            ScriptEnd::Broken(reason) | ScriptEnd::NotRun(reason) => {
                 return Err(format!("run({program:?}): {reason}").into());
             }
-            End::NotCompiled { .. } | End::Interrupted => {
+            ScriptEnd::NotCompiled { .. } | ScriptEnd::Interrupted => {
                 return Err(format!("run({program:?}): ended").into());
             }
         };
@@ -97,11 +97,11 @@ impl Programs {
         ]))
     }
 
-    async fn execute(&self, ask: Ask) -> Ran {
-        let (printer, mut pieces) = output::printer(true);
+    async fn execute(&self, ask: ProgramRunRequest) -> ProgramRunResult {
+        let (printer, mut pieces) = output::output_channel(true);
         let job = &self.job;
         let left = self.limits.deadline().map(|end| end.saturating_duration_since(Instant::now()));
-        let part = Job {
+        let part = ScriptJob {
             execution: Arc::clone(&job.execution),
             script: String::new(),
             env: BTreeMap::new(),
@@ -115,7 +115,7 @@ impl Programs {
             killed: job.killed.clone(),
         };
         let running = async {
-            let program = Program { path: &ask.program, args: ask.args, reads: &[] };
+            let program = ProgramCommand { path: &ask.program, args: ask.args, reads: &[] };
             let end = self.launcher.run_in(&program, ask.env, &ask.dir, &part).await;
             // Nobody prints any more.
             drop(part);
@@ -124,7 +124,7 @@ impl Programs {
         let gathering = async {
             let (mut out, mut err, mut is_cut) = (Vec::new(), Vec::new(), false);
             while let Some((stream, piece)) = pieces.next().await {
-                let gathered = if stream == Stream::Out { &mut out } else { &mut err };
+                let gathered = if stream == ScriptStream::Out { &mut out } else { &mut err };
                 let room = OUTPUT_BYTES_MAX - gathered.len();
                 is_cut |= piece.len() > room;
                 gathered.extend_from_slice(&piece[..piece.len().min(room)]);
@@ -132,10 +132,10 @@ impl Programs {
             (out, err, is_cut)
         };
         let (end, (out, err, is_cut)) = tokio::join!(running, gathering);
-        Ran { end, out, err, is_cut }
+        ProgramRunResult { end, out, err, is_cut }
     }
 
-    fn read(&self, program: &str, args: &Array, options: &Map) -> Result<Ask, String> {
+    fn read(&self, program: &str, args: &Array, options: &Map) -> Result<ProgramRunRequest, String> {
         const KEYS: [&str; 4] = ["stdin", "env", "timeout", "cwd"];
         if let Some(unknown) = options.keys().find(|key| !KEYS.contains(&key.as_str())) {
             return Err(format!("`{unknown}` is none of {}", KEYS.join(", ")));
@@ -155,7 +155,7 @@ impl Programs {
             None => self.job.workspace.dir().to_owned(),
             Some(dir) => self.files.place(&dir).map_err(|why| format!("cwd {dir:?}: {why}"))?,
         };
-        let mut ask = Ask {
+        let mut ask = ProgramRunRequest {
             program: find(program, &env, &dir).ok_or("there is no such program")?,
             args: arguments(args)?,
             env,
@@ -188,7 +188,7 @@ impl Programs {
 }
 
 /// Scripts begin with nothing to read; a shell opens the file for the program and becomes it.
-fn feed(ask: &mut Ask, file: PathBuf) {
+fn feed(ask: &mut ProgramRunRequest, file: PathBuf) {
     let opens = "file=$1; shift; exec \"$@\" < \"$file\"";
     let mut args: Vec<OsString> = vec!["-c".into(), opens.into(), "sh".into(), file.into()];
     args.push(std::mem::replace(&mut ask.program, "/bin/sh".into()).into());

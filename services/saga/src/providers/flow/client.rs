@@ -16,13 +16,13 @@ use proto::v1;
 use proto::v1::flow_service_client::FlowServiceClient;
 use proto::v1::job_service_client::JobServiceClient;
 use proto::v1::watch_flows_response::Event;
-use rpc::{Channel, ErrorView, Reason, Retry, code_name};
+use rpc::{Channel, ErrorView, RetryAdvice, RpcReason, code_name};
 use service::error_chain;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request, Status, Streaming};
 use workflow::provider::SecretName;
 
-use super::end::{FAILED_NODES_MAX, FailedNode, Flow};
+use super::end::{EffectFlow, FAILED_NODES_MAX, FailedNode};
 use crate::secrets::Secrets;
 
 /// One answer.
@@ -34,63 +34,63 @@ const PAGE_SIZE: u32 = 1000;
 
 /// Why a call to the suite gave no answer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Trouble {
+pub(super) enum EffectFlowError {
     /// There is no token to show, and nothing was sent.
     #[error("the key of actor {actor} cannot be used: {why}")]
     Unsigned { actor: ActorId, why: String },
-    /// It was refused for now, and changed nothing.
+    /// Request was refused for now, and changed nothing.
     #[error("{why}")]
     Busy { why: String, after: Option<Duration> },
-    /// Nobody knows whether it changed something.
+    /// Outcome is unknown: the request may have changed something.
     #[error("{0}")]
     Away(String),
     /// The position of a watch is gone.
     #[error("the position to resume from is gone")]
     PositionGone,
-    /// It was refused. `code` is for programs.
+    /// Request was refused. `code` is for programs.
     #[error("{why}")]
     Refused { code: String, why: String },
 }
 
-impl Trouble {
-    fn is_of(&self, reason: Reason) -> bool {
+impl EffectFlowError {
+    fn is_of(&self, reason: RpcReason) -> bool {
         matches!(self, Self::Refused { code, .. } if code == reason.as_str())
     }
 
-    /// Whether the request id was used before, with another flow file or other variables.
+    /// Returns true if the request id was used before, with another flow file or other variables.
     pub(super) fn is_other_body(&self) -> bool {
-        self.is_of(Reason::RequestIdReused)
+        self.is_of(RpcReason::RequestIdReused)
     }
 }
 
-impl From<Status> for Trouble {
+impl From<Status> for EffectFlowError {
     fn from(status: Status) -> Self {
         let view = ErrorView::from(&status);
         let why = format!("{}: {view}", code_name(view.code));
-        match (view.code, Retry::of(&status)) {
+        match (view.code, RetryAdvice::of(&status)) {
             (Code::OutOfRange, _) => Self::PositionGone,
-            (Code::ResourceExhausted, Retry::Again { after }) => Self::Busy { why, after },
-            (_, Retry::Again { .. }) | (Code::Internal | Code::Unknown, _) => Self::Away(why),
-            (_, Retry::Reread) => Self::Busy { why, after: None },
-            (code, Retry::Never) if view.reason.is_empty() => {
+            (Code::ResourceExhausted, RetryAdvice::Again { after }) => Self::Busy { why, after },
+            (_, RetryAdvice::Again { .. }) | (Code::Internal | Code::Unknown, _) => Self::Away(why),
+            (_, RetryAdvice::Reread) => Self::Busy { why, after: None },
+            (code, RetryAdvice::Never) if view.reason.is_empty() => {
                 Self::Refused { code: code_name(code).to_owned(), why }
             }
-            (_, Retry::Never) => Self::Refused { code: view.reason, why },
+            (_, RetryAdvice::Never) => Self::Refused { code: view.reason, why },
         }
     }
 }
 
-/// On whose behalf a call is made, and where.
+/// Tenant on whose behalf a call is made, and its context.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct EffectFlowScope {
     /// The tenant, whose key signs.
     pub(super) tenant: TenantId,
-    /// Its context.
+    /// Context of the tenant.
     pub(super) context: ContextId,
 }
 
 /// A flow that is to be submitted.
-pub(super) struct Submission<'a> {
+pub(super) struct EffectFlowSubmission<'a> {
     pub(super) command: CommandId,
     pub(super) name: String,
     pub(super) file: &'a FlowFile,
@@ -98,9 +98,9 @@ pub(super) struct Submission<'a> {
     pub(super) traceparent: Option<&'a str>,
 }
 
-/// What a watch tells.
+/// Event of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum EffectFlowEvent {
     /// Where a flow stands.
     Flow { id: FlowId, name: String, is_end: bool },
     /// A flow was deleted.
@@ -112,7 +112,7 @@ pub(super) enum Told {
 }
 
 /// A watch of the flows of a context.
-pub(super) struct Watched(Streaming<v1::WatchFlowsResponse>);
+pub(super) struct EffectFlowStream(Streaming<v1::WatchFlowsResponse>);
 
 /// A way to scheduler and storage, as one actor. Cheap to clone.
 #[derive(Clone)]
@@ -137,8 +137,8 @@ impl FlowClient {
     }
 
     /// Signs a token that nobody has seen.
-    fn token(&self, tenant: &TenantId) -> Result<MetadataValue<Ascii>, Trouble> {
-        let unsigned = |why| Trouble::Unsigned { actor: self.actor, why };
+    fn token(&self, tenant: &TenantId) -> Result<MetadataValue<Ascii>, EffectFlowError> {
+        let unsigned = |why| EffectFlowError::Unsigned { actor: self.actor, why };
         let secret = self.secrets.read(tenant, &self.signing_key);
         let secret = secret.map_err(|error| unsigned(error_chain(&error)))?;
         let key = SigningKey::from_pem(secret.expose().as_bytes());
@@ -150,22 +150,26 @@ impl FlowClient {
         Ok(value)
     }
 
-    fn signed<T>(&self, tenant: &TenantId, message: T) -> Result<Request<T>, Trouble> {
+    fn signed<T>(&self, tenant: &TenantId, message: T) -> Result<Request<T>, EffectFlowError> {
         let mut request = Request::new(message);
         request.metadata_mut().insert("authorization", self.token(tenant)?);
         Ok(request)
     }
 
-    fn timed<T>(&self, tenant: &TenantId, message: T) -> Result<Request<T>, Trouble> {
+    fn timed<T>(&self, tenant: &TenantId, message: T) -> Result<Request<T>, EffectFlowError> {
         let mut request = self.signed(tenant, message)?;
         request.set_timeout(CALL_TIMEOUT);
         Ok(request)
     }
 
     /// Submits a flow. Repeated within 24 hours it gives the flow that was made the first time.
-    pub(super) async fn submit(&self, place: &Place, wanted: &Submission<'_>) -> Result<Flow, Trouble> {
+    pub(super) async fn submit(
+        &self,
+        place: &EffectFlowScope,
+        wanted: &EffectFlowSubmission<'_>,
+    ) -> Result<EffectFlow, EffectFlowError> {
         match self.submit_once(place, wanted).await {
-            Err(trouble) if trouble.is_of(Reason::BlobMissing) && !wanted.file.uploads.is_empty() => {
+            Err(trouble) if trouble.is_of(RpcReason::BlobMissing) && !wanted.file.uploads.is_empty() => {
                 self.upload(place, wanted.file).await?;
                 self.submit_once(place, wanted).await
             }
@@ -173,7 +177,11 @@ impl FlowClient {
         }
     }
 
-    async fn submit_once(&self, place: &Place, wanted: &Submission<'_>) -> Result<Flow, Trouble> {
+    async fn submit_once(
+        &self,
+        place: &EffectFlowScope,
+        wanted: &EffectFlowSubmission<'_>,
+    ) -> Result<EffectFlow, EffectFlowError> {
         let mut spec = wanted.file.spec.clone();
         spec.name.clone_from(&wanted.name);
         spec.env_vars.extend(wanted.variables.clone());
@@ -192,10 +200,11 @@ impl FlowClient {
     }
 
     /// Uploads what a flow carries along.
-    async fn upload(&self, place: &Place, file: &FlowFile) -> Result<(), Trouble> {
+    async fn upload(&self, place: &EffectFlowScope, file: &FlowFile) -> Result<(), EffectFlowError> {
         for upload in &file.uploads {
             let bytes = upload.bytes(&file.files);
-            let bytes = bytes.map_err(|error| Trouble::Busy { why: error.to_string(), after: None })?;
+            let bytes =
+                bytes.map_err(|error| EffectFlowError::Busy { why: error.to_string(), after: None })?;
             let pieces = pieces(place.context, upload.blob.sha256.to_string(), bytes.into());
             let request = self.timed(&place.tenant, stream::iter(pieces))?;
             self.jobs.clone().put_blob(request).await?;
@@ -204,7 +213,11 @@ impl FlowClient {
     }
 
     /// Reads a flow; nothing where there is none of that number.
-    pub(super) async fn flow(&self, place: &Place, flow: FlowId) -> Result<Option<Flow>, Trouble> {
+    pub(super) async fn flow(
+        &self,
+        place: &EffectFlowScope,
+        flow: FlowId,
+    ) -> Result<Option<EffectFlow>, EffectFlowError> {
         let message = v1::GetFlowRequest { context_id: place.context.0, flow_id: flow.0 };
         match self.flows.clone().get_flow(self.timed(&place.tenant, message)?).await {
             Ok(answer) => read(answer.into_inner().flow).map(Some),
@@ -214,7 +227,11 @@ impl FlowClient {
     }
 
     /// Looks a flow of the actor up by its name. Reads all flows of the context in the worst case.
-    pub(super) async fn find(&self, place: &Place, name: &str) -> Result<Option<Flow>, Trouble> {
+    pub(super) async fn find(
+        &self,
+        place: &EffectFlowScope,
+        name: &str,
+    ) -> Result<Option<EffectFlow>, EffectFlowError> {
         let mut message = v1::ListFlowsRequest {
             context_id: place.context.0,
             page_size: PAGE_SIZE,
@@ -236,7 +253,11 @@ impl FlowClient {
     }
 
     /// Lists the nodes because of which a flow failed: those that were cancelled where none failed.
-    pub(super) async fn failed_nodes(&self, place: &Place, flow: FlowId) -> Result<Vec<FailedNode>, Trouble> {
+    pub(super) async fn failed_nodes(
+        &self,
+        place: &EffectFlowScope,
+        flow: FlowId,
+    ) -> Result<Vec<FailedNode>, EffectFlowError> {
         for state in [v1::NodeState::Failed, v1::NodeState::Cancelled] {
             let mut message = v1::ListFlowNodesRequest {
                 context_id: place.context.0,
@@ -264,7 +285,7 @@ impl FlowClient {
     }
 
     /// Has a flow cancelled. One that has ended, or is gone, is not changed.
-    pub(super) async fn cancel(&self, place: &Place, flow: FlowId) -> Result<(), Trouble> {
+    pub(super) async fn cancel(&self, place: &EffectFlowScope, flow: FlowId) -> Result<(), EffectFlowError> {
         let message = v1::CancelFlowRequest {
             context_id: place.context.0,
             flow_id: flow.0,
@@ -279,10 +300,10 @@ impl FlowClient {
     /// Watches the actor's flows whose names begin so: from a position on, or with a snapshot of those that have not ended.
     pub(super) async fn watch(
         &self,
-        place: &Place,
+        place: &EffectFlowScope,
         prefix: &str,
         position: &str,
-    ) -> Result<Watched, Trouble> {
+    ) -> Result<EffectFlowStream, EffectFlowError> {
         let message = v1::WatchFlowsRequest {
             context_id: place.context.0,
             caller_id: self.actor.0,
@@ -294,40 +315,40 @@ impl FlowClient {
         let request = self.signed(&place.tenant, message)?;
         let mut flows = self.flows.clone();
         let answers = tokio::time::timeout(CALL_TIMEOUT, flows.watch_flows(request)).await;
-        let answers = answers.map_err(|_| Trouble::Away(format!("no answer in {CALL_TIMEOUT:?}")))?;
-        Ok(Watched(answers?.into_inner()))
+        let answers = answers.map_err(|_| EffectFlowError::Away(format!("no answer in {CALL_TIMEOUT:?}")))?;
+        Ok(EffectFlowStream(answers?.into_inner()))
     }
 }
 
-impl Watched {
+impl EffectFlowStream {
     /// The next answer, and the position behind it; an empty one within a snapshot.
-    pub(super) async fn next(&mut self) -> Result<(Told, String), Trouble> {
+    pub(super) async fn next(&mut self) -> Result<(EffectFlowEvent, String), EffectFlowError> {
         let answer = tokio::time::timeout(SILENCE_MAX, self.0.message()).await;
         let answer =
-            answer.map_err(|_| Trouble::Away(format!("the watch was silent for {SILENCE_MAX:?}")))?;
+            answer.map_err(|_| EffectFlowError::Away(format!("the watch was silent for {SILENCE_MAX:?}")))?;
         let Some(v1::WatchFlowsResponse { event, resume_position }) = answer? else {
-            return Err(Trouble::Away("the watch ended".to_owned()));
+            return Err(EffectFlowError::Away("the watch ended".to_owned()));
         };
         let told = match event {
             Some(Event::Flow(flow)) => {
                 let status = enums::flow_status_from_wire(flow.status);
                 let is_end = status.is_some_and(|status| status.is_end());
-                Told::Flow { id: FlowId(flow.id), name: flow.name, is_end }
+                EffectFlowEvent::Flow { id: FlowId(flow.id), name: flow.name, is_end }
             }
-            Some(Event::Removed(v1::RemovedFlow { flow_id })) => Told::Removed(FlowId(flow_id)),
-            Some(Event::SnapshotEnd(_)) => Told::SnapshotEnd,
-            Some(Event::Heartbeat(_)) | None => Told::Life,
+            Some(Event::Removed(v1::RemovedFlow { flow_id })) => EffectFlowEvent::Removed(FlowId(flow_id)),
+            Some(Event::SnapshotEnd(_)) => EffectFlowEvent::SnapshotEnd,
+            Some(Event::Heartbeat(_)) | None => EffectFlowEvent::Life,
         };
         Ok((told, resume_position))
     }
 }
 
 /// Reads a flow as far as calls are concerned.
-fn read(flow: Option<v1::Flow>) -> Result<Flow, Trouble> {
-    let nothing = || Trouble::Away("the answer has no flow that can be read".to_owned());
+fn read(flow: Option<v1::Flow>) -> Result<EffectFlow, EffectFlowError> {
+    let nothing = || EffectFlowError::Away("the answer has no flow that can be read".to_owned());
     let flow = flow.ok_or_else(nothing)?;
     let status = enums::flow_status_from_wire(flow.status).ok_or_else(nothing)?;
-    Ok(Flow {
+    Ok(EffectFlow {
         id: FlowId(flow.id),
         name: flow.name,
         status,
@@ -361,20 +382,22 @@ mod tests {
     #[test]
     fn only_what_surely_changed_nothing_is_made_again_as_such() {
         let status = |kind, reason| Error::new(kind, reason, "no").into_status();
-        let away = Trouble::from(Status::unavailable("broken off"));
-        assert!(matches!(away, Trouble::Away(_)), "{away:?}");
+        let away = EffectFlowError::from(Status::unavailable("broken off"));
+        assert!(matches!(away, EffectFlowError::Away(_)), "{away:?}");
         for defect in [Status::internal("defect"), Status::unknown("?"), Status::deadline_exceeded("late")] {
-            assert!(matches!(Trouble::from(defect), Trouble::Away(_)));
+            assert!(matches!(EffectFlowError::from(defect), EffectFlowError::Away(_)));
         }
-        let overloaded = Error::new(ErrorKind::ResourceExhausted, Reason::Overloaded, "full");
-        let overloaded = Trouble::from(overloaded.retry_after(Duration::from_secs(3)).into_status());
-        assert!(matches!(overloaded, Trouble::Busy { after: Some(after), .. } if after.as_secs() == 3));
-        let gone = Trouble::from(status(ErrorKind::OutOfRange, Reason::PositionGone));
-        assert!(matches!(gone, Trouble::PositionGone));
-        let reused = Trouble::from(status(ErrorKind::AlreadyExists, Reason::RequestIdReused));
+        let overloaded = Error::new(ErrorKind::ResourceExhausted, RpcReason::Overloaded, "full");
+        let overloaded = EffectFlowError::from(overloaded.retry_after(Duration::from_secs(3)).into_status());
+        assert!(
+            matches!(overloaded, EffectFlowError::Busy { after: Some(after), .. } if after.as_secs() == 3)
+        );
+        let gone = EffectFlowError::from(status(ErrorKind::OutOfRange, RpcReason::PositionGone));
+        assert!(matches!(gone, EffectFlowError::PositionGone));
+        let reused = EffectFlowError::from(status(ErrorKind::AlreadyExists, RpcReason::RequestIdReused));
         assert!(reused.is_other_body());
-        let denied = Trouble::from(status(ErrorKind::PermissionDenied, Reason::RoleInsufficient));
-        let Trouble::Refused { code, why } = denied else { panic!("it lasts") };
+        let denied = EffectFlowError::from(status(ErrorKind::PermissionDenied, RpcReason::RoleInsufficient));
+        let EffectFlowError::Refused { code, why } = denied else { panic!("it lasts") };
         assert_eq!((code.as_str(), why.as_str()), ("ROLE_INSUFFICIENT", "PERMISSION_DENIED: no"));
     }
 

@@ -1,11 +1,11 @@
-//! What the end of a flow says of the call that it ran for.
+//! Answers of calls, derived from the ends of the flows that ran for them.
 
 use std::collections::BTreeMap;
 
 use model::{FlowId, FlowStatus};
 use workflow::Json;
 use workflow::input::INPUT_BYTES_MAX;
-use workflow::ledger::Answer;
+use workflow::ledger::ProviderAnswer;
 
 /// Failed nodes that a saga is told of.
 pub(super) const FAILED_NODES_MAX: usize = 32;
@@ -16,13 +16,13 @@ const RESULT_BYTES_MAX: usize = INPUT_BYTES_MAX - 64 * 1024;
 
 /// A flow as far as calls are concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Flow {
+pub(super) struct EffectFlow {
     pub(super) id: FlowId,
     pub(super) name: String,
     pub(super) status: FlowStatus,
     /// Results of the nodes that nothing depends on, as `<node>.<key>`.
     pub(super) result: BTreeMap<String, String>,
-    /// Whether the result is not all there.
+    /// True if part of the result is missing.
     pub(super) is_cut: bool,
 }
 
@@ -38,17 +38,17 @@ pub(super) struct FailedNode {
 }
 
 /// Turns a flow that has ended into the answer to its call; `failed` are the nodes because of which it failed. Nothing while it runs.
-pub(super) fn answer(flow: &Flow, failed: &[FailedNode]) -> Option<Answer> {
+pub(super) fn answer(flow: &EffectFlow, failed: &[FailedNode]) -> Option<ProviderAnswer> {
     match flow.status {
         FlowStatus::Created | FlowStatus::Started => None,
         FlowStatus::Finished => Some(success(flow)),
         FlowStatus::Error => Some(failure(flow.id, failed)),
-        FlowStatus::Cancelled => Some(Answer::Cancelled),
+        FlowStatus::Cancelled => Some(ProviderAnswer::Cancelled),
     }
 }
 
 /// Turns results into JSON: `label.code` is the field `code` of the object `label`.
-fn success(flow: &Flow) -> Answer {
+fn success(flow: &EffectFlow) -> ProviderAnswer {
     let mut nodes = BTreeMap::<String, BTreeMap<String, Json>>::new();
     for (place, value) in &flow.result {
         // Names of nodes have no dots; keys may.
@@ -58,12 +58,12 @@ fn success(flow: &Flow) -> Answer {
     let result = Json::Map(nodes.into_iter().map(|(node, values)| (node, Json::Map(values))).collect());
     if flow.is_cut || result.to_string().len() > RESULT_BYTES_MAX {
         let why = format!("the flow {} finished, and its result is more than a saga can be told", flow.id);
-        return Answer::Unknown { why };
+        return ProviderAnswer::Unknown { why };
     }
-    Answer::Succeeded(result)
+    ProviderAnswer::Succeeded(result)
 }
 
-fn failure(flow: FlowId, failed: &[FailedNode]) -> Answer {
+fn failure(flow: FlowId, failed: &[FailedNode]) -> ProviderAnswer {
     let code = "flow_failed";
     let named: Vec<_> = failed.iter().map(|node| format!("`{}` ({})", node.name, node.reason)).collect();
     let message = match named.as_slice() {
@@ -85,25 +85,25 @@ fn failure(flow: FlowId, failed: &[FailedNode]) -> Answer {
         ("flow_id", Json::Int(flow.0.into())),
         ("nodes", Json::List(nodes.collect())),
     ]);
-    Answer::Failed { code: code.to_owned(), payload }
+    ProviderAnswer::Failed { code: code.to_owned(), payload }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn flow(status: FlowStatus, result: &[(&str, &str)]) -> Flow {
+    fn flow(status: FlowStatus, result: &[(&str, &str)]) -> EffectFlow {
         let result = result.iter().map(|(place, value)| ((*place).to_owned(), (*value).to_owned())).collect();
-        Flow { id: FlowId(7), name: "saga-x".to_owned(), status, result, is_cut: false }
+        EffectFlow { id: FlowId(7), name: "saga-x".to_owned(), status, result, is_cut: false }
     }
 
     #[test]
     fn results_are_objects_of_their_nodes() {
         let finished =
             flow(FlowStatus::Finished, &[("label.code", "A-1"), ("label.a.b", "2"), ("other.n", "3")]);
-        let Some(Answer::Succeeded(result)) = answer(&finished, &[]) else { panic!("it finished") };
+        let Some(ProviderAnswer::Succeeded(result)) = answer(&finished, &[]) else { panic!("it finished") };
         assert_eq!(result.to_string(), r#"{"label":{"a.b":"2","code":"A-1"},"other":{"n":"3"}}"#);
-        let Some(Answer::Succeeded(result)) = answer(&flow(FlowStatus::Finished, &[]), &[]) else {
+        let Some(ProviderAnswer::Succeeded(result)) = answer(&flow(FlowStatus::Finished, &[]), &[]) else {
             panic!("it finished")
         };
         assert_eq!(result.to_string(), "{}");
@@ -111,11 +111,11 @@ mod tests {
 
     #[test]
     fn a_result_that_cannot_be_told_whole_is_no_success() {
-        let cut = Flow { is_cut: true, ..flow(FlowStatus::Finished, &[("a.b", "c")]) };
+        let cut = EffectFlow { is_cut: true, ..flow(FlowStatus::Finished, &[("a.b", "c")]) };
         let large = "\u{1}".repeat(RESULT_BYTES_MAX / 4);
         let large = flow(FlowStatus::Finished, &[("a.b", &large)]);
         for flow in [cut, large] {
-            assert!(matches!(answer(&flow, &[]), Some(Answer::Unknown { .. })));
+            assert!(matches!(answer(&flow, &[]), Some(ProviderAnswer::Unknown { .. })));
         }
     }
 
@@ -128,7 +128,7 @@ mod tests {
             exit_code: Some(3),
         };
         let answered = answer(&flow(FlowStatus::Error, &[]), &[node]);
-        let Some(Answer::Failed { code, payload }) = answered else { panic!("it failed") };
+        let Some(ProviderAnswer::Failed { code, payload }) = answered else { panic!("it failed") };
         assert_eq!(code, "flow_failed");
         assert_eq!(payload.get("message"), Some(&Json::text("the flow 7 failed: `print` (EXIT_CODE)")));
         let Some(Json::List(nodes)) = payload.get("nodes") else { panic!("nodes") };
@@ -141,6 +141,6 @@ mod tests {
         for status in [FlowStatus::Created, FlowStatus::Started] {
             assert_eq!(answer(&flow(status, &[]), &[]), None);
         }
-        assert_eq!(answer(&flow(FlowStatus::Cancelled, &[]), &[]), Some(Answer::Cancelled));
+        assert_eq!(answer(&flow(FlowStatus::Cancelled, &[]), &[]), Some(ProviderAnswer::Cancelled));
     }
 }

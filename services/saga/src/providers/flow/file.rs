@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
-use flow_file::{FlowFile, SUBMIT_BYTES_MAX, Source};
+use flow_file::{FlowFile, FlowFileSource, SUBMIT_BYTES_MAX};
 use model::{EffectName, Violation};
 use workflow::Json;
-use workflow::formula::{NoValue, Scope};
-use workflow::provider::{Call as CallKind, Effect, FlowCall};
+use workflow::formula::{FormulaValueError, VariableScope};
+use workflow::provider::{Effect, EffectAction as CallKind, FlowCall};
 use yaml::{Problem, Problems};
 
-use crate::providers::Call;
+use crate::providers::ProviderCall;
 
 /// Flow files of a provider's effects, each checked as `flow validate` does.
 #[derive(Debug, Clone, Default)]
@@ -58,7 +58,7 @@ fn read(flow: &FlowCall, directory: &Path) -> Result<FlowFile, Problems> {
     let path = directory.join(&flow.file).display().to_string();
     // The names are known now, and the values are texts whatever they will be.
     let env: Vec<_> = flow.env.keys().map(|name| (name.clone(), String::new())).collect();
-    let file = FlowFile::parse(Source::open(&path)?, &env)?;
+    let file = FlowFile::parse(FlowFileSource::open(&path)?, &env)?;
     if file.context.is_some() {
         return Err(file.locate(&[Violation {
             field: "flow.context".to_owned(),
@@ -67,7 +67,7 @@ fn read(flow: &FlowCall, directory: &Path) -> Result<FlowFile, Problems> {
         }]));
     }
     let kept = "the flow of an effect runs in the contexts of several tenants, where this is another job: say what it executes";
-    if let Some(problems) = file.of_kept_jobs(kept) {
+    if let Some(problems) = file.created_job_problems(kept) {
         return Err(problems);
     }
     if !file.fits_one_call() {
@@ -78,9 +78,12 @@ fn read(flow: &FlowCall, directory: &Path) -> Result<FlowFile, Problems> {
 }
 
 /// Fills in the variables of a flow for a call. One without a value is left out, so that the flow's own stands.
-pub(super) fn variables(call: &Call, flow: &FlowCall) -> Result<BTreeMap<String, String>, NoValue> {
+pub(super) fn variables(
+    call: &ProviderCall,
+    flow: &FlowCall,
+) -> Result<BTreeMap<String, String>, FormulaValueError> {
     let command = Json::text(call.command);
-    let scope = Scope::new().with("input", &call.input).with("command_id", &command);
+    let scope = VariableScope::new().with("input", &call.input).with("command_id", &command);
     let mut variables = BTreeMap::new();
     for (name, template) in &flow.env {
         let text = match template.value(&scope)? {

@@ -3,11 +3,11 @@ use std::path::Path;
 use model::Timestamp;
 use rpc::TlsFiles;
 use workflow::Json;
-use workflow::manifest::{self, Definition};
-use workflow::provider::{Provider as Defined, Transport};
+use workflow::manifest::{self, ManifestDefinition};
+use workflow::provider::{EffectProvider as Defined, ProviderTransport};
 
 use super::*;
-use crate::providers::Sent;
+use crate::providers::SentFlag;
 
 const LABEL: &str =
     "name: label\nenv: { SIZE: small }\njobs:\n  label: { script_type: shell, script: 'true' }\n";
@@ -19,7 +19,9 @@ fn defined() -> Defined {
         ORDER: \"${{ input.order_id }}\"\n      COUNT: \"${{ input.count }}\"\n      LINES: \"${{ input.lines }}\"\n      \
         SIZE: \"${{ input.size }}\"\n      ID: \"of ${{ command_id }}\"\n";
     let documents = manifest::read("t", text).unwrap_or_else(|problems| panic!("{problems}"));
-    let [manifest::Document { definition: Definition::Provider(provider), .. }] = documents.as_slice() else {
+    let [manifest::ManifestDocument { definition: ManifestDefinition::Provider(provider), .. }] =
+        documents.as_slice()
+    else {
         panic!("no provider")
     };
     (**provider).clone()
@@ -31,19 +33,19 @@ fn written(text: &str) -> tempfile::TempDir {
     dir
 }
 
-fn call(input: Json) -> Call {
-    Call {
+fn call(input: Json) -> ProviderCall {
+    ProviderCall {
         tenant: "acme".parse().expect("a tenant"),
         command: COMMAND.parse().expect("a command"),
         effect: Arc::clone(&defined().effects[0]),
         input: Arc::new(input),
         traceparent: None,
         callback_token: None,
-        sent: Sent::default(),
+        sent: SentFlag::default(),
     }
 }
 
-/// What is said of a flow file, without its directory.
+/// Returns the error for a bad flow file, without its directory.
 fn refused(text: &str) -> String {
     let dir = written(text);
     let refused = FlowFiles::read(&defined().effects, dir.path()).expect_err("it is bad").to_string();
@@ -116,25 +118,25 @@ fn request_ids_are_relied_on_for_less_than_they_are_kept() {
 
 fn provider(address: &str, secrets: &Path, context: Option<u32>) -> FlowProvider {
     let defined = defined();
-    let Transport::Flow(transport) = &defined.transport else { panic!("a flow") };
+    let ProviderTransport::Flow(transport) = &defined.transport else { panic!("a flow") };
     let dir = written(LABEL);
     let files = FlowFiles::read(&defined.effects, dir.path()).expect("it is good");
     let channel = Channel::remote(address, &TlsFiles::none().in_mesh(), None).expect("an address");
-    let around = FlowSurroundings {
+    let around = EffectFlowEnvironment {
         scheduler: channel.clone(),
         storage: channel,
         trust_domain: TrustDomain::default(),
         secrets: Arc::new(Secrets::in_directory(secrets)),
         context_of: Arc::new(move |_| context.map(ContextId)),
-        tell: Arc::new(|_, _| panic!("nothing has ended")),
+        notify: Arc::new(|_, _| panic!("nothing has ended")),
     };
     FlowProvider::new(transport, files, around)
 }
 
 /// Why a call passes that was not sent.
-async fn unsent(provider: &FlowProvider, call: &Call) -> String {
+async fn unsent(provider: &FlowProvider, call: &ProviderCall) -> String {
     let answer = provider.call(call).await;
-    let Answer::Passing { why, .. } = answer else { panic!("{answer:?}") };
+    let ProviderAnswer::Passing { why, .. } = answer else { panic!("{answer:?}") };
     assert!(!call.sent.is_raised(), "{why}");
     why
 }

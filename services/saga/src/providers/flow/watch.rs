@@ -7,17 +7,17 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use backoff::Backoff;
+use backoff::ExponentialBackoff;
 use model::{CommandId, ContextId, FlowId, FlowStatus, TenantId};
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use workflow::ledger::Answer;
+use workflow::ledger::ProviderAnswer;
 
-use super::Tell;
-use super::client::{FlowClient, Place, Told, Trouble, Watched};
-use super::end::{self, Flow};
-use crate::effects::Word;
-use crate::providers::Call;
+use super::CallNotifier;
+use super::client::{EffectFlowError, EffectFlowEvent, EffectFlowScope, EffectFlowStream, FlowClient};
+use super::end::{self, EffectFlow};
+use crate::effects::CallMessage;
+use crate::providers::ProviderCall;
 
 /// How names of flows begin that run for calls; the command's id follows.
 const PREFIX: &str = "saga-";
@@ -47,9 +47,9 @@ fn command_of(name: &str) -> Option<CommandId> {
 /// The answer of a flow to its call; nothing while it runs.
 pub(super) async fn answer_of(
     client: &FlowClient,
-    place: &Place,
-    flow: &Flow,
-) -> Result<Option<Answer>, Trouble> {
+    place: &EffectFlowScope,
+    flow: &EffectFlow,
+) -> Result<Option<ProviderAnswer>, EffectFlowError> {
     let failed = match flow.status {
         FlowStatus::Error => client.failed_nodes(place, flow.id).await?,
         _ => Vec::new(),
@@ -58,18 +58,18 @@ pub(super) async fn answer_of(
 }
 
 /// Pauses that double.
-struct Pause(Backoff);
+struct FlowCallBackoff(ExponentialBackoff);
 
-impl Pause {
+impl FlowCallBackoff {
     const fn new() -> Self {
-        Self(Backoff::up_to(PAUSE_REFUSED_MAX))
+        Self(ExponentialBackoff::up_to(PAUSE_REFUSED_MAX))
     }
 
-    async fn after(&mut self, trouble: &Trouble) {
+    async fn after(&mut self, trouble: &EffectFlowError) {
         let (longest, least) = match trouble {
-            Trouble::Away(_) | Trouble::PositionGone => (PAUSE_AWAY_MAX, None),
-            Trouble::Busy { after, .. } => (PAUSE_REFUSED_MAX, *after),
-            Trouble::Unsigned { .. } | Trouble::Refused { .. } => (PAUSE_REFUSED_MAX, None),
+            EffectFlowError::Away(_) | EffectFlowError::PositionGone => (PAUSE_AWAY_MAX, None),
+            EffectFlowError::Busy { after, .. } => (PAUSE_REFUSED_MAX, *after),
+            EffectFlowError::Unsigned { .. } | EffectFlowError::Refused { .. } => (PAUSE_REFUSED_MAX, None),
         };
         let pause = self.0.next_pause().min(longest).max(least.unwrap_or_default().min(PAUSE_REFUSED_MAX));
         tokio::time::sleep(pause).await;
@@ -77,11 +77,11 @@ impl Pause {
 }
 
 /// A call that waits for its flow.
-struct Waiting {
+struct WaitingCall {
     tenant: TenantId,
     /// Nothing while it is being submitted.
     flow: Option<FlowId>,
-    /// Whether the call wants to hear that its flow lives.
+    /// True if the call wants to hear that its flow lives.
     has_heartbeat: bool,
     /// Tells it from an earlier note of the same call.
     number: u64,
@@ -91,54 +91,54 @@ struct Waiting {
 }
 
 #[derive(Default)]
-struct Calls {
-    waiting: HashMap<CommandId, Waiting>,
+struct WaitingCalls {
+    waiting: HashMap<CommandId, WaitingCall>,
     /// Tenants of the context, in whose names it is watched in turn.
     tenants: Vec<TenantId>,
     turn: usize,
     noted: u64,
 }
 
-impl Calls {
-    fn of(&mut self, command: CommandId, number: u64) -> Option<&mut Waiting> {
+impl WaitingCalls {
+    fn of(&mut self, command: CommandId, number: u64) -> Option<&mut WaitingCall> {
         self.waiting.get_mut(&command).filter(|waiting| waiting.number == number)
     }
 }
 
-/// Whether the watch stands.
+/// State of a context's watch.
 #[derive(Debug, Clone)]
-enum Standing {
+enum ContextWatchState {
     Opening,
     Stands,
     Broken(String),
 }
 
-/// What the tasks of a watch share.
-struct Shared {
+/// State that the tasks of a watch share.
+struct ContextWatchShared {
     client: FlowClient,
     context: ContextId,
-    tell: Tell,
-    calls: Mutex<Calls>,
+    notify: CallNotifier,
+    calls: Mutex<WaitingCalls>,
     looks: Semaphore,
     stop: CancellationToken,
 }
 
 /// Watch of the flows of one context. Ends when it is dropped.
 pub(super) struct ContextWatch {
-    shared: Arc<Shared>,
-    standing: watch::Receiver<Standing>,
+    shared: Arc<ContextWatchShared>,
+    standing: watch::Receiver<ContextWatchState>,
     _stop: DropGuard,
 }
 
 /// A call whose flow is being submitted. Forgotten when it is dropped, unless its flow is waited for.
-pub(super) struct Noted {
-    shared: Arc<Shared>,
+pub(super) struct FlowSubmissionGuard {
+    shared: Arc<ContextWatchShared>,
     command: CommandId,
     number: u64,
     is_kept: bool,
 }
 
-impl Drop for Noted {
+impl Drop for FlowSubmissionGuard {
     fn drop(&mut self) {
         if !self.is_kept {
             self.shared.forget(self.command, self.number);
@@ -146,7 +146,7 @@ impl Drop for Noted {
     }
 }
 
-impl Noted {
+impl FlowSubmissionGuard {
     /// Has the end of this flow told.
     pub(super) fn wait_for(mut self, flow: FlowId) {
         self.is_kept = true;
@@ -158,18 +158,18 @@ impl Noted {
 
 impl ContextWatch {
     /// Begins to watch.
-    pub(super) fn new(client: FlowClient, place: &Place, tell: Tell) -> Self {
+    pub(super) fn new(client: FlowClient, place: &EffectFlowScope, tell: CallNotifier) -> Self {
         let stop = CancellationToken::new();
-        let calls = Calls { tenants: vec![place.tenant.clone()], ..Calls::default() };
-        let shared = Arc::new(Shared {
+        let calls = WaitingCalls { tenants: vec![place.tenant.clone()], ..WaitingCalls::default() };
+        let shared = Arc::new(ContextWatchShared {
             client,
             context: place.context,
-            tell,
+            notify: tell,
             calls: Mutex::new(calls),
             looks: Semaphore::new(LOOKS_MAX),
             stop: stop.clone(),
         });
-        let (to, standing) = watch::channel(Standing::Opening);
+        let (to, standing) = watch::channel(ContextWatchState::Opening);
         shared.spawn(Arc::clone(&shared).run(to));
         Self { shared, standing, _stop: stop.drop_guard() }
     }
@@ -180,9 +180,9 @@ impl ContextWatch {
     /// Why it does not.
     pub(super) async fn stands(&self) -> Result<(), String> {
         let mut standing = self.standing.clone();
-        let settled = standing.wait_for(|standing| !matches!(standing, Standing::Opening)).await;
+        let settled = standing.wait_for(|standing| !matches!(standing, ContextWatchState::Opening)).await;
         match settled.as_deref() {
-            Ok(Standing::Broken(why)) => Err(format!("flows cannot be watched: {why}")),
+            Ok(ContextWatchState::Broken(why)) => Err(format!("flows cannot be watched: {why}")),
             Ok(_) => Ok(()),
             Err(_) => Err("flows are not watched any more".to_owned()),
         }
@@ -192,30 +192,30 @@ impl ContextWatch {
     ///
     /// # Errors
     /// Its tenant waits for too many already.
-    pub(super) fn note(&self, call: &Call) -> Result<Noted, String> {
+    pub(super) fn note(&self, call: &ProviderCall) -> Result<FlowSubmissionGuard, String> {
         let (tenant, command) = (&call.tenant, call.command);
         let mut calls = self.shared.calls();
         if calls.waiting.values().filter(|waiting| waiting.tenant == *tenant).count() >= WAITING_MAX {
             return Err(format!("the tenant waits for {WAITING_MAX} flows already"));
         }
-        let number = Shared::add(&mut calls, call, None);
-        Ok(Noted { shared: Arc::clone(&self.shared), command, number, is_kept: false })
+        let number = ContextWatchShared::add(&mut calls, call, None);
+        Ok(FlowSubmissionGuard { shared: Arc::clone(&self.shared), command, number, is_kept: false })
     }
 
     /// Notes a call whose flow was submitted before, and looks whether it has ended.
-    pub(super) fn adopt(&self, call: &Call, flow: Option<FlowId>) {
-        Shared::add(&mut self.shared.calls(), call, flow);
+    pub(super) fn adopt(&self, call: &ProviderCall, flow: Option<FlowId>) {
+        ContextWatchShared::add(&mut self.shared.calls(), call, flow);
         self.shared.look(call.command);
     }
 
     /// Has a flow cancelled, however long that takes. Its end is told like any other.
-    pub(super) fn cancel(&self, place: Place, command: CommandId, flow: FlowId) {
+    pub(super) fn cancel(&self, place: EffectFlowScope, command: CommandId, flow: FlowId) {
         self.shared.spawn(Arc::clone(&self.shared).cancel(place, command, flow));
     }
 }
 
-impl Shared {
-    fn calls(&self) -> MutexGuard<'_, Calls> {
+impl ContextWatchShared {
+    fn calls(&self) -> MutexGuard<'_, WaitingCalls> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -225,14 +225,14 @@ impl Shared {
         tokio::spawn(async move { stop.run_until_cancelled(task).await });
     }
 
-    fn add(calls: &mut Calls, call: &Call, flow: Option<FlowId>) -> u64 {
+    fn add(calls: &mut WaitingCalls, call: &ProviderCall, flow: Option<FlowId>) -> u64 {
         calls.noted += 1;
         if !calls.tenants.contains(&call.tenant) {
             calls.tenants.push(call.tenant.clone());
         }
         let (tenant, number) = (call.tenant.clone(), calls.noted);
         let has_heartbeat = call.effect.timeouts.heartbeat.is_some();
-        let waiting = Waiting { tenant, flow, has_heartbeat, number, reasons: 0, is_looked_at: false };
+        let waiting = WaitingCall { tenant, flow, has_heartbeat, number, reasons: 0, is_looked_at: false };
         calls.waiting.insert(call.command, waiting);
         number
     }
@@ -245,26 +245,26 @@ impl Shared {
     }
 
     /// The tenant in whose name the context is watched next: the key of one may be of no use.
-    fn place(&self) -> Place {
+    fn place(&self) -> EffectFlowScope {
         let mut calls = self.calls();
         calls.turn = (calls.turn + 1) % calls.tenants.len();
-        Place { tenant: calls.tenants[calls.turn].clone(), context: self.context }
+        EffectFlowScope { tenant: calls.tenants[calls.turn].clone(), context: self.context }
     }
 
     /// Watches for ever.
-    async fn run(self: Arc<Self>, standing: watch::Sender<Standing>) {
-        let (mut position, mut pause) = (String::new(), Pause::new());
+    async fn run(self: Arc<Self>, standing: watch::Sender<ContextWatchState>) {
+        let (mut position, mut pause) = (String::new(), FlowCallBackoff::new());
         loop {
             let Err(trouble) = self.follow(&mut position, &standing, &mut pause).await;
-            let stood = matches!(*standing.borrow(), Standing::Stands);
+            let stood = matches!(*standing.borrow(), ContextWatchState::Stands);
             tracing::info!(context = %self.context, stood, "the watch of flows broke off: {trouble}");
             if stood {
                 // Another one may stand at once.
-                standing.send_replace(Standing::Opening);
+                standing.send_replace(ContextWatchState::Opening);
             } else {
-                standing.send_replace(Standing::Broken(trouble.to_string()));
+                standing.send_replace(ContextWatchState::Broken(trouble.to_string()));
             }
-            if matches!(trouble, Trouble::PositionGone) && !std::mem::take(&mut position).is_empty() {
+            if matches!(trouble, EffectFlowError::PositionGone) && !std::mem::take(&mut position).is_empty() {
                 continue;
             }
             pause.after(&trouble).await;
@@ -275,25 +275,25 @@ impl Shared {
     async fn follow(
         self: &Arc<Self>,
         position: &mut String,
-        standing: &watch::Sender<Standing>,
-        pause: &mut Pause,
-    ) -> Result<std::convert::Infallible, Trouble> {
-        let mut watched: Watched = self.client.watch(&self.place(), PREFIX, position).await?;
+        standing: &watch::Sender<ContextWatchState>,
+        pause: &mut FlowCallBackoff,
+    ) -> Result<std::convert::Infallible, EffectFlowError> {
+        let mut watched: EffectFlowStream = self.client.watch(&self.place(), PREFIX, position).await?;
         let (mut running, mut in_snapshot) = (HashSet::new(), position.is_empty());
         if !in_snapshot {
-            standing.send_replace(Standing::Stands);
+            standing.send_replace(ContextWatchState::Stands);
         }
         let mut beaten = Instant::now();
         loop {
             let (told, behind) = watched.next().await?;
-            *pause = Pause::new();
+            *pause = FlowCallBackoff::new();
             // Whatever is told, the suite that runs the flows lives: the end of one that has ended is on its way.
             if !in_snapshot && beaten.elapsed() >= BEAT_EACH {
                 beaten = Instant::now();
                 self.beat_all();
             }
             match told {
-                Told::Flow { id, name, is_end } => {
+                EffectFlowEvent::Flow { id, name, is_end } => {
                     if let Some(command) = command_of(&name) {
                         if is_end {
                             running.remove(&command);
@@ -303,14 +303,14 @@ impl Shared {
                         self.stands_now(command, id, is_end);
                     }
                 }
-                Told::Removed(flow) => self.look_at_all(|_, waiting| waiting.flow == Some(flow)),
-                Told::SnapshotEnd => {
+                EffectFlowEvent::Removed(flow) => self.look_at_all(|_, waiting| waiting.flow == Some(flow)),
+                EffectFlowEvent::SnapshotEnd => {
                     in_snapshot = false;
                     self.look_at_all(|command, _| !running.contains(command));
                     running = HashSet::new();
-                    standing.send_replace(Standing::Stands);
+                    standing.send_replace(ContextWatchState::Stands);
                 }
-                Told::Life => {}
+                EffectFlowEvent::Life => {}
             }
             if !behind.is_empty() {
                 *position = behind;
@@ -326,7 +326,7 @@ impl Shared {
         });
         match is_end {
             true => self.look(command),
-            false if has_heartbeat => drop((self.tell)(command, Word::Beat)),
+            false if has_heartbeat => drop((self.notify)(command, CallMessage::Beat)),
             false => {}
         }
     }
@@ -340,11 +340,11 @@ impl Shared {
             beating.map(|(command, _)| *command).collect()
         };
         for command in beating {
-            (self.tell)(command, Word::Beat);
+            (self.notify)(command, CallMessage::Beat);
         }
     }
 
-    fn look_at_all(self: &Arc<Self>, is_meant: impl Fn(&CommandId, &Waiting) -> bool) {
+    fn look_at_all(self: &Arc<Self>, is_meant: impl Fn(&CommandId, &WaitingCall) -> bool) {
         let meant: Vec<_> = {
             let calls = self.calls();
             calls
@@ -371,7 +371,7 @@ impl Shared {
 
     /// Looks at a flow until it has ended and that was told, or until nothing says that it may have.
     async fn settle(self: Arc<Self>, command: CommandId, number: u64) {
-        let mut pause = Pause::new();
+        let mut pause = FlowCallBackoff::new();
         loop {
             let Some((place, flow, reasons)) = self.looked_at(command, number) else { return };
             match self.read(&place, command, flow).await {
@@ -389,10 +389,10 @@ impl Shared {
         }
     }
 
-    fn looked_at(&self, command: CommandId, number: u64) -> Option<(Place, Option<FlowId>, u64)> {
+    fn looked_at(&self, command: CommandId, number: u64) -> Option<(EffectFlowScope, Option<FlowId>, u64)> {
         let mut calls = self.calls();
         let waiting = calls.of(command, number)?;
-        let place = Place { tenant: waiting.tenant.clone(), context: self.context };
+        let place = EffectFlowScope { tenant: waiting.tenant.clone(), context: self.context };
         Some((place, waiting.flow, waiting.reasons))
     }
 
@@ -408,10 +408,10 @@ impl Shared {
     /// The answer to a call; nothing while its flow runs, or was not submitted yet.
     async fn read(
         &self,
-        place: &Place,
+        place: &EffectFlowScope,
         command: CommandId,
         flow: Option<FlowId>,
-    ) -> Result<Option<Answer>, Trouble> {
+    ) -> Result<Option<ProviderAnswer>, EffectFlowError> {
         let Ok(_turn) = self.looks.acquire().await else { return Ok(None) };
         let name = flow_name(command);
         let found = match flow {
@@ -428,31 +428,31 @@ impl Shared {
             (Some(found), _) => answer_of(&self.client, place, &found).await,
             (None, Some(flow)) => {
                 let why = format!("the flow {flow} was deleted before its end could be read");
-                Ok(Some(Answer::Unknown { why }))
+                Ok(Some(ProviderAnswer::Unknown { why }))
             }
             (None, None) => Ok(None),
         }
     }
 
     /// Tells a call its end. One that is not open here needs it no more: its next owner looks by itself.
-    async fn hand_over(&self, command: CommandId, answer: Answer) {
+    async fn hand_over(&self, command: CommandId, answer: ProviderAnswer) {
         for pause in TELL_AGAIN {
-            if (self.tell)(command, Word::Answer(answer.clone())) {
+            if (self.notify)(command, CallMessage::Answer(answer.clone())) {
                 return;
             }
             tokio::time::sleep(pause).await;
         }
-        if !(self.tell)(command, Word::Answer(answer)) {
+        if !(self.notify)(command, CallMessage::Answer(answer)) {
             tracing::info!(%command, "nobody waits for the end of its flow any more");
         }
     }
 
-    async fn cancel(self: Arc<Self>, place: Place, command: CommandId, flow: FlowId) {
-        let mut pause = Pause::new();
+    async fn cancel(self: Arc<Self>, place: EffectFlowScope, command: CommandId, flow: FlowId) {
+        let mut pause = FlowCallBackoff::new();
         loop {
             match self.client.cancel(&place, flow).await {
                 Ok(()) => return self.look(command),
-                Err(trouble @ Trouble::Refused { .. }) => {
+                Err(trouble @ EffectFlowError::Refused { .. }) => {
                     tracing::warn!(%command, %flow, "the flow cannot be cancelled: {trouble}");
                     return;
                 }

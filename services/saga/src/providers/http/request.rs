@@ -8,35 +8,38 @@ use ::http::{Method, Uri};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use egress::Ask;
+use egress::EgressRequest;
 use workflow::Json;
-use workflow::formula::{Piece, Scope, Template};
-use workflow::provider::{HttpAuth, Method as WrittenMethod, Request, SecretName, TextOrSecret};
+use workflow::formula::{TemplatePart, ValueTemplate, VariableScope};
+use workflow::provider::{
+    HttpAuth, HttpMethod as WrittenMethod, HttpRequestTemplate, SecretName, TextOrSecret,
+};
 use zeroize::Zeroizing;
 
-use super::{BODY_BYTES_MAX, HttpProvider, TRACEPARENT, Unmade, is_reserved};
-use crate::providers::Call;
+use super::{BODY_BYTES_MAX, HttpProvider, RequestBuildError, TRACEPARENT, is_reserved};
+use crate::providers::ProviderCall;
 
 /// Maker of the requests of one call.
-pub(super) struct Rendering<'a> {
+pub(super) struct HttpRequestRenderer<'a> {
     pub(super) provider: &'a HttpProvider,
-    pub(super) call: &'a Call,
+    pub(super) call: &'a ProviderCall,
 }
 
-impl Rendering<'_> {
+impl HttpRequestRenderer<'_> {
     /// Makes a request, without the key of the call.
-    pub(super) fn ask(&self, request: &Request) -> Result<Ask, Unmade> {
+    pub(super) fn ask(&self, request: &HttpRequestTemplate) -> Result<EgressRequest, RequestBuildError> {
         let command = Json::text(self.call.command);
         let token = self.call.callback_token.as_ref().map_or(Json::Null, Json::text);
-        let scope = Scope::new()
+        let scope = VariableScope::new()
             .with("input", &self.call.input)
             .with("command_id", &command)
             .with("callback_token", &token);
         let path = path(&request.path, &scope)?;
         let base = self.provider.base.to_string();
         let uri: Result<Uri, _> = format!("{}{path}", base.trim_end_matches('/')).parse();
-        let uri = uri.map_err(|error| Unmade::Request(format!("the path makes no URL: {error}")))?;
-        let mut ask = Ask::new(method(request.method), uri);
+        let uri =
+            uri.map_err(|error| RequestBuildError::Request(format!("the path makes no URL: {error}")))?;
+        let mut ask = EgressRequest::new(method(request.method), uri);
         self.provider_headers(&mut ask)?;
         for (name, template) in &request.headers {
             let (name, value) = effect_header(name, template, &scope)?;
@@ -47,10 +50,10 @@ impl Rendering<'_> {
             ask.headers.insert(TRACEPARENT, trace);
         }
         if let Some(body) = &request.body {
-            let body = body.value(&scope).map_err(Unmade::Formula)?.to_string();
+            let body = body.value(&scope).map_err(RequestBuildError::Formula)?.to_string();
             if body.len() > BODY_BYTES_MAX {
                 let why = format!("the body has {} bytes, at most {BODY_BYTES_MAX} are sent", body.len());
-                return Err(Unmade::Request(why));
+                return Err(RequestBuildError::Request(why));
             }
             ask.body = body.into();
             ask.headers.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
@@ -58,11 +61,13 @@ impl Rendering<'_> {
         Ok(ask)
     }
 
-    fn provider_headers(&self, ask: &mut Ask) -> Result<(), Unmade> {
+    fn provider_headers(&self, ask: &mut EgressRequest) -> Result<(), RequestBuildError> {
         for (name, value) in &self.provider.headers {
             let value = match value {
                 TextOrSecret::Text(text) => HeaderValue::from_str(text).map_err(|_| {
-                    Unmade::Request(format!("the provider's text for the header `{name}` is no line"))
+                    RequestBuildError::Request(format!(
+                        "the provider's text for the header `{name}` is no line"
+                    ))
                 })?,
                 TextOrSecret::Secret(secret) => self.secret_header(secret, |value| value.to_owned())?,
             };
@@ -86,11 +91,13 @@ impl Rendering<'_> {
         &self,
         name: &SecretName,
         make: impl FnOnce(&str) -> String,
-    ) -> Result<HeaderValue, Unmade> {
-        let secret = self.provider.secrets.read(&self.call.tenant, name).map_err(Unmade::Secret)?;
+    ) -> Result<HeaderValue, RequestBuildError> {
+        let secret =
+            self.provider.secrets.read(&self.call.tenant, name).map_err(RequestBuildError::Secret)?;
         let bytes = Bytes::from_owner(Zeroizing::new(make(secret.expose()).into_bytes()));
-        let mut value = HeaderValue::from_maybe_shared(bytes)
-            .map_err(|_| Unmade::Request(format!("the value of `{name}` is no line of a header")))?;
+        let mut value = HeaderValue::from_maybe_shared(bytes).map_err(|_| {
+            RequestBuildError::Request(format!("the value of `{name}` is no line of a header"))
+        })?;
         value.set_sensitive(true);
         Ok(value)
     }
@@ -109,26 +116,26 @@ const fn method(method: WrittenMethod) -> Method {
 /// Renders a header of an effect. Its author and its saga do not say who asks, and under which key.
 fn effect_header(
     name: &str,
-    template: &Template,
-    scope: &Scope<'_>,
-) -> Result<(HeaderName, HeaderValue), Unmade> {
+    template: &ValueTemplate,
+    scope: &VariableScope<'_>,
+) -> Result<(HeaderName, HeaderValue), RequestBuildError> {
     let header = HeaderName::from_bytes(name.as_bytes())
-        .map_err(|_| Unmade::Request(format!("`{name}` is no header")))?;
+        .map_err(|_| RequestBuildError::Request(format!("`{name}` is no header")))?;
     if is_reserved(&header) {
-        return Err(Unmade::Request(format!("the header `{header}` is not for effects to set")));
+        return Err(RequestBuildError::Request(format!("the header `{header}` is not for effects to set")));
     }
-    let value = match template.value(scope).map_err(Unmade::Formula)? {
+    let value = match template.value(scope).map_err(RequestBuildError::Formula)? {
         Json::Text(text) => text,
         Json::Int(number) => number.to_string(),
         Json::Bool(truth) => truth.to_string(),
         other => {
             let why = format!("the header `{header}` is a text, not {}", other.kind());
-            return Err(Unmade::Request(why));
+            return Err(RequestBuildError::Request(why));
         }
     };
     // Characters beyond ASCII pass as their bytes, control characters do not.
     let value = HeaderValue::from_bytes(value.as_bytes())
-        .map_err(|_| Unmade::Request(format!("the header `{header}` has a control character")))?;
+        .map_err(|_| RequestBuildError::Request(format!("the header `{header}` has a control character")))?;
     Ok((header, value))
 }
 
@@ -139,27 +146,29 @@ const fn is_plain(byte: u8) -> bool {
 
 /// Renders a path with its query. What its author wrote stays as it is; the answers of formulas are encoded, so that they neither end
 /// their segment nor begin a query, nor are themselves a way up or nothing at all.
-fn path(template: &Template, scope: &Scope<'_>) -> Result<String, Unmade> {
+fn path(template: &ValueTemplate, scope: &VariableScope<'_>) -> Result<String, RequestBuildError> {
     let alone;
     let pieces = match template {
-        Template::Text(pieces) => pieces.as_slice(),
-        Template::Literal(Json::Text(text)) => {
-            alone = [Piece::Written(text.clone())];
+        ValueTemplate::Text(pieces) => pieces.as_slice(),
+        ValueTemplate::Literal(Json::Text(text)) => {
+            alone = [TemplatePart::Written(text.clone())];
             &alone
         }
-        Template::Formula(formula) => {
-            alone = [Piece::Formula(formula.clone())];
+        ValueTemplate::Formula(formula) => {
+            alone = [TemplatePart::Formula(formula.clone())];
             &alone
         }
-        _ => return Err(Unmade::Request("a path is a text".to_owned())),
+        _ => return Err(RequestBuildError::Request("a path is a text".to_owned())),
     };
-    let mut path = Path::default();
+    let mut path = HttpRequestPath::default();
     for piece in pieces {
         match piece {
-            Piece::Written(text) => path.write(text)?,
-            formula @ Piece::Formula(_) => {
+            TemplatePart::Written(text) => path.write(text)?,
+            formula @ TemplatePart::Formula(_) => {
                 // As a part of a text, so that it is turned into one by the one rule for that.
-                let text = Template::Text(vec![formula.clone()]).value(scope).map_err(Unmade::Formula)?;
+                let text = ValueTemplate::Text(vec![formula.clone()])
+                    .value(scope)
+                    .map_err(RequestBuildError::Formula)?;
                 path.fill(text.as_text().unwrap_or_default());
             }
         }
@@ -169,7 +178,7 @@ fn path(template: &Template, scope: &Scope<'_>) -> Result<String, Unmade> {
 
 /// A path that is being written.
 #[derive(Default)]
-struct Path {
+struct HttpRequestPath {
     text: String,
     /// Where its last segment begins.
     segment: usize,
@@ -177,8 +186,8 @@ struct Path {
     is_query: bool,
 }
 
-impl Path {
-    fn write(&mut self, text: &str) -> Result<(), Unmade> {
+impl HttpRequestPath {
+    fn write(&mut self, text: &str) -> Result<(), RequestBuildError> {
         for character in text.chars() {
             if !self.is_query && matches!(character, '/' | '?' | '#') {
                 self.end_segment()?;
@@ -202,22 +211,22 @@ impl Path {
     }
 
     /// Ends a segment. Servers take `..` for the way up however it is encoded, and an empty segment for the list of all things.
-    fn end_segment(&mut self) -> Result<(), Unmade> {
+    fn end_segment(&mut self) -> Result<(), RequestBuildError> {
         let segment =
             self.text.get(self.segment..).unwrap_or_default().to_ascii_lowercase().replace("%2e", ".");
         if std::mem::take(&mut self.is_filled) && matches!(segment.as_str(), "" | "." | "..") {
             let why = "a formula in the path says nothing, or only dots: that would be another path";
-            return Err(Unmade::Request(why.to_owned()));
+            return Err(RequestBuildError::Request(why.to_owned()));
         }
         Ok(())
     }
 
-    fn end(mut self) -> Result<String, Unmade> {
+    fn end(mut self) -> Result<String, RequestBuildError> {
         if !self.is_query {
             self.end_segment()?;
         }
         if !self.text.starts_with('/') {
-            return Err(Unmade::Request("a path begins with `/`".to_owned()));
+            return Err(RequestBuildError::Request("a path begins with `/`".to_owned()));
         }
         Ok(self.text)
     }
@@ -231,9 +240,9 @@ mod tests {
 
     fn rendered(template: &str, id: &str) -> Result<String, String> {
         let input = Json::object([("id", Json::text(id))]);
-        let template = Template::read_text(template, &[Variable::open("input")]).expect("a template");
-        path(&template, &Scope::new().with("input", &input)).map_err(|unmade| match unmade {
-            Unmade::Request(why) => why,
+        let template = ValueTemplate::read_text(template, &[Variable::open("input")]).expect("a template");
+        path(&template, &VariableScope::new().with("input", &input)).map_err(|unmade| match unmade {
+            RequestBuildError::Request(why) => why,
             other => format!("{other:?}"),
         })
     }

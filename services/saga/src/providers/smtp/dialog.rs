@@ -15,8 +15,8 @@ use tokio::io::{
 };
 use zeroize::Zeroizing;
 
-use super::mail::Outgoing;
-use crate::providers::Sent;
+use super::mail::SmtpMail;
+use crate::providers::SentFlag;
 use crate::secrets::Secret;
 
 /// A line of a reply, in bytes. RFC 5321 has 512.
@@ -29,13 +29,13 @@ const SHOWN_CHARS_MAX: usize = 200;
 const LEAVE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// A connection, encrypted or not.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(super) trait SmtpStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> SmtpStream for S {}
 
 /// Why a dialog did not go on.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum SmtpError {
     /// The connection broke, or what came is no SMTP.
     Broken(String),
     /// The server said no.
@@ -53,7 +53,7 @@ pub(super) enum Trouble {
     Unfit(&'static str),
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for SmtpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Broken(why) => f.write_str(why),
@@ -68,19 +68,19 @@ impl fmt::Display for Trouble {
     }
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for SmtpError {
     fn from(error: io::Error) -> Self {
         Self::Broken(format!("the connection broke: {error}"))
     }
 }
 
 /// Answer of a server to a command.
-struct Reply {
+struct SmtpReply {
     code: u16,
     lines: Vec<String>,
 }
 
-impl Reply {
+impl SmtpReply {
     /// The text for people, without what would steer their terminal.
     fn shown(&self) -> String {
         let text = self.lines.join(" ");
@@ -90,7 +90,7 @@ impl Reply {
 
 /// Abilities of a server beyond the least.
 #[derive(Debug, Clone, Copy, Default)]
-struct Extensions {
+struct SmtpExtensions {
     start_tls: bool,
     eight_bit: bool,
     utf8: bool,
@@ -98,7 +98,7 @@ struct Extensions {
     login: bool,
 }
 
-impl Extensions {
+impl SmtpExtensions {
     /// Reads the lines of an answer to EHLO, of which the first one is a greeting.
     fn read(lines: &[String]) -> Self {
         let mut found = Self::default();
@@ -123,68 +123,68 @@ impl Extensions {
 }
 
 /// A dialog with a server.
-pub(super) struct Dialog {
-    stream: BufReader<Box<dyn Stream>>,
-    extensions: Extensions,
+pub(super) struct SmtpDialog {
+    stream: BufReader<Box<dyn SmtpStream>>,
+    extensions: SmtpExtensions,
 }
 
-impl Dialog {
+impl SmtpDialog {
     /// A dialog over a connection.
-    pub(super) fn new(stream: impl Stream + 'static) -> Self {
-        Self { stream: BufReader::new(Box::new(stream)), extensions: Extensions::default() }
+    pub(super) fn new(stream: impl SmtpStream + 'static) -> Self {
+        Self { stream: BufReader::new(Box::new(stream)), extensions: SmtpExtensions::default() }
     }
 
     /// Waits for the server to greet.
-    pub(super) async fn greeting(&mut self) -> Result<(), Trouble> {
+    pub(super) async fn greeting(&mut self) -> Result<(), SmtpError> {
         self.expect("the connection", 2).await.map(|_| ())
     }
 
     /// Says who we are, and hears what the server can do.
-    pub(super) async fn hello(&mut self, domain: &str) -> Result<(), Trouble> {
+    pub(super) async fn hello(&mut self, domain: &str) -> Result<(), SmtpError> {
         // A domain beyond ASCII would have to be encoded; this form says that we have no name.
         let name = if domain.is_ascii() { domain } else { "[127.0.0.1]" };
         let reply = self.command("EHLO", &format!("EHLO {name}\r\n"), 2).await?;
-        self.extensions = Extensions::read(&reply.lines);
+        self.extensions = SmtpExtensions::read(&reply.lines);
         Ok(())
     }
 
     /// Ends the part of the dialog that anybody on the way can read, and gives the connection back to be encrypted.
-    pub(super) async fn start_tls(mut self) -> Result<impl Stream + 'static, Trouble> {
+    pub(super) async fn start_tls(mut self) -> Result<impl SmtpStream + 'static, SmtpError> {
         if !self.extensions.start_tls {
-            return Err(Trouble::Missing("does not offer STARTTLS"));
+            return Err(SmtpError::Missing("does not offer STARTTLS"));
         }
         self.command("STARTTLS", "STARTTLS\r\n", 2).await?;
         // Whoever stands between us may have put it there, to be taken for what the server says later.
         if !self.stream.buffer().is_empty() {
-            return Err(Trouble::Broken("the server went on unencrypted after STARTTLS".to_owned()));
+            return Err(SmtpError::Broken("the server went on unencrypted after STARTTLS".to_owned()));
         }
         Ok(self.stream.into_inner())
     }
 
     /// Proves who we are.
-    pub(super) async fn log_in(&mut self, user: &str, password: &Secret) -> Result<(), Trouble> {
+    pub(super) async fn log_in(&mut self, user: &str, password: &Secret) -> Result<(), SmtpError> {
         let answer = if self.extensions.plain {
             self.log_in_plain(user, password).await
         } else if self.extensions.login {
             self.log_in_step_by_step(user, password).await
         } else {
-            return Err(Trouble::Missing("offers neither AUTH PLAIN nor AUTH LOGIN"));
+            return Err(SmtpError::Missing("offers neither AUTH PLAIN nor AUTH LOGIN"));
         };
         // The text of a refusal may repeat what the server was told.
         answer.map_err(|trouble| match trouble {
-            Trouble::Refused { what, code, .. } => Trouble::Refused { what, code, text: String::new() },
+            SmtpError::Refused { what, code, .. } => SmtpError::Refused { what, code, text: String::new() },
             other => other,
         })
     }
 
-    async fn log_in_plain(&mut self, user: &str, password: &Secret) -> Result<(), Trouble> {
+    async fn log_in_plain(&mut self, user: &str, password: &Secret) -> Result<(), SmtpError> {
         let both = Zeroizing::new(format!("\0{user}\0{}", password.expose()));
         let encoded = Zeroizing::new(BASE64.encode(both.as_bytes()));
         let line = Zeroizing::new(format!("AUTH PLAIN {}\r\n", *encoded));
         self.command("AUTH", &line, 2).await.map(|_| ())
     }
 
-    async fn log_in_step_by_step(&mut self, user: &str, password: &Secret) -> Result<(), Trouble> {
+    async fn log_in_step_by_step(&mut self, user: &str, password: &Secret) -> Result<(), SmtpError> {
         let line = |text: &str| {
             let encoded = Zeroizing::new(BASE64.encode(text));
             Zeroizing::new(format!("{}\r\n", *encoded))
@@ -195,12 +195,12 @@ impl Dialog {
     }
 
     /// Says who sends and who gets a mail, and that its content comes next. The server takes all recipients, or it gets no mail.
-    pub(super) async fn envelope(&mut self, mail: &Outgoing) -> Result<(), Trouble> {
+    pub(super) async fn envelope(&mut self, mail: &SmtpMail) -> Result<(), SmtpError> {
         let is_ascii = |address: &Address| AsRef::<str>::as_ref(address).is_ascii();
         let mut parameters = String::new();
         if !mail.to.iter().chain([&mail.from]).all(is_ascii) {
             if !self.extensions.utf8 {
-                return Err(Trouble::Unfit("takes no addresses beyond ASCII"));
+                return Err(SmtpError::Unfit("takes no addresses beyond ASCII"));
             }
             parameters.push_str(" SMTPUTF8");
         }
@@ -215,7 +215,7 @@ impl Dialog {
     }
 
     /// Sends the content of a mail, but not that it is over: so far the server has taken nothing.
-    pub(super) async fn content(&mut self, content: &[u8]) -> Result<(), Trouble> {
+    pub(super) async fn content(&mut self, content: &[u8]) -> Result<(), SmtpError> {
         let mut stuffed = Vec::with_capacity(content.len() + content.len() / 64 + 2);
         for line in content.split_inclusive(|byte| *byte == b'\n') {
             if line.first() == Some(&b'.') {
@@ -230,14 +230,14 @@ impl Dialog {
     }
 
     /// Says that the mail is over, and hears whether the server takes it.
-    pub(super) async fn end_of_mail(&mut self, sent: &Sent) -> Result<(), Trouble> {
+    pub(super) async fn end_of_mail(&mut self, sent: &SentFlag) -> Result<(), SmtpError> {
         sent.raise();
         self.write(b".\r\n").await?;
         sent.has_left();
         match self.expect("the mail", 2).await {
             Ok(_) => Ok(()),
-            Err(Trouble::Refused { code, .. }) if !(400..600).contains(&code) => {
-                Err(Trouble::Broken(format!("it said {code}, which says nothing about a mail")))
+            Err(SmtpError::Refused { code, .. }) if !(400..600).contains(&code) => {
+                Err(SmtpError::Broken(format!("it said {code}, which says nothing about a mail")))
             }
             Err(trouble) => Err(trouble),
         }
@@ -247,50 +247,50 @@ impl Dialog {
     pub(super) async fn leave(mut self) {
         let leaving = async {
             self.write(b"QUIT\r\n").await?;
-            self.stream.get_mut().shutdown().await.map_err(Trouble::from)
+            self.stream.get_mut().shutdown().await.map_err(SmtpError::from)
         };
         // Whether it hears us changes nothing either.
         let _ = tokio::time::timeout(LEAVE_TIME_MAX, leaving).await;
     }
 
     /// Gives a command, and hears an answer whose code begins with this digit.
-    async fn command(&mut self, what: &'static str, line: &str, class: u16) -> Result<Reply, Trouble> {
+    async fn command(&mut self, what: &'static str, line: &str, class: u16) -> Result<SmtpReply, SmtpError> {
         self.write(line.as_bytes()).await?;
         self.expect(what, class).await
     }
 
-    async fn write(&mut self, bytes: &[u8]) -> Result<(), Trouble> {
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), SmtpError> {
         let stream = self.stream.get_mut();
         stream.write_all(bytes).await?;
         Ok(stream.flush().await?)
     }
 
-    async fn expect(&mut self, what: &'static str, class: u16) -> Result<Reply, Trouble> {
+    async fn expect(&mut self, what: &'static str, class: u16) -> Result<SmtpReply, SmtpError> {
         let reply = self.reply().await?;
         if reply.code / 100 == class {
             return Ok(reply);
         }
-        Err(Trouble::Refused { what, code: reply.code, text: reply.shown() })
+        Err(SmtpError::Refused { what, code: reply.code, text: reply.shown() })
     }
 
     /// Reads a reply: lines of one code, of which the last one has no hyphen behind it.
-    async fn reply(&mut self) -> Result<Reply, Trouble> {
-        let strange = || Trouble::Broken("the server does not speak SMTP".to_owned());
-        let mut reply: Option<Reply> = None;
+    async fn reply(&mut self) -> Result<SmtpReply, SmtpError> {
+        let strange = || SmtpError::Broken("the server does not speak SMTP".to_owned());
+        let mut reply: Option<SmtpReply> = None;
         loop {
             let mut line = Vec::new();
             (&mut self.stream).take(LINE_BYTES_MAX).read_until(b'\n', &mut line).await?;
             if line.is_empty() {
-                return Err(Trouble::Broken("the server closed the connection".to_owned()));
+                return Err(SmtpError::Broken("the server closed the connection".to_owned()));
             }
             let (code, is_last, text) = parse(&line).ok_or_else(strange)?;
-            let reply = reply.get_or_insert_with(|| Reply { code, lines: Vec::new() });
+            let reply = reply.get_or_insert_with(|| SmtpReply { code, lines: Vec::new() });
             if reply.code != code || reply.lines.len() == REPLY_LINES_MAX {
                 return Err(strange());
             }
             reply.lines.push(text);
             if is_last {
-                return Ok(Reply { code, lines: std::mem::take(&mut reply.lines) });
+                return Ok(SmtpReply { code, lines: std::mem::take(&mut reply.lines) });
             }
         }
     }
@@ -339,9 +339,9 @@ mod tests {
     #[test]
     fn what_a_server_can_do() {
         let lines = ["STARTTLS me", "   ", "starttls", "AUTH LOGIN", "AUTH=PLAIN", "8BITMIME"];
-        let found = Extensions::read(&lines.map(str::to_owned));
+        let found = SmtpExtensions::read(&lines.map(str::to_owned));
         assert!(found.start_tls && found.login && found.plain && found.eight_bit && !found.utf8);
-        let greeting = Extensions::read(&["STARTTLS".to_owned()]);
+        let greeting = SmtpExtensions::read(&["STARTTLS".to_owned()]);
         assert!(!greeting.start_tls, "the first line is a name");
     }
 }

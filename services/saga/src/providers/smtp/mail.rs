@@ -6,12 +6,12 @@ use lettre::message::header::{ContentTransferEncoding, ContentType};
 use lettre::message::{Body, Mailbox};
 use lettre::{Address, Message};
 use workflow::Json;
-use workflow::formula::{Scope, Template};
-use workflow::provider::Mail;
+use workflow::formula::{ValueTemplate, VariableScope};
+use workflow::provider::MailTemplate;
 
 use super::RECIPIENTS_MAX;
-use crate::providers::Call;
-use crate::providers::http::Unmade;
+use crate::providers::ProviderCall;
+use crate::providers::http::RequestBuildError;
 
 /// Characters of a subject. Longer ones are a text in the wrong place.
 const SUBJECT_CHARS_MAX: usize = 500;
@@ -20,14 +20,14 @@ const NOBODY: &str = "no-reply";
 
 /// Senders that a provider lets send.
 #[derive(Debug, Clone)]
-pub(super) enum Sender {
-    /// This one.
+pub(super) enum AllowedSender {
+    /// Exactly this address.
     Address(Address),
     /// All of a domain; with the one that sends when nobody is named.
     Domain(Address),
 }
 
-impl Sender {
+impl AllowedSender {
     /// Reads an address, or `*@domain`.
     pub(super) fn read(text: &str) -> Option<Self> {
         match text.strip_prefix("*@") {
@@ -52,21 +52,26 @@ impl Sender {
 }
 
 /// A mail as it is handed over.
-pub(super) struct Outgoing {
+pub(super) struct SmtpMail {
     pub(super) from: Address,
     pub(super) to: Vec<Address>,
-    /// Its `Message-ID`.
+    /// `Message-ID` of the mail.
     pub(super) id: String,
     /// Headers and text. Its lines end with CRLF, and no CR or LF stands alone.
     pub(super) content: Vec<u8>,
 }
 
-impl Outgoing {
+impl SmtpMail {
     /// Renders a mail.
-    pub(super) fn render(mail: &Mail, call: &Call, senders: &[Sender], host: &str) -> Result<Self, Unmade> {
+    pub(super) fn render(
+        mail: &MailTemplate,
+        call: &ProviderCall,
+        senders: &[AllowedSender],
+        host: &str,
+    ) -> Result<Self, RequestBuildError> {
         let command = Json::text(call.command);
         let token = call.callback_token.as_ref().map_or(Json::Null, Json::text);
-        let scope = Scope::new()
+        let scope = VariableScope::new()
             .with("input", &call.input)
             .with("command_id", &command)
             .with("callback_token", &token);
@@ -75,7 +80,7 @@ impl Outgoing {
         let subject = text("subject", &mail.subject, &scope)?;
         if subject.chars().any(char::is_control) || subject.chars().count() > SUBJECT_CHARS_MAX {
             let why = format!("the subject is one line of at most {SUBJECT_CHARS_MAX} characters");
-            return Err(Unmade::Request(why));
+            return Err(RequestBuildError::Request(why));
         }
         let content = text("text", &mail.text, &scope)?;
         let id = format!("<{}@{}>", call.command, domain_of(host));
@@ -87,59 +92,71 @@ impl Outgoing {
         for address in &to {
             message = message.to(Mailbox::new(None, address.clone()));
         }
-        let message = message.body(body(&content)).map_err(|error| Unmade::Request(error.to_string()))?;
+        let message =
+            message.body(body(&content)).map_err(|error| RequestBuildError::Request(error.to_string()))?;
         Ok(Self { from, to, id, content: message.formatted() })
     }
 }
 
-fn text(what: &str, template: &Template, scope: &Scope<'_>) -> Result<String, Unmade> {
-    match template.value(scope).map_err(Unmade::Formula)? {
+fn text(
+    what: &str,
+    template: &ValueTemplate,
+    scope: &VariableScope<'_>,
+) -> Result<String, RequestBuildError> {
+    match template.value(scope).map_err(RequestBuildError::Formula)? {
         Json::Text(text) => Ok(text),
         Json::Int(number) => Ok(number.to_string()),
-        other => Err(Unmade::Request(format!("the {what} is a text, not {}", other.kind()))),
+        other => Err(RequestBuildError::Request(format!("the {what} is a text, not {}", other.kind()))),
     }
 }
 
-fn sender(from: Option<&Template>, senders: &[Sender], scope: &Scope<'_>) -> Result<Address, Unmade> {
+fn sender(
+    from: Option<&ValueTemplate>,
+    senders: &[AllowedSender],
+    scope: &VariableScope<'_>,
+) -> Result<Address, RequestBuildError> {
     let Some(from) = from else {
-        let first = senders.first().map(Sender::default).cloned();
-        return first.ok_or_else(|| Unmade::Request("nobody may send".to_owned()));
+        let first = senders.first().map(AllowedSender::default).cloned();
+        return first.ok_or_else(|| RequestBuildError::Request("nobody may send".to_owned()));
     };
     let address = address(&text("sender", from, scope)?)?;
     if !senders.iter().any(|sender| sender.allows(&address)) {
-        return Err(Unmade::Request(format!("the provider does not send as {address}")));
+        return Err(RequestBuildError::Request(format!("the provider does not send as {address}")));
     }
     Ok(address)
 }
 
-fn recipients(to: &Template, scope: &Scope<'_>) -> Result<Vec<Address>, Unmade> {
-    let addresses = match to.value(scope).map_err(Unmade::Formula)? {
+fn recipients(to: &ValueTemplate, scope: &VariableScope<'_>) -> Result<Vec<Address>, RequestBuildError> {
+    let addresses = match to.value(scope).map_err(RequestBuildError::Formula)? {
         Json::Text(one) => vec![address(&one)?],
         Json::List(many) if (1..=RECIPIENTS_MAX).contains(&many.len()) => {
             let each = |item: &Json| match item {
                 Json::Text(one) => address(one),
-                other => Err(Unmade::Request(format!("a recipient is an address, not {}", other.kind()))),
+                other => Err(RequestBuildError::Request(format!(
+                    "a recipient is an address, not {}",
+                    other.kind()
+                ))),
             };
             many.iter().map(each).collect::<Result<_, _>>()?
         }
         Json::List(many) => {
             let why = format!("a mail has 1 to {RECIPIENTS_MAX} recipients, not {}", many.len());
-            return Err(Unmade::Request(why));
+            return Err(RequestBuildError::Request(why));
         }
         other => {
             let why = format!("`to` is an address or a list of them, not {}", other.kind());
-            return Err(Unmade::Request(why));
+            return Err(RequestBuildError::Request(why));
         }
     };
     Ok(addresses)
 }
 
 /// Reads an address, without a name beside it.
-fn address(text: &str) -> Result<Address, Unmade> {
+fn address(text: &str) -> Result<Address, RequestBuildError> {
     let is_line = !text.chars().any(char::is_control);
     let address = is_line.then(|| text.parse().ok()).flatten();
     address.ok_or_else(|| {
-        Unmade::Request(format!("{:?} is no address", text.chars().take(80).collect::<String>()))
+        RequestBuildError::Request(format!("{:?} is no address", text.chars().take(80).collect::<String>()))
     })
 }
 
@@ -173,7 +190,7 @@ mod tests {
     #[test]
     fn senders_are_addresses_or_domains() {
         let allows = |sender: &str, address: &str| {
-            Sender::read(sender).expect(sender).allows(&address.parse().expect(address))
+            AllowedSender::read(sender).expect(sender).allows(&address.parse().expect(address))
         };
         assert!(allows("*@shop.test", "any.body@SHOP.test"));
         assert!(allows("shop@shop.test", "shop@Shop.Test"));
@@ -187,7 +204,7 @@ mod tests {
             assert!(!allows(sender, address), "{sender} {address}");
         }
         for text in ["", "*", "*@", "shop", "Shop <shop@shop.test>", "a@b\r\nX: y", "*@b c"] {
-            assert!(Sender::read(text).is_none(), "{text}");
+            assert!(AllowedSender::read(text).is_none(), "{text}");
         }
     }
 

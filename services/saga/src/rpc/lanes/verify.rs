@@ -10,19 +10,19 @@ use proto::v1::replay_lane_response::Event;
 use proto::v1::{SagaReplayDifference, SagaReplayDone, SagaReplayProgress};
 use tonic::Status;
 use workflow::definition::Saga;
-use workflow::instance::Record;
-use workflow::key::Table;
-use workflow::replay::{self, Difference};
-use workflow::step::{Row, Whose};
-use workflow::{Key, Lane, lane};
+use workflow::instance::CorrelationRecord;
+use workflow::key::StoreTable;
+use workflow::replay::{self, ReplayDifference};
+use workflow::step::{InstanceIdentity, JournalRow};
+use workflow::{LaneRowKey, WorkflowLane, lane};
 
-use super::super::Api;
+use super::super::SagaApi;
 use super::super::instances::no_instance;
 use super::super::lists::failed;
-use super::Answers;
+use super::LaneReplayAnswers;
 use crate::definitions::DefinitionError;
-use crate::reads::{ReadError, Reads, read};
-use crate::sagas::ListedRow;
+use crate::reads::{RowReadError, RowReader, read};
+use crate::sagas::InstanceListRow;
 
 /// Instances that one read lists, and rows of a journal that one read brings.
 const ROWS: usize = 100;
@@ -32,24 +32,24 @@ const TOLD_MAX: u64 = 1000;
 const DEFINITIONS_MAX: usize = 64;
 
 /// Comparison of a lane.
-pub(super) struct Verify {
-    reads: Reads,
-    lane: Lane,
+pub(super) struct LaneVerification {
+    reads: RowReader,
+    lane: WorkflowLane,
     tenant: TenantId,
     only: Option<CorrelationId>,
-    answers: Answers,
+    answers: LaneReplayAnswers,
     differences: IntCounter,
     definitions: HashMap<BlobHash, Arc<Saga>>,
     incomplete: u64,
     different: u64,
 }
 
-/// What comparing an instance came to.
+/// Result of comparing an instance with its journal.
 #[derive(Debug, PartialEq, Eq)]
-enum Compared {
-    /// It is as its journal says.
+enum JournalComparison {
+    /// Instance is as its journal says.
     Same,
-    /// It differs from this revision on.
+    /// Instance differs from this revision on.
     Differs { revision: u64, detail: String },
     /// The first rows of its journal are gone.
     Incomplete,
@@ -58,35 +58,35 @@ enum Compared {
 }
 
 /// An instance with its journal, or why there is nothing to run again.
-enum Found {
-    Whole(Box<Record>, Vec<Row>),
-    Not(Compared),
+enum JournalLookup {
+    Whole(Box<CorrelationRecord>, Vec<JournalRow>),
+    Not(JournalComparison),
 }
 
-impl Verify {
+impl LaneVerification {
     /// Begins with a lane, or with one instance of it.
     ///
     /// # Errors
     /// INVALID_ARGUMENT for a lane of an effect or a correlation of another lane, NOT_FOUND for an instance that is not there.
     pub(super) async fn begin(
-        api: &Api,
-        lane: Lane,
+        api: &SagaApi,
+        lane: WorkflowLane,
         only: Option<CorrelationId>,
-        answers: Answers,
+        answers: LaneReplayAnswers,
     ) -> Result<Self, Status> {
         let reads = api.reads();
         let mut violations = Violations::new();
         match (&lane, &only) {
-            (Lane::Effect { .. }, _) => violations.add("verify", "is only for the lane of a saga"),
-            (Lane::Saga { tenant, saga, shard }, Some(only)) => {
+            (WorkflowLane::Effect { .. }, _) => violations.add("verify", "is only for the lane of a saga"),
+            (WorkflowLane::Saga { tenant, saga, shard }, Some(only)) => {
                 if !is_of(&reads, tenant, saga, only, *shard) {
                     violations.add("verify.correlation_id", "belongs to another lane");
                 }
             }
-            (Lane::Saga { .. }, None) => {}
+            (WorkflowLane::Saga { .. }, None) => {}
         }
         violations.into_result(Some(())).map_err(Error::from)?;
-        if let (Lane::Saga { saga, .. }, Some(only)) = (&lane, &only) {
+        if let (WorkflowLane::Saga { saga, .. }, Some(only)) = (&lane, &only) {
             match reads.record(&lane, only).await {
                 Ok(None) => return Err(no_instance(saga, only)),
                 Err(error) if !is_damaged(&error) => return Err(failed(error)),
@@ -128,12 +128,12 @@ impl Verify {
     }
 
     async fn all(&mut self) -> Result<(), WatchEnded> {
-        let mut range = Table::By.range();
+        let mut range = StoreTable::By.range();
         loop {
             let (reads, lane) = (self.reads.clone(), self.lane.clone());
-            let page = self.answers.while_told(reads.scan(&lane, &range, ROWS)).await?.map_err(failed)?;
+            let page = self.answers.with_progress(reads.scan(&lane, &range, ROWS)).await?.map_err(failed)?;
             for (key, row) in &page.rows {
-                let listed: ListedRow = read(&lane, key, row).map_err(failed)?;
+                let listed: InstanceListRow = read(&lane, key, row).map_err(failed)?;
                 self.one(&listed.correlation).await?;
             }
             match page.rest() {
@@ -146,19 +146,19 @@ impl Verify {
     /// Compares an instance, and tells if it differs.
     async fn one(&mut self, correlation: &CorrelationId) -> Result<(), WatchEnded> {
         let definitions = std::mem::take(&mut self.definitions);
-        let mut journals = Journals {
+        let mut journals = LaneJournals {
             reads: self.reads.clone(),
             lane: self.lane.clone(),
             tenant: self.tenant.clone(),
             definitions,
         };
-        let compared = self.answers.while_told(journals.compare(correlation)).await?;
+        let compared = self.answers.with_progress(journals.compare(correlation)).await?;
         self.definitions = journals.definitions;
         match compared.map_err(failed)? {
-            Compared::Nothing => {}
-            Compared::Incomplete => self.incomplete += 1,
-            Compared::Same => self.answers.compared += 1,
-            Compared::Differs { revision, detail } => {
+            JournalComparison::Nothing => {}
+            JournalComparison::Incomplete => self.incomplete += 1,
+            JournalComparison::Same => self.answers.compared += 1,
+            JournalComparison::Differs { revision, detail } => {
                 self.answers.compared += 1;
                 self.different += 1;
                 self.differences.inc();
@@ -174,30 +174,36 @@ impl Verify {
     }
 }
 
-/// Whether a correlation is one of a shard.
-fn is_of(reads: &Reads, tenant: &TenantId, saga: &SagaName, correlation: &CorrelationId, shard: u8) -> bool {
+/// Returns true if a correlation belongs to a shard.
+fn is_of(
+    reads: &RowReader,
+    tenant: &TenantId,
+    saga: &SagaName,
+    correlation: &CorrelationId,
+    shard: u8,
+) -> bool {
     let versions = reads.definitions().versions(tenant, saga);
     versions.first().is_some_and(|saga| lane::shard(tenant, correlation, saga.shards) == shard)
 }
 
-/// Whether a row is there that cannot be read: a difference, and no reason to end.
-const fn is_damaged(error: &ReadError) -> bool {
-    matches!(error, ReadError::Damaged { .. })
+/// Returns true for a row that cannot be read: a difference, and no reason to end.
+const fn is_damaged(error: &RowReadError) -> bool {
+    matches!(error, RowReadError::Damaged { .. })
 }
 
 /// Journals of a lane.
-struct Journals {
-    reads: Reads,
-    lane: Lane,
+struct LaneJournals {
+    reads: RowReader,
+    lane: WorkflowLane,
     tenant: TenantId,
     definitions: HashMap<BlobHash, Arc<Saga>>,
 }
 
-impl Journals {
-    async fn compare(&mut self, correlation: &CorrelationId) -> Result<Compared, ReadError> {
+impl LaneJournals {
+    async fn compare(&mut self, correlation: &CorrelationId) -> Result<JournalComparison, RowReadError> {
         let (record, rows) = match self.find(correlation).await? {
-            Found::Whole(record, rows) => (record, rows),
-            Found::Not(compared) => return Ok(compared),
+            JournalLookup::Whole(record, rows) => (record, rows),
+            JournalLookup::Not(compared) => return Ok(compared),
         };
         if self.definitions.len() > DEFINITIONS_MAX {
             self.definitions.clear();
@@ -209,36 +215,36 @@ impl Journals {
             match self.reads.definition(hash).await {
                 Ok(saga) => drop(self.definitions.insert(hash, saga)),
                 // The row that names it differs then.
-                Err(ReadError::Definition(DefinitionError::Unreadable { .. })) => {}
+                Err(RowReadError::Definition(DefinitionError::Unreadable { .. })) => {}
                 Err(error) => return Err(error),
             }
         }
-        let whose = Whose { tenant: &self.tenant, correlation };
+        let whose = InstanceIdentity { tenant: &self.tenant, correlation };
         Ok(compared(replay::replay(|hash| self.definitions.get(&hash).cloned(), whose, &rows), &record))
     }
 
     /// Reads an instance with its journal up to its revision. Rows of a journal do not change, so that what comes meanwhile makes no
     /// difference; only what goes does.
-    async fn find(&self, correlation: &CorrelationId) -> Result<Found, ReadError> {
+    async fn find(&self, correlation: &CorrelationId) -> Result<JournalLookup, RowReadError> {
         let record = match self.reads.record(&self.lane, correlation).await {
             Ok(record) => record,
-            Err(error) if is_damaged(&error) => return Ok(Found::Not(unreadable(0, &error))),
+            Err(error) if is_damaged(&error) => return Ok(JournalLookup::Not(unreadable(0, &error))),
             Err(error) => return Err(error),
         };
         let Some((record, (last, _))) =
             record.and_then(|record| replay::chain(&record).map(|at| (record, at)))
         else {
-            return Ok(Found::Not(Compared::Nothing));
+            return Ok(JournalLookup::Not(JournalComparison::Nothing));
         };
-        let mut rows: Vec<Row> = Vec::new();
-        let mut range = Key::journal(correlation, 0)..Key::journal(correlation, last).behind();
+        let mut rows: Vec<JournalRow> = Vec::new();
+        let mut range = LaneRowKey::journal(correlation, 0)..LaneRowKey::journal(correlation, last).behind();
         loop {
             let page = self.reads.scan(&self.lane, &range, ROWS).await?;
             for (key, row) in &page.rows {
                 let expected = rows.last().map_or(1, |row| row.revision + 1);
-                match read::<Row>(&self.lane, key, row) {
+                match read::<JournalRow>(&self.lane, key, row) {
                     Ok(row) => rows.push(row),
-                    Err(error) => return Ok(Found::Not(unreadable(expected, &error))),
+                    Err(error) => return Ok(JournalLookup::Not(unreadable(expected, &error))),
                 }
             }
             match page.rest() {
@@ -249,44 +255,48 @@ impl Journals {
         let expected =
             (1..=last).zip(rows.iter().map(|row| Some(row.revision)).chain(std::iter::repeat(None)));
         let missing = expected.into_iter().find(|(expected, found)| *found != Some(*expected));
-        let Some((revision, _)) = missing else { return Ok(Found::Whole(Box::new(record), rows)) };
+        let Some((revision, _)) = missing else { return Ok(JournalLookup::Whole(Box::new(record), rows)) };
         // The first rows may have gone while the others were read.
         let first = self.reads.journal(&self.lane, correlation, 1).await;
         if matches!(first, Ok(None)) {
-            return Ok(Found::Not(Compared::Incomplete));
+            return Ok(JournalLookup::Not(JournalComparison::Incomplete));
         }
         first?;
         let detail = format!("the row of revision {revision} is missing from the journal");
-        Ok(Found::Not(Compared::Differs { revision, detail }))
+        Ok(JournalLookup::Not(JournalComparison::Differs { revision, detail }))
     }
 }
 
-fn unreadable(revision: u64, error: &ReadError) -> Compared {
-    Compared::Differs { revision, detail: error.to_string() }
+fn unreadable(revision: u64, error: &RowReadError) -> JournalComparison {
+    JournalComparison::Differs { revision, detail: error.to_string() }
 }
 
 /// Compares what a journal gives with what is kept.
-fn compared(again: Result<Option<Record>, Difference>, kept: &Record) -> Compared {
+fn compared(
+    again: Result<Option<CorrelationRecord>, ReplayDifference>,
+    kept: &CorrelationRecord,
+) -> JournalComparison {
     let again = match again {
         Ok(again) => again,
-        Err(Difference::Cut { .. }) => return Compared::Incomplete,
+        Err(ReplayDifference::Cut { .. }) => return JournalComparison::Incomplete,
         Err(difference) => {
-            let (Difference::NoDefinition { revision, .. } | Difference::Row { revision, .. }) = difference
+            let (ReplayDifference::NoDefinition { revision, .. } | ReplayDifference::Row { revision, .. }) =
+                difference
             else {
-                return Compared::Incomplete;
+                return JournalComparison::Incomplete;
             };
-            return Compared::Differs { revision, detail: difference.to_string() };
+            return JournalComparison::Differs { revision, detail: difference.to_string() };
         }
     };
     let (last, chain) = replay::chain(kept).unzip();
     let revision = last.unwrap_or_default();
-    let differs = |detail: &str| Compared::Differs { revision, detail: detail.to_owned() };
+    let differs = |detail: &str| JournalComparison::Differs { revision, detail: detail.to_owned() };
     match &again {
         Some(again) if replay::chain(again).map(|(_, chain)| chain) != chain => {
             differs("the chain hash of the instance is not that of its journal")
         }
         Some(again) if again.entry != kept.entry => differs("the instance is not what its journal gives"),
-        Some(_) => Compared::Same,
+        Some(_) => JournalComparison::Same,
         None => differs("the journal gives no instance"),
     }
 }

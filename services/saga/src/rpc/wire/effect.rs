@@ -8,7 +8,7 @@ use workflow::provider::Effect;
 
 use super::{moment, tenant};
 
-/// What the catalog says of an effect: its provider and itself; nothing where none has it any more.
+/// Provider and effect, as the catalog has them; nothing where the effect is no longer in it.
 pub(crate) type Declared<'a> = Option<(&'a str, &'a Effect)>;
 
 /// A call without its input and result.

@@ -2,18 +2,18 @@
 
 use proto::v1;
 use proto::v1::saga_input::Input as Kind;
-use workflow::input::{CommandResult, Event, Input, Outcome, Verb, What};
-use workflow::step::{JournalInput, Row};
+use workflow::input::{CommandOutcome, CommandResult, DomainEvent, InstanceInput, InstanceInputKind, Verb};
+use workflow::step::{JournalInput, JournalRow};
 use workflow::{InputId, Json};
 
 use super::moment;
 
 /// An input; without its payload unless that is wanted.
-pub(crate) fn input(input: &Input, with_payload: bool) -> v1::SagaInput {
+pub(crate) fn input(input: &InstanceInput, with_payload: bool) -> v1::SagaInput {
     let json = |value: &Json| if with_payload { value.to_string() } else { String::new() };
     let kind = match &input.what {
-        What::Event(found) => Kind::Event(event(found, json(&found.body))),
-        What::Result(CommandResult { command, outcome, may_have_happened, payload }) => {
+        InstanceInputKind::Event(found) => Kind::Event(event(found, json(&found.body))),
+        InstanceInputKind::Result(CommandResult { command, outcome, may_have_happened, payload }) => {
             Kind::Result(v1::SagaResultInput {
                 command_id: command.to_string(),
                 outcome: self::outcome(*outcome).into(),
@@ -21,10 +21,10 @@ pub(crate) fn input(input: &Input, with_payload: bool) -> v1::SagaInput {
                 result_json: json(payload),
             })
         }
-        What::Timer { name, generation } => {
+        InstanceInputKind::Timer { name, generation } => {
             Kind::Timer(v1::SagaTimerInput { name: name.clone(), generation: *generation })
         }
-        What::Verb { request, verb } => {
+        InstanceInputKind::Verb { request, verb } => {
             let (reason, event_type, data) = said(verb);
             Kind::Verb(v1::SagaVerbInput {
                 request_id: request.clone(),
@@ -38,7 +38,7 @@ pub(crate) fn input(input: &Input, with_payload: bool) -> v1::SagaInput {
     v1::SagaInput { time: moment(input.time), input: Some(kind) }
 }
 
-fn event(event: &Event, event_json: String) -> v1::SagaEventInput {
+fn event(event: &DomainEvent, event_json: String) -> v1::SagaEventInput {
     let text = |field: &str| event.body.get(field).and_then(Json::as_text).unwrap_or_default().to_owned();
     let version = match event.body.get("version") {
         Some(Json::Int(version)) => u64::try_from(*version).ok(),
@@ -62,7 +62,7 @@ fn event(event: &Event, event_json: String) -> v1::SagaEventInput {
     }
 }
 
-/// What a verb says: the reason, the type of an event, and data.
+/// Returns the parts of a verb: the reason, the type of an event, and data.
 fn said(verb: &Verb) -> (&str, &str, Option<&Json>) {
     match verb {
         Verb::Start { data } => ("", "", Some(data)),
@@ -89,18 +89,22 @@ const fn verb(verb: &Verb) -> v1::SagaVerb {
 }
 
 /// How a command ended.
-pub(crate) const fn outcome(outcome: Outcome) -> v1::EffectOutcome {
+pub(crate) const fn outcome(outcome: CommandOutcome) -> v1::EffectOutcome {
     match outcome {
-        Outcome::Succeeded => v1::EffectOutcome::Succeeded,
-        Outcome::Failed => v1::EffectOutcome::Failed,
-        Outcome::TimedOut => v1::EffectOutcome::TimedOut,
-        Outcome::Unknown => v1::EffectOutcome::Unknown,
-        Outcome::Cancelled => v1::EffectOutcome::Cancelled,
+        CommandOutcome::Succeeded => v1::EffectOutcome::Succeeded,
+        CommandOutcome::Failed => v1::EffectOutcome::Failed,
+        CommandOutcome::TimedOut => v1::EffectOutcome::TimedOut,
+        CommandOutcome::Unknown => v1::EffectOutcome::Unknown,
+        CommandOutcome::Cancelled => v1::EffectOutcome::Cancelled,
     }
 }
 
 /// A row of a journal. `kept` is the input of the row that kept it, where this one names another row.
-pub(crate) fn entry(row: &Row, kept: Option<&Input>, with_payloads: bool) -> v1::SagaTimelineEntry {
+pub(crate) fn entry(
+    row: &JournalRow,
+    kept: Option<&InstanceInput>,
+    with_payloads: bool,
+) -> v1::SagaTimelineEntry {
     let (came, kept_at_revision) = match &row.input {
         JournalInput::Came(came) => (Some(&**came), 0),
         JournalInput::Kept(at) => (kept, *at),
@@ -133,7 +137,7 @@ mod tests {
 
     use prost::Message as _;
     use prost_reflect::{DescriptorPool, DynamicMessage};
-    use rehearsal::{Source, Variation, play};
+    use rehearsal::{ScenarioFile, Variation, play};
 
     use super::*;
 
@@ -147,7 +151,7 @@ mod tests {
     /// Those who run a journal again read these very files.
     #[test]
     fn rows_are_told_as_journals_have_them() {
-        let source = Source::read("journals.test.yaml", SCENARIOS).expect("good");
+        let source = ScenarioFile::read("journals.test.yaml", SCENARIOS).expect("good");
         let manifests = [("example.yaml".to_owned(), EXAMPLE.to_owned())];
         let scenarios = source.scenarios(&manifests).expect("good");
         assert_eq!(scenarios.len(), JOURNALS.len());

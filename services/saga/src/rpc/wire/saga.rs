@@ -3,16 +3,16 @@
 use model::{CommandId, CorrelationId, SagaName, TenantId, Timestamp};
 use proto::convert::saga::InstanceName;
 use proto::v1;
-use workflow::instance::{Entry, Open, Record, Timer};
+use workflow::instance::{CorrelationEntry, CorrelationRecord, OpenCommand, Timer};
 
 use super::super::convert;
 use super::{json, moment};
-use crate::lane::letter_name::LetterName;
-use crate::sagas::Summary;
+use crate::lane::dead_letter_name::DeadLetterName;
+use crate::sagas::InstanceSummary;
 
-/// Whose instance it is.
+/// Reference to an instance.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Whose<'a> {
+pub(crate) struct SagaInstanceRef<'a> {
     /// The tenant.
     pub(crate) tenant: &'a TenantId,
     /// The saga.
@@ -21,7 +21,7 @@ pub(crate) struct Whose<'a> {
     pub(crate) correlation: &'a CorrelationId,
 }
 
-impl Whose<'_> {
+impl SagaInstanceRef<'_> {
     fn name(self) -> InstanceName {
         let Self { tenant, saga, correlation } = self;
         InstanceName { tenant: tenant.clone(), saga: saga.clone(), correlation: correlation.clone() }
@@ -29,23 +29,23 @@ impl Whose<'_> {
 }
 
 /// An instance without its state; nothing where events wait for its start.
-pub(crate) fn saga(whose: Whose<'_>, record: &Record) -> Option<v1::Saga> {
-    Some(convert::saga(&whose.name(), &Summary::of(record)?))
+pub(crate) fn saga(whose: SagaInstanceRef<'_>, record: &CorrelationRecord) -> Option<v1::Saga> {
+    Some(convert::saga(&whose.name(), &InstanceSummary::of(record)?))
 }
 
 /// An instance with everything that is kept of it but its last state, where that is in its journal.
 pub(crate) fn detailed(
-    whose: Whose<'_>,
-    record: &Record,
-    letter: Option<&LetterName>,
+    whose: SagaInstanceRef<'_>,
+    record: &CorrelationRecord,
+    letter: Option<&DeadLetterName>,
 ) -> Option<v1::GetSagaResponse> {
     let base = v1::GetSagaResponse { saga: Some(saga(whose, record)?), ..Default::default() };
     let instance = match &record.entry {
-        Entry::Live(instance) => instance,
-        Entry::Ended(tombstone) => {
+        CorrelationEntry::Live(instance) => instance,
+        CorrelationEntry::Ended(tombstone) => {
             return Some(v1::GetSagaResponse { chain_hash: tombstone.chain.to_string(), ..base });
         }
-        Entry::Awaited(_) => return None,
+        CorrelationEntry::Awaited(_) => return None,
     };
     let ended = instance.progress.ended.iter().map(|(name, ended)| v1::SagaBranch {
         name: name.to_string(),
@@ -86,7 +86,7 @@ pub(crate) fn detailed(
 }
 
 /// A command whose end is waited for.
-pub(crate) fn open_command(id: CommandId, open: &Open) -> v1::SagaCommand {
+pub(crate) fn open_command(id: CommandId, open: &OpenCommand) -> v1::SagaCommand {
     v1::SagaCommand {
         command_id: id.to_string(),
         step: open.step.to_string(),
@@ -98,7 +98,7 @@ pub(crate) fn open_command(id: CommandId, open: &Open) -> v1::SagaCommand {
 }
 
 /// A timer that is set.
-pub(crate) fn timer(whose: Whose<'_>, name: &str, timer: &Timer) -> v1::SagaTimer {
+pub(crate) fn timer(whose: SagaInstanceRef<'_>, name: &str, timer: &Timer) -> v1::SagaTimer {
     v1::SagaTimer {
         saga: whose.saga.to_string(),
         correlation_id: whose.correlation.to_string(),
@@ -111,10 +111,10 @@ pub(crate) fn timer(whose: Whose<'_>, name: &str, timer: &Timer) -> v1::SagaTime
 }
 
 /// Since when an instance is where it is: at its step, or ended.
-pub(crate) fn place_since(record: &Record) -> Option<Timestamp> {
+pub(crate) fn place_since(record: &CorrelationRecord) -> Option<Timestamp> {
     match &record.entry {
-        Entry::Live(instance) => Some(instance.entered),
-        Entry::Ended(tombstone) => Some(tombstone.ended),
-        Entry::Awaited(_) => None,
+        CorrelationEntry::Live(instance) => Some(instance.entered),
+        CorrelationEntry::Ended(tombstone) => Some(tombstone.ended),
+        CorrelationEntry::Awaited(_) => None,
     }
 }

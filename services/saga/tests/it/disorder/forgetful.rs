@@ -1,6 +1,6 @@
 //! Real servers that forget: the alarm names the stream and the cause, no new event is skipped, and nothing is applied twice.
 
-use testkit::{Log, NatsServer, PATIENCE, wait_until};
+use testkit::{NatsServer, PATIENCE, TestLog, wait_until};
 
 use super::{COUNTERS, LAST, STREAM, assert_counted, consumer, counting, next, went_back};
 use crate::streams::aggregates;
@@ -19,8 +19,8 @@ async fn publish(world: &World, numbers: std::ops::RangeInclusive<u64>) {
 }
 
 /// A world that has counted so far, with what it logs from now on.
-async fn counted_to(keeps: Keeps, n: u64) -> (World, Log) {
-    let log = Log::of_this_thread();
+async fn counted_to(keeps: Keeps, n: u64) -> (World, TestLog) {
+    let log = TestLog::of_this_thread();
     let world = counting(World::real(keeps).await).await;
     publish(&world, 1..=n).await;
     for counter in COUNTERS {
@@ -44,7 +44,12 @@ async fn broken<T>(world: &mut World, happen: impl FnOnce(&mut NatsServer) -> T)
 }
 
 /// The alarm of a stream was raised so often: a metric and a line of the log both name it and its cause.
-async fn assert_alarmed(world: &World, log: &Log, (stream, why, words): (&str, &str, &str), times: usize) {
+async fn assert_alarmed(
+    world: &World,
+    log: &TestLog,
+    (stream, why, words): (&str, &str, &str),
+    times: usize,
+) {
     world.until_measured(&went_back(stream, why, times as u64)).await;
     let (stream, why) = (format!("stream=\"{stream}\""), format!("why=\"{why}\""));
     let lines =
@@ -53,7 +58,7 @@ async fn assert_alarmed(world: &World, log: &Log, (stream, why, words): (&str, &
 }
 
 /// No alarm was raised but these.
-fn assert_alarms(log: &Log, times: usize) {
+fn assert_alarms(log: &TestLog, times: usize) {
     let lines = log.lines(&["ERROR"]);
     assert_eq!(lines.len(), times, "{lines:?}");
 }
@@ -116,14 +121,14 @@ async fn a_consumer_that_was_deleted_is_named_and_made_anew() {
 async fn a_tail_that_was_lost_is_named_and_what_comes_is_read() {
     for keeps in STORES {
         let (mut world, log) = counted_to(keeps, HALF).await;
-        let copy = broken(&mut world, NatsServer::copy).await;
+        let copy = broken(&mut world, NatsServer::snapshot).await;
         publish(&world, HALF + 1..=HALF + 5).await;
         for counter in COUNTERS {
             world.until_revision(counter, HALF + 6).await;
         }
         // Positions of that are kept.
         world.stop().await;
-        broken(&mut world, |server| server.go_back(&copy)).await;
+        broken(&mut world, |server| server.restore(&copy)).await;
         world.own();
         assert_alarmed(&world, &log, (STREAM, "shorter", "its end is before the position"), 1).await;
         publish(&world, HALF + 1..=LAST).await;
@@ -135,13 +140,13 @@ async fn a_tail_that_was_lost_is_named_and_what_comes_is_read() {
 async fn sequences_that_a_server_uses_again_are_named_and_read() {
     for keeps in STORES {
         let (mut world, log) = counted_to(keeps, HALF).await;
-        let copy = broken(&mut world, NatsServer::copy).await;
+        let copy = broken(&mut world, NatsServer::snapshot).await;
         publish(&world, HALF + 1..=HALF + 5).await;
         for counter in COUNTERS {
             world.until_revision(counter, HALF + 6).await;
         }
         world.stop().await;
-        broken(&mut world, |server| server.go_back(&copy)).await;
+        broken(&mut world, |server| server.restore(&copy)).await;
         // What was lost comes no more; what is new has its sequences, and ends behind them.
         publish(&world, HALF + 6..=LAST).await;
         world.own();

@@ -5,23 +5,26 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use broker::{Broker, CursorSpec, Delivered, Deliveries, Lost, Passed, PullLimit, Receipt, Start};
-use saga::lane::Ended;
-use testkit::{Fault, PATIENCE, wait_until};
+use broker::{
+    CursorError, CursorProgress, CursorSpec, CursorStart, Deliveries, MessageBroker, PullLimit,
+    ReceiptHandle, StreamDelivery,
+};
+use saga::lane::LaneExit;
+use testkit::{PATIENCE, ProxyFault, wait_until};
 use tokio::sync::watch;
 
 use super::{COUNTERS, LAST, STREAM, assert_counted, consumer, counting, hole, next};
-use crate::held_store::Held;
+use crate::gated_store::Held;
 use crate::intercept::Intercepting;
 use crate::world::{Keeps, World};
 
-/// What is not acknowledged is delivered again soon.
+/// Time until a message that is not acknowledged is delivered again.
 const ACK_WAIT: Duration = Duration::from_secs(1);
 
-/// What is done to a lane while it counts.
+/// Trouble that a lane has while it counts.
 #[derive(Debug, Clone, Copy)]
 enum Trouble {
-    /// Its connection is cut with deliveries under way: for the server they have been made.
+    /// Connection is cut with deliveries under way: for the server they have been made.
     Cut,
     /// Deliveries get lost, and the connection stays.
     LostDeliveries,
@@ -44,13 +47,13 @@ const ALL: [Trouble; 6] = [
     Trouble::Crash,
 ];
 
-/// What happens to deliveries on their way, at the will of a test.
+/// Levers by which a test disturbs deliveries on their way.
 #[derive(Default)]
 struct Levers {
     lost: AtomicUsize,
     is_deaf: AtomicBool,
     /// Receipt of a message that was acknowledged before.
-    spare: Mutex<Option<Receipt>>,
+    spare: Mutex<Option<ReceiptHandle>>,
 }
 
 /// Deliveries to which something happens.
@@ -61,7 +64,7 @@ struct Troubled {
 
 #[async_trait]
 impl Deliveries for Troubled {
-    async fn next(&mut self, room: PullLimit) -> Result<Delivered, Lost> {
+    async fn next(&mut self, room: PullLimit) -> Result<StreamDelivery, CursorError> {
         loop {
             let mut delivered = self.deliveries.next(room).await?;
             let Levers { lost, is_deaf, spare } = &*self.levers;
@@ -79,8 +82,8 @@ impl Deliveries for Troubled {
         }
     }
 
-    fn passed(&self) -> watch::Receiver<Passed> {
-        self.deliveries.passed()
+    fn progress(&self) -> watch::Receiver<CursorProgress> {
+        self.deliveries.progress()
     }
 }
 
@@ -88,25 +91,25 @@ impl Deliveries for Troubled {
 /// the server says that it was.
 struct Unruled {
     deliveries: Box<dyn Deliveries>,
-    broker: Arc<dyn Broker>,
+    broker: Arc<dyn MessageBroker>,
     spec: CursorSpec,
     count: u64,
 }
 
 #[async_trait]
 impl Deliveries for Unruled {
-    async fn next(&mut self, room: PullLimit) -> Result<Delivered, Lost> {
+    async fn next(&mut self, room: PullLimit) -> Result<StreamDelivery, CursorError> {
         loop {
             match self.deliveries.next(room).await {
                 Ok(delivered) => {
                     self.count += 1;
-                    return Ok(Delivered { count: self.count, ..delivered });
+                    return Ok(StreamDelivery { count: self.count, ..delivered });
                 }
-                Err(Lost::Disconnected { .. }) => {
+                Err(CursorError::Disconnected { .. }) => {
                     let (broker, spec) = (&self.broker, &self.spec);
                     let again = async || {
                         let state = broker.cursor(&spec.stream, &spec.consumer).await.ok()??;
-                        let start = Start::After(state.delivered_sequence);
+                        let start = CursorStart::After(state.delivered_sequence);
                         broker.open(&CursorSpec { start, ..spec.clone() }).await.ok()
                     };
                     self.deliveries = wait_until(again, PATIENCE, "it is connected again").await;
@@ -116,8 +119,8 @@ impl Deliveries for Unruled {
         }
     }
 
-    fn passed(&self) -> watch::Receiver<Passed> {
-        self.deliveries.passed()
+    fn progress(&self) -> watch::Receiver<CursorProgress> {
+        self.deliveries.progress()
     }
 }
 
@@ -199,7 +202,7 @@ impl Stage {
         match trouble {
             Trouble::Cut => {
                 let proxy = self.world.ground.proxy.as_ref().expect("a proxy");
-                proxy.set(Fault::SwallowAnswers);
+                proxy.set(ProxyFault::SwallowAnswers);
                 self.publish(n).await;
                 self.until_delivered(delivered + COUNTERS.len() as u64).await;
                 proxy.cut_once();
@@ -225,7 +228,7 @@ impl Stage {
                 self.publish(n).await;
                 let ended = tokio::time::timeout(PATIENCE, former).await.expect("it ends");
                 let ended = ended.expect("it does not panic");
-                assert!(matches!(ended, Ended::Fenced { .. }), "{ended}");
+                assert!(matches!(ended, LaneExit::Fenced { .. }), "{ended}");
             }
             Trouble::Crash => {
                 self.publish(n).await;
@@ -280,7 +283,7 @@ async fn versions_rise_without_holes_on_a_real_server_in_redis() {
     versions_rise_without_holes(Keeps::Redis).await;
 }
 
-/// The same as above, with the rule taken away from the outside: what it goes by is hidden from it.
+/// Repeats the test above without the rule: what it goes by is hidden from it.
 async fn holes_are_found_without_the_rule(keeps: Keeps) {
     for trouble in [Trouble::Cut, Trouble::LostDeliveries] {
         let mut stage = Stage::new(keeps, false).await;

@@ -3,25 +3,25 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use broker::{Broker, MachineClock, Simulated};
+use broker::{MessageBroker, RuntimeClock, SimulatedBroker};
 use saga::definitions::Definitions;
 use saga::effects::OpenCalls;
 use saga::lane::backlog::OUTBOX_ROWS_MAX;
-use saga::lane::bounds::Bounds;
+use saga::lane::in_flight::InFlightLimits;
 use saga::lane::source::ACK_WAIT;
 use saga::lane::streams;
 use saga::metrics::Metrics;
 use saga::quotas::LANE_CALLS_MAX;
 use saga::sagas::SAGA_LETTERS_MAX;
-use saga::seeing::Seeing;
+use saga::visibility::SagaVisibility;
 use service::Readiness;
 use store::{EmbeddedStore, KvStore, MemoryStore, SharedStore};
-use testkit::{FaultProxy, NatsServer, RedisServer, Target};
+use testkit::{FaultProxy, NatsServer, ProxyTarget, RedisServer};
 
 use super::{Ground, World};
+use crate::call_recorder::Witness;
 use crate::clock::{ByHand, SetForward};
 use crate::streams::{aggregates, connect, connect_to};
-use crate::witness::Witness;
 
 /// Where a world on a real server keeps its rows.
 #[derive(Debug, Clone, Copy)]
@@ -33,8 +33,8 @@ pub(crate) enum Keeps {
 impl World {
     async fn new(
         store: Arc<dyn KvStore>,
-        (broker, outside): (Arc<dyn Broker>, Arc<dyn Broker>),
-        simulated: Option<Simulated>,
+        (broker, outside): (Arc<dyn MessageBroker>, Arc<dyn MessageBroker>),
+        simulated: Option<SimulatedBroker>,
         clock: SetForward,
         ground: Ground,
     ) -> Self {
@@ -51,10 +51,10 @@ impl World {
             outside,
             simulated,
             clock,
-            metrics: Arc::new(Metrics::new(&registry, Seeing::default()).expect("new names")),
+            metrics: Arc::new(Metrics::new(&registry, SagaVisibility::default()).expect("new names")),
             registry,
             readiness: Readiness::new(),
-            bounds: Bounds::default(),
+            bounds: InFlightLimits::default(),
             outbox_rows_max: OUTBOX_ROWS_MAX,
             ack_wait: ACK_WAIT,
             witness: Witness::default(),
@@ -81,16 +81,17 @@ impl World {
         store: impl FnOnce(MemoryStore<SetForward>) -> Arc<dyn KvStore>,
     ) -> Self {
         let clock = SetForward::default();
-        let broker = Simulated::new(MachineClock::new());
+        let broker = SimulatedBroker::new(RuntimeClock::new());
         let store = store(MemoryStore::new(clock.clone()));
-        let both: (Arc<dyn Broker>, Arc<dyn Broker>) = (Arc::new(broker.clone()), Arc::new(broker.clone()));
+        let both: (Arc<dyn MessageBroker>, Arc<dyn MessageBroker>) =
+            (Arc::new(broker.clone()), Arc::new(broker.clone()));
         Self::new(store, both, Some(broker), clock, Ground::default()).await
     }
 
     /// A server that somebody else has, and rows in memory.
     pub(crate) async fn over(broker: broker::JetStream) -> Self {
         let (clock, broker) = (SetForward::default(), Arc::new(broker));
-        let both: (Arc<dyn Broker>, Arc<dyn Broker>) = (Arc::clone(&broker) as _, broker);
+        let both: (Arc<dyn MessageBroker>, Arc<dyn MessageBroker>) = (Arc::clone(&broker) as _, broker);
         Self::new(Arc::new(MemoryStore::new(clock.clone())), both, None, clock, Ground::default()).await
     }
 
@@ -116,13 +117,17 @@ impl World {
     pub(crate) async fn behind_a_proxy(keeps: Keeps) -> Self {
         let nats = NatsServer::start();
         let outside = connect(&nats).await;
-        let proxy = FaultProxy::start(Target::Tcp(nats.address())).await;
+        let proxy = FaultProxy::start(ProxyTarget::Tcp(nats.address())).await;
         let broker = connect_to(&format!("nats://{}", proxy.address())).await;
         let ground = Ground { nats: Some(nats), proxy: Some(proxy), ..Ground::default() };
         Self::keeping(keeps, (broker, outside), ground).await
     }
 
-    async fn keeping(keeps: Keeps, brokers: (Arc<dyn Broker>, Arc<dyn Broker>), ground: Ground) -> Self {
+    async fn keeping(
+        keeps: Keeps,
+        brokers: (Arc<dyn MessageBroker>, Arc<dyn MessageBroker>),
+        ground: Ground,
+    ) -> Self {
         let clock = SetForward::default();
         let (store, ground): (Arc<dyn KvStore>, _) = match keeps {
             Keeps::Directory => {

@@ -11,8 +11,8 @@ use super::*;
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn place<'a>(env_vars: &'a EnvVars, keys: &'a [String]) -> Place<'a> {
-    Place { context_uid: ContextUid(Uid::from_bits(1)), caller: ActorId(3), keys, env_vars }
+fn place<'a>(env_vars: &'a EnvVars, keys: &'a [String]) -> JobSigningContext<'a> {
+    JobSigningContext { context_uid: ContextUid(Uid::from_bits(1)), caller: ActorId(3), keys, env_vars }
 }
 
 fn env(value: &str) -> EnvVars {
@@ -31,7 +31,7 @@ fn nodes() -> Vec<NodeSpec> {
 }
 
 fn sign(node: &NodeSpec, received: &[&str], env_vars: &EnvVars, key: &SigningKey) -> String {
-    let Place { context_uid, caller, .. } = place(env_vars, &[]);
+    let JobSigningContext { context_uid, caller, .. } = place(env_vars, &[]);
     let received = received.iter().map(|path| (*path).to_owned()).collect();
     let terms = JobTerms::of_job(&node.job, &node.policy, env_vars, received, (context_uid, caller));
     sign_job(&terms, key, NOW + HOUR)

@@ -9,25 +9,25 @@ use std::fmt::Write as _;
 
 use model::job::BlobRef;
 use model::{
-    BlobHash, ContextId, FlowSpec, JobSpec, MessageKey, Name, NodePolicy, NodeSpec, Prerequisite, RunIf,
-    ScriptSource, ScriptType, Target, Violations, limits,
+    BlobHash, ContextId, FlowSpec, JobSpec, MessageKey, Name, NodePolicy, NodeSpec, NodeTarget, Prerequisite,
+    RunIf, ScriptSource, ScriptType, Violations, limits,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::parse;
-use crate::record::Fields;
+use crate::record::RecordFields;
 
 /// Where jobs may stand.
 const FIELDS: [&str; 3] = ["nodes", "job", "jobs"];
-/// What older programs write into a job and nobody reads.
+/// Job fields that older programs write and that are ignored.
 const UNREAD: [&str; 4] = ["result", "status", "created_at", "updated_at"];
 
-/// What a node depends on.
+/// Dependency of a node.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(untagged)]
-enum Before {
+enum RawDependency {
     /// The job of this number.
     Id(u32),
     /// The node of this name.
@@ -36,16 +36,16 @@ enum Before {
 
 /// A node, and what it depends on before that is looked up.
 #[derive(Debug)]
-struct Draft {
+struct RawNodeDraft {
     at: String,
     id: Option<u32>,
-    depends: Vec<Before>,
+    depends: Vec<RawDependency>,
     spec: NodeSpec,
 }
 
-/// Whose jobs they have to be.
+/// Caller and context that the jobs must belong to.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct RawJobScope {
     caller: u32,
     context: u32,
 }
@@ -55,7 +55,7 @@ struct Place {
 pub(crate) fn read(
     key: MessageKey,
     context: ContextId,
-    fields: &mut Fields,
+    fields: &mut RecordFields,
     violations: &mut Violations,
 ) -> Option<(FlowSpec, usize)> {
     let deadline_secs = parse(fields, "timeout_result", violations).filter(|secs| *secs != 0);
@@ -79,27 +79,27 @@ pub(crate) fn read(
         violations.add(*field, format!("a message has at most {max} jobs, not {found}"));
         return None;
     }
-    let place = Place { caller: key.caller.0, context: context.0 };
-    let drafts: Vec<Option<Draft>> = list
+    let place = RawJobScope { caller: key.caller.0, context: context.0 };
+    let drafts: Vec<Option<RawNodeDraft>> = list
         .into_iter()
         .enumerate()
         .map(|(i, value)| draft(format!("{field}[{i}]"), value, *field == "nodes", place, violations))
         .collect();
     // Where one cannot be read, what depends on it would only seem to be wrong.
-    let drafts: Vec<Draft> = drafts.into_iter().collect::<Option<_>>()?;
+    let drafts: Vec<RawNodeDraft> = drafts.into_iter().collect::<Option<_>>()?;
     let name = violations.take("id", format!("message-{}-{}", key.caller, key.id).parse())?;
     let flow = FlowSpec { deadline_secs, nodes: link(drafts, violations), ..FlowSpec::new(name) };
     Some((flow, text.len()))
 }
 
 /// An object that is being read.
-struct Object<'v> {
+struct RawObjectReader<'v> {
     at: String,
     map: Map<String, Value>,
     violations: &'v mut Violations,
 }
 
-impl<'v> Object<'v> {
+impl<'v> RawObjectReader<'v> {
     fn of(at: String, value: Value, violations: &'v mut Violations) -> Option<Self> {
         match value {
             Value::Object(map) => Some(Self { at, map, violations }),
@@ -125,9 +125,9 @@ impl<'v> Object<'v> {
     }
 
     /// A list under its name or the older one.
-    fn depends(&mut self) -> Vec<Before> {
-        let mut depends: Vec<Before> = self.take("depends").unwrap_or_default();
-        depends.extend(self.take::<Vec<Before>>("dependends").unwrap_or_default());
+    fn depends(&mut self) -> Vec<RawDependency> {
+        let mut depends: Vec<RawDependency> = self.take("depends").unwrap_or_default();
+        depends.extend(self.take::<Vec<RawDependency>>("dependends").unwrap_or_default());
         depends
     }
 
@@ -147,9 +147,9 @@ impl<'v> Object<'v> {
 }
 
 /// A job as it stands in a message.
-struct Job {
+struct RawJob {
     id: Option<u32>,
-    depends: Vec<Before>,
+    depends: Vec<RawDependency>,
     prerequisites: Vec<Prerequisite>,
     timeout: Option<u32>,
     retries: Option<u32>,
@@ -160,20 +160,20 @@ fn draft(
     at: String,
     value: Value,
     is_node: bool,
-    place: Place,
+    place: RawJobScope,
     violations: &mut Violations,
-) -> Option<Draft> {
+) -> Option<RawNodeDraft> {
     let mut node = Map::new();
     let (job_at, job) = if is_node {
-        let mut object = Object::of(at.clone(), value, violations)?.map;
+        let mut object = RawObjectReader::of(at.clone(), value, violations)?.map;
         let job = object.remove("job").unwrap_or(Value::Null);
         node = object;
         (format!("{at}.job"), job)
     } else {
         (at.clone(), value)
     };
-    let job = read_job(Object::of(job_at, job, violations)?, place);
-    let mut node = Object { at: at.clone(), map: node, violations };
+    let job = read_job(RawObjectReader::of(job_at, job, violations)?, place);
+    let mut node = RawObjectReader { at: at.clone(), map: node, violations };
     let name = node.take::<Name>("name").or_else(|| format!("job-{}", job.id?).parse().ok());
     if name.is_none() {
         node.add(if is_node { "name" } else { "id" }, "what tells it from the others is missing");
@@ -187,7 +187,7 @@ fn draft(
     policy.retries = job.retries.unwrap_or(policy.retries);
     let run_if: RunIf = node.take("run_if").unwrap_or_default();
     let allow_failure = node.take("allow_failure").unwrap_or_default();
-    let target: Target = node.take("target").unwrap_or_default();
+    let target: NodeTarget = node.take("target").unwrap_or_default();
     let when: Option<String> = node.take("when");
     check(&mut node, &policy, &prerequisites, when.as_deref());
     node.end();
@@ -202,11 +202,16 @@ fn draft(
         when,
         job: job.spec?,
     };
-    Some(Draft { at, id: job.id, depends, spec })
+    Some(RawNodeDraft { at, id: job.id, depends, spec })
 }
 
 /// Limits that are not the job's own.
-fn check(node: &mut Object<'_>, policy: &NodePolicy, prerequisites: &[Prerequisite], when: Option<&str>) {
+fn check(
+    node: &mut RawObjectReader<'_>,
+    policy: &NodePolicy,
+    prerequisites: &[Prerequisite],
+    when: Option<&str>,
+) {
     for (field, max, found) in [
         ("retries", limits::RETRIES_MAX, policy.retries),
         ("losses", limits::LOSSES_MAX, policy.losses),
@@ -225,7 +230,7 @@ fn check(node: &mut Object<'_>, policy: &NodePolicy, prerequisites: &[Prerequisi
     }
 }
 
-fn read_job(mut object: Object<'_>, place: Place) -> Job {
+fn read_job(mut object: RawObjectReader<'_>, place: RawJobScope) -> RawJob {
     for field in UNREAD {
         object.map.remove(field);
     }
@@ -262,11 +267,11 @@ fn read_job(mut object: Object<'_>, place: Place) -> Job {
         object.add("script_type", format!("give one of {types}"));
     }
     object.end();
-    Job { id, depends, prerequisites, timeout, retries, spec }
+    RawJob { id, depends, prerequisites, timeout, retries, spec }
 }
 
 /// A script's text, or `sha256:` and the hash of a blob with `script_size`, as in a job's hash.
-fn read_script(object: &mut Object<'_>) -> Option<ScriptSource> {
+fn read_script(object: &mut RawObjectReader<'_>) -> Option<ScriptSource> {
     let text: String = object.take("script").unwrap_or_default();
     match object.take::<u64>("script_size") {
         None => Some(ScriptSource::Inline(text)),
@@ -280,9 +285,9 @@ fn read_script(object: &mut Object<'_>) -> Option<ScriptSource> {
 }
 
 /// Gives every node the names of those before it.
-fn link(drafts: Vec<Draft>, violations: &mut Violations) -> Vec<NodeSpec> {
+fn link(drafts: Vec<RawNodeDraft>, violations: &mut Violations) -> Vec<NodeSpec> {
     let (mut ids, mut names) = (BTreeMap::new(), BTreeSet::new());
-    for Draft { at, id, spec, .. } in &drafts {
+    for RawNodeDraft { at, id, spec, .. } in &drafts {
         if let Some(id) = id
             && ids.insert(*id, spec.name.clone()).is_some()
         {
@@ -293,18 +298,18 @@ fn link(drafts: Vec<Draft>, violations: &mut Violations) -> Vec<NodeSpec> {
         }
     }
     let mut nodes = Vec::with_capacity(drafts.len());
-    for Draft { at, depends, mut spec, .. } in drafts {
+    for RawNodeDraft { at, depends, mut spec, .. } in drafts {
         for (i, before) in depends.into_iter().enumerate() {
             let found = match &before {
-                Before::Id(id) => ids.get(id),
-                Before::Name(name) => names.get(name),
+                RawDependency::Id(id) => ids.get(id),
+                RawDependency::Name(name) => names.get(name),
             };
             match found {
                 Some(name) => spec.depends.push(name.clone()),
                 None => {
                     let before = match before {
-                        Before::Id(id) => id.to_string(),
-                        Before::Name(name) => name.to_string(),
+                        RawDependency::Id(id) => id.to_string(),
+                        RawDependency::Name(name) => name.to_string(),
                     };
                     violations.add(format!("{at}.depends[{i}]"), format!("{before} is not in this message"));
                 }

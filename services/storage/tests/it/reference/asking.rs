@@ -1,4 +1,4 @@
-//! What actors ask of flows, and what comes of it.
+//! Requests of actors for flows, and their outcomes.
 
 use std::collections::BTreeSet;
 
@@ -60,7 +60,7 @@ impl Flows {
         Some((op.who, Call { request_id, flow, wish }))
     }
 
-    /// What a call comes to that was not made before, of a flow that is there.
+    /// Expected outcome of a call that was not made before, for a flow that is there.
     fn end_of(&self, call: &Call) -> End {
         let refused = |reason| End::Refused(Code::FailedPrecondition, reason);
         let flow = &self.flows[call.flow];
@@ -146,7 +146,7 @@ impl Flows {
         expected.cancel_wished = None;
     }
 
-    /// What begins a generation of a flow.
+    /// Performs a call that begins a generation of a flow.
     async fn perform_run(
         &self,
         stage: &Stage<impl Redis>,

@@ -1,4 +1,4 @@
-//! What is asked of actors and contexts.
+//! Requests for actors and contexts.
 
 use identity::SigningKey;
 use proto::v1;
@@ -62,7 +62,7 @@ impl Contexts {
         there.filter(|(place, _)| mask >> (place % 8) & 1 == 1).map(|(_, id)| *id).collect()
     }
 
-    /// What an operation asks for, and who asks.
+    /// Call that an operation makes, and the actor that makes it.
     pub(super) fn call(&self, op: &Op) -> Option<(u32, Call)> {
         match op.what {
             What::Register | What::UpdateActor | What::Rotate | What::DeleteActor => self.call_of_actors(op),

@@ -1,4 +1,4 @@
-//! What calls that concern actors and contexts come to.
+//! Expected outcomes of calls that concern actors and contexts.
 
 use identity::{TrustDomain, key_proof};
 use model::{ActorId, Role, Timestamp};
@@ -24,7 +24,7 @@ impl Context {
 }
 
 impl Contexts {
-    /// What a call should come to.
+    /// Expected outcome of a call.
     pub(super) fn end_of(&self, who: u32, call: &Call) -> End {
         let before = |request_id: &str| self.asked.before(who, request_id, call);
         // Others learn not even that it exists.

@@ -1,4 +1,4 @@
-//! What calls that are carried out change.
+//! Changes that calls make when they are carried out.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ impl Call {
 }
 
 impl Contexts {
-    /// What a call that is carried out changes.
+    /// Applies a call that was carried out to the expected state.
     pub(super) fn carry_out(&mut self, who: u32, call: &Call, answer: &Answer) {
         match call {
             Call::Create(_) | Call::Update(_) | Call::Delete(_) => self.take_of_contexts(who, call, answer),

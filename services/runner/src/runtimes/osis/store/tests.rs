@@ -4,9 +4,9 @@ use super::*;
 
 /// Waits as long as it takes, unless it is told to end.
 #[derive(Clone, Default)]
-struct Willing(std::sync::Arc<std::sync::atomic::AtomicBool>);
+struct TestCancellation(std::sync::Arc<std::sync::atomic::AtomicBool>);
 
-impl Patience for Willing {
+impl CancellationCheck for TestCancellation {
     fn lasts(&self) -> bool {
         !self.0.load(std::sync::atomic::Ordering::Relaxed)
     }
@@ -17,8 +17,8 @@ impl Patience for Willing {
     }
 }
 
-fn open(dir: &Path) -> Store<Willing> {
-    Store::open(dir, 1 << 30, Willing::default()).expect("a store")
+fn open(dir: &Path) -> ObjectStore<TestCancellation> {
+    ObjectStore::open(dir, 1 << 30, TestCancellation::default()).expect("a store")
 }
 
 fn object(value: Value) -> Map<String, Value> {
@@ -26,7 +26,7 @@ fn object(value: Value) -> Map<String, Value> {
     object
 }
 
-fn find(store: &mut Store<Willing>, field: &str, value: &Value) -> Vec<String> {
+fn find(store: &mut ObjectStore<TestCancellation>, field: &str, value: &Value) -> Vec<String> {
     store.find("c", field, value, None).expect("indexed")
 }
 
@@ -44,7 +44,7 @@ fn objects_stay_and_are_found() {
     }
     store.set("other", "a", &object(json!({"n": 7}))).expect("set");
     assert!(
-        matches!(store.find("c", "n", &json!(7), None), Err(StoreError::NotIndexed(field)) if field == "n")
+        matches!(store.find("c", "n", &json!(7), None), Err(ObjectStoreError::NotIndexed(field)) if field == "n")
     );
     store.index("c", "n").expect("an index");
     store.index("c", "n").expect("once is enough");
@@ -57,14 +57,14 @@ fn objects_stay_and_are_found() {
     );
     assert_eq!(store.get("c", "x").expect("read"), None);
     assert_eq!(store.list("c", None).expect("a list"), ["a", "b", "c", "d"]);
-    assert_eq!(store.list("c", Some(Page { after: "a", count: 2 })).expect("a page"), ["b", "c"]);
+    assert_eq!(store.list("c", Some(ObjectPage { after: "a", count: 2 })).expect("a page"), ["b", "c"]);
     assert_eq!(find(&mut store, "n", &json!(7)), ["a", "b"], "equal numbers are the same");
     assert_eq!(find(&mut store, "n", &json!("7")), ["c"], "a text is no number");
     assert_eq!(find(&mut store, "t", &json!(null)), ["c"]);
     assert_eq!(find(&mut store, "t", &json!("x")), ["b"]);
-    let page = Some(Page { after: "a", count: 5 });
+    let page = Some(ObjectPage { after: "a", count: 5 });
     assert_eq!(store.find("c", "n", &json!(7), page).expect("a page"), ["b"]);
-    assert!(matches!(store.find("c", "t", &json!(["x"]), None), Err(StoreError::NotScalar)));
+    assert!(matches!(store.find("c", "t", &json!(["x"]), None), Err(ObjectStoreError::NotScalar)));
 
     store.set("c", "a", &object(json!({"n": 8, "t": "z".repeat(1000)}))).expect("set");
     assert_eq!(find(&mut store, "n", &json!(7)), ["b"], "the index follows");
@@ -93,10 +93,10 @@ fn what_is_too_much_is_named() {
     assert!(refused(store.index("c", "more")).contains("16 indexes"));
 
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let mut tight = Store::open(dir.path(), 1 << 20, Willing::default()).expect("a store");
+    let mut tight = ObjectStore::open(dir.path(), 1 << 20, TestCancellation::default()).expect("a store");
     let part = object(json!({"t": "x".repeat(100_000)}));
     let full = (0..100).find_map(|n| tight.set("c", &n.to_string(), &part).err()).expect("it is full once");
-    assert!(matches!(full, StoreError::Full { bytes_max: 1_048_576 }), "{full}");
+    assert!(matches!(full, ObjectStoreError::Full { bytes_max: 1_048_576 }), "{full}");
     let kept = tight.list("c", None).expect("still a store").len();
     assert!((5..=10).contains(&kept), "{kept}");
     assert!(tight.delete("c", "0").expect("there is room again"));
@@ -117,8 +117,8 @@ fn collections_are_counted() {
         })
         .expect("filled");
     let refused = store.set("more", "a", &Map::new()).expect_err("one too many");
-    assert!(matches!(refused, StoreError::TooManyCollections), "{refused}");
-    assert!(matches!(store.index("more", "f"), Err(StoreError::TooManyCollections)));
+    assert!(matches!(refused, ObjectStoreError::TooManyCollections), "{refused}");
+    assert!(matches!(store.index("more", "f"), Err(ObjectStoreError::TooManyCollections)));
     store.set("c7", "b", &Map::new()).expect("a known one");
 }
 
@@ -145,11 +145,11 @@ fn several_write_at_once_and_one_that_has_to_end_does() {
     assert_eq!(store.list("c", None).expect("a list").len(), 100);
     assert_eq!(find(&mut store, "writer", &json!(2)).len(), 25);
 
-    let patience = Willing::default();
-    let mut second = Store::open(dir.path(), 1 << 30, patience.clone()).expect("a store");
+    let patience = TestCancellation::default();
+    let mut second = ObjectStore::open(dir.path(), 1 << 30, patience.clone()).expect("a store");
     let held = store.connection.transaction_with_behavior(TransactionBehavior::Immediate).expect("held");
     patience.0.store(true, std::sync::atomic::Ordering::Relaxed);
-    assert!(matches!(second.set("c", "x", &Map::new()), Err(StoreError::Stopped)));
+    assert!(matches!(second.set("c", "x", &Map::new()), Err(ObjectStoreError::Stopped)));
     drop(held);
     assert_eq!(store.get("c", "x").expect("read"), None);
 }

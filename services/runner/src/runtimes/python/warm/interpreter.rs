@@ -12,17 +12,19 @@ use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use sandbox::{Child, Confinement, Event, FileRules, Request, Slot, processes, records};
+use sandbox::{
+    CgroupSlot, Confinement, FileRules, InitEvent, SandboxRequest, SandboxedJob, processes, records,
+};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::task::AbortHandle;
 
-use super::pool::Key;
-use super::wire::{self, Line, Said};
+use super::pool::InterpreterKey;
+use super::wire::{self, InterpreterMessage, InterpreterSocket};
 use queue::work_dir::jobs_dir;
 
-use crate::attend::Outputs;
-use crate::process::Launcher;
+use crate::process::ProcessExecutor;
+use crate::process_wait::OutputPipes;
 
 /// How long it may take to import everything.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -33,8 +35,8 @@ const TROUBLE_BYTES_MAX: usize = 16 * 1024;
 
 /// What interpreters are started with.
 #[derive(Debug)]
-pub(super) struct Recipe {
-    pub(super) launcher: Launcher,
+pub(super) struct WarmPythonConfig {
+    pub(super) launcher: ProcessExecutor,
     /// The work directory.
     pub(super) root: PathBuf,
     /// Where what runs is recorded.
@@ -48,21 +50,21 @@ pub(super) struct Recipe {
 
 /// A warm interpreter. Dropped, it ends with everything that it has forked.
 #[derive(Debug)]
-pub(super) struct Interpreter {
+pub(super) struct WarmInterpreter {
     /// Asks for inits.
-    control: Line,
+    control: InterpreterSocket,
     zygote: u32,
     /// Inits that wait for a job.
-    free: Mutex<Vec<Seat>>,
+    free: Mutex<Vec<InterpreterInit>>,
     gone: Arc<AtomicBool>,
     /// Where the context's jobs run, and which directory that was: another one is not open to this interpreter.
     jobs: PathBuf,
     identity: (u64, u64),
     watch: AbortHandle,
-    _record: records::Recorded,
+    _record: records::SandboxRecordGuard,
 }
 
-impl Drop for Interpreter {
+impl Drop for WarmInterpreter {
     fn drop(&mut self) {
         // With it goes the launcher's socket, and with that everything.
         self.watch.abort();
@@ -71,35 +73,35 @@ impl Drop for Interpreter {
 
 /// An init that serves one job at a time.
 #[derive(Debug)]
-pub(super) struct Seat {
-    line: Line,
+pub(super) struct InterpreterInit {
+    line: InterpreterSocket,
     pid: u32,
     handle: OwnedFd,
     /// Where it was placed; what it forks is born there.
-    slot: Option<Weak<Slot>>,
+    slot: Option<Weak<CgroupSlot>>,
 }
 
-impl Interpreter {
+impl WarmInterpreter {
     /// Starts one for the jobs of `key`, and waits until it is warm.
-    pub(super) async fn start(recipe: &Recipe, key: &Key) -> io::Result<Self> {
+    pub(super) async fn start(recipe: &WarmPythonConfig, key: &InterpreterKey) -> io::Result<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let jobs = jobs_dir(&recipe.root, key.context);
         let identity = identity(&jobs)?;
         // It looks for what its jobs have left behind.
         let reads: Vec<PathBuf> = recipe.reads.iter().cloned().chain([PathBuf::from("/proc")]).collect();
         let isolator = recipe.launcher.isolator();
-        let around = isolator.around(&jobs, key.owner, &reads, key.network);
-        let request = Request {
+        let around = isolator.base_confinement(&jobs, key.owner, &reads, key.network);
+        let request = SandboxRequest {
             program: recipe.program.as_path().into(),
             args: recipe.args.clone(),
             env: std::collections::BTreeMap::new(),
             dir: PathBuf::from("/"),
             confinement: Confinement { broker: key.broker.clone(), ..around },
         };
-        let (control, theirs) = Line::open()?;
+        let (control, theirs) = InterpreterSocket::open()?;
         let (trouble, their_trouble) = io::pipe()?;
         let trouble = pipe::Receiver::from_owned_fd(trouble.into())?;
-        let mut child = Child::start(
+        let mut child = SandboxedJob::start(
             recipe.launcher.isolator().launcher(),
             &request,
             Stdio::from(theirs),
@@ -110,7 +112,7 @@ impl Interpreter {
         let nowhere = recipe.running.join(&name).join("nowhere");
         let record = records::write(&recipe.running, &name, child.pid(), nowhere, Vec::new())?;
         let zygote = match tokio::time::timeout(START_TIMEOUT, child.next()).await?? {
-            Some(Event::Started { pid }) => pid,
+            Some(InitEvent::Started { pid }) => pid,
             other => return Err(io::Error::other(format!("it does not start: {other:?}"))),
         };
         let gone = Arc::new(AtomicBool::new(false));
@@ -118,9 +120,9 @@ impl Interpreter {
         tokio::spawn(report(trouble));
         let interpreter =
             Self { control, zygote, free: Mutex::default(), gone, jobs, identity, watch, _record: record };
-        match interpreter.control.hear(START_TIMEOUT).await? {
-            Said::Warm => Ok(interpreter),
-            other @ Said::Free { .. } => Err(unexpected(other)),
+        match interpreter.control.receive(START_TIMEOUT).await? {
+            InterpreterMessage::Warm => Ok(interpreter),
+            other @ InterpreterMessage::Free { .. } => Err(unexpected(other)),
         }
     }
 
@@ -130,9 +132,9 @@ impl Interpreter {
     }
 
     /// An init in `slot`, which has just been forked unless one is free.
-    pub(super) async fn seat(&self, slot: Option<&Arc<Slot>>) -> io::Result<Seat> {
+    pub(super) async fn acquire_init(&self, slot: Option<&Arc<CgroupSlot>>) -> io::Result<InterpreterInit> {
         let wanted = slot.map(Arc::downgrade);
-        let same = |seat: &Seat| match (&seat.slot, &wanted) {
+        let same = |seat: &InterpreterInit| match (&seat.slot, &wanted) {
             (Some(one), Some(other)) => one.ptr_eq(other),
             (None, None) => true,
             _ => false,
@@ -141,19 +143,19 @@ impl Interpreter {
             let mut free = self.free();
             free.iter().position(same).map(|position| free.swap_remove(position))
         };
-        match free.filter(Seat::lives) {
+        match free.filter(InterpreterInit::lives) {
             Some(seat) => Ok(seat),
             None => self.fork(slot).await,
         }
     }
 
-    async fn fork(&self, slot: Option<&Arc<Slot>>) -> io::Result<Seat> {
-        let (line, theirs) = Line::open()?;
+    async fn fork(&self, slot: Option<&Arc<CgroupSlot>>) -> io::Result<InterpreterInit> {
+        let (line, theirs) = InterpreterSocket::open()?;
         self.control.hand(&[theirs.as_fd()]).await?;
         drop(theirs);
-        let pid = match line.hear(FORK_TIMEOUT).await? {
-            Said::Free { pid } => pid,
-            other @ Said::Warm => return Err(unexpected(other)),
+        let pid = match line.receive(FORK_TIMEOUT).await? {
+            InterpreterMessage::Free { pid } => pid,
+            other @ InterpreterMessage::Warm => return Err(unexpected(other)),
         };
         let raw = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
         let handle = pidfd_open(raw, PidfdFlags::empty())?;
@@ -161,18 +163,18 @@ impl Interpreter {
         if processes::observe(pid)?.parent != self.zygote {
             return Err(io::Error::other(format!("process {pid} is no fork of the interpreter")));
         }
-        let seat = Seat { line, pid, handle, slot: slot.map(Arc::downgrade) };
+        let seat = InterpreterInit { line, pid, handle, slot: slot.map(Arc::downgrade) };
         if let Some(slot) = slot.map(Arc::clone) {
             // The kernel may take some milliseconds for that.
-            tokio::task::spawn_blocking(move || slot.place(pid)).await??;
+            tokio::task::spawn_blocking(move || slot.add_process(pid)).await??;
         }
         Ok(seat)
     }
 
     /// Takes an init back whose job is over.
-    pub(super) fn take_back(&self, seat: Seat) {
+    pub(super) fn release_init(&self, seat: InterpreterInit) {
         // It says so before the job is over. One that did not ends with its line.
-        if matches!(seat.line.heard(), Ok(Said::Free { .. })) {
+        if matches!(seat.line.try_receive(), Ok(InterpreterMessage::Free { .. })) {
             self.free().push(seat);
         } else {
             seat.kill();
@@ -181,21 +183,21 @@ impl Interpreter {
         }
     }
 
-    fn free(&self) -> std::sync::MutexGuard<'_, Vec<Seat>> {
+    fn free(&self) -> std::sync::MutexGuard<'_, Vec<InterpreterInit>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A script that is about to run.
-pub(super) struct Begun {
-    pub(super) child: Child,
-    pub(super) outputs: Outputs,
+pub(super) struct StartingScript {
+    pub(super) child: SandboxedJob,
+    pub(super) outputs: OutputPipes,
 }
 
-impl Seat {
+impl InterpreterInit {
     fn lives(&self) -> bool {
         // Nothing is heard of one that waits; one that has ended has closed its line.
-        self.line.heard().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        self.line.try_receive().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// Ends one that does not answer, and what it has forked with it.
@@ -209,26 +211,26 @@ impl Seat {
         &self,
         request: &[u8],
         files: Option<&FileRules>,
-        (outputs, [their_out, their_err]): (Outputs, [OwnedFd; 2]),
-    ) -> io::Result<Begun> {
+        (outputs, [their_out, their_err]): (OutputPipes, [OwnedFd; 2]),
+    ) -> io::Result<StartingScript> {
         let (job, their_job) = wire::pair()?;
         let mut text = File::from(rustix::fs::memfd_create("request", MemfdFlags::CLOEXEC)?);
         text.write_all(request)?;
         let rules = files.map(sandbox::ruleset_descriptor).transpose()?;
         let mut descriptors = vec![their_job.as_fd(), text.as_fd(), their_out.as_fd(), their_err.as_fd()];
         descriptors.extend(rules.as_ref().map(OwnedFd::as_fd));
-        let child = Child::adopt(job, self.pid)?;
+        let child = SandboxedJob::adopt(job, self.pid)?;
         self.line.hand(&descriptors).await?;
-        Ok(Begun { child, outputs })
+        Ok(StartingScript { child, outputs })
     }
 }
 
 /// Sees to the launcher of an interpreter until there is no more need for it.
-async fn watch(mut child: Child, gone: Arc<AtomicBool>) {
+async fn watch(mut child: SandboxedJob, gone: Arc<AtomicBool>) {
     loop {
         match child.next().await {
             // What it has forked goes on.
-            Ok(Some(event @ (Event::Exited { .. } | Event::Signalled { .. }))) => {
+            Ok(Some(event @ (InitEvent::Exited { .. } | InitEvent::Signalled { .. }))) => {
                 tracing::info!(?event, "a warm python has ended; the next job starts another");
                 gone.store(true, Ordering::Relaxed);
             }
@@ -258,6 +260,6 @@ fn identity(dir: &Path) -> io::Result<(u64, u64)> {
     fs::metadata(dir).map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-fn unexpected(said: Said) -> io::Error {
+fn unexpected(said: InterpreterMessage) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the interpreter said {said:?} out of turn"))
 }

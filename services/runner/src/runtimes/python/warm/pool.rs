@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use model::ContextUid;
-use sandbox::Broker;
+use sandbox::BrokerRules;
 use tokio::sync::OnceCell;
 
 /// Interpreters that are kept at once.
@@ -19,27 +19,27 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(30);
 
 /// Whose interpreter: nothing of it is ever anybody else's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct InterpreterKey {
     pub(super) context: ContextUid,
     /// The user that it runs as, when that is not the runner's.
     pub(super) owner: Option<u32>,
     pub(super) network: bool,
     /// What its init does for the jobs: another policy makes it another interpreter.
-    pub(super) broker: Broker,
+    pub(super) broker: BrokerRules,
 }
 
 /// Where one is, or is being started: whoever comes meanwhile waits for the same one.
-pub(super) type Place<T> = Arc<OnceCell<Arc<T>>>;
+pub(super) type InterpreterCell<T> = Arc<OnceCell<Arc<T>>>;
 
 /// The interpreters that are there. One is in use as long as somebody has a clone of it or of its place.
 #[derive(Debug)]
-pub(super) struct Pool<T> {
-    kept: HashMap<Key, Kept<T>>,
+pub(super) struct InterpreterPool<T> {
+    kept: HashMap<InterpreterKey, InterpreterPoolEntry<T>>,
 }
 
 #[derive(Debug)]
-struct Kept<T> {
-    place: Place<T>,
+struct InterpreterPoolEntry<T> {
+    place: InterpreterCell<T>,
     used: Instant,
     /// How many jobs it was given to.
     jobs: u32,
@@ -49,20 +49,20 @@ struct Kept<T> {
 
 /// What a job gets.
 #[derive(Debug)]
-pub(super) struct Given<T> {
-    pub(super) place: Place<T>,
+pub(super) struct InterpreterCheckout<T> {
+    pub(super) place: InterpreterCell<T>,
     /// Another one has to be started in its place, beside it.
     pub(super) worn: bool,
 }
 
-impl<T> Default for Pool<T> {
+impl<T> Default for InterpreterPool<T> {
     fn default() -> Self {
         Self { kept: HashMap::new() }
     }
 }
 
-impl<T> Kept<T> {
-    fn new(place: Place<T>, now: Instant) -> Self {
+impl<T> InterpreterPoolEntry<T> {
+    fn new(place: InterpreterCell<T>, now: Instant) -> Self {
         Self { place, used: now, jobs: 0, failed_until: None }
     }
 
@@ -72,47 +72,56 @@ impl<T> Kept<T> {
     }
 }
 
-impl<T> Pool<T> {
+impl<T> InterpreterPool<T> {
     /// A place for a job; none while all are in use by others, or when it failed lately. What has to make room is
     /// ended.
-    pub(super) fn give(&mut self, key: Key, now: Instant) -> Option<Given<T>> {
+    pub(super) fn give(&mut self, key: InterpreterKey, now: Instant) -> Option<InterpreterCheckout<T>> {
         if !self.kept.contains_key(&key) && self.kept.len() >= INTERPRETERS_MAX {
             let idle = self.kept.iter().filter(|(_, kept)| kept.is_idle());
             let least = idle.min_by_key(|(_, kept)| kept.used).map(|(key, _)| key.clone())?;
             self.kept.remove(&least);
         }
-        let kept = self.kept.entry(key).or_insert_with(|| Kept::new(Place::default(), now));
+        let kept = self
+            .kept
+            .entry(key)
+            .or_insert_with(|| InterpreterPoolEntry::new(InterpreterCell::default(), now));
         if kept.failed_until.is_some_and(|until| now < until) {
             return None;
         }
         kept.used = now;
         kept.jobs += 1;
-        Some(Given { place: Arc::clone(&kept.place), worn: kept.jobs == JOBS_MAX })
+        Some(InterpreterCheckout { place: Arc::clone(&kept.place), worn: kept.jobs == JOBS_MAX })
     }
 
     /// Puts another one into the place of one that is worn. Jobs that have that one keep it.
-    pub(super) fn replace(&mut self, key: &Key, old: &Place<T>, new: Arc<T>, now: Instant) {
+    pub(super) fn replace(
+        &mut self,
+        key: &InterpreterKey,
+        old: &InterpreterCell<T>,
+        new: Arc<T>,
+        now: Instant,
+    ) {
         if let Some(kept) = self.kept.get_mut(key).filter(|kept| Arc::ptr_eq(&kept.place, old)) {
-            *kept = Kept::new(Arc::new(OnceCell::new_with(Some(new))), now);
+            *kept = InterpreterPoolEntry::new(Arc::new(OnceCell::new_with(Some(new))), now);
         }
     }
 
     /// Notes that none could be started in the place of a worn one, which goes on.
-    pub(super) fn keep_worn(&mut self, key: &Key, old: &Place<T>) {
+    pub(super) fn keep_worn(&mut self, key: &InterpreterKey, old: &InterpreterCell<T>) {
         if let Some(kept) = self.kept.get_mut(key).filter(|kept| Arc::ptr_eq(&kept.place, old)) {
             kept.jobs = 0;
         }
     }
 
     /// Notes that none could be started.
-    pub(super) fn fail(&mut self, key: &Key, place: &Place<T>, now: Instant) {
+    pub(super) fn fail(&mut self, key: &InterpreterKey, place: &InterpreterCell<T>, now: Instant) {
         if let Some(kept) = self.kept.get_mut(key).filter(|kept| Arc::ptr_eq(&kept.place, place)) {
             kept.failed_until = Some(now + FAILURE_PAUSE);
         }
     }
 
     /// Gives up one that is of no use any more.
-    pub(super) fn forget(&mut self, key: &Key, place: &Place<T>) {
+    pub(super) fn forget(&mut self, key: &InterpreterKey, place: &InterpreterCell<T>) {
         if self.kept.get(key).is_some_and(|kept| Arc::ptr_eq(&kept.place, place)) {
             self.kept.remove(key);
         }
@@ -134,32 +143,32 @@ mod tests {
 
     use super::*;
 
-    fn key(number: u128) -> Key {
-        Key {
+    fn key(number: u128) -> InterpreterKey {
+        InterpreterKey {
             context: ContextUid(Uid::from_bits(number)),
             owner: None,
             network: false,
-            broker: Broker::default(),
+            broker: BrokerRules::default(),
         }
     }
 
-    fn fill(given: &Given<u32>, interpreter: u32) -> Arc<u32> {
+    fn fill(given: &InterpreterCheckout<u32>, interpreter: u32) -> Arc<u32> {
         given.place.set(Arc::new(interpreter)).expect("it is empty");
         Arc::clone(given.place.get().expect("it was filled"))
     }
 
     #[test]
     fn one_for_each_context_and_what_it_may() {
-        let (mut pool, now) = (Pool::<u32>::default(), Instant::now());
+        let (mut pool, now) = (InterpreterPool::<u32>::default(), Instant::now());
         let given = pool.give(key(1), now).expect("a place");
         let same = pool.give(key(1), now).expect("a place");
         assert!(Arc::ptr_eq(&given.place, &same.place), "who comes meanwhile waits for the same one");
-        let broker = Broker { processes: Some(1), ..Broker::default() };
+        let broker = BrokerRules { processes: Some(1), ..BrokerRules::default() };
         let others = [
             key(2),
-            Key { network: true, ..key(1) },
-            Key { owner: Some(7), ..key(1) },
-            Key { broker, ..key(1) },
+            InterpreterKey { network: true, ..key(1) },
+            InterpreterKey { owner: Some(7), ..key(1) },
+            InterpreterKey { broker, ..key(1) },
         ];
         for other in others {
             assert!(!Arc::ptr_eq(&given.place, &pool.give(other, now).expect("a place").place));
@@ -168,7 +177,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_makes_room_unless_it_is_in_use() {
-        let (mut pool, now) = (Pool::default(), Instant::now());
+        let (mut pool, now) = (InterpreterPool::default(), Instant::now());
         let mut in_use = Vec::new();
         for number in 0..INTERPRETERS_MAX as u128 {
             let second = Duration::from_secs(u64::try_from(number).expect("a small number"));
@@ -186,7 +195,7 @@ mod tests {
 
     #[test]
     fn idle_ones_and_gone_ones_are_ended() {
-        let (mut pool, now) = (Pool::default(), Instant::now());
+        let (mut pool, now) = (InterpreterPool::default(), Instant::now());
         drop(fill(&pool.give(key(1), now).expect("a place"), 1));
         let used = fill(&pool.give(key(2), now).expect("a place"), 2);
         drop(fill(&pool.give(key(3), now + IDLE_MAX).expect("a place"), 3));
@@ -199,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_worn_one_is_replaced_once_and_those_who_have_it_keep_it() {
-        let (mut pool, now) = (Pool::default(), Instant::now());
+        let (mut pool, now) = (InterpreterPool::default(), Instant::now());
         let mut worn = 0;
         let first = pool.give(key(1), now).expect("a place");
         let old = fill(&first, 1);
@@ -217,7 +226,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_started_is_not_tried_for_every_job() {
-        let (mut pool, now) = (Pool::<u32>::default(), Instant::now());
+        let (mut pool, now) = (InterpreterPool::<u32>::default(), Instant::now());
         let given = pool.give(key(1), now).expect("a place");
         pool.fail(&key(1), &given.place, now);
         assert!(pool.give(key(1), now).is_none());

@@ -20,7 +20,7 @@ const DESCRIPTORS_MAX: usize = 5;
 /// What is heard of a warm interpreter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub(super) enum Said {
+pub(super) enum InterpreterMessage {
     /// It has imported everything, and may be asked for inits.
     Warm,
     /// This init can take a job.
@@ -29,14 +29,14 @@ pub(super) enum Said {
 
 /// The runner's end of a socket to one of an interpreter's processes.
 #[derive(Debug)]
-pub(super) struct Line(UnixDatagram);
+pub(super) struct InterpreterSocket(UnixDatagram);
 
 /// Two ends of a socket that keeps the boundaries of what is sent and tells when the other end is closed.
 pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-impl Line {
+impl InterpreterSocket {
     /// A line, and its other end.
     pub(super) fn open() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = pair()?;
@@ -61,14 +61,14 @@ impl Line {
     }
 
     /// Hears the next that is said.
-    pub(super) async fn hear(&self, patience: Duration) -> io::Result<Said> {
+    pub(super) async fn receive(&self, patience: Duration) -> io::Result<InterpreterMessage> {
         let mut text = [0; SAID_BYTES_MAX];
         let length = tokio::time::timeout(patience, self.0.recv(&mut text)).await??;
         parse(&text[..length])
     }
 
     /// Hears what was said already.
-    pub(super) fn heard(&self) -> io::Result<Said> {
+    pub(super) fn try_receive(&self) -> io::Result<InterpreterMessage> {
         let mut text = [0; SAID_BYTES_MAX];
         // Not by way of the event loop, which may not have seen it yet.
         let (length, _) = rustix::net::recv(self.0.as_fd(), &mut text[..], RecvFlags::DONTWAIT)?;
@@ -76,7 +76,7 @@ impl Line {
     }
 }
 
-fn parse(text: &[u8]) -> io::Result<Said> {
+fn parse(text: &[u8]) -> io::Result<InterpreterMessage> {
     if text.is_empty() {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }

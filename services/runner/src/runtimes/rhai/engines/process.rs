@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use model::{Reason, ReasonCode};
 use rustix::net::RecvFlags;
-use sandbox::{Child, Event, Order, Program, Request, Slot, records};
+use sandbox::{CgroupSlot, InitCommand, InitEvent, SandboxProgram, SandboxRequest, SandboxedJob, records};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
-use super::idle::Key;
+use super::idle::EngineKey;
 use crate::RHAI_MEMORY_BYTES_MAX;
 use crate::engine::{EXIT_OUT_OF_MEMORY, NAME, STACK_BYTES, STEP_BYTES_MAX};
 use crate::isolation::Isolator;
-use crate::runtime::Job;
-use crate::wire::{self, FromEngine, HEAD_BYTES, Violation};
+use crate::runtime::ScriptJob;
+use crate::wire::{self, EngineProtocolError, FromEngineFrame, HEAD_BYTES};
 use crate::workspace::broken;
 
 /// How many jobs one serves.
@@ -37,29 +37,29 @@ const ADDRESS_BYTES: u64 = RHAI_MEMORY_BYTES_MAX + OVERHEAD_BYTES + 1024 * 1024 
 /// One engine. Dropped, its process ends.
 #[derive(Debug)]
 pub(crate) struct EngineProcess {
-    child: Child,
-    receiver: Receiver,
-    slot: Option<Slot>,
+    child: SandboxedJob,
+    receiver: EngineSocket,
+    slot: Option<CgroupSlot>,
     /// How many jobs it has begun, and when it began the last.
     jobs: u32,
     begun: Instant,
-    _record: records::Recorded,
+    _record: records::SandboxRecordGuard,
 }
 
 /// The socket to an engine.
 #[derive(Debug)]
-pub(crate) struct Receiver(BufReader<UnixStream>);
+pub(crate) struct EngineSocket(BufReader<UnixStream>);
 
 /// How an engine ended that should not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum EngineFailure {
     OutOfMemory,
     Exited(i32),
     Signalled(i32),
     Unknown,
 }
 
-impl fmt::Display for Fate {
+impl fmt::Display for EngineFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |signal| match signal {
             libc::SIGABRT => " (SIGABRT)",
@@ -87,8 +87,8 @@ impl EngineProcess {
     pub(super) async fn start(
         running: &Path,
         isolator: &Isolator,
-        key: Key,
-        job: &Job,
+        key: EngineKey,
+        job: &ScriptJob,
     ) -> Result<Self, Reason> {
         let failed = |error: io::Error| broken("no engine can be started for the script", &error);
         static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -97,10 +97,10 @@ impl EngineProcess {
         if let Some(slot) = &slot {
             bound(slot, job).map_err(failed)?;
         }
-        let cgroups: Vec<_> = slot.iter().flat_map(Slot::dirs).cloned().collect();
+        let cgroups: Vec<_> = slot.iter().flat_map(CgroupSlot::dirs).cloned().collect();
         let confinement = isolator.engine_confinement(key.owner, cgroups.clone(), ADDRESS_BYTES);
-        let program = Program::Builtin(NAME.to_owned());
-        let request = Request {
+        let program = SandboxProgram::Builtin(NAME.to_owned());
+        let request = SandboxRequest {
             program,
             args: Vec::new(),
             env: std::collections::BTreeMap::new(),
@@ -109,25 +109,26 @@ impl EngineProcess {
         };
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(failed)?;
         let theirs = Stdio::from(OwnedFd::from(theirs));
-        let mut child = Child::start(isolator.launcher(), &request, theirs, Stdio::null()).map_err(failed)?;
+        let mut child =
+            SandboxedJob::start(isolator.launcher(), &request, theirs, Stdio::null()).map_err(failed)?;
         // Nothing goes with it but its processes.
         let nowhere = running.join(&name).join("nowhere");
         let record = records::write(running, &name, child.pid(), nowhere, cgroups).map_err(failed)?;
         match child.next().await.map_err(failed)? {
-            Some(Event::Started { .. }) => {}
-            Some(Event::Refused { layer, detail }) if layer != "exec" => {
+            Some(InitEvent::Started { .. }) => {}
+            Some(InitEvent::Refused { layer, detail }) if layer != "exec" => {
                 let detail = format!("{layer}: {detail}");
                 return Err(Reason::new(ReasonCode::IsolationUnavailable, detail));
             }
             other => return Err(failed(io::Error::other(format!("{other:?}")))),
         }
         ours.set_nonblocking(true).map_err(failed)?;
-        let receiver = Receiver(BufReader::new(UnixStream::from_std(ours).map_err(failed)?));
+        let receiver = EngineSocket(BufReader::new(UnixStream::from_std(ours).map_err(failed)?));
         Ok(Self { child, receiver, slot, jobs: 1, begun: Instant::now(), _record: record })
     }
 
     /// Whether it waits for a job, and takes the bounds of this one.
-    pub(super) fn is_ready(&mut self, job: &Job) -> bool {
+    pub(super) fn is_ready(&mut self, job: &ScriptJob) -> bool {
         let mut byte = [0; 1];
         // Nothing is heard of one that waits; one that has ended has closed its end. Not by way of the event loop, which may
         // not have seen it yet.
@@ -148,33 +149,33 @@ impl EngineProcess {
     }
 
     /// The socket, and what its processes are told by.
-    pub(crate) fn parts(&mut self) -> (&mut Receiver, &Child) {
+    pub(crate) fn parts(&mut self) -> (&mut EngineSocket, &SandboxedJob) {
         (&mut self.receiver, &self.child)
     }
 
     /// Waits for the end of one whose socket is of no use any more, and gives what it was.
-    pub(crate) async fn fate(&mut self) -> Fate {
+    pub(crate) async fn fate(&mut self) -> EngineFailure {
         let mut fate = tokio::time::timeout(END_TIMEOUT, self.hear_end()).await;
         if fate.is_err() {
             // One that is gone needs no order.
-            let _ = self.child.order(Order::Kill).await;
+            let _ = self.child.send_command(InitCommand::Kill).await;
             fate = tokio::time::timeout(END_TIMEOUT, self.hear_end()).await;
         }
         let is_memory = self.slot.as_ref().is_some_and(|slot| slot.oom_kills() > 0);
-        match fate.unwrap_or(Fate::Unknown) {
-            Fate::Exited(EXIT_OUT_OF_MEMORY) => Fate::OutOfMemory,
-            Fate::Signalled(_) | Fate::Unknown if is_memory => Fate::OutOfMemory,
+        match fate.unwrap_or(EngineFailure::Unknown) {
+            EngineFailure::Exited(EXIT_OUT_OF_MEMORY) => EngineFailure::OutOfMemory,
+            EngineFailure::Signalled(_) | EngineFailure::Unknown if is_memory => EngineFailure::OutOfMemory,
             other => other,
         }
     }
 
-    async fn hear_end(&mut self) -> Fate {
+    async fn hear_end(&mut self) -> EngineFailure {
         loop {
             match self.child.next().await {
-                Ok(Some(Event::Exited { code, .. })) => return Fate::Exited(code),
-                Ok(Some(Event::Signalled { signal, .. })) => return Fate::Signalled(signal),
+                Ok(Some(InitEvent::Exited { code, .. })) => return EngineFailure::Exited(code),
+                Ok(Some(InitEvent::Signalled { signal, .. })) => return EngineFailure::Signalled(signal),
                 Ok(Some(_)) => {}
-                Ok(None) | Err(_) => return Fate::Unknown,
+                Ok(None) | Err(_) => return EngineFailure::Unknown,
             }
         }
     }
@@ -183,7 +184,7 @@ impl EngineProcess {
     pub(crate) fn end(self) {
         tokio::spawn(async move {
             let Self { mut child, receiver, slot, .. } = self;
-            let _ = child.order(Order::Kill).await;
+            let _ = child.send_command(InitCommand::Kill).await;
             while let Ok(Some(_)) = child.next().await {}
             drop(receiver);
             // Looks for what is left, which is nothing, and removes the group.
@@ -193,11 +194,11 @@ impl EngineProcess {
 }
 
 /// Gives an engine the bounds of a job: its memory, and the two threads that it has.
-fn bound(slot: &Slot, job: &Job) -> io::Result<()> {
+fn bound(slot: &CgroupSlot, job: &ScriptJob) -> io::Result<()> {
     slot.set_limits(job.grants.memory_bytes.min(RHAI_MEMORY_BYTES_MAX) + OVERHEAD_BYTES, 2)
 }
 
-impl Receiver {
+impl EngineSocket {
     /// Sends a frame.
     pub(crate) async fn send(&mut self, frame: &[u8]) -> io::Result<()> {
         self.0.get_mut().write_all(frame).await
@@ -207,8 +208,8 @@ impl Receiver {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] when it is none that an engine sends, which only one does that was taken over.
-    pub(crate) async fn receive(&mut self) -> io::Result<FromEngine> {
-        let invalid = |violation: Violation| io::Error::new(io::ErrorKind::InvalidData, violation);
+    pub(crate) async fn receive(&mut self) -> io::Result<FromEngineFrame> {
+        let invalid = |violation: EngineProtocolError| io::Error::new(io::ErrorKind::InvalidData, violation);
         let mut head = [0; HEAD_BYTES];
         self.0.read_exact(&mut head).await?;
         let (length, kind) = wire::head(head).map_err(invalid)?;
@@ -218,6 +219,6 @@ impl Receiver {
         if taken < length {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        FromEngine::read(kind, body).map_err(invalid)
+        FromEngineFrame::read(kind, body).map_err(invalid)
     }
 }

@@ -1,0 +1,265 @@
+//! What was read and still holds. Pure.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use model::{ActorId, ContextId};
+use rpc::{DirectorySubject, KnownActor, Membership};
+
+/// Actors that are remembered.
+const ACTORS_MAX: usize = 65_536;
+/// Roles that are remembered.
+const ROLES_MAX: usize = 262_144;
+/// Subjects of which it is remembered when they changed last.
+const CHANGED_MAX: usize = 4096;
+
+/// What may not hold any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirectoryInvalidation {
+    /// Anything; from now on every change is heard.
+    FeedRestored,
+    /// Anything, and nothing is heard until [`DirectoryInvalidation::FeedRestored`] comes.
+    FeedLost,
+    /// What was said of this actor.
+    Actor(ActorId),
+    /// What was said of this context.
+    Context(ContextId),
+}
+
+/// How often something was heard before an answer was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ViewGeneration(u64);
+
+/// The memory.
+#[derive(Debug, Default)]
+pub(crate) struct DirectoryViewState {
+    /// Whether changes are heard.
+    is_live: bool,
+    generation: u64,
+    /// What was asked before so much was heard is not kept, whatever it is about.
+    floor: u64,
+    /// What was heard last of each subject since then.
+    changed: HashMap<DirectorySubject, u64>,
+    actors: HashMap<ActorId, Arc<KnownActor>>,
+    roles: HashMap<ContextId, HashMap<ActorId, Membership>>,
+    roles_count: usize,
+}
+
+impl DirectoryViewState {
+    /// Takes note of a change. Gives whether anything that was said may not hold any more because of it: nothing was kept
+    /// while nothing was heard, so that it means nothing to hear nothing once more.
+    pub(crate) fn invalidate(&mut self, news: DirectoryInvalidation) -> bool {
+        if news == DirectoryInvalidation::FeedLost && !self.is_live {
+            return false;
+        }
+        self.generation += 1;
+        match news {
+            DirectoryInvalidation::FeedRestored | DirectoryInvalidation::FeedLost => {
+                self.is_live = news == DirectoryInvalidation::FeedRestored;
+                self.forget_when();
+                self.actors.clear();
+                self.forget_roles();
+            }
+            DirectoryInvalidation::Actor(id) => {
+                self.actors.remove(&id);
+                self.note(DirectorySubject::Actor(id));
+            }
+            DirectoryInvalidation::Context(id) => {
+                self.roles_count -= self.roles.remove(&id).map_or(0, |roles| roles.len());
+                self.note(DirectorySubject::Context(id));
+            }
+        }
+        true
+    }
+
+    /// Remembers when it was heard of something.
+    fn note(&mut self, subject: DirectorySubject) {
+        if self.changed.len() >= CHANGED_MAX {
+            self.forget_when();
+        }
+        self.changed.insert(subject, self.generation);
+    }
+
+    fn forget_when(&mut self) {
+        self.changed.clear();
+        self.floor = self.generation;
+    }
+
+    /// Before something is read elsewhere.
+    pub(crate) const fn ask(&self) -> ViewGeneration {
+        ViewGeneration(self.generation)
+    }
+
+    /// An actor that is remembered.
+    pub(crate) fn actor(&self, id: ActorId) -> Option<Arc<KnownActor>> {
+        self.actors.get(&id).cloned()
+    }
+
+    /// A role that is remembered.
+    pub(crate) fn role(&self, context: ContextId, actor: ActorId) -> Option<Membership> {
+        self.roles.get(&context)?.get(&actor).copied()
+    }
+
+    /// Remembers an actor, unless it was heard of meanwhile: that may have been about what was read. That there is none is not
+    /// remembered: whoever was just registered is let in at once.
+    pub(crate) fn keep_actor(&mut self, asked: ViewGeneration, id: ActorId, actor: &Arc<KnownActor>) {
+        if !self.may_keep(asked, DirectorySubject::Actor(id)) {
+            return;
+        }
+        if self.actors.len() >= ACTORS_MAX {
+            self.actors.clear();
+        }
+        self.actors.insert(id, Arc::clone(actor));
+    }
+
+    /// The same for a role.
+    pub(crate) fn keep_role(
+        &mut self,
+        asked: ViewGeneration,
+        context: ContextId,
+        actor: ActorId,
+        role: Membership,
+    ) {
+        if !self.may_keep(asked, DirectorySubject::Context(context)) || role.role.is_none() {
+            return;
+        }
+        if self.roles_count >= ROLES_MAX {
+            self.forget_roles();
+        }
+        let before = self.roles.entry(context).or_default().insert(actor, role);
+        self.roles_count += usize::from(before.is_none());
+    }
+
+    fn may_keep(&self, ViewGeneration(asked): ViewGeneration, subject: DirectorySubject) -> bool {
+        self.is_live && asked >= self.floor && self.changed.get(&subject).is_none_or(|heard| *heard <= asked)
+    }
+
+    fn forget_roles(&mut self) {
+        self.roles.clear();
+        self.roles_count = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::Role;
+
+    const ALICE: ActorId = ActorId(1);
+    const BOB: ActorId = ActorId(2);
+    const HERE: ContextId = ContextId(1);
+    const THERE: ContextId = ContextId(2);
+
+    fn actor() -> Arc<KnownActor> {
+        Arc::new(KnownActor { keys: Vec::new(), certificates_not_before: None })
+    }
+
+    fn reader() -> Membership {
+        Membership { role: Some(Role::Reader), is_deleting: false }
+    }
+
+    fn full() -> DirectoryViewState {
+        let mut view = DirectoryViewState::default();
+        view.invalidate(DirectoryInvalidation::FeedRestored);
+        for id in [ALICE, BOB] {
+            view.keep_actor(view.ask(), id, &actor());
+            for context in [HERE, THERE] {
+                view.keep_role(view.ask(), context, id, reader());
+            }
+        }
+        view
+    }
+
+    fn known(view: &DirectoryViewState) -> (usize, usize) {
+        let roles = [HERE, THERE].into_iter().flat_map(|context| [ALICE, BOB].map(|id| (context, id)));
+        let roles = roles.filter(|(context, id)| view.role(*context, *id).is_some()).count();
+        assert_eq!(view.roles_count, roles);
+        ([ALICE, BOB].into_iter().filter(|id| view.actor(*id).is_some()).count(), roles)
+    }
+
+    #[test]
+    fn what_changes_is_forgotten_and_nothing_else() {
+        let cases = [
+            (DirectoryInvalidation::Actor(ALICE), (1, 4)),
+            (DirectoryInvalidation::Context(HERE), (2, 2)),
+            (DirectoryInvalidation::FeedRestored, (0, 0)),
+            (DirectoryInvalidation::FeedLost, (0, 0)),
+        ];
+        for (news, left) in cases {
+            let mut view = full();
+            assert_eq!(known(&view), (2, 4));
+            assert!(view.invalidate(news));
+            assert_eq!(known(&view), left, "{news:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_read_before_a_change_is_not_kept() {
+        let mut view = DirectoryViewState::default();
+        view.invalidate(DirectoryInvalidation::FeedRestored);
+        let asked = view.ask();
+        view.invalidate(DirectoryInvalidation::Actor(BOB));
+        view.invalidate(DirectoryInvalidation::Context(HERE));
+        for id in [ALICE, BOB] {
+            view.keep_actor(asked, id, &actor());
+            view.keep_role(asked, HERE, id, reader());
+            view.keep_role(asked, THERE, id, reader());
+        }
+        assert_eq!(known(&view), (1, 2), "changes of others do not matter");
+        assert!(view.actor(ALICE).is_some() && view.role(THERE, BOB).is_some());
+        // Since then it was asked anew.
+        view.keep_actor(view.ask(), BOB, &actor());
+        assert_eq!(known(&view), (2, 2));
+        let asked = view.ask();
+        view.invalidate(DirectoryInvalidation::FeedRestored);
+        view.keep_actor(asked, ALICE, &actor());
+        assert_eq!(known(&view), (0, 0));
+    }
+
+    #[test]
+    fn what_is_forgotten_of_changes_is_taken_for_one() {
+        let mut view = DirectoryViewState::default();
+        view.invalidate(DirectoryInvalidation::FeedRestored);
+        let asked = view.ask();
+        for id in 10..=10 + u32::try_from(CHANGED_MAX).expect("small") {
+            view.invalidate(DirectoryInvalidation::Actor(ActorId(id)));
+        }
+        assert!(view.changed.len() <= CHANGED_MAX);
+        view.keep_actor(asked, ActorId(10), &actor());
+        view.keep_actor(asked, ALICE, &actor());
+        assert_eq!((known(&view), view.actors.len()), ((0, 0), 0));
+        view.keep_actor(view.ask(), ALICE, &actor());
+        assert_eq!(known(&view), (1, 0));
+    }
+
+    #[test]
+    fn silence_is_heard_once() {
+        let mut view = full();
+        assert!(view.invalidate(DirectoryInvalidation::FeedLost));
+        assert!(!view.invalidate(DirectoryInvalidation::FeedLost), "there is nothing that it could end");
+        assert!(
+            view.invalidate(DirectoryInvalidation::FeedRestored)
+                && view.invalidate(DirectoryInvalidation::FeedRestored)
+        );
+    }
+
+    #[test]
+    fn nothing_is_kept_while_nothing_is_heard() {
+        let mut view = DirectoryViewState::default();
+        view.keep_actor(view.ask(), ALICE, &actor());
+        assert_eq!(known(&view), (0, 0), "before the first news");
+        let mut view = full();
+        view.invalidate(DirectoryInvalidation::FeedLost);
+        view.keep_actor(view.ask(), ALICE, &actor());
+        view.keep_role(view.ask(), HERE, ALICE, reader());
+        assert_eq!(known(&view), (0, 0));
+    }
+
+    #[test]
+    fn nobody_is_not_remembered() {
+        let mut view = DirectoryViewState::default();
+        view.invalidate(DirectoryInvalidation::FeedRestored);
+        view.keep_role(view.ask(), HERE, ALICE, Membership::default());
+        assert_eq!(known(&view), (0, 0));
+    }
+}

@@ -1,0 +1,115 @@
+//! Who is told when something that was said may not hold any more.
+
+use std::collections::HashMap;
+
+use rpc::{DirectoryFeedState, DirectorySubject};
+use tokio::sync::watch;
+
+use crate::view_state::DirectoryInvalidation;
+
+/// Subjects that are kept before those are looked for that nobody listens to any more.
+const SWEPT_FROM: usize = 64;
+
+/// Those who lean on what was said, each told of what concerns it and of nothing else: there may be thousands of streams,
+/// and somebody may change all the time.
+#[derive(Debug)]
+pub(crate) struct DirectoryWatchers {
+    hearing: DirectoryFeedState,
+    by_subject: HashMap<DirectorySubject, watch::Sender<DirectoryFeedState>>,
+    /// How many subjects there are when the next search is due.
+    sweep_at: usize,
+}
+
+impl Default for DirectoryWatchers {
+    fn default() -> Self {
+        Self { hearing: DirectoryFeedState::Silent, by_subject: HashMap::new(), sweep_at: SWEPT_FROM }
+    }
+}
+
+impl DirectoryWatchers {
+    /// Changes when this was said to have changed, or may have.
+    pub(crate) fn subscribe(&mut self, subject: DirectorySubject) -> watch::Receiver<DirectoryFeedState> {
+        if self.by_subject.len() >= self.sweep_at {
+            self.sweep();
+        }
+        let hearing = self.hearing;
+        self.by_subject.entry(subject).or_insert_with(|| watch::Sender::new(hearing)).subscribe()
+    }
+
+    /// Wakes those whom it concerns.
+    pub(crate) fn notify(&mut self, news: DirectoryInvalidation) {
+        match news {
+            DirectoryInvalidation::FeedRestored => self.notify_all(DirectoryFeedState::Live),
+            DirectoryInvalidation::FeedLost => self.notify_all(DirectoryFeedState::Silent),
+            DirectoryInvalidation::Actor(id) => self.notify_subject(DirectorySubject::Actor(id)),
+            DirectoryInvalidation::Context(id) => self.notify_subject(DirectorySubject::Context(id)),
+        }
+    }
+
+    fn notify_subject(&self, subject: DirectorySubject) {
+        if let Some(listeners) = self.by_subject.get(&subject) {
+            listeners.send_replace(self.hearing);
+        }
+    }
+
+    fn notify_all(&mut self, hearing: DirectoryFeedState) {
+        self.hearing = hearing;
+        self.sweep();
+        for listeners in self.by_subject.values() {
+            listeners.send_replace(hearing);
+        }
+    }
+
+    /// Forgets subjects that nobody listens to. Twice as many may come before the next time, so that it costs nothing to speak
+    /// of.
+    fn sweep(&mut self) {
+        self.by_subject.retain(|_, listeners| listeners.receiver_count() > 0);
+        self.sweep_at = SWEPT_FROM.max(2 * self.by_subject.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::{ActorId, ContextId};
+
+    #[test]
+    fn only_those_whom_it_concerns_are_told() {
+        let mut listeners = DirectoryWatchers::default();
+        let mut alice = listeners.subscribe(DirectorySubject::Actor(ActorId(1)));
+        let mut bob = listeners.subscribe(DirectorySubject::Actor(ActorId(2)));
+        let mut here = listeners.subscribe(DirectorySubject::Context(ContextId(1)));
+        let mut told = |listeners: &mut DirectoryWatchers, news| {
+            listeners.notify(news);
+            [&mut alice, &mut bob, &mut here].map(|listener| {
+                let told = listener.has_changed().expect("the sender is there");
+                told.then(|| *listener.borrow_and_update())
+            })
+        };
+        let all = |hearing| [Some(hearing); 3];
+        assert_eq!(told(&mut listeners, DirectoryInvalidation::FeedRestored), all(DirectoryFeedState::Live));
+        assert_eq!(
+            told(&mut listeners, DirectoryInvalidation::Actor(ActorId(2))),
+            [None, Some(DirectoryFeedState::Live), None]
+        );
+        assert_eq!(
+            told(&mut listeners, DirectoryInvalidation::Context(ContextId(1))),
+            [None, None, Some(DirectoryFeedState::Live)]
+        );
+        assert_eq!(told(&mut listeners, DirectoryInvalidation::Actor(ActorId(3))), [None; 3]);
+        assert_eq!(told(&mut listeners, DirectoryInvalidation::FeedLost), all(DirectoryFeedState::Silent));
+    }
+
+    #[test]
+    fn subjects_that_nobody_listens_to_are_forgotten() {
+        let mut listeners = DirectoryWatchers::default();
+        let kept = listeners.subscribe(DirectorySubject::Actor(ActorId(0)));
+        for id in 1..100_000 {
+            drop(listeners.subscribe(DirectorySubject::Actor(ActorId(id))));
+            assert!(listeners.by_subject.len() <= SWEPT_FROM);
+        }
+        listeners.notify(DirectoryInvalidation::FeedRestored);
+        assert_eq!(listeners.by_subject.len(), 1);
+        assert_eq!(*kept.borrow(), DirectoryFeedState::Live);
+    }
+}

@@ -1,0 +1,107 @@
+//! A sender's signature over chat and mail.
+
+use std::time::Duration;
+
+use identity::{SigningKey, VerifyingKey};
+use model::id::Uid;
+use model::{BlobHash, ContextId, DirectMessage, MessageFormat, MessageType, Timestamp, limits};
+use serde::{Deserialize, Serialize};
+
+use super::{check_expiry, open, same, sign};
+use crate::Refusal;
+
+/// What an envelope with a letter's terms holds.
+pub const LETTER_TYPE: &str = "application/vnd.mycora.letter+json";
+
+/// What a sender says of a letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirectMessageTerms<'a> {
+    /// The recipient's key, 64 lower-case hex digits.
+    pub to: &'a str,
+    /// The context at the recipient's coordinator; nothing for its home context.
+    pub target_context: Option<ContextId>,
+    /// Chat or mail.
+    pub message_type: MessageType,
+    /// How the text is written.
+    pub format: MessageFormat,
+    /// What it is about.
+    pub topic: &'a str,
+    /// The text.
+    pub text: &'a str,
+}
+
+/// What is signed.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DirectMessageStatement {
+    /// Which one it is: 32 hex digits.
+    id: String,
+    to: String,
+    /// Absent for the recipient's home context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    target_context: Option<ContextId>,
+    #[serde(rename = "type")]
+    message_type: MessageType,
+    format: MessageFormat,
+    topic: String,
+    text_sha256: BlobHash,
+    /// Until when it may arrive, in milliseconds since 1970.
+    expires: u64,
+}
+
+/// Who has signed a letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SignedDirectMessage {
+    /// The key: the one that the letter names as its sender's.
+    pub signer: VerifyingKey,
+    /// Which of the signer's letters it is: the same in another letter is a repetition.
+    pub id: Uid,
+    /// It is not taken from this moment on.
+    pub expires: Timestamp,
+}
+
+/// Signs a letter, which may arrive until `expires`: at most [`limits::LETTER_TIMEOUT_SECS_MAX`] from now.
+#[must_use]
+pub fn sign_direct_message(letter: &DirectMessageTerms<'_>, key: &SigningKey, expires: Timestamp) -> String {
+    let statement = DirectMessageStatement {
+        id: Uid::random().to_string(),
+        to: letter.to.to_owned(),
+        target_context: letter.target_context,
+        message_type: letter.message_type,
+        format: letter.format,
+        topic: letter.topic.to_owned(),
+        text_sha256: BlobHash::of(letter.text.as_bytes()),
+        expires: expires.as_millis(),
+    };
+    sign(LETTER_TYPE, &statement, key)
+}
+
+/// Who has signed a letter; nobody, when it has no signature. Whose key that is, and whether the letter itself is over,
+/// is for the caller to find out.
+///
+/// # Errors
+/// [`Refusal::Malformed`], [`Refusal::OtherType`], [`Refusal::BadSignature`]; [`Refusal::OtherActor`] when the key is not
+/// the one that the letter names; [`Refusal::OtherContent`], [`Refusal::Expired`], [`Refusal::BadTimes`].
+pub fn check_direct_message(
+    letter: &DirectMessage,
+    now: Timestamp,
+) -> Result<Option<SignedDirectMessage>, Refusal> {
+    let Some(signature) = &letter.signature else { return Ok(None) };
+    let (signer, statement): (_, DirectMessageStatement) = open(LETTER_TYPE, signature)?;
+    let DirectMessageStatement { id, to, target_context, message_type, format, topic, text_sha256, expires } =
+        statement;
+    if signer.to_string() != letter.from {
+        let claimed = letter.from.chars().take(64).collect();
+        return Err(Refusal::OtherActor { signer: signer.to_string(), claimed });
+    }
+    same("to", &to, &letter.to)?;
+    same("target_context", &target_context, &letter.target_context)?;
+    same("type", &message_type, &letter.message_type)?;
+    same("format", &format, &letter.format)?;
+    same("topic", &topic, &letter.topic)?;
+    same("text", &text_sha256, &BlobHash::of(letter.text.as_bytes()))?;
+    let expires = Timestamp::from_millis(expires);
+    check_expiry(expires, Duration::from_secs(limits::LETTER_TIMEOUT_SECS_MAX.into()), now)?;
+    let id = id.parse().map_err(|_| Refusal::Malformed("`id` is not 32 hex digits".to_owned()))?;
+    Ok(Some(SignedDirectMessage { signer, id, expires }))
+}

@@ -1,0 +1,36 @@
+//! Jobs that say by a number what is executed: that of a job which is kept at the coordinator.
+
+use yaml::{YamlEntry, YamlFields};
+
+use super::{FlowFieldPath, FlowFileReader};
+
+/// Keys that say what a job executes; a job that is kept says that itself.
+const OWN_KEYS: [&str; 6] = ["script_type", "script", "script_file", "files", "outputs", "env"];
+
+impl FlowFileReader<'_> {
+    /// The number of the kept job that a job of the flow names; absent when it names none.
+    pub(super) fn created_job(
+        &mut self,
+        job: &YamlEntry,
+        fields: &YamlFields<'_>,
+        at: FlowFieldPath<'_>,
+    ) -> Option<u32> {
+        let entry = fields.get("created_job")?;
+        let number = self.number(entry, at, "created_job_id");
+        if number == Some(0) {
+            self.problem(entry.value.place, "`created_job` is the number of a job, from 1 on, not 0");
+        }
+        for (key, own) in OWN_KEYS.iter().filter_map(|key| Some((key, fields.get(key)?))) {
+            let (name, line) = (&job.key, entry.place.line);
+            self.problem(
+                own.place,
+                format!(
+                    "the job `{name}` names a kept job in line {line} (`created_job`), which says its own `{key}`; keep \
+                     one of them"
+                ),
+            );
+        }
+        // What is wrong with the number is told; any other is harmless.
+        Some(number.filter(|number| *number != 0).unwrap_or(1))
+    }
+}

@@ -1,0 +1,109 @@
+//! Attempts that are under way though the store does not know it.
+//!
+//! A store that went back has lost the last steps of a flow: an attempt that was sent is READY there, or
+//! PENDING, or still to be begun after one that is under way. A supervisor that speaks of such an
+//! attempt must be heard: what it did would be done again otherwise. The attempt counts as dispatched as
+//! soon as the node may run by what is stored; until then what was said is kept in memory.
+//!
+//! - READY: dispatched now, at the runner that the report came from.
+//! - PENDING: kept, and taken up instead of a dispatch when the node is released. If it never is, or is
+//!   cancelled, the attempt is stopped.
+//! - An earlier attempt is under way: the lost steps had closed it, since the next one was sent. It is
+//!   closed now as a try that failed, and stopped in case it lives.
+//! - The node has ended, or is being cancelled (nothing goes back to READY then), or the attempt is too
+//!   far ahead to be true: stale, and stopped when it lives.
+//!
+//! So an attempt has one end still (I2), and the later one begins after it (I3).
+
+use model::limits::{LOSSES_MAX, RETRIES_MAX};
+use model::{NodeReport, NodeState, Reason, ReasonCode, ReportKind};
+
+use super::pass::Pass;
+use super::report::{next_attempt, reports_alive};
+use crate::graph::NodeIndex;
+use crate::transition::NodeTransitionEvent;
+
+/// Attempts of one generation that may follow the one that is stored. Those that come back unstarted are not counted.
+const AHEAD_MAX: u32 = RETRIES_MAX + LOSSES_MAX;
+
+/// What is kept of one attempt: it is accepted, starts and ends.
+const KEPT_MAX: usize = 4;
+
+impl Pass<'_, '_, '_> {
+    /// Whether `report`, of the current attempt or a later one, tells of an attempt that was sent though
+    /// the store does not know it.
+    pub(super) fn is_unstored(&self, index: NodeIndex, report: &NodeReport) -> bool {
+        let node = self.engine.node(index);
+        let ahead = report.job_key.attempt.0.saturating_sub(node.attempt.0);
+        let may_be = match node.state {
+            NodeState::Pending | NodeState::Ready => true,
+            NodeState::Dispatched | NodeState::Running => !self.is_cancel_requested(index),
+            _ => false,
+        };
+        may_be && ahead <= AHEAD_MAX && report.kind != ReportKind::Unknown && self.engine.is_started()
+    }
+
+    /// Takes up what [`Pass::is_unstored`] found.
+    pub(super) fn unstored(&mut self, index: NodeIndex, report: NodeReport) {
+        match self.engine.node(index).state {
+            NodeState::Pending => {
+                self.step.has_unstored_reports = true;
+                let kept = self.engine.kept.entry(index).or_default();
+                let attempt = report.job_key.attempt;
+                kept.retain(|known| known.job_key.attempt >= attempt && *known != report);
+                if kept.len() < KEPT_MAX && kept.iter().all(|known| known.job_key.attempt == attempt) {
+                    kept.push(report);
+                }
+            }
+            NodeState::Ready => self.adopt(index, report),
+            _ => {
+                self.stop(index);
+                let now = self.now;
+                self.apply(index, NodeTransitionEvent::Retry, |node| {
+                    let before = node.attempt;
+                    next_attempt(node, now);
+                    node.tries = (node.tries + 1).min(node.policy.retries);
+                    let detail = format!("a later attempt than {before} is under way");
+                    node.reason = Some(Reason::new(ReasonCode::BackingOff, detail));
+                });
+                self.adopt(index, report);
+            }
+        }
+    }
+
+    /// Takes up what was kept of a node that is READY now; false when there is nothing.
+    pub(super) fn adopt_kept(&mut self, index: NodeIndex) -> bool {
+        let Some(kept) = self.engine.kept.remove(&index) else { return false };
+        for report in kept {
+            self.report(report);
+        }
+        true
+    }
+
+    /// Counts a READY node's attempt as dispatched, and goes on with what is said of it.
+    fn adopt(&mut self, index: NodeIndex, report: NodeReport) {
+        let (now, attempt) = (self.now, report.job_key.attempt);
+        let runner = report.source.as_ref().and_then(|source| self.outside.destinations.locate(source));
+        self.touch(index, |node| node.attempt = attempt);
+        self.apply(index, NodeTransitionEvent::Dispatch, |node| {
+            node.dispatch_time = Some(now);
+            node.runner = runner;
+            node.reason = None;
+        });
+        if runner.is_none()
+            && let Some(source) = &report.source
+        {
+            self.engine.sources.insert(index, source.clone());
+        }
+        self.current(index, report);
+    }
+
+    /// Stops what was kept of a node that has ended without it.
+    pub(super) fn drop_kept(&mut self, index: NodeIndex) {
+        for report in self.engine.kept.remove(&index).unwrap_or_default() {
+            if reports_alive(&report.kind) {
+                self.stop_at_source(&report);
+            }
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Puts a script together of its parts: with numbers in place of the names of its keys and arguments, and of the functions only those
+//! that it uses.
+//!
+//! A part names what it is called with at its beginning, in lines that begin with `-- KEYS =` and `-- ARGV =`; these names come behind
+//! those of the parts before it. It says `KEYS.flow` and `ARGV.owner`, and `KEYS_NAMED` and `ARGV_NAMED` for how many have a name.
+//!
+//! Redis makes every function of a script anew at each call, and its collector goes through all that it keeps of each script. So what
+//! a script does not use costs it as much as what it does.
+
+use std::collections::BTreeSet;
+
+/// The beginning of a function that may be left out.
+const FUNCTION: &str = "local function ";
+/// The end of the head of a function whose arguments stand in the place of the script's.
+const OWN_ARGUMENTS: &str = "(ARGV)\n";
+
+/// A script as it is sent, and the names of what it is called with.
+#[derive(Debug, Default)]
+pub(super) struct AssembledScript {
+    pub(super) text: String,
+    pub(super) keys: ScriptParameterNames,
+    pub(super) arguments: ScriptParameterNames,
+}
+
+/// The names of keys, or of arguments, in their order.
+#[derive(Debug, Default)]
+pub(super) struct ScriptParameterNames {
+    all: Vec<&'static str>,
+    /// How many of them are those of the parts before the last one.
+    shared: usize,
+}
+
+impl ScriptParameterNames {
+    /// Panics unless these are the names that the last part gives, in their order.
+    pub(super) fn expect(&self, script: &str, what: &str, given: impl Iterator<Item = &'static str>) {
+        let (own, given) = (&self.all[self.shared..], given.collect::<Vec<_>>());
+        assert!(own == given, "the {what} of the script `{script}` are {own:?}, not {given:?}");
+    }
+
+    /// Reads the names that a part gives.
+    fn read(&mut self, part: &'static str, kind: &str) {
+        self.shared = self.all.len();
+        for line in part.lines() {
+            let names =
+                line.strip_prefix("-- ").and_then(|line| line.strip_prefix(kind)?.strip_prefix(" = "));
+            for name in names.map(words).into_iter().flatten() {
+                assert!(!self.all.contains(&name), "two {kind} are called `{name}`");
+                self.all.push(name);
+            }
+        }
+    }
+
+    /// Puts numbers in the place of names.
+    fn number(&self, line: &str, kind: &str) -> String {
+        let line = line.replace(&format!("{kind}_NAMED"), &self.all.len().to_string());
+        let prefix = format!("{kind}.");
+        let mut parts = line.split(prefix.as_str());
+        let mut numbered = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            // `..` is no name.
+            let Some(name) = words(part).next().filter(|name| part.starts_with(name)) else {
+                numbered.push_str(&prefix);
+                numbered.push_str(part);
+                continue;
+            };
+            let place = self.all.iter().position(|known| *known == name);
+            let place = place.unwrap_or_else(|| panic!("{kind} has no name `{name}`")) + 1;
+            numbered.push_str(&format!("{kind}[{place}]{}", &part[name.len()..]));
+        }
+        numbered
+    }
+}
+
+/// A stretch of a script's text.
+struct ScriptSegment<'a> {
+    /// The function that it is; nothing for what is always carried out.
+    function: Option<&'a str>,
+    text: String,
+}
+
+/// Joins the parts of a script, without comments, and without those functions that nothing in it names.
+///
+/// A function is what begins with `local function` where a line begins, and goes to the next line that is `end`.
+pub(super) fn join(parts: &[&'static str]) -> AssembledScript {
+    let mut joined = AssembledScript::default();
+    let (mut whole, mut before) = (String::new(), "");
+    for part in parts {
+        let has_own = before.ends_with(OWN_ARGUMENTS);
+        let shared = has_own.then(|| std::mem::take(&mut joined.arguments));
+        joined.keys.read(part, "KEYS");
+        joined.arguments.read(part, "ARGV");
+        for line in part.split_inclusive('\n').filter(|line| !line.trim_start().starts_with("--")) {
+            whole.push_str(&joined.arguments.number(&joined.keys.number(line, "KEYS"), "ARGV"));
+        }
+        if let Some(shared) = shared {
+            joined.arguments = shared;
+        }
+        before = part;
+    }
+    joined.text = used(&pieces(&whole));
+    joined
+}
+
+fn pieces(whole: &str) -> Vec<ScriptSegment<'_>> {
+    let mut pieces = vec![ScriptSegment { function: None, text: String::new() }];
+    for line in whole.lines().filter(|line| !line.trim().is_empty()) {
+        if let Some(rest) = line.strip_prefix(FUNCTION) {
+            pieces.push(ScriptSegment { function: words(rest).next(), text: String::new() });
+        }
+        let piece = pieces.last_mut().expect("there is one from the beginning");
+        piece.text.push_str(line);
+        piece.text.push('\n');
+        if line == "end" && piece.function.is_some() {
+            pieces.push(ScriptSegment { function: None, text: String::new() });
+        }
+    }
+    pieces
+}
+
+/// The text of what is always carried out, and of the functions that it comes to.
+fn used(pieces: &[ScriptSegment<'_>]) -> String {
+    let mut named = BTreeSet::new();
+    let mut to_see: Vec<&ScriptSegment<'_>> =
+        pieces.iter().filter(|piece| piece.function.is_none()).collect();
+    while let Some(piece) = to_see.pop() {
+        for word in words(&piece.text) {
+            if named.insert(word) {
+                to_see.extend(pieces.iter().filter(|piece| piece.function == Some(word)));
+            }
+        }
+    }
+    let is_used = |piece: &&ScriptSegment<'_>| piece.function.is_none_or(|name| named.contains(name));
+    pieces.iter().filter(is_used).map(|piece| piece.text.as_str()).collect()
+}
+
+/// The names and other words in a text.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::join;
+
+    const COMMON: &str = "\
+-- Says `unused`.
+-- KEYS = context
+-- ARGV = uid now
+local KEY = KEYS.context
+
+local function last()
+  return KEY .. ARGV.now
+end
+
+-- Uses the one before.
+local function first()
+  if true then
+    return last()
+  end
+end
+
+local function unused()
+  return first()
+end
+";
+
+    #[test]
+    fn a_script_has_the_functions_that_it_uses_and_those_that_they_use() {
+        let of = |script| join(&[COMMON, script]).text;
+        let [key, last, first] = [
+            "local KEY = KEYS[1]\n",
+            "local function last()\n  return KEY .. ARGV[2]\nend\n",
+            "local function first()\n  if true then\n    return last()\n  end\nend\n",
+        ];
+        assert_eq!(of("return 1\n"), format!("{key}return 1\n"));
+        assert_eq!(of("return last()\n"), format!("{key}{last}return last()\n"));
+        assert_eq!(of("-- unused\nreturn first()\n"), format!("{key}{last}{first}return first()\n"));
+    }
+
+    #[test]
+    fn keys_and_arguments_have_the_places_of_their_names() {
+        let script = "-- ARGV = owner, epoch\n-- ARGV = rest\nreturn ARGV.rest .. ARGV.owner, KEYS[KEYS_NAMED + 1], ARGV_NAMED\n";
+        let joined = join(&[COMMON, script]);
+        assert!(joined.text.ends_with("\nreturn ARGV[5] .. ARGV[3], KEYS[1 + 1], 5\n"), "{}", joined.text);
+        joined.arguments.expect("a", "arguments", ["owner", "epoch", "rest"].into_iter());
+        joined.keys.expect("a", "keys", std::iter::empty());
+    }
+
+    #[test]
+    fn a_script_within_a_function_stays_whole_and_has_arguments_of_its_own() {
+        let take = "-- ARGV = slots\nlocal n = ARGV.slots\nif n then\n  n = last()\nend\nlocal function put()\nend\nput()\n";
+        let joined = join(&[COMMON, "local function take", "(ARGV)\n", take, "end\n", "take(ARGV.now)\n"]);
+        let wrapped = "local function take(ARGV)\nlocal n = ARGV[1]\nif n then\n  n = last()\nend\nlocal function put()\nend\nput()\nend\n";
+        assert!(joined.text.ends_with(&format!("{wrapped}take(ARGV[2])\n")), "{}", joined.text);
+        assert!(
+            joined.text.contains("local function last()") && !joined.text.contains("first"),
+            "{}",
+            joined.text
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "the arguments of the script `a` are [\"uid\", \"now\"], not [\"now\"]")]
+    fn arguments_are_given_by_their_names_and_none_is_left_out() {
+        join(&[COMMON]).arguments.expect("a", "arguments", ["now"].into_iter());
+    }
+
+    #[test]
+    #[should_panic(expected = "ARGV has no name `owner`")]
+    fn a_name_that_nobody_gives_is_no_argument() {
+        join(&[COMMON, "return ARGV.owner\n"]);
+    }
+}

@@ -1,0 +1,77 @@
+//! What a supervisor has to know to look after its machine.
+
+use std::collections::{BTreeMap, HashSet};
+
+use model::execution::Outcome;
+use model::job::BlobRef;
+use model::{BlobHash, FileSource, ScriptSource, Timestamp};
+use queue::{QueueEventKind, SupervisorDrain};
+
+use crate::setup::{COORDINATOR, QueueTestBench, ending, events, execution, instance, take};
+
+fn blob(text: &str) -> BlobRef {
+    BlobRef { sha256: BlobHash::of(text.as_bytes()), size: text.len() as u64 }
+}
+
+#[tokio::test]
+async fn a_drain_is_remembered() {
+    let bench = QueueTestBench::new();
+    assert_eq!(bench.supervisor.drain().await, Ok(None));
+    for deadline in [None, Some(Timestamp::from_millis(2))] {
+        let drain = SupervisorDrain { since: Timestamp::from_millis(1), deadline };
+        bench.supervisor.set_drain(Some(drain)).await.expect("written");
+        assert_eq!(bench.supervisor.drain().await, Ok(Some(drain)));
+    }
+    bench.supervisor.set_drain(None).await.expect("removed");
+    assert_eq!(bench.supervisor.drain().await, Ok(None));
+}
+
+#[tokio::test]
+async fn blobs_are_in_use_until_the_end_was_told() {
+    let bench = QueueTestBench::new();
+    let mut job = execution(1);
+    let context = job.job_key.context;
+    job.script = ScriptSource::Blob(blob("script"));
+    job.files = BTreeMap::from([("a".into(), FileSource { blob: blob("file"), inline: None })]);
+    let used = |names: &[&str]| Ok(names.iter().map(|name| blob(name).sha256).collect::<HashSet<_>>());
+    assert_eq!(bench.supervisor.blobs_in_use(context).await, used(&[]));
+    assert_eq!(bench.supervisor.coordinator_of(context).await, Ok(None));
+    let key = bench.accept_as(job).await;
+    assert_eq!(bench.supervisor.coordinator_of(context).await, Ok(Some(COORDINATOR.into())));
+    assert_eq!(bench.supervisor.blobs_in_use(context).await, used(&["script", "file"]));
+
+    let (worker, mut intake, _control) = bench.join(1).await;
+    assert_eq!(bench.supervisor.running().await, Ok(Vec::new()));
+    assert_eq!(take(&mut intake, 1).await, [1]);
+    assert_eq!(bench.supervisor.running().await, Ok(vec![key]));
+    assert_eq!(bench.supervisor.claims_of(&instance(1)).await, Ok(vec![key]));
+    let mut end = ending(key, Outcome::Succeeded);
+    end.end.outputs = BTreeMap::from([("o".into(), blob("output"))]);
+    worker.finish(&end).await.expect("recorded");
+    assert_eq!(bench.supervisor.running().await, Ok(Vec::new()));
+    assert_eq!(bench.supervisor.blobs_in_use(context).await, used(&["script", "file", "output"]));
+
+    let mut reader = bench.supervisor.events();
+    let told = events(&mut reader, 2).await;
+    assert!(matches!(told[1].kind, QueueEventKind::Ended(_)));
+    reader.acknowledge(&told).await.expect("acknowledged");
+    assert_eq!(bench.supervisor.blobs_in_use(context).await, used(&[]));
+}
+
+#[tokio::test]
+async fn only_the_life_that_is_dead_is_expelled() {
+    let bench = QueueTestBench::new();
+    let (_first, mut intake, _control) = bench.join(1).await;
+    bench.accept(1).await;
+    assert_eq!(take(&mut intake, 1).await, [1]);
+    let (_, dead) = bench.supervisor.instances().await.expect("read").remove(0);
+    let (_second, ..) = bench.join(1).await;
+    assert_eq!(bench.supervisor.expel(&instance(1), &dead).await, Ok(false), "another life is there");
+    let (_, dead) = bench.supervisor.instances().await.expect("read").remove(0);
+    for _ in 0..2 {
+        assert_eq!(bench.supervisor.expel(&instance(1), &dead).await, Ok(true));
+    }
+    assert_eq!(bench.supervisor.absent().await, Ok(vec![instance(1)]));
+    bench.supervisor.end_lost(&instance(1)).await.expect("ended");
+    assert_eq!(bench.supervisor.absent().await, Ok(Vec::new()));
+}

@@ -1,0 +1,26 @@
+//! Files that are read again while a process runs.
+
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::MissedTickBehavior;
+
+/// How often such files are looked at.
+pub const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Has files looked at for ever: every [`LOOK_INTERVAL`], and at once on SIGHUP, which `look` is told of. `what` they are is
+/// for the log. Loses nothing when it is dropped.
+pub async fn poll_files(what: &str, mut look: impl FnMut(bool)) {
+    let mut hangups = signal(SignalKind::hangup()).inspect_err(|error| {
+        tracing::warn!(%error, what, "SIGHUP is not heard; files are looked at every 2 s all the same");
+    });
+    let mut looks = tokio::time::interval(LOOK_INTERVAL);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let asked = tokio::select! {
+            _ = looks.tick() => false,
+            Some(()) = async { hangups.as_mut().ok()?.recv().await }, if hangups.is_ok() => true,
+        };
+        look(asked);
+    }
+}

@@ -1,0 +1,309 @@
+//! Words to the owner of a lane: what somebody asks of a lane, a letter or a call, beside the verbs of instances.
+//!
+//! They travel under the subjects of what they are about, so that the owner takes them in order with everything else. What they
+//! are about is told twice, by subject and body, and has to be the same.
+
+use model::{BlobHash, CommandId, CorrelationId};
+use serde::{Deserialize, Serialize};
+
+use crate::Json;
+use crate::json;
+use crate::message::{self, EffectCommand, MessageReadError, ReplyAddress, TenantMessage, VerbMessage};
+use crate::provider::Effect;
+
+/// A word, on its way to the owner of a lane.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneRequestMessage<W> {
+    /// The tenant; empty where there are none.
+    #[serde(default)]
+    pub tenant_id: String,
+    /// The id of the request, under which it counts once.
+    pub request_id: String,
+    /// The lane, as it is written in keys.
+    pub lane: String,
+    /// What is asked for.
+    pub word: W,
+    /// Hash of what was asked, and by whom: the same id with another one is another request.
+    #[serde(default)]
+    pub request_hash: String,
+    /// Where the answer is waited for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reply_to: Option<ReplyAddress>,
+}
+
+/// What is asked of a lane of a saga.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SagaLaneRequest {
+    /// Applies a dead letter, and then what waits behind it.
+    Redrive {
+        /// The correlation under which it stands.
+        correlation: CorrelationId,
+        /// Its number there.
+        letter: u64,
+        /// Whether it is left out, and only what waits behind it is applied.
+        #[serde(default, skip_serializing_if = "crate::instance::is_false")]
+        skip: bool,
+        /// What takes the place of its data.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        data: Option<Json>,
+    },
+    /// Removes a dead letter, and what waits behind it.
+    Purge {
+        /// The correlation under which it stands.
+        correlation: CorrelationId,
+        /// Its number there.
+        letter: u64,
+    },
+    /// Gives an instance what a letter of nobody turned out to be. Owners of lanes say it to each other.
+    Take {
+        /// The correlation.
+        correlation: CorrelationId,
+        /// The message that the letter has.
+        message: Box<ForwardedDeadLetter>,
+        /// What takes the place of its data.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        data: Option<Json>,
+    },
+    /// Reads sources again.
+    SetBack(Vec<SourceRewindSpec>),
+}
+
+/// A message that was a letter of nobody.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForwardedDeadLetter {
+    /// Its subject.
+    pub subject: String,
+    /// Its body.
+    pub body: String,
+    /// When it was stored, in milliseconds since 1970.
+    pub stored: u64,
+    /// When its stream was made, in milliseconds since 1970.
+    pub incarnation: u64,
+    /// Its sequence there.
+    pub sequence: u64,
+}
+
+/// What is asked of a lane of an effect.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EffectLaneRequest {
+    /// Something is asked of a call.
+    Call {
+        /// Its command.
+        command: CommandId,
+        /// What is asked for.
+        asked: EffectCallRequest,
+    },
+    /// Takes in once more what a dead letter has.
+    Redrive {
+        /// Its number.
+        letter: u64,
+        /// Whether it is left out.
+        #[serde(default, skip_serializing_if = "crate::instance::is_false")]
+        skip: bool,
+    },
+    /// Removes a dead letter.
+    Purge {
+        /// Its number.
+        letter: u64,
+    },
+    /// Reads sources again.
+    SetBack(Vec<SourceRewindSpec>),
+}
+
+/// What is asked of a call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EffectCallRequest {
+    /// Says that it happened, with this result.
+    Happened {
+        /// The result.
+        result: Json,
+    },
+    /// Says that it did not happen, and will not.
+    NotDone,
+    /// Makes it again at once.
+    Retry,
+    /// Cancels it.
+    Cancel,
+    /// Ends it, by the token that came with it.
+    Complete {
+        /// Hash of the token.
+        token: BlobHash,
+        /// What came of it.
+        end: CallCompletion,
+    },
+}
+
+impl EffectCallRequest {
+    /// The result that comes with it; none where none does.
+    pub const fn result_mut(&mut self) -> Option<&mut Json> {
+        match self {
+            Self::Happened { result }
+            | Self::Complete {
+                end: CallCompletion::Succeeded { result } | CallCompletion::Failed { result, .. },
+                ..
+            } => Some(result),
+            Self::NotDone | Self::Retry | Self::Cancel => None,
+        }
+    }
+
+    /// Takes out of its result what the effect keeps nowhere.
+    pub fn redact(&mut self, effect: &Effect) {
+        if let Some(result) = self.result_mut() {
+            effect.redact("result", result);
+        }
+    }
+}
+
+/// What came of a call, as whoever has its token says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallCompletion {
+    /// It was done.
+    Succeeded {
+        /// Its result.
+        result: Json,
+    },
+    /// It was not done and never will be.
+    Failed {
+        /// What the saga decides by.
+        code: String,
+        /// More of the result.
+        result: Json,
+    },
+}
+
+/// A source that is to be read again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceRewindSpec {
+    /// The source, as checkpoints call it.
+    pub source: String,
+    /// From where on.
+    pub to: RewindTarget,
+}
+
+/// A place in a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RewindTarget {
+    /// A sequence.
+    Sequence(u64),
+    /// A moment at which messages were stored, in milliseconds since 1970.
+    Time(u64),
+}
+
+impl SagaLaneRequest {
+    /// The correlation whose line it waits in; none where it is about the lane.
+    #[must_use]
+    pub const fn correlation(&self) -> Option<&CorrelationId> {
+        match self {
+            Self::Redrive { correlation, .. }
+            | Self::Purge { correlation, .. }
+            | Self::Take { correlation, .. } => Some(correlation),
+            Self::SetBack(_) => None,
+        }
+    }
+}
+
+impl<W> TenantMessage for LaneRequestMessage<W> {
+    const KIND: &'static str = "word to a lane";
+    fn tenant(&self) -> &str {
+        &self.tenant_id
+    }
+}
+
+/// What came under a subject of instances.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SagaLaneMessage {
+    /// A verb.
+    Verb(VerbMessage),
+    /// A word.
+    Word(LaneRequestMessage<SagaLaneRequest>),
+}
+
+/// What came under a subject of calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EffectLaneMessage {
+    /// A command.
+    Command(EffectCommand),
+    /// A word.
+    Word(LaneRequestMessage<EffectLaneRequest>),
+}
+
+/// Reads what came under a tenant's subject of instances.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn read_saga_lane_message(
+    body: &[u8],
+    tenant: &model::TenantId,
+) -> Result<SagaLaneMessage, MessageReadError> {
+    let value = json::read(body, crate::input::INPUT_BYTES_MAX)?;
+    if is_word(&value) {
+        return message::take(&value, tenant).map(SagaLaneMessage::Word);
+    }
+    message::take(&value, tenant).map(SagaLaneMessage::Verb)
+}
+
+/// Reads what came under a tenant's subject of calls.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn read_effect_lane_message(
+    body: &[u8],
+    tenant: &model::TenantId,
+) -> Result<EffectLaneMessage, MessageReadError> {
+    let value = json::read(body, crate::input::INPUT_BYTES_MAX)?;
+    if is_word(&value) {
+        return message::take(&value, tenant).map(EffectLaneMessage::Word);
+    }
+    message::take(&value, tenant).map(EffectLaneMessage::Command)
+}
+
+fn is_word(value: &Json) -> bool {
+    value.get("word").is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_told_from_verbs_and_commands() {
+        let tenant: model::TenantId = "acme".parse().expect("a tenant");
+        let word = LaneRequestMessage {
+            tenant_id: "acme".to_owned(),
+            request_id: "r-1".to_owned(),
+            lane: "s:acme:order:0".to_owned(),
+            word: SagaLaneRequest::Redrive {
+                correlation: "c".parse().expect("a correlation"),
+                letter: 3,
+                skip: false,
+                data: Some(Json::object([("n", Json::Int(1))])),
+            },
+            request_hash: String::new(),
+            reply_to: None,
+        };
+        let read = read_saga_lane_message(&message::write(&word), &tenant).expect("good");
+        assert_eq!(read, SagaLaneMessage::Word(word));
+        let of_call = LaneRequestMessage {
+            tenant_id: "acme".to_owned(),
+            request_id: "r-2".to_owned(),
+            lane: "e:acme:pay:0".to_owned(),
+            word: EffectLaneRequest::Call {
+                command: CommandId::from_bits(7),
+                asked: EffectCallRequest::Retry,
+            },
+            request_hash: "h".to_owned(),
+            reply_to: Some(ReplyAddress { subject: "_INBOX.1".to_owned(), token: "t".to_owned() }),
+        };
+        let read = read_effect_lane_message(&message::write(&of_call), &tenant).expect("good");
+        assert_eq!(read, EffectLaneMessage::Word(of_call.clone()));
+        let foreign = "globex".parse().expect("a tenant");
+        let refused = read_effect_lane_message(&message::write(&of_call), &foreign).expect_err("foreign");
+        assert_eq!(refused.code(), "TENANT");
+        assert_eq!(read_saga_lane_message(b"{\"word\":7}", &tenant).expect_err("no word").code(), "ENVELOPE");
+    }
+}

@@ -1,0 +1,87 @@
+//! A look at what one job holds: its directory, and what its processes have open that has no name there.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use sandbox::open_files::{self, FileScope};
+use sandbox::processes::{self, ProcessSnapshot};
+use sandbox::tree;
+
+/// How old a list of all processes may be. Jobs in control groups need none.
+const LIST_AGE_MAX: Duration = Duration::from_secs(1);
+
+/// All processes of the machine, listed once for the looks that are taken at one time. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ProcessListCache(Arc<Mutex<CachedProcessList>>);
+
+/// A list of processes, and when it was made.
+type CachedProcessList = Option<(Instant, Vec<ProcessSnapshot>)>;
+
+impl ProcessListCache {
+    fn now(&self) -> Vec<ProcessSnapshot> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((listed, all)) = &*known
+            && listed.elapsed() < LIST_AGE_MAX
+        {
+            return all.clone();
+        }
+        // Without `/proc` nobody is seen, and no job would run either.
+        let all = processes::all().unwrap_or_default();
+        *known = Some((Instant::now(), all.clone()));
+        all
+    }
+}
+
+/// Where a job's holdings are.
+#[derive(Debug, Clone)]
+pub(crate) struct JobUsageProbe {
+    /// Its directory, and whose its files are.
+    pub(crate) scope: FileScope,
+    /// The process that is above all of its own.
+    pub(crate) init: u32,
+    /// What its processes are in, when there is such a thing.
+    pub(crate) cgroups: Vec<PathBuf>,
+    /// Lists processes where there is not.
+    pub(crate) process_list: ProcessListCache,
+}
+
+/// What a look has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct JobUsage {
+    /// Bytes on the disk.
+    pub(crate) bytes: u64,
+    /// Bytes of files that are memory.
+    pub(crate) memory_bytes: u64,
+    /// It holds something that cannot be looked into.
+    pub(crate) unseen: bool,
+}
+
+impl JobUsageProbe {
+    /// Takes it, and stops counting beyond `bytes_max`. Blocks.
+    pub(crate) fn take(&self, bytes_max: u64) -> JobUsage {
+        // First what is open: what gets its name taken away after that is still found in the directory, or here.
+        let mut open = open_files::scan(&self.processes(), &self.scope);
+        let named = tree::size_with(&self.scope.dir, bytes_max, |file| {
+            open.files.remove(&file);
+        });
+        JobUsage {
+            bytes: named.saturating_add(open.disk_bytes()),
+            memory_bytes: open.memory_bytes(),
+            unseen: open.unseen,
+        }
+    }
+
+    /// The job's processes. The init is ours, hides from everybody, and holds nothing.
+    fn processes(&self) -> Vec<u32> {
+        let found: Vec<u32> = if self.cgroups.is_empty() {
+            processes::below_among(self.init, self.process_list.now())
+                .iter()
+                .map(|process| process.pid)
+                .collect()
+        } else {
+            sandbox::members(&self.cgroups).into_iter().collect()
+        };
+        found.into_iter().filter(|pid| *pid != self.init).collect()
+    }
+}

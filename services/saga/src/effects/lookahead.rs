@@ -1,0 +1,214 @@
+//! Words for open calls, which a lane reads ahead of commands for which it has no room.
+//!
+//! Commands that wait in the stream hold up what comes behind them, and that may be what ends the calls whose room they wait for. So a
+//! lane that is full has a second cursor, which looks at everything behind the first. It settles nothing: in its turn each message
+//! comes once more, and is known by then.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker::{CursorSpec, CursorStart, StreamDelivery};
+use model::CommandId;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use workflow::lane_request::{EffectLaneMessage, EffectLaneRequest, LaneRequestMessage};
+use workflow::ledger::CallRow;
+use workflow::message::EffectCommand;
+use workflow::subject::ConsumerSource;
+use workflow::{LaneRowKey, WorkflowLane};
+
+use super::EffectLaneOwner;
+use crate::lane::rows::LaneStore;
+use crate::lane::source::PULL;
+use crate::lane::{LaneBackoff, LaneExit, WORKFLOW_COMMANDS};
+
+/// Messages about calls whose commands wait that are remembered. What is more has its turn.
+const EARLY_MAX: usize = 10_000;
+/// The server deletes the second cursor when nobody has read it for so long.
+const UNREAD: Duration = Duration::from_secs(60);
+
+/// State of a lane's look-ahead over the messages behind those that it takes.
+#[derive(Default)]
+pub(super) struct LookaheadState {
+    /// The last message that was looked at.
+    seen: u64,
+    brought: Option<mpsc::Receiver<StreamDelivery>>,
+    /// Messages about calls whose commands were not taken yet.
+    early: HashMap<CommandId, Vec<u64>>,
+    early_count: usize,
+}
+
+impl LookaheadState {
+    /// The next message; for ever nothing while none is read. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Option<StreamDelivery> {
+        match &mut self.brought {
+            Some(brought) => brought.recv().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn remember(&mut self, command: CommandId, sequence: u64) {
+        if self.early_count < EARLY_MAX {
+            self.early_count += 1;
+            self.early.entry(command).or_default().push(sequence);
+        }
+    }
+
+    fn take_early(&mut self, command: CommandId) -> Vec<u64> {
+        let early = self.early.remove(&command).unwrap_or_default();
+        self.early_count -= early.len();
+        early
+    }
+}
+
+/// Reads what stands behind a position, until nobody wants it any more.
+struct LookaheadReader {
+    rows: Arc<LaneStore>,
+    source: ConsumerSource,
+    behind: u64,
+    to: mpsc::Sender<StreamDelivery>,
+    stop: CancellationToken,
+}
+
+impl LookaheadReader {
+    async fn run(self) -> Result<(), LaneExit> {
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            () = self.to.closed() => {}
+            () = self.read() => {}
+        }
+        Ok(())
+    }
+
+    fn spec(&self, behind: u64) -> CursorSpec {
+        let lane = &self.rows.lane;
+        let consumer = consumer(&self.source, lane);
+        let filter = self.source.filter(lane.tenant());
+        CursorSpec {
+            description: format!("mycora {lane}, ahead in epoch {}", self.rows.epoch()),
+            ack_wait: self.rows.around().ack_wait,
+            inactive_after: Some(UNREAD),
+            ..CursorSpec::new(WORKFLOW_COMMANDS, &consumer, &filter, CursorStart::After(behind))
+        }
+    }
+
+    async fn read(&self) {
+        let (mut behind, mut pauses) = (self.behind, LaneBackoff::default());
+        loop {
+            let why = match self.rows.around().broker.open(&self.spec(behind)).await {
+                Ok(mut deliveries) => loop {
+                    match deliveries.next(PULL).await {
+                        Ok(message) => {
+                            (behind, pauses) = (behind.max(message.sequence), LaneBackoff::default());
+                            if self.to.send(message).await.is_err() {
+                                return;
+                            }
+                        }
+                        Err(lost) => break lost.to_string(),
+                    }
+                },
+                Err(error) => error.to_string(),
+            };
+            tracing::info!(lane = %self.rows.lane, "its cursor ahead is made anew: {why}");
+            tokio::time::sleep(pauses.next()).await;
+        }
+    }
+}
+
+/// Name of a lane's second cursor. Names of the first begin with `ef_`.
+fn consumer(source: &ConsumerSource, lane: &WorkflowLane) -> String {
+    source.consumer(lane).replacen("ef_", "ea_", 1)
+}
+
+impl EffectLaneOwner {
+    /// Reads ahead while commands wait for room, and until the source has come as far.
+    pub(super) fn look_ahead_while_full(&mut self, is_full: bool) {
+        let waits = is_full && !self.waiting.is_empty();
+        match &self.ahead.brought {
+            None if waits => {
+                let (to, brought) = mpsc::channel(16);
+                self.ahead.brought = Some(brought);
+                let lane = &self.shared.lane;
+                tracing::info!(lane = %self.shared.rows.lane, "it has as many open calls as it may; commands wait");
+                let reading = LookaheadReader {
+                    rows: Arc::clone(&self.shared.rows),
+                    source: ConsumerSource::Commands(lane.effect.clone()),
+                    behind: self.source.position().max(self.ahead.seen),
+                    to,
+                    stop: self.shared.stop.clone(),
+                };
+                self.tasks.spawn(reading.run());
+            }
+            Some(_) if !is_full && self.source.position() >= self.ahead.seen => {
+                self.ahead = LookaheadState::default();
+            }
+            _ => {}
+        }
+    }
+
+    /// Does at once what a message that was read ahead says about a call that is open.
+    pub(super) async fn take_ahead(&mut self, delivered: &StreamDelivery) -> Result<(), LaneExit> {
+        self.ahead.seen = self.ahead.seen.max(delivered.sequence);
+        delivered.receipt.ack();
+        let read = self.read(&delivered.subject, &delivered.payload)?;
+        // A dead letter is one in its turn.
+        let Ok(read) = read else { return Ok(()) };
+        if let Some(command) = self.about(&read)
+            && !self.do_ahead(command, read, delivered.stored_millis).await?
+        {
+            self.ahead.remember(command, delivered.sequence);
+        }
+        Ok(())
+    }
+
+    /// Does what was said ahead about calls whose commands have been taken now.
+    pub(super) async fn handle_early_requests(&mut self, taken: &[CommandId]) -> Result<(), LaneExit> {
+        for command in taken {
+            for sequence in self.ahead.take_early(*command) {
+                let found = self.shared.rows.around().broker.message(WORKFLOW_COMMANDS, sequence).await;
+                // In its turn it comes anyway.
+                let Ok(Some(message)) = found else { continue };
+                if let Ok(read) = self.read(&message.subject, &message.payload)? {
+                    self.do_ahead(*command, read, message.stored_millis).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The call that a message is about, unless it orders it or is for another lane.
+    fn about(&self, read: &EffectLaneMessage) -> Option<CommandId> {
+        match read {
+            EffectLaneMessage::Command(EffectCommand { command_id, cancel: true, .. }) => Some(*command_id),
+            EffectLaneMessage::Word(LaneRequestMessage {
+                word: EffectLaneRequest::Call { command, .. },
+                lane,
+                ..
+            }) => (*lane == self.shared.rows.lane.to_string()).then_some(*command),
+            EffectLaneMessage::Command(_) | EffectLaneMessage::Word(_) => None,
+        }
+    }
+
+    /// Does what is said of a call; says whether there is one.
+    async fn do_ahead(
+        &mut self,
+        command: CommandId,
+        read: EffectLaneMessage,
+        stored_millis: u64,
+    ) -> Result<bool, LaneExit> {
+        let rows = Arc::clone(&self.shared.rows);
+        let Some(known) = rows.get(&LaneRowKey::effect(command)).await? else { return Ok(false) };
+        match read {
+            EffectLaneMessage::Command(taken_back) => {
+                let known: CallRow = rows.decode(&known)?;
+                // One of another payload is a dead letter, in its turn.
+                if known.is_same(&taken_back) {
+                    self.cancel(&known, None).await?;
+                }
+            }
+            EffectLaneMessage::Word(word) => self.handle_request_ahead(word, stored_millis).await?,
+        }
+        Ok(true)
+    }
+}

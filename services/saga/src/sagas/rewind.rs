@@ -1,0 +1,147 @@
+//! Sources that are read again from a place before the one that they were read to.
+//!
+//! What was applied is known and changes nothing, so that only what was missed is found. What is asked of instances is never read
+//! again: it is known for a day only, and what somebody wanted once is not wanted for ever.
+
+use broker::ReceiptHandle;
+use model::CorrelationId;
+use store::RowOperation;
+use tokio::sync::mpsc;
+use workflow::LaneRowKey;
+use workflow::instance::encode;
+use workflow::key::StoreTable;
+use workflow::subject::ConsumerSource;
+
+use super::intake::SourceRewind;
+use super::{HeldRow, SagaLaneOwner};
+use crate::lane::LaneExit;
+use crate::lane::answers::{self, LaneRequestAnswer, LaneRequestOutcome, commit_answer};
+use crate::lane::checkpoint::Checkpoint;
+use crate::lane::rows::{LaneStore, row};
+use crate::lane::source::SourceReaderCommand;
+
+/// Sources that are to be set back once nothing of theirs is worked on.
+pub(super) struct PendingRewind {
+    setting: SourceRewind,
+    from: (usize, u64),
+    receipt: ReceiptHandle,
+}
+
+impl SagaLaneOwner {
+    /// Takes note that sources are to be set back.
+    pub(super) fn begin_set_back(
+        &mut self,
+        setting: SourceRewind,
+        number: usize,
+        message: &broker::StreamDelivery,
+    ) {
+        let (from, receipt) = ((number, message.sequence), message.receipt.clone());
+        self.setting_back.push_back(PendingRewind { setting, from, receipt });
+        if self.setting_back.len() == 1 {
+            self.lose_targets();
+        }
+    }
+
+    /// Sources that the next one of those who wait for it sets back.
+    fn targets(&self) -> Vec<usize> {
+        let Some(next) = self.setting_back.front() else { return Vec::new() };
+        let is_named = |source: &ConsumerSource| {
+            let name = source.to_string();
+            next.setting.sources.iter().any(|named| named.source == name)
+        };
+        let sources = self.sources.iter().enumerate();
+        let named = sources.filter(|(_, state)| {
+            !matches!(state.source, ConsumerSource::Verbs(_)) && is_named(&state.source)
+        });
+        named.map(|(number, _)| number).collect()
+    }
+
+    pub(super) fn is_target(&self, number: usize) -> bool {
+        self.targets().contains(&number)
+    }
+
+    fn lose_targets(&mut self) {
+        for number in self.targets() {
+            if let Some(state) = self.sources.get_mut(number) {
+                state.lost();
+            }
+            self.forget(number);
+            self.tell_reader(number, SourceReaderCommand::Drop);
+        }
+    }
+
+    /// Sets sources back, if nothing of theirs is worked on: what is would note a position behind the one where they begin then.
+    pub(super) async fn set_back(&mut self) -> Result<(), LaneExit> {
+        let targets = self.targets();
+        let is_ready = |number: &usize| self.is_lost[*number] && self.working_of[*number] == 0;
+        if self.setting_back.is_empty() || !targets.iter().all(is_ready) {
+            return Ok(());
+        }
+        let Some(PendingRewind { setting, from: (number, sequence), receipt }) =
+            self.setting_back.pop_front()
+        else {
+            return Ok(());
+        };
+        let rows = std::sync::Arc::clone(&self.shared.rows);
+        let mut ops = set_back(&rows, &setting).await?;
+        ops.extend(self.sources.get_mut(number).and_then(|state| state.note_with(sequence)));
+        let said = commit_answer(
+            &rows,
+            &setting.request,
+            setting.time.as_millis(),
+            LaneRequestAnswer::new(&setting.request_hash, LaneRequestOutcome::Done),
+            Vec::new(),
+            ops,
+        )
+        .await?;
+        for number in targets {
+            if let Some(state) = self.sources.get_mut(number) {
+                state.seen_until = 0;
+            }
+        }
+        self.settle(number, sequence, true);
+        receipt.ack();
+        if let Some(to) = &setting.reply_to {
+            answers::answer(rows.around(), to, &said).await;
+        }
+        for number in 0..self.sources.len() {
+            self.open_again(number);
+        }
+        self.lose_targets();
+        Ok(())
+    }
+}
+
+/// The changes of the checkpoints of sources that are set back.
+pub(crate) async fn set_back(
+    rows: &LaneStore,
+    setting: &SourceRewind,
+) -> Result<Vec<RowOperation>, LaneExit> {
+    let mut ops = Vec::new();
+    for named in &setting.sources {
+        let key = LaneRowKey::checkpoint(&named.source);
+        let Some(kept) = rows.get(&key).await? else { continue };
+        let kept: Checkpoint = rows.decode(&kept)?;
+        if let Some(before) = kept.set_back(named.to) {
+            ops.push(RowOperation::Put(row(&key), encode(&before).into()));
+        }
+    }
+    Ok(ops)
+}
+
+/// Finds the correlations whose inputs were held back: of those that are not any more the next one has to be applied, which nobody
+/// else does when their owner was gone before.
+pub(super) async fn find_held(
+    rows: std::sync::Arc<LaneStore>,
+    to: mpsc::Sender<CorrelationId>,
+) -> Result<(), LaneExit> {
+    let mut range = StoreTable::Parked.range();
+    while let Some(found) = rows.first(&range).await? {
+        let held: HeldRow = rows.decode(&found)?;
+        range.start = LaneRowKey::parked_of(&held.correlation).end;
+        if to.send(held.correlation).await.is_err() {
+            break;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! First steps of flows that nobody has stored yet: one change creates a flow, starts it and applies its first step.
+//!
+//! The driver makes the step, whoever submits the flow has it stored with the flow, and the driver takes the flow up once
+//! it is. What is said of the flow meanwhile waits.
+
+use flow::engine::{Engine, FlowEngineInput, FlowStepOutput};
+use model::{ContextUid, Flow, FlowId, FlowUid, NodeReport, NodeState, Timestamp};
+use proto::internal::v1::{FirstStep, OutgoingMessage};
+use tokio::sync::oneshot;
+
+use super::Driver;
+use crate::commit;
+use crate::loaded_flow::{AckTarget, FlowKey, FlowPhase, LoadedFlow, ReportAck};
+use crate::replica::DueFlow;
+
+/// A flow that nobody has stored yet, after its first step.
+#[derive(Debug)]
+pub struct ProvisionalFlow {
+    engine: Box<Engine>,
+    run: LoadedFlow,
+    step: FlowStepOutput,
+    messages: Vec<OutgoingMessage>,
+    now: Timestamp,
+    /// When its messages were numbered: what was numbered before everything was forgotten is nobody's.
+    epoch: u64,
+}
+
+/// Under which numbers a flow is stored.
+#[derive(Debug)]
+pub struct AssignedFlowIds {
+    /// The uid of its context.
+    pub context_uid: ContextUid,
+    /// The flow, with its jobs.
+    pub flow: Flow,
+    /// The change that stored it.
+    pub last_commit: String,
+    /// Offset added to the ids of the step's jobs.
+    pub by: u32,
+}
+
+/// Inputs that came for a flow before it was known to be stored.
+#[derive(Debug, Default)]
+pub(super) struct EarlyInputs {
+    reports: Vec<(ReportAck, NodeReport)>,
+    touched: Option<DueFlow>,
+}
+
+impl ProvisionalFlow {
+    /// The step for storage. Its messages are taken out.
+    pub fn take_step(&mut self) -> FirstStep {
+        let messages = std::mem::take(&mut self.messages);
+        commit::first_step(&self.engine, &self.step, messages, self.now)
+    }
+}
+
+/// The key of a flow whose number is not known.
+fn unnumbered(engine: &Engine) -> FlowKey {
+    (engine.flow().context_id, FlowId(0))
+}
+
+impl Driver {
+    /// Makes the first step of a flow, unless it has to wait for something, or would end the flow.
+    pub(super) fn begin(
+        &mut self,
+        mut engine: Box<Engine>,
+        answer: oneshot::Sender<Option<Box<ProvisionalFlow>>>,
+    ) {
+        let (uid, caller) = (engine.flow().uid, (engine.flow().context_id, engine.flow().caller_id));
+        if !self.is_mine(uid) || !self.ids.has_enough(caller) {
+            // Whoever has gone away wants nothing.
+            drop(answer.send(None));
+            return;
+        }
+        let (mut run, now) = (LoadedFlow::loading(uid), Timestamp::now());
+        run.push(FlowEngineInput::Wake, AckTarget::Nothing);
+        let step = self.run_engine(&mut run, &mut engine, now);
+        if step.more || engine.is_over() || !step.refused.is_empty() || !step.stops.is_empty() {
+            self.uncount(unnumbered(&engine), &mut run);
+            drop(answer.send(None));
+            return;
+        }
+        let messages = commit::messages(&mut engine, &step, now, &mut self.ids);
+        let begun = Box::new(ProvisionalFlow { engine, run, step, messages, now, epoch: self.ids.epoch() });
+        self.early.insert(uid, EarlyInputs::default());
+        if let Err(Some(begun)) = answer.send(Some(begun)) {
+            self.begun(*begun, None);
+        }
+    }
+
+    /// Takes up a flow whose creation was answered; without numbers it is not stored here, or its fate is unknown.
+    pub(super) fn begun(&mut self, begun: ProvisionalFlow, stored: Option<AssignedFlowIds>) {
+        let early = self.early.remove(&begun.run.uid).unwrap_or_default();
+        match stored {
+            Some(stored) if begun.epoch == self.ids.epoch() && !self.replicas.is_empty() => {
+                self.count(&begun.step);
+                self.metrics.commits.inc();
+                self.take_up(begun, stored);
+            }
+            // The lease was lost meanwhile, and others may have had the flow, or have listed theirs before it was stored: it is read.
+            Some(AssignedFlowIds { flow, .. }) if !self.replicas.is_empty() => {
+                let uid = begun.run.uid;
+                self.drop_begun(begun);
+                self.adopt((flow.context_id, flow.id), uid);
+            }
+            // Whoever has a lease next lists it.
+            _ => self.drop_begun(begun),
+        }
+        if let Some(active) = early.touched {
+            self.touched(active);
+        }
+        for (ack, report) in early.reports {
+            self.report(ack, report);
+        }
+    }
+
+    fn take_up(&mut self, begun: ProvisionalFlow, stored: AssignedFlowIds) {
+        let ProvisionalFlow { mut engine, mut run, step, .. } = begun;
+        let AssignedFlowIds { context_uid, flow, last_commit, by } = stored;
+        let key = (flow.context_id, flow.id);
+        self.forget_sleep(key);
+        if self.flows.contains_key(&key) {
+            // An earlier flow of this number is still being let go.
+            self.uncount(key, &mut run);
+            return self.read_soon(key);
+        }
+        engine.assign_ids(context_uid, flow, by);
+        run.settle().for_each(drop);
+        if engine.nodes().iter().any(|node| node.state == NodeState::Ready) {
+            // The place that it waits for may have come meanwhile.
+            run.push(FlowEngineInput::Wake, AckTarget::Nothing);
+        }
+        (run.context_uid, run.last_commit) = (Some(context_uid), last_commit);
+        run.phase = FlowPhase::Idle(engine);
+        // That it only waits is stored by the next step.
+        run.more = step.rests;
+        self.set_due(key, &mut run, step.due);
+        self.ask(key, &mut run, step.flow_queries);
+        self.check_runners(key, &mut run);
+        self.flows.insert(key, run);
+        self.enqueue(key);
+    }
+
+    /// Takes back the counts of a flow that is not driven from its first step on.
+    fn drop_begun(&mut self, mut begun: ProvisionalFlow) {
+        self.uncount(unnumbered(&begun.engine), &mut begun.run);
+    }
+
+    /// Keeps a report of an attempt whose flow is being stored; gives it back when none is.
+    pub(super) fn keep_early(
+        &mut self,
+        ack: ReportAck,
+        report: NodeReport,
+    ) -> Option<(ReportAck, NodeReport)> {
+        match self.early.get_mut(&report.job_key.flow) {
+            Some(early) => {
+                early.reports.push((ack, report));
+                None
+            }
+            None => Some((ack, report)),
+        }
+    }
+
+    /// Notes that somebody brought something for a flow that is being stored; says whether it is.
+    pub(super) fn touch_early(&mut self, uid: FlowUid, active: DueFlow) -> bool {
+        match self.early.get_mut(&uid) {
+            Some(early) => {
+                early.touched = Some(active);
+                true
+            }
+            None => false,
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! One flow that this scheduler has in memory.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use flow::engine::{Engine, EngineInputQueue, FlowEngineInput, Stop};
+use flow::graph::NodeIndex;
+use model::limits::STOP_GRACE_SECS;
+use model::{ContextId, ContextUid, FlowId, FlowUid, NodeReport, ReportKind, RunnerId, Timestamp};
+
+use crate::report_streams::ReportStreamId;
+
+/// Key of a flow.
+pub type FlowKey = (ContextId, FlowId);
+/// Where a report's acknowledgement goes.
+pub type ReportAck = (ReportStreamId, u64);
+
+/// Nodes that one step may change. Larger steps would block Redis for others;
+/// smaller ones cost round trips.
+pub const STEP_NODES_MAX: usize = 500;
+
+/// State of a flow between storage and this scheduler.
+#[derive(Debug)]
+pub enum FlowPhase {
+    /// Being read; inputs wait.
+    Loading,
+    /// In memory, as it is stored.
+    Idle(Box<Engine>),
+    /// In memory, as it is stored, while its inbox is being read by the reading of this number: a commit
+    /// would move the places in it.
+    Reading(Box<Engine>, u64),
+    /// In memory, ahead of what is stored by the commit of this id.
+    Committing(Box<Engine>, String),
+}
+
+/// How to acknowledge an input once the commit that consumed it is durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AckTarget {
+    /// No acknowledgement: the input is found again.
+    Nothing,
+    /// An acknowledgement to the router that brought it.
+    Ack(ReportAck),
+    /// Removal from the flow's inbox, where the input stays until a commit says that it was taken up.
+    Inbox,
+}
+
+/// A flow, its inputs and its commit.
+#[derive(Debug)]
+pub struct LoadedFlow {
+    /// Uid of the flow.
+    pub uid: FlowUid,
+    /// Uid of the flow's context; known once the flow is loaded.
+    pub context_uid: Option<ContextUid>,
+    /// State of the flow.
+    pub phase: FlowPhase,
+    /// The last step that was applied, or the change of owner: what the next commit builds on.
+    pub last_commit: String,
+    /// Inputs that no step has taken up yet, with their acknowledgements.
+    inputs: VecDeque<(FlowEngineInput, AckTarget)>,
+    /// Inputs that the commit under way took up. Taken up again when that is refused.
+    committing: Vec<(FlowEngineInput, AckTarget)>,
+    /// Runners of the attempts under way, to count them off when they end.
+    pub placed: HashMap<NodeIndex, RunnerId>,
+    /// Attempts to stop once the step that ended them is stored.
+    pub stops: Vec<Stop>,
+    /// Other flows that it waits for.
+    pub awaited_flows: BTreeSet<FlowId>,
+    /// Questions about other flows that were not answered yet.
+    pub questions: usize,
+    /// The questions must be asked again once they are answered.
+    pub ask_again: bool,
+    /// Number of the reading that the flow waits for while it is being loaded.
+    pub reading: u64,
+    /// Time at which the flow has to be looked at.
+    pub due: Option<Timestamp>,
+    /// When reports that can wait are taken up at the latest.
+    pub awaited: Option<Timestamp>,
+    /// Nodes that a step may change; less after a commit was too large.
+    pub budget: usize,
+    /// The flow has to be read again: what is in memory is not what is stored.
+    pub reload: bool,
+    /// The inbox has new entries, and has to be read.
+    pub touched: bool,
+    /// The flow counts as active in storage, though it may only rest.
+    pub listed_active: bool,
+    /// The last step left it with nothing to do but wait for others or for a time.
+    pub rests: bool,
+    /// The flow is in the queue of flows to step.
+    pub queued: bool,
+    /// The last step left something to do.
+    pub more: bool,
+}
+
+impl LoadedFlow {
+    /// A flow that is being read.
+    #[must_use]
+    pub fn loading(uid: FlowUid) -> Self {
+        Self {
+            uid,
+            context_uid: None,
+            phase: FlowPhase::Loading,
+            last_commit: String::new(),
+            inputs: VecDeque::new(),
+            committing: Vec::new(),
+            placed: HashMap::new(),
+            stops: Vec::new(),
+            awaited_flows: BTreeSet::new(),
+            questions: 0,
+            ask_again: false,
+            reading: 0,
+            due: None,
+            awaited: None,
+            budget: STEP_NODES_MAX,
+            reload: false,
+            touched: false,
+            listed_active: true,
+            rests: false,
+            queued: false,
+            more: true,
+        }
+    }
+
+    /// Adds an input.
+    pub fn push(&mut self, input: FlowEngineInput, owed: AckTarget) {
+        self.inputs.push_back((input, owed));
+    }
+
+    /// Returns true when a step would have something to look at.
+    #[must_use]
+    pub fn has_work(&self, now: Timestamp) -> bool {
+        self.more || !self.inputs.is_empty() || self.due.is_some_and(|due| due <= now)
+    }
+
+    /// Returns true when all that is known was stored, and no question is open.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.inputs.is_empty()
+            && self.committing.is_empty()
+            && self.questions == 0
+            && !self.touched
+            && !self.reload
+    }
+
+    /// Lends the inputs to a step and keeps those it took up until they are stored.
+    pub fn with_inputs<T>(&mut self, step: impl FnOnce(&mut dyn EngineInputQueue) -> T) -> T {
+        step(&mut LentInputs { waiting: &mut self.inputs, taken: &mut self.committing })
+    }
+
+    /// Takes the acknowledgements of the step under way, which is stored, or changed nothing.
+    pub fn settle(&mut self) -> impl Iterator<Item = ReportAck> + use<> {
+        acks(std::mem::take(&mut self.committing))
+    }
+
+    /// How many entries of the inbox are taken up once the step under way is stored.
+    #[must_use]
+    pub fn inbox_taken(&self) -> usize {
+        in_inbox(&self.committing)
+    }
+
+    /// Returns true when an entry of the inbox is known that no step took up yet.
+    #[must_use]
+    pub fn has_unread(&self) -> bool {
+        in_inbox(&self.inputs) > 0
+    }
+
+    /// How many entries of the inbox are known, taken up or not.
+    #[must_use]
+    pub fn inbox_known(&self) -> usize {
+        in_inbox(&self.committing) + in_inbox(&self.inputs)
+    }
+
+    /// Stops for the attempts that reports say live, when the flow has ended or is gone.
+    pub fn live_attempts(&self) -> impl Iterator<Item = Stop> + '_ {
+        let inputs = self.committing.iter().chain(&self.inputs);
+        inputs.filter_map(|(input, _)| match input {
+            FlowEngineInput::Report(NodeReport {
+                job_key,
+                source,
+                kind: ReportKind::Accepted { .. } | ReportKind::Started { .. },
+                ..
+            }) => {
+                let (job_key, source) = (*job_key, source.clone());
+                Some(Stop { job_key, runner: None, source, grace_secs: STOP_GRACE_SECS })
+            }
+            _ => None,
+        })
+    }
+
+    /// All acknowledgements, when the flow is gone and nothing about it matters any more.
+    pub fn take_all_acks(&mut self) -> impl Iterator<Item = ReportAck> + use<> {
+        let mut all = std::mem::take(&mut self.committing);
+        all.extend(std::mem::take(&mut self.inputs));
+        acks(all)
+    }
+
+    /// Forgets everything that is not stored; what routers reported is taken up again once the flow is
+    /// loaded, and everything else comes with the flow.
+    pub fn reset(&mut self) {
+        self.phase = FlowPhase::Loading;
+        let mut kept = std::mem::take(&mut self.committing);
+        kept.extend(std::mem::take(&mut self.inputs));
+        self.inputs.extend(kept.into_iter().filter(|(_, owed)| matches!(owed, AckTarget::Ack(_))));
+        self.placed.clear();
+        self.stops.clear();
+        self.awaited_flows.clear();
+        self.ask_again = false;
+        self.due = None;
+        self.reload = false;
+        self.touched = false;
+        self.listed_active = true;
+        self.rests = false;
+        self.more = true;
+    }
+}
+
+/// Inputs that a step may take.
+struct LentInputs<'a> {
+    waiting: &'a mut VecDeque<(FlowEngineInput, AckTarget)>,
+    taken: &'a mut Vec<(FlowEngineInput, AckTarget)>,
+}
+
+impl EngineInputQueue for LentInputs<'_> {
+    fn next(&mut self) -> Option<FlowEngineInput> {
+        let (input, owed) = self.waiting.pop_front()?;
+        // A commit that is refused must not lose it.
+        self.taken.push((input.clone(), owed));
+        Some(input)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+}
+
+fn in_inbox<'a>(inputs: impl IntoIterator<Item = &'a (FlowEngineInput, AckTarget)>) -> usize {
+    inputs.into_iter().filter(|(_, owed)| *owed == AckTarget::Inbox).count()
+}
+
+fn acks(settled: Vec<(FlowEngineInput, AckTarget)>) -> impl Iterator<Item = ReportAck> {
+    settled.into_iter().filter_map(|(_, owed)| match owed {
+        AckTarget::Ack(ack) => Some(ack),
+        AckTarget::Nothing | AckTarget::Inbox => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_inbox_is_counted_until_it_is_stored() {
+        let mut run = LoadedFlow::loading(FlowUid::random());
+        run.push(FlowEngineInput::Wake, AckTarget::Inbox);
+        run.push(FlowEngineInput::Wake, AckTarget::Ack((ReportStreamId(1), 7)));
+        run.push(FlowEngineInput::Wake, AckTarget::Inbox);
+        run.with_inputs(|inputs| (inputs.next(), inputs.next()));
+        assert_eq!((run.inbox_taken(), run.inbox_known()), (1, 2));
+        assert_eq!(run.settle().collect::<Vec<_>>(), [(ReportStreamId(1), 7)]);
+        assert_eq!((run.inbox_taken(), run.inbox_known()), (0, 1));
+        run.with_inputs(|inputs| inputs.next());
+        assert_eq!((run.inbox_taken(), run.inbox_known()), (1, 1));
+        assert_eq!(run.settle().count(), 0);
+        assert_eq!(run.inbox_known(), 0);
+        assert!(run.is_quiet());
+    }
+
+    #[test]
+    fn only_what_routers_brought_survives_a_new_start() {
+        let mut run = LoadedFlow::loading(FlowUid::random());
+        run.push(FlowEngineInput::Wake, AckTarget::Ack((ReportStreamId(1), 1)));
+        run.push(FlowEngineInput::Wake, AckTarget::Inbox);
+        run.push(FlowEngineInput::Wake, AckTarget::Ack((ReportStreamId(1), 2)));
+        run.with_inputs(|inputs| (inputs.next(), inputs.next()));
+        run.reset();
+        assert_eq!(run.inbox_known(), 0);
+        assert_eq!(run.take_all_acks().collect::<Vec<_>>(), [(ReportStreamId(1), 1), (ReportStreamId(1), 2)]);
+    }
+}

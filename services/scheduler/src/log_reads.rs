@@ -1,0 +1,277 @@
+//! Pieces of output that are read at supervisors. Whoever asks waits here for the answer that a router brings.
+//!
+//! A piece is asked for over one router's stream, and over another one when that ends. Few are asked for at once:
+//! they travel with the reports, which must not wait behind them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use model::{ContextId, JobKey, RunnerId};
+use proto::internal::v1::{LogAnswer, LogPiece, LogQuery, LogReading, LogRefusal, log_reading};
+use proto::v1::LogGapReason;
+use tokio::sync::{Notify, Semaphore, oneshot};
+
+use crate::report_streams::ReportStreamId;
+
+/// Pieces that are asked for at once. Others wait for their turn.
+pub const ASKS_AT_ONCE_MAX: usize = 16;
+/// How long an answer may take, the wait for the turn included.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A piece that is wanted.
+#[derive(Debug, Clone, Copy)]
+pub struct LogPieceRequest {
+    /// Where the flow runs.
+    pub context: ContextId,
+    /// The runner record of the supervisor.
+    pub runner: RunnerId,
+    /// The attempt.
+    pub job_key: JobKey,
+    /// From this byte of its output on.
+    pub offset: u64,
+    /// At most this many bytes.
+    pub limit: u32,
+}
+
+/// Those that are open. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct LogReadClient(Arc<LogReadClientInner>);
+
+#[derive(Debug)]
+struct LogReadClientInner {
+    table: Mutex<LogReadTable>,
+    turns: Semaphore,
+    unsent: Notify,
+}
+
+#[derive(Debug, Default)]
+struct LogReadTable {
+    last_id: u64,
+    open: BTreeMap<u64, LogReadEntry>,
+    unsent: BTreeSet<u64>,
+}
+
+#[derive(Debug)]
+struct LogReadEntry {
+    query: LogQuery,
+    /// The stream that it went over.
+    link: Option<ReportStreamId>,
+    answer: oneshot::Sender<Option<LogReading>>,
+}
+
+impl Default for LogReadClient {
+    fn default() -> Self {
+        let turns = Semaphore::new(ASKS_AT_ONCE_MAX);
+        Self(Arc::new(LogReadClientInner { table: Mutex::default(), turns, unsent: Notify::new() }))
+    }
+}
+
+impl LogReadClient {
+    /// Reads a piece at its supervisor. Cancel safe: when dropped nothing is left of it here.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn read(&self, wish: LogPieceRequest) -> Result<LogPiece, LogRefusal> {
+        let asking = async {
+            // Never closed.
+            let _turn = self.0.turns.acquire().await.ok()?;
+            let (_asked, answer) = self.open(wish);
+            answer.await.ok().flatten()?.result
+        };
+        let secs = PATIENCE.as_secs();
+        match tokio::time::timeout(PATIENCE, asking).await {
+            Ok(Some(log_reading::Result::Piece(piece))) => Ok(piece),
+            Ok(Some(log_reading::Result::Refusal(refusal))) => Err(refusal),
+            Ok(None) => Err(unreachable("the answer says nothing".to_owned())),
+            Err(_) => Err(unreachable(format!("nobody brought an answer within {secs} s"))),
+        }
+    }
+
+    /// Waits until something is to be sent.
+    pub async fn unsent(&self) {
+        self.0.unsent.notified().await;
+    }
+
+    /// Sends what is to be sent; `send` gives the stream that something went over. What none takes waits for the
+    /// next call.
+    pub fn send_unsent(&self, mut send: impl FnMut(LogQuery) -> Option<ReportStreamId>) {
+        let mut table = self.table();
+        while let Some(id) = table.unsent.first().copied() {
+            if let Some(open) = table.open.get_mut(&id) {
+                let Some(link) = send(open.query.clone()) else { return };
+                open.link = Some(link);
+            }
+            table.unsent.remove(&id);
+        }
+    }
+
+    /// A router brings an answer. One that nobody waits for is dropped.
+    pub fn answered(&self, answer: LogAnswer) {
+        let LogAnswer { query_id, reading } = answer;
+        if let Some(open) = self.table().close(query_id) {
+            // Whoever asked may be gone since.
+            open.answer.send(reading).ok();
+        }
+    }
+
+    /// A router's stream ended: what went over it will not be answered, and is asked again.
+    pub fn stream_lost(&self, link: ReportStreamId) {
+        let mut table = self.table();
+        let LogReadTable { open, unsent, .. } = &mut *table;
+        for (id, open) in open.iter_mut().filter(|(_, open)| open.link == Some(link)) {
+            open.link = None;
+            unsent.insert(*id);
+        }
+        if !unsent.is_empty() {
+            self.0.unsent.notify_one();
+        }
+    }
+
+    fn open(&self, wish: LogPieceRequest) -> (LogReadGuard, oneshot::Receiver<Option<LogReading>>) {
+        let LogPieceRequest { context, runner, job_key, offset, limit } = wish;
+        let (answer, receiver) = oneshot::channel();
+        let mut table = self.table();
+        table.last_id += 1;
+        let query_id = table.last_id;
+        let query = LogQuery {
+            query_id,
+            context_id: context.0,
+            runner_id: runner.0,
+            job_key: job_key.to_string(),
+            offset,
+            limit,
+        };
+        table.open.insert(query_id, LogReadEntry { query, link: None, answer });
+        table.unsent.insert(query_id);
+        self.0.unsent.notify_one();
+        (LogReadGuard { asks: self.clone(), query_id }, receiver)
+    }
+
+    fn table(&self) -> MutexGuard<'_, LogReadTable> {
+        // Nothing panics while it is held.
+        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LogReadTable {
+    fn close(&mut self, query_id: u64) -> Option<LogReadEntry> {
+        self.unsent.remove(&query_id);
+        self.open.remove(&query_id)
+    }
+}
+
+/// One that is open; closed when it is dropped.
+struct LogReadGuard {
+    asks: LogReadClient,
+    query_id: u64,
+}
+
+impl Drop for LogReadGuard {
+    fn drop(&mut self) {
+        self.asks.table().close(self.query_id);
+    }
+}
+
+fn unreachable(detail: String) -> LogRefusal {
+    LogRefusal { reason: LogGapReason::Unreachable.into(), detail }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::Uid;
+    use model::{Attempt, ContextUid, FlowUid, JobId};
+
+    fn wish(offset: u64) -> LogPieceRequest {
+        let job_key = JobKey {
+            context: ContextUid(Uid::from_bits(1)),
+            flow: FlowUid(Uid::from_bits(2)),
+            job: JobId(3),
+            attempt: Attempt(1),
+        };
+        LogPieceRequest { context: ContextId(1), runner: RunnerId(4), job_key, offset, limit: 9 }
+    }
+
+    /// Returns the queries that would be sent over a link.
+    fn sent(asks: &LogReadClient, link: u64) -> Vec<LogQuery> {
+        let mut queries = Vec::new();
+        asks.send_unsent(|query| {
+            queries.push(query);
+            Some(ReportStreamId(link))
+        });
+        queries
+    }
+
+    async fn next_sent(asks: &LogReadClient, link: u64) -> LogQuery {
+        loop {
+            if let Some(query) = sent(asks, link).pop() {
+                return query;
+            }
+            asks.unsent().await;
+        }
+    }
+
+    fn piece(query_id: u64) -> LogAnswer {
+        let piece = LogPiece { offset: query_id, ..Default::default() };
+        let result = Some(log_reading::Result::Piece(piece));
+        LogAnswer { query_id, reading: Some(LogReading { result }) }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_reaches_who_asked_also_over_another_stream() {
+        let asks = LogReadClient::default();
+        let reading = tokio::spawn({
+            let asks = asks.clone();
+            async move { asks.read(wish(5)).await }
+        });
+        asks.unsent().await;
+        asks.send_unsent(|_| None);
+        let query = next_sent(&asks, 1).await;
+        assert_eq!((query.context_id, query.runner_id, query.offset, query.limit), (1, 4, 5, 9));
+        assert!(sent(&asks, 1).is_empty(), "once");
+        asks.stream_lost(ReportStreamId(2));
+        assert!(sent(&asks, 3).is_empty(), "it went over another one");
+        asks.stream_lost(ReportStreamId(1));
+        assert_eq!(next_sent(&asks, 2).await, query);
+        asks.answered(piece(query.query_id + 1));
+        asks.answered(piece(query.query_id));
+        assert_eq!(reading.await.expect("no panic").expect("a piece").offset, query.query_id);
+        asks.answered(piece(query.query_id));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_ever_and_few_ask_at_once() {
+        let asks = LogReadClient::default();
+        let mut reading = tokio::task::JoinSet::new();
+        for offset in 0..ASKS_AT_ONCE_MAX as u64 + 1 {
+            let asks = asks.clone();
+            reading.spawn(async move { asks.read(wish(offset)).await });
+        }
+        asks.unsent().await;
+        let first = next_sent(&asks, 1).await;
+        assert_eq!(asks.table().open.len(), ASKS_AT_ONCE_MAX);
+        asks.answered(piece(first.query_id));
+        assert!(reading.join_next().await.expect("one").expect("no panic").is_ok());
+        next_sent(&asks, 1).await;
+        for _ in 0..ASKS_AT_ONCE_MAX {
+            let refusal = reading.join_next().await.expect("one").expect("no panic").expect_err("no answer");
+            assert_eq!(refusal.reason(), LogGapReason::Unreachable);
+            assert_eq!(refusal.detail, "nobody brought an answer within 10 s");
+        }
+        assert!(asks.table().open.is_empty() && asks.table().unsent.is_empty(), "nothing is left");
+    }
+
+    #[tokio::test]
+    async fn who_goes_away_leaves_nothing() {
+        let asks = LogReadClient::default();
+        let reading = tokio::spawn({
+            let asks = asks.clone();
+            async move { asks.read(wish(0)).await }
+        });
+        asks.unsent().await;
+        reading.abort();
+        assert!(reading.await.expect_err("ended").is_cancelled());
+        assert!(sent(&asks, 1).is_empty());
+    }
+}

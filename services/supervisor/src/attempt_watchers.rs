@@ -1,0 +1,81 @@
+//! Who waits for word of an attempt: the events that its coordinator is told wake them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use model::JobKey;
+use tokio::sync::watch;
+
+/// Those who wait. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct AttemptWatchers(Arc<Mutex<HashMap<JobKey, watch::Sender<u64>>>>);
+
+/// Hears of one attempt while it is kept.
+#[derive(Debug)]
+pub struct AttemptSubscription {
+    word: AttemptWatchers,
+    key: JobKey,
+    heard: watch::Receiver<u64>,
+}
+
+impl AttemptWatchers {
+    /// Listens from now on: what is looked at afterwards cannot be out of date unheard.
+    #[must_use]
+    pub fn subscribe(&self, key: JobKey) -> AttemptSubscription {
+        let heard = self.lock().entry(key).or_insert_with(|| watch::Sender::new(0)).subscribe();
+        AttemptSubscription { word: self.clone(), key, heard }
+    }
+
+    /// Something happened to an attempt.
+    pub(crate) fn notify(&self, key: JobKey) {
+        if let Some(listeners) = self.lock().get(&key) {
+            listeners.send_modify(|times| *times += 1);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobKey, watch::Sender<u64>>> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AttemptSubscription {
+    /// Waits for the next word; one that came since the last is enough. Nothing is lost when this is dropped.
+    pub async fn next(&mut self) {
+        if self.heard.changed().await.is_err() {
+            // The sender stays as long as anybody listens.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for AttemptSubscription {
+    fn drop(&mut self) {
+        let mut listeners = self.word.lock();
+        // This one is counted still.
+        if listeners.get(&self.key).is_some_and(|sender| sender.receiver_count() <= 1) {
+            listeners.remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn word_is_kept_for_those_who_listen_and_for_nobody_else() {
+        let word = AttemptWatchers::default();
+        let uid = model::id::Uid::from_bits(7);
+        let key: JobKey = format!("{uid}-{uid}-1-1").parse().expect("a job key");
+        word.notify(key);
+        let (mut first, second) = (word.subscribe(key), word.subscribe(key));
+        word.notify(key);
+        first.next().await;
+        drop(second);
+        word.notify(key);
+        first.next().await;
+        drop(first);
+        assert!(word.lock().is_empty());
+    }
+}

@@ -1,0 +1,33 @@
+//! Contexts that were dropped lately: what happened in them and waits in memory is not told any more.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use model::ContextUid;
+use queue::DROP_MARK_KEEP;
+
+/// The contexts, each with the coordinator whose it was. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct DroppedContexts(Arc<Mutex<HashMap<(String, ContextUid), Instant>>>);
+
+impl DroppedContexts {
+    /// A coordinator has had a context dropped.
+    pub fn note(&self, coordinator: &str, context: ContextUid) {
+        let mut contexts = self.contexts();
+        // What waited in memory has come by within that time.
+        contexts.retain(|_, since| since.elapsed() < DROP_MARK_KEEP);
+        contexts.insert((coordinator.to_owned(), context), Instant::now());
+    }
+
+    /// Whether a coordinator has had a context dropped.
+    #[must_use]
+    pub fn contains(&self, coordinator: &str, context: ContextUid) -> bool {
+        let contexts = self.contexts();
+        !contexts.is_empty() && contexts.contains_key(&(coordinator.to_owned(), context))
+    }
+
+    fn contexts(&self) -> MutexGuard<'_, HashMap<(String, ContextUid), Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

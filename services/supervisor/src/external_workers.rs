@@ -1,0 +1,90 @@
+//! Workers of others at the open work queues.
+//!
+//! They show themselves to nobody before they take a job, and they are sent none while nobody is seen to be there. So the operator
+//! says what they run.
+
+use std::sync::Arc;
+
+use keys::supervisor::DEFAULT_GROUP;
+use model::{Execution, Grants, InstanceInfo, Isolation, ScriptType};
+use mycelium::JsonRpcError;
+
+/// What stands in the place of the version of their program.
+const VERSION: &str = "others";
+
+/// The script types that they run.
+#[derive(Debug, Clone, Default)]
+pub struct ExternalWorkers(Arc<[ScriptType]>);
+
+impl ExternalWorkers {
+    /// Of these types.
+    #[must_use]
+    pub fn new(types: &[ScriptType]) -> Self {
+        Self(types.into())
+    }
+
+    /// Adds what they run and none of our instances does, as one instance of each type.
+    pub(crate) fn complete(&self, instances: &mut Vec<InstanceInfo>) {
+        for script_type in
+            self.0.iter().filter(|kind| !is_served(**kind, instances)).copied().collect::<Vec<_>>()
+        {
+            instances.push(InstanceInfo {
+                script_type,
+                group: DEFAULT_GROUP.parse().expect("the default group is a name"),
+                number: 0,
+                slots: 1,
+                busy: 0,
+                isolation: Isolation::Basic,
+                layers: Vec::new(),
+                version: VERSION.to_owned(),
+            });
+        }
+    }
+
+    /// Refuses a job that only they could run, and that needs more of them than they know.
+    ///
+    /// # Errors
+    /// What its coordinator is told. It may be sent again: an instance of ours may come.
+    pub(crate) fn check(
+        &self,
+        job: &Execution,
+        grants: &Grants,
+        instances: &[InstanceInfo],
+    ) -> Result<(), JsonRpcError> {
+        let kind = job.script_type;
+        if !self.0.contains(&kind) || is_served(kind, instances) || queue::is_plain(job, grants) {
+            return Ok(());
+        }
+        let message = format!(
+            "only workers of others run `{kind}` jobs on this machine, which know a script and variables as they stand: no files, \
+             inputs or outputs, no `${{{{ }}}}`, no isolation beyond `basic`"
+        );
+        Err(JsonRpcError::refused("POLICY_REFUSED", false, message))
+    }
+}
+
+/// Whether an instance of ours runs scripts of this type.
+pub(crate) fn is_served(script_type: ScriptType, instances: &[InstanceInfo]) -> bool {
+    instances.iter().any(|instance| instance.script_type == script_type && instance.version != VERSION)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_run_is_told_where_none_of_ours_runs_it() {
+        let others = ExternalWorkers::new(&[ScriptType::V, ScriptType::Python]);
+        let mut instances = Vec::new();
+        others.complete(&mut instances);
+        assert_eq!(instances.len(), 2);
+        assert!(!is_served(ScriptType::V, &instances), "not by ours");
+        instances[0].version = "0.1.0".to_owned();
+        instances.truncate(1);
+        others.complete(&mut instances);
+        let kinds: Vec<_> =
+            instances.iter().map(|instance| (instance.script_type, instance.number)).collect();
+        assert_eq!(kinds, [(ScriptType::V, 0), (ScriptType::Python, 0)]);
+        assert!(is_served(ScriptType::V, &instances) && !is_served(ScriptType::Python, &instances));
+    }
+}
